@@ -1,0 +1,89 @@
+"""`metrics.jsonl`: a line per global step, each step exactly once, also after a crash."""
+
+import dataclasses
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+METRICS_FILE = "metrics.jsonl"
+
+
+@dataclasses.dataclass(frozen=True)
+class StepMetrics:
+    """What one global step left behind. A number that is not finite stands as null."""
+
+    global_step: int
+    """Counted from 0."""
+    tokens_seen: int
+    """Training tokens seen up to and including this step."""
+    train_loss: float | None
+    """Mean cross-entropy over the step's finite microbatches, in nats per token."""
+    learning_rate: float
+    gradient_norm: float | None
+    """Global norm of the accumulated gradient, before clipping."""
+    clipped: bool
+    dropped_microbatches: int
+    """Microbatches left out because their loss or gradient was not finite."""
+    step_seconds: float
+    """From the completion of the step before to this one's, stalls included."""
+    tokens_per_second: float
+    validation_loss: float | None = None
+    """Mean cross-entropy on the validation tokens; only at steps that have a validation."""
+
+    def as_line(self) -> str:
+        """The step's line in the file; `validation_loss` only where there is one."""
+        values = {key: _finite(value) for key, value in dataclasses.asdict(self).items()}
+        if values["validation_loss"] is None:
+            del values["validation_loss"]
+        return json.dumps(values) + "\n"
+
+
+def read(path: Path) -> list[StepMetrics]:
+    """The steps recorded in the file, in order, up to the first line that is torn."""
+    if not path.exists():
+        return []
+    steps: list[StepMetrics] = []
+    for line in path.read_bytes().splitlines():
+        try:
+            steps.append(StepMetrics(**json.loads(line)))
+        except (ValueError, TypeError):
+            break
+    return steps
+
+
+class MetricsLog:
+    """The file, open for appending; what it held beyond `last_step` is dropped first."""
+
+    def __init__(self, path: Path, last_step: int) -> None:
+        kept = [step for step in read(path) if step.global_step <= last_step]
+        replacement = path.with_name(path.name + ".new")
+        with replacement.open("w", encoding="utf-8") as file:
+            file.writelines(step.as_line() for step in kept)
+            file.flush()
+            os.fsync(file.fileno())
+        replacement.replace(path)
+        self._file = path.open("a", encoding="utf-8")
+
+    def append(self, step: StepMetrics) -> None:
+        """Add a step; the line outlives the process from here on."""
+        self._file.write(step.as_line())
+        self._file.flush()
+
+    def sync(self) -> None:
+        """Wait until every line added so far would outlive the machine, too."""
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def best_step(steps: list[StepMetrics]) -> StepMetrics | None:
+    """The step with the lowest validation loss; none where no step was validated."""
+    validated = [step for step in steps if step.validation_loss is not None]
+    return min(validated, key=lambda step: step.validation_loss or 0.0, default=None)
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
