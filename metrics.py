@@ -79,10 +79,15 @@ class MetricsLog:
         self._file.close()
 
 
-def best_step(steps: list[StepMetrics]) -> StepMetrics | None:
-    """The step with the lowest validation loss; none where no step was validated."""
-    validated = [step for step in steps if step.validation_loss is not None]
-    return min(validated, key=lambda step: step.validation_loss or 0.0, default=None)
+def best_step(steps: list[StepMetrics], checkpoint_interval: int) -> StepMetrics | None:
+    """The step of the best checkpoint, among those at the interval: lowest validation loss, or
+    lowest training loss where no step was validated."""
+    due = [step for step in steps if step.global_step % checkpoint_interval == 0] + steps[-1:]
+    validated = [step for step in due if step.validation_loss is not None]
+    losses = [(step.validation_loss, step) for step in validated] or [
+        (step.train_loss, step) for step in due if step.train_loss is not None
+    ]
+    return min(losses, key=lambda pair: pair[0] or 0.0, default=(None, None))[1]
 
 
 def _finite(value: Any) -> Any:
