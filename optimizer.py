@@ -1,0 +1,132 @@
+"""AdamW with warm-up, cosine and clipping, and the `MultiSteps` optimizer around them.
+
+`MultiSteps` is told the sum of a global step's finite microbatch gradients and their count, and
+updates once on their mean. It does what `optax.MultiSteps` does, without running the inner
+optimizer on every microbatch, and a microbatch that is not finite costs only itself.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jax import Array
+
+from config import TrainConfig
+
+
+class Update(NamedTuple):
+    """What one update did; each a scalar."""
+
+    learning_rate: Array
+    gradient_norm: Array
+    """Global norm of the mean gradient before clipping."""
+    clipped: Array
+    applied: Array
+    """False where no microbatch was finite: parameters and moments stayed as they were."""
+
+
+class MultiSteps(nnx.Optimizer):
+    """One optimizer update for each global step of several microbatches.
+
+    The learning rate goes by the count of global steps, also of those that were not applied; the
+    moments and their bias correction go by the updates that were.
+
+    Args:
+        model: its `nnx.Param`s are what is optimized.
+        train: hyperparameters.
+        total_steps: global steps from the first to the last, at least 1.
+    """
+
+    def __init__(self, model: nnx.Module, train: TrainConfig, total_steps: int) -> None:
+        self.schedule = learning_rate_schedule(train, total_steps)
+        self.clipping_max_norm = train.clipping_max_norm
+        super().__init__(model, update_direction(train, model), wrt=nnx.Param)
+
+    def update(self, model: nnx.Module, gradient_sum: Any, finite_count: Array) -> Update:  # type: ignore[override]
+        """Update the model on `gradient_sum / finite_count`.
+
+        Args:
+            model: the model given at construction; changed in place.
+            gradient_sum: sum of the finite microbatches' gradients, shaped as the parameters.
+            finite_count: how many microbatches that sum has, a scalar integer.
+        """
+        gradient = jax.tree.map(lambda g: g / jnp.maximum(finite_count, 1), gradient_sum)
+        norm = optax.tree_utils.tree_norm(gradient)
+        applied = (finite_count > 0) & jnp.isfinite(norm)
+        learning_rate = self.schedule(self.step[...])
+        super().update(model, gradient, learning_rate=learning_rate, applied=applied)
+        limit = jnp.inf if self.clipping_max_norm is None else self.clipping_max_norm
+        return Update(learning_rate, norm, applied & (norm > limit), applied)
+
+
+def learning_rate_schedule(train: TrainConfig, total_steps: int) -> optax.Schedule:
+    """Linear warm-up to the peak, then a cosine that ends at the last step's end.
+
+    optax counts the warm-up as part of `decay_steps`.
+    """
+    warmup_steps = round(total_steps * train.warmup_period_percent / 100)
+    return optax.warmup_cosine_decay_schedule(
+        init_value=train.learning_rate * train.start_learning_rate_percent / 100,
+        peak_value=train.learning_rate,
+        warmup_steps=min(warmup_steps, total_steps - 1),
+        decay_steps=total_steps,
+        end_value=train.learning_rate * train.min_learning_rate_percent / 100,
+    )
+
+
+def update_direction(
+    train: TrainConfig, model: nnx.Module
+) -> optax.GradientTransformationExtraArgs:
+    """AdamW (Loshchilov & Hutter 2019) on the gradient clipped by its global norm."""
+    clip = (
+        optax.identity()
+        if train.clipping_max_norm is None
+        else optax.clip_by_global_norm(train.clipping_max_norm)
+    )
+    adamw = optax.chain(
+        clip,
+        optax.scale_by_adam(train.beta1, train.beta2, train.epsilon),
+        optax.add_decayed_weights(train.weight_decay, decay_mask(train, model)),
+    )
+    return scaled_where_applied(adamw)
+
+
+def scaled_where_applied(
+    inner: optax.GradientTransformation,
+) -> optax.GradientTransformationExtraArgs:
+    """Scale what `inner` proposes by −learning_rate; where not `applied`, do not run it at all."""
+
+    def update(
+        gradient: optax.Updates,
+        state: optax.OptState,
+        params: optax.Params | None = None,
+        *,
+        learning_rate: Array,
+        applied: Array,
+    ) -> tuple[optax.Updates, optax.OptState]:
+        def step() -> tuple[optax.Updates, optax.OptState]:
+            direction, new_state = inner.update(gradient, state, params)
+            return jax.tree.map(lambda d: -learning_rate * d, direction), new_state
+
+        def stay() -> tuple[optax.Updates, optax.OptState]:
+            return jax.tree.map(jnp.zeros_like, gradient), state
+
+        return jax.lax.cond(applied, step, stay)
+
+    return optax.GradientTransformationExtraArgs(inner.init, update)
+
+
+def decay_mask(train: TrainConfig, model: nnx.Module) -> Any:
+    """True for each parameter that weight decay acts on.
+
+    Matrices are known by their declared axes, not by their number of dimensions: stacked layers
+    give every bias a second one.
+    """
+    everything = train.decayed_parameters == "all"
+    return jax.tree.map(
+        lambda param: everything or param.inputs > 0,
+        nnx.state(model, nnx.Param),
+        is_leaf=lambda node: isinstance(node, nnx.Variable),
+    )

@@ -1,0 +1,73 @@
+"""JAX set up before it starts: compiled-code cache, virtual CPU devices, determinism.
+
+Import nothing here that starts a backend; once one runs, these settings come too late.
+"""
+
+import os
+import re
+import warnings
+from pathlib import Path
+from typing import Any
+
+import jax
+import platformdirs
+
+from config import TrainConfig
+from errors import UserError
+from sharding import data_devices
+
+TORN_ENTRY = r"Error reading persistent compilation cache entry for '(.+?)'"
+CACHE_VARIABLE = "JAX_COMPILATION_CACHE_DIR"
+
+
+def prepare(train: TrainConfig, recorded_devices: int | None = None) -> None:
+    """Set JAX up for a run.
+
+    On a CPU there is one virtual device per core where the microbatch divides by them: threads
+    within one operation pay less than a device per core does.
+
+    Args:
+        recorded_devices: data-parallel devices of the run's last checkpoint.
+    """
+    cache_compiled_code()
+    if train.deterministic:
+        flags = os.environ.get("XLA_FLAGS", "")
+        os.environ["XLA_FLAGS"] = f"{flags} --xla_gpu_deterministic_ops=true".strip()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    wanted = train.sharding.data if train.sharding else recorded_devices
+    try:
+        devices = data_devices(train, max(cores or 1, wanted or 1), recorded_devices)
+    except ValueError as error:
+        raise UserError(f"train.json: {error}") from None
+    jax.config.update("jax_num_cpu_devices", devices)
+
+
+def cache_compiled_code() -> None:
+    """Keep compiled code between starts, in the user's cache folder unless JAX's own setting
+    names another."""
+    if CACHE_VARIABLE not in os.environ:
+        folder = Path(platformdirs.user_cache_dir("rungs")) / "compiled"
+        jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    _mend_torn_entries()
+
+
+def _mend_torn_entries() -> None:
+    """Delete cache entries that a kill left half-written, where JAX warns that it cannot read one.
+
+    JAX compiles anew then, but never overwrites an entry, and so would warn at every start.
+    """
+    show = warnings.showwarning
+
+    def show_or_mend(message: Any, *args: Any, **kwargs: Any) -> None:
+        torn = re.match(
+            r"Error reading persistent compilation cache entry for '(.+?)'", str(message)
+        )
+        if torn is None:
+            return show(message, *args, **kwargs)
+        for entry in Path(jax.config.read("jax_compilation_cache_dir")).glob(f"{torn[1]}-*"):
+            entry.unlink(missing_ok=True)
+        return None
+
+    warnings.showwarning = show_or_mend
