@@ -5,7 +5,7 @@ import json
 import math
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -20,7 +20,7 @@ class StepMetrics:
     """Training tokens seen up to and including this step."""
     train_loss: float | None
     """Mean cross-entropy over the step's finite microbatches, in nats per token."""
-    learning_rate: float
+    learning_rate: float | None
     gradient_norm: float | None
     """Global norm of the accumulated gradient, before clipping."""
     clipped: bool
@@ -41,14 +41,17 @@ class StepMetrics:
 
 
 def read(path: Path) -> list[StepMetrics]:
-    """The steps recorded in the file, in order, up to the first line that is torn."""
+    """The steps recorded in the file, in order, up to the first line that is torn. What another
+    version of Rungs recorded besides is left out."""
     if not path.exists():
         return []
+    known = {field.name for field in dataclasses.fields(StepMetrics)}
     steps: list[StepMetrics] = []
     for line in path.read_bytes().splitlines():
         try:
-            steps.append(StepMetrics(**json.loads(line)))
-        except (ValueError, TypeError):
+            values = json.loads(line).items()
+            steps.append(StepMetrics(**{key: value for key, value in values if key in known}))
+        except (ValueError, TypeError, AttributeError):
             break
     return steps
 
@@ -75,7 +78,10 @@ class MetricsLog:
         """Wait until every line added so far would outlive the machine, too."""
         os.fsync(self._file.fileno())
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._file.close()
 
 

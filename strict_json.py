@@ -2,7 +2,7 @@
 
 import difflib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -90,7 +90,9 @@ def _parse_object(text: str, path: Path) -> tuple[dict[str, Any], list[str]]:
     def note_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         keys = [key for key, _ in pairs]
         repeated = dict.fromkeys(key for key in keys if keys.count(key) > 1)
-        twice.extend(f"{path}: {key}: given more than once; keep one" for key in repeated)
+        twice.extend(
+            f"{path}: {_shown_key([key])}: given more than once; keep one" for key in repeated
+        )
         return dict(pairs)
 
     try:
@@ -127,7 +129,7 @@ _WORDING = {
 def _mistakes(error: Any, path: Path, models: Mapping[str, type[StrictModel]]) -> list[str]:
     """Lines for one of pydantic's errors: file, key, value, what is allowed."""
     parts = [str(part) for part in error["loc"] if not str(part).startswith("(")]
-    key = ".".join(parts)
+    key = _shown_key(parts)
     if error["type"] == "value_error" and not parts:
         return [f"{path}: {line}" for line in str(error["ctx"]["error"]).splitlines()]
     if error["type"] == "extra_forbidden":
@@ -152,6 +154,13 @@ def _advice(key: str, name: str, models: Mapping[str, type[StrictModel]]) -> str
 
 
 def shown(value: Any) -> str:
-    """A JSON value as text of at most 60 characters."""
+    """A JSON value as one line of at most 60 characters."""
     text = json.dumps(value, ensure_ascii=False, default=str)
+    if not text.isprintable():
+        text = json.dumps(value, default=str)
     return text if len(text) <= 60 else text[:59] + "…"
+
+
+def _shown_key(parts: Sequence[str]) -> str:
+    key = ".".join(parts)
+    return key if key.isprintable() else shown(key)

@@ -1,0 +1,36 @@
+"""Four virtual CPU devices, and compiled code kept between runs of the tests."""
+
+import os
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import jax
+import pytest
+
+import runtime
+from config import ModelConfig, TrainConfig
+
+jax.config.update("jax_num_cpu_devices", 4)
+runtime.cache_compiled_code()
+
+
+def model_config(**changes: object) -> ModelConfig:
+    """A tiny GPT-2, with keys changed."""
+    tiny = {"vocab_size": 32, "context_length": 8, "emb_dim": 16, "n_layers": 2, "n_heads": 2}
+    return ModelConfig.model_validate({**tiny, **changes})
+
+
+def train_config(**changes: object) -> TrainConfig:
+    """A small training, with keys changed."""
+    small = {
+        "dataset": "none",
+        "microbatch_size": 4,
+        "learning_rate": 0.01,
+        "checkpoint_interval": 10,
+    }
+    return TrainConfig.model_validate({**small, **changes})
+
+
+@pytest.fixture
+def key() -> jax.Array:
+    return jax.random.key(0)
