@@ -92,7 +92,11 @@ class GPT(nnx.Module):
         Returns:
             logits_BSV, float32.
         """
-        x_BSD = dropout.fold(0)(self.embed(tokens_BS).astype(compute_dtype))
+        embedded_BSD = self.embed(tokens_BS).astype(compute_dtype)
+        return self.decode(dropout.fold(0)(embedded_BSD), dropout)
+
+    def decode(self, x_BSD: Array, dropout: Dropout = NO_DROPOUT) -> Array:
+        """From embedded tokens x_BSD to logits_BSV, float32."""
         if self.blocks is not None:
             x_BSD = through_blocks(self.blocks, x_BSD, dropout)
         return self.head(normed(self.final_norm, x_BSD)).astype(jnp.float32)
@@ -151,13 +155,14 @@ def stacked_blocks(config: ModelConfig, key: Array) -> Block:
 
 def through_blocks(blocks: Block, x_BSD: Array, dropout: Dropout) -> Array:
     """One block after the other: a scan over the stacked blocks, so compiled once."""
+    graph, stacked = nnx.split(blocks)
 
-    @nnx.scan(in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)
-    def scan(carry: tuple[Array, Array], block: Block) -> tuple[Array, Array]:
-        x_BSD, layer = carry
-        return block(x_BSD, dropout.fold(layer)), layer + 1
+    def through(carry: tuple[Array, Array], layer: nnx.State) -> tuple[tuple[Array, Array], None]:
+        x_BSD, number = carry
+        return (nnx.merge(graph, layer)(x_BSD, dropout.fold(number)), number + 1), None
 
-    return scan((x_BSD, jnp.asarray(1)), blocks)[0]
+    (x_BSD, _), _ = jax.lax.scan(through, (x_BSD, jnp.asarray(1)), stacked)
+    return x_BSD
 
 
 class Attention(nnx.Module):

@@ -3,6 +3,7 @@
 Import nothing here that starts a backend; once one runs, these settings come too late.
 """
 
+import contextlib
 import os
 import re
 import warnings
@@ -39,7 +40,8 @@ def prepare(train: TrainConfig, recorded_devices: int | None = None) -> None:
         devices = data_devices(train, max(cores or 1, wanted or 1), recorded_devices)
     except ValueError as error:
         raise UserError(f"train.json: {error}") from None
-    jax.config.update("jax_num_cpu_devices", devices)
+    with contextlib.suppress(RuntimeError):  # JAX runs already, with the devices it has
+        jax.config.update("jax_num_cpu_devices", devices)
 
 
 def cache_compiled_code() -> None:

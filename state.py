@@ -36,24 +36,24 @@ class AbstractState:
     """
 
     def __init__(self, config: RunConfig, total_steps: int, mesh: Mesh) -> None:
-        self._both = nnx.eval_shape(lambda: _build(config, total_steps))
-        model, optimizer = self._both
-        self.weights = _abstract_arrays(nnx.state(model), mesh)
-        self.optimizer = _abstract_arrays(nnx.state(optimizer), mesh)
+        self._model, self._optimizer = nnx.eval_shape(lambda: _build(config, total_steps))
+        self.weights = _abstract_arrays(nnx.state(self._model), mesh)
+        self.optimizer = _abstract_arrays(nnx.state(self._optimizer), mesh)
 
     def fill(
         self, weights: dict[str, jax.Array], optimizer: dict[str, jax.Array]
     ) -> tuple[GPT, MultiSteps]:
         """The model and optimizer with these arrays."""
-        for module, arrays in zip(self._both, (weights, optimizer), strict=True):
-            state = nnx.state(module)
-            for path, variable in nnx.to_flat_state(state):
-                variable.set_value(arrays[dotted(path)])
-            nnx.update(module, state)
-        return self._both
+        _fill(self._optimizer, optimizer)
+        return self.fill_model(weights), self._optimizer
+
+    def fill_model(self, weights: dict[str, jax.Array]) -> GPT:
+        """The model alone with these weights."""
+        _fill(self._model, weights)
+        return self._model
 
 
-def named_arrays(module: nnx.Module) -> dict[str, jax.Array]:
+def named_arrays(module: nnx.Module | nnx.Optimizer) -> dict[str, jax.Array]:
     """Every array of a model or optimizer by its dotted name."""
     flat = nnx.to_flat_state(nnx.state(module))
     return {dotted(path): variable.get_value() for path, variable in flat}
@@ -77,3 +77,10 @@ def _abstract_arrays(state: nnx.State, mesh: Mesh) -> dict[str, jax.ShapeDtypeSt
         )
         for path, variable in nnx.to_flat_state(state)
     }
+
+
+def _fill(module: nnx.Module | nnx.Optimizer, arrays: dict[str, jax.Array]) -> None:
+    state = nnx.state(module)
+    for path, variable in nnx.to_flat_state(state):
+        variable.set_value(arrays[dotted(path)])
+    nnx.update(module, state)

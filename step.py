@@ -1,20 +1,23 @@
-"""The compiled global step, and the compiled evaluation of a batch.
+"""The compiled global step, and evaluation without one.
 
 Axes as in `model.py`, and A for the microbatches of one global step.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
 from jax import Array
+from jax.sharding import Mesh
 
 from config import TrainConfig
 from model import GPT, NO_DROPOUT, Dropout
 from optimizer import MultiSteps
+from sharding import place_batch
 
 
 class StepResult(NamedTuple):
@@ -101,3 +104,22 @@ def all_finite(tree: Any) -> Array:
 def dtype_of(train: TrainConfig) -> jnp.dtype:
     """The type of activations and products."""
     return jnp.dtype(train.compute_dtype)
+
+
+def mean_loss(
+    model: GPT,
+    evaluation_step: EvaluationStep,
+    batches: Iterable[tuple[np.ndarray, np.ndarray, int]],
+    mesh: Mesh,
+) -> float:
+    """Mean cross-entropy over all real rows of the batches, in nats per token.
+
+    Args:
+        batches: inputs_BS, targets_BS and how many rows count; the rest is padding.
+    """
+    pending = [
+        (evaluation_step(model, *place_batch(mesh, inputs_BS, targets_BS)), rows)
+        for inputs_BS, targets_BS, rows in batches
+    ]
+    losses = [jax.device_get(losses_B)[:rows] for losses_B, rows in pending]
+    return float(np.concatenate(losses).mean(dtype=np.float64))
