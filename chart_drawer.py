@@ -1,0 +1,57 @@
+"""Charts redrawn beside the training loop, in a process of their own."""
+
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+log = logging.getLogger("rungs")
+
+CHARTS_COMMAND = Path(__file__).with_name("charts.py")
+
+
+class ChartDrawer:
+    """Redraws a run's charts on request, one drawing at a time.
+
+    A request that comes while a drawing is under way is kept for the next one or for `finish`.
+    """
+
+    def __init__(self, run_folder: Path) -> None:
+        self._command = [sys.executable, str(CHARTS_COMMAND), str(run_folder)]
+        self._drawing: subprocess.Popen[str] | None = None
+        self._stale = False
+
+    def request(self) -> None:
+        """Have the charts redrawn soon; returns at once."""
+        if self._drawing is not None and self._drawing.poll() is None:
+            self._stale = True
+        else:
+            self._report()
+            self._begin()
+
+    def finish(self) -> None:
+        """Wait until the charts show all that was there at the last request."""
+        self._report()
+        if self._stale:
+            self._begin()
+            self._report()
+
+    def _begin(self) -> None:
+        self._stale = False
+        self._drawing = subprocess.Popen(
+            self._command,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,  # Ctrl-C stops the training, not the drawing
+        )
+
+    def _report(self) -> None:
+        """Wait for the drawing under way, and say where it failed."""
+        if self._drawing is None:
+            return
+        _, errors = self._drawing.communicate()
+        if self._drawing.returncode:
+            last_line = (errors.strip().splitlines() or ["no message"])[-1]
+            log.warning("the charts could not be drawn: %s", last_line)
+        self._drawing = None
