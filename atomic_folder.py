@@ -1,0 +1,98 @@
+"""Folders that appear whole or not at all, built by one process at a time."""
+
+import contextlib
+import logging
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from filelock import AcquireReturnProxy, BaseFileLock, FileLock, Timeout
+
+from errors import UserError
+
+logger = logging.getLogger("rungs.atomic_folder")
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the right to build or replace `folder`, waiting for another process that has it.
+
+    Raises:
+        UserError: where the folder cannot be written, also for an OSError within the block.
+    """
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with _acquired(FileLock(_sibling(folder, "lock")), folder):
+            _restore(folder)
+            yield
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be built: {error}") from error
+
+
+def _acquired(lock: BaseFileLock, folder: Path) -> AcquireReturnProxy:
+    try:
+        return lock.acquire(timeout=0)
+    except Timeout:
+        logger.warning("%s: another process is building it; waiting", folder)
+        return lock.acquire()
+
+
+@contextlib.contextmanager
+def replaced(folder: Path, *, resume: bool = False) -> Iterator[Path]:
+    """Build `folder` anew, under `locked`: yields an empty folder beside it to fill, which takes
+    its name when the block ends.
+
+    Args:
+        resume: whether the half-filled folder of an attempt that failed is kept and yielded to
+            the next.
+    """
+    partial, old = _sibling(folder, "partial"), _sibling(folder, "old")
+    if not resume:
+        _remove(partial)
+    partial.mkdir(exist_ok=resume)
+    try:
+        yield partial
+        if folder.exists():
+            folder.rename(old)
+        partial.rename(folder)
+    except BaseException:
+        _restore(folder)
+        if not resume:
+            _remove(partial)
+        raise
+    _sync(folder.parent)
+    _remove(old)
+
+
+def recover(folder: Path) -> None:
+    """Bring a folder back whose replacement was cut off between its two renames."""
+    if _sibling(folder, "old").exists():
+        with locked(folder):
+            pass
+
+
+def _restore(folder: Path) -> None:
+    """Undo a replacement that stopped between its two renames; drop an old folder left over."""
+    old = _sibling(folder, "old")
+    if old.exists() and not folder.exists():
+        old.rename(folder)
+    _remove(old)
+
+
+def _sibling(folder: Path, kind: str) -> Path:
+    return folder.with_name(f".{folder.name}.{kind}")
+
+
+def _remove(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _sync(folder: Path) -> None:
+    """Let renames within a folder outlive the machine, where the system can say so."""
+    if os.name == "posix":
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,177 @@
+"""A dataset: a folder with a token file for each split, described in `dataset.json`.
+
+datasets/python-stdlib/
+  train.safetensors        one 1-D integer tensor `tokens`
+  validation.safetensors   the same; may be absent
+  tokenizer.json           what made the tokens; may be absent
+  dataset.json             written by us: where it came from, counts, checksums
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from tqdm import tqdm
+
+import strict_json
+import token_file
+from errors import UserError
+from strict_json import StrictModel
+
+Split = Literal["train", "validation"]
+TRAIN: Split = "train"
+VALIDATION: Split = "validation"
+SPLITS = (TRAIN, VALIDATION)
+DESCRIPTION_FILE, TOKENIZER_FILE = "dataset.json", "tokenizer.json"
+_BLOCK_TOKENS = 4 << 20
+
+
+class Source(StrictModel):
+    """Where a dataset came from."""
+
+    kind: Literal["python-stdlib", "text", "hub", "folder"]
+    """The embedded text, the user's text, the hub, or a folder that was simply there."""
+    python_version: str | None = None
+    """The Python whose standard library the text is."""
+    files: list[str] | None = None
+    """Names of the text's files."""
+    revision: str | None = None
+    """Commit of the hub repository."""
+
+
+class SplitDescription(StrictModel):
+    """What stands in one token file."""
+
+    tokens: int
+    dtype: str
+    largest_token_id: int
+    file_bytes: int
+    sha256: str
+    """Of the whole file, in hexadecimal."""
+
+
+class DatasetDescription(StrictModel):
+    """What `dataset.json` holds."""
+
+    source: Source
+    splits: dict[Split, SplitDescription]
+
+
+def split_file(split: Split) -> str:
+    """Name of a split's token file."""
+    return f"{split}.safetensors"
+
+
+class Dataset:
+    """A dataset's folder, open for reading.
+
+    What `dataset.json` lacks, or has for another file than is there, is found out in one pass
+    over the token files and written beside them, where that can be written.
+
+    Raises:
+        UserError: without a training split, or with a token file that is not one.
+    """
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.name = name
+        self.folder = folder
+        known = read_description(folder)
+        source = known.source if known else Source(kind="folder")
+        self.description = describe(folder, source, known)
+        if self.description != known:
+            with contextlib.suppress(OSError):  # a shared, read-only folder
+                write_description(folder, self.description)
+
+    @property
+    def splits(self) -> tuple[Split, ...]:
+        """The splits there are, training first."""
+        return tuple(split for split in SPLITS if split in self.description.splits)
+
+    def tokens(self, split: Split) -> np.ndarray:
+        """A split's tokens: a read-only 1-D array over a memory map."""
+        return token_file.open_tokens(self.folder / split_file(split))
+
+    @property
+    def tokenizer_file(self) -> Path | None:
+        """The dataset's own tokenizer, where it has one."""
+        path = self.folder / TOKENIZER_FILE
+        return path if path.is_file() else None
+
+
+def read_description(folder: Path) -> DatasetDescription | None:
+    """What `dataset.json` says; nothing where it is missing or damaged."""
+    path = folder / DESCRIPTION_FILE
+    try:
+        return strict_json.parse(strict_json.read_text(path), path, DatasetDescription)
+    except UserError:
+        return None
+
+
+def write_description(folder: Path, description: DatasetDescription) -> None:
+    """Write `dataset.json`, whole or not at all; raises OSError."""
+    text = json.dumps(description.model_dump(mode="json", exclude_none=True), indent=2) + "\n"
+    new = folder / f".{DESCRIPTION_FILE}.{os.getpid()}"
+    try:
+        with new.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(folder / DESCRIPTION_FILE)
+    finally:
+        new.unlink(missing_ok=True)
+
+
+def describe(
+    folder: Path, source: Source, known: DatasetDescription | None = None
+) -> DatasetDescription:
+    """Describe the token files of a folder, reading only those that `known` does not fit.
+
+    Raises:
+        UserError: without a training split, or with a token file that is not one.
+    """
+    if not (folder / split_file(TRAIN)).exists():
+        raise UserError(f"{folder}: not a dataset: there is no {split_file(TRAIN)} in it")
+    paths = {split: folder / split_file(split) for split in SPLITS}
+    splits = {
+        split: _describe_split(path, known.splits.get(split) if known else None)
+        for split, path in paths.items()
+        if path.exists()
+    }
+    return DatasetDescription(source=source, splits=splits)
+
+
+def _describe_split(path: Path, known: SplitDescription | None) -> SplitDescription:
+    layout = token_file.read_layout(path)
+    seen = (path.stat().st_size, layout.tokens, layout.dtype.name)
+    if known and seen == (known.file_bytes, known.tokens, known.dtype):
+        return known
+    largest, sha256 = _read_through(path, layout)
+    return SplitDescription(
+        tokens=layout.tokens,
+        dtype=layout.dtype.name,
+        largest_token_id=largest,
+        file_bytes=path.stat().st_size,
+        sha256=sha256,
+    )
+
+
+def _read_through(path: Path, layout: token_file.Layout) -> tuple[int, str]:
+    """Largest token id and SHA-256 of a file, in one pass over its memory map."""
+    whole, tokens = np.memmap(path, np.uint8, "r"), token_file.open_tokens(path)
+    digest, largest, hashed = hashlib.sha256(), 0, 0
+    with tqdm(total=whole.size, desc=f"reading {path}", unit="B", unit_scale=True, delay=1) as bar:
+        for start in range(0, layout.tokens, _BLOCK_TOKENS):
+            block = tokens[start : start + _BLOCK_TOKENS]
+            if block.min() < 0:
+                raise UserError(f"{path}: holds the token id {block.min()}; none may be negative")
+            largest = max(largest, int(block.max()))
+            end = layout.offset + (start + block.size) * layout.dtype.itemsize
+            digest.update(whole[hashed:end].data)
+            bar.update(end - hashed)
+            hashed = end
+    digest.update(whole[hashed:].data)
+    return largest, digest.hexdigest()
