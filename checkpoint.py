@@ -1,0 +1,211 @@
+"""One checkpoint: a folder whose last-written file, `meta.json`, makes it whole.
+
+20261121Z101500-step-000375/
+  model.safetensors   weights by dotted name; the header holds both configs and the tokenizer id
+  tokenizer.json      where the dataset has one
+  optimizer/          Orbax: the optimizer's state
+  meta.json           step, losses, configs, dataset checksums, versions, checksums of all files
+"""
+
+import dataclasses
+import hashlib
+import importlib.metadata
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import ValidationError
+
+from config import ModelConfig, RunConfig, TrainConfig
+from errors import UserError
+from strict_json import StrictModel, read_text
+
+WEIGHTS_FILE, META_FILE, TOKENIZER_FILE = "model.safetensors", "meta.json", "tokenizer.json"
+OPTIMIZER_FOLDER = "optimizer"
+PACKAGES = ("jax", "flax", "optax", "orbax-checkpoint", "grain", "safetensors", "numpy")
+
+
+class CheckpointMeta(StrictModel):
+    """What `meta.json` says of its checkpoint."""
+
+    global_step: int
+    """The last step taken, counted from 0."""
+    total_steps: int
+    """Steps of the whole run, as planned when this was saved."""
+    tokens_seen: int
+    train_loss: float | None
+    validation_loss: float | None
+    competes: bool
+    """Whether this may be the best: saved at the interval, not by a signal."""
+    model: dict[str, Any]
+    train: dict[str, Any]
+    datasets: dict[str, dict[str, str]]
+    """For each dataset, the sha256 of each split's file."""
+    tokenizer: str
+    data_devices: int
+    """Devices that shared each microbatch."""
+    created: str
+    """UTC, ISO 8601."""
+    versions: dict[str, str]
+    checksums: dict[str, str]
+    """sha256 of each other file, by path relative to the checkpoint."""
+    own_checksum: str = ""
+    """sha256 of this file's content without this key."""
+
+    @property
+    def selection_loss(self) -> float:
+        """What the best checkpoint is lowest in."""
+        loss = self.train_loss if self.validation_loss is None else self.validation_loss
+        return float("inf") if loss is None else loss
+
+    def run_config(self) -> RunConfig:
+        """The configs it was trained with; raises UserError where this version cannot read them."""
+        try:
+            return RunConfig(
+                ModelConfig.model_validate(self.model), TrainConfig.model_validate(self.train)
+            )
+        except ValidationError as error:
+            key = error.errors()[0]["loc"]
+            raise UserError(f"saved by another version of Rungs: {key} is not known here") from None
+
+    def sealed(self) -> "CheckpointMeta":
+        """With its own checksum."""
+        return self.model_copy(update={"own_checksum": self._digest()})
+
+    def is_intact(self) -> bool:
+        """Whether its own checksum is right."""
+        return self.own_checksum == self._digest()
+
+    def _digest(self) -> str:
+        content = self.model_dump(mode="json", exclude={"own_checksum"})
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint that has its `meta.json`."""
+
+    folder: Path
+    meta: CheckpointMeta
+
+    @property
+    def step(self) -> int:
+        return self.meta.global_step
+
+    @property
+    def order(self) -> tuple[int, str]:
+        """Sorts checkpoints by step, and saves of the same step by time."""
+        return self.step, self.folder.name
+
+    def damage(self) -> list[str]:
+        """The files that are missing or not as they were saved."""
+        listed = self.meta.checksums.items()
+        wrong = [name for name, checksum in listed if file_checksum(self.folder / name) != checksum]
+        return wrong if self.meta.is_intact() else [META_FILE, *wrong]
+
+
+def read_checkpoint(folder: Path) -> Checkpoint:
+    """The checkpoint in a folder; raises UserError where `meta.json` is missing or unreadable."""
+    path = folder / META_FILE
+    try:
+        return Checkpoint(folder, CheckpointMeta.model_validate_json(read_text(path)))
+    except ValidationError:
+        raise UserError(f"{path}: damaged; this checkpoint cannot be used") from None
+
+
+def file_checksum(path: Path) -> str | None:
+    """sha256 of a file, or None where it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return None
+
+
+def write_weights(path: Path, weights: dict[str, Any], config: RunConfig, tokenizer: str) -> None:
+    """Write NumPy arrays as safetensors that describe themselves."""
+    from safetensors.numpy import save_file
+
+    header = {
+        "format": "rungs",
+        "model": json.dumps(config.model.as_json()),
+        "train": json.dumps(config.train.as_json()),
+        "tokenizer": tokenizer,
+    }
+    save_file(weights, path, metadata=header)
+
+
+class Weights:
+    """A `model.safetensors`, its tensors read one at a time.
+
+    Raises:
+        UserError: not a safetensors file of ours, with what is wrong.
+    """
+
+    def __init__(self, path: Path) -> None:
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            self._file = safe_open(path, framework="numpy")
+        except (OSError, SafetensorError) as error:
+            raise UserError(f"{path}: not readable as safetensors: {error}") from None
+        header = self._file.metadata() or {}
+        try:
+            self.model = ModelConfig.model_validate_json(header["model"])
+            self.train = TrainConfig.model_validate_json(header["train"])
+            self.tokenizer = header["tokenizer"]
+        except (KeyError, ValidationError):
+            raise UserError(f"{path}: its header has no model.json that Rungs can read") from None
+        self.path = path
+
+    def names(self) -> set[str]:
+        """Names of all tensors."""
+        return set(self._file.keys())
+
+    def array(self, name: str) -> np.ndarray:
+        """One tensor."""
+        array: np.ndarray = self._file.get_tensor(name)
+        return array
+
+    def read(self, shapes: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
+        """The named tensors as NumPy arrays, which must be all there are, of these shapes."""
+        lines = [f"{self.path}: tensor {name}: missing" for name in shapes.keys() - self.names()]
+        lines += [f"{self.path}: tensor {name}: unknown" for name in self.names() - shapes.keys()]
+        arrays = {name: self.array(name) for name in shapes.keys() & self.names()}
+        lines += [
+            f"{self.path}: tensor {name}: has shape {array.shape}, must have {shapes[name]}"
+            for name, array in arrays.items()
+            if array.shape != shapes[name]
+        ]
+        if lines:
+            raise UserError("\n".join(sorted(lines)))
+        return arrays
+
+
+def seal(folder: Path, meta: CheckpointMeta) -> None:
+    """Write `meta.json` with the checksums of all files, and see all of it onto the disk."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    checksums = {path.relative_to(folder).as_posix(): file_checksum(path) or "" for path in files}
+    sealed = meta.model_copy(update={"checksums": checksums}).sealed()
+    meta_path = folder / META_FILE
+    meta_path.write_text(json.dumps(sealed.model_dump(mode="json"), indent=2) + "\n")
+    for path in [*files, meta_path, *(p for p in folder.rglob("*") if p.is_dir()), folder]:
+        sync_to_disk(path)
+
+
+def sync_to_disk(path: Path) -> None:
+    """Wait until a file's content, or a folder's list of names, would outlive the machine."""
+    if path.is_dir() and os.name == "nt":
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def installed_versions() -> dict[str, str]:
+    """Versions of the packages that a run depends on."""
+    return {package: importlib.metadata.version(package) for package in PACKAGES}

@@ -1,0 +1,266 @@
+"""The checkpoints of a run: saved behind the running loop, linked, pruned, restored.
+
+The only writer under `checkpoints/`. A checkpoint is written under a name with a leading dot and
+renamed when it is whole, so a crash leaves either all of it or nothing that looks like one.
+"""
+
+import datetime
+import logging
+import shutil
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Self
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+import checkpoint
+import tokenization
+from checkpoint import Checkpoint, CheckpointMeta, Weights, read_checkpoint
+from config import RunConfig
+from dataset import find_datasets_dir, folder_of
+from errors import UserError
+from model import GPT
+from optimizer import MultiSteps
+from sharding import create_mesh
+from state import AbstractState, named_arrays
+from tokenization import Tokenizer
+
+BEST, LATEST = "best", "latest"
+UNFINISHED = "."
+"""Names with this prefix are not checkpoints: being written, or being deleted."""
+
+log = logging.getLogger("rungs")
+
+
+def list_checkpoints(folder: Path) -> list[Checkpoint]:
+    """All whole checkpoints under `checkpoints/`, by step; one with a bad meta.json is left out."""
+    found = []
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if path.is_dir() and not path.is_symlink() and not path.name.startswith(UNFINISHED):
+            try:
+                found.append(read_checkpoint(path))
+            except UserError as error:
+                log.warning("%s", error)
+    return sorted(found, key=lambda c: c.order)
+
+
+def newest_whole(folder: Path) -> Checkpoint | None:
+    """The checkpoint with the highest step of which every file is as it was saved."""
+    for candidate in reversed(list_checkpoints(folder)):
+        if not (damage := candidate.damage()):
+            return candidate
+        log.warning("%s: damaged (%s); not used", candidate.folder, ", ".join(damage))
+    return None
+
+
+def best_of(checkpoints: list[Checkpoint]) -> Checkpoint | None:
+    """The one with the lowest loss among those that compete; the earlier of two alike."""
+    rivals = [c for c in checkpoints if c.meta.competes]
+    return min(rivals, key=lambda c: (c.meta.selection_loss, c.order), default=None)
+
+
+def relink(folder: Path) -> None:
+    """Point `best` and `latest` at the checkpoints that are."""
+    checkpoints = list_checkpoints(folder)
+    latest = checkpoints[-1] if checkpoints else None
+    for name, target in ((BEST, best_of(checkpoints)), (LATEST, latest)):
+        if target is not None:
+            _point(folder / name, target.folder.name)
+
+
+def prune(folder: Path, keep: int) -> None:
+    """Delete all but the last `keep` checkpoints and the best; all stay where `keep` is −1."""
+    checkpoints = list_checkpoints(folder)
+    best = best_of(checkpoints)
+    for old in checkpoints[:-keep] if keep > 0 else ():
+        if old is not best:
+            doomed = old.folder.with_name(UNFINISHED + old.folder.name)
+            old.folder.rename(doomed)
+            shutil.rmtree(doomed)
+
+
+def clean_up(folder: Path) -> None:
+    """After a crash: drop what was half-written or half-deleted, and set the links right."""
+    for path in folder.glob(UNFINISHED + "*"):
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    relink(folder)
+
+
+class Saver:
+    """Writes checkpoints behind the running loop, one at a time.
+
+    Args:
+        folder: the run's `checkpoints/`.
+        config: both configs; `keep_checkpoints` says what is pruned after each save.
+        tokenizer_file: copied into each checkpoint, where there is one.
+        after: called behind the loop, after each checkpoint stands.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        config: RunConfig,
+        tokenizer_file: Path | None,
+        after: Callable[[], None],
+    ) -> None:
+        self._folder, self._config = folder, config
+        self._tokenizer_file, self._after = tokenizer_file, after
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._writing: Future[None] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Wait for the save under way; raises what it failed with."""
+        self._worker.shutdown(wait=True)
+        self.wait()
+
+    def save(self, model: GPT, optimizer: MultiSteps, meta: CheckpointMeta) -> None:
+        """Start saving; returns when the arrays may change. An earlier save is waited for.
+
+        Raises:
+            OSError and whatever else an earlier save failed with.
+        """
+        from orbax.checkpoint import v1 as ocp
+
+        self.wait()
+        self._folder.mkdir(exist_ok=True)
+        unfinished = self._folder / (UNFINISHED + checkpoint_name(meta.global_step))
+        unfinished.mkdir()
+        optimizer_saved = ocp.save_async(
+            unfinished.resolve() / checkpoint.OPTIMIZER_FOLDER, named_arrays(optimizer)
+        )
+        weights = {name: np.array(array) for name, array in named_arrays(model).items()}
+        self._writing = self._worker.submit(
+            self._finish, unfinished, optimizer_saved, weights, meta
+        )
+
+    def raise_failure(self) -> None:
+        """Raise what a save behind the loop failed with, if one did."""
+        if self._writing is not None and self._writing.done():
+            self._writing.result()
+
+    def wait(self) -> None:
+        """Wait for the save under way; raises what it failed with."""
+        if self._writing is not None:
+            self._writing.result()
+            self._writing = None
+
+    def _finish(
+        self, unfinished: Path, optimizer_saved: Any, weights: dict[str, Any], meta: CheckpointMeta
+    ) -> None:
+        tokenizer = meta.tokenizer
+        checkpoint.write_weights(
+            unfinished / checkpoint.WEIGHTS_FILE, weights, self._config, tokenizer
+        )
+        if self._tokenizer_file is not None:
+            shutil.copyfile(self._tokenizer_file, unfinished / checkpoint.TOKENIZER_FILE)
+        optimizer_saved.result()
+        checkpoint.seal(unfinished, meta)
+        unfinished.rename(self._folder / unfinished.name.removeprefix(UNFINISHED))
+        checkpoint.sync_to_disk(self._folder)
+        relink(self._folder)
+        prune(self._folder, self._config.train.keep_checkpoints)
+        self._after()
+
+
+def checkpoint_name(step: int) -> str:
+    """The folder name of a checkpoint of this step, saved now."""
+    return f"{utc_now():%Y%m%dZ%H%M%S}-step-{step:06d}"
+
+
+def utc_now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC)
+
+
+def restore(
+    saved: Checkpoint, config: RunConfig, total_steps: int, mesh: Mesh
+) -> tuple[GPT, MultiSteps]:
+    """The model and optimizer of a checkpoint, each array straight onto its devices.
+
+    The checkpoint's files are taken to be whole: see `Checkpoint.damage`.
+    """
+    from orbax.checkpoint import v1 as ocp
+
+    abstract = AbstractState(config, total_steps, mesh)
+    weights = _place(Weights(saved.folder / checkpoint.WEIGHTS_FILE), abstract.weights)
+    optimizer = ocp.load(saved.folder.resolve() / checkpoint.OPTIMIZER_FOLDER, abstract.optimizer)
+    return abstract.fill(weights, optimizer)
+
+
+def load_model(path: Path | str) -> GPT:
+    """The model of a run folder (its best checkpoint), a checkpoint or a `model.safetensors`.
+
+    Returns:
+        A `GPT` on the first device: `model(tokens_BS) -> logits_BSV`.
+
+    Raises:
+        UserError: nothing there that can be loaded.
+    """
+    weights = Weights(find_weights(path))
+    config = RunConfig(weights.model, weights.train)
+    abstract = AbstractState(config, 1, create_mesh((1, 1)))
+    return abstract.fill_model(_place(weights, abstract.weights))
+
+
+def load_tokenizer(path: Path | str, datasets_dir: Path | None = None) -> Tokenizer:
+    """The tokenizer of a model: the file beside its weights, else that of its dataset, else the
+    hub's. `path` as for `load_model`.
+
+    Raises:
+        UserError: it is nowhere to be had.
+    """
+    weights = find_weights(path)
+    beside = weights.with_name(checkpoint.TOKENIZER_FILE)
+    if beside.is_file():
+        return tokenization.load_tokenizer(beside)
+    name = Weights(weights).tokenizer
+    folder = folder_of(name, find_datasets_dir(datasets_dir))
+    return tokenization.load_tokenizer(folder if folder.is_dir() else name)
+
+
+def find_weights(path: Path | str) -> Path:
+    """The `model.safetensors` that a run folder, a checkpoint or a path to one stands for."""
+    path = Path(path)
+    if path.name in (BEST, LATEST) or path.parent.name in (BEST, LATEST):
+        path = _follow(path)
+    for candidate in (
+        path,
+        path / checkpoint.WEIGHTS_FILE,
+        _follow(path / "checkpoints" / BEST) / checkpoint.WEIGHTS_FILE,
+    ):
+        if candidate.is_file():
+            return candidate
+    raise UserError(f"{path}: no model.safetensors there; name a run, a checkpoint or the file")
+
+
+def _place(weights: Weights, abstract: dict[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
+    arrays = weights.read({name: leaf.shape for name, leaf in abstract.items()})
+    return {
+        name: jax.device_put(arrays[name].astype(leaf.dtype, copy=False), leaf.sharding)
+        for name, leaf in abstract.items()
+    }
+
+
+def _point(link: Path, target: str) -> None:
+    """Make `link` a relative symlink to `target`, or a text file naming it, in one step."""
+    new = link.with_name(UNFINISHED + link.name)
+    new.unlink(missing_ok=True)
+    try:
+        new.symlink_to(target, target_is_directory=True)
+    except OSError:
+        new.write_text(target + "\n")
+    new.replace(link)
+
+
+def _follow(path: Path) -> Path:
+    """A path below `best` or `latest` where those are text files instead of symlinks."""
+    for pointer in (path, *path.parents):
+        if pointer.name in (BEST, LATEST) and pointer.is_file():
+            target = pointer.parent / pointer.read_text().strip()
+            return target / path.relative_to(pointer)
+    return path

@@ -1,0 +1,159 @@
+"""From a run folder to its trainer: what a start checks, in which order, and what it moves."""
+
+import json
+import logging
+from pathlib import Path
+
+import click
+import jax
+from jax.sharding import Mesh
+
+import logs
+import metrics
+import runtime
+from chart_drawer import ChartDrawer
+from checkpoint import Checkpoint
+from checkpointing import Saver, clean_up, restore
+from config import RunConfig
+from data import TrainingData, ValidationData
+from dataset import open_dataset
+from dataset_folder import Dataset
+from metrics import MetricsLog, StepMetrics
+from resume import checkpoint_to_resume, put_aside, refuse_changes, refuse_other_data
+from run_folder import RunFolder, Start
+from sharding import create_mesh, data_devices
+from signals import StopSignal
+from state import create_model_and_optimizer
+from trainer import Provenance, Trainer
+
+log = logging.getLogger("rungs")
+
+
+def launch(run: RunFolder, config: RunConfig, start: Start, datasets_dir: Path) -> int:
+    """Train a run to its end, or until a signal.
+
+    Nothing in the run folder changes before everything that the user could have got wrong has
+    been checked.
+
+    Returns:
+        The exit code: 0 at the end; 130 or 143 where SIGINT or SIGTERM stopped it, saved.
+
+    Raises:
+        UserError: the run, its data and its checkpoints do not fit together.
+    """
+    # 1. The checkpoint: none with --fresh, the one --from names, else the newest whole one.
+    saved = checkpoint_to_resume(run, start)
+    if saved is not None:
+        refuse_changes(saved.meta, config, run, start.extend)
+    # 2. The data: for a run under way the copy at hand, which must be what it was started with.
+    datasets = {
+        name: open_dataset(name, datasets_dir, update=saved is None)
+        for name in config.train.datasets
+    }
+    if saved is not None:
+        refuse_other_data(saved.meta, checksums(datasets))
+    data = TrainingData(config.train, config.model, datasets)
+    # 3. A finished run has nothing left to do.
+    if saved is not None and saved.step + 1 >= data.total_steps:
+        log.info("%s is finished: %s steps; --extend goes on", run.path, f"{saved.step + 1:,}")
+        return 0
+    # 4. The devices: as train.json says, else as the checkpoint recorded, else all there are.
+    recorded = saved.meta.data_devices if saved else None
+    runtime.prepare(config.train, recorded)
+    mesh = create_mesh((data_devices(config.train, jax.device_count(), recorded), 1))
+    # 5. What this start leaves behind moves aside; what a crash left half-done goes.
+    aside = put_aside(run, saved) if start.fresh or saved is not None else None
+    clean_up(run.checkpoints)
+    logs.keep(run.log)
+    if aside is not None:
+        log.info("moved aside to %s", aside)
+    # 6. The weights: those of the checkpoint, or fresh ones.
+    return _train(run, config, data, datasets, mesh, saved)
+
+
+def _train(
+    run: RunFolder,
+    config: RunConfig,
+    data: TrainingData,
+    datasets: dict[str, Dataset],
+    mesh: Mesh,
+    saved: Checkpoint | None,
+) -> int:
+    with StopSignal() as stop:
+        _report_start(run, config, data, mesh, saved)
+        if saved is None:
+            model, optimizer = create_model_and_optimizer(config, data.total_steps, mesh)
+        else:
+            model, optimizer = restore(saved, config, data.total_steps, mesh)
+        first_step = saved.step + 1 if saved else 0
+        drawer = ChartDrawer(run.path)
+        tokenizer_file = next(iter(datasets.values())).tokenizer_file
+        trainer = Trainer(
+            config=config,
+            data=data,
+            validation=ValidationData.of(config.train, config.model, datasets),
+            provenance=Provenance(checksums(datasets), _tokenizer_name(config, datasets)),
+            mesh=mesh,
+            model=model,
+            optimizer=optimizer,
+            first_step=first_step,
+            metrics=MetricsLog(run.metrics, last_step=first_step - 1),
+            saver=Saver(run.checkpoints, config, tokenizer_file, after=drawer.request),
+        )
+        last = trainer.train(stop)
+        drawer.finish()
+    _report_end(run, config, last, stop)
+    return stop.exit_code
+
+
+def checksums(datasets: dict[str, Dataset]) -> dict[str, dict[str, str]]:
+    """For each dataset, the sha256 of each split's file."""
+    return {
+        name: {split: dataset.description.splits[split].sha256 for split in dataset.splits}
+        for name, dataset in datasets.items()
+    }
+
+
+def _tokenizer_name(config: RunConfig, datasets: dict[str, Dataset]) -> str:
+    """The dataset that brings its tokenizer along, else the hub id in train.json."""
+    for name, dataset in datasets.items():
+        if dataset.tokenizer_file is not None:
+            return name
+    return config.train.tokenizer
+
+
+def _report_start(
+    run: RunFolder, config: RunConfig, data: TrainingData, mesh: Mesh, saved: Checkpoint | None
+) -> None:
+    goes_on = f"goes on after step {saved.step:,}, {saved.folder.name}" if saved else "starts"
+    devices = f"{mesh.size} {mesh.devices.flat[0].device_kind} device{'s' * (mesh.size > 1)}"
+    log.info(
+        "%s %s: %s steps of %s tokens on %s",
+        run.path,
+        goes_on,
+        f"{data.total_steps:,}",
+        f"{data.tokens_per_step:,}",
+        devices,
+    )
+    log.debug("model.json %s", json.dumps(config.model.as_json()))
+    log.debug("train.json %s", json.dumps(config.train.as_json()))
+
+
+def _report_end(run: RunFolder, config: RunConfig, last: StepMetrics, stop: StopSignal) -> None:
+    steps = metrics.read(run.metrics)
+    seconds = sum(step.step_seconds for step in steps)
+    best = metrics.best_step(steps, config.train.checkpoint_interval)
+    losses = {"train loss": last.train_loss, "validation loss": last.validation_loss}
+    shown = ", ".join(f"{name} {loss:.4f}" for name, loss in losses.items() if loss is not None)
+    log.info(
+        "%s after step %s: %s tokens in %s s, %s tokens/s; %s; best at step %s",
+        "stopped" if stop.number else "finished",
+        f"{last.global_step:,}",
+        f"{last.tokens_seen:,}",
+        f"{seconds:,.1f}",
+        f"{last.tokens_seen / seconds:,.0f}",
+        shown,
+        f"{best.global_step:,}" if best else "none",
+    )
+    if stop.number:
+        click.echo("the same command goes on from here", err=True)

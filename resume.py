@@ -1,0 +1,143 @@
+"""Where a start begins: which checkpoint, whether it may go on from it, what is put aside.
+
+Nothing here changes the disk but `put_aside`, which moves and never deletes.
+"""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import config
+from checkpoint import Checkpoint, CheckpointMeta, read_checkpoint
+from checkpointing import BEST, LATEST, best_of, list_checkpoints, newest_whole, utc_now
+from config import MODEL_FILE, TRAIN_FILE, RunConfig, TrainConfig
+from errors import UserError
+from run_folder import RunFolder, Start
+
+EXTENDING = ("min_train_tokens", "epochs")
+"""Keys that `--extend` may raise."""
+
+
+def checkpoint_to_resume(run: RunFolder, start: Start) -> Checkpoint | None:
+    """The checkpoint that this start goes on from; None to start at step 0.
+
+    Raises:
+        UserError: the one asked for is not there or damaged, or none of those there is whole.
+    """
+    if start.fresh:
+        return None
+    if start.rewind_to is None:
+        return _newest(run)
+    wanted = _named(run, start.rewind_to)
+    if damage := wanted.damage():
+        raise UserError(f"{wanted.folder}: damaged ({', '.join(damage)}); name another")
+    return wanted
+
+
+def refuse_changes(saved: CheckpointMeta, now: RunConfig, run: RunFolder, extend: bool) -> None:
+    """Refuse to go on with a run whose mathematics or order of data would change.
+
+    Raises:
+        UserError: a line for each such key, with its old and new value.
+    """
+    before = saved.run_config()
+    allowed = TrainConfig.MAY_CHANGE | (_extension(before.train, now.train) if extend else set())
+    changes = {
+        f"{run.path / MODEL_FILE}: {key}": values
+        for key, values in config.differences(before.model, now.model).items()
+    } | {
+        f"{run.path / TRAIN_FILE}: {key}": values
+        for key, values in config.differences(before.train, now.train).items()
+        if key not in allowed
+    }
+    if changes:
+        raise UserError("\n".join(_refusal(place, *values) for place, values in changes.items()))
+
+
+def refuse_other_data(saved: CheckpointMeta, datasets: dict[str, dict[str, str]]) -> None:
+    """Refuse to go on with other training tokens than the run was started with.
+
+    Args:
+        datasets: for each dataset now, the sha256 of each split's file.
+    """
+    for name, checksums in datasets.items():
+        before, now = saved.datasets[name].get("train"), checksums.get("train")
+        if before != now:
+            raise UserError(
+                f"dataset {name}: its training tokens are not those this run was started with"
+                f" (sha256 {before}, now {now}); bring those back, or start anew with --fresh"
+            )
+
+
+def put_aside(run: RunFolder, saved: Checkpoint | None) -> Path | None:
+    """Move the checkpoints after `saved` (all, where it is None) into a folder under `aside/`,
+    with a copy of the metrics, log and charts as they stand.
+
+    A crash half-way leaves a run that resumes from the newest checkpoint still in place.
+
+    Returns:
+        That folder; None where there was nothing to move.
+    """
+    later = [c for c in list_checkpoints(run.checkpoints) if saved is None or c.order > saved.order]
+    records = [path for path in (run.metrics, run.log, *run.charts) if path.exists()]
+    if not later and not (saved is None and records):
+        return None
+    aside = run.aside / f"{utc_now():%Y%m%dZ%H%M%S%f}"
+    aside.mkdir(parents=True)
+    for path in records:
+        shutil.copy2(path, aside / path.name)
+    if saved is None:
+        if run.checkpoints.exists():
+            run.checkpoints.rename(aside / "checkpoints")
+        for path in records:
+            path.unlink()
+    else:
+        (aside / "checkpoints").mkdir()
+        for checkpoint in reversed(later):
+            checkpoint.folder.rename(aside / "checkpoints" / checkpoint.folder.name)
+    return aside
+
+
+def _newest(run: RunFolder) -> Checkpoint | None:
+    newest = newest_whole(run.checkpoints)
+    if newest is None and any(run.checkpoints.glob("[!.]*-step-*")):
+        raise UserError(
+            f"{run.checkpoints}: none of the checkpoints there is whole; start over with --fresh,"
+            " which moves them aside"
+        )
+    return newest
+
+
+def _named(run: RunFolder, name: str) -> Checkpoint:
+    checkpoints = list_checkpoints(run.checkpoints)
+    if not checkpoints:
+        raise UserError(f"{run.path}: no checkpoints to go back to")
+    if name == LATEST:
+        return checkpoints[-1]
+    if name == BEST:
+        return best_of(checkpoints) or checkpoints[-1]
+    if Path(name).name == name and (run.checkpoints / name).is_dir():
+        return read_checkpoint(run.checkpoints / name)
+    names = ", ".join([BEST, LATEST, *(c.folder.name for c in checkpoints)])
+    raise UserError(f"--from {name}: no such checkpoint in {run.path}; there are {names}")
+
+
+def _extension(before: TrainConfig, now: TrainConfig) -> set[str]:
+    """The keys that `--extend` lets through: those that add steps after the old ones.
+
+    More epochs always do. More tokens do only in one epoch in file order; else they would change
+    the order of the steps already taken.
+    """
+    longer = {"epochs"} if now.epochs > before.epochs else set()
+    in_order = before.epochs == now.epochs == 1 and not now.shuffle
+    more = now.min_train_tokens == -1 or now.min_train_tokens > before.min_train_tokens > 0
+    return longer | ({"min_train_tokens"} if in_order and more else set())
+
+
+def _refusal(place: str, before: Any, now: Any) -> str:
+    key = place.rpartition(" ")[2]
+    hint = "raise it with --extend" if key in EXTENDING else "put it back"
+    return (
+        f"{place}: was {before!r} when this run was saved, is now {now!r}; {hint}, start another"
+        " run with --like, or this one over with --fresh"
+    )

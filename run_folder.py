@@ -1,0 +1,142 @@
+"""The folder that is a run: found by name, made from another, held by one trainer at a time."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+import config
+import strict_json
+from config import FILE_TYPES, MODEL_FILE, TRAIN_FILE
+from errors import UserError
+
+RUNS = Path("runs")
+
+
+@dataclasses.dataclass(frozen=True)
+class RunFolder:
+    """Where everything of a run lies."""
+
+    path: Path
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def log(self) -> Path:
+        return self.path / "train.log"
+
+    @property
+    def aside(self) -> Path:
+        """Where `--fresh` and `--from` put what they leave behind."""
+        return self.path / "aside"
+
+    @property
+    def charts(self) -> list[Path]:
+        return sorted(self.path.glob("*-chart.png"))
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold the run; raises UserError where another process does. A dead one's hold is over."""
+        lock = FileLock(self.path / "train.lock")
+        holder = self.path / "holder.lock"
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:
+            who = holder.read_text().strip() if holder.exists() else "another process"
+            raise UserError(
+                f"{self.path}: being trained by {who}; wait for it or stop it"
+            ) from None
+        except OSError as error:
+            raise UserError(f"{self.path}: cannot be written to: {error.strerror}") from None
+        with lock:
+            holder.write_text(f"process {os.getpid()} on {socket.gethostname()}\n")
+            yield
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """What the command line asks of a start."""
+
+    fresh: bool = False
+    rewind_to: str | None = None
+    """`best`, `latest` or the name of a checkpoint."""
+    extend: bool = False
+
+
+def find_run(name: str) -> Path:
+    """The run folder that `name` stands for: a path, or a folder under `runs/`.
+
+    Raises:
+        UserError: no such folder.
+    """
+    for candidate in (Path(name), RUNS / name):
+        if candidate.is_dir():
+            return candidate
+    raise UserError(f"{name}: no such run folder, and none under {RUNS}/; {_known_runs()}")
+
+
+def create_like(name: str, like: str, settings: Sequence[str]) -> Path:
+    """Make run folder `name` from run `like`, with the keys in `settings` (`key=value`) changed.
+
+    A folder that was made so before is left as it is, so that the same command goes on.
+
+    Raises:
+        UserError: a setting or the folder is in the way of that; nothing is written then.
+    """
+    origin = find_run(like)
+    target = Path(name) if len(Path(name).parts) > 1 else RUNS / name
+    changes = _parse_settings(settings)
+    texts = _changed_files(origin, target, changes)
+    config.check_texts(target, texts[MODEL_FILE], texts[TRAIN_FILE])
+    if target.exists():
+        if any(strict_json.read_text(target / name) != text for name, text in texts.items()):
+            raise UserError(f"{target}: there already, and not what --like and --set make of it")
+        return target
+    target.mkdir(parents=True)
+    for file_name, text in texts.items():
+        (target / file_name).write_text(text, encoding="utf-8")
+    return target
+
+
+def _parse_settings(settings: Sequence[str]) -> dict[str, Any]:
+    changes: dict[str, Any] = {}
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if not equals:
+            raise UserError(f"--set {setting}: give it as key=value")
+        try:
+            changes[key] = json.loads(value)
+        except ValueError:
+            changes[key] = value
+    return changes
+
+
+def _changed_files(origin: Path, target: Path, changes: dict[str, Any]) -> dict[str, str]:
+    config.load_run(origin)
+    contents = {name: json.loads(strict_json.read_text(origin / name)) for name in FILE_TYPES}
+    for key, value in changes.items():
+        in_model = key in FILE_TYPES[MODEL_FILE].model_fields
+        contents[MODEL_FILE if in_model else TRAIN_FILE][key] = value
+    for content in contents.values():
+        if "$schema" in content:
+            schema = origin / content["$schema"]
+            content["$schema"] = Path(os.path.relpath(schema, target)).as_posix()
+    contents[TRAIN_FILE]["lineage"] = {"like": origin.as_posix(), "set": changes}
+    return {name: json.dumps(content, indent=2) + "\n" for name, content in contents.items()}
+
+
+def _known_runs() -> str:
+    runs = sorted(path.parent.name for path in RUNS.glob(f"*/{TRAIN_FILE}"))
+    return f"there are {', '.join(runs)}" if runs else "a run folder holds model.json, train.json"

@@ -1,0 +1,42 @@
+"""SIGINT and SIGTERM as a wish to stop at the next step boundary."""
+
+import os
+import signal
+from types import FrameType
+from typing import Self
+
+import click
+
+
+class StopSignal:
+    """While entered, the first SIGINT or SIGTERM only sets `number`; a second one acts at once.
+
+    Attributes:
+        number: the signal received, or None.
+    """
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+        self._former: dict[int, signal._HANDLER] = {}
+
+    @property
+    def exit_code(self) -> int:
+        """128 + the signal's number: 130 after SIGINT (Ctrl-C), 143 after SIGTERM; 0 without."""
+        return 128 + self.number if self.number else 0
+
+    def __enter__(self) -> Self:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._former[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._former.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        if self.number is not None:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        self.number = number
+        name = signal.Signals(number).name
+        click.echo(f"\n{name}: saving after this step; once more to stop at once", err=True)

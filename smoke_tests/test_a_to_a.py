@@ -1,0 +1,45 @@
+"""Does an A-to-A model give back what it is given?
+
+    uv run smoke_tests/test_a_to_a.py runs/a-to-a/checkpoints/best/model.safetensors
+
+Prints a text that no run has trained on and, token by token, the model's most likely target for
+it. Exit code 1 where the two differ.
+"""
+
+import sys
+
+import click
+import jax.numpy as jnp
+
+from checkpointing import load_model, load_tokenizer
+from errors import run_command
+
+# Samuel Taylor Coleridge, The Rime of the Ancient Mariner, part I (text of 1834)
+TEXT = """\
+It is an ancient Mariner,
+And he stoppeth one of three.
+'By thy long grey beard and glittering eye,
+Now wherefore stopp'st thou me?
+"""
+
+
+@click.command()
+@click.argument("checkpoint")
+def main(checkpoint: str) -> None:
+    """CHECKPOINT: a run folder, a checkpoint or a model.safetensors."""
+    model, tokenizer = load_model(checkpoint), load_tokenizer(checkpoint)
+    tokens = tokenizer.encode(TEXT)
+    length = model.config.context_length
+    output: list[int] = []
+    for start in range(0, len(tokens), length):
+        logits_BSV = model(jnp.asarray([tokens[start : start + length]]))
+        output += logits_BSV[0].argmax(axis=-1).tolist()
+    print(f"Input:\n{TEXT}\nOutput:\n{tokenizer.decode(output)}")
+    right = sum(a == b for a, b in zip(tokens, output, strict=True))
+    if right < len(tokens):
+        print(f"{right} of {len(tokens)} tokens ({right / len(tokens):.1%}) are right")
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    run_command(main)

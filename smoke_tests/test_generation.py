@@ -1,0 +1,28 @@
+"""What does a model make of a prompt? Greedy, twenty tokens.
+
+    uv run smoke_tests/test_generation.py runs/a-to-a/checkpoints/best/model.safetensors
+
+An A-to-A model says the last token again and again.
+"""
+
+import click
+
+from checkpointing import load_model, load_tokenizer
+from errors import run_command
+from generate import continue_greedily
+
+PROMPT = "Every effort moves you"
+NEW_TOKENS = 20
+
+
+@click.command()
+@click.argument("checkpoint")
+def main(checkpoint: str) -> None:
+    """CHECKPOINT: a run folder, a checkpoint or a model.safetensors."""
+    model, tokenizer = load_model(checkpoint), load_tokenizer(checkpoint)
+    tokens = tokenizer.encode(PROMPT)
+    print(tokenizer.decode(tokens + continue_greedily(model, tokens, NEW_TOKENS)))
+
+
+if __name__ == "__main__":
+    run_command(main)

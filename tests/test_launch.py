@@ -1,0 +1,341 @@
+"""Starts of a run: resumed, rewound, begun anew, extended, refused."""
+
+import logging
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_run import (
+    assert_same_outcome,
+    change,
+    command,
+    final_arrays,
+    last_checkpoint,
+    losses,
+    make_dataset,
+    make_run,
+    train,
+)
+
+import config
+import metrics
+from checkpointing import best_of, list_checkpoints
+from errors import UserError
+from launch import launch
+from run_folder import RunFolder, Start
+
+
+class StoppedEarly(Exception):
+    """Stands for a crash."""
+
+
+@pytest.fixture(scope="module")
+def datasets_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("datasets")
+    make_dataset(folder)
+    make_dataset(folder, "other", seed=1)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, datasets_dir: Path) -> RunFolder:
+    """A run of 24 steps that nothing interrupted; not to be changed."""
+    run = make_run(tmp_path_factory.mktemp("runs") / "straight")
+    assert go(run, datasets_dir) == 0
+    return run
+
+
+@pytest.fixture
+def copy(finished: RunFolder, tmp_path: Path) -> RunFolder:
+    """A copy of that run."""
+    shutil.copytree(finished.path, tmp_path / "copy", symlinks=True)
+    return RunFolder(tmp_path / "copy")
+
+
+@pytest.fixture(autouse=True)
+def messages(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    logger = logging.getLogger("rungs")
+    logger.propagate = True
+    with caplog.at_level(logging.INFO, "rungs"):
+        yield caplog
+
+
+def go(run: RunFolder, datasets_dir: Path, **start: Any) -> int:
+    return launch(run, config.load_run(run.path), Start(**start), datasets_dir)
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    paths = [p for p in folder.rglob("*") if p.is_file() and p.suffix not in {".lock", ".log"}]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
+def refusal(run: RunFolder, datasets_dir: Path, **start: Any) -> str:
+    """The message with which a start is refused; the folder must stay as it was."""
+    before = files(run.path)
+    with pytest.raises(UserError) as raised:
+        go(run, datasets_dir, **start)
+    assert files(run.path) == before
+    return str(raised.value)
+
+
+def crash_after(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail when the step is recorded."""
+    append = metrics.MetricsLog.append
+
+    def append_or_fail(self: metrics.MetricsLog, metrics: metrics.StepMetrics) -> None:
+        append(self, metrics)
+        if metrics.global_step == step:
+            raise StoppedEarly
+
+    monkeypatch.setattr(metrics.MetricsLog, "append", append_or_fail)
+
+
+def test_a_run_leaves_what_it_should(finished: RunFolder) -> None:
+    assert [c.step for c in list_checkpoints(finished.checkpoints)][-3:] == [15, 20, 23]
+    steps = metrics.read(finished.metrics)
+    assert [step.global_step for step in steps] == list(range(24))
+    validated = [step.global_step for step in steps if step.validation_loss is not None]
+    assert validated == [0, 5, 10, 15, 20, 23]
+    best = best_of(list_checkpoints(finished.checkpoints))
+    expected = metrics.best_step(steps, checkpoint_interval=5)
+    assert best is not None
+    assert expected is not None
+    assert best.step == expected.global_step
+    assert (finished.checkpoints / "best").readlink() == Path(best.folder.name)
+    assert str((finished.checkpoints / "latest").readlink()).endswith("-step-000023")
+    assert {chart.name for chart in finished.charts} == {
+        "loss-chart.png",
+        "learning-rate-chart.png",
+        "gradient-norm-chart.png",
+        "throughput-chart.png",
+    }
+    assert steps[-1].tokens_seen == 24 * 128
+
+
+def test_a_finished_run_says_so(
+    copy: RunFolder, datasets_dir: Path, messages: pytest.LogCaptureFixture
+) -> None:
+    before = files(copy.path)
+    assert go(copy, datasets_dir) == 0
+    assert "is finished: 24 steps" in messages.text
+    assert files(copy.path) == before
+
+
+def test_a_crash_costs_only_what_came_after_the_last_checkpoint(
+    finished: RunFolder, datasets_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(tmp_path / "crashed")
+    with monkeypatch.context() as patch:
+        crash_after(13, patch)
+        with pytest.raises(StoppedEarly):
+            go(run, datasets_dir)
+    assert len(losses(run)) == 14
+    assert last_checkpoint(run).step == 10
+    assert go(run, datasets_dir) == 0
+    assert_same_outcome(run, finished)
+
+
+def test_damaged_checkpoints_are_passed_over(
+    copy: RunFolder, finished: RunFolder, datasets_dir: Path, messages: pytest.LogCaptureFixture
+) -> None:
+    *_, whole, second, newest = list_checkpoints(copy.checkpoints)
+    weights = newest.folder / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-5] ^= 1
+    weights.write_bytes(content)
+    next(path for path in second.folder.glob("optimizer/**/d/*") if path.is_file()).unlink()
+    assert go(copy, datasets_dir) == 0
+    assert f"{newest.folder}: damaged (model.safetensors)" in messages.text
+    assert f"{second.folder}: damaged (optimizer/" in messages.text
+    assert f"goes on after step {whole.step}" in messages.text
+    assert_same_outcome(copy, finished)
+    assert len(list(copy.aside.glob("*/checkpoints/*"))) == 2
+
+
+def test_no_whole_checkpoint_is_no_reason_to_start_over(
+    copy: RunFolder, datasets_dir: Path
+) -> None:
+    for saved in list_checkpoints(copy.checkpoints):
+        (saved.folder / "meta.json").write_text("{")
+    assert "none of the checkpoints there is whole" in refusal(copy, datasets_dir)
+    (copy.path / "before").mkdir()
+    assert go(copy, datasets_dir, fresh=True) == 0
+
+
+@pytest.mark.parametrize("name", ["best", "latest", "by name"])
+def test_rewinding_moves_later_steps_aside_and_repeats_them(
+    name: str, copy: RunFolder, finished: RunFolder, datasets_dir: Path
+) -> None:
+    checkpoints = list_checkpoints(copy.checkpoints)
+    target = {"best": best_of(checkpoints), "latest": checkpoints[-1]}.get(name, checkpoints[-2])
+    assert target is not None
+    later = [c.folder.name for c in checkpoints if c.step > target.step]
+    wanted = target.folder.name if name == "by name" else name
+    assert go(copy, datasets_dir, rewind_to=wanted) == 0
+    assert_same_outcome(copy, finished)
+    assert sorted(p.name for p in copy.aside.glob("*/checkpoints/*")) == later
+    if later:
+        assert len(metrics.read(next(copy.aside.glob("*/metrics.jsonl")))) == 24
+
+
+def test_an_unknown_checkpoint_is_refused_with_the_names_there_are(
+    copy: RunFolder, datasets_dir: Path
+) -> None:
+    message = refusal(copy, datasets_dir, rewind_to="../../x")
+    assert "no such checkpoint" in message
+    assert last_checkpoint(copy).folder.name in message
+
+
+def test_fresh_starts_over_and_deletes_nothing(
+    copy: RunFolder, finished: RunFolder, datasets_dir: Path
+) -> None:
+    before = files(copy.path)
+    assert go(copy, datasets_dir, fresh=True) == 0
+    assert_same_outcome(copy, finished)
+    (aside,) = copy.aside.iterdir()
+    kept = {name for name in before if not name.endswith(("model.json", "train.json"))}
+    assert {name: content for name, content in files(aside).items() if name in kept} == {
+        name: before[name] for name in kept
+    }
+
+
+def test_what_may_change_between_starts(
+    copy: RunFolder, finished: RunFolder, datasets_dir: Path
+) -> None:
+    checkpoints = list_checkpoints(copy.checkpoints)
+    change(
+        copy, checkpoint_interval=7, keep_checkpoints=-1, validation_tokens=64, sharding={"data": 2}
+    )
+    assert go(copy, datasets_dir, rewind_to=checkpoints[-3].folder.name) == 0
+    steps = [c.step for c in list_checkpoints(copy.checkpoints)]
+    assert steps[-3:] == [15, 21, 23]
+    assert last_checkpoint(copy).meta.data_devices == 2
+    one, other = final_arrays(copy), final_arrays(finished)
+    for name, array in other.items():  # another mesh sums in another order
+        assert one[name] == pytest.approx(array, rel=1e-3, abs=1e-5), name
+
+
+@pytest.mark.parametrize(
+    ("file", "key", "value", "hint"),
+    [
+        ("train.json", "learning_rate", 0.02, "put it back"),
+        ("train.json", "gradient_accumulation_steps", 4, "put it back"),
+        ("train.json", "seed", 1, "put it back"),
+        ("train.json", "shuffle", True, "put it back"),
+        ("train.json", "min_train_tokens", 9000, "raise it with --extend"),
+        ("model.json", "norm", "none", "put it back"),
+    ],
+)
+def test_a_change_of_the_mathematics_is_refused(
+    file: str, key: str, value: Any, hint: str, copy: RunFolder, datasets_dir: Path
+) -> None:
+    text = (copy.path / file).read_text()
+    content = config.json.loads(text)
+    (copy.path / file).write_text(config.json.dumps(content | {key: value}))
+    message = refusal(copy, datasets_dir)
+    assert message.startswith(f"{copy.path / file}: {key}: was ")
+    assert f"is now {value!r}; {hint}" in message
+
+
+def test_other_training_tokens_are_refused(copy: RunFolder, tmp_path: Path) -> None:
+    make_dataset(tmp_path / "datasets", seed=5)
+    message = refusal(copy, tmp_path / "datasets")
+    assert "its training tokens are not those this run was started with" in message
+
+
+def test_extending_goes_on_with_the_old_steps_unchanged(
+    copy: RunFolder, finished: RunFolder, datasets_dir: Path
+) -> None:
+    change(copy, min_train_tokens=30 * 128)
+    assert "raise it with --extend" in refusal(copy, datasets_dir)
+    assert go(copy, datasets_dir, extend=True) == 0
+    assert losses(copy)[:24] == losses(finished)
+    assert len(losses(copy)) == 30
+    assert last_checkpoint(copy).meta.total_steps == 30
+
+
+def test_a_shuffled_run_is_extended_by_epochs_only(datasets_dir: Path, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "shuffled", shuffle=True, min_train_tokens=256)
+    assert go(run, datasets_dir) == 0
+    change(run, min_train_tokens=512)
+    assert "min_train_tokens: was 256" in refusal(run, datasets_dir, extend=True)
+    change(run, min_train_tokens=256, epochs=2)
+    assert go(run, datasets_dir, extend=True) == 0
+    assert len(losses(run)) == 4
+
+
+def test_data_that_does_not_fit_is_refused_before_anything_is_written(
+    datasets_dir: Path, tmp_path: Path
+) -> None:
+    run = make_run(tmp_path / "run", min_train_tokens=10**6)
+    assert "min_train_tokens: 1000000" in refusal(run, datasets_dir)
+    change(run, dataset="nothing")
+    assert "nothing" in refusal(run, datasets_dir)
+
+
+def test_a_microbatch_that_does_not_divide_by_the_devices(
+    datasets_dir: Path, tmp_path: Path
+) -> None:
+    run = make_run(tmp_path / "run", sharding={"data": 3})
+    assert "microbatch_size: 4 does not divide by the 3 devices" in refusal(run, datasets_dir)
+
+
+def test_a_failing_checkpoint_write_stops_the_training(
+    datasets_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr("checkpoint.write_weights", fail)
+    run = make_run(tmp_path / "run")
+    with pytest.raises(OSError, match="no space left"):
+        go(run, datasets_dir)
+    assert list_checkpoints(run.checkpoints) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_at_the_next_step_and_the_same_command_goes_on(
+    number: signal.Signals, datasets_dir: Path, tmp_path: Path
+) -> None:
+    straight = make_run(tmp_path / "straight", epochs=20)
+    stopped = make_run(tmp_path / "stopped", epochs=20)
+    assert train(straight, datasets_dir).returncode == 0
+    process = subprocess.Popen(
+        command(stopped, datasets_dir), stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    wait_for(lambda: len(losses(stopped)) > 30)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 128 + number, errors
+    assert "Traceback" not in errors
+    saved = last_checkpoint(stopped)
+    assert saved.step == len(losses(stopped)) - 1 < 479
+    assert saved.meta.competes == (saved.step % 5 == 0)
+    assert train(stopped, datasets_dir).returncode == 0
+    assert_same_outcome(stopped, straight)
+
+
+def test_two_trainers_do_not_share_a_run(datasets_dir: Path, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", epochs=100)
+    first = subprocess.Popen(command(run, datasets_dir), stderr=subprocess.DEVNULL)
+    wait_for(lambda: run.metrics.exists())
+    second = train(run, datasets_dir)
+    first.kill()
+    first.wait()
+    assert second.returncode == 2
+    assert f"being trained by process {first.pid} on " in second.stderr
+    change(run, epochs=100)
+    with run.held():
+        pass  # a dead holder's hold is over
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

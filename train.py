@@ -1,0 +1,63 @@
+"""Train a run, or go on with it where it was: `uv run train.py runs/a-to-a`.
+
+Exit codes: 0 finished; 2 something given is wrong, nothing was changed; 130 and 143 stopped by
+SIGINT (Ctrl-C) and SIGTERM, saved; 1 anything else.
+"""
+
+import sys
+from pathlib import Path
+
+import click
+
+import logs
+from config import load_run
+from dataset import find_datasets_dir
+from errors import UserError, run_command
+from run_folder import RunFolder, Start, create_like, find_run
+
+
+@click.command()
+@click.argument("run")
+@click.option("--like", metavar="RUN", help="Make the run folder from this one first.")
+@click.option(
+    "--set", "settings", metavar="KEY=VALUE", multiple=True, help="With --like: a key changed."
+)
+@click.option(
+    "--from",
+    "rewind_to",
+    metavar="CHECKPOINT",
+    help="Go back to `best`, `latest` or a checkpoint by name; later ones move aside.",
+)
+@click.option("--fresh", is_flag=True, help="Start over; what was there moves aside.")
+@click.option("--extend", is_flag=True, help="Go on with more tokens or epochs than before.")
+@click.option(
+    "--datasets-dir", type=click.Path(path_type=Path), help="Where datasets lie, or will."
+)
+def main(
+    run: str,
+    like: str | None,
+    settings: tuple[str, ...],
+    rewind_to: str | None,
+    fresh: bool,
+    extend: bool,
+    datasets_dir: Path | None,
+) -> None:
+    """Train RUN, a folder with model.json and train.json, or go on with it."""
+    if settings and not like:
+        raise UserError("--set goes with --like; edit the run folder's files otherwise")
+    if fresh and rewind_to:
+        raise UserError("--fresh and --from exclude each other")
+    logs.say()
+    folder = RunFolder(create_like(run, like, settings) if like else find_run(run))
+    config = load_run(folder.path)
+    with folder.held():
+        # JAX takes seconds to import; a mistake in a config is told before that.
+
+        from launch import launch
+
+        start = Start(fresh=fresh, rewind_to=rewind_to, extend=extend)
+        sys.exit(launch(folder, config, start, find_datasets_dir(datasets_dir)))
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,186 @@
+"""The training loop: steps, validation, metrics and checkpoints of one run."""
+
+import dataclasses
+import logging
+import sys
+import time
+from collections.abc import Iterable, Iterator
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+from tqdm import tqdm
+
+from checkpoint import CheckpointMeta, installed_versions
+from checkpointing import Saver, utc_now
+from config import RunConfig
+from data import TrainingData, ValidationData
+from metrics import MetricsLog, StepMetrics
+from model import GPT
+from optimizer import MultiSteps
+from sharding import place_batch
+from signals import StopSignal
+from step import StepResult, make_evaluation_step, make_train_step, mean_loss
+
+log = logging.getLogger("rungs")
+
+Batch = tuple[jax.Array, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Provenance:
+    """What a checkpoint records of where it came from."""
+
+    datasets: dict[str, dict[str, str]]
+    """For each dataset, the sha256 of each split's file."""
+    tokenizer: str
+
+
+@dataclasses.dataclass
+class Trainer:
+    """Everything a run needs to take its steps, from `first_step` to the data's last."""
+
+    config: RunConfig
+    data: TrainingData
+    validation: ValidationData | None
+    provenance: Provenance
+    mesh: Mesh
+    model: GPT
+    optimizer: MultiSteps
+    first_step: int
+    metrics: MetricsLog
+    saver: Saver
+
+    def __post_init__(self) -> None:
+        self._train_step = make_train_step(self.config.train)
+        self._evaluation_step = make_evaluation_step(self.config.train)
+        self._clock = Clock()
+
+    def train(self, stop: StopSignal) -> StepMetrics:
+        """Take the steps that are left, or those until `stop`; all is saved at the end.
+
+        The host reads a step's results while the next one runs.
+
+        Returns:
+            The metrics of the last step taken.
+        """
+        steps = range(self.first_step, self.data.total_steps)
+        batches = placed_ahead(self.mesh, self.data.batches(self.first_step))
+        with self._bar(steps) as bar, self.saver, self.metrics:
+            unread: tuple[int, StepResult] | None = None
+            for step, batch in zip(steps, batches, strict=True):
+                with jax.transfer_guard("disallow"):
+                    result = self._train_step(self.model, self.optimizer, *batch)
+                if unread is not None:
+                    self._record(self._read(*unread), bar)
+                unread = step, result
+                stopping = stop.number is not None
+                if self._is_due(step) or stopping:
+                    latest = self._finish_step(step, result, bar)
+                    unread = None
+                if stopping:
+                    break
+                self.saver.raise_failure()
+        return latest
+
+    def _is_due(self, step: int) -> bool:
+        last = self.data.total_steps - 1
+        return step % self.config.train.checkpoint_interval == 0 or step == last
+
+    def _finish_step(self, step: int, result: StepResult, bar: tqdm) -> StepMetrics:
+        """Validate where that is due, then record the step and save a checkpoint of it."""
+        metrics = self._read(step, result)
+        due = self._is_due(step)
+        if due and self.validation is not None:
+            loss = mean_loss(
+                self.model, self._evaluation_step, self.validation.batches(), self.mesh
+            )
+            metrics = dataclasses.replace(metrics, validation_loss=loss)
+        self._record(metrics, bar)
+        self.metrics.sync()
+        self.saver.save(self.model, self.optimizer, self._meta(metrics, competes=due))
+        return metrics
+
+    def _read(self, step: int, result: StepResult) -> StepMetrics:
+        """The step's results on the host, once it is complete."""
+        values = StepResult(*jax.device_get(tuple(result)))
+        seconds = self._clock.lap()
+        losses = values.losses_A[values.finite_A].astype(np.float64)
+        tokens = self.data.tokens_per_step
+        return StepMetrics(
+            global_step=step,
+            tokens_seen=(step + 1) * tokens,
+            train_loss=float(losses.mean()) if len(losses) else None,
+            learning_rate=float(values.learning_rate),
+            gradient_norm=float(values.gradient_norm),
+            clipped=bool(values.clipped),
+            dropped_microbatches=int((~values.finite_A).sum()),
+            step_seconds=seconds,
+            tokens_per_second=tokens / seconds,
+        )
+
+    def _record(self, metrics: StepMetrics, bar: tqdm) -> None:
+        self.metrics.append(metrics)
+        if dropped := metrics.dropped_microbatches:
+            log.warning(
+                "step %d: %d microbatches with a loss or gradient that is not finite, left out",
+                metrics.global_step,
+                dropped,
+            )
+        loss = "none" if metrics.train_loss is None else f"{metrics.train_loss:.4f}"
+        shown = {"loss": loss, "lr": f"{metrics.learning_rate:.2e}"}
+        if metrics.validation_loss is not None:
+            shown["validation"] = f"{metrics.validation_loss:.4f}"
+        bar.set_postfix({**shown, "tok/s": f"{metrics.tokens_per_second:,.0f}"}, refresh=False)
+        bar.update()
+
+    def _meta(self, metrics: StepMetrics, competes: bool) -> CheckpointMeta:
+        return CheckpointMeta(
+            global_step=metrics.global_step,
+            total_steps=self.data.total_steps,
+            tokens_seen=metrics.tokens_seen,
+            train_loss=metrics.train_loss,
+            validation_loss=metrics.validation_loss,
+            competes=competes,
+            model=self.config.model.as_json(),
+            train=self.config.train.as_json(),
+            datasets=self.provenance.datasets,
+            tokenizer=self.provenance.tokenizer,
+            data_devices=self.mesh.shape["data"],
+            created=utc_now().isoformat(),
+            versions=installed_versions(),
+            checksums={},
+        )
+
+    def _bar(self, steps: range) -> tqdm:
+        seconds_between = 0.1 if sys.stderr.isatty() else 30
+        return tqdm(
+            total=steps.stop,
+            initial=steps.start,
+            unit="step",
+            mininterval=seconds_between,
+            dynamic_ncols=True,
+        )
+
+
+class Clock:
+    """Seconds from one completed step to the next, stalls included."""
+
+    def __init__(self) -> None:
+        self._last = time.perf_counter()
+
+    def lap(self) -> float:
+        now = time.perf_counter()
+        seconds, self._last = now - self._last, now
+        return seconds
+
+
+def placed_ahead(mesh: Mesh, batches: Iterable[tuple[np.ndarray, ...]]) -> Iterator[Batch]:
+    """The batches on their devices, the next one on its way while one is used."""
+    ahead: Batch | None = None
+    for batch in batches:
+        ahead, ready = place_batch(mesh, *batch), ahead
+        if ready is not None:
+            yield ready
+    if ahead is not None:
+        yield ahead
