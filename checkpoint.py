@@ -37,8 +37,10 @@ class CheckpointMeta(StrictModel):
     tokens_seen: int
     train_loss: float | None
     validation_loss: float | None
-    competes: bool
-    """Whether this may be the best: saved at the interval, not by a signal."""
+    selection_loss: float | None
+    """What the best checkpoint is lowest in: the validation loss, or the training loss where
+    there is no validation. null, and never the best, where that was not finite, and where a
+    signal saved this outside the interval."""
     model: dict[str, Any]
     train: dict[str, Any]
     datasets: dict[str, dict[str, str]]
@@ -53,12 +55,6 @@ class CheckpointMeta(StrictModel):
     """sha256 of each other file, by path relative to the checkpoint."""
     own_checksum: str = ""
     """sha256 of this file's content without this key."""
-
-    @property
-    def selection_loss(self) -> float:
-        """What the best checkpoint is lowest in."""
-        loss = self.train_loss if self.validation_loss is None else self.validation_loss
-        return float("inf") if loss is None else loss
 
     def run_config(self) -> RunConfig:
         """The configs it was trained with; raises UserError where this version cannot read them."""

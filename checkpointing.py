@@ -57,9 +57,9 @@ def newest_whole(folder: Path) -> Checkpoint | None:
 
 
 def best_of(checkpoints: list[Checkpoint]) -> Checkpoint | None:
-    """The one with the lowest loss among those that compete; the earlier of two alike."""
-    rivals = [c for c in checkpoints if c.meta.competes]
-    return min(rivals, key=lambda c: (c.meta.selection_loss, c.order), default=None)
+    """The one with the lowest selection loss; the earlier of two alike."""
+    rivals = [(c.meta.selection_loss, c.order, c) for c in checkpoints]
+    return min((r for r in rivals if r[0] is not None), default=(None, None, None))[2]
 
 
 def relink(folder: Path) -> None:

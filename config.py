@@ -94,7 +94,7 @@ class ModelConfig(Config):
         return None
 
     def _heads_divide_width(self) -> str | None:
-        if not self.n_heads or self.emb_dim % self.n_heads == 0:
+        if not self.n_layers or not self.n_heads or self.emb_dim % self.n_heads == 0:
             return None
         near = _nearest_divisor(self.emb_dim, self.n_heads)
         return (

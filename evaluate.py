@@ -6,10 +6,11 @@ from pathlib import Path
 import click
 
 import runtime
-from checkpoint import Weights
+from checkpoint import TOKENIZER_FILE, Weights
 from checkpointing import find_weights, load_model, load_tokenizer
 from data import ValidationData
 from dataset import find_datasets_dir, open_dataset
+from dataset_folder import Dataset
 from errors import UserError, run_command
 from sharding import create_mesh
 from step import make_evaluation_step, mean_loss
@@ -33,6 +34,7 @@ def main(checkpoint: str, dataset: str | None, datasets_dir: Path | None) -> Non
     if validation is None:
         raise UserError(f"dataset {', '.join(datasets)}: no validation split to evaluate on")
     tokenizer = load_tokenizer(checkpoint, folder)
+    _refuse_other_tokenizer(weights.path, datasets)
     model, evaluation_step = load_model(checkpoint), make_evaluation_step(train)
     loss = mean_loss(model, evaluation_step, validation.batches(), create_mesh((1, 1)))
     targets = [batch.targets_BS[: batch.real_rows] for batch in validation.batches()]
@@ -41,6 +43,17 @@ def main(checkpoint: str, dataset: str | None, datasets_dir: Path | None) -> Non
     click.echo(f"loss           {loss:.4f} nats per token")
     click.echo(f"perplexity     {math.exp(loss):.2f}")
     click.echo(f"bits per byte  {loss / math.log(2) * validation.tokens / text_bytes:.4f}")
+
+
+def _refuse_other_tokenizer(weights: Path, datasets: dict[str, Dataset]) -> None:
+    own = weights.with_name(TOKENIZER_FILE)
+    for name, dataset in datasets.items():
+        file = dataset.tokenizer_file
+        if file and own.is_file() and file.read_bytes() != own.read_bytes():
+            raise UserError(
+                f"dataset {name}: made with another tokenizer than the model's, so a token id"
+                f" means another thing; make it with --tokenizer {own}"
+            )
 
 
 if __name__ == "__main__":

@@ -86,8 +86,8 @@ def _explained(what: str) -> Iterator[None]:
         yield
     except RepositoryNotFoundError:
         raise UserError(
-            f"{what}: not on the Hugging Face hub, or private: check the name, or log in with"
-            " `hf auth login`"
+            f"{what}: not on the Hugging Face hub, or not for everyone; check the name, or log in"
+            " with `hf auth login`"
         ) from None
     # RuntimeError and ValueError: the hub's Xet back end, and names that it cannot have.
     except (OSError, HTTPError, EntryNotFoundError, RuntimeError, ValueError) as error:
@@ -95,6 +95,6 @@ def _explained(what: str) -> Iterator[None]:
             raise UserError(f"{what}: not on the Hugging Face hub") from None
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UserError(
-            f"{what}: not on this machine, and downloading it failed ({reason}); check the"
-            " connection and HF_HUB_OFFLINE, or copy it here from a machine that has it"
+            f"{what}: cannot be had from the Hugging Face hub ({reason}); check the connection and"
+            " HF_HUB_OFFLINE, or copy it here from a machine that has it"
         ) from error

@@ -1,10 +1,8 @@
 """From a run folder to its trainer: what a start checks, in which order, and what it moves."""
 
-import json
 import logging
 from pathlib import Path
 
-import click
 import jax
 from jax.sharding import Mesh
 
@@ -17,14 +15,14 @@ from checkpointing import Saver, clean_up, restore
 from config import RunConfig
 from data import TrainingData, ValidationData
 from dataset import open_dataset
-from dataset_folder import Dataset
 from metrics import MetricsLog, StepMetrics
-from resume import checkpoint_to_resume, put_aside, refuse_changes, refuse_other_data
+from provenance import Provenance
+from resume import checkpoint_to_resume, put_aside, refuse_changes
 from run_folder import RunFolder, Start
 from sharding import create_mesh, data_devices
 from signals import StopSignal
 from state import create_model_and_optimizer
-from trainer import Provenance, Trainer
+from trainer import Trainer
 
 log = logging.getLogger("rungs")
 
@@ -50,8 +48,9 @@ def launch(run: RunFolder, config: RunConfig, start: Start, datasets_dir: Path) 
         name: open_dataset(name, datasets_dir, update=saved is None)
         for name in config.train.datasets
     }
+    provenance = Provenance.of(config.train, datasets)
     if saved is not None:
-        refuse_other_data(saved.meta, checksums(datasets))
+        provenance.refuse_other_than(saved.meta.datasets)
     data = TrainingData(config.train, config.model, datasets)
     # 3. A finished run has nothing left to do.
     if saved is not None and saved.step + 1 >= data.total_steps:
@@ -68,63 +67,33 @@ def launch(run: RunFolder, config: RunConfig, start: Start, datasets_dir: Path) 
     if aside is not None:
         log.info("moved aside to %s", aside)
     # 6. The weights: those of the checkpoint, or fresh ones.
-    return _train(run, config, data, datasets, mesh, saved)
-
-
-def _train(
-    run: RunFolder,
-    config: RunConfig,
-    data: TrainingData,
-    datasets: dict[str, Dataset],
-    mesh: Mesh,
-    saved: Checkpoint | None,
-) -> int:
+    if saved is None:
+        model, optimizer = create_model_and_optimizer(config, data.total_steps, mesh)
+    else:
+        model, optimizer = restore(saved, config, data.total_steps, mesh)
+    drawer = ChartDrawer(run.path)
+    trainer = Trainer(
+        config=config,
+        data=data,
+        validation=ValidationData.of(config.train, config.model, datasets),
+        provenance=provenance,
+        mesh=mesh,
+        model=model,
+        optimizer=optimizer,
+        first_step=saved.step + 1 if saved else 0,
+        metrics=MetricsLog(run.metrics, last_step=saved.step if saved else -1),
+        saver=Saver(run.checkpoints, config, provenance.tokenizer_file, after=drawer.request),
+    )
+    # 7. The steps.
+    _report_start(run, data, mesh, saved)
     with StopSignal() as stop:
-        _report_start(run, config, data, mesh, saved)
-        if saved is None:
-            model, optimizer = create_model_and_optimizer(config, data.total_steps, mesh)
-        else:
-            model, optimizer = restore(saved, config, data.total_steps, mesh)
-        first_step = saved.step + 1 if saved else 0
-        drawer = ChartDrawer(run.path)
-        tokenizer_file = next(iter(datasets.values())).tokenizer_file
-        trainer = Trainer(
-            config=config,
-            data=data,
-            validation=ValidationData.of(config.train, config.model, datasets),
-            provenance=Provenance(checksums(datasets), _tokenizer_name(config, datasets)),
-            mesh=mesh,
-            model=model,
-            optimizer=optimizer,
-            first_step=first_step,
-            metrics=MetricsLog(run.metrics, last_step=first_step - 1),
-            saver=Saver(run.checkpoints, config, tokenizer_file, after=drawer.request),
-        )
         last = trainer.train(stop)
         drawer.finish()
     _report_end(run, config, last, stop)
     return stop.exit_code
 
 
-def checksums(datasets: dict[str, Dataset]) -> dict[str, dict[str, str]]:
-    """For each dataset, the sha256 of each split's file."""
-    return {
-        name: {split: dataset.description.splits[split].sha256 for split in dataset.splits}
-        for name, dataset in datasets.items()
-    }
-
-
-def _tokenizer_name(config: RunConfig, datasets: dict[str, Dataset]) -> str:
-    """The dataset that brings its tokenizer along, else the hub id in train.json."""
-    for name, dataset in datasets.items():
-        if dataset.tokenizer_file is not None:
-            return name
-    return config.train.tokenizer
-
-
-def _report_start(
-    run: RunFolder, config: RunConfig, data: TrainingData, mesh: Mesh, saved: Checkpoint | None
-) -> None:
+def _report_start(run: RunFolder, data: TrainingData, mesh: Mesh, saved: Checkpoint | None) -> None:
     goes_on = f"goes on after step {saved.step:,}, {saved.folder.name}" if saved else "starts"
     devices = f"{mesh.size} {mesh.devices.flat[0].device_kind} device{'s' * (mesh.size > 1)}"
     log.info(
@@ -135,8 +104,6 @@ def _report_start(
         f"{data.tokens_per_step:,}",
         devices,
     )
-    log.debug("model.json %s", json.dumps(config.model.as_json()))
-    log.debug("train.json %s", json.dumps(config.train.as_json()))
 
 
 def _report_end(run: RunFolder, config: RunConfig, last: StepMetrics, stop: StopSignal) -> None:
@@ -156,4 +123,4 @@ def _report_end(run: RunFolder, config: RunConfig, last: StepMetrics, stop: Stop
         f"{best.global_step:,}" if best else "none",
     )
     if stop.number:
-        click.echo("the same command goes on from here", err=True)
+        log.info("the same command goes on from here")

@@ -54,21 +54,6 @@ def refuse_changes(saved: CheckpointMeta, now: RunConfig, run: RunFolder, extend
         raise UserError("\n".join(_refusal(place, *values) for place, values in changes.items()))
 
 
-def refuse_other_data(saved: CheckpointMeta, datasets: dict[str, dict[str, str]]) -> None:
-    """Refuse to go on with other training tokens than the run was started with.
-
-    Args:
-        datasets: for each dataset now, the sha256 of each split's file.
-    """
-    for name, checksums in datasets.items():
-        before, now = saved.datasets[name].get("train"), checksums.get("train")
-        if before != now:
-            raise UserError(
-                f"dataset {name}: its training tokens are not those this run was started with"
-                f" (sha256 {before}, now {now}); bring those back, or start anew with --fresh"
-            )
-
-
 def put_aside(run: RunFolder, saved: Checkpoint | None) -> Path | None:
     """Move the checkpoints after `saved` (all, where it is None) into a folder under `aside/`,
     with a copy of the metrics, log and charts as they stand.

@@ -48,21 +48,32 @@ class RunFolder:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Hold the run; raises UserError where another process does. A dead one's hold is over."""
-        lock = FileLock(self.path / "train.lock")
-        holder = self.path / "holder.lock"
+        """Hold the run; a hold ends with its process. No trace is left of one that a mistake of
+        the user's ended.
+
+        Raises:
+            UserError: another process holds it, or the folder cannot be written to.
+        """
+        lock_file, holder = self.path / "train.lock", self.path / "holder.lock"
+        is_new = not lock_file.exists()
+        lock = FileLock(lock_file)
         try:
             lock.acquire(blocking=False)
         except Timeout:
             who = holder.read_text().strip() if holder.exists() else "another process"
-            raise UserError(
-                f"{self.path}: being trained by {who}; wait for it or stop it"
-            ) from None
+            raise UserError(f"{self.path}: being trained by {who}; wait, or stop it") from None
         except OSError as error:
             raise UserError(f"{self.path}: cannot be written to: {error.strerror}") from None
-        with lock:
+        try:
             holder.write_text(f"process {os.getpid()} on {socket.gethostname()}\n")
             yield
+        except UserError:
+            if is_new:
+                lock_file.unlink()
+            raise
+        finally:
+            holder.unlink()
+            lock.release()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -45,17 +45,17 @@ def prepare(train: TrainConfig, recorded_devices: int | None = None) -> None:
 
 
 def cache_compiled_code() -> None:
-    """Keep compiled code between starts, in the user's cache folder unless JAX's own setting
+    """Keep compiled code between starts, in the user's cache folder unless JAX's own variable
     names another."""
-    if CACHE_VARIABLE not in os.environ:
-        folder = Path(platformdirs.user_cache_dir("rungs")) / "compiled"
-        jax.config.update("jax_compilation_cache_dir", str(folder))
+    default = Path(platformdirs.user_cache_dir("rungs")) / "compiled"
+    folder = Path(os.environ.get(CACHE_VARIABLE) or default)
+    jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-    _mend_torn_entries()
+    _mend_torn_entries(folder)
 
 
-def _mend_torn_entries() -> None:
+def _mend_torn_entries(folder: Path) -> None:
     """Delete cache entries that a kill left half-written, where JAX warns that it cannot read one.
 
     JAX compiles anew then, but never overwrites an entry, and so would warn at every start.
@@ -63,13 +63,11 @@ def _mend_torn_entries() -> None:
     show = warnings.showwarning
 
     def show_or_mend(message: Any, *args: Any, **kwargs: Any) -> None:
-        torn = re.match(
-            r"Error reading persistent compilation cache entry for '(.+?)'", str(message)
-        )
+        torn = re.match(TORN_ENTRY, str(message))
         if torn is None:
-            return show(message, *args, **kwargs)
-        for entry in Path(jax.config.read("jax_compilation_cache_dir")).glob(f"{torn[1]}-*"):
+            show(message, *args, **kwargs)
+            return
+        for entry in folder.glob(f"{torn[1]}-*"):
             entry.unlink(missing_ok=True)
-        return None
 
     warnings.showwarning = show_or_mend

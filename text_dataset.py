@@ -76,7 +76,8 @@ class TextSection(NamedTuple):
             following = file.read(min(_PIECE_BYTES, self.end - target))
         cut = following.find(b"\n") + 1
         if cut in (0, len(following)):
-            cut = next((i for i, byte in enumerate(following) if byte & 0xC0 != 0x80), 0)
+            starts = (place for place, byte in enumerate(following) if byte & 0xC0 != 0x80)
+            cut = next(starts, len(following))  # of a character
         return self._replace(end=target + cut), self._replace(start=target + cut)
 
 

@@ -95,9 +95,10 @@ class Tokenizer:
     ) -> Iterator[list[int]]:
         """Token ids of a text that comes in pieces, in bounded memory.
 
-        The text is cut at line ends, where the cut changes no id as far as 200 characters
-        around it can tell. Where there is no such place, as with tokenizers that mark the start
-        of every text, the ids around the cuts may differ from those of the whole text.
+        The text is cut at a line end, else a space, where the cut changes no id as far as 200
+        characters around it can tell. Where there is no such place, as with tokenizers that mark
+        the start of every text, it is cut at a line end all the same, and the ids around it may
+        differ from those of the whole text.
         """
         chunks = self._chunks(pieces, chunk_characters)
         while batch := [chunk for _, chunk in zip(range(_CHUNKS_AT_ONCE), chunks, strict=False)]:
@@ -115,11 +116,10 @@ class Tokenizer:
 
     def _cut(self, text: str, size: int) -> int:
         """Where to cut a text, at most `size` characters from its start."""
-        for separator, after in (("\n", 1), (" ", 0)):
-            places = [place + after for place in _rfind_all(text, separator, size - 1) if place]
-            if places:
-                return next((place for place in places if self._harmless(text, place)), places[0])
-        return size
+        line_ends = [place + 1 for place in _rfind_all(text, "\n", size - 1)]
+        before_spaces = [place for place in _rfind_all(text, " ", size) if place]
+        places = [*line_ends, *before_spaces, size]
+        return next((place for place in places if self._harmless(text, place)), places[0])
 
     def _harmless(self, text: str, cut: int) -> bool:
         left = text[max(cut - _CONTEXT_CHARACTERS, 0) : cut]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import math
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -18,6 +19,7 @@ from data import TrainingData, ValidationData
 from metrics import MetricsLog, StepMetrics
 from model import GPT
 from optimizer import MultiSteps
+from provenance import Provenance
 from sharding import place_batch
 from signals import StopSignal
 from step import StepResult, make_evaluation_step, make_train_step, mean_loss
@@ -25,15 +27,6 @@ from step import StepResult, make_evaluation_step, make_train_step, mean_loss
 log = logging.getLogger("rungs")
 
 Batch = tuple[jax.Array, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class Provenance:
-    """What a checkpoint records of where it came from."""
-
-    datasets: dict[str, dict[str, str]]
-    """For each dataset, the sha256 of each split's file."""
-    tokenizer: str
 
 
 @dataclasses.dataclass
@@ -92,14 +85,21 @@ class Trainer:
         metrics = self._read(step, result)
         due = self._is_due(step)
         if due and self.validation is not None:
-            loss = mean_loss(
-                self.model, self._evaluation_step, self.validation.batches(), self.mesh
-            )
-            metrics = dataclasses.replace(metrics, validation_loss=loss)
+            metrics = dataclasses.replace(metrics, validation_loss=self._validate(step))
         self._record(metrics, bar)
         self.metrics.sync()
-        self.saver.save(self.model, self.optimizer, self._meta(metrics, competes=due))
+        self.saver.save(self.model, self.optimizer, self._meta(metrics, due))
         return metrics
+
+    def _validate(self, step: int) -> float | None:
+        """The validation loss; None where it is not finite."""
+        assert self.validation is not None
+        batches = self.validation.batches()
+        loss = mean_loss(self.model, self._evaluation_step, batches, self.mesh)
+        if math.isfinite(loss):
+            return loss
+        log.warning("step %d: the validation loss is not finite", step)
+        return None
 
     def _read(self, step: int, result: StepResult) -> StepMetrics:
         """The step's results on the host, once it is complete."""
@@ -134,14 +134,15 @@ class Trainer:
         bar.set_postfix({**shown, "tok/s": f"{metrics.tokens_per_second:,.0f}"}, refresh=False)
         bar.update()
 
-    def _meta(self, metrics: StepMetrics, competes: bool) -> CheckpointMeta:
+    def _meta(self, metrics: StepMetrics, due: bool) -> CheckpointMeta:
+        loss = metrics.train_loss if self.validation is None else metrics.validation_loss
         return CheckpointMeta(
             global_step=metrics.global_step,
             total_steps=self.data.total_steps,
             tokens_seen=metrics.tokens_seen,
             train_loss=metrics.train_loss,
             validation_loss=metrics.validation_loss,
-            competes=competes,
+            selection_loss=loss if due else None,
             model=self.config.model.as_json(),
             train=self.config.train.as_json(),
             datasets=self.provenance.datasets,

@@ -28,6 +28,7 @@ from checkpointing import best_of, list_checkpoints
 from errors import UserError
 from launch import launch
 from run_folder import RunFolder, Start
+from tokenization import train_tokenizer
 
 
 class StoppedEarly(Exception):
@@ -285,6 +286,34 @@ def test_a_microbatch_that_does_not_divide_by_the_devices(
     assert "microbatch_size: 4 does not divide by the 3 devices" in refusal(run, datasets_dir)
 
 
+def test_a_validation_loss_that_is_not_finite_is_never_the_best(
+    datasets_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    messages: pytest.LogCaptureFixture,
+) -> None:
+    losses = iter([1.0, float("nan"), 2.0])
+    monkeypatch.setattr("trainer.mean_loss", lambda *_: next(losses))
+    run = make_run(tmp_path / "run", min_train_tokens=3 * 128, checkpoint_interval=1)
+    assert go(run, datasets_dir) == 0
+    assert [s.validation_loss for s in metrics.read(run.metrics)] == [1.0, None, 2.0]
+    assert "step 1: the validation loss is not finite" in messages.text
+    best = best_of(list_checkpoints(run.checkpoints))
+    assert best is not None
+    assert best.step == 0
+
+
+def test_datasets_of_different_tokenizers_do_not_mix(tmp_path: Path) -> None:
+    for name, size in (("one", 300), ("two", 310)):
+        make_dataset(tmp_path, name)
+        train_tokenizer(["a text"], size).save(tmp_path / name / "tokenizer.json")
+    (tmp_path / "two" / "tokenizer.json").write_text(
+        (tmp_path / "one" / "tokenizer.json").read_text().replace('"a"', '"ã"')
+    )
+    run = make_run(tmp_path / "run", dataset={"one": 1, "two": 2})
+    assert "one, two: made with different tokenizers" in refusal(run, tmp_path)
+
+
 def test_a_failing_checkpoint_write_stops_the_training(
     datasets_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -315,7 +344,7 @@ def test_a_signal_saves_at_the_next_step_and_the_same_command_goes_on(
     assert "Traceback" not in errors
     saved = last_checkpoint(stopped)
     assert saved.step == len(losses(stopped)) - 1 < 479
-    assert saved.meta.competes == (saved.step % 5 == 0)
+    assert (saved.meta.selection_loss is not None) == (saved.step % 5 == 0)
     assert train(stopped, datasets_dir).returncode == 0
     assert_same_outcome(stopped, straight)
 

@@ -1,0 +1,91 @@
+"""A small local server that answers huggingface_hub as the hub would, for one dataset and one
+model repository, both with the same files."""
+
+import hashlib
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Self
+
+DATASET, MODEL = "owner/data", "owner/model"
+
+
+class HubStandIn:
+    """Serves `files` as of `revision`; `requests` lists the paths asked for."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytes] = {}
+        self.revision = "a" * 40
+        self.requests: list[str] = []
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        self.address = f"http://127.0.0.1:{self._server.server_port}"
+
+    def downloads(self) -> list[str]:
+        """Names of the files whose content was sent, since the last call."""
+        paths = [path for path in self.requests if path.startswith("GET") and "/resolve/" in path]
+        self.requests.clear()
+        return sorted(path.rsplit("/", 1)[1] for path in paths)
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    def answer(self, path: str) -> tuple[int, bytes, dict[str, str]]:
+        """Status, body and headers for a path."""
+        if path.startswith(f"/api/datasets/{DATASET}/tree/"):
+            entries = [{"type": "file", "path": name, **_entry(name)} for name in self.files]
+            return 200, json.dumps(self._with_content(entries, "path")).encode(), {}
+        if path.split("/revision/")[0] == f"/api/datasets/{DATASET}":
+            siblings = [{"rfilename": name, **_entry(name)} for name in self.files]
+            found = self._with_content(siblings, "rfilename")
+            info = {"id": DATASET, "sha": self.revision, "siblings": found}
+            return 200, json.dumps(info).encode(), {}
+        if path == f"/api/models/{MODEL}":
+            return 200, json.dumps({"id": MODEL, "sha": self.revision}).encode(), {}
+        if path.startswith((f"/datasets/{DATASET}/resolve/", f"/{MODEL}/resolve/")):
+            body = self.files.get(path.rsplit("/", 1)[1])
+            if body is None:
+                return 404, b"", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": self.revision}
+            etag = f'"{hashlib.sha256(body).hexdigest()}"'
+            return 200, body, {"ETag": etag, "X-Repo-Commit": self.revision}
+        return 404, b"", {"X-Error-Code": "RepoNotFound"}
+
+    def _with_content(self, entries: list[dict[str, Any]], key: str) -> list[dict[str, Any]]:
+        for entry in entries:
+            body = self.files[entry[key]]
+            sha256 = hashlib.sha256(body).hexdigest()
+            entry["size"] = len(body)
+            entry["lfs"] = {"oid": sha256, "sha256": sha256, "size": len(body), "pointerSize": 130}
+        return entries
+
+    def _handler(self) -> type[BaseHTTPRequestHandler]:
+        hub = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                path = self.path.split("?")[0]
+                hub.requests.append(f"{self.command} {path}")
+                status, body, headers = hub.answer(path)
+                self.send_response(status)
+                for key, value in headers.items():
+                    self.send_header(key, value)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                if self.command == "GET":
+                    self.wfile.write(body)
+
+            do_HEAD = do_GET
+
+            def log_message(self, *_: object) -> None:
+                """Say nothing."""
+
+        return Handler
+
+
+def _entry(name: str) -> dict[str, Any]:
+    number = hashlib.sha1(name.encode()).hexdigest()
+    return {"oid": number, "blobId": number}

@@ -1,0 +1,41 @@
+"""Every committed run folder: its first step compiles, in the shapes and types it asks for."""
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+from tiny_run import ROOT
+
+import config
+from sharding import create_mesh
+from state import AbstractState
+from step import make_train_step
+
+RUNS = sorted(path.parent for path in (ROOT / "runs").glob("*/train.json"))
+EXPECTED = {"a-to-a", "next-token", "a-to-a-fineweb", "gpt2-small"}
+
+
+def test_the_runs_there_should_be() -> None:
+    assert {run.name for run in RUNS} >= EXPECTED
+
+
+@pytest.mark.parametrize("run", RUNS, ids=lambda path: path.name)
+def test_the_first_step_compiles(run: Path) -> None:
+    settings = config.load_run(run)
+    train = settings.train
+    abstract = AbstractState(settings, 10, create_mesh((1, 1)))
+    model, optimizer = abstract.fill(abstract.weights, abstract.optimizer)  # type: ignore[arg-type]
+    shape = (
+        train.gradient_accumulation_steps,
+        train.microbatch_size,
+        settings.model.context_length,
+    )
+    batch = jax.ShapeDtypeStruct(shape, jnp.int32)
+    lowered = make_train_step(train).lower(model, optimizer, batch, batch)  # type: ignore[attr-defined]
+    lowered.compile()
+
+
+def test_gpt2_small_has_the_size_it_says() -> None:
+    abstract = AbstractState(config.load_run(ROOT / "runs" / "gpt2-small"), 10, create_mesh((1, 1)))
+    assert sum(leaf.size for leaf in abstract.weights.values()) == 163_009_536
