@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from matplotlib import image
 from matplotlib.lines import Line2D
 
+import canvas
 import charts
 from errors import UserError
 from metrics import StepMetrics
@@ -253,15 +254,6 @@ def test_stretch_means_keep_the_mean_of_x_and_y_together() -> None:
     assert y.tolist() == [2 * (2 + 5 * n) for n in range(20)]
 
 
-@pytest.mark.parametrize(("low", "high"), [(2, 11), (3.1, 3.3), (0.3, 40), (1e-9, 10), (1, 1e30)])
-def test_logarithmic_ticks_are_few_and_round(low: float, high: float) -> None:
-    ticks = charts.log_ticks(low, high)
-    assert 3 <= len(ticks) <= 9
-    assert low <= ticks.min()
-    assert ticks.max() <= high
-    assert all(len(f"{tick:g}") <= 5 for tick in ticks)
-
-
 def test_the_best_step_is_the_best_checkpoint(make_run: MakeRun) -> None:
     losses = {0: 4.0, 10: 3.0, 20: 3.5, 25: 1.0}  # 25 is no interval checkpoint
     steps = [step(n, validation_loss=losses.get(n)) for n in range(29)]
@@ -335,7 +327,7 @@ def test_the_legend_stays_inside_the_picture(make_run: MakeRun) -> None:
     for length in (5, 12, 30, 80):
         names = [str(i).rjust(length, "n") for i in range(10)]
         runs = load_runs([make_run(name, [step(n) for n in range(3)]) for name in names])
-        with charts._styled("plain"):
+        with canvas.styled("plain"):
             figure = charts.learning_rates(runs)
             figure.draw_without_rendering()
             box = figure.legends[0].get_window_extent()
