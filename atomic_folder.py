@@ -2,13 +2,13 @@
 
 import contextlib
 import logging
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 from filelock import AcquireReturnProxy, BaseFileLock, FileLock, Timeout
 
+from disk import sync_to_disk
 from errors import UserError
 
 logger = logging.getLogger("rungs.atomic_folder")
@@ -61,7 +61,7 @@ def replaced(folder: Path, *, resume: bool = False) -> Iterator[Path]:
         if not resume:
             _remove(partial)
         raise
-    _sync(folder.parent)
+    sync_to_disk(folder.parent)
     _remove(old)
 
 
@@ -86,13 +86,3 @@ def _sibling(folder: Path, kind: str) -> Path:
 
 def _remove(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
-
-
-def _sync(folder: Path) -> None:
-    """Let renames within a folder outlive the machine, where the system can say so."""
-    if os.name == "posix":
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

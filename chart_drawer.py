@@ -38,13 +38,16 @@ class ChartDrawer:
 
     def _begin(self) -> None:
         self._stale = False
-        self._drawing = subprocess.Popen(
-            self._command,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,  # Ctrl-C stops the training, not the drawing
-        )
+        try:
+            self._drawing = subprocess.Popen(
+                self._command,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+                start_new_session=True,  # Ctrl-C stops the training, not the drawing
+            )
+        except OSError as error:
+            log.warning("the charts could not be drawn: %s", error)
 
     def _report(self) -> None:
         """Wait for the drawing under way, and say where it failed."""

@@ -11,7 +11,6 @@ import dataclasses
 import hashlib
 import importlib.metadata
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from config import ModelConfig, RunConfig, TrainConfig
+from disk import sync_to_disk
 from errors import UserError
 from strict_json import StrictModel, read_text
 
@@ -189,17 +189,6 @@ def seal(folder: Path, meta: CheckpointMeta) -> None:
     meta_path.write_text(json.dumps(sealed.model_dump(mode="json"), indent=2) + "\n")
     for path in [*files, meta_path, *(p for p in folder.rglob("*") if p.is_dir()), folder]:
         sync_to_disk(path)
-
-
-def sync_to_disk(path: Path) -> None:
-    """Wait until a file's content, or a folder's list of names, would outlive the machine."""
-    if path.is_dir() and os.name == "nt":
-        return
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def installed_versions() -> dict[str, str]:

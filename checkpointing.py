@@ -4,6 +4,7 @@ The only writer under `checkpoints/`. A checkpoint is written under a name with 
 renamed when it is whole, so a crash leaves either all of it or nothing that looks like one.
 """
 
+import contextlib
 import datetime
 import logging
 import shutil
@@ -21,34 +22,42 @@ import tokenization
 from checkpoint import Checkpoint, CheckpointMeta, Weights, read_checkpoint
 from config import RunConfig
 from dataset import find_datasets_dir, folder_of
+from disk import sync_to_disk
 from errors import UserError
 from model import GPT
 from optimizer import MultiSteps
+from run_folder import RUNS
 from sharding import create_mesh
 from state import AbstractState, named_arrays
 from tokenization import Tokenizer
 
 BEST, LATEST = "best", "latest"
+CHECKPOINT_NAMES = "[0-9]*-step-*"
 UNFINISHED = "."
-"""Names with this prefix are not checkpoints: being written, or being deleted."""
+"""Prefix of a checkpoint being written or deleted, and of a link being made."""
 
 log = logging.getLogger("rungs")
 
 
 def list_checkpoints(folder: Path) -> list[Checkpoint]:
-    """All whole checkpoints under `checkpoints/`, by step; one with a bad meta.json is left out."""
+    """All checkpoints under `checkpoints/` whose meta.json can be read, by step."""
     found = []
-    for path in folder.iterdir() if folder.is_dir() else ():
-        if path.is_dir() and not path.is_symlink() and not path.name.startswith(UNFINISHED):
-            try:
-                found.append(read_checkpoint(path))
-            except UserError as error:
-                log.warning("%s", error)
+    for path in folder.glob(CHECKPOINT_NAMES):
+        with contextlib.suppress(UserError):
+            found.append(read_checkpoint(path))
     return sorted(found, key=lambda c: c.order)
+
+
+def unreadable_checkpoints(folder: Path) -> list[Path]:
+    """Those whose meta.json is missing or damaged."""
+    readable = {c.folder for c in list_checkpoints(folder)}
+    return sorted(set(folder.glob(CHECKPOINT_NAMES)) - readable)
 
 
 def newest_whole(folder: Path) -> Checkpoint | None:
     """The checkpoint with the highest step of which every file is as it was saved."""
+    for path in unreadable_checkpoints(folder):
+        log.warning("%s: damaged (meta.json); not used", path)
     for candidate in reversed(list_checkpoints(folder)):
         if not (damage := candidate.damage()):
             return candidate
@@ -84,8 +93,8 @@ def prune(folder: Path, keep: int) -> None:
 
 def clean_up(folder: Path) -> None:
     """After a crash: drop what was half-written or half-deleted, and set the links right."""
-    for path in folder.glob(UNFINISHED + "*"):
-        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    for path in folder.glob(UNFINISHED + CHECKPOINT_NAMES):
+        shutil.rmtree(path)
     relink(folder)
 
 
@@ -129,6 +138,7 @@ class Saver:
 
         self.wait()
         self._folder.mkdir(exist_ok=True)
+        sync_to_disk(self._folder.parent)
         unfinished = self._folder / (UNFINISHED + checkpoint_name(meta.global_step))
         unfinished.mkdir()
         optimizer_saved = ocp.save_async(
@@ -162,7 +172,7 @@ class Saver:
         optimizer_saved.result()
         checkpoint.seal(unfinished, meta)
         unfinished.rename(self._folder / unfinished.name.removeprefix(UNFINISHED))
-        checkpoint.sync_to_disk(self._folder)
+        sync_to_disk(self._folder)
         relink(self._folder)
         prune(self._folder, self._config.train.keep_checkpoints)
         self._after()
@@ -170,7 +180,12 @@ class Saver:
 
 def checkpoint_name(step: int) -> str:
     """The folder name of a checkpoint of this step, saved now."""
-    return f"{utc_now():%Y%m%dZ%H%M%S}-step-{step:06d}"
+    return f"{time_stamp()}-step-{step:06d}"
+
+
+def time_stamp() -> str:
+    """Now in UTC, as the names of checkpoints begin."""
+    return f"{utc_now():%Y%m%dZ%H%M%S}"
 
 
 def utc_now() -> datetime.datetime:
@@ -225,7 +240,7 @@ def load_tokenizer(path: Path | str, datasets_dir: Path | None = None) -> Tokeni
 
 def find_weights(path: Path | str) -> Path:
     """The `model.safetensors` that a run folder, a checkpoint or a path to one stands for."""
-    path = Path(path)
+    path = RUNS / path if (RUNS / path).is_dir() and not Path(path).exists() else Path(path)
     if path.name in (BEST, LATEST) or path.parent.name in (BEST, LATEST):
         path = _follow(path)
     for candidate in (
@@ -254,6 +269,10 @@ def _point(link: Path, target: str) -> None:
         new.symlink_to(target, target_is_directory=True)
     except OSError:
         new.write_text(target + "\n")
+    if link.is_dir() and not link.is_symlink():  # a copy that followed links made it a folder
+        aside = link.parent.parent / "aside"
+        aside.mkdir(exist_ok=True)
+        link.rename(aside / f"{time_stamp()}-{link.name}")
     new.replace(link)
 
 

@@ -86,7 +86,13 @@ class ModelConfig(Config):
     """How weights start. gpt2: normal with σ 0.02, residual projections ÷ √(2·n_layers).
     truncated_normal: cut at ±3σ, σ² = 2/(in + out) (Glorot & Bengio 2010). Biases start at 0."""
 
-    CHECKS = ("_heads_given", "_heads_divide_width", "_sinusoids_pair_up")
+    CHECKS = (
+        "_heads_given",
+        "_heads_divide_width",
+        "_sinusoids_pair_up",
+        "_width_has_a_part",
+        "_norm_has_a_place",
+    )
 
     def _heads_given(self) -> str | None:
         if self.n_layers and self.n_heads is None:
@@ -105,6 +111,16 @@ class ModelConfig(Config):
     def _sinusoids_pair_up(self) -> str | None:
         if self.positions == "sinusoidal" and self.emb_dim % 2:
             return f'emb_dim: {self.emb_dim} is odd; positions "sinusoidal" need it even'
+        return None
+
+    def _width_has_a_part(self) -> str | None:
+        if self.ffn_dim and self.feed_forward == "none":
+            return f'ffn_dim: {self.ffn_dim}, but feed_forward is "none"; leave one of them out'
+        return None
+
+    def _norm_has_a_place(self) -> str | None:
+        if self.norm != "none" and self.norm_placement == "after" and not self.n_layers:
+            return 'norm_placement: "after" places no norm where n_layers is 0; set norm "none"'
         return None
 
     @property
@@ -167,7 +183,7 @@ class TrainConfig(Config):
     checkpoint_interval: Size
     """Steps between checkpoints, counted from step 0; the last step always has one."""
     tokenizer: str = "gpt2"
-    """Hub id of the tokenizer, for datasets that come without one."""
+    """Hub id of the tokenizer of datasets that come without one; others bring their own."""
     gradient_accumulation_steps: Size = 1
     """Microbatches per step: the step's batch is this many times microbatch_size sequences."""
     min_train_tokens: CountOrAll = -1
@@ -219,6 +235,17 @@ class TrainConfig(Config):
     """Look of the charts."""
     lineage: Lineage | None = None
     """Written by `train.py --like`."""
+
+    CHECKS = ("_microbatch_divides",)
+
+    def _microbatch_divides(self) -> str | None:
+        devices = self.sharding.data if self.sharding else -1
+        if devices == -1 or self.microbatch_size % devices == 0:
+            return None
+        return (
+            f"microbatch_size: {self.microbatch_size} does not divide by the {devices} devices of"
+            f" sharding.data; {-(-self.microbatch_size // devices) * devices} would"
+        )
 
     @property
     def sequences_per_step(self) -> int:

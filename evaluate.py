@@ -10,8 +10,8 @@ from checkpoint import TOKENIZER_FILE, Weights
 from checkpointing import find_weights, load_model, load_tokenizer
 from data import ValidationData
 from dataset import find_datasets_dir, open_dataset
-from dataset_folder import Dataset
 from errors import UserError, run_command
+from provenance import refuse_other_tokenizers
 from sharding import create_mesh
 from step import make_evaluation_step, mean_loss
 
@@ -28,13 +28,17 @@ def main(checkpoint: str, dataset: str | None, datasets_dir: Path | None) -> Non
     runtime.cache_compiled_code()
     folder = find_datasets_dir(datasets_dir)
     weights = Weights(find_weights(checkpoint))
-    train = weights.train.model_copy(update={"dataset": dataset} if dataset else {})
+    train = weights.train.model_copy(
+        update={"dataset": dataset, "start_val_token": 0} if dataset else {}
+    )
     datasets = {name: open_dataset(name, folder, update=False) for name in train.datasets}
     validation = ValidationData.of(train, weights.model, datasets)
     if validation is None:
         raise UserError(f"dataset {', '.join(datasets)}: no validation split to evaluate on")
     tokenizer = load_tokenizer(checkpoint, folder)
-    _refuse_other_tokenizer(weights.path, datasets)
+    own = weights.path.with_name(TOKENIZER_FILE)
+    model_tokenizer = own.read_bytes() if own.is_file() else None
+    refuse_other_tokenizers(datasets, weights.train.tokenizer, model_tokenizer)
     model, evaluation_step = load_model(checkpoint), make_evaluation_step(train)
     loss = mean_loss(model, evaluation_step, validation.batches(), create_mesh((1, 1)))
     targets = [batch.targets_BS[: batch.real_rows] for batch in validation.batches()]
@@ -43,17 +47,6 @@ def main(checkpoint: str, dataset: str | None, datasets_dir: Path | None) -> Non
     click.echo(f"loss           {loss:.4f} nats per token")
     click.echo(f"perplexity     {math.exp(loss):.2f}")
     click.echo(f"bits per byte  {loss / math.log(2) * validation.tokens / text_bytes:.4f}")
-
-
-def _refuse_other_tokenizer(weights: Path, datasets: dict[str, Dataset]) -> None:
-    own = weights.with_name(TOKENIZER_FILE)
-    for name, dataset in datasets.items():
-        file = dataset.tokenizer_file
-        if file and own.is_file() and file.read_bytes() != own.read_bytes():
-            raise UserError(
-                f"dataset {name}: made with another tokenizer than the model's, so a token id"
-                f" means another thing; make it with --tokenizer {own}"
-            )
 
 
 if __name__ == "__main__":

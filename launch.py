@@ -12,9 +12,10 @@ import runtime
 from chart_drawer import ChartDrawer
 from checkpoint import Checkpoint
 from checkpointing import Saver, clean_up, restore
-from config import RunConfig
+from config import TRAIN_FILE, RunConfig
 from data import TrainingData, ValidationData
 from dataset import open_dataset
+from errors import UserError
 from metrics import MetricsLog, StepMetrics
 from provenance import Provenance
 from resume import checkpoint_to_resume, put_aside, refuse_changes
@@ -54,14 +55,14 @@ def launch(run: RunFolder, config: RunConfig, start: Start, datasets_dir: Path) 
     data = TrainingData(config.train, config.model, datasets)
     # 3. A finished run has nothing left to do.
     if saved is not None and saved.step + 1 >= data.total_steps:
-        log.info("%s is finished: %s steps; --extend goes on", run.path, f"{saved.step + 1:,}")
+        _finish_again(run, saved)
         return 0
     # 4. The devices: as train.json says, else as the checkpoint recorded, else all there are.
     recorded = saved.meta.data_devices if saved else None
     runtime.prepare(config.train, recorded)
-    mesh = create_mesh((data_devices(config.train, jax.device_count(), recorded), 1))
+    mesh = _mesh(config, recorded)
     # 5. What this start leaves behind moves aside; what a crash left half-done goes.
-    aside = put_aside(run, saved) if start.fresh or saved is not None else None
+    aside = put_aside(run, saved)
     clean_up(run.checkpoints)
     logs.keep(run.log)
     if aside is not None:
@@ -89,8 +90,29 @@ def launch(run: RunFolder, config: RunConfig, start: Start, datasets_dir: Path) 
     with StopSignal() as stop:
         last = trainer.train(stop)
         drawer.finish()
-    _report_end(run, config, last, stop)
-    return stop.exit_code
+    is_stopped = last.global_step + 1 < data.total_steps
+    _report_end(run, config, last, is_stopped)
+    return stop.exit_code if is_stopped else 0
+
+
+def _mesh(config: RunConfig, recorded: int | None) -> Mesh:
+    try:
+        return create_mesh((data_devices(config.train, jax.device_count(), recorded), 1))
+    except ValueError as error:
+        raise UserError(f"{TRAIN_FILE}: {error}") from None
+
+
+def _finish_again(run: RunFolder, saved: Checkpoint) -> None:
+    """What a kill just after the last checkpoint left to do."""
+    clean_up(run.checkpoints)
+    drawer = ChartDrawer(run.path)
+    drawer.request()
+    drawer.finish()
+    log.info(
+        "%s is finished: %s steps; to go on, raise min_train_tokens or epochs and --extend",
+        run.path,
+        f"{saved.step + 1:,}",
+    )
 
 
 def _report_start(run: RunFolder, data: TrainingData, mesh: Mesh, saved: Checkpoint | None) -> None:
@@ -106,7 +128,7 @@ def _report_start(run: RunFolder, data: TrainingData, mesh: Mesh, saved: Checkpo
     )
 
 
-def _report_end(run: RunFolder, config: RunConfig, last: StepMetrics, stop: StopSignal) -> None:
+def _report_end(run: RunFolder, config: RunConfig, last: StepMetrics, is_stopped: bool) -> None:
     steps = metrics.read(run.metrics)
     seconds = sum(step.step_seconds for step in steps)
     best = metrics.best_step(steps, config.train.checkpoint_interval)
@@ -114,7 +136,7 @@ def _report_end(run: RunFolder, config: RunConfig, last: StepMetrics, stop: Stop
     shown = ", ".join(f"{name} {loss:.4f}" for name, loss in losses.items() if loss is not None)
     log.info(
         "%s after step %s: %s tokens in %s s, %s tokens/s; %s; best at step %s",
-        "stopped" if stop.number else "finished",
+        "stopped" if is_stopped else "finished",
         f"{last.global_step:,}",
         f"{last.tokens_seen:,}",
         f"{seconds:,.1f}",
@@ -122,5 +144,5 @@ def _report_end(run: RunFolder, config: RunConfig, last: StepMetrics, stop: Stop
         shown,
         f"{best.global_step:,}" if best else "none",
     )
-    if stop.number:
+    if is_stopped:
         log.info("the same command goes on from here")

@@ -2,12 +2,17 @@
 
 import dataclasses
 import json
+import logging
 import math
 import os
 from pathlib import Path
 from typing import Any, Self
 
+from disk import sync_to_disk
+
 METRICS_FILE = "metrics.jsonl"
+
+log = logging.getLogger("rungs")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,8 +46,8 @@ class StepMetrics:
 
 
 def read(path: Path) -> list[StepMetrics]:
-    """The steps recorded in the file, in order, up to the first line that is torn. What another
-    version of Rungs recorded besides is left out."""
+    """The steps recorded in the file, in order. A line that is torn, and what another version of
+    Rungs recorded besides, is left out."""
     if not path.exists():
         return []
     known = {field.name for field in dataclasses.fields(StepMetrics)}
@@ -52,7 +57,7 @@ def read(path: Path) -> list[StepMetrics]:
             values = json.loads(line).items()
             steps.append(StepMetrics(**{key: value for key, value in values if key in known}))
         except (ValueError, TypeError, AttributeError):
-            break
+            continue
     return steps
 
 
@@ -61,12 +66,15 @@ class MetricsLog:
 
     def __init__(self, path: Path, last_step: int) -> None:
         kept = [step for step in read(path) if step.global_step <= last_step]
+        if (missing := last_step + 1 - len(kept)) > 0:
+            log.warning("%s: %d steps before this start are not recorded", path, missing)
         replacement = path.with_name(path.name + ".new")
         with replacement.open("w", encoding="utf-8") as file:
             file.writelines(step.as_line() for step in kept)
             file.flush()
             os.fsync(file.fileno())
         replacement.replace(path)
+        sync_to_disk(path.parent)
         self._file = path.open("a", encoding="utf-8")
 
     def append(self, step: StepMetrics) -> None:
@@ -86,14 +94,12 @@ class MetricsLog:
 
 
 def best_step(steps: list[StepMetrics], checkpoint_interval: int) -> StepMetrics | None:
-    """The step of the best checkpoint, among those at the interval: lowest validation loss, or
-    lowest training loss where no step was validated."""
+    """The step of the best checkpoint: lowest validation loss or, where no step was validated,
+    lowest training loss among the steps at the interval and the last."""
+    validated = [(step.validation_loss, step) for step in steps if step.validation_loss is not None]
     due = [step for step in steps if step.global_step % checkpoint_interval == 0] + steps[-1:]
-    validated = [step for step in due if step.validation_loss is not None]
-    losses = [(step.validation_loss, step) for step in validated] or [
-        (step.train_loss, step) for step in due if step.train_loss is not None
-    ]
-    return min(losses, key=lambda pair: pair[0] or 0.0, default=(None, None))[1]
+    trained = [(step.train_loss, step) for step in due if step.train_loss is not None]
+    return min(validated or trained, key=lambda pair: pair[0], default=(None, None))[1]
 
 
 def _finite(value: Any) -> Any:

@@ -22,18 +22,14 @@ class Provenance:
     @classmethod
     def of(cls, train: TrainConfig, datasets: dict[str, Dataset]) -> Self:
         """Raises UserError where the datasets' tokenizers differ."""
-        files = {name: d.tokenizer_file for name, d in datasets.items() if d.tokenizer_file}
-        if len({path.read_bytes() for path in files.values()}) > 1:
-            raise UserError(
-                f"dataset {', '.join(files)}: made with different tokenizers, so a token id means"
-                " different things in them; make them with one (download_dataset.py --tokenizer)"
-            )
+        refuse_other_tokenizers(datasets, train.tokenizer)
         checksums: dict[str, dict[str, str]] = {
             name: {split: dataset.description.splits[split].sha256 for split in dataset.splits}
             for name, dataset in datasets.items()
         }
-        tokenizer, tokenizer_file = next(iter(files.items()), (train.tokenizer, None))
-        return cls(checksums, tokenizer, tokenizer_file)
+        name, first = next(iter(datasets.items()))
+        tokenizer = name if first.tokenizer_file else train.tokenizer
+        return cls(checksums, tokenizer, first.tokenizer_file)
 
     def refuse_other_than(self, before: dict[str, dict[str, str]]) -> None:
         """Raises UserError where the training tokens are not those of `before`, as `datasets`."""
@@ -44,3 +40,26 @@ class Provenance:
                     f" (sha256 {before[name]['train']}, now {checksums['train']}); bring those"
                     " back, or start over with --fresh"
                 )
+
+
+def refuse_other_tokenizers(
+    datasets: dict[str, Dataset], hub_id: str, model: bytes | None = None
+) -> None:
+    """Refuse datasets whose token ids mean different things, to each other or to a model.
+
+    Args:
+        hub_id: tokenizer of datasets that come without one, and of a model without one.
+        model: a model's `tokenizer.json`.
+
+    Raises:
+        UserError: naming each dataset with its tokenizer.
+    """
+    files = {name: dataset.tokenizer_file for name, dataset in datasets.items()}
+    kinds: set[bytes | str] = {file.read_bytes() if file else hub_id for file in files.values()}
+    if len(kinds | ({model} if model else set())) > 1:
+        shown = ", ".join(f"{name} ({file or hub_id})" for name, file in files.items())
+        whose = "than the model's" if model else "from one another"
+        raise UserError(
+            f"dataset {shown}: other tokenizers {whose}, so a token id means different things;"
+            " make them with one (download_dataset.py --text … --tokenizer …)"
+        )

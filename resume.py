@@ -8,14 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import config
-from checkpoint import Checkpoint, CheckpointMeta, read_checkpoint
-from checkpointing import BEST, LATEST, best_of, list_checkpoints, newest_whole, utc_now
+from checkpoint import Checkpoint, CheckpointMeta
+from checkpointing import (
+    BEST,
+    CHECKPOINT_NAMES,
+    LATEST,
+    best_of,
+    list_checkpoints,
+    newest_whole,
+    unreadable_checkpoints,
+    utc_now,
+)
 from config import MODEL_FILE, TRAIN_FILE, RunConfig, TrainConfig
 from errors import UserError
 from run_folder import RunFolder, Start
-
-EXTENDING = ("min_train_tokens", "epochs")
-"""Keys that `--extend` may raise."""
 
 
 def checkpoint_to_resume(run: RunFolder, start: Start) -> Checkpoint | None:
@@ -51,21 +57,27 @@ def refuse_changes(saved: CheckpointMeta, now: RunConfig, run: RunFolder, extend
         if key not in allowed
     }
     if changes:
-        raise UserError("\n".join(_refusal(place, *values) for place, values in changes.items()))
+        raise UserError(
+            "\n".join(_refusal(place, *values, now.train) for place, values in changes.items())
+        )
 
 
 def put_aside(run: RunFolder, saved: Checkpoint | None) -> Path | None:
-    """Move the checkpoints after `saved` (all, where it is None) into a folder under `aside/`,
-    with a copy of the metrics, log and charts as they stand.
+    """Move the checkpoints after `saved` (all, where it is None) and those that cannot be read
+    into a folder under `aside/`, with a copy of the metrics, log and charts as they stand.
 
     A crash half-way leaves a run that resumes from the newest checkpoint still in place.
 
     Returns:
         That folder; None where there was nothing to move.
     """
-    later = [c for c in list_checkpoints(run.checkpoints) if saved is None or c.order > saved.order]
+    later = [
+        c.folder
+        for c in list_checkpoints(run.checkpoints)
+        if saved is None or c.order > saved.order
+    ] + unreadable_checkpoints(run.checkpoints)
     records = [path for path in (run.metrics, run.log, *run.charts) if path.exists()]
-    if not later and not (saved is None and records):
+    if not later and not (saved is None and run.metrics.exists()):
         return None
     aside = run.aside / f"{utc_now():%Y%m%dZ%H%M%S%f}"
     aside.mkdir(parents=True)
@@ -78,14 +90,14 @@ def put_aside(run: RunFolder, saved: Checkpoint | None) -> Path | None:
             path.unlink()
     else:
         (aside / "checkpoints").mkdir()
-        for checkpoint in reversed(later):
-            checkpoint.folder.rename(aside / "checkpoints" / checkpoint.folder.name)
+        for folder in reversed(later):
+            folder.rename(aside / "checkpoints" / folder.name)
     return aside
 
 
 def _newest(run: RunFolder) -> Checkpoint | None:
     newest = newest_whole(run.checkpoints)
-    if newest is None and any(run.checkpoints.glob("[!.]*-step-*")):
+    if newest is None and any(run.checkpoints.glob(CHECKPOINT_NAMES)):
         raise UserError(
             f"{run.checkpoints}: none of the checkpoints there is whole; start over with --fresh,"
             " which moves them aside"
@@ -101,8 +113,9 @@ def _named(run: RunFolder, name: str) -> Checkpoint:
         return checkpoints[-1]
     if name == BEST:
         return best_of(checkpoints) or checkpoints[-1]
-    if Path(name).name == name and (run.checkpoints / name).is_dir():
-        return read_checkpoint(run.checkpoints / name)
+    for checkpoint in checkpoints:
+        if checkpoint.folder.name == name:
+            return checkpoint
     names = ", ".join([BEST, LATEST, *(c.folder.name for c in checkpoints)])
     raise UserError(f"--from {name}: no such checkpoint in {run.path}; there are {names}")
 
@@ -119,9 +132,14 @@ def _extension(before: TrainConfig, now: TrainConfig) -> set[str]:
     return longer | ({"min_train_tokens"} if in_order and more else set())
 
 
-def _refusal(place: str, before: Any, now: Any) -> str:
+def _refusal(place: str, before: Any, now: Any, train: TrainConfig) -> str:
     key = place.rpartition(" ")[2]
-    hint = "raise it with --extend" if key in EXTENDING else "put it back"
+    if key == "epochs" or (key == "min_train_tokens" and not train.shuffle and train.epochs == 1):
+        hint = "raise it, with --extend"
+    elif key == "min_train_tokens":
+        hint = "put it back (a shuffled run, or one of several epochs, is extended by epochs)"
+    else:
+        hint = "put it back"
     return (
         f"{place}: was {before!r} when this run was saved, is now {now!r}; {hint}, start another"
         " run with --like, or this one over with --fresh"

@@ -72,7 +72,7 @@ class RunFolder:
                 lock_file.unlink()
             raise
         finally:
-            holder.unlink()
+            holder.unlink(missing_ok=True)
             lock.release()
 
 

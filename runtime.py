@@ -14,7 +14,6 @@ import jax
 import platformdirs
 
 from config import TrainConfig
-from errors import UserError
 from sharding import data_devices
 
 TORN_ENTRY = r"Error reading persistent compilation cache entry for '(.+?)'"
@@ -36,12 +35,11 @@ def prepare(train: TrainConfig, recorded_devices: int | None = None) -> None:
         os.environ["XLA_FLAGS"] = f"{flags} --xla_gpu_deterministic_ops=true".strip()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     wanted = train.sharding.data if train.sharding else recorded_devices
-    try:
-        devices = data_devices(train, max(cores or 1, wanted or 1), recorded_devices)
-    except ValueError as error:
-        raise UserError(f"train.json: {error}") from None
+    cpu_devices = max(cores or 1, wanted or 1)
+    with contextlib.suppress(ValueError):  # told once it is known which devices there are
+        cpu_devices = data_devices(train, cpu_devices, recorded_devices)
     with contextlib.suppress(RuntimeError):  # JAX runs already, with the devices it has
-        jax.config.update("jax_num_cpu_devices", devices)
+        jax.config.update("jax_num_cpu_devices", cpu_devices)
 
 
 def cache_compiled_code() -> None:

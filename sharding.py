@@ -40,10 +40,9 @@ def data_devices(train: TrainConfig, available: int, recorded: int | None = None
     if wanted > available:
         raise ValueError(f"sharding.data: {wanted} devices asked for, {available} at hand")
     if size % wanted:
-        near = f"{size // wanted * wanted} or " if size > wanted else ""
         raise ValueError(
-            f"microbatch_size: {size} does not divide by the {wanted} devices of sharding.data;"
-            f" {near}{(size // wanted + 1) * wanted} would"
+            f"microbatch_size: {size} does not divide by the {wanted} devices there are;"
+            f" {-(-size // wanted) * wanted} would"
         )
     return wanted
 

@@ -1,11 +1,10 @@
 """SIGINT and SIGTERM as a wish to stop at the next step boundary."""
 
+import contextlib
 import os
 import signal
 from types import FrameType
 from typing import Self
-
-import click
 
 
 class StopSignal:
@@ -39,4 +38,5 @@ class StopSignal:
             os.kill(os.getpid(), number)
         self.number = number
         name = signal.Signals(number).name
-        click.echo(f"\n{name}: saving after this step; once more to stop at once", err=True)
+        with contextlib.suppress(OSError):  # a terminal that is gone must not cost the save
+            os.write(2, f"\n{name}: saving after this step; once more to stop at once\n".encode())

@@ -32,6 +32,9 @@ class StepResult(NamedTuple):
     clipped: Array
 
 
+DROPOUT = 0xD0
+"""Sets the random numbers of dropout apart from those that start the weights."""
+
 TrainStep = Callable[[GPT, MultiSteps, Array, Array], StepResult]
 EvaluationStep = Callable[[GPT, Array, Array], Array]
 
@@ -45,7 +48,8 @@ def make_train_step(train: TrainConfig) -> TrainStep:
     def train_step(
         model: GPT, optimizer: MultiSteps, inputs_ABS: Array, targets_ABS: Array
     ) -> StepResult:
-        step_key = jax.random.fold_in(jax.random.key(train.seed), optimizer.step[...])
+        dropout_key = jax.random.fold_in(jax.random.key(train.seed), DROPOUT)
+        step_key = jax.random.fold_in(dropout_key, optimizer.step[...])
         graph, params = nnx.split(model)
 
         def loss_of(params: nnx.State, inputs_BS: Array, targets_BS: Array, key: Array) -> Array:

@@ -20,7 +20,6 @@ class StrictModel(BaseModel):
         frozen=True,
         allow_inf_nan=False,
         use_attribute_docstrings=True,
-        populate_by_name=True,
     )
 
     CHECKS: ClassVar[tuple[str, ...]] = ()
@@ -77,7 +76,8 @@ def parse(
     except ValidationError as error:
         others: dict[str, type[StrictModel]] = {path.name: model, **(elsewhere or {})}
         lines += [line for e in error.errors() for line in _mistakes(e, path, others)]
-        lines += [f"{path}: {line}" for line in _partial(model, values, error).misfits()]
+        if wrong := {str(e["loc"][0]) for e in error.errors() if e["loc"]}:
+            lines += [f"{path}: {line}" for line in _partial(model, values, wrong).misfits()]
     if lines:
         raise UserError("\n".join(dict.fromkeys(lines)))
     return config
@@ -107,9 +107,8 @@ def _parse_object(text: str, path: Path) -> tuple[dict[str, Any], list[str]]:
     return value, twice
 
 
-def _partial(model: type[M], values: dict[str, Any], error: ValidationError) -> M:
+def _partial(model: type[M], values: dict[str, Any], wrong: set[str]) -> M:
     """The object without the keys that are wrong, for the checks that can do without them."""
-    wrong = {str(e["loc"][0]) for e in error.errors() if e["loc"]}
     right = {key: value for key, value in values.items() if key not in wrong}
     partial = model.model_construct(**right)
     for key in wrong:

@@ -3,7 +3,6 @@
 import dataclasses
 import logging
 import math
-import sys
 import time
 from collections.abc import Iterable, Iterator
 
@@ -16,6 +15,7 @@ from checkpoint import CheckpointMeta, installed_versions
 from checkpointing import Saver, utc_now
 from config import RunConfig
 from data import TrainingData, ValidationData
+from logs import TERMINAL
 from metrics import MetricsLog, StepMetrics
 from model import GPT
 from optimizer import MultiSteps
@@ -154,8 +154,9 @@ class Trainer:
         )
 
     def _bar(self, steps: range) -> tqdm:
-        seconds_between = 0.1 if sys.stderr.isatty() else 30
+        seconds_between = 0.1 if TERMINAL.isatty() else 30
         return tqdm(
+            file=TERMINAL,
             total=steps.stop,
             initial=steps.start,
             unit="step",

@@ -12,6 +12,7 @@ from config import ModelConfig, TrainConfig
 
 jax.config.update("jax_num_cpu_devices", 4)
 runtime.cache_compiled_code()
+assert jax.device_count() == 4
 
 
 def model_config(**changes: object) -> ModelConfig:

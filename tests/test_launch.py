@@ -121,10 +121,39 @@ def test_a_run_leaves_what_it_should(finished: RunFolder) -> None:
 def test_a_finished_run_says_so(
     copy: RunFolder, datasets_dir: Path, messages: pytest.LogCaptureFixture
 ) -> None:
+    for chart in copy.charts:
+        chart.unlink()
     before = files(copy.path)
+    (copy.checkpoints / "latest").unlink()
     assert go(copy, datasets_dir) == 0
     assert "is finished: 24 steps" in messages.text
-    assert files(copy.path) == before
+    assert len(copy.charts) == 4
+    assert (copy.checkpoints / "latest").readlink() == Path(last_checkpoint(copy).folder.name)
+    after = files(copy.path)
+    assert {name: after[name] for name in before} == before
+
+
+def test_a_copy_that_followed_the_links_goes_on(
+    finished: RunFolder, datasets_dir: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(finished.path, tmp_path / "copy")
+    run = RunFolder(tmp_path / "copy")
+    assert not (run.checkpoints / "best").is_symlink()
+    shutil.rmtree(last_checkpoint(run).folder)
+    assert go(run, datasets_dir) == 0
+    assert_same_outcome(run, finished)
+    assert (run.checkpoints / "best").is_symlink()
+    assert {path.name[-4:] for path in run.aside.iterdir()} == {"best", "test"}
+
+
+def test_records_without_their_checkpoints_are_moved_aside_not_lost(
+    copy: RunFolder, finished: RunFolder, datasets_dir: Path
+) -> None:
+    shutil.rmtree(copy.checkpoints)
+    assert go(copy, datasets_dir) == 0
+    (aside,) = copy.aside.iterdir()
+    assert (aside / "metrics.jsonl").read_bytes() == finished.metrics.read_bytes()
+    assert_same_outcome(copy, finished)
 
 
 def test_a_crash_costs_only_what_came_after_the_last_checkpoint(
@@ -228,7 +257,7 @@ def test_what_may_change_between_starts(
         ("train.json", "gradient_accumulation_steps", 4, "put it back"),
         ("train.json", "seed", 1, "put it back"),
         ("train.json", "shuffle", True, "put it back"),
-        ("train.json", "min_train_tokens", 9000, "raise it with --extend"),
+        ("train.json", "min_train_tokens", 9000, "raise it, with --extend"),
         ("model.json", "norm", "none", "put it back"),
     ],
 )
@@ -253,7 +282,7 @@ def test_extending_goes_on_with_the_old_steps_unchanged(
     copy: RunFolder, finished: RunFolder, datasets_dir: Path
 ) -> None:
     change(copy, min_train_tokens=30 * 128)
-    assert "raise it with --extend" in refusal(copy, datasets_dir)
+    assert "raise it, with --extend" in refusal(copy, datasets_dir)
     assert go(copy, datasets_dir, extend=True) == 0
     assert losses(copy)[:24] == losses(finished)
     assert len(losses(copy)) == 30
@@ -264,7 +293,7 @@ def test_a_shuffled_run_is_extended_by_epochs_only(datasets_dir: Path, tmp_path:
     run = make_run(tmp_path / "shuffled", shuffle=True, min_train_tokens=256)
     assert go(run, datasets_dir) == 0
     change(run, min_train_tokens=512)
-    assert "min_train_tokens: was 256" in refusal(run, datasets_dir, extend=True)
+    assert "is extended by epochs" in refusal(run, datasets_dir, extend=True)
     change(run, min_train_tokens=256, epochs=2)
     assert go(run, datasets_dir, extend=True) == 0
     assert len(losses(run)) == 4
@@ -284,6 +313,10 @@ def test_a_microbatch_that_does_not_divide_by_the_devices(
 ) -> None:
     run = make_run(tmp_path / "run", sharding={"data": 3})
     assert "microbatch_size: 4 does not divide by the 3 devices" in refusal(run, datasets_dir)
+    change(run, sharding={"data": -1}, microbatch_size=6)
+    assert "microbatch_size: 6 does not divide by the 4 devices" in refusal(run, datasets_dir)
+    change(run, sharding={"data": 6}, microbatch_size=6)
+    assert "sharding.data: 6 devices asked for, 4 at hand" in refusal(run, datasets_dir)
 
 
 def test_a_validation_loss_that_is_not_finite_is_never_the_best(
@@ -311,7 +344,11 @@ def test_datasets_of_different_tokenizers_do_not_mix(tmp_path: Path) -> None:
         (tmp_path / "one" / "tokenizer.json").read_text().replace('"a"', '"ã"')
     )
     run = make_run(tmp_path / "run", dataset={"one": 1, "two": 2})
-    assert "one, two: made with different tokenizers" in refusal(run, tmp_path)
+    assert "other tokenizers from one another" in refusal(run, tmp_path)
+    make_dataset(tmp_path, "plain")
+    change(run, dataset={"one": 1, "plain": 1})
+    message = refusal(run, tmp_path)
+    assert f"one ({tmp_path / 'one' / 'tokenizer.json'}), plain (gpt2)" in message
 
 
 def test_a_failing_checkpoint_write_stops_the_training(
@@ -334,19 +371,29 @@ def test_a_signal_saves_at_the_next_step_and_the_same_command_goes_on(
     straight = make_run(tmp_path / "straight", epochs=20)
     stopped = make_run(tmp_path / "stopped", epochs=20)
     assert train(straight, datasets_dir).returncode == 0
-    process = subprocess.Popen(
-        command(stopped, datasets_dir), stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+    errors = tmp_path / "stderr"
+    with errors.open("w") as stderr:
+        process = subprocess.Popen(command(stopped, datasets_dir), stderr=stderr)
     wait_for(lambda: len(losses(stopped)) > 30)
     process.send_signal(number)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 128 + number, errors
-    assert "Traceback" not in errors
+    assert process.wait(timeout=60) == 128 + number, errors.read_text()
+    assert "Traceback" not in errors.read_text()
     saved = last_checkpoint(stopped)
     assert saved.step == len(losses(stopped)) - 1 < 479
     assert (saved.meta.selection_loss is not None) == (saved.step % 5 == 0)
     assert train(stopped, datasets_dir).returncode == 0
     assert_same_outcome(stopped, straight)
+
+
+def test_a_terminal_that_is_gone_does_not_cost_the_save(datasets_dir: Path, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", epochs=100)
+    process = subprocess.Popen(command(run, datasets_dir), stderr=subprocess.PIPE)
+    wait_for(lambda: len(losses(run)) > 10)
+    assert process.stderr is not None
+    process.stderr.close()
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=60) == 128 + signal.SIGINT
+    assert last_checkpoint(run).step == len(losses(run)) - 1
 
 
 def test_two_trainers_do_not_share_a_run(datasets_dir: Path, tmp_path: Path) -> None:
