@@ -1,6 +1,7 @@
-"""Charts redrawn beside the training loop, in a process of their own."""
+"""Charts redrawn beside the training loop, in a process of their own that yields to it."""
 
 import logging
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +18,8 @@ class ChartDrawer:
     """
 
     def __init__(self, run_folder: Path) -> None:
-        self._command = [sys.executable, str(CHARTS_COMMAND), str(run_folder)]
+        nice = ["nice", "-n", "19"] if shutil.which("nice") else []
+        self._command = [*nice, sys.executable, str(CHARTS_COMMAND), str(run_folder)]
         self._drawing: subprocess.Popen[str] | None = None
         self._stale = False
 

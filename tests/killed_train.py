@@ -1,6 +1,7 @@
 """`train.py`, killed by SIGKILL at a moment of its own: `killed_train.py MOMENT COUNT RUN …`.
 
-The moment is the COUNT-th call of one of the product's functions, met before, within or after.
+The moment is the COUNT-th call of one of the product's functions (0: any call at which the
+moment's own condition holds), met before, within or after.
 """
 
 import os
@@ -21,14 +22,14 @@ def die() -> None:
 
 
 def wrap(owner: Any, name: str, before: Callable[..., None], count: int) -> None:
-    """Call `before` with the arguments of the `count`-th call of a function."""
+    """Call `before` with the arguments of the `count`-th call of a function, 0 for every call."""
     original = getattr(owner, name)
     calls = 0
 
     def counted(*args: Any, **kwargs: Any) -> Any:
         nonlocal calls
         calls += 1
-        if calls == count:
+        if count in (0, calls):
             before(*args, **kwargs)
         return original(*args, **kwargs)
 
@@ -51,9 +52,10 @@ def seal_then_die(*args: Any) -> None:
     die()
 
 
-def rename_then_die(path: Path, target: Path) -> None:
-    path.rename(target)
-    die()
+def die_at_the_last_step(folder: Path) -> None:
+    latest = checkpointing.list_checkpoints(folder)[-1:]
+    if any(saved.step + 1 == saved.meta.total_steps for saved in latest):
+        die()
 
 
 def delete_half_then_die(path: Path) -> None:
@@ -62,6 +64,7 @@ def delete_half_then_die(path: Path) -> None:
 
 
 original_seal = checkpoint.seal
+AT_THE_END = "between the last rename and its links"
 MOMENTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "before a step is recorded": (metrics.MetricsLog, "append", lambda *_: die()),
     "within a metrics line": (metrics.MetricsLog, "append", tear_metrics_line),
@@ -72,6 +75,7 @@ MOMENTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "between write and rename": (checkpoint, "seal", seal_then_die),
     "between rename and links": (checkpointing, "relink", lambda *_: die()),
     "while links change": (checkpointing, "_point", lambda *_: die()),
+    AT_THE_END: (checkpointing, "relink", die_at_the_last_step),
     "while pruning": (checkpointing.shutil, "rmtree", delete_half_then_die),
 }
 
