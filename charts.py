@@ -326,6 +326,8 @@ def _compare(folders: list[Path], output_dir: Path | None, chart_style: str | No
     for path in draw_comparison(runs, output_dir or comparison_folder(names), chart_style):
         click.echo(path)
     click.echo(f"\n{records.figures_table(runs)}\n\n{records.differences_table(runs)}")
+    if len({str(run.config.train.dataset) for run in runs}) > 1:
+        click.echo("\nLosses of different datasets do not compare; evaluate.py has bits per byte.")
 
 
 def _no_steps(run_folder: Path) -> str:

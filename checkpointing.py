@@ -250,7 +250,9 @@ def find_weights(path: Path | str) -> Path:
     ):
         if candidate.is_file():
             return candidate
-    raise UserError(f"{path}: no model.safetensors there; name a run, a checkpoint or the file")
+    if path.is_dir():
+        raise UserError(f"{path}: no checkpoint there yet; train it first: uv run train.py {path}")
+    raise UserError(f"{path}: no such run, checkpoint or model.safetensors")
 
 
 def _place(weights: Weights, abstract: dict[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:

@@ -1,6 +1,7 @@
 """The `datasets` folder: a dataset by its name, wherever it comes from."""
 
 import difflib
+import logging
 import os
 import re
 from collections.abc import Callable
@@ -15,6 +16,8 @@ from dataset_folder import Dataset, Source
 from errors import UserError
 from text_dataset import TextSection
 from tokenization import SMALLEST_VOCAB, Tokenizer
+
+logger = logging.getLogger("rungs.dataset")
 
 VARIABLE = "RUNGS_DATASETS_DIR"
 """Environment variable that names another place for the folder."""
@@ -109,6 +112,7 @@ def add_text(
 
 def _build_named(name: str, folder: Path) -> None:
     if name == python_stdlib.NAME:
+        logger.info("making dataset %s in %s", name, folder)
         _build(folder, python_stdlib.fill)
         return
     known = [python_stdlib.NAME]

@@ -96,5 +96,5 @@ def _explained(what: str) -> Iterator[None]:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UserError(
             f"{what}: cannot be had from the Hugging Face hub ({reason}); check the connection and"
-            " HF_HUB_OFFLINE, or copy it here from a machine that has it"
+            " HF_HUB_OFFLINE, or copy its folder from a machine that has it"
         ) from error

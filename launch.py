@@ -1,6 +1,8 @@
 """From a run folder to its trainer: what a start checks, in which order, and what it moves."""
 
+import contextlib
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -52,7 +54,8 @@ def launch(run: RunFolder, config: RunConfig, start: Start, datasets_dir: Path) 
     provenance = Provenance.of(config.train, datasets)
     if saved is not None:
         provenance.refuse_other_than(saved.meta.datasets)
-    data = TrainingData(config.train, config.model, datasets)
+    with _mistakes_in(run):
+        data = TrainingData(config.train, config.model, datasets)
     # 3. A finished run has nothing left to do.
     if saved is not None and saved.step + 1 >= data.total_steps:
         _finish_again(run, saved)
@@ -60,7 +63,8 @@ def launch(run: RunFolder, config: RunConfig, start: Start, datasets_dir: Path) 
     # 4. The devices: as train.json says, else as the checkpoint recorded, else all there are.
     recorded = saved.meta.data_devices if saved else None
     runtime.prepare(config.train, recorded)
-    mesh = _mesh(config, recorded)
+    with _mistakes_in(run):
+        mesh = _mesh(config, recorded)
     # 5. What this start leaves behind moves aside; what a crash left half-done goes.
     aside = put_aside(run, saved)
     clean_up(run.checkpoints)
@@ -93,6 +97,16 @@ def launch(run: RunFolder, config: RunConfig, start: Start, datasets_dir: Path) 
     is_stopped = last.global_step + 1 < data.total_steps
     _report_end(run, config, last, is_stopped)
     return stop.exit_code if is_stopped else 0
+
+
+@contextlib.contextmanager
+def _mistakes_in(run: RunFolder) -> Iterator[None]:
+    """Say in which folder the files are that a message is about."""
+    try:
+        yield
+    except UserError as error:
+        lines = str(error).splitlines()
+        raise UserError("\n".join(f"{run.path}/{line}" for line in lines)) from None
 
 
 def _mesh(config: RunConfig, recorded: int | None) -> Mesh:
@@ -132,17 +146,23 @@ def _report_end(run: RunFolder, config: RunConfig, last: StepMetrics, is_stopped
     steps = metrics.read(run.metrics)
     seconds = sum(step.step_seconds for step in steps)
     best = metrics.best_step(steps, config.train.checkpoint_interval)
-    losses = {"train loss": last.train_loss, "validation loss": last.validation_loss}
-    shown = ", ".join(f"{name} {loss:.4f}" for name, loss in losses.items() if loss is not None)
+    shown = [
+        f"{name} {loss:.4f}"
+        for name, loss in (
+            ("train loss", last.train_loss),
+            ("validation loss", last.validation_loss),
+        )
+        if loss is not None
+    ]
     log.info(
-        "%s after step %s: %s tokens in %s s, %s tokens/s; %s; best at step %s",
+        "%s after step %s: %s tokens in %s s, %s tokens/s; %s; best %s",
         "stopped" if is_stopped else "finished",
         f"{last.global_step:,}",
         f"{last.tokens_seen:,}",
         f"{seconds:,.1f}",
         f"{last.tokens_seen / seconds:,.0f}",
-        shown,
-        f"{best.global_step:,}" if best else "none",
+        ", ".join(shown),
+        f"at step {best.global_step:,}" if best else "none",
     )
     if is_stopped:
-        log.info("the same command goes on from here")
+        log.info("to go on: uv run train.py %s", run.path)

@@ -113,9 +113,9 @@ def _named(run: RunFolder, name: str) -> Checkpoint:
         return checkpoints[-1]
     if name == BEST:
         return best_of(checkpoints) or checkpoints[-1]
-    for checkpoint in checkpoints:
-        if checkpoint.folder.name == name:
-            return checkpoint
+    alike = [c for c in checkpoints if name and c.folder.name.endswith(name)]
+    if len(alike) == 1:
+        return alike[0]
     names = ", ".join([BEST, LATEST, *(c.folder.name for c in checkpoints)])
     raise UserError(f"--from {name}: no such checkpoint in {run.path}; there are {names}")
 
@@ -135,7 +135,7 @@ def _extension(before: TrainConfig, now: TrainConfig) -> set[str]:
 def _refusal(place: str, before: Any, now: Any, train: TrainConfig) -> str:
     key = place.rpartition(" ")[2]
     if key == "epochs" or (key == "min_train_tokens" and not train.shuffle and train.epochs == 1):
-        hint = "raise it, with --extend"
+        hint = "add --extend to train for longer, or put it back"
     elif key == "min_train_tokens":
         hint = "put it back (a shuffled run, or one of several epochs, is extended by epochs)"
     else:

@@ -113,7 +113,10 @@ def create_like(name: str, like: str, settings: Sequence[str]) -> Path:
     config.check_texts(target, texts[MODEL_FILE], texts[TRAIN_FILE])
     if target.exists():
         if any(strict_json.read_text(target / name) != text for name, text in texts.items()):
-            raise UserError(f"{target}: there already, and not what --like and --set make of it")
+            raise UserError(
+                f"{target}: there already, with other keys than --like and --set make; choose"
+                " another name, or leave out --like to go on with it"
+            )
         return target
     target.mkdir(parents=True)
     for file_name, text in texts.items():

@@ -119,6 +119,7 @@ def _partial(model: type[M], values: dict[str, Any], wrong: set[str]) -> M:
 _WORDING = {
     "Value error, ": "",
     "Input should be": "must be",
+    "a valid boolean": "true or false",
     "a valid": "of type",
     "greater than or equal to": "at least",
     "less than or equal to": "at most",

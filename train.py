@@ -26,7 +26,7 @@ from run_folder import RunFolder, Start, create_like, find_run
     "--from",
     "rewind_to",
     metavar="CHECKPOINT",
-    help="Go back to `best`, `latest` or a checkpoint by name; later ones move aside.",
+    help="Go back to `best`, `latest` or a checkpoint (`step-000375`); later ones move aside.",
 )
 @click.option("--fresh", is_flag=True, help="Start over; what was there moves aside.")
 @click.option("--extend", is_flag=True, help="Go on with more tokens or epochs than before.")

@@ -209,5 +209,7 @@ def test_meta_of_another_version_is_refused_by_name() -> None:
 
 
 def test_where_there_is_nothing_to_load(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no model\.safetensors there"):
+    with pytest.raises(UserError, match="no such run, checkpoint"):
         checkpointing.find_weights(tmp_path / "nothing")
+    with pytest.raises(UserError, match="no checkpoint there yet; train it first"):
+        checkpointing.find_weights(tmp_path)

@@ -257,7 +257,12 @@ def test_what_may_change_between_starts(
         ("train.json", "gradient_accumulation_steps", 4, "put it back"),
         ("train.json", "seed", 1, "put it back"),
         ("train.json", "shuffle", True, "put it back"),
-        ("train.json", "min_train_tokens", 9000, "raise it, with --extend"),
+        (
+            "train.json",
+            "min_train_tokens",
+            9000,
+            "add --extend to train for longer, or put it back",
+        ),
         ("model.json", "norm", "none", "put it back"),
     ],
 )
@@ -282,7 +287,7 @@ def test_extending_goes_on_with_the_old_steps_unchanged(
     copy: RunFolder, finished: RunFolder, datasets_dir: Path
 ) -> None:
     change(copy, min_train_tokens=30 * 128)
-    assert "raise it, with --extend" in refusal(copy, datasets_dir)
+    assert "add --extend to train for longer, or put it back" in refusal(copy, datasets_dir)
     assert go(copy, datasets_dir, extend=True) == 0
     assert losses(copy)[:24] == losses(finished)
     assert len(losses(copy)) == 30
