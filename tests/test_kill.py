@@ -12,7 +12,7 @@ from tiny_run import ROOT, assert_same_outcome, command, make_dataset, make_run,
 
 from run_folder import RunFolder
 
-RANDOM_KILLS = 12
+RANDOM_KILLS = 9
 LONGER = {"epochs": 60, "shuffle": True, "checkpoint_interval": 20}
 
 
