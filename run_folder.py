@@ -5,6 +5,7 @@ import dataclasses
 import json
 import os
 import socket
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -118,10 +119,22 @@ def create_like(name: str, like: str, settings: Sequence[str]) -> Path:
                 " another name, or leave out --like to go on with it"
             )
         return target
-    target.mkdir(parents=True)
-    for file_name, text in texts.items():
-        (target / file_name).write_text(text, encoding="utf-8")
+    _write_whole(target, texts)
     return target
+
+
+def _write_whole(folder: Path, texts: dict[str, str]) -> None:
+    """Make a folder with these files, or nothing."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".", dir=folder.parent) as unfinished:
+            new = Path(unfinished) / folder.name
+            new.mkdir()
+            for name, text in texts.items():
+                (new / name).write_text(text, encoding="utf-8")
+            new.rename(folder)
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be made: {error.strerror}") from None
 
 
 def _parse_settings(settings: Sequence[str]) -> dict[str, Any]:
@@ -144,9 +157,9 @@ def _changed_files(origin: Path, target: Path, changes: dict[str, Any]) -> dict[
         in_model = key in FILE_TYPES[MODEL_FILE].model_fields
         contents[MODEL_FILE if in_model else TRAIN_FILE][key] = value
     for content in contents.values():
-        if "$schema" in content:
-            schema = origin / content["$schema"]
-            content["$schema"] = Path(os.path.relpath(schema, target)).as_posix()
+        schema = content.get("$schema")
+        if schema and "://" not in schema:
+            content["$schema"] = Path(os.path.relpath(origin / schema, target)).as_posix()
     contents[TRAIN_FILE]["lineage"] = {"like": origin.as_posix(), "set": changes}
     return {name: json.dumps(content, indent=2) + "\n" for name, content in contents.items()}
 

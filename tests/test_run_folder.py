@@ -54,6 +54,21 @@ def test_the_schema_is_found_from_another_depth() -> None:
     assert read("elsewhere/deep/new/model.json")["$schema"] == "../../../model.json"
 
 
+@pytest.mark.parametrize("schema", [None, "https://example.org/model.json"])
+def test_a_schema_that_is_no_path_stays(schema: str | None) -> None:
+    path = Path("runs/old/model.json")
+    path.write_text(json.dumps({**MODEL, "$schema": schema}))
+    create_like("new", "old", [])
+    assert read("runs/new/model.json")["$schema"] == schema
+    assert sorted(path.name for path in Path("runs").iterdir()) == ["new", "old"]
+
+
+def test_a_folder_that_cannot_be_made_is_told() -> None:
+    Path("file").write_text("")
+    with pytest.raises(UserError, match="file/new: cannot be made"):
+        create_like("file/new", "old", [])
+
+
 def test_the_same_command_again_goes_on_and_another_is_refused() -> None:
     settings = ["learning_rate=3e-4"]
     assert create_like("new", "old", settings) == create_like("new", "old", settings)
