@@ -25,9 +25,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, NullLocator
 
-from config import TrainConfig
 from errors import UserError
 from records import FloatArray, RecordedRun
+from train_config import TrainConfig
 
 # Okabe & Ito's palette without its yellow, too pale for lines on white.
 BLACK, ORANGE, SKY_BLUE, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"

@@ -17,10 +17,12 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from config import ModelConfig, RunConfig, TrainConfig
+from config import RunConfig
 from disk import sync_to_disk
 from errors import UserError
+from model_config import ModelConfig
 from strict_json import StrictModel, read_text
+from train_config import TrainConfig
 
 WEIGHTS_FILE, META_FILE, TOKENIZER_FILE = "model.safetensors", "meta.json", "tokenizer.json"
 OPTIMIZER_FOLDER = "optimizer"

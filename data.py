@@ -12,9 +12,11 @@ from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 
-from config import MODEL_FILE, TRAIN_FILE, ModelConfig, TrainConfig
+from config import MODEL_FILE, TRAIN_FILE
 from dataset_folder import TRAIN, VALIDATION, Dataset, Split
 from errors import UserError
+from model_config import ModelConfig
+from train_config import TrainConfig
 
 _READ_AHEAD_STEPS = 4
 _READ_AHEAD_THREADS = 2

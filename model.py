@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from config import ModelConfig
+from model_config import ModelConfig
 
 Axes = dict[str, int]
 Initializer = Callable[[Array, tuple[int, ...], int], Array]

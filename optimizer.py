@@ -13,7 +13,7 @@ import optax
 from flax import nnx
 from jax import Array
 
-from config import TrainConfig
+from train_config import TrainConfig
 
 
 class Update(NamedTuple):

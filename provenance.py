@@ -4,9 +4,9 @@ import dataclasses
 from pathlib import Path
 from typing import Self
 
-from config import TrainConfig
 from dataset_folder import Dataset
 from errors import UserError
+from train_config import TrainConfig
 
 
 @dataclasses.dataclass(frozen=True)

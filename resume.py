@@ -19,9 +19,10 @@ from checkpointing import (
     unreadable_checkpoints,
     utc_now,
 )
-from config import MODEL_FILE, TRAIN_FILE, RunConfig, TrainConfig
+from config import MODEL_FILE, TRAIN_FILE, RunConfig
 from errors import UserError
 from run_folder import RunFolder, Start
+from train_config import TrainConfig
 
 
 def checkpoint_to_resume(run: RunFolder, start: Start) -> Checkpoint | None:

@@ -13,8 +13,8 @@ from typing import Any
 import jax
 import platformdirs
 
-from config import TrainConfig
 from sharding import data_devices
+from train_config import TrainConfig
 
 TORN_ENTRY = r"Error reading persistent compilation cache entry for '(.+?)'"
 CACHE_VARIABLE = "JAX_COMPILATION_CACHE_DIR"

@@ -13,7 +13,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from config import TrainConfig
+from train_config import TrainConfig
 
 MESH_AXIS_NAMES = ("data", "tensor")
 MESH_AXES: dict[str, dict[str, str]] = {"dp": {}}

@@ -14,10 +14,10 @@ from flax import nnx
 from jax import Array
 from jax.sharding import Mesh
 
-from config import TrainConfig
 from model import GPT, NO_DROPOUT, Dropout
 from optimizer import MultiSteps
 from sharding import place_batch
+from train_config import TrainConfig
 
 
 class StepResult(NamedTuple):

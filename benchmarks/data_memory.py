@@ -15,9 +15,10 @@ import click
 import numpy as np
 
 import token_file
-from config import ModelConfig, TrainConfig
 from data import TrainingData
 from dataset_folder import Dataset
+from model_config import ModelConfig
+from train_config import TrainConfig
 
 BLOCK_TOKENS = 1 << 20
 

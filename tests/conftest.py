@@ -8,7 +8,8 @@ import jax
 import pytest
 
 import runtime
-from config import ModelConfig, TrainConfig
+from model_config import ModelConfig
+from train_config import TrainConfig
 
 jax.config.update("jax_num_cpu_devices", 4)
 runtime.cache_compiled_code()

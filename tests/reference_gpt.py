@@ -8,7 +8,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from config import ModelConfig
+from model_config import ModelConfig
 
 Floats = NDArray[np.float64]
 Weights = dict[str, Floats]

@@ -9,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import config
-from config import FILE_TYPES, ModelConfig, TrainConfig
+from config import FILE_TYPES
 from errors import UserError
+from model_config import ModelConfig
+from train_config import TrainConfig
 
 ROOT = Path(__file__).parents[1]
 RUNS = sorted(path.parent for path in (ROOT / "runs").glob("*/train.json"))

@@ -16,10 +16,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from config import ModelConfig, TrainConfig
 from data import TrainingData, ValidationData, problems
 from dataset_folder import Dataset
 from errors import UserError
+from model_config import ModelConfig
+from train_config import TrainConfig
 
 S, B, A = 8, 3, 2
 STEP_TOKENS = S * B * A

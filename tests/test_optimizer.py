@@ -11,12 +11,13 @@ import pytest
 from conftest import model_config, train_config
 from flax import nnx
 
-from config import RunConfig, TrainConfig
+from config import RunConfig
 from model import GPT
 from optimizer import MultiSteps, learning_rate_schedule
 from sharding import create_mesh, place_batch
 from state import create_model_and_optimizer, named_arrays
 from step import make_train_step, sequence_losses
+from train_config import TrainConfig
 
 TOTAL_STEPS = 20
 

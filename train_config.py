@@ -1,0 +1,172 @@
+"""`train.json`: how a model is trained."""
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from config_file import Config, CountOrAll, Positive, Size
+from strict_json import StrictModel
+
+TokenIndex = Annotated[int, Field(ge=0, le=2**62)]
+Percent = Annotated[float, Field(ge=0, le=100)]
+BelowOne = Annotated[float, Field(ge=0, lt=1)]
+Mixture = Annotated[dict[str, Positive], Field(min_length=1)]
+NameOrMixture = Annotated[
+    Annotated[str, Tag("(name)")] | Annotated[Mixture, Tag("(mixture)")],
+    Discriminator(lambda value: "(mixture)" if isinstance(value, dict) else "(name)"),
+]
+
+
+class ShardingConfig(StrictModel):
+    """How the devices share the work."""
+
+    mode: Literal["dp"] = "dp"
+    """dp: data-parallel, each device works on its part of every microbatch."""
+    data: CountOrAll = -1
+    """Devices along the data axis; -1 takes all there are. Must divide microbatch_size."""
+
+
+LoraTarget = Literal["query", "key", "value", "output", "gate", "up", "down"]
+
+
+class LoraConfig(StrictModel):
+    """Low-rank adaptation: the model's own weights stay, and beside each targeted projection W a
+    product A·B of low rank is trained: y = x·W + (alpha ÷ rank) · x·A·B (Hu et al. 2021)."""
+
+    rank: Size
+    """Rank of A·B."""
+    alpha: Positive
+    """A·B is scaled by alpha ÷ rank."""
+    targets: Annotated[list[LoraTarget], Field(min_length=1)]
+    """The projections that get one, in every block: query, key, value and output of attention;
+    gate, up and down of the feed-forward part."""
+
+
+class Lineage(StrictModel):
+    """Where a run folder made by `train.py --like` came from."""
+
+    like: str
+    """The run folder that was copied."""
+    set: dict[str, Any]
+    """The keys that were changed, with their new values."""
+
+
+class TrainConfig(Config):
+    """How a model is trained."""
+
+    MAY_CHANGE: ClassVar[frozenset[str]] = frozenset(
+        {
+            "schema_address",
+            "lineage",
+            "tokenizer",
+            "checkpoint_interval",
+            "keep_checkpoints",
+            "chart_style",
+            "validation_tokens",
+            "start_val_token",
+            "sharding",
+            "deterministic",
+        }
+    )
+    """Keys that may differ between two starts of one run: they change neither the mathematics
+    nor the order of the data."""
+
+    dataset: NameOrMixture
+    """Name of a dataset: `python-stdlib` (built in), a folder under `datasets/`, or a hub id
+    `owner/name`. Or a mixture: `{"name": weight, …}`."""
+    microbatch_size: Size
+    """Sequences in one microbatch, over all devices together."""
+    learning_rate: Positive
+    """Peak learning rate."""
+    checkpoint_interval: Size
+    """Steps between checkpoints, counted from step 0; the last step always has one."""
+    start_from: str | None = None
+    """Whose weights to start from: "imported", what `pretrained.py import` put into this run's
+    folder; or a run, a checkpoint or a model.safetensors. null: fresh ones."""
+    lora: LoraConfig | None = None
+    """Train a low-rank addition to the weights instead of the weights: `{"rank": 8, "alpha": 16,
+    "targets": ["query", "value"]}`. Needs start_from."""
+    sequence_length: Size | None = None
+    """Tokens in a training sequence; the model's context_length where absent."""
+    tokenizer: str = "gpt2"
+    """Hub id of the tokenizer of datasets that come without one; others bring their own."""
+    gradient_accumulation_steps: Size = 1
+    """Microbatches per step: the step's batch is this many times microbatch_size sequences."""
+    min_train_tokens: CountOrAll = -1
+    """Tokens to train on in each epoch, rounded up to whole steps; -1 takes all whole steps."""
+    start_train_token: TokenIndex = 0
+    """Index in the training tokens at which to start."""
+    start_val_token: TokenIndex = 0
+    """Index in the validation tokens at which to start."""
+    validation_tokens: Size = 524_288
+    """At most this many tokens are read in each validation, rounded up to a whole sequence."""
+    epochs: Size = 1
+    """How often to go through the training tokens."""
+    shuffle: bool = False
+    """Whether to visit the sequences in a random order, another in each epoch, drawn from seed."""
+    target_offset: Literal[0, 1] = 1
+    """1: predict the next token. 0: predict the input itself (A-to-A)."""
+    warmup_period_percent: Percent = 5.0
+    """Share of all steps in which the learning rate rises to its peak."""
+    start_learning_rate_percent: Percent = 0.001
+    """Learning rate at step 0, as a share of the peak."""
+    min_learning_rate_percent: Percent = 10.0
+    """Learning rate at the end of the cosine, as a share of the peak."""
+    beta1: BelowOne = 0.9
+    """AdamW: decay of the mean of gradients."""
+    beta2: BelowOne = 0.999
+    """AdamW: decay of the mean of squared gradients."""
+    epsilon: Positive = 1e-8
+    """AdamW: added to the root of the mean of squared gradients."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.01
+    """AdamW: decoupled weight decay."""
+    decayed_parameters: Literal["matrices", "all"] = "matrices"
+    """What weight decay acts on: kernels and embeddings only, or biases and norms as well."""
+    clipping_max_norm: Positive | None = None
+    """Largest global norm of a step's gradient; a larger one is scaled down to it. null: off."""
+    drop_rate: BelowOne = 0.0
+    """Dropout after the embedding, on attention weights and on each sub-layer's output."""
+    load_balancing_weight: Annotated[float, Field(ge=0)] = 0.01
+    """Mixture of experts: what the load-balancing loss (Fedus et al. 2021, equation 4) counts in
+    the gradient, beside the cross-entropy."""
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type of activations and matrix products; weights, sums and the loss stay float32."""
+    seed: Annotated[int, Field(ge=0, le=2**32 - 1)] = 0
+    """Seed of the initial weights, of dropout and of shuffling."""
+    deterministic: bool = False
+    """Ask an accelerator for bit-reproducible operations (slower); a CPU always has them."""
+    sharding: ShardingConfig | None = None
+    """How devices share the work. null: data-parallel over this machine's devices (on a CPU one
+    per core) where microbatch_size divides by them, else one device."""
+    keep_checkpoints: CountOrAll = 3
+    """How many of the latest checkpoints to keep, besides the best; -1 keeps all."""
+    chart_style: Literal["plain", "hand-drawn"] = "plain"
+    """Look of the charts."""
+    lineage: Lineage | None = None
+    """Written by `train.py --like`."""
+
+    CHECKS = ("_microbatch_divides", "_lora_has_a_base")
+
+    def _microbatch_divides(self) -> str | None:
+        devices = self.sharding.data if self.sharding else -1
+        if devices == -1 or self.microbatch_size % devices == 0:
+            return None
+        return (
+            f"microbatch_size: {self.microbatch_size} does not divide by the {devices} devices of"
+            f" sharding.data; {-(-self.microbatch_size // devices) * devices} would"
+        )
+
+    def _lora_has_a_base(self) -> str | None:
+        if self.lora and self.start_from is None:
+            return 'lora: needs start_from, the weights that it adapts, as "imported"'
+        return None
+
+    @property
+    def sequences_per_step(self) -> int:
+        """Sequences in one global step."""
+        return self.microbatch_size * self.gradient_accumulation_steps
+
+    @property
+    def datasets(self) -> dict[str, float]:
+        """Each dataset's name with its weight in the mixture."""
+        return self.dataset if isinstance(self.dataset, dict) else {self.dataset: 1.0}
