@@ -1,52 +1,45 @@
 """One decoder, `GPT`, that reads top to bottom as a transformer; its architecture is data.
 
 Arrays are named with their axes:
-    B batch, S sequence, T attended positions, D emb_dim, N attention heads, H head_dim,
-    F feed-forward width, V vocabulary, L layers.
-
-Each parameter is an `nnx.Param` declared with two pieces of metadata that the optimizer and the
-mesh go by: `axes`, the names of its axes (the stacked layers' axis left out), and `inputs`, how
-many of them a product sums over (0 for biases and norms).
+    B batch, S sequence, T attended positions, D emb_dim, N query heads, K key/value heads,
+    H head_dim, F ffn_dim, E experts, V vocabulary, L layers.
 """
 
 import functools
 import math
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from model_config import ModelConfig
-
-Axes = dict[str, int]
-Initializer = Callable[[Array, tuple[int, ...], int], Array]
-"""From key, shape and the number of input axes to a parameter's first value."""
-
-
-class Dropout(NamedTuple):
-    """Dropout by explicit key, so that no mask depends on anything but step, microbatch, layer."""
-
-    rate: float
-    key: Array | None = None
-
-    def fold(self, number: int | Array) -> "Dropout":
-        """Another dropout, with masks of its own for each `number`."""
-        return (
-            self if self.key is None else Dropout(self.rate, jax.random.fold_in(self.key, number))
-        )
-
-    def __call__(self, x: Array) -> Array:
-        """Zero each element with probability `rate`, scale the others by 1/(1 − rate)."""
-        if self.key is None or not self.rate:
-            return x
-        kept = jax.random.bernoulli(self.key, 1 - self.rate, x.shape)
-        return jnp.where(kept, x / (1 - self.rate), 0).astype(x.dtype)
+from attention import Attention, Cache, View, soft_capped, views
+from feed_forward import Routing, make_feed_forward
+from layers import (
+    NO_DROPOUT,
+    Dropout,
+    Embedding,
+    Linear,
+    Norm,
+    initializer,
+    make_norm,
+    normed,
+    product,
+)
+from model_config import LayerKind, ModelConfig
 
 
-NO_DROPOUT = Dropout(0.0)
+class Forward(NamedTuple):
+    """What a forward pass can tell."""
+
+    logits_BSV: Array
+    """float32"""
+    routing: Routing | None
+    """Of each layer, a leading axis L; None without experts."""
+    hidden_states: list[Array] | None
+    """x_BSD of the embedding, then of each block, that of the last one after the final norm; None
+    where they were not asked for."""
 
 
 class GPT(nnx.Module):
@@ -73,8 +66,12 @@ class GPT(nnx.Module):
             else None
         )
         self.blocks = stacked_blocks(config, block_key) if config.n_layers else None
-        self.final_norm = make_norm(config) if config.norm_placement == "before" else None
-        self.head = Linear(width, vocabulary, init(), head_key, bias=False)
+        self.final_norm = make_norm(config, width) if config.norm_placement != "after" else None
+        self.head = (
+            None
+            if config.tied_embeddings
+            else Linear(width, vocabulary, init(), head_key, bias=False)
+        )
 
     def __call__(
         self,
@@ -82,69 +79,112 @@ class GPT(nnx.Module):
         dropout: Dropout = NO_DROPOUT,
         compute_dtype: jnp.dtype = jnp.float32,
     ) -> Array:
-        """Logits of the token at each position's target.
+        """Logits of the token at each position's target: logits_BSV, float32; as `forward`."""
+        return self.forward(tokens_BS, dropout, compute_dtype).logits_BSV
+
+    def forward(
+        self,
+        tokens_BS: Array,
+        dropout: Dropout = NO_DROPOUT,
+        compute_dtype: jnp.dtype = jnp.float32,
+        keep_hidden_states: bool = False,
+    ) -> Forward:
+        """All of a forward pass.
 
         Args:
             tokens_BS: token ids, integers below `vocab_size`; S at most `context_length`.
             dropout: applied after the embedding and inside the blocks.
             compute_dtype: type of activations and products.
-
-        Returns:
-            logits_BSV, float32.
+            keep_hidden_states: whether to return them; they take memory.
         """
-        embedded_BSD = self.embed(tokens_BS).astype(compute_dtype)
-        return self.decode(dropout.fold(0)(embedded_BSD), dropout)
+        x_BSD = self.embed(tokens_BS, jnp.arange(tokens_BS.shape[-1])).astype(compute_dtype)
+        return self.decode(dropout.fold(0)(x_BSD), dropout, keep_hidden_states)
 
-    def decode(self, x_BSD: Array, dropout: Dropout = NO_DROPOUT) -> Array:
-        """From embedded tokens x_BSD to logits_BSV, float32."""
+    def decode(
+        self, x_BSD: Array, dropout: Dropout = NO_DROPOUT, keep_hidden_states: bool = False
+    ) -> Forward:
+        """As `forward`, from embedded tokens."""
+        seen = views(self.config, x_BSD.shape[-2])
+        hidden_states, routing = [x_BSD], None
         if self.blocks is not None:
-            x_BSD = through_blocks(self.blocks, x_BSD, dropout)
-        return self.head(normed(self.final_norm, x_BSD)).astype(jnp.float32)
+            x_BSD, inner, routing = through_blocks(
+                self.blocks, self.config, x_BSD, seen, dropout, keep_hidden_states
+            )
+            hidden_states += inner or []
+        hidden_states[-1] = normed(self.final_norm, x_BSD)
+        return Forward(self.unembed(x_BSD), routing, hidden_states if keep_hidden_states else None)
 
-    def embed(self, tokens_BS: Array) -> Array:
-        """Token embeddings with their positions added: x_BSD."""
+    def embed(self, tokens_BS: Array, positions_BS: Array) -> Array:
+        """Token embeddings with their positions added: x_BSD, float32.
+
+        Args:
+            tokens_BS: token ids.
+            positions_BS: of each token, also without B.
+        """
         x_BSD = self.token_embedding(tokens_BS)
-        length = tokens_BS.shape[-1]
+        if self.config.embedding_scale == "sqrt_emb_dim":
+            x_BSD = x_BSD * math.sqrt(self.config.emb_dim)
         if self.position_embedding is not None:
-            return x_BSD + self.position_embedding(jnp.arange(length))
+            return x_BSD + self.position_embedding(positions_BS)
         if self.config.positions == "sinusoidal":
-            return x_BSD + sinusoids(length, self.config.emb_dim)
+            return x_BSD + sinusoids(positions_BS, self.config.emb_dim)
         return x_BSD
+
+    def unembed(self, x_BSD: Array) -> Array:
+        """Logits of the blocks' output: logits_BSV, float32."""
+        x_BSD = normed(self.final_norm, x_BSD)
+        logits_BSV = (
+            self.token_embedding.similarity(x_BSD)
+            if self.head is None
+            else product(x_BSD, self.head.kernel)
+        )
+        return soft_capped(logits_BSV, self.config.final_soft_cap)
 
 
 class Block(nnx.Module):
-    """Attention, then feed-forward, each with its norm, dropout and residual sum."""
+    """Attention, then feed-forward, each with its norms, dropout and residual sum."""
 
     def __init__(self, config: ModelConfig, key: Array) -> None:
         attention_key, feed_forward_key = jax.random.split(key)
-        self.residual = config.residual
-        self.norm_first = config.norm_placement == "before"
-        self.attention_norm = make_norm(config)
+        self.residual, self.norm_placement = config.residual, config.norm_placement
+        width = {"emb": config.emb_dim}
+        sandwich = config.norm_placement == "around"
+        self.attention_norm = make_norm(config, width)
         self.attention = Attention(config, attention_key)
-        if config.feed_forward == "none":
-            self.feed_forward_norm = self.feed_forward = None
-        else:
-            self.feed_forward_norm = make_norm(config)
-            self.feed_forward = FeedForward(config, feed_forward_key)
+        self.attention_output_norm = make_norm(config, width) if sandwich else None
+        self.feed_forward = make_feed_forward(config, feed_forward_key)
+        has_feed_forward = self.feed_forward is not None
+        self.feed_forward_norm = make_norm(config, width) if has_feed_forward else None
+        self.feed_forward_output_norm = (
+            make_norm(config, width) if has_feed_forward and sandwich else None
+        )
 
-    def __call__(self, x_BSD: Array, dropout: Dropout = NO_DROPOUT) -> Array:
-        attend = functools.partial(self.attention, dropout=dropout.fold(0))
-        x_BSD = self._sublayer(x_BSD, attend, self.attention_norm, dropout.fold(1))
-        if self.feed_forward is None:
-            return x_BSD
-        return self._sublayer(x_BSD, self.feed_forward, self.feed_forward_norm, dropout.fold(2))
-
-    def _sublayer(
+    def __call__(
         self,
         x_BSD: Array,
-        part: Callable[[Array], Array],
-        norm: "LayerNorm | None",
-        dropout: Dropout,
-    ) -> Array:
-        part_input = normed(norm, x_BSD) if self.norm_first else x_BSD
-        y_BSD = dropout(part(part_input))
+        view: View,
+        dropout: Dropout = NO_DROPOUT,
+        cache: Cache | None = None,
+    ) -> tuple[Array, Cache | None, Routing | None]:
+        """Returns x_BSD, the cache with these tokens in it, and where the experts' tokens went."""
+        attention_input = self._enter(x_BSD, self.attention_norm)
+        y_BSD, cache = self.attention(attention_input, view, dropout.fold(0), cache)
+        y_BSD = dropout.fold(1)(normed(self.attention_output_norm, y_BSD))
+        x_BSD = self._leave(x_BSD, y_BSD, self.attention_norm)
+        if self.feed_forward is None:
+            return x_BSD, cache, None
+        y_BSD, routing = self.feed_forward(self._enter(x_BSD, self.feed_forward_norm))
+        y_BSD = dropout.fold(2)(normed(self.feed_forward_output_norm, y_BSD))
+        return self._leave(x_BSD, y_BSD, self.feed_forward_norm), cache, routing
+
+    def _enter(self, x_BSD: Array, norm: Norm | None) -> Array:
+        """What a sub-layer sees of the residual stream."""
+        return x_BSD if self.norm_placement == "after" else normed(norm, x_BSD)
+
+    def _leave(self, x_BSD: Array, y_BSD: Array, norm: Norm | None) -> Array:
+        """The residual stream after a sub-layer that gave y."""
         y_BSD = x_BSD + y_BSD if self.residual else y_BSD
-        return y_BSD if self.norm_first else normed(norm, y_BSD)
+        return normed(norm, y_BSD) if self.norm_placement == "after" else y_BSD
 
 
 def stacked_blocks(config: ModelConfig, key: Array) -> Block:
@@ -153,181 +193,55 @@ def stacked_blocks(config: ModelConfig, key: Array) -> Block:
     return make(jax.random.split(key, config.n_layers))
 
 
-def through_blocks(blocks: Block, x_BSD: Array, dropout: Dropout) -> Array:
-    """One block after the other: a scan over the stacked blocks, so compiled once."""
-    graph, stacked = nnx.split(blocks)
-
-    def through(carry: tuple[Array, Array], layer: nnx.State) -> tuple[tuple[Array, Array], None]:
-        x_BSD, number = carry
-        return (nnx.merge(graph, layer)(x_BSD, dropout.fold(number)), number + 1), None
-
-    (x_BSD, _), _ = jax.lax.scan(through, (x_BSD, jnp.asarray(1)), stacked)
-    return x_BSD
-
-
-class Attention(nnx.Module):
-    """Multi-head causal self-attention (Vaswani et al. 2017, section 3.2)."""
-
-    def __init__(self, config: ModelConfig, key: Array) -> None:
-        keys = jax.random.split(key, 4)
-        width = {"emb": config.emb_dim}
-        heads = {"heads": config.n_heads or 1, "head_dim": config.head_dim}
-        init = functools.partial(initializer, config)
-        self.query = Linear(width, heads, init(), keys[0], config.qkv_bias)
-        self.key = Linear(width, heads, init(), keys[1], config.qkv_bias)
-        self.value = Linear(width, heads, init(), keys[2], config.qkv_bias)
-        self.output = Linear(heads, width, init(into_residual=True), keys[3])
-
-    def __call__(self, x_BSD: Array, dropout: Dropout = NO_DROPOUT) -> Array:
-        mask_ST = causal_mask(x_BSD.shape[-2])
-        y_BSNH = attention(self.query(x_BSD), self.key(x_BSD), self.value(x_BSD), mask_ST, dropout)
-        return self.output(y_BSNH)
-
-
-class FeedForward(nnx.Module):
-    """Two linear maps with a GELU between them."""
-
-    def __init__(self, config: ModelConfig, key: Array) -> None:
-        up_key, down_key = jax.random.split(key)
-        width, hidden = {"emb": config.emb_dim}, {"ffn": config.hidden_dim}
-        init = functools.partial(initializer, config)
-        self.up = Linear(width, hidden, init(), up_key)
-        self.down = Linear(hidden, width, init(into_residual=True), down_key)
-        self.tanh_form = config.feed_forward == "gelu_tanh"
-
-    def __call__(self, x_BSD: Array) -> Array:
-        return self.down(jax.nn.gelu(self.up(x_BSD), approximate=self.tanh_form))
-
-
-class Linear(nnx.Module):
-    """y = x · kernel + bias, over named axes: the last axes of x are `inputs`, those of y
-    `outputs`. Products are summed in float32 and rounded to the type of x."""
-
-    def __init__(
-        self, inputs: Axes, outputs: Axes, init: Initializer, key: Array, bias: bool = True
-    ) -> None:
-        self.kernel = matrix(inputs, outputs, init, key)
-        self.bias = vector(outputs, 0.0) if bias else None
-
-    def __call__(self, x: Array) -> Array:
-        kernel = self.kernel[...].astype(x.dtype)
-        summed = self.kernel.inputs
-        y = jax.lax.dot_general(
-            x,
-            kernel,
-            ((tuple(range(x.ndim - summed, x.ndim)), tuple(range(summed))), ((), ())),
-            preferred_element_type=jnp.float32,
-        )
-        return (y if self.bias is None else y + self.bias[...]).astype(x.dtype)
-
-
-class Embedding(nnx.Module):
-    """A table with one row of `width` for each index."""
-
-    def __init__(self, rows: Axes, width: Axes, init: Initializer, key: Array) -> None:
-        self.embedding = matrix(rows, width, init, key)
-
-    def __call__(self, indices: Array) -> Array:
-        return self.embedding[...][indices]
-
-
-class LayerNorm(nnx.Module):
-    """(x − mean) / √(variance + ε) · scale + bias over the last axis (Ba et al. 2016), computed
-    in float32."""
-
-    def __init__(self, width: Axes, epsilon: float) -> None:
-        self.scale = vector(width, 1.0)
-        self.bias = vector(width, 0.0)
-        self.epsilon = epsilon
-
-    def __call__(self, x_BSD: Array) -> Array:
-        x = x_BSD.astype(jnp.float32)
-        mean = x.mean(axis=-1, keepdims=True)
-        variance = jnp.square(x - mean).mean(axis=-1, keepdims=True)
-        y = (x - mean) * jax.lax.rsqrt(variance + self.epsilon)
-        return (y * self.scale[...] + self.bias[...]).astype(x_BSD.dtype)
-
-
-def attention(
-    query: Array,
-    key: Array,
-    value: Array,
-    mask: Array | None = None,
-    dropout: Dropout = NO_DROPOUT,
-) -> Array:
-    """Scaled dot-product attention: softmax(query · keyᵀ / √H) · value (Vaswani et al. 2017,
-    equation 1), the softmax in float32.
-
-    Args:
-        query: query_BSNH, or query_SNH without a batch.
-        key, value: key_BTNH and value_BTNH, or without B.
-        mask: true where a query may attend to a key; any shape that broadcasts to BNST.
-        dropout: applied to the attention weights.
+def through_blocks(
+    blocks: Block,
+    config: ModelConfig,
+    x_BSD: Array,
+    seen: dict[LayerKind, View],
+    dropout: Dropout,
+    keep_hidden_states: bool,
+) -> tuple[Array, list[Array] | None, Routing | None]:
+    """One block after the other: a scan over whole periods of the layers' pattern, each compiled
+    once, then the layers that are left.
 
     Returns:
-        Of query's shape and type.
+        x_BSD, each block's x_BSD where they are kept, and the routing of all layers.
     """
-    scores = jnp.einsum("...snh,...tnh->...nst", query, key, preferred_element_type=jnp.float32)
-    scores = scores / math.sqrt(query.shape[-1])
-    if mask is not None:
-        scores = jnp.where(mask, scores, jnp.finfo(scores.dtype).min)
-    weights = dropout(jax.nn.softmax(scores)).astype(value.dtype)
-    y = jnp.einsum("...nst,...tnh->...snh", weights, value, preferred_element_type=jnp.float32)
-    return y.astype(query.dtype)
+    graph, stacked = nnx.split(blocks)
+    kinds = config.repeated_kinds
+    periods, rest = divmod(config.n_layers, len(kinds))
+
+    def through(carry: tuple[Array, Array], layers: nnx.State) -> tuple[tuple[Array, Array], Any]:
+        x_BSD, number = carry
+        outcomes = []
+        for place, kind in enumerate(kinds[: first_axis(layers)]):
+            block = nnx.merge(graph, jax.tree.map(lambda array, at=place: array[at], layers))
+            x_BSD, _, routing = block(x_BSD, seen[kind], dropout.fold(number + place))
+            outcomes.append((x_BSD if keep_hidden_states else None, routing))
+        return (x_BSD, number + len(outcomes)), jax.tree.map(lambda *a: jnp.stack(a), *outcomes)
+
+    whole = periods * len(kinds)
+    in_periods = jax.tree.map(
+        lambda a: a[:whole].reshape(periods, len(kinds), *a.shape[1:]), stacked
+    )
+    carry, outcomes = jax.lax.scan(through, (x_BSD, jnp.asarray(1)), in_periods)
+    outcomes = jax.tree.map(lambda a: a.reshape(whole, *a.shape[2:]), outcomes)
+    if rest:
+        carry, last = through(carry, jax.tree.map(lambda a: a[whole:], stacked))
+        outcomes = jax.tree.map(lambda *a: jnp.concatenate(a), outcomes, last)
+    hidden_LBSD, routing = outcomes
+    return carry[0], None if hidden_LBSD is None else list(hidden_LBSD), routing
 
 
-def causal_mask(length: int) -> Array:
-    """mask_ST, true where position t is not after position s."""
-    return jnp.tril(jnp.ones((length, length), bool))
+def first_axis(tree: Any) -> int:
+    """Length of the first axis that all arrays of a tree share."""
+    length: int = jax.tree.leaves(tree)[0].shape[0]
+    return length
 
 
-def sinusoids(length: int, width: int) -> Array:
-    """Fixed position vectors x_SD: sines in the first half of D, cosines in the second, of
+def sinusoids(positions_BS: Array, width: int) -> Array:
+    """Fixed position vectors x_BSD: sines in the first half of D, cosines in the second, of
     wavelengths from 2π to 10,000 · 2π (Vaswani et al. 2017, section 3.5)."""
     frequencies = 10_000.0 ** (-jnp.arange(0, width, 2) / width)
-    angles = jnp.arange(length)[:, None] * frequencies
+    angles = positions_BS[..., None] * frequencies
     return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)
-
-
-def make_norm(config: ModelConfig) -> LayerNorm | None:
-    """The norm the config names, or none."""
-    if config.norm == "none":
-        return None
-    return LayerNorm({"emb": config.emb_dim}, config.norm_epsilon)
-
-
-def normed(norm: LayerNorm | None, x_BSD: Array) -> Array:
-    """x through the norm, where there is one."""
-    return x_BSD if norm is None else norm(x_BSD)
-
-
-def matrix(inputs: Axes, outputs: Axes, init: Initializer, key: Array) -> nnx.Param:
-    """A float32 parameter that a product with x sums over the `inputs` axes of."""
-    shape = (*inputs.values(), *outputs.values())
-    return nnx.Param(init(key, shape, len(inputs)), axes=(*inputs, *outputs), inputs=len(inputs))
-
-
-def vector(axes: Axes, value: float) -> nnx.Param:
-    """A float32 parameter that is added or multiplied, every element `value` at first."""
-    values = jnp.full(tuple(axes.values()), value, jnp.float32)
-    return nnx.Param(values, axes=tuple(axes), inputs=0)
-
-
-def initializer(config: ModelConfig, into_residual: bool = False) -> Initializer:
-    """How the config starts a weight matrix.
-
-    Args:
-        into_residual: the matrix writes into the residual stream; GPT-2 starts those smaller, so
-            that the sum of 2·n_layers of them keeps its size (Radford et al. 2019, section 2.3).
-    """
-    if config.init == "truncated_normal":
-        return glorot_truncated_normal
-    scale = 0.02 / math.sqrt(2 * config.n_layers) if into_residual else 0.02
-    return lambda key, shape, _: scale * jax.random.normal(key, shape)
-
-
-def glorot_truncated_normal(key: Array, shape: tuple[int, ...], inputs: int) -> Array:
-    """Normal with σ² = 2/(in + out), cut at ±3σ (after Glorot & Bengio 2010)."""
-    fan_in, fan_out = math.prod(shape[:inputs]), math.prod(shape[inputs:])
-    sigma = math.sqrt(2 / (fan_in + fan_out))
-    return sigma * jax.random.truncated_normal(key, -3, 3, shape)

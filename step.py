@@ -14,7 +14,8 @@ from flax import nnx
 from jax import Array
 from jax.sharding import Mesh
 
-from model import GPT, NO_DROPOUT, Dropout
+from layers import NO_DROPOUT, Dropout
+from model import GPT
 from optimizer import MultiSteps
 from sharding import place_batch
 from train_config import TrainConfig

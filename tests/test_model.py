@@ -13,7 +13,9 @@ from conftest import model_config
 from flax import nnx
 
 import config
-from model import GPT, Dropout, attention, causal_mask
+from attention import attention, causal_mask
+from layers import Dropout
+from model import GPT
 from state import named_arrays
 
 ROOT = Path(__file__).parents[1]
@@ -82,9 +84,11 @@ def test_no_logit_depends_on_a_later_token(variant: str, key: jax.Array) -> None
     model = lively(GPT(architecture, key), key)
     length = architecture.context_length
     tokens_BS = jax.random.randint(key, (1, length), 0, architecture.vocab_size)
-    embedded_BSD = model.embed(tokens_BS)
+    embedded_BSD = model.embed(tokens_BS, jnp.arange(length))
 
-    slope_SVTD = jax.jacobian(lambda x_BSD: model.decode(x_BSD)[0])(embedded_BSD)[:, :, 0]
+    slope_SVTD = jax.jacobian(lambda x_BSD: model.decode(x_BSD).logits_BSV[0])(embedded_BSD)[
+        :, :, 0
+    ]
     influence_ST = np.abs(slope_SVTD).max(axis=(1, 3))
     later = np.triu(np.ones((length, length), bool), k=1)
     assert (influence_ST[later] == 0).all()

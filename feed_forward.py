@@ -1,0 +1,137 @@
+"""The feed-forward part of a block: one for all tokens, or a mixture of experts.
+
+Axes as in `model.py`, and M for all tokens of a batch, B · S of them.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+
+from layers import Axes, Initializer, Linear, initializer
+from model_config import FeedForwardKind, ModelConfig
+
+Activation = Callable[[Array], Array]
+ACTIVATIONS: dict[FeedForwardKind, Activation] = {
+    "gelu": functools.partial(jax.nn.gelu, approximate=False),
+    "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
+    "swiglu": jax.nn.silu,
+    "geglu": functools.partial(jax.nn.gelu, approximate=False),
+    "geglu_tanh": functools.partial(jax.nn.gelu, approximate=True),
+}
+GATED = {"swiglu", "geglu", "geglu_tanh"}
+
+
+class Routing(NamedTuple):
+    """Where the tokens of a batch went."""
+
+    counts_E: Array
+    """Tokens that went through each expert, int32; they sum to experts_per_token · B · S."""
+    balance_loss: Array
+    """Load-balancing loss: E · Σ fᵢ·pᵢ, with fᵢ expert i's share of the tokens and pᵢ its mean
+    routing probability; 1 where all are alike (Fedus et al. 2021, equation 4)."""
+
+
+class FeedForward(nnx.Module):
+    """activation(x · up) · down or, gated, (activation(x · gate) ⊙ (x · up)) · down (Shazeer
+    2020)."""
+
+    def __init__(self, config: ModelConfig, key: Array) -> None:
+        up_key, down_key, gate_key = jax.random.split(key, 3)
+        width, hidden = {"emb": config.emb_dim}, {"ffn": config.hidden_dim}
+        init, bias = functools.partial(initializer, config), config.ffn_bias
+        gated = config.feed_forward in GATED
+        self.gate = Linear(width, hidden, init(), gate_key, bias) if gated else None
+        self.up = Linear(width, hidden, init(), up_key, bias)
+        self.down = Linear(hidden, width, init(into_residual=True), down_key, bias)
+        self.activation = ACTIVATIONS[config.feed_forward]
+
+    def __call__(self, x_BSD: Array) -> tuple[Array, Routing | None]:
+        if self.gate is None:
+            return self.down(self.activation(self.up(x_BSD))), None
+        return self.down(self.activation(self.gate(x_BSD)) * self.up(x_BSD)), None
+
+
+class MixtureOfExperts(nnx.Module):
+    """Each token goes through the few experts that a router gives the highest probability; their
+    outputs are weighted by it (Shazeer et al. 2017; Jiang et al. 2024, section 2.1).
+
+    The tokens are sorted by expert and every group, of whatever size, meets its expert's weights:
+    no expert has a capacity, so no token is dropped.
+    """
+
+    def __init__(self, config: ModelConfig, key: Array) -> None:
+        router_key, up_key, down_key, gate_key = jax.random.split(key, 4)
+        width, hidden = {"emb": config.emb_dim}, {"ffn": config.hidden_dim}
+        self.n_experts = config.n_experts or 1
+        self.experts_per_token = config.experts_per_token or 1
+        experts = {"experts": self.n_experts}
+        init, bias = functools.partial(initializer, config), config.ffn_bias
+        gated = config.feed_forward in GATED
+        self.router = Linear(width, experts, init(), router_key, bias=False)
+        self.gate = ExpertLinear(experts, width, hidden, init(), gate_key, bias) if gated else None
+        self.up = ExpertLinear(experts, width, hidden, init(), up_key, bias)
+        down_init = init(into_residual=True)
+        self.down = ExpertLinear(experts, hidden, width, down_init, down_key, bias)
+        self.activation = ACTIVATIONS[config.feed_forward]
+
+    def __call__(self, x_BSD: Array) -> tuple[Array, Routing | None]:
+        x_MD = x_BSD.reshape(-1, x_BSD.shape[-1])
+        probabilities_ME = jax.nn.softmax(self.router(x_MD).astype(jnp.float32))
+        weights, chosen = jax.lax.top_k(probabilities_ME, self.experts_per_token)
+        weights = (weights / weights.sum(axis=-1, keepdims=True)).reshape(-1)
+        chosen = chosen.reshape(-1)
+        by_expert = jnp.argsort(chosen)
+        tokens = by_expert // self.experts_per_token
+        counts_E = jnp.bincount(chosen, length=self.n_experts)
+        y = self._through_experts(x_MD[tokens], chosen[by_expert], counts_E)
+        y = y.astype(jnp.float32) * weights[by_expert, None]
+        y_MD = jnp.zeros(x_MD.shape, jnp.float32).at[tokens].add(y)
+        shares_E = counts_E / chosen.size
+        balance = self.n_experts * jnp.sum(shares_E * probabilities_ME.mean(axis=0))
+        return y_MD.astype(x_BSD.dtype).reshape(x_BSD.shape), Routing(counts_E, balance)
+
+    def _through_experts(self, x: Array, expert: Array, counts_E: Array) -> Array:
+        """Rows that are sorted by expert, each through its own."""
+        up = self.up(x, expert, counts_E)
+        if self.gate is None:
+            return self.down(self.activation(up), expert, counts_E)
+        gated = self.activation(self.gate(x, expert, counts_E)) * up
+        return self.down(gated, expert, counts_E)
+
+
+class ExpertLinear(nnx.Module):
+    """A `Linear` for each expert; the parameters have a leading axis E."""
+
+    def __init__(
+        self, experts: Axes, inputs: Axes, outputs: Axes, init: Initializer, key: Array, bias: bool
+    ) -> None:
+        keys = jax.random.split(key, *experts.values())
+        shape = (*inputs.values(), *outputs.values())
+        kernel = jax.vmap(lambda key: init(key, shape, len(inputs)))(keys)
+        axes = (*experts, *inputs, *outputs)
+        self.kernel = nnx.Param(kernel, axes=axes, inputs=len(inputs))
+        zeros = jnp.zeros((*experts.values(), *outputs.values()), jnp.float32)
+        self.bias = nnx.Param(zeros, axes=(*experts, *outputs), inputs=0) if bias else None
+
+    def __call__(self, x: Array, expert: Array, counts_E: Array) -> Array:
+        """Rows of x, sorted by the expert they are for.
+
+        Args:
+            expert: of each row.
+            counts_E: rows of each expert.
+        """
+        kernel = self.kernel[...].astype(x.dtype)
+        y = jax.lax.ragged_dot(x, kernel, counts_E, preferred_element_type=jnp.float32)
+        return (y if self.bias is None else y + self.bias[...][expert]).astype(x.dtype)
+
+
+def make_feed_forward(config: ModelConfig, key: Array) -> FeedForward | MixtureOfExperts | None:
+    """The feed-forward part the config names, or none."""
+    if config.feed_forward == "none":
+        return None
+    return (MixtureOfExperts if config.n_experts else FeedForward)(config, key)
