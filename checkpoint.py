@@ -14,7 +14,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from pydantic import ValidationError
 
 from config import RunConfig
@@ -120,66 +119,6 @@ def file_checksum(path: Path) -> str | None:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError:
         return None
-
-
-def write_weights(path: Path, weights: dict[str, Any], config: RunConfig, tokenizer: str) -> None:
-    """Write NumPy arrays as safetensors that describe themselves."""
-    from safetensors.numpy import save_file
-
-    header = {
-        "format": "rungs",
-        "model": json.dumps(config.model.as_json()),
-        "train": json.dumps(config.train.as_json()),
-        "tokenizer": tokenizer,
-    }
-    save_file(weights, path, metadata=header)
-
-
-class Weights:
-    """A `model.safetensors`, its tensors read one at a time.
-
-    Raises:
-        UserError: not a safetensors file of ours, with what is wrong.
-    """
-
-    def __init__(self, path: Path) -> None:
-        from safetensors import SafetensorError, safe_open
-
-        try:
-            self._file = safe_open(path, framework="numpy")
-        except (OSError, SafetensorError) as error:
-            raise UserError(f"{path}: not readable as safetensors: {error}") from None
-        header = self._file.metadata() or {}
-        try:
-            self.model = ModelConfig.model_validate_json(header["model"])
-            self.train = TrainConfig.model_validate_json(header["train"])
-            self.tokenizer = header["tokenizer"]
-        except (KeyError, ValidationError):
-            raise UserError(f"{path}: its header has no model.json that Rungs can read") from None
-        self.path = path
-
-    def names(self) -> set[str]:
-        """Names of all tensors."""
-        return set(self._file.keys())
-
-    def array(self, name: str) -> np.ndarray:
-        """One tensor."""
-        array: np.ndarray = self._file.get_tensor(name)
-        return array
-
-    def read(self, shapes: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
-        """The named tensors as NumPy arrays, which must be all there are, of these shapes."""
-        lines = [f"{self.path}: tensor {name}: missing" for name in shapes.keys() - self.names()]
-        lines += [f"{self.path}: tensor {name}: unknown" for name in self.names() - shapes.keys()]
-        arrays = {name: self.array(name) for name in shapes.keys() & self.names()}
-        lines += [
-            f"{self.path}: tensor {name}: has shape {array.shape}, must have {shapes[name]}"
-            for name, array in arrays.items()
-            if array.shape != shapes[name]
-        ]
-        if lines:
-            raise UserError("\n".join(sorted(lines)))
-        return arrays
 
 
 def seal(folder: Path, meta: CheckpointMeta) -> None:

@@ -8,7 +8,7 @@ import contextlib
 import datetime
 import logging
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
@@ -19,19 +19,22 @@ from jax.sharding import Mesh
 
 import checkpoint
 import tokenization
-from checkpoint import Checkpoint, CheckpointMeta, Weights, read_checkpoint
+import weights_file
+from checkpoint import Checkpoint, CheckpointMeta, read_checkpoint
 from config import RunConfig
 from dataset import find_datasets_dir, folder_of
 from disk import sync_to_disk
 from errors import UserError
+from lora import LOW_RANK_NAMES, MergedWeights
 from model import GPT
 from optimizer import MultiSteps
 from run_folder import RUNS
 from sharding import create_mesh
-from state import AbstractState, named_arrays
+from state import AbstractModel, AbstractState, named_arrays
 from tokenization import Tokenizer
+from weights_file import Origin, Weights, WeightsHeader
 
-BEST, LATEST = "best", "latest"
+BEST, LATEST, IMPORTED = "best", "latest", "imported"
 CHECKPOINT_NAMES = "[0-9]*-step-*"
 UNFINISHED = "."
 """Prefix of a checkpoint being written or deleted, and of a link being made."""
@@ -106,6 +109,7 @@ class Saver:
         config: both configs; `keep_checkpoints` says what is pruned after each save.
         tokenizer_file: copied into each checkpoint, where there is one.
         after: called behind the loop, after each checkpoint stands.
+        origin: of the imported weights that the run started from, if it did.
     """
 
     def __init__(
@@ -114,8 +118,9 @@ class Saver:
         config: RunConfig,
         tokenizer_file: Path | None,
         after: Callable[[], None],
+        origin: Origin | None = None,
     ) -> None:
-        self._folder, self._config = folder, config
+        self._folder, self._config, self._origin = folder, config, origin
         self._tokenizer_file, self._after = tokenizer_file, after
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writing: Future[None] | None = None
@@ -163,10 +168,8 @@ class Saver:
     def _finish(
         self, unfinished: Path, optimizer_saved: Any, weights: dict[str, Any], meta: CheckpointMeta
     ) -> None:
-        tokenizer = meta.tokenizer
-        checkpoint.write_weights(
-            unfinished / checkpoint.WEIGHTS_FILE, weights, self._config, tokenizer
-        )
+        header = WeightsHeader(*self._config, meta.tokenizer, self._origin)
+        weights_file.write_weights(unfinished / checkpoint.WEIGHTS_FILE, weights, header)
         if self._tokenizer_file is not None:
             shutil.copyfile(self._tokenizer_file, unfinished / checkpoint.TOKENIZER_FILE)
         optimizer_saved.result()
@@ -202,24 +205,38 @@ def restore(
     from orbax.checkpoint import v1 as ocp
 
     abstract = AbstractState(config, total_steps, mesh)
-    weights = _place(Weights(saved.folder / checkpoint.WEIGHTS_FILE), abstract.weights)
+    file = Weights(saved.folder / checkpoint.WEIGHTS_FILE)
+    weights = _place(file, abstract.weights, abstract.trained)
     optimizer = ocp.load(saved.folder.resolve() / checkpoint.OPTIMIZER_FOLDER, abstract.optimizer)
     return abstract.fill(weights, optimizer)
 
 
 def load_model(path: Path | str) -> GPT:
-    """The model of a run folder (its best checkpoint), a checkpoint or a `model.safetensors`.
+    """The model of a run folder (its best checkpoint, else what was imported), a checkpoint or a
+    `model.safetensors`.
 
     Returns:
-        A `GPT` on the first device: `model(tokens_BS) -> logits_BSV`.
+        A `GPT` on the first device, `model(tokens_BS) -> logits_BSV` in float32, its parameters
+        in the types they were saved in, LoRA's merged.
 
     Raises:
         UserError: nothing there that can be loaded.
     """
-    weights = Weights(find_weights(path))
-    config = RunConfig(weights.model, weights.train)
-    abstract = AbstractState(config, 1, create_mesh((1, 1)))
-    return abstract.fill_model(_place(weights, abstract.weights))
+    weights = MergedWeights(find_weights(path))
+    abstract = AbstractModel(weights.header.model, create_mesh((1, 1)))
+    return abstract.fill(_place(weights, abstract.weights))
+
+
+def starting_weights(
+    weights: Weights | None, config: RunConfig, total_steps: int, mesh: Mesh
+) -> dict[str, jax.Array]:
+    """Saved parameters for a run to start from, none where there are none: those it trains in
+    float32, with LoRA the others in the types they were saved in."""
+    if weights is None:
+        return {}
+    abstract = AbstractState(config, total_steps, mesh)
+    loaded = {n: leaf for n, leaf in abstract.weights.items() if not n.endswith(LOW_RANK_NAMES)}
+    return _place(weights, loaded, abstract.trained)
 
 
 def load_tokenizer(path: Path | str, datasets_dir: Path | None = None) -> Tokenizer:
@@ -233,7 +250,7 @@ def load_tokenizer(path: Path | str, datasets_dir: Path | None = None) -> Tokeni
     beside = weights.with_name(checkpoint.TOKENIZER_FILE)
     if beside.is_file():
         return tokenization.load_tokenizer(beside)
-    name = Weights(weights).tokenizer
+    name = Weights(weights).header.tokenizer
     folder = folder_of(name, find_datasets_dir(datasets_dir))
     return tokenization.load_tokenizer(folder if folder.is_dir() else name)
 
@@ -247,6 +264,7 @@ def find_weights(path: Path | str) -> Path:
         path,
         path / checkpoint.WEIGHTS_FILE,
         _follow(path / "checkpoints" / BEST) / checkpoint.WEIGHTS_FILE,
+        path / "checkpoints" / IMPORTED / checkpoint.WEIGHTS_FILE,
     ):
         if candidate.is_file():
             return candidate
@@ -255,12 +273,19 @@ def find_weights(path: Path | str) -> Path:
     raise UserError(f"{path}: no such run, checkpoint or model.safetensors")
 
 
-def _place(weights: Weights, abstract: dict[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
-    arrays = weights.read({name: leaf.shape for name, leaf in abstract.items()})
-    return {
-        name: jax.device_put(arrays[name].astype(leaf.dtype, copy=False), leaf.sharding)
-        for name, leaf in abstract.items()
-    }
+def _place(
+    weights: Weights, abstract: dict[str, jax.ShapeDtypeStruct], cast: Collection[str] = ()
+) -> dict[str, jax.Array]:
+    """Each parameter onto its devices, one after the other; those named in `cast` in the type that
+    they have in the abstract, the others in the one they were saved in."""
+    weights.refuse_other_than({name: leaf.shape for name, leaf in abstract.items()})
+
+    def place(name: str, leaf: jax.ShapeDtypeStruct) -> jax.Array:
+        array = weights.array(name)
+        array = array.astype(leaf.dtype, copy=False) if name in cast else array
+        return jax.device_put(array, leaf.sharding)
+
+    return {name: place(name, leaf) for name, leaf in abstract.items()}
 
 
 def _point(link: Path, target: str) -> None:

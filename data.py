@@ -1,9 +1,10 @@
 """From datasets to batches: the batch of step N is a pure function of (config, N).
 
-Sequence i of a dataset covers the tokens [start + i·S, start + (i + 1)·S + target_offset): its
-first S are the inputs, its last S the targets. A step takes A·B sequences, in the order of the
-file or of the mixture, or shuffled within each epoch. Axes: A microbatches of a step, B sequences
-of a microbatch, S tokens of a sequence.
+Sequence i of a dataset of text covers the tokens [start + i·S, start + (i + 1)·S + target_offset):
+its first S are the inputs, its last S the targets. Of a dataset of pairs it is the pair i by
+itself, filled up, and only the answer's tokens and the end of text after them are targets. A step
+takes A·B sequences, in the order of the file or of the mixture, or shuffled within each epoch.
+Axes: A microbatches of a step, B sequences of a microbatch, S tokens of a sequence, P pairs.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,9 +19,12 @@ from errors import UserError
 from model_config import ModelConfig
 from train_config import TrainConfig
 
+IGNORED = -1
+"""A target that does not count in the loss."""
 _READ_AHEAD_STEPS = 4
 _READ_AHEAD_THREADS = 2
 _MOST_UNEQUAL_WEIGHTS = 1e6
+_BLOCK_PAIRS = 1 << 20
 
 
 class Batch(NamedTuple):
@@ -29,7 +33,7 @@ class Batch(NamedTuple):
     inputs_ABS: np.ndarray
     """int32"""
     targets_ABS: np.ndarray
-    """int32"""
+    """int32; `IGNORED` where none counts"""
 
 
 class ValidationBatch(NamedTuple):
@@ -38,16 +42,16 @@ class ValidationBatch(NamedTuple):
     inputs_BS: np.ndarray
     """int32"""
     targets_BS: np.ndarray
-    """int32"""
+    """int32; `IGNORED` where none counts"""
     real_rows: int
     """How many rows count; those after them only fill the batch."""
 
 
 class _Sequences(Protocol):
-    """Sequences by number, each an array of S + target_offset token ids."""
+    """Sequences by number, each the token ids inputs_S and targets_S."""
 
     def __len__(self) -> int: ...
-    def __getitem__(self, index: int) -> np.ndarray: ...
+    def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]: ...
 
 
 class _Windows:
@@ -60,9 +64,41 @@ class _Windows:
     def __len__(self) -> int:
         return max(len(self._tokens) - self._start - self._target_offset, 0) // self._length
 
-    def __getitem__(self, index: int) -> np.ndarray:
+    def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         first = self._start + index * self._length
-        return self._tokens[first : first + self._length + self._target_offset]
+        after = first + self._length
+        offset = self._target_offset
+        return self._tokens[first:after], self._tokens[first + offset : after + offset]
+
+
+class _Pairs:
+    """Prompts with their answers, each a sequence of its own."""
+
+    def __init__(self, tokens: np.ndarray, bounds_P2: np.ndarray, length: int) -> None:
+        self._tokens, self._bounds_P2, self._length = tokens, bounds_P2, length
+
+    def __len__(self) -> int:
+        return len(self._bounds_P2)
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        start = int(self._bounds_P2[index - 1, 1]) if index else 0
+        answer, end = (int(bound) - start for bound in self._bounds_P2[index])
+        pair = self._tokens[start : start + end]
+        inputs_S = np.full(self._length, pair[-1], np.int32)  # filled up with its end of text
+        inputs_S[: end - 1] = pair[:-1]
+        targets_S = np.full(self._length, IGNORED, np.int32)
+        first = max(answer, 1)  # of a pair without a prompt, nothing foretells the first token
+        targets_S[first - 1 : end - 1] = pair[first:]
+        return inputs_S, targets_S
+
+    def longer_than(self, length: int) -> int:
+        """How many pairs have more than `length` inputs."""
+        count, start = 0, 0
+        for first in range(0, len(self), _BLOCK_PAIRS):
+            ends_P = self._bounds_P2[first : first + _BLOCK_PAIRS, 1]
+            count += int((np.diff(ends_P, prepend=start) > length + 1).sum())
+            start = int(ends_P[-1])
+        return count
 
 
 class TrainingData:
@@ -78,10 +114,9 @@ class TrainingData:
     ) -> None:
         _raise_all(problems(config, model, datasets))
         self._shape = (config.gradient_accumulation_steps, config.microbatch_size)
-        self._target_offset = config.target_offset
-        self._sequences = _mixed(_windows(config, model, datasets, TRAIN), config)
-        self.tokens_per_step = config.sequences_per_step * model.context_length
-        """Input tokens of one step."""
+        self._sequences = _mixed(_sequences(config, model, datasets, TRAIN), config)
+        self.tokens_per_step = config.sequences_per_step * sequence_length(config, model)
+        """Input tokens of one step, what pairs are filled up with among them."""
         self.steps_per_epoch = (
             len(self._sequences) // config.sequences_per_step
             if config.min_train_tokens == -1
@@ -104,8 +139,7 @@ class TrainingData:
             yield from _read_ahead(self._steps[first_step:])
 
     def _read(self, indices: list[int]) -> Batch:
-        rows = _gather(self._sequences, indices)
-        inputs, targets = _inputs_and_targets(rows, self._target_offset)
+        inputs, targets = _gather(self._sequences, indices)
         return Batch(inputs.reshape(*self._shape, -1), targets.reshape(*self._shape, -1))
 
 
@@ -115,14 +149,14 @@ class ValidationData:
     def __init__(
         self, config: TrainConfig, model: ModelConfig, datasets: dict[str, Dataset]
     ) -> None:
+        length = sequence_length(config, model)
         self._batch_size = config.microbatch_size
-        self._target_offset = config.target_offset
-        self._sequences = _mixed(_windows(config, model, datasets, VALIDATION), config)
-        wanted = -(-config.validation_tokens // model.context_length)
+        self._sequences = _mixed(_sequences(config, model, datasets, VALIDATION), config)
+        wanted = -(-config.validation_tokens // length)
         self.sequences = min(wanted, len(self._sequences))
         """Sequences in one validation."""
-        self.tokens = self.sequences * model.context_length
-        """Input tokens of one validation."""
+        self.tokens = self.sequences * length
+        """Input tokens of one validation, what pairs are filled up with among them."""
 
     @classmethod
     def of(
@@ -133,7 +167,12 @@ class ValidationData:
         Raises:
             UserError: a line for each reason why config and validation splits do not go together.
         """
-        _raise_all(_split_problems(config, model, datasets, VALIDATION))
+        _raise_all(
+            [
+                *_sequence_problems(config, model),
+                *_split_problems(config, model, datasets, VALIDATION),
+            ]
+        )
         if not any(VALIDATION in datasets[name].splits for name in config.datasets):
             return None
         return cls(config, model, datasets)
@@ -153,14 +192,19 @@ class ValidationData:
         first = number * self._batch_size
         real_rows = min(self._batch_size, self.sequences - first)
         indices = [first + row % real_rows for row in range(self._batch_size)]
-        rows = _gather(self._sequences, indices)
-        return ValidationBatch(*_inputs_and_targets(rows, self._target_offset), real_rows)
+        return ValidationBatch(*_gather(self._sequences, indices), real_rows)
+
+
+def sequence_length(config: TrainConfig, model: ModelConfig) -> int:
+    """Tokens in a sequence, of training and of validation."""
+    return config.sequence_length or model.context_length
 
 
 def problems(config: TrainConfig, model: ModelConfig, datasets: dict[str, Dataset]) -> list[str]:
     """A line for each reason why a config and its datasets do not go together."""
     return [
         *_weight_problems(config),
+        *_sequence_problems(config, model),
         *_split_problems(config, model, datasets, TRAIN),
         *_length_problems(config, model, datasets),
         *_split_problems(config, model, datasets, VALIDATION),
@@ -179,14 +223,20 @@ def _weight_problems(config: TrainConfig) -> list[str]:
     return []
 
 
+def _sequence_problems(config: TrainConfig, model: ModelConfig) -> list[str]:
+    if sequence_length(config, model) > model.context_length:
+        return [
+            f"{TRAIN_FILE}: sequence_length: {config.sequence_length} is longer than the model's"
+            f" context_length; at most {model.context_length}"
+        ]
+    return []
+
+
 def _split_problems(
     config: TrainConfig, model: ModelConfig, datasets: dict[str, Dataset], split: Split
 ) -> list[str]:
     """What is wrong with each dataset's split by itself."""
     lines = []
-    key = _start_key(split)
-    start = getattr(config, key)
-    needed = model.context_length + config.target_offset
     for name in config.datasets:
         if split not in datasets[name].splits:
             continue
@@ -197,30 +247,81 @@ def _split_problems(
                 f"{MODEL_FILE}: vocab_size: {model.vocab_size} is too small for the token id"
                 f" {found.largest_token_id} in the {what}; at least {found.largest_token_id + 1}"
             )
-        if found.tokens < needed:
-            lines.append(
-                f"{MODEL_FILE}: context_length: {model.context_length} is too long for the {what},"
-                f" of {found.tokens} tokens; at most {found.tokens - config.target_offset}"
-            )
-        elif start + needed > found.tokens:
-            lines.append(
-                f"{TRAIN_FILE}: {key}: {start} leaves no whole sequence of the {what}, of"
-                f" {found.tokens} tokens; at most {found.tokens - needed}"
-            )
+        if found.pairs:
+            lines += _pairs_problems(config, model, datasets[name], split, what)
+        else:
+            lines += _text_problems(config, model, found.tokens, split, what)
     return lines
+
+
+def _text_problems(
+    config: TrainConfig, model: ModelConfig, tokens: int, split: Split, what: str
+) -> list[str]:
+    """Whether a text has room for a sequence."""
+    key, length = _start_key(split), sequence_length(config, model)
+    start = getattr(config, key)
+    needed = length + config.target_offset
+    if tokens < needed:
+        return [
+            f"{_length_key(config)}: {length} is too long for the {what}, of {tokens} tokens; at"
+            f" most {tokens - config.target_offset}"
+        ]
+    if start + needed > tokens:
+        return [
+            f"{TRAIN_FILE}: {key}: {start} leaves no whole sequence of the {what}, of {tokens}"
+            f" tokens; at most {tokens - needed}"
+        ]
+    return []
+
+
+def _pairs_problems(
+    config: TrainConfig, model: ModelConfig, dataset: Dataset, split: Split, what: str
+) -> list[str]:
+    """Whether pairs can be trained on, and each has room in a sequence."""
+    lines = []
+    key, length = _start_key(split), sequence_length(config, model)
+    if config.target_offset != 1:
+        lines.append(
+            f"{TRAIN_FILE}: target_offset: {config.target_offset} is for text only; the {what}"
+            " holds pairs, which need 1"
+        )
+    if start := getattr(config, key):
+        lines.append(
+            f"{TRAIN_FILE}: {key}: {start} is for text only; the {what} holds pairs, which need 0"
+        )
+    pairs = dataset.description.splits[split].pairs
+    assert pairs is not None
+    needed = pairs.longest_tokens - 1
+    if needed > length:
+        count = _pairs(config, model, dataset, split).longer_than(length)
+        is_possible = config.sequence_length is None or needed <= model.context_length
+        lines.append(
+            f"{_length_key(config)}: {length} is too short for {count:,} of the {pairs.pairs:,}"
+            f" pairs in the {what} (the longest has {pairs.longest_tokens:,} tokens);"
+            + (f" raise it to {needed} or" if is_possible else "")
+            + " remove them"
+        )
+    return lines
+
+
+def _length_key(config: TrainConfig) -> str:
+    """File and key that say how long a sequence is."""
+    if config.sequence_length is None:
+        return f"{MODEL_FILE}: context_length"
+    return f"{TRAIN_FILE}: sequence_length"
 
 
 def _length_problems(
     config: TrainConfig, model: ModelConfig, datasets: dict[str, Dataset]
 ) -> list[str]:
     """Whether the training tokens are enough, where that can be told."""
-    windows = _windows(config, model, datasets, TRAIN)
-    if not all(map(len, windows.values())) or _weight_problems(config):
+    parts, length = _sequences(config, model, datasets, TRAIN), sequence_length(config, model)
+    if not all(map(len, parts.values())) or _weight_problems(config):
         return []
-    sequences = len(_mixed(windows, config))
+    sequences = len(_mixed(parts, config))
     room_steps = sequences // config.sequences_per_step
-    step_tokens = config.sequences_per_step * model.context_length
-    there = f"there are {sequences} sequences of {model.context_length} tokens"
+    step_tokens = config.sequences_per_step * length
+    there = f"there are {sequences} sequences of {length} tokens"
     if len(config.datasets) > 1:
         there += " until the first dataset of the mixture runs out"
     if config.start_train_token:
@@ -245,29 +346,39 @@ def _start_key(split: Split) -> str:
     return "start_train_token" if split == TRAIN else "start_val_token"
 
 
-def _windows(
+def _sequences(
     config: TrainConfig, model: ModelConfig, datasets: dict[str, Dataset], split: Split
-) -> dict[str, _Windows]:
+) -> dict[str, _Sequences]:
     """The sequences of each dataset that has the split."""
-    start = getattr(config, _start_key(split))
     return {
-        name: _Windows(
-            datasets[name].tokens(split), start, model.context_length, config.target_offset
-        )
+        name: _pairs(config, model, datasets[name], split)
+        if datasets[name].description.splits[split].pairs
+        else _windows(config, model, datasets[name], split)
         for name in config.datasets
         if split in datasets[name].splits
     }
 
 
-def _mixed(windows: dict[str, _Windows], config: TrainConfig) -> _Sequences:
+def _windows(config: TrainConfig, model: ModelConfig, dataset: Dataset, split: Split) -> _Windows:
+    start, length = getattr(config, _start_key(split)), sequence_length(config, model)
+    return _Windows(dataset.tokens(split), start, length, config.target_offset)
+
+
+def _pairs(config: TrainConfig, model: ModelConfig, dataset: Dataset, split: Split) -> _Pairs:
+    bounds_P2 = dataset.pair_bounds(split)
+    assert bounds_P2 is not None
+    return _Pairs(dataset.tokens(split), bounds_P2, sequence_length(config, model))
+
+
+def _mixed(parts: dict[str, _Sequences], config: TrainConfig) -> _Sequences:
     """One row of sequences, until a component of the mixture would run out. Grain rounds the
     weights to hundredths of the smallest."""
-    if len(windows) == 1:
-        return next(iter(windows.values()))
+    if len(parts) == 1:
+        return next(iter(parts.values()))
     import grain
 
-    sources = [grain.MapDataset.source(part) for part in windows.values()]
-    mixed: _Sequences = grain.MapDataset.mix(sources, [config.datasets[name] for name in windows])
+    sources = [grain.MapDataset.source(part) for part in parts.values()]
+    mixed: _Sequences = grain.MapDataset.mix(sources, [config.datasets[name] for name in parts])
     return mixed
 
 
@@ -285,19 +396,15 @@ def _order(sequences: int, config: TrainConfig) -> Any:
     return numbers.repeat(config.epochs)
 
 
-def _gather(sequences: _Sequences, indices: Sequence[int]) -> np.ndarray:
-    """The sequences of these numbers, one below the other."""
+def _gather(sequences: _Sequences, indices: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """The inputs and the targets of the sequences of these numbers, one below the other."""
     first = sequences[indices[0]]
-    rows = np.empty((len(indices), len(first)), np.int32)
-    rows[0] = first
-    for row, index in zip(rows[1:], indices[1:], strict=True):
-        row[:] = sequences[index]
-    return rows
-
-
-def _inputs_and_targets(rows: np.ndarray, target_offset: int) -> tuple[np.ndarray, np.ndarray]:
-    length = rows.shape[1] - target_offset
-    return np.ascontiguousarray(rows[:, :length]), np.ascontiguousarray(rows[:, target_offset:])
+    shape = (len(indices), len(first[0]))
+    inputs_BS, targets_BS = np.empty(shape, np.int32), np.empty(shape, np.int32)
+    inputs_BS[0], targets_BS[0] = first
+    for row, index in enumerate(indices[1:], 1):
+        inputs_BS[row], targets_BS[row] = sequences[index]
+    return inputs_BS, targets_BS
 
 
 def _read_ahead(batches: Any) -> Iterator[Any]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import atomic_folder
 import dataset_folder
 import hub_dataset
+import pair_dataset
 import python_stdlib
 import text_dataset
 from dataset_folder import Dataset, Source
@@ -87,9 +88,6 @@ def add_text(
     Raises:
         UserError: where the name is taken, or a file is missing or not UTF-8.
     """
-    folder = folder_of(name, datasets_dir)
-    if "/" in name or name == python_stdlib.NAME:
-        raise UserError(f"dataset {name!r}: this name is for another source; choose one without /")
     if isinstance(tokenizer, int) and tokenizer < SMALLEST_VOCAB:
         raise UserError(f"a vocabulary of {tokenizer} is too small; at least {SMALLEST_VOCAB}")
     whole = [TextSection.whole(path) for path in dict.fromkeys(files)]
@@ -105,6 +103,42 @@ def add_text(
         )
         return Source(kind="text", files=[section.path.name for section in whole])
 
+    return _add(name, datasets_dir, fill)
+
+
+def add_pairs(
+    name: str,
+    files: list[Path],
+    datasets_dir: Path,
+    *,
+    tokenizer: Tokenizer,
+    validation_percent: float,
+) -> Dataset:
+    """Make a dataset of files with a prompt and its answer in each line.
+
+    Args:
+        tokenizer: that of the model which is to learn the answers.
+        validation_percent: how much of the files is for validation, at least 0 and below 100.
+
+    Raises:
+        UserError: where the name is taken, or a file is missing, without a pair, or has a line
+            that is none.
+    """
+    whole = [TextSection.whole(path) for path in dict.fromkeys(files)]
+
+    def fill(partial: Path) -> Source:
+        sections = pair_dataset.split_sections(whole, validation_percent)
+        pair_dataset.write(partial, sections, tokenizer)
+        return Source(kind="pairs", files=[section.path.name for section in whole])
+
+    return _add(name, datasets_dir, fill)
+
+
+def _add(name: str, datasets_dir: Path, fill: Callable[[Path], Source]) -> Dataset:
+    """Make a dataset of the user's own files with what `fill` writes."""
+    folder = folder_of(name, datasets_dir)
+    if "/" in name or name == python_stdlib.NAME:
+        raise UserError(f"dataset {name!r}: this name is for another source; choose one without /")
     if folder.exists() or not _build(folder, fill):
         raise UserError(f"{folder}: exists already; choose another name, or delete it first")
     return Dataset(name, folder)

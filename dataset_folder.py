@@ -1,7 +1,8 @@
 """A dataset: a folder with a token file for each split, described in `dataset.json`.
 
 datasets/python-stdlib/
-  train.safetensors        one 1-D integer tensor `tokens`
+  train.safetensors        one 1-D integer tensor `tokens`; where they are prompts and answers,
+                           `pair_bounds` beside it (`token_file.py`)
   validation.safetensors   the same; may be absent
   tokenizer.json           what made the tokens; may be absent
   dataset.json             written by us: where it came from, counts, checksums
@@ -28,19 +29,30 @@ VALIDATION: Split = "validation"
 SPLITS = (TRAIN, VALIDATION)
 DESCRIPTION_FILE, TOKENIZER_FILE = "dataset.json", "tokenizer.json"
 _BLOCK_TOKENS = 4 << 20
+_BLOCK_PAIRS = 1 << 20
 
 
 class Source(StrictModel):
     """Where a dataset came from."""
 
-    kind: Literal["python-stdlib", "text", "hub", "folder"]
-    """The embedded text, the user's text, the hub, or a folder that was simply there."""
+    kind: Literal["python-stdlib", "text", "pairs", "hub", "folder"]
+    """The embedded text, the user's text or pairs, the hub, or a folder that was simply there."""
     python_version: str | None = None
     """The Python whose standard library the text is."""
     files: list[str] | None = None
-    """Names of the text's files."""
+    """Names of the user's files."""
     revision: str | None = None
     """Commit of the hub repository."""
+
+
+class PairsDescription(StrictModel):
+    """The prompts with their answers in one token file."""
+
+    pairs: int
+    longest_tokens: int
+    """Of prompt, answer and end of text together."""
+    answer_tokens: int
+    """In all answers, the end of text after each counted."""
 
 
 class SplitDescription(StrictModel):
@@ -52,6 +64,8 @@ class SplitDescription(StrictModel):
     file_bytes: int
     sha256: str
     """Of the whole file, in hexadecimal."""
+    pairs: PairsDescription | None = None
+    """Absent where the file holds text."""
 
 
 class DatasetDescription(StrictModel):
@@ -94,6 +108,15 @@ class Dataset:
     def tokens(self, split: Split) -> np.ndarray:
         """A split's tokens: a read-only 1-D array over a memory map."""
         return token_file.open_tokens(self.folder / split_file(split))
+
+    def pair_bounds(self, split: Split) -> np.ndarray | None:
+        """Where the answers of a split of pairs stand, as `token_file.open_pair_bounds`."""
+        return token_file.open_pair_bounds(self.folder / split_file(split))
+
+    @property
+    def holds_pairs(self) -> bool:
+        """Whether any split is of prompts with their answers rather than of text."""
+        return any(split.pairs for split in self.description.splits.values())
 
     @property
     def tokenizer_file(self) -> Path | None:
@@ -146,9 +169,12 @@ def describe(
 
 def _describe_split(path: Path, known: SplitDescription | None) -> SplitDescription:
     layout = token_file.read_layout(path)
-    seen = (path.stat().st_size, layout.tokens, layout.dtype.name)
-    if known and seen == (known.file_bytes, known.tokens, known.dtype):
-        return known
+    seen = (path.stat().st_size, layout.tokens, layout.dtype.name, layout.pairs)
+    if known:
+        known_pairs = known.pairs.pairs if known.pairs else 0
+        if seen == (known.file_bytes, known.tokens, known.dtype, known_pairs):
+            return known
+    pairs = _describe_pairs(path, layout) if layout.pairs else None
     largest, sha256 = _read_through(path, layout)
     return SplitDescription(
         tokens=layout.tokens,
@@ -156,7 +182,33 @@ def _describe_split(path: Path, known: SplitDescription | None) -> SplitDescript
         largest_token_id=largest,
         file_bytes=path.stat().st_size,
         sha256=sha256,
+        pairs=pairs,
     )
+
+
+def _describe_pairs(path: Path, layout: token_file.Layout) -> PairsDescription:
+    """Check the bounds of a file's pairs, and sum them up, a block at a time."""
+    bounds_P2 = token_file.open_pair_bounds(path)
+    assert bounds_P2 is not None
+    longest, answer_tokens, start = 0, 0, 0
+    for first in range(0, layout.pairs, _BLOCK_PAIRS):
+        answers_P, ends_P = bounds_P2[first : first + _BLOCK_PAIRS].T
+        starts_P = np.concatenate([[start], ends_P[:-1]])
+        wrong_P = (answers_P < starts_P) | (answers_P >= ends_P) | (ends_P - starts_P < 2)
+        if wrong_P.any():
+            raise UserError(
+                f"{path}: {token_file.BOUNDS!r}: pair {first + int(wrong_P.argmax())} does not"
+                " follow the one before it with two tokens or more, one of them its answer's"
+            )
+        longest = max(longest, int((ends_P - starts_P).max()))
+        answer_tokens += int((ends_P - answers_P).sum())
+        start = int(ends_P[-1])
+    if start != layout.tokens:
+        raise UserError(
+            f"{path}: {token_file.BOUNDS!r}: the last pair ends at token {start}, not at"
+            f" {layout.tokens}, the last there is"
+        )
+    return PairsDescription(pairs=layout.pairs, longest_tokens=longest, answer_tokens=answer_tokens)
 
 
 def _read_through(path: Path, layout: token_file.Layout) -> tuple[int, str]:

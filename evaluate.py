@@ -6,14 +6,18 @@ from pathlib import Path
 import click
 
 import runtime
-from checkpoint import TOKENIZER_FILE, Weights
 from checkpointing import find_weights, load_model, load_tokenizer
-from data import ValidationData
+from data import IGNORED, ValidationData
 from dataset import find_datasets_dir, open_dataset
 from errors import UserError, run_command
 from provenance import refuse_other_tokenizers
 from sharding import create_mesh
 from step import make_evaluation_step, mean_loss
+from train_config import TrainConfig
+from weights_file import Weights
+
+_UNTRAINED_LENGTH = 1024
+"""Tokens in a sequence, at most, where imported weights have not been trained at any length."""
 
 
 @click.command()
@@ -28,25 +32,49 @@ def main(checkpoint: str, dataset: str | None, datasets_dir: Path | None) -> Non
     runtime.cache_compiled_code()
     folder = find_datasets_dir(datasets_dir)
     weights = Weights(find_weights(checkpoint))
-    train = weights.train.model_copy(
-        update={"dataset": dataset, "start_val_token": 0} if dataset else {}
-    )
+    train = _settings(weights, dataset)
     datasets = {name: open_dataset(name, folder, update=False) for name in train.datasets}
-    validation = ValidationData.of(train, weights.model, datasets)
+    validation = ValidationData.of(train, weights.header.model, datasets)
     if validation is None:
         raise UserError(f"dataset {', '.join(datasets)}: no validation split to evaluate on")
     tokenizer = load_tokenizer(checkpoint, folder)
-    own = weights.path.with_name(TOKENIZER_FILE)
-    model_tokenizer = own.read_bytes() if own.is_file() else None
-    refuse_other_tokenizers(datasets, weights.train.tokenizer, model_tokenizer)
+    refuse_other_tokenizers(datasets, train.tokenizer, weights.tokenizer_file)
     model, evaluation_step = load_model(checkpoint), make_evaluation_step(train)
     loss = mean_loss(model, evaluation_step, validation.batches(), create_mesh((1, 1)))
-    targets = [batch.targets_BS[: batch.real_rows] for batch in validation.batches()]
-    text_bytes = sum(tokenizer.byte_count(row) for rows in targets for row in rows)
-    click.echo(f"dataset        {', '.join(datasets)}: {validation.tokens:,} validation tokens")
+    targets = [
+        row[row != IGNORED]
+        for batch in validation.batches()
+        for row in batch.targets_BS[: batch.real_rows]
+    ]
+    tokens, text_bytes = sum(map(len, targets)), sum(map(tokenizer.byte_count, targets))
+    of_answers = any(found.holds_pairs for found in datasets.values())
+    click.echo(
+        f"dataset        {', '.join(datasets)}: {tokens:,} validation tokens"
+        + " (of pairs, those of the answers)" * of_answers
+    )
     click.echo(f"loss           {loss:.4f} nats per token")
     click.echo(f"perplexity     {math.exp(loss):.2f}")
-    click.echo(f"bits per byte  {loss / math.log(2) * validation.tokens / text_bytes:.4f}")
+    if text_bytes:
+        click.echo(f"bits per byte  {loss / math.log(2) * tokens / text_bytes:.4f}")
+
+
+def _settings(weights: Weights, dataset: str | None) -> TrainConfig:
+    """How to evaluate: as the model was trained, or on another dataset."""
+    model, train, tokenizer, _ = weights.header
+    if train is not None:
+        return train.model_copy(
+            update={"dataset": dataset, "start_val_token": 0} if dataset else {}
+        )
+    if dataset is None:
+        raise UserError(f"{weights.path}: has not been trained yet, so name a --dataset")
+    return TrainConfig(
+        dataset=dataset,
+        sequence_length=min(model.context_length, _UNTRAINED_LENGTH),
+        tokenizer=tokenizer,
+        microbatch_size=1,
+        learning_rate=1.0,  # for no step to take
+        checkpoint_interval=1,
+    )
 
 
 if __name__ == "__main__":

@@ -13,17 +13,18 @@ import metrics
 import runtime
 from chart_drawer import ChartDrawer
 from checkpoint import Checkpoint
-from checkpointing import Saver, clean_up, restore
+from checkpointing import Saver, clean_up, restore, starting_weights
 from config import TRAIN_FILE, RunConfig
 from data import TrainingData, ValidationData
 from dataset import open_dataset
 from errors import UserError
 from metrics import MetricsLog, StepMetrics
-from provenance import Provenance
+from provenance import Provenance, refuse_other_tokenizers
 from resume import checkpoint_to_resume, put_aside, refuse_changes
 from run_folder import RunFolder, Start
 from sharding import create_mesh, data_devices
 from signals import StopSignal
+from starting_point import origin_of, starting_point
 from state import create_model_and_optimizer
 from trainer import Trainer
 
@@ -56,6 +57,9 @@ def launch(run: RunFolder, config: RunConfig, start: Start, datasets_dir: Path) 
         provenance.refuse_other_than(saved.meta.datasets)
     with _mistakes_in(run):
         data = TrainingData(config.train, config.model, datasets)
+    start_point = starting_point(run, config) if saved is None else None
+    if start_point is not None:
+        refuse_other_tokenizers(datasets, config.train.tokenizer, start_point.tokenizer_file)
     # 3. A finished run has nothing left to do.
     if saved is not None and saved.step + 1 >= data.total_steps:
         _finish_again(run, saved)
@@ -71,11 +75,12 @@ def launch(run: RunFolder, config: RunConfig, start: Start, datasets_dir: Path) 
     logs.keep(run.log)
     if aside is not None:
         log.info("moved aside to %s", aside)
-    # 6. The weights: those of the checkpoint, or fresh ones.
-    if saved is None:
-        model, optimizer = create_model_and_optimizer(config, data.total_steps, mesh)
-    else:
+    # 6. The weights: those of the checkpoint, those that start_from names, or fresh ones.
+    if saved is not None:
         model, optimizer = restore(saved, config, data.total_steps, mesh)
+    else:
+        weights = starting_weights(start_point, config, data.total_steps, mesh)
+        model, optimizer = create_model_and_optimizer(config, data.total_steps, mesh, weights)
     drawer = ChartDrawer(run.path)
     trainer = Trainer(
         config=config,
@@ -87,7 +92,13 @@ def launch(run: RunFolder, config: RunConfig, start: Start, datasets_dir: Path) 
         optimizer=optimizer,
         first_step=saved.step + 1 if saved else 0,
         metrics=MetricsLog(run.metrics, last_step=saved.step if saved else -1),
-        saver=Saver(run.checkpoints, config, provenance.tokenizer_file, after=drawer.request),
+        saver=Saver(
+            run.checkpoints,
+            config,
+            provenance.tokenizer_file,
+            after=drawer.request,
+            origin=origin_of(saved, start_point),
+        ),
     )
     # 7. The steps.
     _report_start(run, data, mesh, saved)

@@ -67,6 +67,10 @@ class Linear(nnx.Module):
         return (y if self.bias is None else y + self.bias[...]).astype(x.dtype)
 
 
+class LowRankParam(nnx.Param):
+    """A parameter of a low-rank addition, so that it can be trained alone."""
+
+
 class LowRank(nnx.Module):
     """x · A · B · scale: a projection of low rank (Hu et al. 2021, section 4.1).
 
@@ -76,7 +80,7 @@ class LowRank(nnx.Module):
         scale: alpha ÷ rank.
     """
 
-    def __init__(self, down: nnx.Param, up: nnx.Param, scale: float) -> None:
+    def __init__(self, down: LowRankParam, up: LowRankParam, scale: float) -> None:
         self.down, self.up, self.scale = down, up, scale
 
     def __call__(self, x: Array) -> Array:

@@ -24,7 +24,7 @@ class StepMetrics:
     tokens_seen: int
     """Training tokens seen up to and including this step."""
     train_loss: float | None
-    """Mean cross-entropy over the step's finite microbatches, in nats per token."""
+    """Mean cross-entropy over the step's finite microbatches, in nats per target that counts."""
     learning_rate: float | None
     gradient_norm: float | None
     """Global norm of the accumulated gradient, before clipping."""
@@ -36,12 +36,17 @@ class StepMetrics:
     tokens_per_second: float
     validation_loss: float | None = None
     """Mean cross-entropy on the validation tokens; only at steps that have a validation."""
+    load_balancing_loss: float | None = None
+    """Mixture of experts: mean over layers; 1 where every expert gets as many tokens."""
+    expert_tokens: list[list[int]] | None = None
+    """Mixture of experts: tokens that went through each expert of each layer."""
 
     def as_line(self) -> str:
-        """The step's line in the file; `validation_loss` only where there is one."""
+        """The step's line in the file; what not every step has, only where this one has it."""
         values = {key: _finite(value) for key, value in dataclasses.asdict(self).items()}
-        if values["validation_loss"] is None:
-            del values["validation_loss"]
+        for key in ("validation_loss", "load_balancing_loss", "expert_tokens"):
+            if values[key] is None:
+                del values[key]
         return json.dumps(values) + "\n"
 
 

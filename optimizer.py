@@ -1,6 +1,6 @@
 """AdamW with warm-up, cosine and clipping, and the `MultiSteps` optimizer around them.
 
-`MultiSteps` is told the sum of a global step's finite microbatch gradients and their count, and
+`MultiSteps` is told the sum of a global step's finite microbatch gradients and their weight, and
 updates once on their mean. It does what `optax.MultiSteps` does, without running the inner
 optimizer on every microbatch, and a microbatch that is not finite costs only itself.
 """
@@ -13,6 +13,7 @@ import optax
 from flax import nnx
 from jax import Array
 
+from layers import LowRankParam
 from train_config import TrainConfig
 
 
@@ -34,7 +35,7 @@ class MultiSteps(nnx.Optimizer):
     moments and their bias correction go by the updates that were.
 
     Args:
-        model: its `nnx.Param`s are what is optimized.
+        model: its `nnx.Param`s are what is optimized or, with LoRA, its low-rank additions only.
         train: hyperparameters.
         total_steps: global steps from the first to the last, at least 1.
     """
@@ -42,19 +43,22 @@ class MultiSteps(nnx.Optimizer):
     def __init__(self, model: nnx.Module, train: TrainConfig, total_steps: int) -> None:
         self.schedule = learning_rate_schedule(train, total_steps)
         self.clipping_max_norm = train.clipping_max_norm
-        super().__init__(model, update_direction(train, model), wrt=nnx.Param)
+        wrt = LowRankParam if train.lora else nnx.Param
+        super().__init__(model, update_direction(train, model, wrt), wrt=wrt)
 
-    def update(self, model: nnx.Module, gradient_sum: Any, finite_count: Array) -> Update:  # type: ignore[override]
-        """Update the model on `gradient_sum / finite_count`.
+    def update(self, model: nnx.Module, gradient_sum: Any, weight: Array) -> Update:  # type: ignore[override]
+        """Update the model on `gradient_sum / weight`.
 
         Args:
             model: the model given at construction; changed in place.
-            gradient_sum: sum of the finite microbatches' gradients, shaped as the parameters.
-            finite_count: how many microbatches that sum has, a scalar integer.
+            gradient_sum: sum of the finite microbatches' gradients, shaped as the trained
+                parameters.
+            weight: what those microbatches weigh together, a scalar: their number, where every
+                target counts.
         """
-        gradient = jax.tree.map(lambda g: g / jnp.maximum(finite_count, 1), gradient_sum)
+        gradient = jax.tree.map(lambda g: g / jnp.where(weight > 0, weight, 1), gradient_sum)
         norm = optax.tree_utils.tree_norm(gradient)
-        applied = (finite_count > 0) & jnp.isfinite(norm)
+        applied = (weight > 0) & jnp.isfinite(norm)
         learning_rate = self.schedule(self.step[...])
         super().update(model, gradient, learning_rate=learning_rate, applied=applied)
         limit = jnp.inf if self.clipping_max_norm is None else self.clipping_max_norm
@@ -77,7 +81,7 @@ def learning_rate_schedule(train: TrainConfig, total_steps: int) -> optax.Schedu
 
 
 def update_direction(
-    train: TrainConfig, model: nnx.Module
+    train: TrainConfig, model: nnx.Module, wrt: type[nnx.Param]
 ) -> optax.GradientTransformationExtraArgs:
     """AdamW (Loshchilov & Hutter 2019) on the gradient clipped by its global norm."""
     clip = (
@@ -88,7 +92,7 @@ def update_direction(
     adamw = optax.chain(
         clip,
         optax.scale_by_adam(train.beta1, train.beta2, train.epsilon),
-        optax.add_decayed_weights(train.weight_decay, decay_mask(train, model)),
+        optax.add_decayed_weights(train.weight_decay, decay_mask(train, model, wrt)),
     )
     return scaled_where_applied(adamw)
 
@@ -118,8 +122,8 @@ def scaled_where_applied(
     return optax.GradientTransformationExtraArgs(inner.init, update)
 
 
-def decay_mask(train: TrainConfig, model: nnx.Module) -> Any:
-    """True for each parameter that weight decay acts on.
+def decay_mask(train: TrainConfig, model: nnx.Module, wrt: type[nnx.Param] = nnx.Param) -> Any:
+    """True for each trained parameter that weight decay acts on.
 
     Matrices are known by their declared axes, not by their number of dimensions: stacked layers
     give every bias a second one.
@@ -127,6 +131,6 @@ def decay_mask(train: TrainConfig, model: nnx.Module) -> Any:
     everything = train.decayed_parameters == "all"
     return jax.tree.map(
         lambda param: everything or param.inputs > 0,
-        nnx.state(model, nnx.Param),
+        nnx.state(model, wrt),
         is_leaf=lambda node: isinstance(node, nnx.Variable),
     )

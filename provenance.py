@@ -6,6 +6,7 @@ from typing import Self
 
 from dataset_folder import Dataset
 from errors import UserError
+from tokenization import load_tokenizer
 from train_config import TrainConfig
 
 
@@ -43,7 +44,7 @@ class Provenance:
 
 
 def refuse_other_tokenizers(
-    datasets: dict[str, Dataset], hub_id: str, model: bytes | None = None
+    datasets: dict[str, Dataset], hub_id: str, model: Path | None = None
 ) -> None:
     """Refuse datasets whose token ids mean different things, to each other or to a model.
 
@@ -54,10 +55,13 @@ def refuse_other_tokenizers(
     Raises:
         UserError: naming each dataset with its tokenizer.
     """
-    files = {name: dataset.tokenizer_file for name, dataset in datasets.items()}
-    kinds: set[bytes | str] = {file.read_bytes() if file else hub_id for file in files.values()}
-    if len(kinds | ({model} if model else set())) > 1:
-        shown = ", ".join(f"{name} ({file or hub_id})" for name, file in files.items())
+    places: dict[str, Path | str] = {
+        name: dataset.tokenizer_file or hub_id for name, dataset in datasets.items()
+    }
+    every = {*places.values(), *([model] if model else [])}
+    contents = {place.read_bytes() if isinstance(place, Path) else place for place in every}
+    if len(contents) > 1 and len({load_tokenizer(place).definition for place in every}) > 1:
+        shown = ", ".join(f"{name} ({place})" for name, place in places.items())
         whose = "than the model's" if model else "from one another"
         raise UserError(
             f"dataset {shown}: other tokenizers {whose}, so a token id means different things;"

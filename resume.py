@@ -12,6 +12,7 @@ from checkpoint import Checkpoint, CheckpointMeta
 from checkpointing import (
     BEST,
     CHECKPOINT_NAMES,
+    IMPORTED,
     LATEST,
     best_of,
     list_checkpoints,
@@ -85,14 +86,12 @@ def put_aside(run: RunFolder, saved: Checkpoint | None) -> Path | None:
     for path in records:
         shutil.copy2(path, aside / path.name)
     if saved is None:
-        if run.checkpoints.exists():
-            run.checkpoints.rename(aside / "checkpoints")
-        for path in records:
-            path.unlink()
-    else:
-        (aside / "checkpoints").mkdir()
-        for folder in reversed(later):
-            folder.rename(aside / "checkpoints" / folder.name)
+        later = [path for path in run.checkpoints.glob("*") if path.name != IMPORTED]
+    (aside / "checkpoints").mkdir()
+    for path in sorted(later, reverse=True):
+        path.rename(aside / "checkpoints" / path.name)
+    for path in records if saved is None else ():
+        path.unlink()
     return aside
 
 

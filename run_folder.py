@@ -31,6 +31,11 @@ class RunFolder:
         return self.path / "checkpoints"
 
     @property
+    def imported(self) -> Path:
+        """What `pretrained.py import` put here."""
+        return self.checkpoints / "imported"
+
+    @property
     def metrics(self) -> Path:
         return self.path / "metrics.jsonl"
 

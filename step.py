@@ -14,6 +14,7 @@ from flax import nnx
 from jax import Array
 from jax.sharding import Mesh
 
+from feed_forward import Routing
 from layers import NO_DROPOUT, Dropout
 from model import GPT
 from optimizer import MultiSteps
@@ -25,19 +26,24 @@ class StepResult(NamedTuple):
     """The small arrays that a global step hands to the host."""
 
     losses_A: Array
-    """Loss of each microbatch, nats per token."""
+    """Cross-entropy of each microbatch, nats per target that counts."""
+    weights_A: Array
+    """Share of each microbatch's targets that count."""
     finite_A: Array
     """Whether the microbatch counted: loss and gradient were finite."""
     learning_rate: Array
     gradient_norm: Array
     clipped: Array
+    routing: Routing | None
+    """Mixture of experts: tokens per layer and expert (counts_LE) and the mean load-balancing
+    loss, over all microbatches."""
 
 
 DROPOUT = 0xD0
 """Sets the random numbers of dropout apart from those that start the weights."""
 
 TrainStep = Callable[[GPT, MultiSteps, Array, Array], StepResult]
-EvaluationStep = Callable[[GPT, Array, Array], Array]
+EvaluationStep = Callable[[GPT, Array, Array], tuple[Array, Array]]
 
 
 def make_train_step(train: TrainConfig) -> TrainStep:
@@ -51,54 +57,72 @@ def make_train_step(train: TrainConfig) -> TrainStep:
     ) -> StepResult:
         dropout_key = jax.random.fold_in(jax.random.key(train.seed), DROPOUT)
         step_key = jax.random.fold_in(dropout_key, optimizer.step[...])
-        graph, params = nnx.split(model)
+        graph, *states = nnx.split(model, optimizer.wrt, ...)
+        trained, frozen = states
 
-        def loss_of(params: nnx.State, inputs_BS: Array, targets_BS: Array, key: Array) -> Array:
+        def objective(trained: nnx.State, inputs_BS: Array, targets_BS: Array, key: Array) -> Any:
             dropout = Dropout(train.drop_rate, key) if train.drop_rate else NO_DROPOUT
-            logits_BSV = nnx.merge(graph, params)(inputs_BS, dropout, dtype_of(train))
-            return sequence_losses(logits_BSV, targets_BS).mean()
+            model = nnx.merge(graph, trained, frozen)
+            forward = model.forward(inputs_BS, dropout, dtype_of(train))
+            weight = (targets_BS >= 0).mean()
+            loss = target_losses(forward.logits_BSV, targets_BS).mean(axis=-1).mean()
+            routing = forward.routing
+            if routing is None:
+                return loss, (loss, weight, None)
+            balance = train.load_balancing_weight * routing.balance_loss.mean()
+            return loss + weight * balance, (loss, weight, routing)
 
         def microbatch(carry: Any, batch: tuple[Array, Array, Array]) -> tuple[Any, Any]:
-            gradient_sum, finite_count = carry
+            gradient_sum, weight_sum = carry
             inputs_BS, targets_BS, index = batch
             key = jax.random.fold_in(step_key, index)
-            loss, gradient = jax.value_and_grad(loss_of)(params, inputs_BS, targets_BS, key)
+            (_, told), gradient = jax.value_and_grad(objective, has_aux=True)(
+                trained, inputs_BS, targets_BS, key
+            )
+            loss, weight, routing = told
             finite = all_finite((loss, gradient))
             gradient_sum = jax.tree.map(
                 lambda total, g: total + jnp.where(finite, g, 0), gradient_sum, gradient
             )
-            return (gradient_sum, finite_count + finite), (loss, finite)
+            weight_sum += jnp.where(finite, weight, 0)
+            return (gradient_sum, weight_sum), (loss / weight, weight, finite, routing)
 
-        nothing = (jax.tree.map(jnp.zeros_like, params), jnp.zeros((), jnp.int32))
+        nothing = (jax.tree.map(jnp.zeros_like, trained), jnp.zeros((), jnp.float32))
         batches = (inputs_ABS, targets_ABS, jnp.arange(len(inputs_ABS)))
-        (gradient_sum, finite_count), (losses_A, finite_A) = jax.lax.scan(
-            microbatch, nothing, batches
-        )
-        update = optimizer.update(model, gradient_sum, finite_count)
+        (gradient_sum, weight_sum), told = jax.lax.scan(microbatch, nothing, batches)
+        losses_A, weights_A, finite_A, routing = told
+        update = optimizer.update(model, gradient_sum, weight_sum)
         return StepResult(
             losses_A,
+            weights_A,
             finite_A & update.applied,
             update.learning_rate,
             update.gradient_norm,
             update.clipped,
+            routing and Routing(routing.counts_E.sum(axis=0), routing.balance_loss.mean()),
         )
 
     return nnx.jit(train_step, donate_argnums=(0, 1))
 
 
 def make_evaluation_step(train: TrainConfig) -> EvaluationStep:
-    """A compiled function of (model, inputs_BS, targets_BS) to losses_B, without dropout."""
+    """A compiled function of (model, inputs_BS, targets_BS), without dropout, to each sequence's
+    summed loss and how many of its targets count."""
 
-    def evaluation_step(model: GPT, inputs_BS: Array, targets_BS: Array) -> Array:
-        return sequence_losses(model(inputs_BS, NO_DROPOUT, dtype_of(train)), targets_BS)
+    def evaluation_step(model: GPT, inputs_BS: Array, targets_BS: Array) -> tuple[Array, Array]:
+        logits_BSV = model(inputs_BS, NO_DROPOUT, dtype_of(train))
+        return target_losses(logits_BSV, targets_BS).sum(axis=-1), (targets_BS >= 0).sum(axis=-1)
 
     return nnx.jit(evaluation_step)
 
 
-def sequence_losses(logits_BSV: Array, targets_BS: Array) -> Array:
-    """Cross-entropy of each sequence, the mean over its tokens: losses_B in nats per token."""
-    losses_BS = optax.softmax_cross_entropy_with_integer_labels(logits_BSV, targets_BS)
-    return losses_BS.mean(axis=-1)
+def target_losses(logits_BSV: Array, targets_BS: Array) -> Array:
+    """Cross-entropy at each target, losses_BS in nats; 0 where the target is negative, which
+    means that it does not count."""
+    losses_BS = optax.softmax_cross_entropy_with_integer_labels(
+        logits_BSV, jnp.maximum(targets_BS, 0)
+    )
+    return jnp.where(targets_BS >= 0, losses_BS, 0)
 
 
 def all_finite(tree: Any) -> Array:
@@ -117,7 +141,7 @@ def mean_loss(
     batches: Iterable[tuple[np.ndarray, np.ndarray, int]],
     mesh: Mesh,
 ) -> float:
-    """Mean cross-entropy over all real rows of the batches, in nats per token.
+    """Mean cross-entropy over all targets that count, in nats.
 
     Args:
         batches: inputs_BS, targets_BS and how many rows count; the rest is padding.
@@ -126,5 +150,8 @@ def mean_loss(
         (evaluation_step(model, *place_batch(mesh, inputs_BS, targets_BS)), rows)
         for inputs_BS, targets_BS, rows in batches
     ]
-    losses = [jax.device_get(losses_B)[:rows] for losses_B, rows in pending]
-    return float(np.concatenate(losses).mean(dtype=np.float64))
+    sums, counts = zip(
+        *((loss[:rows], count[:rows]) for (loss, count), rows in map(jax.device_get, pending)),
+        strict=True,
+    )
+    return float(np.concatenate(sums).sum(dtype=np.float64) / np.concatenate(counts).sum())

@@ -84,18 +84,25 @@ class TextSection(NamedTuple):
 Sections = dict[Split, list[TextSection]]
 
 
-def split_sections(sections: list[TextSection], percent: float) -> Sections:
+def split_sections(
+    sections: list[TextSection],
+    percent: float,
+    part: Callable[[TextSection, float], tuple[TextSection, TextSection]] = TextSection.split,
+) -> Sections:
     """Part text into training and validation: one file near its end, several file by file.
 
     Of several, those are taken, in the order of a hash of their names, that fit into `percent`
     of the bytes; where none does, the smallest.
+
+    Args:
+        part: how one file is parted.
     """
     sections = [section for section in sections if section.size]
     if percent == 0:
         return {"train": sections}
     if len(sections) <= 1:
-        pairs = [section.split(percent) for section in sections]
-        return {"train": [first for first, _ in pairs], "validation": [last for _, last in pairs]}
+        parts = [part(section, percent) for section in sections]
+        return {"train": [first for first, _ in parts], "validation": [last for _, last in parts]}
     room = sum(section.size for section in sections) * percent / 100
     chosen: set[TextSection] = set()
     for section in sorted(sections, key=lambda section: stable_hash(section.path.name)):
@@ -118,7 +125,7 @@ def tokenizer_for(sections: list[TextSection], vocab_size: int) -> Tokenizer:
     """Train a tokenizer on text, or on a sample of it, evenly spread, where it is large."""
     size = sum(section.size for section in sections)
     every = -(-size // _TRAINING_BYTES)
-    with _progress("training the tokenizer", size) as bar:
+    with progress_bar("training the tokenizer", size) as bar:
         pieces = (piece for section in sections for piece in section.pieces(bar.update))
         return train_tokenizer(itertools.islice(pieces, 0, None, max(every, 1)), vocab_size)
 
@@ -131,9 +138,9 @@ def write(folder: Path, sections: Sections, tokenizer: Tokenizer) -> None:
     Raises:
         UserError: for text that is not UTF-8, or a split without any.
     """
-    dtype = "U16" if tokenizer.vocab_size <= _LARGEST_UINT16_VOCAB else "U32"
+    dtype = token_type(tokenizer)
     size = sum(section.size for split in sections.values() for section in split)
-    with _progress("tokenizing", size) as bar:
+    with progress_bar("tokenizing", size) as bar:
         for split, parts in sections.items():
             path = folder / dataset_folder.split_file(split)
             with token_file.TokenWriter(path, dtype) as writer:
@@ -150,5 +157,11 @@ def write(folder: Path, sections: Sections, tokenizer: Tokenizer) -> None:
     tokenizer.save(folder / dataset_folder.TOKENIZER_FILE)
 
 
-def _progress(what: str, size: int) -> "tqdm[NoReturn]":
+def token_type(tokenizer: Tokenizer) -> str:
+    """Code of the smallest type, of two or four bytes, that holds every id of a tokenizer."""
+    return "U16" if tokenizer.vocab_size <= _LARGEST_UINT16_VOCAB else "U32"
+
+
+def progress_bar(what: str, size: int) -> "tqdm[NoReturn]":
+    """A bar over so many bytes, shown where it takes a while."""
     return tqdm(total=size, desc=what, unit="B", unit_scale=True, delay=1)

@@ -1,8 +1,8 @@
-"""Tokenizers behind one small interface: trained here, from a file, or from the hub."""
+"""Tokenizers behind one small interface: trained here, from files, or from the hub."""
 
 import functools
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,15 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 import hub
 from errors import UserError
+from sentencepiece_model import SentencePieceModel
+from tokenizer_config import ADDED_TOKENS_FILE, CONFIG_FILE, TokenizerConfig
 
 TOKENIZER_FILE = "tokenizer.json"
+SENTENCEPIECE_FILE, VOCABULARY_FILE, MERGES_FILE = "tokenizer.model", "vocab.json", "merges.txt"
 END_OF_TEXT = "<|endoftext|>"
-_ENDS_OF_TEXT = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>")
-"""What tokenizers call it: GPT-2, Llama 3, Llama and Mistral, Gemma."""
+_ENDS_OF_TEXT = (END_OF_TEXT, "<|end_of_text|>", "<eos>", "</s>")
+"""What tokenizers call it: GPT-2 and Qwen, Llama 3, Gemma (where </s> is an HTML tag), Llama and
+Mistral. The ends of turns, <|eot_id|>, <|im_end|> and <end_of_turn>, separate no documents."""
 SMALLEST_VOCAB = 257
 """The 256 bytes and the end of text."""
 _CHUNK_CHARACTERS = 1 << 18
@@ -47,10 +51,24 @@ class Tokenizer:
         """
         return self.encode_batch([text])[0]
 
+    def encode_prompt(self, text: str) -> list[int]:
+        """As `encode`, with what the tokenizer's own template adds: the begin of text for models
+        such as Llama, Gemma and Mistral, nothing for GPT-2 and tokenizers trained here.
+
+        Raises:
+            UserError: for text that is not valid Unicode.
+        """
+        return self._encode([text], add_special_tokens=True)[0]
+
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """As `encode`, for several texts, on all cores."""
+        return self._encode(texts, add_special_tokens=False)
+
+    def _encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
         try:
-            encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+            encodings = self._tokenizer.encode_batch_fast(
+                list(texts), add_special_tokens=add_special_tokens
+            )
         except TypeError:
             raise UserError("the text holds half a character (a lone surrogate)") from None
         return [encoding.ids for encoding in encodings]
@@ -85,6 +103,12 @@ class Tokenizer:
         for number, added in self._tokenizer.get_added_tokens_decoder().items():
             counts[number] = 0 if added.special else len(added.content.encode())
         return counts
+
+    @functools.cached_property
+    def definition(self) -> str:
+        """All that it is; two tokenizers with the same one give the same ids."""
+        text: str = self._tokenizer.to_str()
+        return text
 
     def save(self, path: Path) -> None:
         """Write the tokenizer as `tokenizer.json`."""
@@ -140,9 +164,7 @@ def _rfind_all(text: str, separator: str, end: int) -> Iterator[int]:
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     """Train a byte-level BPE tokenizer (Sennrich et al. 2016; bytes as in GPT-2): the 256 bytes,
     the end of text, and merges up to `vocab_size`, fewer where the texts have no more pairs."""
-    tokenizer = tokenizers.Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer = _byte_level(models.BPE())
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         min_frequency=2,
@@ -154,23 +176,72 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     return Tokenizer(tokenizer)
 
 
+def _byte_level(model: models.BPE, *, add_prefix_space: bool = False) -> tokenizers.Tokenizer:
+    """A tokenizer that splits text as GPT-2's does."""
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+# Loading
+
+_Find = Callable[[str], Path | None]
+"""Where a file of a tokenizer is, by its name; None where there is none."""
+
+
 def load_tokenizer(place: Path | str) -> Tokenizer:
-    """Load a tokenizer from a folder with a `tokenizer.json`, from such a file, or, for a string
-    that names neither, from the model of that id on the hub (or the hub's local cache).
+    """Load a tokenizer from a folder, from a file, or, for a string that names neither, from the
+    model of that id on the hub (or the hub's local cache).
+
+    In a folder and on the hub it is `tokenizer.json`, else `tokenizer.model` (SentencePiece, as
+    OpenLLaMA has it), else `vocab.json` with `merges.txt` (GPT-2's own files). For the latter two,
+    `tokenizer_config.json` and `added_tokens.json` are heeded.
 
     Raises:
-        UserError: where there is none, it is damaged, or the hub cannot be reached.
+        UserError: where there is none, it is damaged or unsupported, or the hub cannot be reached.
     """
     path = Path(place)
-    if (path / TOKENIZER_FILE).is_file():
-        path = path / TOKENIZER_FILE
+    if path.is_dir():
+        find, missing = _finder(path), f"{path}: holds no tokenizer, neither {TOKENIZER_FILE}"
     elif isinstance(place, str) and not path.is_file() and _may_be_hub_id(place):
-        path = hub.model_file(place, TOKENIZER_FILE)
-    return _read(path)
+        find = functools.partial(_on_hub, place)
+        missing = f"{TOKENIZER_FILE} of {place}: not on the Hugging Face hub"
+    elif path.suffix == ".model":
+        return _from_sentencepiece(path, _finder(path.parent))
+    else:
+        return _read(path)
+    if found := _from_files(find):
+        return found
+    raise UserError(f"{missing} nor {SENTENCEPIECE_FILE} nor {VOCABULARY_FILE} with {MERGES_FILE}")
 
 
 def _may_be_hub_id(place: str) -> bool:
-    return place.count("/") <= 1 and not place.startswith((".", "/")) and ".json" not in place
+    is_file = place.endswith(".model") or ".json" in place
+    return place.count("/") <= 1 and not place.startswith((".", "/")) and not is_file
+
+
+def _finder(folder: Path) -> _Find:
+    return lambda name: folder / name if (folder / name).is_file() else None
+
+
+def _on_hub(model: str, name: str) -> Path | None:
+    try:
+        return hub.model_file(model, name)
+    except UserError as error:
+        if str(error) == f"{name} of {model}: not on the Hugging Face hub":
+            return None
+        raise  # it may be there
+
+
+def _from_files(find: _Find) -> Tokenizer | None:
+    if path := find(TOKENIZER_FILE):
+        return _read(path)
+    if path := find(SENTENCEPIECE_FILE):
+        return _from_sentencepiece(path, find)
+    if (vocabulary := find(VOCABULARY_FILE)) and (merges := find(MERGES_FILE)):
+        return _from_gpt2_files(vocabulary, merges, find)
+    return None
 
 
 def _read(path: Path) -> Tokenizer:
@@ -185,4 +256,48 @@ def _read(path: Path) -> Tokenizer:
         loaded = tokenizers.Tokenizer.from_str(text)
     except Exception as error:  # the library raises no narrower type
         raise UserError(f"{path}: not a tokenizer file: {error}") from None
+    return Tokenizer(loaded)
+
+
+def _from_sentencepiece(path: Path, find: _Find) -> Tokenizer:
+    config = TokenizerConfig.read(find(CONFIG_FILE), find(ADDED_TOKENS_FILE))
+    try:
+        model = SentencePieceModel.from_bytes(path.read_bytes())
+        if config.add_prefix_space is not None:
+            model = model._replace(adds_dummy_prefix=config.add_prefix_space)
+        loaded = model.to_tokenizer(prefix_after_special_tokens=bool(config.legacy))
+        config.add_tokens(loaded)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise UserError(
+            f"{path}: no tokenizer can be made of this SentencePiece model: {error}; get it anew,"
+            f" or get the model's {TOKENIZER_FILE}, which transformers writes"
+        ) from None
+    config.add_template(loaded, bos=model.bos, eos=model.eos, adds_bos=True)
+    return Tokenizer(loaded)
+
+
+def _from_gpt2_files(vocabulary: Path, merges: Path, find: _Find) -> Tokenizer:
+    config = TokenizerConfig.read(find(CONFIG_FILE), find(ADDED_TOKENS_FILE))
+    if config.tokenizer_class not in (None, "GPT2Tokenizer", "GPT2TokenizerFast"):
+        raise UserError(
+            f"{vocabulary}: belongs to a {config.tokenizer_class}, which splits text in its own"
+            f" way; get the model's {TOKENIZER_FILE}, which transformers writes"
+        )
+    try:
+        model = models.BPE.from_file(str(vocabulary), str(merges))
+        loaded = _byte_level(model, add_prefix_space=bool(config.add_prefix_space))
+        if unknown := set(pre_tokenizers.ByteLevel.alphabet()) - loaded.get_vocab().keys():
+            raise ValueError(f"{len(unknown)} of the 256 bytes are not in it")
+        if loaded.token_to_id(END_OF_TEXT) is not None:
+            loaded.add_special_tokens([END_OF_TEXT])
+        config.add_tokens(loaded)
+    except Exception as error:  # the library raises no narrower type
+        raise UserError(
+            f"{vocabulary}, {merges.name}: not the vocabulary and merges of a GPT-2 tokenizer:"
+            f" {error}; get both anew"
+        ) from None
+    end = END_OF_TEXT if END_OF_TEXT in loaded.get_vocab() else None
+    config.add_template(loaded, bos=end, eos=end, adds_bos=False)
     return Tokenizer(loaded)

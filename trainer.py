@@ -105,18 +105,23 @@ class Trainer:
         """The step's results on the host, once it is complete."""
         values = StepResult(*jax.device_get(tuple(result)))
         seconds = self._clock.lap()
-        losses = values.losses_A[values.finite_A].astype(np.float64)
+        finite, routing = values.finite_A, values.routing
+        losses = values.losses_A[finite].astype(np.float64)
         tokens = self.data.tokens_per_step
         return StepMetrics(
             global_step=step,
             tokens_seen=(step + 1) * tokens,
-            train_loss=float(losses.mean()) if len(losses) else None,
+            train_loss=float(np.average(losses, weights=values.weights_A[finite]))
+            if finite.any()
+            else None,
             learning_rate=float(values.learning_rate),
             gradient_norm=float(values.gradient_norm),
             clipped=bool(values.clipped),
-            dropped_microbatches=int((~values.finite_A).sum()),
+            dropped_microbatches=int((~finite).sum()),
             step_seconds=seconds,
             tokens_per_second=tokens / seconds,
+            load_balancing_loss=float(routing.balance_loss) if routing else None,
+            expert_tokens=routing.counts_E.tolist() if routing else None,
         )
 
     def _record(self, metrics: StepMetrics, bar: tqdm) -> None:

@@ -9,7 +9,7 @@ import click
 
 from checkpointing import load_model, load_tokenizer
 from errors import run_command
-from generate import continue_greedily
+from generation import Generator, Request
 
 PROMPT = "Every effort moves you"
 NEW_TOKENS = 20
@@ -21,7 +21,8 @@ def main(checkpoint: str) -> None:
     """CHECKPOINT: a run folder, a checkpoint or a model.safetensors."""
     model, tokenizer = load_model(checkpoint), load_tokenizer(checkpoint)
     tokens = tokenizer.encode(PROMPT)
-    print(tokenizer.decode(tokens + continue_greedily(model, tokens, NEW_TOKENS)))
+    (new,) = Generator(model).continued([tokens], Request(NEW_TOKENS))
+    print(tokenizer.decode(tokens + new))
 
 
 if __name__ == "__main__":

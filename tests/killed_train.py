@@ -15,6 +15,7 @@ import checkpoint
 import checkpointing
 import metrics
 import trainer
+import weights_file
 
 
 def die() -> None:
@@ -69,8 +70,8 @@ MOMENTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "before a step is recorded": (metrics.MetricsLog, "append", lambda *_: die()),
     "within a metrics line": (metrics.MetricsLog, "append", tear_metrics_line),
     "in validation": (trainer, "mean_loss", lambda *_: die()),
-    "before the weights are written": (checkpoint, "write_weights", lambda *_: die()),
-    "within the weights": (checkpoint, "write_weights", tear_weights),
+    "before the weights are written": (weights_file, "write_weights", lambda *_: die()),
+    "within the weights": (weights_file, "write_weights", tear_weights),
     "before meta.json": (checkpoint, "seal", lambda *_: die()),
     "between write and rename": (checkpoint, "seal", seal_then_die),
     "between rename and links": (checkpointing, "relink", lambda *_: die()),

@@ -6,42 +6,38 @@ import subprocess
 import sys
 from pathlib import Path
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import model_config, train_config
-from flax import nnx
 from safetensors.numpy import save_file
 from tiny_run import ROOT, make_dataset, make_run
 
-from checkpoint import write_weights
 from config import RunConfig
-from generate import continue_greedily
-from model import GPT
 from tokenization import train_tokenizer
+from weights_file import Weights, WeightsHeader, write_weights
 
 BYTES = 257
 PROMPT = "Every effort moves you"
 
 
-def run(script: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+def run(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(ROOT / script), *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def byte_model(folder: Path, head_scale: float) -> Path:
+def byte_model(folder: Path, head_scale: float, **train: object) -> Path:
     """An A-to-A model over single bytes whose logits are `head_scale` at the input's own id."""
+    settings = {"dataset": "bytes", "target_offset": 0, "validation_tokens": 160, **train}
     config = RunConfig(
         model_config(vocab_size=BYTES, emb_dim=BYTES, n_layers=0, positions="none", norm="none"),
-        train_config(dataset="bytes", target_offset=0, validation_tokens=160),
+        train_config(**settings),
     )
     weights = {
         "token_embedding.embedding": np.eye(BYTES, dtype=np.float32),
         "head.kernel": head_scale * np.eye(BYTES, dtype=np.float32),
     }
     path = folder / "model.safetensors"
-    write_weights(path, weights, config, tokenizer="bytes")
+    write_weights(path, weights, WeightsHeader(*config, tokenizer="bytes"))
     train_tokenizer([], BYTES).save(folder / "tokenizer.json")
     return path
 
@@ -83,6 +79,49 @@ def test_evaluate_prints_loss_perplexity_and_bits_per_byte(tmp_path: Path) -> No
     assert float(figures[3][-1]) == pytest.approx(math.log2(BYTES), abs=1e-4)
 
 
+def test_evaluate_takes_weights_that_were_not_trained_here(tmp_path: Path) -> None:
+    path = byte_model(tmp_path, 0.0)
+    weights = Weights(path)
+    arrays = {name: weights.array(name) for name in weights.names()}
+    write_weights(path, arrays, weights.header._replace(train=None))
+    result = run("evaluate.py", path)
+    assert result.returncode == 2
+    assert "has not been trained yet, so name a --dataset" in result.stderr
+    dataset = tmp_path / "datasets" / "bytes"
+    dataset.mkdir(parents=True)
+    (tmp_path / "tokenizer.json").rename(dataset / "tokenizer.json")
+    save_file({"tokens": np.arange(100, dtype=np.uint16)}, dataset / "train.safetensors")
+    save_file({"tokens": np.arange(100, dtype=np.uint16)}, dataset / "validation.safetensors")
+    chosen = ("--dataset", "bytes", "--datasets-dir", tmp_path / "datasets")
+    result = run("evaluate.py", path, *chosen)
+    assert result.returncode == 0, result.stderr
+    figures = [line.split() for line in result.stdout.splitlines()]
+    assert figures[0][1:] == ["bytes:", "96", "validation", "tokens"]  # 12 times the context
+    assert float(figures[1][1]) == pytest.approx(math.log(BYTES), abs=1e-4)
+
+
+def test_evaluate_counts_the_answers_of_pairs(tmp_path: Path) -> None:
+    """A model that foretells each byte as the one before it, so that prompts would mislead."""
+    model = byte_model(tmp_path, 3.0, dataset="pairs", target_offset=1, sequence_length=6)
+    pairs = [("aaaa", "b"), ("q", "bbb"), ("a", "éé"), ("", "cc")] * 3
+    lines = [json.dumps({"prompt": prompt, "answer": answer}) for prompt, answer in pairs]
+    file, place = tmp_path / "pairs.jsonl", tmp_path / "datasets"
+    file.write_text("\n".join([*lines, *lines]))
+    chosen = ("--pairs", file, "--name", "pairs", "--tokenizer", tmp_path)
+    made = run("download_dataset.py", *chosen, "--validation-percent", 50, "--datasets-dir", place)
+    assert made.returncode == 0, made.stderr
+    assert "12 pairs" in made.stdout
+    result = run("evaluate.py", model, "--datasets-dir", place)
+    assert result.returncode == 0, result.stderr
+    hits, targets, text_bytes = 3 * (0 + 2 + 0 + 1), 3 * (2 + 4 + 5 + 2), 3 * (1 + 3 + 4 + 1)
+    nats = targets * math.log(math.exp(3) + BYTES - 1) - 3 * hits
+    figures = [line.split() for line in result.stdout.splitlines()]
+    assert figures[0][1:5] == ["pairs:", str(targets), "validation", "tokens"]
+    assert float(figures[1][1]) == pytest.approx(nats / targets, abs=1e-4)
+    assert float(figures[2][1]) == pytest.approx(math.exp(nats / targets), rel=1e-4)
+    assert float(figures[3][-1]) == pytest.approx(nats / math.log(2) / text_bytes, abs=1e-4)
+
+
 def test_evaluate_refuses_a_dataset_of_another_tokenizer(tmp_path: Path) -> None:
     model = byte_model(tmp_path, 0.0)
     make_dataset(tmp_path / "datasets", "other")
@@ -91,19 +130,6 @@ def test_evaluate_refuses_a_dataset_of_another_tokenizer(tmp_path: Path) -> None
     result = run("evaluate.py", model, "--dataset", "other", "--datasets-dir", folder)
     assert result.returncode == 2
     assert "other tokenizers than the model's" in result.stderr
-
-
-def test_greedy_continuation_is_what_a_loop_without_padding_gives() -> None:
-    model = GPT(model_config(), jax.random.key(3))
-    noise = nnx.state(model)
-    nnx.update(
-        model, jax.tree.map(lambda a: a + 0.3 * jnp.sin(jnp.arange(a.size)).reshape(a.shape), noise)
-    )
-    tokens = [5, 1, 30]
-    for _ in range(10):
-        tokens.append(int(model(jnp.array([tokens[-8:]]))[0, -1].argmax()))
-    assert continue_greedily(model, [5, 1, 30], 10) == tokens[3:]
-    assert len(set(tokens)) > 3
 
 
 def test_mistakes_in_configs_are_told_before_jax_is_imported(tmp_path: Path) -> None:

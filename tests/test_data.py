@@ -1,5 +1,5 @@
-"""Batches: held against plain slices of the token arrays, and against the counts that the
-weights of a mixture promise."""
+"""Batches: held against plain slices of the token arrays, against pairs laid out token by token,
+and against the counts that the weights of a mixture promise."""
 
 import itertools
 import re
@@ -16,10 +16,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from data import TrainingData, ValidationData, problems
+import data
+from data import IGNORED, TrainingData, ValidationData, problems
 from dataset_folder import Dataset
 from errors import UserError
 from model_config import ModelConfig
+from token_file import PairWriter
 from train_config import TrainConfig
 
 S, B, A = 8, 3, 2
@@ -34,6 +36,43 @@ def make(place: Path, name: str, **splits: Any) -> Dataset:
     return Dataset(name, folder)
 
 
+Pairs = list[tuple[list[int], list[int]]]
+"""The tokens of each prompt and of its answer, without the end of text."""
+END = 29_999
+
+
+def make_pairs(place: Path, name: str, **splits: Pairs) -> Dataset:
+    folder = place / name
+    folder.mkdir(parents=True, exist_ok=True)
+    for split, pairs in splits.items():
+        with PairWriter(folder / f"{split}.safetensors", "U16") as writer:
+            for prompt, answer in pairs:
+                writer.append_pair(prompt, [*answer, END])
+    return Dataset(name, folder)
+
+
+def some_pairs(count: int, seed: int) -> Pairs:
+    """Pairs of at most 9 tokens with their end, whose tokens tell their number."""
+    rng = np.random.default_rng(seed)
+    lengths = zip(rng.integers(0, 5, count), rng.integers(1, 5, count), strict=True)
+    return [
+        ([9000 + i] * int(prompt), [9000 + i] * int(answer))
+        for i, (prompt, answer) in enumerate(lengths)
+    ]
+
+
+def laid_out(prompt: list[int], answer: list[int], length: int) -> tuple[list[int], list[int]]:
+    """Inputs and targets of a pair, token by token."""
+    tokens = [*prompt, *answer, END]
+    inputs, targets = [], []
+    for place in range(length):
+        inputs.append(tokens[place] if place < len(tokens) else END)
+        following = place + 1
+        counts = len(prompt) <= following < len(tokens)
+        targets.append(tokens[following] if counts else -1)
+    return inputs, targets
+
+
 @pytest.fixture(scope="module")
 def datasets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Dataset]:
     """Each token of "x" tells its place; those of "y" and "z" their dataset, too."""
@@ -44,6 +83,7 @@ def datasets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Dataset]:
             place, "y", train=np.arange(10_000, 13_000), validation=np.arange(17_000, 17_040)
         ),
         "z": make(place, "z", train=np.arange(20_000, 20_400)),
+        "p": make_pairs(place, "p", train=some_pairs(100, 0), validation=some_pairs(20, 1)),
     }
 
 
@@ -133,6 +173,158 @@ def test_any_sizes_give_the_windows_or_a_reason(
     assert first_tokens(found) == list(places)[: wanted * batch]
 
 
+def test_sequences_are_as_long_as_the_training_says(datasets: dict[str, Dataset]) -> None:
+    short = {"sequence_length": S, "context_length": 64, "validation_tokens": 33}
+    config = configs(**short)
+    found, expected = training(datasets, **short), training(datasets)
+    assert (found.total_steps, found.tokens_per_step) == (expected.total_steps, STEP_TOKENS)
+    for step in range(found.total_steps):
+        np.testing.assert_array_equal(found.batch(step), expected.batch(step))
+    validation = rows(ValidationData.of(*config, datasets))
+    assert len(validation) == 5
+    np.testing.assert_array_equal(
+        validation, rows(ValidationData.of(*configs(validation_tokens=33), datasets))
+    )
+
+
+# Pairs
+
+
+tokens_of_a_pair = st.lists(st.integers(0, 20), max_size=6)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(
+    pairs=st.lists(
+        st.tuples(tokens_of_a_pair, tokens_of_a_pair.filter(len)), min_size=1, max_size=12
+    ),
+    room=st.integers(0, 5),
+    microbatch_size=st.integers(1, 3),
+    shuffle=st.booleans(),
+    epochs=st.integers(1, 2),
+)
+def test_of_pairs_only_the_answers_count(
+    tmp_path: Path, pairs: Pairs, room: int, microbatch_size: int, shuffle: bool, epochs: int
+) -> None:
+    length = max(len(prompt) + len(answer) for prompt, answer in pairs) + room
+    dataset = make_pairs(tmp_path, "p", train=pairs, validation=pairs)
+    batch_size = min(microbatch_size, len(pairs))
+    config = configs(
+        dataset="p",
+        sequence_length=length,
+        context_length=length + 3,
+        microbatch_size=batch_size,
+        gradient_accumulation_steps=1,
+        shuffle=shuffle,
+        epochs=epochs,
+    )
+    found = TrainingData(*config, {"p": dataset})
+    in_order = [laid_out(*pair, length) for pair in pairs]
+    assert found.steps_per_epoch == len(pairs) // batch_size
+    seen = []
+    for step in range(found.total_steps):
+        inputs_ABS, targets_ABS = found.batch(step)
+        assert inputs_ABS.dtype == targets_ABS.dtype == np.int32
+        assert inputs_ABS.shape == targets_ABS.shape == (1, batch_size, length)
+        seen += list(zip(inputs_ABS[0].tolist(), targets_ABS[0].tolist(), strict=True))
+    used = found.steps_per_epoch * batch_size
+    for epoch in range(epochs):
+        of_epoch = seen[epoch * used : (epoch + 1) * used]
+        assert sorted(of_epoch) == sorted(in_order[:used])
+        assert shuffle or of_epoch == in_order[:used]
+    validation = rows(ValidationData.of(*config, {"p": dataset}))
+    assert [(inputs, targets) for inputs, targets in validation.tolist()] == in_order
+
+
+def test_a_batch_of_pairs_as_written_out(tmp_path: Path) -> None:
+    pairs: Pairs = [([1, 2, 3], [4, 5]), ([], [6, 7]), ([8, 9, 10, 11, 12, 13, 14], [15])]
+    found = training(
+        {"p": make_pairs(tmp_path, "p", train=pairs)}, dataset="p", gradient_accumulation_steps=1
+    )
+    inputs_ABS, targets_ABS = found.batch(0)
+    no = IGNORED
+    assert inputs_ABS[0].tolist() == [
+        [1, 2, 3, 4, 5, END, END, END],
+        [6, 7, END, END, END, END, END, END],
+        [8, 9, 10, 11, 12, 13, 14, 15],
+    ]
+    assert targets_ABS[0].tolist() == [
+        [no, no, 4, 5, END, no, no, no],
+        [7, END, no, no, no, no, no, no],
+        [no, no, no, no, no, no, 15, END],
+    ]
+    assert found.total_steps == 1
+
+
+def test_a_mixture_of_text_and_pairs_has_both_as_they_are(datasets: dict[str, Dataset]) -> None:
+    found = training(datasets, dataset={"x": 1, "p": 2}, shuffle=True)
+    pairs = {tuple(map(tuple, laid_out(*pair, S))) for pair in some_pairs(100, 0)}
+    counts: Counter[str] = Counter()
+    for inputs_ABS, targets_ABS in found.batches():
+        for row, targets in zip(inputs_ABS.reshape(-1, S), targets_ABS.reshape(-1, S), strict=True):
+            if row[0] < 1000:
+                np.testing.assert_array_equal(targets, row + 1)
+                counts["x"] += 1
+            else:
+                assert (tuple(row.tolist()), tuple(targets.tolist())) in pairs
+                counts["p"] += 1
+    assert counts["p"] == pytest.approx(2 * counts["x"], abs=2)
+
+
+def too_long(place: Path, *prompts: int) -> dict[str, Dataset]:
+    """A dataset of prompts so many tokens long, with answers of one and the end of text."""
+    pairs: Pairs = [([1] * prompt, [2]) for prompt in prompts]
+    return {"p": make_pairs(place, "p", train=pairs)}
+
+
+SINGLE = {"dataset": "p", "microbatch_size": 1, "gradient_accumulation_steps": 1}
+
+
+@pytest.mark.parametrize("key", ["sequence_length", "context_length"])
+def test_pairs_too_long_are_counted_and_the_length_told_is_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    monkeypatch.setattr(data, "_BLOCK_PAIRS", 3)
+    datasets = too_long(tmp_path, *[3] * 1990, 20, 7, 8, *[5] * 7, 19, 6)
+    lengths = {"context_length": 100, key: 8}
+    (line,) = reasons(datasets, **SINGLE, **lengths)
+    file = {"sequence_length": "train.json", "context_length": "model.json"}[key]
+    assert line == (
+        f"{file}: {key}: 8 is too short for 3 of the 2,002 pairs in the train split of dataset p"
+        " (the longest has 22 tokens); raise it to 21 or remove them"
+    )
+    assert reasons(datasets, **SINGLE, **{**lengths, key: 20})
+    assert training(datasets, **SINGLE, **{**lengths, key: 21}).total_steps == 2002
+
+
+def test_pairs_that_the_model_has_no_room_for_can_only_be_removed(tmp_path: Path) -> None:
+    datasets = too_long(tmp_path, 20)
+    (line,) = reasons(datasets, **SINGLE, sequence_length=8, context_length=20)
+    assert line.endswith("(the longest has 22 tokens); remove them")
+
+
+def test_pairs_too_long_for_validation_are_refused_too(tmp_path: Path) -> None:
+    datasets = {"p": make_pairs(tmp_path, "p", train=[([1], [2])], validation=[([1] * 9, [2])])}
+    assert "in the validation split of dataset p" in reasons(datasets, **SINGLE)[0]
+    with pytest.raises(UserError, match="1 of the 1 pairs in the validation split"):
+        ValidationData.of(*configs(**SINGLE), datasets)
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"target_offset": 0}, "target_offset: 0 is for text only; the train split .* need 1"),
+        ({"start_train_token": 3}, "start_train_token: 3 is for text only; the train .* need 0"),
+        ({"vocab_size": 29_999}, "too small for the token id 29999 in the train .* least 30000"),
+        ({"microbatch_size": 4}, "there are 3 sequences of 8 tokens; at most 3 in a step"),
+    ],
+)
+def test_what_does_not_go_with_pairs(tmp_path: Path, changes: dict[str, Any], line: str) -> None:
+    datasets = too_long(tmp_path, 1, 2, 3)
+    (found,) = reasons(datasets, **{**SINGLE, **changes})
+    assert re.search(line, found), found
+
+
 # Any step by its number
 
 
@@ -142,6 +334,10 @@ VARIANTS: list[dict[str, Any]] = [
     {"shuffle": True, "epochs": 3, "seed": 4},
     {"dataset": {"x": 1, "y": 2}},
     {"dataset": {"x": 1, "y": 2.5}, "shuffle": True, "epochs": 2, "min_train_tokens": 500},
+    {"dataset": "p"},
+    {"dataset": "p", "shuffle": True, "epochs": 3, "seed": 4},
+    {"dataset": {"x": 1, "p": 2}, "shuffle": True, "epochs": 2},
+    {"sequence_length": 5, "shuffle": True, "epochs": 2},
 ]
 
 
@@ -345,6 +541,12 @@ MENDED = [
     ({"start_train_token": 10**6}, "start_train_token", r"of 1000 tokens; at most (\d+)"),
     ({"start_val_token": 100}, "start_val_token", r"of 100 tokens; at most (\d+)"),
     ({"context_length": 1000}, "context_length", r"of 1000 tokens; at most (\d+)"),
+    (
+        {"context_length": 2000, "sequence_length": 1000},
+        "sequence_length",
+        r"of 1000 tokens; at most (\d+)",
+    ),
+    ({"sequence_length": 9}, "sequence_length", r"the model's context_length; at most (\d+)"),
     ({"microbatch_size": 125}, "microbatch_size", r"at most (\d+) in a step"),
 ]
 
@@ -354,7 +556,7 @@ def test_the_number_given_as_advice_works_and_is_the_limit(
     tmp_path: Path, changes: dict[str, Any], key: str, pattern: str
 ) -> None:
     parts = {"train": np.arange(1000), "validation": np.arange(100)}
-    if key == "context_length":
+    if 1000 in (changes.get("context_length"), changes.get("sequence_length")):
         del parts["validation"]
     small = {"microbatch_size": 1, "gradient_accumulation_steps": 1}
     changes = changes if key == "min_train_tokens" else {**small, **changes}

@@ -76,7 +76,9 @@ def test_a_folder_is_described(tmp_path: Path) -> None:
         "largest_token_id": 900,
         "file_bytes": len(content),
         "sha256": hashlib.sha256(content).hexdigest(),
+        "pairs": None,
     }
+    assert "pairs" not in (folder / "dataset.json").read_text()
     assert found.description.source.kind == "folder"
     assert read_description(folder) == found.description
 
@@ -148,6 +150,69 @@ def test_folders_that_are_no_datasets(tmp_path: Path) -> None:
     (token_folder(tmp_path, "torn", train=[1]) / "train.safetensors").write_bytes(b"x" * 9)
     with pytest.raises(UserError, match="not a whole safetensors file"):
         open_dataset("torn", tmp_path)
+
+
+# Pairs
+
+
+def pair_folder(place: Path, bounds: list[list[int]], name: str = "pairs") -> Path:
+    folder = place / name
+    folder.mkdir(parents=True, exist_ok=True)
+    parts = {"tokens": np.arange(10, dtype=np.uint16), "pair_bounds": np.array(bounds)}
+    save_file(parts, folder / "train.safetensors")
+    return folder
+
+
+def test_pairs_are_described(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dataset_folder, "_BLOCK_PAIRS", 2)
+    folder = pair_folder(tmp_path, [[1, 6], [6, 8], [9, 10]])
+    found = open_dataset("pairs", tmp_path)
+    assert found.holds_pairs
+    pairs = found.description.splits["train"].pairs
+    assert pairs is not None
+    assert pairs.model_dump() == {"pairs": 3, "longest_tokens": 6, "answer_tokens": 8}
+    assert read_description(folder) == found.description
+    monkeypatch.setattr(dataset_folder, "_describe_pairs", None)
+    assert open_dataset("pairs", tmp_path).description == found.description
+
+
+def test_pairs_in_place_of_text_are_described_again(tmp_path: Path) -> None:
+    text = {"tokens": np.arange(10, dtype=np.uint16), "other": np.array([[1, 2], [2, 10]])}
+    folder = pair_folder(tmp_path, [[1, 2], [2, 10]])
+    size = (folder / "train.safetensors").stat().st_size
+    save_file(text, folder / "train.safetensors", {"as": "long"})
+    assert not open_dataset("pairs", tmp_path).holds_pairs
+    pair_folder(tmp_path, [[1, 2], [2, 10]])
+    described = json.loads((folder / "dataset.json").read_text())
+    described["splits"]["train"]["file_bytes"] = size
+    (folder / "dataset.json").write_text(json.dumps(described))
+    assert open_dataset("pairs", tmp_path).holds_pairs
+
+
+@pytest.mark.parametrize(
+    ("bounds", "message"),
+    [
+        ([[1, 2], [2, 4], [3, 10]], "pair 2 does not follow"),
+        ([[1, 2], [4, 4], [8, 10]], "pair 1 does not follow"),
+        ([[0, 1], [2, 4], [8, 10]], "pair 0 does not follow"),
+        ([[-1, 2], [2, 4], [8, 10]], "pair 0 does not follow"),
+        ([[1, 2], [2, 4], [8, 9]], "the last pair ends at token 9, not at 10"),
+        ([[1, 2], [2, 4], [8, 2**62]], "the last pair ends at token 4611686018427387904"),
+    ],
+)
+@pytest.mark.parametrize("block", [1, 2, 100])
+def test_bounds_that_are_none(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    bounds: list[list[int]],
+    message: str,
+    block: int,
+) -> None:
+    monkeypatch.setattr(dataset_folder, "_BLOCK_PAIRS", block)
+    folder = pair_folder(tmp_path, bounds)
+    with pytest.raises(UserError, match=message):
+        open_dataset("pairs", tmp_path)
+    assert [path.name for path in folder.iterdir()] == ["train.safetensors"]
 
 
 # Folders that appear whole

@@ -362,7 +362,7 @@ def test_a_failing_checkpoint_write_stops_the_training(
     def fail(*_: Any) -> None:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr("checkpoint.write_weights", fail)
+    monkeypatch.setattr("weights_file.write_weights", fail)
     run = make_run(tmp_path / "run")
     with pytest.raises(OSError, match="no space left"):
         go(run, datasets_dir)

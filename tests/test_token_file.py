@@ -33,6 +33,34 @@ def test_written_tokens_are_read_by_safetensors_and_by_us(path: Path, code: str)
         assert tokens.dtype == expected.dtype
 
 
+def test_written_pairs_are_read_by_safetensors_and_by_us(path: Path) -> None:
+    with token_file.PairWriter(path, "U16") as writer:
+        writer.append_pair([3, 1], [9])
+        writer.append_pair([], [4, 4, 9])
+        writer.append_pair([7], [9])
+    assert (writer.tokens, writer.pairs) == (8, 3)
+    loaded, bounds = load_file(path), token_file.open_pair_bounds(path)
+    assert bounds is not None
+    np.testing.assert_array_equal(loaded["pair_bounds"], [[2, 3], [3, 6], [7, 8]])
+    np.testing.assert_array_equal(bounds, loaded["pair_bounds"])
+    np.testing.assert_array_equal(token_file.open_tokens(path), [3, 1, 9, 4, 4, 9, 7, 9])
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+def test_text_has_no_pairs(path: Path) -> None:
+    with token_file.TokenWriter(path, "U16") as writer:
+        writer.append([3, 1])
+    assert token_file.open_pair_bounds(path) is None
+
+
+def test_the_bytes_of_a_text_are_what_they_were(path: Path) -> None:
+    """Runs are held to the checksum of their tokens, also where these are made anew."""
+    with token_file.TokenWriter(path, "U16") as writer:
+        writer.append([3, 1])
+    header = b'{"tokens": {"dtype": "U16", "shape": [2], "data_offsets": [0, 4]}}'
+    assert path.read_bytes() == (120).to_bytes(8, "little") + header.ljust(120) + b"\3\0\1\0"
+
+
 def test_slices_are_plain_read_only_arrays(path: Path) -> None:
     save_file({"tokens": np.arange(100, dtype=np.uint16), "a": np.ones(3)}, path)
     tokens = token_file.open_tokens(path)
@@ -64,6 +92,10 @@ def test_a_file_whose_writing_failed_is_not_a_token_file(path: Path) -> None:
         ({"tokens": np.ones(3, np.float32)}, "is of type F32; it must be of an integer type"),
         ({"tokens": np.ones(3, np.bool_)}, "is of type BOOL"),
         ({"tokens": np.ones(0, np.uint16)}, "is empty"),
+        ({"tokens": np.arange(3), "pair_bounds": np.ones((2, 3), np.int64)}, r"shape \[2, 3\]"),
+        ({"tokens": np.arange(3), "pair_bounds": np.ones(2, np.int64)}, "a row of 2 for each"),
+        ({"tokens": np.arange(3), "pair_bounds": np.ones((0, 2), np.int64)}, r"shape \[0, 2\]"),
+        ({"tokens": np.arange(3), "pair_bounds": np.ones((2, 2), np.int32)}, "is of type I32"),
     ],
 )
 def test_tensors_that_are_not_tokens(
@@ -102,7 +134,9 @@ entries = st.fixed_dictionaries(
     },
 )
 headers = st.dictionaries(
-    st.sampled_from(["tokens", "__metadata__", "other"]), entries | st.integers(), max_size=3
+    st.sampled_from(["tokens", "pair_bounds", "__metadata__", "other"]),
+    entries | st.integers(),
+    max_size=3,
 )
 
 
@@ -123,7 +157,8 @@ def test_any_header_works_or_is_refused(
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(data=st.data())
 def test_any_damage_to_a_header_works_or_is_refused(path: Path, data: st.DataObject) -> None:
-    save_file({"tokens": np.arange(20, dtype=np.uint16)}, path)
+    bounds = {"pair_bounds": np.array([[3, 9], [12, 20]])} if data.draw(st.booleans()) else {}
+    save_file({"tokens": np.arange(20, dtype=np.uint16), **bounds}, path)
     damaged = bytearray(path.read_bytes())
     for place in data.draw(st.lists(st.integers(0, len(damaged) - 1), min_size=1, max_size=4)):
         damaged[place] = data.draw(st.integers(0, 255))
@@ -134,12 +169,15 @@ def test_any_damage_to_a_header_works_or_is_refused(path: Path, data: st.DataObj
 def _works_or_is_refused(path: Path) -> None:
     try:
         tokens = token_file.open_tokens(path)
+        bounds = token_file.open_pair_bounds(path)
     except UserError as error:
         assert "\n" not in str(error)  # noqa: PT017
         return
     assert tokens.ndim == 1
     assert tokens.nbytes <= path.stat().st_size
     tokens.sum()
+    if bounds is not None:
+        assert bounds.sum(axis=0).shape == (2,)
 
 
 MEMORY_SCRIPT = """

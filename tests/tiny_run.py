@@ -10,10 +10,11 @@ import numpy as np
 from safetensors.numpy import save_file
 
 import metrics
-from checkpoint import Checkpoint, Weights
+from checkpoint import Checkpoint
 from checkpointing import list_checkpoints
 from metrics import StepMetrics
 from run_folder import RunFolder
+from weights_file import Weights
 
 ROOT = Path(__file__).parents[1]
 VOCAB = 64

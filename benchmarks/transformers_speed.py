@@ -1,0 +1,41 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["torch==2.13.0", "transformers==5.23.0"]
+# ///
+"""The other side of `generate_speed.py`: GPT-2's shape in `transformers`, random weights.
+
+Reads lines «TYPE BATCH» and answers each with the seconds of one greedy generation.
+"""
+
+import json
+import sys
+import time
+
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+
+def main() -> None:
+    most, prompt_tokens, new_tokens = json.loads(sys.argv[1])
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(GPT2Config()).eval()
+    models = {"float32": model, "bfloat16": GPT2LMHeadModel(GPT2Config()).eval().bfloat16()}
+    prompts = torch.randint(model.config.vocab_size, (most, prompt_tokens))
+    for line in sys.stdin:
+        dtype, batch = line.split()
+        rows = prompts[: int(batch)]
+        start = time.perf_counter()
+        with torch.inference_mode():
+            models[dtype].generate(
+                rows,
+                attention_mask=torch.ones_like(rows),
+                do_sample=False,
+                min_new_tokens=new_tokens,
+                max_new_tokens=new_tokens,
+                pad_token_id=0,
+            )
+        print(time.perf_counter() - start, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,280 @@
+"""Texts continued by a model, with a cache of keys and values.
+
+Prompts of unequal length are one batch: each row is filled up at its start, so that all rows end
+in the same slot, and positions count from the first token of the row. Lengths are rounded up to
+buckets: one compiled prefill for each, and one compiled loop that takes any number of steps.
+Axes as in `model.py`; S is the slots of the padded prompts, T all of them.
+"""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import Array
+
+from attention import Cache, cached_views
+from model import GPT
+from sampling import GREEDY, Sampling, next_tokens
+
+SMALLEST_BUCKET = 16
+SLOTS_AT_ONCE = 64
+Texts = list[list[int]]
+Weights = tuple[nnx.State, list[nnx.State]]
+"""Of all that is outside the blocks, and of each block."""
+
+
+class Request(NamedTuple):
+    """What is asked of a generation, beside the prompts."""
+
+    new_tokens: int
+    """At most so many are added to each text."""
+    sampling: Sampling = GREEDY
+    seed: int = 0
+    """Random choices depend on this, the row and the number of the token, not on other rows."""
+
+
+class Growing(NamedTuple):
+    """A batch of texts while tokens are added."""
+
+    tokens_BT: Array
+    """The token in each slot; free slots are zero."""
+    slot: Array
+    """The last slot that has a token."""
+    slots_ahead: Array
+    """The slot minus the number of tokens drawn for each text so far."""
+    padding_B: Array
+    """Slots at the start of each row that hold none of its tokens."""
+    stopped_B: Array
+    """Whether the row has its stop token."""
+    keys_B: Array
+    """A random key for each row."""
+    caches: list[Cache]
+    """Keys and values of each layer, up to the slot before the last."""
+
+
+class Generator:
+    """A model made ready to continue texts: its layers unstacked, its matrices in one type.
+
+    Args:
+        model: its parameters are copied where that changes them; the model stays as it is.
+        compute_dtype: type of the matrices, of activations and of the cache.
+    """
+
+    def __init__(self, model: GPT, compute_dtype: jnp.dtype = jnp.float32) -> None:
+        self._config, self._dtype = model.config, compute_dtype
+        outer = nnx.merge(*nnx.split(model))
+        blocks, outer.blocks = outer.blocks, None
+        self._outer_graph, outer_state = nnx.split(outer)
+        self._block_graph, stacked = nnx.split(blocks)
+        layers = [
+            jax.tree.map(lambda array, at=layer: array[at], stacked)
+            for layer in range(self._config.n_layers)
+        ]
+        self._weights = with_matrices_in((outer_state, layers), compute_dtype)
+        self._start = jax.jit(self._started, static_argnames=("slots", "sampling"))
+        self._go_on = jax.jit(self._grown, static_argnames="sampling", donate_argnames="text")
+
+    def continued(self, prompts: Sequence[Sequence[int]], request: Request) -> Texts:
+        """The new tokens alone of each prompt, without the stop token.
+
+        Args:
+            prompts: token ids, at least one in each.
+        """
+        result: Texts = [[] for _ in prompts]
+        for news in self.stream(prompts, request, at_once=request.new_tokens):
+            for row, new in zip(result, news, strict=True):
+                row += new
+        return result
+
+    def stream(
+        self, prompts: Sequence[Sequence[int]], request: Request, at_once: int = 8
+    ) -> Iterator[Texts]:
+        """As `continued`, but first one token for each prompt, then `at_once` after another; none
+        for texts that have stopped.
+
+        The model sees at most `context_length` tokens: where the longest text has outgrown them,
+        the texts that have are read again from their last half context.
+        """
+        texts = [list(prompt) for prompt in prompts]
+        most = self._config.context_length
+        half = max(most // 2, 1)
+        stopped_B = np.zeros(len(texts), bool)
+        drawn = 0
+        while drawn < request.new_tokens and not stopped_B.all():
+            windows = [text if len(text) <= most else text[-half:] for text in texts]
+            count = min(most + 1 - max(map(len, windows)), request.new_tokens - drawn)
+            stretch = self._stretch(windows, stopped_B, request, drawn, count, at_once)
+            for columns, stops_B in stretch:
+                yield [until(row, request.sampling.stop_tokens) for row in columns]
+                texts = [text + row for text, row in zip(texts, columns, strict=True)]
+                drawn, stopped_B = drawn + len(columns[0]), stops_B
+
+    def _stretch(
+        self,
+        windows: Texts,
+        stopped_B: np.ndarray,
+        request: Request,
+        drawn: int,
+        count: int,
+        at_once: int,
+    ) -> Iterator[tuple[Texts, np.ndarray]]:
+        """`count` tokens for each text, or fewer where all stop, from one prefill.
+
+        Yields the new tokens of each row, a stopped one's filled up with stop tokens, and which
+        rows have stopped.
+        """
+        tokens_BS, padding_B = left_padded(windows)
+        read = tokens_BS.shape[1] - 1
+        last = read + count
+        slots = -(-(last + 1) // SLOTS_AT_ONCE) * SLOTS_AT_ONCE
+        how = request.sampling
+        text = self._start(
+            self._weights,
+            tokens_BS,
+            padding_B,
+            stopped_B,
+            row_keys(request.seed, len(windows)),
+            drawn,
+            slots=slots,
+            sampling=how,
+        )
+        while True:
+            slot, stopped_B = int(text.slot), np.asarray(text.stopped_B)
+            yield np.asarray(text.tokens_BT)[:, read + 1 : slot + 1].tolist(), stopped_B
+            if slot == last or stopped_B.all():
+                return
+            read = slot
+            limit = min(slot + at_once, last)
+            text = self._go_on(self._weights, text=text, limit=limit, sampling=how)
+
+    def _started(
+        self,
+        weights: Weights,
+        tokens_BS: Array,
+        padding_B: Array,
+        stopped_B: Array,
+        keys_B: Array,
+        drawn: Array,
+        *,
+        slots: int,
+        sampling: Sampling,
+    ) -> Growing:
+        """The padded prompts read, and one token added."""
+        rows, length = tokens_BS.shape
+        text = Growing(
+            tokens_BT=jnp.pad(tokens_BS, ((0, 0), (0, slots - length))),
+            slot=jnp.asarray(length - 1),
+            slots_ahead=length - 1 - drawn,
+            padding_B=padding_B,
+            stopped_B=stopped_B,
+            keys_B=keys_B,
+            caches=[self._empty_cache(rows, slots) for _ in range(self._config.n_layers)],
+        )
+        return self._with_next(weights, text, tokens_BS, jnp.asarray(0), sampling)
+
+    def _grown(
+        self,
+        weights: Weights,
+        text: Growing,
+        limit: Array,
+        *,
+        sampling: Sampling,
+    ) -> Growing:
+        """Tokens added up to slot `limit`, or until all rows have stopped."""
+
+        def grow(text: Growing) -> Growing:
+            last_B1 = jax.lax.dynamic_slice_in_dim(text.tokens_BT, text.slot, 1, axis=1)
+            return self._with_next(weights, text, last_B1, text.slot, sampling)
+
+        return jax.lax.while_loop(
+            lambda text: (text.slot < limit) & ~text.stopped_B.all(), grow, text
+        )
+
+    def _with_next(
+        self,
+        weights: Weights,
+        text: Growing,
+        tokens_BS: Array,
+        first_slot: Array,
+        sampling: Sampling,
+    ) -> Growing:
+        """The text with the token that follows `tokens_BS`, its last ones, from `first_slot` on."""
+        logits_BV, caches = self._logits(weights, text, tokens_BS, first_slot)
+        keys_B = jax.vmap(jax.random.fold_in, (0, None))(text.keys_B, text.slot - text.slots_ahead)
+        seen_BV = seen_tokens(text, self._config.vocab_size)
+        tokens_B = next_tokens(sampling, logits_BV, seen_BV, keys_B)
+        if sampling.stop_tokens:
+            tokens_B = jnp.where(text.stopped_B, sampling.stop_tokens[0], tokens_B)
+            stops_B = jnp.isin(tokens_B, jnp.asarray(sampling.stop_tokens))
+            text = text._replace(stopped_B=text.stopped_B | stops_B)
+        slot = text.slot + 1
+        tokens_BT = jax.lax.dynamic_update_slice_in_dim(
+            text.tokens_BT, tokens_B[:, None], slot, axis=1
+        )
+        return text._replace(tokens_BT=tokens_BT, slot=slot, caches=caches)
+
+    def _logits(
+        self, weights: Weights, text: Growing, tokens_BS: Array, first_slot: Array
+    ) -> tuple[Array, list[Cache]]:
+        """Logits after the last of the tokens, and the caches with all of them."""
+        outer_state, layers = weights
+        outer: GPT = nnx.merge(self._outer_graph, outer_state)
+        length, slots = tokens_BS.shape[1], text.tokens_BT.shape[1]
+        seen = cached_views(self._config, first_slot, length, slots, text.padding_B)
+        positions_BS = jnp.maximum(first_slot + jnp.arange(length) - text.padding_B[:, None], 0)
+        x_BSD = outer.embed(tokens_BS, positions_BS).astype(self._dtype)
+        caches = []
+        for layer, kind, old in zip(layers, self._config.layer_kinds(), text.caches, strict=True):
+            block = nnx.merge(self._block_graph, layer)
+            x_BSD, cache, _ = block(x_BSD, seen[kind], cache=old)
+            caches.append(cache)
+        return outer.unembed(x_BSD[:, -1:])[:, 0], caches
+
+    def _empty_cache(self, rows: int, slots: int) -> Cache:
+        kv_heads = self._config.n_kv_heads or self._config.n_heads or 1
+        shape = (rows, slots, kv_heads, self._config.head_width)
+        return Cache(jnp.zeros(shape, self._dtype), jnp.zeros(shape, self._dtype))
+
+
+def left_padded(texts: Texts) -> tuple[np.ndarray, np.ndarray]:
+    """The texts as tokens_BS, int32, filled up with zeros at their starts to a bucket's length,
+    and padding_B, by how much."""
+    length = SMALLEST_BUCKET
+    while length < max(map(len, texts)):
+        length *= 2
+    tokens_BS = np.zeros((len(texts), length), np.int32)
+    for row, text in zip(tokens_BS, texts, strict=True):
+        row[length - len(text) :] = text
+    return tokens_BS, np.array([length - len(text) for text in texts], np.int32)
+
+
+def seen_tokens(text: Growing, vocab_size: int) -> Array:
+    """Which tokens stand in each row: seen_BV."""
+    rows, slots = text.tokens_BT.shape
+    slot_T = jnp.arange(slots)
+    filled_BT = (slot_T >= text.padding_B[:, None]) & (slot_T <= text.slot)
+    nothing_BV = jnp.zeros((rows, vocab_size), bool)
+    return nothing_BV.at[jnp.arange(rows)[:, None], text.tokens_BT].max(filled_BT)
+
+
+def until(row: list[int], stop_tokens: tuple[int, ...]) -> list[int]:
+    """The tokens before the first stop token."""
+    return list(itertools.takewhile(lambda token: token not in stop_tokens, row))
+
+
+def row_keys(seed: int, rows: int) -> Array:
+    """A random key for each row, the same whatever rows there are beside it."""
+    return jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), jnp.arange(rows))
+
+
+def with_matrices_in(tree: Any, dtype: jnp.dtype) -> Any:
+    """The parameters, those that are factors of a product or rows of a table in this type."""
+
+    def cast(param: Any) -> Any:
+        return param.replace(param[...].astype(dtype)) if param.inputs else param
+
+    return jax.tree.map(cast, tree, is_leaf=lambda node: isinstance(node, nnx.Variable))

@@ -1,0 +1,100 @@
+"""Low-rank adaptation (LoRA, Hu et al. 2021): added to a model, and merged into its weights."""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from feed_forward import GATED
+from layers import Linear, LowRank, LowRankParam
+from model import GPT
+from model_config import ModelConfig
+from train_config import LoraConfig, LoraTarget
+from weights_file import Weights
+
+LOW_RANK_NAMES = DOWN, UP = ("low_rank.down", "low_rank.up")
+ATTENTION_TARGETS: tuple[LoraTarget, ...] = ("query", "key", "value", "output")
+
+
+def problems(lora: LoraConfig, model: ModelConfig) -> list[str]:
+    """A line for each target that the architecture does not have."""
+    return [
+        f"lora.targets: {target}: {reason}"
+        for target in lora.targets
+        if (reason := _misfit(target, model))
+    ]
+
+
+def add_low_rank(model: GPT, lora: LoraConfig, key: Array) -> None:
+    """Put a product of low rank beside each targeted projection of the blocks; it is 0 at first."""
+    for number, linear in enumerate(_targeted(model, lora)):
+        kernel = linear.kernel
+        inputs = kernel.inputs
+        stack, *shape = kernel[...].shape
+        into, out = shape[:inputs], shape[inputs:]
+        sigma = 1 / math.sqrt(math.prod(into))
+        down_key = jax.random.fold_in(key, number)
+        linear.low_rank = LowRank(
+            LowRankParam(
+                sigma * jax.random.normal(down_key, (stack, *into, lora.rank)),
+                axes=(*kernel.axes[:inputs], "rank"),
+                inputs=inputs,
+            ),
+            LowRankParam(
+                jnp.zeros((stack, lora.rank, *out), jnp.float32),
+                axes=("rank", *kernel.axes[inputs:]),
+                inputs=1,
+            ),
+            scale=lora.alpha / lora.rank,
+        )
+
+
+class MergedWeights(Weights):
+    """A `model.safetensors` as it would be without LoRA: each product of low rank is added to the
+    kernel it stands beside."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._lora = self.header.train.lora if self.header.train else None
+
+    def names(self) -> set[str]:
+        """Names of all tensors but the low-rank ones."""
+        return {name for name in super().names() if not name.endswith(LOW_RANK_NAMES)}
+
+    def array(self, name: str) -> np.ndarray:
+        """One tensor, merged in float32, in the type it is stored in."""
+        kernel = super().array(name)
+        beside = name.removesuffix("kernel")
+        if self._lora is None or beside + DOWN not in super().names():
+            return kernel
+        down, up = super().array(beside + DOWN), super().array(beside + UP)
+        stack, rank = len(kernel), down.shape[-1]
+        added = down.reshape(stack, -1, rank) @ up.reshape(stack, rank, -1)
+        scale = np.float32(self._lora.alpha / self._lora.rank)
+        merged: np.ndarray = kernel.astype(np.float32) + scale * added.reshape(kernel.shape)
+        return merged.astype(kernel.dtype)
+
+
+def _targeted(model: GPT, lora: LoraConfig) -> Iterator[Linear]:
+    if model.blocks is not None:
+        for target in lora.targets:
+            in_attention = target in ATTENTION_TARGETS
+            part = model.blocks.attention if in_attention else model.blocks.feed_forward
+            yield getattr(part, target)
+
+
+def _misfit(target: LoraTarget, model: ModelConfig) -> str | None:
+    if not model.n_layers:
+        return "the model has no layers"
+    if target in ATTENTION_TARGETS:
+        return None
+    if model.n_experts:
+        return "not supported in a mixture of experts; choose among query, key, value, output"
+    gated = model.feed_forward in GATED
+    if model.feed_forward == "none" or (target == "gate" and not gated):
+        return f'feed_forward "{model.feed_forward}" has none'
+    return None

@@ -1,0 +1,55 @@
+"""The weights that a run starts from: those that `start_from` in its `train.json` names."""
+
+import config as configs
+import lora
+from checkpoint import WEIGHTS_FILE, Checkpoint
+from checkpointing import IMPORTED, find_weights
+from config import MODEL_FILE, TRAIN_FILE, RunConfig
+from errors import UserError
+from lora import MergedWeights
+from model_config import ModelConfig
+from run_folder import RunFolder
+from weights_file import Origin, Weights
+
+
+def starting_point(run: RunFolder, config: RunConfig) -> Weights | None:
+    """The weights that a fresh start begins with; None where they are random.
+
+    Raises:
+        UserError: they are not there, or of another architecture than `model.json`, or LoRA
+            targets what that does not have.
+    """
+    name = config.train.start_from
+    if name is None:
+        return None
+    path = run.imported / WEIGHTS_FILE if name == IMPORTED else find_weights(name)
+    if not path.is_file():
+        raise UserError(
+            f"{run.path / TRAIN_FILE}: start_from: nothing was imported into this run; make another"
+            " folder with uv run pretrained.py import, or name a run or a checkpoint"
+        )
+    weights = MergedWeights(path)
+    lines = [
+        f"{run.path / MODEL_FILE}: {key}: {now!r}, but in the weights to start from"
+        f" ({weights.path}) it is {then!r}; put that here"
+        for key, (then, now) in configs.differences(weights.header.model, config.model).items()
+        if key not in _may_differ(config.model)
+    ]
+    if config.train.lora is not None:
+        misfits = lora.problems(config.train.lora, config.model)
+        lines += [f"{run.path / TRAIN_FILE}: {line}" for line in misfits]
+    if lines:
+        raise UserError("\n".join(lines))
+    return weights
+
+
+def origin_of(saved: Checkpoint | None, start: Weights | None) -> Origin | None:
+    """Where the weights of a run first came from: as its checkpoint says, else its start."""
+    if saved is not None:
+        return Weights(saved.folder / WEIGHTS_FILE).header.origin
+    return start.header.origin if start else None
+
+
+def _may_differ(model: ModelConfig) -> set[str]:
+    """Keys of `model.json` that the weights do not depend on."""
+    return {"init"} if model.positions == "learned" else {"init", "context_length"}
