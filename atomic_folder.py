@@ -1,8 +1,11 @@
 """Folders that appear whole or not at all, built by one process at a time."""
 
 import contextlib
+import glob
 import logging
+import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -86,3 +89,37 @@ def _sibling(folder: Path, kind: str) -> Path:
 
 def _remove(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def created(folder: Path) -> Iterator[Path]:
+    """Make a folder that was not there: yields an empty one beside it to fill, which is synced and
+    takes its name when the block ends, and is deleted where it raises.
+
+    Raises:
+        UserError: it cannot be written, also for an OSError within the block, or something of its
+            name appeared meanwhile.
+    """
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        _warn_of_leftovers(folder)
+        with tempfile.TemporaryDirectory(
+            prefix=f".{folder.name}.", suffix=".partial", dir=folder.parent
+        ) as unfinished:
+            new = Path(unfinished) / folder.name
+            new.mkdir()
+            yield new
+            for path in [*new.rglob("*"), new]:
+                sync_to_disk(path)
+            if os.path.lexists(folder):
+                raise UserError(f"{folder}: appeared meanwhile; it is left as it is")
+            new.rename(folder)
+        sync_to_disk(folder.parent)
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be written: {error.strerror or error}") from error
+
+
+def _warn_of_leftovers(folder: Path) -> None:
+    """Name what attempts left behind that were killed."""
+    for path in folder.parent.glob(f".{glob.escape(folder.name)}.*.partial"):
+        logger.warning("%s: of an attempt that was cut off, or runs now; delete it if not", path)

@@ -22,10 +22,10 @@ class Cache(NamedTuple):
 
     def put(self, key_BSKH: Array, value_BSKH: Array, first_slot: Array) -> "Cache":
         """With the keys and values of S tokens, from `first_slot` on."""
-        start = (0, first_slot, 0, 0)
+        start, dtype = (0, first_slot, 0, 0), self.key_BTKH.dtype
         return Cache(
-            jax.lax.dynamic_update_slice(self.key_BTKH, key_BSKH, start),
-            jax.lax.dynamic_update_slice(self.value_BTKH, value_BSKH, start),
+            jax.lax.dynamic_update_slice(self.key_BTKH, key_BSKH.astype(dtype), start),
+            jax.lax.dynamic_update_slice(self.value_BTKH, value_BSKH.astype(dtype), start),
         )
 
 

@@ -22,6 +22,7 @@ from errors import UserError
 from model_config import ModelConfig
 from strict_json import StrictModel, read_text
 from train_config import TrainConfig
+from weights_file import Weights
 
 WEIGHTS_FILE, META_FILE, TOKENIZER_FILE = "model.safetensors", "meta.json", "tokenizer.json"
 OPTIMIZER_FOLDER = "optimizer"
@@ -95,6 +96,11 @@ class Checkpoint:
     def order(self) -> tuple[int, str]:
         """Sorts checkpoints by step, and saves of the same step by time."""
         return self.step, self.folder.name
+
+    @property
+    def weights(self) -> Weights:
+        """Its weights, of which nothing but the header is read yet."""
+        return Weights(self.folder / WEIGHTS_FILE)
 
     def damage(self) -> list[str]:
         """The files that are missing or not as they were saved."""

@@ -32,7 +32,7 @@ from run_folder import RUNS
 from sharding import create_mesh
 from state import AbstractModel, AbstractState, named_arrays
 from tokenization import Tokenizer
-from weights_file import Origin, Weights, WeightsHeader
+from weights_file import Weights, WeightsHeader
 
 BEST, LATEST, IMPORTED = "best", "latest", "imported"
 CHECKPOINT_NAMES = "[0-9]*-step-*"
@@ -109,7 +109,8 @@ class Saver:
         config: both configs; `keep_checkpoints` says what is pruned after each save.
         tokenizer_file: copied into each checkpoint, where there is one.
         after: called behind the loop, after each checkpoint stands.
-        origin: of the imported weights that the run started from, if it did.
+        before: the weights that this start goes on from, if it does; their origin and, where the
+            dataset has none, their tokenizer are passed on.
     """
 
     def __init__(
@@ -118,10 +119,12 @@ class Saver:
         config: RunConfig,
         tokenizer_file: Path | None,
         after: Callable[[], None],
-        origin: Origin | None = None,
+        before: Weights | None = None,
     ) -> None:
-        self._folder, self._config, self._origin = folder, config, origin
-        self._tokenizer_file, self._after = tokenizer_file, after
+        self._folder, self._config = folder, config
+        self._origin = before.header.origin if before else None
+        self._tokenizer_file = tokenizer_file or (before.tokenizer_file if before else None)
+        self._after = after
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writing: Future[None] | None = None
 
@@ -205,8 +208,7 @@ def restore(
     from orbax.checkpoint import v1 as ocp
 
     abstract = AbstractState(config, total_steps, mesh)
-    file = Weights(saved.folder / checkpoint.WEIGHTS_FILE)
-    weights = _place(file, abstract.weights, abstract.trained)
+    weights = _place(saved.weights, abstract.weights, abstract.trained)
     optimizer = ocp.load(saved.folder.resolve() / checkpoint.OPTIMIZER_FOLDER, abstract.optimizer)
     return abstract.fill(weights, optimizer)
 

@@ -69,7 +69,8 @@ class Generator:
         outer = nnx.merge(*nnx.split(model))
         blocks, outer.blocks = outer.blocks, None
         self._outer_graph, outer_state = nnx.split(outer)
-        self._block_graph, stacked = nnx.split(blocks)
+        block_graph, stacked = nnx.split(blocks)
+        self._block_graph: Any = block_graph
         layers = [
             jax.tree.map(lambda array, at=layer: array[at], stacked)
             for layer in range(self._config.n_layers)

@@ -1,7 +1,7 @@
 """The Hugging Face hub: every use of the network is in here."""
 
+import contextlib
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -72,7 +72,89 @@ def model_file(name: str, file: str) -> Path:
             return Path(hf_hub_download(name, file))
 
 
-@contextmanager
+def download_model(name: str, revision: str | None = None) -> tuple[Path, str]:
+    """A published model in the hub's local cache: its weights, configs and tokenizer, downloaded
+    where they are not there as the hub has them now. Without a network, what the cache has.
+
+    Args:
+        revision: a branch, tag or commit; the main branch where None.
+
+    Returns:
+        The folder, and the commit.
+
+    Raises:
+        UserError: where there is none, it cannot be reached and is not in the cache, or its weights
+            are in no format that can be read.
+    """
+    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.errors import HTTPError, RepositoryNotFoundError
+
+    with _explained(f"model {name}"):
+        try:
+            info = HfApi().model_info(name, revision=revision, timeout=_TIMEOUT_SECONDS)
+        except RepositoryNotFoundError:
+            raise
+        except (OSError, HTTPError):
+            if (cached := _cached_model(name, revision)) is None:
+                raise
+            return cached, cached.name
+    weights = _weights_patterns(name, [sibling.rfilename for sibling in info.siblings or []])
+    patterns = [*weights, *_MODEL_COMPANIONS]
+    with _explained(f"model {name}"):
+        folder = Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
+    return folder, folder.name
+
+
+def _cached_model(name: str, revision: str | None) -> Path | None:
+    """A model's folder in the local cache, where it has its config and weights."""
+    from huggingface_hub import snapshot_download
+
+    for known_by, patterns in _WEIGHTS_FORMATS:
+        with contextlib.suppress(OSError):  # it is not there, or not whole
+            folder = Path(
+                snapshot_download(
+                    name,
+                    revision=revision,
+                    allow_patterns=[*patterns, *_MODEL_COMPANIONS],
+                    local_files_only=True,
+                )
+            )
+            if (folder / known_by).is_file() and (folder / "config.json").is_file():
+                return folder
+    return None
+
+
+_MODEL_COMPANIONS = [
+    "config.json",
+    "generation_config.json",
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.*",
+    "vocab.json",
+    "merges.txt",
+]
+_WEIGHTS_FORMATS = (
+    ("model.safetensors", ["model.safetensors"]),
+    ("model.safetensors.index.json", ["model.safetensors.index.json", "model-*.safetensors"]),
+    ("pytorch_model.bin", ["pytorch_model.bin"]),
+    ("pytorch_model.bin.index.json", ["pytorch_model.bin.index.json", "pytorch_model-*.bin"]),
+)
+"""The file by which weights in a format are known, and the patterns of all their files."""
+
+
+def _weights_patterns(name: str, files: list[str]) -> list[str]:
+    """What to download of a model's files to have its weights, once."""
+    for known_by, patterns in _WEIGHTS_FORMATS:
+        if known_by in files:
+            return patterns
+    raise UserError(
+        f"model {name}: has no weights as safetensors or PyTorch files; look on the hub for a"
+        " revision that has (--revision), or for a copy in that format"
+    )
+
+
+@contextlib.contextmanager
 def _explained(what: str) -> Iterator[None]:
     """Tell the user what to do where the hub fails."""
     from huggingface_hub.errors import (

@@ -24,7 +24,7 @@ from resume import checkpoint_to_resume, put_aside, refuse_changes
 from run_folder import RunFolder, Start
 from sharding import create_mesh, data_devices
 from signals import StopSignal
-from starting_point import origin_of, starting_point
+from starting_point import starting_point
 from state import create_model_and_optimizer
 from trainer import Trainer
 
@@ -43,10 +43,12 @@ def launch(run: RunFolder, config: RunConfig, start: Start, datasets_dir: Path) 
     Raises:
         UserError: the run, its data and its checkpoints do not fit together.
     """
-    # 1. The checkpoint: none with --fresh, the one --from names, else the newest whole one.
+    # 1. The checkpoint: none with --fresh, the one --from names, else the newest whole one. The
+    #    weights before this start are its own or, without one, those that start_from names.
     saved = checkpoint_to_resume(run, start)
     if saved is not None:
         refuse_changes(saved.meta, config, run, start.extend)
+    before = saved.weights if saved else starting_point(run, config)
     # 2. The data: for a run under way the copy at hand, which must be what it was started with.
     datasets = {
         name: open_dataset(name, datasets_dir, update=saved is None)
@@ -57,9 +59,8 @@ def launch(run: RunFolder, config: RunConfig, start: Start, datasets_dir: Path) 
         provenance.refuse_other_than(saved.meta.datasets)
     with _mistakes_in(run):
         data = TrainingData(config.train, config.model, datasets)
-    start_point = starting_point(run, config) if saved is None else None
-    if start_point is not None:
-        refuse_other_tokenizers(datasets, config.train.tokenizer, start_point.tokenizer_file)
+    if before is not None and saved is None:
+        refuse_other_tokenizers(datasets, config.train.tokenizer, before.tokenizer_file)
     # 3. A finished run has nothing left to do.
     if saved is not None and saved.step + 1 >= data.total_steps:
         _finish_again(run, saved)
@@ -75,11 +76,11 @@ def launch(run: RunFolder, config: RunConfig, start: Start, datasets_dir: Path) 
     logs.keep(run.log)
     if aside is not None:
         log.info("moved aside to %s", aside)
-    # 6. The weights: those of the checkpoint, those that start_from names, or fresh ones.
+    # 6. The weights: those of the checkpoint, those to start from, or fresh ones.
     if saved is not None:
         model, optimizer = restore(saved, config, data.total_steps, mesh)
     else:
-        weights = starting_weights(start_point, config, data.total_steps, mesh)
+        weights = starting_weights(before, config, data.total_steps, mesh)
         model, optimizer = create_model_and_optimizer(config, data.total_steps, mesh, weights)
     drawer = ChartDrawer(run.path)
     trainer = Trainer(
@@ -97,7 +98,7 @@ def launch(run: RunFolder, config: RunConfig, start: Start, datasets_dir: Path) 
             config,
             provenance.tokenizer_file,
             after=drawer.request,
-            origin=origin_of(saved, start_point),
+            before=before,
         ),
     )
     # 7. The steps.

@@ -96,7 +96,7 @@ class Embedding(nnx.Module):
 
     def __call__(self, indices: Array) -> Array:
         """The rows, in float32."""
-        return self.embedding[...][indices].astype(jnp.float32)
+        return rows_of(self.embedding[...], indices).astype(jnp.float32)
 
     def similarity(self, x_BSD: Array) -> Array:
         """x · each row, in float32: what a head tied to the embedding computes."""
@@ -154,11 +154,23 @@ def normed(norm: Norm | None, x_BSD: Array) -> Array:
 
 
 def product(x: Array, matrix: nnx.Param) -> Array:
-    """x times a matrix, over as many axes as it has inputs, summed in float32."""
-    summed = matrix.inputs
-    over = (tuple(range(x.ndim - summed, x.ndim)), tuple(range(summed)))
-    kernel = matrix[...].astype(x.dtype)
+    """x times a matrix, over as many axes as it has inputs, summed in float32.
+
+    The inputs are the matrix's first axes or, where it is marked `outputs_first`, its last.
+    """
+    kernel, summed = matrix[...].astype(x.dtype), matrix.inputs
+    first = kernel.ndim - summed if matrix.get_metadata().get("outputs_first") else 0
+    over = (tuple(range(x.ndim - summed, x.ndim)), tuple(range(first, first + summed)))
     return jax.lax.dot_general(x, kernel, (over, ((), ())), preferred_element_type=jnp.float32)
+
+
+def rows_of(table: Array, indices: Array) -> Array:
+    """Rows of a table. Those of 16 bits are moved as integers: XLA's CPU compiler makes a float32
+    copy of the whole table before it takes bfloat16 rows."""
+    if table.dtype != jnp.bfloat16:
+        return table[indices]
+    bits = jax.lax.bitcast_convert_type(table, jnp.uint16)[indices]
+    return jax.lax.bitcast_convert_type(bits, table.dtype)
 
 
 def matrix(inputs: Axes, outputs: Axes, init: Initializer, key: Array) -> nnx.Param:

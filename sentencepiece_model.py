@@ -81,9 +81,9 @@ class SentencePieceModel(NamedTuple):
         """The tokenizer that gives the ids SentencePiece does.
 
         The names of control and unknown pieces inside a text become these pieces; SentencePiece
-        itself takes them for text. Two more differences: no dummy prefix is put before a text that
-        starts with a user-defined piece, and among pieces of equal score, which trained models do
-        not have, the order of merging is another.
+        itself takes them for text. Two more differences: a dummy prefix is neither put before a
+        text that starts with a user-defined piece nor becomes part of one, and among pieces of
+        equal score, which trained models do not have, the order of merging is another.
 
         Args:
             prefix_after_special_tokens: put the dummy prefix also after each special token inside

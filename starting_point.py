@@ -2,14 +2,14 @@
 
 import config as configs
 import lora
-from checkpoint import WEIGHTS_FILE, Checkpoint
+from checkpoint import WEIGHTS_FILE
 from checkpointing import IMPORTED, find_weights
 from config import MODEL_FILE, TRAIN_FILE, RunConfig
 from errors import UserError
 from lora import MergedWeights
 from model_config import ModelConfig
 from run_folder import RunFolder
-from weights_file import Origin, Weights
+from weights_file import Weights
 
 
 def starting_point(run: RunFolder, config: RunConfig) -> Weights | None:
@@ -41,13 +41,6 @@ def starting_point(run: RunFolder, config: RunConfig) -> Weights | None:
     if lines:
         raise UserError("\n".join(lines))
     return weights
-
-
-def origin_of(saved: Checkpoint | None, start: Weights | None) -> Origin | None:
-    """Where the weights of a run first came from: as its checkpoint says, else its start."""
-    if saved is not None:
-        return Weights(saved.folder / WEIGHTS_FILE).header.origin
-    return start.header.origin if start else None
 
 
 def _may_differ(model: ModelConfig) -> set[str]:

@@ -36,16 +36,15 @@ class HubStandIn:
 
     def answer(self, path: str) -> tuple[int, bytes, dict[str, str]]:
         """Status, body and headers for a path."""
-        if path.startswith(f"/api/datasets/{DATASET}/tree/"):
-            entries = [{"type": "file", "path": name, **_entry(name)} for name in self.files]
-            return 200, json.dumps(self._with_content(entries, "path")).encode(), {}
-        if path.split("/revision/")[0] == f"/api/datasets/{DATASET}":
-            siblings = [{"rfilename": name, **_entry(name)} for name in self.files]
-            found = self._with_content(siblings, "rfilename")
-            info = {"id": DATASET, "sha": self.revision, "siblings": found}
-            return 200, json.dumps(info).encode(), {}
-        if path == f"/api/models/{MODEL}":
-            return 200, json.dumps({"id": MODEL, "sha": self.revision}).encode(), {}
+        for kind, name in (("datasets", DATASET), ("models", MODEL)):
+            if path.startswith(f"/api/{kind}/{name}/tree/"):
+                entries = [{"type": "file", "path": name, **_entry(name)} for name in self.files]
+                return 200, json.dumps(self._with_content(entries, "path")).encode(), {}
+            if path.split("/revision/")[0] == f"/api/{kind}/{name}":
+                siblings = [{"rfilename": name, **_entry(name)} for name in self.files]
+                found = self._with_content(siblings, "rfilename")
+                info = {"id": name, "sha": self.revision, "siblings": found}
+                return 200, json.dumps(info).encode(), {}
         if path.startswith((f"/datasets/{DATASET}/resolve/", f"/{MODEL}/resolve/")):
             body = self.files.get(path.rsplit("/", 1)[1])
             if body is None:

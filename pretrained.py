@@ -1,0 +1,86 @@
+"""Published models in and out: `uv run pretrained.py import openai-community/gpt2 runs/gpt2`."""
+
+import json
+import sys
+from pathlib import Path
+
+import click
+
+from atomic_folder import created
+from errors import UserError, run_command
+from published.comparison import Diverged, compare, find_transformers
+from published.exporting import Export
+from published.importing import Import, find_source, target_folder, write_run
+from run_folder import RunFolder
+
+EXIT_DIVERGED = 1
+TRAIN_EXAMPLE = {
+    "start_from": "imported",
+    "dataset": "python-stdlib",
+    "microbatch_size": 1,
+    "learning_rate": 1e-5,
+    "checkpoint_interval": 100,
+}
+
+
+@click.group()
+def main() -> None:
+    """Import models from the Hugging Face hub, and export them for transformers."""
+
+
+@main.command("import")
+@click.argument("source", metavar="HUB_ID_OR_FOLDER")
+@click.argument("run")
+@click.option("--revision", metavar="NAME", help="A branch, tag or commit on the hub.")
+@click.option("--check", is_flag=True, help="Compare with transformers, layer by layer.")
+@click.option(
+    "--ignore-key",
+    "ignored_keys",
+    metavar="KEY",
+    multiple=True,
+    help="A key of config.json that changes nothing; may be given again.",
+)
+def import_(
+    source: str, run: str, revision: str | None, check: bool, ignored_keys: tuple[str, ...]
+) -> None:
+    """Make run folder RUN (a path, or a name under runs/) of a published model."""
+    target = target_folder(run)
+    if check:
+        find_transformers()
+    found = Import.of(find_source(source, revision), ignored_keys)
+    click.echo(found.summary())
+    for note in found.match.notes:
+        click.echo(note)
+    try:
+        with created(target) as folder:
+            notes = write_run(found, RunFolder(folder), target)
+            if check:
+                compare(found.source.folder, RunFolder(folder).imported, click.echo)
+    except Diverged as divergence:
+        click.echo(f"error: {divergence}; {target} is not made", err=True)
+        sys.exit(EXIT_DIVERGED)
+    for note in notes:
+        click.echo(note)
+    example = json.dumps(TRAIN_EXAMPLE, indent=2)
+    click.echo(f"{target}: imported. To fine-tune it, write {target / 'train.json'}:\n{example}")
+
+
+@main.command()
+@click.argument("checkpoint", metavar="RUN_OR_CHECKPOINT")
+@click.argument("folder", type=click.Path(path_type=Path))
+def export(checkpoint: str, folder: Path) -> None:
+    """Write FOLDER from a run folder (its best checkpoint, else what was imported), a checkpoint or
+    a model.safetensors."""
+    if folder.exists():
+        raise UserError(f"{folder}: there already; choose another name, or move it away")
+    found = Export(checkpoint)
+    click.echo(found.summary())
+    with created(folder) as partial:
+        notes = found.write(partial)
+    for note in notes:
+        click.echo(note)
+    click.echo(f"{folder}: written. Load it: AutoModelForCausalLM.from_pretrained({str(folder)!r})")
+
+
+if __name__ == "__main__":
+    run_command(main)
