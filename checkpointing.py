@@ -253,6 +253,8 @@ def load_tokenizer(path: Path | str, datasets_dir: Path | None = None) -> Tokeni
     if beside.is_file():
         return tokenization.load_tokenizer(beside)
     name = Weights(weights).header.tokenizer
+    if not name:
+        raise UserError(f"{weights}: was imported without a tokenizer")
     folder = folder_of(name, find_datasets_dir(datasets_dir))
     return tokenization.load_tokenizer(folder if folder.is_dir() else name)
 

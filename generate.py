@@ -74,7 +74,7 @@ def main(
     if not past_the_end:
         sampling = sampling._replace(stop_tokens=stop_tokens(weights.parent, tokenizer))
     dtype = dtype or ("float32" if jax.default_backend() == "cpu" else "bfloat16")
-    generator = Generator(load_model(weights), jnp.dtype(dtype))
+    generator = Generator(load_model(weights), jnp.dtype(dtype), take_over=True)
     request = Request(new_tokens, sampling, seed)
     start = time.perf_counter()
     if len(rows) == 1:

@@ -59,23 +59,29 @@ class Growing(NamedTuple):
 class Generator:
     """A model made ready to continue texts: its layers unstacked, its matrices in one type.
 
+    On a CPU the cache is float32, and in bfloat16 a single row has a twin: XLA's CPU compiler
+    would keep float32 copies of a bfloat16 cache, and of every matrix that meets a single row.
+
     Args:
-        model: its parameters are copied where that changes them; the model stays as it is.
-        compute_dtype: type of the matrices, of activations and of the cache.
+        model: its parameters are copied, and stay as they are.
+        compute_dtype: type of the matrices, of activations and, but on a CPU, of the cache.
+        take_over: use up the model's parameters as they are copied, to spare the memory.
     """
 
-    def __init__(self, model: GPT, compute_dtype: jnp.dtype = jnp.float32) -> None:
-        self._config, self._dtype = model.config, compute_dtype
+    def __init__(
+        self, model: GPT, compute_dtype: jnp.dtype = jnp.float32, take_over: bool = False
+    ) -> None:
+        on_cpu = jax.default_backend() == "cpu"
+        self._config, self._dtype = model.config, jnp.dtype(compute_dtype)
+        self._cache_dtype = jnp.dtype(jnp.float32) if on_cpu else self._dtype
+        self._least_rows = 2 if on_cpu and self._dtype == jnp.bfloat16 else 1
         outer = nnx.merge(*nnx.split(model))
         blocks, outer.blocks = outer.blocks, None
         self._outer_graph, outer_state = nnx.split(outer)
         block_graph, stacked = nnx.split(blocks)
         self._block_graph: Any = block_graph
-        layers = [
-            jax.tree.map(lambda array, at=layer: array[at], stacked)
-            for layer in range(self._config.n_layers)
-        ]
-        self._weights = with_matrices_in((outer_state, layers), compute_dtype)
+        layers = unstacked(stacked, self._config.n_layers, self._dtype, take_over)
+        self._weights = with_matrices_in(outer_state, self._dtype), layers
         self._start = jax.jit(self._started, static_argnames=("slots", "sampling"))
         self._go_on = jax.jit(self._grown, static_argnames="sampling", donate_argnames="text")
 
@@ -128,7 +134,9 @@ class Generator:
         Yields the new tokens of each row, a stopped one's filled up with stop tokens, and which
         rows have stopped.
         """
-        tokens_BS, padding_B = left_padded(windows)
+        rows = len(windows)
+        twins = max(self._least_rows - rows, 0)
+        tokens_BS, padding_B = left_padded(windows + windows[:1] * twins)
         read = tokens_BS.shape[1] - 1
         last = read + count
         slots = -(-(last + 1) // SLOTS_AT_ONCE) * SLOTS_AT_ONCE
@@ -137,15 +145,15 @@ class Generator:
             self._weights,
             tokens_BS,
             padding_B,
-            stopped_B,
-            row_keys(request.seed, len(windows)),
+            np.pad(stopped_B, (0, twins), mode="edge"),
+            row_keys(request.seed, rows + twins),
             drawn,
             slots=slots,
             sampling=how,
         )
         while True:
-            slot, stopped_B = int(text.slot), np.asarray(text.stopped_B)
-            yield np.asarray(text.tokens_BT)[:, read + 1 : slot + 1].tolist(), stopped_B
+            slot, stopped_B = int(text.slot), np.asarray(text.stopped_B)[:rows]
+            yield np.asarray(text.tokens_BT)[:rows, read + 1 : slot + 1].tolist(), stopped_B
             if slot == last or stopped_B.all():
                 return
             read = slot
@@ -238,7 +246,7 @@ class Generator:
     def _empty_cache(self, rows: int, slots: int) -> Cache:
         kv_heads = self._config.n_kv_heads or self._config.n_heads or 1
         shape = (rows, slots, kv_heads, self._config.head_width)
-        return Cache(jnp.zeros(shape, self._dtype), jnp.zeros(shape, self._dtype))
+        return Cache(jnp.zeros(shape, self._cache_dtype), jnp.zeros(shape, self._cache_dtype))
 
 
 def left_padded(texts: Texts) -> tuple[np.ndarray, np.ndarray]:
@@ -272,10 +280,33 @@ def row_keys(seed: int, rows: int) -> Array:
     return jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), jnp.arange(rows))
 
 
-def with_matrices_in(tree: Any, dtype: jnp.dtype) -> Any:
+def with_matrices_in(state: nnx.State, dtype: jnp.dtype) -> nnx.State:
     """The parameters, those that are factors of a product or rows of a table in this type."""
+    return jax.tree.map(lambda param: _cast(param, param[...], dtype), state, is_leaf=_is_param)
 
-    def cast(param: Any) -> Any:
-        return param.replace(param[...].astype(dtype)) if param.inputs else param
 
-    return jax.tree.map(cast, tree, is_leaf=lambda node: isinstance(node, nnx.Variable))
+def unstacked(
+    stacked: nnx.State, layers: int, dtype: jnp.dtype, take_over: bool
+) -> list[nnx.State]:
+    """Each layer's parameters by themselves, as `with_matrices_in`.
+
+    Args:
+        take_over: free each stacked parameter when its layers are copied.
+    """
+    params, tree = jax.tree.flatten(stacked, is_leaf=_is_param)
+    columns = []
+    for param in params:
+        array = param[...]
+        columns.append([_cast(param, array[layer], dtype) for layer in range(layers)])
+        if take_over:
+            jax.block_until_ready([copy[...] for copy in columns[-1]])
+            array.delete()
+    return [jax.tree.unflatten(tree, parts) for parts in zip(*columns, strict=True)]
+
+
+def _cast(param: Any, array: Array, dtype: jnp.dtype) -> Any:
+    return param.replace(array.astype(dtype) if param.inputs else array)
+
+
+def _is_param(node: Any) -> bool:
+    return isinstance(node, nnx.Variable)

@@ -10,6 +10,10 @@ from errors import UserError
 _TIMEOUT_SECONDS = 10
 
 
+class NotOnHub(UserError):
+    """The hub was reached, and has no such file."""
+
+
 class HubDataset(NamedTuple):
     """A dataset repository as the hub has it now."""
 
@@ -59,7 +63,9 @@ def model_file(name: str, file: str) -> Path:
     """A file of a model repository: from the hub's local cache, else from the hub.
 
     Raises:
-        UserError: where there is none, or it is not in the cache and the hub cannot be reached.
+        NotOnHub: where the repository has no such file.
+        UserError: where there is no such repository, or the hub cannot be reached and the file is
+            not in the cache.
     """
     from huggingface_hub import HfApi, hf_hub_download
     from huggingface_hub.errors import LocalEntryNotFoundError
@@ -174,7 +180,7 @@ def _explained(what: str) -> Iterator[None]:
     # RuntimeError and ValueError: the hub's Xet back end, and names that it cannot have.
     except (OSError, HTTPError, EntryNotFoundError, RuntimeError, ValueError) as error:
         if isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError):
-            raise UserError(f"{what}: not on the Hugging Face hub") from None
+            raise NotOnHub(f"{what}: not on the Hugging Face hub") from None
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UserError(
             f"{what}: cannot be had from the Hugging Face hub ({reason}); check the connection and"

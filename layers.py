@@ -154,13 +154,10 @@ def normed(norm: Norm | None, x_BSD: Array) -> Array:
 
 
 def product(x: Array, matrix: nnx.Param) -> Array:
-    """x times a matrix, over as many axes as it has inputs, summed in float32.
-
-    The inputs are the matrix's first axes or, where it is marked `outputs_first`, its last.
-    """
-    kernel, summed = matrix[...].astype(x.dtype), matrix.inputs
-    first = kernel.ndim - summed if matrix.get_metadata().get("outputs_first") else 0
-    over = (tuple(range(x.ndim - summed, x.ndim)), tuple(range(first, first + summed)))
+    """x times a matrix, over as many axes as it has inputs, summed in float32."""
+    summed = matrix.inputs
+    over = (tuple(range(x.ndim - summed, x.ndim)), tuple(range(summed)))
+    kernel = matrix[...].astype(x.dtype)
     return jax.lax.dot_general(x, kernel, (over, ((), ())), preferred_element_type=jnp.float32)
 
 

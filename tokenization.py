@@ -228,10 +228,8 @@ def _finder(folder: Path) -> _Find:
 def _on_hub(model: str, name: str) -> Path | None:
     try:
         return hub.model_file(model, name)
-    except UserError as error:
-        if str(error) == f"{name} of {model}: not on the Hugging Face hub":
-            return None
-        raise  # it may be there
+    except hub.NotOnHub:
+        return None
 
 
 def _from_files(find: _Find) -> Tokenizer | None:

@@ -1,6 +1,7 @@
 """`generation.py`: with the cache or without, alone or in a batch, the tokens are the same."""
 
 import itertools
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -9,9 +10,14 @@ import numpy as np
 import pytest
 from conftest import model_config
 from flax import nnx
+from published_models import MODELS, NAMES
+from safetensors.numpy import load_file
 
+from checkpointing import load_model
 from generation import Generator, Request
 from model import GPT
+from published import importing
+from published.importing import Import, find_source
 from sampling import Sampling
 
 LLAMA = {"positions": "rope", "norm": "rms_norm", "n_kv_heads": 1, "feed_forward": "swiglu"}
@@ -70,6 +76,17 @@ def test_tokens_are_those_of_whole_forward_passes(name: str) -> None:
         assert generator.continued([prompt], Request(40)) == [new]
     if model.config.n_layers:
         assert all(len(set(new)) > 3 for new in expected)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_published_models_say_what_they_say_in_transformers(name: str, tmp_path: Path) -> None:
+    importing.import_model(Import.of(find_source(str(MODELS / name))), tmp_path / "run")
+    expected = load_file(MODELS / name / "expected.safetensors")
+    prompt, greedy = expected["prompt"].tolist(), expected["greedy"].tolist()
+    generator = Generator(load_model(tmp_path / "run"), take_over=True)
+    beside = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]
+    assert len(greedy) == 64
+    assert generator.continued([prompt, beside], Request(64))[0] == greedy
 
 
 @pytest.fixture(scope="module")
