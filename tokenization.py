@@ -106,9 +106,10 @@ class Tokenizer:
 
     @functools.cached_property
     def definition(self) -> str:
-        """All that it is; two tokenizers with the same one give the same ids."""
-        text: str = self._tokenizer.to_str()
-        return text
+        """All that the ids of a text depend on, but not what is added around them."""
+        definition = json.loads(self._tokenizer.to_str())
+        del definition["post_processor"]
+        return json.dumps(definition)
 
     def save(self, path: Path) -> None:
         """Write the tokenizer as `tokenizer.json`."""
