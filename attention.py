@@ -15,18 +15,24 @@ from rotary import Rotary, rotary_for
 
 
 class Cache(NamedTuple):
-    """Keys and values of one layer, a slot for each position of the text to come."""
+    """Keys and values of one layer, a slot for each position of the text to come; head by head, as
+    they are read."""
 
-    key_BTKH: Array
-    value_BTKH: Array
+    key_BKTH: Array
+    value_BKTH: Array
 
     def put(self, key_BSKH: Array, value_BSKH: Array, first_slot: Array) -> "Cache":
         """With the keys and values of S tokens, from `first_slot` on."""
-        start, dtype = (0, first_slot, 0, 0), self.key_BTKH.dtype
-        return Cache(
-            jax.lax.dynamic_update_slice(self.key_BTKH, key_BSKH.astype(dtype), start),
-            jax.lax.dynamic_update_slice(self.value_BTKH, value_BSKH.astype(dtype), start),
-        )
+
+        def put(held_BKTH: Array, new_BSKH: Array) -> Array:
+            new_BKSH = new_BSKH.swapaxes(1, 2).astype(held_BKTH.dtype)
+            return jax.lax.dynamic_update_slice(held_BKTH, new_BKSH, (0, 0, first_slot, 0))
+
+        return Cache(put(self.key_BKTH, key_BSKH), put(self.value_BKTH, value_BSKH))
+
+    def held(self) -> tuple[Array, Array]:
+        """key_BTKH and value_BTKH, of all slots."""
+        return self.key_BKTH.swapaxes(1, 2), self.value_BKTH.swapaxes(1, 2)
 
 
 class View(NamedTuple):
@@ -78,7 +84,7 @@ class Attention(nnx.Module):
             query_BSNH, key_BTKH = view.rotary(query_BSNH), view.rotary(key_BTKH)
         if cache is not None:
             cache = cache.put(key_BTKH, value_BTKH, jnp.asarray(view.first_slot))
-            key_BTKH, value_BTKH = cache
+            key_BTKH, value_BTKH = cache.held()
         y_BSNH = attention(
             query_BSNH, key_BTKH, value_BTKH, view.mask, dropout, self.scale, self.soft_cap
         )

@@ -21,7 +21,7 @@ from model import GPT
 from sampling import GREEDY, Sampling, next_tokens
 
 SMALLEST_BUCKET = 16
-SLOTS_AT_ONCE = 64
+SLOTS_AT_ONCE = 32
 Texts = list[list[int]]
 Weights = tuple[nnx.State, list[nnx.State]]
 """Of all that is outside the blocks, and of each block."""
@@ -245,7 +245,7 @@ class Generator:
 
     def _empty_cache(self, rows: int, slots: int) -> Cache:
         kv_heads = self._config.n_kv_heads or self._config.n_heads or 1
-        shape = (rows, slots, kv_heads, self._config.head_width)
+        shape = (rows, kv_heads, slots, self._config.head_width)
         return Cache(jnp.zeros(shape, self._cache_dtype), jnp.zeros(shape, self._cache_dtype))
 
 

@@ -80,7 +80,7 @@ class ModelConfig(Config):
     sliding_window: Size | None = None
     """Sliding-window attention: a token sees itself and the sliding_window − 1 before it
     (Beltagy et al. 2020; Mistral 7B, Jiang et al. 2023). Absent: every token before it."""
-    layer_pattern: Annotated[list[LayerKind], Field(min_length=1)] | None = None
+    layer_pattern: Annotated[tuple[LayerKind, ...], Field(strict=False, min_length=1)] | None = None
     """Which layers the sliding window is for, repeated through the layers:
     `["sliding", "global"]` alternates (Gemma 2). Absent: all, where there is a window."""
     qk_norm: bool = False
@@ -166,9 +166,10 @@ class ModelConfig(Config):
         )
 
     def _rotations_pair_up(self) -> str | None:
-        if self.positions == "rope" and self.n_heads and self.head_width % 2:
-            return f'head_dim: {self.head_width} is odd; positions "rope" need it even'
-        return None
+        whole = self.head_dim or (self.n_heads and self.emb_dim % self.n_heads == 0)
+        if self.positions != "rope" or not self.n_layers or not whole or self.head_width % 2 == 0:
+            return None
+        return f'head_dim: {self.head_width} is odd; positions "rope" need it even'
 
     def _rope_keys_are_used(self) -> str | None:
         if self.positions == "rope":
@@ -229,7 +230,7 @@ class ModelConfig(Config):
     def repeated_kinds(self) -> tuple[LayerKind, ...]:
         """The kinds of layers in one period of the pattern."""
         if self.layer_pattern:
-            return tuple(self.layer_pattern[: max(self.n_layers, 1)])
+            return self.layer_pattern[: max(self.n_layers, 1)]
         return ("sliding",) if self.sliding_window else ("global",)
 
     def layer_kinds(self) -> Iterator[LayerKind]:

@@ -137,7 +137,7 @@ def _mistakes(error: Any, path: Path, models: Mapping[str, type[StrictModel]]) -
         return [f"{path}: {key}: unknown key (value {shown(error['input'])}){advice}"]
     if error["type"] == "missing":
         return [f"{path}: {key}: missing; this key is needed"]
-    allowed = error["msg"]
+    allowed = "must not be empty" if error["type"] == "too_short" else error["msg"]
     for theirs, ours in _WORDING.items():
         allowed = allowed.replace(theirs, ours)
     return [f"{path}: {key}: {shown(error['input'])} is not allowed; {allowed}"]

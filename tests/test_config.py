@@ -115,6 +115,140 @@ def test_keys_that_do_not_fit_together(tmp_path: Path) -> None:
     ]
 
 
+LLAMA_3 = {
+    "type": "llama3",
+    "factor": 8,
+    "low_frequency_factor": 1,
+    "high_frequency_factor": 4,
+    "original_context_length": 8192,
+}
+ROPE = {"positions": "rope"}
+LORA = {"rank": 8, "alpha": 16, "targets": ["query"]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        (
+            {"n_kv_heads": 5},
+            "n_kv_heads: 5 does not divide n_heads 12; 4 is the nearest that does",
+        ),
+        (
+            {"n_kv_heads": 24},
+            "n_kv_heads: 24 does not divide n_heads 12; 12 is the nearest that does",
+        ),
+        (ROPE | {"head_dim": 7}, 'head_dim: 7 is odd; positions "rope" need it even'),
+        (
+            ROPE | {"emb_dim": 60},
+            'head_dim: 5 is odd; positions "rope" need it even',
+        ),
+        (
+            {"rope_scaling": LLAMA_3},
+            'rope_scaling: needs positions "rope", not "learned"',
+        ),
+        (
+            {"positions": "none", "sliding_window": 4, "sliding_rope_theta": 1e4},
+            'sliding_rope_theta: needs positions "rope", not "none"',
+        ),
+        (ROPE | {"sliding_rope_theta": 1e4}, "sliding_rope_theta: needs sliding_window"),
+        ({"layer_pattern": ["sliding", "global"]}, "layer_pattern: needs sliding_window"),
+        (
+            {"sliding_window": 4, "layer_pattern": ["sliding", "local"]},
+            "layer_pattern.1: \"local\" is not allowed; must be 'sliding' or 'global'",
+        ),
+        (
+            {"sliding_window": 4, "layer_pattern": []},
+            "layer_pattern: [] is not allowed; must not be empty",
+        ),
+        (
+            {"qk_norm": True, "norm": "none"},
+            'qk_norm: true, but norm is "none"; name one, or leave qk_norm out',
+        ),
+        ({"n_experts": 4}, "n_experts and experts_per_token: give both, or none"),
+        ({"experts_per_token": 2}, "n_experts and experts_per_token: give both, or none"),
+        ({"n_experts": 4, "experts_per_token": 5}, "experts_per_token: 5 of n_experts 4"),
+        (
+            {"n_experts": 4, "experts_per_token": 2, "feed_forward": "none"},
+            'n_experts: 4, but feed_forward is "none"; leave one of them out',
+        ),
+        (
+            {"ffn_dim": 64, "feed_forward": "none"},
+            'ffn_dim: 64, but feed_forward is "none"; leave one of them out',
+        ),
+        (
+            {"n_layers": 0, "norm_placement": "after"},
+            'norm_placement: "after" places no norm where n_layers is 0; set norm "none"',
+        ),
+    ],
+)
+def test_architectures_that_do_not_fit_together(
+    tmp_path: Path, changes: dict[str, Any], line: str
+) -> None:
+    assert mistakes(tmp_path, REFERENCE_MODEL | changes) == [f"model.json: {line}"]
+
+
+@pytest.mark.parametrize(
+    ("scaling", "line"),
+    [
+        (
+            LLAMA_3 | {"type": "linear"},
+            'type "linear" has a factor only',
+        ),
+        (
+            without(LLAMA_3, "low_frequency_factor"),
+            'type "llama3" needs low_frequency_factor, high_frequency_factor and'
+            " original_context_length",
+        ),
+        (
+            without(LLAMA_3, "original_context_length"),
+            'type "llama3" needs low_frequency_factor, high_frequency_factor and'
+            " original_context_length",
+        ),
+        (
+            LLAMA_3 | {"high_frequency_factor": 1},
+            "low_frequency_factor must be below high_frequency_factor",
+        ),
+    ],
+)
+def test_rope_scalings_that_do_not_fit_together(
+    tmp_path: Path, scaling: dict[str, Any], line: str
+) -> None:
+    (found,) = mistakes(tmp_path, REFERENCE_MODEL | ROPE | {"rope_scaling": scaling})
+    assert found.startswith("model.json: rope_scaling: {")
+    assert found.endswith(f" is not allowed; {line}")
+
+
+def test_keys_of_objects_are_told_with_their_place(tmp_path: Path) -> None:
+    scaling = LLAMA_3 | {"factor": 0, "base": 1}
+    train = REFERENCE_TRAIN | {"start_from": "imported", "lora": LORA | {"targets": ["q"]}}
+    assert mistakes(tmp_path, REFERENCE_MODEL | ROPE | {"rope_scaling": scaling}, train) == [
+        "model.json: rope_scaling.factor: 0 is not allowed; must be greater than 0",
+        "model.json: rope_scaling.base: unknown key (value 1)",
+        "train.json: lora.targets.0: \"q\" is not allowed; must be 'query', 'key', 'value',"
+        " 'output', 'gate', 'up' or 'down'",
+    ]
+
+
+def test_lora_needs_weights_to_adapt(tmp_path: Path) -> None:
+    assert mistakes(tmp_path, train=REFERENCE_TRAIN | {"lora": LORA}) == [
+        'train.json: lora: needs start_from, the weights that it adapts, as "imported"'
+    ]
+
+
+def test_a_layers_pattern_repeats_and_ends_where_the_layers_do() -> None:
+    def kinds(n_layers: int, **changes: Any) -> list[str]:
+        architecture = REFERENCE_MODEL | {"n_layers": n_layers} | changes
+        return list(ModelConfig.model_validate(architecture).layer_kinds())
+
+    pattern = ["sliding", "sliding", "global"]
+    patterned = {"sliding_window": 4, "layer_pattern": pattern}
+    assert kinds(7, **patterned) == [*pattern, *pattern, "sliding"]
+    assert kinds(2, **patterned) == ["sliding", "sliding"]
+    assert kinds(2, sliding_window=4) == ["sliding", "sliding"]
+    assert kinds(2) == ["global", "global"]
+    assert kinds(0, **patterned) == []
+
+
 @pytest.mark.parametrize(
     ("text", "line"),
     [
