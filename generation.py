@@ -1,8 +1,9 @@
 """Texts continued by a model, with a cache of keys and values.
 
 Prompts of unequal length are one batch: each row is filled up at its start, so that all rows end
-in the same slot, and positions count from the first token of the row. Lengths are rounded up to
-buckets: one compiled prefill for each, and one compiled loop that takes any number of steps.
+in the same slot, and positions count from the first token of the row. Prompts are padded to a
+bucket's length, slots rounded up: for each such shape there is one compiled prefill and one
+compiled loop, which takes any number of steps.
 Axes as in `model.py`; S is the slots of the padded prompts, T all of them.
 """
 

@@ -154,13 +154,16 @@ def compiled(generator: Generator) -> tuple[int, int]:
     return start._cache_size(), go_on._cache_size()
 
 
-def test_one_prefill_is_compiled_for_each_bucket_and_one_loop() -> None:
+def test_code_is_compiled_once_for_all_lengths_of_a_bucket() -> None:
     generator = Generator(lively_model())
-    for length, count in ((3, 5), (9, 20), (15, 11), (16, 40)):
+    for length, count in ((3, 5), (9, 16), (15, 11), (16, 1)):
         generator.continued([list(range(1, length + 1))], Request(count))
     assert compiled(generator) == (1, 1)
-    generator.continued([list(range(1, 20))], Request(20))
-    assert compiled(generator) == (2, 1)
+    generator.continued([list(range(1, 20))], Request(32))
+    assert compiled(generator) == (2, 2)
+    for news in generator.stream([list(range(1, 30))], Request(32), at_once=5):
+        assert news
+    assert compiled(generator) == (2, 2)
 
 
 def test_the_model_stays_as_it_was() -> None:
