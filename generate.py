@@ -78,17 +78,15 @@ def main(
     request = Request(new_tokens, sampling, seed)
     start = time.perf_counter()
     if len(rows) == 1:
-        count = print_growing(
-            rows[0], (news[0] for news in generator.stream(rows, request)), tokenizer
-        )
+        growth = (news[0] for news in generator.stream(rows, request))
+        count = print_growing(rows[0], growth, tokenizer)
     else:
         news = generator.continued(rows, request)
-        print_all(rows, news, num_samples, tokenizer)
-        count = sum(map(len, news))
+        count = print_all(rows, news, num_samples, tokenizer)
     seconds = time.perf_counter() - start
+    device = jax.devices()[0].device_kind
     click.echo(
-        f"{count:,} tokens in {seconds:.1f} s, compilation included, on"
-        f" {jax.devices()[0].device_kind} in {dtype}",
+        f"{count:,} tokens in {seconds:.1f} s, compilation included, on {device} in {dtype}",
         err=True,
     )
 
@@ -171,13 +169,14 @@ def print_growing(prompt: list[int], news: Iterator[list[int]], tokenizer: Token
 
 def print_all(
     rows: Sequence[list[int]], news: Sequence[list[int]], num_samples: int, tokenizer: Tokenizer
-) -> None:
-    """Print each text below a line that says which it is."""
+) -> int:
+    """Print each text below a line that says which it is; returns the number of new tokens."""
     for index, (prompt, new) in enumerate(zip(rows, news, strict=True)):
         number, sample = divmod(index, num_samples)
         of = f", sample {sample + 1} of {num_samples}" if num_samples > 1 else ""
         click.echo(f"--- prompt {number + 1} of {len(rows) // num_samples}{of}")
         click.echo(tokenizer.decode(prompt + new, skip_special_tokens=True))
+    return sum(map(len, news))
 
 
 def _write(text: str) -> None:

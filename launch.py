@@ -19,6 +19,8 @@ from data import TrainingData, ValidationData
 from dataset import open_dataset
 from errors import UserError
 from metrics import MetricsLog, StepMetrics
+from model import GPT
+from optimizer import MultiSteps
 from provenance import Provenance, refuse_other_tokenizers
 from resume import checkpoint_to_resume, put_aside, refuse_changes
 from run_folder import RunFolder, Start
@@ -27,6 +29,7 @@ from signals import StopSignal
 from starting_point import starting_point
 from state import create_model_and_optimizer
 from trainer import Trainer
+from weights_file import Weights
 
 log = logging.getLogger("rungs")
 
@@ -77,11 +80,7 @@ def launch(run: RunFolder, config: RunConfig, start: Start, datasets_dir: Path) 
     if aside is not None:
         log.info("moved aside to %s", aside)
     # 6. The weights: those of the checkpoint, those to start from, or fresh ones.
-    if saved is not None:
-        model, optimizer = restore(saved, config, data.total_steps, mesh)
-    else:
-        weights = starting_weights(before, config, data.total_steps, mesh)
-        model, optimizer = create_model_and_optimizer(config, data.total_steps, mesh, weights)
+    model, optimizer = _model_and_optimizer(config, data.total_steps, mesh, saved, before)
     drawer = ChartDrawer(run.path)
     trainer = Trainer(
         config=config,
@@ -119,6 +118,19 @@ def _mistakes_in(run: RunFolder) -> Iterator[None]:
     except UserError as error:
         lines = str(error).splitlines()
         raise UserError("\n".join(f"{run.path}/{line}" for line in lines)) from None
+
+
+def _model_and_optimizer(
+    config: RunConfig,
+    total_steps: int,
+    mesh: Mesh,
+    saved: Checkpoint | None,
+    before: Weights | None,
+) -> tuple[GPT, MultiSteps]:
+    if saved is not None:
+        return restore(saved, config, total_steps, mesh)
+    weights = starting_weights(before, config, total_steps, mesh)
+    return create_model_and_optimizer(config, total_steps, mesh, weights)
 
 
 def _mesh(config: RunConfig, recorded: int | None) -> Mesh:

@@ -43,6 +43,7 @@ DROPOUT = 0xD0
 """Sets the random numbers of dropout apart from those that start the weights."""
 
 TrainStep = Callable[[GPT, MultiSteps, Array, Array], StepResult]
+Told = tuple[Array, Array, Routing | None]
 EvaluationStep = Callable[[GPT, Array, Array], tuple[Array, Array]]
 
 
@@ -60,23 +61,14 @@ def make_train_step(train: TrainConfig) -> TrainStep:
         graph, *states = nnx.split(model, optimizer.wrt, ...)
         trained, frozen = states
 
-        def objective(trained: nnx.State, inputs_BS: Array, targets_BS: Array, key: Array) -> Any:
-            dropout = Dropout(train.drop_rate, key) if train.drop_rate else NO_DROPOUT
-            model = nnx.merge(graph, trained, frozen)
-            forward = model.forward(inputs_BS, dropout, dtype_of(train))
-            weight = (targets_BS >= 0).mean()
-            loss = target_losses(forward.logits_BSV, targets_BS).mean(axis=-1).mean()
-            routing = forward.routing
-            if routing is None:
-                return loss, (loss, weight, None)
-            balance = train.load_balancing_weight * routing.balance_loss.mean()
-            return loss + weight * balance, (loss, weight, routing)
+        def objective_of(trained: nnx.State, *batch: Array) -> tuple[Array, Told]:
+            return objective(train, nnx.merge(graph, trained, frozen), *batch)
 
         def microbatch(carry: Any, batch: tuple[Array, Array, Array]) -> tuple[Any, Any]:
             gradient_sum, weight_sum = carry
             inputs_BS, targets_BS, index = batch
             key = jax.random.fold_in(step_key, index)
-            (_, told), gradient = jax.value_and_grad(objective, has_aux=True)(
+            (_, told), gradient = jax.value_and_grad(objective_of, has_aux=True)(
                 trained, inputs_BS, targets_BS, key
             )
             loss, weight, routing = told
@@ -103,6 +95,29 @@ def make_train_step(train: TrainConfig) -> TrainStep:
         )
 
     return nnx.jit(train_step, donate_argnums=(0, 1))
+
+
+def objective(
+    train: TrainConfig, model: GPT, inputs_BS: Array, targets_BS: Array, key: Array
+) -> tuple[Array, Told]:
+    """What a microbatch adds to what training makes small, and what there is to tell of it.
+
+    Args:
+        key: of its dropout.
+
+    Returns:
+        The loss summed over the targets that count, plus the load-balancing loss for each of them,
+        over the number of all targets; and that loss by itself, the share of targets that count,
+        and the routing.
+    """
+    dropout = Dropout(train.drop_rate, key) if train.drop_rate else NO_DROPOUT
+    logits_BSV, routing, _ = model.forward(inputs_BS, dropout, dtype_of(train))
+    weight = (targets_BS >= 0).mean()
+    loss = target_losses(logits_BSV, targets_BS).mean(axis=-1).mean()
+    if routing is None:
+        return loss, (loss, weight, None)
+    balance = train.load_balancing_weight * routing.balance_loss.mean()
+    return loss + weight * balance, (loss, weight, routing)
 
 
 def make_evaluation_step(train: TrainConfig) -> EvaluationStep:
