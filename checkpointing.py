@@ -28,7 +28,7 @@ from errors import UserError
 from lora import LOW_RANK_NAMES, MergedWeights
 from model import GPT
 from optimizer import MultiSteps
-from run_folder import RUNS
+from run_folder import RUNS, known_runs
 from sharding import create_mesh
 from state import AbstractModel, AbstractState, named_arrays
 from tokenization import Tokenizer
@@ -254,7 +254,9 @@ def load_tokenizer(path: Path | str, datasets_dir: Path | None = None) -> Tokeni
         return tokenization.load_tokenizer(beside)
     name = Weights(weights).header.tokenizer
     if not name:
-        raise UserError(f"{weights}: was imported without a tokenizer")
+        raise UserError(
+            f"{weights}: was imported without a tokenizer; put its tokenizer.json beside it"
+        )
     folder = folder_of(name, find_datasets_dir(datasets_dir))
     return tokenization.load_tokenizer(folder if folder.is_dir() else name)
 
@@ -274,7 +276,7 @@ def find_weights(path: Path | str) -> Path:
             return candidate
     if path.is_dir():
         raise UserError(f"{path}: no checkpoint there yet; train it first: uv run train.py {path}")
-    raise UserError(f"{path}: no such run, checkpoint or model.safetensors")
+    raise UserError(f"{path}: no such run, checkpoint or model.safetensors; {known_runs()}")
 
 
 def _place(

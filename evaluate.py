@@ -34,11 +34,11 @@ def main(checkpoint: str, dataset: str | None, datasets_dir: Path | None) -> Non
     weights = Weights(find_weights(checkpoint))
     train = _settings(weights, dataset)
     datasets = {name: open_dataset(name, folder, update=False) for name in train.datasets}
+    refuse_other_tokenizers(datasets, train.tokenizer, weights.tokenizer)
     validation = ValidationData.of(train, weights.header.model, datasets)
     if validation is None:
         raise UserError(f"dataset {', '.join(datasets)}: no validation split to evaluate on")
     tokenizer = load_tokenizer(checkpoint, folder)
-    refuse_other_tokenizers(datasets, train.tokenizer, weights.tokenizer_file)
     model, evaluation_step = load_model(checkpoint), make_evaluation_step(train)
     loss = mean_loss(model, evaluation_step, validation.batches(), create_mesh((1, 1)))
     targets = [

@@ -74,7 +74,10 @@ def main(
     if not past_the_end:
         sampling = sampling._replace(stop_tokens=stop_tokens(weights.parent, tokenizer))
     dtype = dtype or ("float32" if jax.default_backend() == "cpu" else "bfloat16")
-    generator = Generator(load_model(weights), jnp.dtype(dtype), take_over=True)
+    model = load_model(weights)
+    refuse_unknown_tokens(rows, model.config.vocab_size)
+    generator = Generator(model, jnp.dtype(dtype), take_over=True)
+    say_if_outgrown(generator.context_length, max(map(len, rows)), new_tokens)
     request = Request(new_tokens, sampling, seed)
     start = time.perf_counter()
     if len(rows) == 1:
@@ -86,7 +89,8 @@ def main(
     seconds = time.perf_counter() - start
     device = jax.devices()[0].device_kind
     click.echo(
-        f"{count:,} tokens in {seconds:.1f} s, compilation included, on {device} in {dtype}",
+        f"{count:,} tokens in {seconds:.1f} s, compilation included, on {device} in {dtype}, by"
+        f" {weights}",
         err=True,
     )
 
@@ -117,16 +121,16 @@ def read_prompts(path: Path) -> list[str]:
     Raises:
         UserError: not readable, or a line of a .jsonl file that has no prompt.
     """
-    lines = [line for line in read_text(path).splitlines() if line.strip()]
+    lines = [(n, line) for n, line in enumerate(read_text(path).split("\n"), 1) if line.strip()]
     if path.suffix != ".jsonl":
-        return lines
-    return [_prompt_in(line, f"{path}: line {number}") for number, line in enumerate(lines, 1)]
+        return [line for _, line in lines]
+    return [_prompt_in(line, f"{path}: line {number}") for number, line in lines]
 
 
 def _prompt_in(line: str, place: str) -> str:
     try:
         prompt = json.loads(line)["prompt"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         prompt = None
     if not isinstance(prompt, str):
         raise UserError(f'{place}: must be an object with a text, {{"prompt": "…"}}')
@@ -143,14 +147,45 @@ def read_prompt(text: str, tokenizer: Tokenizer) -> list[int]:
     return [tokenizer.end_of_text]
 
 
+def refuse_unknown_tokens(rows: Sequence[list[int]], vocab_size: int) -> None:
+    """Raises UserError where a prompt has a token that the model does not know."""
+    if (most := max(map(max, rows))) >= vocab_size:
+        raise UserError(
+            f"a prompt has token id {most}, but the model's vocab_size is {vocab_size}: its"
+            " tokenizer knows tokens that it does not"
+        )
+
+
 def stop_tokens(folder: Path, tokenizer: Tokenizer) -> tuple[int, ...]:
     """The tokens that end a text: those of the imported model's generation_config.json, else the
-    tokenizer's end of text."""
+    tokenizer's end of text.
+
+    Raises:
+        UserError: that file is damaged.
+    """
     path = folder / GENERATION_CONFIG_FILE
-    ends = json.loads(read_text(path)).get("eos_token_id") if path.is_file() else None
+    try:
+        ends = json.loads(read_text(path))["eos_token_id"] if path.is_file() else None
+    except KeyError:
+        ends = None
+    except (ValueError, TypeError, RecursionError):
+        raise UserError(f"{path}: not a readable generation config") from None
     if ends is None:
         return () if tokenizer.end_of_text is None else (tokenizer.end_of_text,)
-    return tuple(ends) if isinstance(ends, list) else (ends,)
+    tokens = tuple(ends) if isinstance(ends, list) else (ends,)
+    if not all(isinstance(token, int) for token in tokens):
+        raise UserError(f"{path}: eos_token_id: must be a token id, or a list of them")
+    return tokens
+
+
+def say_if_outgrown(context_length: int, prompt_tokens: int, new_tokens: int) -> None:
+    """Tell what becomes of texts longer than what the model sees at a time."""
+    if prompt_tokens + new_tokens > context_length + 1:
+        click.echo(
+            f"texts may outgrow the model's context of {context_length:,} tokens; where they do,"
+            " they go on from its last half",
+            err=True,
+        )
 
 
 def print_growing(prompt: list[int], news: Iterator[list[int]], tokenizer: Tokenizer) -> int:

@@ -86,6 +86,11 @@ class Generator:
         self._start = jax.jit(self._started, static_argnames=("slots", "sampling"))
         self._go_on = jax.jit(self._grown, static_argnames="sampling", donate_argnames="text")
 
+    @property
+    def context_length(self) -> int:
+        """The most tokens that the model sees at a time."""
+        return self._config.context_length
+
     def continued(self, prompts: Sequence[Sequence[int]], request: Request) -> Texts:
         """The new tokens alone of each prompt, without the stop token.
 
@@ -104,22 +109,39 @@ class Generator:
         """As `continued`, but first one token for each prompt, then `at_once` after another; none
         for texts that have stopped.
 
-        The model sees at most `context_length` tokens: where the longest text has outgrown them,
-        the texts that have are read again from their last half context.
+        The model sees at most `context_length` tokens: a text that has outgrown them is read again
+        from its last half context.
+
+        Raises:
+            ValueError: a prompt is empty, or has a token id that the model does not know.
         """
+        self._refuse_what_cannot_be_read(prompts)
         texts = [list(prompt) for prompt in prompts]
+        read_from = [0] * len(texts)
         most = self._config.context_length
         half = max(most // 2, 1)
         stopped_B = np.zeros(len(texts), bool)
         drawn = 0
         while drawn < request.new_tokens and not stopped_B.all():
-            windows = [text if len(text) <= most else text[-half:] for text in texts]
+            read_from = [
+                first if len(text) - first <= most else len(text) - half
+                for text, first in zip(texts, read_from, strict=True)
+            ]
+            windows = [text[first:] for text, first in zip(texts, read_from, strict=True)]
             count = min(most + 1 - max(map(len, windows)), request.new_tokens - drawn)
             stretch = self._stretch(windows, stopped_B, request, drawn, count, at_once)
             for columns, stops_B in stretch:
                 yield [until(row, request.sampling.stop_tokens) for row in columns]
                 texts = [text + row for text, row in zip(texts, columns, strict=True)]
                 drawn, stopped_B = drawn + len(columns[0]), stops_B
+
+    def _refuse_what_cannot_be_read(self, prompts: Sequence[Sequence[int]]) -> None:
+        if not all(prompts):
+            raise ValueError("a prompt has no token")
+        if not all(0 <= token < self._config.vocab_size for text in prompts for token in text):
+            raise ValueError(
+                f"a prompt has a token id beyond the model's vocab_size {self._config.vocab_size}"
+            )
 
     def _stretch(
         self,
@@ -234,7 +256,9 @@ class Generator:
         outer_state, layers = weights
         outer: GPT = nnx.merge(self._outer_graph, outer_state)
         length, slots = tokens_BS.shape[1], text.tokens_BT.shape[1]
-        seen = cached_views(self._config, first_slot, length, slots, text.padding_B)
+        seen = (
+            cached_views(self._config, first_slot, length, slots, text.padding_B) if layers else {}
+        )
         positions_BS = jnp.maximum(first_slot + jnp.arange(length) - text.padding_B[:, None], 0)
         x_BSD = outer.embed(tokens_BS, positions_BS).astype(self._dtype)
         caches = []

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import jax
+from flax import nnx
 from jax.sharding import Mesh
 
 import logs
@@ -60,10 +61,10 @@ def launch(run: RunFolder, config: RunConfig, start: Start, datasets_dir: Path) 
     provenance = Provenance.of(config.train, datasets)
     if saved is not None:
         provenance.refuse_other_than(saved.meta.datasets)
+    elif before is not None:
+        refuse_other_tokenizers(datasets, config.train.tokenizer, before.tokenizer)
     with _mistakes_in(run):
         data = TrainingData(config.train, config.model, datasets)
-    if before is not None and saved is None:
-        refuse_other_tokenizers(datasets, config.train.tokenizer, before.tokenizer_file)
     # 3. A finished run has nothing left to do.
     if saved is not None and saved.step + 1 >= data.total_steps:
         _finish_again(run, saved)
@@ -101,7 +102,8 @@ def launch(run: RunFolder, config: RunConfig, start: Start, datasets_dir: Path) 
         ),
     )
     # 7. The steps.
-    _report_start(run, data, mesh, saved)
+    _report_start(run, data, mesh, saved, before)
+    _report_trained(model, optimizer)
     with StopSignal() as stop:
         last = trainer.train(stop)
         drawer.finish()
@@ -153,8 +155,15 @@ def _finish_again(run: RunFolder, saved: Checkpoint) -> None:
     )
 
 
-def _report_start(run: RunFolder, data: TrainingData, mesh: Mesh, saved: Checkpoint | None) -> None:
-    goes_on = f"goes on after step {saved.step:,}, {saved.folder.name}" if saved else "starts"
+def _report_start(
+    run: RunFolder,
+    data: TrainingData,
+    mesh: Mesh,
+    saved: Checkpoint | None,
+    before: Weights | None,
+) -> None:
+    starts = f"starts from {before.path}" if before else "starts"
+    goes_on = f"goes on after step {saved.step:,}, {saved.folder.name}" if saved else starts
     devices = f"{mesh.size} {mesh.devices.flat[0].device_kind} device{'s' * (mesh.size > 1)}"
     log.info(
         "%s %s: %s steps of %s tokens on %s",
@@ -164,6 +173,16 @@ def _report_start(run: RunFolder, data: TrainingData, mesh: Mesh, saved: Checkpo
         f"{data.tokens_per_step:,}",
         devices,
     )
+
+
+def _report_trained(model: GPT, optimizer: MultiSteps) -> None:
+    """Say how much is trained, where that is not all."""
+    trained, whole = (
+        sum(array.size for array in jax.tree.leaves(nnx.state(model, kind)))
+        for kind in (optimizer.wrt, nnx.Param)
+    )
+    if trained < whole:
+        log.info("trains %s of %s parameters", f"{trained:,}", f"{whole:,}")
 
 
 def _report_end(run: RunFolder, config: RunConfig, last: StepMetrics, is_stopped: bool) -> None:

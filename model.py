@@ -27,7 +27,7 @@ from layers import (
     normed,
     product,
 )
-from model_config import LayerKind, ModelConfig
+from model_config import ModelConfig
 
 
 class Forward(NamedTuple):
@@ -104,11 +104,10 @@ class GPT(nnx.Module):
         self, x_BSD: Array, dropout: Dropout = NO_DROPOUT, keep_hidden_states: bool = False
     ) -> Forward:
         """As `forward`, from embedded tokens."""
-        seen = views(self.config, x_BSD.shape[-2])
         hidden_states, routing = [x_BSD], None
         if self.blocks is not None:
             x_BSD, inner, routing = through_blocks(
-                self.blocks, self.config, x_BSD, seen, dropout, keep_hidden_states
+                self.blocks, self.config, x_BSD, dropout, keep_hidden_states
             )
             hidden_states += inner or []
         hidden_states[-1] = normed(self.final_norm, x_BSD)
@@ -197,7 +196,6 @@ def through_blocks(
     blocks: Block,
     config: ModelConfig,
     x_BSD: Array,
-    seen: dict[LayerKind, View],
     dropout: Dropout,
     keep_hidden_states: bool,
 ) -> tuple[Array, list[Array] | None, Routing | None]:
@@ -208,6 +206,7 @@ def through_blocks(
         x_BSD, each block's x_BSD where they are kept, and the routing of all layers.
     """
     graph, stacked = nnx.split(blocks)
+    seen = views(config, x_BSD.shape[-2])
     kinds = config.repeated_kinds
     periods, rest = divmod(config.n_layers, len(kinds))
 

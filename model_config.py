@@ -167,7 +167,9 @@ class ModelConfig(Config):
 
     def _rotations_pair_up(self) -> str | None:
         whole = self.head_dim or (self.n_heads and self.emb_dim % self.n_heads == 0)
-        if self.positions != "rope" or not self.n_layers or not whole or self.head_width % 2 == 0:
+        if self.positions != "rope" or not self.n_layers or not self.n_heads or not whole:
+            return None
+        if self.head_width % 2 == 0:
             return None
         return f'head_dim: {self.head_width} is odd; positions "rope" need it even'
 

@@ -8,19 +8,14 @@ import click
 
 from atomic_folder import created
 from errors import UserError, run_command
+from model_config import ModelConfig
 from published.comparison import Diverged, compare, find_transformers
 from published.exporting import Export
 from published.importing import Import, find_source, target_folder, write_run
 from run_folder import RunFolder
 
 EXIT_DIVERGED = 1
-TRAIN_EXAMPLE = {
-    "start_from": "imported",
-    "dataset": "python-stdlib",
-    "microbatch_size": 1,
-    "learning_rate": 1e-5,
-    "checkpoint_interval": 100,
-}
+MOST_EXAMPLE_TOKENS = 1024
 
 
 @click.group()
@@ -61,8 +56,8 @@ def import_(
         sys.exit(EXIT_DIVERGED)
     for note in notes:
         click.echo(note)
-    example = json.dumps(TRAIN_EXAMPLE, indent=2)
-    click.echo(f"{target}: imported. To fine-tune it, write {target / 'train.json'}:\n{example}")
+    click.echo(f"{target}: imported")
+    click.echo(how_to_fine_tune(target, found.model))
 
 
 @main.command()
@@ -80,6 +75,23 @@ def export(checkpoint: str, folder: Path) -> None:
     for note in notes:
         click.echo(note)
     click.echo(f"{folder}: written. Load it: AutoModelForCausalLM.from_pretrained({str(folder)!r})")
+
+
+def how_to_fine_tune(target: Path, model: ModelConfig) -> str:
+    """The next two steps, for a user who wants to train on from here."""
+    example = {
+        "start_from": "imported",
+        "dataset": "NAME",
+        "sequence_length": min(model.context_length, MOST_EXAMPLE_TOKENS),
+        "microbatch_size": 4,
+        "learning_rate": 1e-5,
+        "checkpoint_interval": 100,
+    }
+    folder = target / "checkpoints" / "imported"
+    return (
+        "To fine-tune it: uv run download_dataset.py --text FILE --name NAME --tokenizer"
+        f" {folder}\nand write {target / 'train.json'}:\n{json.dumps(example, indent=2)}"
+    )
 
 
 if __name__ == "__main__":

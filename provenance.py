@@ -44,13 +44,13 @@ class Provenance:
 
 
 def refuse_other_tokenizers(
-    datasets: dict[str, Dataset], hub_id: str, model: Path | None = None
+    datasets: dict[str, Dataset], hub_id: str, model: Path | str | None = None
 ) -> None:
     """Refuse datasets whose token ids mean different things, to each other or to a model.
 
     Args:
-        hub_id: tokenizer of datasets that come without one, and of a model without one.
-        model: a model's `tokenizer.json`.
+        hub_id: tokenizer of datasets that come without one.
+        model: a model's `tokenizer.json`, or its tokenizer's hub id.
 
     Raises:
         UserError: naming each dataset with its tokenizer.
@@ -60,10 +60,18 @@ def refuse_other_tokenizers(
     }
     every = {*places.values(), *([model] if model else [])}
     contents = {place.read_bytes() if isinstance(place, Path) else place for place in every}
-    if len(contents) > 1 and len({load_tokenizer(place).definition for place in every}) > 1:
+    if len(contents) > 1 and len(set(map(_definition, every))) > 1:
         shown = ", ".join(f"{name} ({place})" for name, place in places.items())
-        whose = "than the model's" if model else "from one another"
+        kind = "not the model's tokenizer" if model else "tokenizers that differ"
         raise UserError(
-            f"dataset {shown}: other tokenizers {whose}, so a token id means different things;"
-            " make them with one (download_dataset.py --text … --tokenizer …)"
+            f"dataset {shown}: {kind}, so a token id means different things; make it anew with"
+            f" download_dataset.py … --tokenizer {model or next(iter(places.values()))}"
         )
+
+
+def _definition(place: Path | str) -> str:
+    """What the tokenizer there is; one that cannot be had is like no other."""
+    try:
+        return load_tokenizer(place).definition
+    except UserError:
+        return str(place)

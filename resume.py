@@ -3,6 +3,7 @@
 Nothing here changes the disk but `put_aside`, which moves and never deletes.
 """
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -141,6 +142,6 @@ def _refusal(place: str, before: Any, now: Any, train: TrainConfig) -> str:
     else:
         hint = "put it back"
     return (
-        f"{place}: was {before!r} when this run was saved, is now {now!r}; {hint}, start another"
-        " run with --like, or this one over with --fresh"
+        f"{place}: was {json.dumps(before)} when this run was saved, is now {json.dumps(now)};"
+        f" {hint}, start another run with --like, or this one over with --fresh"
     )

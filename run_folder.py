@@ -101,7 +101,7 @@ def find_run(name: str) -> Path:
     for candidate in (Path(name), RUNS / name):
         if candidate.is_dir():
             return candidate
-    raise UserError(f"{name}: no such run folder, and none under {RUNS}/; {_known_runs()}")
+    raise UserError(f"{name}: no such run folder, and none under {RUNS}/; {known_runs()}")
 
 
 def create_like(name: str, like: str, settings: Sequence[str]) -> Path:
@@ -169,6 +169,7 @@ def _changed_files(origin: Path, target: Path, changes: dict[str, Any]) -> dict[
     return {name: json.dumps(content, indent=2) + "\n" for name, content in contents.items()}
 
 
-def _known_runs() -> str:
+def known_runs() -> str:
+    """The runs there are, as the end of a message about one that is not."""
     runs = sorted(path.parent.name for path in RUNS.glob(f"*/{TRAIN_FILE}"))
     return f"there are {', '.join(runs)}" if runs else "a run folder holds model.json, train.json"

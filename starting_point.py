@@ -1,5 +1,7 @@
 """The weights that a run starts from: those that `start_from` in its `train.json` names."""
 
+import json
+
 import config as configs
 import lora
 from checkpoint import WEIGHTS_FILE
@@ -9,6 +11,7 @@ from errors import UserError
 from lora import MergedWeights
 from model_config import ModelConfig
 from run_folder import RunFolder
+from state import shapes_of
 from weights_file import Weights
 
 
@@ -17,10 +20,11 @@ def starting_point(run: RunFolder, config: RunConfig) -> Weights | None:
 
     Raises:
         UserError: they are not there, or of another architecture than `model.json`, or LoRA
-            targets what that does not have.
+            targets what that does not have; or weights were imported and are not asked for.
     """
     name = config.train.start_from
     if name is None:
+        _refuse_to_ignore(run)
         return None
     path = run.imported / WEIGHTS_FILE if name == IMPORTED else find_weights(name)
     if not path.is_file():
@@ -30,8 +34,8 @@ def starting_point(run: RunFolder, config: RunConfig) -> Weights | None:
         )
     weights = MergedWeights(path)
     lines = [
-        f"{run.path / MODEL_FILE}: {key}: {now!r}, but in the weights to start from"
-        f" ({weights.path}) it is {then!r}; put that here"
+        f"{run.path / MODEL_FILE}: {key}: {json.dumps(now)}, but in the weights to start from"
+        f" ({weights.path}) it is {json.dumps(then)}; put that here"
         for key, (then, now) in configs.differences(weights.header.model, config.model).items()
         if key not in _may_differ(config.model)
     ]
@@ -40,7 +44,17 @@ def starting_point(run: RunFolder, config: RunConfig) -> Weights | None:
         lines += [f"{run.path / TRAIN_FILE}: {line}" for line in misfits]
     if lines:
         raise UserError("\n".join(lines))
+    weights.refuse_other_than(shapes_of(weights.header.model))
     return weights
+
+
+def _refuse_to_ignore(run: RunFolder) -> None:
+    if run.imported.exists():
+        raise UserError(
+            f"{run.path / TRAIN_FILE}: start_from: absent, but {run.imported} holds an imported"
+            ' model; add "start_from": "imported", or train from fresh weights in another folder'
+            " with --like"
+        )
 
 
 def _may_differ(model: ModelConfig) -> set[str]:

@@ -75,6 +75,12 @@ class AbstractModel:
         return self._model
 
 
+def shapes_of(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Shape of each of a model's parameters, by dotted name."""
+    state = nnx.state(nnx.eval_shape(lambda: GPT(config, jax.random.key(0))))
+    return {dotted(path): variable.get_value().shape for path, variable in nnx.to_flat_state(state)}
+
+
 def named_arrays(module: nnx.Module | nnx.Optimizer) -> Arrays:
     """Every array of a model or optimizer by its dotted name."""
     flat = nnx.to_flat_state(nnx.state(module))

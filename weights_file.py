@@ -96,6 +96,11 @@ class Weights:
         beside = self.path.with_name(TOKENIZER_FILE)
         return beside if beside.is_file() else None
 
+    @property
+    def tokenizer(self) -> Path | str | None:
+        """The tokenizer beside it, else its name; None where it has none."""
+        return self.tokenizer_file or self.header.tokenizer or None
+
     def names(self) -> set[str]:
         """Names of all tensors."""
         return set(self._file.keys())

@@ -72,6 +72,7 @@ GEMMA2 = Family(
         ATTENTION_BIAS,
         *score_keys(50.0, 30.0),
         LayerTypes(),
+        Unused(("sliding_window_size",)),  # the 9B and 27B say sliding_window twice
         Rope(),
     ),
     GEMMA_CONSTANTS | {"norm_placement": "around"},

@@ -34,7 +34,7 @@ GPT2 = Family(
         Only("scale_attn_weights", (True,)),
         Only("scale_attn_by_inverse_layer_idx", (False,)),
         Only("reorder_and_upcast_attn", (False,)),
-        Unused(("n_ctx",)),
+        Unused(("n_ctx", "n_special", "output_past", "predict_special_tokens")),
     ),
     {
         "positions": "learned",

@@ -20,6 +20,7 @@ def convert_tokenizer(folder: Path) -> list[str]:
         UserError: they are damaged, or of a kind that cannot be converted.
     """
     if (folder / TOKENIZER_FILE).is_file():
+        load_tokenizer(folder)
         return []
     if (folder / SENTENCEPIECE_FILE).is_file():
         load_tokenizer(folder).save(folder / TOKENIZER_FILE)

@@ -1,4 +1,4 @@
-"""The keys of rotary positions in published configs, for both ways: see `family_keys.py`."""
+"""The keys of rotary positions in published configs, for both ways: see `keys.py`."""
 
 from dataclasses import dataclass
 from typing import Any

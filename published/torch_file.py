@@ -56,8 +56,11 @@ def torch_bits(path: Path, name: str) -> np.ndarray:
     """The content of one tensor, as unsigned integers."""
     root, tensors = _described(path)
     storage, offset, shape, strides = tensors[name]
-    with zipfile.ZipFile(path) as archive:
-        numbers = np.frombuffer(archive.read(f"{root}/data/{storage.key}"), storage.dtype)
+    try:
+        with zipfile.ZipFile(path) as archive:
+            numbers = np.frombuffer(archive.read(f"{root}/data/{storage.key}"), storage.dtype)
+    except (KeyError, ValueError, OSError, zipfile.BadZipFile) as error:
+        raise UserError(f"{path}: tensor {name}: damaged: {error}") from None
     last = offset + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
     if math.prod(shape) and not 0 <= offset <= last < len(numbers):
         raise UserError(f"{path}: tensor {name}: damaged; it reaches beyond its storage")

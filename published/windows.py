@@ -1,4 +1,4 @@
-"""The keys of sliding windows in published configs, for both ways: see `family_keys.py`."""
+"""The keys of sliding windows in published configs, for both ways: see `keys.py`."""
 
 from dataclasses import dataclass
 from typing import Any

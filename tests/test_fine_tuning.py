@@ -59,7 +59,7 @@ def imported_run(folder: Path, **train: Any) -> RunFolder:
     weights = {
         name: np.asarray(array.astype(jnp.bfloat16)) for name, array in named_arrays(model).items()
     }
-    header = WeightsHeader(CONFIG, None, "someone/small", ORIGIN)
+    header = WeightsHeader(CONFIG, None, "gpt2", ORIGIN)
     write_weights(run.imported / "model.safetensors", weights, header)
     return run
 
@@ -214,8 +214,27 @@ def test_weights_of_another_architecture_are_refused_key_by_key(
     lines = refusal(run, datasets_dir).splitlines()
     assert [line.partition(",")[0] for line in lines] == [
         f"{path}: n_layers: 1",
-        f"{path}: qkv_bias: True",
+        f"{path}: qkv_bias: true",
     ]
+
+
+def test_weights_with_a_tensor_too_few_are_refused_before_anything_moves(
+    datasets_dir: Path, tmp_path: Path
+) -> None:
+    run = imported_run(tmp_path / "run", min_train_tokens=2 * 128)
+    assert go(run, datasets_dir) == 0
+    path = run.imported / "model.safetensors"
+    whole = Weights(path)
+    kept = {name: whole.array(name) for name in whole.names() - {"head.kernel"}}
+    write_weights(path, kept, whole.header)
+    assert "tensor head.kernel: missing" in refusal(run, datasets_dir, fresh=True)
+
+
+def test_imported_weights_are_never_passed_over_in_silence(
+    datasets_dir: Path, tmp_path: Path
+) -> None:
+    run = imported_run(tmp_path / "run", start_from=None)
+    assert "start_from: absent, but" in refusal(run, datasets_dir)
 
 
 def test_nothing_imported_is_told(datasets_dir: Path, tmp_path: Path) -> None:
@@ -228,7 +247,7 @@ def test_a_dataset_of_another_tokenizer_is_refused(tmp_path: Path) -> None:
     train_tokenizer(["a text"], 300).save(tmp_path / "tiny" / "tokenizer.json")
     run = imported_run(tmp_path / "run")
     train_tokenizer(["another another another"], 310).save(run.imported / "tokenizer.json")
-    assert "other tokenizers than the model's" in refusal(run, tmp_path)
+    assert "not the model's tokenizer" in refusal(run, tmp_path)
 
 
 def test_a_shorter_sequence_than_the_context_trains(datasets_dir: Path, tmp_path: Path) -> None:

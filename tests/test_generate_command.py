@@ -62,7 +62,10 @@ def run(*arguments: object) -> Result:
 def test_one_prompt_is_continued(copier: Path) -> None:
     result = run(copier, "Well", "--new-tokens", 12)
     assert result.stdout == "Wellllllllllllll\n"
-    assert result.stderr.startswith("12 tokens in ")
+    outgrown, timed = result.stderr.splitlines()
+    assert outgrown.startswith("texts may outgrow the model's context of 8 tokens")
+    assert timed.startswith("12 tokens in ")
+    assert timed.endswith(f"by {copier}")
 
 
 def test_a_text_ends_where_the_model_ends_it(counter: Path) -> None:
@@ -99,8 +102,8 @@ def test_prompts_in_json_lines_keep_their_line_ends(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text(json.dumps({"prompt": "a\nb"}) + "\n" + json.dumps({"prompt": ""}) + "\n")
     assert read_prompts(path) == ["a\nb", ""]
-    path.write_text('{"prompt": "a"}\n{"promt": "b"}\n')
-    with pytest.raises(UserError, match=r"prompts.jsonl: line 2: must be an object"):
+    path.write_text('{"prompt": "a"}\n\n{"promt": "b"}\n')
+    with pytest.raises(UserError, match=r"prompts.jsonl: line 3: must be an object"):
         read_prompts(path)
 
 
@@ -120,6 +123,18 @@ def test_what_makes_no_sense_is_refused_before_the_model_is_loaded(
     result = run("no-such-model", *arguments)
     assert isinstance(result.exception, UserError)
     assert message in str(result.exception)
+
+
+def test_a_token_that_the_model_does_not_know_is_refused() -> None:
+    with pytest.raises(UserError, match="token id 300, but the model's vocab_size is 257"):
+        generate.refuse_unknown_tokens([[1, 300]], BYTES)
+
+
+@pytest.mark.parametrize("content", ["{", "[1]", '{"eos_token_id": "x"}'])
+def test_a_damaged_generation_config_is_told(content: str, tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text(content)
+    with pytest.raises(UserError, match=r"generation_config\.json"):
+        stop_tokens(tmp_path, train_tokenizer([], BYTES))
 
 
 def test_an_empty_prompt_begins_a_text(counter: Path) -> None:

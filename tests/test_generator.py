@@ -140,6 +140,19 @@ def test_a_text_beyond_the_context_goes_on_from_its_last_half() -> None:
     assert Generator(model).continued([[5, 1, 30]], Request(25)) == [text[3:]]
 
 
+def test_a_text_beyond_the_context_does_not_depend_on_the_rows_beside_it() -> None:
+    generator = Generator(lively_model(context_length=16))
+    prompts = [[5, 1, 30, 7, 2, 9, 4, 11, 3, 8], [7, 2], [6] * 20]
+    together = generator.continued(prompts, Request(50))
+    assert together == [generator.continued([prompt], Request(50))[0] for prompt in prompts]
+
+
+@pytest.mark.parametrize("prompts", [[[]], [[1], []], [[1, 32]], [[-1]]])
+def test_prompts_that_cannot_be_read_raise(generator: Generator, prompts: list[list[int]]) -> None:
+    with pytest.raises(ValueError, match="a prompt has"):
+        generator.continued(prompts, Request(1))
+
+
 def test_a_prompt_longer_than_the_context_is_read_from_its_last_half() -> None:
     model = lively_model(context_length=10)
     prompt = list(range(1, 20))
