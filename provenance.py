@@ -50,7 +50,7 @@ def refuse_other_tokenizers(
 
     Args:
         hub_id: tokenizer of datasets that come without one.
-        model: a model's `tokenizer.json`, or its tokenizer's hub id.
+        model: a model's `tokenizer.json`, or its tokenizer's name: a dataset's, or a hub id.
 
     Raises:
         UserError: naming each dataset with its tokenizer.
@@ -58,6 +58,7 @@ def refuse_other_tokenizers(
     places: dict[str, Path | str] = {
         name: dataset.tokenizer_file or hub_id for name, dataset in datasets.items()
     }
+    model = places.get(str(model), model)
     every = {*places.values(), *([model] if model else [])}
     contents = {place.read_bytes() if isinstance(place, Path) else place for place in every}
     if len(contents) > 1 and len(set(map(_definition, every))) > 1:
