@@ -57,7 +57,7 @@ def test_reopening_drops_steps_after_the_checkpoint(path: Path) -> None:
 
 
 def test_keys_of_another_version_are_left_out(path: Path) -> None:
-    path.write_text(json.dumps(json.loads(step(0).as_line()) | {"expert_tokens": [1]}) + "\n")
+    path.write_text(json.dumps(json.loads(step(0).as_line()) | {"of_a_later_version": [1]}) + "\n")
     assert metrics.read(path) == [step(0)]
 
 
