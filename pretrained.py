@@ -11,7 +11,7 @@ from errors import UserError, run_command
 from model_config import ModelConfig
 from published.comparison import Diverged, compare, find_transformers
 from published.exporting import Export
-from published.importing import Import, find_source, target_folder, write_run
+from published.importing import Import, find_source, import_model, target_folder
 from run_folder import RunFolder
 
 EXIT_DIVERGED = 1
@@ -46,11 +46,13 @@ def import_(
     click.echo(found.summary())
     for note in found.match.notes:
         click.echo(note)
+
+    def compare_if_asked(made: RunFolder) -> None:
+        if check:
+            compare(found.source.folder, made.imported, click.echo)
+
     try:
-        with created(target) as folder:
-            notes = write_run(found, RunFolder(folder), target)
-            if check:
-                compare(found.source.folder, RunFolder(folder).imported, click.echo)
+        notes = import_model(found, target, compare_if_asked)
     except Diverged as divergence:
         click.echo(f"error: {divergence}; {target} is not made", err=True)
         sys.exit(EXIT_DIVERGED)

@@ -66,7 +66,7 @@ class AbstractModel:
     """The shapes, types and places of a model's parameters, by dotted name."""
 
     def __init__(self, config: ModelConfig, mesh: Mesh) -> None:
-        self._model = nnx.eval_shape(lambda: GPT(config, jax.random.key(0)))
+        self._model = abstract_model(config)
         self.weights = _abstract_arrays(nnx.state(self._model), mesh)
 
     def fill(self, weights: Arrays) -> GPT:
@@ -77,8 +77,13 @@ class AbstractModel:
 
 def shapes_of(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Shape of each of a model's parameters, by dotted name."""
-    state = nnx.state(nnx.eval_shape(lambda: GPT(config, jax.random.key(0))))
-    return {dotted(path): variable.get_value().shape for path, variable in nnx.to_flat_state(state)}
+    return {name: array.shape for name, array in named_arrays(abstract_model(config)).items()}
+
+
+def abstract_model(config: ModelConfig) -> GPT:
+    """A model of which there are only shapes and types."""
+    model: GPT = nnx.eval_shape(lambda: GPT(config, jax.random.key(0)))
+    return model
 
 
 def named_arrays(module: nnx.Module | nnx.Optimizer) -> Arrays:

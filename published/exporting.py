@@ -32,6 +32,7 @@ from published.published_config import (
 from published.tensor_file import TensorType, TensorWriter, bits, cast
 from published.tensor_folder import INDEX_FILE
 from published.tensors import Rule, parameters, used
+from state import shapes_of
 from weights_file import Weights
 
 MOST_SHARD_BYTES = 5_000_000_000
@@ -114,8 +115,7 @@ class Export:
             self.form = find_form(header.model, self.origin.model_type if self.origin else None)
         except UserError as error:
             raise UserError(f"{place}: {error}") from None
-        shapes = {name: parameter.shape for name, parameter in parameters(header.model).items()}
-        self.weights.refuse_other_than(shapes)
+        self.weights.refuse_other_than(shapes_of(header.model))
         self.parameters = parameters(self.form.model)
         self.rules = used(self.form.family.tensors, self.parameters)
         self.companions = imported_folder(self.weights)

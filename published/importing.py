@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 from tqdm import tqdm
@@ -155,15 +156,8 @@ def target_folder(name: str) -> Path:
     return target
 
 
-def write_run(found: Import, run: RunFolder, target: Path) -> list[str]:
-    """Fill an empty run folder with `model.json` and `checkpoints/imported/`.
-
-    Args:
-        run: the folder to fill, which becomes `target`.
-
-    Returns:
-        Lines on what it lacks, and on what was made anew.
-    """
+def _fill(found: Import, run: RunFolder, target: Path) -> list[str]:
+    """Write `model.json` and `checkpoints/imported/` into an empty folder, to become `target`."""
     run.imported.mkdir(parents=True)
     keys = found.model.model_dump(mode="json", exclude_defaults=True)
     schema = Path(os.path.relpath(_SCHEMA, target.resolve())).as_posix()
@@ -178,11 +172,22 @@ def write_run(found: Import, run: RunFolder, target: Path) -> list[str]:
     return notes
 
 
-def import_model(found: Import, target: Path) -> list[str]:
-    """Make a run folder of a published model: all of it, or nothing. Returns lines as `write_run`.
+def import_model(
+    found: Import, target: Path, check: Callable[[RunFolder], None] = lambda _: None
+) -> list[str]:
+    """Make a run folder of a published model: all of it, or nothing.
+
+    Args:
+        check: called with the folder when it is filled; what it raises undoes the import.
+
+    Returns:
+        Lines on what it lacks, and on what was made anew.
 
     Raises:
         UserError: the folder cannot be written.
     """
     with created(target) as folder:
-        return write_run(found, RunFolder(folder), target)
+        run = RunFolder(folder)
+        notes = _fill(found, run, target)
+        check(run)
+        return notes

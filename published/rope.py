@@ -23,6 +23,16 @@ class Rope:
         return {"rope_theta": model.rope_theta, "rope_scaling": _written_scaling(model)}
 
 
+_PLACES = ("full_attention", "sliding_attention")
+
+
+def _holds_objects(value: Any, keys: tuple[str, ...]) -> bool:
+    """Whether it is an object with no other keys than these, an object or null at each."""
+    return isinstance(value, dict) and all(
+        key in keys and isinstance(inner, dict | None) for key, inner in value.items()
+    )
+
+
 @dataclass(frozen=True)
 class TwoRopes:
     """As `Rope`, with another base for sliding layers (Gemma 3)."""
@@ -33,11 +43,11 @@ class TwoRopes:
     def read(self, published: PublishedConfig) -> Values:
         parameters = published.take("rope_parameters") or {}
         scaling = published.take("rope_scaling") or {}
-        if set(parameters) - {"full_attention", "sliding_attention"}:
-            published.refuse("rope_parameters", "must be for full_attention and sliding_attention")
+        if not _holds_objects(parameters, _PLACES) or not isinstance(scaling, dict):
+            published.refuse("rope_parameters", f"must hold objects for {' and '.join(_PLACES)}")
             return {}
-        whole = {**(parameters.get("full_attention") or {}), **scaling}
-        own = parameters.get("sliding_attention") or {}
+        full, own = (parameters.get(place) or {} for place in _PLACES)
+        whole = {**full, **scaling}
         values = _read_rope(published, whole, self.default_theta)
         sliding = _read_rope(
             published, own, self.default_sliding_theta, "rope_local_base_freq", "sliding_attention"

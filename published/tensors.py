@@ -10,13 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import jax
 import numpy as np
 from flax import nnx
 
-from model import GPT
 from model_config import ModelConfig
-from state import dotted
+from state import abstract_model, dotted
 
 _PLACES = ("{layer}", "{expert}")
 _STRIP = 128
@@ -36,7 +34,7 @@ class Parameter(NamedTuple):
 
 def parameters(model: ModelConfig) -> dict[str, Parameter]:
     """All parameters of a model, by dotted name."""
-    state = nnx.state(nnx.eval_shape(lambda: GPT(model, jax.random.key(0))))
+    state = nnx.state(abstract_model(model))
     return {
         dotted(path): Parameter(variable.get_value().shape, variable.get_metadata()["inputs"])
         for path, variable in nnx.to_flat_state(state)

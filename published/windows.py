@@ -66,8 +66,12 @@ class UpperWindows:
         first = published.take("max_window_layers", self.default_first)
         count = published.values.get("num_hidden_layers")
         types = published.take("layer_types")
+        if not isinstance(first, int):
+            published.refuse("max_window_layers", "must be a whole number")
+            return {}
         if types is None:
-            slides = [used and window and layer >= first for layer in range(count or 0)]
+            layers = range(count if isinstance(count, int) else 0)
+            slides = [used and window and layer >= first for layer in layers]
             types = [_TYPES["sliding" if sliding else "global"] for sliding in slides]
         return _read_kinds(published, types, window if used else None)
 
@@ -84,7 +88,8 @@ class UpperWindows:
 def _read_kinds(published: PublishedConfig, types: Any, window: Any) -> Values:
     """Our keys of a window in these layers."""
     count = published.values.get("num_hidden_layers")
-    if not isinstance(types, list) or any(kind not in _KINDS for kind in types):
+    is_list = isinstance(types, list)
+    if not is_list or not all(isinstance(kind, str) and kind in _KINDS for kind in types):
         published.refuse("layer_types", f"a list of {' and '.join(_KINDS)} is")
         return {}
     if count is not None and len(types) != count:

@@ -123,7 +123,10 @@ def test_refusals(keys: dict[str, Any], told: str) -> None:
         ({"layer_types": ["chunked_attention"] * 4}, "layer_types: .*a list of sliding_attention"),
         ({"sliding_window": None}, "sliding_window: null is not supported"),
         ({"sliding_window_pattern": 0}, "sliding_window_pattern: 0 is not supported"),
+        ({"layer_types": [[]] * 4}, "layer_types: .*a list of sliding_attention"),
         ({"rope_parameters": {"rope_type": "default"}}, "rope_parameters: .*sliding_attention"),
+        ({"rope_parameters": 3}, "rope_parameters: 3 is not supported"),
+        ({"rope_parameters": {"full_attention": 3}}, "rope_parameters: .*must hold objects"),
         ({"model_type": "gemma3"}, "text_config: missing; gemma3 needs it"),
     ],
 )
@@ -137,6 +140,26 @@ def test_refusals_of_gemma_3(keys: dict[str, Any], told: str) -> None:
 )
 def test_refusals_of_gpt_2(key: str) -> None:
     assert f"{key}: true is not supported" in message({"model_type": "gpt2", key: True})
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [{"max_window_layers": None}, {"max_window_layers": "2"}, {"num_hidden_layers": "4"}],
+    ids=str,
+)
+def test_refusals_of_qwen_2(keys: dict[str, Any]) -> None:
+    windows = {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 5}
+    told = "n_layers" if "num_hidden_layers" in keys else "max_window_layers"
+    assert told in message(windows | keys)
+
+
+def test_keys_that_only_some_published_models_have_change_nothing() -> None:
+    """Those of the larger GPT-2s, and of the larger Gemma 2s."""
+    odd = {"n_special": 0, "predict_special_tokens": True, "output_past": True}
+    gpt2 = {"model_type": "gpt2"}
+    assert read(gpt2 | odd) == read(gpt2)
+    gemma2 = {"model_type": "gemma2", "sliding_window": 4096}
+    assert read(gemma2 | {"sliding_window_size": 4096}) == read(gemma2)
 
 
 def test_every_mistake_has_its_line() -> None:
