@@ -1,7 +1,8 @@
 """One checkpoint: a folder whose last-written file, `meta.json`, makes it whole.
 
 20261121Z101500-step-000375/
-  model.safetensors   weights by dotted name; the header holds both configs and the tokenizer id
+  model.safetensors   weights by dotted name; the header holds both configs and the tokenizer id;
+                      large ones in shards with an index, each shard with that header
   tokenizer.json      where the dataset has one
   optimizer/          Orbax: the optimizer's state
   meta.json           step, losses, configs, dataset checksums, versions, checksums of all files
@@ -23,8 +24,9 @@ from model_config import ModelConfig
 from strict_json import StrictModel, read_text
 from train_config import TrainConfig
 from weights_file import Weights
+from weights_index import WEIGHTS_FILE
 
-WEIGHTS_FILE, META_FILE, TOKENIZER_FILE = "model.safetensors", "meta.json", "tokenizer.json"
+META_FILE, TOKENIZER_FILE = "meta.json", "tokenizer.json"
 OPTIMIZER_FOLDER = "optimizer"
 PACKAGES = ("jax", "flax", "optax", "orbax-checkpoint", "grain", "safetensors", "numpy")
 
@@ -99,7 +101,7 @@ class Checkpoint:
 
     @property
     def weights(self) -> Weights:
-        """Its weights, of which nothing but the header is read yet."""
+        """Its weights, of which nothing but the headers are read yet."""
         return Weights(self.folder / WEIGHTS_FILE)
 
     def damage(self) -> list[str]:

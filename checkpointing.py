@@ -33,6 +33,7 @@ from sharding import create_mesh
 from state import AbstractModel, AbstractState, named_arrays
 from tokenization import Tokenizer
 from weights_file import Weights, WeightsHeader
+from weights_index import WEIGHTS_FILE, file_or_index
 
 BEST, LATEST, IMPORTED = "best", "latest", "imported"
 CHECKPOINT_NAMES = "[0-9]*-step-*"
@@ -172,7 +173,8 @@ class Saver:
         self, unfinished: Path, optimizer_saved: Any, weights: dict[str, Any], meta: CheckpointMeta
     ) -> None:
         header = WeightsHeader(*self._config, meta.tokenizer, self._origin)
-        weights_file.write_weights(unfinished / checkpoint.WEIGHTS_FILE, weights, header)
+        limit = self._config.train.max_weights_file_bytes
+        weights_file.write_weights(unfinished, weights, header, limit)
         if self._tokenizer_file is not None:
             shutil.copyfile(self._tokenizer_file, unfinished / checkpoint.TOKENIZER_FILE)
         optimizer_saved.result()
@@ -215,7 +217,7 @@ def restore(
 
 def load_model(path: Path | str) -> GPT:
     """The model of a run folder (its best checkpoint, else what was imported), a checkpoint or a
-    `model.safetensors`.
+    `model.safetensors`, also where that is in shards.
 
     Returns:
         A `GPT` on the first device, `model(tokens_BS) -> logits_BSV` in float32, its parameters
@@ -262,18 +264,19 @@ def load_tokenizer(path: Path | str, datasets_dir: Path | None = None) -> Tokeni
 
 
 def find_weights(path: Path | str) -> Path:
-    """The `model.safetensors` that a run folder, a checkpoint or a path to one stands for."""
+    """The `model.safetensors`, or the index where it is in shards, that a run folder, a checkpoint
+    or a path to one stands for."""
     path = RUNS / path if (RUNS / path).is_dir() and not Path(path).exists() else Path(path)
     if path.name in (BEST, LATEST) or path.parent.name in (BEST, LATEST):
         path = _follow(path)
     for candidate in (
         path,
-        path / checkpoint.WEIGHTS_FILE,
-        _follow(path / "checkpoints" / BEST) / checkpoint.WEIGHTS_FILE,
-        path / "checkpoints" / IMPORTED / checkpoint.WEIGHTS_FILE,
+        path / WEIGHTS_FILE,
+        _follow(path / "checkpoints" / BEST) / WEIGHTS_FILE,
+        path / "checkpoints" / IMPORTED / WEIGHTS_FILE,
     ):
-        if candidate.is_file():
-            return candidate
+        if (weights := file_or_index(candidate)).is_file():
+            return weights
     if path.is_dir():
         raise UserError(f"{path}: no checkpoint there yet; train it first: uv run train.py {path}")
     raise UserError(f"{path}: no such run, checkpoint or model.safetensors; {known_runs()}")

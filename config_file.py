@@ -14,6 +14,7 @@ def _not_zero(number: int) -> int:
 
 
 Size = Annotated[int, Field(ge=1, le=2**31 - 1)]
+Bytes = Annotated[int, Field(ge=1, le=2**62)]
 CountOrAll = Annotated[
     int,
     Field(ge=-1, le=2**62, json_schema_extra={"not": {"const": 0}}),

@@ -54,8 +54,8 @@ def add_low_rank(model: GPT, lora: LoraConfig, key: Array) -> None:
 
 
 class MergedWeights(Weights):
-    """A `model.safetensors` as it would be without LoRA: each product of low rank is added to the
-    kernel it stands beside."""
+    """Weights as they would be without LoRA: each product of low rank is added to the kernel it
+    stands beside."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)

@@ -4,7 +4,6 @@ import json
 
 import config as configs
 import lora
-from checkpoint import WEIGHTS_FILE
 from checkpointing import IMPORTED, find_weights
 from config import MODEL_FILE, TRAIN_FILE, RunConfig
 from errors import UserError
@@ -13,6 +12,7 @@ from model_config import ModelConfig
 from run_folder import RunFolder
 from state import shapes_of
 from weights_file import Weights
+from weights_index import WEIGHTS_FILE, file_or_index
 
 
 def starting_point(run: RunFolder, config: RunConfig) -> Weights | None:
@@ -26,7 +26,8 @@ def starting_point(run: RunFolder, config: RunConfig) -> Weights | None:
     if name is None:
         _refuse_to_ignore(run)
         return None
-    path = run.imported / WEIGHTS_FILE if name == IMPORTED else find_weights(name)
+    imported = file_or_index(run.imported / WEIGHTS_FILE)
+    path = imported if name == IMPORTED else find_weights(name)
     if not path.is_file():
         raise UserError(
             f"{run.path / TRAIN_FILE}: start_from: nothing was imported into this run; make another"

@@ -4,7 +4,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from config_file import Config, CountOrAll, Positive, Size
+from config_file import Bytes, Config, CountOrAll, Positive, Size
 from strict_json import StrictModel
 
 TokenIndex = Annotated[int, Field(ge=0, le=2**62)]
@@ -61,6 +61,7 @@ class TrainConfig(Config):
             "tokenizer",
             "checkpoint_interval",
             "keep_checkpoints",
+            "max_weights_file_bytes",
             "chart_style",
             "validation_tokens",
             "start_val_token",
@@ -140,6 +141,10 @@ class TrainConfig(Config):
     per core) where microbatch_size divides by them, else one device."""
     keep_checkpoints: CountOrAll = 3
     """How many of the latest checkpoints to keep, besides the best; -1 keeps all."""
+    max_weights_file_bytes: Bytes = 5_000_000_000
+    """Weights of more bytes are saved in several files, none larger but for a single tensor, with
+    an index: model-00001-of-0000N.safetensors and model.safetensors.index.json, as the Hugging Face
+    hub has it, instead of model.safetensors."""
     chart_style: Literal["plain", "hand-drawn"] = "plain"
     """Look of the charts."""
     lineage: Lineage | None = None

@@ -1,4 +1,5 @@
-"""`model.safetensors`: a model's weights, by dotted name, in a file that describes itself."""
+"""`model.safetensors`: a model's weights, by dotted name, in a file that describes itself; or in
+several such files, its shards, and the index beside them."""
 
 import json
 from pathlib import Path
@@ -12,6 +13,7 @@ from model_config import ModelConfig
 from strict_json import StrictModel
 from tokenization import TOKENIZER_FILE
 from train_config import TrainConfig
+from weights_index import INDEX_FILE, file_or_index, place_tensors, read_index, write_index
 
 
 class Origin(StrictModel):
@@ -63,32 +65,39 @@ class WeightsHeader(NamedTuple):
         )
 
 
-def write_weights(path: Path, weights: dict[str, Any], header: WeightsHeader) -> None:
-    """Write NumPy arrays as safetensors that describe themselves."""
+def write_weights(
+    folder: Path, weights: dict[str, Any], header: WeightsHeader, max_file_bytes: int
+) -> None:
+    """Write NumPy arrays as `model.safetensors` or, where they have more than `max_file_bytes`
+    together, as shards with an index. Each file describes itself."""
     from safetensors.numpy import save_file
 
-    save_file(weights, path, metadata=header.as_metadata())
+    sizes = {name: weights[name].nbytes for name in sorted(weights)}
+    files = place_tensors(sizes, max_file_bytes)
+    for file, names in files.items():
+        tensors = {name: weights[name] for name in names}
+        save_file(tensors, folder / file, metadata=header.as_metadata())
+    write_index(folder, files, sizes)
 
 
 class Weights:
-    """A `model.safetensors`, its tensors read one at a time.
+    """The tensors of a `model.safetensors`, read one at a time.
+
+    Args:
+        path: of the file or, where it is in shards, of their index; the file's name stands for
+            either.
+
+    Attributes:
+        path: of the one that is there.
 
     Raises:
-        UserError: not a safetensors file of ours, with what is wrong.
+        UserError: not safetensors files of ours, with what is wrong.
     """
 
     def __init__(self, path: Path) -> None:
-        from safetensors import SafetensorError, safe_open
-
-        try:
-            self._file = safe_open(path, framework="numpy")
-        except (OSError, SafetensorError) as error:
-            raise UserError(f"{path}: not readable as safetensors: {error}") from None
-        try:
-            self.header = WeightsHeader.of_metadata(self._file.metadata() or {})
-        except (KeyError, ValidationError):
-            raise UserError(f"{path}: its header has no model.json that Rungs can read") from None
-        self.path = path
+        self.path = file_or_index(path)
+        is_sharded = self.path.name == INDEX_FILE
+        self._files, self.header = (_open_shards if is_sharded else _open)(self.path)
 
     @property
     def tokenizer_file(self) -> Path | None:
@@ -103,15 +112,15 @@ class Weights:
 
     def names(self) -> set[str]:
         """Names of all tensors."""
-        return set(self._file.keys())
+        return set(self._files)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of a tensor, which is not read."""
-        return tuple(self._file.get_slice(name).get_shape())
+        return tuple(self._files[name].get_slice(name).get_shape())
 
     def array(self, name: str) -> np.ndarray:
         """One tensor, in the type it is stored in."""
-        array: np.ndarray = self._file.get_tensor(name)
+        array: np.ndarray = self._files[name].get_tensor(name)
         return array
 
     def refuse_other_than(self, shapes: dict[str, tuple[int, ...]]) -> None:
@@ -126,3 +135,38 @@ class Weights:
         ]
         if lines:
             raise UserError("\n".join(sorted(lines)))
+
+
+_Opened = tuple[dict[str, Any], WeightsHeader]
+"""The open file of each tensor, and what all the files say of themselves."""
+
+
+def _open(path: Path) -> _Opened:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        file = safe_open(path, framework="numpy")
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{path}: not readable as safetensors: {error}") from None
+    try:
+        header = WeightsHeader.of_metadata(file.metadata() or {})
+    except (KeyError, ValidationError):
+        raise UserError(f"{path}: its header has no model.json that Rungs can read") from None
+    return dict.fromkeys(file.keys(), file), header
+
+
+def _open_shards(index: Path) -> _Opened:
+    places = read_index(index)
+    files: dict[str, Any] = {}
+    headers: list[WeightsHeader] = []
+    for path in sorted(set(places.values())):
+        if not path.is_file():
+            raise UserError(f"{path}: no such file, but {index.name} names it; copy all of them")
+        held, header = _open(path)
+        if held.keys() != {name for name, place in places.items() if place == path}:
+            raise UserError(f"{path}: does not hold the tensors that {index.name} says")
+        files |= held
+        headers.append(header)
+        if header != headers[0]:
+            raise UserError(f"{path}: describes another model or training than the first shard")
+    return files, headers[0]

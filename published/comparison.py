@@ -14,12 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from checkpoint import WEIGHTS_FILE
 from checkpointing import load_model
 from errors import UserError
 from model import GPT
 from model_config import ModelConfig
 from weights_file import Weights
+from weights_index import WEIGHTS_FILE
 
 TOLERANCE = 1e-4
 """Of a token's vector, relative to its length. Rounding came to 4e-6 in a Llama of 1.1B parameters;

@@ -13,7 +13,6 @@ import numpy as np
 from tqdm import tqdm
 
 import strict_json
-from checkpoint import WEIGHTS_FILE
 from checkpointing import IMPORTED, find_weights
 from errors import UserError
 from lora import MergedWeights
@@ -30,10 +29,10 @@ from published.published_config import (
     read_published_config,
 )
 from published.tensor_file import TensorType, TensorWriter, bits, cast
-from published.tensor_folder import INDEX_FILE
 from published.tensors import Rule, parameters, used
 from state import shapes_of
 from weights_file import Weights
+from weights_index import WEIGHTS_FILE, place_tensors, write_index
 
 MOST_SHARD_BYTES = 5_000_000_000
 BIASES = ("qkv_bias", "attention_output_bias", "ffn_bias")
@@ -161,10 +160,12 @@ class Export:
             yield from ((name, kind) for _, name in rule.names(ours[0]))
 
     def _write_weights(self, folder: Path) -> None:
+        sizes = {name: kind.bytes for name, kind in self.types.items()}
+        files = place_tensors(sizes, MOST_SHARD_BYTES)
         with contextlib.ExitStack() as stack:
             writers: dict[str, TensorWriter] = {}
-            files = _shards(self.types)
-            for file, types in files.items():
+            for file, names in files.items():
+                types = {name: self.types[name] for name in names}
                 writer = stack.enter_context(TensorWriter(folder / file, types, {"format": "pt"}))
                 writers |= dict.fromkeys(types, writer)
             progress = tqdm(total=len(self.types), unit=" tensors", disable=None)
@@ -173,11 +174,7 @@ class Export:
                     writers[name].write(name, tensor)
                     progress.update()
             progress.close()
-        if len(files) > 1:
-            total = sum(kind.bytes for kind in self.types.values())
-            places = {name: file for file, types in files.items() for name in types}
-            index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))}
-            _write_json(folder / INDEX_FILE, index)
+        write_index(folder, files, sizes)
 
     def _tensors(self, rule: Rule) -> Iterator[tuple[str, np.ndarray]]:
         """Every tensor of a rule, as its bits."""
@@ -238,25 +235,6 @@ def imported_folder(weights: Weights) -> Path | None:
         if (folder / CONFIG_FILE).is_file() and (folder / WEIGHTS_FILE).is_file():
             return folder
     return None
-
-
-def _shards(types: dict[str, TensorType]) -> dict[str, dict[str, TensorType]]:
-    """The tensors of each file, none of which is larger than it may be unless for one tensor."""
-    shards: list[dict[str, TensorType]] = [{}]
-    size = 0
-    for name, kind in types.items():
-        if shards[-1] and size + kind.bytes > MOST_SHARD_BYTES:
-            shards.append({})
-            size = 0
-        shards[-1][name] = kind
-        size += kind.bytes
-    if len(shards) == 1:
-        return {WEIGHTS_FILE: shards[0]}
-    count = len(shards)
-    return {
-        f"model-{number:05d}-of-{count:05d}.safetensors": shard
-        for number, shard in enumerate(shards, 1)
-    }
 
 
 def _write_json(path: Path, values: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 import hub
 from atomic_folder import created
-from checkpoint import TOKENIZER_FILE, WEIGHTS_FILE
+from checkpoint import TOKENIZER_FILE
 from config import MODEL_FILE
 from errors import UserError
 from model_config import ModelConfig
@@ -26,6 +26,7 @@ from published.tensor_match import Match, match
 from published.tensors import Parameter, Rule, parameters, used
 from run_folder import RUNS, RunFolder
 from weights_file import Origin, WeightsHeader
+from weights_index import WEIGHTS_FILE
 
 GENERATION_FILE = "generation_config.json"
 TOKENIZER_FILES = (

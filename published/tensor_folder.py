@@ -1,6 +1,5 @@
 """The tensors of a published model: one file, or shards with an index."""
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -8,12 +7,11 @@ from typing import NamedTuple
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-import strict_json
 from errors import UserError
 from published.tensor_file import CODES, TensorType, bits
 from published.torch_file import torch_bits, torch_types
+from weights_index import INDEX_FILE, WEIGHTS_FILE, read_index
 
-WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 _DTYPES = {code: dtype for dtype, code in CODES.items()}
 
 
@@ -87,18 +85,6 @@ def _find(folder: Path) -> tuple[_Format, dict[str, Path]]:
         if (folder / kind.single).is_file():
             return kind, {"": folder / kind.single}
         if (folder / kind.index_file).is_file():
-            files = _read_index(folder / kind.index_file)
+            files = read_index(folder / kind.index_file)
             return kind, files | {"": next(iter(files.values()))}
     raise UserError(f"{folder}: no weights there; needs {WEIGHTS_FILE} or {INDEX_FILE}")
-
-
-def _read_index(path: Path) -> dict[str, Path]:
-    """The file of each tensor; raises UserError where the index is damaged."""
-    try:
-        names = json.loads(strict_json.read_text(path))["weight_map"]
-        files = {str(name): path.parent / Path(file).name for name, file in names.items()}
-    except (json.JSONDecodeError, TypeError, KeyError, AttributeError):
-        files = {}
-    if not files:
-        raise UserError(f"{path}: damaged; it must have a weight_map")
-    return files

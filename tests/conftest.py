@@ -15,6 +15,9 @@ jax.config.update("jax_num_cpu_devices", 4)
 runtime.cache_compiled_code()
 assert jax.device_count() == 4
 
+ONE_FILE = 2**40
+"""A limit that no tiny model's weights reach."""
+
 
 def model_config(**changes: object) -> ModelConfig:
     """A tiny GPT-2, with keys changed."""

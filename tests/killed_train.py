@@ -37,8 +37,8 @@ def wrap(owner: Any, name: str, before: Callable[..., None], count: int) -> None
     setattr(owner, name, counted)
 
 
-def tear_weights(path: Path, *_: Any) -> None:
-    path.write_bytes(b"\x40" * 100)
+def tear_weights(folder: Path, *_: Any) -> None:
+    (folder / "model-00001-of-00009.safetensors").write_bytes(b"\x40" * 100)
     die()
 
 
@@ -60,7 +60,7 @@ def die_at_the_last_step(folder: Path) -> None:
 
 
 def delete_half_then_die(path: Path) -> None:
-    (Path(path) / "model.safetensors").unlink()
+    next(Path(path).glob("model*.safetensors")).unlink()
     die()
 
 
@@ -72,6 +72,7 @@ MOMENTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "in validation": (trainer, "mean_loss", lambda *_: die()),
     "before the weights are written": (weights_file, "write_weights", lambda *_: die()),
     "within the weights": (weights_file, "write_weights", tear_weights),
+    "between the shards and their index": (weights_file, "write_index", lambda *_: die()),
     "before meta.json": (checkpoint, "seal", lambda *_: die()),
     "between write and rename": (checkpoint, "seal", seal_then_die),
     "between rename and links": (checkpointing, "relink", lambda *_: die()),

@@ -33,6 +33,7 @@ from state import create_model_and_optimizer, named_arrays
 from weights_file import Weights
 
 CONFIG = RunConfig(model_config(), train_config(keep_checkpoints=2))
+SHARDED = CONFIG._replace(train=train_config(keep_checkpoints=2, max_weights_file_bytes=3_000))
 
 
 def meta(step: int, loss: float | None = None) -> CheckpointMeta:
@@ -59,25 +60,46 @@ def state() -> tuple[GPT, MultiSteps]:
     return create_model_and_optimizer(CONFIG, 100, create_mesh((1, 1)))
 
 
-def save(folder: Path, state: tuple[GPT, MultiSteps], *metas: CheckpointMeta) -> Path:
-    with Saver(folder, CONFIG, None, after=lambda: None) as saver:
+def save(
+    folder: Path, state: tuple[GPT, MultiSteps], *metas: CheckpointMeta, config: RunConfig = CONFIG
+) -> Path:
+    with Saver(folder, config, None, after=lambda: None) as saver:
         for one in metas:
             saver.save(*state, one)
     return folder
 
 
+@pytest.fixture(params=[CONFIG, SHARDED], ids=["one file", "shards"])
+def config(request: pytest.FixtureRequest) -> RunConfig:
+    found: RunConfig = request.param
+    return found
+
+
 @pytest.fixture
-def folder(tmp_path: Path, state: tuple[GPT, MultiSteps]) -> Path:
+def folder(tmp_path: Path, state: tuple[GPT, MultiSteps], config: RunConfig) -> Path:
     """Five checkpoints saved, of which the last two and the best stay."""
     losses = [3.0, 1.0, 2.0, 2.0]
     metas = [meta(step, loss) for step, loss in enumerate(losses)]
-    return save(tmp_path / "checkpoints", state, *metas, meta(4))
+    return save(tmp_path / "checkpoints", state, *metas, meta(4), config=config)
 
 
 def test_the_last_and_the_best_stay(folder: Path) -> None:
     assert [c.step for c in list_checkpoints(folder)] == [1, 3, 4]
     assert read_checkpoint(folder / "best").step == 1
     assert read_checkpoint(folder / "latest").step == 4
+
+
+def test_weights_above_the_limit_are_in_shards(folder: Path, config: RunConfig) -> None:
+    (best,) = [c.folder for c in list_checkpoints(folder) if c.step == 1]
+    files = {path.name for path in best.glob("model*")}
+    checksums = list_checkpoints(folder)[0].meta.checksums
+    assert files == {name for name in checksums if name.startswith("model")}
+    if config == CONFIG:
+        assert files == {"model.safetensors"}
+    else:
+        assert "model.safetensors.index.json" in files
+        assert len(files) > 3
+        assert "model.safetensors" not in files
 
 
 def test_links_are_relative_so_the_folder_can_be_moved(folder: Path, tmp_path: Path) -> None:
@@ -98,7 +120,7 @@ def test_restored_state_is_bit_equal(folder: Path, state: tuple[GPT, MultiSteps]
             assert np.asarray(found[name]).tobytes() == np.asarray(array).tobytes(), name
 
 
-@pytest.mark.parametrize("path", ["latest", "latest/model.safetensors", "."])
+@pytest.mark.parametrize("path", ["latest", "best/model.safetensors", "."])
 def test_a_model_is_loaded_from_its_weights_alone(
     path: str, folder: Path, state: tuple[GPT, MultiSteps]
 ) -> None:
@@ -198,9 +220,9 @@ def test_weights_that_do_not_fit_are_named(folder: Path) -> None:
     ]
 
 
-def test_the_header_describes_the_model(folder: Path) -> None:
+def test_the_header_describes_the_model(folder: Path, config: RunConfig) -> None:
     weights = Weights(find_weights(folder.parent))
-    assert weights.header[:3] == (*CONFIG, "gpt2")
+    assert weights.header[:3] == (*config, "gpt2")
 
 
 def test_meta_of_another_version_is_refused_by_name() -> None:

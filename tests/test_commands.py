@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import model_config, train_config
+from conftest import ONE_FILE, model_config, train_config
 from safetensors.numpy import save_file
 from tiny_run import ROOT, make_dataset, make_run
 
@@ -17,6 +17,8 @@ from tokenization import train_tokenizer
 from weights_file import Weights, WeightsHeader, write_weights
 
 BYTES = 257
+IN_SHARDS = 300_000
+"""A limit above one of the byte model's two matrices and below both."""
 PROMPT = "Every effort moves you"
 
 
@@ -36,14 +38,17 @@ def byte_model(folder: Path, head_scale: float, **train: object) -> Path:
         "token_embedding.embedding": np.eye(BYTES, dtype=np.float32),
         "head.kernel": head_scale * np.eye(BYTES, dtype=np.float32),
     }
-    path = folder / "model.safetensors"
-    write_weights(path, weights, WeightsHeader(*config, tokenizer="bytes"))
+    header = WeightsHeader(*config, tokenizer="bytes")
+    write_weights(folder, weights, header, config.train.max_weights_file_bytes)
     train_tokenizer([], BYTES).save(folder / "tokenizer.json")
-    return path
+    return folder / "model.safetensors"
 
 
-def test_the_a_to_a_smoke_test_sees_a_perfect_copy(tmp_path: Path) -> None:
-    result = run("smoke_tests/test_a_to_a.py", byte_model(tmp_path, 9.0))
+@pytest.mark.parametrize("limit", [ONE_FILE, IN_SHARDS])
+def test_the_a_to_a_smoke_test_sees_a_perfect_copy(limit: int, tmp_path: Path) -> None:
+    model = byte_model(tmp_path, 9.0, max_weights_file_bytes=limit)
+    assert model.is_file() == (limit == ONE_FILE)
+    result = run("smoke_tests/test_a_to_a.py", model)
     assert result.returncode == 0, result.stderr
     given, _, returned = result.stdout.partition("\nOutput:\n")
     assert given.startswith("Input:\nIt is an ancient Mariner,\n")
@@ -62,7 +67,8 @@ def test_the_generation_smoke_test_continues_the_prompt(tmp_path: Path) -> None:
     assert result.stdout == f"{PROMPT}{'u' * 20}\n"
 
 
-def test_evaluate_prints_loss_perplexity_and_bits_per_byte(tmp_path: Path) -> None:
+@pytest.mark.parametrize("limit", [ONE_FILE, IN_SHARDS])
+def test_evaluate_prints_loss_perplexity_and_bits_per_byte(limit: int, tmp_path: Path) -> None:
     dataset = tmp_path / "datasets" / "bytes"
     dataset.mkdir(parents=True)
     tokenizer = train_tokenizer([], BYTES)
@@ -70,7 +76,8 @@ def test_evaluate_prints_loss_perplexity_and_bits_per_byte(tmp_path: Path) -> No
     tokens = np.array(tokenizer.encode("é" * 200), np.uint16)
     for split in ("train", "validation"):
         save_file({"tokens": tokens}, dataset / f"{split}.safetensors")
-    result = run("evaluate.py", byte_model(tmp_path, 0.0), "--datasets-dir", tmp_path / "datasets")
+    model = byte_model(tmp_path, 0.0, max_weights_file_bytes=limit)
+    result = run("evaluate.py", model, "--datasets-dir", tmp_path / "datasets")
     assert result.returncode == 0, result.stderr
     figures = [line.split() for line in result.stdout.splitlines()]
     assert figures[0][1:] == ["bytes:", "160", "validation", "tokens"]
@@ -83,7 +90,7 @@ def test_evaluate_takes_weights_that_were_not_trained_here(tmp_path: Path) -> No
     path = byte_model(tmp_path, 0.0)
     weights = Weights(path)
     arrays = {name: weights.array(name) for name in weights.names()}
-    write_weights(path, arrays, weights.header._replace(train=None))
+    write_weights(tmp_path, arrays, weights.header._replace(train=None), ONE_FILE)
     result = run("evaluate.py", path)
     assert result.returncode == 2
     assert "has not been trained yet, so name a --dataset" in result.stderr

@@ -7,6 +7,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from conftest import ONE_FILE
 from published_models import MODELS, NAMES, Arrays, arrays, assert_same, copy
 
 from atomic_folder import created
@@ -57,7 +58,7 @@ def trained(folder: Path, weights: Arrays, header: WeightsHeader, tokenizer: boo
     """A checkpoint as training leaves it, as far as an export looks at it."""
     checkpoint = folder / "checkpoints" / "20260101Z000000-step-000001"
     checkpoint.mkdir(parents=True)
-    write_weights(checkpoint / "model.safetensors", weights, header)
+    write_weights(checkpoint, weights, header, ONE_FILE)
     if tokenizer:
         train_tokenizer(["to be or not to be"], 270).save(checkpoint / "tokenizer.json")
     return checkpoint
@@ -166,6 +167,20 @@ def test_large_models_are_written_in_shards(
     assert_same(
         arrays(imported("", tmp_path / "again", tmp_path / "out").imported), arrays(run.imported)
     )
+
+
+def test_a_checkpoint_in_shards_is_written_as_one_file_is(tmp_path: Path) -> None:
+    run = imported("llama-sharded", tmp_path / "run")
+    start = Weights(run.imported / "model.safetensors")
+    masters = {name: start.array(name).astype(np.float32) for name in start.names()}
+    header = start.header._replace(train=train_settings(start_from="imported"))
+    checkpoint = trained(run.path, masters, header)
+    (checkpoint / "model.safetensors").unlink()
+    write_weights(checkpoint, masters, header, 20_000)
+    assert len(list(checkpoint.glob("model-*.safetensors"))) > 2
+    assert exported(checkpoint / "model.safetensors", tmp_path / "out") == []
+    assert_same(arrays(tmp_path / "out"), arrays(MODELS / "llama-sharded"))
+    assert config_of(tmp_path / "out") == config_of(MODELS / "llama-sharded")
 
 
 # The family of a model made here
@@ -285,7 +300,7 @@ def test_imported_tokenizers_come_back_unless_another_was_trained_with(tmp_path:
     assert described["model_max_length"] == 96
     (checkpoint / "tokenizer.json").unlink()
     header = header._replace(tokenizer="./nowhere")
-    write_weights(checkpoint / "model.safetensors", masters, header)
+    write_weights(checkpoint, masters, header, ONE_FILE)
     [note] = exported(checkpoint, tmp_path / "third")
     assert note.startswith("written with the tokenizer that was imported, for want of another")
     assert json.loads((tmp_path / "third/tokenizer_config.json").read_text()) == {
@@ -297,7 +312,7 @@ def test_a_checkpoint_that_lacks_a_tensor(tmp_path: Path) -> None:
     checkpoint, weights = from_scratch(tmp_path / "run")
     header = Weights(checkpoint / "model.safetensors").header
     del weights["final_norm.scale"]
-    write_weights(checkpoint / "model.safetensors", weights, header)
+    write_weights(checkpoint, weights, header, ONE_FILE)
     with pytest.raises(UserError, match=r"tensor final_norm.scale: missing"):
         Export(str(checkpoint))
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import model_config, train_config
+from conftest import ONE_FILE, model_config, train_config
 from flax import nnx
 from test_launch import StoppedEarly, crash_after, files, go, refusal
 from tiny_run import (
@@ -21,6 +21,7 @@ from tiny_run import (
     make_run,
 )
 
+import config
 import metrics
 from checkpointing import load_model
 from dataset_folder import VALIDATION
@@ -28,6 +29,7 @@ from lora import MergedWeights, add_low_rank
 from model import GPT
 from model_config import ModelConfig
 from run_folder import RunFolder
+from starting_point import starting_point
 from state import named_arrays
 from tokenization import train_tokenizer
 from weights_file import Origin, Weights, WeightsHeader, write_weights
@@ -60,7 +62,7 @@ def imported_run(folder: Path, **train: Any) -> RunFolder:
         name: np.asarray(array.astype(jnp.bfloat16)) for name, array in named_arrays(model).items()
     }
     header = WeightsHeader(CONFIG, None, "gpt2", ORIGIN)
-    write_weights(run.imported / "model.safetensors", weights, header)
+    write_weights(run.imported, weights, header, ONE_FILE)
     return run
 
 
@@ -122,9 +124,13 @@ def test_a_fresh_start_begins_with_the_imported_weights_again(
     assert len(list(run.aside.glob("*/checkpoints/*-step-*"))) == 2
 
 
-def test_another_run_can_be_what_to_start_from(datasets_dir: Path, tmp_path: Path) -> None:
-    first = imported_run(tmp_path / "first", lora=LORA)
+@pytest.mark.parametrize("limit", [ONE_FILE, 10_000])
+def test_another_run_can_be_what_to_start_from(
+    limit: int, datasets_dir: Path, tmp_path: Path
+) -> None:
+    first = imported_run(tmp_path / "first", lora=LORA, max_weights_file_bytes=limit)
     assert go(first, datasets_dir) == 0
+    assert (first.checkpoints / "best/model.safetensors").exists() == (limit == ONE_FILE)
     second = make_run(tmp_path / "second", drop_rate=0.0, start_from=str(first.path))
     assert go(second, datasets_dir) == 0
     best = load_model(first.path)
@@ -223,10 +229,9 @@ def test_weights_with_a_tensor_too_few_are_refused_before_anything_moves(
 ) -> None:
     run = imported_run(tmp_path / "run", min_train_tokens=2 * 128)
     assert go(run, datasets_dir) == 0
-    path = run.imported / "model.safetensors"
-    whole = Weights(path)
+    whole = Weights(run.imported / "model.safetensors")
     kept = {name: whole.array(name) for name in whole.names() - {"head.kernel"}}
-    write_weights(path, kept, whole.header)
+    write_weights(run.imported, kept, whole.header, ONE_FILE)
     assert "tensor head.kernel: missing" in refusal(run, datasets_dir, fresh=True)
 
 
@@ -235,6 +240,17 @@ def test_imported_weights_are_never_passed_over_in_silence(
 ) -> None:
     run = imported_run(tmp_path / "run", start_from=None)
     assert "start_from: absent, but" in refusal(run, datasets_dir)
+
+
+def test_imported_weights_may_be_in_shards(tmp_path: Path) -> None:
+    run = imported_run(tmp_path / "run")
+    whole = Weights(run.imported / "model.safetensors")
+    arrays = {name: whole.array(name) for name in whole.names()}
+    (run.imported / "model.safetensors").unlink()
+    write_weights(run.imported, arrays, whole.header, 10_000)
+    found = starting_point(run, config.load_run(run.path))
+    assert found is not None
+    assert found.path == run.imported / "model.safetensors.index.json"
 
 
 def test_nothing_imported_is_told(datasets_dir: Path, tmp_path: Path) -> None:
@@ -256,8 +272,10 @@ def test_a_shorter_sequence_than_the_context_trains(datasets_dir: Path, tmp_path
     assert metrics.read(run.metrics)[-1].tokens_seen == 4 * 8 * 8
 
 
-def test_merging_is_exact_in_float32(tmp_path: Path, key: jax.Array) -> None:
-    """The merged model's logits are those of the model with its low-rank additions."""
+@pytest.mark.parametrize("limit", [ONE_FILE, 1])
+def test_merging_is_exact_in_float32(limit: int, tmp_path: Path, key: jax.Array) -> None:
+    """The merged model's logits are those of the model with its low-rank additions, also where
+    every tensor is in a file of its own."""
     config = model_config(feed_forward="swiglu", n_kv_heads=1)
     targets = ["query", "key", "value", "output", "gate", "up", "down"]
     lora = {"rank": 2, "alpha": 3.0, "targets": targets}
@@ -277,7 +295,6 @@ def test_merging_is_exact_in_float32(tmp_path: Path, key: jax.Array) -> None:
     expected = model(tokens_BS)
     assert float(jnp.abs(expected - before).max()) > 0.1
     weights = {name: np.asarray(array) for name, array in named_arrays(model).items()}
-    path = tmp_path / "model.safetensors"
-    write_weights(path, weights, WeightsHeader(config, train, "gpt2"))
+    write_weights(tmp_path, weights, WeightsHeader(config, train, "gpt2"), limit)
     # rounding, which the norms enlarge, gives 1e-5; a wrong scale or sum gives more than 0.01
-    np.testing.assert_allclose(load_model(path)(tokens_BS), expected, rtol=0, atol=1e-4)
+    np.testing.assert_allclose(load_model(tmp_path)(tokens_BS), expected, rtol=0, atol=1e-4)

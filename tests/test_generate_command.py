@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
-from conftest import model_config, train_config
-from test_commands import BYTES, byte_model
+from conftest import ONE_FILE, model_config, train_config
+from test_commands import BYTES, IN_SHARDS, byte_model
 
 import generate
 from config import RunConfig
@@ -49,10 +49,9 @@ def counter(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "token_embedding.embedding": np.eye(BYTES, dtype=np.float32),
         "head.kernel": np.eye(BYTES, dtype=np.float32)[follower],
     }
-    path = folder / "model.safetensors"
-    write_weights(path, weights, WeightsHeader(*config, tokenizer="bytes"))
+    write_weights(folder, weights, WeightsHeader(*config, tokenizer="bytes"), ONE_FILE)
     tokenizer.save(folder / "tokenizer.json")
-    return path
+    return folder / "model.safetensors"
 
 
 def run(*arguments: object) -> Result:
@@ -66,6 +65,16 @@ def test_one_prompt_is_continued(copier: Path) -> None:
     assert outgrown.startswith("texts may outgrow the model's context of 8 tokens")
     assert timed.startswith("12 tokens in ")
     assert timed.endswith(f"by {copier}")
+
+
+def test_weights_in_shards_are_named_as_one_file_is(tmp_path: Path) -> None:
+    path = byte_model(tmp_path, 50.0, max_weights_file_bytes=IN_SHARDS)
+    assert not path.exists()
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": []}')
+    for place in (path, tmp_path, tmp_path / "model.safetensors.index.json"):
+        result = run(place, "Well", "--new-tokens", 4)
+        assert result.stdout == "Wellllll\n"
+        assert result.stderr.endswith("model.safetensors.index.json\n")
 
 
 def test_a_text_ends_where_the_model_ends_it(counter: Path) -> None:

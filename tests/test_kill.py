@@ -8,12 +8,21 @@ import time
 from pathlib import Path
 
 from killed_train import AT_THE_END, MOMENTS
-from tiny_run import ROOT, assert_same_outcome, command, make_dataset, make_run, train
+from tiny_run import (
+    ROOT,
+    assert_same_outcome,
+    command,
+    last_checkpoint,
+    make_dataset,
+    make_run,
+    train,
+)
 
 from run_folder import RunFolder
 
 RANDOM_KILLS = 9
 LONGER = {"epochs": 60, "shuffle": True, "checkpoint_interval": 20}
+SHARDED = {"max_weights_file_bytes": 30_000}
 
 
 def test_kills_change_nothing(tmp_path: Path) -> None:
@@ -22,7 +31,7 @@ def test_kills_change_nothing(tmp_path: Path) -> None:
     straight = make_run(tmp_path / "straight", **LONGER)
     assert train(straight, datasets_dir).returncode == 0
 
-    killed = make_run(tmp_path / "killed", **LONGER)
+    killed = make_run(tmp_path / "killed", **LONGER, **SHARDED)
     rng = random.Random(0)
     plan = [*(m for m in MOMENTS if m != AT_THE_END), *["at random"] * RANDOM_KILLS]
     rng.shuffle(plan)
@@ -36,6 +45,7 @@ def test_kills_change_nothing(tmp_path: Path) -> None:
     assert finished.returncode == 0, finished.stderr
     assert "Traceback" not in finished.stderr
     assert_same_outcome(killed, straight)
+    assert len(list(last_checkpoint(killed).folder.glob("model-*.safetensors"))) > 2
     assert [path.name for path in killed.checkpoints.glob(".*")] == []
     for link in ("best", "latest"):
         assert step_of(killed, link) == step_of(straight, link)

@@ -251,6 +251,21 @@ def test_what_may_change_between_starts(
         assert one[name] == pytest.approx(array, rel=1e-3, abs=1e-5), name
 
 
+def test_weights_may_come_to_stand_in_more_files_or_fewer(
+    copy: RunFolder, finished: RunFolder, datasets_dir: Path
+) -> None:
+    def go_on_from(step: int, limit: int) -> None:
+        change(copy, max_weights_file_bytes=limit)
+        assert go(copy, datasets_dir, rewind_to=f"-step-{step:06d}") == 0
+        assert_same_outcome(copy, finished)
+
+    go_on_from(15, limit=20_000)
+    for saved in list_checkpoints(copy.checkpoints)[-2:]:
+        assert len(list(saved.folder.glob("model-*.safetensors"))) == 5
+    go_on_from(20, limit=5_000_000_000)
+    assert (last_checkpoint(copy).folder / "model.safetensors").is_file()
+
+
 @pytest.mark.parametrize(
     ("file", "key", "value", "hint"),
     [
