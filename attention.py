@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
+import shard
 from layers import NO_DROPOUT, Dropout, Linear, initializer, make_norm, normed
 from model_config import LayerKind, ModelConfig
 from rotary import Rotary, rotary_for
@@ -53,7 +54,8 @@ class Attention(nnx.Module):
         keys = jax.random.split(key, 4)
         width, head = {"emb": config.emb_dim}, {"head_dim": config.head_width}
         heads = {"heads": config.n_heads or 1} | head
-        kv_heads = {"kv_heads": config.n_kv_heads or config.n_heads or 1} | head
+        self.n_kv_heads = config.n_kv_heads or config.n_heads or 1
+        kv_heads = {"kv_heads": self.n_kv_heads} | head
         init = functools.partial(initializer, config)
         self.query = Linear(width, heads, init(), keys[0], config.qkv_bias)
         self.key = Linear(width, kv_heads, init(), keys[1], config.qkv_bias)
@@ -77,18 +79,31 @@ class Attention(nnx.Module):
         Returns:
             y_BSD, and the cache with the tokens at hand in it.
         """
+        x_BSD = shard.apart(x_BSD, shard.TENSOR)
         query_BSNH = normed(self.query_norm, self.query(x_BSD))
-        key_BTKH = normed(self.key_norm, self.key(x_BSD))
-        value_BTKH = self.value(x_BSD)
+        key_BTKH = self._shared(normed(self.key_norm, self.key(x_BSD)))
+        value_BTKH = self._shared(self.value(x_BSD))
         if view.rotary is not None:
             query_BSNH, key_BTKH = view.rotary(query_BSNH), view.rotary(key_BTKH)
         if cache is not None:
             cache = cache.put(key_BTKH, value_BTKH, jnp.asarray(view.first_slot))
             key_BTKH, value_BTKH = cache.held()
+        heads = query_BSNH.shape[-2]
+        first_head = shard.number(shard.TENSOR) * heads
+        dropout = dropout.by_head(first_head + jnp.arange(heads))
         y_BSNH = attention(
             query_BSNH, key_BTKH, value_BTKH, view.mask, dropout, self.scale, self.soft_cap
         )
         return self.output(y_BSNH), cache
+
+    def _shared(self, key_BTKH: Array) -> Array:
+        """The keys, or values, of this device's query heads. Where there are fewer heads of them
+        than devices along the tensor axis, every device has all of them and picks one."""
+        parts = shard.count(shard.TENSOR)
+        if self.n_kv_heads % parts == 0:
+            return key_BTKH
+        own = shard.number(shard.TENSOR) * self.n_kv_heads // parts
+        return jax.lax.dynamic_slice_in_dim(key_BTKH, own, 1, axis=-2)
 
 
 def attention(
@@ -108,7 +123,7 @@ def attention(
         key, value: key_BTKH and value_BTKH, or without B; each key head serves N ÷ K query heads
             that stand together.
         mask: true where a query may attend to a key; any shape that broadcasts to BNST.
-        dropout: applied to the attention weights.
+        dropout: applied to the attention weights, with a key for each element of their first axes.
         scale: 1 ÷ √H where None.
         soft_cap: scores are kept within ± this; None for no cap.
 

@@ -22,7 +22,7 @@ from disk import sync_to_disk
 from errors import UserError
 from model_config import ModelConfig
 from strict_json import StrictModel, read_text
-from train_config import TrainConfig
+from train_config import ShardingConfig, TrainConfig
 from weights_file import Weights
 from weights_index import WEIGHTS_FILE
 
@@ -50,8 +50,8 @@ class CheckpointMeta(StrictModel):
     datasets: dict[str, dict[str, str]]
     """For each dataset, the sha256 of each split's file."""
     tokenizer: str
-    data_devices: int
-    """Devices that shared each microbatch."""
+    sharding: ShardingConfig
+    """How devices shared the work."""
     created: str
     """UTC, ISO 8601."""
     versions: dict[str, str]

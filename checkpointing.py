@@ -18,6 +18,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 import checkpoint
+import hosts
 import tokenization
 import weights_file
 from checkpoint import Checkpoint, CheckpointMeta, read_checkpoint
@@ -29,7 +30,6 @@ from lora import LOW_RANK_NAMES, MergedWeights
 from model import GPT
 from optimizer import MultiSteps
 from run_folder import RUNS, known_runs
-from sharding import create_mesh
 from state import AbstractModel, AbstractState, named_arrays
 from tokenization import Tokenizer
 from weights_file import Weights, WeightsHeader
@@ -103,7 +103,8 @@ def clean_up(folder: Path) -> None:
 
 
 class Saver:
-    """Writes checkpoints behind the running loop, one at a time.
+    """Writes checkpoints behind the running loop, one at a time. Every process writes its part of
+    the optimizer's state; the first writes the rest, and makes the checkpoint whole.
 
     Args:
         folder: the run's `checkpoints/`.
@@ -146,16 +147,18 @@ class Saver:
         from orbax.checkpoint import v1 as ocp
 
         self.wait()
-        self._folder.mkdir(exist_ok=True)
-        sync_to_disk(self._folder.parent)
-        unfinished = self._folder / (UNFINISHED + checkpoint_name(meta.global_step))
-        unfinished.mkdir()
+        vocab_size = self._config.model.vocab_size
+        unfinished = self._folder / hosts.said_by_first(lambda: self._begin(meta.global_step))
         optimizer_saved = ocp.save_async(
-            unfinished.resolve() / checkpoint.OPTIMIZER_FOLDER, named_arrays(optimizer)
+            unfinished.resolve() / checkpoint.OPTIMIZER_FOLDER,
+            named_arrays(optimizer, vocab_size),
         )
-        weights = {name: np.array(array) for name, array in named_arrays(model).items()}
-        self._writing = self._worker.submit(
-            self._finish, unfinished, optimizer_saved, weights, meta
+        arrays = named_arrays(model, vocab_size)
+        weights = {name: hosts.whole(array) for name, array in arrays.items()}
+        self._writing = (
+            self._worker.submit(self._finish, unfinished, optimizer_saved, weights, meta)
+            if hosts.is_first()
+            else self._worker.submit(optimizer_saved.result)
         )
 
     def raise_failure(self) -> None:
@@ -168,6 +171,14 @@ class Saver:
         if self._writing is not None:
             self._writing.result()
             self._writing = None
+
+    def _begin(self, step: int) -> str:
+        """Make the folder of a checkpoint of this step; returns its name."""
+        self._folder.mkdir(exist_ok=True)
+        sync_to_disk(self._folder.parent)
+        name = UNFINISHED + checkpoint_name(step)
+        (self._folder / name).mkdir()
+        return name
 
     def _finish(
         self, unfinished: Path, optimizer_saved: Any, weights: dict[str, Any], meta: CheckpointMeta
@@ -210,8 +221,11 @@ def restore(
     from orbax.checkpoint import v1 as ocp
 
     abstract = AbstractState(config, total_steps, mesh)
-    weights = _place(saved.weights, abstract.weights, abstract.trained)
-    optimizer = ocp.load(saved.folder.resolve() / checkpoint.OPTIMIZER_FOLDER, abstract.optimizer)
+    weights = _place(saved.weights, abstract, abstract.trained)
+    loading = ocp.options.ArrayOptions.Loading(enable_padding_and_truncation=True)
+    with ocp.Context(array_options=ocp.options.ArrayOptions(loading=loading)):
+        folder = saved.folder.resolve() / checkpoint.OPTIMIZER_FOLDER
+        optimizer = ocp.load(folder, abstract.optimizer)
     return abstract.fill(weights, optimizer)
 
 
@@ -227,8 +241,8 @@ def load_model(path: Path | str) -> GPT:
         UserError: nothing there that can be loaded.
     """
     weights = MergedWeights(find_weights(path))
-    abstract = AbstractModel(weights.header.model, create_mesh((1, 1)))
-    return abstract.fill(_place(weights, abstract.weights))
+    abstract = AbstractModel(weights.header.model)
+    return abstract.fill(_place(weights, abstract))
 
 
 def starting_weights(
@@ -239,8 +253,7 @@ def starting_weights(
     if weights is None:
         return {}
     abstract = AbstractState(config, total_steps, mesh)
-    loaded = {n: leaf for n, leaf in abstract.weights.items() if not n.endswith(LOW_RANK_NAMES)}
-    return _place(weights, loaded, abstract.trained)
+    return _place(weights, abstract, abstract.trained, but=LOW_RANK_NAMES)
 
 
 def load_tokenizer(path: Path | str, datasets_dir: Path | None = None) -> Tokenizer:
@@ -283,18 +296,25 @@ def find_weights(path: Path | str) -> Path:
 
 
 def _place(
-    weights: Weights, abstract: dict[str, jax.ShapeDtypeStruct], cast: Collection[str] = ()
+    weights: Weights,
+    abstract: AbstractModel | AbstractState,
+    cast: Collection[str] = (),
+    but: tuple[str, ...] = (),
 ) -> dict[str, jax.Array]:
     """Each parameter onto its devices, one after the other; those named in `cast` in the type that
-    they have in the abstract, the others in the one they were saved in."""
-    weights.refuse_other_than({name: leaf.shape for name, leaf in abstract.items()})
+    they have in the abstract, the others in the one they were saved in; without those whose name
+    ends as one in `but`."""
+    names = [name for name in abstract.weights if not name.endswith(but)]
+    weights.refuse_other_than({name: abstract.shapes[name] for name in names})
 
     def place(name: str, leaf: jax.ShapeDtypeStruct) -> jax.Array:
         array = weights.array(name)
         array = array.astype(leaf.dtype, copy=False) if name in cast else array
-        return jax.device_put(array, leaf.sharding)
+        padding = [(0, size - has) for size, has in zip(leaf.shape, array.shape, strict=True)]
+        array = np.pad(array, padding) if leaf.shape != array.shape else array
+        return jax.make_array_from_callback(leaf.shape, leaf.sharding, lambda at: array[at])
 
-    return {name: place(name, leaf) for name, leaf in abstract.items()}
+    return {name: place(name, abstract.weights[name]) for name in names}
 
 
 def _point(link: Path, target: str) -> None:

@@ -7,6 +7,7 @@ takes A·B sequences, in the order of the file or of the mixture, or shuffled wi
 Axes: A microbatches of a step, B sequences of a microbatch, S tokens of a sequence, P pairs.
 """
 
+import functools
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import Any, NamedTuple, Protocol, Self
@@ -21,6 +22,9 @@ from train_config import TrainConfig
 
 IGNORED = -1
 """A target that does not count in the loss."""
+Rows = slice | np.ndarray
+"""Some of a microbatch's sequences: all, or those of the numbers in an array."""
+ALL_ROWS = slice(None)
 _READ_AHEAD_STEPS = 4
 _READ_AHEAD_THREADS = 2
 _MOST_UNEQUAL_WEIGHTS = 1e6
@@ -44,7 +48,7 @@ class ValidationBatch(NamedTuple):
     targets_BS: np.ndarray
     """int32; `IGNORED` where none counts"""
     real_rows: int
-    """How many rows count; those after them only fill the batch."""
+    """How many rows of the whole batch count; those after them only fill it."""
 
 
 class _Sequences(Protocol):
@@ -124,23 +128,29 @@ class TrainingData:
         )
         self.total_steps = self.steps_per_epoch * config.epochs
         order = _order(self.steps_per_epoch * config.sequences_per_step, config)
-        self._steps = order.batch(config.sequences_per_step, batch_fn=list).map(self._read)
+        self._steps = order.batch(config.sequences_per_step, batch_fn=np.array)
 
-    def batch(self, step: int) -> Batch:
+    def batch(self, step: int, rows: Rows = ALL_ROWS) -> Batch:
         """The batch of a step, counted from 0; raises IndexError beyond the last."""
         if not 0 <= step < self.total_steps:
             raise IndexError(f"step {step} is not among the {self.total_steps}")
-        batch: Batch = self._steps[step]
-        return batch
+        return self._read(self._steps[step], rows)
 
-    def batches(self, first_step: int = 0) -> Iterator[Batch]:
-        """The batches from a step to the last, read ahead by threads."""
+    def batches(self, first_step: int = 0, rows: Rows = ALL_ROWS) -> Iterator[Batch]:
+        """The batches from a step to the last, read ahead by threads.
+
+        Args:
+            rows: sequences of each microbatch that are wanted here; the others are not read.
+        """
         if first_step < self.total_steps:
-            yield from _read_ahead(self._steps[first_step:])
+            read = functools.partial(self._read, rows=rows)
+            yield from _read_ahead(self._steps[first_step:].map(read))
 
-    def _read(self, indices: list[int]) -> Batch:
-        inputs, targets = _gather(self._sequences, indices)
-        return Batch(inputs.reshape(*self._shape, -1), targets.reshape(*self._shape, -1))
+    def _read(self, indices: np.ndarray, rows: Rows) -> Batch:
+        indices_AB = indices.reshape(self._shape)[:, rows]
+        inputs, targets = _gather(self._sequences, indices_AB.ravel().tolist())
+        shape = (*indices_AB.shape, -1)
+        return Batch(inputs.reshape(shape), targets.reshape(shape))
 
 
 class ValidationData:
@@ -150,7 +160,7 @@ class ValidationData:
         self, config: TrainConfig, model: ModelConfig, datasets: dict[str, Dataset]
     ) -> None:
         length = sequence_length(config, model)
-        self._batch_size = config.microbatch_size
+        self.batch_size = config.microbatch_size
         self._sequences = _mixed(_sequences(config, model, datasets, VALIDATION), config)
         wanted = -(-config.validation_tokens // length)
         self.sequences = min(wanted, len(self._sequences))
@@ -179,20 +189,24 @@ class ValidationData:
 
     def __len__(self) -> int:
         """How many batches there are."""
-        return -(-self.sequences // self._batch_size)
+        return -(-self.sequences // self.batch_size)
 
-    def batches(self) -> Iterator[ValidationBatch]:
-        """The batches, read ahead by threads; the last is filled up by repeating its rows."""
+    def batches(self, rows: Rows = ALL_ROWS) -> Iterator[ValidationBatch]:
+        """The batches, read ahead by threads; the last is filled up by repeating its rows.
+
+        Args:
+            rows: sequences of each batch that are wanted here; the others are not read.
+        """
         import grain
 
-        batches = grain.MapDataset.range(len(self)).map(self._read)
-        yield from _read_ahead(batches)
+        read = functools.partial(self._read, rows=rows)
+        yield from _read_ahead(grain.MapDataset.range(len(self)).map(read))
 
-    def _read(self, number: int) -> ValidationBatch:
-        first = number * self._batch_size
-        real_rows = min(self._batch_size, self.sequences - first)
-        indices = [first + row % real_rows for row in range(self._batch_size)]
-        return ValidationBatch(*_gather(self._sequences, indices), real_rows)
+    def _read(self, number: int, rows: Rows) -> ValidationBatch:
+        first = number * self.batch_size
+        real_rows = min(self.batch_size, self.sequences - first)
+        indices = first + np.arange(self.batch_size)[rows] % real_rows
+        return ValidationBatch(*_gather(self._sequences, indices.tolist()), real_rows)
 
 
 def sequence_length(config: TrainConfig, model: ModelConfig) -> int:

@@ -10,9 +10,9 @@ from checkpointing import find_weights, load_model, load_tokenizer
 from data import IGNORED, ValidationData
 from dataset import find_datasets_dir, open_dataset
 from errors import UserError, run_command
+from evaluation import make_evaluation_step, mean_loss
 from provenance import refuse_other_tokenizers
-from sharding import create_mesh
-from step import make_evaluation_step, mean_loss
+from sharding import one_device
 from train_config import TrainConfig
 from weights_file import Weights
 
@@ -40,7 +40,7 @@ def main(checkpoint: str, dataset: str | None, datasets_dir: Path | None) -> Non
         raise UserError(f"dataset {', '.join(datasets)}: no validation split to evaluate on")
     tokenizer = load_tokenizer(checkpoint, folder)
     model, evaluation_step = load_model(checkpoint), make_evaluation_step(train)
-    loss = mean_loss(model, evaluation_step, validation.batches(), create_mesh((1, 1)))
+    loss = mean_loss(model, evaluation_step, validation, one_device())
     targets = [
         row[row != IGNORED]
         for batch in validation.batches()

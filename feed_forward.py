@@ -12,7 +12,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from layers import Axes, Initializer, Linear, initializer
+import shard
+from layers import Axes, Initializer, Linear, initializer, joined, sums_over_split
 from model_config import FeedForwardKind, ModelConfig
 
 Activation = Callable[[Array], Array]
@@ -33,7 +34,8 @@ class Routing(NamedTuple):
     """Tokens that went through each expert, int32; they sum to experts_per_token · B · S."""
     balance_loss: Array
     """Load-balancing loss: E · Σ fᵢ·pᵢ, with fᵢ expert i's share of the tokens and pᵢ its mean
-    routing probability; 1 where all are alike (Fedus et al. 2021, equation 4)."""
+    routing probability; 1 where all are alike (Fedus et al. 2021, equation 4). On several devices,
+    what this one's tokens add to it."""
 
 
 class FeedForward(nnx.Module):
@@ -51,6 +53,7 @@ class FeedForward(nnx.Module):
         self.activation = ACTIVATIONS[config.feed_forward]
 
     def __call__(self, x_BSD: Array) -> tuple[Array, Routing | None]:
+        x_BSD = shard.apart(x_BSD, shard.TENSOR)
         if self.gate is None:
             return self.down(self.activation(self.up(x_BSD))), None
         return self.down(self.activation(self.gate(x_BSD)) * self.up(x_BSD)), None
@@ -88,12 +91,19 @@ class MixtureOfExperts(nnx.Module):
         by_expert = jnp.argsort(chosen)
         tokens = by_expert // self.experts_per_token
         counts_E = jnp.bincount(chosen, length=self.n_experts)
-        y = self._through_experts(x_MD[tokens], chosen[by_expert], counts_E)
+        own_MD = shard.apart(x_MD, shard.TENSOR)
+        y = self._through_experts(own_MD[tokens], chosen[by_expert], counts_E)
         y = y.astype(jnp.float32) * weights[by_expert, None]
-        y_MD = jnp.zeros(x_MD.shape, jnp.float32).at[tokens].add(y)
-        shares_E = counts_E / chosen.size
-        balance = self.n_experts * jnp.sum(shares_E * probabilities_ME.mean(axis=0))
-        return y_MD.astype(x_BSD.dtype).reshape(x_BSD.shape), Routing(counts_E, balance)
+        y_MD = joined(jnp.zeros_like(x_MD, jnp.float32).at[tokens].add(y), self.down.kernel)
+        routing = self._routing(counts_E, probabilities_ME)
+        return y_MD.astype(x_BSD.dtype).reshape(x_BSD.shape), routing
+
+    def _routing(self, counts_E: Array, probabilities_ME: Array) -> Routing:
+        """Of the tokens of all devices along the data axis."""
+        counts_E = shard.summed(counts_E, shard.DATA)
+        mean_E = probabilities_ME.mean(axis=0) / shard.count(shard.DATA)
+        shares_E = counts_E / counts_E.sum()
+        return Routing(counts_E, self.n_experts * jnp.sum(shares_E * mean_E))
 
     def _through_experts(self, x: Array, expert: Array, counts_E: Array) -> Array:
         """Rows that are sorted by expert, each through its own."""
@@ -105,7 +115,10 @@ class MixtureOfExperts(nnx.Module):
 
 
 class ExpertLinear(nnx.Module):
-    """A `Linear` for each expert; the parameters have a leading axis E."""
+    """A `Linear` for each expert; the parameters have a leading axis E.
+
+    Where devices share the axes that it sums over, each returns its part of the sum.
+    """
 
     def __init__(
         self, experts: Axes, inputs: Axes, outputs: Axes, init: Initializer, key: Array, bias: bool
@@ -127,7 +140,10 @@ class ExpertLinear(nnx.Module):
         """
         kernel = self.kernel[...].astype(x.dtype)
         y = jax.lax.ragged_dot(x, kernel, counts_E, preferred_element_type=jnp.float32)
-        return (y if self.bias is None else y + self.bias[...][expert]).astype(x.dtype)
+        if self.bias is None:
+            return y.astype(x.dtype)
+        parts = shard.count(shard.TENSOR) if sums_over_split(self.kernel) else 1
+        return (y + self.bias[...][expert] / parts).astype(x.dtype)
 
 
 def make_feed_forward(config: ModelConfig, key: Array) -> FeedForward | MixtureOfExperts | None:

@@ -9,26 +9,29 @@ import jax
 from flax import nnx
 from jax.sharding import Mesh
 
+import hosts
 import logs
 import metrics
 import runtime
 from chart_drawer import ChartDrawer
-from checkpoint import Checkpoint
+from checkpoint import Checkpoint, read_checkpoint
 from checkpointing import Saver, clean_up, restore, starting_weights
 from config import TRAIN_FILE, RunConfig
 from data import TrainingData, ValidationData
 from dataset import open_dataset
+from dataset_folder import Dataset
+from devices import mesh_of, recorded_of
 from errors import UserError
-from metrics import MetricsLog, StepMetrics
+from metrics import MetricsLog, StepMetrics, Unrecorded
 from model import GPT
 from optimizer import MultiSteps
 from provenance import Provenance, refuse_other_tokenizers
 from resume import checkpoint_to_resume, put_aside, refuse_changes
 from run_folder import RunFolder, Start
-from sharding import create_mesh, data_devices
 from signals import StopSignal
 from starting_point import starting_point
 from state import create_model_and_optimizer
+from train_config import ShardingConfig, TrainConfig
 from trainer import Trainer
 from weights_file import Weights
 
@@ -49,15 +52,12 @@ def launch(run: RunFolder, config: RunConfig, start: Start, datasets_dir: Path) 
     """
     # 1. The checkpoint: none with --fresh, the one --from names, else the newest whole one. The
     #    weights before this start are its own or, without one, those that start_from names.
-    saved = checkpoint_to_resume(run, start)
+    saved = _saved(run, start)
     if saved is not None:
         refuse_changes(saved.meta, config, run, start.extend)
     before = saved.weights if saved else starting_point(run, config)
     # 2. The data: for a run under way the copy at hand, which must be what it was started with.
-    datasets = {
-        name: open_dataset(name, datasets_dir, update=saved is None)
-        for name in config.train.datasets
-    }
+    datasets = _datasets(config.train, datasets_dir, is_new=saved is None)
     provenance = Provenance.of(config.train, datasets)
     if saved is not None:
         provenance.refuse_other_than(saved.meta.datasets)
@@ -70,16 +70,12 @@ def launch(run: RunFolder, config: RunConfig, start: Start, datasets_dir: Path) 
         _finish_again(run, saved)
         return 0
     # 4. The devices: as train.json says, else as the checkpoint recorded, else all there are.
-    recorded = saved.meta.data_devices if saved else None
+    recorded = saved.meta.sharding if saved else None
     runtime.prepare(config.train, recorded)
     with _mistakes_in(run):
         mesh = _mesh(config, recorded)
     # 5. What this start leaves behind moves aside; what a crash left half-done goes.
-    aside = put_aside(run, saved)
-    clean_up(run.checkpoints)
-    logs.keep(run.log)
-    if aside is not None:
-        log.info("moved aside to %s", aside)
+    hosts.done_by_first(lambda: _tidy(run, saved))
     # 6. The weights: those of the checkpoint, those to start from, or fresh ones.
     model, optimizer = _model_and_optimizer(config, data.total_steps, mesh, saved, before)
     drawer = ChartDrawer(run.path)
@@ -92,7 +88,7 @@ def launch(run: RunFolder, config: RunConfig, start: Start, datasets_dir: Path) 
         model=model,
         optimizer=optimizer,
         first_step=saved.step + 1 if saved else 0,
-        metrics=MetricsLog(run.metrics, last_step=saved.step if saved else -1),
+        metrics=_metrics_log(run, saved),
         saver=Saver(
             run.checkpoints,
             config,
@@ -102,13 +98,13 @@ def launch(run: RunFolder, config: RunConfig, start: Start, datasets_dir: Path) 
         ),
     )
     # 7. The steps.
-    _report_start(run, data, mesh, saved, before)
+    _report_start(run, data, recorded_of(config.train, mesh), saved, before)
     _report_trained(model, optimizer)
     with StopSignal() as stop:
         last = trainer.train(stop)
         drawer.finish()
     is_stopped = last.global_step + 1 < data.total_steps
-    _report_end(run, config, last, is_stopped)
+    hosts.done_by_first(lambda: _report_end(run, config, last, is_stopped))
     return stop.exit_code if is_stopped else 0
 
 
@@ -135,11 +131,47 @@ def _model_and_optimizer(
     return create_model_and_optimizer(config, total_steps, mesh, weights)
 
 
-def _mesh(config: RunConfig, recorded: int | None) -> Mesh:
+def _saved(run: RunFolder, start: Start) -> Checkpoint | None:
+    """The checkpoint that the first process, on behalf of all, goes on from."""
+
+    def name() -> str:
+        found = checkpoint_to_resume(run, start)
+        return found.folder.name if found else ""
+
+    told = hosts.said_by_first(name)
+    return read_checkpoint(run.checkpoints / told) if told else None
+
+
+def _datasets(train: TrainConfig, datasets_dir: Path, is_new: bool) -> dict[str, Dataset]:
+    """Each dataset of a run; the first process builds those that are absent."""
+
+    def open_all() -> dict[str, Dataset]:
+        return {name: open_dataset(name, datasets_dir, update=is_new) for name in train.datasets}
+
+    hosts.done_by_first(open_all)
+    return open_all()
+
+
+def _mesh(config: RunConfig, recorded: ShardingConfig | None) -> Mesh:
     try:
-        return create_mesh((data_devices(config.train, jax.device_count(), recorded), 1))
+        return mesh_of(config.train, config.model, recorded)
     except ValueError as error:
-        raise UserError(f"{TRAIN_FILE}: {error}") from None
+        lines = [f"{TRAIN_FILE}: {line}" for line in str(error).splitlines()]
+        raise UserError("\n".join(lines)) from None
+
+
+def _tidy(run: RunFolder, saved: Checkpoint | None) -> None:
+    aside = put_aside(run, saved)
+    clean_up(run.checkpoints)
+    logs.keep(run.log)
+    if aside is not None:
+        log.info("moved aside to %s", aside)
+
+
+def _metrics_log(run: RunFolder, saved: Checkpoint | None) -> MetricsLog:
+    if not hosts.is_first():
+        return Unrecorded()
+    return MetricsLog(run.metrics, last_step=saved.step if saved else -1)
 
 
 def _finish_again(run: RunFolder, saved: Checkpoint) -> None:
@@ -158,21 +190,30 @@ def _finish_again(run: RunFolder, saved: Checkpoint) -> None:
 def _report_start(
     run: RunFolder,
     data: TrainingData,
-    mesh: Mesh,
+    sharding: ShardingConfig,
     saved: Checkpoint | None,
     before: Weights | None,
 ) -> None:
     starts = f"starts from {before.path}" if before else "starts"
     goes_on = f"goes on after step {saved.step:,}, {saved.folder.name}" if saved else starts
-    devices = f"{mesh.size} {mesh.devices.flat[0].device_kind} device{'s' * (mesh.size > 1)}"
     log.info(
         "%s %s: %s steps of %s tokens on %s",
         run.path,
         goes_on,
         f"{data.total_steps:,}",
         f"{data.tokens_per_step:,}",
-        devices,
+        _shown(sharding),
     )
+
+
+def _shown(sharding: ShardingConfig) -> str:
+    """The devices in words."""
+    data, tensor = sharding.sizes
+    devices = f"{data * tensor} {jax.devices()[0].device_kind} device{'s' * (data * tensor > 1)}"
+    if data * tensor > 1:
+        devices += f", {sharding.mode}" + f": data {data} × tensor {tensor}" * (tensor > 1)
+    hosts = jax.process_count()
+    return devices + f", {hosts} processes" * (hosts > 1)
 
 
 def _report_trained(model: GPT, optimizer: MultiSteps) -> None:

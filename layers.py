@@ -15,7 +15,11 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
+import shard
 from model_config import ModelConfig
+
+SPLIT_AXES = ("heads", "ffn", "vocab")
+"""Array axes that the devices along the tensor axis share, in modes with more than one."""
 
 Axes = dict[str, int]
 Initializer = Callable[[Array, tuple[int, ...], int], Array]
@@ -23,23 +27,55 @@ Initializer = Callable[[Array, tuple[int, ...], int], Array]
 
 
 class Dropout(NamedTuple):
-    """Dropout by explicit key, so that no mask depends on anything but step, microbatch, layer."""
+    """Dropout with a random key for each sequence, so that a mask depends on nothing but the
+    sequence's place in the run, the layer and the place in it: not on how a batch is divided."""
 
     rate: float
-    key: Array | None = None
+    keys: Array | None = None
+    """One for each element of the first axes of what is dropped from; None: nothing is."""
+
+    @classmethod
+    def of(cls, rate: float, key: Array, rows_B: Array) -> "Dropout":
+        """Dropout for a batch of sequences that have these numbers."""
+        return cls(rate, _folded(key, rows_B) if rate else None)
 
     def fold(self, number: int | Array) -> "Dropout":
         """Another dropout, with masks of its own for each `number`."""
-        return (
-            self if self.key is None else Dropout(self.rate, jax.random.fold_in(self.key, number))
-        )
+        return self if self.keys is None else Dropout(self.rate, _folded(self.keys, number))
+
+    def by_head(self, heads_N: Array) -> "Dropout":
+        """For what has a second axis, of heads that have these numbers."""
+        if self.keys is None:
+            return self
+        return Dropout(self.rate, jax.vmap(lambda key: _folded(key, heads_N))(self.keys))
 
     def __call__(self, x: Array) -> Array:
         """Zero each element with probability `rate`, scale the others by 1/(1 − rate)."""
-        if self.key is None or not self.rate:
+        if self.keys is None:
             return x
-        kept = jax.random.bernoulli(self.key, 1 - self.rate, x.shape)
+        kept = _kept(self.keys, 1 - self.rate, x.shape[self.keys.ndim :])
         return jnp.where(kept, x / (1 - self.rate), 0).astype(x.dtype)
+
+
+def _folded(keys: Array, numbers: int | Array) -> Array:
+    """Keys with numbers folded in; of several of both, each with each of the numbers' own."""
+    numbers = jnp.asarray(numbers)
+    keys, numbers = jnp.broadcast_arrays(keys, numbers)
+    fold = jax.random.fold_in
+    for _ in range(keys.ndim):
+        fold = jax.vmap(fold)
+    return fold(keys, numbers)
+
+
+def _kept(keys: Array, share: float, shape: tuple[int, ...]) -> Array:
+    """For each key, of any axes, an array of this shape that is true in about `share` of it."""
+
+    def draw(key: Array) -> Array:
+        return jax.random.bernoulli(key, share, shape)
+
+    for _ in range(keys.ndim):
+        draw = jax.vmap(draw)
+    return draw(keys)
 
 
 NO_DROPOUT = Dropout(0.0)
@@ -47,7 +83,7 @@ NO_DROPOUT = Dropout(0.0)
 
 class Linear(nnx.Module):
     """y = x · kernel + bias, over named axes: the last axes of x are `inputs`, those of y
-    `outputs`. Products are summed in float32 and rounded to the type of x.
+    `outputs`. Products are summed in float32, also over devices, and rounded to the type of x.
 
     Attributes:
         low_rank: what low-rank adaptation adds to it, where there is one; see `lora.py`.
@@ -64,6 +100,7 @@ class Linear(nnx.Module):
         y = product(x, self.kernel)
         if self.low_rank is not None:
             y = y + self.low_rank(x)
+        y = joined(y, self.kernel)
         return (y if self.bias is None else y + self.bias[...]).astype(x.dtype)
 
 
@@ -89,14 +126,24 @@ class LowRank(nnx.Module):
 
 
 class Embedding(nnx.Module):
-    """A table with one row of `width` for each index."""
+    """A table with one row of `width` for each index.
+
+    A table of the vocabulary may be split over devices, and have rows at its end that stand for no
+    token: each device looks up what it has, and the others' rows are added.
+    """
 
     def __init__(self, rows: Axes, width: Axes, init: Initializer, key: Array) -> None:
         self.embedding = matrix(rows, width, init, key)
 
     def __call__(self, indices: Array) -> Array:
         """The rows, in float32."""
-        return rows_of(self.embedding[...], indices).astype(jnp.float32)
+        table = self.embedding[...]
+        if not is_split(self.embedding.axes[0]):
+            return rows_of(table, indices).astype(jnp.float32)
+        own = indices - first_of_vocabulary(len(table))
+        is_here = (own >= 0) & (own < len(table))
+        rows = rows_of(table, jnp.where(is_here, own, 0)).astype(jnp.float32)
+        return shard.summed(jnp.where(is_here[..., None], rows, 0), shard.TENSOR)
 
     def similarity(self, x_BSD: Array) -> Array:
         """x · each row, in float32: what a head tied to the embedding computes."""
@@ -159,6 +206,28 @@ def product(x: Array, matrix: nnx.Param) -> Array:
     over = (tuple(range(x.ndim - summed, x.ndim)), tuple(range(summed)))
     kernel = matrix[...].astype(x.dtype)
     return jax.lax.dot_general(x, kernel, (over, ((), ())), preferred_element_type=jnp.float32)
+
+
+def joined(y: Array, matrix: nnx.Param) -> Array:
+    """The sum of the devices' products with a matrix, where the axes that they sum over are split
+    among them."""
+    return shard.summed(y, shard.TENSOR) if sums_over_split(matrix) else y
+
+
+def sums_over_split(matrix: nnx.Param) -> bool:
+    """Whether products with a matrix sum over an axis that devices may share."""
+    axes = [axis for axis in matrix.axes if axis != "experts"]
+    return any(map(is_split, axes[: matrix.inputs]))
+
+
+def is_split(axis: str) -> bool:
+    """Whether the devices along the tensor axis have each a part of an array axis."""
+    return axis in SPLIT_AXES and shard.count(shard.TENSOR) > 1
+
+
+def first_of_vocabulary(rows: int) -> Array | int:
+    """The token of the first of this device's rows, where devices share the vocabulary."""
+    return shard.number(shard.TENSOR) * rows
 
 
 def rows_of(table: Array, indices: Array) -> Array:

@@ -49,6 +49,11 @@ def say() -> None:
     log.handlers = [_AboveTheBar(), MemoryHandler(1000, flushLevel=logging.CRITICAL + 1)]
 
 
+def only_warnings() -> None:
+    """No more than warnings from now on: another process says the rest."""
+    log.setLevel(logging.WARNING)
+
+
 def keep(path: Path) -> None:
     """Messages in this file, too, with their time in UTC, and those since `say`."""
     formatter = logging.Formatter("%(asctime)sZ %(levelname)s %(message)s")

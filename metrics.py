@@ -98,6 +98,18 @@ class MetricsLog:
         self._file.close()
 
 
+class Unrecorded(MetricsLog):
+    """Keeps nothing: the first process of a run records for all."""
+
+    def __init__(self) -> None: ...
+
+    def append(self, step: StepMetrics) -> None: ...
+
+    def sync(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
 def best_step(steps: list[StepMetrics], checkpoint_interval: int) -> StepMetrics | None:
     """The step of the best checkpoint: lowest validation loss or, where no step was validated,
     lowest training loss among the steps at the interval and the last."""

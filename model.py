@@ -7,6 +7,7 @@ Arrays are named with their axes:
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
+import shard
 from attention import Attention, Cache, View, soft_capped, views
 from feed_forward import Routing, make_feed_forward
 from layers import (
@@ -22,12 +24,17 @@ from layers import (
     Embedding,
     Linear,
     Norm,
+    first_of_vocabulary,
     initializer,
+    is_split,
     make_norm,
     normed,
     product,
 )
 from model_config import ModelConfig
+from train_config import Remat
+
+ThroughBlock = Callable[[nnx.State, Array, View, Dropout], tuple[Array, Routing | None]]
 
 
 class Forward(NamedTuple):
@@ -40,6 +47,25 @@ class Forward(NamedTuple):
     hidden_states: list[Array] | None
     """x_BSD of the embedding, then of each block, that of the last one after the final norm; None
     where they were not asked for."""
+
+
+def as_they_are(weights: nnx.State) -> nnx.State:
+    """Weights that are whole where they are needed."""
+    return weights
+
+
+class Compute(NamedTuple):
+    """How a forward pass is computed, which does not change what it means."""
+
+    dtype: jnp.dtype = jnp.dtype(jnp.float32)
+    """Type of activations and products."""
+    remat: Remat = "none"
+    """What of a layer the backward pass computes again; see `TrainConfig.remat`."""
+    unroll: int = 1
+    """Periods of the layers' pattern compiled one after the other in each turn of the scan."""
+    whole: Callable[[nnx.State], nnx.State] = as_they_are
+    """Makes whole the weights of a layer of which each device keeps a part; the backward pass does
+    so again."""
 
 
 class GPT(nnx.Module):
@@ -77,16 +103,16 @@ class GPT(nnx.Module):
         self,
         tokens_BS: Array,
         dropout: Dropout = NO_DROPOUT,
-        compute_dtype: jnp.dtype = jnp.float32,
+        compute: Compute = Compute(),  # noqa: B008 — a tuple
     ) -> Array:
         """Logits of the token at each position's target: logits_BSV, float32; as `forward`."""
-        return self.forward(tokens_BS, dropout, compute_dtype).logits_BSV
+        return self.forward(tokens_BS, dropout, compute).logits_BSV
 
     def forward(
         self,
         tokens_BS: Array,
         dropout: Dropout = NO_DROPOUT,
-        compute_dtype: jnp.dtype = jnp.float32,
+        compute: Compute = Compute(),  # noqa: B008 — a tuple
         keep_hidden_states: bool = False,
     ) -> Forward:
         """All of a forward pass.
@@ -94,20 +120,24 @@ class GPT(nnx.Module):
         Args:
             tokens_BS: token ids, integers below `vocab_size`; S at most `context_length`.
             dropout: applied after the embedding and inside the blocks.
-            compute_dtype: type of activations and products.
+            compute: how.
             keep_hidden_states: whether to return them; they take memory.
         """
-        x_BSD = self.embed(tokens_BS, jnp.arange(tokens_BS.shape[-1])).astype(compute_dtype)
-        return self.decode(dropout.fold(0)(x_BSD), dropout, keep_hidden_states)
+        x_BSD = self.embed(tokens_BS, jnp.arange(tokens_BS.shape[-1])).astype(compute.dtype)
+        return self.decode(dropout.fold(0)(x_BSD), dropout, compute, keep_hidden_states)
 
     def decode(
-        self, x_BSD: Array, dropout: Dropout = NO_DROPOUT, keep_hidden_states: bool = False
+        self,
+        x_BSD: Array,
+        dropout: Dropout = NO_DROPOUT,
+        compute: Compute = Compute(),  # noqa: B008 — a tuple
+        keep_hidden_states: bool = False,
     ) -> Forward:
         """As `forward`, from embedded tokens."""
         hidden_states, routing = [x_BSD], None
         if self.blocks is not None:
             x_BSD, inner, routing = through_blocks(
-                self.blocks, self.config, x_BSD, dropout, keep_hidden_states
+                self.blocks, self.config, x_BSD, dropout, compute, keep_hidden_states
             )
             hidden_states += inner or []
         hidden_states[-1] = normed(self.final_norm, x_BSD)
@@ -130,14 +160,22 @@ class GPT(nnx.Module):
         return x_BSD
 
     def unembed(self, x_BSD: Array) -> Array:
-        """Logits of the blocks' output: logits_BSV, float32."""
-        x_BSD = normed(self.final_norm, x_BSD)
+        """Logits of the blocks' output: logits_BSV, float32; where devices share the vocabulary,
+        those of this device's part, −inf for rows that stand for no token."""
+        x_BSD = shard.apart(normed(self.final_norm, x_BSD), shard.TENSOR)
         logits_BSV = (
             self.token_embedding.similarity(x_BSD)
             if self.head is None
             else product(x_BSD, self.head.kernel)
         )
-        return soft_capped(logits_BSV, self.config.final_soft_cap)
+        return self._without_padding(soft_capped(logits_BSV, self.config.final_soft_cap))
+
+    def _without_padding(self, logits_BSV: Array) -> Array:
+        rows, tokens = logits_BSV.shape[-1], self.config.vocab_size
+        if not is_split("vocab"):
+            return logits_BSV[..., :tokens]
+        token_V = first_of_vocabulary(rows) + jnp.arange(rows)
+        return jnp.where(token_V < tokens, logits_BSV, -jnp.inf)
 
 
 class Block(nnx.Module):
@@ -197,6 +235,7 @@ def through_blocks(
     config: ModelConfig,
     x_BSD: Array,
     dropout: Dropout,
+    compute: Compute,
     keep_hidden_states: bool,
 ) -> tuple[Array, list[Array] | None, Routing | None]:
     """One block after the other: a scan over whole periods of the layers' pattern, each compiled
@@ -210,26 +249,50 @@ def through_blocks(
     kinds = config.repeated_kinds
     periods, rest = divmod(config.n_layers, len(kinds))
 
+    def through_block(
+        layer: nnx.State, x_BSD: Array, view: View, dropout: Dropout
+    ) -> tuple[Array, Routing | None]:
+        x_BSD, _, routing = nnx.merge(graph, compute.whole(layer))(x_BSD, view, dropout)
+        return x_BSD, routing
+
     def through(carry: tuple[Array, Array], layers: nnx.State) -> tuple[tuple[Array, Array], Any]:
         x_BSD, number = carry
         outcomes = []
         for place, kind in enumerate(kinds[: first_axis(layers)]):
-            block = nnx.merge(graph, jax.tree.map(lambda array, at=place: array[at], layers))
-            x_BSD, _, routing = block(x_BSD, seen[kind], dropout.fold(number + place))
+            layer = jax.tree.map(lambda array, at=place: array[at], layers)
+            x_BSD, routing = apply(layer, x_BSD, seen[kind], dropout.fold(number + place))
             outcomes.append((x_BSD if keep_hidden_states else None, routing))
         return (x_BSD, number + len(outcomes)), jax.tree.map(lambda *a: jnp.stack(a), *outcomes)
 
+    apply = rematerialized(through_block, compute)
     whole = periods * len(kinds)
     in_periods = jax.tree.map(
         lambda a: a[:whole].reshape(periods, len(kinds), *a.shape[1:]), stacked
     )
-    carry, outcomes = jax.lax.scan(through, (x_BSD, jnp.asarray(1)), in_periods)
+    start = x_BSD, jnp.asarray(1)
+    carry, outcomes = jax.lax.scan(through, start, in_periods, unroll=compute.unroll)
     outcomes = jax.tree.map(lambda a: a.reshape(whole, *a.shape[2:]), outcomes)
     if rest:
         carry, last = through(carry, jax.tree.map(lambda a: a[whole:], stacked))
         outcomes = jax.tree.map(lambda *a: jnp.concatenate(a), outcomes, last)
     hidden_LBSD, routing = outcomes
     return carry[0], None if hidden_LBSD is None else list(hidden_LBSD), routing
+
+
+def rematerialized(through_block: ThroughBlock, compute: Compute) -> ThroughBlock:
+    """A block of which the backward pass computes again what `remat` says, and makes whole again
+    the weights of which devices keep parts: the gathered ones would stay in memory otherwise."""
+    if compute.remat == "full":
+        return jax.checkpoint(through_block)
+    if compute.remat == "dots":
+        return jax.checkpoint(through_block, policy=jax.checkpoint_policies.dots_saveable)
+    if compute.whole is as_they_are:
+        return through_block
+    return jax.checkpoint(through_block, policy=_all_but_gathered)
+
+
+def _all_but_gathered(primitive: Any, *_: Any, **__: Any) -> bool:
+    return primitive.name != "all_gather"
 
 
 def first_axis(tree: Any) -> int:

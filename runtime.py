@@ -13,33 +13,26 @@ from typing import Any
 import jax
 import platformdirs
 
-from sharding import data_devices
-from train_config import TrainConfig
+from devices import cpu_devices
+from train_config import ShardingConfig, TrainConfig
 
 TORN_ENTRY = r"Error reading persistent compilation cache entry for '(.+?)'"
 CACHE_VARIABLE = "JAX_COMPILATION_CACHE_DIR"
 
 
-def prepare(train: TrainConfig, recorded_devices: int | None = None) -> None:
+def prepare(train: TrainConfig, recorded: ShardingConfig | None = None, processes: int = 1) -> None:
     """Set JAX up for a run.
 
-    On a CPU there is one virtual device per core where the microbatch divides by them: threads
-    within one operation pay less than a device per core does.
-
     Args:
-        recorded_devices: data-parallel devices of the run's last checkpoint.
+        recorded: mesh of the run's last checkpoint.
+        processes: that train it together.
     """
     cache_compiled_code()
     if train.deterministic:
         flags = os.environ.get("XLA_FLAGS", "")
         os.environ["XLA_FLAGS"] = f"{flags} --xla_gpu_deterministic_ops=true".strip()
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    wanted = train.sharding.data if train.sharding else recorded_devices
-    cpu_devices = max(cores or 1, wanted or 1)
-    with contextlib.suppress(ValueError):  # told once it is known which devices there are
-        cpu_devices = data_devices(train, cpu_devices, recorded_devices)
     with contextlib.suppress(RuntimeError):  # JAX runs already, with the devices it has
-        jax.config.update("jax_num_cpu_devices", cpu_devices)
+        jax.config.update("jax_num_cpu_devices", cpu_devices(train, recorded, processes))
 
 
 def cache_compiled_code() -> None:

@@ -1,24 +1,28 @@
-"""The compiled global step, and evaluation without one.
+"""The compiled global step.
 
+Each device runs the same program on its part of the batch and of the weights, inside
+`jax.shard_map`; `shard.py` says where one needs the others. The optimizer's update comes after, on
+whole arrays, which the compiler divides.
 Axes as in `model.py`, and A for the microbatches of one global step.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-import optax
 from flax import nnx
 from jax import Array
-from jax.sharding import Mesh
+from jax.sharding import Mesh, PartitionSpec
 
+import shard
 from feed_forward import Routing
-from layers import NO_DROPOUT, Dropout
-from model import GPT
+from gathering import Gathering
+from layers import Dropout, first_of_vocabulary
+from model import GPT, Compute
 from optimizer import MultiSteps
-from sharding import place_batch
+from shard import DATA, TENSOR
+from sharding import Layout, is_spec, keep_layout
 from train_config import TrainConfig
 
 
@@ -43,49 +47,40 @@ DROPOUT = 0xD0
 """Sets the random numbers of dropout apart from those that start the weights."""
 
 TrainStep = Callable[[GPT, MultiSteps, Array, Array], StepResult]
-Told = tuple[Array, Array, Routing | None]
-EvaluationStep = Callable[[GPT, Array, Array], tuple[Array, Array]]
 
 
-def make_train_step(train: TrainConfig) -> TrainStep:
+class Told(NamedTuple):
+    """What microbatches have to tell beside their gradients, of all devices' parts together."""
+
+    losses_A: Array
+    """Summed over the targets that count, over the number of all targets."""
+    weights_A: Array
+    """Share of the targets that count."""
+    routing: Routing | None
+
+
+def make_train_step(train: TrainConfig, mesh: Mesh | None = None) -> TrainStep:
     """A compiled function of (model, optimizer, inputs_ABS, targets_ABS) that trains one step.
 
     Model and optimizer are updated in place, their old memory reused.
+
+    Args:
+        mesh: that model and optimizer were created on; one device where absent.
     """
+    layout = Layout.of(train.sharding, mesh)
 
     def train_step(
         model: GPT, optimizer: MultiSteps, inputs_ABS: Array, targets_ABS: Array
     ) -> StepResult:
-        dropout_key = jax.random.fold_in(jax.random.key(train.seed), DROPOUT)
-        step_key = jax.random.fold_in(dropout_key, optimizer.step[...])
-        graph, *states = nnx.split(model, optimizer.wrt, ...)
-        trained, frozen = states
-
-        def objective_of(trained: nnx.State, *batch: Array) -> tuple[Array, Told]:
-            return objective(train, nnx.merge(graph, trained, frozen), *batch)
-
-        def microbatch(carry: Any, batch: tuple[Array, Array, Array]) -> tuple[Any, Any]:
-            gradient_sum, weight_sum = carry
-            inputs_BS, targets_BS, index = batch
-            key = jax.random.fold_in(step_key, index)
-            (_, told), gradient = jax.value_and_grad(objective_of, has_aux=True)(
-                trained, inputs_BS, targets_BS, key
-            )
-            loss, weight, routing = told
-            finite = all_finite((loss, gradient))
-            gradient_sum = jax.tree.map(
-                lambda total, g: total + jnp.where(finite, g, 0), gradient_sum, gradient
-            )
-            weight_sum += jnp.where(finite, weight, 0)
-            return (gradient_sum, weight_sum), (loss / weight, weight, finite, routing)
-
-        nothing = (jax.tree.map(jnp.zeros_like, trained), jnp.zeros((), jnp.float32))
-        batches = (inputs_ABS, targets_ABS, jnp.arange(len(inputs_ABS)))
-        (gradient_sum, weight_sum), told = jax.lax.scan(microbatch, nothing, batches)
-        losses_A, weights_A, finite_A, routing = told
-        update = optimizer.update(model, gradient_sum, weight_sum)
+        key = jax.random.fold_in(jax.random.key(train.seed), DROPOUT)
+        key = jax.random.fold_in(key, optimizer.step[...])
+        batch = inputs_ABS, targets_ABS, key
+        gradient_sum, told, finite_A = gradients(train, layout, model, optimizer.wrt, *batch)
+        losses_A, weights_A, routing = told
+        update = optimizer.update(model, gradient_sum, jnp.where(finite_A, weights_A, 0).sum())
+        keep_layout(layout, model, optimizer)
         return StepResult(
-            losses_A,
+            losses_A / weights_A,
             weights_A,
             finite_A & update.applied,
             update.learning_rate,
@@ -97,47 +92,126 @@ def make_train_step(train: TrainConfig) -> TrainStep:
     return nnx.jit(train_step, donate_argnums=(0, 1))
 
 
-def objective(
-    train: TrainConfig, model: GPT, inputs_BS: Array, targets_BS: Array, key: Array
-) -> tuple[Array, Told]:
-    """What a microbatch adds to what training makes small, and what there is to tell of it.
+def gradients(
+    train: TrainConfig,
+    layout: Layout,
+    model: GPT,
+    wrt: Any,
+    inputs_ABS: Array,
+    targets_ABS: Array,
+    key: Array,
+) -> tuple[nnx.State, Told, Array]:
+    """The sum of the finite microbatches' gradients, what they tell, and which are finite_A.
+
+    A device adds up its own gradients, which are summed over the devices once, at the end. Those
+    of parameters that it has a part of are summed as they come: each whole would take the memory
+    that dividing them spares.
 
     Args:
-        key: of its dropout.
+        wrt: the kind of parameters that gradients are wanted of.
+        key: of the step's dropout.
+    """
+    graph, *states = nnx.split(model, wrt, ...)
+    trained, frozen = states
+    gathering = Gathering(layout, model, dtype_of(train))
+    specs, batch, everywhere = layout.specs(trained), layout.batch_spec(3), PartitionSpec()
+    is_part = jax.tree.map(lambda spec: DATA in spec, specs, is_leaf=is_spec)
+
+    def on_each_device(
+        trained: nnx.State, frozen: nnx.State, inputs_ABS: Array, targets_ABS: Array, key: Array
+    ) -> tuple[nnx.State, Told, Array]:
+        def objective_of(trained: nnx.State, *batch: Array) -> tuple[Array, Told]:
+            return objective(train, gathering, nnx.merge(graph, trained, frozen), *batch)
+
+        own = jax.tree.map(lambda part, w: w if part else shard.apart(w, DATA), is_part, trained)
+        total, *told = summed_gradients(objective_of, own, inputs_ABS, targets_ABS, key)
+        total = jax.tree.map(lambda part, g: g if part else shard.summed(g, DATA), is_part, total)
+        return total, *told
+
+    on_all = jax.shard_map(
+        on_each_device,
+        mesh=layout.mesh,
+        in_specs=(specs, layout.specs(frozen), batch, batch, everywhere),
+        out_specs=(specs, everywhere, everywhere),
+    )
+    return on_all(trained, frozen, inputs_ABS, targets_ABS, key)
+
+
+def summed_gradients(
+    objective_of: Callable[..., tuple[Array, Told]],
+    trained: nnx.State,
+    inputs_ABS: Array,
+    targets_ABS: Array,
+    key: Array,
+) -> tuple[nnx.State, Told, Array]:
+    """This device's gradients, one microbatch after the other; those whose loss or gradient is not
+    finite, on any device, do not count."""
+    count, rows, _ = inputs_ABS.shape
+    first_row = shard.number(DATA) * rows
+
+    def microbatch(
+        total: nnx.State, batch: tuple[Array, Array, Array]
+    ) -> tuple[nnx.State, tuple[Told, Array]]:
+        inputs_BS, targets_BS, number = batch
+        sequences_B = number * rows * shard.count(DATA) + first_row + jnp.arange(rows)
+        (_, told), gradient = jax.value_and_grad(objective_of, has_aux=True)(
+            trained, inputs_BS, targets_BS, sequences_B, key
+        )
+        finite = shard.everywhere(all_finite((told.losses_A, gradient)))
+        total = jax.tree.map(lambda t, g: t + jnp.where(finite, g, 0), total, gradient)
+        return total, (told, finite)
+
+    nothing = jax.tree.map(jnp.zeros_like, trained)
+    batches = inputs_ABS, targets_ABS, jnp.arange(count)
+    total, (told, finite_A) = jax.lax.scan(microbatch, nothing, batches)
+    return total, told, finite_A
+
+
+def objective(
+    train: TrainConfig,
+    gathering: Gathering,
+    model: GPT,
+    inputs_BS: Array,
+    targets_BS: Array,
+    sequences_B: Array,
+    key: Array,
+) -> tuple[Array, Told]:
+    """What this device's part of a microbatch adds to what training makes small.
+
+    Args:
+        model: with this device's part of the weights.
+        sequences_B: number of each sequence within the step, which with `key` makes its dropout.
 
     Returns:
         The loss summed over the targets that count, plus the load-balancing loss for each of them,
-        over the number of all targets; and that loss by itself, the share of targets that count,
-        and the routing.
+        over the number of all devices' targets; and what there is to tell of the microbatch.
     """
-    dropout = Dropout(train.drop_rate, key) if train.drop_rate else NO_DROPOUT
-    logits_BSV, routing, _ = model.forward(inputs_BS, dropout, dtype_of(train))
-    weight = (targets_BS >= 0).mean()
-    loss = target_losses(logits_BSV, targets_BS).mean(axis=-1).mean()
+    gathering.outside_blocks(model)
+    compute = Compute(dtype_of(train), train.remat, train.scan_unroll, gathering.of_layer)
+    dropout = Dropout.of(train.drop_rate, key, sequences_B)
+    logits_BSV, routing, _ = model.forward(inputs_BS, dropout, compute)
+    parts = shard.count(DATA)
+    loss = target_losses(logits_BSV, targets_BS).mean(axis=-1).mean() / parts
+    weight = shard.summed((targets_BS >= 0).mean() / parts, DATA)
     if routing is None:
-        return loss, (loss, weight, None)
+        return loss, Told(shard.summed(loss, DATA), weight, None)
     balance = train.load_balancing_weight * routing.balance_loss.mean()
-    return loss + weight * balance, (loss, weight, routing)
-
-
-def make_evaluation_step(train: TrainConfig) -> EvaluationStep:
-    """A compiled function of (model, inputs_BS, targets_BS), without dropout, to each sequence's
-    summed loss and how many of its targets count."""
-
-    def evaluation_step(model: GPT, inputs_BS: Array, targets_BS: Array) -> tuple[Array, Array]:
-        logits_BSV = model(inputs_BS, NO_DROPOUT, dtype_of(train))
-        return target_losses(logits_BSV, targets_BS).sum(axis=-1), (targets_BS >= 0).sum(axis=-1)
-
-    return nnx.jit(evaluation_step)
+    routing = routing._replace(balance_loss=shard.summed(routing.balance_loss, DATA))
+    return loss + weight * balance, Told(shard.summed(loss, DATA), weight, routing)
 
 
 def target_losses(logits_BSV: Array, targets_BS: Array) -> Array:
-    """Cross-entropy at each target, losses_BS in nats; 0 where the target is negative, which
-    means that it does not count."""
-    losses_BS = optax.softmax_cross_entropy_with_integer_labels(
-        logits_BSV, jnp.maximum(targets_BS, 0)
-    )
-    return jnp.where(targets_BS >= 0, losses_BS, 0)
+    """Cross-entropy at each target, losses_BS in nats: log Σ exp(logits) − the target's logit; 0
+    where the target is negative, which means that it does not count. Where devices share the
+    vocabulary, each has the logits of its part."""
+    tokens = logits_BSV.shape[-1]
+    token_V = first_of_vocabulary(tokens) + jnp.arange(tokens)
+    largest_BS = shard.largest(jax.lax.stop_gradient(logits_BSV).max(axis=-1), TENSOR)
+    logits_BSV = logits_BSV - largest_BS[..., None]
+    is_target_BSV = token_V == jnp.maximum(targets_BS, 0)[..., None]
+    target_BS = shard.summed(jnp.where(is_target_BSV, logits_BSV, 0).sum(axis=-1), TENSOR)
+    total_BS = shard.summed(jnp.exp(logits_BSV).sum(axis=-1), TENSOR)
+    return jnp.where(targets_BS >= 0, jnp.log(total_BS) - target_BS, 0)
 
 
 def all_finite(tree: Any) -> Array:
@@ -148,25 +222,3 @@ def all_finite(tree: Any) -> Array:
 def dtype_of(train: TrainConfig) -> jnp.dtype:
     """The type of activations and products."""
     return jnp.dtype(train.compute_dtype)
-
-
-def mean_loss(
-    model: GPT,
-    evaluation_step: EvaluationStep,
-    batches: Iterable[tuple[np.ndarray, np.ndarray, int]],
-    mesh: Mesh,
-) -> float:
-    """Mean cross-entropy over all targets that count, in nats.
-
-    Args:
-        batches: inputs_BS, targets_BS and how many rows count; the rest is padding.
-    """
-    pending = [
-        (evaluation_step(model, *place_batch(mesh, inputs_BS, targets_BS)), rows)
-        for inputs_BS, targets_BS, rows in batches
-    ]
-    sums, counts = zip(
-        *((loss[:rows], count[:rows]) for (loss, count), rows in map(jax.device_get, pending)),
-        strict=True,
-    )
-    return float(np.concatenate(sums).sum(dtype=np.float64) / np.concatenate(counts).sum())

@@ -4,13 +4,15 @@ Exit codes: 0 finished; 2 something given is wrong, nothing was changed; 130 and
 SIGINT (Ctrl-C) and SIGTERM, saved; 1 anything else.
 """
 
+import contextlib
 import sys
 from pathlib import Path
 
 import click
 
 import logs
-from config import load_run
+from cluster import Cluster, find_cluster
+from config import RunConfig, load_run
 from dataset import find_datasets_dir
 from errors import UserError, run_command
 from run_folder import RunFolder, Start, create_like, find_run
@@ -31,6 +33,14 @@ from run_folder import RunFolder, Start, create_like, find_run
 @click.option("--fresh", is_flag=True, help="Start over; what was there moves aside.")
 @click.option("--extend", is_flag=True, help="Go on with more tokens or epochs than before.")
 @click.option(
+    "--coordinator",
+    metavar="HOST:PORT",
+    help="Of several processes that train together: where process 0 is. Slurm, Open MPI, Kubernetes"
+    " and TPU pods need none of these three.",
+)
+@click.option("--processes", type=int, help="How many there are.")
+@click.option("--process", type=int, help="Which this one is, from 0.")
+@click.option(
     "--datasets-dir", type=click.Path(path_type=Path), help="Where datasets lie, or will."
 )
 def main(
@@ -40,6 +50,9 @@ def main(
     rewind_to: str | None,
     fresh: bool,
     extend: bool,
+    coordinator: str | None,
+    processes: int | None,
+    process: int | None,
     datasets_dir: Path | None,
 ) -> None:
     """Train RUN, a folder with model.json and train.json, or go on with it."""
@@ -47,16 +60,37 @@ def main(
         raise UserError("--set goes with --like; edit the run folder's files otherwise")
     if fresh and rewind_to:
         raise UserError("--fresh and --from exclude each other")
+    cluster = find_cluster(coordinator, processes, process)
+    if cluster and like:
+        raise UserError("--like: make the run folder with one process, then start them all")
     logs.say()
     folder = RunFolder(create_like(run, like, settings) if like else find_run(run))
     config = load_run(folder.path)
-    with folder.held():
+    with _held(folder, config, cluster):
         # JAX takes seconds to import; a mistake in a config is told before that.
 
         from launch import launch
 
         start = Start(fresh=fresh, rewind_to=rewind_to, extend=extend)
         sys.exit(launch(folder, config, start, find_datasets_dir(datasets_dir)))
+
+
+def _held(
+    folder: RunFolder, config: RunConfig, cluster: Cluster | None
+) -> contextlib.AbstractContextManager[None]:
+    """Hold the run; of several processes, which meet first, one does."""
+    if cluster is None:
+        return folder.held()
+
+    import hosts
+    import runtime
+
+    runtime.prepare(config.train, processes=cluster.processes or 1)
+    hosts.join(cluster)
+    if hosts.is_first():
+        return folder.held()
+    logs.only_warnings()
+    return contextlib.nullcontext()
 
 
 if __name__ == "__main__":

@@ -17,14 +17,55 @@ NameOrMixture = Annotated[
 ]
 
 
+Mode = Literal["dp", "fsdp", "tp", "fsdp_tp"]
+
+
 class ShardingConfig(StrictModel):
-    """How the devices share the work."""
+    """How the devices share the work: a mode, on a mesh of data × tensor devices."""
 
-    mode: Literal["dp"] = "dp"
-    """dp: data-parallel, each device works on its part of every microbatch."""
-    data: CountOrAll = -1
-    """Devices along the data axis; -1 takes all there are. Must divide microbatch_size."""
+    mode: Mode = "dp"
+    """dp: each device along `data` works on its part of every microbatch. fsdp: and keeps only its
+    part of parameters and optimizer state (Zhao et al. 2023; ZeRO-3, Rajbhandari et al. 2019). tp:
+    the devices along `tensor` share every product (Shoeybi et al. 2019). fsdp_tp: both."""
+    data: CountOrAll | None = None
+    """Devices along the data axis, which must divide microbatch_size; -1 takes the rest. Absent: 1
+    in tp, else the rest."""
+    tensor: CountOrAll | None = None
+    """Devices along the tensor axis; -1 takes the rest. Absent: 1 in dp and fsdp, else the
+    rest."""
 
+    CHECKS = ("_sizes_fit_mode",)
+
+    def _sizes_fit_mode(self) -> str | None:
+        data, tensor = self.sizes
+        if (data, tensor) == (-1, -1):
+            return f"mode {self.mode!r} needs data or tensor; one of them can be -1, for the rest"
+        return mode_problem(self.mode, data, tensor)
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Devices along data and tensor, -1 for the rest."""
+        rest_of_tensor = -1 if "tp" in self.mode else 1
+        data = self.data or (1 if self.mode == "tp" else -1)
+        return data, self.tensor or rest_of_tensor
+
+
+def mode_problem(mode: str, data: int, tensor: int) -> str | None:
+    """What is wrong with a mode on so many devices along each axis; a -1 is not looked at."""
+    if mode in ("dp", "fsdp") and tensor != 1:
+        return f"mode {mode!r} needs tensor 1, not {tensor}; fsdp_tp has both axes"
+    if mode == "tp" and data != 1:
+        return f"mode 'tp' needs data 1, not {data}; fsdp_tp has both axes"
+    if mode == "fsdp_tp" and 1 in (data, tensor):
+        other = "tp" if data == 1 else "fsdp"
+        return (
+            f"mode 'fsdp_tp' needs data and tensor above 1, not {data} and {tensor}; from 2 on, or"
+            f" mode {other!r}"
+        )
+    return None
+
+
+Remat = Literal["none", "dots", "full"]
 
 LoraTarget = Literal["query", "key", "value", "output", "gate", "up", "down"]
 
@@ -66,6 +107,8 @@ class TrainConfig(Config):
             "validation_tokens",
             "start_val_token",
             "sharding",
+            "remat",
+            "scan_unroll",
             "deterministic",
         }
     )
@@ -137,8 +180,15 @@ class TrainConfig(Config):
     deterministic: bool = False
     """Ask an accelerator for bit-reproducible operations (slower); a CPU always has them."""
     sharding: ShardingConfig | None = None
-    """How devices share the work. null: data-parallel over this machine's devices (on a CPU one
-    per core) where microbatch_size divides by them, else one device."""
+    """How devices share the work: `{"mode": "fsdp_tp", "data": 4, "tensor": 2}`. null:
+    data-parallel over all devices (on a CPU one per core) where microbatch_size divides by them,
+    else one device."""
+    remat: Remat = "none"
+    """What of a layer's forward pass the backward pass computes again, to save memory. none:
+    nothing. dots: all but the products. full: all of it (Chen et al. 2016)."""
+    scan_unroll: Size = 1
+    """Layers compiled one after the other in each turn of the loop over layers: more may run
+    faster, and takes longer to compile."""
     keep_checkpoints: CountOrAll = 3
     """How many of the latest checkpoints to keep, besides the best; -1 keeps all."""
     max_weights_file_bytes: Bytes = 5_000_000_000
@@ -153,7 +203,7 @@ class TrainConfig(Config):
     CHECKS = ("_microbatch_divides", "_lora_has_a_base")
 
     def _microbatch_divides(self) -> str | None:
-        devices = self.sharding.data if self.sharding else -1
+        devices = self.sharding.sizes[0] if self.sharding else -1
         if devices == -1 or self.microbatch_size % devices == 0:
             return None
         return (

@@ -15,14 +15,17 @@ from checkpoint import CheckpointMeta, installed_versions
 from checkpointing import Saver, utc_now
 from config import RunConfig
 from data import TrainingData, ValidationData
+from devices import recorded_of
+from evaluation import make_evaluation_step, mean_loss
+from hosts import AnyHost, is_first
 from logs import TERMINAL
 from metrics import MetricsLog, StepMetrics
 from model import GPT
 from optimizer import MultiSteps
 from provenance import Provenance
-from sharding import place_batch
+from sharding import own_rows, place_batch
 from signals import StopSignal
-from step import StepResult, make_evaluation_step, make_train_step, mean_loss
+from step import StepResult, make_train_step
 
 log = logging.getLogger("rungs")
 
@@ -45,8 +48,8 @@ class Trainer:
     saver: Saver
 
     def __post_init__(self) -> None:
-        self._train_step = make_train_step(self.config.train)
-        self._evaluation_step = make_evaluation_step(self.config.train)
+        self._train_step = make_train_step(self.config.train, self.mesh)
+        self._evaluation_step = make_evaluation_step(self.config.train, self.mesh)
         self._clock = Clock()
 
     def train(self, stop: StopSignal) -> StepMetrics:
@@ -58,16 +61,18 @@ class Trainer:
             The metrics of the last step taken.
         """
         steps = range(self.first_step, self.data.total_steps)
-        batches = placed_ahead(self.mesh, self.data.batches(self.first_step))
+        size = self.config.train.microbatch_size
+        batches = self.data.batches(self.first_step, own_rows(self.mesh, size))
+        is_stop_wanted = AnyHost()
         with self._bar(steps) as bar, self.saver, self.metrics:
             unread: tuple[int, StepResult] | None = None
-            for step, batch in zip(steps, batches, strict=True):
+            for step, batch in zip(steps, placed_ahead(self.mesh, batches, size), strict=True):
                 with jax.transfer_guard("disallow"):
                     result = self._train_step(self.model, self.optimizer, *batch)
                 if unread is not None:
                     self._record(self._read(*unread), bar)
                 unread = step, result
-                stopping = stop.number is not None
+                stopping = is_stop_wanted(stop.number is not None)
                 if self._is_due(step) or stopping:
                     latest = self._finish_step(step, result, bar)
                     unread = None
@@ -94,8 +99,7 @@ class Trainer:
     def _validate(self, step: int) -> float | None:
         """The validation loss; None where it is not finite."""
         assert self.validation is not None
-        batches = self.validation.batches()
-        loss = mean_loss(self.model, self._evaluation_step, batches, self.mesh)
+        loss = mean_loss(self.model, self._evaluation_step, self.validation, self.mesh)
         if math.isfinite(loss):
             return loss
         log.warning("step %d: the validation loss is not finite", step)
@@ -152,7 +156,7 @@ class Trainer:
             train=self.config.train.as_json(),
             datasets=self.provenance.datasets,
             tokenizer=self.provenance.tokenizer,
-            data_devices=self.mesh.shape["data"],
+            sharding=recorded_of(self.config.train, self.mesh),
             created=utc_now().isoformat(),
             versions=installed_versions(),
             checksums={},
@@ -167,6 +171,7 @@ class Trainer:
             unit="step",
             mininterval=seconds_between,
             dynamic_ncols=True,
+            disable=not is_first(),
         )
 
 
@@ -182,11 +187,17 @@ class Clock:
         return seconds
 
 
-def placed_ahead(mesh: Mesh, batches: Iterable[tuple[np.ndarray, ...]]) -> Iterator[Batch]:
-    """The batches on their devices, the next one on its way while one is used."""
+def placed_ahead(
+    mesh: Mesh, batches: Iterable[tuple[np.ndarray, ...]], size: int
+) -> Iterator[Batch]:
+    """The batches on their devices, the next one on its way while one is used.
+
+    Args:
+        size: sequences of a microbatch, over all devices.
+    """
     ahead: Batch | None = None
     for batch in batches:
-        ahead, ready = place_batch(mesh, *batch), ahead
+        ahead, ready = place_batch(mesh, *batch, size=size), ahead
         if ready is not None:
             yield ready
     if ahead is not None:

@@ -1,4 +1,4 @@
-"""Four virtual CPU devices, and compiled code kept between runs of the tests."""
+"""Eight virtual CPU devices, and compiled code kept between runs of the tests."""
 
 import os
 
@@ -6,14 +6,16 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
 import pytest
+from jax.sharding import Mesh
 
 import runtime
 from model_config import ModelConfig
+from sharding import create_mesh
 from train_config import TrainConfig
 
-jax.config.update("jax_num_cpu_devices", 4)
+jax.config.update("jax_num_cpu_devices", 8)
 runtime.cache_compiled_code()
-assert jax.device_count() == 4
+assert jax.device_count() == 8
 
 ONE_FILE = 2**40
 """A limit that no tiny model's weights reach."""
@@ -34,6 +36,11 @@ def train_config(**changes: object) -> TrainConfig:
         "checkpoint_interval": 10,
     }
     return TrainConfig.model_validate({**small, **changes})
+
+
+def mesh_of(data: int, tensor: int = 1) -> Mesh:
+    """A mesh of the first devices."""
+    return create_mesh((data, tensor), devices=jax.devices()[: data * tensor])
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from conftest import model_config, train_config
+from conftest import mesh_of, model_config, train_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -28,8 +28,9 @@ from config import RunConfig
 from errors import UserError
 from model import GPT
 from optimizer import MultiSteps
-from sharding import create_mesh
+from sharding import one_device
 from state import create_model_and_optimizer, named_arrays
+from train_config import ShardingConfig
 from weights_file import Weights
 
 CONFIG = RunConfig(model_config(), train_config(keep_checkpoints=2))
@@ -48,7 +49,7 @@ def meta(step: int, loss: float | None = None) -> CheckpointMeta:
         train=CONFIG.train.as_json(),
         datasets={},
         tokenizer="gpt2",
-        data_devices=1,
+        sharding=ShardingConfig(data=1, tensor=1),
         created="2026-01-01T00:00:00+00:00",
         versions={},
         checksums={},
@@ -57,7 +58,7 @@ def meta(step: int, loss: float | None = None) -> CheckpointMeta:
 
 @pytest.fixture(scope="module")
 def state() -> tuple[GPT, MultiSteps]:
-    return create_model_and_optimizer(CONFIG, 100, create_mesh((1, 1)))
+    return create_model_and_optimizer(CONFIG, 100, one_device())
 
 
 def save(
@@ -109,7 +110,7 @@ def test_links_are_relative_so_the_folder_can_be_moved(folder: Path, tmp_path: P
 
 def test_restored_state_is_bit_equal(folder: Path, state: tuple[GPT, MultiSteps]) -> None:
     saved = list_checkpoints(folder)[-1]
-    restored = restore(saved, CONFIG, 100, create_mesh((2, 1)))
+    restored = restore(saved, CONFIG, 100, mesh_of(2))
     for found, expected in (
         (named_arrays(restored[0]), named_arrays(state[0])),
         (named_arrays(restored[1]), named_arrays(state[1])),

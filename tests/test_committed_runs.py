@@ -8,7 +8,7 @@ import pytest
 from tiny_run import ROOT
 
 import config
-from sharding import create_mesh
+from sharding import one_device
 from state import AbstractState
 from step import make_train_step
 
@@ -24,7 +24,7 @@ def test_the_runs_there_should_be() -> None:
 def test_the_first_step_compiles(run: Path) -> None:
     settings = config.load_run(run)
     train = settings.train
-    abstract = AbstractState(settings, 10, create_mesh((1, 1)))
+    abstract = AbstractState(settings, 10, one_device())
     model, optimizer = abstract.fill(abstract.weights, abstract.optimizer)  # type: ignore[arg-type]
     shape = (
         train.gradient_accumulation_steps,
@@ -37,5 +37,5 @@ def test_the_first_step_compiles(run: Path) -> None:
 
 
 def test_gpt2_small_has_the_size_it_says() -> None:
-    abstract = AbstractState(config.load_run(ROOT / "runs" / "gpt2-small"), 10, create_mesh((1, 1)))
+    abstract = AbstractState(config.load_run(ROOT / "runs" / "gpt2-small"), 10, one_device())
     assert sum(leaf.size for leaf in abstract.weights.values()) == 163_009_536

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference_gpt
-from conftest import model_config, train_config
+from conftest import mesh_of, model_config, train_config
 from flax import nnx
 from tiny_model import compiled, lively, random_tokens, with_random_parameters
 from tiny_run import make_dataset, make_run
@@ -26,7 +26,7 @@ from model import GPT
 from model_config import ModelConfig
 from optimizer import MultiSteps
 from run_folder import Start
-from sharding import create_mesh, place_batch
+from sharding import place_batch
 from state import AbstractState, named_arrays
 from step import TrainStep, make_train_step, target_losses
 
@@ -216,7 +216,7 @@ MIXTURE = RunConfig(expert_config(n_layers=3), train_config())
 def fresh(devices: int = 1) -> tuple[GPT, MultiSteps]:
     """A model with random weights and its optimizer, without the time that initialisation
     takes to compile."""
-    state, rng = AbstractState(MIXTURE, 60, create_mesh((devices, 1))), np.random.default_rng(5)
+    state, rng = AbstractState(MIXTURE, 60, mesh_of(devices)), np.random.default_rng(5)
     weights = {
         name: jax.device_put(
             np.float32(0.2 * rng.normal(size=like.shape) + name.endswith("scale")), like.sharding
@@ -234,12 +234,12 @@ def batch(step: int = 0, devices: int = 1) -> tuple[jax.Array, ...]:
     tokens = np.random.default_rng(step).integers(32, size=(2, 4, 9), dtype=np.int32)
     inputs_ABS, targets_ABS = tokens[..., :-1], tokens[..., 1:].copy()
     targets_ABS[1, :, :6] = -1
-    return place_batch(create_mesh((devices, 1)), inputs_ABS, targets_ABS)
+    return place_batch(mesh_of(devices), inputs_ABS, targets_ABS)
 
 
 @functools.cache
-def train_step(balancing: float) -> TrainStep:
-    return make_train_step(train_config(load_balancing_weight=balancing))
+def train_step(balancing: float, devices: int = 1) -> TrainStep:
+    return make_train_step(train_config(load_balancing_weight=balancing), mesh_of(devices))
 
 
 @pytest.mark.parametrize("balancing", [0.0, 1.0])
@@ -276,7 +276,7 @@ def test_four_devices_route_as_one_does() -> None:
     told = []
     for devices in (1, 4):
         model, optimizer = fresh(devices)
-        result = train_step(1.0)(model, optimizer, *batch(devices=devices))
+        result = train_step(1.0, devices)(model, optimizer, *batch(devices=devices))
         assert result.routing is not None
         told.append((result.routing, result.losses_A, result.gradient_norm))
     assert told[0][0].counts_E.tolist() == told[1][0].counts_E.tolist()

@@ -240,12 +240,16 @@ def test_what_may_change_between_starts(
 ) -> None:
     checkpoints = list_checkpoints(copy.checkpoints)
     change(
-        copy, checkpoint_interval=7, keep_checkpoints=-1, validation_tokens=64, sharding={"data": 2}
+        copy,
+        checkpoint_interval=7,
+        keep_checkpoints=-1,
+        validation_tokens=64,
+        sharding={"mode": "fsdp_tp", "data": 4, "tensor": 2},
     )
     assert go(copy, datasets_dir, rewind_to=checkpoints[-3].folder.name) == 0
     steps = [c.step for c in list_checkpoints(copy.checkpoints)]
     assert steps[-3:] == [15, 21, 23]
-    assert last_checkpoint(copy).meta.data_devices == 2
+    assert last_checkpoint(copy).meta.sharding.sizes == (4, 2)
     one, other = final_arrays(copy), final_arrays(finished)
     for name, array in other.items():  # another mesh sums in another order
         assert one[name] == pytest.approx(array, rel=1e-3, abs=1e-5), name
@@ -335,9 +339,11 @@ def test_a_microbatch_that_does_not_divide_by_the_devices(
     run = make_run(tmp_path / "run", sharding={"data": 3})
     assert "microbatch_size: 4 does not divide by the 3 devices" in refusal(run, datasets_dir)
     change(run, sharding={"data": -1}, microbatch_size=6)
-    assert "microbatch_size: 6 does not divide by the 4 devices" in refusal(run, datasets_dir)
+    message = refusal(run, datasets_dir)
+    assert "train.json: microbatch_size: 6 does not divide by the 8 devices" in message
     change(run, sharding={"data": 6}, microbatch_size=6)
-    assert "sharding.data: 6 devices asked for, 4 at hand" in refusal(run, datasets_dir)
+    message = refusal(run, datasets_dir)
+    assert "a mesh of data 6 × tensor 1 needs 6 devices; there are 8" in message
 
 
 def test_a_validation_loss_that_is_not_finite_is_never_the_best(

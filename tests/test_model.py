@@ -17,7 +17,7 @@ from tiny_model import compiled, lively, quick_jit, random_tokens
 import config
 from attention import attention, causal_mask
 from layers import Dropout
-from model import GPT, Forward
+from model import GPT, Compute, Forward
 from model_config import ModelConfig
 from state import named_arrays
 from step import target_losses
@@ -308,8 +308,8 @@ def test_truncated_normal_initialisation() -> None:
 
 
 def test_dropout_keeps_the_mean_and_each_fold_has_its_own_mask(key: jax.Array) -> None:
-    dropout = Dropout(0.25, key)
-    x = jnp.ones(40_000)
+    dropout = Dropout.of(0.25, key, jnp.arange(4))
+    x = jnp.ones((4, 10_000))
     dropped = dropout(x)
     assert set(np.unique(dropped)) == {0.0, np.float32(1 / 0.75)}
     assert float(dropped.mean()) == pytest.approx(1, abs=0.02)
@@ -320,8 +320,9 @@ def test_dropout_acts_in_every_block_and_only_when_asked(key: jax.Array) -> None
     model = lively(n_layers=2)
     tokens_BS = jnp.zeros((1, 8), jnp.int32)
     quiet = model(tokens_BS)
-    assert np.array_equal(quiet, model(tokens_BS, Dropout(0.0, key)))
-    once, again = model(tokens_BS, Dropout(0.5, key)), model(tokens_BS, Dropout(0.5, key))
+    none, half = (Dropout.of(rate, key, jnp.arange(1)) for rate in (0.0, 0.5))
+    assert np.array_equal(quiet, model(tokens_BS, none))
+    once, again = model(tokens_BS, half), model(tokens_BS, half)
     assert np.array_equal(once, again)
     assert not np.array_equal(once, quiet)
 
@@ -331,7 +332,7 @@ def test_bfloat16_stays_close_to_float32(variant: str) -> None:
     model = lively(**VARIANTS[variant])
     tokens_BS = random_tokens(2, 8)
     exact = forward(model, tokens_BS).logits_BSV
-    rounded = forward(model, tokens_BS, compute_dtype=jnp.bfloat16).logits_BSV
+    rounded = forward(model, tokens_BS, compute=Compute(jnp.dtype(jnp.bfloat16))).logits_BSV
     assert rounded.dtype == jnp.float32
     assert not np.array_equal(exact, rounded)
     # bfloat16 keeps 8 bits: about 0.4% a rounding

@@ -8,13 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import model_config, train_config
+from conftest import mesh_of, model_config, train_config
 from flax import nnx
 
 from config import RunConfig
 from model import GPT
 from optimizer import MultiSteps, learning_rate_schedule
-from sharding import create_mesh, place_batch
+from sharding import one_device, place_batch
 from state import create_model_and_optimizer, named_arrays
 from step import make_train_step
 from train_config import TrainConfig
@@ -25,14 +25,12 @@ TOTAL_STEPS = 20
 def fresh(**changes: Any) -> tuple[TrainConfig, GPT, MultiSteps]:
     train = train_config(**changes)
     run = RunConfig(model_config(), train)
-    return train, *create_model_and_optimizer(run, TOTAL_STEPS, create_mesh((1, 1)))
+    return train, *create_model_and_optimizer(run, TOTAL_STEPS, one_device())
 
 
 def batch(accumulation: int, size: int = 4, seed: int = 1) -> tuple[jax.Array, ...]:
     tokens = jax.random.randint(jax.random.key(seed), (accumulation, size, 9), 0, 32)
-    return place_batch(
-        create_mesh((1, 1)), *(np.asarray(t) for t in (tokens[..., :-1], tokens[..., 1:]))
-    )
+    return place_batch(one_device(), *(np.asarray(t) for t in (tokens[..., :-1], tokens[..., 1:])))
 
 
 def arrays(module: Any) -> dict[str, np.ndarray]:
@@ -186,11 +184,11 @@ def test_data_parallel_over_four_devices_gives_the_same_step() -> None:
     results = []
     for devices in (1, 4):
         train = train_config(clipping_max_norm=0.5)
-        mesh = create_mesh((devices, 1))
+        mesh = mesh_of(devices)
         run = RunConfig(model_config(), train)
         model, optimizer = create_model_and_optimizer(run, TOTAL_STEPS, mesh)
         placed = place_batch(mesh, *(np.asarray(part) for part in batch(2)))
         assert placed[0].sharding.shard_shape(placed[0].shape) == (2, 4 // devices, 8)
-        make_train_step(train)(model, optimizer, *placed)
+        make_train_step(train, mesh)(model, optimizer, *placed)
         results.append(arrays(model))
     assert_close(*results)

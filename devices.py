@@ -1,0 +1,69 @@
+"""Which devices a run takes: what `sharding` in its `train.json` says or, where it says nothing,
+what suits its batch."""
+
+import os
+
+import jax
+from jax.sharding import Mesh
+
+from model_config import ModelConfig
+from sharding import Layout, create_mesh
+from train_config import ShardingConfig, TrainConfig
+
+
+def cpu_devices(train: TrainConfig, recorded: ShardingConfig | None, processes: int = 1) -> int:
+    """How many virtual devices each process has on a CPU: one per core, where a mesh of those is
+    possible, as threads within one operation pay less than a device per core does.
+
+    Args:
+        recorded: mesh of the run's last checkpoint.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    available = (cores or 1) * processes
+    if train.sharding is None:
+        return max(_unasked(train, available, recorded) // processes, 1)
+    data, tensor = train.sharding.sizes
+    needed = abs(data * tensor)
+    rest = max(available // needed, 1) if -1 in (data, tensor) else 1
+    return max(needed * rest // processes, 1)
+
+
+def mesh_of(train: TrainConfig, model: ModelConfig, recorded: ShardingConfig | None) -> Mesh:
+    """The mesh that a run trains on.
+
+    Args:
+        recorded: mesh of the run's last checkpoint.
+
+    Raises:
+        ValueError: a line for each reason why the devices, the mode, the model's dimensions and the
+            batch do not go together.
+    """
+    if train.sharding is None:
+        data = _unasked(train, jax.device_count(), recorded)
+        return create_mesh((data, 1), devices=jax.devices()[:data])
+    mesh = create_mesh(train.sharding.sizes)
+    lines = Layout.of(train.sharding, mesh).problems(model)
+    data = mesh.shape["data"]
+    if train.microbatch_size % data:
+        above = -(-train.microbatch_size // data) * data
+        lines.append(
+            f"microbatch_size: {train.microbatch_size} does not divide by the {data} devices of"
+            f" sharding.data; {above} would"
+        )
+    if lines:
+        raise ValueError("\n".join(lines))
+    return mesh
+
+
+def recorded_of(train: TrainConfig, mesh: Mesh) -> ShardingConfig:
+    """What a checkpoint records of the mesh."""
+    mode = train.sharding.mode if train.sharding else "dp"
+    return ShardingConfig(mode=mode, data=mesh.shape["data"], tensor=mesh.shape["tensor"])
+
+
+def _unasked(train: TrainConfig, available: int, recorded: ShardingConfig | None) -> int:
+    """Devices along `data` where `train.json` does not say: as many as before, if they are there;
+    else all, or one where the microbatch does not divide by them."""
+    before = recorded.data if recorded and recorded.mode == "dp" else None
+    wanted = before if before and before <= available else available
+    return wanted if train.microbatch_size % wanted == 0 else 1
