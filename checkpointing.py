@@ -149,10 +149,13 @@ class Saver:
         self.wait()
         vocab_size = self._config.model.vocab_size
         unfinished = self._folder / hosts.said_by_first(lambda: self._begin(meta.global_step))
-        optimizer_saved = ocp.save_async(
-            unfinished.resolve() / checkpoint.OPTIMIZER_FOLDER,
-            named_arrays(optimizer, vocab_size),
-        )
+        context = ocp.Context()
+        context.array.saving.enable_write_sharding_file = False
+        with context:
+            optimizer_saved = ocp.save_async(
+                unfinished.resolve() / checkpoint.OPTIMIZER_FOLDER,
+                named_arrays(optimizer, vocab_size),
+            )
         arrays = named_arrays(model, vocab_size)
         weights = {name: hosts.whole(array) for name, array in arrays.items()}
         self._writing = (
@@ -222,8 +225,9 @@ def restore(
 
     abstract = AbstractState(config, total_steps, mesh)
     weights = _place(saved.weights, abstract, abstract.trained)
-    loading = ocp.options.ArrayOptions.Loading(enable_padding_and_truncation=True)
-    with ocp.Context(array_options=ocp.options.ArrayOptions(loading=loading)):
+    context = ocp.Context()
+    context.array.loading.enable_padding_and_truncation = True
+    with context:
         folder = saved.folder.resolve() / checkpoint.OPTIMIZER_FOLDER
         optimizer = ocp.load(folder, abstract.optimizer)
     return abstract.fill(weights, optimizer)

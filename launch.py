@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,6 +35,9 @@ from state import create_model_and_optimizer
 from train_config import ShardingConfig, TrainConfig
 from trainer import Trainer
 from weights_file import Weights
+
+EXIT_STOPPED_ELSEWHERE = 128 + signal.SIGTERM
+"""Exit code where another process of the run was told to stop."""
 
 log = logging.getLogger("rungs")
 
@@ -105,7 +109,7 @@ def launch(run: RunFolder, config: RunConfig, start: Start, datasets_dir: Path) 
         drawer.finish()
     is_stopped = last.global_step + 1 < data.total_steps
     hosts.done_by_first(lambda: _report_end(run, config, last, is_stopped))
-    return stop.exit_code if is_stopped else 0
+    return (stop.exit_code or EXIT_STOPPED_ELSEWHERE) if is_stopped else 0
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ SIGINT (Ctrl-C) and SIGTERM, saved; 1 anything else.
 
 import contextlib
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -75,22 +76,24 @@ def main(
         sys.exit(launch(folder, config, start, find_datasets_dir(datasets_dir)))
 
 
-def _held(
-    folder: RunFolder, config: RunConfig, cluster: Cluster | None
-) -> contextlib.AbstractContextManager[None]:
+@contextlib.contextmanager
+def _held(folder: RunFolder, config: RunConfig, cluster: Cluster | None) -> Iterator[None]:
     """Hold the run; of several processes, which meet first, one does."""
     if cluster is None:
-        return folder.held()
+        with folder.held():
+            yield
+        return
 
     import hosts
     import runtime
 
     runtime.prepare(config.train, processes=cluster.processes or 1)
     hosts.join(cluster)
-    if hosts.is_first():
-        return folder.held()
-    logs.only_warnings()
-    return contextlib.nullcontext()
+    if not hosts.is_first():
+        logs.only_warnings()
+    with contextlib.ExitStack() as hold:
+        hosts.done_by_first(lambda: hold.enter_context(folder.held()))
+        yield
 
 
 if __name__ == "__main__":

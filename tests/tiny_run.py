@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 from safetensors.numpy import save_file
 
@@ -90,7 +91,13 @@ def final_arrays(run: RunFolder) -> dict[str, np.ndarray]:
     assert last.damage() == []
     weights = Weights(last.folder / "model.safetensors")
     arrays = {f"model.{name}": weights.array(name) for name in weights.names()}
-    optimizer = ocp.load((last.folder / "optimizer").resolve())
+    folder = (last.folder / "optimizer").resolve()
+    here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    abstract = {
+        name: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=here)
+        for name, array in ocp.metadata(folder).metadata.items()
+    }
+    optimizer = ocp.load(folder, abstract)
     return arrays | {f"optimizer.{k}": np.asarray(v) for k, v in optimizer.items()}
 
 

@@ -1,0 +1,139 @@
+"""Two processes over loopback, two virtual devices each, train one run together."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiny_run import command, final_arrays, losses, make_dataset, make_run, train
+
+import metrics
+from checkpointing import list_checkpoints
+from run_folder import RunFolder
+
+MESH = {"mode": "fsdp_tp", "data": 2, "tensor": 2}
+SECONDS_TO_END = 60
+"""What docs/clusters.md promises: so long after one process died, all have ended."""
+
+
+class Together:
+    """Two processes of a run, with what they print."""
+
+    def __init__(self, run: RunFolder, datasets_dir: Path) -> None:
+        self._run = run
+        port = free_port()
+        self._outputs = [run.path.with_name(f"{run.path.name}-{n}.txt").open("w+") for n in (0, 1)]
+        self.processes = [
+            subprocess.Popen(
+                [
+                    *command(run, datasets_dir, "--coordinator", f"127.0.0.1:{port}"),
+                    *("--processes", "2", "--process", str(number)),
+                ],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=os.environ | {"JAX_PLATFORMS": "cpu"},
+            )
+            for number, output in enumerate(self._outputs)
+        ]
+
+    def wait_for_step(self, step: int) -> None:
+        """Until the metrics have the step."""
+        deadline = time.monotonic() + 120
+        while not (self._run.metrics.exists() and len(metrics.read(self._run.metrics)) > step):
+            assert time.monotonic() < deadline, self.said()
+            assert all(process.poll() is None for process in self.processes), self.said()
+            time.sleep(0.05)
+
+    def exit_codes(self, seconds: float = 180) -> list[int]:
+        """Of both, once they have ended."""
+        return [process.wait(seconds) for process in self.processes]
+
+    def said(self) -> list[str]:
+        """What each printed."""
+        for output in self._outputs:
+            output.seek(0)
+        return [output.read() for output in self._outputs]
+
+
+@contextlib.contextmanager
+def together(run: RunFolder, datasets_dir: Path) -> Iterator[Together]:
+    both = Together(run, datasets_dir)
+    try:
+        yield both
+    finally:
+        for process in both.processes:
+            process.kill()
+            process.wait()
+
+
+def free_port() -> int:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port: int = unused.getsockname()[1]
+        return port
+
+
+@pytest.fixture(scope="module")
+def datasets_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("datasets")
+    make_dataset(folder)
+    return folder
+
+
+def test_two_killed_processes_go_on_and_match_one_process(
+    datasets_dir: Path, tmp_path: Path
+) -> None:
+    alone = make_run(tmp_path / "alone", sharding=MESH)
+    assert train(alone, datasets_dir).returncode == 0
+    run = make_run(tmp_path / "run", sharding=MESH)
+    with together(run, datasets_dir) as both:
+        both.wait_for_step(12)
+        for process in both.processes:
+            process.kill()
+    assert len(list_checkpoints(run.checkpoints)) >= 1
+    with together(run, datasets_dir) as both:
+        assert both.exit_codes() == [0, 0], both.said()
+    assert [line[:2] for line in losses(run)] == [line[:2] for line in losses(alone)]
+    one, other = final_arrays(run), final_arrays(alone)
+    assert one.keys() == other.keys()
+    for name, array in other.items():  # sums over processes may come in another order
+        np.testing.assert_allclose(one[name], array, rtol=1e-3, atol=1e-5, err_msg=name)
+    for found, expected in zip(losses(run), losses(alone), strict=True):
+        assert found[2] == pytest.approx(expected[2], rel=1e-5)
+
+
+def test_a_signal_to_one_process_saves_and_stops_both(datasets_dir: Path, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", sharding=MESH, min_train_tokens=128 * 140)
+    with together(run, datasets_dir) as both:
+        both.wait_for_step(3)
+        both.processes[1].send_signal(signal.SIGTERM)
+        assert both.exit_codes() == [143, 143], both.said()
+    (*_, last) = list_checkpoints(run.checkpoints)
+    assert last.damage() == []
+    assert last.step == metrics.read(run.metrics)[-1].global_step > 2
+
+
+@pytest.mark.parametrize("stopped", [0, 1])
+def test_a_process_that_stands_still_ends_the_other(
+    stopped: int, datasets_dir: Path, tmp_path: Path
+) -> None:
+    run = make_run(tmp_path / "run", sharding=MESH, min_train_tokens=128 * 140)
+    with together(run, datasets_dir) as both:
+        both.wait_for_step(3)
+        both.processes[stopped].send_signal(signal.SIGSTOP)
+        assert both.processes[1 - stopped].wait(SECONDS_TO_END) != 0
+
+
+def test_a_mistake_ends_both_with_its_line(datasets_dir: Path, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", sharding=MESH, dataset="tinny")
+    with together(run, datasets_dir) as both:
+        assert both.exit_codes() == [2, 2]
+        for said in both.said():
+            assert "tinny: no such dataset; did you mean tiny?" in said
+    assert {path.name for path in run.path.iterdir()} == {"model.json", "train.json"}
