@@ -121,7 +121,9 @@ def gradients(
         trained: nnx.State, frozen: nnx.State, inputs_ABS: Array, targets_ABS: Array, key: Array
     ) -> tuple[nnx.State, Told, Array]:
         def objective_of(trained: nnx.State, *batch: Array) -> tuple[Array, Told]:
-            return objective(train, gathering, nnx.merge(graph, trained, frozen), *batch)
+            # copies, as frozen parameters belong to the trace outside and cannot be changed here
+            model = nnx.merge(graph, trained, frozen, copy=True)
+            return objective(train, gathering, model, *batch)
 
         own = jax.tree.map(lambda part, w: w if part else shard.apart(w, DATA), is_part, trained)
         total, *told = summed_gradients(objective_of, own, inputs_ABS, targets_ABS, key)
