@@ -142,8 +142,10 @@ class ExpertLinear(nnx.Module):
         y = jax.lax.ragged_dot(x, kernel, counts_E, preferred_element_type=jnp.float32)
         if self.bias is None:
             return y.astype(x.dtype)
-        parts = shard.count(shard.TENSOR) if sums_over_split(self.kernel) else 1
-        return (y + self.bias[...][expert] / parts).astype(x.dtype)
+        bias = self.bias[...]
+        if sums_over_split(self.kernel):
+            bias = shard.apart(bias, shard.TENSOR) / shard.count(shard.TENSOR)
+        return (y + bias[expert]).astype(x.dtype)
 
 
 def make_feed_forward(config: ModelConfig, key: Array) -> FeedForward | MixtureOfExperts | None:
