@@ -156,13 +156,13 @@ class Layout(NamedTuple):
     def problems(self, model: ModelConfig) -> list[str]:
         """A line for each dimension of a model that does not divide as the mode needs it."""
         axes, lines = MESH_AXES[self.mode], []
-        for key, axis, size in _divided_dimensions(model):
-            parts = self.mesh.shape[axes[axis]] if axis in axes else 1
+        for key, axis, mesh_axis, size in _divided_dimensions(model):
+            parts = self.mesh.shape[mesh_axis] if axes.get(axis) == mesh_axis else 1
             if size % parts and not (axis == "kv_heads" and parts % size == 0):
                 near = " or ".join(str(n) for n in _nearest_multiples(size, parts))
                 lines.append(
                     f"{key}: {size} does not divide by the {parts} devices of sharding."
-                    f"{axes[axis]}; {near} would"
+                    f"{mesh_axis}; {near} would"
                 )
         return lines
 
@@ -223,15 +223,16 @@ def _without_trailing_none(names: list[str | None]) -> list[str | None]:
     return names
 
 
-def _divided_dimensions(model: ModelConfig) -> list[tuple[str, str, int]]:
-    """Key in `model.json`, array axis and size of each dimension that a mode may divide."""
-    dimensions = [("emb_dim", "emb", model.emb_dim)]
+def _divided_dimensions(model: ModelConfig) -> list[tuple[str, str, str, int]]:
+    """Key in `model.json`, array axis, the mesh axis that may divide it, and size; what else a
+    mode divides is small, and stays whole where it does not divide."""
+    dimensions = [("emb_dim", "emb", DATA, model.emb_dim)]
     if model.n_layers and model.n_heads:
-        dimensions.append(("n_heads", "heads", model.n_heads))
-        dimensions.append(("n_kv_heads", "kv_heads", model.n_kv_heads or model.n_heads))
+        dimensions.append(("n_heads", "heads", TENSOR, model.n_heads))
+        dimensions.append(("n_kv_heads", "kv_heads", TENSOR, model.n_kv_heads or model.n_heads))
     if model.n_layers and model.feed_forward != "none":
         key = "ffn_dim" if model.ffn_dim else "ffn_dim (4 × emb_dim)"
-        dimensions.append((key, "ffn", model.hidden_dim))
+        dimensions.append((key, "ffn", TENSOR, model.hidden_dim))
     return dimensions
 
 

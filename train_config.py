@@ -188,7 +188,8 @@ class TrainConfig(Config):
     nothing. dots: all but the products. full: all of it (Chen et al. 2016)."""
     scan_unroll: Size = 1
     """Layers compiled one after the other in each turn of the loop over layers: more may run
-    faster, and takes longer to compile."""
+    faster, and takes longer to compile. In fsdp keep it below n_layers: without a loop the compiler
+    gathers the weights of all layers at once, which takes the memory that fsdp spares."""
     keep_checkpoints: CountOrAll = 3
     """How many of the latest checkpoints to keep, besides the best; -1 keeps all."""
     max_weights_file_bytes: Bytes = 5_000_000_000

@@ -335,6 +335,7 @@ UNEVEN = {"emb_dim": 12, "n_heads": 6, "n_kv_heads": 3, "ffn_dim": 20}
         ("fsdp", (8, 1), {"emb_dim": 12, "n_heads": 8, "head_dim": 2, "ffn_dim": 16}, [
             "emb_dim: 12 does not divide by the 8 devices of sharding.data; 8 or 16 would",
         ]),
+        ("fsdp", (8, 1), {**UNEVEN, "emb_dim": 24}, []),  # GPT-2's 12 heads, say: emb_dim divides
         ("tp", (1, 4), UNEVEN, [
             "n_heads: 6 does not divide by the 4 devices of sharding.tensor; 4 or 8 would",
             "n_kv_heads: 3 does not divide by the 4 devices of sharding.tensor; 4 would",
