@@ -117,7 +117,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     try:
         return Checkpoint(folder, CheckpointMeta.model_validate_json(read_text(path)))
     except ValidationError:
-        raise UserError(f"{path}: damaged; this checkpoint cannot be used") from None
+        raise UserError(f"{path}: damaged, or of another version of Rungs; not usable") from None
 
 
 def file_checksum(path: Path) -> str | None:

@@ -226,7 +226,7 @@ def restore(
     abstract = AbstractState(config, total_steps, mesh)
     weights = _place(saved.weights, abstract, abstract.trained)
     context = ocp.Context()
-    context.array.loading.enable_padding_and_truncation = True
+    context.array.loading.enable_padding_and_truncation = abstract.is_padded
     with context:
         folder = saved.folder.resolve() / checkpoint.OPTIMIZER_FOLDER
         optimizer = ocp.load(folder, abstract.optimizer)

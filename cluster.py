@@ -53,6 +53,8 @@ def find_cluster(
     host, _, port = coordinator.rpartition(":")
     if not host or not port.isdecimal():
         raise UserError(f"--coordinator {coordinator}: give host:port, of process 0")
+    if processes < 1:
+        raise UserError(f"--processes {processes}: must be at least 1")
     if not 0 <= process < processes:
         raise UserError(f"--process {process}: must be from 0 to {processes - 1}")
     return Cluster(coordinator, processes, process) if processes > 1 else None

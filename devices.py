@@ -8,7 +8,7 @@ from jax.sharding import Mesh
 
 from model_config import ModelConfig
 from sharding import Layout, create_mesh
-from train_config import ShardingConfig, TrainConfig
+from train_config import ShardingConfig, TrainConfig, indivisible_microbatch
 
 
 def cpu_devices(train: TrainConfig, recorded: ShardingConfig | None, processes: int = 1) -> int:
@@ -29,7 +29,8 @@ def cpu_devices(train: TrainConfig, recorded: ShardingConfig | None, processes: 
 
 
 def mesh_of(train: TrainConfig, model: ModelConfig, recorded: ShardingConfig | None) -> Mesh:
-    """The mesh that a run trains on.
+    """The mesh that a run trains on: of all devices, or fewer where one process trains and
+    `train.json` does not say.
 
     Args:
         recorded: mesh of the run's last checkpoint.
@@ -38,18 +39,13 @@ def mesh_of(train: TrainConfig, model: ModelConfig, recorded: ShardingConfig | N
         ValueError: a line for each reason why the devices, the mode, the model's dimensions and the
             batch do not go together.
     """
-    if train.sharding is None:
+    if train.sharding is None and jax.process_count() == 1:
         data = _unasked(train, jax.device_count(), recorded)
         return create_mesh((data, 1), devices=jax.devices()[:data])
-    mesh = create_mesh(train.sharding.sizes)
+    mesh = create_mesh(train.sharding.sizes if train.sharding else (-1, 1))
     lines = Layout.of(train.sharding, mesh).problems(model)
-    data = mesh.shape["data"]
-    if train.microbatch_size % data:
-        above = -(-train.microbatch_size // data) * data
-        lines.append(
-            f"microbatch_size: {train.microbatch_size} does not divide by the {data} devices of"
-            f" sharding.data; {above} would"
-        )
+    if line := indivisible_microbatch(train, mesh.shape["data"]):
+        lines.append(line)
     if lines:
         raise ValueError("\n".join(lines))
     return mesh

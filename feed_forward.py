@@ -117,7 +117,7 @@ class MixtureOfExperts(nnx.Module):
 class ExpertLinear(nnx.Module):
     """A `Linear` for each expert; the parameters have a leading axis E.
 
-    Where devices share the axes that it sums over, each returns its part of the sum.
+    Where devices share the axes that it sums over, each returns its part of the sum, in float32.
     """
 
     def __init__(
@@ -140,12 +140,13 @@ class ExpertLinear(nnx.Module):
         """
         kernel = self.kernel[...].astype(x.dtype)
         y = jax.lax.ragged_dot(x, kernel, counts_E, preferred_element_type=jnp.float32)
-        if self.bias is None:
-            return y.astype(x.dtype)
-        bias = self.bias[...]
-        if sums_over_split(self.kernel):
-            bias = shard.apart(bias, shard.TENSOR) / shard.count(shard.TENSOR)
-        return (y + bias[expert]).astype(x.dtype)
+        is_part = sums_over_split(self.kernel)
+        if self.bias is not None:
+            bias = self.bias[...]
+            if is_part:
+                bias = shard.apart(bias, shard.TENSOR) / shard.count(shard.TENSOR)
+            y = y + bias[expert]
+        return y if is_part else y.astype(x.dtype)
 
 
 def make_feed_forward(config: ModelConfig, key: Array) -> FeedForward | MixtureOfExperts | None:

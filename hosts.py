@@ -2,16 +2,17 @@
 function here does then what it says without any others."""
 
 import functools
+import hashlib
+import math
 from collections.abc import Callable
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from cluster import Cluster
 from errors import UserError
-from sharding import create_mesh
 
 SECONDS_TO_START = 300
 """The processes wait so long for each other at the start."""
@@ -19,16 +20,17 @@ SECONDS_TO_NOTICE = 30
 """A process that gives no sign of life for so long is taken for dead; the others end, too."""
 _MOST_BYTES = 4096
 _PIECE_BYTES = 1 << 28
-_ERROR = "error: "
 
 
 def join(cluster: Cluster) -> None:
-    """Meet the other processes; before any other use of JAX.
+    """Meet the other processes; before any other use of JAX. Where some do not come in time, JAX
+    ends this process.
 
     Raises:
-        UserError: they could not be found, or did not come in time.
+        UserError: it is not to be found out who they are.
     """
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.config.update("jax_enable_preemption_service", False)  # it would swallow SIGTERM
     try:
         jax.distributed.initialize(
             *cluster,
@@ -37,11 +39,8 @@ def join(cluster: Cluster) -> None:
             shutdown_timeout_seconds=SECONDS_TO_NOTICE,
         )
     except (ValueError, RuntimeError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise UserError(
-            f"the processes of this run did not meet: {reason}; name them with --coordinator,"
-            " --processes and --process"
-        ) from None
+        named = "" if cluster.coordinator else "; name them: --coordinator, --processes, --process"
+        raise UserError(f"the processes of this run did not meet: {error}{named}") from None
 
 
 def is_one_of_several() -> bool:
@@ -58,24 +57,32 @@ def said_by_first(say: Callable[[], str]) -> str:
     """What the first process finds, told to all; only it looks.
 
     Raises:
-        UserError: in every process, where it does in the first.
+        UserError: in every process, where it does in the first. Where something else is raised
+            there, RuntimeError in the others.
     """
     if not is_one_of_several():
         return say()
-    text = ""
+    text, failure = "", None
     if is_first():
         try:
             text = say()
-        except UserError as error:
-            text = f"{_ERROR}{error}"
-    buffer = np.zeros(_MOST_BYTES, np.uint8)
-    content = np.frombuffer(text.encode()[:_MOST_BYTES], np.uint8)
-    buffer[: len(content)] = content
-    told = bytes(multihost_utils.broadcast_one_to_all(buffer)).rstrip(b"\0")
-    text = told.decode(errors="ignore")
-    if text.startswith(_ERROR):
-        raise UserError(text.removeprefix(_ERROR))
+        except Exception as error:  # the others would wait for ever
+            text, failure = str(error), error
+    kind = 0 if failure is None else 1 if isinstance(failure, UserError) else 2
+    kind, text = _told_by_first(kind, text)
+    if failure is not None:
+        raise failure
+    if kind:
+        raise UserError(text) if kind == 1 else RuntimeError(f"process 0 failed: {text}")
     return text
+
+
+def _told_by_first(kind: int, text: str) -> tuple[int, str]:
+    buffer = np.zeros(_MOST_BYTES, np.uint8)
+    content = np.frombuffer(bytes([kind]) + text.encode()[: _MOST_BYTES - 1], np.uint8)
+    buffer[: len(content)] = content
+    told = np.asarray(multihost_utils.broadcast_one_to_all(buffer), np.uint8).tobytes()
+    return told[0], told[1:].rstrip(b"\0").decode(errors="ignore")
 
 
 def done_by_first(do: Callable[[], object]) -> None:
@@ -88,10 +95,36 @@ def done_by_first(do: Callable[[], object]) -> None:
     said_by_first(say)
 
 
-def wait_for_all(what: str) -> None:
-    """Wait until every process is here."""
-    if is_one_of_several():
-        multihost_utils.sync_global_devices(what)
+def refuse_to_differ(what: str, content: str) -> None:
+    """See that all processes have the same before them.
+
+    Raises:
+        UserError: in all, where they have not.
+    """
+    if not is_one_of_several():
+        return
+    digest = np.frombuffer(hashlib.sha256(content.encode()).digest(), np.uint8)
+    digests = np.asarray(multihost_utils.process_allgather(digest))
+    others = [number for number, other in enumerate(digests) if (other != digests[0]).any()]
+    if others:
+        raise UserError(
+            f"processes {', '.join(map(str, others))} have other {what} than process 0; they need a"
+            " file system that they share"
+        )
+
+
+def connect(mesh: Mesh) -> None:
+    """Open the ways between the devices of a mesh while all processes are at the same place: on
+    CPUs one that comes half a minute late to the first exchange would find nobody."""
+    if not is_one_of_several():
+        return
+    exchanges = [(axis,) for axis in mesh.axis_names] + [mesh.axis_names]
+    for axes in exchanges:
+        each = NamedSharding(mesh, PartitionSpec(axes))
+        ones = jax.make_array_from_callback(
+            (math.prod(mesh.shape[axis] for axis in axes),), each, lambda _: np.ones(1)
+        )
+        _any(ones, NamedSharding(mesh, PartitionSpec())).block_until_ready()
 
 
 def whole(array: jax.Array) -> np.ndarray | None:
@@ -112,24 +145,22 @@ class AnyHost:
     """Whether something is so on any host, told to all at the same step: where there are several,
     one step after it was asked, so that no step waits for the answer."""
 
-    def __init__(self) -> None:
+    def __init__(self, mesh: Mesh) -> None:
+        self._each = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
+        self._everywhere = NamedSharding(mesh, PartitionSpec())
         self._asked: jax.Array | None = None
 
     def __call__(self, is_so: bool) -> bool:
         """Ask; returns the answer to the question before, of one process to this one."""
         if not is_one_of_several():
             return is_so
-        asked, self._asked = self._asked, _any_of_all(is_so)
+        asked, self._asked = self._asked, self._ask(is_so)
         return asked is not None and bool(jax.device_get(asked))
 
-
-def _any_of_all(is_so: bool) -> jax.Array:
-    """Whether it is so in any process; not waited for."""
-    mesh = create_mesh((jax.device_count(), 1))
-    each, all_of_them = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in (["data"], []))
-    flags = np.full(jax.local_device_count(), is_so)
-    every = jax.make_array_from_process_local_data(each, flags, (jax.device_count(),))
-    return _any(every, all_of_them)
+    def _ask(self, is_so: bool) -> jax.Array:
+        devices = self._each.mesh.size
+        flags = jax.make_array_from_callback((devices,), self._each, lambda _: np.array([is_so]))
+        return _any(flags, self._everywhere)
 
 
 @functools.partial(jax.jit, static_argnums=1)

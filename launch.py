@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ import runtime
 from chart_drawer import ChartDrawer
 from checkpoint import Checkpoint, read_checkpoint
 from checkpointing import Saver, clean_up, restore, starting_weights
-from config import TRAIN_FILE, RunConfig
+from config import MODEL_FILE, TRAIN_FILE, RunConfig
 from data import TrainingData, ValidationData
 from dataset import open_dataset
 from dataset_folder import Dataset
@@ -25,6 +26,7 @@ from devices import mesh_of, recorded_of
 from errors import UserError
 from metrics import MetricsLog, StepMetrics, Unrecorded
 from model import GPT
+from model_config import ModelConfig
 from optimizer import MultiSteps
 from provenance import Provenance, refuse_other_tokenizers
 from resume import checkpoint_to_resume, put_aside, refuse_changes
@@ -63,6 +65,7 @@ def launch(run: RunFolder, config: RunConfig, start: Start, datasets_dir: Path) 
     # 2. The data: for a run under way the copy at hand, which must be what it was started with.
     datasets = _datasets(config.train, datasets_dir, is_new=saved is None)
     provenance = Provenance.of(config.train, datasets)
+    hosts.refuse_to_differ("configs and datasets", f"{config} {provenance.datasets}")
     if saved is not None:
         provenance.refuse_other_than(saved.meta.datasets)
     elif before is not None:
@@ -71,13 +74,15 @@ def launch(run: RunFolder, config: RunConfig, start: Start, datasets_dir: Path) 
         data = TrainingData(config.train, config.model, datasets)
     # 3. A finished run has nothing left to do.
     if saved is not None and saved.step + 1 >= data.total_steps:
-        _finish_again(run, saved)
+        hosts.done_by_first(lambda: _finish_again(run, saved))
         return 0
     # 4. The devices: as train.json says, else as the checkpoint recorded, else all there are.
     recorded = saved.meta.sharding if saved else None
-    runtime.prepare(config.train, recorded)
+    if not hosts.is_one_of_several():
+        runtime.prepare(config.train, recorded)
     with _mistakes_in(run):
         mesh = _mesh(config, recorded)
+    hosts.connect(mesh)
     # 5. What this start leaves behind moves aside; what a crash left half-done goes.
     hosts.done_by_first(lambda: _tidy(run, saved))
     # 6. The weights: those of the checkpoint, those to start from, or fresh ones.
@@ -93,23 +98,33 @@ def launch(run: RunFolder, config: RunConfig, start: Start, datasets_dir: Path) 
         optimizer=optimizer,
         first_step=saved.step + 1 if saved else 0,
         metrics=_metrics_log(run, saved),
-        saver=Saver(
-            run.checkpoints,
-            config,
-            provenance.tokenizer_file,
-            after=drawer.request,
-            before=before,
-        ),
+        saver=_saver(run, config, provenance, before, drawer),
     )
     # 7. The steps.
     _report_start(run, data, recorded_of(config.train, mesh), saved, before)
     _report_trained(model, optimizer)
+    return _trained(run, trainer, drawer)
+
+
+def _trained(run: RunFolder, trainer: Trainer, drawer: ChartDrawer) -> int:
+    """Take the steps; returns the exit code."""
     with StopSignal() as stop:
         last = trainer.train(stop)
         drawer.finish()
-    is_stopped = last.global_step + 1 < data.total_steps
-    hosts.done_by_first(lambda: _report_end(run, config, last, is_stopped))
+    is_stopped = last.global_step + 1 < trainer.data.total_steps
+    hosts.done_by_first(lambda: _report_end(run, trainer.config, last, is_stopped))
     return (stop.exit_code or EXIT_STOPPED_ELSEWHERE) if is_stopped else 0
+
+
+def _saver(
+    run: RunFolder,
+    config: RunConfig,
+    provenance: Provenance,
+    before: Weights | None,
+    drawer: ChartDrawer,
+) -> Saver:
+    file = provenance.tokenizer_file
+    return Saver(run.checkpoints, config, file, after=drawer.request, before=before)
 
 
 @contextlib.contextmanager
@@ -149,19 +164,27 @@ def _saved(run: RunFolder, start: Start) -> Checkpoint | None:
 def _datasets(train: TrainConfig, datasets_dir: Path, is_new: bool) -> dict[str, Dataset]:
     """Each dataset of a run; the first process builds those that are absent."""
 
-    def open_all() -> dict[str, Dataset]:
-        return {name: open_dataset(name, datasets_dir, update=is_new) for name in train.datasets}
+    def open_all(update: bool) -> dict[str, Dataset]:
+        return {name: open_dataset(name, datasets_dir, update=update) for name in train.datasets}
 
-    hosts.done_by_first(open_all)
-    return open_all()
+    if not hosts.is_one_of_several():
+        return open_all(is_new)
+    hosts.done_by_first(lambda: open_all(is_new))
+    return open_all(update=False)
 
 
 def _mesh(config: RunConfig, recorded: ShardingConfig | None) -> Mesh:
     try:
         return mesh_of(config.train, config.model, recorded)
     except ValueError as error:
-        lines = [f"{TRAIN_FILE}: {line}" for line in str(error).splitlines()]
-        raise UserError("\n".join(lines)) from None
+        lines = str(error).splitlines()
+        raise UserError("\n".join(f"{_file_of(line)}: {line}" for line in lines)) from None
+
+
+def _file_of(line: str) -> str:
+    """The file of the key that a message begins with."""
+    key = re.match(r"\w*", line)
+    return MODEL_FILE if key and key[0] in ModelConfig.model_fields else TRAIN_FILE
 
 
 def _tidy(run: RunFolder, saved: Checkpoint | None) -> None:
@@ -216,8 +239,8 @@ def _shown(sharding: ShardingConfig) -> str:
     devices = f"{data * tensor} {jax.devices()[0].device_kind} device{'s' * (data * tensor > 1)}"
     if data * tensor > 1:
         devices += f", {sharding.mode}" + f": data {data} × tensor {tensor}" * (tensor > 1)
-    hosts = jax.process_count()
-    return devices + f", {hosts} processes" * (hosts > 1)
+    processes = jax.process_count()
+    return devices + f", {processes} processes" * (processes > 1)
 
 
 def _report_trained(model: GPT, optimizer: MultiSteps) -> None:

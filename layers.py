@@ -97,10 +97,9 @@ class Linear(nnx.Module):
         self.low_rank: LowRank | None = nnx.data(None)
 
     def __call__(self, x: Array) -> Array:
-        y = product(x, self.kernel)
+        y = joined(product(x, self.kernel), self.kernel)
         if self.low_rank is not None:
             y = y + self.low_rank(x)
-        y = joined(y, self.kernel)
         return (y if self.bias is None else y + self.bias[...]).astype(x.dtype)
 
 
@@ -122,7 +121,8 @@ class LowRank(nnx.Module):
 
     def __call__(self, x: Array) -> Array:
         """In float32."""
-        return product(product(x, self.down).astype(x.dtype), self.up) * self.scale
+        inner = joined(product(x, self.down), self.down).astype(x.dtype)
+        return product(inner, self.up) * self.scale
 
 
 class Embedding(nnx.Module):

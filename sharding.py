@@ -203,17 +203,39 @@ def place_batch(mesh: Mesh, *arrays: np.ndarray, size: int | None = None) -> tup
 
 def _whole_shape(shape: tuple[int, ...], names: tuple[str, ...], available: int) -> tuple[int, ...]:
     """The shape with −1 filled in."""
+    if len(shape) != len(names):
+        raise ValueError(f"a mesh of {shape}: needs a size for each of {', '.join(names)}")
     if shape.count(-1) > 1 or any(size < 1 and size != -1 for size in shape):
         raise ValueError(f"a mesh of {shape}: sizes are at least 1, or −1 once for the rest")
     given = math.prod(size for size in shape if size != -1)
-    shown = " × ".join(f"{name} {size}" for name, size in zip(names, shape, strict=True))
+    near = f"{_shown(_nearest_shape(shape, available), names)} would do"
     if -1 in shape:
         if available % given:
-            raise ValueError(f"a mesh of {shown}: {given} does not divide the {available} devices")
+            raise ValueError(
+                f"a mesh of {_shown(shape, names)}: {given} does not divide the {available}"
+                f" devices; {near}"
+            )
         return tuple(available // given if size == -1 else size for size in shape)
     if given != available:
-        raise ValueError(f"a mesh of {shown} needs {given} devices; there are {available}")
+        raise ValueError(
+            f"a mesh of {_shown(shape, names)} needs {given} devices; there are {available}; {near}"
+        )
     return shape
+
+
+def _shown(shape: tuple[int, ...], names: tuple[str, ...]) -> str:
+    return " × ".join(f"{name} {size}" for name, size in zip(names, shape, strict=True))
+
+
+def _nearest_shape(shape: tuple[int, ...], available: int) -> tuple[int, ...]:
+    """The mesh of all devices whose last sizes are nearest to those asked for."""
+    whole: list[int] = []
+    for size in reversed(shape[1:]):
+        divisors = (n for n in range(1, available + 1) if available % n == 0)
+        nearest = min((abs(n - size), n) for n in divisors)[1]
+        whole.insert(0, nearest)
+        available //= nearest
+    return (available, *whole)
 
 
 def _without_trailing_none(names: list[str | None]) -> list[str | None]:

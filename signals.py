@@ -3,12 +3,17 @@
 import contextlib
 import os
 import signal
+import time
 from types import FrameType
 from typing import Self
 
+_SECONDS_OF_ONE_WISH = 1.0
+
 
 class StopSignal:
-    """While entered, the first SIGINT or SIGTERM only sets `number`; a second one acts at once.
+    """While entered, the first SIGINT or SIGTERM only sets `number`; a second one acts at once, but
+    not one that comes with the first: a launcher may pass on what the process has had already, as
+    `uv run` does where a whole group of processes is told to stop.
 
     Attributes:
         number: the signal received, or None.
@@ -16,6 +21,7 @@ class StopSignal:
 
     def __init__(self) -> None:
         self.number: int | None = None
+        self._noted_at = 0.0
         self._former: dict[int, signal._HANDLER] = {}
 
     @property
@@ -34,9 +40,11 @@ class StopSignal:
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
         if self.number is not None:
+            if time.monotonic() - self._noted_at < _SECONDS_OF_ONE_WISH:
+                return
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
-        self.number = number
+        self.number, self._noted_at = number, time.monotonic()
         name = signal.Signals(number).name
         with contextlib.suppress(OSError):  # a terminal that is gone must not cost the save
             os.write(2, f"\n{name}: saving after this step; once more to stop at once\n".encode())

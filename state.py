@@ -60,6 +60,10 @@ class AbstractState:
         trained: names of the parameters that the optimizer changes.
         optimizer: of the optimizer's state.
         shapes: of the model's parameters in files.
+        is_padded: whether some have more rows in memory than in files.
+
+    Raises:
+        ValueError: the mesh does not fit the mode.
     """
 
     def __init__(self, config: RunConfig, total_steps: int, mesh: Mesh | None = None) -> None:
@@ -70,6 +74,7 @@ class AbstractState:
         self.trained = set(_abstract_arrays(nnx.state(self._model, self._optimizer.wrt), layout))
         self.optimizer = _abstract_arrays(nnx.state(self._optimizer), layout)
         self.shapes = _shapes(self._model, config.model.vocab_size)
+        self.is_padded = any(leaf.shape != self.shapes[n] for n, leaf in self.weights.items())
 
     def fill(self, weights: Arrays, optimizer: Arrays) -> tuple[GPT, MultiSteps]:
         """The model and optimizer with these arrays."""

@@ -26,7 +26,8 @@ class ShardingConfig(StrictModel):
     mode: Mode = "dp"
     """dp: each device along `data` works on its part of every microbatch. fsdp: and keeps only its
     part of parameters and optimizer state (Zhao et al. 2023; ZeRO-3, Rajbhandari et al. 2019). tp:
-    the devices along `tensor` share every product (Shoeybi et al. 2019). fsdp_tp: both."""
+    the devices along `tensor` share heads, hidden units and vocabulary (Shoeybi et al. 2019).
+    fsdp_tp: both."""
     data: CountOrAll | None = None
     """Devices along the data axis, which must divide microbatch_size; -1 takes the rest. Absent: 1
     in tp, else the rest."""
@@ -51,7 +52,7 @@ class ShardingConfig(StrictModel):
 
 
 def mode_problem(mode: str, data: int, tensor: int) -> str | None:
-    """What is wrong with a mode on so many devices along each axis; a -1 is not looked at."""
+    """What is wrong with a mode on so many devices along each axis, -1 for a number not known."""
     if mode in ("dp", "fsdp") and tensor != 1:
         return f"mode {mode!r} needs tensor 1, not {tensor}; fsdp_tp has both axes"
     if mode == "tp" and data != 1:
@@ -187,9 +188,10 @@ class TrainConfig(Config):
     """What of a layer's forward pass the backward pass computes again, to save memory. none:
     nothing. dots: all but the products. full: all of it (Chen et al. 2016)."""
     scan_unroll: Size = 1
-    """Layers compiled one after the other in each turn of the loop over layers: more may run
-    faster, and takes longer to compile. In fsdp keep it below n_layers: without a loop the compiler
-    gathers the weights of all layers at once, which takes the memory that fsdp spares."""
+    """Layers, or periods of layer_pattern, compiled one after the other in each turn of the loop
+    over them: more may run faster, and takes longer to compile. In fsdp keep it below their number:
+    without a loop the compiler gathers all layers' weights at once, in the memory that fsdp
+    spares."""
     keep_checkpoints: CountOrAll = 3
     """How many of the latest checkpoints to keep, besides the best; -1 keeps all."""
     max_weights_file_bytes: Bytes = 5_000_000_000
@@ -204,13 +206,8 @@ class TrainConfig(Config):
     CHECKS = ("_microbatch_divides", "_lora_has_a_base")
 
     def _microbatch_divides(self) -> str | None:
-        devices = self.sharding.sizes[0] if self.sharding else -1
-        if devices == -1 or self.microbatch_size % devices == 0:
-            return None
-        return (
-            f"microbatch_size: {self.microbatch_size} does not divide by the {devices} devices of"
-            f" sharding.data; {-(-self.microbatch_size // devices) * devices} would"
-        )
+        data = self.sharding.sizes[0] if self.sharding else -1
+        return None if data == -1 else indivisible_microbatch(self, data)
 
     def _lora_has_a_base(self) -> str | None:
         if self.lora and self.start_from is None:
@@ -226,3 +223,15 @@ class TrainConfig(Config):
     def datasets(self) -> dict[str, float]:
         """Each dataset's name with its weight in the mixture."""
         return self.dataset if isinstance(self.dataset, dict) else {self.dataset: 1.0}
+
+
+def indivisible_microbatch(train: TrainConfig, data: int) -> str | None:
+    """What is wrong with a microbatch on so many devices along the data axis."""
+    size = train.microbatch_size
+    if size % data == 0:
+        return None
+    near = [count for count in (size // data * data, -(-size // data) * data) if count]
+    return (
+        f"microbatch_size: {size} does not divide by the {data} devices of sharding.data;"
+        f" {' or '.join(map(str, near))} would"
+    )

@@ -63,7 +63,7 @@ class Trainer:
         steps = range(self.first_step, self.data.total_steps)
         size = self.config.train.microbatch_size
         batches = self.data.batches(self.first_step, own_rows(self.mesh, size))
-        is_stop_wanted = AnyHost()
+        is_stop_wanted = AnyHost(self.mesh)
         with self._bar(steps) as bar, self.saver, self.metrics:
             unread: tuple[int, StepResult] | None = None
             for step, batch in zip(steps, placed_ahead(self.mesh, batches, size), strict=True):
