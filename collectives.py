@@ -60,23 +60,32 @@ class Collective(NamedTuple):
 
     @property
     def moved_bytes(self) -> int:
-        """What one device sends each time it runs, rounded up to whole bytes.
-
-        By the algorithms that send least: a ring for all-reduce, which is a reduce-scatter and
-        then an all-gather (Patarasuk and Yuan 2009, https://doi.org/10.1016/j.jpdc.2008.09.002),
-        and for those two by themselves (Chan et al. 2007, https://doi.org/10.1002/cpe.1206); in
-        an all-to-all each device sends the others their share, without detours.
-        """
+        """What one device sends each time it runs."""
         whole = max(self.operand_bytes, self.result_bytes)
-        if self.kind == "collective-permute":
-            return whole
-        passes = 2 if self.kind == "all-reduce" else 1
-        return math.ceil(passes * whole * (self.group_size - 1) / self.group_size)
+        return moved_bytes(self.kind, whole, self.group_size)
 
     @property
     def total_moved_bytes(self) -> int:
         """What one device sends in one run of the program."""
         return self.trips * self.moved_bytes
+
+
+def moved_bytes(kind: str, whole_bytes: int, devices: int) -> int:
+    """What one device sends in a collective, rounded up to whole bytes.
+
+    By the algorithms that send least: a ring for all-reduce, which is a reduce-scatter and then an
+    all-gather (Patarasuk and Yuan 2009, https://doi.org/10.1016/j.jpdc.2008.09.002), and for those
+    two by themselves (Chan et al. 2007, https://doi.org/10.1002/cpe.1206); in an all-to-all each
+    device sends the others their share, without detours.
+
+    Args:
+        whole_bytes: of all parts together, where a device has a part before or after it.
+        devices: in a group.
+    """
+    if kind == "collective-permute":
+        return whole_bytes
+    passes = 2 if kind == "all-reduce" else 1
+    return math.ceil(passes * whole_bytes * (devices - 1) / devices)
 
 
 class Traffic(NamedTuple):
