@@ -1,0 +1,57 @@
+"""The other side of `scaling.py`: compiles steps for as many virtual devices as it is told to.
+
+Prints a line of JSON for each case: what the program sends, and the seconds it took to compile.
+"""
+
+import json
+import resource
+import socket
+import sys
+import time
+
+import jax
+from scaling_cases import Case, cases, lowered_step
+
+from collectives import collectives, summary
+from sharding import create_mesh
+
+DTYPE = "float16"
+"""XLA's CPU compiler sends bfloat16 as float32, but float16, which is as wide, as it is."""
+QUICKLY: dict[str, str | bool] = {"xla_backend_optimization_level": "0"}
+"""For programs that are never run; their collectives are the same."""
+
+
+def main() -> None:
+    devices, microbatches = map(int, sys.argv[1:])
+    make_devices(devices)
+    for case in cases(devices):
+        if case.layout.problems(case.run(microbatches).model):
+            continue
+        begin = time.perf_counter()
+        sent = sent_by_program(case, microbatches)
+        seconds = time.perf_counter() - begin
+        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+        line = {"case": vars(case), "sent": sent, "seconds": seconds, "memory_gigabytes": memory}
+        print(json.dumps(line), flush=True)
+
+
+def make_devices(count: int) -> None:
+    """Virtual CPU devices. XLA compiles for 4,096 of them only in a process that has joined a
+    cluster, if only of itself; for 2,048 in any."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        address = f"localhost:{free.getsockname()[1]}"
+    jax.config.update("jax_num_cpu_devices", count)
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(address, num_processes=1, process_id=0)
+
+
+def sent_by_program(case: Case, microbatches: int) -> list[tuple[str, tuple[str, ...], int]]:
+    """Kind, mesh axes and bytes of the collectives in a compiled step."""
+    mesh = create_mesh((case.data, case.tensor))
+    compiled = lowered_step(case.run(microbatches, DTYPE), mesh).compile(QUICKLY)
+    return [(one.kind, one.axes, one.moved_bytes) for one in summary(collectives(compiled), mesh)]
+
+
+if __name__ == "__main__":
+    main()
