@@ -72,6 +72,11 @@ class Parameter(NamedTuple):
         of_partial_sums = "experts" in self.axes and not self.is_matrix
         return not self.is_split and ("head_dim" in self.axes or of_partial_sums)
 
+    @property
+    def is_cast(self) -> bool:
+        """Whether it is gathered in the type of products: a layer's matrix, or the head."""
+        return self.is_matrix and (self.in_blocks or self.axes[-1] == VOCABULARY)
+
 
 def layout_without_devices(sharding: ShardingConfig) -> Layout:
     """The layout of a mesh of any size, to ask what would be where.
@@ -132,7 +137,7 @@ def _for_parameter(one: Parameter, run: RunConfig, layout: Layout) -> Iterator[S
         yield Sent("gradients", "all-reduce", (DATA,), data, one.layers * whole, 1)
         return
     again = one.in_blocks and (one.is_matrix or run.train.remat != "none")
-    gathered = in_compute_dtype if one.in_blocks and one.is_matrix else whole
+    gathered = in_compute_dtype if one.is_cast else whole
     purpose: Purpose = "layers' weights" if one.in_blocks else "other weights"
     yield Sent(purpose, "all-gather", (DATA,), data, gathered, (1 + again) * times)
     yield Sent("gradients", "reduce-scatter", (DATA,), data, whole, times)
