@@ -33,8 +33,8 @@ from weights_file import Weights
 
 ROUNDING_TOLERANCE = 1e-5
 """How far loss and gradient may be from those of one device, relative. A float32 is rounded by up
-to 6e-8 of itself; sums in another order came out at most 2e-7 (loss) and 7e-7 (gradient) apart, in
-runs of the ladder and in gpt2-small. What is left out of the gradient, or counted twice, shows
+to 6e-8 of itself; sums in another order came out at most 2e-7 (loss) and 1e-6 (gradient) apart, in
+runs of the ladder and in GPT-2's shape. What is left out of the gradient, or counted twice, shows
 where it is more than this share of the whole."""
 FEW_TOKENS = 3
 """Tokens that rounding may send to another expert than on one device, where two are as good."""

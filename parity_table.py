@@ -44,13 +44,14 @@ def _header(path: Path, config: RunConfig, trial: Trial) -> Iterator[str]:
     of_sequences = f" of the {own_sequences:,}" * (sequences < own_sequences)
     of_tokens = f" of the {own_tokens:,}" * (tokens < own_tokens)
     own = _place(trial.reference())[2]
+    steps = len(trial.batches)
     yield (
-        f"{path}: the first {len(trial.batches)} steps, each {sequences:,}{of_sequences} sequences"
-        f" of {tokens:,}{of_tokens} tokens, in float32"
+        f"{path}: {steps} step{'s' * (steps > 1)} from the start, each {sequences:,}{of_sequences}"
+        f" sequences of {tokens:,}{of_tokens} tokens,"
     )
-    yield "and without warm-up, on virtual CPU devices. A×B: A microbatches of B sequences."
+    yield "in float32, without warm-up, on virtual CPU devices. A×B: A microbatches of B sequences."
     yield (
-        f"loss, gradient: relative difference from one device with {own}, at most"
+        f"loss, gradient: relative difference from one device with {own}, by rounding at most"
         f" {ROUNDING_TOLERANCE:.0e}; ! is too far."
     )
     yield "bytes/device: parameters and optimizer state."
@@ -84,12 +85,9 @@ def _lines(case: Case, outcome: Outcome, difference: Difference | None = None) -
     """A row of the table."""
     size = _size(outcome.bytes_per_device)
     sent, *more = [*map(_sent, outcome.traffic)] or ["nothing"]
-    if difference and difference.is_rerouted:
+    if difference and difference.rerouted:
         loss, gradient = difference.tolerances
-        more.append(
-            f"rounding sent {difference.rerouted} tokens to another expert: at most"
-            f" {loss:.0e}, {gradient:.0e}"
-        )
+        more.append(f"{difference.rerouted} to other experts: at most {loss:.0e}, {gradient:.0e}")
     yield _ROW.format(*_place(case), *_figures(difference), size, sent)
     yield from (_UNDER + line for line in more)
 
