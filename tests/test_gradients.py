@@ -278,7 +278,7 @@ def test_bfloat16_products_lose_no_more_on_a_mesh() -> None:
         assert error < 1.5 * alone[name], name
 
 
-def test_layers_travel_in_bfloat16_and_their_gradients_in_float32() -> None:
+def test_layers_and_head_travel_in_bfloat16_and_their_gradients_in_float32() -> None:
     """Read before compilation, as XLA's CPU compiler makes all of it float32."""
     one = on_mesh("gpt2", "fsdp", 8, 1, ("compute_dtype", "bfloat16"))
     batch = on(one.layout.mesh, *step_batch(1))
@@ -286,8 +286,8 @@ def test_layers_travel_in_bfloat16_and_their_gradients_in_float32() -> None:
     gathered = re.findall(r"stablehlo.all_gather.*-> tensor<(.*)>", text)
     scattered = re.findall(r"stablehlo.reduce_scatter(?:.*\n)*?.*-> tensor<(.*)>", text)
     kernels = {shape for shape in gathered if shape.endswith("bf16")}
-    # queries and the like, output, up, down
-    assert kernels == {"16x8x2xbf16", "8x2x16xbf16", "16x64xbf16", "64x16xbf16"}
+    # queries and the like, output, up, down, head
+    assert kernels == {"16x8x2xbf16", "8x2x16xbf16", "16x64xbf16", "64x16xbf16", "16x61xbf16"}
     assert not {shape.replace("bf16", "f32") for shape in kernels} & set(gathered)
     assert scattered
     assert all(shape.endswith("xf32") for shape in scattered)
