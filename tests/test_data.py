@@ -358,6 +358,32 @@ def test_reading_ahead_gives_the_batches_by_number(
         found.batch(-1)
 
 
+@pytest.mark.parametrize("own", [[1], [0, 2]])
+def test_a_host_reads_its_part_of_each_batch_and_no_more(
+    own: list[int], datasets: dict[str, Dataset], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = {"dataset": {"x": 1, "y": 2}, "shuffle": True}
+    whole, read = training(datasets, **config), list[int]()
+    batches = [whole.batch(step) for step in range(3)]
+    gather = data._gather
+
+    def noted(sequences: Any, indices: list[int]) -> tuple[np.ndarray, np.ndarray]:
+        read.extend(indices)
+        return gather(sequences, indices)
+
+    monkeypatch.setattr(data, "_gather", noted)
+    part = training(datasets, **config)
+    for batch, expected in zip(part.batches(rows=np.array(own)), batches, strict=False):
+        np.testing.assert_array_equal(batch.inputs_ABS, expected.inputs_ABS[:, own])
+        np.testing.assert_array_equal(batch.targets_ABS, expected.targets_ABS[:, own])
+    assert 0 < len(read) <= A * len(own) * part.total_steps
+    validation = ValidationData.of(*configs(), datasets)
+    assert validation is not None
+    for found, other in zip(validation.batches(np.array(own)), validation.batches(), strict=True):
+        np.testing.assert_array_equal(found.inputs_BS, other.inputs_BS[own])
+        assert found.real_rows == other.real_rows
+
+
 def test_leaving_early_stops_the_threads(datasets: dict[str, Dataset]) -> None:
     batches = training(datasets, epochs=50).batches(0)
     for _ in itertools.islice(batches, 3):
