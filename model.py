@@ -172,6 +172,8 @@ class GPT(nnx.Module):
 
     def _without_padding(self, logits_BSV: Array) -> Array:
         rows, tokens = logits_BSV.shape[-1], self.config.vocab_size
+        if rows == tokens:
+            return logits_BSV
         if not is_split("vocab"):
             return logits_BSV[..., :tokens]
         token_V = first_of_vocabulary(rows) + jnp.arange(rows)

@@ -207,11 +207,12 @@ def target_losses(logits_BSV: Array, targets_BS: Array) -> Array:
     where the target is negative, which means that it does not count. Where devices share the
     vocabulary, each has the logits of its part."""
     tokens = logits_BSV.shape[-1]
-    token_V = first_of_vocabulary(tokens) + jnp.arange(tokens)
+    own_BS = jnp.maximum(targets_BS, 0) - first_of_vocabulary(tokens)
+    is_here_BS = (own_BS >= 0) & (own_BS < tokens)
     largest_BS = shard.largest(jax.lax.stop_gradient(logits_BSV).max(axis=-1), TENSOR)
     logits_BSV = logits_BSV - largest_BS[..., None]
-    is_target_BSV = token_V == jnp.maximum(targets_BS, 0)[..., None]
-    target_BS = shard.summed(jnp.where(is_target_BSV, logits_BSV, 0).sum(axis=-1), TENSOR)
+    target_BS = jnp.take_along_axis(logits_BSV, jnp.where(is_here_BS, own_BS, 0)[..., None], -1)
+    target_BS = shard.summed(jnp.where(is_here_BS, target_BS[..., 0], 0), TENSOR)
     total_BS = shard.summed(jnp.exp(logits_BSV).sum(axis=-1), TENSOR)
     return jnp.where(targets_BS >= 0, jnp.log(total_BS) - target_BS, 0)
 
