@@ -43,6 +43,16 @@ def mesh_of(data: int, tensor: int = 1) -> Mesh:
     return create_mesh((data, tensor), devices=jax.devices()[: data * tensor])
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Leave the long tests out of a plain `pytest`; `pytest tests/faults` and any other choice of
+    tests runs all that it names."""
+    config.addinivalue_line("markers", "long: left out of a plain `pytest`")
+    is_plain = config.args_source is pytest.Config.ArgsSource.TESTPATHS
+    is_worker = hasattr(config, "workerinput")
+    if is_plain and not is_worker and not config.option.markexpr:
+        config.option.markexpr = "not long"
+
+
 @pytest.fixture
 def key() -> jax.Array:
     return jax.random.key(0)
