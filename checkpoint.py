@@ -62,13 +62,7 @@ class CheckpointMeta(StrictModel):
 
     def run_config(self) -> RunConfig:
         """The configs it was trained with; raises UserError where this version cannot read them."""
-        try:
-            return RunConfig(
-                ModelConfig.model_validate(self.model), TrainConfig.model_validate(self.train)
-            )
-        except ValidationError as error:
-            key = error.errors()[0]["loc"]
-            raise UserError(f"saved by another version of Rungs: {key} is not known here") from None
+        return run_config(self.model, self.train)
 
     def sealed(self) -> "CheckpointMeta":
         """With its own checksum."""
@@ -81,6 +75,15 @@ class CheckpointMeta(StrictModel):
     def _digest(self) -> str:
         content = self.model_dump(mode="json", exclude={"own_checksum"})
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def run_config(model: dict[str, Any], train: dict[str, Any]) -> RunConfig:
+    """Both configs as they were saved; raises UserError where this version cannot read them."""
+    try:
+        return RunConfig(ModelConfig.model_validate(model), TrainConfig.model_validate(train))
+    except ValidationError as error:
+        key = error.errors()[0]["loc"]
+        raise UserError(f"saved by another version of Rungs: {key} is not known here") from None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,6 +15,7 @@ import hosts
 import logs
 import metrics
 import runtime
+from capsule import Capsules
 from chart_drawer import ChartDrawer
 from checkpoint import Checkpoint, read_checkpoint
 from checkpointing import Saver, clean_up, restore, starting_weights
@@ -23,7 +24,8 @@ from data import TrainingData, ValidationData
 from dataset import open_dataset
 from dataset_folder import Dataset
 from devices import mesh_of, recorded_of
-from errors import UserError
+from errors import EXIT_FAILED, RunFailure, UserError
+from health import Health
 from metrics import MetricsLog, StepMetrics, Unrecorded
 from model import GPT
 from model_config import ModelConfig
@@ -86,7 +88,7 @@ def launch(run: RunFolder, config: RunConfig, start: Start, datasets_dir: Path) 
     # 5. What this start leaves behind moves aside; what a crash left half-done goes.
     hosts.done_by_first(lambda: _tidy(run, saved))
     # 6. The weights: those of the checkpoint, those to start from, or fresh ones.
-    model, optimizer = _model_and_optimizer(config, data.total_steps, mesh, saved, before)
+    model, optimizer = model_and_optimizer(config, data.total_steps, mesh, saved, before)
     drawer = ChartDrawer(run.path)
     trainer = Trainer(
         config=config,
@@ -99,6 +101,8 @@ def launch(run: RunFolder, config: RunConfig, start: Start, datasets_dir: Path) 
         first_step=saved.step + 1 if saved else 0,
         metrics=_metrics_log(run, saved),
         saver=_saver(run, config, provenance, before, drawer),
+        health=Health(config.train, _steps_before(run, saved)),
+        capsules=Capsules(run, config, data, recorded_of(config.train, mesh)),
     )
     # 7. The steps.
     _report_start(run, data, recorded_of(config.train, mesh), saved, before)
@@ -109,8 +113,14 @@ def launch(run: RunFolder, config: RunConfig, start: Start, datasets_dir: Path) 
 def _trained(run: RunFolder, trainer: Trainer, drawer: ChartDrawer) -> int:
     """Take the steps; returns the exit code."""
     with StopSignal() as stop:
-        last = trainer.train(stop)
-        drawer.finish()
+        try:
+            last = trainer.train(stop)
+        except RunFailure as failure:
+            for line in str(failure).splitlines():
+                log.error("%s", line)
+            return EXIT_FAILED
+        finally:
+            drawer.finish()
     is_stopped = last.global_step + 1 < trainer.data.total_steps
     hosts.done_by_first(lambda: _report_end(run, trainer.config, last, is_stopped))
     return (stop.exit_code or EXIT_STOPPED_ELSEWHERE) if is_stopped else 0
@@ -137,13 +147,14 @@ def _mistakes_in(run: RunFolder) -> Iterator[None]:
         raise UserError("\n".join(f"{run.path}/{line}" for line in lines)) from None
 
 
-def _model_and_optimizer(
+def model_and_optimizer(
     config: RunConfig,
     total_steps: int,
     mesh: Mesh,
     saved: Checkpoint | None,
     before: Weights | None,
 ) -> tuple[GPT, MultiSteps]:
+    """Those of a checkpoint or, where there is none, fresh ones with the weights to start from."""
     if saved is not None:
         return restore(saved, config, total_steps, mesh)
     weights = starting_weights(before, config, total_steps, mesh)
@@ -193,6 +204,12 @@ def _tidy(run: RunFolder, saved: Checkpoint | None) -> None:
     logs.keep(run.log)
     if aside is not None:
         log.info("moved aside to %s", aside)
+
+
+def _steps_before(run: RunFolder, saved: Checkpoint | None) -> list[StepMetrics]:
+    """What is recorded of the steps up to the checkpoint."""
+    last = saved.step if saved else -1
+    return [step for step in metrics.read(run.metrics) if step.global_step <= last]
 
 
 def _metrics_log(run: RunFolder, saved: Checkpoint | None) -> MetricsLog:

@@ -6,11 +6,13 @@ import logging
 import math
 import os
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from disk import sync_to_disk
 
 METRICS_FILE = "metrics.jsonl"
+
+Spike = Literal["seen", "skipped"]
 
 log = logging.getLogger("rungs")
 
@@ -40,11 +42,13 @@ class StepMetrics:
     """Mixture of experts: mean over layers; 1 where every expert gets as many tokens."""
     expert_tokens: list[list[int]] | None = None
     """Mixture of experts: tokens that went through each expert of each layer."""
+    spike: Spike | None = None
+    """Where the loss is far above those before (`health.py`): whether the update was left out."""
 
     def as_line(self) -> str:
         """The step's line in the file; what not every step has, only where this one has it."""
         values = {key: _finite(value) for key, value in dataclasses.asdict(self).items()}
-        for key in ("validation_loss", "load_balancing_loss", "expert_tokens"):
+        for key in ("validation_loss", "load_balancing_loss", "expert_tokens", "spike"):
             if values[key] is None:
                 del values[key]
         return json.dumps(values) + "\n"

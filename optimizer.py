@@ -25,7 +25,8 @@ class Update(NamedTuple):
     """Global norm of the mean gradient before clipping."""
     clipped: Array
     applied: Array
-    """False where no microbatch was finite: parameters and moments stayed as they were."""
+    """False where no microbatch was finite or the step was skipped: parameters and moments stayed
+    as they were."""
 
 
 class MultiSteps(nnx.Optimizer):
@@ -46,7 +47,9 @@ class MultiSteps(nnx.Optimizer):
         wrt = LowRankParam if train.lora else nnx.Param
         super().__init__(model, update_direction(train, model, wrt), wrt=wrt)
 
-    def update(self, model: nnx.Module, gradient_sum: Any, weight: Array) -> Update:  # type: ignore[override]
+    def update(  # type: ignore[override]
+        self, model: nnx.Module, gradient_sum: Any, weight: Array, skipped: Array | bool = False
+    ) -> Update:
         """Update the model on `gradient_sum / weight`.
 
         Args:
@@ -55,10 +58,11 @@ class MultiSteps(nnx.Optimizer):
                 parameters.
             weight: what those microbatches weigh together, a scalar: their number, where every
                 target counts.
+            skipped: whether model and moments are to stay as they are.
         """
         gradient = jax.tree.map(lambda g: g / jnp.where(weight > 0, weight, 1), gradient_sum)
         norm = optax.tree_utils.tree_norm(gradient)
-        applied = (weight > 0) & jnp.isfinite(norm)
+        applied = (weight > 0) & jnp.isfinite(norm) & ~jnp.asarray(skipped)
         learning_rate = self.schedule(self.step[...])
         super().update(model, gradient, learning_rate=learning_rate, applied=applied)
         limit = jnp.inf if self.clipping_max_norm is None else self.clipping_max_norm

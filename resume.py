@@ -91,6 +91,8 @@ def put_aside(run: RunFolder, saved: Checkpoint | None) -> Path | None:
     (aside / "checkpoints").mkdir()
     for path in sorted(later, reverse=True):
         path.rename(aside / "checkpoints" / path.name)
+    if saved is None and run.capsules.exists():
+        run.capsules.rename(aside / run.capsules.name)
     for path in records if saved is None else ():
         path.unlink()
     return aside

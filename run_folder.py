@@ -49,6 +49,11 @@ class RunFolder:
         return self.path / "aside"
 
     @property
+    def capsules(self) -> Path:
+        """Steps that went wrong, each with what it takes to look at it again."""
+        return self.path / "capsules"
+
+    @property
     def charts(self) -> list[Path]:
         return sorted(self.path.glob("*-chart.png"))
 

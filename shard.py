@@ -9,7 +9,6 @@ the same on one device and on many.
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax import Array
 
 DATA, TENSOR = "data", "tensor"
@@ -37,10 +36,10 @@ def largest(x: Array, axis: str) -> Array:
     return jax.lax.pmax(x, axis) if count(axis) > 1 else x
 
 
-def everywhere(holds: Array) -> Array:
-    """Whether a flag is set on every device of the mesh."""
+def least(x: Array) -> Array:
+    """The smallest of x on all devices of the mesh."""
     several = tuple(axis for axis in (DATA, TENSOR) if count(axis) > 1)
-    return jax.lax.pmin(holds.astype(jnp.int32), several) > 0 if several else holds
+    return jax.lax.pmin(x, several) if several else x
 
 
 def apart(x: Any, axis: str) -> Any:

@@ -11,12 +11,14 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import Array
 from jax.sharding import Mesh, PartitionSpec
 
 import shard
 from feed_forward import Routing
+from finite import NONE, first_not_finite
 from gathering import Gathering
 from layers import Dropout, first_of_vocabulary
 from model import GPT, Compute
@@ -33,8 +35,11 @@ class StepResult(NamedTuple):
     """Cross-entropy of each microbatch, nats per target that counts."""
     weights_A: Array
     """Share of each microbatch's targets that count."""
-    finite_A: Array
-    """Whether the microbatch counted: loss and gradient were finite."""
+    first_bad_A: Array
+    """The first of `finite.suspects` that was not finite in the microbatch, which was left out;
+    `finite.NONE` where all were."""
+    skipped: Array
+    """Whether the update was left out, as the step's loss was above its limit."""
     learning_rate: Array
     gradient_norm: Array
     clipped: Array
@@ -42,11 +47,24 @@ class StepResult(NamedTuple):
     """Mixture of experts: tokens per layer and expert (counts_LE) and the mean load-balancing
     loss, over all microbatches."""
 
+    @property
+    def finite_A(self) -> np.ndarray:
+        """Whether the microbatch counted: its loss and gradient were finite, and the norm of all
+        the gradients' sum."""
+        return (np.asarray(self.first_bad_A) == NONE) & np.isfinite(self.gradient_norm)
+
+    @property
+    def loss(self) -> float | None:
+        """Mean over the targets of the microbatches that counted; None where none did."""
+        losses = np.asarray(self.losses_A, np.float64)[self.finite_A]
+        weights = np.asarray(self.weights_A)[self.finite_A]
+        return float(np.average(losses, weights=weights)) if weights.sum() > 0 else None
+
 
 DROPOUT = 0xD0
 """Sets the random numbers of dropout apart from those that start the weights."""
 
-TrainStep = Callable[[GPT, MultiSteps, Array, Array], StepResult]
+TrainStep = Callable[..., StepResult]
 
 
 class Told(NamedTuple):
@@ -62,7 +80,8 @@ class Told(NamedTuple):
 def make_train_step(train: TrainConfig, mesh: Mesh | None = None) -> TrainStep:
     """A compiled function of (model, optimizer, inputs_ABS, targets_ABS) that trains one step.
 
-    Model and optimizer are updated in place, their old memory reused.
+    Model and optimizer are updated in place, their old memory reused. With a fifth argument, a
+    limit in nats, they stay as they are where the step's loss is above it.
 
     Args:
         mesh: that model and optimizer were created on; one device where absent.
@@ -70,19 +89,26 @@ def make_train_step(train: TrainConfig, mesh: Mesh | None = None) -> TrainStep:
     layout = Layout.of(train.sharding, mesh)
 
     def train_step(
-        model: GPT, optimizer: MultiSteps, inputs_ABS: Array, targets_ABS: Array
+        model: GPT,
+        optimizer: MultiSteps,
+        inputs_ABS: Array,
+        targets_ABS: Array,
+        loss_limit: Array | float = jnp.inf,
     ) -> StepResult:
-        key = jax.random.fold_in(jax.random.key(train.seed), DROPOUT)
-        key = jax.random.fold_in(key, optimizer.step[...])
+        key = dropout_key(train, optimizer.step[...])
         batch = inputs_ABS, targets_ABS, key
-        gradient_sum, told, finite_A = gradients(train, layout, model, optimizer.wrt, *batch)
+        gradient_sum, told, first_bad_A = gradients(train, layout, model, optimizer.wrt, *batch)
         losses_A, weights_A, routing = told
-        update = optimizer.update(model, gradient_sum, jnp.where(finite_A, weights_A, 0).sum())
+        is_finite_A = first_bad_A == NONE
+        weight = jnp.where(is_finite_A, weights_A, 0).sum()
+        skipped = jnp.where(is_finite_A, losses_A, 0).sum() > loss_limit * weight
+        update = optimizer.update(model, gradient_sum, weight, skipped)
         keep_layout(layout, model, optimizer)
         return StepResult(
             losses_A / weights_A,
             weights_A,
-            finite_A & update.applied,
+            first_bad_A,
+            skipped,
             update.learning_rate,
             update.gradient_norm,
             update.clipped,
@@ -90,6 +116,11 @@ def make_train_step(train: TrainConfig, mesh: Mesh | None = None) -> TrainStep:
         )
 
     return nnx.jit(train_step, donate_argnums=(0, 1))
+
+
+def dropout_key(train: TrainConfig, step: Array | int) -> Array:
+    """The key of a step's dropout."""
+    return jax.random.fold_in(jax.random.fold_in(jax.random.key(train.seed), DROPOUT), step)
 
 
 def gradients(
@@ -101,7 +132,7 @@ def gradients(
     targets_ABS: Array,
     key: Array,
 ) -> tuple[nnx.State, Told, Array]:
-    """The sum of the finite microbatches' gradients, what they tell, and which are finite_A.
+    """The sum of the finite microbatches' gradients, what they tell, and their `first_bad_A`.
 
     A device adds up its own gradients, which are summed over the devices once, at the end. Those
     of parameters that it has a part of are summed as they come: each whole would take the memory
@@ -159,14 +190,15 @@ def summed_gradients(
         (_, told), gradient = jax.value_and_grad(objective_of, has_aux=True)(
             trained, inputs_BS, targets_BS, sequences_B, key
         )
-        finite = shard.everywhere(all_finite((told.losses_A, gradient)))
-        total = jax.tree.map(lambda t, g: t + jnp.where(finite, g, 0), total, gradient)
-        return total, (told, finite)
+        first_bad = shard.least(first_not_finite((told.losses_A, gradient)))
+        counts = first_bad == NONE
+        total = jax.tree.map(lambda t, g: t + jnp.where(counts, g, 0), total, gradient)
+        return total, (told, first_bad)
 
     nothing = jax.tree.map(jnp.zeros_like, trained)
     batches = inputs_ABS, targets_ABS, jnp.arange(count)
-    total, (told, finite_A) = jax.lax.scan(microbatch, nothing, batches)
-    return total, told, finite_A
+    total, (told, first_bad_A) = jax.lax.scan(microbatch, nothing, batches)
+    return total, told, first_bad_A
 
 
 def objective(
@@ -215,11 +247,6 @@ def target_losses(logits_BSV: Array, targets_BS: Array) -> Array:
     target_BS = shard.summed(jnp.where(is_here_BS, target_BS[..., 0], 0), TENSOR)
     total_BS = shard.summed(jnp.exp(logits_BSV).sum(axis=-1), TENSOR)
     return jnp.where(targets_BS >= 0, jnp.log(total_BS) - target_BS, 0)
-
-
-def all_finite(tree: Any) -> Array:
-    """Whether no element of any array in the tree is NaN or infinite."""
-    return jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]).all()
 
 
 def dtype_of(train: TrainConfig) -> jnp.dtype:

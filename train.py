@@ -34,6 +34,11 @@ from run_folder import RunFolder, Start, create_like, find_run
 @click.option("--fresh", is_flag=True, help="Start over; what was there moves aside.")
 @click.option("--extend", is_flag=True, help="Go on with more tokens or epochs than before.")
 @click.option(
+    "--replay",
+    metavar="CAPSULE",
+    help="Do a step again that went wrong (`step-000123`), and name its first bad tensor.",
+)
+@click.option(
     "--coordinator",
     metavar="HOST:PORT",
     help="Of several processes that train together: where process 0 is. Slurm, Open MPI, Kubernetes"
@@ -51,6 +56,7 @@ def main(
     rewind_to: str | None,
     fresh: bool,
     extend: bool,
+    replay: str | None,
     coordinator: str | None,
     processes: int | None,
     process: int | None,
@@ -64,8 +70,14 @@ def main(
     cluster = find_cluster(coordinator, processes, process)
     if cluster and like:
         raise UserError("--like: make the run folder with one process, then start them all")
+    if replay and (fresh or rewind_to or extend or like or cluster):
+        raise UserError("--replay: goes with no other option but --datasets-dir")
     logs.say()
     folder = RunFolder(create_like(run, like, settings) if like else find_run(run))
+    if replay:
+        from replay import replay as replayed
+
+        sys.exit(replayed(folder, replay, find_datasets_dir(datasets_dir)))
     config = load_run(folder.path)
     with _held(folder, config, cluster):
         # JAX takes seconds to import; a mistake in a config is told before that.

@@ -111,10 +111,12 @@ class TrainConfig(Config):
             "remat",
             "scan_unroll",
             "deterministic",
+            "max_non_finite_steps",
+            "skip_spikes",
         }
     )
     """Keys that may differ between two starts of one run: they change neither the mathematics
-    nor the order of the data."""
+    nor the order of the data, but for steps that have gone wrong."""
 
     dataset: NameOrMixture
     """Name of a dataset: `python-stdlib` (built in), a folder under `datasets/`, or a hub id
@@ -169,6 +171,13 @@ class TrainConfig(Config):
     """What weight decay acts on: kernels and embeddings only, or biases and norms as well."""
     clipping_max_norm: Positive | None = None
     """Largest global norm of a step's gradient; a larger one is scaled down to it. null: off."""
+    skip_spikes: bool = False
+    """Whether a step whose loss is a spike leaves weights and optimizer state as they are. A spike
+    is more than 1.5 times the median of up to 128 steps before, and more than six standard
+    deviations above it."""
+    max_non_finite_steps: Size = 10
+    """Stop after so many steps in a row in which every microbatch had a loss or gradient that was
+    NaN or infinite."""
     drop_rate: BelowOne = 0.0
     """Dropout after the embedding, on attention weights and on each sub-layer's output."""
     load_balancing_weight: Annotated[float, Field(ge=0)] = 0.01

@@ -8,18 +8,22 @@ from collections.abc import Iterable, Iterator
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from tqdm import tqdm
 
+from capsule import Capsules
 from checkpoint import CheckpointMeta, installed_versions
 from checkpointing import Saver, utc_now
 from config import RunConfig
 from data import TrainingData, ValidationData
 from devices import recorded_of
+from errors import RunFailure
 from evaluation import make_evaluation_step, mean_loss
+from finite import NONE, not_finite, suspects
+from health import Health
 from hosts import AnyHost, is_first
 from logs import TERMINAL
-from metrics import MetricsLog, StepMetrics
+from metrics import MetricsLog, Spike, StepMetrics
 from model import GPT
 from optimizer import MultiSteps
 from provenance import Provenance
@@ -46,10 +50,14 @@ class Trainer:
     first_step: int
     metrics: MetricsLog
     saver: Saver
+    health: Health
+    capsules: Capsules
 
     def __post_init__(self) -> None:
         self._train_step = make_train_step(self.config.train, self.mesh)
         self._evaluation_step = make_evaluation_step(self.config.train, self.mesh)
+        self._suspects = suspects(self.model, self.optimizer.wrt)
+        self._skipped_steps: list[int] = []
         self._clock = Clock()
 
     def train(self, stop: StopSignal) -> StepMetrics:
@@ -67,8 +75,9 @@ class Trainer:
         with self._bar(steps) as bar, self.saver, self.metrics:
             unread: tuple[int, StepResult] | None = None
             for step, batch in zip(steps, placed_ahead(self.mesh, batches, size), strict=True):
+                limit = self._loss_limit(step)
                 with jax.transfer_guard("disallow"):
-                    result = self._train_step(self.model, self.optimizer, *batch)
+                    result = self._train_step(self.model, self.optimizer, *batch, *limit)
                 if unread is not None:
                     self._record(self._read(*unread), bar)
                 unread = step, result
@@ -80,6 +89,14 @@ class Trainer:
                     break
                 self.saver.raise_failure()
         return latest
+
+    def _loss_limit(self, step: int) -> tuple[jax.Array, ...]:
+        """For the step to skip spikes by, if it is to."""
+        if not self.config.train.skip_spikes:
+            return ()
+        limit = np.float32(self.health.loss_limit(step))
+        everywhere = NamedSharding(self.mesh, PartitionSpec())
+        return (jax.make_array_from_callback((), everywhere, lambda _: limit),)
 
     def _is_due(self, step: int) -> bool:
         last = self.data.total_steps - 1
@@ -93,6 +110,7 @@ class Trainer:
             metrics = dataclasses.replace(metrics, validation_loss=self._validate(step))
         self._record(metrics, bar)
         self.metrics.sync()
+        self._refuse_bad_state(step, self.model, self.optimizer)
         self.saver.save(self.model, self.optimizer, self._meta(metrics, due))
         return metrics
 
@@ -110,14 +128,14 @@ class Trainer:
         values = StepResult(*jax.device_get(tuple(result)))
         seconds = self._clock.lap()
         finite, routing = values.finite_A, values.routing
-        losses = values.losses_A[finite].astype(np.float64)
+        if not finite.all():
+            self._say_what_is_bad(step, values)
+        loss = values.loss
         tokens = self.data.tokens_per_step
         return StepMetrics(
             global_step=step,
             tokens_seen=(step + 1) * tokens,
-            train_loss=float(np.average(losses, weights=values.weights_A[finite]))
-            if finite.any()
-            else None,
+            train_loss=loss,
             learning_rate=float(values.learning_rate),
             gradient_norm=float(values.gradient_norm),
             clipped=bool(values.clipped),
@@ -126,22 +144,60 @@ class Trainer:
             tokens_per_second=tokens / seconds,
             load_balancing_loss=float(routing.balance_loss) if routing else None,
             expert_tokens=routing.counts_E.tolist() if routing else None,
+            spike=self._spike(step, loss, bool(values.skipped)),
+        )
+
+    def _spike(self, step: int, loss: float | None, is_skipped: bool) -> Spike | None:
+        limit = self.health.loss_limit(step)
+        if is_skipped:
+            self._skipped_steps.append(step)
+            left_out = "left out: weights and optimizer state are as before"
+        elif loss is not None and loss > limit:
+            left_out = 'trained on; "skip_spikes": true would leave it out'
+        else:
+            return None
+        log.warning(
+            "step %d: the loss, %.4g, is a spike, above %.4g; %s", step, loss, limit, left_out
+        )
+        return "skipped" if is_skipped else "seen"
+
+    def _say_what_is_bad(self, step: int, values: StepResult) -> None:
+        bad = {
+            int(number): "the norm of the gradients' sum"
+            if first == NONE
+            else self._suspects[first]
+            for number, first in enumerate(values.first_bad_A)
+            if not values.finite_A[number]
+        }
+        kept = self.capsules.keep(step, bad, self._skipped_steps)
+        log.warning(
+            "step %d: %d of %d microbatches left out: %s of microbatch %d is not finite; %s",
+            *(step, len(bad), len(values.first_bad_A), *reversed(next(iter(bad.items())))),
+            kept,
         )
 
     def _record(self, metrics: StepMetrics, bar: tqdm) -> None:
         self.metrics.append(metrics)
-        if dropped := metrics.dropped_microbatches:
-            log.warning(
-                "step %d: %d microbatches with a loss or gradient that is not finite, left out",
-                metrics.global_step,
-                dropped,
-            )
+        self.health.note(metrics)
+        if metrics.train_loss is None:
+            self._refuse_bad_state(metrics.global_step, self.model)
+            self.health.refuse_to_go_on(metrics.global_step)
         loss = "none" if metrics.train_loss is None else f"{metrics.train_loss:.4f}"
         shown = {"loss": loss, "lr": f"{metrics.learning_rate:.2e}"}
         if metrics.validation_loss is not None:
             shown["validation"] = f"{metrics.validation_loss:.4f}"
         bar.set_postfix({**shown, "tok/s": f"{metrics.tokens_per_second:,.0f}"}, refresh=False)
         bar.update()
+
+    def _refuse_bad_state(self, step: int, *state: GPT | MultiSteps) -> None:
+        """Raises RunFailure where a parameter or a moment is not finite."""
+        if names := not_finite(*state):
+            kept = self.capsules.keep(step, {}, self._skipped_steps)
+            others = f" and {len(names) - 1} more" * (len(names) > 1)
+            raise RunFailure(
+                f"step {step}: {names[0]}{others} not finite; stopped, and not saved: the same"
+                f" command goes on from the newest checkpoint; {kept}"
+            )
 
     def _meta(self, metrics: StepMetrics, due: bool) -> CheckpointMeta:
         loss = metrics.train_loss if self.validation is None else metrics.validation_loss

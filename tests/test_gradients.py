@@ -32,6 +32,7 @@ from sharded_models import (
 
 from config import RunConfig
 from feed_forward import Routing
+from finite import NONE, suspects
 from layers import Dropout
 from model import GPT
 from optimizer import MultiSteps
@@ -44,6 +45,7 @@ ROUNDING = 1e-4
 gradients of the llama here by up to 3e-5 and those of the others by 2e-6; a device's sum that is
 missing or counted twice changes them by some hundredths."""
 KEY = jax.random.key(3)
+EMBEDDING = "the gradient of token_embedding.embedding"
 EVERY_PROJECTION = {
     "lora": {
         "rank": 3,
@@ -154,8 +156,8 @@ def on_mesh(architecture: str, mode: str, data: int, tensor: int, *train: Any) -
 
 
 def outcome(one: OnMesh, accumulation: int) -> Outcome:
-    gradient, told, finite_A = one.gradients(*step_batch(accumulation))
-    assert finite_A.tolist() == [True] * accumulation
+    gradient, told, first_bad_A = one.gradients(*step_batch(accumulation))
+    assert first_bad_A.tolist() == [NONE] * accumulation
     found = arrays_of(gradient, one.shapes)
     return Outcome(found, np.asarray(told.losses_A), np.asarray(told.weights_A), told.routing)
 
@@ -220,24 +222,25 @@ def with_rare_token() -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize(
-    ("architecture", "mode", "data", "tensor", "train", "value"),
+    ("architecture", "mode", "data", "tensor", "train", "value", "named"),
     [
-        ("gpt2", "fsdp", 8, 1, (THRICE,), np.nan),
-        ("gpt2", "fsdp_tp", 4, 2, (), np.inf),
+        ("gpt2", "fsdp", 8, 1, (THRICE,), np.nan, "the loss"),
+        ("gpt2", "fsdp_tp", 4, 2, (), np.inf, "the loss"),
         # a row of zeros has a finite loss, and on the device that has it no gradient
-        ("no-layers", "dp", 8, 1, (), 0.0),
-        ("no-layers", "tp", 1, 8, (), 0.0),
-        ("no-layers", "fsdp_tp", 4, 2, (), 0.0),
+        ("no-layers", "dp", 8, 1, (), 0.0, EMBEDDING),
+        ("no-layers", "tp", 1, 8, (), 0.0, EMBEDDING),
+        ("no-layers", "fsdp_tp", 4, 2, (), 0.0, EMBEDDING),
     ],
 )
 def test_what_is_not_finite_on_one_device_costs_its_microbatch_on_all(
-    architecture: str, mode: str, data: int, tensor: int, train: Any, value: float
+    architecture: str, mode: str, data: int, tensor: int, train: Any, value: float, named: str
 ) -> None:
     one = poisoned(on_mesh(architecture, mode, data, tensor, *train), RARE, value)
-    gradient, told, finite_A = one.gradients(*with_rare_token())
-    assert finite_A.tolist() == [True, False]
-    for shard in finite_A.addressable_shards:
-        assert np.asarray(shard.data).tolist() == [True, False]
+    gradient, told, first_bad_A = one.gradients(*with_rare_token())
+    assert first_bad_A[0] == NONE
+    assert suspects(one.model, nnx.Param)[first_bad_A[1]] == named
+    for shard in first_bad_A.addressable_shards:
+        assert np.asarray(shard.data).tolist() == first_bad_A.tolist()
     assert bool(np.isfinite(told.losses_A[1])) == (value == 0.0)
     first = expected(architecture, 2, seen=SEQUENCES // 2)
     assert_close(arrays_of(gradient, one.shapes), first.gradients, ROUNDING)

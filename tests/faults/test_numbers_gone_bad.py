@@ -1,0 +1,327 @@
+"""Losses, gradients and weights that are no number; losses that are far too large.
+
+The datasets here have a rare token, in the steps that a test says, so that a fault meets these
+steps only: its embedding is finite but overflows when it is squared, or its targets have a loss
+that is not what it should be.
+"""
+
+import json
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+from tiny_run import assert_same_outcome, final_arrays, make_dataset, make_run
+
+import config
+import launch
+import metrics
+import replay
+import step
+import trainer
+from capsule import MOST_CAPSULES
+from checkpointing import list_checkpoints
+from errors import EXIT_FAILED, UserError
+from model import GPT
+from run_folder import RunFolder, Start
+from weights_file import Weights
+
+pytestmark = pytest.mark.long
+
+RARE = 63
+STEP_TOKENS, MICROBATCH_TOKENS = 128, 64
+
+
+@pytest.fixture(autouse=True)
+def messages(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    logging.getLogger("rungs").propagate = True
+    with caplog.at_level(logging.INFO, "rungs"):
+        yield caplog
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Callable[..., tuple[RunFolder, Path]]:
+    """A run, and its datasets with the rare token in these microbatches: (step, microbatch)."""
+
+    def make(places: list[tuple[int, int]], **train: Any) -> tuple[RunFolder, Path]:
+        datasets = tmp_path / "datasets"
+        make_dataset(datasets)
+        for split in ("train", "validation"):
+            path = datasets / "tiny" / f"{split}.safetensors"
+            tokens = load_file(path)["tokens"] % RARE
+            for at, number in places if split == "train" else ():
+                tokens[at * STEP_TOKENS + number * MICROBATCH_TOKENS + 5] = RARE
+            save_file({"tokens": tokens}, path)
+        run = make_run(tmp_path / "run", keep_checkpoints=-1, **train)
+        return run, datasets
+
+    return make
+
+
+def go(run: RunFolder, datasets: Path, **start: Any) -> int:
+    return launch.launch(run, config.load_run(run.path), Start(**start), datasets)
+
+
+def overflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Begin with an embedding of the rare token whose square is infinite."""
+    create = launch.create_model_and_optimizer
+
+    def with_large_row(*args: Any) -> Any:
+        model, optimizer = create(*args)
+        table = model.token_embedding.embedding
+        rows = np.array(table[...])
+        rows[RARE] = 1e38
+        table.set_value(jax.device_put(rows, table[...].sharding))
+        return model, optimizer
+
+    monkeypatch.setattr(launch, "create_model_and_optimizer", with_large_row)
+
+
+def change_losses(
+    monkeypatch: pytest.MonkeyPatch, change: Callable[[jax.Array, jax.Array], jax.Array]
+) -> None:
+    """In training and its replay: losses_BS as `change` makes them, of losses_BS and of where the
+    target is the rare token."""
+    losses_of = step.target_losses
+
+    def changed(logits_BSV: jax.Array, targets_BS: jax.Array) -> jax.Array:
+        return change(losses_of(logits_BSV, targets_BS), targets_BS == RARE)
+
+    for module in (step, replay):
+        monkeypatch.setattr(module, "target_losses", changed)
+
+
+def weights_of(run: RunFolder) -> dict[int, dict[str, np.ndarray]]:
+    """Of each checkpoint, all whole and of finite numbers."""
+    found = {}
+    for checkpoint in list_checkpoints(run.checkpoints):
+        assert checkpoint.damage() == []
+        weights = Weights(checkpoint.folder / "model.safetensors")
+        found[checkpoint.step] = {name: weights.array(name) for name in weights.names()}
+        assert all(np.isfinite(array).all() for array in found[checkpoint.step].values())
+    return found
+
+
+def assert_equal(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> None:
+    assert one.keys() == other.keys()
+    assert all(one[name].tobytes() == array.tobytes() for name, array in other.items())
+
+
+def test_a_microbatch_without_a_loss_is_left_out_and_kept_and_its_replay_names_the_tensor(
+    make: Any, monkeypatch: pytest.MonkeyPatch, messages: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, datasets = make([(7, 1), (12, 0)])
+    overflow(monkeypatch)
+    assert go(run, datasets) == 0
+    monkeypatch.undo()
+    steps = metrics.read(run.metrics)
+    assert [s.global_step for s in steps if s.dropped_microbatches] == [7, 12]
+    assert all(s.train_loss is not None and s.gradient_norm is not None for s in steps)
+    assert (
+        "step 7: 1 of 2 microbatches left out: the loss of microbatch 1 is not finite; to look at"
+        f" it: uv run train.py {run.path} --replay step-000007"
+    ) in messages.text
+    assert list(weights_of(run)) == [0, 5, 10, 15, 20, 23]
+    assert sorted(path.name for path in run.capsules.iterdir()) == ["step-000007", "step-000012"]
+
+    before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
+    capsys.readouterr()
+    assert replay.replay(run, "step-000007", datasets) == EXIT_FAILED
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1] == "microbatch 1, which was left out because of the loss"
+    assert lines[-1] == "blocks.0.attention_norm is the first that is not finite"
+    # sequence 0 and token 5 of it
+    assert "32 of 2,048 not finite, the first at [0, 5, 0]" in lines[-2]
+    assert all("not finite" not in line for line in lines[:-2])
+    assert {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()} == before
+
+
+def test_a_step_without_a_number_at_a_checkpoint_changes_nothing(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, datasets = make([(10, 0), (10, 1)], checkpoint_interval=1)
+    overflow(monkeypatch)
+    assert go(run, datasets) == 0
+    weights = weights_of(run)
+    assert_equal(weights[10], weights[9])
+    assert any((weights[11][name] != array).any() for name, array in weights[10].items())
+    assert [s.train_loss for s in metrics.read(run.metrics)].index(None) == 10
+
+
+def test_a_run_that_only_fails_stops_with_a_verdict(
+    make: Any, monkeypatch: pytest.MonkeyPatch, messages: Any
+) -> None:
+    bad = [(number, part) for number in range(8, 24) for part in (0, 1)]
+    run, datasets = make([(3, 0), (3, 1), *bad], max_non_finite_steps=4)
+    overflow(monkeypatch)
+    assert go(run, datasets) == EXIT_FAILED
+    assert "step 11: no finite loss and gradient in 4 steps in a row; stopped" in messages.text
+    weights = weights_of(run)
+    assert list(weights) == [0, 5, 10]
+    assert [s.global_step for s in metrics.read(run.metrics)] == list(range(12))
+    messages.clear()
+    assert go(run, datasets) == EXIT_FAILED
+    assert "step 11: no finite loss and gradient in 4 steps in a row; stopped" in messages.text
+    assert "4 steps before" not in messages.text
+    assert_equal(weights_of(run)[10], weights[10])
+    config_file = run.path / "train.json"
+    keys = json.loads(config_file.read_text())
+    config_file.write_text(json.dumps(keys | {"max_non_finite_steps": 100}))
+    assert go(run, datasets) == 0
+    assert len(list(run.capsules.glob("step-*"))) == MOST_CAPSULES
+
+
+def test_a_gradient_without_a_number_is_named_where_the_way_back_meets_it(
+    make: Any, monkeypatch: pytest.MonkeyPatch, messages: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, datasets = make([(7, 0)], drop_rate=0.2)
+    # zero, of which the root has an infinite derivative
+    change_losses(monkeypatch, lambda loss, rare: loss + jnp.sqrt(jnp.where(rare, 0 * loss, 1)) - 1)
+    assert go(run, datasets) == 0
+    assert "step 7: 1 of 2 microbatches left out: the gradient of blocks." in messages.text
+    weights_of(run)
+    capsys.readouterr()
+    assert replay.replay(run, "step-000007", datasets) == EXIT_FAILED
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == "gradient of the logits is the first that is not finite"
+    assert [line.split()[0] for line in lines[-5:-2]] == ["final_norm", "head", "the"]
+
+
+def test_weights_that_are_no_numbers_are_never_saved(
+    make: Any, monkeypatch: pytest.MonkeyPatch, messages: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As of a bit that a memory lost: the next step has no finite loss."""
+    run, datasets = make([])
+    make_step = trainer.make_train_step
+    taken = 0
+
+    def made(*args: Any) -> Any:
+        train_step = make_step(*args)
+
+        def step_then_lose_a_bit(model: GPT, *rest: Any) -> Any:
+            nonlocal taken
+            result = train_step(model, *rest)
+            taken += 1
+            if taken == 8:
+                with jax.transfer_guard("allow"):
+                    scale = model.final_norm.scale  # type: ignore[union-attr]
+                    scale[...] = scale[...].at[3].set(jnp.nan)
+            return result
+
+        return step_then_lose_a_bit
+
+    monkeypatch.setattr(trainer, "make_train_step", made)
+    assert go(run, datasets) == EXIT_FAILED
+    assert "step 8: final_norm.scale not finite; stopped, and not saved" in messages.text
+    assert list(weights_of(run)) == [0, 5]
+    assert replay.replay(run, "step-000008", datasets) == 0
+    said = capsys.readouterr().out
+    assert "all finite: this time nothing went wrong, so the hardware may have" in said
+    assert go(run, datasets) == 0
+    assert [s.global_step for s in metrics.read(run.metrics)] == list(range(24))
+    assert all(s.train_loss is not None for s in metrics.read(run.metrics))
+
+
+def test_moments_that_overflow_are_never_saved_and_the_replay_names_step_and_moment(
+    make: Any, monkeypatch: pytest.MonkeyPatch, messages: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A gradient of 1e25 is finite, its square is not."""
+    run, datasets = make([(7, 0)], clipping_max_norm=None)
+    change_losses(monkeypatch, lambda loss, rare: jnp.where(rare, 1e25, 1) * loss)
+    monkeypatch.setattr("optimizer.optax.tree_utils.tree_norm", norm_of_large_numbers)
+    assert go(run, datasets) == EXIT_FAILED
+    assert "step 10: opt_state.1.nu." in messages.text
+    assert list(weights_of(run)) == [0, 5]
+    assert replay.replay(run, "step-000010", datasets) == EXIT_FAILED
+    assert "after step 7: opt_state.1.nu." in capsys.readouterr().out
+
+
+def norm_of_large_numbers(tree: Any) -> jax.Array:
+    """The squares of the elements need not be finite."""
+    leaves = [leaf.ravel() / 1e25 for leaf in jax.tree.leaves(tree)]
+    return 1e25 * jnp.linalg.norm(jnp.concatenate(leaves))
+
+
+@pytest.mark.parametrize("skips", [False, True])
+def test_a_spike_is_seen_and_recorded_and_left_out_on_request(
+    skips: bool, make: Any, monkeypatch: pytest.MonkeyPatch, messages: Any, tmp_path: Path
+) -> None:
+    longer = {"min_train_tokens": 44 * STEP_TOKENS, "checkpoint_interval": 1}
+    run, datasets = make([(40, 0), (40, 1)], skip_spikes=skips, **longer)
+    change_losses(monkeypatch, lambda loss, rare: jnp.where(rare.any(), 100, 1) * loss)
+    assert go(run, datasets) == 0
+    steps = metrics.read(run.metrics)
+    spikes = {s.global_step: s.spike for s in steps if s.spike}
+    assert spikes == {40: "skipped" if skips else "seen"}
+    assert steps[40].train_loss is not None
+    assert steps[39].train_loss is not None
+    assert steps[40].train_loss > 50 * steps[39].train_loss
+    assert "step 40: the loss, " in messages.text
+    weights = weights_of(run)
+    changed = [name for name, array in weights[40].items() if (array != weights[39][name]).any()]
+    assert bool(changed) != skips
+    # interrupted on the way, it comes to the same end: the limits are those of the whole run
+    uninterrupted = make_run(tmp_path / "uninterrupted", skip_spikes=skips, **longer)
+    assert go(uninterrupted, datasets) == 0
+    assert go(run, datasets, rewind_to="step-000039") == 0
+    assert_same_outcome(run, uninterrupted)
+
+
+def test_a_skipped_step_leaves_the_moments_and_moves_the_schedule(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    longer = {"min_train_tokens": 41 * STEP_TOKENS, "checkpoint_interval": 1}
+    run, datasets = make([(40, 0), (40, 1)], skip_spikes=True, **longer)
+    change_losses(monkeypatch, lambda loss, rare: jnp.where(rare.any(), 100, 1) * loss)
+    assert go(run, datasets) == 0
+    after = final_arrays(run)
+    before = arrays_before_last(run)
+    assert after.pop("optimizer.step") == before.pop("optimizer.step") + 1
+    assert_equal(after, before)
+
+
+def arrays_before_last(run: RunFolder) -> dict[str, np.ndarray]:
+    last = list_checkpoints(run.checkpoints)[-1].folder
+    last.rename(run.path / "last")
+    return final_arrays(run)
+
+
+def test_a_capsule_that_is_not_there_or_damaged_is_refused(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, datasets = make([(7, 1)])
+    with pytest.raises(UserError, match=r"--replay step-000007: no such capsule in .* none"):
+        replay.replay(run, "step-000007", datasets)
+    overflow(monkeypatch)
+    assert go(run, datasets) == 0
+    capsule = run.capsules / "step-000007"
+    for name in ("capsule.json", "batch.safetensors"):
+        content = (capsule / name).read_bytes()
+        (capsule / name).write_bytes(content[: len(content) // 2])
+        with pytest.raises(UserError, match=name):
+            replay.replay(run, "step-000007", datasets)
+        (capsule / name).write_bytes(content)
+    weights = capsule / "checkpoint" / "model.safetensors"
+    content = weights.read_bytes()
+    weights.unlink()
+    weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(UserError, match=r"damaged \(model.safetensors\)"):
+        replay.replay(run, "step-000007", datasets)
+
+
+def test_a_step_before_the_first_checkpoint_is_replayed_from_the_start(
+    make: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, datasets = make([(0, 1)])
+    overflow(monkeypatch)
+    assert go(run, datasets) == 0
+    capsys.readouterr()
+    assert replay.replay(run, "step-000000", datasets) == EXIT_FAILED
+    said = capsys.readouterr().out
+    assert "step 0, from the start: 0 steps trained again" in said
+    assert "blocks.0.attention_norm is the first that is not finite" in said
