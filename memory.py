@@ -1,0 +1,135 @@
+"""Where the memory of a training step goes on each device, counted without computing anything; and
+how it would go for a step that computes the same in less. Axes as in `model.py`.
+"""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jax.sharding import Mesh, PartitionSpec
+
+from config import RunConfig
+from data import sequence_length
+from gathering import Gathering
+from shard import DATA, TENSOR
+from sharding import Layout
+from state import AbstractArrays, AbstractState
+from step import dtype_of, objective
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """Bytes on each device while a step runs."""
+
+    parameters: int
+    moments: int
+    """The optimizer's state."""
+    gradients: int
+    """Those of a microbatch, and the sum of them."""
+    activations: int
+    """What the forward pass of a microbatch keeps for the backward pass, and what of a layer that
+    computes again, but for the logits."""
+    logits: int
+    """A microbatch's logits, what the loss keeps of them, and their gradient."""
+
+    @property
+    def total(self) -> int:
+        return sum(dataclasses.astuple(self))
+
+    def with_rows(self, rows: int, before: int) -> "Memory":
+        """Of a microbatch of `rows` sequences, where this is of one of `before`."""
+        activations, logits = (n * rows // before for n in (self.activations, self.logits))
+        return dataclasses.replace(self, activations=activations, logits=logits)
+
+
+def memory_of(config: RunConfig, mesh: Mesh) -> Memory:
+    """The memory of a run's step.
+
+    Parameters, moments and gradients are exact. Activations and logits are what the derivative of
+    the loss keeps; the compiler drops some of it, and needs room for what comes between.
+
+    Args:
+        mesh: of devices there are, in the mode of `config.train.sharding`.
+    """
+    abstract = AbstractState(config, 1, mesh)
+    trained = {name: abstract.weights[name] for name in abstract.trained}
+    activations, logits = _kept_for_backward(config, mesh, abstract)
+    if config.train.remat != "none":
+        without = RunConfig(config.model, config.train.model_copy(update={"remat": "none"}))
+        of_all_layers = _kept_for_backward(without, mesh, abstract)[0]
+        activations += max(of_all_layers - activations, 0) // max(config.model.n_layers, 1)
+    return Memory(
+        parameters=_bytes_per_device(abstract.weights),
+        moments=_bytes_per_device(abstract.optimizer),
+        gradients=2 * _bytes_per_device(trained),
+        activations=activations,
+        logits=logits,
+    )
+
+
+def _kept_for_backward(config: RunConfig, mesh: Mesh, abstract: AbstractState) -> tuple[int, int]:
+    """Bytes of a microbatch's activations and of its logits.
+
+    What is kept for twice as many sequences is compared: what has grown is theirs, the rest are
+    weights.
+    """
+    rows = config.train.microbatch_size // mesh.shape[DATA]
+    once, twice = (_residuals(config, mesh, abstract, count * rows) for count in (1, 2))
+    of_rows = [(one, _bytes(two) - _bytes(one)) for one, two in zip(once, twice, strict=True)]
+    vocabulary = Layout(mesh).padded(config.model.vocab_size) // mesh.shape[TENSOR]
+    logits = [n for array, n in of_rows if array.ndim == 3 and array.shape[-1] == vocabulary]
+    return sum(size for _, size in of_rows) - sum(logits), sum(logits) + max(logits, default=0)
+
+
+def _residuals(
+    config: RunConfig, mesh: Mesh, abstract: AbstractState, rows: int
+) -> list[jax.ShapeDtypeStruct]:
+    """What a device keeps of the forward pass of so many sequences for the backward pass."""
+    train, layout = config.train, Layout.of(config.train.sharding, mesh)
+    model, optimizer = abstract.fill(abstract.weights, abstract.optimizer)  # type: ignore[arg-type]
+    graph, *states = nnx.split(model, optimizer.wrt, ...)
+    gathering = Gathering(layout, model, dtype_of(train))
+    found: list[jax.ShapeDtypeStruct] = []
+
+    def on_each_device(
+        trained: nnx.State, frozen: nnx.State, inputs_BS: Array, targets_BS: Array
+    ) -> Array:
+        def loss_of(trained: nnx.State) -> Array:
+            model = nnx.merge(graph, trained, frozen, copy=True)
+            batch = inputs_BS, targets_BS, jnp.arange(rows), jax.random.key(0)
+            return objective(train, gathering, model, *batch)[0]
+
+        _, pull = jax.vjp(loss_of, trained)
+        found.extend(jax.typeof(leaf) for leaf in jax.tree.leaves(pull))
+        return jnp.zeros(())
+
+    batch = layout.batch_spec(2)
+    shape = rows * mesh.shape[DATA], sequence_length(train, config.model)
+    tokens = jax.ShapeDtypeStruct(shape, jnp.int32)
+    jax.eval_shape(
+        jax.shard_map(
+            on_each_device,
+            mesh=mesh,
+            in_specs=(*map(layout.specs, states), batch, batch),
+            out_specs=PartitionSpec(),
+        ),
+        *states,
+        tokens,
+        tokens,
+    )
+    return found
+
+
+def _bytes_per_device(arrays: AbstractArrays) -> int:
+    return sum(
+        math.prod(array.sharding.shard_shape(array.shape)) * array.dtype.itemsize
+        for array in arrays.values()
+        if array.sharding is not None
+    )
+
+
+def _bytes(array: jax.ShapeDtypeStruct) -> int:
+    return math.prod(array.shape) * array.dtype.itemsize
