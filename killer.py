@@ -55,8 +55,6 @@ class Sight(NamedTuple):
             return "start, before anything was compiled"
         if self.phase == "compile":
             return f"compilation, before step {self.step}"
-        if self.phase == "end":
-            return "end, after the last step"
         before = "save of " if self.phase == "save" else ""
         return f"{before}step {self.step}" + " or its validation" * (self.phase == "validation")
 
@@ -111,12 +109,11 @@ class Process:
             time.sleep(_SECONDS_BETWEEN_LOOKS)
 
     def kill(self) -> Kill | None:
-        """Kill it; None where it had ended by itself."""
-        if self._process.poll() is None:
-            self._process.kill()
-        if self._process.wait() == 0:
-            return None
-        return Kill(self.sight(), time.monotonic() - self._began)
+        """Kill it; None where that came too late: the last checkpoint stands."""
+        self._process.kill()
+        self._process.wait()
+        sight = self.sight()
+        return None if sight.phase == "end" else Kill(sight, time.monotonic() - self._began)
 
     def finish(self) -> None:
         """Wait for its end.
@@ -169,7 +166,7 @@ class Killer:
         return phases
 
     def _hit(self, phase: Phase, steps: range) -> Kill:
-        """Kill a process; one that ended before does not count, and all it did is undone."""
+        """Kill a process; one that came to its end does not count, and all it did is undone."""
         before = self._run.path.with_name(f".{self._run.path.name}")
         wanted: tuple[Phase, ...] = (phase,)
         for _ in range(_MOST_ATTEMPTS):
