@@ -16,6 +16,11 @@ from sharding import Layout, own_rows, place_batch
 from step import dtype_of, target_losses
 from train_config import TrainConfig
 
+
+class CutShort(Exception):
+    """A validation was not finished, as it was wanted."""
+
+
 EvaluationStep = Callable[[GPT, Array, Array], tuple[Array, Array]]
 
 
@@ -55,16 +60,36 @@ def make_evaluation_step(train: TrainConfig, mesh: Mesh | None = None) -> Evalua
 
 
 def mean_loss(
-    model: GPT, evaluation_step: EvaluationStep, validation: ValidationData, mesh: Mesh
+    model: GPT,
+    evaluation_step: EvaluationStep,
+    validation: ValidationData,
+    mesh: Mesh,
+    is_unwanted: Callable[[], bool] = lambda: False,
 ) -> float:
-    """Mean cross-entropy over all targets that count, in nats."""
+    """Mean cross-entropy over all targets that count, in nats.
+
+    Args:
+        is_unwanted: asked before each batch, while the one before it runs.
+
+    Raises:
+        CutShort: it said so.
+    """
     size = validation.batch_size
-    pending = [
-        (evaluation_step(model, *place_batch(mesh, inputs_BS, targets_BS, size=size)), rows)
-        for inputs_BS, targets_BS, rows in validation.batches(own_rows(mesh, size))
-    ]
-    sums, counts = zip(
-        *((loss[:rows], count[:rows]) for (loss, count), rows in map(jax.device_get, pending)),
-        strict=True,
-    )
+    results: list[tuple[np.ndarray, np.ndarray]] = []
+    unread: list[tuple[tuple[Array, Array], int]] = []
+
+    def read() -> None:
+        (losses_B, counts_B), rows = jax.device_get(unread.pop())
+        results.append((losses_B[:rows], counts_B[:rows]))
+
+    for inputs_BS, targets_BS, rows in validation.batches(own_rows(mesh, size)):
+        if is_unwanted():
+            raise CutShort
+        batch = place_batch(mesh, inputs_BS, targets_BS, size=size)
+        running = evaluation_step(model, *batch), rows
+        if unread:
+            read()
+        unread.append(running)
+    read()
+    sums, counts = zip(*results, strict=True)
     return float(np.concatenate(sums).sum(dtype=np.float64) / np.concatenate(counts).sum())

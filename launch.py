@@ -78,6 +78,8 @@ def launch(run: RunFolder, config: RunConfig, start: Start, datasets_dir: Path) 
     if saved is not None and saved.step + 1 >= data.total_steps:
         hosts.done_by_first(lambda: _finish_again(run, saved))
         return 0
+    validation = ValidationData.of(config.train, config.model, datasets)
+    unvalidated = _unvalidated(run, saved) if saved and validation else None
     # 4. The devices: as train.json says, else as the checkpoint recorded, else all there are.
     recorded = saved.meta.sharding if saved else None
     if not hosts.is_one_of_several():
@@ -93,7 +95,7 @@ def launch(run: RunFolder, config: RunConfig, start: Start, datasets_dir: Path) 
     trainer = Trainer(
         config=config,
         data=data,
-        validation=ValidationData.of(config.train, config.model, datasets),
+        validation=validation,
         provenance=provenance,
         mesh=mesh,
         model=model,
@@ -103,6 +105,7 @@ def launch(run: RunFolder, config: RunConfig, start: Start, datasets_dir: Path) 
         saver=_saver(run, config, provenance, before, drawer),
         health=Health(config.train, _steps_before(run, saved)),
         capsules=Capsules(run, config, data, recorded_of(config.train, mesh)),
+        unvalidated=unvalidated,
     )
     # 7. The steps.
     _report_start(run, data, recorded_of(config.train, mesh), saved, before)
@@ -201,6 +204,8 @@ def _file_of(line: str) -> str:
 def _tidy(run: RunFolder, saved: Checkpoint | None) -> None:
     aside = put_aside(run, saved)
     clean_up(run.checkpoints)
+    for unfinished in run.unfinished_charts:
+        unfinished.unlink(missing_ok=True)
     logs.keep(run.log)
     if aside is not None:
         log.info("moved aside to %s", aside)
@@ -216,6 +221,16 @@ def _metrics_log(run: RunFolder, saved: Checkpoint | None) -> MetricsLog:
     if not hosts.is_first():
         return Unrecorded()
     return MetricsLog(run.metrics, last_step=saved.step if saved else -1)
+
+
+def _unvalidated(run: RunFolder, saved: Checkpoint) -> StepMetrics | None:
+    """The step of a checkpoint, where it has no validation loss but should: a signal cut the
+    validation short, or the loss was not finite and will be so again."""
+    is_due = saved.step % saved.meta.train["checkpoint_interval"] == 0
+    if not is_due or saved.meta.selection_loss is not None:
+        return None
+    steps = metrics.read(run.metrics)
+    return next((step for step in steps if step.global_step == saved.step), None)
 
 
 def _finish_again(run: RunFolder, saved: Checkpoint) -> None:

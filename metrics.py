@@ -6,7 +6,7 @@ import logging
 import math
 import os
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TextIO
 
 from disk import sync_to_disk
 
@@ -77,19 +77,18 @@ class MetricsLog:
         kept = [step for step in read(path) if step.global_step <= last_step]
         if (missing := last_step + 1 - len(kept)) > 0:
             log.warning("%s: %d steps before this start are not recorded", path, missing)
-        replacement = path.with_name(path.name + ".new")
-        with replacement.open("w", encoding="utf-8") as file:
-            file.writelines(step.as_line() for step in kept)
-            file.flush()
-            os.fsync(file.fileno())
-        replacement.replace(path)
-        sync_to_disk(path.parent)
-        self._file = path.open("a", encoding="utf-8")
+        self._path = path
+        self._file = _rewritten(path, kept)
 
     def append(self, step: StepMetrics) -> None:
         """Add a step; the line outlives the process from here on."""
         self._file.write(step.as_line())
         self._file.flush()
+
+    def replace_last(self, step: StepMetrics) -> None:
+        """Put this in the place of the last step's line."""
+        self._file.close()
+        self._file = _rewritten(self._path, [*read(self._path)[:-1], step])
 
     def sync(self) -> None:
         """Wait until every line added so far would outlive the machine, too."""
@@ -109,9 +108,23 @@ class Unrecorded(MetricsLog):
 
     def append(self, step: StepMetrics) -> None: ...
 
+    def replace_last(self, step: StepMetrics) -> None: ...
+
     def sync(self) -> None: ...
 
     def __exit__(self, *_: object) -> None: ...
+
+
+def _rewritten(path: Path, steps: list[StepMetrics]) -> TextIO:
+    """Have just these steps in the file, or what was there; open to append to."""
+    replacement = path.with_name(path.name + ".new")
+    with replacement.open("w", encoding="utf-8") as file:
+        file.writelines(step.as_line() for step in steps)
+        file.flush()
+        os.fsync(file.fileno())
+    replacement.replace(path)
+    sync_to_disk(path.parent)
+    return path.open("a", encoding="utf-8")
 
 
 def best_step(steps: list[StepMetrics], checkpoint_interval: int) -> StepMetrics | None:

@@ -15,6 +15,7 @@ from checkpointing import (
     CHECKPOINT_NAMES,
     IMPORTED,
     LATEST,
+    UNFINISHED,
     best_of,
     list_checkpoints,
     newest_whole,
@@ -69,7 +70,8 @@ def put_aside(run: RunFolder, saved: Checkpoint | None) -> Path | None:
     """Move the checkpoints after `saved` (all, where it is None) and those that cannot be read
     into a folder under `aside/`, with a copy of the metrics, log and charts as they stand.
 
-    A crash half-way leaves a run that resumes from the newest checkpoint still in place.
+    A crash half-way leaves a run that resumes from the newest checkpoint still in place or, where
+    none is, metrics by which the next start sees that there is more to move.
 
     Returns:
         That folder; None where there was nothing to move.
@@ -82,19 +84,28 @@ def put_aside(run: RunFolder, saved: Checkpoint | None) -> Path | None:
     records = [path for path in (run.metrics, run.log, *run.charts) if path.exists()]
     if not later and not (saved is None and run.metrics.exists()):
         return None
-    aside = run.aside / f"{utc_now():%Y%m%dZ%H%M%S%f}"
-    aside.mkdir(parents=True)
-    for path in records:
-        shutil.copy2(path, aside / path.name)
     if saved is None:
         later = [path for path in run.checkpoints.glob("*") if path.name != IMPORTED]
-    (aside / "checkpoints").mkdir()
+    aside = _with_copies(run, records)
     for path in sorted(later, reverse=True):
         path.rename(aside / "checkpoints" / path.name)
     if saved is None and run.capsules.exists():
         run.capsules.rename(aside / run.capsules.name)
-    for path in records if saved is None else ():
+    for path in reversed(records) if saved is None else ():  # the metrics last: see above
         path.unlink()
+    return aside
+
+
+def _with_copies(run: RunFolder, records: list[Path]) -> Path:
+    """A new folder under `aside/` with copies of these files, which appears whole."""
+    for unfinished in run.aside.glob(UNFINISHED + "*"):
+        shutil.rmtree(unfinished)
+    aside = run.aside / f"{utc_now():%Y%m%dZ%H%M%S%f}"
+    unfinished = aside.with_name(UNFINISHED + aside.name)
+    (unfinished / "checkpoints").mkdir(parents=True)
+    for path in records:
+        shutil.copy2(path, unfinished / path.name)
+    unfinished.rename(aside)
     return aside
 
 
@@ -117,8 +128,8 @@ def _named(run: RunFolder, name: str) -> Checkpoint:
     if name == BEST:
         return best_of(checkpoints) or checkpoints[-1]
     alike = [c for c in checkpoints if name and c.folder.name.endswith(name)]
-    if len(alike) == 1:
-        return alike[0]
+    if len({c.step for c in alike}) == 1:
+        return alike[-1]
     names = ", ".join([BEST, LATEST, *(c.folder.name for c in checkpoints)])
     raise UserError(f"--from {name}: no such checkpoint in {run.path}; there are {names}")
 

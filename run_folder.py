@@ -57,6 +57,11 @@ class RunFolder:
     def charts(self) -> list[Path]:
         return sorted(self.path.glob("*-chart.png"))
 
+    @property
+    def unfinished_charts(self) -> list[Path]:
+        """Those that a drawing which was killed left half-written."""
+        return sorted(self.path.glob(".*-chart.*.png"))
+
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
         """Hold the run; a hold ends with its process. No trace is left of one that a mistake of
@@ -71,7 +76,7 @@ class RunFolder:
         try:
             lock.acquire(blocking=False)
         except Timeout:
-            who = holder.read_text().strip() if holder.exists() else "another process"
+            who = _read(holder) or "another process"
             raise UserError(f"{self.path}: being trained by {who}; wait, or stop it") from None
         except OSError as error:
             raise UserError(f"{self.path}: cannot be written to: {error.strerror}") from None
@@ -85,6 +90,14 @@ class RunFolder:
         finally:
             holder.unlink(missing_ok=True)
             lock.release()
+
+
+def _read(holder: Path) -> str:
+    """Who holds a run; nothing where that is not written yet, or no longer."""
+    try:
+        return holder.read_text().strip()
+    except OSError:
+        return ""
 
 
 @dataclasses.dataclass(frozen=True)

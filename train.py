@@ -4,6 +4,11 @@ Exit codes: 0 finished; 2 something given is wrong, nothing was changed; 130 and
 SIGINT (Ctrl-C) and SIGTERM, saved; 1 anything else.
 """
 
+import signals
+
+if __name__ == "__main__":
+    signals.end_at_once()  # before what takes long to import
+
 import contextlib
 import sys
 from collections.abc import Iterator

@@ -4,7 +4,7 @@ import dataclasses
 import logging
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import jax
 import numpy as np
@@ -18,7 +18,7 @@ from config import RunConfig
 from data import TrainingData, ValidationData
 from devices import recorded_of
 from errors import RunFailure
-from evaluation import make_evaluation_step, mean_loss
+from evaluation import CutShort, make_evaluation_step, mean_loss
 from finite import NONE, not_finite, suspects
 from health import Health
 from hosts import AnyHost, is_first
@@ -52,6 +52,8 @@ class Trainer:
     saver: Saver
     health: Health
     capsules: Capsules
+    unvalidated: StepMetrics | None = None
+    """The step before the first, where a signal cut its validation short."""
 
     def __post_init__(self) -> None:
         self._train_step = make_train_step(self.config.train, self.mesh)
@@ -71,8 +73,14 @@ class Trainer:
         steps = range(self.first_step, self.data.total_steps)
         size = self.config.train.microbatch_size
         batches = self.data.batches(self.first_step, own_rows(self.mesh, size))
-        is_stop_wanted = AnyHost(self.mesh)
+        is_on_any_host = AnyHost(self.mesh)
+
+        def is_stop_wanted() -> bool:
+            return is_on_any_host(stop.number is not None)
+
         with self._bar(steps) as bar, self.saver, self.metrics:
+            if self.unvalidated is not None and not self._validated_late(is_stop_wanted):
+                return self.unvalidated
             unread: tuple[int, StepResult] | None = None
             for step, batch in zip(steps, placed_ahead(self.mesh, batches, size), strict=True):
                 limit = self._loss_limit(step)
@@ -81,10 +89,10 @@ class Trainer:
                 if unread is not None:
                     self._record(self._read(*unread), bar)
                 unread = step, result
-                stopping = is_stop_wanted(stop.number is not None)
+                stopping = is_stop_wanted()
                 if self._is_due(step) or stopping:
-                    latest = self._finish_step(step, result, bar)
-                    unread = None
+                    latest, is_cut_short = self._finish_step(step, result, bar, is_stop_wanted)
+                    stopping, unread = stopping or is_cut_short, None
                 if stopping:
                     break
                 self.saver.raise_failure()
@@ -102,22 +110,51 @@ class Trainer:
         last = self.data.total_steps - 1
         return step % self.config.train.checkpoint_interval == 0 or step == last
 
-    def _finish_step(self, step: int, result: StepResult, bar: tqdm) -> StepMetrics:
-        """Validate where that is due, then record the step and save a checkpoint of it."""
+    def _finish_step(
+        self, step: int, result: StepResult, bar: tqdm, is_stop_wanted: Callable[[], bool]
+    ) -> tuple[StepMetrics, bool]:
+        """Validate where that is due, then record the step and save a checkpoint of it.
+
+        Returns:
+            The step's metrics, and whether its validation was cut short: the next start makes up
+            for that. The last step's never is, as no start comes after it.
+        """
         metrics = self._read(step, result)
         due = self._is_due(step)
+        is_cut_short = False
         if due and self.validation is not None:
-            metrics = dataclasses.replace(metrics, validation_loss=self._validate(step))
+            is_last = step == self.data.total_steps - 1
+            try:
+                loss = self._validate(step, (lambda: False) if is_last else is_stop_wanted)
+                metrics = dataclasses.replace(metrics, validation_loss=loss)
+            except CutShort:
+                is_cut_short = True
         self._record(metrics, bar)
         self.metrics.sync()
         self._refuse_bad_state(step, self.model, self.optimizer)
-        self.saver.save(self.model, self.optimizer, self._meta(metrics, due))
-        return metrics
+        meta = self._meta(metrics, due and not is_cut_short)
+        self.saver.save(self.model, self.optimizer, meta)
+        return metrics, is_cut_short
 
-    def _validate(self, step: int) -> float | None:
-        """The validation loss; None where it is not finite."""
+    def _validated_late(self, is_stop_wanted: Callable[[], bool]) -> bool:
+        """Give the step that is `unvalidated` its loss, and save it again with it; whether that
+        was not cut short."""
+        assert self.unvalidated is not None
+        try:
+            loss = self._validate(self.unvalidated.global_step, is_stop_wanted)
+        except CutShort:
+            return False
+        if loss is not None:
+            metrics = dataclasses.replace(self.unvalidated, validation_loss=loss)
+            self.metrics.replace_last(metrics)
+            self.saver.save(self.model, self.optimizer, self._meta(metrics, due=True))
+        return True
+
+    def _validate(self, step: int, is_unwanted: Callable[[], bool]) -> float | None:
+        """The validation loss; None where it is not finite. Raises CutShort."""
         assert self.validation is not None
-        loss = mean_loss(self.model, self._evaluation_step, self.validation, self.mesh)
+        parts = self.model, self._evaluation_step, self.validation, self.mesh
+        loss = mean_loss(*parts, is_unwanted)
         if math.isfinite(loss):
             return loss
         log.warning("step %d: the validation loss is not finite", step)

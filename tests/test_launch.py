@@ -407,7 +407,7 @@ def test_a_signal_saves_at_the_next_step_and_the_same_command_goes_on(
     assert "Traceback" not in errors.read_text()
     saved = last_checkpoint(stopped)
     assert saved.step == len(losses(stopped)) - 1 < 479
-    assert (saved.meta.selection_loss is not None) == (saved.step % 60 == 0)
+    assert saved.meta.selection_loss is None
     assert train(stopped, datasets_dir).returncode == 0
     assert_same_outcome(stopped, straight)
 

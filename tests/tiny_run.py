@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 from safetensors.numpy import save_file
 
@@ -14,8 +13,8 @@ import metrics
 from checkpoint import Checkpoint
 from checkpointing import list_checkpoints
 from metrics import StepMetrics
+from resumption import arrays_of
 from run_folder import RunFolder
-from weights_file import Weights
 
 ROOT = Path(__file__).parents[1]
 VOCAB = 64
@@ -85,20 +84,12 @@ def losses(run: RunFolder) -> list[tuple[Any, ...]]:
 
 def final_arrays(run: RunFolder) -> dict[str, np.ndarray]:
     """Weights and optimizer state of the last checkpoint, as they lie on the disk."""
-    from orbax.checkpoint import v1 as ocp
-
     last = last_checkpoint(run)
     assert last.damage() == []
-    weights = Weights(last.folder / "model.safetensors")
-    arrays = {f"model.{name}": weights.array(name) for name in weights.names()}
-    folder = (last.folder / "optimizer").resolve()
-    here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    abstract = {
-        name: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=here)
-        for name, array in ocp.metadata(folder).metadata.items()
+    parameters, optimizer = arrays_of(last)
+    return {f"model.{name}": array for name, array in parameters.items()} | {
+        f"optimizer.{name}": array for name, array in optimizer.items()
     }
-    optimizer = ocp.load(folder, abstract)
-    return arrays | {f"optimizer.{k}": np.asarray(v) for k, v in optimizer.items()}
 
 
 def last_checkpoint(run: RunFolder) -> Checkpoint:

@@ -8,6 +8,8 @@ knows of faults.
 import importlib
 import sys
 
+import signals
+
 
 def put_in(fault: str) -> None:
     name, *arguments = fault.split(":")
@@ -18,6 +20,7 @@ def put_in(fault: str) -> None:
 if __name__ == "__main__":
     fault, *arguments = sys.argv[1:]
     sys.argv = ["train.py", *arguments]
+    signals.end_at_once()
     put_in(fault)
 
     import train

@@ -1,0 +1,97 @@
+"""The smoke test of resuming: it passes where nothing is lost, and names what is."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tiny_run import ROOT, make_dataset, make_run
+
+import config
+import killer
+from resumption import Resumption, open_datasets, shortened
+from run_folder import RunFolder
+
+SCRIPT = ROOT / "smoke_tests" / "test_resume.py"
+FAULTY_WITNESS = """
+import runpy, sys
+sys.path.insert(0, {faults!r})
+import resume_faults
+resume_faults.{fault}()
+runpy.run_path({witness!r}, run_name="__main__")
+"""
+EPOCHS = {"epochs": 3, "shuffle": True, "validation_tokens": 64}
+
+
+@pytest.fixture(scope="module")
+def datasets_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("datasets")
+    make_dataset(folder)
+    return folder
+
+
+def smoke(run: RunFolder, datasets_dir: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, SCRIPT, run.path, "--datasets-dir", datasets_dir, *options]
+    return subprocess.run([*map(str, command)], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.long
+def test_a_run_that_loses_nothing_passes(datasets_dir: Path, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", **EPOCHS)
+    result = smoke(run, datasets_dir, "--keep", str(tmp_path / "kept"))
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "14 steps of 128 tokens, a checkpoint every 3" in result.stdout
+    kills = re.findall(r"^ +\d +\d+\.\d\d s  (\w+)", result.stdout, re.MULTILINE)
+    assert len(kills) == 3
+    assert len(set(kills)) > 1
+    assert re.findall(r"identical|DIFFERS", result.stdout) == ["identical"] * 4
+    assert {path.name for path in run.path.iterdir()} == {"model.json", "train.json"}
+    assert (tmp_path / "kept" / "killed" / "checkpoints" / "latest").exists()
+
+
+@pytest.fixture(scope="module")
+def resumption(datasets_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Resumption:
+    """Trained straight through."""
+    folder = tmp_path_factory.mktemp("resumption")
+    run = make_run(folder / "run", **EPOCHS)
+    configs = config.load_run(run.path)
+    short = shortened(run, configs, open_datasets(configs, datasets_dir), tokens=16)
+    resumption = Resumption(folder / "short", short, datasets_dir)
+    resumption.train_straight()
+    return resumption
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("fault", "what", "difference"),
+    [
+        ("steps_counted_anew", "parameters", r"\w+.*\[\d.*\]: \S+ straight, \S+ killed; [\d,]+ of"),
+        ("moments_left_behind", "optimizer state", r".*\.mu\..*\]: \S+ straight, \S+ killed"),
+        ("data_one_step_ahead", "data order", r"step (\d+): process [2-9] .* that of step \d+"),
+        ("last_line_twice", "metrics", r"step (\d+) stands where step \d+ should"),
+    ],
+)
+def test_what_a_resumed_process_does_wrong_is_named(
+    fault: str,
+    what: str,
+    difference: str,
+    resumption: Resumption,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = {"faults": str(Path(__file__).parent), "witness": killer.WITNESS[1], "fault": fault}
+    script = FAULTY_WITNESS.format(**names)
+    monkeypatch.setattr(killer, "WITNESS", [sys.executable, "-c", script])
+    assert len(list(resumption.train_killed(1))) == 1
+    found = {finding.what: finding.difference for finding in resumption.findings()}
+    assert re.match(difference, found.pop(what) or "none"), found
+    if fault == "last_line_twice":
+        assert set(found.values()) == {None}
+
+
+def test_a_mistake_in_the_run_is_told_in_a_line(datasets_dir: Path, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", dataset="absent")
+    result = smoke(run, datasets_dir)
+    assert result.returncode == 2
+    assert result.stderr.startswith(f"error: {datasets_dir / 'absent'}: no such dataset")
+    assert result.stderr.count("\n") == 1

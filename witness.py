@@ -1,0 +1,72 @@
+"""`train.py` whose steps' batches are written down: `witness.py FILE RUN …`.
+
+FILE gets a line for the platform, then one for each step as it is taken: its number by the
+optimizer's own count, and a checksum of the very arrays that the step is given. `resumption.py`
+reads them.
+"""
+
+import hashlib
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TextIO
+
+import jax
+import numpy as np
+
+import trainer
+
+
+class Account:
+    """What a witness wrote down.
+
+    Attributes:
+        platform: that the steps ran on: cpu, gpu or tpu.
+        batches: each step with the checksum of its batch, in the order they were taken.
+    """
+
+    def __init__(self, path: Path) -> None:
+        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+        told = [json.loads(line) for line in lines if line.endswith("\n")]  # a kill may tear one
+        self.platform: str | None = told[0] if told else None
+        self.batches: list[tuple[int, str]] = [(step, checksum) for step, checksum in told[1:]]
+
+
+def watch_steps(path: Path) -> None:
+    """Have every step that a trainer takes written down."""
+    make_train_step = trainer.make_train_step
+
+    def make_watched_step(*args: Any) -> Callable[..., Any]:
+        train_step = make_train_step(*args)
+        file = path.open("w")
+        _write(file, jax.default_backend())
+
+        def watched_step(model: Any, optimizer: Any, *batch: jax.Array) -> Any:
+            step = int(jax.device_get(optimizer.step.get_value()))
+            _write(file, (step, _checksum(batch)))
+            return train_step(model, optimizer, *batch)
+
+        return watched_step
+
+    trainer.make_train_step = make_watched_step  # type: ignore[assignment]
+
+
+def _checksum(batch: tuple[jax.Array, ...]) -> str:
+    digest = hashlib.sha256()
+    for array in jax.device_get(batch):
+        digest.update(f"{array.dtype} {array.shape} ".encode() + np.asarray(array).tobytes())
+    return digest.hexdigest()
+
+
+def _write(file: TextIO, what: Any) -> None:
+    file.write(json.dumps(what) + "\n")
+    file.flush()
+
+
+if __name__ == "__main__":
+    import train
+    from errors import run_command
+
+    watch_steps(Path(sys.argv.pop(1)))
+    run_command(train.main)
