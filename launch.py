@@ -11,6 +11,7 @@ import jax
 from flax import nnx
 from jax.sharding import Mesh
 
+import disk
 import hosts
 import logs
 import metrics
@@ -23,7 +24,7 @@ from data import TrainingData, ValidationData
 from dataset import open_dataset
 from dataset_folder import Dataset
 from devices import mesh_of, recorded_of
-from errors import UserError
+from errors import RunFailure, UserError
 from metrics import MetricsLog, StepMetrics, Unrecorded
 from model import GPT
 from model_config import ModelConfig
@@ -74,7 +75,8 @@ def launch(run: RunFolder, config: RunConfig, start: Start, datasets_dir: Path) 
         data = TrainingData(config.train, config.model, datasets)
     # 3. A finished run has nothing left to do.
     if saved is not None and saved.step + 1 >= data.total_steps:
-        hosts.done_by_first(lambda: _finish_again(run, saved))
+        with disk.writing(run.path, "what is left to do"):
+            hosts.done_by_first(lambda: _finish_again(run, saved))
         return 0
     # 4. The devices: as train.json says, else as the checkpoint recorded, else all there are.
     recorded = saved.meta.sharding if saved else None
@@ -84,7 +86,8 @@ def launch(run: RunFolder, config: RunConfig, start: Start, datasets_dir: Path) 
         mesh = _mesh(config, recorded)
     hosts.connect(mesh)
     # 5. What this start leaves behind moves aside; what a crash left half-done goes.
-    hosts.done_by_first(lambda: _tidy(run, saved))
+    with disk.writing(run.path, "what this start changes"):
+        hosts.done_by_first(lambda: _tidy(run, saved))
     # 6. The weights: those of the checkpoint, those to start from, or fresh ones.
     model, optimizer = _model_and_optimizer(config, data.total_steps, mesh, saved, before)
     drawer = ChartDrawer(run.path)
@@ -108,9 +111,13 @@ def launch(run: RunFolder, config: RunConfig, start: Start, datasets_dir: Path) 
 
 def _trained(run: RunFolder, trainer: Trainer, drawer: ChartDrawer) -> int:
     """Take the steps; returns the exit code."""
-    with StopSignal() as stop:
-        last = trainer.train(stop)
-        drawer.finish()
+    try:
+        with StopSignal() as stop:
+            last = trainer.train(stop)
+            drawer.finish()
+    except RunFailure as failure:
+        logs.note(str(failure))
+        raise
     is_stopped = last.global_step + 1 < trainer.data.total_steps
     hosts.done_by_first(lambda: _report_end(run, trainer.config, last, is_stopped))
     return (stop.exit_code or EXIT_STOPPED_ELSEWHERE) if is_stopped else 0

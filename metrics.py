@@ -1,5 +1,6 @@
 """`metrics.jsonl`: a line per global step, each step exactly once, also after a crash."""
 
+import contextlib
 import dataclasses
 import json
 import logging
@@ -8,7 +9,8 @@ import os
 from pathlib import Path
 from typing import Any, Self
 
-from disk import sync_to_disk
+import disk
+from errors import RunFailure
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -73,29 +75,79 @@ class MetricsLog:
         kept = [step for step in read(path) if step.global_step <= last_step]
         if (missing := last_step + 1 - len(kept)) > 0:
             log.warning("%s: %d steps before this start are not recorded", path, missing)
-        replacement = path.with_name(path.name + ".new")
-        with replacement.open("w", encoding="utf-8") as file:
-            file.writelines(step.as_line() for step in kept)
-            file.flush()
-            os.fsync(file.fileno())
-        replacement.replace(path)
-        sync_to_disk(path.parent)
-        self._file = path.open("a", encoding="utf-8")
+        content = "".join(step.as_line() for step in kept).encode()
+        with disk.writing(path, "the metrics so far", len(content)):
+            _replace(path, content)
+            self._file = path.open("ab", buffering=0)
+        self._path, self._bytes = path, len(content)
 
     def append(self, step: StepMetrics) -> None:
-        """Add a step; the line outlives the process from here on."""
-        self._file.write(step.as_line())
-        self._file.flush()
+        """Add a step; the line outlives the process from here on.
+
+        Raises:
+            RunFailure: there is no room, or the file is not what was written to it any more.
+        """
+        line = step.as_line().encode()
+        with disk.writing(self._path, f"the metrics of step {step.global_step}", len(line)):
+            self._add(line)
+            self._refuse_loss()
 
     def sync(self) -> None:
-        """Wait until every line added so far would outlive the machine, too."""
-        os.fsync(self._file.fileno())
+        """Wait until every line added so far would outlive the machine, too; raises RunFailure."""
+        with disk.writing(self._path, "the metrics so far", self._bytes):
+            os.fsync(self._file.fileno())
+
+    def _add(self, line: bytes) -> None:
+        """Add all of a line or nothing."""
+        rest = memoryview(line)
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except OSError:
+            with contextlib.suppress(OSError):
+                self._file.truncate(self._bytes)
+            raise
+        self._bytes += len(line)
+
+    def _refuse_loss(self) -> None:
+        """Raises RunFailure where nobody would find what is written: a file that was removed still
+        takes lines from the process that holds it open."""
+        with contextlib.suppress(FileNotFoundError):
+            if self._path.stat().st_size >= self._bytes:
+                return
+        run = self._path.parent
+        if run.is_dir():
+            raise RunFailure(
+                f"{self._path}: removed, cut or replaced while it was written to; what is missing"
+                " of it is lost; run the same command, which goes on from the last checkpoint"
+            )
+        raise RunFailure(
+            f"{run}: the run folder was removed or moved while it was trained; what was learned"
+            " since its last checkpoint is lost; bring the folder back and run the same command,"
+            " or start over"
+        )
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Give a file other content, whole or not at all."""
+    replacement = path.with_name(path.name + ".new")
+    try:
+        with replacement.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        replacement.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            replacement.unlink(missing_ok=True)
+        raise
+    disk.sync_to_disk(path.parent)
 
 
 class Unrecorded(MetricsLog):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import config
-from checkpoint import Checkpoint, CheckpointMeta
+from checkpoint import META_FILE, Checkpoint, CheckpointMeta
 from checkpointing import (
     BEST,
     CHECKPOINT_NAMES,
@@ -33,6 +33,8 @@ def checkpoint_to_resume(run: RunFolder, start: Start) -> Checkpoint | None:
     Raises:
         UserError: the one asked for is not there or damaged, or none of those there is whole.
     """
+    if run.checkpoints.exists() and not run.checkpoints.is_dir():
+        raise UserError(f"{run.checkpoints}: must be a folder; move away what is there")
     if start.fresh:
         return None
     if start.rewind_to is None:
@@ -83,9 +85,7 @@ def put_aside(run: RunFolder, saved: Checkpoint | None) -> Path | None:
     if not later and not (saved is None and run.metrics.exists()):
         return None
     aside = run.aside / f"{utc_now():%Y%m%dZ%H%M%S%f}"
-    aside.mkdir(parents=True)
-    for path in records:
-        shutil.copy2(path, aside / path.name)
+    _copy_into(aside, records)
     if saved is None:
         later = [path for path in run.checkpoints.glob("*") if path.name != IMPORTED]
     (aside / "checkpoints").mkdir()
@@ -94,6 +94,17 @@ def put_aside(run: RunFolder, saved: Checkpoint | None) -> Path | None:
     for path in records if saved is None else ():
         path.unlink()
     return aside
+
+
+def _copy_into(aside: Path, records: list[Path]) -> None:
+    """Make the folder with copies of files; all of it or, as far as can be, nothing."""
+    try:
+        aside.mkdir(parents=True)
+        for path in records:
+            shutil.copy2(path, aside / path.name)
+    except OSError:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
 
 
 def _newest(run: RunFolder) -> Checkpoint | None:
@@ -117,6 +128,9 @@ def _named(run: RunFolder, name: str) -> Checkpoint:
     alike = [c for c in checkpoints if name and c.folder.name.endswith(name)]
     if len(alike) == 1:
         return alike[0]
+    for path in unreadable_checkpoints(run.checkpoints):
+        if name and path.name.endswith(name):
+            raise UserError(f"{path}: damaged ({META_FILE}); name another")
     names = ", ".join([BEST, LATEST, *(c.folder.name for c in checkpoints)])
     raise UserError(f"--from {name}: no such checkpoint in {run.path}; there are {names}")
 
