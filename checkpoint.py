@@ -12,6 +12,7 @@ import dataclasses
 import hashlib
 import importlib.metadata
 import json
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -107,20 +108,63 @@ class Checkpoint:
         """Its weights, of which nothing but the headers are read yet."""
         return Weights(self.folder / WEIGHTS_FILE)
 
-    def damage(self) -> list[str]:
-        """The files that are missing or not as they were saved."""
-        listed = self.meta.checksums.items()
-        wrong = [name for name, checksum in listed if file_checksum(self.folder / name) != checksum]
-        return wrong if self.meta.is_intact() else [META_FILE, *wrong]
+    def damage(self, of: Callable[[str], bool] = lambda _: True) -> list[str]:
+        """The files that are missing, not as they were saved, or not saved but would be read.
+
+        Args:
+            of: which files are looked at, by their names.
+        """
+        saved = self.meta.checksums
+        wrong = [n for n in saved if of(n) and file_checksum(self.folder / n) != saved[n]]
+        return wrong + [name for name in self.strays() if of(name) and _would_be_read(name)]
+
+    def strays(self) -> list[str]:
+        """The files in it that were not saved with it."""
+        files = (path for path in self.folder.rglob("*") if path.is_file())
+        names = {path.relative_to(self.folder).as_posix() for path in files}
+        return sorted(names - {META_FILE} - self.meta.checksums.keys())
+
+
+def _would_be_read(name: str) -> bool:
+    """Whether a file of this name would be taken for a part of its checkpoint."""
+    first, _, rest = name.partition("/")
+    if first == OPTIMIZER_FOLDER:
+        return not Path(rest).name.startswith(".")
+    return name == TOKENIZER_FILE or name.startswith(Path(WEIGHTS_FILE).stem)
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
-    """The checkpoint in a folder; raises UserError where `meta.json` is missing or unreadable."""
+    """The checkpoint in a folder; raises UserError where `meta.json` is missing or damaged."""
     path = folder / META_FILE
     try:
-        return Checkpoint(folder, CheckpointMeta.model_validate_json(read_text(path)))
+        meta = CheckpointMeta.model_validate_json(read_text(path))
     except ValidationError:
         raise UserError(f"{path}: damaged, or of another version of Rungs; not usable") from None
+    if not meta.is_intact():
+        raise UserError(f"{path}: damaged; not usable")
+    return Checkpoint(folder, meta)
+
+
+def refuse_damaged(weights: Path, only: str | None = None) -> None:
+    """Refuse weights that are not as they were saved, or whose tokenizer is not. Where there is no
+    `meta.json` beside them, as with imported ones, nothing says how they were.
+
+    Args:
+        weights: a `model.safetensors`, or the index of its shards.
+        only: name of the one file beside them that is looked at.
+
+    Raises:
+        UserError: naming each damaged file.
+    """
+    folder = weights.parent
+    if not (folder / META_FILE).exists():
+        return
+
+    def is_read(name: str) -> bool:
+        return name == only if only else not name.startswith(OPTIMIZER_FOLDER)
+
+    if damage := read_checkpoint(folder).damage(is_read):
+        raise UserError(f"{folder}: damaged ({', '.join(damage)}); name another checkpoint")
 
 
 def file_checksum(path: Path) -> str | None:
@@ -132,8 +176,14 @@ def file_checksum(path: Path) -> str | None:
         return None
 
 
-def seal(folder: Path, meta: CheckpointMeta) -> None:
-    """Write `meta.json` with the checksums of all files, and see all of it onto the disk."""
+def seal(folder: Path, meta: CheckpointMeta, needed: Collection[str] = ()) -> None:
+    """Write `meta.json` with the checksums of all files, and see all of it onto the disk.
+
+    Raises:
+        FileNotFoundError: one of the files that are needed has been removed meanwhile.
+    """
+    for name in needed:
+        (folder / name).stat()
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     checksums = {path.relative_to(folder).as_posix(): file_checksum(path) or "" for path in files}
     sealed = meta.model_copy(update={"checksums": checksums}).sealed()

@@ -6,7 +6,9 @@ renamed when it is whole, so a crash leaves either all of it or nothing that loo
 
 import contextlib
 import datetime
+import functools
 import logging
+import os
 import shutil
 from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,10 +20,11 @@ import numpy as np
 from jax.sharding import Mesh
 
 import checkpoint
+import disk
 import hosts
 import tokenization
 import weights_file
-from checkpoint import Checkpoint, CheckpointMeta, read_checkpoint
+from checkpoint import Checkpoint, CheckpointMeta, read_checkpoint, refuse_damaged
 from config import RunConfig
 from dataset import find_datasets_dir, folder_of
 from disk import sync_to_disk
@@ -39,6 +42,10 @@ BEST, LATEST, IMPORTED = "best", "latest", "imported"
 CHECKPOINT_NAMES = "[0-9]*-step-*"
 UNFINISHED = "."
 """Prefix of a checkpoint being written or deleted, and of a link being made."""
+
+_STAMP = "%Y%m%dZ%H%M%S"
+_BYTES_BESIDE_ARRAYS = 1 << 16
+"""Room for headers, checksums and what Orbax notes."""
 
 log = logging.getLogger("rungs")
 
@@ -64,6 +71,9 @@ def newest_whole(folder: Path) -> Checkpoint | None:
         log.warning("%s: damaged (meta.json); not used", path)
     for candidate in reversed(list_checkpoints(folder)):
         if not (damage := candidate.damage()):
+            if strays := candidate.strays():
+                added = ", ".join(strays)
+                log.warning("%s: was saved without %s; not read", candidate.folder, added)
             return candidate
         log.warning("%s: damaged (%s); not used", candidate.folder, ", ".join(damage))
     return None
@@ -91,8 +101,9 @@ def prune(folder: Path, keep: int) -> None:
     for old in checkpoints[:-keep] if keep > 0 else ():
         if old is not best:
             doomed = old.folder.with_name(UNFINISHED + old.folder.name)
-            old.folder.rename(doomed)
-            shutil.rmtree(doomed)
+            with contextlib.suppress(FileNotFoundError):  # the user was faster
+                old.folder.rename(doomed)
+                shutil.rmtree(doomed)
 
 
 def clean_up(folder: Path) -> None:
@@ -109,7 +120,8 @@ class Saver:
     Args:
         folder: the run's `checkpoints/`.
         config: both configs; `keep_checkpoints` says what is pruned after each save.
-        tokenizer_file: copied into each checkpoint, where there is one.
+        tokenizer_file: copied into each checkpoint, where there is one; read now, for later its
+            dataset or checkpoint may be gone.
         after: called behind the loop, after each checkpoint stands.
         before: the weights that this start goes on from, if it does; their origin and, where the
             dataset has none, their tokenizer are passed on.
@@ -125,8 +137,10 @@ class Saver:
     ) -> None:
         self._folder, self._config = folder, config
         self._origin = before.header.origin if before else None
-        self._tokenizer_file = tokenizer_file or (before.tokenizer_file if before else None)
+        tokenizer_file = tokenizer_file or (before.tokenizer_file if before else None)
+        self._tokenizer = tokenizer_file.read_bytes() if tokenizer_file else None
         self._after = after
+        self._is_there = folder.is_dir()
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writing: Future[None] | None = None
 
@@ -142,24 +156,21 @@ class Saver:
         """Start saving; returns when the arrays may change. An earlier save is waited for.
 
         Raises:
-            OSError and whatever else an earlier save failed with.
+            RunFailure: it cannot be written, or the earlier one could not.
         """
-        from orbax.checkpoint import v1 as ocp
-
         self.wait()
         vocab_size = self._config.model.vocab_size
-        unfinished = self._folder / hosts.said_by_first(lambda: self._begin(meta.global_step))
-        context = ocp.Context()
-        context.array.saving.enable_write_sharding_file = False
-        with context:
-            optimizer_saved = ocp.save_async(
-                unfinished.resolve() / checkpoint.OPTIMIZER_FOLDER,
-                named_arrays(optimizer, vocab_size),
-            )
-        arrays = named_arrays(model, vocab_size)
-        weights = {name: hosts.whole(array) for name, array in arrays.items()}
+        arrays, moments = named_arrays(model, vocab_size), named_arrays(optimizer, vocab_size)
+        needed_bytes = self._needed_bytes(arrays, moments)
+        with self._writing_of(meta.global_step, needed_bytes):
+            begin = functools.partial(self._begin, meta.global_step, needed_bytes)
+            unfinished = self._folder / hosts.said_by_first(begin)
+            weights = {name: hosts.whole(array) for name, array in arrays.items()}
+            optimizer_saved = _save_behind(unfinished / checkpoint.OPTIMIZER_FOLDER, moments)
         self._writing = (
-            self._worker.submit(self._finish, unfinished, optimizer_saved, weights, meta)
+            self._worker.submit(
+                self._finish, unfinished, optimizer_saved, weights, meta, needed_bytes
+            )
             if hosts.is_first()
             else self._worker.submit(optimizer_saved.result)
         )
@@ -175,39 +186,100 @@ class Saver:
             self._writing.result()
             self._writing = None
 
-    def _begin(self, step: int) -> str:
+    def _needed_bytes(self, *arrays: dict[str, jax.Array]) -> int:
+        """How much room a checkpoint takes. Orbax compresses its part, by little."""
+        held = sum(array.nbytes for part in arrays for array in part.values())
+        return held + len(self._tokenizer or b"") + _BYTES_BESIDE_ARRAYS
+
+    def _writing_of(self, step: int, needed_bytes: int) -> contextlib.AbstractContextManager[None]:
+        """Whatever a save fails with ends the run with a line."""
+        what = f"the checkpoint of step {step}"
+        return disk.writing(self._folder, what, needed_bytes, failures=Exception)
+
+    def _begin(self, step: int, needed_bytes: int) -> str:
         """Make the folder of a checkpoint of this step; returns its name."""
+        if self._is_there and not self._folder.is_dir():
+            log.warning(
+                "%s: was removed with all that was saved; made anew for the checkpoint of step %d",
+                self._folder,
+                step,
+            )
         self._folder.mkdir(exist_ok=True)
+        self._is_there = True
         sync_to_disk(self._folder.parent)
-        name = UNFINISHED + checkpoint_name(step)
+        disk.refuse_without_room(self._folder, f"the checkpoint of step {step}", needed_bytes)
+        name = UNFINISHED + checkpoint_name(self._folder, step)
         (self._folder / name).mkdir()
         return name
 
     def _finish(
+        self,
+        unfinished: Path,
+        optimizer_saved: Any,
+        weights: dict[str, Any],
+        meta: CheckpointMeta,
+        needed_bytes: int,
+    ) -> None:
+        with self._writing_of(meta.global_step, needed_bytes):
+            try:
+                self._fill(unfinished, optimizer_saved, weights, meta)
+            except Exception:
+                if not hosts.is_one_of_several():
+                    shutil.rmtree(unfinished, ignore_errors=True)  # makes room again
+                raise
+            unfinished.rename(self._folder / unfinished.name.removeprefix(UNFINISHED))
+            sync_to_disk(self._folder)
+        with disk.writing(self._folder, f"the names {BEST} and {LATEST}"):
+            relink(self._folder)
+            prune(self._folder, self._config.train.keep_checkpoints)
+        self._after()
+
+    def _fill(
         self, unfinished: Path, optimizer_saved: Any, weights: dict[str, Any], meta: CheckpointMeta
     ) -> None:
         header = WeightsHeader(*self._config, meta.tokenizer, self._origin)
         limit = self._config.train.max_weights_file_bytes
-        weights_file.write_weights(unfinished, weights, header, limit)
-        if self._tokenizer_file is not None:
-            shutil.copyfile(self._tokenizer_file, unfinished / checkpoint.TOKENIZER_FILE)
-        optimizer_saved.result()
-        checkpoint.seal(unfinished, meta)
-        unfinished.rename(self._folder / unfinished.name.removeprefix(UNFINISHED))
-        sync_to_disk(self._folder)
-        relink(self._folder)
-        prune(self._folder, self._config.train.keep_checkpoints)
-        self._after()
+        try:
+            needed = weights_file.write_weights(unfinished, weights, header, limit)
+            if self._tokenizer is not None:
+                (unfinished / checkpoint.TOKENIZER_FILE).write_bytes(self._tokenizer)
+        finally:
+            optimizer_saved.result()  # Orbax's threads, left alone, would keep the process for long
+        checkpoint.seal(unfinished, meta, needed)
 
 
-def checkpoint_name(step: int) -> str:
-    """The folder name of a checkpoint of this step, saved now."""
-    return f"{time_stamp()}-step-{step:06d}"
+def _save_behind(folder: Path, arrays: dict[str, jax.Array]) -> Any:
+    """Begin to save arrays with Orbax; returns when they may change, what has the `result()`."""
+    from orbax.checkpoint import v1 as ocp
+
+    context = ocp.Context()
+    context.array.saving.enable_write_sharding_file = False
+    # Where a folder cannot be made behind the loop, threads wait for it for five minutes.
+    context.asynchronous.create_directories_asynchronously = False
+    with context:
+        return ocp.save_async(folder.resolve(), arrays)
+
+
+def checkpoint_name(folder: Path, step: int) -> str:
+    """The folder name of a checkpoint of this step, saved now: after all of the same step that are
+    there, also where the clock was set back, or two are saved within a second."""
+    names = [path.name.removeprefix(UNFINISHED) for path in folder.glob(f"*-step-{step:06d}")]
+    stamps = [time_stamp(), *(_stamp_after(name.partition("-")[0]) for name in names)]
+    return f"{max(stamps)}-step-{step:06d}"
+
+
+def _stamp_after(stamp: str) -> str:
+    """A second later than a time stamp; nothing where it is none."""
+    try:
+        then = datetime.datetime.strptime(stamp, _STAMP)
+    except ValueError:
+        return ""
+    return f"{then + datetime.timedelta(seconds=1):{_STAMP}}"
 
 
 def time_stamp() -> str:
     """Now in UTC, as the names of checkpoints begin."""
-    return f"{utc_now():%Y%m%dZ%H%M%S}"
+    return f"{utc_now():{_STAMP}}"
 
 
 def utc_now() -> datetime.datetime:
@@ -242,9 +314,9 @@ def load_model(path: Path | str) -> GPT:
         in the types they were saved in, LoRA's merged.
 
     Raises:
-        UserError: nothing there that can be loaded.
+        UserError: nothing there that can be loaded, or it is damaged.
     """
-    weights = MergedWeights(find_weights(path))
+    weights = MergedWeights(find_whole_weights(path))
     abstract = AbstractModel(weights.header.model)
     return abstract.fill(_place(weights, abstract))
 
@@ -265,11 +337,12 @@ def load_tokenizer(path: Path | str, datasets_dir: Path | None = None) -> Tokeni
     hub's. `path` as for `load_model`.
 
     Raises:
-        UserError: it is nowhere to be had.
+        UserError: it is nowhere to be had, or damaged.
     """
     weights = find_weights(path)
     beside = weights.with_name(checkpoint.TOKENIZER_FILE)
     if beside.is_file():
+        refuse_damaged(weights, only=checkpoint.TOKENIZER_FILE)
         return tokenization.load_tokenizer(beside)
     name = Weights(weights).header.tokenizer
     if not name:
@@ -280,20 +353,36 @@ def load_tokenizer(path: Path | str, datasets_dir: Path | None = None) -> Tokeni
     return tokenization.load_tokenizer(folder if folder.is_dir() else name)
 
 
+def find_whole_weights(path: Path | str) -> Path:
+    """As `find_weights`; raises UserError where they, or the tokenizer with them, are damaged."""
+    weights = find_weights(path)
+    refuse_damaged(weights)
+    return weights
+
+
 def find_weights(path: Path | str) -> Path:
     """The `model.safetensors`, or the index where it is in shards, that a run folder, a checkpoint
     or a path to one stands for."""
     path = RUNS / path if (RUNS / path).is_dir() and not Path(path).exists() else Path(path)
+    link = path / "checkpoints" / BEST
     if path.name in (BEST, LATEST) or path.parent.name in (BEST, LATEST):
+        link = path if path.name in (BEST, LATEST) else path.parent
         path = _follow(path)
     for candidate in (
         path,
         path / WEIGHTS_FILE,
         _follow(path / "checkpoints" / BEST) / WEIGHTS_FILE,
-        path / "checkpoints" / IMPORTED / WEIGHTS_FILE,
     ):
         if (weights := file_or_index(candidate)).is_file():
             return weights
+    if os.path.lexists(link):
+        raise UserError(
+            f"{link}: leads to no checkpoint; name one of those in {link.parent}, or set it right:"
+            " uv run train.py with the run"
+        )
+    imported = file_or_index(path / "checkpoints" / IMPORTED / WEIGHTS_FILE)
+    if imported.is_file():
+        return imported
     if path.is_dir():
         raise UserError(f"{path}: no checkpoint there yet; train it first: uv run train.py {path}")
     raise UserError(f"{path}: no such run, checkpoint or model.safetensors; {known_runs()}")
@@ -340,6 +429,6 @@ def _follow(path: Path) -> Path:
     """A path below `best` or `latest` where those are text files instead of symlinks."""
     for pointer in (path, *path.parents):
         if pointer.name in (BEST, LATEST) and pointer.is_file():
-            target = pointer.parent / pointer.read_text().strip()
-            return target / path.relative_to(pointer)
+            name = pointer.read_text(encoding="utf-8", errors="replace").strip()
+            return pointer.parent / (Path(name).name or pointer.name) / path.relative_to(pointer)
     return path

@@ -18,6 +18,7 @@ from config import MODEL_FILE, TRAIN_FILE
 from dataset_folder import TRAIN, VALIDATION, Dataset, Split
 from errors import UserError
 from model_config import ModelConfig
+from token_file import FileArray
 from train_config import TrainConfig
 
 IGNORED = -1
@@ -28,7 +29,7 @@ ALL_ROWS = slice(None)
 _READ_AHEAD_STEPS = 4
 _READ_AHEAD_THREADS = 2
 _MOST_UNEQUAL_WEIGHTS = 1e6
-_BLOCK_PAIRS = 1 << 20
+_BLOCK_PAIRS = 1 << 14
 
 
 class Batch(NamedTuple):
@@ -61,7 +62,7 @@ class _Sequences(Protocol):
 class _Windows:
     """Sequences that follow one another in a token file, without overlap."""
 
-    def __init__(self, tokens: np.ndarray, start: int, length: int, target_offset: int) -> None:
+    def __init__(self, tokens: FileArray, start: int, length: int, target_offset: int) -> None:
         self._tokens, self._start = tokens, start
         self._length, self._target_offset = length, target_offset
 
@@ -70,23 +71,23 @@ class _Windows:
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         first = self._start + index * self._length
-        after = first + self._length
-        offset = self._target_offset
-        return self._tokens[first:after], self._tokens[first + offset : after + offset]
+        read = self._tokens[first : first + self._length + self._target_offset]
+        return read[: self._length], read[self._target_offset :]
 
 
 class _Pairs:
     """Prompts with their answers, each a sequence of its own."""
 
-    def __init__(self, tokens: np.ndarray, bounds_P2: np.ndarray, length: int) -> None:
+    def __init__(self, tokens: FileArray, bounds_P2: FileArray, length: int) -> None:
         self._tokens, self._bounds_P2, self._length = tokens, bounds_P2, length
 
     def __len__(self) -> int:
         return len(self._bounds_P2)
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
-        start = int(self._bounds_P2[index - 1, 1]) if index else 0
-        answer, end = (int(bound) - start for bound in self._bounds_P2[index])
+        *before, (answer, end) = self._bounds_P2[max(index - 1, 0) : index + 1].tolist()
+        start = before[0][1] if before else 0
+        answer, end = answer - start, end - start
         pair = self._tokens[start : start + end]
         inputs_S = np.full(self._length, pair[-1], np.int32)  # filled up with its end of text
         inputs_S[: end - 1] = pair[:-1]
@@ -99,7 +100,7 @@ class _Pairs:
         """How many pairs have more than `length` inputs."""
         count, start = 0, 0
         for first in range(0, len(self), _BLOCK_PAIRS):
-            ends_P = self._bounds_P2[first : first + _BLOCK_PAIRS, 1]
+            ends_P = self._bounds_P2[first : first + _BLOCK_PAIRS][:, 1]
             count += int((np.diff(ends_P, prepend=start) > length + 1).sum())
             start = int(ends_P[-1])
         return count

@@ -22,14 +22,15 @@ import strict_json
 import token_file
 from errors import UserError
 from strict_json import StrictModel
+from token_file import FileArray
 
 Split = Literal["train", "validation"]
 TRAIN: Split = "train"
 VALIDATION: Split = "validation"
 SPLITS = (TRAIN, VALIDATION)
 DESCRIPTION_FILE, TOKENIZER_FILE = "dataset.json", "tokenizer.json"
-_BLOCK_TOKENS = 4 << 20
-_BLOCK_PAIRS = 1 << 20
+_BLOCK_TOKENS = 1 << 18
+_BLOCK_PAIRS = 1 << 14
 
 
 class Source(StrictModel):
@@ -83,8 +84,9 @@ def split_file(split: Split) -> str:
 class Dataset:
     """A dataset's folder, open for reading.
 
-    What `dataset.json` lacks, or has for another file than is there, is found out in one pass
-    over the token files and written beside them, where that can be written.
+    What `dataset.json` lacks, or has for another file than is there, or for one that was written
+    after it, is found out in one pass over the token files and written beside them, where that can
+    be written.
 
     Raises:
         UserError: without a training split, or with a token file that is not one.
@@ -93,7 +95,7 @@ class Dataset:
     def __init__(self, name: str, folder: Path) -> None:
         self.name = name
         self.folder = folder
-        known = read_description(folder)
+        known = _still_true(read_description(folder), folder)
         source = known.source if known else Source(kind="folder")
         self.description = describe(folder, source, known)
         if self.description != known:
@@ -105,11 +107,11 @@ class Dataset:
         """The splits there are, training first."""
         return tuple(split for split in SPLITS if split in self.description.splits)
 
-    def tokens(self, split: Split) -> np.ndarray:
-        """A split's tokens: a read-only 1-D array over a memory map."""
+    def tokens(self, split: Split) -> FileArray:
+        """A split's tokens, as `token_file.open_tokens`."""
         return token_file.open_tokens(self.folder / split_file(split))
 
-    def pair_bounds(self, split: Split) -> np.ndarray | None:
+    def pair_bounds(self, split: Split) -> FileArray | None:
         """Where the answers of a split of pairs stand, as `token_file.open_pair_bounds`."""
         return token_file.open_pair_bounds(self.folder / split_file(split))
 
@@ -132,6 +134,17 @@ def read_description(folder: Path) -> DatasetDescription | None:
         return strict_json.parse(strict_json.read_text(path), path, DatasetDescription)
     except UserError:
         return None
+
+
+def _still_true(known: DatasetDescription | None, folder: Path) -> DatasetDescription | None:
+    """A description without the token files that were written after it."""
+    if known is None:
+        return None
+    written = (folder / DESCRIPTION_FILE).stat().st_mtime_ns
+    paths = {split: folder / split_file(split) for split in known.splits}
+    later = {s for s, path in paths.items() if path.exists() and path.stat().st_mtime_ns > written}
+    splits = {split: found for split, found in known.splits.items() if split not in later}
+    return known.model_copy(update={"splits": splits})
 
 
 def write_description(folder: Path, description: DatasetDescription) -> None:
@@ -212,18 +225,20 @@ def _describe_pairs(path: Path, layout: token_file.Layout) -> PairsDescription:
 
 
 def _read_through(path: Path, layout: token_file.Layout) -> tuple[int, str]:
-    """Largest token id and SHA-256 of a file, in one pass over its memory map."""
-    whole, tokens = np.memmap(path, np.uint8, "r"), token_file.open_tokens(path)
-    digest, largest, hashed = hashlib.sha256(), 0, 0
-    with tqdm(total=whole.size, desc=f"reading {path}", unit="B", unit_scale=True, delay=1) as bar:
+    """Largest token id and SHA-256 of a file, in one pass over it."""
+    whole = FileArray(path, np.dtype(np.uint8), 0, (path.stat().st_size,))
+    digest, largest, hashed = hashlib.sha256(whole[: layout.offset].data), 0, layout.offset
+    with tqdm(total=len(whole), desc=f"reading {path}", unit="B", unit_scale=True, delay=1) as bar:
         for start in range(0, layout.tokens, _BLOCK_TOKENS):
-            block = tokens[start : start + _BLOCK_TOKENS]
+            size = min(_BLOCK_TOKENS, layout.tokens - start) * layout.dtype.itemsize
+            content = whole[hashed : hashed + size]
+            block = content.view(layout.dtype)
             if block.min() < 0:
                 raise UserError(f"{path}: holds the token id {block.min()}; none may be negative")
             largest = max(largest, int(block.max()))
-            end = layout.offset + (start + block.size) * layout.dtype.itemsize
-            digest.update(whole[hashed:end].data)
-            bar.update(end - hashed)
-            hashed = end
-    digest.update(whole[hashed:].data)
+            digest.update(content.data)
+            bar.update(size)
+            hashed += size
+    for start in range(hashed, len(whole), _BLOCK_TOKENS):
+        digest.update(whole[start : start + _BLOCK_TOKENS].data)
     return largest, digest.hexdigest()

@@ -6,14 +6,17 @@ import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 from flax import nnx
 from jax.sharding import Mesh
 
+import disk
 import hosts
 import logs
 import metrics
+import out_of_memory
 import runtime
 from capsule import Capsules
 from chart_drawer import ChartDrawer
@@ -24,7 +27,7 @@ from data import TrainingData, ValidationData
 from dataset import open_dataset
 from dataset_folder import Dataset
 from devices import mesh_of, recorded_of
-from errors import EXIT_FAILED, RunFailure, UserError
+from errors import UserError
 from health import Health
 from metrics import MetricsLog, StepMetrics, Unrecorded
 from model import GPT
@@ -46,6 +49,24 @@ EXIT_STOPPED_ELSEWHERE = 128 + signal.SIGTERM
 log = logging.getLogger("rungs")
 
 
+class Plan(NamedTuple):
+    """What a start goes by, once all that the user could have got wrong has been checked."""
+
+    run: RunFolder
+    config: RunConfig
+    saved: Checkpoint | None
+    """The checkpoint that it goes on from."""
+    before: Weights | None
+    """The weights that it goes on from; None where they are random."""
+    data: TrainingData
+    validation: ValidationData | None
+    provenance: Provenance
+
+    @property
+    def first_step(self) -> int:
+        return self.saved.step + 1 if self.saved else 0
+
+
 def launch(run: RunFolder, config: RunConfig, start: Start, datasets_dir: Path) -> int:
     """Train a run to its end, or until a signal.
 
@@ -57,7 +78,24 @@ def launch(run: RunFolder, config: RunConfig, start: Start, datasets_dir: Path) 
 
     Raises:
         UserError: the run, its data and its checkpoints do not fit together.
+        RunFailure: it cannot go on, through no mistake of the user's.
     """
+    plan = _plan(run, config, start, datasets_dir)
+    # 3. A finished run has nothing left to do.
+    if plan.saved is not None and plan.first_step >= plan.data.total_steps:
+        with disk.writing(run.path, "what is left to do"):
+            hosts.done_by_first(lambda: _finish_again(run, plan.first_step))
+        return 0
+    mesh = _mesh(plan)
+    # 5. What this start leaves behind moves aside; what a crash left half-done goes.
+    with disk.writing(run.path, "what this start changes"):
+        hosts.done_by_first(lambda: _tidy(run, plan.saved))
+    with logs.failures_noted(), out_of_memory.explained(config, mesh):
+        out_of_memory.warn_if_too_large(config, mesh)
+        return _trained(plan, mesh)
+
+
+def _plan(run: RunFolder, config: RunConfig, start: Start, datasets_dir: Path) -> Plan:
     # 1. The checkpoint: none with --fresh, the one --from names, else the newest whole one. The
     #    weights before this start are its own or, without one, those that start_from names.
     saved = _saved(run, start)
@@ -74,25 +112,43 @@ def launch(run: RunFolder, config: RunConfig, start: Start, datasets_dir: Path) 
         refuse_other_tokenizers(datasets, config.train.tokenizer, before.tokenizer)
     with _mistakes_in(run):
         data = TrainingData(config.train, config.model, datasets)
-    # 3. A finished run has nothing left to do.
-    if saved is not None and saved.step + 1 >= data.total_steps:
-        hosts.done_by_first(lambda: _finish_again(run, saved))
-        return 0
     validation = ValidationData.of(config.train, config.model, datasets)
-    unvalidated = _unvalidated(run, saved) if saved and validation else None
+    return Plan(run, config, saved, before, data, validation, provenance)
+
+
+def _mesh(plan: Plan) -> Mesh:
     # 4. The devices: as train.json says, else as the checkpoint recorded, else all there are.
-    recorded = saved.meta.sharding if saved else None
+    recorded = plan.saved.meta.sharding if plan.saved else None
     if not hosts.is_one_of_several():
-        runtime.prepare(config.train, recorded)
-    with _mistakes_in(run):
-        mesh = _mesh(config, recorded)
+        runtime.prepare(plan.config.train, recorded)
+    with _mistakes_in(plan.run):
+        mesh = _mesh_of(plan.config, recorded)
     hosts.connect(mesh)
-    # 5. What this start leaves behind moves aside; what a crash left half-done goes.
-    hosts.done_by_first(lambda: _tidy(run, saved))
+    return mesh
+
+
+def _trained(plan: Plan, mesh: Mesh) -> int:
+    """Take the steps; returns the exit code."""
+    drawer = ChartDrawer(plan.run.path)
+    trainer = _trainer(plan, mesh, drawer)
+    _report_start(plan, recorded_of(plan.config.train, mesh))
+    _report_trained(trainer.model, trainer.optimizer)
+    # 7. The steps.
+    with StopSignal() as stop:
+        try:
+            last = trainer.train(stop)
+        finally:
+            drawer.finish()
+    is_stopped = last.global_step + 1 < plan.data.total_steps
+    hosts.done_by_first(lambda: _report_end(plan.run, plan.config, last, is_stopped))
+    return (stop.exit_code or EXIT_STOPPED_ELSEWHERE) if is_stopped else 0
+
+
+def _trainer(plan: Plan, mesh: Mesh, drawer: ChartDrawer) -> Trainer:
     # 6. The weights: those of the checkpoint, those to start from, or fresh ones.
+    run, config, saved, before, data, validation, provenance = plan
     model, optimizer = model_and_optimizer(config, data.total_steps, mesh, saved, before)
-    drawer = ChartDrawer(run.path)
-    trainer = Trainer(
+    return Trainer(
         config=config,
         data=data,
         validation=validation,
@@ -100,33 +156,13 @@ def launch(run: RunFolder, config: RunConfig, start: Start, datasets_dir: Path) 
         mesh=mesh,
         model=model,
         optimizer=optimizer,
-        first_step=saved.step + 1 if saved else 0,
+        first_step=plan.first_step,
         metrics=_metrics_log(run, saved),
         saver=_saver(run, config, provenance, before, drawer),
         health=Health(config.train, _steps_before(run, saved)),
         capsules=Capsules(run, config, data, recorded_of(config.train, mesh)),
-        unvalidated=unvalidated,
+        unvalidated=_unvalidated(run, saved) if saved and validation else None,
     )
-    # 7. The steps.
-    _report_start(run, data, recorded_of(config.train, mesh), saved, before)
-    _report_trained(model, optimizer)
-    return _trained(run, trainer, drawer)
-
-
-def _trained(run: RunFolder, trainer: Trainer, drawer: ChartDrawer) -> int:
-    """Take the steps; returns the exit code."""
-    with StopSignal() as stop:
-        try:
-            last = trainer.train(stop)
-        except RunFailure as failure:
-            for line in str(failure).splitlines():
-                log.error("%s", line)
-            return EXIT_FAILED
-        finally:
-            drawer.finish()
-    is_stopped = last.global_step + 1 < trainer.data.total_steps
-    hosts.done_by_first(lambda: _report_end(run, trainer.config, last, is_stopped))
-    return (stop.exit_code or EXIT_STOPPED_ELSEWHERE) if is_stopped else 0
 
 
 def _saver(
@@ -187,7 +223,7 @@ def _datasets(train: TrainConfig, datasets_dir: Path, is_new: bool) -> dict[str,
     return open_all(update=False)
 
 
-def _mesh(config: RunConfig, recorded: ShardingConfig | None) -> Mesh:
+def _mesh_of(config: RunConfig, recorded: ShardingConfig | None) -> Mesh:
     try:
         return mesh_of(config.train, config.model, recorded)
     except ValueError as error:
@@ -233,7 +269,7 @@ def _unvalidated(run: RunFolder, saved: Checkpoint) -> StepMetrics | None:
     return next((step for step in steps if step.global_step == saved.step), None)
 
 
-def _finish_again(run: RunFolder, saved: Checkpoint) -> None:
+def _finish_again(run: RunFolder, steps: int) -> None:
     """What a kill just after the last checkpoint left to do."""
     clean_up(run.checkpoints)
     drawer = ChartDrawer(run.path)
@@ -242,25 +278,20 @@ def _finish_again(run: RunFolder, saved: Checkpoint) -> None:
     log.info(
         "%s is finished: %s steps; to go on, raise min_train_tokens or epochs and --extend",
         run.path,
-        f"{saved.step + 1:,}",
+        f"{steps:,}",
     )
 
 
-def _report_start(
-    run: RunFolder,
-    data: TrainingData,
-    sharding: ShardingConfig,
-    saved: Checkpoint | None,
-    before: Weights | None,
-) -> None:
+def _report_start(plan: Plan, sharding: ShardingConfig) -> None:
+    saved, before = plan.saved, plan.before
     starts = f"starts from {before.path}" if before else "starts"
     goes_on = f"goes on after step {saved.step:,}, {saved.folder.name}" if saved else starts
     log.info(
         "%s %s: %s steps of %s tokens on %s",
-        run.path,
+        plan.run.path,
         goes_on,
-        f"{data.total_steps:,}",
-        f"{data.tokens_per_step:,}",
+        f"{plan.data.total_steps:,}",
+        f"{plan.data.tokens_per_step:,}",
         _shown(sharding),
     )
 

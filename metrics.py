@@ -1,14 +1,16 @@
 """`metrics.jsonl`: a line per global step, each step exactly once, also after a crash."""
 
+import contextlib
 import dataclasses
 import json
 import logging
 import math
 import os
 from pathlib import Path
-from typing import Any, Literal, Self, TextIO
+from typing import Any, Literal, Self
 
-from disk import sync_to_disk
+import disk
+from errors import RunFailure
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -78,27 +80,88 @@ class MetricsLog:
         if (missing := last_step + 1 - len(kept)) > 0:
             log.warning("%s: %d steps before this start are not recorded", path, missing)
         self._path = path
-        self._file = _rewritten(path, kept)
+        self._begin(kept)
 
     def append(self, step: StepMetrics) -> None:
-        """Add a step; the line outlives the process from here on."""
-        self._file.write(step.as_line())
-        self._file.flush()
+        """Add a step; the line outlives the process from here on.
+
+        Raises:
+            RunFailure: there is no room, or the file is not what was written to it any more.
+        """
+        line = step.as_line().encode()
+        with disk.writing(self._path, f"the metrics of step {step.global_step}", len(line)):
+            self._add(line)
+            self._refuse_loss()
 
     def replace_last(self, step: StepMetrics) -> None:
-        """Put this in the place of the last step's line."""
+        """Put this in the place of the last step's line; raises RunFailure."""
         self._file.close()
-        self._file = _rewritten(self._path, [*read(self._path)[:-1], step])
+        self._begin([*read(self._path)[:-1], step])
 
     def sync(self) -> None:
-        """Wait until every line added so far would outlive the machine, too."""
-        os.fsync(self._file.fileno())
+        """Wait until every line added so far would outlive the machine, too; raises RunFailure."""
+        with disk.writing(self._path, "the metrics so far", self._bytes):
+            os.fsync(self._file.fileno())
+
+    def _begin(self, steps: list[StepMetrics]) -> None:
+        """Have just these steps in the file, or what was there; open it to append to."""
+        content = "".join(step.as_line() for step in steps).encode()
+        with disk.writing(self._path, "the metrics so far", len(content)):
+            _replace(self._path, content)
+            self._file = self._path.open("ab", buffering=0)
+        self._bytes = len(content)
+
+    def _add(self, line: bytes) -> None:
+        """Add all of a line or nothing."""
+        rest = memoryview(line)
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except OSError:
+            with contextlib.suppress(OSError):
+                self._file.truncate(self._bytes)
+            raise
+        self._bytes += len(line)
+
+    def _refuse_loss(self) -> None:
+        """Raises RunFailure where nobody would find what is written: a file that was removed still
+        takes lines from the process that holds it open."""
+        with contextlib.suppress(FileNotFoundError):
+            if self._path.stat().st_size >= self._bytes:
+                return
+        run = self._path.parent
+        if run.is_dir():
+            raise RunFailure(
+                f"{self._path}: removed, cut or replaced while it was written to; what is missing"
+                " of it is lost; run the same command, which goes on from the last checkpoint"
+            )
+        raise RunFailure(
+            f"{run}: the run folder was removed or moved while it was trained; what was learned"
+            " since its last checkpoint is lost; bring the folder back and run the same command,"
+            " or start over"
+        )
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Give a file other content, whole or not at all."""
+    replacement = path.with_name(path.name + ".new")
+    try:
+        with replacement.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        replacement.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            replacement.unlink(missing_ok=True)
+        raise
+    disk.sync_to_disk(path.parent)
 
 
 class Unrecorded(MetricsLog):
@@ -113,18 +176,6 @@ class Unrecorded(MetricsLog):
     def sync(self) -> None: ...
 
     def __exit__(self, *_: object) -> None: ...
-
-
-def _rewritten(path: Path, steps: list[StepMetrics]) -> TextIO:
-    """Have just these steps in the file, or what was there; open to append to."""
-    replacement = path.with_name(path.name + ".new")
-    with replacement.open("w", encoding="utf-8") as file:
-        file.writelines(step.as_line() for step in steps)
-        file.flush()
-        os.fsync(file.fileno())
-    replacement.replace(path)
-    sync_to_disk(path.parent)
-    return path.open("a", encoding="utf-8")
 
 
 def best_step(steps: list[StepMetrics], checkpoint_interval: int) -> StepMetrics | None:

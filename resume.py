@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import config
-from checkpoint import Checkpoint, CheckpointMeta
+from checkpoint import META_FILE, Checkpoint, CheckpointMeta
 from checkpointing import (
     BEST,
     CHECKPOINT_NAMES,
@@ -34,6 +34,8 @@ def checkpoint_to_resume(run: RunFolder, start: Start) -> Checkpoint | None:
     Raises:
         UserError: the one asked for is not there or damaged, or none of those there is whole.
     """
+    if run.checkpoints.exists() and not run.checkpoints.is_dir():
+        raise UserError(f"{run.checkpoints}: must be a folder; move away what is there")
     if start.fresh:
         return None
     if start.rewind_to is None:
@@ -102,9 +104,13 @@ def _with_copies(run: RunFolder, records: list[Path]) -> Path:
         shutil.rmtree(unfinished)
     aside = run.aside / f"{utc_now():%Y%m%dZ%H%M%S%f}"
     unfinished = aside.with_name(UNFINISHED + aside.name)
-    (unfinished / "checkpoints").mkdir(parents=True)
-    for path in records:
-        shutil.copy2(path, unfinished / path.name)
+    try:
+        (unfinished / "checkpoints").mkdir(parents=True)
+        for path in records:
+            shutil.copy2(path, unfinished / path.name)
+    except OSError:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise
     unfinished.rename(aside)
     return aside
 
@@ -130,6 +136,9 @@ def _named(run: RunFolder, name: str) -> Checkpoint:
     alike = [c for c in checkpoints if name and c.folder.name.endswith(name)]
     if len({c.step for c in alike}) == 1:
         return alike[-1]
+    for path in unreadable_checkpoints(run.checkpoints):
+        if name and path.name.endswith(name):
+            raise UserError(f"{path}: damaged ({META_FILE}); name another")
     names = ", ".join([BEST, LATEST, *(c.folder.name for c in checkpoints)])
     raise UserError(f"--from {name}: no such checkpoint in {run.path}; there are {names}")
 

@@ -13,9 +13,10 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 import config
+import disk
 import strict_json
 from config import FILE_TYPES, MODEL_FILE, TRAIN_FILE
-from errors import UserError
+from errors import RunFailure, UserError
 
 RUNS = Path("runs")
 
@@ -79,17 +80,33 @@ class RunFolder:
             who = _read(holder) or "another process"
             raise UserError(f"{self.path}: being trained by {who}; wait, or stop it") from None
         except OSError as error:
-            raise UserError(f"{self.path}: cannot be written to: {error.strerror}") from None
+            raise self._unwritable(error) from None
         try:
-            holder.write_text(f"process {os.getpid()} on {socket.gethostname()}\n")
+            self._write_holder(holder)
             yield
         except UserError:
             if is_new:
-                lock_file.unlink()
+                with contextlib.suppress(OSError):
+                    lock_file.unlink()
             raise
         finally:
-            holder.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                holder.unlink()
             lock.release()
+
+    def _write_holder(self, holder: Path) -> None:
+        """Say who holds the run."""
+        try:
+            holder.write_text(f"process {os.getpid()} on {socket.gethostname()}\n")
+        except OSError as error:
+            raise self._unwritable(error) from None
+
+    def _unwritable(self, error: OSError) -> UserError | RunFailure:
+        """A folder that cannot be written to is the user's to mend; that a disk is full is no
+        mistake."""
+        if error.errno not in disk.FULL:
+            return UserError(f"{self.path}: cannot be written to: {error.strerror}")
+        return disk.failure(self.path, "the lock of the run", error)
 
 
 def _read(holder: Path) -> str:

@@ -4,6 +4,7 @@ import json
 
 import config as configs
 import lora
+from checkpoint import refuse_damaged
 from checkpointing import IMPORTED, find_weights
 from config import MODEL_FILE, TRAIN_FILE, RunConfig
 from errors import UserError
@@ -33,6 +34,7 @@ def starting_point(run: RunFolder, config: RunConfig) -> Weights | None:
             f"{run.path / TRAIN_FILE}: start_from: nothing was imported into this run; make another"
             " folder with uv run pretrained.py import, or name a run or a checkpoint"
         )
+    refuse_damaged(path)
     weights = MergedWeights(path)
     lines = [
         f"{run.path / MODEL_FILE}: {key}: {json.dumps(now)}, but in the weights to start from"

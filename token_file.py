@@ -1,5 +1,5 @@
-"""Token files: safetensors with one 1-D tensor `tokens`, read through a memory map and written
-as a stream, so that neither takes memory in proportion to the text.
+"""Token files: safetensors with one 1-D tensor `tokens`, read a slice at a time and written as a
+stream, so that neither takes memory in proportion to the text.
 
 Where the tokens are prompts with their answers, one after the other, a second tensor
 `pair_bounds` says where each answer starts and where it ends. Both stand in one file, so one
@@ -9,9 +9,12 @@ The format: https://github.com/huggingface/safetensors#format
 """
 
 import json
+import math
 import os
 import shutil
 import tempfile
+import threading
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -20,7 +23,7 @@ from typing import NamedTuple, Self
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from errors import UserError
+from errors import RunFailure, UserError
 
 TENSOR = "tokens"
 BOUNDS = "pair_bounds"
@@ -99,24 +102,89 @@ def _data_offsets(path: Path) -> dict[str, int]:
     return {name: first + int(entry["data_offsets"][0]) for name, entry in header.items()}
 
 
-def open_tokens(path: Path) -> np.ndarray:
-    """The tokens of a file: a read-only 1-D array over a memory map.
+class FileArray:
+    """An array in a file, of which slices along the first axis are read, as read-only arrays.
 
-    What has been read counts as page cache, not as the process's own memory. A plain array: its
-    slices cost 0.15 µs, those of `np.memmap` and of safetensors several µs.
+    Not a memory map, whose pages end the process without a word where they cannot be read: those
+    of a file that was cut, or on a disk that fails. A file that was removed can still be read.
+
+    Attributes:
+        shape, dtype: as of a NumPy array.
+    """
+
+    def __init__(
+        self, path: Path, dtype: np.dtype[np.integer], offset: int, shape: tuple[int, ...]
+    ) -> None:
+        self._path, self._offset = path, offset
+        self.dtype, self.shape = dtype, shape
+        self._row_bytes = math.prod(shape[1:]) * dtype.itemsize
+        self._descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        weakref.finalize(self, os.close, self._descriptor)
+        self._as_opened = self._size_and_time()
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        """Some rows.
+
+        Raises:
+            RunFailure: they cannot be read, or the file was changed since it was opened.
+        """
+        first, after, _ = rows.indices(len(self))
+        size = max(after - first, 0) * self._row_bytes
+        try:
+            content = _read_at(self._descriptor, self._offset + first * self._row_bytes, size)
+        except OSError as error:
+            raise RunFailure(f"{self._path}: cannot be read: {error.strerror}") from error
+        if len(content) < size or self._size_and_time() != self._as_opened:
+            raise RunFailure(
+                f"{self._path}: was changed while it was in use (had {self._as_opened[0]:,} bytes,"
+                f" has {self._size_and_time()[0]:,}); bring back what it was, then run the same"
+                " command"
+            )
+        return np.frombuffer(content, self.dtype).reshape(-1, *self.shape[1:])
+
+    def _size_and_time(self) -> tuple[int, int]:
+        now = os.fstat(self._descriptor)
+        return now.st_size, now.st_mtime_ns
+
+
+_WITHOUT_PREAD = threading.Lock()
+
+
+def _read_at(descriptor: int, offset: int, size: int) -> bytes:
+    """Bytes of a file, fewer where it ends before."""
+    content = b""
+    while len(content) < size:
+        start, missing = offset + len(content), size - len(content)
+        if hasattr(os, "pread"):
+            more = os.pread(descriptor, missing, start)
+        else:  # Windows
+            with _WITHOUT_PREAD:
+                os.lseek(descriptor, start, os.SEEK_SET)
+                more = os.read(descriptor, missing)
+        if not more:
+            break
+        content += more
+    return content
+
+
+def open_tokens(path: Path) -> FileArray:
+    """The tokens of a file, of shape (tokens,).
+
+    What has been read counts as page cache, not as the process's own memory.
 
     Raises:
         UserError: as `read_layout`.
     """
     layout = read_layout(path)
-    mapped = np.memmap(path, layout.dtype, "r", layout.offset, (layout.tokens,))
-    return mapped.view(np.ndarray)
+    return FileArray(path, layout.dtype, layout.offset, (layout.tokens,))
 
 
-def open_pair_bounds(path: Path) -> np.ndarray | None:
+def open_pair_bounds(path: Path) -> FileArray | None:
     """Of each pair, the index in `tokens` of its answer's first token, and the one after its last,
-    where the next pair starts: a read-only int64 array (P, 2) over a memory map. Nothing where the
-    file holds text.
+    where the next pair starts: int64 of shape (P, 2). Nothing where the file holds text.
 
     Raises:
         UserError: as `read_layout`.
@@ -124,9 +192,7 @@ def open_pair_bounds(path: Path) -> np.ndarray | None:
     layout = read_layout(path)
     if not layout.pairs:
         return None
-    dtype = DTYPES[_BOUNDS_CODE]
-    mapped = np.memmap(path, dtype, "r", layout.bounds_offset, (layout.pairs, 2))
-    return mapped.view(np.ndarray)
+    return FileArray(path, DTYPES[_BOUNDS_CODE], layout.bounds_offset, (layout.pairs, 2))
 
 
 class TokenWriter:

@@ -72,17 +72,18 @@ class Trainer:
         """
         steps = range(self.first_step, self.data.total_steps)
         size = self.config.train.microbatch_size
-        batches = self.data.batches(self.first_step, own_rows(self.mesh, size))
+        rows = own_rows(self.mesh, size)
+        batches = PlacedAhead(self.mesh, self.data.batches(self.first_step, rows), size)
         is_on_any_host = AnyHost(self.mesh)
 
         def is_stop_wanted() -> bool:
-            return is_on_any_host(stop.number is not None)
+            return is_on_any_host(stop.number is not None or batches.failure is not None)
 
         with self._bar(steps) as bar, self.saver, self.metrics:
             if self.unvalidated is not None and not self._validated_late(is_stop_wanted):
                 return self.unvalidated
             unread: tuple[int, StepResult] | None = None
-            for step, batch in zip(steps, placed_ahead(self.mesh, batches, size), strict=True):
+            for step, batch in zip(steps, batches, strict=True):
                 limit = self._loss_limit(step)
                 with jax.transfer_guard("disallow"):
                     result = self._train_step(self.model, self.optimizer, *batch, *limit)
@@ -96,6 +97,8 @@ class Trainer:
                 if stopping:
                     break
                 self.saver.raise_failure()
+        if batches.failure is not None:
+            raise batches.failure
         return latest
 
     def _loss_limit(self, step: int) -> tuple[jax.Array, ...]:
@@ -280,18 +283,33 @@ class Clock:
         return seconds
 
 
-def placed_ahead(
-    mesh: Mesh, batches: Iterable[tuple[np.ndarray, ...]], size: int
-) -> Iterator[Batch]:
+class PlacedAhead:
     """The batches on their devices, the next one on its way while one is used.
 
     Args:
         size: sequences of a microbatch, over all devices.
+
+    Attributes:
+        failure: why the batch given last is the last that could be read; None while more can.
     """
-    ahead: Batch | None = None
-    for batch in batches:
-        ahead, ready = place_batch(mesh, *batch, size=size), ahead
-        if ready is not None:
-            yield ready
-    if ahead is not None:
-        yield ahead
+
+    def __init__(self, mesh: Mesh, batches: Iterable[tuple[np.ndarray, ...]], size: int) -> None:
+        self._mesh, self._batches, self._size = mesh, batches, size
+        self.failure: RunFailure | None = None
+
+    def __iter__(self) -> Iterator[Batch]:
+        ahead: Batch | None = None
+        for batch in self._readable():
+            ahead, ready = place_batch(self._mesh, *batch, size=self._size), ahead
+            if ready is not None:
+                yield ready
+        if ahead is not None:
+            yield ahead
+        if self.failure is not None:
+            raise self.failure
+
+    def _readable(self) -> Iterator[tuple[np.ndarray, ...]]:
+        try:
+            yield from self._batches
+        except RunFailure as failure:
+            self.failure = failure

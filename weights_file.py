@@ -67,9 +67,13 @@ class WeightsHeader(NamedTuple):
 
 def write_weights(
     folder: Path, weights: dict[str, Any], header: WeightsHeader, max_file_bytes: int
-) -> None:
+) -> list[str]:
     """Write NumPy arrays as `model.safetensors` or, where they have more than `max_file_bytes`
-    together, as shards with an index. Each file describes itself."""
+    together, as shards with an index. Each file describes itself.
+
+    Returns:
+        The names of the files with tensors.
+    """
     from safetensors.numpy import save_file
 
     sizes = {name: weights[name].nbytes for name in sorted(weights)}
@@ -78,6 +82,7 @@ def write_weights(
         tensors = {name: weights[name] for name in names}
         save_file(tensors, folder / file, metadata=header.as_metadata())
     write_index(folder, files, sizes)
+    return list(files)
 
 
 class Weights:

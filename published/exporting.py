@@ -13,7 +13,7 @@ import numpy as np
 from tqdm import tqdm
 
 import strict_json
-from checkpointing import IMPORTED, find_weights
+from checkpointing import IMPORTED, find_weights, find_whole_weights
 from errors import UserError
 from lora import MergedWeights
 from model_config import ModelConfig
@@ -107,7 +107,7 @@ class Export:
     """
 
     def __init__(self, place: str) -> None:
-        self.weights = MergedWeights(find_weights(place))
+        self.weights = MergedWeights(find_whole_weights(place))
         header = self.weights.header
         self.origin = header.origin
         try:

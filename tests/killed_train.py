@@ -43,8 +43,7 @@ def tear_weights(folder: Path, *_: Any) -> None:
 
 
 def tear_metrics_line(log: Any, step: Any) -> None:
-    log._file.write(step.as_line()[:20])
-    log._file.flush()
+    log._file.write(step.as_line()[:20].encode())
     die()
 
 

@@ -25,7 +25,7 @@ from checkpointing import (
     restore,
 )
 from config import RunConfig
-from errors import UserError
+from errors import RunFailure, UserError
 from model import GPT
 from optimizer import MultiSteps
 from sharding import one_device
@@ -194,7 +194,9 @@ def test_a_failed_write_surfaces_and_leaves_nothing_whole(
 
     monkeypatch.setattr(checkpoint, "seal", fail)
     folder = tmp_path / "checkpoints"
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(
+        RunFailure, match="checkpoint of step 0 could not be written: OSError: disk"
+    ):
         save(folder, state, meta(0))
     assert list_checkpoints(folder) == []
 

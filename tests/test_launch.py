@@ -26,7 +26,7 @@ from tiny_run import (
 import config
 import metrics
 from checkpointing import best_of, list_checkpoints
-from errors import UserError
+from errors import RunFailure, UserError
 from launch import launch
 from run_folder import RunFolder, Start
 from tokenization import train_tokenizer
@@ -386,7 +386,7 @@ def test_a_failing_checkpoint_write_stops_the_training(
 
     monkeypatch.setattr("weights_file.write_weights", fail)
     run = make_run(tmp_path / "run")
-    with pytest.raises(OSError, match="no space left"):
+    with pytest.raises(RunFailure, match="no space left"):
         go(run, datasets_dir)
     assert list_checkpoints(run.checkpoints) == []
 

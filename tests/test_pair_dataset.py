@@ -47,10 +47,10 @@ def read(dataset: Dataset, split: Split = "train") -> list[tuple[list[int], list
     """Tokens of each prompt, and of each answer with its end."""
     tokens, bounds = dataset.tokens(split), dataset.pair_bounds(split)
     assert bounds is not None
-    starts = [0, *bounds[:-1, 1]]
+    starts = [0, *bounds[:][:-1, 1]]
     return [
         (tokens[start:answer].tolist(), tokens[answer:end].tolist())
-        for start, (answer, end) in zip(starts, bounds, strict=True)
+        for start, (answer, end) in zip(starts, bounds[:], strict=True)
     ]
 
 

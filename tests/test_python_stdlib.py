@@ -60,7 +60,7 @@ def test_what_it_holds(embedded: Dataset) -> None:
     assert len(tokenizer.encode(" you")) == 1
     assert embedded.description.source.python_version == sys.version.split()[0]
     texts = {
-        split: tokenizer.decode(embedded.tokens(split)).split("<|endoftext|>")[:-1]
+        split: tokenizer.decode(embedded.tokens(split)[:]).split("<|endoftext|>")[:-1]
         for split in embedded.splits
     }
     argparse = Path(sysconfig.get_path("stdlib"), "argparse.py").read_text(encoding="utf-8")

@@ -26,7 +26,7 @@ import step
 import trainer
 from capsule import MOST_CAPSULES
 from checkpointing import list_checkpoints
-from errors import EXIT_FAILED, UserError
+from errors import EXIT_FAILED, RunFailure, UserError
 from model import GPT
 from run_folder import RunFolder, Start
 from weights_file import Weights
@@ -159,14 +159,15 @@ def test_a_run_that_only_fails_stops_with_a_verdict(
     bad = [(number, part) for number in range(8, 24) for part in (0, 1)]
     run, datasets = make([(3, 0), (3, 1), *bad], max_non_finite_steps=4)
     overflow(monkeypatch)
-    assert go(run, datasets) == EXIT_FAILED
-    assert "step 11: no finite loss and gradient in 4 steps in a row; stopped" in messages.text
+    with pytest.raises(RunFailure, match="step 11: no finite loss and gradient in 4 steps in"):
+        go(run, datasets)
+    assert "step 11: no finite loss and gradient in 4 steps in a row" in run.log.read_text()
     weights = weights_of(run)
     assert list(weights) == [0, 5, 10]
     assert [s.global_step for s in metrics.read(run.metrics)] == list(range(12))
     messages.clear()
-    assert go(run, datasets) == EXIT_FAILED
-    assert "step 11: no finite loss and gradient in 4 steps in a row; stopped" in messages.text
+    with pytest.raises(RunFailure, match="step 11: no finite loss and gradient in 4 steps in"):
+        go(run, datasets)
     assert "4 steps before" not in messages.text
     assert_equal(weights_of(run)[10], weights[10])
     config_file = run.path / "train.json"
@@ -193,7 +194,7 @@ def test_a_gradient_without_a_number_is_named_where_the_way_back_meets_it(
 
 
 def test_weights_that_are_no_numbers_are_never_saved(
-    make: Any, monkeypatch: pytest.MonkeyPatch, messages: Any, capsys: pytest.CaptureFixture[str]
+    make: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As of a bit that a memory lost: the next step has no finite loss."""
     run, datasets = make([])
@@ -216,8 +217,8 @@ def test_weights_that_are_no_numbers_are_never_saved(
         return step_then_lose_a_bit
 
     monkeypatch.setattr(trainer, "make_train_step", made)
-    assert go(run, datasets) == EXIT_FAILED
-    assert "step 8: final_norm.scale not finite; stopped, and not saved" in messages.text
+    with pytest.raises(RunFailure, match=r"step 8: final_norm.scale not finite; stopped, and not"):
+        go(run, datasets)
     assert list(weights_of(run)) == [0, 5]
     assert replay.replay(run, "step-000008", datasets) == 0
     said = capsys.readouterr().out
@@ -228,14 +229,14 @@ def test_weights_that_are_no_numbers_are_never_saved(
 
 
 def test_moments_that_overflow_are_never_saved_and_the_replay_names_step_and_moment(
-    make: Any, monkeypatch: pytest.MonkeyPatch, messages: Any, capsys: pytest.CaptureFixture[str]
+    make: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A gradient of 1e25 is finite, its square is not."""
     run, datasets = make([(7, 0)], clipping_max_norm=None)
     change_losses(monkeypatch, lambda loss, rare: jnp.where(rare, 1e25, 1) * loss)
     monkeypatch.setattr("optimizer.optax.tree_utils.tree_norm", norm_of_large_numbers)
-    assert go(run, datasets) == EXIT_FAILED
-    assert "step 10: opt_state.1.nu." in messages.text
+    with pytest.raises(RunFailure, match=r"step 10: opt_state.1.nu\."):
+        go(run, datasets)
     assert list(weights_of(run)) == [0, 5]
     assert replay.replay(run, "step-000010", datasets) == EXIT_FAILED
     assert "after step 7: opt_state.1.nu." in capsys.readouterr().out
