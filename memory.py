@@ -30,8 +30,8 @@ class Memory:
     gradients: int
     """Those of a microbatch, and the sum of them."""
     activations: int
-    """What the forward pass of a microbatch keeps for the backward pass, and what of a layer that
-    computes again, but for the logits."""
+    """What the forward pass of a microbatch keeps for the backward pass, but for the logits; and
+    what of a layer that computes again, where it is more than the logits."""
     logits: int
     """A microbatch's logits, what the loss keeps of them, and their gradient."""
 
@@ -60,7 +60,8 @@ def memory_of(config: RunConfig, mesh: Mesh) -> Memory:
     if config.train.remat != "none":
         without = RunConfig(config.model, config.train.model_copy(update={"remat": "none"}))
         of_all_layers = _kept_for_backward(without, mesh, abstract)[0]
-        activations += max(of_all_layers - activations, 0) // max(config.model.n_layers, 1)
+        of_one = max(of_all_layers - activations, 0) // max(config.model.n_layers, 1)
+        activations += max(of_one - logits, 0)  # when it comes, the logits have gone
     return Memory(
         parameters=_bytes_per_device(abstract.weights),
         moments=_bytes_per_device(abstract.optimizer),

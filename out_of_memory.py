@@ -65,8 +65,7 @@ def advice(config: RunConfig, mesh: Mesh) -> list[str]:
     memory, limit = memory_of(config, mesh), device_bytes(mesh)
     parts = {field.name: getattr(memory, field.name) for field in dataclasses.fields(memory)}
     lines = [
-        f"a step needs about {_shown(memory.total)} on each of {mesh.size} devices, which have"
-        f" {_shown(limit)}:",
+        f"a step needs about {_shown(memory.total)} on {_devices(mesh)} of {_shown(limit)}:",
         *(f"  {name:12} {_shown(size):>10}" for name, size in parts.items()),
     ]
     # what has run out needs more than was thought
@@ -163,4 +162,8 @@ def _as_keys(keys: dict[str, Any]) -> str:
 
 
 def _shown(size: int) -> str:
-    return f"{size / 1e9:.2f} GB"
+    return f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
+
+
+def _devices(mesh: Mesh) -> str:
+    return "a device" if mesh.size == 1 else f"each of {mesh.size} devices"

@@ -53,7 +53,9 @@ def refuse_changes(saved: CheckpointMeta, now: RunConfig, run: RunFolder, extend
         UserError: a line for each such key, with its old and new value.
     """
     before = saved.run_config()
-    allowed = TrainConfig.MAY_CHANGE | (_extension(before.train, now.train) if extend else set())
+    allowed = TrainConfig.MAY_CHANGE | _same_in_other_parts(before, now)
+    if extend:
+        allowed |= _extension(before.train, now.train)
     changes = {
         f"{run.path / MODEL_FILE}: {key}": values
         for key, values in config.differences(before.model, now.model).items()
@@ -141,6 +143,14 @@ def _named(run: RunFolder, name: str) -> Checkpoint:
             raise UserError(f"{path}: damaged ({META_FILE}); name another")
     names = ", ".join([BEST, LATEST, *(c.folder.name for c in checkpoints)])
     raise UserError(f"--from {name}: no such checkpoint in {run.path}; there are {names}")
+
+
+def _same_in_other_parts(before: RunConfig, now: RunConfig) -> set[str]:
+    """The keys that divide a step into microbatches, where its sequences stay the same. With
+    experts they do not: the load-balancing loss is one of each microbatch."""
+    is_same = before.train.sequences_per_step == now.train.sequences_per_step
+    keys = {"microbatch_size", "gradient_accumulation_steps"}
+    return keys if is_same and not now.model.n_experts else set()
 
 
 def _extension(before: TrainConfig, now: TrainConfig) -> set[str]:

@@ -1,0 +1,43 @@
+"""A step that needs more memory than there is: said before, and said after."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+from tiny_run import ROOT, command, make_dataset, make_run, train
+
+FAULTY_TRAIN = ROOT / "tests" / "faults" / "faulty_train.py"
+
+
+@pytest.mark.long
+@pytest.mark.skipif(sys.platform != "linux", reason="limits an address space by /proc")
+def test_it_says_where_the_memory_goes_and_which_edits_would_fit(tmp_path: Path) -> None:
+    datasets = tmp_path / "datasets"
+    make_dataset(datasets)
+    tokens = datasets / "tiny" / "train.safetensors"
+    save_file({"tokens": np.tile(load_file(tokens)["tokens"], 7)}, tokens)
+    large = {"microbatch_size": 8192, "gradient_accumulation_steps": 1, "min_train_tokens": 131_072}
+    run = make_run(tmp_path / "run", sharding={"data": 1}, **large)
+    _, _, *arguments = command(run, datasets)
+    script = [sys.executable, str(FAULTY_TRAIN), "memory_faults.too_little_for_a_step:400"]
+    ended = subprocess.run([*script, *arguments], capture_output=True, text=True, check=False)
+    assert ended.returncode == 1, ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert "this run needs more memory than there is" in ended.stderr
+    told = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
+    assert told[0] == "error: out of memory"
+    assert told[1].startswith("error: a step needs about ")
+    assert told[1].endswith(" on a device of 1.00 GB:")
+    parts = ["parameters", "moments", "gradients", "activations", "logits"]
+    assert [line.split()[1] for line in told[2:7]] == parts
+    edit = 'error:   "microbatch_size": 4096, "gradient_accumulation_steps": 2'
+    assert any(line.startswith(edit) for line in told)
+    assert "out of memory" in run.log.read_text()
+    # nothing stands in the way of the edit
+    text = (run.path / "train.json").read_text().replace("8192", "4096")
+    edited = text.replace('"gradient_accumulation_steps": 1', '"gradient_accumulation_steps": 2')
+    (run.path / "train.json").write_text(edited)
+    assert train(run, datasets).returncode == 0

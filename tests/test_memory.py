@@ -1,0 +1,109 @@
+"""The memory of a step on paper, against what the compiler says of the compiled step."""
+
+from typing import Any, get_args
+
+import jax
+import jax.numpy as jnp
+import pytest
+from conftest import mesh_of, model_config, train_config
+from jax.sharding import Mesh, NamedSharding
+
+import out_of_memory
+from config import RunConfig
+from memory import memory_of
+from out_of_memory import advice, edits
+from sharding import Layout
+from state import AbstractState
+from step import make_train_step
+from train_config import Remat
+
+MODEL = model_config(vocab_size=800, context_length=64, emb_dim=64, n_layers=4, n_heads=4)
+REMATS = get_args(Remat)
+
+
+def run_of(mesh: Mesh, mode: str = "dp", **train: Any) -> RunConfig:
+    sharding = {"mode": mode, "data": mesh.shape["data"], "tensor": mesh.shape["tensor"]}
+    split = {"microbatch_size": 16, "gradient_accumulation_steps": 2}
+    return RunConfig(MODEL, train_config(sharding=sharding, **{**split, **train}))
+
+
+def compiled(config: RunConfig, mesh: Mesh) -> tuple[int, int]:
+    """Bytes on each device of what comes in but the batch, and of what comes and goes."""
+    abstract = AbstractState(config, 10, mesh)
+    model, optimizer = abstract.fill(abstract.weights, abstract.optimizer)  # type: ignore[arg-type]
+    place = NamedSharding(mesh, Layout(mesh).batch_spec(3))
+    shape = 2, config.train.microbatch_size, MODEL.context_length
+    batch = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=place)
+    step = make_train_step(config.train, mesh)
+    lowered = step.lower(model, optimizer, batch, batch)  # type: ignore[attr-defined]
+    analysis = lowered.compile().compiled.memory_analysis()
+    batch_bytes = 2 * 4 * 2 * 16 * 64 // mesh.shape["data"]
+    return analysis.argument_size_in_bytes - batch_bytes, analysis.temp_size_in_bytes
+
+
+@pytest.mark.parametrize(
+    ("mode", "data", "tensor", "remat"),
+    [("dp", 1, 1, remat) for remat in REMATS]
+    + [("fsdp", 8, 1, "none"), ("fsdp_tp", 4, 2, "full"), ("tp", 1, 4, "none")],
+)
+def test_it_is_what_the_compiler_says(mode: str, data: int, tensor: int, remat: str) -> None:
+    mesh = mesh_of(data, tensor)
+    config = run_of(mesh, mode, remat=remat)
+    memory = memory_of(config, mesh)
+    state, temporary = compiled(config, mesh)
+    assert memory.parameters + memory.moments == pytest.approx(state, rel=0.01)
+    counted = memory.gradients + memory.activations + memory.logits
+    # not counted is what comes between, most of it gathered weights, which are large here
+    assert 0.75 * temporary < counted < 1.05 * temporary
+    assert memory.total == memory.parameters + memory.moments + counted
+
+
+def test_half_a_microbatch_keeps_half_as_much() -> None:
+    mesh = mesh_of(1)
+    whole = memory_of(run_of(mesh), mesh)
+    half = memory_of(run_of(mesh, microbatch_size=8, gradient_accumulation_steps=4), mesh)
+    assert whole.with_rows(8, before=16) == half
+
+
+def test_the_logits_grow_with_the_vocabulary_and_nothing_else_kept_does() -> None:
+    mesh = mesh_of(1)
+    config = run_of(mesh)
+    wider = RunConfig(config.model.model_copy(update={"vocab_size": 1600}), config.train)
+    one, other = memory_of(config, mesh), memory_of(wider, mesh)
+    assert other.logits == 2 * one.logits
+    assert one.logits >= 2 * 16 * 64 * 800 * 4
+    assert other.activations == pytest.approx(one.activations, rel=0.01)
+
+
+def test_each_edit_fits_and_keeps_the_global_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    mesh = mesh_of(4)
+    config = run_of(mesh)
+    needed = memory_of(config, mesh).total
+    limit = needed * 2 // 3
+    found = list(edits(config, mesh, limit))
+    assert [sorted(edit.keys) for edit in found][:2] == [
+        ["gradient_accumulation_steps", "microbatch_size"],
+        ["gradient_accumulation_steps", "microbatch_size", "remat"],
+    ]
+    for edit in found:
+        keys = {**config.train.as_json(), **edit.keys}
+        changed = RunConfig(MODEL, type(config.train).model_validate(keys))
+        assert changed.train.sequences_per_step == config.train.sequences_per_step
+        assert memory_of(changed, mesh) == edit.memory
+        assert edit.memory.total <= limit
+    monkeypatch.setattr(out_of_memory, "device_bytes", lambda _: limit)
+    lines = advice(config, mesh)
+    assert lines[0].startswith("a step needs about ")
+    assert "on each of 4 devices of " in lines[0]
+    assert "these edits of train.json keep the global batch as it is, and would fit:" in lines
+    monkeypatch.setattr(out_of_memory, "device_bytes", lambda _: 1_000_000)
+    assert "no microbatch_size and remat would fit" in advice(config, mesh)[-1]
+
+
+def test_another_error_is_not_called_one_of_memory() -> None:
+    mesh = mesh_of(1)
+    with (
+        pytest.raises(jax.errors.JaxRuntimeError, match="something else"),
+        out_of_memory.explained(run_of(mesh), mesh),
+    ):
+        raise jax.errors.JaxRuntimeError("INTERNAL: something else")
