@@ -151,16 +151,14 @@ def causality(
     later = float(own_QS[distance_QS < 0].max(initial=0))
     too_old, notes = _beyond_windows(patient, queries)
     moved = _moved_by_later_tokens(patient, logits_of)
+    old = f", too old {too_old:.1g}" if notes else ""
     if patient.config.train.target_offset == 0:
-        notes += (
-            "targets are the inputs themselves: that each position sees itself is what counts",
-        )
+        notes += ("the targets are the inputs: what counts is that each position sees itself",)
     what = "own" if window == 1 else "own and earlier"
     return Finding(
         "causality",
-        f"later {later:.1g}, {what} {seen.min():.1g} to {seen.max():.1g}"
-        + f", too old {too_old:.1g}" * bool(notes and model.sliding_window)
-        + f"; later tokens move logits by {moved:.1g}",
+        f"later {later:.1g}, {what} {seen.min():.1g} to {seen.max():.1g}{old};"
+        f" later tokens move logits by {moved:.1g}",
         f"0, {what} above 0; at most {ROUNDING:.0e}",
         later == 0 and too_old == 0 and bool(seen.min() > 0) and moved <= ROUNDING,
         notes,

@@ -264,7 +264,8 @@ def test_a_fault_fails_the_check_that_is_for_it(
 
 
 def test_targets_that_are_the_inputs_are_told() -> None:
-    found = verdicts(tiny_patient(Walks(target_offset=0), **NO_LAYERS | {"positions": "none"}))
+    model = NO_LAYERS | {"positions": "none"}
+    found = verdicts(tiny_patient(Walks(target_offset=0), {"target_offset": 0}, **model))
     assert failed(found) == set(), found
     (note,) = found["causality"].notes
     assert "each position sees itself" in note
