@@ -1,6 +1,7 @@
 """Which devices a run takes: what `sharding` in its `train.json` says or, where it says nothing,
 what suits its batch."""
 
+import math
 import os
 
 import jax
@@ -26,6 +27,13 @@ def cpu_devices(train: TrainConfig, recorded: ShardingConfig | None, processes: 
     needed = abs(data * tensor)
     rest = max(available // needed, 1) if -1 in (data, tensor) else 1
     return max(needed * rest // processes, 1)
+
+
+def memory_bytes() -> float:
+    """Of this machine; infinite where it does not say."""
+    if not hasattr(os, "sysconf"):
+        return math.inf
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def mesh_of(train: TrainConfig, model: ModelConfig, recorded: ShardingConfig | None) -> Mesh:

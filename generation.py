@@ -135,6 +135,38 @@ class Generator:
                 texts = [text + row for text, row in zip(texts, columns, strict=True)]
                 drawn, stopped_B = drawn + len(columns[0]), stops_B
 
+    def logits_after(self, texts: Sequence[Sequence[int]], one_by_one: int) -> np.ndarray:
+        """What texts are continued from: the first tokens of each are read at once, the last
+        `one_by_one` each by itself, through the cache.
+
+        Args:
+            texts: of unequal length or not, each longer than `one_by_one` and no longer than the
+                context.
+
+        Returns:
+            Logits_BSV after the last of those read at once, then after each of the others; float32.
+        """
+        rows = len(texts)
+        tokens_BS, padding_B = left_padded([list(text[: len(text) - one_by_one]) for text in texts])
+        read = tokens_BS.shape[1]
+        text = self._unread(
+            jnp.asarray(tokens_BS),
+            jnp.asarray(padding_B),
+            jnp.zeros(rows, bool),
+            row_keys(0, rows),
+            0,
+            slots=read + one_by_one,
+        )
+        logits_of = jax.jit(self._logits)
+        logits_BV, caches = logits_of(self._weights, text, tokens_BS, 0)
+        found = [logits_BV]
+        for place in range(one_by_one):
+            text = text._replace(caches=caches)
+            column_B1 = np.array([[each[len(each) - one_by_one + place]] for each in texts])
+            logits_BV, caches = logits_of(self._weights, text, column_B1, read + place)
+            found.append(logits_BV)
+        return np.stack(found, axis=1)
+
     def _refuse_what_cannot_be_read(self, prompts: Sequence[Sequence[int]]) -> None:
         if not all(prompts):
             raise ValueError("a prompt has no token")
@@ -196,17 +228,29 @@ class Generator:
         sampling: Sampling,
     ) -> Growing:
         """The padded prompts read, and one token added."""
+        text = self._unread(tokens_BS, padding_B, stopped_B, keys_B, drawn, slots)
+        return self._with_next(weights, text, tokens_BS, jnp.asarray(0), sampling)
+
+    def _unread(
+        self,
+        tokens_BS: Array,
+        padding_B: Array,
+        stopped_B: Array,
+        keys_B: Array,
+        drawn: Array | int,
+        slots: int,
+    ) -> Growing:
+        """The padded prompts, their caches empty."""
         rows, length = tokens_BS.shape
-        text = Growing(
+        return Growing(
             tokens_BT=jnp.pad(tokens_BS, ((0, 0), (0, slots - length))),
             slot=jnp.asarray(length - 1),
-            slots_ahead=length - 1 - drawn,
+            slots_ahead=jnp.asarray(length - 1 - drawn),
             padding_B=padding_B,
             stopped_B=stopped_B,
             keys_B=keys_B,
             caches=[self._empty_cache(rows, slots) for _ in range(self._config.n_layers)],
         )
-        return self._with_next(weights, text, tokens_BS, jnp.asarray(0), sampling)
 
     def _grown(
         self,

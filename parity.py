@@ -5,7 +5,6 @@ sums in another order, and by nothing else. Axes as in `step.py`.
 """
 
 import math
-import os
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ from collectives import Traffic, collectives, summary
 from config import RunConfig
 from data import IGNORED, Batch, TrainingData
 from dataset import open_dataset
+from devices import memory_bytes
 from errors import UserError
 from model import GPT
 from optimizer import MultiSteps
@@ -220,7 +220,7 @@ class Trial(NamedTuple):
         if lines:
             return lines
         needed = _MEMORY_FACTOR * self._state_bytes(Case(mode, data, tensor, 1, count, False))
-        if needed > (there := _memory_bytes()):
+        if needed > (there := memory_bytes()):
             lines.append(f"takes about {needed / 1e9:,.0f} GB of memory, of {there / 1e9:,.0f}")
         return lines
 
@@ -342,10 +342,3 @@ def _shapes(mode: Mode, devices: int) -> list[tuple[int, int]]:
 
 def _divisors(number: int) -> list[int]:
     return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
-
-
-def _memory_bytes() -> float:
-    """Of this machine; infinite where it does not say."""
-    if not hasattr(os, "sysconf"):
-        return math.inf
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

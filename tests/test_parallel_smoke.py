@@ -118,7 +118,7 @@ def test_the_largest_meshes_that_fit_are_taken() -> None:
 def test_what_memory_does_not_hold_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = trial()
     state_bytes = whole._state_bytes(whole.reference())
-    monkeypatch.setattr(parity, "_memory_bytes", lambda: 4.5 * parity._MEMORY_FACTOR * state_bytes)
+    monkeypatch.setattr(parity, "memory_bytes", lambda: 4.5 * parity._MEMORY_FACTOR * state_bytes)
     fitting, reasons = whole.meshes(8)
     assert ("dp", 4, 1) in fitting
     assert ("fsdp", 8, 1) in fitting
