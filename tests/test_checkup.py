@@ -102,6 +102,7 @@ SOUND: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SOUND)
 def test_what_is_sound_passes(name: str) -> None:
     found = verdicts(tiny_patient(**SOUND[name]))
@@ -248,6 +249,7 @@ FAULTS: list[tuple[Fault, set[str], dict[str, Any], dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("fault", "checks", "model", "train"), FAULTS, ids=[fault[0].__name__ for fault in FAULTS]
 )
