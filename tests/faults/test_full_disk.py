@@ -5,6 +5,7 @@ import errno
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -92,6 +93,24 @@ def test_a_disk_that_fills_up_while_a_checkpoint_is_written(
     assert_no_torn_line(run)
     assert go(run, datasets_dir) == 0
     assert_same_outcome(run, straight)
+
+
+@pytest.mark.usefixtures("no_charts")
+def test_a_checkpoint_that_will_not_fit_is_not_begun(
+    run: RunFolder, datasets_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = SimpleNamespace(total=10**6, free=CHECKPOINT_BYTES)
+    monkeypatch.setattr("disk.shutil.disk_usage", lambda _: usage)
+    monkeypatch.setattr("checkpointing.checkpoint_name", lambda *_: pytest.fail("was begun"))
+    assert room_of(failure(run, datasets_dir))[1] == CHECKPOINT_BYTES
+
+
+@pytest.mark.usefixtures("no_charts")
+def test_a_disk_that_does_not_say_how_large_it_is_has_room(
+    run: RunFolder, datasets_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("disk.shutil.disk_usage", lambda _: SimpleNamespace(total=0, free=0))
+    assert go(run, datasets_dir) == 0
 
 
 class Filled:
