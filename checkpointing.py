@@ -10,7 +10,7 @@ import functools
 import logging
 import os
 import shutil
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
@@ -165,8 +165,9 @@ class Saver:
         with self._writing_of(meta.global_step, needed_bytes):
             begin = functools.partial(self._begin, meta.global_step, needed_bytes)
             unfinished = self._folder / hosts.said_by_first(begin)
-            weights = {name: hosts.whole(array) for name, array in arrays.items()}
-            optimizer_saved = _save_behind(unfinished / checkpoint.OPTIMIZER_FOLDER, moments)
+            with _removed_on_failure(unfinished):
+                weights = {name: hosts.whole(array) for name, array in arrays.items()}
+                optimizer_saved = _save_behind(unfinished / checkpoint.OPTIMIZER_FOLDER, moments)
         self._writing = (
             self._worker.submit(
                 self._finish, unfinished, optimizer_saved, weights, meta, needed_bytes
@@ -221,12 +222,8 @@ class Saver:
         needed_bytes: int,
     ) -> None:
         with self._writing_of(meta.global_step, needed_bytes):
-            try:
+            with _removed_on_failure(unfinished):
                 self._fill(unfinished, optimizer_saved, weights, meta)
-            except Exception:
-                if not hosts.is_one_of_several():
-                    shutil.rmtree(unfinished, ignore_errors=True)  # makes room again
-                raise
             unfinished.rename(self._folder / unfinished.name.removeprefix(UNFINISHED))
             sync_to_disk(self._folder)
         with disk.writing(self._folder, f"the names {BEST} and {LATEST}"):
@@ -246,6 +243,17 @@ class Saver:
         finally:
             optimizer_saved.result()  # Orbax's threads, left alone, would keep the process for long
         checkpoint.seal(unfinished, meta, needed)
+
+
+@contextlib.contextmanager
+def _removed_on_failure(unfinished: Path) -> Iterator[None]:
+    """Make room again where a checkpoint is not finished, unless other processes still write it."""
+    try:
+        yield
+    except Exception:
+        if not hosts.is_one_of_several():
+            shutil.rmtree(unfinished, ignore_errors=True)
+        raise
 
 
 def _save_behind(folder: Path, arrays: dict[str, jax.Array]) -> Any:

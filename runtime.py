@@ -4,6 +4,7 @@ Import nothing here that starts a backend; once one runs, these settings come to
 """
 
 import contextlib
+import logging
 import os
 import re
 import warnings
@@ -17,7 +18,10 @@ from devices import cpu_devices
 from train_config import ShardingConfig, TrainConfig
 
 TORN_ENTRY = r"Error reading persistent compilation cache entry for '(.+?)'"
+UNWRITTEN_ENTRY = r"Error writing persistent compilation cache entry for '.+?': (.*)"
 CACHE_VARIABLE = "JAX_COMPILATION_CACHE_DIR"
+
+log = logging.getLogger("rungs")
 
 
 def prepare(train: TrainConfig, recorded: ShardingConfig | None = None, processes: int = 1) -> None:
@@ -43,22 +47,29 @@ def cache_compiled_code() -> None:
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-    _mend_torn_entries(folder)
+    _see_to_troubles(folder)
 
 
-def _mend_torn_entries(folder: Path) -> None:
-    """Delete cache entries that a kill left half-written, where JAX warns that it cannot read one.
+def _see_to_troubles(folder: Path) -> None:
+    """Do without a cache that fails, where JAX warns of it; it compiles anew then.
 
-    JAX compiles anew then, but never overwrites an entry, and so would warn at every start.
+    Entries that a kill left half-written are deleted: JAX never overwrites one, and so would warn
+    of it at every start. A cache that cannot be written is told once.
     """
     show = warnings.showwarning
+    has_told = False
 
     def show_or_mend(message: Any, *args: Any, **kwargs: Any) -> None:
-        torn = re.match(TORN_ENTRY, str(message))
-        if torn is None:
+        nonlocal has_told
+        if torn := re.match(TORN_ENTRY, str(message)):
+            with contextlib.suppress(OSError):
+                for entry in folder.glob(f"{torn[1]}-*"):
+                    entry.unlink(missing_ok=True)
+        elif failed := re.match(UNWRITTEN_ENTRY, str(message), re.DOTALL):
+            if not has_told:
+                log.warning("%s: compiled code is not kept for later starts: %s", folder, failed[1])
+            has_told = True
+        else:
             show(message, *args, **kwargs)
-            return
-        for entry in folder.glob(f"{torn[1]}-*"):
-            entry.unlink(missing_ok=True)
 
     warnings.showwarning = show_or_mend

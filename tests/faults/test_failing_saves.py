@@ -1,0 +1,145 @@
+"""A save that fails behind the loop ends the run within a step or two, in a line."""
+
+import errno
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fault_runs import failure, go, whole_steps
+from storage_faults import fail
+from tiny_run import assert_same_outcome, losses
+
+import checkpoint
+import checkpointing
+import trainer
+import weights_file
+from checkpointing import checkpoint_name, list_checkpoints
+from run_folder import RunFolder
+
+pytest_plugins = ["fault_fixtures"]
+
+
+class FailedSave:
+    """What Orbax gives where its own thread fails."""
+
+    def result(self) -> None:
+        raise ValueError("RESOURCE_EXHAUSTED: Failed to write 9 bytes [os_error_code='28']")
+
+
+def no_room(*_: Any) -> None:
+    fail(errno.ENOSPC)
+
+
+def no_sense(*_: Any) -> None:
+    raise KeyError("a bug")
+
+
+@pytest.fixture
+def wait_after_a_save(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next step is taken when the save before it is over, well or not."""
+    save = checkpointing.Saver.save
+
+    def save_and_wait(self: checkpointing.Saver, *arguments: Any) -> None:
+        save(self, *arguments)
+        assert self._writing is not None
+        self._writing.exception()
+
+    monkeypatch.setattr(checkpointing.Saver, "save", save_and_wait)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "fault", "reason"),
+    [
+        (weights_file, "write_weights", no_room, "No space left on device ("),
+        (weights_file, "write_weights", no_sense, "KeyError: 'a bug'; see to that"),
+        (checkpoint, "seal", no_room, "No space left on device ("),
+        (checkpointing, "_save_behind", no_room, "No space left on device ("),
+        (checkpointing, "_save_behind", lambda *_: FailedSave(), "No space left on device ("),
+    ],
+)
+@pytest.mark.usefixtures("no_charts", "wait_after_a_save")
+def test_a_failure_behind_the_loop_is_told_at_the_next_step(
+    owner: Any,
+    name: str,
+    fault: Any,
+    reason: str,
+    run: RunFolder,
+    datasets_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    steps = 0
+    make_train_step = trainer.make_train_step
+
+    def count_steps(*arguments: Any) -> Any:
+        take = make_train_step(*arguments)
+
+        def step(*arguments: Any) -> Any:
+            nonlocal steps
+            steps += 1
+            return take(*arguments)
+
+        return step
+
+    monkeypatch.setattr(trainer, "make_train_step", count_steps)
+    monkeypatch.setattr(owner, name, fault)
+    message = failure(run, datasets_dir)
+    assert message.startswith(f"{run.checkpoints}: the checkpoint of step 0 could not be written: ")
+    assert reason in message
+    assert steps == 1
+    assert whole_steps(run) == []
+
+
+@pytest.mark.usefixtures("no_charts")
+def test_a_failure_of_the_last_save_is_told(
+    run: RunFolder, straight: RunFolder, datasets_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seal = checkpoint.seal
+
+    def seal_or_fail(folder: Path, *arguments: Any) -> None:
+        if folder.name.endswith("000007"):
+            no_sense()
+        seal(folder, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "seal", seal_or_fail)
+        assert "the checkpoint of step 7" in failure(run, datasets_dir)
+    assert len(losses(run)) == 8
+    assert go(run, datasets_dir) == 0
+    assert_same_outcome(run, straight)
+
+
+@pytest.mark.usefixtures("no_charts")
+def test_old_checkpoints_may_be_removed_by_hand(
+    run: RunFolder, datasets_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = checkpointing.list_checkpoints
+
+    def list_a_ghost(folder: Path) -> list[checkpoint.Checkpoint]:
+        found = listed(folder)
+        ghost = folder / "20200101Z000000-step-000000"
+        meta = found[0].meta.model_copy(update={"selection_loss": None})
+        return [checkpoint.Checkpoint(ghost, meta), *found]
+
+    assert go(run, datasets_dir) == 0
+    monkeypatch.setattr(checkpointing, "list_checkpoints", list_a_ghost)
+    checkpointing.prune(run.checkpoints, keep=3)
+    assert whole_steps(run) == [3, 6, 7]
+
+
+@pytest.mark.parametrize("clock", ["stands still", "goes back"])
+@pytest.mark.usefixtures("no_charts")
+def test_a_step_saved_again_never_takes_the_place_of_the_first(
+    clock: str, run: RunFolder, datasets_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stamp = "20260101Z000000"
+    earlier = "20250101Z000000" if clock == "goes back" else stamp
+    monkeypatch.setattr(checkpointing, "time_stamp", lambda: stamp)
+    assert go(run, datasets_dir) == 0
+    first = list_checkpoints(run.checkpoints)[-1]
+    assert first.folder.name == f"{stamp}-step-000007"
+    monkeypatch.setattr(checkpointing, "time_stamp", lambda: earlier)
+    assert checkpoint_name(run.checkpoints, 7) == "20260101Z000001-step-000007"
+    assert checkpoint_name(run.checkpoints, 8) == f"{earlier}-step-000008"
+    (run.checkpoints / ".20260101Z000059-step-000007").mkdir()
+    (run.checkpoints / "no-time-step-000007").mkdir()
+    assert checkpoint_name(run.checkpoints, 7) == "20260101Z000100-step-000007"
