@@ -139,7 +139,7 @@ def _call(act: Callable[..., None], moment: Moment, count: int) -> None:
     """Call `act` at the `count`-th call, with its arguments. Charts are drawn only where they are
     what it is about: that takes more time than all the rest."""
     if moment.owner is not ChartDrawer:
-        ChartDrawer._begin = lambda _: None  # type: ignore[method-assign]
+        ChartDrawer._begin = lambda _: None  # type: ignore[method-assign, assignment]
     original = getattr(moment.owner, moment.function)
     calls = 0
 
