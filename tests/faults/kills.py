@@ -108,9 +108,10 @@ AT_THE_END = {
         checkpointing, "relink", condition=is_the_last_step
     )
 }
+MAKING_UP = {"between a late validation and its save": Moment(checkpointing.Saver, "save")}
 OF_ANY_PROCESS = {"in the optimizer's part": Moment(checkpointing, "named_arrays")}
 WHILE_MOVING = {"between two moves": Moment(pathlib.Path, "rename")}
-MOMENTS = AT_THE_START | IN_THE_LOOP | AT_THE_END | OF_ANY_PROCESS | WHILE_MOVING
+MOMENTS = AT_THE_START | IN_THE_LOOP | AT_THE_END | MAKING_UP | OF_ANY_PROCESS | WHILE_MOVING
 
 
 def kill_at(name: str, count: str) -> None:
