@@ -81,8 +81,11 @@ def test_signals_lose_nothing(straight: RunFolder, datasets_dir: Path, tmp_path:
         assert saved.step == len(losses(run)) - 1, moment
         if moment in ("before a validation", "in a validation"):
             assert (saved.step % 20, saved.meta.selection_loss) == (0, None), moment
-            stop_at("before a validation", run, datasets_dir, number, count=1)
-            assert last_checkpoint(run).folder == saved.folder, "stopped again while making up"
+            if moment == "before a validation":
+                stop_at(moment, run, datasets_dir, number, count=1)
+            else:
+                kill_at("between a late validation and its save", run, datasets_dir, count=1)
+            assert last_checkpoint(run).folder == saved.folder, "it was not made up for"
     for moment in ("before the weights are written", "between write and rename"):
         newest = last_checkpoint(run).step
         stop_at(moment, run, datasets_dir, *TWICE, count=3)
