@@ -221,7 +221,7 @@ def _of_batches(straight: list[Account], killed: list[Account]) -> str | None:
         for step, checksum in account.batches:
             if checksum != expected.get(step):
                 others = [other for other, known in expected.items() if known == checksum]
-                shown = f"that of step {others[0]}" if others else "one that was never there"
+                shown = f"that of step {others[0]}" if others else "one of no step"
                 return f"step {step}: process {number} of the killed run had another: {shown}"
     taken = {step for account in killed for step, _ in account.batches}
     missing = sorted(expected.keys() - taken)

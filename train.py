@@ -1,7 +1,7 @@
 """Train a run, or go on with it where it was: `uv run train.py runs/a-to-a`.
 
 Exit codes: 0 finished; 2 something given is wrong, nothing was changed; 130 and 143 stopped by
-SIGINT (Ctrl-C) and SIGTERM, saved; 1 anything else.
+SIGINT (Ctrl-C) and SIGTERM, saved where a step had been taken; 1 anything else.
 """
 
 import signals

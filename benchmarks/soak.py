@@ -1,4 +1,4 @@
-"""One small run, and faults until it has survived so many: `uv run benchmarks/soak.py --faults 200`.
+"""One small run that survives faults: `uv run benchmarks/soak.py --faults 200`.
 
 Kills at every moment, signals, full disks, damaged checkpoints, torn files, moved folders, in a
 random order, each followed by the same command. At the end the run is compared, bit for bit, with
@@ -20,13 +20,13 @@ from typing import NamedTuple
 import click
 import numpy as np
 from safetensors.numpy import save_file
+from soak_faults import FINISHED, Fault, ended_with, in_the_process, on_the_disk
 
 import metrics
 from checkpointing import list_checkpoints
 from errors import run_command
 from resumption import arrays_of
 from run_folder import RunFolder
-from soak_faults import FINISHED, Fault, ended_with, in_the_process, on_the_disk
 
 ROOT = Path(__file__).parents[1]
 MODEL = {"vocab_size": 64, "context_length": 16, "emb_dim": 32, "n_layers": 2, "n_heads": 2}
@@ -186,11 +186,13 @@ def report(survived: list[Survived], lost: int, seconds: float) -> None:
     click.echo(f"\n{'fault':62} {'times':>5} {'survived':>8} {'steps taken again':>18}")
     for name, times in sorted(by_name.items()):
         ok, again = sum(not one.problem for one in times), [one.steps_lost for one in times]
-        click.echo(f"{name:62} {len(times):5} {ok:8} {f'{np.mean(again):.1f}, at most {max(again)}':>18}")
+        click.echo(
+            f"{name:62} {len(times):5} {ok:8} {f'{np.mean(again):.1f}, at most {max(again)}':>18}"
+        )
     bad = [one for one in survived if one.problem]
     click.echo(
-        f"\n{len(survived) - len(bad)} of {len(survived)} faults of {len(by_name)} kinds survived in"
-        f" {seconds / 60:.0f} minutes; {sum(one.steps_lost for one in survived):,} steps taken"
+        f"\n{len(survived) - len(bad)} of {len(survived)} faults, of {len(by_name)} kinds, survived"
+        f" in {seconds / 60:.0f} minutes; {sum(one.steps_lost for one in survived):,} steps taken"
         f" again; {lost} bytes of weights, optimizer state and metrics lost"
     )
     for one in bad:

@@ -23,6 +23,9 @@ KILLED, TERMINATED, INTERRUPTED, FAILED, FINISHED = -signal.SIGKILL, 143, 130, 1
 _SECONDS_TO_A_KILL = 0.3
 
 
+Damage = Callable[[RunFolder, random.Random], object]
+
+
 class Fault(NamedTuple):
     """One kind of fault."""
 
@@ -31,7 +34,7 @@ class Fault(NamedTuple):
     """What `faulty_train.py` puts into the process; None for a process killed from outside."""
     exit_codes: tuple[int, ...]
     """Which it may end with; 0 where the run was over before the fault came."""
-    damage: Callable[[RunFolder, random.Random], None] = lambda *_: None
+    damage: Damage = lambda *_: None
     """Done to the run folder before the process starts."""
 
 
@@ -56,7 +59,11 @@ def in_the_process() -> list[Fault]:
         )
     ]
     full = [
-        Fault("disk full in the weights", _numbered("storage_faults.fill_up_in_weights", 2, 3), (FAILED,)),
+        Fault(
+            "disk full in the weights",
+            _numbered("storage_faults.fill_up_in_weights", 2, 3),
+            (FAILED,),
+        ),
         Fault("files limited", lambda _: "storage_faults.limit_files:60000", (FAILED,)),
     ]
     return [*killed, *told, *full]
@@ -65,7 +72,7 @@ def in_the_process() -> list[Fault]:
 def on_the_disk() -> list[Fault]:
     """Damage of the newest checkpoint and of what is beside it; the start after it is killed when
     it has saved one more."""
-    damages: dict[str, Callable[[RunFolder, random.Random], None]] = {
+    damages: dict[str, Damage] = {
         "a bit flipped": flip_a_bit,
         "weights cut off": cut_weights,
         "an optimizer file deleted": delete_optimizer_file,
@@ -128,7 +135,7 @@ def break_links(run: RunFolder, _: random.Random) -> None:
 def links_as_texts(run: RunFolder, _: random.Random) -> None:
     for name in ("best", "latest"):
         link = run.checkpoints / name
-        target = os.readlink(link) if link.is_symlink() else "gone"
+        target = link.readlink().name if link.is_symlink() else "gone"
         link.unlink(missing_ok=True)
         link.write_text(target)
 
@@ -158,7 +165,9 @@ def move_there_and_back(run: RunFolder, _: random.Random) -> None:
     copy.rename(run.path)
 
 
-def ended_with(fault: Fault, command: list[str], run: RunFolder, rng: random.Random) -> tuple[int, str]:
+def ended_with(
+    fault: Fault, command: list[str], run: RunFolder, rng: random.Random
+) -> tuple[int, str]:
     """Start the run with a fault; the exit code, and what was said on the terminal."""
     specification = [fault.specification(rng)] if fault.specification else []
     script = [str(FAULTS / "faulty_train.py"), *specification] if specification else ["train.py"]

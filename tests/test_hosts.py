@@ -1,12 +1,6 @@
 """Two processes over loopback, two virtual devices each, train one run together."""
 
-import contextlib
-import os
 import signal
-import socket
-import subprocess
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,78 +8,20 @@ import pytest
 from tiny_run import (
     assert_same_outcome,
     change,
-    command,
     final_arrays,
     losses,
     make_dataset,
     make_run,
     train,
 )
+from together import finish, together
 
 import metrics
 from checkpointing import list_checkpoints
-from run_folder import RunFolder
 
 MESH = {"mode": "fsdp_tp", "data": 2, "tensor": 2}
 SECONDS_TO_END = 60
 """What docs/clusters.md promises: so long after one process died, all have ended."""
-
-
-class Together:
-    """Two processes of a run, with what they print."""
-
-    def __init__(self, run: RunFolder, datasets_dir: Path) -> None:
-        self._run = run
-        port = free_port()
-        self._outputs = [run.path.with_name(f"{run.path.name}-{n}.txt").open("w+") for n in (0, 1)]
-        self.processes = [
-            subprocess.Popen(
-                [
-                    *command(run, datasets_dir, "--coordinator", f"127.0.0.1:{port}"),
-                    *("--processes", "2", "--process", str(number)),
-                ],
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=os.environ | {"JAX_PLATFORMS": "cpu"},
-            )
-            for number, output in enumerate(self._outputs)
-        ]
-
-    def wait_for_step(self, step: int) -> None:
-        """Until the metrics have the step."""
-        deadline = time.monotonic() + 120
-        while not (self._run.metrics.exists() and len(metrics.read(self._run.metrics)) > step):
-            assert time.monotonic() < deadline, self.said()
-            assert all(process.poll() is None for process in self.processes), self.said()
-            time.sleep(0.05)
-
-    def exit_codes(self, seconds: float = 180) -> list[int]:
-        """Of both, once they have ended."""
-        return [process.wait(seconds) for process in self.processes]
-
-    def said(self) -> list[str]:
-        """What each printed."""
-        for output in self._outputs:
-            output.seek(0)
-        return [output.read() for output in self._outputs]
-
-
-@contextlib.contextmanager
-def together(run: RunFolder, datasets_dir: Path) -> Iterator[Together]:
-    both = Together(run, datasets_dir)
-    try:
-        yield both
-    finally:
-        for process in both.processes:
-            process.kill()
-            process.wait()
-
-
-def free_port() -> int:
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        port: int = unused.getsockname()[1]
-        return port
 
 
 @pytest.fixture(scope="module")
@@ -128,11 +64,6 @@ def test_without_sharding_two_processes_share_each_microbatch(
     before = [path.name for path in run.checkpoints.iterdir()]
     finish(run, datasets_dir)  # is finished, and stays so
     assert [path.name for path in run.checkpoints.iterdir()] == before
-
-
-def finish(run: RunFolder, datasets_dir: Path) -> None:
-    with together(run, datasets_dir) as both:
-        assert both.exit_codes() == [0, 0], both.said()
 
 
 def test_a_signal_to_one_process_saves_and_stops_both(datasets_dir: Path, tmp_path: Path) -> None:

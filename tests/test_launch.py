@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import shutil
 import signal
 import subprocess
@@ -24,6 +25,7 @@ from tiny_run import (
 )
 
 import config
+import evaluation
 import metrics
 from checkpointing import best_of, list_checkpoints
 from errors import RunFailure, UserError
@@ -410,6 +412,41 @@ def test_a_signal_saves_at_the_next_step_and_the_same_command_goes_on(
     assert saved.meta.selection_loss is None
     assert train(stopped, datasets_dir).returncode == 0
     assert_same_outcome(stopped, straight)
+
+
+def test_a_signal_cuts_a_validation_short_and_the_next_start_makes_up_for_it(
+    finished: RunFolder, datasets_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(tmp_path / "run")
+    with monkeypatch.context() as patch:
+        stop_in_validation(patch, batch=6)  # each has four
+        assert go(run, datasets_dir) == 143
+    cut_short = last_checkpoint(run)
+    assert (cut_short.step, len(losses(run))) == (5, 6)
+    assert cut_short.meta.selection_loss is None
+    with monkeypatch.context() as patch:
+        stop_in_validation(patch, batch=2)
+        assert go(run, datasets_dir) == 143
+    assert last_checkpoint(run).folder == cut_short.folder
+    change(run, keep_checkpoints=-1)
+    assert go(run, datasets_dir, rewind_to="step-000005") == 0
+    assert_same_outcome(run, finished)
+    before, after = (c for c in list_checkpoints(run.checkpoints) if c.step == 5)
+    assert before.folder == cut_short.folder
+    assert after.meta.selection_loss == metrics.read(run.metrics)[5].validation_loss
+
+
+def stop_in_validation(patch: pytest.MonkeyPatch, batch: int) -> None:
+    """Send SIGTERM as the batch of that number, of all validations, goes to its devices."""
+    place_batch = evaluation.place_batch
+    numbers = iter(range(1, 1000))
+
+    def place_or_stop(*args: Any, **kwargs: Any) -> Any:
+        if next(numbers) == batch:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return place_batch(*args, **kwargs)
+
+    patch.setattr(evaluation, "place_batch", place_or_stop)
 
 
 def test_a_terminal_that_is_gone_does_not_cost_the_save(datasets_dir: Path, tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """Run folders: found by name, made from another."""
 
 import json
+import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -8,7 +10,7 @@ from tiny_run import MODEL, TRAIN, make_run
 
 import config
 from errors import UserError
-from run_folder import create_like, find_run
+from run_folder import RunFolder, create_like, find_run
 
 
 @pytest.fixture(autouse=True)
@@ -52,6 +54,23 @@ def test_values_may_be_strings_lists_or_null() -> None:
 def test_the_schema_is_found_from_another_depth() -> None:
     create_like("elsewhere/deep/new", "old", [])
     assert read("elsewhere/deep/new/model.json")["$schema"] == "../../../model.json"
+
+
+def test_a_run_is_held_by_one_process_and_no_dead_one() -> None:
+    run = RunFolder(Path("runs/old"))
+    (run.path / "train.lock").touch()  # as a process leaves them that was killed
+    (run.path / "holder.lock").write_text("process 1 on another-host\n")
+    with run.held():
+        with pytest.raises(
+            UserError, match=rf"by process {os.getpid()} on {socket.gethostname()};"
+        ):
+            run.held().__enter__()
+        (run.path / "holder.lock").write_text("")  # as it is for a moment at the start
+        with pytest.raises(UserError, match="being trained by another process;"):
+            run.held().__enter__()
+    assert not (run.path / "holder.lock").exists()
+    with run.held():
+        pass
 
 
 @pytest.mark.parametrize("schema", [None, "https://example.org/model.json"])

@@ -15,6 +15,7 @@ from checkpointing import list_checkpoints
 from metrics import StepMetrics
 from resumption import arrays_of
 from run_folder import RunFolder
+from token_file import PairWriter
 
 ROOT = Path(__file__).parents[1]
 VOCAB = 64
@@ -40,6 +41,17 @@ def make_dataset(datasets_dir: Path, name: str = "tiny", seed: int = 0) -> None:
     for split, count in (("train", 20_000), ("validation", 1_000)):
         walk = np.cumsum(rng.integers(1, 3, count)) % VOCAB
         save_file({"tokens": walk.astype(np.uint16)}, folder / f"{split}.safetensors")
+
+
+def make_pairs(datasets_dir: Path, name: str = "pairs", count: int = 40) -> None:
+    """Prompts with answers of up to 15 tokens together, and their end of text."""
+    folder = datasets_dir / name
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    for split in ("train", "validation"):
+        with PairWriter(folder / f"{split}.safetensors", "U16") as writer:
+            for prompt, answer in rng.integers(1, 8, (count, 2)):
+                writer.append_pair([int(prompt)] * prompt, [*[int(answer)] * answer, 0])
 
 
 def make_run(folder: Path, **train: Any) -> RunFolder:

@@ -1,12 +1,14 @@
 """The smoke test of resuming: it passes where nothing is lost, and names what is."""
 
+import json
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from tiny_run import ROOT, make_dataset, make_run
+from test_fine_tuning import LORA, imported_run
+from tiny_run import MODEL, ROOT, make_dataset, make_pairs, make_run
 
 import config
 import killer
@@ -21,6 +23,9 @@ import resume_faults
 resume_faults.{fault}()
 runpy.run_path({witness!r}, run_name="__main__")
 """
+MIXTURE = {"tiny": 2, "pairs": 1}
+SHARDING = {"mode": "fsdp", "data": 2}
+EXPERTS = {"n_experts": 4, "experts_per_token": 2}
 EPOCHS = {"epochs": 3, "shuffle": True, "validation_tokens": 64}
 
 
@@ -28,6 +33,7 @@ EPOCHS = {"epochs": 3, "shuffle": True, "validation_tokens": 64}
 def datasets_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("datasets")
     make_dataset(folder)
+    make_pairs(folder)
     return folder
 
 
@@ -38,7 +44,8 @@ def smoke(run: RunFolder, datasets_dir: Path, *options: str) -> subprocess.Compl
 
 @pytest.mark.long
 def test_a_run_that_loses_nothing_passes(datasets_dir: Path, tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", **EPOCHS)
+    run = make_run(tmp_path / "run", **EPOCHS, dataset=MIXTURE, sharding=SHARDING)
+    (run.path / "model.json").write_text(json.dumps(MODEL | EXPERTS))
     result = smoke(run, datasets_dir, "--keep", str(tmp_path / "kept"))
     assert result.returncode == 0, result.stdout + result.stderr
     assert "14 steps of 128 tokens, a checkpoint every 3" in result.stdout
@@ -48,6 +55,16 @@ def test_a_run_that_loses_nothing_passes(datasets_dir: Path, tmp_path: Path) -> 
     assert re.findall(r"identical|DIFFERS", result.stdout) == ["identical"] * 4
     assert {path.name for path in run.path.iterdir()} == {"model.json", "train.json"}
     assert (tmp_path / "kept" / "killed" / "checkpoints" / "latest").exists()
+
+
+@pytest.mark.long
+def test_a_fine_tuning_of_pairs_passes(datasets_dir: Path, tmp_path: Path) -> None:
+    settings = {"lora": LORA, "dataset": "pairs", "min_train_tokens": -1, "microbatch_size": 2}
+    run = imported_run(tmp_path / "run", **settings)
+    result = smoke(run, datasets_dir, "--kills", "1")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "10 steps of 64 tokens, a checkpoint every 2" in result.stdout
+    assert [path.name for path in run.checkpoints.iterdir()] == ["imported"]
 
 
 @pytest.fixture(scope="module")

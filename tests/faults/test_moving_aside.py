@@ -1,0 +1,147 @@
+"""`--fresh` and `--from`, cut off between any two of their moves: nothing is lost, nothing half."""
+
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_kill import faulty
+from tiny_run import assert_same_outcome, make_dataset, make_run, train
+
+import metrics
+from checkpoint import read_checkpoint
+from checkpointing import list_checkpoints
+from resume import checkpoint_to_resume, put_aside
+from run_folder import RunFolder, Start
+
+
+class Killed(BaseException):
+    """Stands for a kill."""
+
+
+@pytest.fixture(scope="module")
+def datasets_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("datasets")
+    make_dataset(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, datasets_dir: Path) -> RunFolder:
+    run = make_run(tmp_path_factory.mktemp("runs") / "straight")
+    assert train(run, datasets_dir).returncode == 0
+    return run
+
+
+@pytest.fixture
+def run(finished: RunFolder, tmp_path: Path) -> RunFolder:
+    shutil.copytree(finished.path, tmp_path / "run", symlinks=True)
+    return RunFolder(tmp_path / "run")
+
+
+@pytest.mark.parametrize("start", [Start(fresh=True), Start(rewind_to="-step-000015")])
+def test_each_crash_between_two_moves_is_gone_on_from(
+    start: Start, run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = files(run.path)
+    count = 0
+    while True:
+        count += 1
+        copy = RunFolder(tmp_path / f"copy-{count}")
+        shutil.copytree(run.path, copy.path, symlinks=True)
+        with monkeypatch.context() as patch:
+            kill_at_change(count, patch)
+            try:
+                put_aside(copy, checkpoint_to_resume(copy, start))
+            except Killed:
+                pass
+            else:
+                break
+        check_nothing_is_lost(copy, before)
+        check_plain_start(RunFolder(shutil.copytree(copy.path, tmp_path / "p", symlinks=True)))
+        shutil.rmtree(tmp_path / "p")
+        put_aside(copy, checkpoint_to_resume(copy, start))
+        check_nothing_is_lost(copy, before)
+        if start.fresh:
+            assert {path.name for path in copy.path.iterdir()} - {"train.lock"} == {
+                *("model.json", "train.json", "checkpoints", "aside")
+            }
+            assert list(copy.checkpoints.iterdir()) == []
+        else:
+            assert list_checkpoints(copy.checkpoints)[-1].step == 15
+        shutil.rmtree(copy.path)
+    assert count > 5
+
+
+def kill_at_change(count: int, patch: pytest.MonkeyPatch) -> None:
+    """Cut off before the `count`-th change on the disk; a file is copied in two."""
+    changes = iter(range(1, 1000))
+
+    def wrap(owner: Any, name: str) -> None:
+        original = getattr(owner, name)
+
+        def change(*args: Any, **kwargs: Any) -> Any:
+            if next(changes) == count:
+                if name == "copy2":
+                    Path(args[1]).write_bytes(Path(args[0]).read_bytes()[:10])
+                raise Killed
+            return original(*args, **kwargs)
+
+        patch.setattr(owner, name, change)
+
+    for name in ("rename", "unlink", "mkdir"):
+        wrap(Path, name)
+    wrap(shutil, "copy2")
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and not path.is_symlink() and path.suffix != ".lock"
+    }
+
+
+def check_nothing_is_lost(run: RunFolder, before: dict[str, bytes]) -> None:
+    """Every file is in its place or in one of the folders aside, and none there is half."""
+    places = [run.path, *run.aside.glob("[0-9]*")]
+    for name, content in before.items():
+        found = [(place / name).read_bytes() for place in places if (place / name).exists()]
+        assert found, f"{name} is lost"
+        assert set(found) == {content}, f"{name} is half"
+
+
+def check_plain_start(run: RunFolder) -> None:
+    """A start without options goes on with the old run or begins a new one."""
+    saved = checkpoint_to_resume(run, Start())
+    put_aside(run, saved)
+    steps = [step.global_step for step in metrics.read(run.metrics)]
+    if saved is None:
+        assert not run.metrics.exists()
+        assert not run.log.exists()
+        assert run.charts == []
+    else:
+        assert read_checkpoint(saved.folder).damage() == []
+        assert steps[: saved.step + 1] == list(range(saved.step + 1))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("options", "again"),
+    [(("--fresh",), ()), (("--from", "step-000015"), ("--from", "step-000015"))],
+)
+def test_a_kill_between_two_moves_changes_nothing(
+    options: tuple[str, ...],
+    again: tuple[str, ...],
+    run: RunFolder,
+    finished: RunFolder,
+    datasets_dir: Path,
+) -> None:
+    before = files(run.path)
+    died = faulty("kills.kill_at:between two moves:3", run, datasets_dir, *options)
+    assert died.returncode == -signal.SIGKILL, died.stderr
+    check_nothing_is_lost(run, before)
+    went_on = train(run, datasets_dir, *again)
+    assert went_on.returncode == 0, went_on.stderr
+    assert_same_outcome(run, finished)

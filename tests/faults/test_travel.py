@@ -1,0 +1,82 @@
+"""A run that goes on elsewhere, or at another time, than it began."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from tiny_run import ROOT, assert_same_outcome, last_checkpoint, make_dataset, make_run, train
+from together import FAULTY_TRAIN
+
+from run_folder import RunFolder
+
+MORE_STEPS = {"min_train_tokens": 60 * 128}
+
+
+@pytest.mark.long
+def test_a_run_goes_on_wherever_and_whenever(tmp_path: Path) -> None:
+    datasets_dir = tmp_path / "datasets"
+    make_dataset(datasets_dir)
+    straight = make_run(tmp_path / "straight", **MORE_STEPS)
+    assert train(straight, datasets_dir).returncode == 0
+
+    run = make_run(tmp_path / "first", **MORE_STEPS)
+    kill("kills.kill_at:between write and rename:4", run, datasets_dir)
+    run = zipped(run, tmp_path / "second")
+    links_as_text(run)
+    kill("clocks.set_back:86400:before meta.json:3", run, datasets_dir, TZ="Pacific/Auckland")
+    assert last_checkpoint(run).step == 20
+    shutil.copytree(run.path, tmp_path / "third", ignore=shutil.ignore_patterns("best", "latest"))
+    run = RunFolder(tmp_path / "third")
+    kill("clocks.set_back:172800:while links change:5", run, datasets_dir, TZ="America/Lima")
+    run = RunFolder(run.path.rename(tmp_path / "fourth"))
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    finished = subprocess.run(
+        [sys.executable, str(ROOT / "train.py"), "../fourth", "--datasets-dir", "../datasets"],
+        cwd=elsewhere,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert_same_outcome(run, straight)
+    assert " WARNING " not in run.log.read_text()
+    assert not run.aside.exists()
+    assert (run.checkpoints / "latest").readlink() == Path(last_checkpoint(run).folder.name)
+    assert [path.name for path in elsewhere.iterdir()] == []
+
+
+def kill(fault: str, run: RunFolder, datasets_dir: Path, **environment: str) -> None:
+    """Train until the fault kills."""
+    arguments = [fault, str(run.path), "--datasets-dir", str(datasets_dir)]
+    died = subprocess.run(
+        [sys.executable, FAULTY_TRAIN, *arguments],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert died.returncode == -signal.SIGKILL, died.stderr
+
+
+def zipped(run: RunFolder, place: Path) -> RunFolder:
+    """The run out of an archive of its files, without links and empty folders."""
+    archive = place.with_suffix(".zip")
+    with zipfile.ZipFile(archive, "w") as file:
+        for path in run.path.rglob("*"):
+            if path.is_file() and not any(above.is_symlink() for above in path.parents):
+                file.write(path, path.relative_to(run.path))
+    with zipfile.ZipFile(archive) as file:
+        file.extractall(place)
+    return RunFolder(place)
+
+
+def links_as_text(run: RunFolder) -> None:
+    """As a system without symlinks has them."""
+    for name in ("best", "latest"):
+        (run.checkpoints / name).write_text(last_checkpoint(run).folder.name + "\n")
