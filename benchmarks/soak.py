@@ -41,7 +41,7 @@ TRAIN = {
     "checkpoint_interval": 5,
     "sharding": {"data": 1},
 }
-STEPS_PER_EPOCH, STEPS_PER_FAULT = 24, 11
+STEPS_PER_EPOCH, STEPS_PER_FAULT = 24, 20
 STEP_TOKENS = 128
 
 
@@ -123,6 +123,7 @@ def soak(run: RunFolder, faults: int, rng: random.Random) -> list[Survived]:
             continue  # there is nothing to damage yet
         outcome = suffer(fault, run, rng)
         if outcome is None:
+            click.echo(f"{fault.name}: the run was over before that")
             break
         survived.append(outcome)
         click.echo(f"{len(survived):4} {outcome.name}: {outcome.problem or 'survived'}")
