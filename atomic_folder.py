@@ -12,7 +12,8 @@ from pathlib import Path
 from filelock import AcquireReturnProxy, BaseFileLock, FileLock, Timeout
 
 from disk import sync_to_disk
-from errors import UserError
+from errors import UserError, reason
+from paths import is_there
 
 logger = logging.getLogger("rungs.atomic_folder")
 
@@ -30,7 +31,7 @@ def locked(folder: Path) -> Iterator[None]:
             _restore(folder)
             yield
     except OSError as error:
-        raise UserError(f"{folder}: cannot be built: {error}") from error
+        raise UserError(f"{folder}: cannot be built: {reason(error)}") from error
 
 
 def _acquired(lock: BaseFileLock, folder: Path) -> AcquireReturnProxy:
@@ -70,7 +71,7 @@ def replaced(folder: Path, *, resume: bool = False) -> Iterator[Path]:
 
 def recover(folder: Path) -> None:
     """Bring a folder back whose replacement was cut off between its two renames."""
-    if _sibling(folder, "old").exists():
+    if is_there(_sibling(folder, "old")):
         with locked(folder):
             pass
 

@@ -14,14 +14,15 @@ import importlib.metadata
 import json
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import ValidationError
+from pydantic import AfterValidator, Field, ValidationError
 
 from config import RunConfig
 from disk import sync_to_disk
 from errors import UserError
 from model_config import ModelConfig
+from paths import is_inside, require_regular
 from strict_json import StrictModel, read_text
 from train_config import ShardingConfig, TrainConfig
 from weights_file import Weights
@@ -32,14 +33,23 @@ OPTIMIZER_FOLDER = "optimizer"
 PACKAGES = ("jax", "flax", "optax", "orbax-checkpoint", "grain", "safetensors", "numpy")
 
 
+def _inside(checksums: dict[str, str]) -> dict[str, str]:
+    if not all(map(is_inside, checksums)):
+        raise ValueError("must be of files in the checkpoint")
+    return checksums
+
+
+Count = Annotated[int, Field(ge=0, le=2**62)]
+
+
 class CheckpointMeta(StrictModel):
     """What `meta.json` says of its checkpoint."""
 
-    global_step: int
+    global_step: Count
     """The last step taken, counted from 0."""
-    total_steps: int
+    total_steps: Count
     """Steps of the whole run, as planned when this was saved."""
-    tokens_seen: int
+    tokens_seen: Count
     train_loss: float | None
     validation_loss: float | None
     selection_loss: float | None
@@ -56,7 +66,7 @@ class CheckpointMeta(StrictModel):
     created: str
     """UTC, ISO 8601."""
     versions: dict[str, str]
-    checksums: dict[str, str]
+    checksums: Annotated[dict[str, str], AfterValidator(_inside)]
     """sha256 of each other file, by path relative to the checkpoint."""
     own_checksum: str = ""
     """sha256 of this file's content without this key."""
@@ -170,6 +180,7 @@ def refuse_damaged(weights: Path, only: str | None = None) -> None:
 def file_checksum(path: Path) -> str | None:
     """sha256 of a file, or None where it cannot be read."""
     try:
+        require_regular(path)
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError:

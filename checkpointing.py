@@ -32,8 +32,10 @@ from errors import UserError
 from lora import LOW_RANK_NAMES, MergedWeights
 from model import GPT
 from optimizer import MultiSteps
+from paths import is_file, is_folder, is_plain_name, is_there
 from run_folder import RUNS, known_runs
 from state import AbstractModel, AbstractState, named_arrays
+from strict_json import read_text
 from tokenization import Tokenizer
 from weights_file import Weights, WeightsHeader
 from weights_index import WEIGHTS_FILE, file_or_index
@@ -349,7 +351,7 @@ def load_tokenizer(path: Path | str, datasets_dir: Path | None = None) -> Tokeni
     """
     weights = find_weights(path)
     beside = weights.with_name(checkpoint.TOKENIZER_FILE)
-    if beside.is_file():
+    if is_file(beside):
         refuse_damaged(weights, only=checkpoint.TOKENIZER_FILE)
         return tokenization.load_tokenizer(beside)
     name = Weights(weights).header.tokenizer
@@ -358,7 +360,7 @@ def load_tokenizer(path: Path | str, datasets_dir: Path | None = None) -> Tokeni
             f"{weights}: was imported without a tokenizer; put its tokenizer.json beside it"
         )
     folder = folder_of(name, find_datasets_dir(datasets_dir))
-    return tokenization.load_tokenizer(folder if folder.is_dir() else name)
+    return tokenization.load_tokenizer(folder if is_folder(folder) else name)
 
 
 def find_whole_weights(path: Path | str) -> Path:
@@ -371,7 +373,7 @@ def find_whole_weights(path: Path | str) -> Path:
 def find_weights(path: Path | str) -> Path:
     """The `model.safetensors`, or the index where it is in shards, that a run folder, a checkpoint
     or a path to one stands for."""
-    path = RUNS / path if (RUNS / path).is_dir() and not Path(path).exists() else Path(path)
+    path = RUNS / path if is_folder(RUNS / path) and not is_there(path) else Path(path)
     link = path / "checkpoints" / BEST
     if path.name in (BEST, LATEST) or path.parent.name in (BEST, LATEST):
         link = path if path.name in (BEST, LATEST) else path.parent
@@ -381,7 +383,7 @@ def find_weights(path: Path | str) -> Path:
         path / WEIGHTS_FILE,
         _follow(path / "checkpoints" / BEST) / WEIGHTS_FILE,
     ):
-        if (weights := file_or_index(candidate)).is_file():
+        if is_file(weights := file_or_index(candidate)):
             return weights
     if os.path.lexists(link):
         raise UserError(
@@ -389,9 +391,9 @@ def find_weights(path: Path | str) -> Path:
             " uv run train.py with the run"
         )
     imported = file_or_index(path / "checkpoints" / IMPORTED / WEIGHTS_FILE)
-    if imported.is_file():
+    if is_file(imported):
         return imported
-    if path.is_dir():
+    if is_folder(path):
         raise UserError(f"{path}: no checkpoint there yet; train it first: uv run train.py {path}")
     raise UserError(f"{path}: no such run, checkpoint or model.safetensors; {known_runs()}")
 
@@ -436,7 +438,9 @@ def _point(link: Path, target: str) -> None:
 def _follow(path: Path) -> Path:
     """A path below `best` or `latest` where those are text files instead of symlinks."""
     for pointer in (path, *path.parents):
-        if pointer.name in (BEST, LATEST) and pointer.is_file():
-            name = pointer.read_text(encoding="utf-8", errors="replace").strip()
-            return pointer.parent / (Path(name).name or pointer.name) / path.relative_to(pointer)
+        if pointer.name in (BEST, LATEST) and is_file(pointer):
+            name = read_text(pointer).strip()
+            if not is_plain_name(name):
+                raise UserError(f"{pointer}: damaged; it must name a checkpoint beside it")
+            return pointer.parent / name / path.relative_to(pointer)
     return path

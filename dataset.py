@@ -3,7 +3,6 @@
 import difflib
 import logging
 import os
-import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +14,8 @@ import python_stdlib
 import text_dataset
 from dataset_folder import Dataset, Source
 from errors import UserError
+from paths import is_folder, is_plain_name, is_there
+from strict_json import shown
 from text_dataset import TextSection
 from tokenization import SMALLEST_VOCAB, Tokenizer
 
@@ -22,7 +23,6 @@ logger = logging.getLogger("rungs.dataset")
 
 VARIABLE = "RUNGS_DATASETS_DIR"
 """Environment variable that names another place for the folder."""
-_NOT_IN_NAMES = re.compile(r'[\x00-\x1f\x7f\\:*?"<>|]|\.\.')
 _COMMAND = "uv run download_dataset.py"
 
 
@@ -42,13 +42,17 @@ def folder_of(name: str, datasets_dir: Path) -> Path:
         UserError: for a name that cannot be one, such as one that leads out of the folder.
     """
     parts = name.split("/")
-    bad_part = any(not part.strip() or part.startswith(".") or part[-1] in " ." for part in parts)
-    if bad_part or len(parts) > 2 or _NOT_IN_NAMES.search(name):
+    if len(parts) > 2 or not all(map(_is_name, parts)):
         raise UserError(
-            f"dataset {name!r}: not a name; it must be {python_stdlib.NAME}, a folder under"
+            f"dataset {shown(name)}: not a name; it must be {python_stdlib.NAME}, a folder under"
             f" {datasets_dir}, or a hub id owner/name"
         )
     return datasets_dir.joinpath(*parts)
+
+
+def _is_name(part: str) -> bool:
+    is_dotted = part.startswith(".") or part.endswith(".") or ".." in part
+    return is_plain_name(part) and part == part.strip() and not is_dotted
 
 
 def open_dataset(name: str, datasets_dir: Path, *, update: bool = True) -> Dataset:
@@ -66,7 +70,7 @@ def open_dataset(name: str, datasets_dir: Path, *, update: bool = True) -> Datas
     atomic_folder.recover(folder)
     if "/" in name:
         hub_dataset.bring_up_to_date(name, folder, update=update)
-    elif not folder.exists():
+    elif not is_there(folder):
         _build_named(name, folder)
     return Dataset(name, folder)
 
@@ -139,7 +143,7 @@ def _add(name: str, datasets_dir: Path, fill: Callable[[Path], Source]) -> Datas
     folder = folder_of(name, datasets_dir)
     if "/" in name or name == python_stdlib.NAME:
         raise UserError(f"dataset {name!r}: this name is for another source; choose one without /")
-    if folder.exists() or not _build(folder, fill):
+    if is_there(folder) or not _build(folder, fill):
         raise UserError(f"{folder}: exists already; choose another name, or delete it first")
     return Dataset(name, folder)
 
@@ -150,7 +154,7 @@ def _build_named(name: str, folder: Path) -> None:
         _build(folder, python_stdlib.fill)
         return
     known = [python_stdlib.NAME]
-    if folder.parent.is_dir():
+    if is_folder(folder.parent):
         known += [path.name for path in folder.parent.iterdir() if not path.name.startswith(".")]
     close = difflib.get_close_matches(name, known, n=1)
     raise UserError(

@@ -21,6 +21,7 @@ from tqdm import tqdm
 import strict_json
 import token_file
 from errors import UserError
+from paths import is_file, is_there
 from strict_json import StrictModel
 from token_file import FileArray
 
@@ -74,6 +75,22 @@ class DatasetDescription(StrictModel):
 
     source: Source
     splits: dict[Split, SplitDescription]
+    own_checksum: str | None = None
+    """sha256 of this file's content without this key."""
+
+    def sealed(self) -> "DatasetDescription":
+        """With its own checksum."""
+        return self.model_copy(update={"own_checksum": self._digest()})
+
+    def believed(self) -> "DatasetDescription":
+        """Without the checksum, and without what is said of the splits where that is wrong."""
+        is_intact = self.own_checksum == self._digest()
+        splits = self.splits if is_intact else {}
+        return self.model_copy(update={"splits": splits, "own_checksum": None})
+
+    def _digest(self) -> str:
+        content = self.model_dump(mode="json", exclude={"own_checksum"}, exclude_none=True)
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def split_file(split: Split) -> str:
@@ -124,14 +141,15 @@ class Dataset:
     def tokenizer_file(self) -> Path | None:
         """The dataset's own tokenizer, where it has one."""
         path = self.folder / TOKENIZER_FILE
-        return path if path.is_file() else None
+        return path if is_file(path) else None
 
 
 def read_description(folder: Path) -> DatasetDescription | None:
-    """What `dataset.json` says; nothing where it is missing or damaged."""
+    """What `dataset.json` says, without the splits where its checksum is wrong; nothing where it is
+    missing or cannot be read."""
     path = folder / DESCRIPTION_FILE
     try:
-        return strict_json.parse(strict_json.read_text(path), path, DatasetDescription)
+        return strict_json.parse(strict_json.read_text(path), path, DatasetDescription).believed()
     except UserError:
         return None
 
@@ -149,7 +167,8 @@ def _still_true(known: DatasetDescription | None, folder: Path) -> DatasetDescri
 
 def write_description(folder: Path, description: DatasetDescription) -> None:
     """Write `dataset.json`, whole or not at all; raises OSError."""
-    text = json.dumps(description.model_dump(mode="json", exclude_none=True), indent=2) + "\n"
+    content = description.sealed().model_dump(mode="json", exclude_none=True)
+    text = json.dumps(content, indent=2) + "\n"
     new = folder / f".{DESCRIPTION_FILE}.{os.getpid()}"
     try:
         with new.open("w", encoding="utf-8") as file:
@@ -169,13 +188,13 @@ def describe(
     Raises:
         UserError: without a training split, or with a token file that is not one.
     """
-    if not (folder / split_file(TRAIN)).exists():
+    if not is_there(folder / split_file(TRAIN)):
         raise UserError(f"{folder}: not a dataset: there is no {split_file(TRAIN)} in it")
     paths = {split: folder / split_file(split) for split in SPLITS}
     splits = {
         split: _describe_split(path, known.splits.get(split) if known else None)
         for split, path in paths.items()
-        if path.exists()
+        if is_there(path)
     }
     return DatasetDescription(source=source, splits=splits)
 

@@ -13,9 +13,10 @@ import click
 
 import runtime
 from errors import UserError, run_command
+from paths import is_file
 from sampling import Sampling
 from strict_json import read_text
-from tokenization import Tokenizer
+from tokenization import LARGEST_VOCAB, Tokenizer
 
 GENERATION_CONFIG_FILE = "generation_config.json"
 CUT_CHARACTER = "\ufffd"
@@ -165,7 +166,7 @@ def stop_tokens(folder: Path, tokenizer: Tokenizer) -> tuple[int, ...]:
     """
     path = folder / GENERATION_CONFIG_FILE
     try:
-        ends = json.loads(read_text(path))["eos_token_id"] if path.is_file() else None
+        ends = json.loads(read_text(path))["eos_token_id"] if is_file(path) else None
     except KeyError:
         ends = None
     except (ValueError, TypeError, RecursionError):
@@ -173,7 +174,7 @@ def stop_tokens(folder: Path, tokenizer: Tokenizer) -> tuple[int, ...]:
     if ends is None:
         return () if tokenizer.end_of_text is None else (tokenizer.end_of_text,)
     tokens = tuple(ends) if isinstance(ends, list) else (ends,)
-    if not all(isinstance(token, int) for token in tokens):
+    if not all(isinstance(token, int) and 0 <= token < LARGEST_VOCAB for token in tokens):
         raise UserError(f"{path}: eos_token_id: must be a token id, or a list of them")
     return tokens
 

@@ -1,11 +1,13 @@
 """The Hugging Face hub: every use of the network is in here."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from errors import UserError
+from paths import is_inside
+from strict_json import shown
 
 _TIMEOUT_SECONDS = 10
 
@@ -37,7 +39,8 @@ def dataset_state(name: str) -> HubDataset:
             sibling.rfilename: sibling.lfs.sha256 if sibling.lfs else None
             for sibling in info.siblings or []
         }
-        return HubDataset(info.sha or "", files)
+    _refuse_escapes(f"dataset {name}", files)
+    return HubDataset(info.sha or "", files)
 
 
 def download_dataset(name: str, revision: str, files: list[str], folder: Path) -> None:
@@ -104,11 +107,19 @@ def download_model(name: str, revision: str | None = None) -> tuple[Path, str]:
             if (cached := _cached_model(name, revision)) is None:
                 raise
             return cached, cached.name
-    weights = _weights_patterns(name, [sibling.rfilename for sibling in info.siblings or []])
+    files = [sibling.rfilename for sibling in info.siblings or []]
+    _refuse_escapes(f"model {name}", files)
+    weights = _weights_patterns(name, files)
     patterns = [*weights, *_MODEL_COMPANIONS]
     with _explained(f"model {name}"):
         folder = Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
     return folder, folder.name
+
+
+def _refuse_escapes(what: str, files: Iterable[str]) -> None:
+    """Refuse a repository that lists a file outside of its folder."""
+    if strange := next((file for file in files if not is_inside(file)), None):
+        raise UserError(f"{what}: lists the file {shown(strange)}, which is none of a repository")
 
 
 def _cached_model(name: str, revision: str | None) -> Path | None:

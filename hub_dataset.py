@@ -10,6 +10,7 @@ import dataset_folder
 import hub
 from dataset_folder import DatasetDescription, Source
 from errors import UserError
+from paths import is_there
 
 logger = logging.getLogger("rungs.hub_dataset")
 FILES = [*map(dataset_folder.split_file, dataset_folder.SPLITS), dataset_folder.TOKENIZER_FILE]
@@ -26,7 +27,7 @@ def bring_up_to_date(name: str, folder: Path, *, update: bool) -> None:
         UserError: where there is no copy and none can be had.
     """
     known = dataset_folder.read_description(folder)
-    if folder.exists() and not (update and known and known.source.kind == "hub"):
+    if is_there(folder) and not (update and known and known.source.kind == "hub"):
         return
     try:
         state = hub.dataset_state(name)
@@ -34,7 +35,7 @@ def bring_up_to_date(name: str, folder: Path, *, update: bool) -> None:
             with atomic_folder.locked(folder):
                 _download(name, folder, state)
     except UserError as error:
-        if not folder.exists():
+        if not is_there(folder):
             raise
         logger.warning("%s: using the copy in %s, which may be outdated: %s", name, folder, error)
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from errors import UserError
 from feed_forward import GATED
 from layers import Linear, LowRank, LowRankParam
 from model import GPT
@@ -62,8 +63,32 @@ class MergedWeights(Weights):
         self._lora = self.header.train.lora if self.header.train else None
 
     def names(self) -> set[str]:
-        """Names of all tensors but the low-rank ones."""
+        """Names of all tensors but the low-rank ones of the training they are from."""
+        if self._lora is None:
+            return super().names()
         return {name for name in super().names() if not name.endswith(LOW_RANK_NAMES)}
+
+    def refuse_other_than(self, shapes: dict[str, tuple[int, ...]]) -> None:
+        """As that of `Weights`, also where a product of low rank is not of its kernel's shape."""
+        super().refuse_other_than(shapes)
+        low_rank = {name for name in super().names() if name.endswith(LOW_RANK_NAMES)}
+        kernels = {name.removesuffix(DOWN).removesuffix(UP) + "kernel" for name in low_rank}
+        if misfits := sorted(name for name in kernels if not self._product_fits(name)):
+            lines = [
+                f"{self.path}: tensor {name}: its low-rank product misfits" for name in misfits
+            ]
+            raise UserError("\n".join(lines))
+
+    def _product_fits(self, name: str) -> bool:
+        """Whether the two tensors beside a kernel are there, and of the shapes that it needs."""
+        assert self._lora is not None
+        down, up = (name.removesuffix("kernel") + end for end in LOW_RANK_NAMES)
+        if not {name, down, up} <= super().names():
+            return False
+        into, out, rank = self.shape(down), self.shape(up), self._lora.rank
+        stack = self.shape(name)[:1]
+        is_of_rank = into[-1:] == out[1:2] == (rank,) and into[:1] == out[:1] == stack
+        return is_of_rank and self.shape(name) == into[:-1] + out[2:]
 
     def array(self, name: str) -> np.ndarray:
         """One tensor, merged in float32, in the type it is stored in."""

@@ -6,11 +6,15 @@ import json
 import logging
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, TypeAdapter, WrapValidator
 
 import disk
 from errors import RunFailure
+from paths import is_file
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -19,13 +23,22 @@ Spike = Literal["seen", "skipped"]
 log = logging.getLogger("rungs")
 
 
+def _or_null(value: Any, check: Callable[[Any], float]) -> Any:
+    return None if value is None else check(value)
+
+
+Count = Annotated[int, Field(ge=0, le=2**62)]
+Figure = Annotated[float, WrapValidator(_or_null)]
+"""As it is read, also the null that stands for what was not finite."""
+
+
 @dataclasses.dataclass(frozen=True)
 class StepMetrics:
     """What one global step left behind. A number that is not finite stands as null."""
 
-    global_step: int
+    global_step: Count
     """Counted from 0."""
-    tokens_seen: int
+    tokens_seen: Count
     """Training tokens seen up to and including this step."""
     train_loss: float | None
     """Mean cross-entropy over the step's finite microbatches, in nats per target that counts."""
@@ -33,16 +46,16 @@ class StepMetrics:
     gradient_norm: float | None
     """Global norm of the accumulated gradient, before clipping."""
     clipped: bool
-    dropped_microbatches: int
+    dropped_microbatches: Count
     """Microbatches left out because their loss or gradient was not finite."""
-    step_seconds: float
+    step_seconds: Figure
     """From the completion of the step before to this one's, stalls included."""
-    tokens_per_second: float
+    tokens_per_second: Figure
     validation_loss: float | None = None
     """Mean cross-entropy on the validation tokens; only at steps that have a validation."""
     load_balancing_loss: float | None = None
     """Mixture of experts: mean over layers; 1 where every expert gets as many tokens."""
-    expert_tokens: list[list[int]] | None = None
+    expert_tokens: list[list[Count]] | None = None
     """Mixture of experts: tokens that went through each expert of each layer."""
     spike: Spike | None = None
     """Where the loss is far above those before (`health.py`): whether the update was left out."""
@@ -56,19 +69,18 @@ class StepMetrics:
         return json.dumps(values) + "\n"
 
 
+_STEP = TypeAdapter(StepMetrics)
+
+
 def read(path: Path) -> list[StepMetrics]:
     """The steps recorded in the file, in order. A line that is torn, and what another version of
     Rungs recorded besides, is left out."""
-    if not path.exists():
+    if not is_file(path):
         return []
-    known = {field.name for field in dataclasses.fields(StepMetrics)}
     steps: list[StepMetrics] = []
     for line in path.read_bytes().splitlines():
-        try:
-            values = json.loads(line).items()
-            steps.append(StepMetrics(**{key: value for key, value in values if key in known}))
-        except (ValueError, TypeError, AttributeError):
-            continue
+        with contextlib.suppress(ValueError, RecursionError):
+            steps.append(_STEP.validate_python(json.loads(line)))
     return steps
 
 

@@ -1,5 +1,6 @@
 """`model.json`: what the model is, from A-to-A to GPT-2, Llama, Gemma and Mistral, as data."""
 
+import math
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
@@ -8,6 +9,7 @@ from pydantic import Field
 from config_file import Config, Positive, Size
 from strict_json import StrictModel
 
+MOST_LAYERS = 10_000
 LayerKind = Literal["sliding", "global"]
 FeedForwardKind = Literal["none", "gelu_tanh", "gelu", "swiglu", "geglu_tanh", "geglu"]
 
@@ -53,7 +55,7 @@ class ModelConfig(Config):
     where train.json has no sequence_length."""
     emb_dim: Size
     """Width of the residual stream."""
-    n_layers: Annotated[int, Field(ge=0, le=10_000)]
+    n_layers: Annotated[int, Field(ge=0, le=MOST_LAYERS)]
     """Transformer blocks; with 0 the embedding goes straight into the output head."""
     n_heads: Size | None = None
     """Attention heads of each block. Needed where n_layers is above 0."""
@@ -242,5 +244,5 @@ class ModelConfig(Config):
 
 
 def _nearest_divisor(number: int, near: int) -> int:
-    divisors = (d for d in range(1, number + 1) if number % d == 0)
-    return min(divisors, key=lambda d: abs(d - near))
+    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
+    return min(sorted({*small, *(number // d for d in small)}), key=lambda d: abs(d - near))

@@ -9,6 +9,7 @@ import click
 from atomic_folder import created
 from errors import UserError, run_command
 from model_config import ModelConfig
+from paths import is_there
 from published.comparison import Diverged, compare, find_transformers
 from published.exporting import Export
 from published.importing import Import, find_source, import_model, target_folder
@@ -68,7 +69,7 @@ def import_(
 def export(checkpoint: str, folder: Path) -> None:
     """Write FOLDER from a run folder (its best checkpoint, else what was imported), a checkpoint or
     a model.safetensors."""
-    if folder.exists():
+    if is_there(folder):
         raise UserError(f"{folder}: there already; choose another name, or move it away")
     found = Export(checkpoint)
     click.echo(found.summary())

@@ -17,6 +17,7 @@ import disk
 import strict_json
 from config import FILE_TYPES, MODEL_FILE, TRAIN_FILE
 from errors import RunFailure, UserError
+from paths import is_folder, is_there
 
 RUNS = Path("runs")
 
@@ -134,7 +135,7 @@ def find_run(name: str) -> Path:
         UserError: no such folder.
     """
     for candidate in (Path(name), RUNS / name):
-        if candidate.is_dir():
+        if is_folder(candidate):
             return candidate
     raise UserError(f"{name}: no such run folder, and none under {RUNS}/; {known_runs()}")
 
@@ -152,7 +153,7 @@ def create_like(name: str, like: str, settings: Sequence[str]) -> Path:
     changes = _parse_settings(settings)
     texts = _changed_files(origin, target, changes)
     config.check_texts(target, texts[MODEL_FILE], texts[TRAIN_FILE])
-    if target.exists():
+    if is_there(target):
         if any(strict_json.read_text(target / name) != text for name, text in texts.items()):
             raise UserError(
                 f"{target}: there already, with other keys than --like and --set make; choose"
@@ -185,7 +186,7 @@ def _parse_settings(settings: Sequence[str]) -> dict[str, Any]:
             raise UserError(f"--set {setting}: give it as key=value")
         try:
             changes[key] = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             changes[key] = value
     return changes
 
@@ -198,7 +199,7 @@ def _changed_files(origin: Path, target: Path, changes: dict[str, Any]) -> dict[
         contents[MODEL_FILE if in_model else TRAIN_FILE][key] = value
     for content in contents.values():
         schema = content.get("$schema")
-        if schema and "://" not in schema:
+        if isinstance(schema, str) and schema and "://" not in schema:
             content["$schema"] = Path(os.path.relpath(origin / schema, target)).as_posix()
     contents[TRAIN_FILE]["lineage"] = {"like": origin.as_posix(), "set": changes}
     return {name: json.dumps(content, indent=2) + "\n" for name, content in contents.items()}

@@ -23,6 +23,8 @@ _CHARACTER_MAP, _DUMMY_PREFIX, _NO_EXTRA_SPACES, _MARKED_SPACES = 2, 3, 4, 5
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 _UNIGRAM, _BPE = 1, 2
 
+_LONGEST_PIECE = 1000
+"""In characters, each of which is a place to cut it; SentencePiece trains pieces of up to 16."""
 _SPACE = "▁"  # U+2581 LOWER ONE EIGHTH BLOCK, which stands for a space inside pieces
 
 _Fields = dict[int, int | bytes]
@@ -164,6 +166,8 @@ def _refuse_unsupported(pieces: list[Piece], trainer: _Fields, normalizer: _Fiel
         raise ValueError("it replaces characters before it splits (NFKC or the like)")
     if trainer.get(_SPACE_AS_SUFFIX) or not normalizer.get(_MARKED_SPACES, 1):
         raise ValueError("it does not mark spaces by ▁ at the start of words")
+    if any(piece.kind == NORMAL and len(piece.text) > _LONGEST_PIECE for piece in pieces):
+        raise ValueError(f"a piece has more than {_LONGEST_PIECE} characters")
     if kinds[UNUSED]:
         raise ValueError("some of its pieces are marked as unused")
 

@@ -10,6 +10,7 @@ from config import MODEL_FILE, TRAIN_FILE, RunConfig
 from errors import UserError
 from lora import MergedWeights
 from model_config import ModelConfig
+from paths import is_file
 from run_folder import RunFolder
 from state import shapes_of
 from weights_file import Weights
@@ -29,7 +30,7 @@ def starting_point(run: RunFolder, config: RunConfig) -> Weights | None:
         return None
     imported = file_or_index(run.imported / WEIGHTS_FILE)
     path = imported if name == IMPORTED else find_weights(name)
-    if not path.is_file():
+    if not is_file(path):
         raise UserError(
             f"{run.path / TRAIN_FILE}: start_from: nothing was imported into this run; make another"
             " folder with uv run pretrained.py import, or name a run or a checkpoint"

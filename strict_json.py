@@ -2,13 +2,17 @@
 
 import difflib
 import json
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, model_validator
 
 from errors import UserError
+from paths import require_regular
+
+_MOST_MISTAKES, _MOST_SHOWN = 50, 60
 
 
 class StrictModel(BaseModel):
@@ -47,6 +51,7 @@ class StrictModel(BaseModel):
 def read_text(path: Path) -> str:
     """Text of a file; raises UserError where it is missing, unreadable or not UTF-8."""
     try:
+        require_regular(path)
         return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
@@ -75,8 +80,11 @@ def parse(
         config = model.model_validate(values)
     except ValidationError as error:
         others: dict[str, type[StrictModel]] = {path.name: model, **(elsewhere or {})}
-        lines += [line for e in error.errors() for line in _mistakes(e, path, others)]
-        if wrong := {str(e["loc"][0]) for e in error.errors() if e["loc"]}:
+        found = error.errors()
+        lines += [line for e in found[:_MOST_MISTAKES] for line in _mistakes(e, path, others)]
+        if (more := len(found) - _MOST_MISTAKES) > 0:
+            lines.append(f"{path}: and {more:,} mistakes more")
+        if wrong := {str(e["loc"][0]) for e in found if e["loc"]}:
             lines += [f"{path}: {line}" for line in _partial(model, values, wrong).misfits()]
     if lines:
         raise UserError("\n".join(dict.fromkeys(lines)))
@@ -88,10 +96,11 @@ def _parse_object(text: str, path: Path) -> tuple[dict[str, Any], list[str]]:
     twice: list[str] = []
 
     def note_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        keys = [key for key, _ in pairs]
-        repeated = dict.fromkeys(key for key in keys if keys.count(key) > 1)
+        counts = Counter(key for key, _ in pairs)
         twice.extend(
-            f"{path}: {_shown_key([key])}: given more than once; keep one" for key in repeated
+            f"{path}: {shown_name(key)}: given more than once; keep one"
+            for key, count in counts.items()
+            if count > 1
         )
         return dict(pairs)
 
@@ -109,11 +118,19 @@ def _parse_object(text: str, path: Path) -> tuple[dict[str, Any], list[str]]:
 
 def _partial(model: type[M], values: dict[str, Any], wrong: set[str]) -> M:
     """The object without the keys that are wrong, for the checks that can do without them."""
-    right = {key: value for key, value in values.items() if key not in wrong}
+    right = {key: _typed(model, key, values[key]) for key in values.keys() - wrong}
     partial = model.model_construct(**right)
     for key in wrong:
         partial.__dict__.pop(key, None)
     return partial
+
+
+def _typed(model: type[M], key: str, value: Any) -> Any:
+    """A value that is right for a key, objects in it as what they stand for."""
+    if (field := model.model_fields.get(key)) is None:
+        return value
+    kind: Any = field.annotation
+    return TypeAdapter(kind).validate_python(value)
 
 
 _WORDING = {
@@ -129,7 +146,7 @@ _WORDING = {
 def _mistakes(error: Any, path: Path, models: Mapping[str, type[StrictModel]]) -> list[str]:
     """Lines for one of pydantic's errors: file, key, value, what is allowed."""
     parts = [str(part) for part in error["loc"] if not str(part).startswith("(")]
-    key = _shown_key(parts)
+    key = shown_name(".".join(parts))
     if error["type"] == "value_error" and not parts:
         return [f"{path}: {line}" for line in str(error["ctx"]["error"]).splitlines()]
     if error["type"] == "extra_forbidden":
@@ -155,12 +172,15 @@ def _advice(key: str, name: str, models: Mapping[str, type[StrictModel]]) -> str
 
 def shown(value: Any) -> str:
     """A JSON value as one line of at most 60 characters."""
-    text = json.dumps(value, ensure_ascii=False, default=str)
+    try:
+        text = json.dumps(value, ensure_ascii=False, default=str)
+    except RecursionError:
+        return "what is nested too deeply to show"
     if not text.isprintable():
         text = json.dumps(value, default=str)
-    return text if len(text) <= 60 else text[:59] + "…"
+    return text if len(text) <= _MOST_SHOWN else text[: _MOST_SHOWN - 1] + "…"
 
 
-def _shown_key(parts: Sequence[str]) -> str:
-    key = ".".join(parts)
-    return key if key.isprintable() else shown(key)
+def shown_name(name: str) -> str:
+    """A key's or tensor's name as it stands, or as JSON where that is long or cannot be seen."""
+    return name if name.isprintable() and len(name) <= _MOST_SHOWN else shown(name)

@@ -15,6 +15,7 @@ import dataset_folder
 import token_file
 from dataset_folder import Split
 from errors import UserError
+from paths import require_regular
 from tokenization import Tokenizer, train_tokenizer
 
 _PIECE_BYTES = 1 << 20
@@ -35,6 +36,7 @@ class TextSection(NamedTuple):
     def whole(cls, path: Path) -> "TextSection":
         """All of a file but a byte order mark; raises UserError where there is none to read."""
         try:
+            require_regular(path)
             with path.open("rb") as file:
                 start = len(_BOM) if file.read(len(_BOM)) == _BOM else 0
             return cls(path, start, path.stat().st_size)

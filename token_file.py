@@ -23,7 +23,9 @@ from typing import NamedTuple, Self
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from errors import RunFailure, UserError
+from errors import RunFailure, UserError, reason
+from paths import require_regular
+from strict_json import shown_name
 
 TENSOR = "tokens"
 BOUNDS = "pair_bounds"
@@ -60,6 +62,7 @@ def read_layout(path: Path) -> Layout:
             with `pair_bounds` that are not int64 of shape (P, 2).
     """
     try:
+        require_regular(path)
         with safe_open(path, framework="np") as file:
             names = list(file.keys())
             parts = {name: file.get_slice(name) for name in (TENSOR, BOUNDS) if name in names}
@@ -68,9 +71,9 @@ def read_layout(path: Path) -> Layout:
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
     except (SafetensorError, OSError) as error:
-        raise UserError(f"{path}: not a whole safetensors file: {error}") from None
+        raise UserError(f"{path}: not a whole safetensors file: {reason(error)}") from None
     if TENSOR not in types:
-        found = ", ".join(names[:5]) or "none"
+        found = ", ".join(map(shown_name, names[:5])) or "none"
         raise UserError(f"{path}: has no tensor {TENSOR!r} (its tensors: {found})")
     shape, code = types[TENSOR]
     if len(shape) != 1:

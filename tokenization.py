@@ -11,7 +11,8 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 import hub
-from errors import UserError
+from errors import UserError, reason
+from paths import is_file, is_folder, require_regular
 from sentencepiece_model import SentencePieceModel
 from tokenizer_config import ADDED_TOKENS_FILE, CONFIG_FILE, TokenizerConfig
 
@@ -23,6 +24,8 @@ _ENDS_OF_TEXT = (END_OF_TEXT, "<|end_of_text|>", "<eos>", "</s>")
 Mistral. The ends of turns, <|eot_id|>, <|im_end|> and <end_of_turn>, separate no documents."""
 SMALLEST_VOCAB = 257
 """The 256 bytes and the end of text."""
+LARGEST_VOCAB = 1 << 24
+"""Many times that of any published model."""
 _CHUNK_CHARACTERS = 1 << 18
 _CHUNKS_AT_ONCE = 8
 _CONTEXT_CHARACTERS = 200
@@ -47,7 +50,7 @@ class Tokenizer:
         """Token ids of a text, nothing added. The name of a special token becomes that token.
 
         Raises:
-            UserError: for text that is not valid Unicode.
+            UserError: for text that is not valid Unicode, or for which the tokenizer has no tokens.
         """
         return self.encode_batch([text])[0]
 
@@ -71,6 +74,8 @@ class Tokenizer:
             )
         except TypeError:
             raise UserError("the text holds half a character (a lone surrogate)") from None
+        except Exception as error:  # the library raises no narrower type
+            raise UserError(f"a text cannot be tokenized: {reason(error)}") from None
         return [encoding.ids for encoding in encodings]
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = False) -> str:
@@ -86,20 +91,21 @@ class Tokenizer:
         Exact for byte-level tokenizers, also where ids split a character; for others the length
         of the decoded text.
         """
-        if self._bytes_per_token is None:
+        if self._bytes_of is None:
             return len(self.decode(ids, skip_special_tokens=True).encode())
-        known = np.asarray(ids, np.int64)
-        return int(self._bytes_per_token[known[known < self.vocab_size]].sum())
+        numbers, counts = np.unique(np.asarray(ids, np.int64), return_counts=True)
+        pairs = zip(numbers.tolist(), counts.tolist(), strict=True)
+        return sum(count * self._bytes_of.get(number, 0) for number, count in pairs)
 
     @functools.cached_property
-    def _bytes_per_token(self) -> np.ndarray | None:
+    def _bytes_of(self) -> dict[int, int] | None:
         """For each id of a byte-level tokenizer, how many bytes it stands for."""
         decoder = json.loads(self._tokenizer.to_str()).get("decoder") or {}
         if decoder.get("type") != "ByteLevel":
             return None
-        counts = np.zeros(self.vocab_size, np.int64)
-        for token, number in self._tokenizer.get_vocab(with_added_tokens=True).items():
-            counts[number] = len(token)  # byte-level tokens spell each byte as one character
+        vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
+        # byte-level tokens spell each byte as one character
+        counts = {number: len(token) for token, number in vocabulary.items()}
         for number, added in self._tokenizer.get_added_tokens_decoder().items():
             counts[number] = 0 if added.special else len(added.content.encode())
         return counts
@@ -203,9 +209,9 @@ def load_tokenizer(place: Path | str) -> Tokenizer:
         UserError: where there is none, it is damaged or unsupported, or the hub cannot be reached.
     """
     path = Path(place)
-    if path.is_dir():
+    if is_folder(path):
         find, missing = _finder(path), f"{path}: holds no tokenizer, neither {TOKENIZER_FILE}"
-    elif isinstance(place, str) and not path.is_file() and _may_be_hub_id(place):
+    elif isinstance(place, str) and not is_file(path) and _may_be_hub_id(place):
         find = functools.partial(_on_hub, place)
         missing = f"{TOKENIZER_FILE} of {place}: not on the Hugging Face hub"
     elif path.suffix == ".model":
@@ -223,7 +229,7 @@ def _may_be_hub_id(place: str) -> bool:
 
 
 def _finder(folder: Path) -> _Find:
-    return lambda name: folder / name if (folder / name).is_file() else None
+    return lambda name: folder / name if is_file(folder / name) else None
 
 
 def _on_hub(model: str, name: str) -> Path | None:
@@ -245,35 +251,54 @@ def _from_files(find: _Find) -> Tokenizer | None:
 
 def _read(path: Path) -> Tokenizer:
     try:
+        require_regular(path)
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise UserError(f"{path}: no such tokenizer file") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not a readable tokenizer file: {error}") from None
+        raise UserError(f"{path}: not a readable tokenizer file: {reason(error)}") from None
     loaded: Any
     try:
         loaded = tokenizers.Tokenizer.from_str(text)
     except Exception as error:  # the library raises no narrower type
-        raise UserError(f"{path}: not a tokenizer file: {error}") from None
-    return Tokenizer(loaded)
+        raise UserError(f"{path}: not a tokenizer file: {reason(error)}") from None
+    return _checked(Tokenizer(loaded), path)
+
+
+def _checked(tokenizer: Tokenizer, path: Path) -> Tokenizer:
+    """Refuse ids that no model has (the library takes time for each below the largest), and those
+    that stand for nothing around a prompt."""
+    if tokenizer.vocab_size > LARGEST_VOCAB:
+        raise UserError(
+            f"{path}: has the token id {tokenizer.vocab_size - 1}; supported are ids below"
+            f" {LARGEST_VOCAB}"
+        )
+    try:
+        around = tokenizer.encode_prompt("")
+    except UserError as error:
+        raise UserError(f"{path}: {reason(error)}") from None
+    if max(around, default=0) >= max(tokenizer.vocab_size, 1):
+        raise UserError(f"{path}: puts ids around a prompt that are no tokens: {around}")
+    return tokenizer
 
 
 def _from_sentencepiece(path: Path, find: _Find) -> Tokenizer:
     config = TokenizerConfig.read(find(CONFIG_FILE), find(ADDED_TOKENS_FILE))
     try:
+        require_regular(path)
         model = SentencePieceModel.from_bytes(path.read_bytes())
         if config.add_prefix_space is not None:
             model = model._replace(adds_dummy_prefix=config.add_prefix_space)
         loaded = model.to_tokenizer(prefix_after_special_tokens=bool(config.legacy))
         config.add_tokens(loaded)
+        config.add_template(loaded, bos=model.bos, eos=model.eos, adds_bos=True)
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise UserError(
-            f"{path}: no tokenizer can be made of this SentencePiece model: {error}; get it anew,"
-            f" or get the model's {TOKENIZER_FILE}, which transformers writes"
+            f"{path}: no tokenizer can be made of this SentencePiece model: {reason(error)}; get"
+            f" it anew, or get the model's {TOKENIZER_FILE}, which transformers writes"
         ) from None
-    config.add_template(loaded, bos=model.bos, eos=model.eos, adds_bos=True)
     return Tokenizer(loaded)
 
 
@@ -292,11 +317,11 @@ def _from_gpt2_files(vocabulary: Path, merges: Path, find: _Find) -> Tokenizer:
         if loaded.token_to_id(END_OF_TEXT) is not None:
             loaded.add_special_tokens([END_OF_TEXT])
         config.add_tokens(loaded)
+        end = END_OF_TEXT if END_OF_TEXT in loaded.get_vocab() else None
+        config.add_template(loaded, bos=end, eos=end, adds_bos=False)
     except Exception as error:  # the library raises no narrower type
         raise UserError(
             f"{vocabulary}, {merges.name}: not the vocabulary and merges of a GPT-2 tokenizer:"
-            f" {error}; get both anew"
+            f" {reason(error)}; get both anew"
         ) from None
-    end = END_OF_TEXT if END_OF_TEXT in loaded.get_vocab() else None
-    config.add_template(loaded, bos=end, eos=end, adds_bos=False)
-    return Tokenizer(loaded)
+    return _checked(Tokenizer(loaded), vocabulary)

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple, Self
 import tokenizers
 from tokenizers import AddedToken, processors
 
-from errors import UserError
+from errors import UserError, reason
+from strict_json import read_text
 
 CONFIG_FILE, ADDED_TOKENS_FILE = "tokenizer_config.json", "added_tokens.json"
 _TOKEN_KEYS = ("lstrip", "rstrip", "single_word", "normalized", "special")
@@ -53,9 +54,9 @@ class TokenizerConfig(NamedTuple):
                 _typed(keys, "legacy", bool),
                 tokens,
             )
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
             names = " or ".join(str(path) for path in (config, added_tokens) if path)
-            raise UserError(f"{names}: not as transformers writes it: {error}") from None
+            raise UserError(f"{names}: not as transformers writes it: {reason(error)}") from None
 
     def add_tokens(self, tokenizer: tokenizers.Tokenizer) -> None:
         """Add the tokens that the vocabulary does not hold, and match all of them in texts.
@@ -101,9 +102,11 @@ def _object(path: Path | None) -> dict[str, Any]:
     if path is None:
         return {}
     try:
-        keys = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: not readable as JSON: {error}") from None
+        keys = json.loads(read_text(path))
+    except (RecursionError, ValueError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{path}: not readable as JSON: {reason(error)}") from None
     if not isinstance(keys, dict):
         raise UserError(f"{path}: not a JSON object")
     return keys

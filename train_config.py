@@ -1,8 +1,9 @@
 """`train.json`: how a model is trained."""
 
+import math
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import AfterValidator, Discriminator, Field, Tag
 
 from config_file import Bytes, Config, CountOrAll, Positive, Size
 from strict_json import StrictModel
@@ -17,6 +18,8 @@ NameOrMixture = Annotated[
 ]
 
 
+_DEEPEST = 20
+"""Objects and lists in one another, in what only a record of changes is."""
 Mode = Literal["dp", "fsdp", "tp", "fsdp_tp"]
 
 
@@ -84,12 +87,28 @@ class LoraConfig(StrictModel):
     gate, up and down of the feed-forward part."""
 
 
+def _writable(values: dict[str, Any]) -> dict[str, Any]:
+    """What can be written into a checkpoint and read again: strictly speaking, JSON."""
+    if not _is_writable(values, _DEEPEST):
+        raise ValueError("must be finite numbers, whole characters and nothing nested deeply")
+    return values
+
+
+def _is_writable(value: Any, depth: int) -> bool:
+    if isinstance(value, dict | list):
+        parts = [*value, *value.values()] if isinstance(value, dict) else value
+        return depth > 0 and all(_is_writable(part, depth - 1) for part in parts)
+    if isinstance(value, str):
+        return not any("\ud800" <= character <= "\udfff" for character in value)
+    return not isinstance(value, float) or math.isfinite(value)
+
+
 class Lineage(StrictModel):
     """Where a run folder made by `train.py --like` came from."""
 
     like: str
     """The run folder that was copied."""
-    set: dict[str, Any]
+    set: Annotated[dict[str, Any], AfterValidator(_writable)]
     """The keys that were changed, with their new values."""
 
 

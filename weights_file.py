@@ -8,12 +8,16 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from pydantic import Field, ValidationError
 
-from errors import UserError
+from errors import UserError, reason
 from model_config import ModelConfig
-from strict_json import StrictModel
+from paths import is_file, require_regular
+from strict_json import StrictModel, shown_name
 from tokenization import TOKENIZER_FILE
 from train_config import TrainConfig
 from weights_index import INDEX_FILE, file_or_index, place_tensors, read_index, write_index
+
+_TYPES = ("F32", "BF16", "F16")
+"""What safetensors calls the types that parameters have."""
 
 
 class Origin(StrictModel):
@@ -108,7 +112,7 @@ class Weights:
     def tokenizer_file(self) -> Path | None:
         """The tokenizer beside it, where there is one."""
         beside = self.path.with_name(TOKENIZER_FILE)
-        return beside if beside.is_file() else None
+        return beside if is_file(beside) else None
 
     @property
     def tokenizer(self) -> Path | str | None:
@@ -123,6 +127,10 @@ class Weights:
         """Shape of a tensor, which is not read."""
         return tuple(self._files[name].get_slice(name).get_shape())
 
+    def _type(self, name: str) -> str:
+        code: str = self._files[name].get_slice(name).get_dtype()
+        return code
+
     def array(self, name: str) -> np.ndarray:
         """One tensor, in the type it is stored in."""
         array: np.ndarray = self._files[name].get_tensor(name)
@@ -130,13 +138,21 @@ class Weights:
 
     def refuse_other_than(self, shapes: dict[str, tuple[int, ...]]) -> None:
         """Raises UserError, with a line for each tensor that is missing, unknown or has another
-        shape."""
+        shape, or a type that no parameter has."""
         lines = [f"{self.path}: tensor {name}: missing" for name in shapes.keys() - self.names()]
-        lines += [f"{self.path}: tensor {name}: unknown" for name in self.names() - shapes.keys()]
+        lines += [
+            f"{self.path}: tensor {shown_name(name)}: unknown"
+            for name in self.names() - shapes.keys()
+        ]
         lines += [
             f"{self.path}: tensor {name}: has shape {self.shape(name)}, must have {shapes[name]}"
             for name in shapes.keys() & self.names()
             if self.shape(name) != shapes[name]
+        ]
+        lines += [
+            f"{self.path}: tensor {name}: is of type {code}; must be {' or '.join(_TYPES)}"
+            for name in shapes.keys() & self.names()
+            if (code := self._type(name)) not in _TYPES
         ]
         if lines:
             raise UserError("\n".join(sorted(lines)))
@@ -150,9 +166,10 @@ def _open(path: Path) -> _Opened:
     from safetensors import SafetensorError, safe_open
 
     try:
+        require_regular(path)
         file = safe_open(path, framework="numpy")
     except (OSError, SafetensorError) as error:
-        raise UserError(f"{path}: not readable as safetensors: {error}") from None
+        raise UserError(f"{path}: not readable as safetensors: {reason(error)}") from None
     try:
         header = WeightsHeader.of_metadata(file.metadata() or {})
     except (KeyError, ValidationError):
@@ -165,7 +182,7 @@ def _open_shards(index: Path) -> _Opened:
     files: dict[str, Any] = {}
     headers: list[WeightsHeader] = []
     for path in sorted(set(places.values())):
-        if not path.is_file():
+        if not is_file(path):
             raise UserError(f"{path}: no such file, but {index.name} names it; copy all of them")
         held, header = _open(path)
         if held.keys() != {name for name, place in places.items() if place == path}:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import strict_json
 from errors import UserError
+from paths import is_file, is_plain_name, is_there
 
 WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 
@@ -42,11 +43,15 @@ def read_index(path: Path) -> dict[str, Path]:
     text = strict_json.read_text(path)
     try:
         names = json.loads(text)["weight_map"]
-        files = {str(name): path.parent / Path(file).name for name, file in names.items()}
+        files = {name: path.parent / file for name, file in names.items() if is_plain_name(file)}
+        is_whole = len(files) == len(names) > 0
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        files = {}
-    if not files:
-        raise UserError(f"{path}: damaged; it must have a weight_map")
+        is_whole = False
+    if not is_whole:
+        raise UserError(
+            f"{path}: damaged; it must have a weight_map, of names of tensors to names of files"
+            " beside it"
+        )
     return files
 
 
@@ -54,7 +59,8 @@ def file_or_index(path: Path) -> Path:
     """The index, where a path names a `model.safetensors` that is there in shards; else the path
     itself."""
     index = path.parent / INDEX_FILE
-    return index if path.name == WEIGHTS_FILE and not path.exists() and index.is_file() else path
+    is_sharded = path.name == WEIGHTS_FILE and not is_there(path) and is_file(index)
+    return index if is_sharded else path
 
 
 def _shards(sizes: Mapping[str, int], max_file_bytes: int) -> list[list[str]]:

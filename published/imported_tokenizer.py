@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from strict_json import read_text
 from tokenization import TOKENIZER_FILE, load_tokenizer
 
 SENTENCEPIECE_FILE, VOCABULARY_FILE = "tokenizer.model", "vocab.json"
@@ -36,13 +37,13 @@ def _describe(folder: Path) -> None:
     """Have transformers take `tokenizer.json` as it is. The classes that it has for SentencePiece
     put a pipeline of their own in its place, which for OpenLLaMA gives other tokens."""
     path = folder / DESCRIPTION_FILE
-    described = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    content = json.loads((folder / TOKENIZER_FILE).read_text(encoding="utf-8"))
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    described = json.loads(read_text(path)) if path.is_file() else {}
+    content = json.loads(read_text(folder / TOKENIZER_FILE))
+    config = json.loads(read_text(folder / "config.json"))
     names = {token["id"]: token["content"] for token in content["added_tokens"]}
     special: dict[str, Any] = {
-        "bos_token": names.get(_single(config.get("bos_token_id"))),
-        "eos_token": names.get(_single(config.get("eos_token_id"))),
+        "bos_token": names.get(_first(config.get("bos_token_id"))),
+        "eos_token": names.get(_first(config.get("eos_token_id"))),
         "unk_token": content["model"].get("unk_token"),
     }
     known = {key: name for key, name in special.items() if name is not None}
@@ -50,6 +51,7 @@ def _describe(folder: Path) -> None:
     path.write_text(json.dumps(keys, indent=2) + "\n", encoding="utf-8")
 
 
-def _single(ids: Any) -> Any:
-    """The first of several ids."""
-    return next(iter(ids), None) if isinstance(ids, list) else ids
+def _first(ids: Any) -> int | None:
+    """An id, or the first of several."""
+    first = next(iter(ids), None) if isinstance(ids, list) else ids
+    return first if isinstance(first, int) else None

@@ -16,6 +16,7 @@ from checkpoint import TOKENIZER_FILE
 from config import MODEL_FILE
 from errors import UserError
 from model_config import ModelConfig
+from paths import is_file, is_folder, is_there
 from published.families import family_of
 from published.family import Family
 from published.imported_tokenizer import convert_tokenizer
@@ -63,7 +64,7 @@ def find_source(place: str, revision: str | None = None) -> Source:
         UserError: neither is there.
     """
     folder = Path(place)
-    if folder.is_dir():
+    if is_folder(folder):
         if revision is not None:
             raise UserError(f"{place}: a folder has no revisions; leave out --revision")
         return Source(folder.resolve().name, folder)
@@ -152,7 +153,7 @@ def target_folder(name: str) -> Path:
         UserError: something is there already.
     """
     target = Path(name) if len(Path(name).parts) > 1 else RUNS / name
-    if os.path.lexists(target):
+    if is_there(target):
         raise UserError(f"{target}: there already; choose another name, or move it away")
     return target
 
@@ -166,7 +167,7 @@ def _fill(found: Import, run: RunFolder, target: Path) -> list[str]:
         keys = {"$schema": schema} | keys
     (run.path / MODEL_FILE).write_text(json.dumps(keys, indent=2) + "\n", encoding="utf-8")
     for name in COMPANIONS:
-        if (found.source.folder / name).is_file():
+        if is_file(found.source.folder / name):
             shutil.copyfile(found.source.folder / name, run.imported / name)
     notes = convert_tokenizer(run.imported)
     found.write_weights(run.imported / WEIGHTS_FILE)

@@ -95,10 +95,10 @@ class PublishedConfig:
         """Raises UserError, a line for each mistake and each key that nothing has read."""
         for key in sorted(self._unread):
             if key not in SUPPORTED_VALUES:
-                shown = strict_json.shown(self.values[key])
+                shown, name = strict_json.shown(self.values[key]), strict_json.shown_name(key)
                 self.mistakes.append(
-                    f"{self.path}: {key}: unknown key (value {shown}); where it changes nothing in"
-                    f" what the model computes, say so with --ignore-key {key}"
+                    f"{self.path}: {name}: unknown key (value {shown}); where it changes nothing in"
+                    f" what the model computes, say so with --ignore-key {name}"
                 )
             elif self.values[key] not in SUPPORTED_VALUES[key]:
                 allowed = " or ".join(map(strict_json.shown, SUPPORTED_VALUES[key]))
@@ -124,7 +124,7 @@ def read_published_config(folder: Path) -> PublishedConfig:
     path = folder / CONFIG_FILE
     try:
         values = json.loads(strict_json.read_text(path))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         if isinstance(error, UserError):
             raise
         raise UserError(f"{path}: unreadable JSON: {error}") from None

@@ -7,17 +7,20 @@ from typing import NamedTuple
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from errors import UserError
+from errors import UserError, reason
+from paths import is_file, require_regular
 from published.tensor_file import CODES, TensorType, bits
 from published.torch_file import torch_bits, torch_types
+from strict_json import shown_name
 from weights_index import INDEX_FILE, WEIGHTS_FILE, read_index
 
 _DTYPES = {code: dtype for dtype, code in CODES.items()}
 
 
-def _safetensors_types(path: Path) -> Iterator[tuple[str, TensorType]]:
+def safetensors_types(path: Path) -> Iterator[tuple[str, TensorType]]:
     """Every tensor of a file with its type; raises UserError where it cannot be read."""
     try:
+        require_regular(path)
         with safe_open(path, framework="numpy") as file:
             for name in file.keys():  # noqa: SIM118 — no mapping
                 part = file.get_slice(name)
@@ -26,7 +29,7 @@ def _safetensors_types(path: Path) -> Iterator[tuple[str, TensorType]]:
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; the download or copy is not whole") from None
     except (OSError, SafetensorError) as error:
-        raise UserError(f"{path}: not a whole safetensors file: {error}") from None
+        raise UserError(f"{path}: not a whole safetensors file: {reason(error)}") from None
 
 
 def _safetensors_bits(path: Path, name: str) -> np.ndarray:
@@ -46,7 +49,7 @@ class _Format(NamedTuple):
 
 
 _FORMATS = (
-    _Format(WEIGHTS_FILE, INDEX_FILE, _safetensors_types, _safetensors_bits),
+    _Format(WEIGHTS_FILE, INDEX_FILE, safetensors_types, _safetensors_bits),
     _Format("pytorch_model.bin", "pytorch_model.bin.index.json", torch_types, torch_bits),
 )
 
@@ -71,7 +74,9 @@ class TensorFolder:
         del self._files[""]
         for name, path in self._files.items():
             if name not in self.types:
-                raise UserError(f"{path}: tensor {name}: missing; {self._format.index_file} has it")
+                raise UserError(
+                    f"{path}: tensor {shown_name(name)}: missing; {self._format.index_file} has it"
+                )
 
     def bits(self, name: str) -> np.ndarray:
         """The content of a tensor, as unsigned integers."""
@@ -82,9 +87,9 @@ def _find(folder: Path) -> tuple[_Format, dict[str, Path]]:
     """The format of a folder's tensors, and the file of each that an index names; one of the files
     under an empty name."""
     for kind in _FORMATS:
-        if (folder / kind.single).is_file():
+        if is_file(folder / kind.single):
             return kind, {"": folder / kind.single}
-        if (folder / kind.index_file).is_file():
+        if is_file(folder / kind.index_file):
             files = read_index(folder / kind.index_file)
             return kind, files | {"": next(iter(files.values()))}
     raise UserError(f"{folder}: no weights there; needs {WEIGHTS_FILE} or {INDEX_FILE}")

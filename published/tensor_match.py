@@ -13,6 +13,7 @@ from published.family import Family
 from published.tensor_file import CODES, TensorType
 from published.tensor_folder import TensorFolder
 from published.tensors import Parameter, Rule
+from strict_json import shown_name
 
 HEAD = "lm_head.weight"
 _VISION = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\.")
@@ -115,7 +116,7 @@ def _misfits(
         shape = rule.shape(parameters)
         expected |= {name: shape for _, name in rule.names(parameters[0])}
     yield from (f"{name}: missing" for name in expected if name not in names)
-    yield from (f"{names[name]}: unknown" for name in names if name not in expected)
+    yield from (f"{shown_name(names[name])}: unknown" for name in names if name not in expected)
     for name in expected.keys() & names.keys():
         found = tensors.types[names[name]]
         if found.shape != expected[name]:

@@ -5,44 +5,22 @@ of each storage (https://docs.pytorch.org/docs/stable/notes/serialization.html, 
 """
 
 import math
-import pickle
+import struct
 import zipfile
-from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any, NamedTuple
 
-import ml_dtypes
 import numpy as np
 
-from errors import UserError
+from errors import UserError, reason
+from paths import require_regular
 from published.tensor_file import TensorType, bits
+from published.torch_pickle import Tensor, tensors_in
+from strict_json import shown_name
 
-_STORAGES = {
-    "FloatStorage": np.dtype(np.float32),
-    "HalfStorage": np.dtype(np.float16),
-    "BFloat16Storage": np.dtype(ml_dtypes.bfloat16),
-    "DoubleStorage": np.dtype(np.float64),
-    "LongStorage": np.dtype(np.int64),
-    "IntStorage": np.dtype(np.int32),
-    "ByteStorage": np.dtype(np.uint8),
-    "BoolStorage": np.dtype(np.bool_),
-}
-
-
-class _Storage(NamedTuple):
-    dtype: np.dtype
-    key: str
-    """Name of its entry under `data/`."""
-
-
-class _Tensor(NamedTuple):
-    """Where a tensor's numbers stand in its storage."""
-
-    storage: _Storage
-    offset: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
+_DESCRIPTION = "/data.pkl"
+_UNREADABLE = (OSError, ValueError, KeyError, EOFError, RuntimeError, OverflowError, struct.error)
+"""What `zipfile` raises for damaged archives, beside its own error."""
 
 
 def torch_types(path: Path) -> Iterator[tuple[str, TensorType]]:
@@ -53,77 +31,55 @@ def torch_types(path: Path) -> Iterator[tuple[str, TensorType]]:
 
 
 def torch_bits(path: Path, name: str) -> np.ndarray:
-    """The content of one tensor, as unsigned integers."""
+    """The content of one tensor, as unsigned integers; raises UserError where it is damaged."""
     root, tensors = _described(path)
-    storage, offset, shape, strides = tensors[name]
+    tensor = tensors[name]
     try:
         with zipfile.ZipFile(path) as archive:
-            numbers = np.frombuffer(archive.read(f"{root}/data/{storage.key}"), storage.dtype)
-    except (KeyError, ValueError, OSError, zipfile.BadZipFile) as error:
-        raise UserError(f"{path}: tensor {name}: damaged: {error}") from None
+            content = _read(archive, f"{root}/data/{tensor.storage.key}", path)
+        return bits(_array(tensor, np.frombuffer(content, tensor.storage.dtype)))
+    except (zipfile.BadZipFile, *_UNREADABLE) as error:
+        raise UserError(f"{path}: tensor {shown_name(name)}: damaged: {reason(error)}") from None
+
+
+def _array(tensor: Tensor, numbers: np.ndarray) -> np.ndarray:
+    """A tensor in the numbers of its storage; raises ValueError where it is not whole in them."""
+    _, offset, shape, strides = tensor
+    size = math.prod(shape)
+    if not size:
+        return np.empty(shape, numbers.dtype)
     last = offset + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
-    if math.prod(shape) and not 0 <= offset <= last < len(numbers):
-        raise UserError(f"{path}: tensor {name}: damaged; it reaches beyond its storage")
-    steps = [stride * storage.dtype.itemsize for stride in strides]
+    if last >= len(numbers) or size > len(numbers):
+        raise ValueError("it reaches beyond its storage")
+    steps = [stride * numbers.itemsize for stride in strides]
     part = np.lib.stride_tricks.as_strided(numbers[offset:], shape, steps, writeable=False)
-    return bits(np.ascontiguousarray(part))
+    return np.ascontiguousarray(part).reshape(shape)  # which makes a number a vector
 
 
-def _described(path: Path) -> tuple[str, dict[str, _Tensor]]:
+def _described(path: Path) -> tuple[str, dict[str, Tensor]]:
     """The name of a file's root folder, and its tensors."""
     try:
+        require_regular(path)
         with zipfile.ZipFile(path) as archive:
-            description = next(n for n in archive.namelist() if n.endswith("/data.pkl"))
-            with archive.open(description) as file:
-                found = _Unpickler(file).load()
+            entry = next((n for n in archive.namelist() if n.endswith(_DESCRIPTION)), None)
+            if entry is None:
+                raise zipfile.BadZipFile("no data.pkl")
+            pickled = _read(archive, entry, path)
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; the download or copy is not whole") from None
-    except (OSError, zipfile.BadZipFile, StopIteration, EOFError) as error:
-        reason = str(error) or "no data.pkl"
-        raise UserError(f"{path}: not a whole PyTorch file of the zip format: {reason}") from None
-    except (pickle.UnpicklingError, TypeError, ValueError, AttributeError, IndexError) as error:
-        raise UserError(f"{path}: holds more than tensors by name: {error}") from None
-    values = found.values() if isinstance(found, dict) else [None]
-    if not all(isinstance(value, _Tensor) for value in values):
-        raise UserError(f"{path}: holds more than tensors by name")
-    tensors = {str(name): value for name, value in found.items()}
-    return description.removesuffix("/data.pkl"), tensors
+    except (zipfile.BadZipFile, *_UNREADABLE) as error:
+        raise UserError(
+            f"{path}: not a whole PyTorch file of the zip format: {reason(error)}"
+        ) from None
+    try:
+        return entry.removesuffix(_DESCRIPTION), tensors_in(pickled)
+    except ValueError as error:
+        raise UserError(f"{path}: holds more than tensors by name: {reason(error)}") from None
 
 
-class _Unpickler(pickle.Unpickler):
-    """Knows the few names that a pickle of tensors needs, and refuses all others."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        super().__init__(file)
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) == ("collections", "OrderedDict"):
-            return OrderedDict
-        if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
-            return _rebuild_tensor
-        if (module, name) == ("torch._utils", "_rebuild_parameter"):
-            return _rebuild_parameter
-        if module == "torch" and name in _STORAGES:
-            return _STORAGES[name]
-        raise pickle.UnpicklingError(f"{module}.{name}")
-
-    def persistent_load(self, pid: Any) -> _Storage:
-        kind, dtype, key, *_ = pid
-        if kind != "storage" or not isinstance(dtype, np.dtype):
-            raise pickle.UnpicklingError("an unknown storage")
-        return _Storage(dtype, str(key))
-
-
-def _rebuild_tensor(
-    storage: _Storage, offset: int, shape: tuple[int, ...], strides: tuple[int, ...], *_: Any
-) -> _Tensor:
-    if not isinstance(storage, _Storage):
-        raise pickle.UnpicklingError("a tensor without storage")
-    numbers = (int(offset), tuple(map(int, shape)), tuple(map(int, strides)))
-    if min((numbers[0], *numbers[1], *numbers[2])) < 0 or len(shape) != len(strides):
-        raise pickle.UnpicklingError("a tensor of no possible shape")
-    return _Tensor(storage, *numbers)
-
-
-def _rebuild_parameter(tensor: _Tensor, *_: Any) -> _Tensor:
-    return tensor
+def _read(archive: zipfile.ZipFile, name: str, path: Path) -> bytes:
+    """An entry, which PyTorch does not compress, so that none is larger than the file."""
+    entry = archive.getinfo(name)
+    if entry.compress_type != zipfile.ZIP_STORED or entry.file_size > path.stat().st_size:
+        raise zipfile.BadZipFile(f"{name} is not stored as PyTorch does it")
+    return archive.read(entry)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from model_config import ModelConfig
+from model_config import MOST_LAYERS, ModelConfig
 from published.keys import Values
 from published.normal_form import shortest_period
 from published.published_config import PublishedConfig
@@ -24,9 +24,8 @@ class LayerTypes:
 
     def read(self, published: PublishedConfig) -> Values:
         window = published.take("sliding_window", self.default_window)
-        count = published.values.get("num_hidden_layers")
         types = published.take("layer_types")
-        default = self._default(published, count if isinstance(count, int) else 0)
+        default = self._default(published, _layers(published))
         return _read_kinds(published, default if types is None else types, window)
 
     def write(self, model: ModelConfig) -> Values:
@@ -64,13 +63,12 @@ class UpperWindows:
         window = published.take("sliding_window", self.default_window)
         used = published.take("use_sliding_window", False)
         first = published.take("max_window_layers", self.default_first)
-        count = published.values.get("num_hidden_layers")
         types = published.take("layer_types")
         if not isinstance(first, int):
             published.refuse("max_window_layers", "must be a whole number")
             return {}
         if types is None:
-            layers = range(count if isinstance(count, int) else 0)
+            layers = range(_layers(published))
             slides = [used and window and layer >= first for layer in layers]
             types = [_TYPES["sliding" if sliding else "global"] for sliding in slides]
         return _read_kinds(published, types, window if used else None)
@@ -83,6 +81,12 @@ class UpperWindows:
             "max_window_layers": kinds.index("sliding") if "sliding" in kinds else len(kinds),
             "layer_types": [_TYPES[kind] for kind in kinds],
         }
+
+
+def _layers(published: PublishedConfig) -> int:
+    """How many layers there are; 0 where that is no number that a model can have."""
+    count = published.values.get("num_hidden_layers")
+    return count if isinstance(count, int) and count <= MOST_LAYERS else 0
 
 
 def _read_kinds(published: PublishedConfig, types: Any, window: Any) -> Values:

@@ -272,6 +272,33 @@ def test_duplicate_keys_and_nan(tmp_path: Path) -> None:
     ]
 
 
+def test_a_typo_is_told_beside_an_object(tmp_path: Path) -> None:
+    """The checks over several keys look into the objects that are right."""
+    train = {"sharding": {"mode": "dp", "data": 4}, "lora": None, "epoch": 1}
+    with pytest.raises(UserError) as raised:
+        config.load_run(write_run(tmp_path, REFERENCE_MODEL, REFERENCE_TRAIN | train))
+    lines = [
+        line.removeprefix(f"{tmp_path}/train.json: ") for line in str(raised.value).split("\n")
+    ]
+    assert [line.split(":")[0] for line in lines] == ["epoch", "microbatch_size"]
+
+
+def test_the_nearest_divisor_of_a_large_number_is_found_at_once(tmp_path: Path) -> None:
+    model = REFERENCE_MODEL | {"emb_dim": 2**31 - 1, "n_heads": 12}
+    with pytest.raises(UserError, match="; 1 is the nearest that does"):
+        config.load_run(write_run(tmp_path, model, REFERENCE_TRAIN))
+
+
+@pytest.mark.parametrize("value", ["NaN", r'"\ud800"', "[" * 300 + "]" * 300, '{"\\udfff": 1}'])
+def test_a_lineage_that_no_checkpoint_can_hold_is_refused(value: str, tmp_path: Path) -> None:
+    folder = write_run(tmp_path, REFERENCE_MODEL, REFERENCE_TRAIN)
+    text = (folder / "train.json").read_text().rstrip()[:-1]
+    lineage = f'{text}, "lineage": {{"like": "x", "set": {{"seed": {value}}}}}}}'
+    (folder / "train.json").write_text(lineage)
+    with pytest.raises(UserError, match=r"lineage\.set: .* is not allowed; must be finite numbers"):
+        config.load_run(folder)
+
+
 def test_missing_files_are_told(tmp_path: Path) -> None:
     with pytest.raises(UserError) as raised:
         config.load_run(tmp_path)

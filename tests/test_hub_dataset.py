@@ -61,6 +61,13 @@ def test_an_absent_dataset_is_downloaded_without_anything_else(
     assert sorted(path.name for path in found.folder.parent.iterdir()) == [".data.lock", "data"]
 
 
+def test_a_listed_file_that_leads_elsewhere_is_refused(hub: HubStandIn, tmp_path: Path) -> None:
+    hub.files["../train.safetensors"] = token_bytes(10)
+    with pytest.raises(UserError, match=f"dataset {DATASET}: lists the file"):
+        open_dataset(DATASET, tmp_path / "datasets")
+    assert list(tmp_path.rglob("*")) == []
+
+
 def test_an_up_to_date_copy_is_not_downloaded_again(hub: HubStandIn, tmp_path: Path) -> None:
     open_dataset(DATASET, tmp_path)
     hub.downloads()

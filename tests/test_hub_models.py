@@ -51,6 +51,19 @@ def test_models_of_the_hub_without_a_network(
         find_source(MODEL)
 
 
+@pytest.mark.parametrize(
+    "name", ["tokenizer/../../../../escape.json", "/escape.json", "tokenizer\\..\\escape", "a\0b"]
+)
+def test_a_listed_file_that_leads_elsewhere_is_refused(
+    name: str, hub: HubStandIn, tmp_path: Path
+) -> None:
+    hub.files[name] = b"{}"
+    with pytest.raises(UserError, match=f"model {MODEL}: lists the file"):
+        find_source(MODEL)
+    assert list(tmp_path.rglob("*")) == []
+    assert hub.downloads() == []
+
+
 def test_what_the_hub_does_not_have(hub: HubStandIn) -> None:
     with pytest.raises(UserError, match="model owner/other: not on the Hugging Face hub"):
         find_source("owner/other")

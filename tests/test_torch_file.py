@@ -101,11 +101,19 @@ def test_tensors_may_share_a_storage(torch: types.ModuleType, tmp_path: Path) ->
     np.testing.assert_array_equal(rows, numbers[6:].reshape(2, 3).T)
 
 
+def test_a_number_keeps_its_shape(torch: types.ModuleType, tmp_path: Path) -> None:
+    storage = _Storage(torch.FloatStorage, "0", np.array([3, 4], np.float32))
+    path = tmp_path / "model.bin"
+    write(path, {"a": _Tensor(storage, 1, (), ())})
+    assert torch_bits(path, "a").view(np.float32) == np.array(4, np.float32)
+    assert torch_bits(path, "a").shape == ()
+
+
 def test_a_tensor_beyond_its_storage_is_not_read(torch: types.ModuleType, tmp_path: Path) -> None:
     storage = _Storage(torch.FloatStorage, "0", np.zeros(4, np.float32))
     path = tmp_path / "model.bin"
     write(path, {"a": _Tensor(storage, 2, (3,), (1,))})
-    with pytest.raises(UserError, match="tensor a: damaged; it reaches beyond its storage"):
+    with pytest.raises(UserError, match="tensor a: damaged: it reaches beyond its storage"):
         torch_bits(path, "a")
     write(path, {"a": _Tensor(storage, 0, (3,), (-1,))})
     with pytest.raises(UserError, match="a tensor of no possible shape"):

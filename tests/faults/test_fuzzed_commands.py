@@ -1,0 +1,299 @@
+"""Whatever is typed after a command, it works or ends with clear lines and exit code 2; nothing is
+changed."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from published_models import MODELS
+from test_commands import byte_model
+from tiny_run import MODEL, ROOT, TRAIN, make_dataset, make_run
+from trouble import (
+    ODD_TEXTS,
+    as_json,
+    assert_clear,
+    attempt,
+    bad_json,
+    bad_object,
+    deadline,
+    examples,
+    odd_values,
+    put,
+    snapshot,
+)
+
+import charts
+import download_dataset
+import evaluate
+import generate
+import pretrained
+import records
+import train
+from checkpointing import find_weights
+from dataset import open_dataset
+from dataset_folder import Dataset
+from errors import EXIT_BAD_INPUT, UserError, run_command
+from metrics import MetricsLog
+from published.importing import find_source
+from records import RecordedRun
+from run_folder import RunFolder, create_like, find_run
+from text_dataset import TextSection
+from tokenization import load_tokenizer, train_tokenizer
+
+Capture = pytest.CaptureFixture[str]
+STEP = {
+    "global_step": 1,
+    "tokens_seen": 128,
+    "train_loss": 1.0,
+    "learning_rate": 0.1,
+    "gradient_norm": 1.0,
+    "clipped": False,
+    "dropped_microbatches": 0,
+    "step_seconds": 0.1,
+    "tokens_per_second": 1280.0,
+    "validation_loss": 2.0,
+    "expert_tokens": [[1, 2], [3, 4]],
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run, weights, a dataset, a published model and things of wrong kinds."""
+    folder = tmp_path_factory.mktemp("place")
+    make_run(folder / "run")
+    make_dataset(folder / "datasets")
+    Dataset("tiny", folder / "datasets" / "tiny")
+    train_tokenizer(["a b"], 257).save(folder / "tokenizer.json")
+    byte_model(folder, 1.0)
+    (folder / "empty").mkdir()
+    (folder / "file").write_text("text\n" * 9)
+    (folder / "bytes").write_bytes(b"\xff\xfe\x00")
+    (folder / "link").symlink_to("nowhere")
+    (folder / "model").symlink_to(MODELS / "gpt2")
+    os.mkfifo(folder / "pipe")
+    return folder
+
+
+class Began(Exception):
+    """A command has taken all it was given, and would begin its work."""
+
+
+@pytest.fixture(autouse=True)
+def here(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In that folder, without a network and without the work that comes after all checks."""
+
+    def work(*_: object, **__: object) -> None:
+        raise Began
+
+    def train(*_: object) -> None:
+        raise UserError("begins; as a mistake it leaves no trace of having held the run")
+
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    for name in (
+        "charts.draw_comparison",
+        "dataset._build",
+        "evaluate.mean_loss",
+        "generation.Generator",
+        "hosts.join",
+        "pretrained.created",
+        "published.importing.created",
+        "run_folder._write_whole",
+    ):
+        monkeypatch.setattr(name, work)
+    monkeypatch.setattr("launch.launch", train)
+
+
+def assert_ends_well(command: click.Command, arguments: list[str], capsys: Capture) -> None:
+    """Exit code 0 or 2, clear lines, and no file changed."""
+    before = snapshot(Path.cwd())
+    code: object = 0
+    try:
+        with deadline(), pytest.MonkeyPatch.context() as patch:
+            patch.setattr("sys.argv", ["command.py", *arguments])
+            run_command(command)
+    except SystemExit as end:
+        code = end.code or 0
+    except Began:
+        pass
+    said = capsys.readouterr().err
+    assert code in (0, EXIT_BAD_INPUT), said
+    assert "Traceback" not in said
+    if code == EXIT_BAD_INPUT:
+        assert_clear("\n".join(filter(None, said.split("\n"))))
+    assert snapshot(Path.cwd()) == before
+
+
+texts = st.sampled_from([text for text in ODD_TEXTS if "\0" not in text])
+PLACES = (
+    *("run", "run/model.json", "empty", "file", "file/inside", "bytes", "link", "model", "pipe"),
+    *("nothing", "datasets", "datasets/tiny", "model.safetensors", "tokenizer.json", "tiny"),
+    *("/dev/null", "/dev/zero", "..", "~", "a/" * 2500, "\udcff", "\ud800", "é"),
+    *("python-stdlib", "owner/name"),
+)
+paths = st.sampled_from(PLACES)
+numbers = st.sampled_from(["0", "1", "-1", "2", "nan", "inf", "1e999", "1" * 30, "1" * 5000, "0x1"])
+words = st.one_of(paths, paths, paths, numbers, texts, st.text("-=a\u202e\x1b\udc80 ", max_size=6))
+settings_given = st.tuples(
+    st.sampled_from([*MODEL, *TRAIN, "", "unknown", "\ud800", "lineage", "$schema"]),
+    st.one_of(odd_values.map(lambda value: as_json(value).decode()), texts, numbers),
+).map("=".join)
+
+
+def arguments_of(*options: str) -> st.SearchStrategy[list[str]]:
+    """What may follow a command that has these options."""
+    option = st.sampled_from([*options, "--help", "--unknown", "-x", "--", "--no-fresh"])
+    given_one = st.tuples(option, words).map(list)
+    alone, joined = option.map(lambda name: [name]), given_one.map(lambda two: ["=".join(two)])
+    setting = settings_given.map(lambda setting: ["--set", setting])
+    part = st.one_of(words.map(lambda word: [word]), given_one, given_one, alone, joined, setting)
+    return st.lists(part, max_size=5).map(lambda parts: [word for part in parts for word in part])
+
+
+def placed(strategy: st.SearchStrategy[list[str]], *first: str) -> st.SearchStrategy[list[str]]:
+    """The same, now and then after what the command needs."""
+    return strategy | strategy.map(lambda rest: [*first, *rest])
+
+
+@examples(150)
+@given(
+    arguments=placed(
+        arguments_of("--like", "--set", "--from", "--fresh", "--extend", "--datasets-dir")
+        | arguments_of("--coordinator", "--processes", "--process"),
+        "run",
+    )
+)
+def test_train(arguments: list[str], capsys: Capture) -> None:
+    assert_ends_well(train.main, arguments, capsys)
+
+
+@examples(150)
+@given(settings=st.lists(settings_given, max_size=3), name=paths | texts)
+def test_train_like(settings: list[str], name: str, capsys: Capture) -> None:
+    pairs = [word for setting in settings for word in ("--set", setting)]
+    assert_ends_well(train.main, [name, "--like", "run", *pairs], capsys)
+
+
+@examples(100)
+@given(
+    arguments=placed(
+        arguments_of("--prompts-file", "--new-tokens", "--num-samples", "--temperature", "--top-k")
+        | arguments_of("--top-p", "--min-p", "--repetition-penalty", "--seed", "--past-the-end")
+        | arguments_of("--dtype", "--prompts-file"),
+        "model.safetensors",
+        "a",
+    ).filter(lambda words: "--num-samples" not in words or "1" * 30 not in words)
+)
+def test_generate(arguments: list[str], capsys: Capture) -> None:
+    assert_ends_well(generate.main, arguments, capsys)
+
+
+@examples(60)
+@given(
+    arguments=placed(
+        arguments_of("--dataset", "--datasets-dir"),
+        "model.safetensors",
+        "--dataset",
+        "tiny",
+        "--datasets-dir",
+        "datasets",
+    )
+)
+def test_evaluate(arguments: list[str], capsys: Capture) -> None:
+    assert_ends_well(evaluate.main, arguments, capsys)
+
+
+@examples(200)
+@given(
+    arguments=placed(
+        arguments_of("--text", "--pairs", "--name", "--vocab-size", "--tokenizer")
+        | arguments_of("--validation-percent", "--datasets-dir", "--name", "--text"),
+        "--text",
+        "file",
+        "--name",
+        "new",
+    )
+)
+def test_download_dataset(arguments: list[str], capsys: Capture) -> None:
+    assert_ends_well(download_dataset.main, arguments, capsys)
+
+
+@examples(60)
+@given(arguments=placed(arguments_of("--output-dir", "--style"), "run"))
+def test_charts(arguments: list[str], capsys: Capture) -> None:
+    assert_ends_well(charts.main, arguments, capsys)
+
+
+@examples(100)
+@given(
+    arguments=placed(arguments_of("--revision", "--ignore-key"), "import", "model", "new")
+    | placed(arguments_of("--revision", "--ignore-key"), "import")
+    | placed(arguments_of(), "export")
+)
+def test_pretrained(arguments: list[str], capsys: Capture) -> None:
+    assert_ends_well(pretrained.main, arguments, capsys)
+
+
+READERS: dict[str, Callable[[str], object]] = {
+    "a run": find_run,
+    "a run to make": lambda place: create_like(place + "/new", "run", ["seed=x"]),
+    "weights": find_weights,
+    "a tokenizer": load_tokenizer,
+    "a published model": lambda place: find_source(place + "/in/it"),
+    "a dataset": lambda place: open_dataset("tiny", Path(place)),
+    "a dataset of the hub": lambda place: open_dataset("owner/name", Path(place)),
+    "prompts": lambda place: generate.read_prompts(Path(place)),
+    "text": lambda place: TextSection.whole(Path(place)),
+}
+
+
+@pytest.mark.parametrize("what", READERS)
+@pytest.mark.parametrize("name", ["x" * 300, "a/" * 2500, "file/inside", "\ud800", "a\0b", "link"])
+def test_a_place_that_cannot_be_is_told(what: str, name: str) -> None:
+    outcome = attempt(lambda: READERS[what](name), Path.cwd())
+    assert isinstance(outcome, UserError)
+
+
+@pytest.mark.parametrize("script", ["train", "download_dataset"])
+def test_a_real_process_ends_so_too(script: str, place: Path) -> None:
+    """Bytes that are no text, as a shell passes them on."""
+    command = [sys.executable, str(ROOT / f"{script}.py"), "\udcff\x1b[31m", "--\udcfe"]
+    ended = subprocess.run(command, capture_output=True, check=False, cwd=place)
+    assert ended.returncode == EXIT_BAD_INPUT
+    assert b"Traceback" not in ended.stderr
+    assert all(line.isprintable() for line in ended.stderr.decode().split("\n"))
+
+
+Lines = st.lists(
+    st.one_of(
+        bad_json({"global_step": 1, "train_loss": 1.0, "clipped": False, "learning_rate": 0.1}),
+        bad_object(STEP),
+    ),
+    max_size=4,
+)
+
+
+@examples(40)
+@given(lines=Lines)
+def test_any_metrics_are_drawn_or_refused(lines: list[bytes], tmp_path: Path) -> None:
+    run = (
+        make_run(tmp_path / "run")
+        if not (tmp_path / "run").exists()
+        else RunFolder(tmp_path / "run")
+    )
+    whole = [json.dumps(STEP | {"global_step": number}).encode() for number in range(3)]
+    put(run.metrics, b"\n".join([*whole, *lines]))
+    recorded = attempt(lambda: RecordedRun.load(run.path), tmp_path)
+    assert isinstance(recorded, RecordedRun)
+    assert [step for step in recorded.steps if step.global_step < 3]
+    assert records.figures_table([recorded])
+    charts.loss_by_step([recorded])
+    put(run.metrics.with_name("again"), run.metrics.read_bytes())
+    MetricsLog(run.metrics.with_name("again"), 2).__exit__()

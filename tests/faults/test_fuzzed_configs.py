@@ -1,0 +1,134 @@
+"""Any `model.json` and `train.json` are read or refused in clear lines, and what was read can be
+written into a checkpoint and read again."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_run import MODEL, TRAIN
+from trouble import Fault, attempt, bad_json, examples, in_place, no_file, put
+
+import config
+from checkpoint import CheckpointMeta
+from config import RunConfig, load_run
+from errors import UserError
+from train_config import ShardingConfig
+from weights_file import WeightsHeader
+
+FULL_MODEL: dict[str, Any] = MODEL | {
+    "$schema": "../../schemas/model.schema.json",
+    "n_kv_heads": 1,
+    "head_dim": 16,
+    "positions": "rope",
+    "rope_scaling": {
+        "type": "llama3",
+        "factor": 8.0,
+        "low_frequency_factor": 1.0,
+        "high_frequency_factor": 4.0,
+        "original_context_length": 8,
+    },
+    "sliding_window": 4,
+    "layer_pattern": ["sliding", "global"],
+    "n_experts": 4,
+    "experts_per_token": 2,
+}
+FULL_TRAIN: dict[str, Any] = TRAIN | {
+    "dataset": {"tiny": 1, "other": 2.5},
+    "start_from": "imported",
+    "lora": {"rank": 2, "alpha": 4, "targets": ["query"]},
+    "sharding": {"mode": "fsdp_tp", "data": 2, "tensor": 2},
+    "lineage": {"like": "runs/old", "set": {"seed": 1}},
+}
+FILES = {"model.json": FULL_MODEL, "train.json": FULL_TRAIN}
+
+
+def write_valid(folder: Path) -> None:
+    for name, keys in FILES.items():
+        put(folder / name, json.dumps(keys).encode())
+
+
+faults = {name: in_place(bad_json(keys)) for name, keys in FILES.items()}
+
+
+@examples(300)
+@given(model=faults["model.json"])
+def test_any_model_json(model: Fault, tmp_path: Path) -> None:
+    write_valid(tmp_path)
+    model(tmp_path / "model.json")
+    _load(tmp_path)
+
+
+@examples(300)
+@given(train=faults["train.json"])
+def test_any_train_json(train: Fault, tmp_path: Path) -> None:
+    write_valid(tmp_path)
+    train(tmp_path / "train.json")
+    _load(tmp_path)
+
+
+@examples(50)
+@given(model=faults["model.json"] | no_file, train=faults["train.json"] | no_file)
+def test_any_two_files(model: Fault, train: Fault, tmp_path: Path) -> None:
+    write_valid(tmp_path)
+    model(tmp_path / "model.json")
+    train(tmp_path / "train.json")
+    _load(tmp_path)
+
+
+def _load(folder: Path) -> None:
+    found = attempt(lambda: load_run(folder), folder, "model.json", "train.json")
+    if isinstance(found, RunConfig):
+        assert_written_and_read(found)
+
+
+def assert_written_and_read(found: RunConfig) -> None:
+    """As a checkpoint's two headers hold both configs."""
+    header = WeightsHeader(*found, "tiny")
+    again = WeightsHeader.of_metadata(header.as_metadata())
+    assert config.differences(again.model, found.model) == {}
+    assert again.train is not None
+    assert config.differences(again.train, found.train) == {}
+    meta = CheckpointMeta(
+        global_step=0,
+        total_steps=1,
+        tokens_seen=1,
+        train_loss=None,
+        validation_loss=None,
+        selection_loss=None,
+        model=found.model.as_json(),
+        train=found.train.as_json(),
+        datasets={},
+        tokenizer="tiny",
+        sharding=ShardingConfig(data=1, tensor=1),
+        created="",
+        versions={},
+        checksums={},
+    ).sealed()
+    read = CheckpointMeta.model_validate_json(json.dumps(meta.model_dump(mode="json")).encode())
+    assert read.is_intact()
+    for now, then in zip(found, read.run_config(), strict=True):
+        assert config.differences(then, now) == {}
+
+
+@pytest.mark.parametrize("count", [100_000])
+def test_very_many_keys_are_told_in_few_lines(count: int, tmp_path: Path) -> None:
+    write_valid(tmp_path)
+    unknown = {f"key_{number}": number for number in range(count)}
+    (tmp_path / "model.json").write_text(json.dumps(unknown)[:-1] + ',"key_0": 1}')
+    error = attempt(lambda: load_run(tmp_path), tmp_path, "model.json")
+    assert isinstance(error, UserError)
+
+
+settings_given = st.lists(
+    st.builds(
+        "{}={}".format,
+        st.sampled_from([*FULL_MODEL, *FULL_TRAIN, "", "unknown", "\ud800", "a\0b"]),
+        st.sampled_from(["", "1", "null", "NaN", "1e999", "{", "[" * 5000, '"\\ud800"', "\udcff"])
+        | st.text(max_size=5),
+    )
+    | st.text(max_size=10),
+    max_size=3,
+)

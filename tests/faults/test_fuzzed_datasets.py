@@ -1,0 +1,212 @@
+"""Whatever a dataset's files hold, what is read of it is right, or it is refused in clear lines."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import model_config, train_config
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.numpy import save
+from trouble import (
+    ODD_TEXTS,
+    Fault,
+    assert_clear,
+    attempt,
+    bad_bytes,
+    bad_json,
+    bad_weights,
+    deadline,
+    examples,
+    in_place,
+)
+
+from data import TrainingData
+from dataset import add_pairs, add_text, folder_of, open_dataset
+from dataset_folder import DESCRIPTION_FILE, Dataset
+from errors import UserError
+from tokenization import train_tokenizer
+
+TOKENS = np.arange(40, dtype=np.uint16) % 16
+BOUNDS = np.array([[2, 5], [5, 9], [20, 40]], np.int64)
+TEXT = save({"tokens": TOKENS})
+PAIRS = save({"tokens": TOKENS, "pair_bounds": BOUNDS})
+MODEL = model_config(vocab_size=16)
+LINES = b'{"prompt": "a b", "answer": "c"}\n{"prompt": "", "answer": "d"}\n' * 4
+
+
+def make(datasets_dir: Path, content: bytes) -> Path:
+    """A dataset's folder, without a description yet."""
+    folder = datasets_dir / "tiny"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    (folder / "train.safetensors").write_bytes(content)
+    (folder / "validation.safetensors").write_bytes(content)
+    return folder
+
+
+def use(datasets_dir: Path) -> Dataset:
+    """What a start does: open it, and read all of it."""
+    found = open_dataset("tiny", datasets_dir)
+    train = train_config(dataset="tiny", sequence_length=31 if found.holds_pairs else 8)
+    model = MODEL.model_copy(update={"context_length": 31})
+    try:
+        data = TrainingData(train.model_copy(update={"microbatch_size": 1}), model, {"tiny": found})
+    except UserError as error:
+        raise UserError("\n".join(f"tiny: {line}" for line in str(error).split("\n"))) from None
+    for step in range(min(data.total_steps, 3)):
+        batch = data.batch(step)
+        assert batch.inputs_ABS.min() >= 0
+        assert max(batch.inputs_ABS.max(), batch.targets_ABS.max()) < model.vocab_size
+    return found
+
+
+@examples(150)
+@given(fault=in_place(bad_weights(TEXT)))
+def test_any_token_file_of_text(fault: Fault, tmp_path: Path) -> None:
+    fault(make(tmp_path, TEXT) / "train.safetensors")
+    attempt(lambda: use(tmp_path), tmp_path, "tiny", may_change=(DESCRIPTION_FILE,))
+
+
+@examples(150)
+@given(fault=in_place(bad_weights(PAIRS)))
+def test_any_token_file_of_pairs(fault: Fault, tmp_path: Path) -> None:
+    fault(make(tmp_path, PAIRS) / "train.safetensors")
+    attempt(lambda: use(tmp_path), tmp_path, "tiny", may_change=(DESCRIPTION_FILE,))
+
+
+bounds = st.sampled_from([-(2**63), -1, 0, 1, 2, 5, 9, 20, 39, 40, 41, 2**62, 2**63 - 1])
+
+
+@examples(100)
+@given(rows=st.lists(st.tuples(bounds, bounds), min_size=1, max_size=4))
+def test_any_bounds_of_pairs(rows: list[tuple[int, int]], tmp_path: Path) -> None:
+    content = save({"tokens": TOKENS, "pair_bounds": np.array(rows, np.int64)})
+    (make(tmp_path, PAIRS) / "train.safetensors").write_bytes(content)
+    attempt(lambda: use(tmp_path), tmp_path, "tiny", may_change=(DESCRIPTION_FILE,))
+
+
+@examples(60)
+@given(dtype=st.sampled_from(["<u1", "<u4", "<i8", "<u8", "<f4"]), data=st.data())
+def test_tokens_of_any_type(dtype: str, data: st.DataObject, tmp_path: Path) -> None:
+    numbers = data.draw(st.lists(st.sampled_from([0, 1, 15, 16, 127]), min_size=1, max_size=30))
+    if dtype in ("<i8", "<u8"):
+        numbers += data.draw(st.lists(st.sampled_from([0, 2**31, 2**63 - 1]), max_size=2))
+    if dtype == "<i8":
+        numbers += data.draw(st.lists(st.sampled_from([-1, -(2**63)]), max_size=1))
+    content = save({"tokens": np.array(numbers, dtype)})
+    (make(tmp_path, TEXT) / "train.safetensors").write_bytes(content)
+    attempt(lambda: use(tmp_path), tmp_path, "tiny", may_change=(DESCRIPTION_FILE,))
+
+
+@examples(200)
+@given(data=st.data(), of_pairs=st.booleans())
+def test_any_dataset_json_is_right_or_mended(
+    data: st.DataObject, of_pairs: bool, tmp_path: Path
+) -> None:
+    folder = make(tmp_path, PAIRS if of_pairs else TEXT)
+    known = Dataset("tiny", folder).description
+    content = json.loads((folder / DESCRIPTION_FILE).read_text())
+    data.draw(in_place(bad_json(content)))(folder / DESCRIPTION_FILE)
+    found = attempt(lambda: use(tmp_path), tmp_path, may_change=(DESCRIPTION_FILE,))
+    assert isinstance(found, Dataset)
+    assert found.description.splits == known.splits
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"largest_token_id": 3},
+        {"largest_token_id": 10**6},
+        {"sha256": "0" * 64},
+        {"pairs": {"pairs": 3, "longest_tokens": 3, "answer_tokens": 3}},
+    ],
+)
+def test_a_dataset_json_that_lies_of_a_split_is_mended(
+    changed: dict[str, object], tmp_path: Path
+) -> None:
+    folder = make(tmp_path, PAIRS)
+    known = Dataset("tiny", folder).description
+    content = json.loads((folder / DESCRIPTION_FILE).read_text())
+    content["splits"]["train"] |= changed
+    (folder / DESCRIPTION_FILE).write_text(json.dumps(content))
+    assert Dataset("tiny", folder).description == known
+    del content["own_checksum"]
+    (folder / DESCRIPTION_FILE).write_text(json.dumps(content))
+    assert Dataset("tiny", folder).description == known
+
+
+ELSEWHERE = ("../x", "a/../b", "..", "/abs", "a\\b", "~", "~/x", "a\0b", "", "a/", "/", "\ud800")
+"""Names that lead out of the folder, or nowhere."""
+PARTS = ["a", "..", ".", "/", "\\", "~", "\0", ":", "\ud800", " ", "a/b", "\n"]
+names = st.one_of(
+    st.sampled_from(
+        [*ODD_TEXTS, *ELSEWHERE, "x" * 256, "é" * 128, "C:x", "CON:", ".hidden", "a/.b"]
+    ),
+    st.text(max_size=8),
+    st.lists(st.sampled_from(PARTS)).map("".join),
+)
+
+
+@examples(300)
+@given(name=names)
+def test_any_name_of_a_dataset_stays_in_its_folder(name: str, tmp_path: Path) -> None:
+    inner = tmp_path / "a" / "b" / "datasets"
+    inner.mkdir(parents=True, exist_ok=True)
+    found = attempt(lambda: folder_of(name, inner), tmp_path, "dataset")
+    if isinstance(found, Path):
+        assert inner in found.parents
+        assert found.resolve() == found
+        assert "~" not in str(found.relative_to(inner))[:1]
+        assert not found.exists()
+
+
+@examples(100)
+@given(name=names)
+def test_a_dataset_of_any_name_is_not_there(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    if name == "python-stdlib":
+        return
+    outcome = attempt(lambda: open_dataset(name, tmp_path / "datasets"), tmp_path)
+    assert isinstance(outcome, UserError)
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_names_that_lead_elsewhere_are_refused(name: str, tmp_path: Path) -> None:
+    for action in (lambda: folder_of(name, tmp_path), lambda: open_dataset(name, tmp_path)):
+        error = attempt(action, tmp_path)
+        assert isinstance(error, UserError)
+        assert "not a name" in str(error)
+
+
+TOKENIZER = train_tokenizer(["a b c d"], 257)
+sources = st.one_of(bad_bytes(LINES), bad_json({"prompt": "a", "answer": "b"}))
+
+
+@examples(100)
+@given(fault=in_place(sources), of_pairs=st.booleans(), percent=st.sampled_from([0.0, 10.0]))
+def test_any_source_of_a_dataset(
+    fault: Fault, of_pairs: bool, percent: float, tmp_path: Path
+) -> None:
+    """It is made whole or not at all."""
+    datasets_dir, source = tmp_path / "datasets", tmp_path / "source.jsonl"
+    shutil.rmtree(datasets_dir, ignore_errors=True)
+    datasets_dir.mkdir()
+    fault(source)
+    add = add_pairs if of_pairs else add_text
+
+    before = {path: path.lstat().st_mode for path in tmp_path.iterdir()}
+    try:
+        with deadline():
+            found = add(
+                "new", [source], datasets_dir, tokenizer=TOKENIZER, validation_percent=percent
+            )
+        assert found.description.splits["train"].tokens
+    except UserError as error:
+        assert_clear(str(error))
+        assert not (datasets_dir / "new").exists()
+    assert {path: path.lstat().st_mode for path in tmp_path.iterdir()} == before

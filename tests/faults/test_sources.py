@@ -1,0 +1,109 @@
+"""What no file of the product does: run what it reads, or reach the network but for the hub."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PRODUCT = sorted([*ROOT.glob("*.py"), *ROOT.glob("published/*.py"), *ROOT.glob("smoke_tests/*.py")])
+FORBIDDEN_MODULES = {
+    "pickle",
+    "cPickle",
+    "_pickle",
+    "cloudpickle",
+    "dill",
+    "joblib",
+    "marshal",
+    "shelve",
+    "yaml",
+    "code",
+    "runpy",
+    "ftplib",
+    "http",
+    "httpx",
+    "requests",
+    "socketserver",
+    "telnetlib",
+    "urllib",
+    "urllib3",
+    "aiohttp",
+    "xmlrpc",
+}
+FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__", "os.system", "os.popen", "torch.load"}
+FORBIDDEN_KEYWORDS = {"allow_pickle": {False}, "shell": {False}, "trust_remote_code": {False}}
+"""Each with the values that may be given."""
+ON_THE_HUB = {"hub.py"}
+
+
+def problems(source: str) -> list[str]:
+    """A line for each thing in a file that must not be."""
+    return list(_problems(ast.parse(source)))
+
+
+def _problems(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        for module in _imported(node):
+            if module.split(".")[0] in FORBIDDEN_MODULES:
+                yield f"line {getattr(node, 'lineno', 0)}: imports {module}"
+        if isinstance(node, ast.Call):
+            name = ast.unparse(node.func)
+            if name in FORBIDDEN_CALLS or name.endswith((".load_module", ".exec_module")):
+                yield f"line {node.lineno}: calls {name}"
+            for keyword in node.keywords:
+                if keyword.arg in FORBIDDEN_KEYWORDS and not _is_allowed(keyword):
+                    yield f"line {node.lineno}: gives {keyword.arg} to {name}"
+        if isinstance(node, ast.Constant) and node.value == "trust_remote_code":
+            yield f"line {node.lineno}: names trust_remote_code"
+
+
+def _imported(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        return [node.module or "", *(alias.name for alias in node.names)]
+    is_dynamic = isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module")
+    if is_dynamic and isinstance(node, ast.Call):
+        return [ast.literal_eval(node.args[0])]
+    return []
+
+
+def _is_allowed(keyword: ast.keyword) -> bool:
+    values = FORBIDDEN_KEYWORDS[keyword.arg or ""]
+    return isinstance(keyword.value, ast.Constant) and keyword.value.value in values
+
+
+@pytest.mark.parametrize("path", PRODUCT, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_nothing_read_is_run(path: Path) -> None:
+    assert problems(path.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize("path", PRODUCT, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_the_hub_library_is_used_in_one_file(path: Path) -> None:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    modules = {module.split(".")[0] for node in ast.walk(tree) for module in _imported(node)}
+    assert "huggingface_hub" not in modules or path.name in ON_THE_HUB
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import pickle",
+        "import pickle as harmless",
+        "from pickle import loads",
+        "def late():\n    from urllib.request import urlopen",
+        "import importlib\nimportlib.import_module('marshal')",
+        "eval('1')",
+        "exec(text)",
+        "np.load(path, allow_pickle=True)",
+        "np.load(path, allow_pickle=wanted)",
+        "torch.load(path)",
+        "subprocess.run(text, shell=True)",
+        "Model.from_pretrained(name, trust_remote_code=True)",
+        "Model.from_pretrained(name, **{'trust_remote_code': True})",
+        "__import__('os').system('x')",
+    ],
+)
+def test_it_would_be_seen(source: str) -> None:
+    assert problems(source)

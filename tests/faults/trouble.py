@@ -1,0 +1,352 @@
+"""Files made bad in the ways that files go bad, and what must hold of whoever reads them.
+
+`RUNGS_FUZZ_FACTOR=20 pytest tests/faults/test_fuzzed_configs.py` tries twenty times as many
+examples, and others each time; without it the examples are few and always the same.
+"""
+
+import contextlib
+import copy
+import json
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+
+from errors import UserError
+
+FACTOR = int(os.environ.get("RUNGS_FUZZ_FACTOR", "1"))
+DEADLINE_SECONDS = 10
+LONGEST_LINE = 1000
+
+T = TypeVar("T")
+Draw = Callable[[st.SearchStrategy[Any]], Any]
+Fault = Callable[[Path], None]
+"""Puts something bad in the place of a file."""
+
+
+def examples(count: int) -> settings:
+    """So many examples, times the factor; stable where that is 1."""
+    return settings(
+        max_examples=count * FACTOR,
+        derandomize=FACTOR == 1,
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+# What must hold
+
+
+def attempt(
+    action: Callable[[], T], folder: Path, *naming: str, may_change: tuple[str, ...] = ()
+) -> T | UserError:
+    """What the action gives, or the UserError that it raises.
+
+    Asserts that it ends in time and with lines that can be read, and leaves the folder as it was.
+
+    Args:
+        naming: one of these has to stand in every line of the error.
+        may_change: names of files that are no user's.
+    """
+    before = snapshot(folder, may_change)
+    outcome: T | UserError
+    try:
+        with deadline():
+            outcome = action()
+    except UserError as error:
+        outcome = error
+        assert_clear(str(error), naming)
+    assert snapshot(folder, may_change) == before
+    return outcome
+
+
+def assert_clear(message: str, naming: tuple[str, ...] = ()) -> None:
+    """Every line says something that a terminal can show, and where."""
+    lines = message.split("\n")
+    assert len(lines) < 200
+    for line in lines:
+        assert line.strip(), message
+        assert line.isprintable(), ascii(line)
+        assert len(line) <= LONGEST_LINE, line
+        assert not naming or any(name in line for name in naming), line
+
+
+def snapshot(folder: Path, but: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Every path under a folder with what is there."""
+    return {
+        path.relative_to(folder).as_posix(): _content(path)
+        for path in sorted(folder.rglob("*"))
+        if path.name not in but
+    }
+
+
+def _content(path: Path) -> Any:
+    if path.is_symlink():
+        return path.readlink()
+    return path.read_bytes() if path.is_file() else path.lstat().st_mode
+
+
+@contextlib.contextmanager
+def deadline(seconds: float = DEADLINE_SECONDS) -> Iterator[None]:
+    """Fail a block that takes longer, also where it waits for a file."""
+
+    def give_up(*_: object) -> None:
+        raise AssertionError(f"took more than {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+# Bad bytes
+
+_INSERTED = (b"\xef\xbb\xbf", b"\0", b"\xff\xfe", b"\xc3\x28", b"\xed\xa0\x80", b"{", b'"', b"\n\n")
+
+
+@st.composite
+def bad_bytes(draw: Draw, valid: bytes) -> bytes:
+    """A file cut off anywhere, with a byte flipped or some put in, doubled, padded, or emptied."""
+    place = draw(st.integers(0, max(len(valid) - 1, 0)))
+    match draw(st.sampled_from(["cut", "flip", "insert", "delete", "double", "pad", "other"])):
+        case "cut":
+            return valid[:place]
+        case "flip":
+            flipped = bytearray(valid)
+            flipped[place] ^= 1 << draw(st.integers(0, 7))
+            return bytes(flipped)
+        case "insert":
+            return valid[:place] + draw(st.sampled_from(_INSERTED)) + valid[place:]
+        case "delete":
+            return valid[:place] + valid[place + draw(st.integers(1, 8)) :]
+        case "double":
+            return valid + valid
+        case "pad":
+            return valid + bytes(draw(st.integers(1, 4096)))
+    whole: bytes = draw(st.sampled_from([b"", b"\xef\xbb\xbf" + valid]) | st.binary(max_size=64))
+    return whole
+
+
+# Bad JSON
+
+RAW_JSON = {
+    "not a number": "NaN",
+    "infinity": "-Infinity",
+    "too large for a float": "1e999",
+    "too small for a float": "-1e-999",
+    "minus zero": "-0",
+    "400 digits": "1" * 400,
+    "5,000 digits": "1" * 5000,
+    "half a character": r'"\ud800"',
+    "half a character as key": r'{"\ud800": 1}',
+    "key given twice": '{"a": 1, "a": 2}',
+    "300 objects deep": '{"a":' * 300 + "1" + "}" * 300,
+    "700 lists deep": "[" * 700 + "]" * 700,
+    "20,000 objects deep": '{"a":' * 20_000 + "1" + "}" * 20_000,
+    "100,000 lists deep": "[" * 100_000 + "]" * 100_000,
+}
+"""Values that `json.dumps` does not write, by the names that stand for them until they are."""
+ODD_TEXTS = (
+    "",
+    " ",
+    ".",
+    "..",
+    "../../escape",
+    "/etc/passwd",
+    "/dev/zero",
+    "~/x",
+    "a\0b",
+    "a\nb",
+    "\x1b[31mred",
+    "back\\slash",
+    "a//b",
+    "\u202eover",
+    "\u2028",
+    "é" * 300,
+    "x" * 5000,
+    "none",
+    "imported",
+    "0",
+    "1e3",
+)
+
+odd_values: st.SearchStrategy[Any] = st.one_of(
+    st.sampled_from(sorted(RAW_JSON)),
+    st.sampled_from(ODD_TEXTS),
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    st.sampled_from([-1, 0, 1, 2, 3, 7, 2**31 - 1, 2**31, 2**32, 2**53, 2**63, 2**64, 10**30]),
+    st.sampled_from([[], {}, [[]], [None], {"": ""}, [1, 2, 3], {"a": {"b": []}}, ["x", "y"]]),
+)
+
+
+def as_json(value: Any) -> bytes:
+    """The text of a value, with raw JSON where it is named."""
+    text = json.dumps(value)
+    for name, raw in RAW_JSON.items():
+        text = text.replace(json.dumps(name), raw)
+    return text.encode()
+
+
+def _key_of(draw: Draw, value: Any) -> Any:
+    """A key of an object or a place in a list; None where it is empty."""
+    keys = list(value) if isinstance(value, dict) else list(range(len(value)))
+    return draw(st.sampled_from(keys)) if keys else None
+
+
+@st.composite
+def bad_object(draw: Draw, valid: dict[str, Any]) -> bytes:
+    """A JSON object with one to three items dropped, replaced, added or given twice."""
+    value = copy.deepcopy(valid)
+    twice = b""
+    for _ in range(draw(st.integers(1, 3))):
+        parent: Any = value
+        while (key := _key_of(draw, parent)) is not None:
+            if not isinstance(parent[key], dict | list) or draw(st.integers(0, 2)) == 0:
+                break
+            parent = parent[key]
+        else:
+            continue
+        match draw(st.sampled_from(["replace", "replace", "replace", "drop", "add", "twice"])):
+            case "replace":
+                parent[key] = copy.deepcopy(draw(odd_values))
+            case "drop":
+                del parent[key]
+            case "add" if isinstance(parent, dict):
+                name = draw(st.sampled_from(ODD_TEXTS) | st.text(max_size=5))
+                parent[name] = copy.deepcopy(draw(odd_values))
+            case _:
+                twice = as_json({str(key): draw(odd_values)})[1:-1] + b","
+    return b"{" + twice + as_json(value)[1:]
+
+
+def bad_json(valid: dict[str, Any]) -> st.SearchStrategy[bytes]:
+    """The contents of a JSON file that may be wrong in any way."""
+    text = json.dumps(valid, indent=1).encode()
+    encoded = st.sampled_from(["utf-16", "utf-32", "utf-8-sig"]).map(text.decode().encode)
+    whole = odd_values.map(as_json)
+    return st.one_of(bad_object(valid), bad_object(valid), bad_bytes(text), encoded, whole)
+
+
+# Bad safetensors
+
+_DTYPES = ["F4", "F8_E4M3", "F8_E5M2", "F16", "BF16", "F32", "F64", "C64", "BOOL", "I64", "U8", "X"]
+_LENGTHS = [0, 1, 7, 2**31, 2**32, 2**62, 2**63, 2**64 - 1]
+
+
+def safetensors(header: bytes, data: bytes, length: int | None = None) -> bytes:
+    """A file of that header and data, whose header is said to be so long."""
+    said = len(header) if length is None else length
+    return said.to_bytes(8, "little") + header + data
+
+
+@st.composite
+def bad_safetensors(draw: Draw, valid: bytes) -> bytes:
+    """A safetensors file whose header lies: of its length, or of types, shapes, places, names."""
+    length = int.from_bytes(valid[:8], "little")
+    header, data = json.loads(valid[8 : 8 + length]), valid[8 + length :]
+    names = sorted(set(header) - {"__metadata__"})
+    name = draw(st.sampled_from(names))
+    entry = header[name]
+    match draw(st.sampled_from(["length", "dtype", "shape", "place", "twice", "name", "keys"])):
+        case "length":
+            said = draw(st.sampled_from(_LENGTHS) | st.integers(0, 2 * length))
+            return safetensors(as_json(header), data, said)
+        case "dtype":
+            entry["dtype"] = draw(st.sampled_from(_DTYPES))
+        case "shape":
+            sizes = st.sampled_from([0, 1, 2, 2**31, 2**32, 2**62, 2**63, 2**64, -1])
+            entry["shape"] = draw(st.lists(sizes, max_size=4))
+        case "place":
+            places = st.sampled_from([0, 8, len(data), len(data) + 8, 2**62, 2**64 - 1, 2**64, -8])
+            entry["data_offsets"] = draw(st.lists(places, min_size=1, max_size=3))
+        case "twice":
+            again = as_json({name: entry, draw(st.sampled_from(names)): entry})
+            return safetensors(again[:-1] + b"," + as_json(header)[1:], data)
+        case "name":
+            header[draw(st.sampled_from(ODD_TEXTS))] = header.pop(name)
+        case "keys":
+            return safetensors(draw(bad_object(header)), data)
+    return safetensors(as_json(header), data)
+
+
+def bad_weights(valid: bytes) -> st.SearchStrategy[bytes]:
+    """The contents of a safetensors file that may be wrong in any way."""
+    return st.one_of(bad_safetensors(valid), bad_safetensors(valid), bad_bytes(valid))
+
+
+# Bad files
+
+
+class Written(NamedTuple):
+    """Contents put into a file."""
+
+    content: bytes
+
+    def __call__(self, path: Path) -> None:
+        _replace(path, lambda: path.write_bytes(self.content))
+
+
+def in_place(content: st.SearchStrategy[bytes]) -> st.SearchStrategy[Fault]:
+    """Contents put into a file or, now and then, something that is no file in its place."""
+    written = content.map(Written)
+    return st.one_of(written, written, written, written, no_file)
+
+
+def put(path: Path, content: bytes) -> None:
+    """Write a file, whatever is in its place."""
+    Written(content)(path)
+
+
+def _replace(path: Path, make: Callable[[], object]) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+    make()
+
+
+def gone(path: Path) -> None:
+    _replace(path, lambda: None)
+
+
+def folder_there(path: Path) -> None:
+    _replace(path, path.mkdir)
+
+
+def fifo(path: Path) -> None:
+    """A pipe that nobody writes to."""
+    _replace(path, lambda: os.mkfifo(path))
+
+
+def link_to_nothing(path: Path) -> None:
+    _replace(path, lambda: path.symlink_to("nothing"))
+
+
+def link_to_itself(path: Path) -> None:
+    _replace(path, lambda: path.symlink_to(path.name))
+
+
+def link_without_end(path: Path) -> None:
+    _replace(path, lambda: path.symlink_to("/dev/zero"))
+
+
+def unreadable(path: Path) -> None:
+    """A file without permissions; to root, who may read all, one that gives an I/O error."""
+    if os.geteuid():
+        path.chmod(0)
+    else:
+        _replace(path, lambda: path.symlink_to("/proc/self/mem"))
+
+
+no_file: st.SearchStrategy[Fault] = st.sampled_from(
+    [gone, folder_there, fifo, link_to_nothing, link_to_itself, link_without_end, unreadable]
+)
