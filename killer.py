@@ -9,6 +9,7 @@ import math
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -108,6 +109,17 @@ class Process:
                 yield self.sight(), time.monotonic() - self._began
             time.sleep(_SECONDS_BETWEEN_LOOKS)
 
+    def is_frozen_in(self, phases: tuple[Phase, ...]) -> bool:
+        """Hold it still, and say whether it is in one of these phases; where not, it goes on."""
+        if not hasattr(signal, "SIGSTOP"):
+            return True
+        self._process.send_signal(signal.SIGSTOP)
+        with contextlib.suppress(OSError):
+            if self.sight().phase in phases:
+                return True
+        self._process.send_signal(signal.SIGCONT)
+        return False
+
     def kill(self) -> Kill | None:
         """Kill it; None where that came too late: the last checkpoint stands."""
         self._process.kill()
@@ -177,7 +189,8 @@ class Killer:
                 return kill
             shutil.rmtree(self._run.path)
             before.rename(self._run.path)
-            wanted = (*LATE, *wanted)  # too short to be seen
+            if phase in LATE:
+                wanted = LATE  # this one may be too short to be met
         raise RunFailure(f"{_MOST_ATTEMPTS} processes had ended before they could be killed")
 
     def _attempt(self, wanted: tuple[Phase, ...], step: int) -> Kill | None:
@@ -188,7 +201,7 @@ class Killer:
             is_wanted = sight.phase in wanted and (sight.phase in EARLY or sight.step >= step)
             if is_wanted and deadline == math.inf:
                 deadline = seconds + self._random.random() * self._seconds.get(sight.phase, 0)
-            if seconds >= deadline - _SECONDS_BETWEEN_LOOKS:
+            if is_wanted and seconds >= deadline and process.is_frozen_in(wanted):
                 return process.kill()
         process.finish()
         return None

@@ -30,6 +30,7 @@ import metrics
 from checkpointing import best_of, list_checkpoints
 from errors import RunFailure, UserError
 from launch import launch
+from resume import checkpoint_to_resume
 from run_folder import RunFolder, Start
 from tokenization import train_tokenizer
 
@@ -434,6 +435,9 @@ def test_a_signal_cuts_a_validation_short_and_the_next_start_makes_up_for_it(
     before, after = (c for c in list_checkpoints(run.checkpoints) if c.step == 5)
     assert before.folder == cut_short.folder
     assert after.meta.selection_loss == metrics.read(run.metrics)[5].validation_loss
+    again = checkpoint_to_resume(run, Start(rewind_to="step-000005"))
+    assert again is not None
+    assert again.folder == after.folder
 
 
 def stop_in_validation(patch: pytest.MonkeyPatch, batch: int) -> None:

@@ -33,7 +33,7 @@ EPOCHS = {"epochs": 3, "shuffle": True, "validation_tokens": 64}
 def datasets_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("datasets")
     make_dataset(folder)
-    make_pairs(folder)
+    make_pairs(folder, count=400)
     return folder
 
 
@@ -63,7 +63,7 @@ def test_a_fine_tuning_of_pairs_passes(datasets_dir: Path, tmp_path: Path) -> No
     run = imported_run(tmp_path / "run", **settings)
     result = smoke(run, datasets_dir, "--kills", "1")
     assert result.returncode == 0, result.stdout + result.stderr
-    assert "10 steps of 64 tokens, a checkpoint every 2" in result.stdout
+    assert "14 steps of 64 tokens, a checkpoint every 3" in result.stdout
     assert [path.name for path in run.checkpoints.iterdir()] == ["imported"]
 
 
