@@ -154,7 +154,7 @@ class Killer:
         self, run: RunFolder, datasets_dir: Path, plan: Plan, seconds: dict[Phase, float]
     ) -> None:
         self._run, self._datasets_dir = run, datasets_dir
-        self._plan, self._seconds = plan, seconds
+        self._plan, self._seconds = plan, dict(seconds)
         self._random = random.Random()
         self.accounts: list[Path] = []
         """What the witnesses of all its processes wrote, in order."""
@@ -196,8 +196,12 @@ class Killer:
     def _attempt(self, wanted: tuple[Phase, ...], step: int) -> Kill | None:
         """Kill in one of these phases, not before the step; None where all were missed."""
         process = self.start()
-        deadline = math.inf
+        deadline, last, since = math.inf, Sight("start", 0), 0.0
         for sight, seconds in process.sights():
+            if sight != last:  # a start after the first finds code that is compiled already
+                lasted = min(self._seconds.get(last.phase, math.inf), seconds - since)
+                self._seconds[last.phase] = lasted
+                last, since = sight, seconds
             is_wanted = sight.phase in wanted and (sight.phase in EARLY or sight.step >= step)
             if is_wanted and deadline == math.inf:
                 deadline = seconds + self._random.random() * self._seconds.get(sight.phase, 0)
