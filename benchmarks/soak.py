@@ -119,8 +119,8 @@ def soak(run: RunFolder, faults: int, rng: random.Random) -> list[Survived]:
         if not waiting:
             waiting = rng.sample(kinds, len(kinds))
         fault = waiting.pop()
-        if not list_checkpoints(run.checkpoints) and fault.specification is None:
-            continue  # there is nothing to damage yet
+        if fault.specification is None and len(list_checkpoints(run.checkpoints)) < 3:
+            continue  # one is damaged, and a run with none that is whole is refused
         outcome = suffer(fault, run, rng)
         if outcome is None:
             click.echo(f"{fault.name}: the run was over before that")
