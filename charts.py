@@ -71,6 +71,7 @@ def loss_chart(run: RecordedRun) -> Figure:
     validation = records.finite(steps, run.column("validation_loss"))
     if validation[0].size:
         lines["validation"] = axes.plot(*validation, "s--", color=VERMILLION, linewidth=1.5)[0]
+    lines |= _spikes(axes, run)
     canvas.log_axis(axes)
     canvas.step_axis(axes, run)
     if run.best_step:
@@ -91,6 +92,16 @@ def _training_loss(axes: Axes, run: RecordedRun) -> dict[str, Artist]:
             axes, spans.middles, spans.mean, color=BLUE, linewidth=2
         ),
     }
+
+
+def _spikes(axes: Axes, run: RecordedRun) -> dict[str, Artist]:
+    spikes = [(s.global_step, s.train_loss) for s in run.steps if s.spike is not None]
+    if not spikes:
+        return {}
+    skipped = sum(step.spike == "skipped" for step in run.steps)
+    label = f"spikes ({len(spikes):,} steps, {skipped:,} of them skipped)"
+    look: dict[str, Any] = {"color": VERMILLION, "markersize": 9, "markeredgewidth": 2}
+    return {label: axes.plot(*zip(*spikes, strict=True), "x", **look)[0]}
 
 
 def _mark_best(axes: Axes, best: StepMetrics) -> Line2D:

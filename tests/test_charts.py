@@ -270,6 +270,18 @@ def test_without_validation_the_best_step_is_by_training_loss(make_run: MakeRun)
     assert [text.get_text() for text in axes.texts] == ["best: step 10, training loss 1.5"]
 
 
+def test_spikes_are_marked(make_run: MakeRun) -> None:
+    spikes = {20: "seen", 30: "skipped", 31: "skipped"}
+    steps = [
+        step(n, spike=spikes[n], train_loss=300.0 + n) if n in spikes else step(n)
+        for n in range(40)
+    ]
+    figure = charts.loss_chart(RecordedRun.load(make_run("a", steps)))
+    assert marks(list(figure.axes[0].get_lines()), "x") == [(n, 300.0 + n) for n in spikes]
+    legend = [text.get_text().strip() for text in figure.legends[0].get_texts()]
+    assert "spikes (3 steps, 2 of them skipped)" in legend
+
+
 def test_clipped_and_dropped_steps_are_marked(make_run: MakeRun) -> None:
     odd: dict[int, dict[str, Any]] = {
         4: {"gradient_norm": 7.0, "clipped": True},
