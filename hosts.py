@@ -12,13 +12,15 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from cluster import Cluster
-from errors import UserError
+from errors import RunFailure, UserError
 
 SECONDS_TO_START = 300
 """The processes wait so long for each other at the start."""
 SECONDS_TO_NOTICE = 30
 """A process that gives no sign of life for so long is taken for dead; the others end, too."""
 _MOST_BYTES = 4096
+_RAISED_BY_ALL: dict[int, type[Exception]] = {1: UserError, 2: RunFailure}
+_RAISED_BY_ONE = 3
 _PIECE_BYTES = 1 << 28
 
 
@@ -57,8 +59,8 @@ def said_by_first(say: Callable[[], str]) -> str:
     """What the first process finds, told to all; only it looks.
 
     Raises:
-        UserError: in every process, where it does in the first. Where something else is raised
-            there, RuntimeError in the others.
+        UserError, RunFailure: in every process, where it does in the first. Where something else
+            is raised there, RuntimeError in the others.
     """
     if not is_one_of_several():
         return say()
@@ -68,13 +70,21 @@ def said_by_first(say: Callable[[], str]) -> str:
             text = say()
         except Exception as error:  # the others would wait for ever
             text, failure = str(error), error
-    kind = 0 if failure is None else 1 if isinstance(failure, UserError) else 2
-    kind, text = _told_by_first(kind, text)
+    kind, text = _told_by_first(_kind(failure), text)
     if failure is not None:
         raise failure
-    if kind:
-        raise UserError(text) if kind == 1 else RuntimeError(f"process 0 failed: {text}")
+    if kind in _RAISED_BY_ALL:
+        raise _RAISED_BY_ALL[kind](text)
+    if kind == _RAISED_BY_ONE:
+        raise RuntimeError(f"process 0 failed: {text}")
     return text
+
+
+def _kind(failure: Exception | None) -> int:
+    if failure is None:
+        return 0
+    kinds = (kind for kind, error in _RAISED_BY_ALL.items() if isinstance(failure, error))
+    return next(kinds, _RAISED_BY_ONE)
 
 
 def _told_by_first(kind: int, text: str) -> tuple[int, str]:
