@@ -48,8 +48,7 @@ def pytest_configure(config: pytest.Config) -> None:
     tests runs all that it names."""
     config.addinivalue_line("markers", "long: left out of a plain `pytest`")
     is_plain = config.args_source is pytest.Config.ArgsSource.TESTPATHS
-    is_worker = hasattr(config, "workerinput")
-    if is_plain and not is_worker and not config.option.markexpr:
+    if is_plain and not config.option.markexpr:
         config.option.markexpr = "not long"
 
 
