@@ -79,7 +79,7 @@ def test_each_edit_fits_and_keeps_the_global_batch(monkeypatch: pytest.MonkeyPat
     mesh = mesh_of(4)
     config = run_of(mesh)
     needed = memory_of(config, mesh).total
-    limit = needed * 2 // 3
+    limit = needed * 11 // 20
     found = list(edits(config, mesh, limit))
     assert [sorted(edit.keys) for edit in found][:2] == [
         ["gradient_accumulation_steps", "microbatch_size"],
@@ -98,6 +98,16 @@ def test_each_edit_fits_and_keeps_the_global_batch(monkeypatch: pytest.MonkeyPat
     assert "these edits of train.json keep the global batch as it is, and would fit:" in lines
     monkeypatch.setattr(out_of_memory, "device_bytes", lambda _: 1_000_000)
     assert "no microbatch_size and remat would fit" in advice(config, mesh)[-1]
+
+
+def test_no_edit_names_a_mode_that_the_model_does_not_divide_for() -> None:
+    mesh = mesh_of(4)
+    for width, is_offered in ((64, True), (66, False)):
+        model = MODEL.model_copy(update={"emb_dim": width, "n_heads": 2})
+        config = RunConfig(model, run_of(mesh).train)
+        found = list(edits(config, mesh, memory_of(config, mesh).total * 2 // 5))
+        assert found
+        assert any("sharding" in edit.keys for edit in found) == is_offered
 
 
 def test_another_error_is_not_called_one_of_memory() -> None:
