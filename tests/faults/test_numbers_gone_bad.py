@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from tiny_run import assert_same_outcome, final_arrays, make_dataset, make_run
+from tiny_run import MODEL, assert_same_outcome, final_arrays, make_dataset, make_run
 
 import config
 import launch
@@ -313,6 +313,57 @@ def test_a_capsule_that_is_not_there_or_damaged_is_refused(
     weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(UserError, match=r"damaged \(model.safetensors\)"):
         replay.replay(run, "step-000007", datasets)
+
+
+def test_a_norm_that_overflows_is_no_spike_and_its_replay_names_it(
+    make: Any, monkeypatch: pytest.MonkeyPatch, messages: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Gradients of 1e25 are finite, so no module of a replay gives anything else."""
+    longer = {"min_train_tokens": 42 * STEP_TOKENS, "checkpoint_interval": 40}
+    run, datasets = make([(41, 0), (41, 1)], skip_spikes=True, **longer)
+    (run.path / "model.json").write_text(json.dumps(MODEL | {"n_layers": 0}))
+    change_losses(monkeypatch, lambda loss, rare: jnp.where(rare.any(), 1e25, 1) * loss)
+    assert go(run, datasets) == 0
+    assert "the norm of the gradients' sum is not finite; to look at it" in messages.text
+    last = metrics.read(run.metrics)[-1]
+    assert (last.train_loss, last.spike, last.dropped_microbatches) == (None, None, 2)
+    capsys.readouterr()
+    assert replay.replay(run, "step-000041", datasets) == EXIT_FAILED
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].endswith("0 steps trained again")
+    assert lines[-2:] == [
+        "the whole step, compiled as in training",
+        "the norm of the gradients' sum is the first that is not finite",
+    ]
+
+
+def test_a_capsule_that_cannot_be_made_does_not_end_the_run(
+    make: Any, monkeypatch: pytest.MonkeyPatch, messages: Any
+) -> None:
+    run, datasets = make([(7, 1)])
+    overflow(monkeypatch)
+
+    def batch(*_: Any) -> None:
+        raise RunFailure("the tokens have gone")
+
+    monkeypatch.setattr("data.TrainingData.batch", batch)
+    assert go(run, datasets) == 0
+    assert "microbatch 1 is not finite; not kept: the tokens have gone" in messages.text
+    assert list(run.capsules.iterdir()) == []
+
+
+def test_a_capsule_of_more_devices_than_there_are_is_refused(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, datasets = make([(0, 1)], min_train_tokens=STEP_TOKENS)
+    overflow(monkeypatch)
+    assert go(run, datasets) == 0
+    path = run.capsules / "step-000000" / "capsule.json"
+    content = json.loads(path.read_text())
+    content["train"]["sharding"] = {"mode": "tp", "tensor": 64}
+    path.write_text(json.dumps(content))
+    with pytest.raises(UserError, match=r"step-000000: a mesh of .* needs 64 devices"):
+        replay.replay(run, "step-000000", datasets)
 
 
 def test_a_step_before_the_first_checkpoint_is_replayed_from_the_start(
