@@ -80,8 +80,10 @@ class Capsules:
             What to say of it.
         """
         folder = self._run.capsules / f"step-{step:06d}"
-        if not hosts.is_first() or (len(self._kept()) >= MOST_CAPSULES and not folder.exists()):
-            return "not kept"
+        if not hosts.is_first():
+            return "process 0 says where it is kept"
+        if len(self._kept()) >= MOST_CAPSULES and not folder.exists():
+            return f"not kept: there are {MOST_CAPSULES} already"
         try:
             if not folder.exists():
                 self._write(folder, step, bad, skipped_steps)

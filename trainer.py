@@ -205,11 +205,16 @@ class Trainer:
 
     def _say_what_is_bad(self, step: int, values: StepResult) -> None:
         bad = values.bad(self._suspects)
-        kept = self.capsules.keep(step, bad, self._skipped_steps)
+        kept = self._kept(step, bad)
         log.warning(
             "step %d: %d of %d microbatches left out: %s is not finite; %s",
             *(step, len(bad), len(values.first_bad_A), first_named(bad), kept),
         )
+
+    def _kept(self, step: int, bad: dict[int, str]) -> str:
+        """Keep a capsule of a step; returns what to say of it."""
+        self.saver.wait()  # for the newest checkpoint, and as it may delete the one before
+        return self.capsules.keep(step, bad, self._skipped_steps)
 
     def _record(self, metrics: StepMetrics, bar: tqdm) -> None:
         self.metrics.append(metrics)
@@ -227,7 +232,7 @@ class Trainer:
     def _refuse_bad_state(self, step: int, *state: GPT | MultiSteps) -> None:
         """Raises RunFailure where a parameter or a moment is not finite."""
         if names := not_finite(*state):
-            kept = self.capsules.keep(step, {}, self._skipped_steps)
+            kept = self._kept(step, {})
             others = f" and {len(names) - 1} more" * (len(names) > 1)
             raise RunFailure(
                 f"step {step}: {names[0]}{others} not finite; stopped, and not saved: the same"

@@ -56,6 +56,8 @@ def test_it_is_what_the_compiler_says(mode: str, data: int, tensor: int, remat: 
     # not counted is what comes between, most of it gathered weights, which are large here
     assert 0.75 * temporary < counted < 1.05 * temporary
     assert memory.total == memory.parameters + memory.moments + counted
+    # too little beside the activations here for the compiler to tell
+    assert memory.gradients == 2 * memory.parameters
 
 
 def test_half_a_microbatch_keeps_half_as_much() -> None:
@@ -108,6 +110,8 @@ def test_no_edit_names_a_mode_that_the_model_does_not_divide_for() -> None:
         found = list(edits(config, mesh, memory_of(config, mesh).total * 2 // 5))
         assert found
         assert any("sharding" in edit.keys for edit in found) == is_offered
+    # nor a microbatch of fewer sequences than there are devices
+    assert not list(edits(config, mesh, memory_of(config, mesh).total * 3 // 10))
 
 
 def test_another_error_is_not_called_one_of_memory() -> None:
