@@ -22,7 +22,7 @@ from checkpoint import Checkpoint, read_checkpoint, run_config
 from checkpointing import list_checkpoints
 from config import RunConfig
 from data import Batch, TrainingData
-from errors import UserError
+from errors import RunFailure, UserError
 from run_folder import RunFolder
 from strict_json import StrictModel, read_text
 from train_config import ShardingConfig
@@ -80,12 +80,14 @@ class Capsules:
             What to say of it.
         """
         folder = self._run.capsules / f"step-{step:06d}"
-        if not hosts.is_first() or (len(self._kept()) >= MOST_CAPSULES and not folder.exists()):
-            return "not kept"
+        if not hosts.is_first():
+            return "process 0 says where it is kept"
+        if len(self._kept()) >= MOST_CAPSULES and not folder.exists():
+            return f"not kept: there are {MOST_CAPSULES} already"
         try:
             if not folder.exists():
                 self._write(folder, step, bad, skipped_steps)
-        except UserError as error:
+        except (UserError, RunFailure) as error:  # the run can do without
             return f"not kept: {error}"
         return f"to look at it: uv run train.py {self._run.path} --replay {folder.name}"
 

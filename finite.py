@@ -12,6 +12,8 @@ from state import dotted, named_arrays
 
 NONE = np.int32(np.iinfo(np.int32).max)
 """In place of an array's number, where all arrays are finite."""
+NORM = "the norm of the gradients' sum"
+"""It can be infinite where all gradients are finite."""
 
 
 def first_not_finite(tree: Any) -> Array:
@@ -30,6 +32,13 @@ def suspects(model: nnx.Module, wrt: Any) -> list[str]:
     """
     names = [dotted(path) for path, _ in nnx.to_flat_state(nnx.state(model, wrt))]
     return ["the loss", *(f"the gradient of {name}" for name in names)]
+
+
+def first_named(bad: dict[int, str]) -> str:
+    """Of what was not finite in each microbatch, the first, with its microbatch; the norm is that
+    of all microbatches."""
+    number, what = next(iter(bad.items()))
+    return what if what == NORM else f"{what} of microbatch {number}"
 
 
 def not_finite(*modules: nnx.Module | nnx.Optimizer) -> list[str]:

@@ -18,6 +18,7 @@ from jax.sharding import Mesh
 from config import RunConfig
 from errors import RunFailure
 from memory import Memory, memory_of
+from sharding import Layout
 from state import shapes_of
 from train_config import Remat, ShardingConfig, TrainConfig
 
@@ -88,7 +89,7 @@ def edits(config: RunConfig, mesh: Mesh, limit: int) -> Iterator[Edit]:
         limit: bytes of each device.
     """
     found = 0
-    for keys in _ways(config.train, mesh):
+    for keys in _ways(config, mesh):
         train = TrainConfig.model_validate({**config.train.as_json(), **keys})
         memory = memory_of(RunConfig(config.model, train), mesh)
         for size in _microbatch_sizes(train, mesh.shape["data"]):
@@ -120,15 +121,15 @@ def _host_bytes() -> int:
     return limit
 
 
-def _ways(train: TrainConfig, mesh: Mesh) -> Iterator[dict[str, Any]]:
+def _ways(config: RunConfig, mesh: Mesh) -> Iterator[dict[str, Any]]:
     """Keys that change how a step is computed, not what it computes."""
-    levels = get_args(Remat)
+    train, levels = config.train, get_args(Remat)
     heavier = levels[levels.index(train.remat) :]
     for remat in heavier:
         yield {} if remat == train.remat else {"remat": remat}
-    if mesh.shape["data"] > 1 and (train.sharding or ShardingConfig()).mode in ("dp", "tp"):
-        mode = "fsdp_tp" if mesh.shape["tensor"] > 1 else "fsdp"
-        sharding = {"mode": mode, "data": mesh.shape["data"], "tensor": mesh.shape["tensor"]}
+    is_dp = mesh.size > 1 and (train.sharding or ShardingConfig()).mode == "dp"
+    if is_dp and not Layout(mesh, "fsdp").problems(config.model):
+        sharding = {"mode": "fsdp", "data": mesh.size}
         for remat in heavier:
             yield {"sharding": sharding} | ({} if remat == train.remat else {"remat": remat})
 

@@ -22,7 +22,8 @@ from capsule import Capsule, open_capsule
 from data import TrainingData
 from dataset import open_dataset
 from devices import mesh_of
-from finite import not_finite
+from errors import UserError
+from finite import first_named, not_finite, suspects
 from generation import unstacked
 from launch import model_and_optimizer
 from layers import Dropout
@@ -33,7 +34,7 @@ from run_folder import RunFolder
 from sharding import place_batch
 from starting_point import starting_point
 from state import AbstractState, dotted, named_arrays
-from step import dropout_key, dtype_of, make_train_step, target_losses
+from step import StepResult, dropout_key, dtype_of, make_train_step, target_losses
 
 Note = Callable[[str, Array], None]
 
@@ -58,20 +59,31 @@ def replay(run: RunFolder, name: str, datasets_dir: Path) -> int:
         The exit code: 1 where one is not, 0 where all are.
 
     Raises:
-        UserError: the capsule, its checkpoint or the datasets are not there, or not as they were.
+        UserError: the capsule, its checkpoint, the datasets or the devices are not there, or not as
+            they were.
     """
     capsule = open_capsule(run, name)
     runtime.prepare(capsule.config.train, capsule.meta.sharding)
-    mesh = mesh_of(capsule.config.train, capsule.config.model, capsule.meta.sharding)
+    mesh = _mesh_as_it_was(capsule)
     try:
         model, optimizer = _trained_again(run, capsule, mesh, datasets_dir)
         alone = _on_one_device(capsule, model)
         for number in capsule.meta.bad:
             _through_microbatch(capsule, alone, optimizer.wrt, number)
+        if capsule.meta.bad:
+            _through_step(capsule, mesh, model, optimizer)
     except NotFinite:
         return 1
     click.echo("all finite: this time nothing went wrong, so the hardware may have")
     return 0
+
+
+def _mesh_as_it_was(capsule: Capsule) -> Mesh:
+    try:
+        return mesh_of(capsule.config.train, capsule.config.model, capsule.meta.sharding)
+    except ValueError as error:
+        lines = str(error).splitlines()
+        raise UserError("\n".join(f"{capsule.folder}: {line}" for line in lines)) from None
 
 
 def _trained_again(
@@ -138,6 +150,18 @@ def _through_microbatch(capsule: Capsule, model: GPT, wrt: Any, number: int) -> 
     _show("gradient of the logits", cotangent)
     for stage, x in zip(reversed(stages), reversed(given), strict=True):
         cotangent = _backward(stage, wrt, x, cotangent, called)
+
+
+def _through_step(capsule: Capsule, mesh: Mesh, model: GPT, optimizer: MultiSteps) -> None:
+    """All microbatches as training has them; raises NotFinite where what no module gave is not
+    finite: a norm, what is summed over modules or devices, what the compiler made of it."""
+    names = suspects(model, optimizer.wrt)
+    batch = place_batch(mesh, *capsule.batch)
+    result = make_train_step(capsule.config.train, mesh)(model, optimizer, *batch)
+    if bad := StepResult(*jax.device_get(tuple(result))).bad(names):
+        click.echo("the whole step, compiled as in training")
+        click.echo(f"{first_named(bad)} is the first that is not finite")
+        raise NotFinite
 
 
 def _stages(capsule: Capsule, model: GPT, number: int) -> Iterator[Stage]:

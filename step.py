@@ -6,7 +6,7 @@ whole arrays, which the compiler divides.
 Axes as in `model.py`, and A for the microbatches of one global step.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -18,7 +18,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 import shard
 from feed_forward import Routing
-from finite import NONE, first_not_finite
+from finite import NONE, NORM, first_not_finite
 from gathering import Gathering
 from layers import Dropout, first_of_vocabulary
 from model import GPT, Compute
@@ -56,9 +56,22 @@ class StepResult(NamedTuple):
     @property
     def loss(self) -> float | None:
         """Mean over the targets of the microbatches that counted; None where none did."""
-        losses = np.asarray(self.losses_A, np.float64)[self.finite_A]
-        weights = np.asarray(self.weights_A)[self.finite_A]
-        return float(np.average(losses, weights=weights)) if weights.sum() > 0 else None
+        weights_A = np.asarray(self.weights_A)
+        counted_A = self.finite_A & (weights_A > 0)
+        losses = np.asarray(self.losses_A, np.float64)[counted_A]
+        return float(np.average(losses, weights=weights_A[counted_A])) if len(losses) else None
+
+    def bad(self, suspects: Sequence[str]) -> dict[int, str]:
+        """For each microbatch that was left out, the first thing that was not finite.
+
+        Args:
+            suspects: `finite.suspects` of the model.
+        """
+        return {
+            number: NORM if first == NONE else suspects[first]
+            for number, first in enumerate(np.asarray(self.first_bad_A).tolist())
+            if not self.finite_A[number]
+        }
 
 
 DROPOUT = 0xD0

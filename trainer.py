@@ -19,7 +19,7 @@ from data import TrainingData, ValidationData
 from devices import recorded_of
 from errors import RunFailure
 from evaluation import CutShort, make_evaluation_step, mean_loss
-from finite import NONE, not_finite, suspects
+from finite import first_named, not_finite, suspects
 from health import Health
 from hosts import AnyHost, is_first
 from logs import TERMINAL
@@ -188,11 +188,13 @@ class Trainer:
         )
 
     def _spike(self, step: int, loss: float | None, is_skipped: bool) -> Spike | None:
+        if loss is None:  # then nothing was trained on, whatever the loss of single microbatches
+            return None
         limit = self.health.loss_limit(step)
         if is_skipped:
             self._skipped_steps.append(step)
             left_out = "left out: weights and optimizer state are as before"
-        elif loss is not None and loss > limit:
+        elif loss > limit:
             left_out = 'trained on; "skip_spikes": true would leave it out'
         else:
             return None
@@ -202,19 +204,17 @@ class Trainer:
         return "skipped" if is_skipped else "seen"
 
     def _say_what_is_bad(self, step: int, values: StepResult) -> None:
-        bad = {
-            int(number): "the norm of the gradients' sum"
-            if first == NONE
-            else self._suspects[first]
-            for number, first in enumerate(values.first_bad_A)
-            if not values.finite_A[number]
-        }
-        kept = self.capsules.keep(step, bad, self._skipped_steps)
+        bad = values.bad(self._suspects)
+        kept = self._kept(step, bad)
         log.warning(
-            "step %d: %d of %d microbatches left out: %s of microbatch %d is not finite; %s",
-            *(step, len(bad), len(values.first_bad_A), *reversed(next(iter(bad.items())))),
-            kept,
+            "step %d: %d of %d microbatches left out: %s is not finite; %s",
+            *(step, len(bad), len(values.first_bad_A), first_named(bad), kept),
         )
+
+    def _kept(self, step: int, bad: dict[int, str]) -> str:
+        """Keep a capsule of a step; returns what to say of it."""
+        self.saver.wait()  # for the newest checkpoint, and as it may delete the one before
+        return self.capsules.keep(step, bad, self._skipped_steps)
 
     def _record(self, metrics: StepMetrics, bar: tqdm) -> None:
         self.metrics.append(metrics)
@@ -232,7 +232,7 @@ class Trainer:
     def _refuse_bad_state(self, step: int, *state: GPT | MultiSteps) -> None:
         """Raises RunFailure where a parameter or a moment is not finite."""
         if names := not_finite(*state):
-            kept = self.capsules.keep(step, {}, self._skipped_steps)
+            kept = self._kept(step, {})
             others = f" and {len(names) - 1} more" * (len(names) > 1)
             raise RunFailure(
                 f"step {step}: {names[0]}{others} not finite; stopped, and not saved: the same"

@@ -42,10 +42,12 @@ def watch_steps(path: Path) -> None:
         file = path.open("w")
         _write(file, jax.default_backend())
 
-        def watched_step(model: Any, optimizer: Any, *batch: jax.Array) -> Any:
+        def watched_step(
+            model: Any, optimizer: Any, inputs: jax.Array, targets: jax.Array, *limit: jax.Array
+        ) -> Any:
             step = int(jax.device_get(optimizer.step.get_value()))
-            _write(file, (step, _checksum(batch)))
-            return train_step(model, optimizer, *batch)
+            _write(file, (step, _checksum((inputs, targets))))
+            return train_step(model, optimizer, inputs, targets, *limit)
 
         return watched_step
 

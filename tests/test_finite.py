@@ -1,5 +1,7 @@
 """The first array that is not finite, in a step and in a model."""
 
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -7,8 +9,9 @@ from conftest import model_config, train_config
 from flax import nnx
 
 from config import RunConfig
-from finite import NONE, first_not_finite, not_finite, suspects
+from finite import NONE, NORM, first_named, first_not_finite, not_finite, suspects
 from state import create_model_and_optimizer, named_arrays
+from step import StepResult
 
 
 def test_the_first_array_is_named() -> None:
@@ -24,6 +27,25 @@ def test_the_first_array_is_named() -> None:
         found = names[first_not_finite((jnp.zeros(()), gradient))]
         assert found == "the gradient of " + ".".join(map(str, path))
         variable.set_value(former)
+
+
+def test_a_step_says_its_loss_and_what_was_bad_of_which_microbatch() -> None:
+    def result(losses: list[float], weights: list[float], bad: list[Any], norm: float) -> Any:
+        rest = np.False_, np.float32(1e-3), np.float32(norm), np.False_, None
+        return StepResult(np.array(losses), np.array(weights), np.array(bad), *rest)  # type: ignore[arg-type]
+
+    names = ["the loss", "the gradient of w"]
+    # one without targets has a loss of 0 / 0, and counts nothing
+    assert result([np.nan, 2.0, 4.0], [0.0, 0.5, 1.0], [NONE] * 3, 1.0).loss == 10 / 3
+    assert result([np.nan], [0.0], [NONE], 0.0).loss is None
+    left_out = result([1.0, np.inf, 3.0], [1.0, 1.0, 1.0], [NONE, 0, 1], 1.0)
+    assert left_out.loss == 1.0
+    assert left_out.bad(names) == {1: "the loss", 2: "the gradient of w"}
+    assert first_named(left_out.bad(names)) == "the loss of microbatch 1"
+    of_norm = result([1.0, 2.0], [1.0, 1.0], [NONE, NONE], np.inf)
+    assert of_norm.loss is None
+    assert of_norm.bad(names) == {0: NORM, 1: NORM}
+    assert first_named(of_norm.bad(names)) == NORM
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])

@@ -110,6 +110,18 @@ def test_a_bad_microbatch_costs_only_itself(value: float) -> None:
     assert_close(arrays(optimizer), arrays(other_optimizer))
 
 
+def test_where_only_the_norm_overflows_only_the_schedule_moves() -> None:
+    _, model, optimizer = fresh(clipping_max_norm=0.5)
+    weights, state = arrays(model), arrays(optimizer)
+    large = jax.tree.map(lambda w: jnp.full_like(w, 1e30), nnx.state(model, nnx.Param))
+    update = optimizer.update(model, large, jnp.asarray(1.0))
+    assert (bool(update.applied), bool(update.clipped)) == (False, False)
+    after = arrays(optimizer)
+    assert int(after.pop("step")) == int(state.pop("step")) + 1
+    for found, expected in ((arrays(model), weights), (after, state)):
+        assert all((found[name] == array).all() for name, array in expected.items())
+
+
 def test_without_a_finite_microbatch_only_the_schedule_moves() -> None:
     train, model, optimizer = fresh()
     train_step = make_train_step(train)

@@ -4,17 +4,20 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from tiny_run import make_dataset, make_pairs, make_run
 
 import config
+import trainer
 from killer import EARLY, Killer, Plan, Sight
 from metrics import StepMetrics
 from resumption import Trained, compare, open_datasets, shortened
 from run_folder import RunFolder
 from train_config import TrainConfig
-from witness import Account
+from witness import Account, watch_steps
 
 SHARDING = {"mode": "fsdp", "data": 2}
 
@@ -167,3 +170,22 @@ def test_kills_are_spread_over_what_a_process_does(tmp_path: Path) -> None:
         "step 6 or its validation",
         "save of step 6",
     }
+
+
+def test_what_spikes_are_skipped_by_is_no_part_of_a_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It goes by losses, which need not be the same on an accelerator."""
+    given = []
+    monkeypatch.setattr(trainer, "make_train_step", lambda *_: lambda *args: given.append(args))
+    watch_steps(tmp_path / "account")
+    optimizer = nnx.Dict(step=nnx.Variable(jnp.asarray(7)))
+    batch = jnp.zeros((1, 2, 3), int), jnp.ones((1, 2, 3), int)
+    train_step = trainer.make_train_step(TrainConfig.model_construct())
+    for limit in ((), (jnp.asarray(3.0),), (jnp.asarray(4.0),)):
+        train_step(None, optimizer, *batch, *limit)
+        assert len(given.pop()) == 4 + len(limit)
+    account = Account(tmp_path / "account")
+    assert account.batches[0][0] == 7
+    assert len(account.batches) == 3
+    assert len(set(account.batches)) == 1

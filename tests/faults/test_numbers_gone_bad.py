@@ -16,19 +16,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from tiny_run import assert_same_outcome, final_arrays, make_dataset, make_run
+from tiny_run import MODEL, assert_same_outcome, final_arrays, make_dataset, make_run
 
 import config
+import devices
 import launch
 import metrics
 import replay
 import step
 import trainer
-from capsule import MOST_CAPSULES
+from capsule import MOST_CAPSULES, open_capsule
 from checkpointing import list_checkpoints
 from errors import EXIT_FAILED, RunFailure, UserError
 from model import GPT
 from run_folder import RunFolder, Start
+from state import named_arrays
 from weights_file import Weights
 
 pytestmark = pytest.mark.long
@@ -228,18 +230,19 @@ def test_weights_that_are_no_numbers_are_never_saved(
     assert all(s.train_loss is not None for s in metrics.read(run.metrics))
 
 
+@pytest.mark.parametrize("at", [7, 10])
 def test_moments_that_overflow_are_never_saved_and_the_replay_names_step_and_moment(
-    make: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    at: int, make: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A gradient of 1e25 is finite, its square is not."""
-    run, datasets = make([(7, 0)], clipping_max_norm=None)
+    run, datasets = make([(at, 0)], clipping_max_norm=None)
     change_losses(monkeypatch, lambda loss, rare: jnp.where(rare, 1e25, 1) * loss)
     monkeypatch.setattr("optimizer.optax.tree_utils.tree_norm", norm_of_large_numbers)
     with pytest.raises(RunFailure, match=r"step 10: opt_state.1.nu\."):
         go(run, datasets)
     assert list(weights_of(run)) == [0, 5]
     assert replay.replay(run, "step-000010", datasets) == EXIT_FAILED
-    assert "after step 7: opt_state.1.nu." in capsys.readouterr().out
+    assert f"after step {at}: opt_state.1.nu." in capsys.readouterr().out
 
 
 def norm_of_large_numbers(tree: Any) -> jax.Array:
@@ -313,6 +316,70 @@ def test_a_capsule_that_is_not_there_or_damaged_is_refused(
     weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(UserError, match=r"damaged \(model.safetensors\)"):
         replay.replay(run, "step-000007", datasets)
+
+
+def test_a_norm_that_overflows_is_no_spike_and_its_replay_skips_what_was_skipped_and_names_it(
+    make: Any, monkeypatch: pytest.MonkeyPatch, messages: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Gradients of 1e25 are finite, so no module of a replay gives anything else."""
+    longer = {"min_train_tokens": 43 * STEP_TOKENS, "checkpoint_interval": 40}
+    run, datasets = make([(41, 0), (41, 1), (42, 0), (42, 1)], skip_spikes=True, **longer)
+    (run.path / "model.json").write_text(json.dumps(MODEL | {"n_layers": 0}))
+    path = datasets / "tiny" / "train.safetensors"
+    tokens = load_file(path)["tokens"]
+    tokens[42 * STEP_TOKENS + 7 :: MICROBATCH_TOKENS] = RARE
+    save_file({"tokens": tokens}, path)
+    factors = jnp.asarray([1, 100, 1e25])
+    change_losses(monkeypatch, lambda loss, rare: factors[rare.sum()] * loss)
+    assert go(run, datasets) == 0
+    assert "step 42: 2 of 2 microbatches left out: the norm of the gradients' sum is not" in (
+        messages.text
+    )
+    spike, last = metrics.read(run.metrics)[-2:]
+    assert (spike.spike, spike.dropped_microbatches, spike.clipped) == ("skipped", 0, False)
+    assert (last.train_loss, last.spike, last.dropped_microbatches) == (None, None, 2)
+    capsys.readouterr()
+    assert replay.replay(run, "step-000042", datasets) == EXIT_FAILED
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].endswith("/step-000042/checkpoint: 1 steps trained again")
+    assert lines[-2:] == [
+        "the whole step, compiled as in training",
+        "the norm of the gradients' sum is the first that is not finite",
+    ]
+    capsule = open_capsule(run, "step-000042")
+    mesh = devices.mesh_of(capsule.config.train, capsule.config.model, capsule.meta.sharding)
+    model, _ = replay._trained_again(run, capsule, mesh, datasets)
+    arrays = {name: np.asarray(array) for name, array in named_arrays(model).items()}
+    assert_equal(arrays, weights_of(run)[40])
+
+
+def test_a_capsule_that_cannot_be_made_does_not_end_the_run(
+    make: Any, monkeypatch: pytest.MonkeyPatch, messages: Any
+) -> None:
+    run, datasets = make([(7, 1)])
+    overflow(monkeypatch)
+
+    def batch(*_: Any) -> None:
+        raise RunFailure("the tokens have gone")
+
+    monkeypatch.setattr("data.TrainingData.batch", batch)
+    assert go(run, datasets) == 0
+    assert "microbatch 1 is not finite; not kept: the tokens have gone" in messages.text
+    assert list(run.capsules.iterdir()) == []
+
+
+def test_a_capsule_of_more_devices_than_there_are_is_refused(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, datasets = make([(0, 1)], min_train_tokens=STEP_TOKENS)
+    overflow(monkeypatch)
+    assert go(run, datasets) == 0
+    path = run.capsules / "step-000000" / "capsule.json"
+    content = json.loads(path.read_text())
+    content["train"]["sharding"] = {"mode": "tp", "tensor": 64}
+    path.write_text(json.dumps(content))
+    with pytest.raises(UserError, match=r"step-000000: a mesh of .* needs 64 devices"):
+        replay.replay(run, "step-000000", datasets)
 
 
 def test_a_step_before_the_first_checkpoint_is_replayed_from_the_start(
