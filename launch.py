@@ -39,6 +39,7 @@ from run_folder import RunFolder, Start
 from signals import StopSignal
 from starting_point import starting_point
 from state import create_model_and_optimizer
+from step_reader import StepReader
 from train_config import ShardingConfig, TrainConfig
 from trainer import Trainer
 from weights_file import Weights
@@ -148,6 +149,9 @@ def _trainer(plan: Plan, mesh: Mesh, drawer: ChartDrawer) -> Trainer:
     # 6. The weights: those of the checkpoint, those to start from, or fresh ones.
     run, config, saved, before, data, validation, provenance = plan
     model, optimizer = model_and_optimizer(config, data.total_steps, mesh, saved, before)
+    health = Health(config.train, _steps_before(run, saved))
+    capsules = Capsules(run, config, data, recorded_of(config.train, mesh))
+    saver = _saver(run, config, provenance, before, drawer)
     return Trainer(
         config=config,
         data=data,
@@ -158,9 +162,8 @@ def _trainer(plan: Plan, mesh: Mesh, drawer: ChartDrawer) -> Trainer:
         optimizer=optimizer,
         first_step=plan.first_step,
         metrics=_metrics_log(run, saved),
-        saver=_saver(run, config, provenance, before, drawer),
-        health=Health(config.train, _steps_before(run, saved)),
-        capsules=Capsules(run, config, data, recorded_of(config.train, mesh)),
+        saver=saver,
+        reader=StepReader(data.tokens_per_step, model, optimizer, health, capsules, saver),
         unvalidated=_unvalidated(run, saved) if saved and validation else None,
     )
 

@@ -3,7 +3,6 @@
 import dataclasses
 import logging
 import math
-import time
 from collections.abc import Callable, Iterable, Iterator
 
 import jax
@@ -11,7 +10,6 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from tqdm import tqdm
 
-from capsule import Capsules
 from checkpoint import CheckpointMeta, installed_versions
 from checkpointing import Saver, utc_now
 from config import RunConfig
@@ -19,17 +17,16 @@ from data import TrainingData, ValidationData
 from devices import recorded_of
 from errors import RunFailure
 from evaluation import CutShort, make_evaluation_step, mean_loss
-from finite import first_named, not_finite, suspects
-from health import Health
 from hosts import AnyHost, is_first
 from logs import TERMINAL
-from metrics import MetricsLog, Spike, StepMetrics
+from metrics import MetricsLog, StepMetrics
 from model import GPT
 from optimizer import MultiSteps
 from provenance import Provenance
 from sharding import own_rows, place_batch
 from signals import StopSignal
 from step import StepResult, make_train_step
+from step_reader import StepReader
 
 log = logging.getLogger("rungs")
 
@@ -50,17 +47,13 @@ class Trainer:
     first_step: int
     metrics: MetricsLog
     saver: Saver
-    health: Health
-    capsules: Capsules
+    reader: StepReader
     unvalidated: StepMetrics | None = None
     """The step before the first, where a signal cut its validation short."""
 
     def __post_init__(self) -> None:
         self._train_step = make_train_step(self.config.train, self.mesh)
         self._evaluation_step = make_evaluation_step(self.config.train, self.mesh)
-        self._suspects = suspects(self.model, self.optimizer.wrt)
-        self._skipped_steps: list[int] = []
-        self._clock = Clock()
 
     def train(self, stop: StopSignal) -> StepMetrics:
         """Take the steps that are left, or those until `stop`; all is saved at the end.
@@ -88,7 +81,7 @@ class Trainer:
                 with jax.transfer_guard("disallow"):
                     result = self._train_step(self.model, self.optimizer, *batch, *limit)
                 if unread is not None:
-                    self._record(self._read(*unread), bar)
+                    self._record(self.reader.read(*unread), bar)
                 unread = step, result
                 stopping = is_stop_wanted()
                 if self._is_due(step) or stopping:
@@ -105,7 +98,7 @@ class Trainer:
         """For the step to skip spikes by, if it is to."""
         if not self.config.train.skip_spikes:
             return ()
-        limit = np.float32(self.health.loss_limit(step))
+        limit = np.float32(self.reader.health.loss_limit(step))
         everywhere = NamedSharding(self.mesh, PartitionSpec())
         return (jax.make_array_from_callback((), everywhere, lambda _: limit),)
 
@@ -122,7 +115,7 @@ class Trainer:
             The step's metrics, and whether its validation was cut short: the next start makes up
             for that. The last step's never is, as no start comes after it.
         """
-        metrics = self._read(step, result)
+        metrics = self.reader.read(step, result)
         due = self._is_due(step)
         is_cut_short = False
         if due and self.validation is not None:
@@ -134,7 +127,7 @@ class Trainer:
                 is_cut_short = True
         self._record(metrics, bar)
         self.metrics.sync()
-        self._refuse_bad_state(step, self.model, self.optimizer)
+        self.reader.refuse_bad_state(step, self.model, self.optimizer)
         meta = self._meta(metrics, due and not is_cut_short)
         self.saver.save(self.model, self.optimizer, meta)
         return metrics, is_cut_short
@@ -163,81 +156,16 @@ class Trainer:
         log.warning("step %d: the validation loss is not finite", step)
         return None
 
-    def _read(self, step: int, result: StepResult) -> StepMetrics:
-        """The step's results on the host, once it is complete."""
-        values = StepResult(*jax.device_get(tuple(result)))
-        seconds = self._clock.lap()
-        finite, routing = values.finite_A, values.routing
-        if not finite.all():
-            self._say_what_is_bad(step, values)
-        loss = values.loss
-        tokens = self.data.tokens_per_step
-        return StepMetrics(
-            global_step=step,
-            tokens_seen=(step + 1) * tokens,
-            train_loss=loss,
-            learning_rate=float(values.learning_rate),
-            gradient_norm=float(values.gradient_norm),
-            clipped=bool(values.clipped),
-            dropped_microbatches=int((~finite).sum()),
-            step_seconds=seconds,
-            tokens_per_second=tokens / seconds,
-            load_balancing_loss=float(routing.balance_loss) if routing else None,
-            expert_tokens=routing.counts_E.tolist() if routing else None,
-            spike=self._spike(step, loss, bool(values.skipped)),
-        )
-
-    def _spike(self, step: int, loss: float | None, is_skipped: bool) -> Spike | None:
-        if loss is None:  # then nothing was trained on, whatever the loss of single microbatches
-            return None
-        limit = self.health.loss_limit(step)
-        if is_skipped:
-            self._skipped_steps.append(step)
-            left_out = "left out: weights and optimizer state are as before"
-        elif loss > limit:
-            left_out = 'trained on; "skip_spikes": true would leave it out'
-        else:
-            return None
-        log.warning(
-            "step %d: the loss, %.4g, is a spike, above %.4g; %s", step, loss, limit, left_out
-        )
-        return "skipped" if is_skipped else "seen"
-
-    def _say_what_is_bad(self, step: int, values: StepResult) -> None:
-        bad = values.bad(self._suspects)
-        kept = self._kept(step, bad)
-        log.warning(
-            "step %d: %d of %d microbatches left out: %s is not finite; %s",
-            *(step, len(bad), len(values.first_bad_A), first_named(bad), kept),
-        )
-
-    def _kept(self, step: int, bad: dict[int, str]) -> str:
-        """Keep a capsule of a step; returns what to say of it."""
-        self.saver.wait()  # for the newest checkpoint, and as it may delete the one before
-        return self.capsules.keep(step, bad, self._skipped_steps)
-
     def _record(self, metrics: StepMetrics, bar: tqdm) -> None:
         self.metrics.append(metrics)
-        self.health.note(metrics)
         if metrics.train_loss is None:
-            self._refuse_bad_state(metrics.global_step, self.model)
-            self.health.refuse_to_go_on(metrics.global_step)
+            self.reader.refuse_to_go_on(metrics.global_step, self.model)
         loss = "none" if metrics.train_loss is None else f"{metrics.train_loss:.4f}"
         shown = {"loss": loss, "lr": f"{metrics.learning_rate:.2e}"}
         if metrics.validation_loss is not None:
             shown["validation"] = f"{metrics.validation_loss:.4f}"
         bar.set_postfix({**shown, "tok/s": f"{metrics.tokens_per_second:,.0f}"}, refresh=False)
         bar.update()
-
-    def _refuse_bad_state(self, step: int, *state: GPT | MultiSteps) -> None:
-        """Raises RunFailure where a parameter or a moment is not finite."""
-        if names := not_finite(*state):
-            kept = self._kept(step, {})
-            others = f" and {len(names) - 1} more" * (len(names) > 1)
-            raise RunFailure(
-                f"step {step}: {names[0]}{others} not finite; stopped, and not saved: the same"
-                f" command goes on from the newest checkpoint; {kept}"
-            )
 
     def _meta(self, metrics: StepMetrics, due: bool) -> CheckpointMeta:
         loss = metrics.train_loss if self.validation is None else metrics.validation_loss
@@ -269,18 +197,6 @@ class Trainer:
             dynamic_ncols=True,
             disable=not is_first(),
         )
-
-
-class Clock:
-    """Seconds from one completed step to the next, stalls included."""
-
-    def __init__(self) -> None:
-        self._last = time.perf_counter()
-
-    def lap(self) -> float:
-        now = time.perf_counter()
-        seconds, self._last = now - self._last, now
-        return seconds
 
 
 class PlacedAhead:
