@@ -35,7 +35,6 @@ from optimizer import MultiSteps
 from paths import is_file, is_folder, is_plain_name, is_there
 from run_folder import RUNS, known_runs
 from state import AbstractModel, AbstractState, named_arrays
-from strict_json import read_text
 from tokenization import Tokenizer
 from weights_file import Weights, WeightsHeader
 from weights_index import WEIGHTS_FILE, file_or_index
@@ -386,10 +385,7 @@ def find_weights(path: Path | str) -> Path:
         if is_file(weights := file_or_index(candidate)):
             return weights
     if os.path.lexists(link):
-        raise UserError(
-            f"{link}: leads to no checkpoint; name one of those in {link.parent}, or set it right:"
-            " uv run train.py with the run"
-        )
+        raise _leads_nowhere(link)
     imported = file_or_index(path / "checkpoints" / IMPORTED / WEIGHTS_FILE)
     if is_file(imported):
         return imported
@@ -439,8 +435,15 @@ def _follow(path: Path) -> Path:
     """A path below `best` or `latest` where those are text files instead of symlinks."""
     for pointer in (path, *path.parents):
         if pointer.name in (BEST, LATEST) and is_file(pointer):
-            name = read_text(pointer).strip()
+            name = pointer.read_bytes().decode(errors="replace").strip()
             if not is_plain_name(name):
-                raise UserError(f"{pointer}: damaged; it must name a checkpoint beside it")
+                raise _leads_nowhere(pointer)
             return pointer.parent / name / path.relative_to(pointer)
     return path
+
+
+def _leads_nowhere(link: Path) -> UserError:
+    return UserError(
+        f"{link}: leads to no checkpoint; name one of those in {link.parent}, or set it right:"
+        " uv run train.py with the run"
+    )

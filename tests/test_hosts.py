@@ -31,6 +31,7 @@ def datasets_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_two_killed_processes_go_on_and_match_one_process(
     datasets_dir: Path, tmp_path: Path
 ) -> None:
@@ -52,6 +53,7 @@ def test_two_killed_processes_go_on_and_match_one_process(
         np.testing.assert_allclose(one[name], array, rtol=1e-3, atol=1e-5, err_msg=name)
 
 
+@pytest.mark.long
 def test_without_sharding_two_processes_share_each_microbatch(
     datasets_dir: Path, tmp_path: Path
 ) -> None:
@@ -77,6 +79,7 @@ def test_a_signal_to_one_process_saves_and_stops_both(datasets_dir: Path, tmp_pa
     assert last.step == metrics.read(run.metrics)[-1].global_step > 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("number", "sent"), [(0, signal.SIGSTOP), (1, signal.SIGKILL)])
 def test_a_process_that_is_stopped_or_killed_ends_the_other(
     number: int, sent: int, datasets_dir: Path, tmp_path: Path

@@ -394,7 +394,9 @@ def test_a_failing_checkpoint_write_stops_the_training(
     assert list_checkpoints(run.checkpoints) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.long), signal.SIGTERM]
+)
 def test_a_signal_saves_at_the_next_step_and_the_same_command_goes_on(
     number: signal.Signals, datasets_dir: Path, tmp_path: Path
 ) -> None:
