@@ -9,7 +9,6 @@ import collections
 import json
 import os
 import random
-import re
 import subprocess
 import sys
 import tempfile
@@ -50,7 +49,7 @@ class Survived(NamedTuple):
 
     name: str
     steps_lost: int
-    """That had been recorded, and were taken again."""
+    """That had been recorded, and have to be taken again."""
     problem: str | None
 
 
@@ -132,21 +131,31 @@ def soak(run: RunFolder, faults: int, rng: random.Random) -> list[Survived]:
 
 def suffer(fault: Fault, run: RunFolder, rng: random.Random) -> Survived | None:
     """Start the run with a fault; None where it came to its end before that."""
-    recorded = len(metrics.read(run.metrics))
+    unsaved = unsaved_steps(run)
     fault.damage(run, rng)
-    began_at = run.log.stat().st_size if run.log.exists() else 0
+    lost_to_damage = unsaved_steps(run) - unsaved
+    log_before = log_of(run)
     code, said = ended_with(fault, command_of(run), run, rng)
     if code == FINISHED:
         return None
-    started = run.log.read_text()[began_at:] if run.log.exists() else ""
-    found = re.search(r"goes on after step ([\d,]+)", started)
-    first_step = int(found[1].replace(",", "")) + 1 if found else recorded
+    is_started = " steps of " in log_of(run)[len(log_before) :]
     problem = None
     if code not in fault.exit_codes:
         problem = f"exit code {code}, not {fault.exit_codes[0]}: {said[-500:]}"
     elif "Traceback" in said:
         problem = f"a traceback: {said[-500:]}"
-    return Survived(fault.name, max(recorded - first_step, 0), problem)
+    return Survived(fault.name, lost_to_damage + is_started * unsaved_steps(run), problem)
+
+
+def log_of(run: RunFolder) -> str:
+    return run.log.read_text() if run.log.exists() else ""
+
+
+def unsaved_steps(run: RunFolder) -> int:
+    """Steps that are recorded and will be taken again."""
+    checkpoints = reversed(list_checkpoints(run.checkpoints))
+    newest = next((saved.step for saved in checkpoints if not saved.damage()), -1)
+    return max(len(metrics.read(run.metrics)) - newest - 1, 0)
 
 
 def lost_bytes(straight: RunFolder, soaked: RunFolder) -> int:
