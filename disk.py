@@ -64,6 +64,8 @@ def refuse_without_room(path: Path, what: str, needed_bytes: int) -> None:
 def failure(path: Path, what: str, error: Exception, needed_bytes: int = 0) -> RunFailure:
     """What ends a run where something could not be written, as `writing`."""
     number = _number_of(error)
+    if number is None and not path.exists():
+        number = errno.ENOENT
     if number is None:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
     else:

@@ -54,7 +54,6 @@ def last_line_twice() -> None:
     def init_and_double(self: MetricsLog, path: Any, last_step: int) -> None:
         init(self, path, last_step)
         if last_step >= 0:
-            self._file.write(path.read_text().splitlines(keepends=True)[-1])
-            self._file.flush()
+            self._file.write(path.read_bytes().splitlines(keepends=True)[-1])
 
     MetricsLog.__init__ = init_and_double  # type: ignore[method-assign]

@@ -52,7 +52,8 @@ def test_a_small_disk(straight: RunFolder, datasets_dir: Path, tmp_path: Path) -
         needed, free = room_of(message)
         assert needed == pytest.approx(CHECKPOINT_BYTES, rel=0.2)
         assert free < needed
-        assert free == pytest.approx(free_bytes(disk), abs=50_000)
+        charts = sum(chart.stat().st_size for chart in run.charts)  # drawn before or after
+        assert free_bytes(disk) - 50_000 < free < free_bytes(disk) + charts + 50_000
         assert whole_steps(run) == [0, 3]
         assert_no_torn_line(run)
         assert message in run.log.read_text()

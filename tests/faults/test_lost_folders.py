@@ -4,6 +4,7 @@ nobody."""
 import errno
 import os
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -86,9 +87,15 @@ def test_a_run_folder_that_is_moved_goes_on_where_it_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     moved = RunFolder(tmp_path / "moved")
+
+    def move(*_: object) -> None:
+        while not (run.checkpoints / "latest").resolve().name.endswith("000003"):
+            time.sleep(0.01)
+        run.path.rename(moved.path)
+
     with monkeypatch.context() as patch:
         patch.setattr(MetricsLog, "append", MetricsLog.append)
-        before_call(MetricsLog, "append", 6, lambda *_: run.path.rename(moved.path))
+        before_call(MetricsLog, "append", 6, move)
         assert "was removed or moved" in failure(run, datasets_dir)
     assert go(moved, datasets_dir) == 0
     assert_same_outcome(moved, straight)
