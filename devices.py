@@ -1,8 +1,10 @@
 """Which devices a run takes: what `sharding` in its `train.json` says or, where it says nothing,
 what suits its batch."""
 
+import contextlib
 import math
 import os
+from pathlib import Path
 
 import jax
 from jax.sharding import Mesh
@@ -10,6 +12,8 @@ from jax.sharding import Mesh
 from model_config import ModelConfig
 from sharding import Layout, create_mesh
 from train_config import ShardingConfig, TrainConfig, indivisible_microbatch
+
+_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 def cpu_devices(train: TrainConfig, recorded: ShardingConfig | None, processes: int = 1) -> int:
@@ -30,10 +34,13 @@ def cpu_devices(train: TrainConfig, recorded: ShardingConfig | None, processes: 
 
 
 def memory_bytes() -> float:
-    """Of this machine; infinite where it does not say."""
+    """Of this machine, or what a container may have of it; infinite where it does not say."""
     if not hasattr(os, "sysconf"):
         return math.inf
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with contextlib.suppress(OSError, ValueError):  # no container, or one without a limit
+        limit = min(limit, int(_CGROUP_LIMIT.read_text()))
+    return limit
 
 
 def mesh_of(train: TrainConfig, model: ModelConfig, recorded: ShardingConfig | None) -> Mesh:

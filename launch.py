@@ -149,7 +149,7 @@ def _trainer(plan: Plan, mesh: Mesh, drawer: ChartDrawer) -> Trainer:
     # 6. The weights: those of the checkpoint, those to start from, or fresh ones.
     run, config, saved, before, data, validation, provenance = plan
     model, optimizer = model_and_optimizer(config, data.total_steps, mesh, saved, before)
-    health = Health(config.train, _steps_before(run, saved))
+    steps = _steps_before(run, saved)
     capsules = Capsules(run, config, data, recorded_of(config.train, mesh))
     saver = _saver(run, config, provenance, before, drawer)
     return Trainer(
@@ -163,8 +163,10 @@ def _trainer(plan: Plan, mesh: Mesh, drawer: ChartDrawer) -> Trainer:
         first_step=plan.first_step,
         metrics=_metrics_log(run, saved),
         saver=saver,
-        reader=StepReader(data.tokens_per_step, model, optimizer, health, capsules, saver),
-        unvalidated=_unvalidated(run, saved) if saved and validation else None,
+        reader=StepReader(
+            data.tokens_per_step, model, optimizer, Health(config.train, steps), capsules, saver
+        ),
+        unvalidated=_unvalidated(saved, steps) if saved and validation else None,
     )
 
 
@@ -262,13 +264,12 @@ def _metrics_log(run: RunFolder, saved: Checkpoint | None) -> MetricsLog:
     return MetricsLog(run.metrics, last_step=saved.step if saved else -1)
 
 
-def _unvalidated(run: RunFolder, saved: Checkpoint) -> StepMetrics | None:
+def _unvalidated(saved: Checkpoint, steps: list[StepMetrics]) -> StepMetrics | None:
     """The step of a checkpoint, where it has no validation loss but should: a signal cut the
     validation short, or the loss was not finite and will be so again."""
     is_due = saved.step % saved.meta.train["checkpoint_interval"] == 0
     if not is_due or saved.meta.selection_loss is not None:
         return None
-    steps = metrics.read(run.metrics)
     return next((step for step in steps if step.global_step == saved.step), None)
 
 

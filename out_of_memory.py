@@ -6,16 +6,14 @@ import dataclasses
 import json
 import logging
 import math
-import os
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 import jax
 from jax.sharding import Mesh
 
 from config import RunConfig
+from devices import memory_bytes
 from errors import RunFailure
 from memory import Memory, memory_of
 from sharding import Layout
@@ -27,7 +25,6 @@ SIGNS = ("RESOURCE_EXHAUSTED", "Out of memory")
 USABLE_SHARE = 0.9
 """Of a device's memory: the rest is for what is not counted."""
 MOST_EDITS = 3
-_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 log = logging.getLogger("rungs")
 
@@ -70,7 +67,7 @@ def advice(config: RunConfig, mesh: Mesh) -> list[str]:
         *(f"  {name:12} {_shown(size):>10}" for name, size in parts.items()),
     ]
     # what has run out needs more than was thought
-    if fitting := list(edits(config, mesh, int(USABLE_SHARE * min(limit, memory.total)))):
+    if fitting := list(edits(config, mesh, USABLE_SHARE * min(limit, memory.total))):
         lines.append("these edits of train.json keep the global batch as it is, and would fit:")
         lines += [f"  {_as_keys(edit.keys)}  ({_shown(edit.memory.total)})" for edit in fitting]
     else:
@@ -81,7 +78,7 @@ def advice(config: RunConfig, mesh: Mesh) -> list[str]:
     return lines
 
 
-def edits(config: RunConfig, mesh: Mesh, limit: int) -> Iterator[Edit]:
+def edits(config: RunConfig, mesh: Mesh, limit: float) -> Iterator[Edit]:
     """The largest microbatch that fits for each way to compute it, the fastest way first; at most
     `MOST_EDITS`.
 
@@ -102,23 +99,13 @@ def edits(config: RunConfig, mesh: Mesh, limit: int) -> Iterator[Edit]:
             return
 
 
-def device_bytes(mesh: Mesh) -> int:
+def device_bytes(mesh: Mesh) -> float:
     """Memory of each device; virtual CPU devices share that of the machine."""
     device = mesh.local_devices[0]
     stats = device.memory_stats() or {}
     if "bytes_limit" in stats:
-        return int(stats["bytes_limit"])
-    return _host_bytes() // len(mesh.local_devices)
-
-
-def _host_bytes() -> int:
-    """Memory of the machine, or what a container may have of it."""
-    if not hasattr(os, "sysconf"):
-        return sys.maxsize
-    limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    with contextlib.suppress(OSError, ValueError):  # no container, or one without a limit
-        limit = min(limit, int(_CGROUP_LIMIT.read_text()))
-    return limit
+        return float(stats["bytes_limit"])
+    return memory_bytes() / len(mesh.local_devices)
 
 
 def _ways(config: RunConfig, mesh: Mesh) -> Iterator[dict[str, Any]]:
@@ -162,7 +149,7 @@ def _as_keys(keys: dict[str, Any]) -> str:
     return json.dumps(keys)[1:-1]
 
 
-def _shown(size: int) -> str:
+def _shown(size: float) -> str:
     return f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
 
 

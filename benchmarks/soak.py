@@ -6,10 +6,9 @@ one that nothing befell. Exit code 1 where a fault was not survived or a byte is
 """
 
 import collections
-import json
+import itertools
 import os
 import random
-import subprocess
 import sys
 import tempfile
 import time
@@ -18,30 +17,16 @@ from typing import NamedTuple
 
 import click
 import numpy as np
-from safetensors.numpy import save_file
 from soak_faults import FINISHED, Fault, ended_with, in_the_process, on_the_disk
+from tiny_run import final_arrays, losses, make_dataset, make_run, train
 
 import metrics
 from checkpointing import list_checkpoints
 from errors import run_command
-from resumption import arrays_of
 from run_folder import RunFolder
 
-ROOT = Path(__file__).parents[1]
-MODEL = {"vocab_size": 64, "context_length": 16, "emb_dim": 32, "n_layers": 2, "n_heads": 2}
-TRAIN = {
-    "dataset": "walk",
-    "microbatch_size": 4,
-    "gradient_accumulation_steps": 2,
-    "validation_tokens": 256,
-    "learning_rate": 0.003,
-    "drop_rate": 0.1,
-    "shuffle": True,
-    "checkpoint_interval": 5,
-    "sharding": {"data": 1},
-}
+LONG = {"shuffle": True, "sharding": {"data": 1}}
 STEPS_PER_EPOCH, STEPS_PER_FAULT = 24, 20
-STEP_TOKENS = 128
 
 
 class Survived(NamedTuple):
@@ -62,54 +47,29 @@ def main(faults: int, seed: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["JAX_COMPILATION_CACHE_DIR"] = str(Path(folder, "compiled"))
         os.environ["JAX_PLATFORMS"] = "cpu"
-        make_dataset(Path(folder))
-        straight = make_run(Path(folder, "straight"), faults)
-        soaked = make_run(Path(folder, "soaked"), faults)
-        undisturbed(straight)
+        datasets = Path(folder, "datasets")
+        make_dataset(datasets)
+        straight, soaked = (long_run(Path(folder, name), faults) for name in ("straight", "soaked"))
+        undisturbed(straight, datasets)
         began = time.monotonic()
-        survived = soak(soaked, faults, rng)
-        undisturbed(soaked)
+        survived = soak(soaked, datasets, faults, rng)
+        undisturbed(soaked, datasets)
         report(survived, lost_bytes(straight, soaked), time.monotonic() - began)
 
 
-def make_dataset(folder: Path) -> None:
-    """Tokens that repeat with noise, so that there is something to learn."""
-    rng = np.random.default_rng(0)
-    for split, count in (("train", 20_000), ("validation", 1_000)):
-        walk = np.cumsum(rng.integers(1, 3, count)) % MODEL["vocab_size"]
-        path = folder / "datasets" / "walk" / f"{split}.safetensors"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        save_file({"tokens": walk.astype(np.uint16)}, path)
-
-
-def make_run(folder: Path, faults: int) -> RunFolder:
+def long_run(folder: Path, faults: int) -> RunFolder:
     """A run long enough for so many faults."""
-    epochs = -(-faults * STEPS_PER_FAULT // STEPS_PER_EPOCH)
-    length = {"min_train_tokens": STEPS_PER_EPOCH * STEP_TOKENS, "epochs": epochs}
-    folder.mkdir()
-    (folder / "model.json").write_text(json.dumps(MODEL))
-    (folder / "train.json").write_text(json.dumps(TRAIN | length))
-    return RunFolder(folder)
+    return make_run(folder, epochs=-(-faults * STEPS_PER_FAULT // STEPS_PER_EPOCH), **LONG)
 
 
-def command_of(run: RunFolder) -> list[str]:
-    return [str(run.path), "--datasets-dir", str(run.path.with_name("datasets"))]
-
-
-def undisturbed(run: RunFolder) -> None:
+def undisturbed(run: RunFolder, datasets: Path) -> None:
     """Train to the end."""
-    ended = subprocess.run(
-        [sys.executable, "train.py", *command_of(run)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    ended = train(run, datasets)
     if ended.returncode:
         sys.exit(f"{run.path.name}: exit code {ended.returncode} without a fault:\n{ended.stderr}")
 
 
-def soak(run: RunFolder, faults: int, rng: random.Random) -> list[Survived]:
+def soak(run: RunFolder, datasets: Path, faults: int, rng: random.Random) -> list[Survived]:
     """Every kind of fault in turn, each round in another order, until there were so many."""
     kinds = in_the_process() + on_the_disk()
     survived: list[Survived] = []
@@ -120,7 +80,7 @@ def soak(run: RunFolder, faults: int, rng: random.Random) -> list[Survived]:
         fault = waiting.pop()
         if fault.specification is None and len(list_checkpoints(run.checkpoints)) < 3:
             continue  # one is damaged, and a run with none that is whole is refused
-        outcome = suffer(fault, run, rng)
+        outcome = suffer(fault, run, datasets, rng)
         if outcome is None:
             click.echo(f"{fault.name}: the run was over before that")
             break
@@ -129,13 +89,13 @@ def soak(run: RunFolder, faults: int, rng: random.Random) -> list[Survived]:
     return survived
 
 
-def suffer(fault: Fault, run: RunFolder, rng: random.Random) -> Survived | None:
+def suffer(fault: Fault, run: RunFolder, datasets: Path, rng: random.Random) -> Survived | None:
     """Start the run with a fault; None where it came to its end before that."""
     unsaved = unsaved_steps(run)
     fault.damage(run, rng)
     lost_to_damage = unsaved_steps(run) - unsaved
     log_before = log_of(run)
-    code, said = ended_with(fault, command_of(run), run, rng)
+    code, said = ended_with(fault, run, datasets, rng)
     if code == FINISHED:
         return None
     is_started = " steps of " in log_of(run)[len(log_before) :]
@@ -160,28 +120,11 @@ def unsaved_steps(run: RunFolder) -> int:
 
 def lost_bytes(straight: RunFolder, soaked: RunFolder) -> int:
     """Bytes of weights, optimizer state and metrics in which the two runs differ."""
-    expected, found = (arrays(run) | losses(run) for run in (straight, soaked))
-    if expected.keys() != found.keys():
-        return sum(array.nbytes for array in expected.values())
-    return sum(
+    expected, found = (final_arrays(run) for run in (straight, soaked))
+    steps = itertools.zip_longest(losses(straight), losses(soaked))
+    return sum(len(repr(one)) for one, other in steps if one != other) + sum(
         int((as_bytes(array) != as_bytes(found[name])).sum()) for name, array in expected.items()
     )
-
-
-def arrays(run: RunFolder) -> dict[str, np.ndarray]:
-    """Of the last checkpoint, which must be whole."""
-    last = list_checkpoints(run.checkpoints)[-1]
-    assert not last.damage()
-    weights, optimizer = arrays_of(last)
-    return {f"weights.{k}": v for k, v in weights.items()} | optimizer
-
-
-def losses(run: RunFolder) -> dict[str, np.ndarray]:
-    """What `metrics.jsonl` has for each step, but for the times."""
-    steps = metrics.read(run.metrics)
-    assert [step.global_step for step in steps] == list(range(len(steps)))
-    names = ("train_loss", "validation_loss", "gradient_norm", "learning_rate")
-    return {name: np.array([getattr(s, name) for s in steps], float) for name in names}
 
 
 def as_bytes(array: np.ndarray) -> np.ndarray:

@@ -15,9 +15,10 @@ from checkpointing import CHECKPOINT_NAMES, list_checkpoints
 from run_folder import RunFolder
 
 FAULTS = Path(__file__).parents[1] / "tests" / "faults"
-sys.path.insert(0, str(FAULTS))
+sys.path[:0] = [str(FAULTS), str(FAULTS.parent)]
 
 import kills  # noqa: E402 — stands beside the tests
+from tiny_run import command  # noqa: E402
 
 KILLED, TERMINATED, INTERRUPTED, FAILED, FINISHED = -signal.SIGKILL, 143, 130, 1, 0
 _SECONDS_TO_A_KILL, _SECONDS_BETWEEN_LOOKS = 0.1, 0.001
@@ -169,19 +170,13 @@ def move_there_and_back(run: RunFolder, _: random.Random) -> None:
     copy.rename(run.path)
 
 
-def ended_with(
-    fault: Fault, command: list[str], run: RunFolder, rng: random.Random
-) -> tuple[int, str]:
+def ended_with(fault: Fault, run: RunFolder, datasets: Path, rng: random.Random) -> tuple[int, str]:
     """Start the run with a fault; the exit code, and what was said on the terminal."""
     inside = fault.specification
-    script = [str(FAULTS / "faulty_train.py"), inside(rng)] if inside else ["train.py"]
+    python, script, *arguments = command(run, datasets)
+    scripts = [str(FAULTS / "faulty_train.py"), inside(rng)] if inside else [script]
     before = checkpoint_names(run)
-    process = subprocess.Popen(
-        [sys.executable, *script, *command],
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=FAULTS.parents[1],
-    )
+    process = subprocess.Popen([python, *scripts, *arguments], stderr=subprocess.PIPE, text=True)
     while inside is None and process.poll() is None:
         if checkpoint_names(run) - before:
             time.sleep(rng.uniform(0, _SECONDS_TO_A_KILL))

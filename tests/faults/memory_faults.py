@@ -29,4 +29,4 @@ def too_little_for_a_step(megabytes: str) -> None:
         return limited
 
     vars(trainer)["make_train_step"] = made
-    vars(out_of_memory)["_host_bytes"] = lambda: MACHINE_BYTES
+    vars(out_of_memory)["memory_bytes"] = lambda: MACHINE_BYTES
