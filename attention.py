@@ -1,5 +1,6 @@
 """Causal self-attention, with or without a cache of keys and values. Axes as in `model.py`."""
 
+import dataclasses
 import functools
 import math
 from typing import NamedTuple
@@ -10,8 +11,11 @@ from flax import nnx
 from jax import Array
 
 import shard
+from kernels import cudnn_attention
+from kernels.causal_attention import causal_attention
 from layers import NO_DROPOUT, Dropout, Linear, initializer, make_norm, normed
 from model_config import LayerKind, ModelConfig
+from residuals import kept
 from rotary import Rotary, rotary_for
 
 
@@ -36,11 +40,24 @@ class Cache(NamedTuple):
         return self.key_BKTH.swapaxes(1, 2), self.value_BKTH.swapaxes(1, 2)
 
 
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Causal:
+    """Of whole sequences, a query sees its own key and those before it."""
+
+    window: int | None = None
+    """At most so many; None for all."""
+
+    def mask(self, length: int) -> Array:
+        """mask_ST."""
+        return causal_mask(length, self.window)
+
+
 class View(NamedTuple):
     """What layers of one kind see of the tokens at hand."""
 
-    mask: Array
-    """Which keys a query may attend to; broadcasts to BNST."""
+    mask: Array | Causal
+    """Which keys a query may attend to; an array broadcasts to BNST."""
     rotary: Rotary | None
     first_slot: Array | int = 0
     """Where in a cache the tokens' keys and values go."""
@@ -107,6 +124,29 @@ class Attention(nnx.Module):
 
 
 def attention(
+    query_BSNH: Array,
+    key_BTKH: Array,
+    value_BTKH: Array,
+    mask: Array | Causal,
+    dropout: Dropout = NO_DROPOUT,
+    scale: float | None = None,
+    soft_cap: float | None = None,
+) -> Array:
+    """As `plain_attention`, on whole sequences in the way that is fastest on this device."""
+    scale = query_BSNH.shape[-1] ** -0.5 if scale is None else scale
+    if not isinstance(mask, Causal):
+        return plain_attention(query_BSNH, key_BTKH, value_BTKH, mask, dropout, scale, soft_cap)
+    if dropout.keys is None and jax.default_backend() == "cpu":
+        whole = query_BSNH, key_BTKH, value_BTKH
+        return causal_attention(*whole, scale, mask.window, soft_cap)
+    if dropout.keys is None and soft_cap is None and cudnn_attention.takes(query_BSNH):
+        whole = query_BSNH, key_BTKH, value_BTKH
+        return cudnn_attention.causal_attention(*whole, scale, mask.window)
+    mask_ST = mask.mask(query_BSNH.shape[1])
+    return plain_attention(query_BSNH, key_BTKH, value_BTKH, mask_ST, dropout, scale, soft_cap)
+
+
+def plain_attention(
     query: Array,
     key: Array,
     value: Array,
@@ -138,10 +178,10 @@ def attention(
     scores = soft_capped(scores * (width**-0.5 if scale is None else scale), soft_cap)
     if mask is not None:
         scores = jnp.where(mask, scores, jnp.finfo(scores.dtype).min)
-    weights = dropout(jax.nn.softmax(scores)).astype(value.dtype)
+    weights = kept(dropout(jax.nn.softmax(scores)).astype(value.dtype))
     weights = weights.reshape(*weights.shape[:-3], kv_heads, heads // kv_heads, *weights.shape[-2:])
     y = jnp.einsum("...kgst,...tkh->...skgh", weights, value, preferred_element_type=jnp.float32)
-    return y.reshape(query.shape).astype(query.dtype)
+    return kept(y.reshape(query.shape).astype(query.dtype))
 
 
 def soft_capped(x: Array, cap: float | None) -> Array:
@@ -166,7 +206,7 @@ def views(config: ModelConfig, length: int) -> dict[LayerKind, View]:
     positions_S = jnp.arange(length)
     return {
         kind: View(
-            causal_mask(length, config.sliding_window if kind == "sliding" else None),
+            Causal(config.sliding_window if kind == "sliding" else None),
             rotary_for(config, kind, positions_S),
         )
         for kind in set(config.repeated_kinds)

@@ -20,13 +20,15 @@ from dead_parameters import Batch, reach
 from feed_forward import Routing
 from generation import Generator
 from influence import Queries
+from kernels.cross_entropy import target_losses
 from model import GPT, Compute
 from model_config import ModelConfig
 from patient import Patient
+from precision import dtype_of
 from reachable_loss import frequency_loss, reachable_loss, sure_window
 from sharding import Layout, one_device, place_batch
 from state import dotted, named_arrays
-from step import Told, dtype_of, gradients, make_train_step, target_losses
+from step import Told, gradients, make_train_step
 from train_config import TrainConfig
 
 ROUNDING = 1e-5

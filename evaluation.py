@@ -10,10 +10,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from data import ValidationData
 from gathering import Gathering
-from layers import NO_DROPOUT
 from model import GPT, Compute
+from precision import dtype_of
 from sharding import Layout, own_rows, place_batch
-from step import dtype_of, target_losses
 from train_config import TrainConfig
 
 
@@ -45,7 +44,7 @@ def make_evaluation_step(train: TrainConfig, mesh: Mesh | None = None) -> Evalua
             model = nnx.merge(graph, state)
             gathering.outside_blocks(model)
             compute = Compute(dtype_of(train), unroll=train.scan_unroll, whole=gathering.of_layer)
-            losses_BS = target_losses(model(inputs_BS, NO_DROPOUT, compute), targets_BS)
+            losses_BS = model.losses(inputs_BS, targets_BS, compute)
             return losses_BS.sum(axis=-1), (targets_BS >= 0).sum(axis=-1)
 
         told = jax.shard_map(

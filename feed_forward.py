@@ -15,6 +15,7 @@ from jax import Array
 import shard
 from layers import Axes, Initializer, Linear, initializer, joined, sums_over_split
 from model_config import FeedForwardKind, ModelConfig
+from residuals import kept
 
 Activation = Callable[[Array], Array]
 ACTIVATIONS: dict[FeedForwardKind, Activation] = {
@@ -54,9 +55,8 @@ class FeedForward(nnx.Module):
 
     def __call__(self, x_BSD: Array) -> tuple[Array, Routing | None]:
         x_BSD = shard.apart(x_BSD, shard.TENSOR)
-        if self.gate is None:
-            return self.down(self.activation(self.up(x_BSD))), None
-        return self.down(self.activation(self.gate(x_BSD)) * self.up(x_BSD)), None
+        gate = None if self.gate is None else self.gate(x_BSD)
+        return self.down(activated(self.activation, self.up(x_BSD), gate)), None
 
 
 class MixtureOfExperts(nnx.Module):
@@ -107,11 +107,9 @@ class MixtureOfExperts(nnx.Module):
 
     def _through_experts(self, x: Array, expert: Array, counts_E: Array) -> Array:
         """Rows that are sorted by expert, each through its own."""
-        up = self.up(x, expert, counts_E)
-        if self.gate is None:
-            return self.down(self.activation(up), expert, counts_E)
-        gated = self.activation(self.gate(x, expert, counts_E)) * up
-        return self.down(gated, expert, counts_E)
+        gate = None if self.gate is None else self.gate(x, expert, counts_E)
+        hidden = activated(self.activation, self.up(x, expert, counts_E), gate)
+        return self.down(hidden, expert, counts_E)
 
 
 class ExpertLinear(nnx.Module):
@@ -146,7 +144,14 @@ class ExpertLinear(nnx.Module):
             if is_part:
                 bias = shard.apart(bias, shard.TENSOR) / shard.count(shard.TENSOR)
             y = y + bias[expert]
-        return y if is_part else y.astype(x.dtype)
+        return kept(y if is_part else y.astype(x.dtype))
+
+
+def activated(activation: Activation, up: Array, gate: Array | None) -> Array:
+    """activation(up) or, gated, activation(gate) ⊙ up, computed in float32; of the type of up."""
+    wide = up.astype(jnp.float32)
+    y = activation(wide) if gate is None else activation(gate.astype(jnp.float32)) * wide
+    return y.astype(up.dtype)
 
 
 def make_feed_forward(config: ModelConfig, key: Array) -> FeedForward | MixtureOfExperts | None:

@@ -19,7 +19,8 @@ NORM = "the norm of the gradients' sum"
 def first_not_finite(tree: Any) -> Array:
     """The number of the first array in a tree that is not finite, among the tree's leaves; `NONE`
     where all are."""
-    finite = jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)])
+    largest = [jnp.max(jnp.abs(leaf), initial=0) for leaf in jax.tree.leaves(tree)]
+    finite = jnp.isfinite(jnp.stack(largest))  # the largest of numbers with a NaN is NaN
     return jnp.where(finite.all(), NONE, finite.argmin().astype(jnp.int32))
 
 

@@ -33,6 +33,7 @@ from metrics import MetricsLog, StepMetrics, Unrecorded
 from model import GPT
 from model_config import ModelConfig
 from optimizer import MultiSteps
+from precision import dtype_of, resolved
 from provenance import Provenance, refuse_other_tokenizers
 from resume import checkpoint_to_resume, put_aside, refuse_changes
 from run_folder import RunFolder, Start
@@ -88,6 +89,8 @@ def launch(run: RunFolder, config: RunConfig, start: Start, datasets_dir: Path) 
             hosts.done_by_first(lambda: _finish_again(run, plan.first_step))
         return 0
     mesh = _mesh(plan)
+    config = _with_dtype(plan.config)
+    plan = plan._replace(config=config)
     # 5. What this start leaves behind moves aside; what a crash left half-done goes.
     with disk.writing(run.path, "what this start changes"):
         hosts.done_by_first(lambda: _tidy(run, plan.saved))
@@ -101,6 +104,8 @@ def _plan(run: RunFolder, config: RunConfig, start: Start, datasets_dir: Path) -
     #    weights before this start are its own or, without one, those that start_from names.
     saved = _saved(run, start)
     if saved is not None:
+        recorded = saved.meta.run_config().train.compute_dtype
+        config = config._replace(train=resolved(config.train, recorded))
         refuse_changes(saved.meta, config, run, start.extend)
     before = saved.weights if saved else starting_point(run, config)
     # 2. The data: for a run under way the copy at hand, which must be what it was started with.
@@ -126,6 +131,12 @@ def _mesh(plan: Plan) -> Mesh:
         mesh = _mesh_of(plan.config, recorded)
     hosts.connect(mesh)
     return mesh
+
+
+def _with_dtype(config: RunConfig) -> RunConfig:
+    """With the type to compute in: of several processes the first one's."""
+    dtype = hosts.said_by_first(lambda: dtype_of(config.train).name)
+    return config._replace(train=config.train.model_copy(update={"compute_dtype": dtype}))
 
 
 def _trained(plan: Plan, mesh: Mesh) -> int:
@@ -291,12 +302,13 @@ def _report_start(plan: Plan, sharding: ShardingConfig) -> None:
     starts = f"starts from {before.path}" if before else "starts"
     goes_on = f"goes on after step {saved.step:,}, {saved.folder.name}" if saved else starts
     log.info(
-        "%s %s: %s steps of %s tokens on %s",
+        "%s %s: %s steps of %s tokens on %s, in %s",
         plan.run.path,
         goes_on,
         f"{plan.data.total_steps:,}",
         f"{plan.data.tokens_per_step:,}",
         _shown(sharding),
+        plan.config.train.compute_dtype,
     )
 
 

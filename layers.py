@@ -16,7 +16,9 @@ from flax import nnx
 from jax import Array
 
 import shard
+from kernels import products
 from model_config import ModelConfig
+from residuals import kept
 
 SPLIT_AXES = ("heads", "ffn", "vocab")
 """Array axes that the devices along the tensor axis share, in modes with more than one."""
@@ -100,7 +102,7 @@ class Linear(nnx.Module):
         y = joined(product(x, self.kernel), self.kernel)
         if self.low_rank is not None:
             y = y + self.low_rank(x)
-        return (y if self.bias is None else y + self.bias[...]).astype(x.dtype)
+        return kept((y if self.bias is None else y + self.bias[...]).astype(x.dtype))
 
 
 class LowRankParam(nnx.Param):
@@ -144,11 +146,6 @@ class Embedding(nnx.Module):
         is_here = (own >= 0) & (own < len(table))
         rows = rows_of(table, jnp.where(is_here, own, 0)).astype(jnp.float32)
         return shard.summed(jnp.where(is_here[..., None], rows, 0), shard.TENSOR)
-
-    def similarity(self, x_BSD: Array) -> Array:
-        """x · each row, in float32: what a head tied to the embedding computes."""
-        table = self.embedding[...].astype(x_BSD.dtype)
-        return jnp.einsum("...d,vd->...v", x_BSD, table, preferred_element_type=jnp.float32)
 
 
 class LayerNorm(nnx.Module):
@@ -202,10 +199,12 @@ def normed(norm: Norm | None, x_BSD: Array) -> Array:
 
 def product(x: Array, matrix: nnx.Param) -> Array:
     """x times a matrix, over as many axes as it has inputs, summed in float32."""
-    summed = matrix.inputs
-    over = (tuple(range(x.ndim - summed, x.ndim)), tuple(range(summed)))
-    kernel = matrix[...].astype(x.dtype)
-    return jax.lax.dot_general(x, kernel, (over, ((), ())), preferred_element_type=jnp.float32)
+    kernel = matrix[...]
+    inputs, outputs = kernel.shape[: matrix.inputs], kernel.shape[matrix.inputs :]
+    rows = x.shape[: x.ndim - matrix.inputs]
+    kernel_IO = kernel.reshape(math.prod(inputs), -1)
+    y_MO = products.product(x.reshape(math.prod(rows), -1), kernel_IO)
+    return y_MO.reshape(*rows, *outputs)
 
 
 def joined(y: Array, matrix: nnx.Param) -> Array:

@@ -14,10 +14,11 @@ from jax.sharding import Mesh, PartitionSpec
 from config import RunConfig
 from data import sequence_length
 from gathering import Gathering
+from precision import dtype_of
 from shard import DATA, TENSOR
 from sharding import Layout
 from state import AbstractArrays, AbstractState
-from step import dtype_of, objective
+from step import objective
 
 
 @dataclasses.dataclass(frozen=True)

@@ -59,16 +59,22 @@ class StepMetrics:
     """Mixture of experts: tokens that went through each expert of each layer."""
     spike: Spike | None = None
     """Where the loss is far above those before (`health.py`): whether the update was left out."""
+    loss_scale: Figure | None = None
+    """In float16: what the loss was multiplied by. A microbatch whose gradients overflow at it is
+    left out and not counted as dropped; the next step has half of it."""
 
     def as_line(self) -> str:
         """The step's line in the file; what not every step has, only where this one has it."""
         values = {key: _finite(value) for key, value in dataclasses.asdict(self).items()}
-        for key in ("validation_loss", "load_balancing_loss", "expert_tokens", "spike"):
+        for key in _NOT_IN_EVERY_STEP:
             if values[key] is None:
                 del values[key]
         return json.dumps(values) + "\n"
 
 
+_NOT_IN_EVERY_STEP = [
+    field.name for field in dataclasses.fields(StepMetrics) if field.default is None
+]
 _STEP = TypeAdapter(StepMetrics)
 
 

@@ -18,6 +18,7 @@ from jax import Array
 import shard
 from attention import Attention, Cache, View, soft_capped, views
 from feed_forward import Routing, make_feed_forward
+from kernels import cross_entropy, products
 from layers import (
     NO_DROPOUT,
     Dropout,
@@ -29,9 +30,9 @@ from layers import (
     is_split,
     make_norm,
     normed,
-    product,
 )
 from model_config import ModelConfig
+from residuals import only_kept
 from train_config import Remat
 
 ThroughBlock = Callable[[nnx.State, Array, View, Dropout], tuple[Array, Routing | None]]
@@ -59,7 +60,7 @@ class Compute(NamedTuple):
 
     dtype: jnp.dtype = jnp.dtype(jnp.float32)
     """Type of activations and products."""
-    remat: Remat = "none"
+    remat: Remat = "dots"
     """What of a layer the backward pass computes again; see `TrainConfig.remat`."""
     unroll: int = 1
     """Periods of the layers' pattern compiled one after the other in each turn of the scan."""
@@ -123,8 +124,50 @@ class GPT(nnx.Module):
             compute: how.
             keep_hidden_states: whether to return them; they take memory.
         """
+        x_BSD = self._start(tokens_BS, dropout, compute)
+        return self.decode(x_BSD, dropout, compute, keep_hidden_states)
+
+    def summed_loss(
+        self,
+        tokens_BS: Array,
+        targets_BS: Array,
+        dropout: Dropout = NO_DROPOUT,
+        compute: Compute = Compute(),  # noqa: B008 — a tuple
+    ) -> tuple[Array, Routing | None]:
+        """Cross-entropy summed over the targets that count (those not negative), in nats; and the
+        routing of `forward`. There are never all logits at once."""
+        x_MD, routing = self._before_head(tokens_BS, dropout, compute)
+        head, matrix = functools.partial(logits_of, self.config), self._output_matrix()
+        return cross_entropy.summed_loss(head, x_MD, matrix, targets_BS.reshape(-1)), routing
+
+    def losses(
+        self,
+        tokens_BS: Array,
+        targets_BS: Array,
+        compute: Compute = Compute(),  # noqa: B008 — a tuple
+    ) -> Array:
+        """losses_BS of each target, 0 where it does not count; to look at, without a gradient."""
+        x_MD, _ = self._before_head(tokens_BS, NO_DROPOUT, compute)
+        head, matrix = functools.partial(logits_of, self.config), self._output_matrix()
+        losses_M = cross_entropy.losses(head, x_MD, matrix, targets_BS.reshape(-1))
+        return losses_M.reshape(targets_BS.shape)
+
+    def _start(self, tokens_BS: Array, dropout: Dropout, compute: Compute) -> Array:
+        """x_BSD as the blocks see it."""
         x_BSD = self.embed(tokens_BS, jnp.arange(tokens_BS.shape[-1])).astype(compute.dtype)
-        return self.decode(dropout.fold(0)(x_BSD), dropout, compute, keep_hidden_states)
+        return dropout.fold(0)(x_BSD)
+
+    def _before_head(
+        self, tokens_BS: Array, dropout: Dropout, compute: Compute
+    ) -> tuple[Array, Routing | None]:
+        """x_MD as the head sees it, M for the tokens of all sequences; and the routing."""
+        x_BSD, routing = self._start(tokens_BS, dropout, compute), None
+        if self.blocks is not None:
+            x_BSD, _, routing = through_blocks(
+                self.blocks, self.config, x_BSD, dropout, compute, keep_hidden_states=False
+            )
+        x_BSD = shard.apart(normed(self.final_norm, x_BSD), shard.TENSOR)
+        return x_BSD.reshape(-1, x_BSD.shape[-1]), routing
 
     def decode(
         self,
@@ -163,21 +206,16 @@ class GPT(nnx.Module):
         """Logits of the blocks' output: logits_BSV, float32; where devices share the vocabulary,
         those of this device's part, −inf for rows that stand for no token."""
         x_BSD = shard.apart(normed(self.final_norm, x_BSD), shard.TENSOR)
-        logits_BSV = (
-            self.token_embedding.similarity(x_BSD)
-            if self.head is None
-            else product(x_BSD, self.head.kernel)
-        )
-        return self._without_padding(soft_capped(logits_BSV, self.config.final_soft_cap))
+        x_MD = x_BSD.reshape(-1, x_BSD.shape[-1])
+        logits_MV = logits_of(self.config, x_MD, self._output_matrix())
+        logits_BSV = logits_MV.reshape(*x_BSD.shape[:-1], -1)
+        return logits_BSV if is_split("vocab") else logits_BSV[..., : self.config.vocab_size]
 
-    def _without_padding(self, logits_BSV: Array) -> Array:
-        rows, tokens = logits_BSV.shape[-1], self.config.vocab_size
-        if rows == tokens:
-            return logits_BSV
-        if not is_split("vocab"):
-            return logits_BSV[..., :tokens]
-        token_V = first_of_vocabulary(rows) + jnp.arange(rows)
-        return jnp.where(token_V < tokens, logits_BSV, -jnp.inf)
+    def _output_matrix(self) -> Array:
+        """matrix_DV of the head, or of the embedding where that is the head, too."""
+        if self.head is not None:
+            return self.head.kernel[...]
+        return self.token_embedding.embedding[...].T
 
 
 class Block(nnx.Module):
@@ -224,6 +262,17 @@ class Block(nnx.Module):
         """The residual stream after a sub-layer that gave y."""
         y_BSD = x_BSD + y_BSD if self.residual else y_BSD
         return normed(norm, y_BSD) if self.norm_placement == "after" else y_BSD
+
+
+def logits_of(config: ModelConfig, x_MD: Array, matrix_DV: Array) -> Array:
+    """logits_MV, float32, of what the head sees; −inf for rows that stand for no token. Where
+    devices share the vocabulary, those of this device's part."""
+    logits_MV = soft_capped(products.product(x_MD, matrix_DV), config.final_soft_cap)
+    rows = logits_MV.shape[-1]
+    if rows * shard.count(shard.TENSOR) == config.vocab_size:
+        return logits_MV
+    token_V = first_of_vocabulary(rows) + jnp.arange(rows)
+    return jnp.where(token_V < config.vocab_size, logits_MV, -jnp.inf)
 
 
 def stacked_blocks(config: ModelConfig, key: Array) -> Block:
@@ -287,7 +336,7 @@ def rematerialized(through_block: ThroughBlock, compute: Compute) -> ThroughBloc
     if compute.remat == "full":
         return jax.checkpoint(through_block)
     if compute.remat == "dots":
-        return jax.checkpoint(through_block, policy=jax.checkpoint_policies.dots_saveable)
+        return jax.checkpoint(through_block, policy=only_kept)
     if compute.whole is as_they_are:
         return through_block
     return jax.checkpoint(through_block, policy=_all_but_gathered)

@@ -14,6 +14,7 @@ from flax import nnx
 from jax import Array
 
 from layers import LowRankParam
+from precision import LossScale, dtype_of
 from train_config import TrainConfig
 
 
@@ -45,6 +46,7 @@ class MultiSteps(nnx.Optimizer):
         self.schedule = learning_rate_schedule(train, total_steps)
         self.clipping_max_norm = train.clipping_max_norm
         wrt = LowRankParam if train.lora else nnx.Param
+        self.loss_scale = nnx.data(LossScale() if dtype_of(train) == jnp.float16 else None)
         super().__init__(model, update_direction(train, model, wrt), wrt=wrt)
 
     def update(  # type: ignore[override]
@@ -60,12 +62,14 @@ class MultiSteps(nnx.Optimizer):
                 target counts.
             skipped: whether model and moments are to stay as they are.
         """
-        gradient = jax.tree.map(lambda g: g / jnp.where(weight > 0, weight, 1), gradient_sum)
-        norm = optax.tree_utils.tree_norm(gradient)
+        weight_or_1 = jnp.where(weight > 0, weight, 1)
+        norm = optax.tree_utils.tree_norm(gradient_sum) / weight_or_1
+        limit = jnp.inf if self.clipping_max_norm is None else self.clipping_max_norm
+        scale = jnp.where(norm > limit, limit / norm, 1) / weight_or_1
         applied = (weight > 0) & jnp.isfinite(norm) & ~jnp.asarray(skipped)
         learning_rate = self.schedule(self.step[...])
-        super().update(model, gradient, learning_rate=learning_rate, applied=applied)
-        limit = jnp.inf if self.clipping_max_norm is None else self.clipping_max_norm
+        told = {"scale": scale, "learning_rate": learning_rate, "applied": applied}
+        super().update(model, gradient_sum, **told)
         return Update(learning_rate, norm, applied & (norm > limit), applied)
 
 
@@ -87,41 +91,43 @@ def learning_rate_schedule(train: TrainConfig, total_steps: int) -> optax.Schedu
 def update_direction(
     train: TrainConfig, model: nnx.Module, wrt: type[nnx.Param]
 ) -> optax.GradientTransformationExtraArgs:
-    """AdamW (Loshchilov & Hutter 2019) on the gradient clipped by its global norm."""
-    clip = (
-        optax.identity()
-        if train.clipping_max_norm is None
-        else optax.clip_by_global_norm(train.clipping_max_norm)
-    )
+    """AdamW (Loshchilov & Hutter 2019) on the scaled gradient."""
     adamw = optax.chain(
-        clip,
+        scaled(),
         optax.scale_by_adam(train.beta1, train.beta2, train.epsilon),
         optax.add_decayed_weights(train.weight_decay, decay_mask(train, model, wrt)),
     )
     return scaled_where_applied(adamw)
 
 
+def scaled() -> optax.GradientTransformationExtraArgs:
+    """Multiply the gradient by `scale`."""
+
+    def update(
+        gradient: optax.Updates, state: optax.OptState, _: optax.Params | None, *, scale: Array
+    ) -> tuple[optax.Updates, optax.OptState]:
+        return jax.tree.map(lambda g: g * scale, gradient), state
+
+    return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
+
+
 def scaled_where_applied(
-    inner: optax.GradientTransformation,
+    inner: optax.GradientTransformationExtraArgs,
 ) -> optax.GradientTransformationExtraArgs:
-    """Scale what `inner` proposes by −learning_rate; where not `applied`, do not run it at all."""
+    """Scale what `inner` proposes by −learning_rate; where not `applied`, nothing changes."""
 
     def update(
         gradient: optax.Updates,
         state: optax.OptState,
         params: optax.Params | None = None,
         *,
+        scale: Array,
         learning_rate: Array,
         applied: Array,
     ) -> tuple[optax.Updates, optax.OptState]:
-        def step() -> tuple[optax.Updates, optax.OptState]:
-            direction, new_state = inner.update(gradient, state, params)
-            return jax.tree.map(lambda d: -learning_rate * d, direction), new_state
-
-        def stay() -> tuple[optax.Updates, optax.OptState]:
-            return jax.tree.map(jnp.zeros_like, gradient), state
-
-        return jax.lax.cond(applied, step, stay)
+        direction, moved = inner.update(gradient, state, params, scale=scale)
+        change = jax.tree.map(lambda d: jnp.where(applied, -learning_rate * d, 0), direction)
+        return change, jax.tree.map(lambda new, old: jnp.where(applied, new, old), moved, state)
 
     return optax.GradientTransformationExtraArgs(inner.init, update)
 

@@ -25,16 +25,18 @@ from devices import mesh_of
 from errors import UserError
 from finite import first_named, not_finite, suspects
 from generation import unstacked
+from kernels.cross_entropy import target_losses
 from launch import model_and_optimizer
 from layers import Dropout
 from model import GPT, Block
 from optimizer import MultiSteps
+from precision import dtype_of
 from provenance import Provenance
 from run_folder import RunFolder
 from sharding import place_batch
 from starting_point import starting_point
 from state import AbstractState, dotted, named_arrays
-from step import StepResult, dropout_key, dtype_of, make_train_step, target_losses
+from step import StepResult, dropout_key, make_train_step
 
 Note = Callable[[str, Array], None]
 

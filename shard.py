@@ -46,3 +46,20 @@ def apart(x: Any, axis: str) -> Any:
     """x, alike on all devices along a mesh axis, as something that each has a copy of its own of:
     the gradient of the copy is the device's own, that of x the sum of them."""
     return jax.lax.pcast(x, axis, to="varying") if count(axis) > 1 else x
+
+
+def alike(*arrays: Array) -> tuple[Array, ...]:
+    """The arrays, each as something that every device has a copy of its own of, along the mesh axes
+    along which one of them is."""
+    axes = frozenset[str]().union(*map(_own_along, arrays))
+
+    def lifted(array: Array) -> Array:
+        missing = tuple(sorted(axes - _own_along(array)))
+        return jax.lax.pcast(array, missing, to="varying") if missing else array
+
+    return tuple(map(lifted, arrays))
+
+
+def _own_along(array: Array) -> frozenset[str]:
+    axes: frozenset[str] = jax.typeof(array).manual_axis_type.varying
+    return axes

@@ -13,13 +13,15 @@ import jax
 import numpy as np
 from flax import nnx
 from jax import Array
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from model_config import ModelConfig
 from shard import DATA, TENSOR
 from train_config import Mode, ShardingConfig, mode_problem
 
 MESH_AXIS_NAMES = (DATA, TENSOR)
+TILE = 128
+"""Columns of a product that accelerators compute at once."""
 _SPLIT_PRODUCTS = {"heads": TENSOR, "kv_heads": TENSOR, "ffn": TENSOR, "vocab": TENSOR}
 _SPLIT_STATE = {"emb": DATA, "ffn": DATA, "head_dim": DATA, "heads": DATA, "kv_heads": DATA}
 MESH_AXES: dict[Mode, dict[str, str]] = {
@@ -149,9 +151,11 @@ class Layout(NamedTuple):
         return PartitionSpec(*_without_trailing_none(names))
 
     def padded(self, vocab_size: int) -> int:
-        """Rows that a vocabulary has in memory, so that it divides over the tensor axis."""
+        """Rows that a vocabulary has in memory: so that it divides over the tensor axis and, but on
+        a CPU, in whole tiles of products."""
         parts = self.mesh.shape[TENSOR]
-        return math.ceil(vocab_size / parts) * parts
+        whole = parts if _is_cpu(self.mesh) else parts * TILE
+        return math.ceil(vocab_size / whole) * whole
 
     def problems(self, model: ModelConfig) -> list[str]:
         """A line for each dimension of a model that does not divide as the mode needs it."""
@@ -165,6 +169,11 @@ class Layout(NamedTuple):
                     f"{mesh_axis}; {near} would"
                 )
         return lines
+
+
+def _is_cpu(mesh: Mesh | AbstractMesh) -> bool:
+    """Whether its devices are CPUs, or none that are there."""
+    return isinstance(mesh, AbstractMesh) or mesh.devices.flat[0].platform == "cpu"
 
 
 def is_spec(node: Any) -> bool:

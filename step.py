@@ -20,10 +20,11 @@ import shard
 from feed_forward import Routing
 from finite import NONE, NORM, first_not_finite
 from gathering import Gathering
-from layers import Dropout, first_of_vocabulary
+from layers import Dropout
 from model import GPT, Compute
 from optimizer import MultiSteps
-from shard import DATA, TENSOR
+from precision import dtype_of
+from shard import DATA
 from sharding import Layout, is_spec, keep_layout
 from train_config import TrainConfig
 
@@ -46,6 +47,16 @@ class StepResult(NamedTuple):
     routing: Routing | None
     """Mixture of experts: tokens per layer and expert (counts_LE) and the mean load-balancing
     loss, over all microbatches."""
+    loss_scale: Array | None
+    """What the loss was multiplied by, in float16."""
+
+    @property
+    def overflowed_A(self) -> np.ndarray:
+        """Whether the microbatch was left out because gradients of a scaled loss overflowed, which
+        a smaller scale mends."""
+        first_bad_A = np.asarray(self.first_bad_A)
+        is_scaled = self.loss_scale is not None and self.loss_scale > 1
+        return is_scaled & overflows(first_bad_A)
 
     @property
     def finite_A(self) -> np.ndarray:
@@ -55,14 +66,16 @@ class StepResult(NamedTuple):
 
     @property
     def loss(self) -> float | None:
-        """Mean over the targets of the microbatches that counted; None where none did."""
+        """Mean over the targets of the microbatches that counted, or overflowed; None where none
+        did."""
         weights_A = np.asarray(self.weights_A)
-        counted_A = self.finite_A & (weights_A > 0)
+        counted_A = (self.finite_A | self.overflowed_A) & (weights_A > 0)
         losses = np.asarray(self.losses_A, np.float64)[counted_A]
         return float(np.average(losses, weights=weights_A[counted_A])) if len(losses) else None
 
     def bad(self, suspects: Sequence[str]) -> dict[int, str]:
-        """For each microbatch that was left out, the first thing that was not finite.
+        """For each microbatch that was left out, but for overflows, the first thing that was not
+        finite.
 
         Args:
             suspects: `finite.suspects` of the model.
@@ -70,7 +83,7 @@ class StepResult(NamedTuple):
         return {
             number: NORM if first == NONE else suspects[first]
             for number, first in enumerate(np.asarray(self.first_bad_A).tolist())
-            if not self.finite_A[number]
+            if not (self.finite_A | self.overflowed_A)[number]
         }
 
 
@@ -109,13 +122,17 @@ def make_train_step(train: TrainConfig, mesh: Mesh | None = None) -> TrainStep:
         loss_limit: Array | float = jnp.inf,
     ) -> StepResult:
         key = dropout_key(train, optimizer.step[...])
-        batch = inputs_ABS, targets_ABS, key
+        scaling = optimizer.loss_scale
+        loss_scale = None if scaling is None else scaling.scale[...]
+        batch = inputs_ABS, targets_ABS, key, loss_scale
         gradient_sum, told, first_bad_A = gradients(train, layout, model, optimizer.wrt, *batch)
         losses_A, weights_A, routing = told
         is_finite_A = first_bad_A == NONE
         weight = jnp.where(is_finite_A, weights_A, 0).sum()
         skipped = jnp.where(is_finite_A, losses_A, 0).sum() > loss_limit * weight
         update = optimizer.update(model, gradient_sum, weight, skipped)
+        if scaling is not None:
+            scaling.adapt(overflows(first_bad_A).any())
         keep_layout(layout, model, optimizer)
         return StepResult(
             losses_A / weights_A,
@@ -126,9 +143,15 @@ def make_train_step(train: TrainConfig, mesh: Mesh | None = None) -> TrainStep:
             update.gradient_norm,
             update.clipped,
             routing and Routing(routing.counts_E.sum(axis=0), routing.balance_loss.mean()),
+            loss_scale,
         )
 
     return nnx.jit(train_step, donate_argnums=(0, 1))
+
+
+def overflows(first_bad_A: Any) -> Any:
+    """Whether the loss was finite, but a gradient was not."""
+    return (first_bad_A > 0) & (first_bad_A != NONE)
 
 
 def dropout_key(train: TrainConfig, step: Array | int) -> Array:
@@ -144,6 +167,7 @@ def gradients(
     inputs_ABS: Array,
     targets_ABS: Array,
     key: Array,
+    scale: Array | None = None,
 ) -> tuple[nnx.State, Told, Array]:
     """The sum of the finite microbatches' gradients, what they tell, and their `first_bad_A`.
 
@@ -154,6 +178,7 @@ def gradients(
     Args:
         wrt: the kind of parameters that gradients are wanted of.
         key: of the step's dropout.
+        scale: what the loss is multiplied by, and its gradient divided by, if by anything.
     """
     graph, *states = nnx.split(model, wrt, ...)
     trained, frozen = states
@@ -162,25 +187,33 @@ def gradients(
     is_part = jax.tree.map(lambda spec: DATA in spec, specs, is_leaf=is_spec)
 
     def on_each_device(
-        trained: nnx.State, frozen: nnx.State, inputs_ABS: Array, targets_ABS: Array, key: Array
+        trained: nnx.State,
+        frozen: nnx.State,
+        inputs_ABS: Array,
+        targets_ABS: Array,
+        key: Array,
+        scale: Array | None,
     ) -> tuple[nnx.State, Told, Array]:
         def objective_of(trained: nnx.State, *batch: Array) -> tuple[Array, Told]:
             # copies, as frozen parameters belong to the trace outside and cannot be changed here
             model = nnx.merge(graph, trained, frozen, copy=True)
-            return objective(train, gathering, model, *batch)
+            loss, told = objective(train, gathering, model, *batch)
+            return loss if scale is None else loss * scale, told
 
         own = jax.tree.map(lambda part, w: w if part else shard.apart(w, DATA), is_part, trained)
         total, *told = summed_gradients(objective_of, own, inputs_ABS, targets_ABS, key)
         total = jax.tree.map(lambda part, g: g if part else shard.summed(g, DATA), is_part, total)
+        if scale is not None:
+            total = jax.tree.map(lambda g: g / scale, total)
         return total, *told
 
     on_all = jax.shard_map(
         on_each_device,
         mesh=layout.mesh,
-        in_specs=(specs, layout.specs(frozen), batch, batch, everywhere),
+        in_specs=(specs, layout.specs(frozen), batch, batch, everywhere, everywhere),
         out_specs=(specs, everywhere, everywhere),
     )
-    return on_all(trained, frozen, inputs_ABS, targets_ABS, key)
+    return on_all(trained, frozen, inputs_ABS, targets_ABS, key, scale)
 
 
 def summed_gradients(
@@ -236,32 +269,12 @@ def objective(
     gathering.outside_blocks(model)
     compute = Compute(dtype_of(train), train.remat, train.scan_unroll, gathering.of_layer)
     dropout = Dropout.of(train.drop_rate, key, sequences_B)
-    logits_BSV, routing, _ = model.forward(inputs_BS, dropout, compute)
+    total, routing = model.summed_loss(inputs_BS, targets_BS, dropout, compute)
     parts = shard.count(DATA)
-    loss = target_losses(logits_BSV, targets_BS).mean(axis=-1).mean() / parts
+    loss = total / (targets_BS.size * parts)
     weight = shard.summed((targets_BS >= 0).mean() / parts, DATA)
     if routing is None:
         return loss, Told(shard.summed(loss, DATA), weight, None)
     balance = train.load_balancing_weight * routing.balance_loss.mean()
     routing = routing._replace(balance_loss=shard.summed(routing.balance_loss, DATA))
     return loss + weight * balance, Told(shard.summed(loss, DATA), weight, routing)
-
-
-def target_losses(logits_BSV: Array, targets_BS: Array) -> Array:
-    """Cross-entropy at each target, losses_BS in nats: log Σ exp(logits) − the target's logit; 0
-    where the target is negative, which means that it does not count. Where devices share the
-    vocabulary, each has the logits of its part."""
-    tokens = logits_BSV.shape[-1]
-    own_BS = jnp.maximum(targets_BS, 0) - first_of_vocabulary(tokens)
-    is_here_BS = (own_BS >= 0) & (own_BS < tokens)
-    largest_BS = shard.largest(jax.lax.stop_gradient(logits_BSV).max(axis=-1), TENSOR)
-    logits_BSV = logits_BSV - largest_BS[..., None]
-    target_BS = jnp.take_along_axis(logits_BSV, jnp.where(is_here_BS, own_BS, 0)[..., None], -1)
-    target_BS = shard.summed(jnp.where(is_here_BS, target_BS[..., 0], 0), TENSOR)
-    total_BS = shard.summed(jnp.exp(logits_BSV).sum(axis=-1), TENSOR)
-    return jnp.where(targets_BS >= 0, jnp.log(total_BS) - target_BS, 0)
-
-
-def dtype_of(train: TrainConfig) -> jnp.dtype:
-    """The type of activations and products."""
-    return jnp.dtype(train.compute_dtype)

@@ -50,9 +50,9 @@ class StepReader:
         """The step's metrics, once it is complete."""
         values = StepResult(*jax.device_get(tuple(result)))
         seconds = self._clock.lap()
-        finite, routing = values.finite_A, values.routing
-        if not finite.all():
-            self._say_what_is_bad(step, values)
+        bad, routing = values.bad(self._suspects), values.routing
+        if bad:
+            self._say_what_is_bad(step, bad, len(values.first_bad_A))
         loss = values.loss
         metrics = StepMetrics(
             global_step=step,
@@ -61,12 +61,13 @@ class StepReader:
             learning_rate=float(values.learning_rate),
             gradient_norm=float(values.gradient_norm),
             clipped=bool(values.clipped),
-            dropped_microbatches=int((~finite).sum()),
+            dropped_microbatches=len(bad),
             step_seconds=seconds,
             tokens_per_second=self._tokens_per_step / seconds,
             load_balancing_loss=float(routing.balance_loss) if routing else None,
             expert_tokens=routing.counts_E.tolist() if routing else None,
             spike=self._spike(step, loss, bool(values.skipped)),
+            loss_scale=None if values.loss_scale is None else float(values.loss_scale),
         )
         self.health.note(metrics)
         return metrics
@@ -103,12 +104,11 @@ class StepReader:
         )
         return "skipped" if is_skipped else "seen"
 
-    def _say_what_is_bad(self, step: int, values: StepResult) -> None:
-        bad = values.bad(self._suspects)
+    def _say_what_is_bad(self, step: int, bad: dict[int, str], microbatches: int) -> None:
         kept = self._kept(step, bad)
         log.warning(
             "step %d: %d of %d microbatches left out: %s is not finite; %s",
-            *(step, len(bad), len(values.first_bad_A), first_named(bad), kept),
+            *(step, len(bad), microbatches, first_named(bad), kept),
         )
 
     def _kept(self, step: int, bad: dict[int, str]) -> str:

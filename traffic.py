@@ -12,7 +12,6 @@ import math
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
-import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import AbstractMesh
 
@@ -20,6 +19,7 @@ from collectives import moved_bytes
 from config import RunConfig
 from gathering import BLOCKS
 from model_config import ModelConfig
+from precision import dtype_of
 from shard import DATA, TENSOR
 from sharding import MESH_AXIS_NAMES, Layout
 from state import VOCABULARY, abstract_model
@@ -199,4 +199,4 @@ def _tokens(run: RunConfig, layout: Layout) -> int:
 
 def _width(run: RunConfig) -> int:
     """Bytes of an element of activations."""
-    return jnp.dtype(run.train.compute_dtype).itemsize
+    return dtype_of(run.train).itemsize

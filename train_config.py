@@ -70,6 +70,8 @@ def mode_problem(mode: str, data: int, tensor: int) -> str | None:
 
 
 Remat = Literal["none", "dots", "full"]
+ComputeDtype = Literal["float32", "bfloat16", "float16"]
+ComputeDtypeOrAuto = ComputeDtype | Literal["auto"]
 
 LoraTarget = Literal["query", "key", "value", "output", "gate", "up", "down"]
 
@@ -202,8 +204,11 @@ class TrainConfig(Config):
     load_balancing_weight: Annotated[float, Field(ge=0)] = 0.01
     """Mixture of experts: what the load-balancing loss (Fedus et al. 2021, equation 4) counts in
     the gradient, beside the cross-entropy."""
-    compute_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type of activations and matrix products; weights, sums and the loss stay float32."""
+    compute_dtype: ComputeDtypeOrAuto = "auto"
+    """Type of activations and matrix products; weights, sums and the loss stay float32. float16
+    comes with dynamic loss scaling. auto: the fastest that is safe on the device that the run
+    starts on, bfloat16 where it has instructions for it; checkpoints record which, and later starts
+    keep it."""
     seed: Annotated[int, Field(ge=0, le=2**32 - 1)] = 0
     """Seed of the initial weights, of dropout and of shuffling."""
     deterministic: bool = False
@@ -212,9 +217,10 @@ class TrainConfig(Config):
     """How devices share the work: `{"mode": "fsdp_tp", "data": 4, "tensor": 2}`. null:
     data-parallel over all devices (on a CPU one per core) where microbatch_size divides by them,
     else one device."""
-    remat: Remat = "none"
-    """What of a layer's forward pass the backward pass computes again, to save memory. none:
-    nothing. dots: all but the products. full: all of it (Chen et al. 2016)."""
+    remat: Remat = "dots"
+    """What of a layer's forward pass the backward pass computes again. dots: all but products and
+    attention, which is little work, and less to keep and to fetch. none: nothing. full: all of it,
+    which takes the least memory (Chen et al. 2016)."""
     scan_unroll: Size = 1
     """Layers, or periods of layer_pattern, compiled one after the other in each turn of the loop
     over them: more may run faster, and takes longer to compile. In fsdp keep it below their number:

@@ -18,11 +18,12 @@ from scaling_cases import LLAMA, train_config
 
 import runtime
 from config import RunConfig
+from kernels.cross_entropy import target_losses
 from model import GPT
 from optimizer import MultiSteps
 from sharding import create_mesh, one_device, place_batch
 from state import create_model_and_optimizer
-from step import make_train_step, target_losses
+from step import make_train_step
 from train_config import Mode, ShardingConfig
 
 DEVICES, SEQUENCES, LENGTH = 2, 4, 128

@@ -21,7 +21,6 @@ import generation
 import layers
 import optimizer
 import patient
-import step
 from attention import Cache
 from checkup import Finding, findings
 from config import RunConfig, load_run
@@ -114,8 +113,20 @@ def test_what_is_sound_passes(name: str) -> None:
     ]
 
 
+def see(patch: pytest.MonkeyPatch, mask_of: Callable[[int, int | None], Array]) -> None:
+    """What whole sequences see, by their length and window."""
+
+    def masked(
+        query: Array, key: Array, value: Array, scale: float, window: int | None, cap: float | None
+    ) -> Array:
+        mask = mask_of(query.shape[1], window)
+        return attention.plain_attention(query, key, value, mask, scale=scale, soft_cap=cap)
+
+    patch.setattr(attention, "causal_attention", masked)
+
+
 def look_ahead(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(attention, "causal_mask", lambda length, _: jnp.ones((length, length), bool))
+    see(patch, lambda length, _: jnp.ones((length, length), bool))
 
 
 def sideways(numbers: Array) -> Array:
@@ -134,12 +145,11 @@ def look_ahead_without_a_gradient(patch: pytest.MonkeyPatch) -> None:
 
 
 def look_at_nothing(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(attention, "causal_mask", lambda length, _: jnp.eye(length, dtype=bool))
+    see(patch, lambda length, _: jnp.eye(length, dtype=bool))
 
 
 def no_window(patch: pytest.MonkeyPatch) -> None:
-    honest = attention.causal_mask
-    patch.setattr(attention, "causal_mask", lambda length, _: honest(length))
+    see(patch, lambda length, _: attention.causal_mask(length))
 
 
 def norm_over_the_batch(patch: pytest.MonkeyPatch) -> None:
@@ -190,12 +200,12 @@ def overflow_in_bfloat16(patch: pytest.MonkeyPatch) -> None:
 
 
 def every_target_counts(patch: pytest.MonkeyPatch) -> None:
-    honest = step.target_losses
+    honest = GPT.summed_loss
 
-    def losses(logits_BSV: Array, targets_BS: Array) -> Array:
-        return honest(logits_BSV, jnp.maximum(targets_BS, 0))
+    def summed_loss(self: GPT, tokens_BS: Array, targets_BS: Array, *how: Any) -> Any:
+        return honest(self, tokens_BS, jnp.maximum(targets_BS, 0), *how)
 
-    patch.setattr(step, "target_losses", losses)
+    patch.setattr(GPT, "summed_loss", summed_loss)
 
 
 def cache_off_by_one(patch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ import config
 import metrics
 from config import RunConfig
 from feed_forward import ACTIVATIONS, FeedForward, MixtureOfExperts, Routing, make_feed_forward
+from kernels.cross_entropy import target_losses
 from launch import launch
 from model import GPT
 from model_config import ModelConfig
@@ -28,7 +29,7 @@ from optimizer import MultiSteps
 from run_folder import Start
 from sharding import place_batch
 from state import AbstractState, named_arrays
-from step import TrainStep, make_train_step, target_losses
+from step import TrainStep, make_train_step
 
 KINDS: dict[str, dict[str, Any]] = {
     "top-2-of-4": {},

@@ -31,7 +31,7 @@ def test_the_first_array_is_named() -> None:
 
 def test_a_step_says_its_loss_and_what_was_bad_of_which_microbatch() -> None:
     def result(losses: list[float], weights: list[float], bad: list[Any], norm: float) -> Any:
-        rest = np.False_, np.float32(1e-3), np.float32(norm), np.False_, None
+        rest = np.False_, np.float32(1e-3), np.float32(norm), np.False_, None, None
         return StepResult(np.array(losses), np.array(weights), np.array(bad), *rest)  # type: ignore[arg-type]
 
     names = ["the loss", "the gradient of w"]

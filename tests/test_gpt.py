@@ -15,12 +15,12 @@ from flax import nnx
 from tiny_model import compiled, lively, quick_jit, random_tokens
 
 import config
-from attention import attention, causal_mask
+from attention import causal_mask, plain_attention
+from kernels.cross_entropy import target_losses
 from layers import Dropout
 from model import GPT, Compute, Forward
 from model_config import ModelConfig
 from state import named_arrays
-from step import target_losses
 
 ROOT = Path(__file__).parents[1]
 RUNS = sorted(path.parent for path in (ROOT / "runs").glob("*/model.json"))
@@ -171,7 +171,7 @@ def test_attention(masked: bool, batched: bool, kv_heads: int, key: jax.Array) -
     query = jax.random.normal(key, (*before, 4, 5))
     key_, value = jax.random.normal(jax.random.fold_in(key, 1), (2, *before, kv_heads, 5))
     mask = causal_mask(6) if masked else None
-    found = attention(query, key_, value, mask)
+    found = plain_attention(query, key_, value, mask)
     np.testing.assert_allclose(
         found, jax.nn.dot_product_attention(query, key_, value, mask=mask), rtol=1e-5, atol=1e-6
     )
@@ -202,17 +202,22 @@ def test_logits_depend_on_the_tokens_they_may_see_and_no_others(variant: str) ->
     embedded_SD, direction_SD = jnp.asarray(x_SD, jnp.float32)
 
     def slopes(model: GPT) -> jax.Array:
-        """Of the logits at s when the embedding at t moves: slope_SSV, its first axis t."""
+        """Of a mixture of the logits at s when the embedding at t moves: slope_SS, its first
+        axis s."""
 
         def decode(x_SD: jax.Array) -> jax.Array:
             return model.decode(x_SD[None]).logits_BSV[0]
 
-        def slope_SV(at_S: jax.Array) -> jax.Array:
-            return jax.jvp(decode, (embedded_SD,), (at_S[:, None] * direction_SD,))[1]
+        logits_SV, pull = jax.vjp(decode, embedded_SD)
+        mixture_V = jax.random.normal(jax.random.key(3), logits_SV.shape[1:])
 
-        return jax.lax.map(slope_SV, jnp.eye(length))
+        def slope_S(at_S: jax.Array) -> jax.Array:
+            (gradient_SD,) = pull(at_S[:, None] * mixture_V)
+            return (gradient_SD * direction_SD).sum(axis=-1)
 
-    influence_SS = np.abs(compiled(slopes, model)()).max(axis=-1).T
+        return jax.lax.map(slope_S, jnp.eye(length))
+
+    influence_SS = np.abs(compiled(slopes, model)())
     seen_SS = seen_by_whole_model(model.config, length)
     assert not np.triu(seen_SS, k=1).any()
     assert (influence_SS[~seen_SS] == 0).all()

@@ -23,11 +23,11 @@ import devices
 import launch
 import metrics
 import replay
-import step
 import trainer
 from capsule import MOST_CAPSULES, open_capsule
 from checkpointing import list_checkpoints
 from errors import EXIT_FAILED, RunFailure, UserError
+from kernels.cross_entropy import target_losses
 from model import GPT
 from run_folder import RunFolder, Start
 from state import named_arrays
@@ -89,13 +89,17 @@ def change_losses(
 ) -> None:
     """In training and its replay: losses_BS as `change` makes them, of losses_BS and of where the
     target is the rare token."""
-    losses_of = step.target_losses
 
     def changed(logits_BSV: jax.Array, targets_BS: jax.Array) -> jax.Array:
-        return change(losses_of(logits_BSV, targets_BS), targets_BS == RARE)
+        return change(target_losses(logits_BSV, targets_BS), targets_BS == RARE)
 
-    for module in (step, replay):
-        monkeypatch.setattr(module, "target_losses", changed)
+    def summed(
+        model: GPT, tokens_BS: jax.Array, targets_BS: jax.Array, *how: Any
+    ) -> tuple[jax.Array, None]:
+        return changed(model(tokens_BS, *how), targets_BS).sum(), None
+
+    monkeypatch.setattr(GPT, "summed_loss", summed)
+    monkeypatch.setattr(replay, "target_losses", changed)
 
 
 def weights_of(run: RunFolder) -> dict[int, dict[str, np.ndarray]]:

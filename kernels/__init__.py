@@ -1,0 +1,1 @@
+"""What is computed in a special way to be fast."""
