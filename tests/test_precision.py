@@ -34,8 +34,8 @@ def go(run: RunFolder, datasets: Path, **start: Any) -> int:
 
 def chosen(monkeypatch: pytest.MonkeyPatch, **device: Any) -> str:
     """The honest choice for a device; conftest has another."""
-    module = importlib.util.module_from_spec(precision.__spec__)  # type: ignore[arg-type]
-    precision.__spec__.loader.exec_module(module)
+    module = importlib.util.module_from_spec(precision.__spec__)
+    precision.__spec__.loader.exec_module(module)  # type: ignore[union-attr]
     monkeypatch.setattr(module.jax, "devices", lambda: [SimpleNamespace(**device)])
     if "cpu_info" in device:
         monkeypatch.setattr(module, "_CPU_INFO", device["cpu_info"])

@@ -1,0 +1,92 @@
+"""A side of `train_speed.py`: the step that training runs, fed and read as the trainer does it.
+
+Reads how many steps to take from each line it is given and answers with a line of JSON: the seconds
+they took, and the loss of the last.
+"""
+
+import itertools
+import json
+import math
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+import runtime
+from config import RunConfig
+from devices import mesh_of
+from model_config import ModelConfig
+from state import create_model_and_optimizer
+from step import StepResult, make_train_step
+from train_config import ShardingConfig, TrainConfig
+from trainer import PlacedAhead
+
+TOTAL_STEPS = 1_000_000
+"""So many that the learning rate stays at its peak."""
+
+
+def main() -> None:
+    asked = json.loads(sys.argv[1])
+    sequences = np.load(asked["batches"])  # steps, A, B, S + 1
+    run = run_config(asked, *sequences.shape[1:3])
+    runtime.prepare(run.train)
+    mesh = mesh_of(run.train, run.model, None)
+    model, optimizer = create_model_and_optimizer(run, TOTAL_STEPS, mesh)
+    train_step = make_train_step(run.train, mesh)
+    placed = iter(PlacedAhead(mesh, batches(sequences), run.train.microbatch_size))
+    for line in sys.stdin:
+        begin = time.perf_counter()
+        unread: StepResult | None = None
+        for _ in range(int(line)):
+            result = train_step(model, optimizer, *next(placed))
+            if unread is not None:
+                loss_of(unread)
+            unread = result
+        assert unread is not None
+        last = loss_of(unread)
+        print(json.dumps([time.perf_counter() - begin, last]), flush=True)
+
+
+def run_config(asked: dict[str, Any], accumulation: int, microbatch: int) -> RunConfig:
+    model = ModelConfig(
+        vocab_size=asked["vocab"],
+        context_length=asked["length"],
+        emb_dim=asked["width"],
+        n_heads=asked["heads"],
+        n_layers=asked["layers"],
+    )
+    devices = asked["devices"]
+    train = TrainConfig(
+        dataset="none",
+        checkpoint_interval=1,
+        microbatch_size=microbatch,
+        gradient_accumulation_steps=accumulation,
+        learning_rate=asked["learning_rate"],
+        warmup_period_percent=0,
+        beta2=0.95,
+        weight_decay=0.1,
+        clipping_max_norm=1.0,
+        compute_dtype=asked["dtype"],
+        scan_unroll=asked["layers"] if asked.get("is_unrolled") else 1,
+        sharding=None if devices == "auto" else ShardingConfig(mode="dp", data=devices),
+    )
+    return RunConfig(model, train)
+
+
+def batches(sequences: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Inputs and targets of each step, again and again."""
+    for step in itertools.cycle(sequences):
+        yield step[..., :-1], step[..., 1:]
+
+
+def loss_of(result: StepResult) -> float:
+    """The step's loss, NaN where it has none, read as the trainer does with all else of it."""
+    loss = StepResult(*jax.device_get(tuple(result))).loss
+    return math.nan if loss is None else loss
+
+
+if __name__ == "__main__":
+    main()
