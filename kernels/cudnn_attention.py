@@ -36,7 +36,5 @@ def causal_attention(
 
 
 def _is_ampere_or_later(device: jax.Device) -> bool:
-    if "nvidia" not in device.device_kind.lower() and device.platform != "gpu":
-        return False
-    capability = getattr(device, "compute_capability", "0")
-    return capability.split(".")[0].isdigit() and int(capability.split(".")[0]) >= 8
+    generation = str(getattr(device, "compute_capability", "")).split(".")[0]
+    return generation.isdigit() and int(generation) >= 8

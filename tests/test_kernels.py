@@ -2,15 +2,21 @@
 
 import functools
 import itertools
+import re
+from types import SimpleNamespace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import mesh_of
+from jax.sharding import PartitionSpec
 
+import shard
 from attention import causal_mask, plain_attention
-from kernels import causal_attention, cross_entropy, products
+from kernels import causal_attention, cross_entropy, cudnn_attention, products
+from residuals import only_kept
 
 ROUNDING = {"float32": 2e-6, "bfloat16": 1.5e-2, "float16": 2e-3}
 """Of the largest element, in a product or two of operands of these types."""
@@ -162,3 +168,36 @@ def test_the_loss_never_holds_all_logits() -> None:
     whole = tokens * vocabulary * 4
     assert bytes_of(whole) > 0.9 * whole
     assert bytes_of(whole // 16) < 0.3 * whole
+
+
+def test_on_a_gpu_a_layer_calls_cudnn_once_forwards_and_once_backwards(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By the program as it is lowered for CUDA; there is no GPU here to run it."""
+    cudnn = "jax._src.cudnn.fused_attention_stablehlo"
+    monkeypatch.setattr(f"{cudnn}.check_cudnn_version", lambda: 91000)
+    monkeypatch.setattr(f"{cudnn}.check_compute_capability", lambda _: True)
+    gpu = SimpleNamespace(platform="gpu", compute_capability="9.0")
+    query, key = random(4, 128, 4, 64, dtype="bfloat16"), random(4, 128, 2, 64, dtype="bfloat16")
+    with monkeypatch.context() as patch:
+        patch.setattr(jax, "devices", lambda: [gpu])
+        assert cudnn_attention.takes(query)
+        assert not cudnn_attention.takes(query.astype(jnp.float32))
+        assert not cudnn_attention.takes(random(1, 8, 1, 12, dtype="bfloat16"))
+        gpu.compute_capability = "7.5"
+        assert not cudnn_attention.takes(query)
+    assert not cudnn_attention.takes(query)
+
+    def loss(query: jax.Array, key: jax.Array) -> jax.Array:
+        y = cudnn_attention.causal_attention(jnp.sin(query), key, key, 0.125, 64)
+        return jnp.sin(y.astype(jnp.float32)).sum()
+
+    def step(query: jax.Array, key: jax.Array) -> Any:
+        layer = jax.checkpoint(loss, policy=only_kept)
+        return shard.summed(jax.value_and_grad(layer)(query, key), shard.DATA)
+
+    mesh, rows = mesh_of(2), PartitionSpec("data")
+    everywhere = jax.shard_map(step, mesh=mesh, in_specs=rows, out_specs=PartitionSpec())
+    text = jax.jit(everywhere).trace(query, key).lower(lowering_platforms=("cuda",)).as_text()
+    assert len(re.findall(r"__cudnn\$fmhaSoftmax(?!Backward)", text)) == 1
+    assert text.count("__cudnn$fmhaSoftmaxBackward") == 1
