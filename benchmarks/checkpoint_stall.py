@@ -29,13 +29,13 @@ INTERVAL = 20
 MODEL = {"vocab_size": 4096, "context_length": 256, "emb_dim": 256, "n_layers": 4, "n_heads": 4}
 TRAIN = {
     "dataset": "python-stdlib",
-    "microbatch_size": 8,
+    "microbatch_size": 4,
     "gradient_accumulation_steps": 2,
     "learning_rate": 0.001,
     "clipping_max_norm": 1.0,
     "validation_tokens": 256,
 }
-TOKENS_PER_STEP = 2 * 8 * 256
+TOKENS_PER_STEP = 2 * 4 * 256
 VALIDATION, SAVE, BEHIND = (
     "trainer.Trainer._validate",
     "checkpointing.Saver.save",
@@ -72,6 +72,7 @@ class Trained(NamedTuple):
     """Of each step that counts, validation taken off."""
     checkpoints: list[Calls]
     """What the loop did for each that counts."""
+    first_checkpoint: Calls
     behind_seconds: list[float]
     """What each then took behind the loop."""
     checkpoint_bytes: int
@@ -119,6 +120,7 @@ def trained(folder: Path, side: Side, checkpoints: int) -> Trained:
     return Trained(
         seconds[INTERVAL + 1 :],
         before[1:-1],
+        before[0],
         behind[1:-1],
         sum(path.stat().st_size for path in latest.resolve().rglob("*") if path.is_file()),
     )
@@ -162,15 +164,21 @@ def rate(run: Trained) -> float:
 def print_stall(runs: list[Trained]) -> None:
     """How long the loop waits at a checkpoint, and for what."""
     checkpoints = [checkpoint for run in runs for checkpoint in run.checkpoints]
-    waits = [sum(calls[name] for name in IN_THE_LOOP) for calls in checkpoints]
     size = runs[0].checkpoint_bytes
-    click.echo(f"milliseconds that the loop stands still at a checkpoint: {ms(waits)}")
+    click.echo(f"milliseconds that the loop stands still at a checkpoint: {ms(waits(checkpoints))}")
     for name in checkpoints[0]:
         if name != VALIDATION:
             indent = "  " if name in IN_THE_LOOP else "    of which "
             click.echo(f"{indent}{name}: {ms([calls[name] for calls in checkpoints])}")
+    firsts = waits([run.first_checkpoint for run in runs])
+    click.echo(f"at the first, with what a process does only once: {ms(firsts)}")
     click.echo(f"a checkpoint is {size / 1e6:.1f} MB; so much copied: {ms(copies(size))}")
     click.echo(f"then, behind the loop: {ms([s for run in runs for s in run.behind_seconds])}")
+
+
+def waits(checkpoints: list[Calls]) -> list[float]:
+    """Seconds that the loop waits for each, validation left out."""
+    return [sum(calls[name] for name in IN_THE_LOOP) for calls in checkpoints]
 
 
 def copies(size: int) -> list[float]:

@@ -163,7 +163,9 @@ def draw(costs: Costs, title: str) -> Figure:
         lines = draw_axis(panel, axis, of_sizes)
     note = panels[-1]
     note.set_axis_off()
-    note.text(0, 0.9, title.replace("; ", ";\n").replace(", ", ",\n"), va="top")
+    text = title.replace("; ", ";\n").replace(", ", ",\n")
+    note.text(0, 0.9, text, va="top", transform=note.transAxes)
+    panels[0].set_yticks(canvas.log_ticks(*panels[0].get_ylim()))
     canvas.legend(figure, lines)
     return figure
 
@@ -171,14 +173,16 @@ def draw(costs: Costs, title: str) -> Figure:
 def draw_axis(panel: Axes, axis: str, costs: list[Cost]) -> dict[str, Line2D]:
     sizes = np.array(AXES[axis])
     time, flops, memory = (np.array(values) for values in zip(*growths(costs), strict=True))
-    panel.set_title(axis.replace("_", " "))
+    panel.set_title(axis)
     panel.set(xscale="log", yscale="log")
     panel.set_xticks(sizes, [f"{size:,}" for size in sizes])
     panel.xaxis.set_minor_locator(NullLocator())
     panel.yaxis.set_minor_locator(NullLocator())
     panel.yaxis.set_major_formatter("{x:g}×")
     return {
-        "arithmetic, by formula": canvas.line(panel, sizes, flops, color=BLACK, linestyle="--"),
+        "arithmetic, by formula": canvas.line(
+            panel, sizes, flops, color=BLACK, linestyle="--", marker=""
+        ),
         "time, measured": canvas.line(panel, sizes, time, color=BLUE, linewidth=2),
         "memory of the compiled step": canvas.line(
             panel, sizes, memory, color=VERMILLION, linestyle="-.", marker="s"
