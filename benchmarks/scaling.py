@@ -10,7 +10,6 @@ compiled by processes of their own, two at a time, as each has its own number of
 """
 
 import json
-import math
 import os
 import statistics
 import subprocess
@@ -25,6 +24,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 import click
 import jax
 import roofline
+from arithmetic import flops_per_token
 from roofline import HARDWARE, Hardware
 from scaling_cases import HOST, MODELS, SEQUENCE, SIZES, Case, cases, lowered_step
 
@@ -32,7 +32,6 @@ from config import RunConfig
 from errors import run_command
 from shard import TENSOR
 from sharding import create_mesh
-from state import shapes_of
 from traffic import Sent, parameters, traffic
 
 MICROBATCHES = 8
@@ -121,7 +120,7 @@ each of the others.
 model devices mode      mesh    formula  compiler's   ÷ formula""")
     found: dict[str, float] = {}
     for case in [*(Case(model, "dp", 1, 1) for model in MODELS), *cases(HOST)]:
-        flops, formula = counted_flops(case), formula_flops(case.model)
+        flops, formula = counted_flops(case), flops_per_token(MODELS[case.model])
         found.setdefault(case.model, flops)
         click.echo(
             f"{label(case)} {formula / 1e9:10.2f} {flops / 1e9:11.2f} {flops / formula:10.4f}"
@@ -147,16 +146,6 @@ def counted_flops(case: Case) -> float:
     one, two = of_layers(1), of_layers(2)
     total = one + (MODELS[case.model].n_layers - 1) * (two - one)
     return total * case.devices / (case.data * SEQUENCE)
-
-
-def formula_flops(name: str) -> float:
-    """Per token: 6 for each weight in a product (Kaplan et al. 2020, section 2.1), and 12 · L · N ·
-    H · S for attention, which is all of the square S · S, as it is computed."""
-    model = MODELS[name]
-    table = "token_embedding.embedding"
-    sizes = {weight: math.prod(shape) for weight, shape in shapes_of(model).items()}
-    in_products = sum(sizes.values()) - (0 if model.tied_embeddings else sizes[table])
-    return 6 * in_products + 12 * model.n_layers * model.emb_dim * SEQUENCE
 
 
 def print_balance(sizes: list[int], hardware: Hardware, flops: dict[str, float]) -> None:
