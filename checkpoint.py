@@ -9,6 +9,7 @@
 """
 
 import dataclasses
+import functools
 import hashlib
 import importlib.metadata
 import json
@@ -204,6 +205,7 @@ def seal(folder: Path, meta: CheckpointMeta, needed: Collection[str] = ()) -> No
         sync_to_disk(path)
 
 
+@functools.cache
 def installed_versions() -> dict[str, str]:
     """Versions of the packages that a run depends on."""
     return {package: importlib.metadata.version(package) for package in PACKAGES}

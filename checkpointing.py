@@ -263,6 +263,8 @@ def _save_behind(folder: Path, arrays: dict[str, jax.Array]) -> Any:
 
     context = ocp.Context()
     context.array.saving.enable_write_sharding_file = False
+    # Else a program of its own cuts each replica's slice out of each array, while training waits.
+    context.array.saving.use_replica_parallel = False
     # Where a folder cannot be made behind the loop, threads wait for it for five minutes.
     context.asynchronous.create_directories_asynchronously = False
     with context:

@@ -1,0 +1,77 @@
+"""How far training in 16 bits strays from float32: `uv run benchmarks/precision_losses.py`.
+
+The same model on the same batches of the embedded dataset in each type, in one process; of each
+step's loss the share by which it differs from float32's, and the same of a mean of the last steps.
+"""
+
+import dataclasses
+import tempfile
+from pathlib import Path
+
+import click
+import jax
+import numpy as np
+from our_training import batches, loss_of, run_config
+from speed_table import Shape
+from train_speed import write_batches
+
+import runtime
+from config import RunConfig
+from devices import mesh_of
+from errors import run_command
+from state import create_model_and_optimizer
+from step import make_train_step
+from train_config import ComputeDtype
+from trainer import PlacedAhead
+
+SHAPE = Shape(vocab=8192, length=256, width=256, heads=8, layers=4)
+MICROBATCHES, SEQUENCES, LAST = 2, 8, 50
+DTYPES: tuple[ComputeDtype, ...] = ("float32", "bfloat16", "float16")
+
+
+@click.command()
+@click.option("--steps", default=300, show_default=True, type=click.IntRange(1))
+@click.option("--dtype", "dtypes", multiple=True, type=click.Choice(DTYPES[1:]))
+@click.option("--learning-rate", default=1e-3, show_default=True)
+def main(steps: int, dtypes: tuple[ComputeDtype, ...], learning_rate: float) -> None:
+    """Print a line for each type."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "batches.npy"
+        write_batches(path, (MICROBATCHES, SEQUENCES, SHAPE.length + 1), steps)
+        sequences = np.load(path)
+    exact = losses("float32", steps, learning_rate, sequences)
+    report("float32", exact, exact)
+    for dtype in dtypes or DTYPES[1:]:
+        report(dtype, losses(dtype, steps, learning_rate, sequences), exact)
+
+
+def losses(
+    dtype: ComputeDtype, steps: int, learning_rate: float, sequences: np.ndarray
+) -> np.ndarray:
+    run = run_of(dtype, learning_rate)
+    runtime.prepare(run.train)
+    mesh = mesh_of(run.train, run.model, None)
+    model, optimizer = create_model_and_optimizer(run, steps, mesh)
+    step = make_train_step(run.train, mesh)
+    placed = iter(PlacedAhead(mesh, batches(sequences), SEQUENCES))
+    return np.array([loss_of(step(model, optimizer, *next(placed))) for _ in range(steps)])
+
+
+def run_of(dtype: ComputeDtype, learning_rate: float) -> RunConfig:
+    asked = dataclasses.asdict(SHAPE) | {"devices": "auto", "dtype": dtype}
+    asked["learning_rate"] = learning_rate
+    return run_config(asked, MICROBATCHES, SEQUENCES)
+
+
+def report(dtype: str, found: np.ndarray, exact: np.ndarray) -> None:
+    apart = np.abs(found - exact) / exact
+    last = abs(found[-LAST:].mean() / exact[-LAST:].mean() - 1)
+    click.echo(
+        f"{dtype:8} {jax.device_count()} {jax.devices()[0].device_kind}: loss {found[0]:.4f} to"
+        f" {found[-LAST:].mean():.4f} (mean of the last {LAST}); from float32 at most"
+        f" {apart.max():.2%} in a step, {last:.3%} in that mean"
+    )
+
+
+if __name__ == "__main__":
+    run_command(main)
