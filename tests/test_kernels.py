@@ -10,13 +10,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import mesh_of
+from conftest import mesh_of, model_config, train_config
 from jax.sharding import PartitionSpec
 
 import shard
+import sharding
 from attention import causal_mask, plain_attention
+from config import RunConfig
 from kernels import causal_attention, cross_entropy, cudnn_attention, products
 from residuals import only_kept
+from state import create_model_and_optimizer, named_arrays
+from step import make_train_step
 
 ROUNDING = {"float32": 2e-6, "bfloat16": 1.5e-2, "float16": 2e-3}
 """Of the largest element, in a product or two of operands of these types."""
@@ -201,3 +205,24 @@ def test_on_a_gpu_a_layer_calls_cudnn_once_forwards_and_once_backwards(
     text = jax.jit(everywhere).trace(query, key).lower(lowering_platforms=("cuda",)).as_text()
     assert len(re.findall(r"__cudnn\$fmhaSoftmax(?!Backward)", text)) == 1
     assert text.count("__cudnn$fmhaSoftmaxBackward") == 1
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_rows_that_fill_a_tile_change_nothing(tied: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on an accelerator: a vocabulary of 50 has 128 rows in memory."""
+    run = RunConfig(model_config(vocab_size=50, tied_embeddings=tied), train_config())
+    tokens_ABS = np.random.default_rng(0).integers(0, 50, (2, 4, 9), dtype=np.int32)
+    found = []
+    for is_cpu in (True, False):
+        monkeypatch.setattr(sharding, "_is_cpu", lambda _, it=is_cpu: it)
+        model, optimizer = create_model_and_optimizer(run, 10)
+        assert len(model.token_embedding.embedding[...]) == (50 if is_cpu else 128)
+        step = make_train_step(run.train)
+        for _ in range(3):
+            result = step(model, optimizer, tokens_ABS[..., :-1], tokens_ABS[..., 1:])
+        logits_BSV = model(jnp.asarray(tokens_ABS[0]))
+        assert logits_BSV.shape == (4, 9, 50)
+        weights = named_arrays(model, 50)
+        found.append([result.losses_A, logits_BSV, *weights.values()])
+    padded, plain = found
+    assert_near(padded, plain, 1e-5)

@@ -1,10 +1,12 @@
-"""Compiled code is kept between starts; a torn entry is mended, quietly."""
+"""Compiled code is kept between starts, a torn entry mended quietly; freed memory is kept."""
 
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from tiny_run import ROOT
 
 PROGRAM = """
@@ -12,6 +14,19 @@ import runtime
 runtime.cache_compiled_code()
 import jax
 print(jax.jit(lambda x: x * 3 + 1)(2.0))
+"""
+
+FREEING = """
+import resource, sys
+import numpy as np
+import runtime
+if sys.argv[1] == "kept":
+    runtime.keep_freed_memory()
+for turn in range(20):
+    np.ones(1 << 23)  # 64 MB, freed at once
+    if turn == 1:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
@@ -40,3 +55,14 @@ def test_torn_entries_are_replaced_without_a_word(tmp_path: Path) -> None:
     assert "compilation cache" not in start(tmp_path)
     for entry, size in sizes.items():
         assert entry.stat().st_size > size / 2
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no mallopt")
+def test_memory_that_was_freed_is_not_mapped_anew() -> None:
+    def faults(how: str) -> int:
+        command = [sys.executable, "-c", FREEING, how]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+        return int(done.stdout)
+
+    assert faults("given back") > 5_000
+    assert faults("kept") < 1_000
