@@ -96,11 +96,11 @@ class MixtureOfExperts(nnx.Module):
         y = y.astype(jnp.float32) * weights[by_expert, None]
         y_MD = joined(jnp.zeros_like(x_MD, jnp.float32).at[tokens].add(y), self.down.kernel)
         routing = self._routing(counts_E, probabilities_ME)
-        return y_MD.astype(x_BSD.dtype).reshape(x_BSD.shape), routing
+        return kept(y_MD.astype(x_BSD.dtype)).reshape(x_BSD.shape), routing
 
     def _routing(self, counts_E: Array, probabilities_ME: Array) -> Routing:
         """Of the tokens of all devices along the data axis."""
-        counts_E = shard.summed(counts_E, shard.DATA)
+        counts_E = kept(shard.summed(counts_E, shard.DATA))
         mean_E = probabilities_ME.mean(axis=0) / shard.count(shard.DATA)
         shares_E = counts_E / counts_E.sum()
         return Routing(counts_E, self.n_experts * jnp.sum(shares_E * mean_E))

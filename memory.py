@@ -14,6 +14,7 @@ from jax.sharding import Mesh, PartitionSpec
 from config import RunConfig
 from data import sequence_length
 from gathering import Gathering
+from kernels.cross_entropy import chunk_tokens
 from precision import dtype_of
 from shard import DATA, TENSOR
 from sharding import Layout
@@ -31,59 +32,68 @@ class Memory:
     gradients: int
     """Those of a microbatch, and the sum of them."""
     activations: int
-    """What the forward pass of a microbatch keeps for the backward pass, but for the logits; and
-    what of a layer that computes again, where it is more than the logits."""
+    """What the forward pass of a microbatch keeps for the backward pass."""
     logits: int
-    """A microbatch's logits, what the loss keeps of them, and their gradient."""
+    """Those of a chunk of a microbatch, in whose place come their exponentials, and their
+    gradient."""
+    again: int
+    """What the backward pass computes again of a layer; the logits have gone when it comes."""
 
     @property
     def total(self) -> int:
-        return sum(dataclasses.astuple(self))
+        held = self.parameters + self.moments + self.gradients + self.activations
+        return held + max(self.logits, self.again)
 
-    def with_rows(self, rows: int, before: int) -> "Memory":
-        """Of a microbatch of `rows` sequences, where this is of one of `before`."""
-        activations, logits = (n * rows // before for n in (self.activations, self.logits))
-        return dataclasses.replace(self, activations=activations, logits=logits)
+    def with_rows(self, config: RunConfig, before: int, mesh: Mesh) -> "Memory":
+        """Of a config with another microbatch_size, where this is of one of `before`."""
+        rows = config.train.microbatch_size
+        activations, again = (n * rows // before for n in (self.activations, self.again))
+        logits = _logits(config, mesh)
+        return dataclasses.replace(self, activations=activations, again=again, logits=logits)
 
 
 def memory_of(config: RunConfig, mesh: Mesh) -> Memory:
     """The memory of a run's step.
 
-    Parameters, moments and gradients are exact. Activations and logits are what the derivative of
-    the loss keeps; the compiler drops some of it, and needs room for what comes between.
+    Parameters, moments and gradients are exact. Activations are what the derivative of the loss
+    keeps; the compiler drops some of it, and needs room for what comes between.
 
     Args:
         mesh: of devices there are, in the mode of `config.train.sharding`.
     """
     abstract = AbstractState(config, 1, mesh)
     trained = {name: abstract.weights[name] for name in abstract.trained}
-    activations, logits = _kept_for_backward(config, mesh, abstract)
-    if config.train.remat != "none":
-        without = RunConfig(config.model, config.train.model_copy(update={"remat": "none"}))
-        of_all_layers = _kept_for_backward(without, mesh, abstract)[0]
-        of_one = max(of_all_layers - activations, 0) // max(config.model.n_layers, 1)
-        activations += max(of_one - logits, 0)  # when it comes, the logits have gone
+    activations = _kept_for_backward(config, mesh, abstract)
+    without = RunConfig(config.model, config.train.model_copy(update={"remat": "none"}))
+    of_all_layers = _kept_for_backward(without, mesh, abstract)
     return Memory(
         parameters=_bytes_per_device(abstract.weights),
         moments=_bytes_per_device(abstract.optimizer),
         gradients=2 * _bytes_per_device(trained),
         activations=activations,
-        logits=logits,
+        logits=_logits(config, mesh),
+        again=max(of_all_layers - activations, 0) // max(config.model.n_layers, 1),
     )
 
 
-def _kept_for_backward(config: RunConfig, mesh: Mesh, abstract: AbstractState) -> tuple[int, int]:
-    """Bytes of a microbatch's activations and of its logits.
+def _logits(config: RunConfig, mesh: Mesh) -> int:
+    """Bytes of the logits that are there at once, with what is made of them."""
+    vocabulary = Layout(mesh).padded(config.model.vocab_size) // mesh.shape[TENSOR]
+    rows = config.train.microbatch_size // mesh.shape[DATA]
+    tokens = chunk_tokens(rows * sequence_length(config.train, config.model), vocabulary)
+    each = jnp.float32.dtype.itemsize + dtype_of(config.train).itemsize
+    return tokens * vocabulary * each
+
+
+def _kept_for_backward(config: RunConfig, mesh: Mesh, abstract: AbstractState) -> int:
+    """Bytes of a microbatch's activations.
 
     What is kept for twice as many sequences is compared: what has grown is theirs, the rest are
     weights.
     """
     rows = config.train.microbatch_size // mesh.shape[DATA]
     once, twice = (_residuals(config, mesh, abstract, count * rows) for count in (1, 2))
-    of_rows = [(one, _bytes(two) - _bytes(one)) for one, two in zip(once, twice, strict=True)]
-    vocabulary = Layout(mesh).padded(config.model.vocab_size) // mesh.shape[TENSOR]
-    logits = [n for array, n in of_rows if array.ndim == 3 and array.shape[-1] == vocabulary]
-    return sum(size for _, size in of_rows) - sum(logits), sum(logits) + max(logits, default=0)
+    return sum(_bytes(two) - _bytes(one) for one, two in zip(once, twice, strict=True))
 
 
 def _residuals(

@@ -343,9 +343,9 @@ def rematerialized(through_block: ThroughBlock, compute: Compute) -> ThroughBloc
 
 
 def _all_but_gathered(primitive: Any, *_: Any, **__: Any) -> bool:
-    """A policy sees a function with its own derivative as one operation, here `gathered`; pvary is
-    what a weight that devices along the tensor axis have alike goes through next."""
-    return primitive.name not in ("custom_vjp_call", "pvary")
+    """A policy sees a function with its own derivative as one operation, here `gathered`; pvary and
+    reshape are what weights go through next, and cost nothing to do again."""
+    return primitive.name not in ("custom_vjp_call", "pvary", "reshape")
 
 
 def first_axis(tree: Any) -> int:

@@ -90,9 +90,11 @@ def edits(config: RunConfig, mesh: Mesh, limit: float) -> Iterator[Edit]:
         train = TrainConfig.model_validate({**config.train.as_json(), **keys})
         memory = memory_of(RunConfig(config.model, train), mesh)
         for size in _microbatch_sizes(train, mesh.shape["data"]):
-            smaller = memory.with_rows(size, train.microbatch_size)
+            split = _split(train, size)
+            cut = RunConfig(config.model, train.model_copy(update=split))
+            smaller = memory.with_rows(cut, train.microbatch_size, mesh)
             if smaller.total <= limit:
-                yield Edit(keys | _split(train, size), smaller)
+                yield Edit(keys | split, smaller)
                 found += 1
                 break
         if found == MOST_EDITS:
@@ -138,11 +140,11 @@ def _split(train: TrainConfig, size: int) -> dict[str, int]:
 
 def _roughly(config: RunConfig) -> int:
     """Bytes on all devices, a matter of an instant: weights, moments, gradients, and of each token
-    its logits and ten vectors a layer."""
+    ten vectors a layer."""
     model, train = config
     numbers = sum(map(math.prod, shapes_of(model).values()))
     tokens = train.microbatch_size * (train.sequence_length or model.context_length)
-    return 4 * (5 * numbers + tokens * (2 * model.vocab_size + 10 * model.n_layers * model.emb_dim))
+    return 4 * (5 * numbers + tokens * 10 * model.n_layers * model.emb_dim)
 
 
 def _as_keys(keys: dict[str, Any]) -> str:

@@ -23,7 +23,7 @@ from precision import dtype_of
 from shard import DATA, TENSOR
 from sharding import MESH_AXIS_NAMES, Layout
 from state import VOCABULARY, abstract_model
-from train_config import ShardingConfig
+from train_config import Remat, ShardingConfig
 
 FLOAT32_BYTES = 4
 Purpose = Literal["layers' weights", "other weights", "gradients", "activations", "scalars"]
@@ -60,6 +60,7 @@ class Parameter(NamedTuple):
     """1 outside of the blocks."""
     in_blocks: bool
     is_matrix: bool
+    is_of_norm: bool
     is_gathered: bool
     """Whether each device along the data axis has a part only."""
     is_split: bool
@@ -104,6 +105,7 @@ def parameters(model: ModelConfig, layout: Layout) -> Iterator[Parameter]:
             layers,
             in_blocks,
             metadata["inputs"] > 0,
+            any("norm" in str(part) for part in path),
             DATA in spec,
             TENSOR in spec,
         )
@@ -112,7 +114,8 @@ def parameters(model: ModelConfig, layout: Layout) -> Iterator[Parameter]:
 def traffic(run: RunConfig, layout: Layout) -> list[Sent]:
     """What the step asks for, by parameter and activation.
 
-    With `remat` every bias counts as gathered again, though the backward pass does not need all.
+    With `remat` "full" every bias counts as gathered again, though the backward pass does not need
+    all.
 
     Raises:
         ValueError: the run trains a low-rank addition, which is not counted.
@@ -131,12 +134,12 @@ def _for_parameter(one: Parameter, run: RunConfig, layout: Layout) -> Iterator[S
     times = run.train.gradient_accumulation_steps * one.layers
     whole, in_compute_dtype = FLOAT32_BYTES * one.size, _width(run) * one.size
     if one.meets_own_part:
-        summed = in_compute_dtype if one.is_matrix else whole
+        summed = in_compute_dtype if one.is_gathered and one.is_cast else whole
         yield Sent("gradients", "all-reduce", (TENSOR,), tensor, summed, times)
     if not one.is_gathered:
         yield Sent("gradients", "all-reduce", (DATA,), data, one.layers * whole, 1)
         return
-    again = one.in_blocks and (one.is_matrix or run.train.remat != "none")
+    again = one.in_blocks and (one.is_matrix or _is_needed_again(one, run.train.remat))
     gathered = in_compute_dtype if one.is_cast else whole
     purpose: Purpose = "layers' weights" if one.in_blocks else "other weights"
     yield Sent(purpose, "all-gather", (DATA,), data, gathered, (1 + again) * times)
@@ -163,30 +166,33 @@ def _for_activations(run: RunConfig, layout: Layout) -> Iterator[Sent]:
 
 
 def _for_scalars(own: list[Parameter], run: RunConfig, layout: Layout) -> Iterator[Sent]:
-    """What there is to tell of each microbatch, whether it is finite, and the gradient's norm, once
-    for the metrics and once more for clipping."""
+    """What there is to tell of each microbatch, whether it is finite, and the gradient's norm."""
     model, sizes, axes = run.model, layout.mesh.shape, (DATA, TENSOR)
     told = 2  # loss and weight
     if model.n_experts:
         told += model.n_layers * (1 + model.n_experts)
     microbatches = run.train.gradient_accumulation_steps
-    norms = 1 if run.train.clipping_max_norm is None else 2
     sums = [
         ((DATA,), told, microbatches),
         (tuple(axis for axis in axes if sizes[axis] > 1), 1, microbatches),
-        ((DATA,), sum(one.is_gathered for one in own), norms),
-        ((TENSOR,), sum(one.is_split for one in own), norms),
+        ((DATA,), sum(one.is_gathered for one in own), 1),
+        ((TENSOR,), sum(one.is_split for one in own), 1),
     ]
     for along, count, times in sums:
         devices = math.prod(sizes[axis] for axis in along)
         yield Sent("scalars", "all-reduce", along, devices, FLOAT32_BYTES * count, times)
 
 
+def _is_needed_again(one: Parameter, remat: Remat) -> bool:
+    """Whether the backward pass computes again what a parameter is added to or multiplied with."""
+    return remat == "full" or (remat == "dots" and one.is_of_norm)
+
+
 def _joins(run: RunConfig) -> tuple[int, int]:
     """How often a layer joins products, and how often the backward pass does so again: where
     something in the layer needs the sum to be computed again itself."""
     joins = 1 if run.model.feed_forward == "none" else 2
-    if run.train.remat == "none":
+    if run.train.remat != "full":
         return joins, 0
     return joins, joins - 1 if run.model.norm_placement == "before" else joins
 

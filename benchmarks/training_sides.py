@@ -22,6 +22,11 @@ OURS: dict[str, dict[str, Any]] = {
     "rungs bfloat16": {"dtype": "bfloat16"},
     "rungs bfloat16, unrolled": {"dtype": "bfloat16", "is_unrolled": True},
     "rungs bfloat16, one device": {"dtype": "bfloat16", "devices": 1},
+    "rungs bfloat16, one device, unrolled": {
+        "dtype": "bfloat16",
+        "devices": 1,
+        "is_unrolled": True,
+    },
 }
 BFLOAT16_COMPILED = {"dtype": "bfloat16", "compiled": True}
 THEIRS: dict[str, dict[str, Any]] = {

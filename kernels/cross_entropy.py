@@ -124,15 +124,16 @@ def _by_logits(soft_max: SoftMax, targets_M: Array) -> Array:
 def _chunks(x_MD: Array, matrix: Array, targets_M: Array) -> tuple[Array, Array]:
     """Chunks of alike size, their tokens in order; the last is filled with targets that do not
     count."""
-    count = _number_of_chunks(len(targets_M), matrix.size // x_MD.shape[1])
-    size = math.ceil(len(targets_M) / count)
+    size = chunk_tokens(len(targets_M), matrix.size // x_MD.shape[1])
+    count = math.ceil(len(targets_M) / size)
     more = count * size - len(targets_M)
     x_MD = jnp.pad(x_MD, ((0, more), (0, 0)))
     targets_M = jnp.pad(targets_M, (0, more), constant_values=-1)
     return x_MD.reshape(count, size, -1), targets_M.reshape(count, size)
 
 
-def _number_of_chunks(tokens: int, vocabulary: int) -> int:
+def chunk_tokens(tokens: int, vocabulary: int) -> int:
+    """How many of so many tokens are in a chunk."""
     room = LOGITS_BYTES.get(jax.default_backend(), OTHER_LOGITS_BYTES)
     by_room = math.ceil(tokens * vocabulary * jnp.float32.dtype.itemsize / room)
-    return max(min(by_room, tokens // FEWEST_TOKENS), 1)
+    return math.ceil(tokens / max(min(by_room, tokens // FEWEST_TOKENS), 1))

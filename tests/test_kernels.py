@@ -48,7 +48,7 @@ def assert_near(found: Any, wanted: Any, tolerance: float) -> None:
         assert one.dtype == other.dtype
         wide = np.asarray(other, np.float64)
         distance = np.abs(np.asarray(one, np.float64) - wide).max(initial=0)
-        assert distance <= tolerance * np.abs(wide).max(initial=0.1)
+        assert distance <= tolerance * np.abs(wide).max(initial=1.0)
 
 
 @pytest.mark.parametrize("dtype", ROUNDING)

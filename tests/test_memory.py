@@ -52,7 +52,7 @@ def test_it_is_what_the_compiler_says(mode: str, data: int, tensor: int, remat: 
     memory = memory_of(config, mesh)
     state, temporary = compiled(config, mesh)
     assert memory.parameters + memory.moments == pytest.approx(state, rel=0.01)
-    counted = memory.gradients + memory.activations + memory.logits
+    counted = memory.gradients + memory.activations + max(memory.logits, memory.again)
     # not counted is what comes between, most of it gathered weights, which are large here
     assert 0.75 * temporary < counted < 1.05 * temporary
     assert memory.total == memory.parameters + memory.moments + counted
@@ -63,8 +63,8 @@ def test_it_is_what_the_compiler_says(mode: str, data: int, tensor: int, remat: 
 def test_half_a_microbatch_keeps_half_as_much() -> None:
     mesh = mesh_of(1)
     whole = memory_of(run_of(mesh), mesh)
-    half = memory_of(run_of(mesh, microbatch_size=8, gradient_accumulation_steps=4), mesh)
-    assert whole.with_rows(8, before=16) == half
+    halved = run_of(mesh, microbatch_size=8, gradient_accumulation_steps=4)
+    assert whole.with_rows(halved, 16, mesh) == memory_of(halved, mesh)
 
 
 def test_the_logits_grow_with_the_vocabulary_and_nothing_else_kept_does() -> None:
@@ -79,7 +79,7 @@ def test_the_logits_grow_with_the_vocabulary_and_nothing_else_kept_does() -> Non
 
 def test_each_edit_fits_and_keeps_the_global_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     mesh = mesh_of(4)
-    config = run_of(mesh)
+    config = run_of(mesh, remat="none")
     needed = memory_of(config, mesh).total
     limit = needed * 11 // 20
     found = list(edits(config, mesh, limit))
@@ -106,7 +106,7 @@ def test_no_edit_names_a_mode_that_the_model_does_not_divide_for() -> None:
     mesh = mesh_of(4)
     for width, is_offered in ((64, True), (66, False)):
         model = MODEL.model_copy(update={"emb_dim": width, "n_heads": 2})
-        config = RunConfig(model, run_of(mesh).train)
+        config = RunConfig(model, run_of(mesh, remat="none").train)
         found = list(edits(config, mesh, memory_of(config, mesh).total * 2 // 5))
         assert found
         assert any("sharding" in edit.keys for edit in found) == is_offered

@@ -220,13 +220,13 @@ def test_dp_sums_the_gradients_once_a_step_and_sends_nothing_else() -> None:
 
 
 def assert_weights_are_gathered_and_gradients_scattered(one: Trained) -> None:
-    """Of each microbatch every layer's weights are gathered before the layer, and its matrices
-    again before they are needed in the backward pass. Each gradient is summed into parts. What is
-    outside of the layers is gathered once a step."""
+    """Of each microbatch every layer's weights are gathered before the layer, and again before they
+    are needed in the backward pass. Each gradient is summed into parts. What is outside of the
+    layers is gathered once a step."""
     matrices, norms = divided(one, "^blocks.*kernel"), divided(one, "^blocks.*scale")
     outside = divided(one, "^(?!blocks)")
     assert matrices > 10 * norms > 0 < outside
-    assert total(one.sent_over("all-gather", "data")) == A * (2 * matrices + norms) + outside
+    assert total(one.sent_over("all-gather", "data")) == 2 * A * (matrices + norms) + outside
     summed = A * (matrices + norms + outside)
     assert total(one.sent_over("reduce-scatter", "data")) == summed
 

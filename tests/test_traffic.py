@@ -130,7 +130,7 @@ def test_parts_are_gathered_twice_and_handed_out_once_for_each_microbatch() -> N
         whole[one.purpose, one.kind] += one.times * one.whole_bytes
     del whole["scalars", "all-reduce"]
     assert whole == {
-        ("layers' weights", "all-gather"): 8 * (2 * 2 * matrices + 4 * 3 * 2 * 16),
+        ("layers' weights", "all-gather"): 8 * 2 * (2 * matrices + 4 * 3 * 2 * 16),
         ("other weights", "all-gather"): 8 * 4 * (61 * 16 + 16),
         ("gradients", "reduce-scatter"): 8 * 4 * (matrices + 3 * 2 * 16 + 61 * 16 + 16),
     }
