@@ -48,7 +48,7 @@ class Causal:
     window: int | None = None
     """At most so many; None for all."""
 
-    def mask(self, length: int) -> Array:
+    def of(self, length: int) -> Array:
         """mask_ST."""
         return causal_mask(length, self.window)
 
@@ -133,17 +133,15 @@ def attention(
     soft_cap: float | None = None,
 ) -> Array:
     """As `plain_attention`, on whole sequences in the way that is fastest on this device."""
+    arrays = query_BSNH, key_BTKH, value_BTKH
     scale = query_BSNH.shape[-1] ** -0.5 if scale is None else scale
-    if not isinstance(mask, Causal):
-        return plain_attention(query_BSNH, key_BTKH, value_BTKH, mask, dropout, scale, soft_cap)
-    if dropout.keys is None and jax.default_backend() == "cpu":
-        whole = query_BSNH, key_BTKH, value_BTKH
-        return causal_attention(*whole, scale, mask.window, soft_cap)
-    if dropout.keys is None and soft_cap is None and cudnn_attention.takes(query_BSNH):
-        whole = query_BSNH, key_BTKH, value_BTKH
-        return cudnn_attention.causal_attention(*whole, scale, mask.window)
-    mask_ST = mask.mask(query_BSNH.shape[1])
-    return plain_attention(query_BSNH, key_BTKH, value_BTKH, mask_ST, dropout, scale, soft_cap)
+    if isinstance(mask, Causal):
+        if dropout.keys is None and jax.default_backend() == "cpu":
+            return causal_attention(*arrays, scale, mask.window, soft_cap)
+        if dropout.keys is None and soft_cap is None and cudnn_attention.takes(query_BSNH):
+            return cudnn_attention.causal_attention(*arrays, scale, mask.window)
+        mask = mask.of(query_BSNH.shape[1])
+    return plain_attention(*arrays, mask, dropout, scale, soft_cap)
 
 
 def plain_attention(

@@ -137,8 +137,9 @@ class GPT(nnx.Module):
         """Cross-entropy summed over the targets that count (those not negative), in nats; and the
         routing of `forward`. There are never all logits at once."""
         x_MD, routing = self._before_head(tokens_BS, dropout, compute)
-        head, matrix = functools.partial(logits_of, self.config), self._output_matrix()
-        return cross_entropy.summed_loss(head, x_MD, matrix, targets_BS.reshape(-1)), routing
+        head = functools.partial(logits_of, self.config)
+        targets_M = targets_BS.reshape(-1)
+        return cross_entropy.summed_loss(head, x_MD, self._output_matrix(), targets_M), routing
 
     def losses(
         self,
@@ -148,8 +149,9 @@ class GPT(nnx.Module):
     ) -> Array:
         """losses_BS of each target, 0 where it does not count; to look at, without a gradient."""
         x_MD, _ = self._before_head(tokens_BS, NO_DROPOUT, compute)
-        head, matrix = functools.partial(logits_of, self.config), self._output_matrix()
-        losses_M = cross_entropy.losses(head, x_MD, matrix, targets_BS.reshape(-1))
+        head = functools.partial(logits_of, self.config)
+        targets_M = targets_BS.reshape(-1)
+        losses_M = cross_entropy.losses(head, x_MD, self._output_matrix(), targets_M)
         return losses_M.reshape(targets_BS.shape)
 
     def _start(self, tokens_BS: Array, dropout: Dropout, compute: Compute) -> Array:
