@@ -81,7 +81,7 @@ def test_an_accelerator_computes_in_what_it_is_fast_in(
 def test_what_a_start_chose_is_recorded_and_kept(
     tmp_path: Path, datasets: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = make_run(tmp_path / "run", min_train_tokens=6 * 128)
+    run = make_run(tmp_path / "run", compute_dtype="auto", min_train_tokens=6 * 128)
     monkeypatch.setattr(precision, "fastest_dtype", lambda: "bfloat16")
     assert go(run, datasets) == 0
     assert last_checkpoint(run).meta.train["compute_dtype"] == "bfloat16"

@@ -29,6 +29,7 @@ TRAIN = {
     "learning_rate": 0.01,
     "clipping_max_norm": 0.5,
     "drop_rate": 0.1,
+    "compute_dtype": "float32",
     "checkpoint_interval": 5,
 }
 
