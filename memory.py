@@ -36,20 +36,22 @@ class Memory:
     logits: int
     """Those of a chunk of a microbatch, in whose place come their exponentials, and their
     gradient."""
-    again: int
+    recomputed: int
     """What the backward pass computes again of a layer; the logits have gone when it comes."""
 
     @property
     def total(self) -> int:
         held = self.parameters + self.moments + self.gradients + self.activations
-        return held + max(self.logits, self.again)
+        return held + max(self.logits, self.recomputed)
 
     def with_rows(self, config: RunConfig, before: int, mesh: Mesh) -> "Memory":
         """Of a config with another microbatch_size, where this is of one of `before`."""
         rows = config.train.microbatch_size
-        activations, again = (n * rows // before for n in (self.activations, self.again))
+        activations, recomputed = (n * rows // before for n in (self.activations, self.recomputed))
         logits = _logits(config, mesh)
-        return dataclasses.replace(self, activations=activations, again=again, logits=logits)
+        return dataclasses.replace(
+            self, activations=activations, recomputed=recomputed, logits=logits
+        )
 
 
 def memory_of(config: RunConfig, mesh: Mesh) -> Memory:
@@ -72,7 +74,7 @@ def memory_of(config: RunConfig, mesh: Mesh) -> Memory:
         gradients=2 * _bytes_per_device(trained),
         activations=activations,
         logits=_logits(config, mesh),
-        again=max(of_all_layers - activations, 0) // max(config.model.n_layers, 1),
+        recomputed=max(of_all_layers - activations, 0) // max(config.model.n_layers, 1),
     )
 
 

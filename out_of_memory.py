@@ -61,7 +61,8 @@ def warn_if_too_large(config: RunConfig, mesh: Mesh) -> None:
 def advice(config: RunConfig, mesh: Mesh) -> list[str]:
     """Lines: where the memory of a step goes, and the edits that would fit."""
     memory, limit = memory_of(config, mesh), device_bytes(mesh)
-    parts = {field.name: getattr(memory, field.name) for field in dataclasses.fields(memory)}
+    parts = dataclasses.asdict(memory)
+    parts["recomputed"] = max(memory.recomputed - memory.logits, 0)  # as the logits have gone
     lines = [
         f"a step needs about {_shown(memory.total)} on {_devices(mesh)} of {_shown(limit)}:",
         *(f"  {name:12} {_shown(size):>10}" for name, size in parts.items()),

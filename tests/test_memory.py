@@ -52,7 +52,7 @@ def test_it_is_what_the_compiler_says(mode: str, data: int, tensor: int, remat: 
     memory = memory_of(config, mesh)
     state, temporary = compiled(config, mesh)
     assert memory.parameters + memory.moments == pytest.approx(state, rel=0.01)
-    counted = memory.gradients + memory.activations + max(memory.logits, memory.again)
+    counted = memory.gradients + memory.activations + max(memory.logits, memory.recomputed)
     # not counted is what comes between, most of it gathered weights, which are large here
     assert 0.75 * temporary < counted < 1.05 * temporary
     assert memory.total == memory.parameters + memory.moments + counted
