@@ -128,13 +128,12 @@ def attention(
     key_BTKH: Array,
     value_BTKH: Array,
     mask: Array | Causal,
-    dropout: Dropout = NO_DROPOUT,
-    scale: float | None = None,
-    soft_cap: float | None = None,
+    dropout: Dropout,
+    scale: float,
+    soft_cap: float | None,
 ) -> Array:
     """As `plain_attention`, on whole sequences in the way that is fastest on this device."""
     arrays = query_BSNH, key_BTKH, value_BTKH
-    scale = query_BSNH.shape[-1] ** -0.5 if scale is None else scale
     if isinstance(mask, Causal):
         if dropout.keys is None and jax.default_backend() == "cpu":
             return causal_attention(*arrays, scale, mask.window, soft_cap)

@@ -142,7 +142,7 @@ class Embedding(nnx.Module):
         table = self.embedding[...]
         if not is_split(self.embedding.axes[0]):
             return rows_of(table, indices).astype(jnp.float32)
-        own = indices - first_of_vocabulary(len(table))
+        own = indices - shard.first_of_vocabulary(len(table))
         is_here = (own >= 0) & (own < len(table))
         rows = rows_of(table, jnp.where(is_here, own, 0)).astype(jnp.float32)
         return shard.summed(jnp.where(is_here[..., None], rows, 0), shard.TENSOR)
@@ -222,11 +222,6 @@ def sums_over_split(matrix: nnx.Param) -> bool:
 def is_split(axis: str) -> bool:
     """Whether the devices along the tensor axis have each a part of an array axis."""
     return axis in SPLIT_AXES and shard.count(shard.TENSOR) > 1
-
-
-def first_of_vocabulary(rows: int) -> Array | int:
-    """The token of the first of this device's rows, where devices share the vocabulary."""
-    return shard.number(shard.TENSOR) * rows
 
 
 def rows_of(table: Array, indices: Array) -> Array:

@@ -66,8 +66,10 @@ def memory_of(config: RunConfig, mesh: Mesh) -> Memory:
     abstract = AbstractState(config, 1, mesh)
     trained = {name: abstract.weights[name] for name in abstract.trained}
     activations = _kept_for_backward(config, mesh, abstract)
-    without = RunConfig(config.model, config.train.model_copy(update={"remat": "none"}))
-    of_all_layers = _kept_for_backward(without, mesh, abstract)
+    of_all_layers = activations
+    if config.train.remat != "none":
+        without = RunConfig(config.model, config.train.model_copy(update={"remat": "none"}))
+        of_all_layers = _kept_for_backward(without, mesh, abstract)
     return Memory(
         parameters=_bytes_per_device(abstract.weights),
         moments=_bytes_per_device(abstract.optimizer),

@@ -25,7 +25,6 @@ from layers import (
     Embedding,
     Linear,
     Norm,
-    first_of_vocabulary,
     initializer,
     is_split,
     make_norm,
@@ -168,8 +167,12 @@ class GPT(nnx.Module):
             x_BSD, _, routing = through_blocks(
                 self.blocks, self.config, x_BSD, dropout, compute, keep_hidden_states=False
             )
+        return self._as_head_sees(x_BSD), routing
+
+    def _as_head_sees(self, x_BSD: Array) -> Array:
+        """The blocks' output through the last norm: x_MD."""
         x_BSD = shard.apart(normed(self.final_norm, x_BSD), shard.TENSOR)
-        return x_BSD.reshape(-1, x_BSD.shape[-1]), routing
+        return x_BSD.reshape(-1, x_BSD.shape[-1])
 
     def decode(
         self,
@@ -207,8 +210,7 @@ class GPT(nnx.Module):
     def unembed(self, x_BSD: Array) -> Array:
         """Logits of the blocks' output: logits_BSV, float32; where devices share the vocabulary,
         those of this device's part, −inf for rows that stand for no token."""
-        x_BSD = shard.apart(normed(self.final_norm, x_BSD), shard.TENSOR)
-        x_MD = x_BSD.reshape(-1, x_BSD.shape[-1])
+        x_MD = self._as_head_sees(x_BSD)
         logits_MV = logits_of(self.config, x_MD, self._output_matrix())
         logits_BSV = logits_MV.reshape(*x_BSD.shape[:-1], -1)
         return logits_BSV if is_split("vocab") else logits_BSV[..., : self.config.vocab_size]
@@ -273,7 +275,7 @@ def logits_of(config: ModelConfig, x_MD: Array, matrix_DV: Array) -> Array:
     rows = logits_MV.shape[-1]
     if rows * shard.count(shard.TENSOR) == config.vocab_size:
         return logits_MV
-    token_V = first_of_vocabulary(rows) + jnp.arange(rows)
+    token_V = shard.first_of_vocabulary(rows) + jnp.arange(rows)
     return jnp.where(token_V < config.vocab_size, logits_MV, -jnp.inf)
 
 

@@ -25,6 +25,11 @@ def number(axis: str) -> Array | int:
     return jax.lax.axis_index(axis) if count(axis) > 1 else 0
 
 
+def first_of_vocabulary(rows: int) -> Array | int:
+    """The token of the first of this device's rows, where devices share the vocabulary."""
+    return number(TENSOR) * rows
+
+
 def summed(x: Any, *axes: str) -> Any:
     """The sum of the devices' x; of each array, where x is a tree."""
     several = tuple(axis for axis in axes if count(axis) > 1)

@@ -80,10 +80,11 @@ class StepResult(NamedTuple):
         Args:
             suspects: `finite.suspects` of the model.
         """
+        is_fine_A = self.finite_A | self.overflowed_A
         return {
             number: NORM if first == NONE else suspects[first]
             for number, first in enumerate(np.asarray(self.first_bad_A).tolist())
-            if not (self.finite_A | self.overflowed_A)[number]
+            if not is_fine_A[number]
         }
 
 
@@ -187,21 +188,16 @@ def gradients(
     is_part = jax.tree.map(lambda spec: DATA in spec, specs, is_leaf=is_spec)
 
     def on_each_device(
-        trained: nnx.State,
-        frozen: nnx.State,
-        inputs_ABS: Array,
-        targets_ABS: Array,
-        key: Array,
-        scale: Array | None,
+        trained: nnx.State, frozen: nnx.State, scale: Array | None, *step: Array
     ) -> tuple[nnx.State, Told, Array]:
-        def objective_of(trained: nnx.State, *batch: Array) -> tuple[Array, Told]:
+        def objective_of(trained: nnx.State, *microbatch: Array) -> tuple[Array, Told]:
             # copies, as frozen parameters belong to the trace outside and cannot be changed here
             model = nnx.merge(graph, trained, frozen, copy=True)
-            loss, told = objective(train, gathering, model, *batch)
+            loss, told = objective(train, gathering, model, *microbatch)
             return loss if scale is None else loss * scale, told
 
         own = jax.tree.map(lambda part, w: w if part else shard.apart(w, DATA), is_part, trained)
-        total, *told = summed_gradients(objective_of, own, inputs_ABS, targets_ABS, key)
+        total, *told = summed_gradients(objective_of, own, *step)
         total = jax.tree.map(lambda part, g: g if part else shard.summed(g, DATA), is_part, total)
         if scale is not None:
             total = jax.tree.map(lambda g: g / scale, total)
@@ -210,10 +206,10 @@ def gradients(
     on_all = jax.shard_map(
         on_each_device,
         mesh=layout.mesh,
-        in_specs=(specs, layout.specs(frozen), batch, batch, everywhere, everywhere),
+        in_specs=(specs, layout.specs(frozen), everywhere, batch, batch, everywhere),
         out_specs=(specs, everywhere, everywhere),
     )
-    return on_all(trained, frozen, inputs_ABS, targets_ABS, key, scale)
+    return on_all(trained, frozen, scale, inputs_ABS, targets_ABS, key)
 
 
 def summed_gradients(

@@ -21,7 +21,8 @@ HEADINGS = (
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """A GPT as GPT-2, but for an untied head and no biases of query, key and value."""
+    """A GPT as GPT-2, but for an untied head and no biases of query, key and value. Counted in
+    closed form, as the process that prints leaves JAX, and its devices, to the sides."""
 
     vocab: int
     length: int

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import Array
 
 import shard
-from kernels.products import apart, transposed
+from kernels.products import opaque, transposed
 from residuals import kept
 
 SHORTEST, LONGEST, MOST = 64, 256, 8
@@ -120,9 +120,9 @@ def _backward(
         by_weight = _dot(dy_XQH, block.visible(value_XTH), 2, 2) - dot.sum(axis=-1, keepdims=True)
         by_score = (weights * by_weight * slope).astype(query.dtype)
         query_parts.append(_by_group(query_XGSH, _dot(by_score, block.visible(key_XTH), 2, 1)))
-        key_parts.append((block, apart(_dot(transposed(own_XQH), by_score, 2, 1))))
+        key_parts.append((block, opaque(_dot(transposed(own_XQH), by_score, 2, 1))))
         weights = weights.astype(query.dtype)
-        value_parts.append((block, apart(_dot(transposed(dy_XQH), weights, 2, 1))))
+        value_parts.append((block, opaque(_dot(transposed(dy_XQH), weights, 2, 1))))
     return (
         _as_queries(query, jnp.concatenate(query_parts, axis=2)),
         _as_keys(key, key_parts),

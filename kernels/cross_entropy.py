@@ -71,7 +71,7 @@ class SoftMax(NamedTuple):
 
 def _soft_max(logits: Array, targets: Array) -> SoftMax:
     tokens = logits.shape[-1]
-    own = jnp.maximum(targets, 0) - shard.number(TENSOR) * tokens
+    own = jnp.maximum(targets, 0) - shard.first_of_vocabulary(tokens)
     is_here = (own >= 0) & (own < tokens)
     largest = shard.largest(jax.lax.stop_gradient(logits).max(axis=-1), TENSOR)
     lowered = logits - largest[..., None]

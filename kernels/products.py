@@ -49,8 +49,8 @@ _product.defvjp(_forward, _backward)
 def _sum_over_rows(left_MI: Array, right_MO: Array) -> Array:
     """leftᵀ · right; on a CPU the narrower of them is what is turned round in memory."""
     if left_MI.shape[1] <= right_MO.shape[1]:
-        return apart(_dot(transposed(left_MI), right_MO, 1, 0))
-    return apart(_dot(transposed(right_MO), left_MI, 1, 0)).T
+        return opaque(_dot(transposed(left_MI), right_MO, 1, 0))
+    return opaque(_dot(transposed(right_MO), left_MI, 1, 0)).T
 
 
 def transposed(x: Array) -> Array:
@@ -58,10 +58,10 @@ def transposed(x: Array) -> Array:
     turned = x.swapaxes(-1, -2)
     if jax.default_backend() != "cpu":
         return turned
-    return apart(with_layout_constraint(turned, Layout(tuple(range(x.ndim)))))
+    return opaque(with_layout_constraint(turned, Layout(tuple(range(x.ndim)))))
 
 
-def apart(x: Array) -> Array:
+def opaque(x: Array) -> Array:
     """x as something that XLA's CPU compiler does not see through: of operands and products that
     are transposed it makes one product of another form, and of those in bfloat16 it has code for
     some only, and stops."""
