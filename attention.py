@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 from typing import NamedTuple
 
 import jax
@@ -11,6 +10,7 @@ from flax import nnx
 from jax import Array
 
 import shard
+import target
 from kernels import cudnn_attention
 from kernels.causal_attention import causal_attention
 from layers import NO_DROPOUT, Dropout, Linear, initializer, make_norm, normed
@@ -73,7 +73,7 @@ class Attention(nnx.Module):
         heads = {"heads": config.n_heads or 1} | head
         self.n_kv_heads = config.n_kv_heads or config.n_heads or 1
         kv_heads = {"kv_heads": self.n_kv_heads} | head
-        init = functools.partial(initializer, config)
+        init = functools.partial(initializer, config, of_block=True)
         self.query = Linear(width, heads, init(), keys[0], config.qkv_bias)
         self.key = Linear(width, kv_heads, init(), keys[1], config.qkv_bias)
         self.value = Linear(width, kv_heads, init(), keys[2], config.qkv_bias)
@@ -81,7 +81,7 @@ class Attention(nnx.Module):
         self.output = Linear(heads, width, output_init, keys[3], config.attention_output_bias)
         self.query_norm = make_norm(config, head) if config.qk_norm else None
         self.key_norm = make_norm(config, head) if config.qk_norm else None
-        self.scale = 1 / math.sqrt(config.query_pre_attn_scalar or config.head_width)
+        self.scale = config.attention_scale
         self.soft_cap = config.attention_soft_cap
 
     def __call__(
@@ -135,7 +135,7 @@ def attention(
     """As `plain_attention`, on whole sequences in the way that is fastest on this device."""
     arrays = query_BSNH, key_BTKH, value_BTKH
     if isinstance(mask, Causal):
-        if dropout.keys is None and jax.default_backend() == "cpu":
+        if dropout.keys is None and target.platform() == "cpu":
             return causal_attention(*arrays, scale, mask.window, soft_cap)
         if dropout.keys is None and soft_cap is None and cudnn_attention.takes(query_BSNH):
             return cudnn_attention.causal_attention(*arrays, scale, mask.window)

@@ -4,28 +4,31 @@ import logging
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 log = logging.getLogger("rungs")
 
 CHARTS_COMMAND = Path(__file__).with_name("charts.py")
+SECONDS_BETWEEN = 30
+"""From one drawing's beginning to the next one's; each takes some two seconds of a core."""
 
 
 class ChartDrawer:
-    """Redraws a run's charts on request, one drawing at a time.
-
-    A request that comes while a drawing is under way is kept for the next one or for `finish`.
-    """
+    """Redraws a run's charts on request, one drawing at a time, and not too often: a request that
+    comes too soon is kept for the next one or for `finish`."""
 
     def __init__(self, run_folder: Path) -> None:
         nice = ["nice", "-n", "19"] if shutil.which("nice") else []
         self._command = [*nice, sys.executable, str(CHARTS_COMMAND), str(run_folder)]
         self._drawing: subprocess.Popen[str] | None = None
         self._stale = False
+        self._not_before = time.monotonic()
 
     def request(self) -> None:
         """Have the charts redrawn soon; returns at once."""
-        if self._drawing is not None and self._drawing.poll() is None:
+        is_drawing = self._drawing is not None and self._drawing.poll() is None
+        if is_drawing or time.monotonic() < self._not_before:
             self._stale = True
         else:
             self._report()
@@ -40,6 +43,7 @@ class ChartDrawer:
 
     def _begin(self) -> None:
         self._stale = False
+        self._not_before = time.monotonic() + SECONDS_BETWEEN
         try:
             self._drawing = subprocess.Popen(
                 self._command,

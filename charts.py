@@ -125,7 +125,9 @@ def _mark_best(axes: Axes, best: StepMetrics) -> Line2D:
 
 def learning_rate_chart(run: RecordedRun) -> Figure:
     """The learning rate of each step."""
-    figure, (axes,) = canvas.chart(f"{run.name}: learning rate", "step", "learning rate")
+    train = run.config.train
+    title = f"{run.name}: learning rate of {train.optimizer}, {train.schedule.replace('_', ' ')}"
+    figure, (axes,) = canvas.chart(title, "step", "learning rate")
     canvas.line(
         axes, run.column("global_step"), run.column("learning_rate"), color=BLUE, linewidth=2
     )

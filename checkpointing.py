@@ -1,42 +1,36 @@
-"""The checkpoints of a run: saved behind the running loop, linked, pruned, restored.
+"""The checkpoints of a run: linked, pruned, found, restored.
 
-The only writer under `checkpoints/`. A checkpoint is written under a name with a leading dot and
-renamed when it is whole, so a crash leaves either all of it or nothing that looks like one.
+With `saver.py` the only writer under `checkpoints/`. A checkpoint is written under a name with a
+leading dot and renamed when it is whole, so a crash leaves either all of it or nothing that looks
+like one.
 """
 
 import contextlib
 import datetime
-import functools
 import logging
 import os
 import shutil
-from collections.abc import Callable, Collection, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Collection
 from pathlib import Path
-from typing import Any, Self
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
 import checkpoint
-import disk
-import hosts
 import tokenization
-import weights_file
-from checkpoint import Checkpoint, CheckpointMeta, read_checkpoint, refuse_damaged
+from checkpoint import Checkpoint, read_checkpoint, refuse_damaged
 from config import RunConfig
 from dataset import find_datasets_dir, folder_of
-from disk import sync_to_disk
 from errors import UserError
 from lora import LOW_RANK_NAMES, MergedWeights
 from model import GPT
 from optimizer import MultiSteps
 from paths import is_file, is_folder, is_plain_name, is_there
 from run_folder import RUNS, known_runs
-from state import AbstractModel, AbstractState, named_arrays
+from state import AbstractModel, AbstractState
 from tokenization import Tokenizer
-from weights_file import Weights, WeightsHeader
+from weights_file import Weights
 from weights_index import WEIGHTS_FILE, file_or_index
 
 BEST, LATEST, IMPORTED = "best", "latest", "imported"
@@ -45,9 +39,6 @@ UNFINISHED = "."
 """Prefix of a checkpoint being written or deleted, and of a link being made."""
 
 _STAMP = "%Y%m%dZ%H%M%S"
-_BYTES_BESIDE_ARRAYS = 1 << 16
-"""Room for headers, checksums and what Orbax notes."""
-
 log = logging.getLogger("rungs")
 
 
@@ -112,163 +103,6 @@ def clean_up(folder: Path) -> None:
     for path in folder.glob(UNFINISHED + CHECKPOINT_NAMES):
         shutil.rmtree(path)
     relink(folder)
-
-
-class Saver:
-    """Writes checkpoints behind the running loop, one at a time. Every process writes its part of
-    the optimizer's state; the first writes the rest, and makes the checkpoint whole.
-
-    Args:
-        folder: the run's `checkpoints/`.
-        config: both configs; `keep_checkpoints` says what is pruned after each save.
-        tokenizer_file: copied into each checkpoint, where there is one; read now, for later its
-            dataset or checkpoint may be gone.
-        after: called behind the loop, after each checkpoint stands.
-        before: the weights that this start goes on from, if it does; their origin and, where the
-            dataset has none, their tokenizer are passed on.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        config: RunConfig,
-        tokenizer_file: Path | None,
-        after: Callable[[], None],
-        before: Weights | None = None,
-    ) -> None:
-        self._folder, self._config = folder, config
-        self._origin = before.header.origin if before else None
-        tokenizer_file = tokenizer_file or (before.tokenizer_file if before else None)
-        self._tokenizer = tokenizer_file.read_bytes() if tokenizer_file else None
-        self._after = after
-        self._is_there = folder.is_dir()
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._writing: Future[None] | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Wait for the save under way; raises what it failed with."""
-        self._worker.shutdown(wait=True)
-        self.wait()
-
-    def save(self, model: GPT, optimizer: MultiSteps, meta: CheckpointMeta) -> None:
-        """Start saving; returns when the arrays may change. An earlier save is waited for.
-
-        Raises:
-            RunFailure: it cannot be written, or the earlier one could not.
-        """
-        self.wait()
-        vocab_size = self._config.model.vocab_size
-        arrays, moments = named_arrays(model, vocab_size), named_arrays(optimizer, vocab_size)
-        needed_bytes = self._needed_bytes(arrays, moments)
-        with self._writing_of(meta.global_step, needed_bytes):
-            begin = functools.partial(self._begin, meta.global_step, needed_bytes)
-            unfinished = self._folder / hosts.said_by_first(begin)
-            with _removed_on_failure(unfinished):
-                weights = {name: hosts.whole(array) for name, array in arrays.items()}
-                optimizer_saved = _save_behind(unfinished / checkpoint.OPTIMIZER_FOLDER, moments)
-        self._writing = (
-            self._worker.submit(
-                self._finish, unfinished, optimizer_saved, weights, meta, needed_bytes
-            )
-            if hosts.is_first()
-            else self._worker.submit(optimizer_saved.result)
-        )
-
-    def raise_failure(self) -> None:
-        """Raise what a save behind the loop failed with, if one did."""
-        if self._writing is not None and self._writing.done():
-            self._writing.result()
-
-    def wait(self) -> None:
-        """Wait for the save under way; raises what it failed with."""
-        if self._writing is not None:
-            self._writing.result()
-            self._writing = None
-
-    def _needed_bytes(self, *arrays: dict[str, jax.Array]) -> int:
-        """How much room a checkpoint takes. Orbax compresses its part, by little."""
-        held = sum(array.nbytes for part in arrays for array in part.values())
-        return held + len(self._tokenizer or b"") + _BYTES_BESIDE_ARRAYS
-
-    def _writing_of(self, step: int, needed_bytes: int) -> contextlib.AbstractContextManager[None]:
-        """Whatever a save fails with ends the run with a line."""
-        what = f"the checkpoint of step {step}"
-        return disk.writing(self._folder, what, needed_bytes, failures=Exception)
-
-    def _begin(self, step: int, needed_bytes: int) -> str:
-        """Make the folder of a checkpoint of this step; returns its name."""
-        if self._is_there and not self._folder.is_dir():
-            log.warning(
-                "%s: was removed with all that was saved; made anew for the checkpoint of step %d",
-                self._folder,
-                step,
-            )
-        self._folder.mkdir(exist_ok=True)
-        self._is_there = True
-        sync_to_disk(self._folder.parent)
-        disk.refuse_without_room(self._folder, f"the checkpoint of step {step}", needed_bytes)
-        name = UNFINISHED + checkpoint_name(self._folder, step)
-        (self._folder / name).mkdir()
-        return name
-
-    def _finish(
-        self,
-        unfinished: Path,
-        optimizer_saved: Any,
-        weights: dict[str, Any],
-        meta: CheckpointMeta,
-        needed_bytes: int,
-    ) -> None:
-        with self._writing_of(meta.global_step, needed_bytes):
-            with _removed_on_failure(unfinished):
-                self._fill(unfinished, optimizer_saved, weights, meta)
-            unfinished.rename(self._folder / unfinished.name.removeprefix(UNFINISHED))
-            sync_to_disk(self._folder)
-        with disk.writing(self._folder, f"the names {BEST} and {LATEST}"):
-            relink(self._folder)
-            prune(self._folder, self._config.train.keep_checkpoints)
-        self._after()
-
-    def _fill(
-        self, unfinished: Path, optimizer_saved: Any, weights: dict[str, Any], meta: CheckpointMeta
-    ) -> None:
-        header = WeightsHeader(*self._config, meta.tokenizer, self._origin)
-        limit = self._config.train.max_weights_file_bytes
-        try:
-            needed = weights_file.write_weights(unfinished, weights, header, limit)
-            if self._tokenizer is not None:
-                (unfinished / checkpoint.TOKENIZER_FILE).write_bytes(self._tokenizer)
-        finally:
-            optimizer_saved.result()  # Orbax's threads, left alone, would keep the process for long
-        checkpoint.seal(unfinished, meta, needed)
-
-
-@contextlib.contextmanager
-def _removed_on_failure(unfinished: Path) -> Iterator[None]:
-    """Make room again where a checkpoint is not finished, unless other processes still write it."""
-    try:
-        yield
-    except Exception:
-        if not hosts.is_one_of_several():
-            shutil.rmtree(unfinished, ignore_errors=True)
-        raise
-
-
-def _save_behind(folder: Path, arrays: dict[str, jax.Array]) -> Any:
-    """Begin to save arrays with Orbax; returns when they may change, what has the `result()`."""
-    from orbax.checkpoint import v1 as ocp
-
-    context = ocp.Context()
-    context.array.saving.enable_write_sharding_file = False
-    # Else a program of its own cuts each replica's slice out of each array, while training waits.
-    context.array.saving.use_replica_parallel = False
-    # Where a folder cannot be made behind the loop, threads wait for it for five minutes.
-    context.asynchronous.create_directories_asynchronously = False
-    with context:
-        return ocp.save_async(folder.resolve(), arrays)
 
 
 def checkpoint_name(folder: Path, step: int) -> str:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 import strict_json
 from config_file import Config
 from errors import UserError
-from model_config import ModelConfig, RopeScaling
+from model_config import ModelConfig, MupConfig, RopeScaling
 from strict_json import StrictModel
 from train_config import LoraConfig, ShardingConfig, TrainConfig
 
@@ -25,7 +25,7 @@ class RunConfig(NamedTuple):
 MODEL_FILE, TRAIN_FILE = "model.json", "train.json"
 FILE_TYPES: dict[str, type[Config]] = {MODEL_FILE: ModelConfig, TRAIN_FILE: TrainConfig}
 NESTED: dict[str, dict[str, type[StrictModel]]] = {
-    MODEL_FILE: {"rope_scaling": RopeScaling},
+    MODEL_FILE: {"rope_scaling": RopeScaling, "mup": MupConfig},
     TRAIN_FILE: {"sharding": ShardingConfig, "lora": LoraConfig},
 }
 """The objects that keys of a file hold."""

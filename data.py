@@ -180,7 +180,7 @@ class ValidationData:
         """
         _raise_all(
             [
-                *_sequence_problems(config, model),
+                *sequence_problems(config, model),
                 *_split_problems(config, model, datasets, VALIDATION),
             ]
         )
@@ -219,7 +219,7 @@ def problems(config: TrainConfig, model: ModelConfig, datasets: dict[str, Datase
     """A line for each reason why a config and its datasets do not go together."""
     return [
         *_weight_problems(config),
-        *_sequence_problems(config, model),
+        *sequence_problems(config, model),
         *_split_problems(config, model, datasets, TRAIN),
         *_length_problems(config, model, datasets),
         *_split_problems(config, model, datasets, VALIDATION),
@@ -238,7 +238,8 @@ def _weight_problems(config: TrainConfig) -> list[str]:
     return []
 
 
-def _sequence_problems(config: TrainConfig, model: ModelConfig) -> list[str]:
+def sequence_problems(config: TrainConfig, model: ModelConfig) -> list[str]:
+    """Whether sequences are longer than the model is made for."""
     if sequence_length(config, model) > model.context_length:
         return [
             f"{TRAIN_FILE}: sequence_length: {config.sequence_length} is longer than the model's"

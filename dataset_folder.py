@@ -18,6 +18,7 @@ from typing import Literal
 import numpy as np
 from tqdm import tqdm
 
+import disk
 import strict_json
 import token_file
 from errors import UserError
@@ -173,8 +174,7 @@ def write_description(folder: Path, description: DatasetDescription) -> None:
     try:
         with new.open("w", encoding="utf-8") as file:
             file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
+            disk.flush(file)
         new.replace(folder / DESCRIPTION_FILE)
     finally:
         new.unlink(missing_ok=True)

@@ -66,6 +66,26 @@ def mesh_of(train: TrainConfig, model: ModelConfig, recorded: ShardingConfig | N
     return mesh
 
 
+def sharding_on(train: TrainConfig, available: int | None) -> ShardingConfig:
+    """The mesh that a run has on so many devices, both sizes given.
+
+    Args:
+        available: None where nobody said how many there are: one, if `train.json` does not say.
+
+    Raises:
+        ValueError: a line that says why there is none.
+    """
+    if train.sharding is None:
+        return ShardingConfig(mode="dp", data=_unasked(train, available or 1, None), tensor=1)
+    data, tensor = train.sharding.sizes
+    if -1 in (data, tensor):
+        if available is None:
+            raise ValueError("sharding: takes all devices there are; say how many with --sharding")
+        rest = max(available // abs(data * tensor), 1)
+        data, tensor = (rest if size == -1 else size for size in (data, tensor))
+    return train.sharding.model_copy(update={"data": data, "tensor": tensor})
+
+
 def recorded_of(train: TrainConfig, mesh: Mesh) -> ShardingConfig:
     """What a checkpoint records of the mesh."""
     mode = train.sharding.mode if train.sharding else "dp"

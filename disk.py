@@ -8,6 +8,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO, Any
 
 from errors import RunFailure
 
@@ -28,6 +29,12 @@ def sync_to_disk(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def flush(file: IO[Any]) -> None:
+    """Wait until what was written to an open file would survive a power cut."""
+    file.flush()
+    os.fsync(file.fileno())
 
 
 @contextlib.contextmanager

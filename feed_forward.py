@@ -46,7 +46,8 @@ class FeedForward(nnx.Module):
     def __init__(self, config: ModelConfig, key: Array) -> None:
         up_key, down_key, gate_key = jax.random.split(key, 3)
         width, hidden = {"emb": config.emb_dim}, {"ffn": config.hidden_dim}
-        init, bias = functools.partial(initializer, config), config.ffn_bias
+        init = functools.partial(initializer, config, of_block=True)
+        bias = config.ffn_bias
         gated = config.feed_forward in GATED
         self.gate = Linear(width, hidden, init(), gate_key, bias) if gated else None
         self.up = Linear(width, hidden, init(), up_key, bias)
@@ -73,7 +74,8 @@ class MixtureOfExperts(nnx.Module):
         self.n_experts = config.n_experts or 1
         self.experts_per_token = config.experts_per_token or 1
         experts = {"experts": self.n_experts}
-        init, bias = functools.partial(initializer, config), config.ffn_bias
+        init = functools.partial(initializer, config, of_block=True)
+        bias = config.ffn_bias
         gated = config.feed_forward in GATED
         self.router = Linear(width, experts, init(), router_key, bias=False)
         self.gate = ExpertLinear(experts, width, hidden, init(), gate_key, bias) if gated else None

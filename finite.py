@@ -1,5 +1,6 @@
 """Which arrays hold a number that is none: NaN or infinity."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -8,20 +9,27 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
-from state import dotted, named_arrays
+from state import dotted
 
 NONE = np.int32(np.iinfo(np.int32).max)
 """In place of an array's number, where all arrays are finite."""
 NORM = "the norm of the gradients' sum"
 """It can be infinite where all gradients are finite."""
 
+Flags = dict[str, Array]
+"""For each array whether it is finite, by name."""
+
 
 def first_not_finite(tree: Any) -> Array:
     """The number of the first array in a tree that is not finite, among the tree's leaves; `NONE`
     where all are."""
-    largest = [jnp.max(jnp.abs(leaf), initial=0) for leaf in jax.tree.leaves(tree)]
-    finite = jnp.isfinite(jnp.stack(largest))  # the largest of numbers with a NaN is NaN
+    finite = jnp.stack([_is_finite(leaf) for leaf in jax.tree.leaves(tree)])
     return jnp.where(finite.all(), NONE, finite.argmin().astype(jnp.int32))
+
+
+def _is_finite(array: Array) -> Array:
+    """Whether all its numbers are: the largest of numbers with a NaN is NaN."""
+    return jnp.isfinite(jnp.max(jnp.abs(array), initial=0))
 
 
 def suspects(model: nnx.Module, wrt: Any) -> list[str]:
@@ -42,13 +50,17 @@ def first_named(bad: dict[int, str]) -> str:
     return what if what == NORM else f"{what} of microbatch {number}"
 
 
-def not_finite(*modules: nnx.Module | nnx.Optimizer) -> list[str]:
-    """The arrays of models and optimizers that are not finite, by dotted name."""
-    arrays = {k: v for module in modules for k, v in named_arrays(module).items()}
+def flags_of(arrays: Mapping[str, Array]) -> Flags:
+    """Begin to find out which arrays are finite."""
     numbers = {k: v for k, v in arrays.items() if jnp.issubdtype(v.dtype, jnp.inexact)}
-    return [name for name, finite in jax.device_get(_finite(numbers)).items() if not finite]
+    return _are_finite(numbers)
 
 
 @jax.jit
-def _finite(arrays: dict[str, Array]) -> dict[str, Array]:
-    return {name: jnp.isfinite(array).all() for name, array in arrays.items()}
+def _are_finite(arrays: dict[str, Array]) -> Flags:
+    return {name: _is_finite(array) for name, array in arrays.items()}
+
+
+def not_finite(flags: Flags) -> list[str]:
+    """The names of those that are not."""
+    return [name for name, is_finite in jax.device_get(flags).items() if not is_finite]

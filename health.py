@@ -20,6 +20,8 @@ DEVIATIONS = 6.0
 which a spike draws to itself, as it does the root of the mean square."""
 LEAST_FACTOR = 1.5
 """Times the median that it is at least: where losses hardly differ, noise is many deviations."""
+LEAST_RISE = 0.1
+"""Nats above the median that it is at least: near zero, batches differ by large factors."""
 DEVIATIONS_PER_MAD = 1.4826
 """Standard deviation of a normal distribution over its median absolute deviation."""
 _UNREAD_STEPS = 1
@@ -64,7 +66,7 @@ class Health:
             return math.inf
         median = float(np.median(losses))
         deviation = DEVIATIONS_PER_MAD * float(np.median(np.abs(np.subtract(losses, median))))
-        return max(median + DEVIATIONS * deviation, LEAST_FACTOR * median)
+        return max(median + DEVIATIONS * deviation, LEAST_FACTOR * median, median + LEAST_RISE)
 
     def refuse_to_go_on(self, step: int) -> None:
         """Raises RunFailure after `max_non_finite_steps` in a row, of which `step` is the last."""

@@ -13,6 +13,8 @@ from flax import nnx
 from jax.sharding import Mesh
 
 import disk
+import estimate
+import hardware
 import hosts
 import logs
 import metrics
@@ -21,14 +23,15 @@ import runtime
 from capsule import Capsules
 from chart_drawer import ChartDrawer
 from checkpoint import Checkpoint, read_checkpoint
-from checkpointing import Saver, clean_up, restore, starting_weights
+from checkpointing import clean_up, restore, starting_weights
 from config import MODEL_FILE, TRAIN_FILE, RunConfig
-from data import TrainingData, ValidationData
+from data import TrainingData, ValidationData, sequence_length
 from dataset import open_dataset
 from dataset_folder import Dataset
 from devices import mesh_of, recorded_of
 from errors import UserError
 from health import Health
+from memory import at_rest, shown
 from metrics import MetricsLog, StepMetrics, Unrecorded
 from model import GPT
 from model_config import ModelConfig
@@ -37,9 +40,10 @@ from precision import dtype_of, resolved
 from provenance import Provenance, refuse_other_tokenizers
 from resume import checkpoint_to_resume, put_aside, refuse_changes
 from run_folder import RunFolder, Start
+from saver import Saver
 from signals import StopSignal
 from starting_point import starting_point
-from state import create_model_and_optimizer
+from state import create_model_and_optimizer, shapes_of
 from step_reader import StepReader
 from train_config import ShardingConfig, TrainConfig
 from trainer import Trainer
@@ -144,6 +148,7 @@ def _trained(plan: Plan, mesh: Mesh) -> int:
     drawer = ChartDrawer(plan.run.path)
     trainer = _trainer(plan, mesh, drawer)
     _report_start(plan, recorded_of(plan.config.train, mesh))
+    _report_size(plan, trainer, mesh)
     _report_trained(trainer.model, trainer.optimizer)
     # 7. The steps.
     with StopSignal() as stop:
@@ -162,7 +167,8 @@ def _trainer(plan: Plan, mesh: Mesh, drawer: ChartDrawer) -> Trainer:
     model, optimizer = model_and_optimizer(config, data.total_steps, mesh, saved, before)
     steps = _steps_before(run, saved)
     capsules = Capsules(run, config, data, recorded_of(config.train, mesh))
-    saver = _saver(run, config, provenance, before, drawer)
+    metrics_log = _metrics_log(run, saved)
+    saver = _saver(run, config, provenance, before, metrics_log, drawer)
     return Trainer(
         config=config,
         data=data,
@@ -172,12 +178,13 @@ def _trainer(plan: Plan, mesh: Mesh, drawer: ChartDrawer) -> Trainer:
         model=model,
         optimizer=optimizer,
         first_step=plan.first_step,
-        metrics=_metrics_log(run, saved),
+        metrics=metrics_log,
         saver=saver,
         reader=StepReader(
             data.tokens_per_step, model, optimizer, Health(config.train, steps), capsules, saver
         ),
         unvalidated=_unvalidated(saved, steps) if saved and validation else None,
+        peak_tokens_per_second=_peak_tokens_per_second(config, mesh),
     )
 
 
@@ -186,10 +193,11 @@ def _saver(
     config: RunConfig,
     provenance: Provenance,
     before: Weights | None,
+    metrics_log: MetricsLog,
     drawer: ChartDrawer,
 ) -> Saver:
     file = provenance.tokenizer_file
-    return Saver(run.checkpoints, config, file, after=drawer.request, before=before)
+    return Saver(run.checkpoints, config, file, metrics_log.sync, drawer.request, before)
 
 
 @contextlib.contextmanager
@@ -310,6 +318,39 @@ def _report_start(plan: Plan, sharding: ShardingConfig) -> None:
         _shown(sharding),
         plan.config.train.compute_dtype,
     )
+
+
+def _report_size(plan: Plan, trainer: Trainer, mesh: Mesh) -> None:
+    """The plan in short: what takes no tracing to know."""
+    model, train = plan.config
+    shapes = shapes_of(model)
+    sizes = estimate.parameters(shapes), estimate.active_parameters(shapes, model)
+    total, active = (size.total for size in sizes)
+    flops = estimate.conventional_flops(shapes, model, sequence_length(train, model))
+    tokens = plan.data.total_steps * plan.data.tokens_per_step
+    log.info(
+        "%s parameters%s, %s MFLOPs a token; %s tokens, %.3g for each parameter; weights, moments"
+        " and gradients take %s of %s on each device; more: uv run plan.py %s",
+        f"{total:,}",
+        f", of which a token meets {active:,}" if active < total else "",
+        f"{flops / 1e6:,.1f}",
+        f"{tokens:,}",
+        tokens / active,
+        shown(at_rest(trainer.model, trainer.optimizer)),
+        shown(out_of_memory.device_bytes(mesh)),
+        plan.run.path,
+    )
+
+
+def _peak_tokens_per_second(config: RunConfig, mesh: Mesh) -> float | None:
+    """Of all devices, where they are known."""
+    model, train = config
+    kind = hardware.of_kind(mesh.devices.flat[0].device_kind)
+    peak = kind and kind.peak(dtype_of(train))
+    if not peak:
+        return None
+    length = sequence_length(train, model)
+    return mesh.size * peak / estimate.conventional_flops(shapes_of(model), model, length)
 
 
 def _shown(sharding: ShardingConfig) -> str:

@@ -4,100 +4,236 @@ how it would go for a step that computes the same in less. Axes as in `model.py`
 
 import dataclasses
 import math
+from typing import NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+import target
 from config import RunConfig
 from data import sequence_length
-from gathering import Gathering
+from gathering import BLOCKS, HEAD, Gathering
 from kernels.cross_entropy import chunk_tokens
+from model import GPT
+from optimizer import MultiSteps
 from precision import dtype_of
 from shard import DATA, TENSOR
 from sharding import Layout
 from state import AbstractArrays, AbstractState
 from step import objective
+from train_config import Remat
+
+_MOST_ELEMENTWISE = 2.5
+"""Times what a layer's products give: as much is there at once of what is computed between them."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
     """Bytes on each device while a step runs."""
 
-    parameters: int
+    weights: int
     moments: int
     """The optimizer's state."""
     gradients: int
-    """Those of a microbatch, and the sum of them."""
+    """Those of a microbatch."""
+    accumulator: int
+    """The sum of all microbatches' gradients, where there are several."""
+    gathered: int
+    """Weights of which each device has a part, made whole: a layer's, and those outside of the
+    layers."""
     activations: int
     """What the forward pass of a microbatch keeps for the backward pass."""
     logits: int
     """Those of a chunk of a microbatch, in whose place come their exponentials, and their
-    gradient."""
-    recomputed: int
-    """What the backward pass computes again of a layer; the logits have gone when it comes."""
+    gradient; with the gradients of the head and of what it sees."""
+    layer: int
+    """What the backward pass of a layer has at once: what it computes again, and gradients, also
+    those of embedding and head once more. The logits have gone when it comes."""
+    batch: int
+    """Token ids of a step."""
 
     @property
     def total(self) -> int:
-        held = self.parameters + self.moments + self.gradients + self.activations
-        return held + max(self.logits, self.recomputed)
+        together = dataclasses.asdict(self)
+        after_one_another = together.pop("logits"), together.pop("layer")
+        return sum(together.values()) + max(after_one_another)
 
     def with_rows(self, config: RunConfig, before: int, mesh: Mesh) -> "Memory":
         """Of a config with another microbatch_size, where this is of one of `before`."""
         rows = config.train.microbatch_size
-        activations, recomputed = (n * rows // before for n in (self.activations, self.recomputed))
-        logits = _logits(config, mesh)
+        constant = _copied(config, mesh)
         return dataclasses.replace(
-            self, activations=activations, recomputed=recomputed, logits=logits
+            self,
+            accumulator=self.gradients if config.train.gradient_accumulation_steps > 1 else 0,
+            activations=self.activations * rows // before,
+            logits=_logits(config, mesh),
+            layer=(self.layer - constant) * rows // before + constant,
         )
 
 
 def memory_of(config: RunConfig, mesh: Mesh) -> Memory:
     """The memory of a run's step.
 
-    Parameters, moments and gradients are exact. Activations are what the derivative of the loss
-    keeps; the compiler drops some of it, and needs room for what comes between.
+    Weights, moments and gradients are exact. Activations are what the derivative of the loss keeps.
+    What comes between is the compiler's choice: `layer` is a rule that its own analysis bears out,
+    as `test_memory.py` has it.
 
     Args:
-        mesh: of devices there are, in the mode of `config.train.sharding`.
+        mesh: in the mode of `config.train.sharding`; of devices there are or, for those of
+            `target.planned`, without.
     """
     abstract = AbstractState(config, 1, mesh)
-    trained = {name: abstract.weights[name] for name in abstract.trained}
-    activations = _kept_for_backward(config, mesh, abstract)
-    of_all_layers = activations
-    if config.train.remat != "none":
-        without = RunConfig(config.model, config.train.model_copy(update={"remat": "none"}))
-        of_all_layers = _kept_for_backward(without, mesh, abstract)
+    trained = _bytes_per_device({name: abstract.weights[name] for name in abstract.trained})
+    kept = {remat: _kept_for_backward(config, mesh, abstract, remat) for remat in get_args(Remat)}
     return Memory(
-        parameters=_bytes_per_device(abstract.weights),
+        weights=_bytes_per_device(abstract.weights),
         moments=_bytes_per_device(abstract.optimizer),
-        gradients=2 * _bytes_per_device(trained),
-        activations=activations,
+        gradients=trained,
+        accumulator=trained if config.train.gradient_accumulation_steps > 1 else 0,
+        gathered=_gathered(config, abstract.weights),
+        activations=kept[config.train.remat].as_read,
         logits=_logits(config, mesh),
-        recomputed=max(of_all_layers - activations, 0) // max(config.model.n_layers, 1),
+        layer=_of_layer(config, mesh, {remat: one.stacked for remat, one in kept.items()}),
+        batch=_batch(config, mesh),
     )
+
+
+def at_rest(model: GPT, optimizer: MultiSteps) -> int:
+    """Bytes on each device of a model, its optimizer's state, a gradient and the sum of those."""
+    trained = nnx.state(model, optimizer.wrt)
+    states = nnx.state(model), nnx.state(optimizer), trained, trained
+    return sum(
+        math.prod(array.sharding.shard_shape(array.shape)) * array.dtype.itemsize
+        for array in jax.tree.leaves(states)
+    )
+
+
+def shown(size: float) -> str:
+    """Bytes as people read them."""
+    return f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
+
+
+def _batch(config: RunConfig, mesh: Mesh) -> int:
+    """Bytes of a device's part of a step's inputs and targets."""
+    sequences = config.train.sequences_per_step // mesh.shape[DATA]
+    tokens = sequences * sequence_length(config.train, config.model)
+    return 2 * tokens * jnp.int32.dtype.itemsize
 
 
 def _logits(config: RunConfig, mesh: Mesh) -> int:
     """Bytes of the logits that are there at once, with what is made of them."""
-    vocabulary = Layout(mesh).padded(config.model.vocab_size) // mesh.shape[TENSOR]
+    width, float32_bytes = config.model.emb_dim, jnp.float32.dtype.itemsize
+    vocabulary, tokens = _vocabulary(config, mesh), _tokens(config, mesh)
+    chunk = chunk_tokens(tokens, vocabulary) * vocabulary
+    each = float32_bytes + dtype_of(config.train).itemsize
+    return chunk * each + (vocabulary + tokens) * width * float32_bytes
+
+
+def _of_layer(config: RunConfig, mesh: Mesh, kept: dict[Remat, int]) -> int:
+    """Bytes of a layer's backward pass; of all layers of a period, as they are compiled together.
+
+    What was kept of the layer is taken out of the stack of all layers, and as much twice again is
+    the gradients; or instead of those it is what is computed again.
+
+    Args:
+        kept: of all layers for their backward pass, by policy.
+    """
+    layers, remat = config.model.n_layers, config.train.remat
+    if not layers:
+        return 0
+    period = len(config.model.repeated_kinds)
+    none, products, own = (kept[policy] // layers for policy in ("none", "dots", remat))
+    in_float32 = products * jnp.float32.dtype.itemsize // dtype_of(config.train).itemsize
+    # of what is elementwise much is fused, and never there as a whole
+    elementwise = min(none - products, int(_MOST_ELEMENTWISE * in_float32))
+    again = 0 if remat == "none" else elementwise + max(products - own, 0)
+    taken_out = products if layers > period else 0
+    at_once = max(period * (2 * products + taken_out), period * again + taken_out)
+    return at_once + period * _of_experts(config, mesh) + _copied(config, mesh)
+
+
+def _of_experts(config: RunConfig, mesh: Mesh) -> int:
+    """On a CPU, where XLA's ragged product is a product with every expert: the rows that go through
+    experts, once for each expert, with zeros in place of those of others."""
+    model = config.model
+    if model.n_experts is None or target.platform() != "cpu":
+        return 0
+    rows = _tokens(config, mesh) * (model.experts_per_token or 0) * model.n_experts
+    inner, outer = model.hidden_dim // mesh.shape[TENSOR], model.emb_dim
+    copies = (4 * outer + 4 * inner) if config.train.remat == "full" else (2 * outer + 3 * inner)
+    return rows * copies * jnp.float32.dtype.itemsize
+
+
+def _gathered(config: RunConfig, weights: AbstractArrays) -> int:
+    """Bytes of the weights that are whole at once, of which this device keeps a part."""
+    narrow, total = dtype_of(config.train).itemsize, 0
+    of_period = len(config.model.repeated_kinds) / max(config.model.n_layers, 1)
+    for name, array in weights.items():
+        assert isinstance(array.sharding, NamedSharding)
+        if DATA in array.sharding.spec:
+            own = math.prod(array.sharding.shard_shape(array.shape))
+            whole = own * array.sharding.mesh.shape[DATA]
+            if name.startswith(BLOCKS):
+                total += int(whole * of_period) * narrow
+            else:
+                total += whole * (narrow if name.startswith(HEAD) else array.dtype.itemsize)
+    return total
+
+
+def _copied(config: RunConfig, mesh: Mesh) -> int:
+    """Bytes of the gradients of embedding and head in another order of their axes, as the loop over
+    layers is between the two; one of them, where they are handed out anyway."""
+    if not config.model.n_layers:
+        return 0
+    sharding = config.train.sharding
+    copies = 1 if sharding and "fsdp" in sharding.mode else 2
+    row_bytes = config.model.emb_dim * jnp.float32.dtype.itemsize
+    return copies * _vocabulary(config, mesh) * row_bytes
+
+
+def _vocabulary(config: RunConfig, mesh: Mesh) -> int:
+    """Rows of it on each device."""
+    rows: int = Layout(mesh).padded(config.model.vocab_size) // mesh.shape[TENSOR]
+    return rows
+
+
+def _tokens(config: RunConfig, mesh: Mesh) -> int:
+    """Of a microbatch, on each device."""
     rows = config.train.microbatch_size // mesh.shape[DATA]
-    tokens = chunk_tokens(rows * sequence_length(config.train, config.model), vocabulary)
-    each = jnp.float32.dtype.itemsize + dtype_of(config.train).itemsize
-    return tokens * vocabulary * each
+    return rows * sequence_length(config.train, config.model)
 
 
-def _kept_for_backward(config: RunConfig, mesh: Mesh, abstract: AbstractState) -> int:
-    """Bytes of a microbatch's activations.
+class _Kept(NamedTuple):
+    """Bytes of what a microbatch's forward pass keeps."""
+
+    stacked: int
+    """Of the loop over layers."""
+    as_read: int
+    """On a CPU in float32: XLA's compiler there widens what a loop over layers has kept in 16 bits,
+    all of it, before the backward pass begins."""
+
+
+def _kept_for_backward(
+    config: RunConfig, mesh: Mesh, abstract: AbstractState, remat: Remat
+) -> _Kept:
+    """A microbatch's activations under a policy.
 
     What is kept for twice as many sequences is compared: what has grown is theirs, the rest are
     weights.
     """
+    config = RunConfig(config.model, config.train.model_copy(update={"remat": remat}))
     rows = config.train.microbatch_size // mesh.shape[DATA]
-    once, twice = (_residuals(config, mesh, abstract, count * rows) for count in (1, 2))
-    return sum(_bytes(two) - _bytes(one) for one, two in zip(once, twice, strict=True))
+    both = (_residuals(config, mesh, abstract, count * rows) for count in (1, 2))
+    stacked = as_read = 0
+    for one, two in zip(*both, strict=True):
+        grown = _bytes(two) - _bytes(one)
+        stacked += grown if one.shape[:1] == two.shape[:1] else 0  # the first axis is the layers'
+        is_widened = config.model.n_layers and one.dtype.itemsize == 2
+        as_read += grown * (2 if is_widened and target.platform() == "cpu" else 1)
+    return _Kept(stacked, as_read)
 
 
 def _residuals(

@@ -5,7 +5,6 @@ import dataclasses
 import json
 import logging
 import math
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -119,7 +118,7 @@ class MetricsLog:
     def sync(self) -> None:
         """Wait until every line added so far would outlive the machine, too; raises RunFailure."""
         with disk.writing(self._path, "the metrics so far", self._bytes):
-            os.fsync(self._file.fileno())
+            disk.flush(self._file)
 
     def _begin(self, steps: list[StepMetrics]) -> None:
         """Have just these steps in the file, or what was there; open it to append to."""
@@ -172,8 +171,7 @@ def _replace(path: Path, content: bytes) -> None:
     try:
         with replacement.open("wb") as file:
             file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+            disk.flush(file)
         replacement.replace(path)
     except OSError:
         with contextlib.suppress(OSError):

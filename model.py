@@ -271,7 +271,10 @@ class Block(nnx.Module):
 def logits_of(config: ModelConfig, x_MD: Array, matrix_DV: Array) -> Array:
     """logits_MV, float32, of what the head sees; −inf for rows that stand for no token. Where
     devices share the vocabulary, those of this device's part."""
-    logits_MV = soft_capped(products.product(x_MD, matrix_DV), config.final_soft_cap)
+    logits_MV = products.product(x_MD, matrix_DV)
+    if config.mup:
+        logits_MV = logits_MV / config.width_multiplier
+    logits_MV = soft_capped(logits_MV, config.final_soft_cap)
     rows = logits_MV.shape[-1]
     if rows * shard.count(shard.TENSOR) == config.vocab_size:
         return logits_MV

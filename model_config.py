@@ -45,6 +45,20 @@ class RopeScaling(StrictModel):
         return None if low < high else "low_frequency_factor must be below high_frequency_factor"
 
 
+class MupConfig(StrictModel):
+    """Maximal update parametrisation, muP (Yang et al. 2022, «Tensor Programs V»): the learning
+    rate that is best for a narrow base model stays so for wider ones. With m = emb_dim ÷
+    base_emb_dim, kernels of the blocks start with σ ÷ √m and learn at the learning rate ÷ m (muon:
+    ÷ √m), logits are divided by m, and attention scores fall with head_dim, not with its root. A
+    model as wide as its base is the model without the key."""
+
+    base_emb_dim: Size
+    """emb_dim of the base model, whose ffn_dim and n_heads · head_dim are as many times smaller."""
+    base_head_dim: Size | None = None
+    """head_dim of the base model: scores are divided by head_dim ÷ √base_head_dim. As here where
+    absent: a wider model has more heads."""
+
+
 class ModelConfig(Config):
     """The architecture."""
 
@@ -128,7 +142,12 @@ class ModelConfig(Config):
     """How weights start. gpt2: normal with σ 0.02, residual projections ÷ √(2·n_layers).
     truncated_normal: cut at ±3σ, σ² = 2/(in + out) (Glorot & Bengio 2010). Biases start at 0."""
 
+    mup: MupConfig | None = None
+    """Widths of the narrow model whose learning rate is to be best here, too:
+    `{"base_emb_dim": 128}`. null: the standard parametrisation."""
+
     CHECKS = (
+        "_mup_has_the_scales",
         "_heads_given",
         "_heads_divide_width",
         "_heads_share_keys",
@@ -141,6 +160,16 @@ class ModelConfig(Config):
         "_experts_fit",
         "_norm_has_a_place",
     )
+
+    def _mup_has_the_scales(self) -> str | None:
+        if self.mup is None:
+            return None
+        for key, needed in (("init", "gpt2"), ("embedding_scale", "none")):
+            if getattr(self, key) != needed:
+                return f'mup: needs {key} "{needed}"; "{getattr(self, key)}" scales with the width'
+        if self.mup.base_head_dim and self.query_pre_attn_scalar:
+            return "mup: base_head_dim and query_pre_attn_scalar both scale attention; give one"
+        return None
 
     def _heads_given(self) -> str | None:
         if self.n_layers and self.n_heads is None:
@@ -224,6 +253,18 @@ class ModelConfig(Config):
         """Width of one attention head; only where there are layers."""
         assert self.n_heads is not None
         return self.head_dim or self.emb_dim // self.n_heads
+
+    @property
+    def width_multiplier(self) -> float:
+        """How many times wider than its base the model is, in muP; else 1."""
+        return self.emb_dim / self.mup.base_emb_dim if self.mup else 1.0
+
+    @property
+    def attention_scale(self) -> float:
+        """What attention scores are multiplied by; only where there are layers."""
+        if self.mup and self.mup.base_head_dim:
+            return math.sqrt(self.mup.base_head_dim) / self.head_width
+        return 1 / math.sqrt(self.query_pre_attn_scalar or self.head_width)
 
     @property
     def hidden_dim(self) -> int:

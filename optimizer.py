@@ -1,4 +1,4 @@
-"""AdamW with warm-up, cosine and clipping, and the `MultiSteps` optimizer around them.
+"""The `MultiSteps` optimizer: clipping and weight decay around the rule that `train.json` names.
 
 `MultiSteps` is told the sum of a global step's finite microbatch gradients and their weight, and
 updates once on their mean. It does what `optax.MultiSteps` does, without running the inner
@@ -14,8 +14,11 @@ from flax import nnx
 from jax import Array
 
 from layers import LowRankParam
+from model import GPT
 from precision import LossScale, dtype_of
+from schedule import learning_rate_schedule
 from train_config import TrainConfig
+from update_rules import update_rule
 
 
 class Update(NamedTuple):
@@ -42,7 +45,7 @@ class MultiSteps(nnx.Optimizer):
         total_steps: global steps from the first to the last, at least 1.
     """
 
-    def __init__(self, model: nnx.Module, train: TrainConfig, total_steps: int) -> None:
+    def __init__(self, model: GPT, train: TrainConfig, total_steps: int) -> None:
         self.schedule = learning_rate_schedule(train, total_steps)
         self.clipping_max_norm = train.clipping_max_norm
         wrt = LowRankParam if train.lora else nnx.Param
@@ -73,31 +76,16 @@ class MultiSteps(nnx.Optimizer):
         return Update(learning_rate, norm, applied & (norm > limit), applied)
 
 
-def learning_rate_schedule(train: TrainConfig, total_steps: int) -> optax.Schedule:
-    """Linear warm-up to the peak, then a cosine that ends at the last step's end.
-
-    optax counts the warm-up as part of `decay_steps`.
-    """
-    warmup_steps = round(total_steps * train.warmup_period_percent / 100)
-    return optax.warmup_cosine_decay_schedule(
-        init_value=train.learning_rate * train.start_learning_rate_percent / 100,
-        peak_value=train.learning_rate,
-        warmup_steps=min(warmup_steps, total_steps - 1),
-        decay_steps=total_steps,
-        end_value=train.learning_rate * train.min_learning_rate_percent / 100,
-    )
-
-
 def update_direction(
-    train: TrainConfig, model: nnx.Module, wrt: type[nnx.Param]
+    train: TrainConfig, model: GPT, wrt: type[nnx.Param]
 ) -> optax.GradientTransformationExtraArgs:
-    """AdamW (Loshchilov & Hutter 2019) on the scaled gradient."""
-    adamw = optax.chain(
+    """The rule on the scaled gradient, with decoupled weight decay."""
+    direction = optax.chain(
         scaled(),
-        optax.scale_by_adam(train.beta1, train.beta2, train.epsilon),
+        update_rule(train, nnx.state(model, wrt), model.config.width_multiplier),
         optax.add_decayed_weights(train.weight_decay, decay_mask(train, model, wrt)),
     )
-    return scaled_where_applied(adamw)
+    return scaled_where_applied(direction)
 
 
 def scaled() -> optax.GradientTransformationExtraArgs:

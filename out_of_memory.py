@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from config import RunConfig
 from devices import memory_bytes
 from errors import RunFailure
-from memory import Memory, memory_of
+from memory import Memory, memory_of, shown
 from sharding import Layout
 from state import shapes_of
 from train_config import Remat, ShardingConfig, TrainConfig
@@ -62,21 +62,26 @@ def advice(config: RunConfig, mesh: Mesh) -> list[str]:
     """Lines: where the memory of a step goes, and the edits that would fit."""
     memory, limit = memory_of(config, mesh), device_bytes(mesh)
     parts = dataclasses.asdict(memory)
-    parts["recomputed"] = max(memory.recomputed - memory.logits, 0)  # as the logits have gone
+    parts["layer"] = max(memory.layer - memory.logits, 0)  # as the logits have gone
     lines = [
-        f"a step needs about {_shown(memory.total)} on {_devices(mesh)} of {_shown(limit)}:",
-        *(f"  {name:12} {_shown(size):>10}" for name, size in parts.items()),
+        f"a step needs about {shown(memory.total)} on {_devices(mesh)} of {shown(limit)}:",
+        *(f"  {name:12} {shown(size):>10}" for name, size in parts.items()),
     ]
     # what has run out needs more than was thought
-    if fitting := list(edits(config, mesh, USABLE_SHARE * min(limit, memory.total))):
-        lines.append("these edits of train.json keep the global batch as it is, and would fit:")
-        lines += [f"  {_as_keys(edit.keys)}  ({_shown(edit.memory.total)})" for edit in fitting]
-    else:
-        lines.append(
-            "no microbatch_size and remat would fit: it takes more devices that share the weights"
-            ' ("sharding": {"mode": "fsdp"}), a shorter sequence_length or a smaller model'
-        )
-    return lines
+    return lines + remedies(config, mesh, min(limit, memory.total))
+
+
+def remedies(config: RunConfig, mesh: Mesh, limit: float) -> list[str]:
+    """Lines: the edits that would fit into so many bytes of each device."""
+    if fitting := list(edits(config, mesh, USABLE_SHARE * limit)):
+        return [
+            "these edits of train.json keep the global batch as it is, and would fit:",
+            *(f"  {_as_keys(edit.keys)}  ({shown(edit.memory.total)})" for edit in fitting),
+        ]
+    return [
+        "no microbatch_size and remat would fit: it takes more devices that share the weights"
+        ' ("sharding": {"mode": "fsdp"}), a shorter sequence_length or a smaller model'
+    ]
 
 
 def edits(config: RunConfig, mesh: Mesh, limit: float) -> Iterator[Edit]:
@@ -150,10 +155,6 @@ def _roughly(config: RunConfig) -> int:
 
 def _as_keys(keys: dict[str, Any]) -> str:
     return json.dumps(keys)[1:-1]
-
-
-def _shown(size: float) -> str:
-    return f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
 
 
 def _devices(mesh: Mesh) -> str:

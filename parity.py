@@ -160,6 +160,7 @@ class Trial(NamedTuple):
             "gradient_accumulation_steps": microbatches,
             "microbatch_size": count // microbatches,
             "compute_dtype": "float32",
+            "optimizer": "adamw",
             "warmup_period_percent": 0.0,
         }
         steps = range(min(limits.steps, data.total_steps))

@@ -5,11 +5,11 @@ import re
 from pathlib import Path
 from typing import Literal
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
+from target import target
 from train_config import ComputeDtype, ComputeDtypeOrAuto, TrainConfig
 
 AUTO: Literal["auto"] = "auto"
@@ -36,14 +36,14 @@ def dtype_of(train: TrainConfig) -> jnp.dtype:
 
 
 def fastest_dtype() -> ComputeDtype:
-    """What the first device multiplies fastest without losing a run: bfloat16 where it has
+    """What the device multiplies fastest without losing a run: bfloat16 where it has
     instructions for that, float16 on GPUs that have only those, else float32."""
-    device = jax.devices()[0]
-    if device.platform == "tpu":
+    platform, compute_capability = target()
+    if platform == "tpu":
         return "bfloat16"
-    if device.platform == "cpu":
+    if platform == "cpu":
         return "bfloat16" if _cpu_has_bfloat16() else "float32"
-    match = re.match(r"\d+", str(getattr(device, "compute_capability", "")))
+    match = re.match(r"\d+", compute_capability)
     generation = int(match[0]) if match else 0
     return "bfloat16" if generation >= 8 else "float16" if generation == 7 else "float32"
 

@@ -23,7 +23,7 @@ from data import TrainingData
 from dataset import open_dataset
 from devices import mesh_of
 from errors import UserError
-from finite import first_named, not_finite, suspects
+from finite import first_named, flags_of, not_finite, suspects
 from generation import unstacked
 from kernels.cross_entropy import target_losses
 from launch import model_and_optimizer
@@ -108,7 +108,7 @@ def _trained_again(
         limit = -np.inf if step in meta.skipped_steps else np.inf
         limits = (limit,) if config.train.skip_spikes else ()
         train_step(model, optimizer, *batch, *limits)
-        for name in not_finite(model, optimizer):
+        for name in not_finite(flags_of(named_arrays(model) | named_arrays(optimizer))):
             click.echo(f"after step {step}: {name} is the first that is not finite")
             raise NotFinite
     return model, optimizer

@@ -15,6 +15,7 @@ from flax import nnx
 from jax import Array
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
+import target
 from model_config import ModelConfig
 from shard import DATA, TENSOR
 from train_config import Mode, ShardingConfig, mode_problem
@@ -172,8 +173,10 @@ class Layout(NamedTuple):
 
 
 def _is_cpu(mesh: Mesh | AbstractMesh) -> bool:
-    """Whether its devices are CPUs, or none that are there."""
-    return isinstance(mesh, AbstractMesh) or mesh.devices.flat[0].platform == "cpu"
+    """Whether its devices are CPUs; where there are none, those that are planned."""
+    if isinstance(mesh, AbstractMesh):
+        return target.platform() == "cpu"
+    return bool(mesh.devices.flat[0].platform == "cpu")
 
 
 def is_spec(node: Any) -> bool:

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -116,6 +117,25 @@ def named_arrays(module: nnx.Module | nnx.Optimizer, vocab_size: int | None = No
     """
     flat = nnx.to_flat_state(nnx.state(module))
     return {dotted(path): _without_padding(variable, vocab_size) for path, variable in flat}
+
+
+def host_copies(module: nnx.Module | nnx.Optimizer, vocab_size: int) -> dict[str, np.ndarray]:
+    """As `named_arrays`, copied into this process's memory, all at once on their way there. Rows
+    that a vocabulary has in a device's memory only are left out here, not in more memory there."""
+    flat = nnx.to_flat_state(nnx.state(module))
+    for _, variable in flat:
+        variable.get_value().copy_to_host_async()
+    return {dotted(path): _host_copy(variable, vocab_size) for path, variable in flat}
+
+
+def _host_copy(variable: nnx.Variable, vocab_size: int) -> np.ndarray:
+    array, axis = variable.get_value(), _vocabulary_axis(variable)
+    # On a CPU JAX lends NumPy the memory itself, which the next step takes over.
+    is_lent = next(iter(array.devices())).platform == "cpu"
+    copy = np.array(array) if is_lent else np.asarray(array)
+    if axis is None or copy.shape[axis] == vocab_size:
+        return copy
+    return copy.take(range(vocab_size), axis)
 
 
 def dotted(path: tuple[Any, ...]) -> str:

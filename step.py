@@ -68,10 +68,18 @@ class StepResult(NamedTuple):
     def loss(self) -> float | None:
         """Mean over the targets of the microbatches that counted, or overflowed; None where none
         did."""
+        return self._mean_loss(self.finite_A | self.overflowed_A)
+
+    @property
+    def trained_loss(self) -> float | None:
+        """The same of those that counted alone."""
+        return self._mean_loss(self.finite_A)
+
+    def _mean_loss(self, of_A: np.ndarray) -> float | None:
         weights_A = np.asarray(self.weights_A)
-        counted_A = (self.finite_A | self.overflowed_A) & (weights_A > 0)
-        losses = np.asarray(self.losses_A, np.float64)[counted_A]
-        return float(np.average(losses, weights=weights_A[counted_A])) if len(losses) else None
+        of_A = of_A & (weights_A > 0)
+        losses = np.asarray(self.losses_A, np.float64)[of_A]
+        return float(np.average(losses, weights=weights_A[of_A])) if len(losses) else None
 
     def bad(self, suspects: Sequence[str]) -> dict[int, str]:
         """For each microbatch that was left out, but for overflows, the first thing that was not

@@ -7,13 +7,14 @@ import time
 import jax
 
 from capsule import Capsules
-from checkpointing import Saver
 from errors import RunFailure
-from finite import first_named, not_finite, suspects
+from finite import Flags, first_named, flags_of, not_finite, suspects
 from health import Health
 from metrics import Spike, StepMetrics
 from model import GPT
 from optimizer import MultiSteps
+from saver import Saver
+from state import named_arrays
 from step import StepResult
 
 log = logging.getLogger("rungs")
@@ -66,7 +67,7 @@ class StepReader:
             tokens_per_second=self._tokens_per_step / seconds,
             load_balancing_loss=float(routing.balance_loss) if routing else None,
             expert_tokens=routing.counts_E.tolist() if routing else None,
-            spike=self._spike(step, loss, bool(values.skipped)),
+            spike=self._spike(step, values.trained_loss, bool(values.skipped)),
             loss_scale=None if values.loss_scale is None else float(values.loss_scale),
         )
         self.health.note(metrics)
@@ -75,12 +76,12 @@ class StepReader:
     def refuse_to_go_on(self, step: int, model: GPT) -> None:
         """Raises RunFailure where a step without a finite microbatch is one too many, or will be
         followed by no other, as a parameter is not finite."""
-        self.refuse_bad_state(step, model)
+        self.refuse_bad_state(step, flags_of(named_arrays(model)))
         self.health.refuse_to_go_on(step)
 
-    def refuse_bad_state(self, step: int, *state: GPT | MultiSteps) -> None:
+    def refuse_bad_state(self, step: int, flags: Flags) -> None:
         """Raises RunFailure where a parameter or a moment is not finite."""
-        if names := not_finite(*state):
+        if names := not_finite(flags):
             kept = self._kept(step, {})
             others = f" and {len(names) - 1} more" * (len(names) > 1)
             raise RunFailure(

@@ -23,6 +23,7 @@ from typing import NamedTuple, Self
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+import disk
 from errors import RunFailure, UserError, reason
 from paths import require_regular
 from strict_json import shown_name
@@ -224,8 +225,7 @@ class TokenWriter:
         header = json.dumps(entries).encode().ljust(self._header_bytes)
         self._file.seek(0)
         self._file.write(self._header_bytes.to_bytes(8, "little") + header)
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        disk.flush(self._file)
 
     def __enter__(self) -> Self:
         return self

@@ -71,7 +71,10 @@ def mode_problem(mode: str, data: int, tensor: int) -> str | None:
 
 Remat = Literal["none", "dots", "full"]
 ComputeDtype = Literal["float32", "bfloat16", "float16"]
-ComputeDtypeOrAuto = ComputeDtype | Literal["auto"]
+ComputeDtypeOrAuto = Literal[ComputeDtype, "auto"]
+
+Optimizer = Literal["adamw", "muon", "lion", "adafactor", "sgd"]
+Schedule = Literal["cosine", "linear", "constant", "warmup_stable_decay"]
 
 LoraTarget = Literal["query", "key", "value", "output", "gate", "up", "down"]
 
@@ -174,28 +177,42 @@ class TrainConfig(Config):
     """Whether to visit the sequences in a random order, another in each epoch, drawn from seed."""
     target_offset: Literal[0, 1] = 1
     """1: predict the next token. 0: predict the input itself (A-to-A)."""
+    optimizer: Optimizer = "adamw"
+    """How weights follow gradients. adamw (Loshchilov & Hutter 2019). muon (Jordan et al. 2024):
+    for the kernels of the blocks, scaled so that it takes AdamW's learning rates (Liu et al. 2025),
+    with AdamW for embeddings, head, norms, biases and routers. lion (Chen et al. 2023), which wants
+    a learning rate some three to ten times lower. adafactor (Shazeer & Stern 2018), which keeps the
+    least. sgd, with momentum."""
+    schedule: Schedule = "cosine"
+    """How the learning rate falls after the warm-up, to min_learning_rate_percent at the end:
+    along a cosine (Loshchilov & Hutter 2017), linear, constant (not at all), or
+    warmup_stable_decay: constant, then linear in the last decay_period_percent (Hu et al. 2024)."""
+    decay_period_percent: Percent = 20.0
+    """warmup_stable_decay: share of all steps, at the end, in which the learning rate falls."""
     warmup_period_percent: Percent = 5.0
     """Share of all steps in which the learning rate rises to its peak."""
     start_learning_rate_percent: Percent = 0.001
     """Learning rate at step 0, as a share of the peak."""
     min_learning_rate_percent: Percent = 10.0
-    """Learning rate at the end of the cosine, as a share of the peak."""
+    """Learning rate at the end of the schedule, as a share of the peak."""
     beta1: BelowOne = 0.9
-    """AdamW: decay of the mean of gradients."""
+    """adamw, muon's AdamW, lion: decay of the mean of gradients (lion: in the update)."""
     beta2: BelowOne = 0.999
-    """AdamW: decay of the mean of squared gradients."""
+    """adamw, muon's AdamW: decay of the mean of squared gradients. lion: of that of gradients."""
     epsilon: Positive = 1e-8
-    """AdamW: added to the root of the mean of squared gradients."""
+    """adamw, muon's AdamW: added to the root of the mean of squared gradients."""
+    momentum: BelowOne = 0.95
+    """muon: decay of the mean of gradients. sgd: of their sum."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
-    """AdamW: decoupled weight decay."""
+    """Decoupled weight decay: in a step, learning rate × this is taken off each weight."""
     decayed_parameters: Literal["matrices", "all"] = "matrices"
     """What weight decay acts on: kernels and embeddings only, or biases and norms as well."""
     clipping_max_norm: Positive | None = None
     """Largest global norm of a step's gradient; a larger one is scaled down to it. null: off."""
     skip_spikes: bool = False
     """Whether a step whose loss is a spike leaves weights and optimizer state as they are. A spike
-    is more than 1.5 times the median of up to 128 steps before, and more than six standard
-    deviations above it."""
+    is more than 1.5 times the median of up to 128 steps before, more than six standard deviations
+    above it, and more than 0.1 nats."""
     max_non_finite_steps: Size = 10
     """Stop after so many steps in a row in which every microbatch had a loss or gradient that was
     NaN or infinite."""
@@ -237,7 +254,7 @@ class TrainConfig(Config):
     lineage: Lineage | None = None
     """Written by `train.py --like`."""
 
-    CHECKS = ("_microbatch_divides", "_lora_has_a_base")
+    CHECKS = ("_microbatch_divides", "_lora_has_a_base", "_muon_has_kernels")
 
     def _microbatch_divides(self) -> str | None:
         data = self.sharding.sizes[0] if self.sharding else -1
@@ -246,6 +263,11 @@ class TrainConfig(Config):
     def _lora_has_a_base(self) -> str | None:
         if self.lora and self.start_from is None:
             return 'lora: needs start_from, the weights that it adapts, as "imported"'
+        return None
+
+    def _muon_has_kernels(self) -> str | None:
+        if self.lora and self.optimizer == "muon":
+            return 'optimizer: "muon" is for kernels, but lora trains none; take "adamw"'
         return None
 
     @property

@@ -11,18 +11,20 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from tqdm import tqdm
 
 from checkpoint import CheckpointMeta, installed_versions
-from checkpointing import Saver, utc_now
+from checkpointing import utc_now
 from config import RunConfig
 from data import TrainingData, ValidationData
 from devices import recorded_of
 from errors import RunFailure
 from evaluation import CutShort, make_evaluation_step, mean_loss
+from finite import Flags
 from hosts import AnyHost, is_first
 from logs import TERMINAL
 from metrics import MetricsLog, StepMetrics
 from model import GPT
 from optimizer import MultiSteps
 from provenance import Provenance
+from saver import Saver
 from sharding import own_rows, place_batch
 from signals import StopSignal
 from step import StepResult, make_train_step
@@ -50,10 +52,13 @@ class Trainer:
     reader: StepReader
     unvalidated: StepMetrics | None = None
     """The step before the first, where a signal cut its validation short."""
+    peak_tokens_per_second: float | None = None
+    """At the devices' peak, where that is known."""
 
     def __post_init__(self) -> None:
         self._train_step = make_train_step(self.config.train, self.mesh)
         self._evaluation_step = make_evaluation_step(self.config.train, self.mesh)
+        self._saved: tuple[int, Flags] | None = None
 
     def train(self, stop: StopSignal) -> StepMetrics:
         """Take the steps that are left, or those until `stop`; all is saved at the end.
@@ -72,7 +77,7 @@ class Trainer:
         def is_stop_wanted() -> bool:
             return is_on_any_host(stop.number is not None or batches.failure is not None)
 
-        with self._bar(steps) as bar, self.saver, self.metrics:
+        with self._bar(steps) as bar, self.metrics, self.saver:
             if self.unvalidated is not None and not self._validated_late(is_stop_wanted):
                 return self.unvalidated
             unread: tuple[int, StepResult] | None = None
@@ -80,6 +85,7 @@ class Trainer:
                 limit = self._loss_limit(step)
                 with jax.transfer_guard("disallow"):
                     result = self._train_step(self.model, self.optimizer, *batch, *limit)
+                self._refuse_bad_state()
                 if unread is not None:
                     self._record(self.reader.read(*unread), bar)
                 unread = step, result
@@ -90,6 +96,7 @@ class Trainer:
                 if stopping:
                     break
                 self.saver.raise_failure()
+            self._refuse_bad_state()
         if batches.failure is not None:
             raise batches.failure
         return latest
@@ -126,11 +133,19 @@ class Trainer:
             except CutShort:
                 is_cut_short = True
         self._record(metrics, bar)
-        self.metrics.sync()
-        self.reader.refuse_bad_state(step, self.model, self.optimizer)
-        meta = self._meta(metrics, due and not is_cut_short)
-        self.saver.save(self.model, self.optimizer, meta)
+        self._save(metrics, due and not is_cut_short)
         return metrics, is_cut_short
+
+    def _save(self, metrics: StepMetrics, due: bool) -> None:
+        """Start saving a checkpoint; whether what it holds is finite is found out meanwhile."""
+        flags = self.saver.save(self.model, self.optimizer, self._meta(metrics, due))
+        self._saved = metrics.global_step, flags
+
+    def _refuse_bad_state(self) -> None:
+        """Raises RunFailure where what was saved last was not finite."""
+        if self._saved is not None:
+            self.reader.refuse_bad_state(*self._saved)
+            self._saved = None
 
     def _validated_late(self, is_stop_wanted: Callable[[], bool]) -> bool:
         """Give the step that is `unvalidated` its loss, and save it again with it; whether that
@@ -143,7 +158,7 @@ class Trainer:
         if loss is not None:
             metrics = dataclasses.replace(self.unvalidated, validation_loss=loss)
             self.metrics.replace_last(metrics)
-            self.saver.save(self.model, self.optimizer, self._meta(metrics, due=True))
+            self._save(metrics, due=True)
         return True
 
     def _validate(self, step: int, is_unwanted: Callable[[], bool]) -> float | None:
@@ -164,7 +179,10 @@ class Trainer:
         shown = {"loss": loss, "lr": f"{metrics.learning_rate:.2e}"}
         if metrics.validation_loss is not None:
             shown["validation"] = f"{metrics.validation_loss:.4f}"
-        bar.set_postfix({**shown, "tok/s": f"{metrics.tokens_per_second:,.0f}"}, refresh=False)
+        shown["tok/s"] = f"{metrics.tokens_per_second:,.0f}"
+        if self.peak_tokens_per_second is not None:
+            shown["MFU"] = f"{metrics.tokens_per_second / self.peak_tokens_per_second:.0%}"
+        bar.set_postfix(shown, refresh=False)
         bar.update()
 
     def _meta(self, metrics: StepMetrics, due: bool) -> CheckpointMeta:

@@ -2,6 +2,7 @@
 several such files, its shards, and the index beside them."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -70,7 +71,7 @@ class WeightsHeader(NamedTuple):
 
 
 def write_weights(
-    folder: Path, weights: dict[str, Any], header: WeightsHeader, max_file_bytes: int
+    folder: Path, weights: Mapping[str, Any], header: WeightsHeader, max_file_bytes: int
 ) -> list[str]:
     """Write NumPy arrays as `model.safetensors` or, where they have more than `max_file_bytes`
     together, as shards with an index. Each file describes itself.

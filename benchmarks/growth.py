@@ -1,7 +1,7 @@
 """How the cost of a train step grows beside its arithmetic: `uv run benchmarks/growth.py`
 
 From one small model, width, depth, context length, vocabulary and accumulation grow, each by
-itself. For each size: time of a step, its arithmetic by formula (`arithmetic.py`), and the memory
+itself. For each size: time of a step, its arithmetic by formula (`estimate.py`), and the memory
 of its compiled program. The sizes take turns. `--chart PATH` draws them.
 """
 
@@ -13,13 +13,12 @@ from typing import NamedTuple
 
 import click
 import numpy as np
-from arithmetic import flops_per_token
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator
 from measured_step import MeasuredStep
-from scaling_cases import train_config
+from scaling_cases import formula, train_config
 
 import canvas
 from canvas import BLACK, BLUE, VERMILLION
@@ -118,7 +117,7 @@ def cost_and_step(run: RunConfig) -> tuple[Cost, Callable[[], float]]:
     tokens = run.train.sequences_per_step * run.model.context_length
     cost = Cost(
         tokens=tokens,
-        flops=tokens * flops_per_token(run.model),
+        flops=round(tokens * formula(run.model)),
         memory_bytes=memory.argument_size_in_bytes + memory.temp_size_in_bytes,
         seconds=[],
     )

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from scaling_cases import SEQUENCE, Case
 
+from hardware import named
 from shard import TENSOR
 from traffic import traffic
 
@@ -27,12 +28,17 @@ class Hardware(NamedTuple):
     """Of a device's share of the network between islands."""
 
 
+def _linked(label: str, name: str, island: int, inner: float, outer: float) -> Hardware:
+    one = named(name)
+    assert one.flops is not None
+    return Hardware(label, one.flops, one.memory_bytes, island, inner, outer)
+
+
 HARDWARE = (
-    Hardware("H100", 989.4e12, 80e9, 8, 450e9, 50e9),
-    Hardware("TPU v5p", 459e12, 95e9, 8960, 600e9, 6.25e9),
+    _linked("H100", "h100", 8, 450e9, 50e9),
+    _linked("TPU v5p", "tpu-v5p", 8960, 600e9, 6.25e9),
 )
 """H100 SXM in hosts of eight with NVLink and a 400 Gb/s adapter for each device:
-https://www.nvidia.com/en-us/data-center/h100/ and
 https://docs.nvidia.com/dgx/dgxh100-user-guide/introduction-to-dgxh100.html.
 TPU v5p, a pod of which has inner links throughout: https://cloud.google.com/tpu/docs/v5p; its table
 gives both directions together."""

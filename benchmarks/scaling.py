@@ -24,9 +24,8 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 import click
 import jax
 import roofline
-from arithmetic import flops_per_token
 from roofline import HARDWARE, Hardware
-from scaling_cases import HOST, MODELS, SEQUENCE, SIZES, Case, cases, lowered_step
+from scaling_cases import HOST, MODELS, SEQUENCE, SIZES, Case, cases, formula, lowered_step
 
 from config import RunConfig
 from errors import run_command
@@ -120,10 +119,10 @@ each of the others.
 model devices mode      mesh    formula  compiler's   ÷ formula""")
     found: dict[str, float] = {}
     for case in [*(Case(model, "dp", 1, 1) for model in MODELS), *cases(HOST)]:
-        flops, formula = counted_flops(case), flops_per_token(MODELS[case.model])
+        flops, by_formula = counted_flops(case), formula(MODELS[case.model])
         found.setdefault(case.model, flops)
         click.echo(
-            f"{label(case)} {formula / 1e9:10.2f} {flops / 1e9:11.2f} {flops / formula:10.4f}"
+            f"{label(case)} {by_formula / 1e9:10.2f} {flops / 1e9:11.2f} {flops / by_formula:10.4f}"
         )
     click.echo("")
     return found

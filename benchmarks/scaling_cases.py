@@ -8,9 +8,10 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from config import RunConfig
+from estimate import conventional_flops
 from model_config import ModelConfig
 from sharding import Layout
-from state import AbstractState
+from state import AbstractState, shapes_of
 from step import make_train_step
 from traffic import layout_without_devices
 from train_config import Mode, ShardingConfig, TrainConfig
@@ -82,6 +83,11 @@ def cases(devices: int) -> Iterator[Case]:
             yield Case(model, "fsdp_tp", 2, HOST // 2)
         else:
             yield Case(model, "fsdp_tp", devices // HOST, HOST)
+
+
+def formula(model: ModelConfig) -> float:
+    """FLOPs per token in sequences of `context_length`, forwards and backwards."""
+    return conventional_flops(shapes_of(model), model, model.context_length)
 
 
 def train_config(

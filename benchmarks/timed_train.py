@@ -18,17 +18,13 @@ import signals
 
 TIMED = (
     "trainer.Trainer._validate",
-    "metrics.MetricsLog.sync",
-    "step_reader.StepReader.refuse_bad_state",
     "trainer.Trainer._meta",
-    "checkpointing.Saver.save",
-    "checkpointing.Saver.wait",
-    "checkpointing.Saver._begin",
-    "hosts.whole",
-    "checkpointing._save_behind",
-    "checkpointing.Saver._finish",
+    "saver.Saver.save",
+    "saver.Saver.wait",
+    "saver.host_copies",
+    "saver.Saver._finish",
 )
-"""The last runs behind the loop; those before it are parts of `save`."""
+"""The last runs behind the loop; the two before it are parts of `save`."""
 
 
 def put_clock_on(name: str, file: TextIO) -> None:

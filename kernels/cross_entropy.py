@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax import Array
 
 import shard
+import target
 from shard import TENSOR
 
 LOGITS_BYTES = {"cpu": 8 << 20}
@@ -36,9 +37,10 @@ def summed_loss(head: Head, x_MD: Array, matrix: Array, targets_M: Array) -> Arr
 
     Args:
         head: a function of its arguments alone.
+        matrix: its gradient is summed in float32, whatever its type.
         targets_M: negative where a target does not count.
     """
-    return _summed_loss(head, *shard.alike(x_MD, matrix), targets_M)
+    return _summed_loss(head, *shard.alike(x_MD, matrix.astype(jnp.float32)), targets_M)
 
 
 def losses(head: Head, x_MD: Array, matrix: Array, targets_M: Array) -> Array:
@@ -70,9 +72,9 @@ class SoftMax(NamedTuple):
 
 
 def _soft_max(logits: Array, targets: Array) -> SoftMax:
-    tokens = logits.shape[-1]
-    own = jnp.maximum(targets, 0) - shard.first_of_vocabulary(tokens)
-    is_here = (own >= 0) & (own < tokens)
+    rows = logits.shape[-1]
+    own = jnp.maximum(targets, 0) - shard.first_of_vocabulary(rows)
+    is_here = (own >= 0) & (own < rows)
     largest = shard.largest(jax.lax.stop_gradient(logits).max(axis=-1), TENSOR)
     lowered = logits - largest[..., None]
     target = jnp.take_along_axis(lowered, jnp.where(is_here, own, 0)[..., None], -1)
@@ -96,17 +98,17 @@ def _forward(
         logits_MV, pull = jax.vjp(head, x_MD, matrix)
         soft_max = _soft_max(logits_MV, targets_M)
         x_gradient_MD, gradient = pull(_by_logits(soft_max, targets_M))
-        return total + gradient.astype(total.dtype), (soft_max.losses.sum(), x_gradient_MD)
+        return total + gradient, (soft_max.losses.sum(), x_gradient_MD)
 
-    nothing = jnp.zeros_like(matrix, jnp.float32)
+    nothing = jnp.zeros_like(matrix)
     chunks = _chunks(x_MD, matrix, targets_M)
     gradient, (found, x_gradient) = jax.lax.scan(through, nothing, chunks)
     x_gradient_MD = x_gradient.reshape(-1, x_MD.shape[1])[: len(x_MD)]
-    return found.sum(), (x_gradient_MD, gradient.astype(matrix.dtype))
+    return found.sum(), (x_gradient_MD, gradient)
 
 
-def _backward(_: Head, kept: tuple[Array, Array], factor: Array) -> tuple[Array, Array, None]:
-    x_gradient_MD, gradient = ((g * factor).astype(g.dtype) for g in kept)
+def _backward(_: Head, made: tuple[Array, Array], factor: Array) -> tuple[Array, Array, None]:
+    x_gradient_MD, gradient = ((g * factor).astype(g.dtype) for g in made)
     return x_gradient_MD, gradient, None
 
 
@@ -134,6 +136,6 @@ def _chunks(x_MD: Array, matrix: Array, targets_M: Array) -> tuple[Array, Array]
 
 def chunk_tokens(tokens: int, vocabulary: int) -> int:
     """How many of so many tokens are in a chunk."""
-    room = LOGITS_BYTES.get(jax.default_backend(), OTHER_LOGITS_BYTES)
+    room = LOGITS_BYTES.get(target.platform(), OTHER_LOGITS_BYTES)
     by_room = math.ceil(tokens * vocabulary * jnp.float32.dtype.itemsize / room)
     return math.ceil(tokens / max(min(by_room, tokens // FEWEST_TOKENS), 1))

@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import mesh_of, model_config, train_config
+from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,7 +17,6 @@ import checkpoint
 import checkpointing
 from checkpoint import CheckpointMeta, read_checkpoint
 from checkpointing import (
-    Saver,
     best_of,
     clean_up,
     find_weights,
@@ -28,8 +29,9 @@ from config import RunConfig
 from errors import RunFailure, UserError
 from model import GPT
 from optimizer import MultiSteps
+from saver import Saver
 from sharding import one_device
-from state import create_model_and_optimizer, named_arrays
+from state import create_model_and_optimizer, host_copies, named_arrays
 from train_config import ShardingConfig
 from weights_file import Weights
 
@@ -64,7 +66,7 @@ def state() -> tuple[GPT, MultiSteps]:
 def save(
     folder: Path, state: tuple[GPT, MultiSteps], *metas: CheckpointMeta, config: RunConfig = CONFIG
 ) -> Path:
-    with Saver(folder, config, None, after=lambda: None) as saver:
+    with Saver(folder, config, None, lambda: None, lambda: None) as saver:
         for one in metas:
             saver.save(*state, one)
     return folder
@@ -207,6 +209,27 @@ def test_a_file_that_is_no_safetensors_is_refused(content: bytes, tmp_path: Path
     path.write_bytes(content)
     with pytest.raises(UserError, match="not readable as safetensors"):
         load_model(path)
+
+
+def test_a_copy_stays_what_it_was_and_has_no_padding() -> None:
+    train = train_config(sharding=ShardingConfig(mode="fsdp_tp", data=2))
+    config = RunConfig(model_config(vocab_size=33), train)
+    model, optimizer = create_model_and_optimizer(config, 10, mesh_of(2, 2))
+    assert model.token_embedding.embedding[...].shape[0] == 34
+    copies = host_copies(model, 33) | host_copies(optimizer, 33)
+    arrays = named_arrays(model, 33) | named_arrays(optimizer, 33)
+    wanted = {name: np.array(array) for name, array in arrays.items()}
+    gradient = jax.tree.map(jnp.ones_like, nnx.state(model, nnx.Param))
+    update = nnx.jit(
+        lambda model, optimizer: optimizer.update(model, gradient, jnp.asarray(1.0)),
+        donate_argnums=(0, 1),
+    )
+    update(model, optimizer)
+    assert {name: copy.shape for name, copy in copies.items()} == {
+        name: array.shape for name, array in wanted.items()
+    }
+    assert all((copies[name] == array).all() for name, array in wanted.items())
+    assert all(copy.flags.c_contiguous for copy in copies.values())
 
 
 def test_weights_that_do_not_fit_are_named(folder: Path) -> None:

@@ -178,6 +178,7 @@ def test_a_dataset_that_is_not_there_leaves_the_run_folder_as_it_was(tmp_path: P
         ("train.py", "no-such-run", "--set", "seed=1"),
         ("train.py", "no-such-run", "--fresh", "--from", "best"),
         ("evaluate.py", "no-such-run"),
+        ("plan.py", "no-such-run"),
         ("charts.py", "no-such-run"),
         ("download_dataset.py", "../escape"),
         ("smoke_tests/test_generation.py", "no-such-run"),

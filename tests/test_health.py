@@ -39,6 +39,12 @@ def test_a_limit_is_six_deviations_above_the_median_of_the_window() -> None:
     assert after(losses).loss_limit(300) == pytest.approx(1.5 * np.median(losses[171:299]))
 
 
+def test_near_zero_a_limit_is_a_tenth_of_a_nat_above_the_median() -> None:
+    losses = list(np.abs(np.random.default_rng(0).normal(0.002, 0.0002, 200)))
+    median = float(np.median(losses[200 - 2 - WINDOW_STEPS + 1 : 199]))
+    assert after(losses).loss_limit(200) == pytest.approx(0.1 + median)
+
+
 def test_a_limit_is_the_same_before_and_after_the_step_before_was_read() -> None:
     losses = noisy(200)
     for step in (40, 150, 199):

@@ -155,6 +155,22 @@ def test_the_loss_in_chunks_is_that_of_all_logits(
     assert not np.asarray(losses)[np.asarray(targets) < 0].any()
 
 
+def test_a_heads_gradient_in_16_bits_is_rounded_once_and_overflows_only_in_the_end() -> None:
+    tokens, vocabulary = 1 << 17, 8
+    x = jnp.ones((tokens, 2), jnp.float16)
+    matrix = jnp.zeros((2, vocabulary), jnp.float16)
+    targets = jnp.zeros(tokens, jnp.int32)
+
+    def mean(matrix: jax.Array) -> jax.Array:
+        return cross_entropy.summed_loss(head, x, matrix, targets) / tokens
+
+    gradient = jax.grad(mean)(matrix)
+    assert gradient.dtype == jnp.float16
+    wanted = np.full((2, vocabulary), 1 / vocabulary)
+    wanted[:, 0] -= 1
+    np.testing.assert_array_equal(gradient, wanted)
+
+
 def test_the_loss_never_holds_all_logits() -> None:
     """By the compiler's own account, with a room for 1 MB of logits where there are 64."""
     tokens, vocabulary = 1024, 16384

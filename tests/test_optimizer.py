@@ -13,7 +13,8 @@ from flax import nnx
 
 from config import RunConfig
 from model import GPT
-from optimizer import MultiSteps, learning_rate_schedule
+from optimizer import MultiSteps
+from schedule import learning_rate_schedule
 from sharding import one_device, place_batch
 from state import create_model_and_optimizer, named_arrays
 from step import make_train_step
@@ -139,27 +140,6 @@ def test_without_a_finite_microbatch_only_the_schedule_moves() -> None:
     for before, now in ((weights, arrays(model)), (state, after)):
         for name in before:
             assert np.array_equal(before[name], now[name], equal_nan=True), name
-
-
-def test_the_schedule_warms_up_then_follows_a_cosine_to_a_tenth() -> None:
-    train = train_config(learning_rate=0.5, warmup_period_percent=10)
-    schedule = learning_rate_schedule(train, 200)
-    for step in range(201):
-        if step < 20:
-            expected = 0.5 * (1e-5 + (1 - 1e-5) * step / 20)
-        else:
-            expected = 0.5 * (0.1 + 0.9 * (1 + math.cos(math.pi * (step - 20) / 180)) / 2)
-        # float32 at the size of the peak
-        assert float(schedule(step)) == pytest.approx(expected, abs=0.5 * 1e-7)
-
-
-@pytest.mark.parametrize("percent", [0, 50, 100])
-@pytest.mark.parametrize("total_steps", [1, 2, 3])
-def test_the_shortest_runs_have_a_schedule(total_steps: int, percent: float) -> None:
-    schedule = learning_rate_schedule(train_config(warmup_period_percent=percent), total_steps)
-    rates = [float(schedule(step)) for step in range(total_steps)]
-    assert all(0 < rate <= 0.01 * (1 + 1e-6) for rate in rates)
-    assert max(rates) == pytest.approx(0.01)
 
 
 @pytest.mark.parametrize("scope", ["matrices", "all"])

@@ -5,12 +5,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from tiny_run import change, final_arrays, last_checkpoint, make_dataset, make_run
 
 import config
+import health
 import launch
 import metrics
 import precision
@@ -36,7 +38,7 @@ def chosen(monkeypatch: pytest.MonkeyPatch, **device: Any) -> str:
     """The honest choice for a device; conftest has another."""
     module = importlib.util.module_from_spec(precision.__spec__)
     precision.__spec__.loader.exec_module(module)  # type: ignore[union-attr]
-    monkeypatch.setattr(module.jax, "devices", lambda: [SimpleNamespace(**device)])
+    monkeypatch.setattr(jax, "devices", lambda: [SimpleNamespace(**device)])
     if "cpu_info" in device:
         monkeypatch.setattr(module, "_CPU_INFO", device["cpu_info"])
     return str(module.fastest_dtype())
@@ -95,16 +97,18 @@ def test_what_a_start_chose_is_recorded_and_kept(
 
 
 def test_every_type_learns_as_float32_does(tmp_path: Path, datasets: Path) -> None:
-    losses = {}
+    losses, norms = {}, {}
     for dtype in DTYPES:
         run = make_run(tmp_path / dtype, compute_dtype=dtype, drop_rate=0.0)
         assert go(run, datasets) == 0
         steps = metrics.read(run.metrics)
         losses[dtype] = np.array([step.train_loss for step in steps])
+        norms[dtype] = np.array([step.gradient_norm for step in steps])
         assert {step.loss_scale for step in steps} == {FIRST_SCALE if dtype == "float16" else None}
         assert not any(step.dropped_microbatches for step in steps)
     for dtype, limit in (("bfloat16", 2e-2), ("float16", 4e-3)):
         np.testing.assert_allclose(losses[dtype], losses["float32"], rtol=limit)
+        np.testing.assert_allclose(norms[dtype], norms["float32"], rtol=10 * limit)
         assert (losses[dtype] != losses["float32"]).any()
 
 
@@ -129,6 +133,19 @@ def test_an_overflow_halves_the_scale_and_is_no_bad_step(
     assert all(one[name].tobytes() == other[name].tobytes() for name in other)
 
 
+def test_a_step_that_trained_on_nothing_is_no_spike(
+    tmp_path: Path, datasets: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(precision, "FIRST_SCALE", 2.0**40)
+    monkeypatch.setattr(health.Health, "loss_limit", lambda *_: 0.0)
+    run = make_run(tmp_path / "run", compute_dtype="float16")
+    assert go(run, datasets) == 0
+    steps = metrics.read(run.metrics)
+    was_trained = [step.gradient_norm > 0 for step in steps]  # type: ignore[operator]
+    assert {True, False} == set(was_trained)
+    assert [step.spike == "seen" for step in steps] == was_trained
+
+
 def test_a_loss_that_is_not_finite_is_bad_at_any_scale() -> None:
     nothing = np.float32(0)
     result = step.StepResult(
@@ -140,6 +157,7 @@ def test_a_loss_that_is_not_finite_is_bad_at_any_scale() -> None:
     )
     assert result.bad(["the loss", "a", "b", "c"]) == {1: "the loss"}
     assert result.loss == 1.0
+    assert result.trained_loss is None
     unscaled = result._replace(loss_scale=np.float32(1))  # type: ignore[arg-type]
     assert unscaled.bad(["the loss", "a", "b", "c"]) == {0: "c", 1: "the loss"}
 

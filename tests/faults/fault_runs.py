@@ -70,7 +70,7 @@ def faulty(fault: str, run: RunFolder, datasets_dir: Path) -> subprocess.Complet
 def error_line(done: subprocess.CompletedProcess[str], code: int = 1) -> str:
     """The one line with which a process failed."""
     assert done.returncode == code, done.stderr
-    assert "Traceback" not in done.stderr
+    assert "Traceback" not in done.stderr, done.stderr
     assert "Error:" not in done.stderr
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     return line.removeprefix("error: ")

@@ -21,6 +21,7 @@ import evaluation
 import launch
 import logs
 import metrics
+import saver
 import step
 import trainer
 import weights_file
@@ -107,8 +108,8 @@ AT_THE_END = {
         checkpointing, "relink", condition=is_the_last_step
     )
 }
-MAKING_UP = {"between a late validation and its save": Moment(checkpointing.Saver, "save")}
-OF_ANY_PROCESS = {"in the optimizer's part": Moment(checkpointing, "named_arrays")}
+MAKING_UP = {"between a late validation and its save": Moment(saver.Saver, "save")}
+OF_ANY_PROCESS = {"in the optimizer's part": Moment(saver, "named_arrays")}
 WHILE_MOVING = {"between two moves": Moment(pathlib.Path, "rename")}
 MOMENTS = AT_THE_START | IN_THE_LOOP | AT_THE_END | MAKING_UP | OF_ANY_PROCESS | WHILE_MOVING
 

@@ -11,9 +11,11 @@ from tiny_run import assert_same_outcome, losses
 
 import checkpoint
 import checkpointing
+import saver
 import trainer
 import weights_file
 from checkpointing import checkpoint_name, list_checkpoints
+from finite import Flags
 from run_folder import RunFolder
 
 pytest_plugins = ["fault_fixtures"]
@@ -37,14 +39,15 @@ def no_sense(*_: Any) -> None:
 @pytest.fixture
 def wait_after_a_save(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next step is taken when the save before it is over, well or not."""
-    save = checkpointing.Saver.save
+    save = saver.Saver.save
 
-    def save_and_wait(self: checkpointing.Saver, *arguments: Any) -> None:
-        save(self, *arguments)
+    def save_and_wait(self: saver.Saver, *arguments: Any) -> Flags:
+        flags = save(self, *arguments)
         assert self._writing is not None
         self._writing.exception()
+        return flags
 
-    monkeypatch.setattr(checkpointing.Saver, "save", save_and_wait)
+    monkeypatch.setattr(saver.Saver, "save", save_and_wait)
 
 
 @pytest.mark.parametrize(
@@ -53,8 +56,8 @@ def wait_after_a_save(monkeypatch: pytest.MonkeyPatch) -> None:
         (weights_file, "write_weights", no_room, "No space left on device ("),
         (weights_file, "write_weights", no_sense, "KeyError: 'a bug'; see to that"),
         (checkpoint, "seal", no_room, "No space left on device ("),
-        (checkpointing, "_save_behind", no_room, "No space left on device ("),
-        (checkpointing, "_save_behind", lambda *_: FailedSave(), "No space left on device ("),
+        (saver, "_save_behind", no_room, "No space left on device ("),
+        (saver, "_save_behind", lambda *_: FailedSave(), "No space left on device ("),
     ],
 )
 @pytest.mark.usefixtures("no_charts", "wait_after_a_save")

@@ -159,7 +159,7 @@ def test_no_room_for_the_metrics_at_a_start(
     assert go(run, datasets_dir) == 0
     before = run.metrics.read_bytes()
     shutil.rmtree(list_checkpoints(run.checkpoints)[-1].folder)
-    monkeypatch.setattr("metrics.os.fsync", lambda _: fail(errno.ENOSPC))
+    monkeypatch.setattr("disk.flush", lambda _: fail(errno.ENOSPC))
     message = failure(run, datasets_dir)
     assert message.startswith(f"{run.metrics}: the metrics so far could not be written: No space")
     assert run.metrics.read_bytes() == before

@@ -33,6 +33,7 @@ import charts
 import download_dataset
 import evaluate
 import generate
+import plan
 import pretrained
 import records
 import train
@@ -101,6 +102,7 @@ def here(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "charts.draw_comparison",
         "dataset._build",
         "evaluate.mean_loss",
+        "forecast.memory_of",
         "generation.Generator",
         "hosts.join",
         "pretrained.created",
@@ -179,6 +181,20 @@ def test_train(arguments: list[str], capsys: Capture) -> None:
 def test_train_like(settings: list[str], name: str, capsys: Capture) -> None:
     pairs = [word for setting in settings for word in ("--set", setting)]
     assert_ends_well(train.main, [name, "--like", "run", *pairs], capsys)
+
+
+@examples(100)
+@given(
+    arguments=placed(
+        arguments_of("--device", "--sharding", "--utilisation", "--tokens-per-second")
+        | arguments_of("--device", "--sharding", "--json", "--datasets-dir"),
+        "run",
+    )
+)
+def test_plan(arguments: list[str], capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    assert_ends_well(plan.main, arguments, capsys)
 
 
 @examples(100)

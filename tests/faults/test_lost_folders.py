@@ -15,10 +15,12 @@ from storage_faults import before_call, fail, remove_at_step
 from tiny_run import assert_same_outcome, final_arrays, losses, train
 
 import checkpointing
+import disk
 import metrics
 from checkpointing import list_checkpoints
 from metrics import MetricsLog
 from run_folder import RunFolder
+from saver import Saver
 
 pytest_plugins = ["fault_fixtures"]
 
@@ -39,7 +41,7 @@ def test_a_read_only_run_folder_is_refused(datasets_dir: Path, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("owner", "name", "what"),
     [
-        (metrics.os, "fsync", "the metrics so far"),
+        (disk, "flush", "the metrics so far"),
         (checkpointing, "checkpoint_name", "the checkpoint of step 0"),
         (checkpointing.checkpoint, "seal", "the checkpoint of step 0"),
         (checkpointing, "relink", "the names best and latest"),
@@ -133,13 +135,13 @@ def test_checkpoints_that_are_removed_do_not_cost_what_is_being_learned(
     monkeypatch: pytest.MonkeyPatch,
     messages: pytest.LogCaptureFixture,
 ) -> None:
-    def wait_then_remove(self: checkpointing.Saver) -> None:
+    def wait_then_remove(self: Saver) -> None:
         wait(self)
         if {c.step for c in list_checkpoints(run.checkpoints)} == {0, 3}:
             shutil.rmtree(run.checkpoints)
 
-    wait = checkpointing.Saver.wait
-    monkeypatch.setattr(checkpointing.Saver, "wait", wait_then_remove)
+    wait = Saver.wait
+    monkeypatch.setattr(Saver, "wait", wait_then_remove)
     assert go(run, datasets_dir) == 0
     assert f"{run.checkpoints}: was removed with all that was saved; made anew" in messages.text
     assert whole_steps(run) == [6, 7]

@@ -234,18 +234,22 @@ def test_weights_that_are_no_numbers_are_never_saved(
     assert all(s.train_loss is not None for s in metrics.read(run.metrics))
 
 
-@pytest.mark.parametrize("at", [7, 10])
+@pytest.mark.parametrize(("at", "saved"), [(7, 10), (10, 10), (23, 23)])
 def test_moments_that_overflow_are_never_saved_and_the_replay_names_step_and_moment(
-    at: int, make: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    at: int,
+    saved: int,
+    make: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A gradient of 1e25 is finite, its square is not."""
+    """A gradient of 1e25 is finite, its square is not; step 23 is the last."""
     run, datasets = make([(at, 0)], clipping_max_norm=None)
     change_losses(monkeypatch, lambda loss, rare: jnp.where(rare, 1e25, 1) * loss)
     monkeypatch.setattr("optimizer.optax.tree_utils.tree_norm", norm_of_large_numbers)
-    with pytest.raises(RunFailure, match=r"step 10: opt_state.1.nu\."):
+    with pytest.raises(RunFailure, match=rf"step {saved}: opt_state.1.nu\."):
         go(run, datasets)
-    assert list(weights_of(run)) == [0, 5]
-    assert replay.replay(run, "step-000010", datasets) == EXIT_FAILED
+    assert list(weights_of(run)) == list(range(0, saved, 5))
+    assert replay.replay(run, f"step-{saved:06d}", datasets) == EXIT_FAILED
     assert f"after step {at}: opt_state.1.nu." in capsys.readouterr().out
 
 

@@ -31,8 +31,8 @@ def test_it_says_where_the_memory_goes_and_which_edits_would_fit(tmp_path: Path)
     assert told[0] == "error: out of memory"
     assert told[1].startswith("error: a step needs about ")
     assert told[1].endswith(" on a device of 900.0 MB:")
-    parts = ["parameters", "moments", "gradients", "activations", "logits"]
-    assert [line.split()[1] for line in told[2:7]] == parts
+    parts = ["weights", "moments", "gradients", "accumulator", "gathered", "activations", "logits"]
+    assert [line.split()[1] for line in told[2:9]] == parts
     edit = 'error:   "microbatch_size": 4096, "gradient_accumulation_steps": 2'
     assert any(line.startswith(edit) for line in told)
     assert "out of memory" in run.log.read_text()

@@ -1,0 +1,118 @@
+"""The coordinate check: whether activations keep their size, and move as far, however wide a model
+is (Yang et al. 2022, «Tensor Programs V», appendix D.1).
+
+The same run is trained for a few steps at several widths. In muP both are all but constant; in the
+standard parametrisation they grow with the width, faster the deeper in the model.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import Array
+
+from config import RunConfig
+from data import TrainingData
+from model import GPT
+from model_config import ModelConfig
+from sharding import one_device, place_batch
+from state import create_model_and_optimizer
+from step import make_train_step
+from widths import widened
+
+MOST_SLOPE = 0.25
+"""Of a power of the width. By measurement (docs/log.md) the slopes of muP stay within 0.1, those of
+the standard parametrisation come to 0.6 and more."""
+LEARNING_RATE = 0.002
+"""Small enough that a few steps do not throw the activations about, which hides the slopes."""
+Places = dict[str, list[float]]
+"""Of each place in the model, a value for each step, the first before training."""
+
+
+class Measured(NamedTuple):
+    """What activations do at one width: root mean squares over a batch."""
+
+    width: int
+    sizes: Places
+    moves: Places
+    """Of the difference from before training."""
+
+
+class Slope(NamedTuple):
+    """How something at a place grows: as this power of the width."""
+
+    what: str
+    place: str
+    power: float
+
+    @property
+    def is_off(self) -> bool:
+        return abs(self.power) > MOST_SLOPE
+
+
+def measure(
+    config: RunConfig,
+    widths: Sequence[int],
+    data: TrainingData,
+    steps: int,
+    learning_rate: float = LEARNING_RATE,
+) -> list[Measured]:
+    """Train at each width for a few steps, in float32."""
+    changes = {
+        "learning_rate": learning_rate,
+        "warmup_period_percent": 0.0,
+        "schedule": "constant",
+        "compute_dtype": "float32",
+        "sharding": None,
+        "drop_rate": 0.0,
+    }
+    train = config.train.model_copy(update=changes)
+    models = [widened(config.model, width) for width in widths]
+    return [_at_width(RunConfig(model, train), data, steps) for model in models]
+
+
+def _at_width(config: RunConfig, data: TrainingData, steps: int) -> Measured:
+    mesh = one_device()
+    model, optimizer = create_model_and_optimizer(config, steps, mesh)
+    train_step = make_train_step(config.train, mesh)
+    inputs_BS = jnp.asarray(data.batch(data.total_steps - 1).inputs_ABS[0])
+    seen = [_activations(model, inputs_BS)]
+    for step in range(steps):
+        train_step(model, optimizer, *place_batch(mesh, *data.batch(step)))
+        seen.append(_activations(model, inputs_BS))
+    places = _places(config.model)
+    return Measured(
+        config.model.emb_dim,
+        {place: [_rms(now[at]) for now in seen] for at, place in enumerate(places)},
+        {place: [_rms(now[at] - seen[0][at]) for now in seen] for at, place in enumerate(places)},
+    )
+
+
+def _places(model: ModelConfig) -> list[str]:
+    return ["embedding", *(f"block {n}" for n in range(1, model.n_layers)), "logits"]
+
+
+@nnx.jit
+def _activations(model: GPT, inputs_BS: Array) -> list[Array]:
+    """The embedding's output, each block's but the last, which a norm follows, and the logits."""
+    told = model.forward(inputs_BS, keep_hidden_states=True)
+    assert told.hidden_states is not None
+    inner = told.hidden_states[:-1] or told.hidden_states
+    return [*inner, told.logits_BSV]
+
+
+def _rms(x: Array) -> float:
+    return float(jnp.sqrt(jnp.mean(jnp.square(x))))
+
+
+def slopes(measured: Sequence[Measured]) -> list[Slope]:
+    """Of sizes and moves after the last step, at each place."""
+    logs = np.log([one.width for one in measured])
+    found = []
+    for what in ("sizes", "moves"):
+        for place in measured[0].sizes:
+            values = [getattr(one, what)[place][-1] for one in measured]
+            found.append(Slope(what, place, float(np.polyfit(logs, np.log(values), 1)[0])))
+    return found

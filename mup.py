@@ -1,0 +1,147 @@
+"""Does a run's learning rate carry over to wider models?
+
+    uv run mup.py check runs/mup                      a few steps at several widths
+    uv run mup.py sweep runs/mup --learning-rates …   whole small runs, loss by learning rate
+
+What they do is in `coordinate_check.py` and `learning_rate_sweep.py`.
+"""
+
+import functools
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+import canvas
+import config
+import mup_charts
+import runtime
+from config import RunConfig
+from coordinate_check import LEARNING_RATE, MOST_SLOPE, measure, slopes
+from data import TrainingData
+from dataset import find_datasets_dir, open_dataset
+from errors import EXIT_FAILED, UserError, run_command
+from learning_rate_sweep import Point, best_rates, sweep
+from run_folder import find_run
+
+STANDARD, MUP = "standard", "muP"
+CHECK_TIMES = (1, 2, 4, 8)
+DATASETS_DIR = click.option(
+    "--datasets-dir", type=click.Path(path_type=Path), help="Where datasets lie, or will."
+)
+
+
+class Numbers(click.ParamType):
+    """Numbers with commas between them."""
+
+    def __init__(self, kind: type[int] | type[float]) -> None:
+        self.name, self._kind = "numbers", kind
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> list[Any]:
+        """All of them, each once, in order."""
+        try:
+            numbers = sorted({self._kind(part) for part in str(value).split(",")})
+        except ValueError:
+            self.fail(f"{value!r} is no list of numbers with commas between them", param, ctx)
+        if min(numbers) <= 0 or len(numbers) < 2 or max(numbers) == float("inf"):
+            self.fail(f"{value!r}: give two different positive numbers or more", param, ctx)
+        return numbers
+
+
+WIDTHS = click.option("--widths", type=Numbers(int), help="emb_dim of each model: 128,256,512.")
+
+
+@click.group()
+def main() -> None:
+    """Does a run's learning rate carry over to wider models?"""
+
+
+@main.command()
+@click.argument("run")
+@WIDTHS
+@click.option("--steps", default=5, show_default=True, type=click.IntRange(1))
+@click.option("--learning-rate", default=LEARNING_RATE, show_default=True)
+@click.option("--chart", type=click.Path(path_type=Path, dir_okay=False))
+@DATASETS_DIR
+def check(
+    run: str,
+    widths: list[int] | None,
+    steps: int,
+    learning_rate: float,
+    chart: Path | None,
+    datasets_dir: Path | None,
+) -> None:
+    """Train RUN for a few steps at several widths and see whether its activations keep their size:
+    exit code 1 where at some place they do not. The chart is RUN/coordinate-check.png."""
+    folder, found = find_run(run), config.load_run(find_run(run))
+    runtime.cache_compiled_code()
+    datasets_dir = find_datasets_dir(datasets_dir)
+    datasets = {name: open_dataset(name, datasets_dir) for name in found.train.datasets}
+    data = TrainingData(found.train, found.model, datasets)
+    if data.total_steps <= steps:
+        raise UserError(f"--steps {steps}: the run has {data.total_steps}, one of them to look at")
+    measured = measure(found, widths or _widths(found), data, steps, learning_rate)
+    told = slopes(measured)
+    click.echo(f"{'':10} {'size':>9} {'change':>9}   power of the width, after {steps} steps")
+    half = len(told) // 2
+    for size, move in zip(told[:half], told[half:], strict=True):
+        off = "   off" * (size.is_off or move.is_off)
+        click.echo(f"{size.place:10} {size.power:>+9.2f} {move.power:>+9.2f}{off}")
+    draw = functools.partial(mup_charts.coordinate_chart, folder.name)
+    chart = chart or folder / "coordinate-check.png"
+    with canvas.styled(found.train.chart_style):
+        canvas.write_all({chart.name: draw}, measured, chart.parent)
+    is_off = any(slope.is_off for slope in told)
+    verdict = "not muP: some grow or shrink by more than" if is_off else "muP: all stay within"
+    click.echo(f"{verdict} the power {MOST_SLOPE:g} of the width; {chart}")
+    sys.exit(EXIT_FAILED if is_off else 0)
+
+
+def _widths(found: RunConfig) -> list[int]:
+    """From the base model's width, or the run's own."""
+    first = found.model.mup.base_emb_dim if found.model.mup else found.model.emb_dim
+    return [first * times for times in CHECK_TIMES]
+
+
+@main.command("sweep")
+@click.argument("run")
+@click.option("--learning-rates", "rates", required=True, type=Numbers(float))
+@WIDTHS
+@click.option("--standard", is_flag=True, help="The same without the key mup, too.")
+@click.option("--into", type=click.Path(path_type=Path, file_okay=False), help="RUN-sweep.")
+@DATASETS_DIR
+def sweep_command(
+    run: str,
+    rates: list[float],
+    widths: list[int] | None,
+    standard: bool,
+    into: Path | None,
+    datasets_dir: Path | None,
+) -> None:
+    """Train RUN at each of the widths and learning rates, in run folders under RUN-sweep, and draw
+    its final loss. The same command goes on where it was interrupted."""
+    folder, found = find_run(run), config.load_run(find_run(run))
+    place = find_datasets_dir(datasets_dir)
+    into = into or folder.with_name(f"{folder.name}-sweep")
+    of_model = {MUP if found.model.mup else STANDARD: found}
+    if standard and found.model.mup:
+        plain = found.model.model_copy(update={"mup": None})
+        of_model = {STANDARD: RunConfig(plain, found.train), **of_model}
+    sweeps: dict[str, list[Point]] = {}
+    for name, one in of_model.items():
+        sweeps[name] = sweep(one, into / name.lower(), widths or _widths(found), rates, place)
+        for width, best in best_rates(sweeps[name]).items():
+            losses = [p.loss for p in sweeps[name] if p.width == width]
+            shown = "  ".join(f"{loss:.4f}" for loss in losses)
+            click.echo(f"{name:9} emb_dim {width:5,}  best {best:.2g}  losses {shown}")
+    draw = functools.partial(mup_charts.sweep_chart, folder.name)
+    with canvas.styled(found.train.chart_style):
+        canvas.write_all({"learning-rates.png": draw}, sweeps, into)
+    click.echo(f"{into / 'learning-rates.png'}")
+
+
+if __name__ == "__main__":
+    run_command(main)

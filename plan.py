@@ -1,0 +1,132 @@
+"""What a run will take, before it takes it: `uv run plan.py runs/layers --device h100`.
+
+Exit codes: 0 it fits; 1 it does not fit into memory or on the disk; 2 something given is wrong.
+Nothing is trained, and nothing written.
+"""
+
+import math
+import os
+import re
+import sys
+from pathlib import Path
+
+import click
+
+from config import RunConfig, load_run
+from dataset import find_datasets_dir
+from errors import UserError, run_command
+from run_folder import RunFolder, find_run
+from train_config import ShardingConfig, mode_problem
+
+_SHARDING = re.compile(r"(dp|fsdp|tp|fsdp_tp):([0-9]{1,6})(?:x([0-9]{1,6}))?")
+
+
+@click.command()
+@click.argument("run")
+@click.option(
+    "--device",
+    metavar="NAME|NAME:FLOPS:BYTES:BANDWIDTH",
+    help="h100, h200, a100, rtx3090, rtx4090, tpu-v5e, tpu-v5p, cpu or any other, described.  "
+    "[default: this machine's]",
+)
+@click.option(
+    "--sharding",
+    metavar="MODE:DEVICES",
+    help="As dp:8, fsdp:8, tp:8 or, data × tensor, fsdp_tp:4x2.  [default: as train.json says]",
+)
+@click.option(
+    "--utilisation",
+    type=click.FloatRange(0.01, 100),
+    default=40.0,
+    show_default=True,
+    help="Percent of the devices' peak that the run is taken to reach.",
+)
+@click.option(
+    "--tokens-per-second",
+    type=click.FloatRange(0.001),
+    help="Of all devices, where you know it, instead of that.",
+)
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@click.option(
+    "--datasets-dir", type=click.Path(path_type=Path), help="Where datasets lie, or will."
+)
+def main(
+    run: str,
+    device: str | None,
+    sharding: str | None,
+    utilisation: float,
+    tokens_per_second: float | None,
+    as_json: bool,
+    datasets_dir: Path | None,
+) -> None:
+    """Say what RUN will take: parameters, memory, arithmetic, tokens, disk and time."""
+    if not math.isfinite(utilisation) or not math.isfinite(tokens_per_second or 0):
+        raise UserError("--utilisation and --tokens-per-second: give finite numbers")
+    folder = RunFolder(find_run(run))
+    config = load_run(folder.path)
+    asked = parsed_sharding(sharding) if sharding else None
+    # JAX is to take no memory of a device, and none at all where another is asked about.
+    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+    if device is not None:
+        os.environ["JAX_PLATFORMS"] = "cpu"
+    # It takes seconds to import; a mistake in a config is told before that.
+
+    import hardware
+    import plan_table
+    from forecast import Pace, forecast, measured_pace
+
+    found = hardware.at_hand() if device is None else hardware.named(device)
+    pace = measured_pace(folder) if device is None else None
+    if tokens_per_second is not None:
+        pace = Pace(tokens_per_second, "as given")
+    planned = forecast(
+        folder,
+        config,
+        found,
+        asked or _own_sharding(folder, config, is_here=device is None),
+        find_datasets_dir(datasets_dir),
+        utilisation / 100,
+        pace,
+    )
+    click.echo(plan_table.as_json(planned) if as_json else plan_table.as_text(folder, planned))
+    sys.exit(0 if planned.fits else 1)
+
+
+def parsed_sharding(text: str) -> ShardingConfig:
+    """What `--sharding` asks for, both sizes given.
+
+    Raises:
+        UserError: it is none.
+    """
+    match = _SHARDING.fullmatch(text)
+    if match is None:
+        raise UserError(f"--sharding {text}: give it as dp:8, fsdp:8, tp:8 or fsdp_tp:4x2")
+    mode, *sizes = match.groups()
+    data, tensor = int(sizes[0]), int(sizes[1] or 1)
+    if mode == "tp" and sizes[1] is None:
+        data, tensor = 1, data
+    if min(data, tensor) < 1:
+        raise UserError(f"--sharding {text}: at least one device")
+    if line := mode_problem(mode, data, tensor):
+        raise UserError(f"--sharding {text}: {line}")
+    return ShardingConfig.model_validate({"mode": mode, "data": data, "tensor": tensor})
+
+
+def _own_sharding(folder: RunFolder, config: RunConfig, is_here: bool) -> ShardingConfig:
+    """That of `train.json`, on the devices of this machine where it is planned for them."""
+    import jax
+
+    from devices import cpu_devices, sharding_on
+
+    available = None
+    if is_here:
+        is_cpu = jax.default_backend() == "cpu"
+        available = cpu_devices(config.train, None) if is_cpu else jax.device_count()
+    try:
+        return sharding_on(config.train, available)
+    except ValueError as error:
+        raise UserError(f"{folder.path}/train.json: {error}") from None
+
+
+if __name__ == "__main__":
+    run_command(main)
