@@ -25,7 +25,7 @@ from precision import dtype_of, resolved
 from run_folder import RunFolder
 from state import shapes_of
 from traffic import layout_without_devices
-from train_config import ShardingConfig, indivisible_microbatch
+from train_config import ShardingConfig, TrainConfig, indivisible_microbatch
 
 _LATEST_STEPS = 100
 """Whose pace is taken for that of the steps to come."""
@@ -179,6 +179,16 @@ def measured_pace(run: RunFolder) -> Pace | None:
     return Pace(statistics.median(found), "as the latest steps took") if found else None
 
 
+def datasets_there(train: TrainConfig, datasets_dir: Path) -> dict[str, Dataset]:
+    """Those of a run's datasets that need not be built or downloaded."""
+    folders = {name: folder_of(name, datasets_dir) for name in train.datasets}
+    return {
+        name: Dataset(name, folder)
+        for name, folder in folders.items()
+        if is_there(folder / split_file(TRAIN))
+    }
+
+
 def _refuse_misfits(run: RunFolder, config: RunConfig, of_layout: list[str]) -> None:
     model, train = config
     assert train.sharding is not None
@@ -194,15 +204,10 @@ def _refuse_misfits(run: RunFolder, config: RunConfig, of_layout: list[str]) -> 
 
 def _tokens(run: RunFolder, config: RunConfig, datasets_dir: Path) -> Tokens:
     model, train = config
-    folders = {name: folder_of(name, datasets_dir) for name in train.datasets}
-    there = {
-        name: Dataset(name, folder)
-        for name, folder in folders.items()
-        if is_there(folder / split_file(TRAIN))
-    }
+    there = datasets_there(train, datasets_dir)
     per_step = train.sequences_per_step * sequence_length(train, model)
     steps: int | None
-    if len(there) == len(folders):
+    if len(there) == len(train.datasets):
         steps = _training_data(run, config, there).total_steps
     elif train.min_train_tokens == -1:
         steps = None
@@ -215,7 +220,7 @@ def _tokens(run: RunFolder, config: RunConfig, datasets_dir: Path) -> Tokens:
         recorded[-1].tokens_seen if recorded else 0,
         {
             name: there[name].description.splits[TRAIN].tokens if name in there else None
-            for name in folders
+            for name in train.datasets
         },
     )
 

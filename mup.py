@@ -22,8 +22,11 @@ from coordinate_check import LEARNING_RATE, MOST_SLOPE, measure, slopes
 from data import TrainingData
 from dataset import find_datasets_dir, open_dataset
 from errors import EXIT_FAILED, UserError, run_command
-from learning_rate_sweep import Point, best_rates, sweep
+from learning_rate_sweep import Case, Point, best_rates, lines_of, sweep
+from model_config import ModelConfig
 from run_folder import find_run
+from sweep_chart import sweep_chart
+from widths import changes
 
 STANDARD, MUP = "standard", "muP"
 CHECK_TIMES = (1, 2, 4, 8)
@@ -100,6 +103,16 @@ def check(
     sys.exit(EXIT_FAILED if is_off else 0)
 
 
+def _cases(
+    model: ModelConfig, widths: list[int], rates: list[float], change: dict[str, Any]
+) -> list[Case]:
+    return [
+        Case(f"emb_dim {width}", rate, {**changes(model, width), **change})
+        for width in widths
+        for rate in rates
+    ]
+
+
 def _widths(found: RunConfig) -> list[int]:
     """From the base model's width, or the run's own."""
     first = found.model.mup.base_emb_dim if found.model.mup else found.model.emb_dim
@@ -126,18 +139,18 @@ def sweep_command(
     folder, found = find_run(run), config.load_run(find_run(run))
     place = find_datasets_dir(datasets_dir)
     into = into or folder.with_name(f"{folder.name}-sweep")
-    of_model = {MUP if found.model.mup else STANDARD: found}
+    without: dict[str, dict[str, Any]] = {MUP if found.model.mup else STANDARD: {}}
     if standard and found.model.mup:
-        plain = found.model.model_copy(update={"mup": None})
-        of_model = {STANDARD: RunConfig(plain, found.train), **of_model}
+        without = {STANDARD: {"mup": None}, **without}
     sweeps: dict[str, list[Point]] = {}
-    for name, one in of_model.items():
-        sweeps[name] = sweep(one, into / name.lower(), widths or _widths(found), rates, place)
-        for width, best in best_rates(sweeps[name]).items():
-            losses = [p.loss for p in sweeps[name] if p.width == width]
-            shown = "  ".join(f"{loss:.4f}" for loss in losses)
-            click.echo(f"{name:9} emb_dim {width:5,}  best {best:.2g}  losses {shown}")
-    draw = functools.partial(mup_charts.sweep_chart, folder.name)
+    for name, change in without.items():
+        cases = _cases(found.model, widths or _widths(found), rates, change)
+        sweeps[name] = sweep(folder, into / name.lower(), cases, place)
+        for line, points in lines_of(sweeps[name]).items():
+            shown = "  ".join(f"{point.loss:.4f}" for point in points)
+            best = best_rates(points)[line]
+            click.echo(f"{name:9} {line:13}  best {best:.2g}  losses {shown}")
+    draw = functools.partial(sweep_chart, f"{folder.name}: final loss by learning rate and width")
     with canvas.styled(found.train.chart_style):
         canvas.write_all({"learning-rates.png": draw}, sweeps, into)
     click.echo(f"{into / 'learning-rates.png'}")

@@ -1,7 +1,8 @@
-"""What a run will take, before it takes it: `uv run plan.py runs/layers --device h100`.
+"""What a run will take, before it takes it: `uv run plan.py runs/layers --device h100`. And which
+runs of its kind make the most of a compute budget: `uv run plan.py runs/layers --ladder 1e15`.
 
 Exit codes: 0 it fits; 1 it does not fit into memory or on the disk; 2 something given is wrong.
-Nothing is trained, and nothing written.
+Nothing is trained, and nothing written but what --into asks for.
 """
 
 import math
@@ -9,6 +10,7 @@ import os
 import re
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -18,6 +20,10 @@ from errors import UserError, run_command
 from run_folder import RunFolder, find_run
 from train_config import ShardingConfig, mode_problem
 
+if TYPE_CHECKING:
+    from forecast import Forecast
+
+RUNGS = 5
 _SHARDING = re.compile(r"(dp|fsdp|tp|fsdp_tp):([0-9]{1,6})(?:x([0-9]{1,6}))?")
 
 
@@ -46,6 +52,17 @@ _SHARDING = re.compile(r"(dp|fsdp|tp|fsdp_tp):([0-9]{1,6})(?:x([0-9]{1,6}))?")
     type=click.FloatRange(0.001),
     help="Of all devices, where you know it, instead of that.",
 )
+@click.option(
+    "--ladder",
+    "budget",
+    metavar="FLOPS",
+    type=click.FloatRange(1e6, 1e30),
+    help="Propose runs for this budget, as 1e15, and for others, each √10 times smaller.",
+)
+@click.option("--rungs", type=click.IntRange(1, 20), help=f"So many runs.  [default: {RUNGS}]")
+@click.option(
+    "--into", type=click.Path(path_type=Path, file_okay=False), help="Write their run folders here."
+)
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 @click.option(
     "--datasets-dir", type=click.Path(path_type=Path), help="Where datasets lie, or will."
@@ -56,10 +73,15 @@ def main(
     sharding: str | None,
     utilisation: float,
     tokens_per_second: float | None,
+    budget: float | None,
+    rungs: int | None,
+    into: Path | None,
     as_json: bool,
     datasets_dir: Path | None,
 ) -> None:
     """Say what RUN will take: parameters, memory, arithmetic, tokens, disk and time."""
+    if budget is None and (rungs or into):
+        raise UserError("--rungs and --into go with --ladder")
     if not math.isfinite(utilisation) or not math.isfinite(tokens_per_second or 0):
         raise UserError("--utilisation and --tokens-per-second: give finite numbers")
     folder = RunFolder(find_run(run))
@@ -76,6 +98,7 @@ def main(
     from forecast import Pace, forecast, measured_pace
 
     found = hardware.at_hand() if device is None else hardware.named(device)
+    datasets_dir = find_datasets_dir(datasets_dir)
     pace = measured_pace(folder) if device is None else None
     if tokens_per_second is not None:
         pace = Pace(tokens_per_second, "as given")
@@ -84,12 +107,41 @@ def main(
         config,
         found,
         asked or _own_sharding(folder, config, is_here=device is None),
-        find_datasets_dir(datasets_dir),
+        datasets_dir,
         utilisation / 100,
         pace,
     )
+    if budget is not None:
+        _propose(folder, planned, budget, rungs or RUNGS, into, as_json, datasets_dir)
+        return
     click.echo(plan_table.as_json(planned) if as_json else plan_table.as_text(folder, planned))
     sys.exit(0 if planned.fits else 1)
+
+
+def _propose(
+    folder: RunFolder,
+    planned: "Forecast",
+    budget: float,
+    count: int,
+    into: Path | None,
+    as_json: bool,
+    datasets_dir: Path,
+) -> None:
+    import ladder
+    import ladder_table
+    from forecast import datasets_there
+
+    train = planned.config.train
+    there = datasets_there(train, datasets_dir)
+    is_whole = len(there) == len(train.datasets)
+    rungs = ladder.propose(planned.config, budget, count, there if is_whole else None)
+    made = ladder.make(rungs, folder.path, into) if into else []
+    pace = planned.pace
+    flops_per_second = pace and pace.tokens_per_second * planned.conventional_flops
+    shown = ladder_table.as_json if as_json else ladder_table.as_text
+    click.echo(shown(rungs, flops_per_second))
+    for path in made:
+        click.echo(path, err=as_json)
 
 
 def parsed_sharding(text: str) -> ShardingConfig:

@@ -10,8 +10,8 @@ from estimate import TOKENS_PER_PARAMETER, Passes
 from forecast import Forecast
 from memory import shown
 from run_folder import RunFolder
+from table import duration
 
-_DAY = 86_400
 _NAMED = {"low_rank": "low rank", "feed_forward": "feed-forward"}
 
 
@@ -29,6 +29,8 @@ def as_json(planned: Forecast) -> str:
         "device": planned.hardware.name,
         "sharding": planned.sharding.model_dump(),
         "compute_dtype": planned.config.train.compute_dtype,
+        "optimizer": planned.config.train.optimizer,
+        "schedule": planned.config.train.schedule,
         "parameters": _with_total(planned.parameters._asdict()),
         "active_parameters": _with_total(planned.active._asdict()),
         "bytes_per_device": _with_total(dataclasses.asdict(planned.memory), planned.memory.total),
@@ -62,7 +64,9 @@ def _title(run: RunFolder, planned: Forecast) -> str:
         devices += f", {sharding.mode}"
     if sharding.tensor != 1:
         devices += f": data {sharding.data} × tensor {sharding.tensor}"
-    return f"{run.path} on {devices}, in {dtype}"
+    train = planned.config.train
+    by = f"{train.optimizer} with schedule {train.schedule}"
+    return f"{run.path} on {devices}, in {dtype}, by {by}"
 
 
 def _parameters(planned: Forecast) -> Iterator[str]:
@@ -165,18 +169,10 @@ def _time(planned: Forecast) -> Iterator[str]:
     if pace is None:
         yield "time      not known: name a --device, or --tokens-per-second"
         return
-    left = "" if seconds is None else f"{_duration(seconds)} at "
+    left = "" if seconds is None else f"{duration(seconds)} at "
     yield f"time      {left}{pace.tokens_per_second:,.0f} tokens a second, {pace.reason}"
     if planned.tokens.done:
         yield f"          after {planned.tokens.done:,} tokens that are done"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} seconds"
-    if seconds < 2 * 3600:
-        return f"{seconds / 60:.0f} minutes"
-    return f"{seconds / 3600:.1f} hours" if seconds < 2 * _DAY else f"{seconds / _DAY:.1f} days"
 
 
 def _verdict(planned: Forecast) -> str:

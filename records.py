@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 import config
 import metrics
+from table import aligned, duration
 
 FloatArray = NDArray[np.float64]
 Curve = tuple[FloatArray, FloatArray]
@@ -116,7 +117,7 @@ def figures_table(runs: list[RecordedRun]) -> str:
     """A line for each run: how far it went, its losses and its speed."""
     heading = ["run", "steps", "tokens seen", "train loss", "validation loss"]
     heading += ["best validation loss", "tokens/s", "wall time"]
-    return _aligned([heading, *(_figures(run) for run in runs)], left=1)
+    return aligned([heading, *(_figures(run) for run in runs)])
 
 
 def _figures(run: RecordedRun) -> list[str]:
@@ -141,16 +142,6 @@ def _loss(loss: float | None) -> str:
     return f"{loss:.4f}" if loss >= 0.01 else f"{loss:.3g}"
 
 
-def duration(seconds: float) -> str:
-    """A time in its two largest units, as in `2 h 05 min`."""
-    if seconds < 60:
-        return f"{seconds:.3g} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest:02} s"
-    return f"{minutes // 60} h {minutes % 60:02} min"
-
-
 def differences_table(runs: list[RecordedRun]) -> str:
     """A line for each key of the configs in which the runs differ, defaults filled in."""
     keys = [(file, key) for file, values in _configs(runs[0]).items() for key in values]
@@ -159,7 +150,7 @@ def differences_table(runs: list[RecordedRun]) -> str:
         values = [json.dumps(_configs(run)[file][key], ensure_ascii=False) for run in runs]
         if key != "lineage" and len(set(values)) > 1:
             rows.append([file, key, *values])
-    return _aligned(rows, left=2) if len(rows) > 1 else "The configs of these runs are the same."
+    return aligned(rows, left=2) if len(rows) > 1 else "The configs of these runs are the same."
 
 
 def _configs(run: RecordedRun) -> dict[str, dict[str, Any]]:
@@ -167,16 +158,3 @@ def _configs(run: RecordedRun) -> dict[str, dict[str, Any]]:
         config.MODEL_FILE: run.config.model.as_json(),
         config.TRAIN_FILE: run.config.train.as_json(),
     }
-
-
-def _aligned(rows: list[list[str]], left: int) -> str:
-    """Rows as lines with aligned columns: the first `left` ones to the left, the others right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        cells = [
-            text.ljust(width) if i < left else text.rjust(width)
-            for i, (text, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)

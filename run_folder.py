@@ -1,23 +1,18 @@
-"""The folder that is a run: found by name, made from another, held by one trainer at a time."""
+"""The folder that is a run: found by name, held by one trainer at a time."""
 
 import contextlib
 import dataclasses
-import json
 import os
 import socket
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from filelock import FileLock, Timeout
 
-import config
 import disk
-import strict_json
-from config import FILE_TYPES, MODEL_FILE, TRAIN_FILE
+from config import TRAIN_FILE
 from errors import RunFailure, UserError
-from paths import is_folder, is_there
+from paths import is_folder
 
 RUNS = Path("runs")
 
@@ -138,71 +133,6 @@ def find_run(name: str) -> Path:
         if is_folder(candidate):
             return candidate
     raise UserError(f"{name}: no such run folder, and none under {RUNS}/; {known_runs()}")
-
-
-def create_like(name: str, like: str, settings: Sequence[str]) -> Path:
-    """Make run folder `name` from run `like`, with the keys in `settings` (`key=value`) changed.
-
-    A folder that was made so before is left as it is, so that the same command goes on.
-
-    Raises:
-        UserError: a setting or the folder is in the way of that; nothing is written then.
-    """
-    origin = find_run(like)
-    target = Path(name) if len(Path(name).parts) > 1 else RUNS / name
-    changes = _parse_settings(settings)
-    texts = _changed_files(origin, target, changes)
-    config.check_texts(target, texts[MODEL_FILE], texts[TRAIN_FILE])
-    if is_there(target):
-        if any(strict_json.read_text(target / name) != text for name, text in texts.items()):
-            raise UserError(
-                f"{target}: there already, with other keys than --like and --set make; choose"
-                " another name, or leave out --like to go on with it"
-            )
-        return target
-    _write_whole(target, texts)
-    return target
-
-
-def _write_whole(folder: Path, texts: dict[str, str]) -> None:
-    """Make a folder with these files, or nothing."""
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".", dir=folder.parent) as unfinished:
-            new = Path(unfinished) / folder.name
-            new.mkdir()
-            for name, text in texts.items():
-                (new / name).write_text(text, encoding="utf-8")
-            new.rename(folder)
-    except OSError as error:
-        raise UserError(f"{folder}: cannot be made: {error.strerror}") from None
-
-
-def _parse_settings(settings: Sequence[str]) -> dict[str, Any]:
-    changes: dict[str, Any] = {}
-    for setting in settings:
-        key, equals, value = setting.partition("=")
-        if not equals:
-            raise UserError(f"--set {setting}: give it as key=value")
-        try:
-            changes[key] = json.loads(value)
-        except (ValueError, RecursionError):
-            changes[key] = value
-    return changes
-
-
-def _changed_files(origin: Path, target: Path, changes: dict[str, Any]) -> dict[str, str]:
-    config.load_run(origin)
-    contents = {name: json.loads(strict_json.read_text(origin / name)) for name in FILE_TYPES}
-    for key, value in changes.items():
-        in_model = key in FILE_TYPES[MODEL_FILE].model_fields
-        contents[MODEL_FILE if in_model else TRAIN_FILE][key] = value
-    for content in contents.values():
-        schema = content.get("$schema")
-        if isinstance(schema, str) and schema and "://" not in schema:
-            content["$schema"] = Path(os.path.relpath(origin / schema, target)).as_posix()
-    contents[TRAIN_FILE]["lineage"] = {"like": origin.as_posix(), "set": changes}
-    return {name: json.dumps(content, indent=2) + "\n" for name, content in contents.items()}
 
 
 def known_runs() -> str:

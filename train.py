@@ -21,7 +21,8 @@ from cluster import Cluster, find_cluster
 from config import RunConfig, load_run
 from dataset import find_datasets_dir
 from errors import UserError, run_command
-from run_folder import RunFolder, Start, create_like, find_run
+from new_run import create_like
+from run_folder import RunFolder, Start, find_run
 
 
 @click.command()

@@ -9,30 +9,43 @@ from model_config import ModelConfig
 
 
 def widened(model: ModelConfig, emb_dim: int) -> ModelConfig:
-    """The model with another width: with as many heads more, or where muP has a base_head_dim with
-    heads as many times wider; the feed-forward part grows with it.
+    """The model with another width, as `changes`."""
+    return ModelConfig.model_validate({**model.as_json(), **changes(model, emb_dim)})
+
+
+def changes(model: ModelConfig, emb_dim: int) -> dict[str, Any]:
+    """The keys that give a model another width: it has as many heads more, or where muP has a
+    base_head_dim heads as many times wider; the feed-forward part grows with it.
 
     Raises:
         UserError: there is no such model.
     """
     times = Fraction(emb_dim, model.emb_dim)
-    changes: dict[str, Any] = {"emb_dim": emb_dim}
-    if model.n_layers:
-        has_wider_heads = bool(model.mup and model.mup.base_head_dim)
-        keys = ("head_dim",) if has_wider_heads else ("n_heads", "n_kv_heads")
-        whole = {**model.model_dump(), "head_dim": model.head_width}
-        given = {key: whole[key] for key in (*keys, "ffn_dim") if whole[key]}
-        if uneven := [key for key, size in given.items() if (size * times).denominator != 1]:
-            raise UserError(
-                f"width {emb_dim}: {uneven[0]} {given[uneven[0]]} does not grow from emb_dim"
-                f" {model.emb_dim} to it by a whole number; take multiples of"
-                f" {_step(model, list(given.values()))}"
-            )
-        changes["head_dim"] = model.head_width
-        changes |= {key: int(size * times) for key, size in given.items()}
-    return ModelConfig.model_validate({**model.as_json(), **changes})
+    sizes = _sizes(model)
+    if uneven := [key for key, size in sizes.items() if (size * times).denominator != 1]:
+        raise UserError(
+            f"width {emb_dim}: {uneven[0]} {sizes[uneven[0]]} does not grow from emb_dim"
+            f" {model.emb_dim} to it by a whole number; take multiples of {step(model)}"
+        )
+    same_heads = {"head_dim": model.head_width} if model.n_layers else {}
+    grown = {key: int(size * times) for key, size in sizes.items()}
+    return {"emb_dim": emb_dim, **same_heads, **grown}
 
 
-def _step(model: ModelConfig, sizes: list[int]) -> int:
+def step(model: ModelConfig) -> int:
     """The least width whose multiples all give whole sizes."""
+    sizes = _sizes(model).values()
     return math.lcm(*(Fraction(model.emb_dim, size).numerator for size in sizes))
+
+
+def _sizes(model: ModelConfig) -> dict[str, int]:
+    """What grows with the width, as it is."""
+    if not model.n_layers:
+        return {}
+    if model.mup and model.mup.base_head_dim:
+        return _given(head_dim=model.head_width, ffn_dim=model.ffn_dim)
+    return _given(n_heads=model.n_heads, n_kv_heads=model.n_kv_heads, ffn_dim=model.ffn_dim)
+
+
+def _given(**sizes: int | None) -> dict[str, int]:
+    return {key: size for key, size in sizes.items() if size}

@@ -143,11 +143,11 @@ def test_a_wider_model_has_more_heads_or_wider_ones() -> None:
 
 
 def test_the_best_rate_lies_between_those_tried() -> None:
-    def points(width: int, best: float) -> list[Point]:
+    def points(line: str, best: float) -> list[Point]:
         rates = (0.001, 0.004, 0.016, 0.064)
-        return [Point(width, r, 2 + math.log(r / best) ** 2) for r in rates]
+        return [Point(line, r, 2 + math.log(r / best) ** 2) for r in rates]
 
-    found = best_rates([*points(64, 0.01), *points(128, 0.005), *points(256, 0.2)])
-    assert found == {64: pytest.approx(0.01), 128: pytest.approx(0.005), 256: 0.064}
-    diverged = [Point(64, 0.001, 2.0), Point(64, 0.01, 1.0), Point(64, 0.1, math.inf)]
-    assert best_rates(diverged) == {64: 0.01}
+    found = best_rates([*points("64", 0.01), *points("128", 0.005), *points("256", 0.2)])
+    assert found == {"64": pytest.approx(0.01), "128": pytest.approx(0.005), "256": 0.064}
+    diverged = [Point("64", 0.001, 2.0), Point("64", 0.01, 1.0), Point("64", 0.1, math.inf)]
+    assert best_rates(diverged) == {"64": 0.01}

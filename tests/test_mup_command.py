@@ -50,7 +50,7 @@ def test_a_sweep_trains_what_is_left_and_draws_it(tmp_path: Path, datasets: Path
     first = mup("sweep", run.path, *options)
     assert first.returncode == 0, first.stderr
     folders = sorted(path.name for path in (tmp_path / "run-sweep" / "mup").iterdir())
-    assert folders == [f"width-{w}-rate-{r}" for w in (32, 64) for r in ("0.001", "0.01")]
+    assert folders == [f"emb_dim-{w}-rate-{r}" for w in (32, 64) for r in ("0.001", "0.01")]
     assert (tmp_path / "run-sweep" / "learning-rates.png").stat().st_size > 10_000
     metrics = tmp_path / "run-sweep" / "mup" / folders[0] / "metrics.jsonl"
     before = metrics.read_text()

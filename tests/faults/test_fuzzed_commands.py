@@ -42,9 +42,10 @@ from dataset import open_dataset
 from dataset_folder import Dataset
 from errors import EXIT_BAD_INPUT, UserError, run_command
 from metrics import MetricsLog
+from new_run import create_like
 from published.importing import find_source
 from records import RecordedRun
-from run_folder import RunFolder, create_like, find_run
+from run_folder import RunFolder, find_run
 from text_dataset import TextSection
 from tokenization import load_tokenizer, train_tokenizer
 

@@ -1,0 +1,215 @@
+"""A ladder of runs: for a compute budget, and for smaller ones on the way to it, the model and the
+training that make the most of it.
+
+All are of the kind of one run: its architecture, vocabulary, dataset and sequence length stay.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import estimate
+import widths
+from config import RunConfig
+from data import TrainingData, sequence_length
+from dataset_folder import Dataset
+from errors import UserError
+from estimate import TOKENS_PER_PARAMETER
+from model_config import ModelConfig
+from new_run import NewRun
+from state import shapes_of
+
+SPACING = math.sqrt(10)
+"""From one budget to the next."""
+ASPECT_RATIOS = (96, 64, 48)
+"""emb_dim ÷ n_layers of the shapes that are looked at: around them the loss hardly depends on it
+(Kaplan et al. 2020, figure 5)."""
+_FINEST = 16
+"""Widths that are looked at lie this share of themselves apart at least."""
+_TUNED = ("adamw", "muon")
+"""Optimizers whose updates are of the size that the law for learning rates was found with."""
+
+
+class Shape(NamedTuple):
+    """A model by its size."""
+
+    changes: dict[str, Any]
+    """The keys of `model.json` that make it."""
+    parameters: int
+    """That a token meets."""
+    hidden: int
+    """Of them, those between embedding and head."""
+    flops_per_token: float
+
+    def tokens(self, budget: float) -> float:
+        """That a budget, in FLOPs, lasts for."""
+        return budget / self.flops_per_token
+
+    def tokens_per_parameter(self, budget: float) -> float:
+        """As `tokens`, for each parameter."""
+        return self.tokens(budget) / self.parameters
+
+
+class Rung(NamedTuple):
+    """A run of the ladder."""
+
+    budget: float
+    """FLOPs."""
+    shape: Shape
+    changes: dict[str, Any]
+    """All keys in which it differs from the run that it is made from."""
+    steps: int
+    tokens_per_step: int
+
+    @property
+    def tokens(self) -> int:
+        return self.steps * self.tokens_per_step
+
+    @property
+    def flops(self) -> float:
+        """What it takes, in whole steps."""
+        return self.tokens * self.shape.flops_per_token
+
+
+def propose(
+    config: RunConfig, budget: float, count: int, datasets: Mapping[str, Dataset] | None
+) -> list[Rung]:
+    """The rungs up to a budget, the largest last.
+
+    The shape is the one with nearest to `estimate.TOKENS_PER_PARAMETER` tokens for each parameter
+    of those with a usual ratio of width to depth.
+
+    Args:
+        config: of the run whose kind they are.
+        budget: FLOPs of the last one.
+        datasets: the run's, to repeat where they are short; None where they are not here.
+
+    Raises:
+        UserError: the run is not of a kind that can be scaled, or a budget is too small for it.
+    """
+    _refuse_misfits(config)
+    budgets = [budget / SPACING**rest for rest in reversed(range(count))]
+    shapes = list(_shapes(config, budget))
+    _refuse_too_small(budgets, shapes[0], count)
+    return [_rung(config, one, _best(shapes, one), datasets) for one in budgets]
+
+
+def make(rungs: list[Rung], origin: Path, folder: Path) -> list[Path]:
+    """Write the run folders, all or, where one of them cannot be, none.
+
+    Args:
+        origin: the run folder that they are made from.
+        folder: to hold them.
+
+    Raises:
+        UserError: something else is there.
+    """
+    runs = [
+        NewRun.of(folder / f"rung-{number}", origin, rung.changes)
+        for number, rung in enumerate(rungs, start=1)
+    ]
+    return [run.make() for run in runs]
+
+
+def learning_rate(parameters: int, tokens: float) -> float:
+    """The best peak for AdamW, 1.79 · N^−0.713 · D^0.307 (Li et al. 2025, «Predictable Scale, part
+    I», equation 1); found with 60 million parameters and more, and carried on below.
+
+    Args:
+        parameters: N, without embedding and head.
+        tokens: D, of training.
+    """
+    return 1.79 * parameters**-0.713 * tokens**0.307
+
+
+def batch_tokens(tokens: float) -> float:
+    """The best batch, in tokens, 0.58 · D^0.571 (as `learning_rate`).
+
+    Args:
+        tokens: D, of training.
+    """
+    return 0.58 * tokens**0.571
+
+
+def _refuse_misfits(config: RunConfig) -> None:
+    model, train = config
+    if not model.n_layers:
+        raise UserError("--ladder: the run has no layers; take one that has")
+    if train.start_from is not None:
+        raise UserError("--ladder: start_from has the size that it has; take a run without it")
+    if train.optimizer not in _TUNED:
+        known = " and ".join(_TUNED)
+        raise UserError(f"--ladder: learning rates are known for {known}, not {train.optimizer}")
+
+
+def _refuse_too_small(budgets: list[float], least: Shape, count: int) -> None:
+    needed = least.flops_per_token * least.parameters * TOKENS_PER_PARAMETER
+    if budgets[0] < needed / 2:
+        whole = math.ceil(needed / 2 * SPACING ** (count - 1) / 1e10) * 1e10
+        raise UserError(
+            f"--ladder: the first rung's {budgets[0]:.2g} FLOPs are too few for the least model of"
+            f" this kind, emb_dim {least.changes['emb_dim']} with {least.parameters:,} parameters;"
+            f" give {whole:.3g} or more, fewer --rungs, or a smaller vocabulary"
+        )
+
+
+def _shapes(config: RunConfig, budget: float) -> Iterator[Shape]:
+    """From the least to one that is too large for the budget."""
+    grain = widths.step(config.model)
+    width = grain
+    while True:
+        depths = sorted({max(1, round(width / ratio)) for ratio in ASPECT_RATIOS})
+        of_width = [_shape(config, width, depth) for depth in depths]
+        yield from of_width
+        if of_width[0].tokens_per_parameter(budget) < TOKENS_PER_PARAMETER / 4:
+            return
+        width += grain * max(1, width // (grain * _FINEST))
+
+
+def _shape(config: RunConfig, width: int, depth: int) -> Shape:
+    changes = {**widths.changes(config.model, width), "n_layers": depth}
+    model = ModelConfig.model_validate({**config.model.as_json(), **changes})
+    shapes = shapes_of(model)
+    active = estimate.active_parameters(shapes, model)
+    length = sequence_length(config.train, model)
+    return Shape(
+        changes,
+        active.total,
+        active.total - active.embedding - active.head,
+        estimate.conventional_flops(shapes, model, length),
+    )
+
+
+def _best(shapes: list[Shape], budget: float) -> Shape:
+    def miss(shape: Shape) -> float:
+        return abs(math.log(shape.tokens_per_parameter(budget) / TOKENS_PER_PARAMETER))
+
+    return min(shapes, key=miss)
+
+
+def _rung(
+    config: RunConfig, budget: float, shape: Shape, datasets: Mapping[str, Dataset] | None
+) -> Rung:
+    tokens = shape.tokens(budget)
+    length = sequence_length(config.train, config.model)
+    microbatch_tokens = config.train.microbatch_size * length
+    microbatches = max(1, round(batch_tokens(tokens) / microbatch_tokens))
+    changes: dict[str, Any] = {"gradient_accumulation_steps": microbatches}
+    if config.model.mup is None:
+        changes["learning_rate"] = float(f"{learning_rate(shape.hidden, tokens):.2g}")
+    per_step = microbatches * microbatch_tokens
+    train = config.train.model_copy(update=changes)
+    epochs = _epochs(RunConfig(config.model, train), tokens, datasets)
+    steps_per_epoch = max(1, round(tokens / epochs / per_step))
+    changes |= {"epochs": epochs, "min_train_tokens": steps_per_epoch * per_step}
+    return Rung(budget, shape, {**shape.changes, **changes}, steps_per_epoch * epochs, per_step)
+
+
+def _epochs(config: RunConfig, tokens: float, datasets: Mapping[str, Dataset] | None) -> int:
+    """How often the datasets are gone through for so many tokens."""
+    if datasets is None:
+        return 1
+    whole = config.train.model_copy(update={"min_train_tokens": -1, "epochs": 1})
+    data = TrainingData(whole, config.model, dict(datasets))
+    return math.ceil(tokens / (data.total_steps * data.tokens_per_step))

@@ -1,0 +1,31 @@
+"""A chart of a learning-rate sweep."""
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
+
+import canvas
+from canvas import COLOURS, MARKERS
+from learning_rate_sweep import Point, best_rates, lines_of
+
+
+def sweep_chart(title: str, sweeps: dict[str, list[Point]]) -> Figure:
+    """Final loss over the learning rate, with a dotted line at the best one of each line; a panel
+    for each sweep."""
+    figure, panels = canvas.chart(title, "learning rate", "loss (nats per token)", len(sweeps))
+    lines = {}
+    for panel, (name, points) in zip(panels, sweeps.items(), strict=True):
+        panel.set_title(name)
+        panel.set_xscale("log")
+        best = best_rates(points)
+        for number, (line, of_line) in enumerate(lines_of(points).items()):
+            rates = np.array([point.learning_rate for point in of_line])
+            losses = np.array([point.loss for point in of_line])
+            look = {"color": COLOURS[number % 7], "marker": MARKERS[number % 9]}
+            lines[line] = canvas.line(panel, rates, losses, **look)
+            panel.axvline(best[line], color=look["color"], linestyle=":", linewidth=1.5)
+        ticks = canvas.log_ticks(*panel.get_xlim())
+        panel.set_xticks(ticks, [f"{tick:g}" for tick in ticks], rotation=45)
+        panel.xaxis.set_minor_locator(NullLocator())
+    canvas.legend(figure, lines)
+    return figure

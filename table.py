@@ -1,0 +1,27 @@
+"""Tables of text, and times as they stand in them."""
+
+from collections.abc import Sequence
+
+
+def aligned(rows: Sequence[Sequence[str]], left: int = 1) -> str:
+    """Rows as lines with aligned columns: the first `left` ones to the left, the others right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [
+            text.ljust(width) if i < left else text.rjust(width)
+            for i, (text, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def duration(seconds: float) -> str:
+    """A time in its two largest units, as in `2 h 05 min`."""
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02} s"
+    hours, rest = divmod(minutes, 60)
+    return f"{hours} h {rest:02} min" if hours < 48 else f"{hours // 24} d {hours % 24:02} h"
