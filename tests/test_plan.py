@@ -68,7 +68,7 @@ def test_the_command_says_it_and_writes_nothing(tmp_path: Path) -> None:
     found = command(run.path, "--datasets-dir", tmp_path / "datasets", "--device", "a100")
     assert found.returncode == 0, found.stderr
     lines = found.stdout.splitlines()
-    assert lines[0] == f"{run.path} on 1 × a100, in float32"
+    assert lines[0] == f"{run.path} on 1 × a100, in float32, by adamw with schedule cosine"
     assert "a step    4 sequences × 2 microbatches × 16 tokens = 128 tokens" in lines
     assert f"the run   24 steps × 128 = {TINY_TOKENS:,} tokens" in lines
     assert "dataset   tiny: 20,000 tokens" in lines
@@ -167,7 +167,7 @@ def test_on_a_processor_the_time_is_known_once_steps_were_taken(tmp_path: Path) 
     before = command(run.path, *where)
     assert "time      not known: name a --device, or --tokens-per-second" in before.stdout
     given = command(run.path, *where, "--tokens-per-second", 64)
-    assert "time      48 seconds at 64 tokens a second, as given" in given.stdout
+    assert "time      48 s at 64 tokens a second, as given" in given.stdout
     told = train(run, tmp_path / "datasets")
     assert told.returncode == 0, told.stderr
     size = planned(run).parameters.total
