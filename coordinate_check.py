@@ -48,7 +48,8 @@ class Growth(NamedTuple):
 
     @property
     def is_off(self) -> bool:
-        return max(abs(self.of_size), abs(self.of_change)) > MOST_SLOPE
+        """Also where a power is NaN, of activations that are no longer finite."""
+        return not (abs(self.of_size) <= MOST_SLOPE and abs(self.of_change) <= MOST_SLOPE)
 
 
 def measure(

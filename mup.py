@@ -64,7 +64,12 @@ def main() -> None:
 @click.argument("run")
 @WIDTHS
 @click.option("--steps", default=5, show_default=True, type=click.IntRange(1))
-@click.option("--learning-rate", default=LEARNING_RATE, show_default=True)
+@click.option(
+    "--learning-rate",
+    default=LEARNING_RATE,
+    show_default=True,
+    type=click.FloatRange(0, min_open=True),
+)
 @click.option("--chart", type=click.Path(path_type=Path, dir_okay=False))
 @DATASETS_DIR
 def check(
