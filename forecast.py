@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import estimate
-import lora
 import metrics
 import target
 from checkpointing import CHECKPOINT_NAMES
 from config import MODEL_FILE, TRAIN_FILE, RunConfig
-from data import TrainingData, sequence_length, sequence_problems
+from data import TrainingData, sequence_length
 from dataset import folder_of
 from dataset_folder import TRAIN, Dataset, split_file
 from errors import UserError
@@ -180,14 +179,11 @@ def measured_pace(run: RunFolder) -> Pace | None:
 
 
 def _refuse_misfits(run: RunFolder, config: RunConfig, of_layout: list[str]) -> None:
-    model, train = config
+    train = config.train
     assert train.sharding is not None
     lines = [f"{MODEL_FILE}: {line}" for line in of_layout]
     if line := indivisible_microbatch(train, train.sharding.sizes[0]):
         lines.append(f"{TRAIN_FILE}: {line}")
-    if train.lora is not None:
-        lines += [f"{TRAIN_FILE}: {line}" for line in lora.problems(train.lora, model)]
-    lines += sequence_problems(train, model)
     if lines:
         raise UserError("\n".join(f"{run.path}/{line}" for line in lines))
 
