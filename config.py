@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 import strict_json
 from config_file import Config
 from errors import UserError
+from misfits import misfits
 from model_config import ModelConfig, MupConfig, RopeScaling
 from strict_json import StrictModel
 from train_config import LoraConfig, ShardingConfig, TrainConfig
@@ -35,7 +36,7 @@ def load_run(run_folder: Path | str) -> RunConfig:
     """Read and check `model.json` and `train.json` of a run folder.
 
     Raises:
-        UserError: with one line for each mistake in either file.
+        UserError: with one line for each mistake in either file, or in the two together.
     """
     return _check(run_folder, dict.fromkeys(FILE_TYPES))
 
@@ -55,9 +56,12 @@ def _check(run_folder: Path | str, texts: dict[str, str | None]) -> RunConfig:
             configs[name] = strict_json.parse(text, path, FILE_TYPES[name], FILE_TYPES)
         except UserError as error:
             mistakes.append(str(error))
+    if not mistakes:
+        found = RunConfig(configs[MODEL_FILE], configs[TRAIN_FILE])
+        mistakes = [f"{Path(run_folder) / TRAIN_FILE}: {line}" for line in misfits(*found)]
     if mistakes:
         raise UserError("\n".join(mistakes))
-    return RunConfig(configs[MODEL_FILE], configs[TRAIN_FILE])
+    return found
 
 
 C = TypeVar("C", bound=Config)

@@ -27,29 +27,29 @@ MOST_SLOPE = 0.25
 the standard parametrisation come to 0.6 and more."""
 LEARNING_RATE = 0.002
 """Small enough that a few steps do not throw the activations about, which hides the slopes."""
-Places = dict[str, list[float]]
-"""Of each place in the model, a value for each step, the first before training."""
 
 
 class Measured(NamedTuple):
-    """What activations do at one width: root mean squares over a batch."""
+    """Root mean squares of activations over a batch, at each place of a model of one width."""
 
     width: int
-    sizes: Places
-    moves: Places
-    """Of the difference from before training."""
+    sizes: dict[str, float]
+    """After training."""
+    changes: dict[str, float]
+    """Of what training adds to them."""
 
 
-class Slope(NamedTuple):
-    """How something at a place grows: as this power of the width."""
+class Growth(NamedTuple):
+    """How activations at a place grow: as these powers of the width."""
 
-    what: str
     place: str
-    power: float
+    of_size: float
+    of_change: float
 
     @property
     def is_off(self) -> bool:
-        return abs(self.power) > MOST_SLOPE
+        """Also where a power is NaN, of activations that are no longer finite."""
+        return not (abs(self.of_size) <= MOST_SLOPE and abs(self.of_change) <= MOST_SLOPE)
 
 
 def measure(
@@ -78,15 +78,16 @@ def _at_width(config: RunConfig, data: TrainingData, steps: int) -> Measured:
     model, optimizer = create_model_and_optimizer(config, steps, mesh)
     train_step = make_train_step(config.train, mesh)
     inputs_BS = jnp.asarray(data.batch(data.total_steps - 1).inputs_ABS[0])
-    seen = [_activations(model, inputs_BS)]
+    before = _activations(model, inputs_BS)
     for step in range(steps):
         train_step(model, optimizer, *place_batch(mesh, *data.batch(step)))
-        seen.append(_activations(model, inputs_BS))
+    after = _activations(model, inputs_BS)
     places = _places(config.model)
+    changes = [_rms(new - old) for new, old in zip(after, before, strict=True)]
     return Measured(
         config.model.emb_dim,
-        {place: [_rms(now[at]) for now in seen] for at, place in enumerate(places)},
-        {place: [_rms(now[at] - seen[0][at]) for now in seen] for at, place in enumerate(places)},
+        dict(zip(places, map(_rms, after), strict=True)),
+        dict(zip(places, changes, strict=True)),
     )
 
 
@@ -107,12 +108,18 @@ def _rms(x: Array) -> float:
     return float(jnp.sqrt(jnp.mean(jnp.square(x))))
 
 
-def slopes(measured: Sequence[Measured]) -> list[Slope]:
-    """Of sizes and moves after the last step, at each place."""
+def growths(measured: Sequence[Measured]) -> list[Growth]:
+    """Of each place, from the first to the last."""
     logs = np.log([one.width for one in measured])
-    found = []
-    for what in ("sizes", "moves"):
-        for place in measured[0].sizes:
-            values = [getattr(one, what)[place][-1] for one in measured]
-            found.append(Slope(what, place, float(np.polyfit(logs, np.log(values), 1)[0])))
-    return found
+
+    def power(values: Sequence[float]) -> float:
+        return float(np.polyfit(logs, np.log(values), 1)[0])
+
+    return [
+        Growth(
+            place,
+            power([one.sizes[place] for one in measured]),
+            power([one.changes[place] for one in measured]),
+        )
+        for place in measured[0].sizes
+    ]

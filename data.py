@@ -178,12 +178,7 @@ class ValidationData:
         Raises:
             UserError: a line for each reason why config and validation splits do not go together.
         """
-        _raise_all(
-            [
-                *sequence_problems(config, model),
-                *_split_problems(config, model, datasets, VALIDATION),
-            ]
-        )
+        _raise_all(_split_problems(config, model, datasets, VALIDATION))
         if not any(VALIDATION in datasets[name].splits for name in config.datasets):
             return None
         return cls(config, model, datasets)
@@ -219,7 +214,6 @@ def problems(config: TrainConfig, model: ModelConfig, datasets: dict[str, Datase
     """A line for each reason why a config and its datasets do not go together."""
     return [
         *_weight_problems(config),
-        *sequence_problems(config, model),
         *_split_problems(config, model, datasets, TRAIN),
         *_length_problems(config, model, datasets),
         *_split_problems(config, model, datasets, VALIDATION),
@@ -235,16 +229,6 @@ def _weight_problems(config: TrainConfig) -> list[str]:
     weights = config.datasets.values()
     if max(weights) / min(weights) > _MOST_UNEQUAL_WEIGHTS:
         return [f"{TRAIN_FILE}: dataset: the weights differ by more than a million times"]
-    return []
-
-
-def sequence_problems(config: TrainConfig, model: ModelConfig) -> list[str]:
-    """Whether sequences are longer than the model is made for."""
-    if sequence_length(config, model) > model.context_length:
-        return [
-            f"{TRAIN_FILE}: sequence_length: {config.sequence_length} is longer than the model's"
-            f" context_length; at most {model.context_length}"
-        ]
     return []
 
 

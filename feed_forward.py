@@ -25,7 +25,6 @@ ACTIVATIONS: dict[FeedForwardKind, Activation] = {
     "geglu": functools.partial(jax.nn.gelu, approximate=False),
     "geglu_tanh": functools.partial(jax.nn.gelu, approximate=True),
 }
-GATED = {"swiglu", "geglu", "geglu_tanh"}
 
 
 class Routing(NamedTuple):
@@ -48,7 +47,7 @@ class FeedForward(nnx.Module):
         width, hidden = {"emb": config.emb_dim}, {"ffn": config.hidden_dim}
         init = functools.partial(initializer, config, of_block=True)
         bias = config.ffn_bias
-        gated = config.feed_forward in GATED
+        gated = config.is_gated
         self.gate = Linear(width, hidden, init(), gate_key, bias) if gated else None
         self.up = Linear(width, hidden, init(), up_key, bias)
         self.down = Linear(hidden, width, init(into_residual=True), down_key, bias)
@@ -76,7 +75,7 @@ class MixtureOfExperts(nnx.Module):
         experts = {"experts": self.n_experts}
         init = functools.partial(initializer, config, of_block=True)
         bias = config.ffn_bias
-        gated = config.feed_forward in GATED
+        gated = config.is_gated
         self.router = Linear(width, experts, init(), router_key, bias=False)
         self.gate = ExpertLinear(experts, width, hidden, init(), gate_key, bias) if gated else None
         self.up = ExpertLinear(experts, width, hidden, init(), up_key, bias)

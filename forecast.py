@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import estimate
-import lora
 import metrics
 import target
 from checkpointing import CHECKPOINT_NAMES
 from config import MODEL_FILE, TRAIN_FILE, RunConfig
-from data import TrainingData, sequence_length, sequence_problems
+from data import TrainingData, sequence_length
 from dataset import folder_of
 from dataset_folder import TRAIN, Dataset, split_file
 from errors import UserError
@@ -147,29 +146,35 @@ def forecast(
     """
     with target.planned(hardware.target):
         train = resolved(config.train).model_copy(update={"sharding": sharding})
-        config = RunConfig(config.model, train)
-        layout = layout_without_devices(sharding)
-        _refuse_misfits(run, config, layout.problems(config.model))
-        shapes = shapes_of(config.model)
-        length = sequence_length(train, config.model)
-        conventional = estimate.conventional_flops(shapes, config.model, length)
-        tokens = _tokens(run, config, datasets_dir)
-        memory = memory_of(config, layout.mesh)
-        found = Forecast(
-            config=config,
-            hardware=hardware,
-            sharding=sharding,
-            parameters=estimate.parameters(shapes),
-            active=estimate.active_parameters(shapes, config.model),
-            memory=memory,
-            usable_bytes=_usable_bytes(hardware, sharding),
-            flops=estimate.flops(config, layout.padded(config.model.vocab_size)),
-            conventional_flops=conventional,
-            tokens=tokens,
-            disk=_disk(run, config, tokens.steps),
-            pace=pace,
-        )
+        found = _without_pace(run, RunConfig(config.model, train), hardware, datasets_dir)
     return found._replace(pace=pace or _pace(found, utilisation))
+
+
+def _without_pace(
+    run: RunFolder, config: RunConfig, hardware: Hardware, datasets_dir: Path
+) -> Forecast:
+    model, train = config
+    assert train.sharding is not None
+    layout = layout_without_devices(train.sharding)
+    _refuse_misfits(run, config, layout.problems(model))
+    shapes = shapes_of(model)
+    tokens = _tokens(run, config, datasets_dir)
+    return Forecast(
+        config=config,
+        hardware=hardware,
+        sharding=train.sharding,
+        parameters=estimate.parameters(shapes),
+        active=estimate.active_parameters(shapes, model),
+        memory=memory_of(config, layout.mesh),
+        usable_bytes=_usable_bytes(hardware, train.sharding),
+        flops=estimate.flops(config, layout.padded(model.vocab_size)),
+        conventional_flops=estimate.conventional_flops(
+            shapes, model, sequence_length(train, model)
+        ),
+        tokens=tokens,
+        disk=_disk(run, config, tokens.steps),
+        pace=None,
+    )
 
 
 def measured_pace(run: RunFolder) -> Pace | None:
@@ -190,14 +195,11 @@ def datasets_there(train: TrainConfig, datasets_dir: Path) -> dict[str, Dataset]
 
 
 def _refuse_misfits(run: RunFolder, config: RunConfig, of_layout: list[str]) -> None:
-    model, train = config
+    train = config.train
     assert train.sharding is not None
     lines = [f"{MODEL_FILE}: {line}" for line in of_layout]
     if line := indivisible_microbatch(train, train.sharding.sizes[0]):
         lines.append(f"{TRAIN_FILE}: {line}")
-    if train.lora is not None:
-        lines += [f"{TRAIN_FILE}: {line}" for line in lora.problems(train.lora, model)]
-    lines += sequence_problems(train, model)
     if lines:
         raise UserError("\n".join(f"{run.path}/{line}" for line in lines))
 

@@ -10,24 +10,12 @@ import numpy as np
 from jax import Array
 
 from errors import UserError
-from feed_forward import GATED
 from layers import Linear, LowRank, LowRankParam
 from model import GPT
-from model_config import ModelConfig
-from train_config import LoraConfig, LoraTarget
+from train_config import ATTENTION_TARGETS, LoraConfig
 from weights_file import Weights
 
 LOW_RANK_NAMES = DOWN, UP = ("low_rank.down", "low_rank.up")
-ATTENTION_TARGETS: tuple[LoraTarget, ...] = ("query", "key", "value", "output")
-
-
-def problems(lora: LoraConfig, model: ModelConfig) -> list[str]:
-    """A line for each target that the architecture does not have."""
-    return [
-        f"lora.targets: {target}: {reason}"
-        for target in lora.targets
-        if (reason := _misfit(target, model))
-    ]
 
 
 def add_low_rank(model: GPT, lora: LoraConfig, key: Array) -> None:
@@ -110,16 +98,3 @@ def _targeted(model: GPT, lora: LoraConfig) -> Iterator[Linear]:
             in_attention = target in ATTENTION_TARGETS
             part = model.blocks.attention if in_attention else model.blocks.feed_forward
             yield getattr(part, target)
-
-
-def _misfit(target: LoraTarget, model: ModelConfig) -> str | None:
-    if not model.n_layers:
-        return "the model has no layers"
-    if target in ATTENTION_TARGETS:
-        return None
-    if model.n_experts:
-        return "not supported in a mixture of experts; choose among query, key, value, output"
-    gated = model.feed_forward in GATED
-    if model.feed_forward == "none" or (target == "gate" and not gated):
-        return f'feed_forward "{model.feed_forward}" has none'
-    return None

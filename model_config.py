@@ -144,7 +144,8 @@ class ModelConfig(Config):
 
     mup: MupConfig | None = None
     """Widths of the narrow model whose learning rate is to be best here, too:
-    `{"base_emb_dim": 128}`. null: the standard parametrisation."""
+    `{"base_emb_dim": 128}`. Needs optimizer adamw or muon, and no lora. null: the standard
+    parametrisation."""
 
     CHECKS = (
         "_mup_has_the_scales",
@@ -265,6 +266,11 @@ class ModelConfig(Config):
         if self.mup and self.mup.base_head_dim:
             return math.sqrt(self.mup.base_head_dim) / self.head_width
         return 1 / math.sqrt(self.query_pre_attn_scalar or self.head_width)
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether the feed-forward part has a gate."""
+        return self.feed_forward in ("swiglu", "geglu_tanh", "geglu")
 
     @property
     def hidden_dim(self) -> int:

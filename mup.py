@@ -8,6 +8,7 @@ What they do is in `coordinate_check.py` and `learning_rate_sweep.py`.
 
 import functools
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import config
 import mup_charts
 import runtime
 from config import RunConfig
-from coordinate_check import LEARNING_RATE, MOST_SLOPE, measure, slopes
+from coordinate_check import LEARNING_RATE, MOST_SLOPE, Growth, growths, measure
 from data import TrainingData
 from dataset import find_datasets_dir, open_dataset
 from errors import EXIT_FAILED, UserError, run_command
@@ -66,7 +67,12 @@ def main() -> None:
 @click.argument("run")
 @WIDTHS
 @click.option("--steps", default=5, show_default=True, type=click.IntRange(1))
-@click.option("--learning-rate", default=LEARNING_RATE, show_default=True)
+@click.option(
+    "--learning-rate",
+    default=LEARNING_RATE,
+    show_default=True,
+    type=click.FloatRange(0, min_open=True),
+)
 @click.option("--chart", type=click.Path(path_type=Path, dir_okay=False))
 @DATASETS_DIR
 def check(
@@ -79,38 +85,36 @@ def check(
 ) -> None:
     """Train RUN for a few steps at several widths and see whether its activations keep their size:
     exit code 1 where at some place they do not. The chart is RUN/coordinate-check.png."""
-    folder, found = find_run(run), config.load_run(find_run(run))
+    folder = find_run(run)
+    found = config.load_run(folder)
     runtime.cache_compiled_code()
-    datasets_dir = find_datasets_dir(datasets_dir)
-    datasets = {name: open_dataset(name, datasets_dir) for name in found.train.datasets}
-    data = TrainingData(found.train, found.model, datasets)
+    data = _training_data(found, datasets_dir)
     if data.total_steps <= steps:
         raise UserError(f"--steps {steps}: the run has {data.total_steps}, one of them to look at")
     measured = measure(found, widths or _widths(found), data, steps, learning_rate)
-    told = slopes(measured)
-    click.echo(f"{'':10} {'size':>9} {'change':>9}   power of the width, after {steps} steps")
-    half = len(told) // 2
-    for size, move in zip(told[:half], told[half:], strict=True):
-        off = "   off" * (size.is_off or move.is_off)
-        click.echo(f"{size.place:10} {size.power:>+9.2f} {move.power:>+9.2f}{off}")
-    draw = functools.partial(mup_charts.coordinate_chart, folder.name)
+    told = growths(measured)
+    _print_growths(told, steps)
     chart = chart or folder / "coordinate-check.png"
+    draw = functools.partial(mup_charts.coordinate_chart, folder.name, steps)
     with canvas.styled(found.train.chart_style):
         canvas.write_all({chart.name: draw}, measured, chart.parent)
-    is_off = any(slope.is_off for slope in told)
+    is_off = any(growth.is_off for growth in told)
     verdict = "not muP: some grow or shrink by more than" if is_off else "muP: all stay within"
     click.echo(f"{verdict} the power {MOST_SLOPE:g} of the width; {chart}")
     sys.exit(EXIT_FAILED if is_off else 0)
 
 
-def _cases(
-    model: ModelConfig, widths: list[int], rates: list[float], change: dict[str, Any]
-) -> list[Case]:
-    return [
-        Case(f"emb_dim {width}", rate, {**changes(model, width), **change})
-        for width in widths
-        for rate in rates
-    ]
+def _training_data(found: RunConfig, datasets_dir: Path | None) -> TrainingData:
+    place = find_datasets_dir(datasets_dir)
+    datasets = {name: open_dataset(name, place) for name in found.train.datasets}
+    return TrainingData(found.train, found.model, datasets)
+
+
+def _print_growths(told: Sequence[Growth], steps: int) -> None:
+    click.echo(f"{'':10} {'size':>9} {'change':>9}   power of the width, after {steps} steps")
+    for growth in told:
+        off = "   off" * growth.is_off
+        click.echo(f"{growth.place:10} {growth.of_size:>+9.2f} {growth.of_change:>+9.2f}{off}")
 
 
 def _widths(found: RunConfig) -> list[int]:
@@ -136,24 +140,43 @@ def sweep_command(
 ) -> None:
     """Train RUN at each of the widths and learning rates, in run folders under RUN-sweep, and draw
     its final loss. The same command goes on where it was interrupted."""
-    folder, found = find_run(run), config.load_run(find_run(run))
+    folder = find_run(run)
+    found = config.load_run(folder)
     place = find_datasets_dir(datasets_dir)
     into = into or folder.with_name(f"{folder.name}-sweep")
-    without: dict[str, dict[str, Any]] = {MUP if found.model.mup else STANDARD: {}}
-    if standard and found.model.mup:
-        without = {STANDARD: {"mup": None}, **without}
     sweeps: dict[str, list[Point]] = {}
-    for name, change in without.items():
+    for name, change in _parametrisations(found.model, standard).items():
         cases = _cases(found.model, widths or _widths(found), rates, change)
         sweeps[name] = sweep(folder, into / name.lower(), cases, place)
-        for line, points in lines_of(sweeps[name]).items():
-            shown = "  ".join(f"{point.loss:.4f}" for point in points)
-            best = best_rates(points)[line]
-            click.echo(f"{name:9} {line:13}  best {best:.2g}  losses {shown}")
+        _print_lines(name, sweeps[name])
     draw = functools.partial(sweep_chart, f"{folder.name}: final loss by learning rate and width")
     with canvas.styled(found.train.chart_style):
         canvas.write_all({"learning-rates.png": draw}, sweeps, into)
     click.echo(f"{into / 'learning-rates.png'}")
+
+
+def _print_lines(name: str, points: Sequence[Point]) -> None:
+    best = best_rates(points)
+    for line, of_line in lines_of(points).items():
+        shown = "  ".join(f"{point.loss:.4f}" for point in of_line)
+        click.echo(f"{name:9} {line:13}  best {best[line]:.2g}  losses {shown}")
+
+
+def _parametrisations(model: ModelConfig, standard: bool) -> dict[str, dict[str, Any]]:
+    """What to change of the run for each of them."""
+    if model.mup is None:
+        return {STANDARD: {}}
+    return {STANDARD: {"mup": None}, MUP: {}} if standard else {MUP: {}}
+
+
+def _cases(
+    model: ModelConfig, widths: list[int], rates: list[float], change: dict[str, Any]
+) -> list[Case]:
+    return [
+        Case(f"emb_dim {width}", rate, {**changes(model, width), **change})
+        for width in widths
+        for rate in rates
+    ]
 
 
 if __name__ == "__main__":

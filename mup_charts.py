@@ -9,19 +9,23 @@ from canvas import COLOURS, MARKERS
 from coordinate_check import Measured
 
 
-def coordinate_chart(name: str, measured: list[Measured]) -> Figure:
-    """Sizes and moves after the last step over the width, a line for each place."""
-    title = f"{name}: activations after {len(measured[0].sizes['logits']) - 1} steps, by width"
+def coordinate_chart(name: str, steps: int, measured: list[Measured]) -> Figure:
+    """Sizes and changes after so many steps over the width, a line for each place."""
+    title = f"{name}: activations after {steps} steps, by width"
     figure, panels = canvas.chart(title, "emb_dim", "root mean square", panels=2)
     widths = np.array([one.width for one in measured])
+    shown = {
+        "size": [one.sizes for one in measured],
+        "change from the start": [one.changes for one in measured],
+    }
     lines = {}
-    for panel, what in zip(panels, ("sizes", "moves"), strict=True):
-        panel.set_title("size" if what == "sizes" else "change from the start")
+    for panel, (what, at_widths) in zip(panels, shown.items(), strict=True):
+        panel.set_title(what)
         panel.set(xscale="log", yscale="log")
         panel.set_xticks(widths, [f"{width:,}" for width in widths])
         panel.xaxis.set_minor_locator(NullLocator())
-        for number, place in enumerate(measured[0].sizes):
-            values = np.array([getattr(one, what)[place][-1] for one in measured])
+        for number, place in enumerate(at_widths[0]):
+            values = np.array([of_places[place] for of_places in at_widths])
             look = {"color": COLOURS[number % 7], "marker": MARKERS[number % 9]}
             lines[place] = canvas.line(panel, widths, values, **look)
     panels[0].set_yticks(canvas.log_ticks(*panels[0].get_ylim()))

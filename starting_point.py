@@ -3,7 +3,6 @@
 import json
 
 import config as configs
-import lora
 from checkpoint import refuse_damaged
 from checkpointing import IMPORTED, find_weights
 from config import MODEL_FILE, TRAIN_FILE, RunConfig
@@ -21,8 +20,8 @@ def starting_point(run: RunFolder, config: RunConfig) -> Weights | None:
     """The weights that a fresh start begins with; None where they are random.
 
     Raises:
-        UserError: they are not there, or of another architecture than `model.json`, or LoRA
-            targets what that does not have; or weights were imported and are not asked for.
+        UserError: they are not there, or of another architecture than `model.json`; or weights
+            were imported and are not asked for.
     """
     name = config.train.start_from
     if name is None:
@@ -43,9 +42,6 @@ def starting_point(run: RunFolder, config: RunConfig) -> Weights | None:
         for key, (then, now) in configs.differences(weights.header.model, config.model).items()
         if key not in _may_differ(config.model)
     ]
-    if config.train.lora is not None:
-        misfits = lora.problems(config.train.lora, config.model)
-        lines += [f"{run.path / TRAIN_FILE}: {line}" for line in misfits]
     if lines:
         raise UserError("\n".join(lines))
     weights.refuse_other_than(shapes_of(weights.header.model))

@@ -77,6 +77,7 @@ Optimizer = Literal["adamw", "muon", "lion", "adafactor", "sgd"]
 Schedule = Literal["cosine", "linear", "constant", "warmup_stable_decay"]
 
 LoraTarget = Literal["query", "key", "value", "output", "gate", "up", "down"]
+ATTENTION_TARGETS: tuple[LoraTarget, ...] = ("query", "key", "value", "output")
 
 
 class LoraConfig(StrictModel):
@@ -156,7 +157,7 @@ class TrainConfig(Config):
     folder; or a run, a checkpoint or a model.safetensors. null: fresh ones."""
     lora: LoraConfig | None = None
     """Train a low-rank addition to the weights instead of the weights: `{"rank": 8, "alpha": 16,
-    "targets": ["query", "value"]}`. Needs start_from."""
+    "targets": ["query", "value"]}`. Needs start_from, and no mup."""
     sequence_length: Size | None = None
     """Tokens in a training sequence; the model's context_length where absent."""
     tokenizer: str = "gpt2"

@@ -31,7 +31,8 @@ def normal_form(model: ModelConfig) -> ModelConfig:
     keys["n_kv_heads"] = model.n_kv_heads or model.n_heads
     keys["head_dim"] = model.head_width
     keys["ffn_dim"] = None if model.feed_forward == "none" else model.hidden_dim
-    keys["query_pre_attn_scalar"] = model.query_pre_attn_scalar or model.head_width
+    if not (model.mup and model.mup.base_head_dim):  # which scales attention in its place
+        keys["query_pre_attn_scalar"] = model.query_pre_attn_scalar or model.head_width
     if model.positions != "rope":
         del keys["rope_theta"]
     kinds = list(model.layer_kinds())

@@ -572,7 +572,6 @@ MENDED = [
         "sequence_length",
         r"of 1000 tokens; at most (\d+)",
     ),
-    ({"sequence_length": 9}, "sequence_length", r"the model's context_length; at most (\d+)"),
     ({"microbatch_size": 125}, "microbatch_size", r"at most (\d+) in a step"),
 ]
 

@@ -233,6 +233,8 @@ def test_the_family_of_the_origin_comes_first() -> None:
         (LLAMA | {"query_pre_attn_scalar": 3.0}, "llama, has no query_pre_attn_scalar 3"),
         (LLAMA | WINDOW | {"sliding_rope_theta": 7.0}, "has no sliding_rope_theta 7"),
         (GEMMA | {"norm_placement": "around", "query_pre_attn_scalar": 2.5}, "query_pre_attn_s"),
+        (SMALL | {"mup": {"base_emb_dim": 4}}, "the nearest, gpt2, has no mup {"),
+        (LLAMA | {"mup": {"base_emb_dim": 4, "base_head_dim": 2}}, "llama, has no mup {"),
     ],
 )
 def test_models_of_no_family(keys: dict[str, Any], lacks: str) -> None:

@@ -12,6 +12,7 @@ from conftest import model_config, train_config
 from flax import nnx
 
 from config import RunConfig
+from coordinate_check import Measured, growths
 from errors import UserError
 from learning_rate_sweep import Point, best_rates
 from model import GPT
@@ -140,6 +141,17 @@ def test_a_wider_model_has_more_heads_or_wider_ones() -> None:
     assert widened(model, 64).as_json() == {**model.as_json(), "head_dim": 16}
     with pytest.raises(UserError, match=r"width 80: n_kv_heads 2 .* multiples of 32"):
         widened(model, 80)
+
+
+def test_growth_is_the_power_of_the_width_and_nan_is_off() -> None:
+    def measured(width: int) -> Measured:
+        sizes = {"steady": 3.0, "large": width**0.75, "broken": math.nan}
+        return Measured(width, sizes, {"steady": 2.0, "large": 5 / width, "broken": 1.0})
+
+    steady, large, broken = growths([measured(width) for width in (64, 128, 512)])
+    assert steady == ("steady", pytest.approx(0, abs=1e-9), pytest.approx(0, abs=1e-9))
+    assert large == ("large", pytest.approx(0.75), pytest.approx(-1))
+    assert (steady.is_off, large.is_off, broken.is_off) == (False, True, True)
 
 
 def test_the_best_rate_lies_between_those_tried() -> None:
