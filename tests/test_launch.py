@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from tiny_run import (
+    MODEL,
     assert_same_outcome,
     change,
     command,
@@ -33,6 +34,9 @@ from launch import launch
 from resume import checkpoint_to_resume
 from run_folder import RunFolder, Start
 from tokenization import train_tokenizer
+
+WIDE = {"emb_dim": 128}
+"""As wide as adafactor's matrices have to be for it to keep means of rows and columns only."""
 
 
 class StoppedEarly(Exception):
@@ -172,6 +176,45 @@ def test_a_crash_costs_only_what_came_after_the_last_checkpoint(
     assert last_checkpoint(run).step == 10
     assert go(run, datasets_dir) == 0
     assert_same_outcome(run, finished)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("optimizer", "schedule"),
+    [
+        ("adamw", "cosine"),
+        ("muon", "linear"),
+        ("lion", "warmup_stable_decay"),
+        ("adafactor", "constant"),
+        ("sgd", "cosine"),
+    ],
+)
+def test_every_optimizer_goes_on_bit_for_bit(
+    optimizer: str,
+    schedule: str,
+    datasets_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("chart_drawer.ChartDrawer._begin", lambda _: None)
+    keys: dict[str, Any] = {
+        "optimizer": optimizer,
+        "schedule": schedule,
+        "decay_period_percent": 50,
+        "min_train_tokens": 8 * 128,
+        "checkpoint_interval": 3,
+    }
+    straight, stopped = (make_run(tmp_path / name, **keys) for name in ("straight", "stopped"))
+    for run in (straight, stopped):
+        (run.path / "model.json").write_text(json.dumps(MODEL | WIDE))
+    assert go(straight, datasets_dir) == 0
+    with monkeypatch.context() as patch:
+        crash_after(4, patch)
+        with pytest.raises(StoppedEarly):
+            go(stopped, datasets_dir)
+    assert last_checkpoint(stopped).step == 3
+    assert go(stopped, datasets_dir) == 0
+    assert_same_outcome(stopped, straight)
 
 
 def test_damaged_checkpoints_are_passed_over(
