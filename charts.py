@@ -2,11 +2,13 @@
 
     uv run charts.py runs/a             draw that run's charts again
     uv run charts.py runs/a runs/b …    compare runs: charts under comparisons/, tables here
+    uv run charts.py --power-law …      and put a power law of loss against compute through them
 
 What a chart shows is here; what it is drawn on, and how it gets to disk, is in `canvas.py`.
 """
 
 import hashlib
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -313,15 +315,20 @@ COMPARISON_CHARTS: dict[str, Callable[[list[RecordedRun]], Figure]] = {
 @click.option(
     "--style", "chart_style", type=click.Choice(canvas.STYLES), help="Look of the charts."
 )
-def main(runs: tuple[str, ...], output_dir: Path | None, chart_style: str | None) -> None:
+@click.option(
+    "--power-law", is_flag=True, help="Put one of loss against compute through three RUNS or more."
+)
+def main(
+    runs: tuple[str, ...], output_dir: Path | None, chart_style: str | None, power_law: bool
+) -> None:
     """Draw the charts of one run again, or compare several RUNS.
 
     A run is a folder, or the name of one under runs/. One run's charts go into its own folder;
     a comparison's go under comparisons/, and its tables are printed.
     """
     folders = list({(path := find_run(run)).resolve(): path for run in runs}.values())
-    if len(folders) > 1:
-        _compare(folders, output_dir, chart_style)
+    if len(folders) > 1 or power_law:
+        _compare(folders, output_dir, chart_style, power_law)
         return
     written = draw_run(folders[0], output_dir, chart_style)
     if not written:
@@ -330,17 +337,42 @@ def main(runs: tuple[str, ...], output_dir: Path | None, chart_style: str | None
         click.echo(path)
 
 
-def _compare(folders: list[Path], output_dir: Path | None, chart_style: str | None) -> None:
+def _compare(
+    folders: list[Path], output_dir: Path | None, chart_style: str | None, power_law: bool
+) -> None:
     runs = records.load_runs(folders)
     empty = [folder for folder, run in zip(folders, runs, strict=True) if not run.steps]
     if empty:
         raise UserError("\n".join(map(_no_steps, empty)))
-    names = [folder.resolve().name for folder in folders]
-    for path in draw_comparison(runs, output_dir or comparison_folder(names), chart_style):
+    output = output_dir or comparison_folder([folder.resolve().name for folder in folders])
+    text = _draw_power_law(runs, output, chart_style) if power_law else ""
+    for path in draw_comparison(runs, output, chart_style):
         click.echo(path)
     click.echo(f"\n{records.figures_table(runs)}\n\n{records.differences_table(runs)}")
     if len({str(run.config.train.dataset) for run in runs}) > 1:
         click.echo("\nLosses of different datasets do not compare; evaluate.py has bits per byte.")
+    if text:
+        click.echo(f"\n{text}")
+
+
+def _draw_power_law(runs: list[RecordedRun], output_folder: Path, chart_style: str | None) -> str:
+    """Draw the power law through the runs; returns it in words.
+
+    Raises:
+        UserError: there is none, or its chart cannot be written.
+    """
+    # JAX counts a model's weights, which takes no accelerator; it takes seconds to import.
+    os.environ["JAX_PLATFORMS"] = "cpu"
+
+    import power_law_table
+    from scaled_runs import ScaledRuns
+    from scaling_charts import power_law_chart
+
+    scaled = ScaledRuns.of(runs)
+    with canvas.styled(chart_style or runs[0].config.train.chart_style):
+        written = canvas.write_all({"power-law-chart.png": power_law_chart}, scaled, output_folder)
+    click.echo(written[0])
+    return power_law_table.as_text(scaled)
 
 
 def _no_steps(run_folder: Path) -> str:
