@@ -38,8 +38,6 @@ class Shape(NamedTuple):
     """The keys of `model.json` that make it."""
     parameters: int
     """That a token meets."""
-    hidden: int
-    """Of them, those between embedding and head."""
     flops_per_token: float
 
     def tokens(self, budget: float) -> float:
@@ -112,24 +110,19 @@ def make(rungs: list[Rung], origin: Path, folder: Path) -> list[Path]:
     return [run.make() for run in runs]
 
 
-def learning_rate(parameters: int, tokens: float) -> float:
-    """The best peak for AdamW, 1.79 · N^−0.713 · D^0.307 (Li et al. 2025, «Predictable Scale, part
-    I», equation 1); found with 60 million parameters and more, and carried on below.
+def learning_rate(flops: float) -> float:
+    """The best peak for AdamW, 0.3118 · C^−0.125 (Bi et al. 2024, «DeepSeek LLM», section 3.1);
+    found from 1e17 FLOPs on, and not far off at 3e11 (docs/log.md).
 
     Args:
-        parameters: N, without embedding and head.
-        tokens: D, of training.
+        flops: C, of training.
     """
-    return 1.79 * parameters**-0.713 * tokens**0.307
+    return 0.3118 * flops**-0.125
 
 
-def batch_tokens(tokens: float) -> float:
-    """The best batch, in tokens, 0.58 · D^0.571 (as `learning_rate`).
-
-    Args:
-        tokens: D, of training.
-    """
-    return 0.58 * tokens**0.571
+def batch_tokens(flops: float) -> float:
+    """The best batch, in tokens, 0.292 · C^0.3271 (as `learning_rate`)."""
+    return 0.292 * flops**0.3271
 
 
 def _refuse_misfits(config: RunConfig) -> None:
@@ -171,13 +164,10 @@ def _shape(config: RunConfig, width: int, depth: int) -> Shape:
     changes = {**widths.changes(config.model, width), "n_layers": depth}
     model = ModelConfig.model_validate({**config.model.as_json(), **changes})
     shapes = shapes_of(model)
-    active = estimate.active_parameters(shapes, model)
-    length = sequence_length(config.train, model)
     return Shape(
         changes,
-        active.total,
-        active.total - active.embedding - active.head,
-        estimate.conventional_flops(shapes, model, length),
+        estimate.active_parameters(shapes, model).total,
+        estimate.conventional_flops(shapes, model, sequence_length(config.train, model)),
     )
 
 
@@ -194,10 +184,10 @@ def _rung(
     tokens = shape.tokens(budget)
     length = sequence_length(config.train, config.model)
     microbatch_tokens = config.train.microbatch_size * length
-    microbatches = max(1, round(batch_tokens(tokens) / microbatch_tokens))
+    microbatches = max(1, round(batch_tokens(budget) / microbatch_tokens))
     changes: dict[str, Any] = {"gradient_accumulation_steps": microbatches}
     if config.model.mup is None:
-        changes["learning_rate"] = float(f"{learning_rate(shape.hidden, tokens):.2g}")
+        changes["learning_rate"] = float(f"{learning_rate(budget):.2g}")
     per_step = microbatches * microbatch_tokens
     train = config.train.model_copy(update=changes)
     epochs = _epochs(RunConfig(config.model, train), tokens, datasets)
