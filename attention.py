@@ -73,7 +73,7 @@ class Attention(nnx.Module):
         heads = {"heads": config.n_heads or 1} | head
         self.n_kv_heads = config.n_kv_heads or config.n_heads or 1
         kv_heads = {"kv_heads": self.n_kv_heads} | head
-        init = functools.partial(initializer, config, of_block=True)
+        init = functools.partial(initializer, config, mup_power=0.5)
         self.query = Linear(width, heads, init(), keys[0], config.qkv_bias)
         self.key = Linear(width, kv_heads, init(), keys[1], config.qkv_bias)
         self.value = Linear(width, kv_heads, init(), keys[2], config.qkv_bias)

@@ -25,6 +25,8 @@ from widths import widened
 MOST_SLOPE = 0.25
 """Of a power of the width. By measurement (docs/log.md) the slopes of muP stay within 0.1, those of
 the standard parametrisation come to 0.6 and more."""
+LEAST_STEPS = 4
+"""Before training muP's logits fall with the root of the width; it takes steps to hide that."""
 LEARNING_RATE = 0.002
 """Small enough that a few steps do not throw the activations about, which hides the slopes."""
 

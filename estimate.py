@@ -193,20 +193,8 @@ def _not_needed_again(sizes: dict[str, int], model: ModelConfig) -> int:
 
 
 def _low_rank_sizes(config: RunConfig) -> dict[str, int]:
-    model, lora = config.model, config.train.lora
-    if lora is None:
-        return {}
-    shapes = shapes_of(model)
-    found = {}
-    for name, shape in shapes.items():
-        parts = name.split(".")
-        if parts[0] == "blocks" and parts[-1] == "kernel" and parts[-2] in lora.targets:
-            inner = shape[1:]
-            heads = 2 if parts[-2] == "output" else 1
-            into, out = math.prod(inner[:heads]), math.prod(inner[heads:])
-            for end, size in zip(LOW_RANK_NAMES, (into, out), strict=True):
-                found[name.removesuffix("kernel") + end] = shape[0] * lora.rank * size
-    return found
+    shapes = shapes_of(config.model, config.train.lora)
+    return {name: math.prod(s) for name, s in shapes.items() if name.endswith(LOW_RANK_NAMES)}
 
 
 def _of_attention(config: RunConfig) -> Passes:

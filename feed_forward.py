@@ -45,7 +45,7 @@ class FeedForward(nnx.Module):
     def __init__(self, config: ModelConfig, key: Array) -> None:
         up_key, down_key, gate_key = jax.random.split(key, 3)
         width, hidden = {"emb": config.emb_dim}, {"ffn": config.hidden_dim}
-        init = functools.partial(initializer, config, of_block=True)
+        init = functools.partial(initializer, config, mup_power=0.5)
         bias = config.ffn_bias
         gated = config.is_gated
         self.gate = Linear(width, hidden, init(), gate_key, bias) if gated else None
@@ -73,10 +73,10 @@ class MixtureOfExperts(nnx.Module):
         self.n_experts = config.n_experts or 1
         self.experts_per_token = config.experts_per_token or 1
         experts = {"experts": self.n_experts}
-        init = functools.partial(initializer, config, of_block=True)
+        init = functools.partial(initializer, config, mup_power=0.5)
         bias = config.ffn_bias
         gated = config.is_gated
-        self.router = Linear(width, experts, init(), router_key, bias=False)
+        self.router = Linear(width, experts, init(mup_power=1), router_key, bias=False)
         self.gate = ExpertLinear(experts, width, hidden, init(), gate_key, bias) if gated else None
         self.up = ExpertLinear(experts, width, hidden, init(), up_key, bias)
         down_init = init(into_residual=True)

@@ -73,6 +73,15 @@ class Pace(NamedTuple):
     """Why that is thought."""
 
 
+class Speed(NamedTuple):
+    """How fast all devices together compute."""
+
+    flops: float
+    """Per second, by `estimate.conventional_flops`."""
+    reason: str
+    """Why that is thought."""
+
+
 class Forecast(NamedTuple):
     """All of it."""
 
@@ -89,12 +98,21 @@ class Forecast(NamedTuple):
     conventional_flops: float
     tokens: Tokens
     disk: Disk
-    pace: Pace | None
+    datasets: dict[str, Dataset]
+    """Those of the run's that are here."""
+    speed: Speed | None = None
     """None where nobody knows what the device can do."""
+    pace: Pace | None = None
+    """Likewise."""
 
     @property
     def devices(self) -> int:
         return math.prod(self.sharding.sizes)
+
+    @property
+    def missing(self) -> list[str]:
+        """The run's datasets that are not here."""
+        return [name for name in self.config.train.datasets if name not in self.datasets]
 
     def remedies(self) -> list[str]:
         """Lines: what would fit into memory."""
@@ -147,7 +165,8 @@ def forecast(
     with target.planned(hardware.target):
         train = resolved(config.train).model_copy(update={"sharding": sharding})
         found = _without_pace(run, RunConfig(config.model, train), hardware, datasets_dir)
-    return found._replace(pace=pace or _pace(found, utilisation))
+    speed = _speed(found, utilisation, pace)
+    return found._replace(speed=speed, pace=pace or (speed and _pace(found, speed)))
 
 
 def _without_pace(
@@ -157,8 +176,9 @@ def _without_pace(
     assert train.sharding is not None
     layout = layout_without_devices(train.sharding)
     _refuse_misfits(run, config, layout.problems(model))
-    shapes = shapes_of(model)
-    tokens = _tokens(run, config, datasets_dir)
+    shapes = shapes_of(model, train.lora)
+    datasets = _datasets(train, datasets_dir)
+    tokens = _tokens(run, config, datasets)
     return Forecast(
         config=config,
         hardware=hardware,
@@ -173,8 +193,14 @@ def _without_pace(
         ),
         tokens=tokens,
         disk=_disk(run, config, tokens.steps),
-        pace=None,
+        datasets=datasets,
     )
+
+
+def memory_like(planned: Forecast, config: RunConfig) -> Memory:
+    """What another run takes on the same devices, in the same mode and type."""
+    with target.planned(planned.hardware.target):
+        return memory_of(config, layout_without_devices(planned.sharding).mesh)
 
 
 def measured_pace(run: RunFolder) -> Pace | None:
@@ -184,8 +210,8 @@ def measured_pace(run: RunFolder) -> Pace | None:
     return Pace(statistics.median(found), "as the latest steps took") if found else None
 
 
-def datasets_there(train: TrainConfig, datasets_dir: Path) -> dict[str, Dataset]:
-    """Those of a run's datasets that need not be built or downloaded."""
+def _datasets(train: TrainConfig, datasets_dir: Path) -> dict[str, Dataset]:
+    """Those that need not be built or downloaded."""
     folders = {name: folder_of(name, datasets_dir) for name in train.datasets}
     return {
         name: Dataset(name, folder)
@@ -204,9 +230,8 @@ def _refuse_misfits(run: RunFolder, config: RunConfig, of_layout: list[str]) -> 
         raise UserError("\n".join(f"{run.path}/{line}" for line in lines))
 
 
-def _tokens(run: RunFolder, config: RunConfig, datasets_dir: Path) -> Tokens:
+def _tokens(run: RunFolder, config: RunConfig, there: dict[str, Dataset]) -> Tokens:
     model, train = config
-    there = datasets_there(train, datasets_dir)
     per_step = train.sequences_per_step * sequence_length(train, model)
     steps: int | None
     if len(there) == len(train.datasets):
@@ -259,13 +284,19 @@ def _usable_bytes(hardware: Hardware, sharding: ShardingConfig) -> float:
     return hardware.usable_bytes / (math.prod(sharding.sizes) if is_cpu else 1)
 
 
-def _pace(found: Forecast, utilisation: float) -> Pace | None:
+def _speed(found: Forecast, utilisation: float, pace: Pace | None) -> Speed | None:
+    if pace is not None:
+        return Speed(pace.tokens_per_second * found.conventional_flops, pace.reason)
     peak = found.hardware.peak(dtype_of(found.config.train))
     if peak is None:
         return None
-    computing = found.conventional_flops / (utilisation * peak * found.devices)
-    seconds = computing * found.tokens.per_step
-    reason = f"{utilisation:.0%} of {found.devices} × {peak / 1e12:,.1f} TFLOP/s"
+    reason = f"{100 * utilisation:.3g}% of {found.devices} × {peak / 1e12:,.1f} TFLOP/s"
+    return Speed(utilisation * peak * found.devices, reason)
+
+
+def _pace(found: Forecast, speed: Speed) -> Pace:
+    seconds = found.conventional_flops * found.tokens.per_step / speed.flops
+    reason = speed.reason
     if (moving := _seconds_to_update(found)) > seconds:
         seconds, reason = moving, "the weights' way through memory"
     return Pace(found.tokens.per_step / seconds, reason)

@@ -137,6 +137,7 @@ def _described(text: str) -> Hardware:
 def _preallocated_share() -> float:
     given = (os.environ[name] for name in SHARE_VARIABLES if name in os.environ)
     try:
-        return float(next(given, PREALLOCATED_SHARE))
+        share = float(next(given, PREALLOCATED_SHARE))
     except ValueError:
         return PREALLOCATED_SHARE
+    return share if 0 < share <= 1 else PREALLOCATED_SHARE

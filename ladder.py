@@ -16,17 +16,18 @@ from data import TrainingData, sequence_length
 from dataset_folder import Dataset
 from errors import UserError
 from estimate import TOKENS_PER_PARAMETER
-from model_config import ModelConfig
 from new_run import NewRun
 from state import shapes_of
 
 SPACING = math.sqrt(10)
 """From one budget to the next."""
-ASPECT_RATIOS = (96, 64, 48)
+ASPECT_RATIOS = (96, 64, 48, 32)
 """emb_dim ÷ n_layers of the shapes that are looked at: around them the loss hardly depends on it
 (Kaplan et al. 2020, figure 5)."""
 _FINEST = 16
 """Widths that are looked at lie this share of themselves apart at least."""
+_LEAST_SHARE = 0.7
+"""Of the usual tokens for each parameter, which the first rung is to have."""
 _TUNED = ("adamw", "muon")
 """Optimizers whose updates are of the size that the law for learning rates was found with."""
 
@@ -57,6 +58,8 @@ class Rung(NamedTuple):
     shape: Shape
     changes: dict[str, Any]
     """All keys in which it differs from the run that it is made from."""
+    config: RunConfig
+    """With these."""
     steps: int
     tokens_per_step: int
 
@@ -71,7 +74,7 @@ class Rung(NamedTuple):
 
 
 def propose(
-    config: RunConfig, budget: float, count: int, datasets: Mapping[str, Dataset] | None
+    config: RunConfig, budget: float, count: int, datasets: Mapping[str, Dataset]
 ) -> list[Rung]:
     """The rungs up to a budget, the largest last.
 
@@ -81,10 +84,12 @@ def propose(
     Args:
         config: of the run whose kind they are.
         budget: FLOPs of the last one.
-        datasets: the run's, to repeat where they are short; None where they are not here.
+        datasets: those of the run's that are here. Where that is all, they are repeated as often as
+            the tokens take.
 
     Raises:
-        UserError: the run is not of a kind that can be scaled, or a budget is too small for it.
+        UserError: the run is not of a kind that can be scaled, or a budget is too small for it, or
+            too large for the datasets.
     """
     _refuse_misfits(config)
     budgets = [budget / SPACING**rest for rest in reversed(range(count))]
@@ -94,7 +99,7 @@ def propose(
 
 
 def make(rungs: list[Rung], origin: Path, folder: Path) -> list[Path]:
-    """Write the run folders, all or, where one of them cannot be, none.
+    """Write the run folders; none where something else is in the place of one.
 
     Args:
         origin: the run folder that they are made from.
@@ -138,13 +143,19 @@ def _refuse_misfits(config: RunConfig) -> None:
 
 def _refuse_too_small(budgets: list[float], least: Shape, count: int) -> None:
     needed = least.flops_per_token * least.parameters * TOKENS_PER_PARAMETER
-    if budgets[0] < needed / 2:
-        whole = math.ceil(needed / 2 * SPACING ** (count - 1) / 1e10) * 1e10
+    if budgets[0] < needed * _LEAST_SHARE:
+        enough = _rounded_up(needed * _LEAST_SHARE * SPACING ** (count - 1))
         raise UserError(
             f"--ladder: the first rung's {budgets[0]:.2g} FLOPs are too few for the least model of"
             f" this kind, emb_dim {least.changes['emb_dim']} with {least.parameters:,} parameters;"
-            f" give {whole:.3g} or more, fewer --rungs, or a smaller vocabulary"
+            f" give {enough} or more, fewer --rungs, or a smaller vocabulary"
         )
+
+
+def _rounded_up(number: float) -> str:
+    """To three digits."""
+    digit = 10.0 ** (math.floor(math.log10(number)) - 2)
+    return f"{math.ceil(number / digit) * digit:.3g}"
 
 
 def _shapes(config: RunConfig, budget: float) -> Iterator[Shape]:
@@ -162,7 +173,7 @@ def _shapes(config: RunConfig, budget: float) -> Iterator[Shape]:
 
 def _shape(config: RunConfig, width: int, depth: int) -> Shape:
     changes = {**widths.changes(config.model, width), "n_layers": depth}
-    model = ModelConfig.model_validate({**config.model.as_json(), **changes})
+    model = widths.changed(config.model, changes)
     shapes = shapes_of(model)
     return Shape(
         changes,
@@ -178,9 +189,7 @@ def _best(shapes: list[Shape], budget: float) -> Shape:
     return min(shapes, key=miss)
 
 
-def _rung(
-    config: RunConfig, budget: float, shape: Shape, datasets: Mapping[str, Dataset] | None
-) -> Rung:
+def _rung(config: RunConfig, budget: float, shape: Shape, datasets: Mapping[str, Dataset]) -> Rung:
     tokens = shape.tokens(budget)
     length = sequence_length(config.train, config.model)
     microbatch_tokens = config.train.microbatch_size * length
@@ -193,13 +202,24 @@ def _rung(
     epochs = _epochs(RunConfig(config.model, train), tokens, datasets)
     steps_per_epoch = max(1, round(tokens / epochs / per_step))
     changes |= {"epochs": epochs, "min_train_tokens": steps_per_epoch * per_step}
-    return Rung(budget, shape, {**shape.changes, **changes}, steps_per_epoch * epochs, per_step)
+    new = RunConfig(
+        widths.changed(config.model, shape.changes), config.train.model_copy(update=changes)
+    )
+    steps = steps_per_epoch * epochs
+    return Rung(budget, shape, {**shape.changes, **changes}, new, steps, per_step)
 
 
-def _epochs(config: RunConfig, tokens: float, datasets: Mapping[str, Dataset] | None) -> int:
-    """How often the datasets are gone through for so many tokens."""
-    if datasets is None:
+def _epochs(config: RunConfig, tokens: float, datasets: Mapping[str, Dataset]) -> int:
+    """How often the datasets are gone through for so many tokens; 1 where they are not here."""
+    if len(datasets) < len(config.train.datasets):
         return 1
     whole = config.train.model_copy(update={"min_train_tokens": -1, "epochs": 1})
-    data = TrainingData(whole, config.model, dict(datasets))
+    try:
+        data = TrainingData(whole, config.model, dict(datasets))
+    except UserError:
+        batch = whole.sequences_per_step * sequence_length(whole, config.model)
+        raise UserError(
+            f"--ladder: a batch of {batch:,} tokens for {tokens:.2g} in all is more than there are"
+            " to train on; give a smaller budget, or take a larger dataset"
+        ) from None
     return math.ceil(tokens / (data.total_steps * data.tokens_per_step))

@@ -4,7 +4,10 @@ import json
 from collections.abc import Iterator
 
 from estimate import TOKENS_PER_PARAMETER
+from forecast import Forecast, Speed
 from ladder import Rung
+from memory import Memory, shown
+from plan_table import UNKNOWN_SPEED
 from table import aligned, duration
 
 MOST_EPOCHS = 4
@@ -13,31 +16,44 @@ _HEADINGS = ("FLOPs", "emb_dim", "n_layers", "parameters", "tokens", "each", "ep
 _HEADINGS_OF_STEPS = ("tokens a step", "steps", "learning rate")
 
 
-def as_text(rungs: list[Rung], flops_per_second: float | None) -> str:
-    """The table, with the time that each run takes where that is known."""
+def as_text(rungs: list[Rung], planned: Forecast, largest: Memory) -> str:
+    """The table, with the time that each run takes where that is known.
+
+    Args:
+        planned: the run that they are made from, on the devices that they are for.
+        largest: memory of the last.
+    """
     headings = [*_HEADINGS, *_HEADINGS_OF_STEPS]
     rows = [_row(rung) for rung in rungs]
-    if flops_per_second is not None:
+    if planned.speed is not None:
         headings.append("time")
         for row, rung in zip(rows, rungs, strict=True):
-            row.append(duration(rung.flops / flops_per_second))
-    return "\n".join([aligned([headings, *rows], left=0), "", *_notes(rungs, flops_per_second)])
+            row.append(duration(rung.flops / planned.speed.flops))
+    notes = [*_of_all(rungs, planned.speed), *_of_data(rungs, planned)]
+    table = aligned([headings, *rows], left=0)
+    return "\n".join([table, "", *notes, _verdict(planned, largest)])
 
 
-def as_json(rungs: list[Rung], flops_per_second: float | None) -> str:
+def as_json(rungs: list[Rung], planned: Forecast, largest: Memory) -> str:
     """The same figures: FLOPs, tokens and seconds; and the keys that are changed."""
-    content = [
-        {
-            "flops": rung.flops,
-            "parameters": rung.shape.parameters,
-            "tokens": rung.tokens,
-            "steps": rung.steps,
-            "tokens_per_step": rung.tokens_per_step,
-            "seconds": flops_per_second and rung.flops / flops_per_second,
-            "set": rung.changes,
-        }
-        for rung in rungs
-    ]
+    speed = planned.speed
+    content = {
+        "rungs": [
+            {
+                "flops": rung.flops,
+                "parameters": rung.shape.parameters,
+                "tokens": rung.tokens,
+                "steps": rung.steps,
+                "tokens_per_step": rung.tokens_per_step,
+                "seconds": speed and rung.flops / speed.flops,
+                "set": rung.changes,
+            }
+            for rung in rungs
+        ],
+        "missing_datasets": planned.missing,
+        "bytes_per_device_of_largest": largest.total,
+        "fits": largest.total <= planned.usable_bytes,
+    }
     return json.dumps(content, indent=2)
 
 
@@ -57,12 +73,33 @@ def _row(rung: Rung) -> list[str]:
     ]
 
 
-def _notes(rungs: list[Rung], flops_per_second: float | None) -> Iterator[str]:
+def _of_all(rungs: list[Rung], speed: Speed | None) -> Iterator[str]:
     yield f"each: tokens for each parameter; {TOKENS_PER_PARAMETER} are taken to be best"
     total = sum(rung.flops for rung in rungs)
-    if flops_per_second is None:
-        yield f"all together {total:.2e} FLOPs; --tokens-per-second of the run gives times"
-    else:
-        yield f"all together {total:.2e} FLOPs, {duration(total / flops_per_second)}"
-    if any(rung.changes["epochs"] > MOST_EPOCHS for rung in rungs):
-        yield f"beyond {MOST_EPOCHS} epochs a repeated token is worth less than a new one"
+    if speed is None:
+        yield f"all together {total:.2e} FLOPs; {UNKNOWN_SPEED}"
+        return
+    time = duration(total / speed.flops)
+    yield f"all together {total:.2e} FLOPs, {time} at {speed.flops / 1e12:.3g} TFLOP/s"
+    yield f"({speed.reason}), starts and whatever keeps small runs from that left out"
+
+
+def _of_data(rungs: list[Rung], planned: Forecast) -> Iterator[str]:
+    for name in planned.missing:
+        yield (
+            f"{name} is not here, so how often it is to be repeated is not known:"
+            f" uv run download_dataset.py {name}, then propose again"
+        )
+    most = max(rung.changes["epochs"] for rung in rungs)
+    if most > MOST_EPOCHS:
+        yield (
+            f"the data is too small: repeated {most:,} times. Beyond {MOST_EPOCHS} a token is worth"
+            " less than a new one, and losses bend away from a power law"
+        )
+
+
+def _verdict(planned: Forecast, largest: Memory) -> str:
+    memory = f"{shown(largest.total)} of {shown(planned.usable_bytes)} on each device"
+    if largest.total <= planned.usable_bytes:
+        return f"the largest takes {memory}: it fits"
+    return f"the largest takes {memory}: it does not fit, and nothing is written"

@@ -323,7 +323,7 @@ def _report_start(plan: Plan, sharding: ShardingConfig) -> None:
 def _report_size(plan: Plan, trainer: Trainer, mesh: Mesh) -> None:
     """The plan in short: what takes no tracing to know."""
     model, train = plan.config
-    shapes = shapes_of(model)
+    shapes = shapes_of(model, train.lora)
     sizes = estimate.parameters(shapes), estimate.active_parameters(shapes, model)
     total, active = (size.total for size in sizes)
     flops = estimate.conventional_flops(shapes, model, sequence_length(train, model))

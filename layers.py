@@ -246,20 +246,20 @@ def vector(axes: Axes, value: float) -> nnx.Param:
 
 
 def initializer(
-    config: ModelConfig, of_block: bool = False, into_residual: bool = False
+    config: ModelConfig, mup_power: float = 0, into_residual: bool = False
 ) -> Initializer:
     """How the config starts a weight matrix.
 
     Args:
-        of_block: its inputs are as wide as the model is, its outputs too; muP starts those smaller
-            (Yang et al. 2022, table 8).
+        mup_power: muP divides σ by this power of the width: ½ where inputs and outputs grow with
+            it, 1 where only the inputs do (Yang et al. 2022, table 3).
         into_residual: the matrix writes into the residual stream; GPT-2 starts those smaller, so
             that the sum of 2·n_layers of them keeps its size (Radford et al. 2019, section 2.3).
     """
     if config.init == "truncated_normal":
         return glorot_truncated_normal
     scale = 0.02 / math.sqrt(2 * config.n_layers) if into_residual else 0.02
-    scale /= math.sqrt(config.width_multiplier) if of_block else 1
+    scale /= config.width_multiplier**mup_power
     return functools.partial(scaled_normal, scale=scale)
 
 

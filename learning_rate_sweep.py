@@ -4,7 +4,7 @@ own."""
 import math
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,11 +36,12 @@ class Point(NamedTuple):
     line: str
     learning_rate: float
     loss: float
-    """Validation loss at the end; infinite where there is none, or it is not finite."""
+    """Validation loss at the end or, without validation, the mean of the last training losses;
+    infinite where they are not finite."""
 
 
-def sweep(origin: Path, folder: Path, cases: Sequence[Case], datasets_dir: Path) -> list[Point]:
-    """Train each, or what is left of it, one after the other.
+def sweep(origin: Path, folder: Path, cases: Sequence[Case], datasets_dir: Path) -> Iterator[Point]:
+    """Train each, or what is left of it, one after the other; yields it when it has ended.
 
     Args:
         origin: the run folder that they are made from.
@@ -52,15 +53,15 @@ def sweep(origin: Path, folder: Path, cases: Sequence[Case], datasets_dir: Path)
         RunFailure: a run failed through more than its learning rate.
     """
     runs = [NewRun.of(folder / _name(case), origin, _changes(case)) for case in cases]
-    return [
-        Point(case.line, case.learning_rate, _loss_of(RunFolder(run.make()), datasets_dir))
-        for case, run in zip(cases, runs, strict=True)
-    ]
+    for case, run in zip(cases, runs, strict=True):
+        loss = _loss_of(RunFolder(run.make()), datasets_dir)
+        yield Point(case.line, case.learning_rate, loss)
 
 
 def best_rates(points: Sequence[Point]) -> dict[str, float]:
     """Of each line the learning rate with the lowest loss, between those tried: the least of the
-    parabola through the best and its neighbours, in logarithms; the best itself at an end."""
+    parabola through the best and its neighbours, in logarithms; the best itself at an end. NaN
+    where no loss is finite."""
     return {line: _best_rate(of_line) for line, of_line in lines_of(points).items()}
 
 
@@ -71,8 +72,17 @@ def lines_of(points: Sequence[Point]) -> dict[str, list[Point]]:
     return {name: [point for point in ordered if point.line == name] for name in names}
 
 
+def is_at_end(points: Sequence[Point]) -> bool:
+    """Whether the best of a line's points is the first or the last, so that a better one may lie
+    beyond."""
+    best = min(points, key=lambda point: point.loss)
+    return best in (points[0], points[-1])
+
+
 def _best_rate(points: Sequence[Point]) -> float:
     best = min(range(len(points)), key=lambda at: points[at].loss)
+    if not math.isfinite(points[best].loss):
+        return math.nan
     around = points[max(best - 1, 0) : best + 2]
     if len(around) < 3 or not all(math.isfinite(point.loss) for point in around):
         return points[best].learning_rate

@@ -48,9 +48,9 @@ class RopeScaling(StrictModel):
 class MupConfig(StrictModel):
     """Maximal update parametrisation, muP (Yang et al. 2022, «Tensor Programs V»): the learning
     rate that is best for a narrow base model stays so for wider ones. With m = emb_dim ÷
-    base_emb_dim, kernels of the blocks start with σ ÷ √m and learn at the learning rate ÷ m (muon:
-    ÷ √m), logits are divided by m, and attention scores fall with head_dim, not with its root. A
-    model as wide as its base is the model without the key."""
+    base_emb_dim, kernels of the blocks start with σ ÷ √m (routers: σ ÷ m) and learn at the learning
+    rate ÷ m (muon: ÷ √m), logits are divided by m, and attention scores fall with head_dim, not
+    with its root. A model as wide as its base is the model without the key."""
 
     base_emb_dim: Size
     """emb_dim of the base model, whose ffn_dim and n_heads · head_dim are as many times smaller."""

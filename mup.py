@@ -19,11 +19,11 @@ import config
 import mup_charts
 import runtime
 from config import RunConfig
-from coordinate_check import LEARNING_RATE, MOST_SLOPE, Growth, growths, measure
+from coordinate_check import LEARNING_RATE, LEAST_STEPS, MOST_SLOPE, Growth, growths, measure
 from data import TrainingData
 from dataset import find_datasets_dir, open_dataset
 from errors import EXIT_FAILED, UserError, run_command
-from learning_rate_sweep import Case, Point, best_rates, lines_of, sweep
+from learning_rate_sweep import Case, Point, best_rates, is_at_end, lines_of, sweep
 from model_config import ModelConfig
 from run_folder import find_run
 from sweep_chart import sweep_chart
@@ -55,7 +55,11 @@ class Numbers(click.ParamType):
         return numbers
 
 
-WIDTHS = click.option("--widths", type=Numbers(int), help="emb_dim of each model: 128,256,512.")
+WIDTHS = click.option(
+    "--widths",
+    type=Numbers(int),
+    help="emb_dim of each model, as 64,128,256.  [default: 1, 2, 4 and 8 times the base's]",
+)
 
 
 @click.group()
@@ -66,7 +70,7 @@ def main() -> None:
 @main.command()
 @click.argument("run")
 @WIDTHS
-@click.option("--steps", default=5, show_default=True, type=click.IntRange(1))
+@click.option("--steps", default=5, show_default=True, type=click.IntRange(LEAST_STEPS))
 @click.option(
     "--learning-rate",
     default=LEARNING_RATE,
@@ -85,8 +89,7 @@ def check(
 ) -> None:
     """Train RUN for a few steps at several widths and see whether its activations keep their size:
     exit code 1 where at some place they do not. The chart is RUN/coordinate-check.png."""
-    folder = find_run(run)
-    found = config.load_run(folder)
+    folder, found = _fresh_run(run)
     runtime.cache_compiled_code()
     data = _training_data(found, datasets_dir)
     if data.total_steps <= steps:
@@ -101,7 +104,18 @@ def check(
     is_off = any(growth.is_off for growth in told)
     verdict = "not muP: some grow or shrink by more than" if is_off else "muP: all stay within"
     click.echo(f"{verdict} the power {MOST_SLOPE:g} of the width; {chart}")
+    if found.model.mup is None:
+        click.echo(f'{folder}/model.json has no key mup: {{"base_emb_dim": …}} makes it muP')
     sys.exit(EXIT_FAILED if is_off else 0)
+
+
+def _fresh_run(run: str) -> tuple[Path, RunConfig]:
+    """A run of which there can be wider ones."""
+    folder = find_run(run)
+    found = config.load_run(folder)
+    if found.train.start_from is not None:
+        raise UserError(f"{folder}: start_from has the width that it has; take a run without it")
+    return folder, found
 
 
 def _training_data(found: RunConfig, datasets_dir: Path | None) -> TrainingData:
@@ -140,14 +154,16 @@ def sweep_command(
 ) -> None:
     """Train RUN at each of the widths and learning rates, in run folders under RUN-sweep, and draw
     its final loss. The same command goes on where it was interrupted."""
-    folder = find_run(run)
-    found = config.load_run(folder)
+    folder, found = _fresh_run(run)
     place = find_datasets_dir(datasets_dir)
     into = into or folder.with_name(f"{folder.name}-sweep")
     sweeps: dict[str, list[Point]] = {}
     for name, change in _parametrisations(found.model, standard).items():
         cases = _cases(found.model, widths or _widths(found), rates, change)
-        sweeps[name] = sweep(folder, into / name.lower(), cases, place)
+        sweeps[name] = []
+        for point in sweep(folder, into / name.lower(), cases, place):
+            sweeps[name].append(point)
+            _print_point(name, point, f"{len(sweeps[name])} of {len(cases)}")
         _print_lines(name, sweeps[name])
     draw = functools.partial(sweep_chart, f"{folder.name}: final loss by learning rate and width")
     with canvas.styled(found.train.chart_style):
@@ -155,16 +171,24 @@ def sweep_command(
     click.echo(f"{into / 'learning-rates.png'}")
 
 
+def _print_point(name: str, point: Point, number: str) -> None:
+    where = f"{name}, {point.line}, learning rate {point.learning_rate:g}"
+    click.echo(f"{number}: {where}: loss {point.loss:.4f}", err=True)
+
+
 def _print_lines(name: str, points: Sequence[Point]) -> None:
     best = best_rates(points)
     for line, of_line in lines_of(points).items():
-        shown = "  ".join(f"{point.loss:.4f}" for point in of_line)
-        click.echo(f"{name:9} {line:13}  best {best[line]:.2g}  losses {shown}")
+        losses = "  ".join(f"{point.learning_rate:g}: {point.loss:.4f}" for point in of_line)
+        beyond = "; at the end of those tried" * is_at_end(of_line)
+        click.echo(f"{name}, {line}: best {best[line]:.2g}{beyond}\n  {losses}")
 
 
 def _parametrisations(model: ModelConfig, standard: bool) -> dict[str, dict[str, Any]]:
     """What to change of the run for each of them."""
     if model.mup is None:
+        if standard:
+            raise UserError("--standard: the run has no key mup; leave it out")
         return {STANDARD: {}}
     return {STANDARD: {"mup": None}, MUP: {}} if standard else {MUP: {}}
 

@@ -80,7 +80,8 @@ def remedies(config: RunConfig, mesh: Mesh, limit: float) -> list[str]:
         ]
     return [
         "no microbatch_size and remat would fit: it takes more devices that share the weights"
-        ' ("sharding": {"mode": "fsdp"}), a shorter sequence_length or a smaller model'
+        ' ("sharding": {"mode": "fsdp"}), a shorter sequence_length, an optimizer that keeps less'
+        " (lion, sgd, adafactor) or a smaller model"
     ]
 
 

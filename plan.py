@@ -10,7 +10,7 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from forecast import Forecast
 
 RUNGS = 5
+UTILISATION = 40.0
 _SHARDING = re.compile(r"(dp|fsdp|tp|fsdp_tp):([0-9]{1,6})(?:x([0-9]{1,6}))?")
 
 
@@ -32,8 +33,8 @@ _SHARDING = re.compile(r"(dp|fsdp|tp|fsdp_tp):([0-9]{1,6})(?:x([0-9]{1,6}))?")
 @click.option(
     "--device",
     metavar="NAME|NAME:FLOPS:BYTES:BANDWIDTH",
-    help="h100, h200, a100, rtx3090, rtx4090, tpu-v5e, tpu-v5p, cpu or any other, described.  "
-    "[default: this machine's]",
+    help="h100, h200, a100, rtx3090, rtx4090, tpu-v5e, tpu-v5p, cpu; or any other: FLOPs a second"
+    " in bfloat16, bytes of memory, bytes a second of that memory.  [default: this machine's]",
 )
 @click.option(
     "--sharding",
@@ -42,10 +43,9 @@ _SHARDING = re.compile(r"(dp|fsdp|tp|fsdp_tp):([0-9]{1,6})(?:x([0-9]{1,6}))?")
 )
 @click.option(
     "--utilisation",
-    type=click.FloatRange(0.01, 100),
-    default=40.0,
-    show_default=True,
-    help="Percent of the devices' peak that the run is taken to reach.",
+    type=click.FloatRange(1, 100),
+    help="Percent of the devices' peak that the run is taken to reach.  "
+    f"[default: {UTILISATION}, unless the run's own latest steps tell]",
 )
 @click.option(
     "--tokens-per-second",
@@ -57,7 +57,8 @@ _SHARDING = re.compile(r"(dp|fsdp|tp|fsdp_tp):([0-9]{1,6})(?:x([0-9]{1,6}))?")
     "budget",
     metavar="FLOPS",
     type=click.FloatRange(1e6, 1e30),
-    help="Propose runs for this budget, as 1e15, and for others, each √10 times smaller.",
+    help="Propose runs: one for this budget, as 1e15, and others, each for √10 times less. What an"
+    " hour computes stands at the end of a plan.",
 )
 @click.option("--rungs", type=click.IntRange(1, 20), help=f"So many runs.  [default: {RUNGS}]")
 @click.option(
@@ -71,7 +72,7 @@ def main(
     run: str,
     device: str | None,
     sharding: str | None,
-    utilisation: float,
+    utilisation: float | None,
     tokens_per_second: float | None,
     budget: float | None,
     rungs: int | None,
@@ -82,8 +83,8 @@ def main(
     """Say what RUN will take: parameters, memory, arithmetic, tokens, disk and time."""
     if budget is None and (rungs or into):
         raise UserError("--rungs and --into go with --ladder")
-    if not math.isfinite(utilisation) or not math.isfinite(tokens_per_second or 0):
-        raise UserError("--utilisation and --tokens-per-second: give finite numbers")
+    if not all(math.isfinite(given or 0) for given in (utilisation, tokens_per_second, budget)):
+        raise UserError("--utilisation, --tokens-per-second and --ladder: give finite numbers")
     folder = RunFolder(find_run(run))
     config = load_run(folder.path)
     asked = parsed_sharding(sharding) if sharding else None
@@ -98,8 +99,8 @@ def main(
     from forecast import Pace, forecast, measured_pace
 
     found = hardware.at_hand() if device is None else hardware.named(device)
-    datasets_dir = find_datasets_dir(datasets_dir)
-    pace = measured_pace(folder) if device is None else None
+    is_as_measured = device is None and sharding is None and utilisation is None
+    pace = measured_pace(folder) if is_as_measured else None
     if tokens_per_second is not None:
         pace = Pace(tokens_per_second, "as given")
     planned = forecast(
@@ -107,13 +108,12 @@ def main(
         config,
         found,
         asked or _own_sharding(folder, config, is_here=device is None),
-        datasets_dir,
-        utilisation / 100,
+        find_datasets_dir(datasets_dir),
+        (utilisation or UTILISATION) / 100,
         pace,
     )
     if budget is not None:
-        _propose(folder, planned, budget, rungs or RUNGS, into, as_json, datasets_dir)
-        return
+        _propose(folder, planned, budget, rungs or RUNGS, into, as_json)
     click.echo(plan_table.as_json(planned) if as_json else plan_table.as_text(folder, planned))
     sys.exit(0 if planned.fits else 1)
 
@@ -125,23 +125,20 @@ def _propose(
     count: int,
     into: Path | None,
     as_json: bool,
-    datasets_dir: Path,
-) -> None:
+) -> NoReturn:
     import ladder
     import ladder_table
-    from forecast import datasets_there
+    from forecast import memory_like
 
-    train = planned.config.train
-    there = datasets_there(train, datasets_dir)
-    is_whole = len(there) == len(train.datasets)
-    rungs = ladder.propose(planned.config, budget, count, there if is_whole else None)
-    made = ladder.make(rungs, folder.path, into) if into else []
-    pace = planned.pace
-    flops_per_second = pace and pace.tokens_per_second * planned.conventional_flops
+    rungs = ladder.propose(planned.config, budget, count, planned.datasets)
+    largest = memory_like(planned, rungs[-1].config)
+    fits = largest.total <= planned.usable_bytes
+    made = ladder.make(rungs, folder.path, into) if into and fits else []
     shown = ladder_table.as_json if as_json else ladder_table.as_text
-    click.echo(shown(rungs, flops_per_second))
+    click.echo(shown(rungs, planned, largest))
     for path in made:
         click.echo(path, err=as_json)
+    sys.exit(0 if fits else 1)
 
 
 def parsed_sharding(text: str) -> ShardingConfig:

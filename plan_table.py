@@ -12,6 +12,7 @@ from memory import shown
 from run_folder import RunFolder
 from table import duration
 
+UNKNOWN_SPEED = "train some steps first, or give --tokens-per-second or another --device"
 _NAMED = {"low_rank": "low rank", "feed_forward": "feed-forward"}
 
 
@@ -167,12 +168,14 @@ def _disk(planned: Forecast) -> Iterator[str]:
 def _time(planned: Forecast) -> Iterator[str]:
     pace, seconds = planned.pace, planned.seconds_left
     if pace is None:
-        yield "time      not known: name a --device, or --tokens-per-second"
+        yield f"time      not known: {UNKNOWN_SPEED}"
         return
     left = "" if seconds is None else f"{duration(seconds)} at "
     yield f"time      {left}{pace.tokens_per_second:,.0f} tokens a second, {pace.reason}"
     if planned.tokens.done:
         yield f"          after {planned.tokens.done:,} tokens that are done"
+    if planned.speed is not None:
+        yield f"          an hour computes {3600 * planned.speed.flops:.1e} FLOPs"
 
 
 def _verdict(planned: Forecast) -> str:

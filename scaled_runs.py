@@ -57,6 +57,8 @@ def _is_finished(run: RecordedRun) -> bool:
     train = run.config.train
     at = np.flatnonzero(np.isfinite(run.column("validation_loss")))[-1]
     step = min(run.steps[at].global_step, _MOST_STEPS - 1)
+    if step == 0:
+        return False
     planned = float(learning_rate_schedule(train, step + 1)(step))
     left = abs(run.column("learning_rate")[at] - planned)
     return bool(left <= _LEFT_OF_PEAK * train.learning_rate)

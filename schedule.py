@@ -31,4 +31,8 @@ def _after_warmup(
             return optax.constant_schedule(peak)
         case "warmup_stable_decay":
             decay_steps = min(max(round(total_steps * train.decay_period_percent / 100), 1), steps)
-            return optax.linear_schedule(peak, end, decay_steps, steps - decay_steps)
+            # linear_schedule's own begin fails on nnx's unsigned count of steps: it wraps below 0.
+            decay = optax.linear_schedule(peak, end, decay_steps)
+            return optax.join_schedules(
+                [optax.constant_schedule(peak), decay], [steps - decay_steps]
+            )

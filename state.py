@@ -16,6 +16,7 @@ from model_config import ModelConfig
 from optimizer import MultiSteps
 from shard import DATA
 from sharding import Layout, keep_layout
+from train_config import LoraConfig
 
 Arrays = dict[str, jax.Array]
 AbstractArrays = dict[str, jax.ShapeDtypeStruct]
@@ -98,14 +99,21 @@ class AbstractModel:
         return self._model
 
 
-def shapes_of(config: ModelConfig) -> Shapes:
-    """Shape of each of a model's parameters, by dotted name."""
-    return _shapes(abstract_model(config), config.vocab_size)
+def shapes_of(config: ModelConfig, lora: LoraConfig | None = None) -> Shapes:
+    """Shape of each of a model's parameters, low-rank additions among them, by dotted name."""
+    return _shapes(abstract_model(config, lora), config.vocab_size)
 
 
-def abstract_model(config: ModelConfig) -> GPT:
+def abstract_model(config: ModelConfig, lora: LoraConfig | None = None) -> GPT:
     """A model of which there are only shapes and types."""
-    model: GPT = nnx.eval_shape(lambda: GPT(config, jax.random.key(0)))
+
+    def build() -> GPT:
+        model = GPT(config, jax.random.key(0))
+        if lora is not None:
+            add_low_rank(model, lora, jax.random.key(0))
+        return model
+
+    model: GPT = nnx.eval_shape(build)
     return model
 
 

@@ -199,7 +199,8 @@ class TrainConfig(Config):
     beta1: BelowOne = 0.9
     """adamw, muon's AdamW, lion: decay of the mean of gradients (lion: in the update)."""
     beta2: BelowOne = 0.999
-    """adamw, muon's AdamW: decay of the mean of squared gradients. lion: of that of gradients."""
+    """adamw, muon's AdamW: decay of the mean of squared gradients. lion: of that of gradients,
+    published with 0.99."""
     epsilon: Positive = 1e-8
     """adamw, muon's AdamW: added to the root of the mean of squared gradients."""
     momentum: BelowOne = 0.95

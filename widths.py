@@ -1,8 +1,11 @@
 """A model as it would be wider or narrower."""
 
 import math
+from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
+
+from pydantic import ValidationError
 
 from errors import UserError
 from model_config import ModelConfig
@@ -10,7 +13,20 @@ from model_config import ModelConfig
 
 def widened(model: ModelConfig, emb_dim: int) -> ModelConfig:
     """The model with another width, as `changes`."""
-    return ModelConfig.model_validate({**model.as_json(), **changes(model, emb_dim)})
+    return changed(model, changes(model, emb_dim))
+
+
+def changed(model: ModelConfig, keys: Mapping[str, Any]) -> ModelConfig:
+    """The model with other keys, its width among them.
+
+    Raises:
+        UserError: there is no such model.
+    """
+    try:
+        return ModelConfig.model_validate({**model.as_json(), **keys})
+    except ValidationError as error:
+        reason = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise UserError(f"width {keys['emb_dim']}: {reason}") from None
 
 
 def changes(model: ModelConfig, emb_dim: int) -> dict[str, Any]:
@@ -34,8 +50,10 @@ def changes(model: ModelConfig, emb_dim: int) -> dict[str, Any]:
 
 def step(model: ModelConfig) -> int:
     """The least width whose multiples all give whole sizes."""
-    sizes = _sizes(model).values()
-    return math.lcm(*(Fraction(model.emb_dim, size).numerator for size in sizes))
+    sizes = _sizes(model)
+    width = math.lcm(*(Fraction(model.emb_dim, size).numerator for size in sizes.values()))
+    head = sizes.get("head_dim", 0) * width // model.emb_dim
+    return 2 * width if head % 2 else width  # rotary positions turn pairs
 
 
 def _sizes(model: ModelConfig) -> dict[str, int]:

@@ -14,7 +14,7 @@ import click
 import canvas
 from dataset import find_datasets_dir
 from errors import run_command
-from learning_rate_sweep import Case, best_rates, lines_of, sweep
+from learning_rate_sweep import Case, best_rates, is_at_end, lines_of, sweep
 from run_folder import find_run
 from sweep_chart import sweep_chart
 
@@ -43,10 +43,10 @@ def main(
         for rate in RATES[optimizer]
     ]
     folder = find_run(run)
-    points = sweep(folder, into, cases, find_datasets_dir(datasets_dir))
+    points = list(sweep(folder, into, cases, find_datasets_dir(datasets_dir)))
     for optimizer, of_it in lines_of(points).items():
         best = min(of_it, key=lambda point: point.loss)
-        at_end = "  at the end of those tried" if best in (of_it[0], of_it[-1]) else ""
+        at_end = "  at the end of those tried" * is_at_end(of_it)
         print(f"{optimizer:10} {best.loss:.4f} at {best.learning_rate:g}{at_end}")
         print("          ", "  ".join(f"{p.learning_rate:g}: {p.loss:.4f}" for p in of_it))
         print(f"           least of the parabola at {best_rates(of_it)[optimizer]:.2g}")

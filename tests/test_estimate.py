@@ -133,6 +133,7 @@ def test_low_rank_additions_are_counted_and_their_base_has_no_gradient() -> None
     added = 2 * 4 * (2 * (768 + 768) + 1408 + 768)
     shapes = AbstractState(adapted, 1).shapes
     assert estimate.parameters(shapes).low_rank == added
+    assert shapes_of(adapted.model, adapted.train.lora) == shapes
     one, other = (estimate.flops(each).layers for each in (run, adapted))
     assert other.forward == one.forward + 2 * added
     assert other.backward == one.forward + 4 * added

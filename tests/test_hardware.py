@@ -56,6 +56,9 @@ def test_of_a_gpu_jax_takes_a_share(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, share, usable in zip(SHARE_VARIABLES[::-1], (".9", "0.5"), (72e9, 40e9), strict=True):
         monkeypatch.setenv(name, share)  # the newer name goes before the other
         assert named("h100").usable_bytes == pytest.approx(usable)
+    for none in ("0", "nan", "-1", "half"):
+        monkeypatch.setenv(SHARE_VARIABLES[0], none)
+        assert named("h100").usable_bytes == 60e9
 
 
 def test_a_processor_has_the_memory_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:

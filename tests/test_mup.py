@@ -66,7 +66,8 @@ def test_kernels_of_blocks_start_smaller_by_the_root_of_the_width(changes: dict[
     wide = weights(GPT(mup_config(32, **changes), jax.random.key(0)))
     plain = weights(GPT(model_config(**WIDE, **changes), jax.random.key(0)))
     for name, array in plain.items():
-        factor = 1 / 2 if is_kernel_of_block(name) else 1
+        hidden = 1 / 4 if "router" in name else 1 / 2
+        factor = hidden if is_kernel_of_block(name) else 1
         np.testing.assert_allclose(wide[name], factor * array, rtol=1e-6, err_msg=name)
 
 
@@ -141,6 +142,11 @@ def test_a_wider_model_has_more_heads_or_wider_ones() -> None:
     assert widened(model, 64).as_json() == {**model.as_json(), "head_dim": 16}
     with pytest.raises(UserError, match=r"width 80: n_kv_heads 2 .* multiples of 32"):
         widened(model, 80)
+    sines = model_config(emb_dim=64, n_layers=0, positions="sinusoidal")
+    with pytest.raises(UserError, match="width 63: emb_dim: 63 is odd"):
+        widened(sines, 63)
+    with pytest.raises(UserError, match="width 99999999999999999999: "):
+        widened(sines, 99999999999999999999)
 
 
 def test_growth_is_the_power_of_the_width_and_nan_is_off() -> None:
@@ -161,5 +167,6 @@ def test_the_best_rate_lies_between_those_tried() -> None:
 
     found = best_rates([*points("64", 0.01), *points("128", 0.005), *points("256", 0.2)])
     assert found == {"64": pytest.approx(0.01), "128": pytest.approx(0.005), "256": 0.064}
+    assert math.isnan(best_rates([Point("64", r, math.inf) for r in (0.1, 0.2)])["64"])
     diverged = [Point("64", 0.001, 2.0), Point("64", 0.01, 1.0), Point("64", 0.1, math.inf)]
     assert best_rates(diverged) == {"64": 0.01}

@@ -165,7 +165,7 @@ def test_on_a_processor_the_time_is_known_once_steps_were_taken(tmp_path: Path) 
     run = make_run(tmp_path / "run", drop_rate=0.0)
     where = ("--datasets-dir", tmp_path / "datasets")
     before = command(run.path, *where)
-    assert "time      not known: name a --device, or --tokens-per-second" in before.stdout
+    assert f"time      not known: {plan_table.UNKNOWN_SPEED}" in before.stdout
     given = command(run.path, *where, "--tokens-per-second", 64)
     assert "time      48 s at 64 tokens a second, as given" in given.stdout
     told = train(run, tmp_path / "datasets")
@@ -178,7 +178,11 @@ def test_on_a_processor_the_time_is_known_once_steps_were_taken(tmp_path: Path) 
     pace = forecast.measured_pace(run)
     assert pace is not None
     told_pace = f"{pace.tokens_per_second:,.0f} tokens a second, as the latest steps took"
-    assert f"time      0 seconds at {told_pace}" in after.stdout
+    assert f"time      0 s at {told_pace}" in after.stdout
+    hour = 3600 * pace.tokens_per_second * planned(run).conventional_flops
+    assert f"          an hour computes {hour:.1e} FLOPs" in after.stdout
+    for option in (("--utilisation", 90), ("--sharding", "dp:4")):
+        assert "latest steps" not in command(run.path, *where, *option).stdout
     assert "          after 3,072 tokens that are done" in after.stdout
     assert len(metrics.read(run.metrics)) == 24
 

@@ -264,6 +264,11 @@ def test_an_unfinished_run_is_told_and_drawn_hollow(make_run: MakeRun, schedule:
     assert " w96 (not finished)" in [t.get_text() for t in figure.legends[0].get_texts()]
 
 
+def test_a_run_that_has_only_begun_is_not_finished(make_run: MakeRun) -> None:
+    folders = [make_run(width, stop=1, warmup_period_percent=0) for width in WIDTHS[:3]]
+    assert told_of(folders).count("not finished") == 3
+
+
 def test_a_constant_learning_rate_is_always_at_its_end(make_run: MakeRun) -> None:
     folders = [make_run(width, stop=30, schedule="constant") for width in WIDTHS[:3]]
     assert "not finished" not in told_of(folders)

@@ -2,7 +2,9 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
+import jax.numpy as jnp
 import pytest
 from conftest import train_config
 
@@ -19,8 +21,9 @@ AFTER_WARMUP: dict[Schedule, Callable[[float], float]] = {
 """Share of the peak, by the share that is done of what comes after the warm-up."""
 
 
+@pytest.mark.parametrize("count", [int, jnp.uint32], ids=["int", "as nnx counts"])
 @pytest.mark.parametrize("name", AFTER_WARMUP)
-def test_warms_up_then_falls_to_a_tenth(name: Schedule) -> None:
+def test_warms_up_then_falls_to_a_tenth(name: Schedule, count: Callable[[int], Any]) -> None:
     train = train_config(
         learning_rate=0.5, warmup_period_percent=10, schedule=name, decay_period_percent=25
     )
@@ -31,7 +34,7 @@ def test_warms_up_then_falls_to_a_tenth(name: Schedule) -> None:
         else:
             expected = AFTER_WARMUP[name]((step - WARMUP) / (TOTAL - WARMUP))
         # float32 at the size of the peak
-        assert float(schedule(step)) == pytest.approx(0.5 * expected, abs=0.5 * 2e-7)
+        assert float(schedule(count(step))) == pytest.approx(0.5 * expected, abs=0.5 * 2e-7)
 
 
 def test_a_decay_longer_than_what_is_left_begins_after_the_warmup() -> None:
