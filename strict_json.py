@@ -133,6 +133,7 @@ def _typed(model: type[M], key: str, value: Any) -> Any:
     return TypeAdapter(kind).validate_python(value)
 
 
+_ALLOWED = {"too_short": "must not be empty", "model_type": "must be an object {…}"}
 _WORDING = {
     "Value error, ": "",
     "Input should be": "must be",
@@ -154,7 +155,7 @@ def _mistakes(error: Any, path: Path, models: Mapping[str, type[StrictModel]]) -
         return [f"{path}: {key}: unknown key (value {shown(error['input'])}){advice}"]
     if error["type"] == "missing":
         return [f"{path}: {key}: missing; this key is needed"]
-    allowed = "must not be empty" if error["type"] == "too_short" else error["msg"]
+    allowed = _ALLOWED.get(error["type"], error["msg"])
     for theirs, ours in _WORDING.items():
         allowed = allowed.replace(theirs, ours)
     return [f"{path}: {key}: {shown(error['input'])} is not allowed; {allowed}"]

@@ -99,7 +99,8 @@ def _as_large_as_adams(direction: Array, axes: contrib.MuonDimensionNumbers) -> 
 
 def _adafactor() -> optax.GradientTransformation:
     """Adafactor (Shazeer & Stern 2018) with a learning rate from outside and no mean of gradients:
-    of a matrix's squared gradients only means of rows and columns are kept."""
+    of a matrix's squared gradients only means of rows and columns are kept, those being its two
+    largest axes. Unlike there, the clipping takes all layers of a kernel together."""
     return optax.chain(optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0))
 
 

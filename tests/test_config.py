@@ -87,11 +87,13 @@ def test_folders_with_only_the_reference_keys_mean_gpt2(
 
 def test_all_mistakes_of_both_files_are_told_at_once(tmp_path: Path) -> None:
     model = REFERENCE_MODEL | {"n_heads": 7, "emb_dim": 768.0, "learning_rate": 1, "norms": "x"}
+    model["mup"] = 128
     train = REFERENCE_TRAIN | {"epochs": 0, "learning_rte": 1, "drop_rate": 1.0, "dataset": 3}
     lines = mistakes(tmp_path, model, without(train, "learning_rate"))
     assert sorted(lines) == [
         "model.json: emb_dim: 768.0 is not allowed; must be of type integer",
         "model.json: learning_rate: unknown key (value 1); it belongs in train.json",
+        "model.json: mup: 128 is not allowed; must be an object {…}",
         'model.json: norms: unknown key (value "x"); did you mean norm?',
         "train.json: dataset: 3 is not allowed; must be of type string",
         "train.json: drop_rate: 1.0 is not allowed; must be less than 1",

@@ -108,7 +108,7 @@ def here(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "hosts.join",
         "pretrained.created",
         "published.importing.created",
-        "run_folder._write_whole",
+        "new_run._write_whole",
     ):
         monkeypatch.setattr(name, work)
     monkeypatch.setattr("launch.launch", train)
@@ -188,7 +188,8 @@ def test_train_like(settings: list[str], name: str, capsys: Capture) -> None:
 @given(
     arguments=placed(
         arguments_of("--device", "--sharding", "--utilisation", "--tokens-per-second")
-        | arguments_of("--device", "--sharding", "--json", "--datasets-dir"),
+        | arguments_of("--device", "--sharding", "--json", "--datasets-dir")
+        | arguments_of("--ladder", "--rungs", "--into", "--json"),
         "run",
     )
 )
@@ -243,7 +244,7 @@ def test_download_dataset(arguments: list[str], capsys: Capture) -> None:
 
 
 @examples(60)
-@given(arguments=placed(arguments_of("--output-dir", "--style"), "run"))
+@given(arguments=placed(arguments_of("--output-dir", "--style", "--power-law"), "run"))
 def test_charts(arguments: list[str], capsys: Capture) -> None:
     assert_ends_well(charts.main, arguments, capsys)
 
