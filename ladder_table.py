@@ -102,4 +102,7 @@ def _verdict(planned: Forecast, largest: Memory) -> str:
     memory = f"{shown(largest.total)} of {shown(planned.usable_bytes)} on each device"
     if largest.total <= planned.usable_bytes:
         return f"the largest takes {memory}: it fits"
-    return f"the largest takes {memory}: it does not fit, and nothing is written"
+    return (
+        f"the largest takes {memory}: it does not fit, and nothing is written; a smaller"
+        " microbatch_size takes less"
+    )

@@ -96,16 +96,14 @@ class LoraConfig(StrictModel):
 def _writable(values: dict[str, Any]) -> dict[str, Any]:
     """What can be written into a checkpoint and read again: strictly speaking, JSON."""
     if not _is_writable(values, _DEEPEST):
-        raise ValueError("must be finite numbers, whole characters and nothing nested deeply")
+        raise ValueError("must be finite numbers and nothing nested deeply")
     return values
 
 
 def _is_writable(value: Any, depth: int) -> bool:
     if isinstance(value, dict | list):
-        parts = [*value, *value.values()] if isinstance(value, dict) else value
+        parts = value.values() if isinstance(value, dict) else value
         return depth > 0 and all(_is_writable(part, depth - 1) for part in parts)
-    if isinstance(value, str):
-        return not any("\ud800" <= character <= "\udfff" for character in value)
     return not isinstance(value, float) or math.isfinite(value)
 
 

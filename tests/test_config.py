@@ -291,13 +291,22 @@ def test_the_nearest_divisor_of_a_large_number_is_found_at_once(tmp_path: Path) 
         config.load_run(write_run(tmp_path, model, REFERENCE_TRAIN))
 
 
-@pytest.mark.parametrize("value", ["NaN", r'"\ud800"', "[" * 300 + "]" * 300, '{"\\udfff": 1}'])
+@pytest.mark.parametrize("value", ["NaN", "[" * 300 + "]" * 300])
 def test_a_lineage_that_no_checkpoint_can_hold_is_refused(value: str, tmp_path: Path) -> None:
     folder = write_run(tmp_path, REFERENCE_MODEL, REFERENCE_TRAIN)
     text = (folder / "train.json").read_text().rstrip()[:-1]
     lineage = f'{text}, "lineage": {{"like": "x", "set": {{"seed": {value}}}}}}}'
     (folder / "train.json").write_text(lineage)
     with pytest.raises(UserError, match=r"lineage\.set: .* is not allowed; must be finite numbers"):
+        config.load_run(folder)
+
+
+@pytest.mark.parametrize("member", [r'"tokenizer": "\ud800"', r'"lineage": {"\udfff": 1}'])
+def test_half_a_character_is_told(member: str, tmp_path: Path) -> None:
+    folder = write_run(tmp_path, REFERENCE_MODEL, REFERENCE_TRAIN)
+    text = (folder / "train.json").read_text().rstrip()[:-1]
+    (folder / "train.json").write_text(f"{text}, {member}}}")
+    with pytest.raises(UserError, match=r"train\.json: holds half a character"):
         config.load_run(folder)
 
 

@@ -182,7 +182,8 @@ def test_on_a_processor_the_time_is_known_once_steps_were_taken(tmp_path: Path) 
     hour = 3600 * pace.tokens_per_second * planned(run).conventional_flops
     assert f"          an hour computes {hour:.1e} FLOPs" in after.stdout
     for option in (("--utilisation", 90), ("--sharding", "dp:4")):
-        assert "latest steps" not in command(run.path, *where, *option).stdout
+        arguments = map(str, (run.path, *where, *option))
+        assert "latest steps" not in CliRunner().invoke(plan.main, list(arguments)).stdout
     assert "          after 3,072 tokens that are done" in after.stdout
     assert len(metrics.read(run.metrics)) == 24
 
