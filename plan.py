@@ -10,7 +10,7 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import click
 
@@ -94,28 +94,44 @@ def main(
         os.environ["JAX_PLATFORMS"] = "cpu"
     # It takes seconds to import; a mistake in a config is told before that.
 
-    import hardware
     import plan_table
+
+    place = find_datasets_dir(datasets_dir)
+    planned = _forecast(folder, config, device, asked, utilisation, tokens_per_second, place)
+    if budget is not None:
+        fits = _propose(folder, planned, budget, rungs or RUNGS, into, as_json)
+    else:
+        click.echo(plan_table.as_json(planned) if as_json else plan_table.as_text(folder, planned))
+        fits = planned.fits
+    sys.exit(0 if fits else 1)
+
+
+def _forecast(
+    folder: RunFolder,
+    config: RunConfig,
+    device: str | None,
+    sharding: ShardingConfig | None,
+    utilisation: float | None,
+    tokens_per_second: float | None,
+    datasets_dir: Path,
+) -> "Forecast":
+    import hardware
     from forecast import Pace, forecast, measured_pace
 
-    found = hardware.at_hand() if device is None else hardware.named(device)
-    is_as_measured = device is None and sharding is None and utilisation is None
-    pace = measured_pace(folder) if is_as_measured else None
+    pace = None
     if tokens_per_second is not None:
         pace = Pace(tokens_per_second, "as given")
-    planned = forecast(
+    elif device is None and sharding is None and utilisation is None:
+        pace = measured_pace(folder)
+    return forecast(
         folder,
         config,
-        found,
-        asked or _own_sharding(folder, config, is_here=device is None),
-        find_datasets_dir(datasets_dir),
+        hardware.at_hand() if device is None else hardware.named(device),
+        sharding or _own_sharding(folder, config, is_here=device is None),
+        datasets_dir,
         (utilisation or UTILISATION) / 100,
         pace,
     )
-    if budget is not None:
-        _propose(folder, planned, budget, rungs or RUNGS, into, as_json)
-    click.echo(plan_table.as_json(planned) if as_json else plan_table.as_text(folder, planned))
-    sys.exit(0 if planned.fits else 1)
 
 
 def _propose(
@@ -125,7 +141,8 @@ def _propose(
     count: int,
     into: Path | None,
     as_json: bool,
-) -> NoReturn:
+) -> bool:
+    """Tell a ladder, and write it where it fits; returns whether it does."""
     import ladder
     import ladder_table
     from forecast import memory_like
@@ -138,7 +155,7 @@ def _propose(
     click.echo(shown(rungs, planned, largest))
     for path in made:
         click.echo(path, err=as_json)
-    sys.exit(0 if fits else 1)
+    return fits
 
 
 def parsed_sharding(text: str) -> ShardingConfig:
