@@ -365,8 +365,8 @@ def _draw_power_law(runs: list[RecordedRun], output_folder: Path, chart_style: s
     os.environ["JAX_PLATFORMS"] = "cpu"
 
     import power_law_table
+    from power_law_chart import power_law_chart
     from scaled_runs import ScaledRuns
-    from scaling_charts import power_law_chart
 
     scaled = ScaledRuns.of(runs)
     with canvas.styled(chart_style or runs[0].config.train.chart_style):

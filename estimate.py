@@ -155,16 +155,17 @@ def _is_of_experts(name: str) -> bool:
 
 def _of_layers(config: RunConfig) -> Passes:
     model, train = config
+    all_sizes = {name: math.prod(s) for name, s in shapes_of(model, train.lora).items()}
+    low_rank = {name: size for name, size in all_sizes.items() if name.endswith(LOW_RANK_NAMES)}
     sizes = {
-        name: math.prod(shape)
-        for name, shape in shapes_of(model).items()
+        name: size
+        for name, size in all_sizes.items()
         if name.startswith("blocks.") and name.endswith(".kernel")
     }
     if model.n_experts:
         for name in filter(_is_of_experts, sizes):
             sizes[name] = round(sizes[name] * _experts_met(model))
     weights = sum(sizes.values())
-    low_rank = _low_rank_sizes(config)
     forward = 2 * (weights + sum(low_rank.values()))
     again = 0.0
     if train.remat == "full":
@@ -190,11 +191,6 @@ def _not_needed_again(sizes: dict[str, int], model: ModelConfig) -> int:
         return 0
     is_last = "attention.output" if model.feed_forward == "none" else "feed_forward.down"
     return sizes[f"blocks.{is_last}.kernel"]
-
-
-def _low_rank_sizes(config: RunConfig) -> dict[str, int]:
-    shapes = shapes_of(config.model, config.train.lora)
-    return {name: math.prod(s) for name, s in shapes.items() if name.endswith(LOW_RANK_NAMES)}
 
 
 def _of_attention(config: RunConfig) -> Passes:

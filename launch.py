@@ -350,7 +350,9 @@ def _peak_tokens_per_second(config: RunConfig, mesh: Mesh) -> float | None:
     if not peak:
         return None
     length = sequence_length(train, model)
-    return mesh.size * peak / estimate.conventional_flops(shapes_of(model), model, length)
+    return (
+        mesh.size * peak / estimate.conventional_flops(shapes_of(model, train.lora), model, length)
+    )
 
 
 def _shown(sharding: ShardingConfig) -> str:

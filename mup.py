@@ -16,9 +16,9 @@ import click
 
 import canvas
 import config
-import mup_charts
 import runtime
 from config import RunConfig
+from coordinate_chart import coordinate_chart
 from coordinate_check import LEARNING_RATE, LEAST_STEPS, MOST_SLOPE, Growth, growths, measure
 from data import TrainingData
 from dataset import find_datasets_dir, open_dataset
@@ -98,7 +98,7 @@ def check(
     told = growths(measured)
     _print_growths(told, steps)
     chart = chart or folder / "coordinate-check.png"
-    draw = functools.partial(mup_charts.coordinate_chart, folder.name, steps)
+    draw = functools.partial(coordinate_chart, folder.name, steps)
     with canvas.styled(found.train.chart_style):
         canvas.write_all({chart.name: draw}, measured, chart.parent)
     is_off = any(growth.is_off for growth in told)

@@ -41,7 +41,9 @@ class ScaledRun:
     def of(cls, run: RecordedRun) -> Self:
         """A run that has a validation loss."""
         model, train = run.config
-        flops = conventional_flops(shapes_of(model), model, sequence_length(train, model))
+        flops = conventional_flops(
+            shapes_of(model, train.lora), model, sequence_length(train, model)
+        )
         tokens, loss = finite(run.column("tokens_seen"), run.column("validation_loss"))
         return cls(run.name, tokens * flops, loss, _is_finished(run))
 

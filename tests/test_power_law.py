@@ -21,10 +21,10 @@ from errors import UserError
 from estimate import conventional_flops
 from metrics import StepMetrics
 from model_config import ModelConfig
+from power_law_chart import power_law_chart
 from power_law_table import as_text, shown
 from records import FloatArray, load_runs
 from scaled_runs import ScaledRuns
-from scaling_charts import power_law_chart
 from schedule import learning_rate_schedule
 from state import shapes_of
 from train_config import TrainConfig
