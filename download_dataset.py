@@ -4,11 +4,10 @@ from pathlib import Path
 
 import click
 
-import dataset
-import python_stdlib
-from dataset_folder import Dataset
-from errors import run_command
-from tokenization import load_tokenizer
+from rungs.common.errors import run_command
+from rungs.data import catalog, python_stdlib
+from rungs.data.dataset import Dataset
+from rungs.data.tokenizer import load_tokenizer
 
 
 @click.command(options_metavar="[OPTIONS]")
@@ -40,7 +39,7 @@ from tokenization import load_tokenizer
 @click.option(
     "--datasets-dir",
     type=click.Path(path_type=Path, file_okay=False),
-    help=f"Where datasets are.  [default: ${dataset.VARIABLE}, else the project's datasets/]",
+    help=f"Where datasets are.  [default: ${catalog.VARIABLE}, else the project's datasets/]",
 )
 def main(
     what: tuple[str, ...],
@@ -59,16 +58,16 @@ def main(
     of several files some are for validation, of one its end. With --pairs likewise, each line of
     a FILE a prompt and the answer to learn.
     """
-    place = dataset.find_datasets_dir(datasets_dir)
+    place = catalog.find_datasets_dir(datasets_dir)
     _refuse_misfits(what, text, pairs, name, vocab_size, tokenizer)
     files = [Path(file) for file in what]
     loaded = load_tokenizer(tokenizer) if tokenizer else None
     if name and pairs and loaded:
-        made = dataset.add_pairs(
+        made = catalog.add_pairs(
             name, files, place, tokenizer=loaded, validation_percent=validation_percent
         )
     elif name:
-        made = dataset.add_text(
+        made = catalog.add_text(
             name,
             files,
             place,
@@ -76,7 +75,7 @@ def main(
             validation_percent=validation_percent,
         )
     else:
-        made = dataset.open_dataset(what[0], place)
+        made = catalog.open_dataset(what[0], place)
     _report(made)
 
 

@@ -5,16 +5,16 @@ from pathlib import Path
 
 import click
 
-import runtime
-from checkpointing import find_weights, load_model, load_tokenizer
-from data import IGNORED, ValidationData
-from dataset import find_datasets_dir, open_dataset
-from errors import UserError, run_command
-from evaluation import make_evaluation_step, mean_loss
-from provenance import refuse_other_tokenizers
-from sharding import one_device
-from train_config import TrainConfig
-from weights_file import Weights
+from rungs.checkpointing.checkpoint_folder import find_weights, load_model, load_tokenizer
+from rungs.checkpointing.weights_file import Weights
+from rungs.common.errors import UserError, run_command
+from rungs.config.train_config import TrainConfig
+from rungs.data.catalog import find_datasets_dir, open_dataset
+from rungs.data.loader import IGNORED, ValidationData
+from rungs.data.provenance import refuse_other_tokenizers
+from rungs.parallel import jax_setup
+from rungs.parallel.mesh import one_device
+from rungs.step.eval_step import make_evaluation_step, mean_loss
 
 _UNTRAINED_LENGTH = 1024
 """Tokens in a sequence, at most, where imported weights have not been trained at any length."""
@@ -29,7 +29,7 @@ _UNTRAINED_LENGTH = 1024
 def main(checkpoint: str, dataset: str | None, datasets_dir: Path | None) -> None:
     """Evaluate CHECKPOINT (a run folder, a checkpoint or a model.safetensors) on a dataset's
     validation tokens, as many as `validation_tokens` says."""
-    runtime.cache_compiled_code()
+    jax_setup.cache_compiled_code()
     folder = find_datasets_dir(datasets_dir)
     weights = Weights(find_weights(checkpoint))
     train = _settings(weights, dataset)

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import click
 
-import runtime
-from errors import UserError, run_command
-from paths import is_file
-from sampling import Sampling
-from strict_json import read_text
-from tokenization import LARGEST_VOCAB, Tokenizer
+from rungs.common.errors import UserError, run_command
+from rungs.common.paths import is_file
+from rungs.common.strict_json import read_text
+from rungs.data.tokenizer import LARGEST_VOCAB, Tokenizer
+from rungs.model.sampling import Sampling
+from rungs.parallel import jax_setup
 
 GENERATION_CONFIG_FILE = "generation_config.json"
 CUT_CHARACTER = "\ufffd"
@@ -66,10 +66,10 @@ def main(
     import jax
     import jax.numpy as jnp
 
-    from checkpointing import find_weights, load_model, load_tokenizer
-    from generation import Generator, Request
+    from rungs.checkpointing.checkpoint_folder import find_weights, load_model, load_tokenizer
+    from rungs.model.generation import Generator, Request
 
-    runtime.cache_compiled_code()
+    jax_setup.cache_compiled_code()
     weights, tokenizer = find_weights(checkpoint), load_tokenizer(checkpoint)
     rows = [read_prompt(text, tokenizer) for text in texts for _ in range(num_samples)]
     if not past_the_end:

@@ -14,20 +14,27 @@ from typing import Any
 
 import click
 
-import canvas
-import config
-import runtime
-from config import RunConfig
-from coordinate_chart import coordinate_chart
-from coordinate_check import LEARNING_RATE, LEAST_STEPS, MOST_SLOPE, Growth, growths, measure
-from data import TrainingData
-from dataset import find_datasets_dir, open_dataset
-from errors import EXIT_FAILED, UserError, run_command
-from learning_rate_sweep import Case, Point, best_rates, is_at_end, lines_of, sweep
-from model_config import ModelConfig
-from run_folder import find_run
-from sweep_chart import sweep_chart
-from widths import changes
+from rungs.charts import drawing
+from rungs.charts.coordinate_chart import coordinate_chart
+from rungs.charts.sweep_chart import sweep_chart
+from rungs.common.errors import EXIT_FAILED, UserError, run_command
+from rungs.config import run_config
+from rungs.config.model_config import ModelConfig
+from rungs.config.run_config import RunConfig
+from rungs.data.catalog import find_datasets_dir, open_dataset
+from rungs.data.loader import TrainingData
+from rungs.parallel import jax_setup
+from rungs.run.folder import find_run
+from rungs.scaling.coordinate_check import (
+    LEARNING_RATE,
+    LEAST_STEPS,
+    MOST_SLOPE,
+    Growth,
+    growths,
+    measure,
+)
+from rungs.scaling.learning_rate_sweep import Case, Point, best_rates, is_at_end, lines_of, sweep
+from rungs.scaling.widths import changes
 
 STANDARD, MUP = "standard", "muP"
 CHECK_TIMES = (1, 2, 4, 8)
@@ -61,6 +68,8 @@ WIDTHS = click.option(
     help="emb_dim of each model, as 64,128,256.  [default: 1, 2, 4 and 8 times the base's]",
 )
 
+TRAIN_COMMAND = Path(__file__).with_name("train.py")
+
 
 @click.group()
 def main() -> None:
@@ -90,7 +99,7 @@ def check(
     """Train RUN for a few steps at several widths and see whether its activations keep their size:
     exit code 1 where at some place they do not. The chart is RUN/coordinate-check.png."""
     folder, found = _fresh_run(run)
-    runtime.cache_compiled_code()
+    jax_setup.cache_compiled_code()
     data = _training_data(found, datasets_dir)
     if data.total_steps <= steps:
         raise UserError(f"--steps {steps}: the run has {data.total_steps}, one of them to look at")
@@ -99,8 +108,8 @@ def check(
     _print_growths(told, steps)
     chart = chart or folder / "coordinate-check.png"
     draw = functools.partial(coordinate_chart, folder.name, steps)
-    with canvas.styled(found.train.chart_style):
-        canvas.write_all({chart.name: draw}, measured, chart.parent)
+    with drawing.styled(found.train.chart_style):
+        drawing.write_all({chart.name: draw}, measured, chart.parent)
     is_off = any(growth.is_off for growth in told)
     verdict = "not muP: some grow or shrink by more than" if is_off else "muP: all stay within"
     click.echo(f"{verdict} the power {MOST_SLOPE:g} of the width; {chart}")
@@ -112,7 +121,7 @@ def check(
 def _fresh_run(run: str) -> tuple[Path, RunConfig]:
     """A run of which there can be wider ones."""
     folder = find_run(run)
-    found = config.load_run(folder)
+    found = run_config.load_run(folder)
     if found.train.start_from is not None:
         raise UserError(f"{folder}: start_from has the width that it has; take a run without it")
     return folder, found
@@ -161,13 +170,13 @@ def sweep_command(
     for name, change in _parametrisations(found.model, standard).items():
         cases = _cases(found.model, widths or _widths(found), rates, change)
         sweeps[name] = []
-        for point in sweep(folder, into / name.lower(), cases, place):
+        for point in sweep(folder, into / name.lower(), cases, place, TRAIN_COMMAND):
             sweeps[name].append(point)
             _print_point(name, point, f"{len(sweeps[name])} of {len(cases)}")
         _print_lines(name, sweeps[name])
     draw = functools.partial(sweep_chart, f"{folder.name}: final loss by learning rate and width")
-    with canvas.styled(found.train.chart_style):
-        canvas.write_all({"learning-rates.png": draw}, sweeps, into)
+    with drawing.styled(found.train.chart_style):
+        drawing.write_all({"learning-rates.png": draw}, sweeps, into)
     click.echo(f"{into / 'learning-rates.png'}")
 
 

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from config import RunConfig, load_run
-from dataset import find_datasets_dir
-from errors import UserError, run_command
-from run_folder import RunFolder, find_run
-from train_config import ShardingConfig, mode_problem
+from rungs.common.errors import UserError, run_command
+from rungs.config.run_config import RunConfig, load_run
+from rungs.config.train_config import ShardingConfig, mode_problem
+from rungs.data.catalog import find_datasets_dir
+from rungs.run.folder import RunFolder, find_run
 
 if TYPE_CHECKING:
-    from forecast import Forecast
+    from rungs.planning.forecast import Forecast
 
 RUNGS = 5
 UTILISATION = 40.0
@@ -94,14 +94,14 @@ def main(
         os.environ["JAX_PLATFORMS"] = "cpu"
     # It takes seconds to import; a mistake in a config is told before that.
 
-    import plan_table
+    from rungs.planning import report
 
     place = find_datasets_dir(datasets_dir)
     planned = _forecast(folder, config, device, asked, utilisation, tokens_per_second, place)
     if budget is not None:
         fits = _propose(folder, planned, budget, rungs or RUNGS, into, as_json)
     else:
-        click.echo(plan_table.as_json(planned) if as_json else plan_table.as_text(folder, planned))
+        click.echo(report.as_json(planned) if as_json else report.as_text(folder, planned))
         fits = planned.fits
     sys.exit(0 if fits else 1)
 
@@ -115,8 +115,8 @@ def _forecast(
     tokens_per_second: float | None,
     datasets_dir: Path,
 ) -> "Forecast":
-    import hardware
-    from forecast import Pace, forecast, measured_pace
+    from rungs.planning import hardware
+    from rungs.planning.forecast import Pace, forecast, measured_pace
 
     pace = None
     if tokens_per_second is not None:
@@ -143,9 +143,8 @@ def _propose(
     as_json: bool,
 ) -> bool:
     """Tell a ladder, and write it where it fits; returns whether it does."""
-    import ladder
-    import ladder_table
-    from forecast import memory_like
+    from rungs.planning.forecast import memory_like
+    from rungs.scaling import ladder, ladder_table
 
     rungs = ladder.propose(planned.config, budget, count, planned.datasets)
     largest = memory_like(planned, rungs[-1].config)
@@ -182,7 +181,7 @@ def _own_sharding(folder: RunFolder, config: RunConfig, is_here: bool) -> Shardi
     """That of `train.json`, on the devices of this machine where it is planned for them."""
     import jax
 
-    from devices import cpu_devices, sharding_on
+    from rungs.parallel.devices import cpu_devices, sharding_on
 
     available = None
     if is_here:

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import click
 
-from atomic_folder import created
-from errors import UserError, run_command
-from model_config import ModelConfig
-from paths import is_there
-from published.comparison import Diverged, compare, find_transformers
-from published.exporting import Export
-from published.importing import Import, find_source, import_model, target_folder
-from run_folder import RunFolder
+from rungs.common.atomic_folder import created
+from rungs.common.errors import UserError, run_command
+from rungs.common.paths import is_there
+from rungs.config.model_config import ModelConfig
+from rungs.huggingface.comparison import Diverged, compare, find_transformers
+from rungs.huggingface.exporting import Export
+from rungs.huggingface.importing import Import, find_source, import_model, target_folder
+from rungs.run.folder import RunFolder
 
 EXIT_DIVERGED = 1
 MOST_EXAMPLE_TOKENS = 1024

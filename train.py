@@ -4,7 +4,7 @@ Exit codes: 0 finished; 2 something given is wrong, nothing was changed; 130 and
 SIGINT (Ctrl-C) and SIGTERM, saved where a step had been taken; 1 anything else.
 """
 
-import signals
+from rungs.common import signals
 
 if __name__ == "__main__":
     signals.end_at_once()  # before what takes long to import
@@ -16,13 +16,13 @@ from pathlib import Path
 
 import click
 
-import logs
-from cluster import Cluster, find_cluster
-from config import RunConfig, load_run
-from dataset import find_datasets_dir
-from errors import UserError, run_command
-from new_run import create_like
-from run_folder import RunFolder, Start, find_run
+from rungs.common import run_log
+from rungs.common.errors import UserError, run_command
+from rungs.config.run_config import RunConfig, load_run
+from rungs.data.catalog import find_datasets_dir
+from rungs.parallel.launchers import Cluster, find_cluster
+from rungs.run.derive import create_like
+from rungs.run.folder import RunFolder, Start, find_run
 
 
 @click.command()
@@ -78,17 +78,17 @@ def main(
         raise UserError("--like: make the run folder with one process, then start them all")
     if replay and (fresh or rewind_to or extend or like or cluster):
         raise UserError("--replay: goes with no other option but --datasets-dir")
-    logs.say()
+    run_log.say()
     folder = RunFolder(create_like(run, like, settings) if like else find_run(run))
     if replay:
-        from replay import replay as replayed
+        from rungs.training.replay import replay as replayed
 
         sys.exit(replayed(folder, replay, find_datasets_dir(datasets_dir)))
     config = load_run(folder.path)
     with _held(folder, config, cluster):
         # JAX takes seconds to import; a mistake in a config is told before that.
 
-        from launch import launch
+        from rungs.training.start import launch
 
         start = Start(fresh=fresh, rewind_to=rewind_to, extend=extend)
         sys.exit(launch(folder, config, start, find_datasets_dir(datasets_dir)))
@@ -102,15 +102,15 @@ def _held(folder: RunFolder, config: RunConfig, cluster: Cluster | None) -> Iter
             yield
         return
 
-    import hosts
-    import runtime
+    from rungs.parallel import jax_setup
+    from rungs.parallel.processes import done_by_first, is_first, join
 
-    runtime.prepare(config.train, processes=cluster.processes or 1)
-    hosts.join(cluster)
-    if not hosts.is_first():
-        logs.only_warnings()
+    jax_setup.prepare(config.train, processes=cluster.processes or 1)
+    join(cluster)
+    if not is_first():
+        run_log.only_warnings()
     with contextlib.ExitStack() as hold:
-        hosts.done_by_first(lambda: hold.enter_context(folder.held()))
+        done_by_first(lambda: hold.enter_context(folder.held()))
         yield
 
 

@@ -20,9 +20,9 @@ from typing import NamedTuple
 import click
 import numpy as np
 
-import metrics
-from dataset import find_datasets_dir
-from errors import run_command
+from rungs.common.errors import run_command
+from rungs.data.catalog import find_datasets_dir
+from rungs.run import metrics
 
 TIMED_TRAIN = Path(__file__).with_name("timed_train.py")
 INTERVAL = 20

@@ -15,12 +15,12 @@ from typing import NamedTuple
 
 import click
 import jax
-from measured_step import MeasuredStep
-from scaling_cases import train_config
 
-from config import RunConfig
-from errors import run_command
-from model_config import ModelConfig
+from benchmarks.measured_step import MeasuredStep
+from benchmarks.scaling_cases import train_config
+from rungs.common.errors import run_command
+from rungs.config.model_config import ModelConfig
+from rungs.config.run_config import RunConfig
 
 DEPTHS = (4, 12, 24, 48)
 STEPS = 10

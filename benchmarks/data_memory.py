@@ -14,11 +14,11 @@ from pathlib import Path
 import click
 import numpy as np
 
-import token_file
-from data import TrainingData
-from dataset_folder import Dataset
-from model_config import ModelConfig
-from train_config import TrainConfig
+from rungs.config.model_config import ModelConfig
+from rungs.config.train_config import TrainConfig
+from rungs.data import token_file
+from rungs.data.dataset import Dataset
+from rungs.data.loader import TrainingData
 
 BLOCK_TOKENS = 1 << 20
 

@@ -20,11 +20,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-import runtime
-from errors import run_command
-from generation import Generator, Request
-from model import GPT
-from model_config import ModelConfig
+from rungs.common.errors import run_command
+from rungs.config.model_config import ModelConfig
+from rungs.model.generation import Generator, Request
+from rungs.model.gpt import GPT
+from rungs.parallel import jax_setup
 
 PROMPT_TOKENS, NEW_TOKENS = 32, 64
 DTYPES = ("float32", "bfloat16")
@@ -50,7 +50,7 @@ Side = Callable[[str, int], float]
 def main(batch_sizes: str, turns: int, torch_python: str | None) -> None:
     """Print a table of tokens per second."""
     sizes = [int(size) for size in batch_sizes.split(",")]
-    runtime.cache_compiled_code()
+    jax_setup.cache_compiled_code()
     prompts = np.random.default_rng(0).integers(0, GPT2.vocab_size, (max(sizes), PROMPT_TOKENS))
     generators, weights = make_generators()
     bandwidth = read_bandwidth()

@@ -17,14 +17,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator
-from measured_step import MeasuredStep
-from scaling_cases import formula, train_config
 
-import canvas
-from canvas import BLACK, BLUE, VERMILLION
-from config import RunConfig
-from errors import run_command
-from model_config import ModelConfig
+from benchmarks.measured_step import MeasuredStep
+from benchmarks.scaling_cases import formula, train_config
+from rungs.charts.drawing import BLACK, BLUE, VERMILLION, legend, line, log_ticks, styled, write_all
+from rungs.common.errors import run_command
+from rungs.config.model_config import ModelConfig
+from rungs.config.run_config import RunConfig
 
 BASE = ModelConfig(vocab_size=4096, context_length=128, emb_dim=128, n_layers=4, n_heads=4)
 SEQUENCES = 8
@@ -74,8 +73,8 @@ def main(turns: int, chart: Path | None) -> None:
         print_axis(axis, of_sizes)
     if chart is not None:
         drawing = functools.partial(draw, title=described(turns))
-        with canvas.styled("plain"):
-            canvas.write_all({chart.name: drawing}, costs, chart.parent)
+        with styled("plain"):
+            write_all({chart.name: drawing}, costs, chart.parent)
 
 
 def described(turns: int) -> str:
@@ -164,8 +163,8 @@ def draw(costs: Costs, title: str) -> Figure:
     note.set_axis_off()
     text = title.replace("; ", ";\n").replace(", ", ",\n")
     note.text(0, 0.9, text, va="top", transform=note.transAxes)
-    panels[0].set_yticks(canvas.log_ticks(*panels[0].get_ylim()))
-    canvas.legend(figure, lines)
+    panels[0].set_yticks(log_ticks(*panels[0].get_ylim()))
+    legend(figure, lines)
     return figure
 
 
@@ -179,11 +178,9 @@ def draw_axis(panel: Axes, axis: str, costs: list[Cost]) -> dict[str, Line2D]:
     panel.yaxis.set_minor_locator(NullLocator())
     panel.yaxis.set_major_formatter("{x:g}×")
     return {
-        "arithmetic, by formula": canvas.line(
-            panel, sizes, flops, color=BLACK, linestyle="--", marker=""
-        ),
-        "time, measured": canvas.line(panel, sizes, time, color=BLUE, linewidth=2),
-        "memory of the compiled step": canvas.line(
+        "arithmetic, by formula": line(panel, sizes, flops, color=BLACK, linestyle="--", marker=""),
+        "time, measured": line(panel, sizes, time, color=BLUE, linewidth=2),
+        "memory of the compiled step": line(
             panel, sizes, memory, color=VERMILLION, linestyle="-.", marker="s"
         ),
     }

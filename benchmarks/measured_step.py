@@ -6,10 +6,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from config import RunConfig
-from sharding import one_device, place_batch
-from state import AbstractState
-from step import make_train_step
+from rungs.config.run_config import RunConfig
+from rungs.parallel.mesh import one_device, place_batch
+from rungs.step.state import AbstractState
+from rungs.step.train_step import make_train_step
 
 TOTAL_STEPS = 1_000_000
 """More than are taken."""

@@ -11,13 +11,14 @@ from pathlib import Path
 
 import click
 
-import canvas
-from dataset import find_datasets_dir
-from errors import run_command
-from learning_rate_sweep import Case, best_rates, is_at_end, lines_of, sweep
-from run_folder import find_run
-from sweep_chart import sweep_chart
+from rungs.charts import drawing
+from rungs.charts.sweep_chart import sweep_chart
+from rungs.common.errors import run_command
+from rungs.data.catalog import find_datasets_dir
+from rungs.run.folder import find_run
+from rungs.scaling.learning_rate_sweep import Case, best_rates, is_at_end, lines_of, sweep
 
+TRAIN = Path(__file__).parents[1] / "train.py"
 RATES = {
     "adamw": (0.001, 0.002, 0.004, 0.008, 0.016),
     "muon": (0.002, 0.004, 0.008, 0.016, 0.032),
@@ -43,7 +44,7 @@ def main(
         for rate in RATES[optimizer]
     ]
     folder = find_run(run)
-    points = list(sweep(folder, into, cases, find_datasets_dir(datasets_dir)))
+    points = list(sweep(folder, into, cases, find_datasets_dir(datasets_dir), TRAIN))
     for optimizer, of_it in lines_of(points).items():
         best = min(of_it, key=lambda point: point.loss)
         at_end = "  at the end of those tried" * is_at_end(of_it)
@@ -51,8 +52,8 @@ def main(
         print("          ", "  ".join(f"{p.learning_rate:g}: {p.loss:.4f}" for p in of_it))
         print(f"           least of the parabola at {best_rates(of_it)[optimizer]:.2g}")
     draw = functools.partial(sweep_chart, f"{folder.name}: final loss by optimizer")
-    with canvas.styled("plain"):
-        canvas.write_all({"optimizers.png": draw}, {"": points}, into)
+    with drawing.styled("plain"):
+        drawing.write_all({"optimizers.png": draw}, {"": points}, into)
 
 
 if __name__ == "__main__":

@@ -15,14 +15,14 @@ from typing import Any
 import jax
 import numpy as np
 
-import runtime
-from config import RunConfig
-from devices import mesh_of
-from model_config import ModelConfig
-from state import create_model_and_optimizer
-from step import StepResult, make_train_step
-from train_config import ShardingConfig, TrainConfig
-from trainer import PlacedAhead
+from rungs.config.model_config import ModelConfig
+from rungs.config.run_config import RunConfig
+from rungs.config.train_config import ShardingConfig, TrainConfig
+from rungs.parallel import jax_setup
+from rungs.parallel.devices import mesh_of
+from rungs.step.state import create_model_and_optimizer
+from rungs.step.train_step import StepResult, make_train_step
+from rungs.training.trainer import PlacedAhead
 
 TOTAL_STEPS = 1_000_000
 """So many that the learning rate stays at its peak."""
@@ -32,7 +32,7 @@ def main() -> None:
     asked = json.loads(sys.argv[1])
     sequences = np.load(asked["batches"])  # steps, A, B, S + 1
     run = run_config(asked, *sequences.shape[1:3])
-    runtime.prepare(run.train)
+    jax_setup.prepare(run.train)
     mesh = mesh_of(run.train, run.model, None)
     model, optimizer = create_model_and_optimizer(run, TOTAL_STEPS, mesh)
     train_step = make_train_step(run.train, mesh)

@@ -11,18 +11,18 @@ from pathlib import Path
 import click
 import jax
 import numpy as np
-from our_training import batches, loss_of, run_config
-from speed_table import Shape
-from train_speed import write_batches
 
-import runtime
-from config import RunConfig
-from devices import mesh_of
-from errors import run_command
-from state import create_model_and_optimizer
-from step import make_train_step
-from train_config import ComputeDtype
-from trainer import PlacedAhead
+from benchmarks.our_training import batches, loss_of, run_config
+from benchmarks.speed_table import Shape
+from benchmarks.train_speed import write_batches
+from rungs.common.errors import run_command
+from rungs.config.run_config import RunConfig
+from rungs.config.train_config import ComputeDtype
+from rungs.parallel import jax_setup
+from rungs.parallel.devices import mesh_of
+from rungs.step.state import create_model_and_optimizer
+from rungs.step.train_step import make_train_step
+from rungs.training.trainer import PlacedAhead
 
 SHAPE = Shape(vocab=8192, length=256, width=256, heads=8, layers=4)
 MICROBATCHES, SEQUENCES, LAST = 2, 8, 50
@@ -58,7 +58,7 @@ def losses(
     dtype: ComputeDtype, steps: int, learning_rate: float, sequences: np.ndarray
 ) -> np.ndarray:
     run = run_of(dtype, learning_rate)
-    runtime.prepare(run.train)
+    jax_setup.prepare(run.train)
     mesh = mesh_of(run.train, run.model, None)
     model, optimizer = create_model_and_optimizer(run, steps, mesh)
     step = make_train_step(run.train, mesh)

@@ -16,12 +16,12 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
-from config import RunConfig
-from model_config import ModelConfig
-from sharding import Layout, create_mesh
-from state import AbstractState
-from step import make_train_step
-from train_config import Mode, Remat, ShardingConfig, TrainConfig
+from rungs.config.model_config import ModelConfig
+from rungs.config.run_config import RunConfig
+from rungs.config.train_config import Mode, Remat, ShardingConfig, TrainConfig
+from rungs.parallel.mesh import Layout, create_mesh
+from rungs.step.state import AbstractState
+from rungs.step.train_step import make_train_step
 
 DEVICES = 8
 MESHES: dict[Mode, tuple[int, int]] = {

@@ -6,11 +6,10 @@ start at once: a bound, which real runs stay below.
 
 from typing import NamedTuple
 
-from scaling_cases import SEQUENCE, Case
-
-from hardware import named
-from shard import TENSOR
-from traffic import traffic
+from benchmarks.scaling_cases import SEQUENCE, Case
+from rungs.parallel.axes import TENSOR
+from rungs.planning.communication import traffic
+from rungs.planning.hardware import named
 
 
 class Hardware(NamedTuple):

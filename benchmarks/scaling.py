@@ -23,15 +23,24 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 
 import click
 import jax
-import roofline
-from roofline import HARDWARE, Hardware
-from scaling_cases import HOST, MODELS, SEQUENCE, SIZES, Case, cases, formula, lowered_step
 
-from config import RunConfig
-from errors import run_command
-from shard import TENSOR
-from sharding import create_mesh
-from traffic import Sent, parameters, traffic
+from benchmarks import roofline
+from benchmarks.roofline import HARDWARE, Hardware
+from benchmarks.scaling_cases import (
+    HOST,
+    MODELS,
+    SEQUENCE,
+    SIZES,
+    Case,
+    cases,
+    formula,
+    lowered_step,
+)
+from rungs.common.errors import run_command
+from rungs.config.run_config import RunConfig
+from rungs.parallel.axes import TENSOR
+from rungs.parallel.mesh import create_mesh
+from rungs.planning.communication import Sent, parameters, traffic
 
 MICROBATCHES = 8
 STATE_BYTES = 16

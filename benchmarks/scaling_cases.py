@@ -7,14 +7,14 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from config import RunConfig
-from estimate import conventional_flops
-from model_config import ModelConfig
-from sharding import Layout
-from state import AbstractState, shapes_of
-from step import make_train_step
-from traffic import layout_without_devices
-from train_config import Mode, ShardingConfig, TrainConfig
+from rungs.config.model_config import ModelConfig
+from rungs.config.run_config import RunConfig
+from rungs.config.train_config import Mode, ShardingConfig, TrainConfig
+from rungs.parallel.mesh import Layout
+from rungs.planning.communication import layout_without_devices
+from rungs.planning.flops import conventional_flops
+from rungs.step.state import AbstractState, shapes_of
+from rungs.step.train_step import make_train_step
 
 SEQUENCE = 4096
 HOST = 8

@@ -14,17 +14,17 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax import Array
-from scaling_cases import LLAMA, train_config
 
-import runtime
-from config import RunConfig
-from kernels.cross_entropy import target_losses
-from model import GPT
-from optimizer import MultiSteps
-from sharding import create_mesh, one_device, place_batch
-from state import create_model_and_optimizer
-from step import make_train_step
-from train_config import Mode, ShardingConfig
+from benchmarks.scaling_cases import LLAMA, train_config
+from rungs.config.run_config import RunConfig
+from rungs.config.train_config import Mode, ShardingConfig
+from rungs.model.gpt import GPT
+from rungs.model.kernels.cross_entropy import target_losses
+from rungs.optim.optimizer import MultiSteps
+from rungs.parallel import jax_setup
+from rungs.parallel.mesh import create_mesh, one_device, place_batch
+from rungs.step.state import create_model_and_optimizer
+from rungs.step.train_step import make_train_step
 
 DEVICES, SEQUENCES, LENGTH = 2, 4, 128
 SMALL = {"vocab_size": 2048, "context_length": LENGTH, "emb_dim": 256, "n_layers": 4}
@@ -35,7 +35,7 @@ Turn = Callable[[], Any]
 
 def main() -> None:
     jax.config.update("jax_num_cpu_devices", DEVICES)
-    runtime.cache_compiled_code()
+    jax_setup.cache_compiled_code()
     turns = int(sys.argv[1])
     ways = {"plain": plain_turn(), "one device": sharded_turn(None)}
     ways |= {mode: sharded_turn(ShardingConfig(mode=mode, data=data, tensor=tensor))

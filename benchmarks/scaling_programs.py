@@ -10,10 +10,10 @@ import sys
 import time
 
 import jax
-from scaling_cases import Case, cases, lowered_step
 
-from collectives import collectives, summary
-from sharding import create_mesh
+from benchmarks.scaling_cases import Case, cases, lowered_step
+from rungs.parallel.mesh import create_mesh
+from rungs.planning.compiled_communication import collectives, summary
 
 DTYPE = "float16"
 """XLA's CPU compiler sends bfloat16 as float32, but float16, which is as wide, as it is."""

@@ -17,13 +17,13 @@ from typing import NamedTuple
 
 import click
 import numpy as np
-from soak_faults import FINISHED, Fault, ended_with, in_the_process, on_the_disk
-from tiny_run import final_arrays, losses, make_dataset, make_run, train
 
-import metrics
-from checkpointing import list_checkpoints
-from errors import run_command
-from run_folder import RunFolder
+from benchmarks.soak_faults import FINISHED, Fault, ended_with, in_the_process, on_the_disk
+from rungs.checkpointing.checkpoint_folder import list_checkpoints
+from rungs.common.errors import run_command
+from rungs.run import metrics
+from rungs.run.folder import RunFolder
+from tests.support.tiny_run import final_arrays, losses, make_dataset, make_run, train
 
 LONG = {"shuffle": True, "sharding": {"data": 1}}
 STEPS_PER_EPOCH, STEPS_PER_FAULT = 24, 20

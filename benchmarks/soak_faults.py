@@ -5,21 +5,17 @@ import random
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from checkpointing import CHECKPOINT_NAMES, list_checkpoints
-from run_folder import RunFolder
+from rungs.checkpointing.checkpoint_folder import CHECKPOINT_NAMES, list_checkpoints
+from rungs.run.folder import RunFolder
+from tests.faults import kills
+from tests.support.tiny_run import command
 
-FAULTS = Path(__file__).parents[1] / "tests" / "faults"
-sys.path[:0] = [str(FAULTS), str(FAULTS.parent)]
-
-import kills  # noqa: E402 — stands beside the tests
-from tiny_run import command  # noqa: E402
-
+FAULTY_TRAIN = Path(kills.__file__).with_name("faulty_train.py")
 KILLED, TERMINATED, INTERRUPTED, FAILED, FINISHED = -signal.SIGKILL, 143, 130, 1, 0
 _SECONDS_TO_A_KILL, _SECONDS_BETWEEN_LOOKS = 0.1, 0.001
 
@@ -174,7 +170,7 @@ def ended_with(fault: Fault, run: RunFolder, datasets: Path, rng: random.Random)
     """Start the run with a fault; the exit code, and what was said on the terminal."""
     inside = fault.specification
     python, script, *arguments = command(run, datasets)
-    scripts = [str(FAULTS / "faulty_train.py"), inside(rng)] if inside else [script]
+    scripts = [str(FAULTY_TRAIN), inside(rng)] if inside else [script]
     before = checkpoint_names(run)
     process = subprocess.Popen([python, *scripts, *arguments], stderr=subprocess.PIPE, text=True)
     while inside is None and process.poll() is None:

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import click
 
-from errors import run_command
-from run_folder import find_run
+from rungs.common.errors import run_command
+from rungs.run.folder import find_run
 
 TRAIN = Path(__file__).parents[1] / "train.py"
 

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any, TextIO
 
-import signals
+from rungs.common import signals
 
 TIMED = (
     "trainer.Trainer._validate",
@@ -60,6 +60,6 @@ if __name__ == "__main__":
             draw_no_charts()
 
         import train
-        from errors import run_command
+        from rungs.common.errors import run_command
 
         run_command(train.main)

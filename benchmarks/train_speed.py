@@ -18,13 +18,13 @@ from typing import Any
 
 import click
 import numpy as np
-from speed_table import Row, Shape, table
-from training_sides import Peaks, Plan, peaks, plans, started
 
-import python_stdlib
-from dataset import find_datasets_dir, open_dataset
-from dataset_folder import TRAIN
-from errors import run_command
+from benchmarks.speed_table import Row, Shape, table
+from benchmarks.training_sides import Peaks, Plan, peaks, plans, started
+from rungs.common.errors import run_command
+from rungs.data import python_stdlib
+from rungs.data.catalog import find_datasets_dir, open_dataset
+from rungs.data.dataset import TRAIN
 
 PRESETS: dict[str, dict[str, Any]] = {
     "small": {},

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import click
-from speed_table import PYTORCH, REFERENCE, Shape
+
+from benchmarks.speed_table import PYTORCH, REFERENCE, Shape
 
 LEARNING_RATE = 1e-3
 OURS: dict[str, dict[str, Any]] = {

@@ -7,9 +7,9 @@ An A-to-A model says the last token again and again.
 
 import click
 
-from checkpointing import load_model, load_tokenizer
-from errors import run_command
-from generation import Generator, Request
+from rungs.checkpointing.checkpoint_folder import load_model, load_tokenizer
+from rungs.common.errors import run_command
+from rungs.model.generation import Generator, Request
 
 PROMPT = "Every effort moves you"
 NEW_TOKENS = 20

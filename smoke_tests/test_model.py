@@ -15,11 +15,11 @@ from pathlib import Path
 
 import click
 
-import logs
-from config import load_run
-from dataset import find_datasets_dir
-from errors import run_command
-from run_folder import RunFolder, find_run
+from rungs.common import run_log
+from rungs.common.errors import run_command
+from rungs.config.run_config import load_run
+from rungs.data.catalog import find_datasets_dir
+from rungs.run.folder import RunFolder, find_run
 
 
 @click.command()
@@ -53,12 +53,12 @@ def main(
     os.environ["JAX_PLATFORMS"] = "cpu"
     # JAX takes seconds to import; a mistake in a config is told before that.
 
-    import runtime
-    from checkup_table import failed_checks
-    from patient import Limits, admit
+    from rungs.diagnostics.model_check.subject import Limits, admit
+    from rungs.diagnostics.model_check.table import failed_checks
+    from rungs.parallel import jax_setup
 
-    logs.say()
-    runtime.cache_compiled_code()
+    run_log.say()
+    jax_setup.cache_compiled_code()
     limits = Limits(sequences, tokens, steps)
     patient = admit(folder, config, find_datasets_dir(datasets_dir), limits)
     sys.exit(1 if failed_checks(folder.path, config, patient) else 0)

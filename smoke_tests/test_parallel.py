@@ -16,11 +16,11 @@ from pathlib import Path
 
 import click
 
-import logs
-from config import load_run
-from dataset import find_datasets_dir
-from errors import run_command
-from run_folder import RunFolder, find_run
+from rungs.common import run_log
+from rungs.common.errors import run_command
+from rungs.config.run_config import load_run
+from rungs.data.catalog import find_datasets_dir
+from rungs.run.folder import RunFolder, find_run
 
 _OTHER_DEVICES = "--xla_force_host_platform_device_count="
 """An XLA flag that JAX refuses beside its own setting."""
@@ -56,12 +56,12 @@ def main(
     _start_again_with(devices)
     # JAX takes seconds to import, which the program that starts again can spare.
 
-    import runtime
-    from parity import Limits, Trial
-    from parity_table import is_all_alike
+    from rungs.diagnostics.parallel_check.table import is_all_alike
+    from rungs.diagnostics.parallel_check.trial import Limits, Trial
+    from rungs.parallel import jax_setup
 
-    logs.say()
-    runtime.cache_compiled_code()
+    run_log.say()
+    jax_setup.cache_compiled_code()
     limits = Limits(steps, sequences, tokens)
     trial = Trial.of_run(folder, config, find_datasets_dir(datasets_dir), limits)
     sys.exit(0 if is_all_alike(folder.path, config, trial, devices) else 1)

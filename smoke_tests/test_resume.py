@@ -15,11 +15,13 @@ from pathlib import Path
 
 import click
 
-import logs
-from config import load_run
-from dataset import find_datasets_dir
-from errors import UserError, run_command
-from run_folder import RunFolder, find_run
+from rungs.common import run_log
+from rungs.common.errors import UserError, run_command
+from rungs.config.run_config import load_run
+from rungs.data.catalog import find_datasets_dir
+from rungs.run.folder import RunFolder, find_run
+
+RECORDER = [sys.executable, str(Path(__file__).with_name("recording_train.py"))]
 
 
 @click.command()
@@ -49,16 +51,16 @@ def main(run: str, kills: int, tokens: int, keep: Path | None, datasets_dir: Pat
 
     import jax
 
-    from resumption import Resumption, open_datasets, shortened
-    from resumption_table import is_same
+    from rungs.diagnostics.resume_check.compare import Resumption, open_datasets, shortened
+    from rungs.diagnostics.resume_check.table import is_same
 
     jax.config.update("jax_platforms", "cpu")  # an accelerator is for the trainings
-    logs.say()
+    run_log.say()
     datasets_dir = find_datasets_dir(datasets_dir)
     short = shortened(folder, config, open_datasets(config, datasets_dir), tokens)
     with contextlib.ExitStack() as stack:
         place = _new(keep) if keep else Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        resumption = Resumption(place, short, datasets_dir)
+        resumption = Resumption(place, short, datasets_dir, RECORDER)
         sys.exit(0 if is_same(folder.path, short, resumption, kills) else 1)
 
 

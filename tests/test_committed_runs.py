@@ -5,12 +5,12 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import pytest
-from tiny_run import ROOT
 
-import config
-from sharding import one_device
-from state import AbstractState
-from step import make_train_step
+from rungs.config import run_config
+from rungs.parallel.mesh import one_device
+from rungs.step.state import AbstractState
+from rungs.step.train_step import make_train_step
+from tests.support.tiny_run import ROOT
 
 RUNS = sorted(path.parent for path in (ROOT / "runs").glob("*/train.json"))
 EXPECTED = {"a-to-a", "next-token", "a-to-a-fineweb", "gpt2-small"}
@@ -22,7 +22,7 @@ def test_the_runs_there_should_be() -> None:
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda path: path.name)
 def test_the_first_step_compiles(run: Path) -> None:
-    settings = config.load_run(run)
+    settings = run_config.load_run(run)
     train = settings.train
     abstract = AbstractState(settings, 10, one_device())
     model, optimizer = abstract.fill(abstract.weights, abstract.optimizer)  # type: ignore[arg-type]
@@ -37,5 +37,5 @@ def test_the_first_step_compiles(run: Path) -> None:
 
 
 def test_gpt2_small_has_the_size_it_says() -> None:
-    abstract = AbstractState(config.load_run(ROOT / "runs" / "gpt2-small"), 10, one_device())
+    abstract = AbstractState(run_config.load_run(ROOT / "runs" / "gpt2-small"), 10, one_device())
     assert sum(leaf.size for leaf in abstract.weights.values()) == 163_009_536

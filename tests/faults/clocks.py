@@ -3,10 +3,9 @@
 import datetime
 import time
 
-import kills
-
-import checkpointing
-import resume
+from rungs.checkpointing import checkpoint_folder
+from rungs.training import resume
+from tests.faults import kills
 
 
 def set_back(seconds: str, *kill: str) -> None:
@@ -17,6 +16,6 @@ def set_back(seconds: str, *kill: str) -> None:
     def earlier() -> datetime.datetime:
         return datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=back)
 
-    checkpointing.utc_now = resume.utc_now = earlier
+    checkpoint_folder.utc_now = resume.utc_now = earlier
     time.time = lambda: now() - back
     kills.kill_at(*kill)

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fault_runs import NoDrawer, go, short_run
-from tiny_run import make_dataset
 
-from run_folder import RunFolder
+from rungs.run.folder import RunFolder
+from tests.faults.fault_runs import NoDrawer, go, short_run
+from tests.support.tiny_run import make_dataset
 
 
 @pytest.fixture(scope="session")
@@ -24,7 +24,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory, datasets_dir: Path) -> Ru
     """A short run that nothing interrupted; not to be changed."""
     run = short_run(tmp_path_factory.mktemp("runs") / "straight")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("launch.ChartDrawer", NoDrawer)
+        patch.setattr("rungs.training.start.ChartDrawer", NoDrawer)
         assert go(run, datasets_dir) == 0
     return run
 
@@ -37,7 +37,7 @@ def run(tmp_path: Path) -> RunFolder:
 
 @pytest.fixture
 def no_charts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("launch.ChartDrawer", NoDrawer)
+    monkeypatch.setattr("rungs.training.start.ChartDrawer", NoDrawer)
 
 
 @pytest.fixture

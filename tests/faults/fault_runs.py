@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_run import ROOT, command, make_run
 
-import config
-from checkpointing import list_checkpoints
-from errors import RunFailure
-from launch import launch
-from run_folder import RunFolder, Start
+from rungs.checkpointing.checkpoint_folder import list_checkpoints
+from rungs.common.errors import RunFailure
+from rungs.config import run_config
+from rungs.run.folder import RunFolder, Start
+from rungs.training.start import launch
+from tests.support.tiny_run import ROOT, command, make_run
 
 FAULTY_TRAIN = Path(__file__).with_name("faulty_train.py")
 STEPS = 8
@@ -42,7 +42,7 @@ def short_run(folder: Path, **train: Any) -> RunFolder:
 
 def go(run: RunFolder, datasets_dir: Path, **start: Any) -> int:
     """Start it in this process."""
-    return launch(run, config.load_run(run.path), Start(**start), datasets_dir)
+    return launch(run, run_config.load_run(run.path), Start(**start), datasets_dir)
 
 
 def failure(run: RunFolder, datasets_dir: Path, **start: Any) -> str:

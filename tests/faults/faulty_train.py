@@ -8,13 +8,13 @@ knows of faults.
 import importlib
 import sys
 
-import signals
+from rungs.common import signals
 
 
 def put_in(fault: str) -> None:
     name, *arguments = fault.split(":")
     module, _, function = name.rpartition(".")
-    getattr(importlib.import_module(module), function)(*arguments)
+    getattr(importlib.import_module(f"tests.faults.{module}"), function)(*arguments)
 
 
 if __name__ == "__main__":
@@ -24,6 +24,6 @@ if __name__ == "__main__":
     put_in(fault)
 
     import train
-    from errors import run_command
+    from rungs.common.errors import run_command
 
     run_command(train.main)

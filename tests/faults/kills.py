@@ -15,17 +15,12 @@ from typing import Any, NamedTuple
 
 import filelock
 
-import checkpoint
-import checkpointing
-import evaluation
-import launch
-import logs
-import metrics
-import saver
-import step
-import trainer
-import weights_file
-from chart_drawer import ChartDrawer
+from rungs.checkpointing import checkpoint_folder, manifest, saver, weights_file
+from rungs.common import run_log
+from rungs.run import metrics
+from rungs.step import eval_step, train_step
+from rungs.training import start, trainer
+from rungs.training.chart_process import ChartDrawer
 
 SECONDS_TO_A_SECOND_SIGNAL = 1.2
 
@@ -63,7 +58,7 @@ def half_the_holder(path: Path, *_: Any) -> None:
 
 
 def is_the_last_step(folder: Path) -> bool:
-    latest = checkpointing.list_checkpoints(folder)[-1:]
+    latest = checkpoint_folder.list_checkpoints(folder)[-1:]
     return any(saved.step + 1 == saved.meta.total_steps for saved in latest)
 
 
@@ -77,35 +72,35 @@ AT_THE_START = {
     "while the holder is written": Moment(
         pathlib.Path, "write_text", half_the_holder, condition=is_holder
     ),
-    "before train.log is opened": Moment(logs, "keep"),
-    "while train.log is opened": Moment(logs, "keep", is_after=True),
-    "while the checkpoint is restored": Moment(checkpointing, "_place", is_after=True),
+    "before train.log is opened": Moment(run_log, "keep"),
+    "while train.log is opened": Moment(run_log, "keep", is_after=True),
+    "while the checkpoint is restored": Moment(checkpoint_folder, "_place", is_after=True),
     "before the metrics are cut": Moment(metrics, "_replace"),
     "while the metrics are cut": Moment(metrics, "_replace", is_after=True),
-    "before the first step": Moment(launch, "_trained"),
+    "before the first step": Moment(start, "_trained"),
 }
 """Each of them comes once in a start that goes on."""
 IN_THE_LOOP = {
-    "while the step is compiled": Moment(step, "gradients"),
+    "while the step is compiled": Moment(train_step, "gradients"),
     "before a step is recorded": Moment(metrics.MetricsLog, "append", half_a_line),
     "after a step is recorded": Moment(metrics.MetricsLog, "append", is_after=True),
     "before a validation": Moment(trainer, "mean_loss"),
-    "in a validation": Moment(evaluation, "place_batch"),
+    "in a validation": Moment(eval_step, "place_batch"),
     "after a validation": Moment(trainer, "mean_loss", is_after=True),
     "before the metrics are flushed": Moment(metrics.MetricsLog, "sync"),
     "after the metrics are flushed": Moment(metrics.MetricsLog, "sync", is_after=True),
     "before the weights are written": Moment(weights_file, "write_weights", half_the_weights),
     "between the shards and their index": Moment(weights_file, "write_index"),
-    "before meta.json": Moment(checkpoint, "seal"),
-    "between write and rename": Moment(checkpoint, "seal", is_after=True),
-    "between rename and links": Moment(checkpointing, "relink"),
-    "while links change": Moment(checkpointing, "_point"),
-    "while pruning": Moment(checkpointing.shutil, "rmtree", half_deleted),
+    "before meta.json": Moment(manifest, "seal"),
+    "between write and rename": Moment(manifest, "seal", is_after=True),
+    "between rename and links": Moment(checkpoint_folder, "relink"),
+    "while links change": Moment(checkpoint_folder, "_point"),
+    "while pruning": Moment(checkpoint_folder.shutil, "rmtree", half_deleted),
     "while charts are drawn": Moment(ChartDrawer, "request", half_a_chart),
 }
 AT_THE_END = {
     "between the last rename and its links": Moment(
-        checkpointing, "relink", condition=is_the_last_step
+        checkpoint_folder, "relink", condition=is_the_last_step
     )
 }
 MAKING_UP = {"between a late validation and its save": Moment(saver.Saver, "save")}

@@ -5,8 +5,8 @@ import resource
 from pathlib import Path
 from typing import Any
 
-import out_of_memory
-import trainer
+from rungs.planning import oom_advice
+from rungs.training import trainer
 
 MACHINE_BYTES = 900_000_000
 
@@ -29,4 +29,4 @@ def too_little_for_a_step(megabytes: str) -> None:
         return limited
 
     vars(trainer)["make_train_step"] = made
-    vars(out_of_memory)["memory_bytes"] = lambda: MACHINE_BYTES
+    vars(oom_advice)["memory_bytes"] = lambda: MACHINE_BYTES

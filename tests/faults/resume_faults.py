@@ -6,9 +6,9 @@ from typing import Any
 import jax.numpy as jnp
 from flax import nnx
 
-import launch
-from data import Batch, TrainingData
-from metrics import MetricsLog
+from rungs.data.loader import Batch, TrainingData
+from rungs.run.metrics import MetricsLog
+from rungs.training import start
 
 
 def steps_counted_anew() -> None:
@@ -23,7 +23,7 @@ def moments_left_behind() -> None:
 
 def _change_restored(name: str) -> None:
     """Have the variables of this name restored as zeros."""
-    restore = launch.restore
+    restore = start.restore
 
     def restore_but_one(*args: Any) -> Any:
         model, optimizer = restore(*args)
@@ -32,7 +32,7 @@ def _change_restored(name: str) -> None:
                 variable.set_value(jnp.zeros_like(variable.get_value()))
         return model, optimizer
 
-    launch.restore = restore_but_one  # type: ignore[assignment]
+    start.restore = restore_but_one  # type: ignore[assignment]
 
 
 def data_one_step_ahead() -> None:

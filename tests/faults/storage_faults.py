@@ -11,8 +11,8 @@ from typing import Any
 
 import jax
 
-import metrics
-import weights_file
+from rungs.checkpointing import weights_file
+from rungs.run import metrics
 
 
 def limit_files(size: str) -> None:

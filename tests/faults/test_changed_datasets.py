@@ -10,15 +10,23 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fault_runs import NoDrawer, error_line, failure, faulty, go, short_run, whole_steps
-from storage_faults import before_call, fail
-from tiny_run import assert_same_outcome
 
-import token_file
-from dataset_folder import Dataset, read_description
-from errors import RunFailure, UserError
-from metrics import MetricsLog
-from run_folder import RunFolder
+from rungs.common.errors import RunFailure, UserError
+from rungs.data import token_file
+from rungs.data.dataset import Dataset, read_description
+from rungs.run.folder import RunFolder
+from rungs.run.metrics import MetricsLog
+from tests.faults.fault_runs import (
+    NoDrawer,
+    error_line,
+    failure,
+    faulty,
+    go,
+    short_run,
+    whole_steps,
+)
+from tests.faults.storage_faults import before_call, fail
+from tests.support.tiny_run import assert_same_outcome
 
 pytest_plugins = ["fault_fixtures"]
 
@@ -50,7 +58,7 @@ def straight_longer(tmp_path_factory: pytest.TempPathFactory, datasets_dir: Path
     """A run of twice as many steps, more than are read ahead, that nothing interrupted."""
     run = short_run(tmp_path_factory.mktemp("longer") / "straight", **LONGER)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("launch.ChartDrawer", NoDrawer)
+        patch.setattr("rungs.training.start.ChartDrawer", NoDrawer)
         assert go(run, datasets_dir) == 0
     return run
 
@@ -180,5 +188,5 @@ def test_a_file_that_is_older_than_its_description_is_not_read_again(
     def read(*_: Any) -> None:
         raise AssertionError("read once more")
 
-    monkeypatch.setattr("dataset_folder._read_through", read)
+    monkeypatch.setattr("rungs.data.dataset._read_through", read)
     assert Dataset("x", tmp_path).description.splits["train"].tokens == 3

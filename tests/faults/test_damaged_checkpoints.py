@@ -10,17 +10,22 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fault_runs import error_line, go, short_run
-from tiny_run import ROOT, assert_same_outcome, make_dataset
 
-import checkpointing
-from checkpoint import Checkpoint, refuse_damaged
-from checkpointing import find_weights, list_checkpoints, load_model, load_tokenizer
-from errors import UserError
-from published.exporting import Export
-from resume import checkpoint_to_resume
-from run_folder import RunFolder, Start
-from tokenization import train_tokenizer
+from rungs.checkpointing import checkpoint_folder
+from rungs.checkpointing.checkpoint_folder import (
+    find_weights,
+    list_checkpoints,
+    load_model,
+    load_tokenizer,
+)
+from rungs.checkpointing.manifest import Checkpoint, refuse_damaged
+from rungs.common.errors import UserError
+from rungs.data.tokenizer import train_tokenizer
+from rungs.huggingface.exporting import Export
+from rungs.run.folder import RunFolder, Start
+from rungs.training.resume import checkpoint_to_resume
+from tests.faults.fault_runs import error_line, go, short_run
+from tests.support.tiny_run import ROOT, assert_same_outcome, make_dataset
 
 pytest_plugins = ["fault_fixtures"]
 
@@ -39,7 +44,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory, with_tokenizer: Path) -> Run
     """A run with weights in shards and a tokenizer; not to be changed."""
     run = short_run(tmp_path_factory.mktemp("saved") / "run", max_weights_file_bytes=60_000)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("chart_drawer.ChartDrawer._begin", lambda _: None)
+        patch.setattr("rungs.training.chart_process.ChartDrawer._begin", lambda _: None)
         assert go(run, with_tokenizer) == 0
     return run
 
@@ -71,7 +76,9 @@ def goes_on_from_the_one_before(run: RunFolder, damaged: Checkpoint, *named: str
     """That a start takes the checkpoint before a damaged one; the warning that names its files."""
     with pytest.MonkeyPatch.context() as patch:
         said: list[str] = []
-        patch.setattr(checkpointing.log, "warning", lambda text, *args: said.append(text % args))
+        patch.setattr(
+            checkpoint_folder.log, "warning", lambda text, *args: said.append(text % args)
+        )
         found = checkpoint_to_resume(run, Start())
     assert found is not None
     assert found.step == 6
@@ -152,7 +159,7 @@ def test_a_damaged_meta_decides_nothing(copy: RunFolder) -> None:
     loss = f'"selection_loss": {first.meta.selection_loss}'
     (first.folder / "meta.json").write_text(text.replace(loss, '"selection_loss": 0.1'))
     assert first.step not in [c.step for c in list_checkpoints(copy.checkpoints)]
-    checkpointing.relink(copy.checkpoints)
+    checkpoint_folder.relink(copy.checkpoints)
     assert (copy.checkpoints / "best").readlink() != Path(first.folder.name)
     with pytest.raises(UserError, match=r"damaged \(meta\.json\); name another"):
         checkpoint_to_resume(copy, Start(rewind_to=first.folder.name))

@@ -6,12 +6,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from small_disk import make_read_only, make_writable, needs_mount, small_disk
-from tiny_run import ROOT
+
+from tests.faults.small_disk import make_read_only, make_writable, needs_mount, small_disk
+from tests.support.tiny_run import ROOT
 
 PROGRAM = """
-import runtime
-runtime.cache_compiled_code()
+from rungs.parallel import jax_setup
+jax_setup.cache_compiled_code()
 import jax
 print(jax.jit(lambda x: x * 3 + 1)(2.0), jax.jit(lambda x: x - 9)(5.0))
 """

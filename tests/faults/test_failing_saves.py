@@ -5,18 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fault_runs import failure, go, whole_steps
-from storage_faults import fail
-from tiny_run import assert_same_outcome, losses
 
-import checkpoint
-import checkpointing
-import saver
-import trainer
-import weights_file
-from checkpointing import checkpoint_name, list_checkpoints
-from finite import Flags
-from run_folder import RunFolder
+from rungs.checkpointing import checkpoint_folder, manifest, saver, weights_file
+from rungs.checkpointing.checkpoint_folder import checkpoint_name, list_checkpoints
+from rungs.run.folder import RunFolder
+from rungs.step.nonfinite import Flags
+from rungs.training import trainer
+from tests.faults.fault_runs import failure, go, whole_steps
+from tests.faults.storage_faults import fail
+from tests.support.tiny_run import assert_same_outcome, losses
 
 pytest_plugins = ["fault_fixtures"]
 
@@ -55,7 +52,7 @@ def wait_after_a_save(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (weights_file, "write_weights", no_room, "No space left on device ("),
         (weights_file, "write_weights", no_sense, "KeyError: 'a bug'; see to that"),
-        (checkpoint, "seal", no_room, "No space left on device ("),
+        (manifest, "seal", no_room, "No space left on device ("),
         (saver, "_save_behind", no_room, "No space left on device ("),
         (saver, "_save_behind", lambda *_: FailedSave(), "No space left on device ("),
     ],
@@ -96,7 +93,7 @@ def test_a_failure_behind_the_loop_is_told_at_the_next_step(
 def test_a_failure_of_the_last_save_is_told(
     run: RunFolder, straight: RunFolder, datasets_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seal = checkpoint.seal
+    seal = manifest.seal
 
     def seal_or_fail(folder: Path, *arguments: Any) -> None:
         if folder.name.endswith("000007"):
@@ -104,7 +101,7 @@ def test_a_failure_of_the_last_save_is_told(
         seal(folder, *arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "seal", seal_or_fail)
+        patch.setattr(manifest, "seal", seal_or_fail)
         assert "the checkpoint of step 7" in failure(run, datasets_dir)
     assert len(losses(run)) == 8
     assert go(run, datasets_dir) == 0
@@ -115,17 +112,17 @@ def test_a_failure_of_the_last_save_is_told(
 def test_old_checkpoints_may_be_removed_by_hand(
     run: RunFolder, datasets_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    listed = checkpointing.list_checkpoints
+    listed = checkpoint_folder.list_checkpoints
 
-    def list_a_ghost(folder: Path) -> list[checkpoint.Checkpoint]:
+    def list_a_ghost(folder: Path) -> list[manifest.Checkpoint]:
         found = listed(folder)
         ghost = folder / "20200101Z000000-step-000000"
         meta = found[0].meta.model_copy(update={"selection_loss": None})
-        return [checkpoint.Checkpoint(ghost, meta), *found]
+        return [manifest.Checkpoint(ghost, meta), *found]
 
     assert go(run, datasets_dir) == 0
-    monkeypatch.setattr(checkpointing, "list_checkpoints", list_a_ghost)
-    checkpointing.prune(run.checkpoints, keep=3)
+    monkeypatch.setattr(checkpoint_folder, "list_checkpoints", list_a_ghost)
+    checkpoint_folder.prune(run.checkpoints, keep=3)
     assert whole_steps(run) == [3, 6, 7]
 
 
@@ -136,11 +133,11 @@ def test_a_step_saved_again_never_takes_the_place_of_the_first(
 ) -> None:
     stamp = "20260101Z000000"
     earlier = "20250101Z000000" if clock == "goes back" else stamp
-    monkeypatch.setattr(checkpointing, "time_stamp", lambda: stamp)
+    monkeypatch.setattr(checkpoint_folder, "time_stamp", lambda: stamp)
     assert go(run, datasets_dir) == 0
     first = list_checkpoints(run.checkpoints)[-1]
     assert first.folder.name == f"{stamp}-step-000007"
-    monkeypatch.setattr(checkpointing, "time_stamp", lambda: earlier)
+    monkeypatch.setattr(checkpoint_folder, "time_stamp", lambda: earlier)
     assert checkpoint_name(run.checkpoints, 7) == "20260101Z000001-step-000007"
     assert checkpoint_name(run.checkpoints, 8) == f"{earlier}-step-000008"
     (run.checkpoints / ".20260101Z000059-step-000007").mkdir()

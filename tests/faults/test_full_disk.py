@@ -9,7 +9,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fault_runs import (
+
+from rungs.checkpointing import weights_file
+from rungs.checkpointing.checkpoint_folder import list_checkpoints
+from rungs.common.errors import RunFailure
+from rungs.run.folder import RunFolder
+from rungs.run.metrics import MetricsLog
+from tests.faults.fault_runs import (
     assert_no_torn_line,
     error_line,
     failure,
@@ -18,15 +24,9 @@ from fault_runs import (
     short_run,
     whole_steps,
 )
-from small_disk import free_bytes, grow, needs_mount, small_disk
-from storage_faults import fail, fill_up_in_weights
-from tiny_run import assert_same_outcome, train
-
-import weights_file
-from checkpointing import list_checkpoints
-from errors import RunFailure
-from metrics import MetricsLog
-from run_folder import RunFolder
+from tests.faults.small_disk import free_bytes, grow, needs_mount, small_disk
+from tests.faults.storage_faults import fail, fill_up_in_weights
+from tests.support.tiny_run import assert_same_outcome, train
 
 pytest_plugins = ["fault_fixtures"]
 
@@ -101,8 +101,10 @@ def test_a_checkpoint_that_will_not_fit_is_not_begun(
     run: RunFolder, datasets_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = SimpleNamespace(total=10**6, free=CHECKPOINT_BYTES)
-    monkeypatch.setattr("disk.shutil.disk_usage", lambda _: usage)
-    monkeypatch.setattr("checkpointing.checkpoint_name", lambda *_: pytest.fail("was begun"))
+    monkeypatch.setattr("rungs.common.disk.shutil.disk_usage", lambda _: usage)
+    monkeypatch.setattr(
+        "rungs.checkpointing.checkpoint_folder.checkpoint_name", lambda *_: pytest.fail("was begun")
+    )
     assert room_of(failure(run, datasets_dir))[1] == CHECKPOINT_BYTES
 
 
@@ -110,7 +112,9 @@ def test_a_checkpoint_that_will_not_fit_is_not_begun(
 def test_a_disk_that_does_not_say_how_large_it_is_has_room(
     run: RunFolder, datasets_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("disk.shutil.disk_usage", lambda _: SimpleNamespace(total=0, free=0))
+    monkeypatch.setattr(
+        "rungs.common.disk.shutil.disk_usage", lambda _: SimpleNamespace(total=0, free=0)
+    )
     assert go(run, datasets_dir) == 0
 
 
@@ -159,7 +163,7 @@ def test_no_room_for_the_metrics_at_a_start(
     assert go(run, datasets_dir) == 0
     before = run.metrics.read_bytes()
     shutil.rmtree(list_checkpoints(run.checkpoints)[-1].folder)
-    monkeypatch.setattr("disk.flush", lambda _: fail(errno.ENOSPC))
+    monkeypatch.setattr("rungs.common.disk.flush", lambda _: fail(errno.ENOSPC))
     message = failure(run, datasets_dir)
     assert message.startswith(f"{run.metrics}: the metrics so far could not be written: No space")
     assert run.metrics.read_bytes() == before

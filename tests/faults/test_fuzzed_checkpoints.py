@@ -9,12 +9,31 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from conftest import model_config, train_config
 from flax import nnx
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save
-from trouble import (
+
+from generate import stop_tokens
+from rungs.checkpointing import checkpoint_folder
+from rungs.checkpointing.checkpoint_folder import (
+    find_weights,
+    list_checkpoints,
+    load_model,
+    newest_whole,
+)
+from rungs.checkpointing.manifest import CheckpointMeta, read_checkpoint, seal
+from rungs.checkpointing.weights_file import Origin, Weights, WeightsHeader, write_weights
+from rungs.common.errors import UserError
+from rungs.config.run_config import RunConfig
+from rungs.config.train_config import ShardingConfig
+from rungs.data.token_file import read_layout
+from rungs.data.tokenizer import train_tokenizer
+from rungs.huggingface.tensors.reader import safetensors_types
+from rungs.run.folder import RunFolder, Start
+from rungs.step.state import shapes_of
+from rungs.training.resume import checkpoint_to_resume
+from tests.faults.trouble import (
     ODD_TEXTS,
     Fault,
     attempt,
@@ -26,21 +45,7 @@ from trouble import (
     put,
     safetensors,
 )
-
-import checkpointing
-from checkpoint import CheckpointMeta, read_checkpoint, seal
-from checkpointing import find_weights, list_checkpoints, load_model, newest_whole
-from config import RunConfig
-from errors import UserError
-from generate import stop_tokens
-from published.tensor_folder import safetensors_types
-from resume import checkpoint_to_resume
-from run_folder import RunFolder, Start
-from state import shapes_of
-from token_file import read_layout
-from tokenization import train_tokenizer
-from train_config import ShardingConfig
-from weights_file import Origin, Weights, WeightsHeader, write_weights
+from tests.support.configs import model_config, train_config
 
 CONFIG = RunConfig(model_config(vocab_size=8, emb_dim=4, n_layers=1, n_heads=1), train_config())
 OLD, NEW = "20260101Z000000-step-000001", "20260102Z000000-step-000002"
@@ -92,7 +97,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / "optimizer").mkdir()
         (folder / "optimizer" / "numbers").write_bytes(bytes(100))
         seal(folder, _meta(step))
-    checkpointing.relink(run / "checkpoints")
+    checkpoint_folder.relink(run / "checkpoints")
     return run
 
 

@@ -12,10 +12,29 @@ import click
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from published_models import MODELS
-from test_commands import byte_model
-from tiny_run import MODEL, ROOT, TRAIN, make_dataset, make_run
-from trouble import (
+
+import charts
+import download_dataset
+import evaluate
+import generate
+import plan
+import pretrained
+import train
+from rungs.charts.run_charts import loss_by_step
+from rungs.checkpointing.checkpoint_folder import find_weights
+from rungs.common.errors import EXIT_BAD_INPUT, UserError, run_command
+from rungs.data.catalog import open_dataset
+from rungs.data.dataset import Dataset
+from rungs.data.text_dataset import TextSection
+from rungs.data.tokenizer import load_tokenizer, train_tokenizer
+from rungs.huggingface.importing import find_source
+from rungs.run import recorded_run
+from rungs.run.derive import create_like
+from rungs.run.folder import RunFolder, find_run
+from rungs.run.metrics import MetricsLog
+from rungs.run.recorded_run import RecordedRun
+from tests.commands.test_commands import byte_model
+from tests.faults.trouble import (
     ODD_TEXTS,
     as_json,
     assert_clear,
@@ -28,26 +47,8 @@ from trouble import (
     put,
     snapshot,
 )
-
-import charts
-import download_dataset
-import evaluate
-import generate
-import plan
-import pretrained
-import records
-import train
-from checkpointing import find_weights
-from dataset import open_dataset
-from dataset_folder import Dataset
-from errors import EXIT_BAD_INPUT, UserError, run_command
-from metrics import MetricsLog
-from new_run import create_like
-from published.importing import find_source
-from records import RecordedRun
-from run_folder import RunFolder, find_run
-from text_dataset import TextSection
-from tokenization import load_tokenizer, train_tokenizer
+from tests.support.published_models import MODELS
+from tests.support.tiny_run import MODEL, ROOT, TRAIN, make_dataset, make_run
 
 Capture = pytest.CaptureFixture[str]
 STEP = {
@@ -111,7 +112,7 @@ def here(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "new_run._write_whole",
     ):
         monkeypatch.setattr(name, work)
-    monkeypatch.setattr("launch.launch", train)
+    monkeypatch.setattr("rungs.training.start.launch", train)
 
 
 def assert_ends_well(command: click.Command, arguments: list[str], capsys: Capture) -> None:
@@ -311,7 +312,7 @@ def test_any_metrics_are_drawn_or_refused(lines: list[bytes], tmp_path: Path) ->
     recorded = attempt(lambda: RecordedRun.load(run.path), tmp_path)
     assert isinstance(recorded, RecordedRun)
     assert [step for step in recorded.steps if step.global_step < 3]
-    assert records.figures_table([recorded])
-    charts.loss_by_step([recorded])
+    assert recorded_run.figures_table([recorded])
+    loss_by_step([recorded])
     put(run.metrics.with_name("again"), run.metrics.read_bytes())
     MetricsLog(run.metrics.with_name("again"), 2).__exit__()

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_run import MODEL, TRAIN
-from trouble import Fault, attempt, bad_json, examples, in_place, no_file, put
 
-import config
-from checkpoint import CheckpointMeta
-from config import RunConfig, load_run
-from errors import UserError
-from train_config import ShardingConfig
-from weights_file import WeightsHeader
+from rungs.checkpointing.manifest import CheckpointMeta
+from rungs.checkpointing.weights_file import WeightsHeader
+from rungs.common.errors import UserError
+from rungs.config import run_config
+from rungs.config.run_config import RunConfig, load_run
+from rungs.config.train_config import ShardingConfig
+from tests.faults.trouble import Fault, attempt, bad_json, examples, in_place, no_file, put
+from tests.support.tiny_run import MODEL, TRAIN
 
 FULL_MODEL: dict[str, Any] = MODEL | {
     "$schema": "../../schemas/model.schema.json",
@@ -88,9 +88,9 @@ def assert_written_and_read(found: RunConfig) -> None:
     """As a checkpoint's two headers hold both configs."""
     header = WeightsHeader(*found, "tiny")
     again = WeightsHeader.of_metadata(header.as_metadata())
-    assert config.differences(again.model, found.model) == {}
+    assert run_config.differences(again.model, found.model) == {}
     assert again.train is not None
-    assert config.differences(again.train, found.train) == {}
+    assert run_config.differences(again.train, found.train) == {}
     meta = CheckpointMeta(
         global_step=0,
         total_steps=1,
@@ -110,7 +110,7 @@ def assert_written_and_read(found: RunConfig) -> None:
     read = CheckpointMeta.model_validate_json(json.dumps(meta.model_dump(mode="json")).encode())
     assert read.is_intact()
     for now, then in zip(found, read.run_config(), strict=True):
-        assert config.differences(then, now) == {}
+        assert run_config.differences(then, now) == {}
 
 
 @pytest.mark.parametrize("count", [100_000])

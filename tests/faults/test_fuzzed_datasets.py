@@ -6,11 +6,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import model_config, train_config
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save
-from trouble import (
+
+from rungs.common.errors import UserError
+from rungs.data.catalog import add_pairs, add_text, folder_of, open_dataset
+from rungs.data.dataset import DESCRIPTION_FILE, Dataset
+from rungs.data.loader import TrainingData
+from rungs.data.tokenizer import train_tokenizer
+from tests.faults.trouble import (
     ODD_TEXTS,
     Fault,
     assert_clear,
@@ -22,12 +27,7 @@ from trouble import (
     examples,
     in_place,
 )
-
-from data import TrainingData
-from dataset import add_pairs, add_text, folder_of, open_dataset
-from dataset_folder import DESCRIPTION_FILE, Dataset
-from errors import UserError
-from tokenization import train_tokenizer
+from tests.support.configs import model_config, train_config
 
 TOKENS = np.arange(40, dtype=np.uint16) % 16
 BOUNDS = np.array([[2, 5], [5, 9], [20, 40]], np.int64)

@@ -13,13 +13,22 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from published_models import MODELS, arrays
 from safetensors.numpy import save
-from trouble import Fault, attempt, bad_bytes, bad_json, bad_weights, examples, in_place, put
 
-from errors import UserError
-from published.importing import Import, find_source, import_model
-from published.torch_file import torch_bits, torch_types
+from rungs.common.errors import UserError
+from rungs.huggingface.importing import Import, find_source, import_model
+from rungs.huggingface.tensors.torch_file import torch_bits, torch_types
+from tests.faults.trouble import (
+    Fault,
+    attempt,
+    bad_bytes,
+    bad_json,
+    bad_weights,
+    examples,
+    in_place,
+    put,
+)
+from tests.support.published_models import MODELS, arrays
 
 FAMILIES = [
     "gemma3-vision",

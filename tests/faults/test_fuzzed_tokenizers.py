@@ -8,11 +8,20 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from trouble import assert_clear, attempt, bad_bytes, bad_json, bad_object, examples, in_place, put
 
-from errors import UserError
-from published.imported_tokenizer import convert_tokenizer
-from tokenization import Tokenizer, load_tokenizer, train_tokenizer
+from rungs.common.errors import UserError
+from rungs.data.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
+from rungs.huggingface.import_tokenizer import convert_tokenizer
+from tests.faults.trouble import (
+    assert_clear,
+    attempt,
+    bad_bytes,
+    bad_json,
+    bad_object,
+    examples,
+    in_place,
+    put,
+)
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "tokenizers"
 TEXTS = ("", " ", "The lamp, 日本 😀\n\n  <s></s> <|endoftext|>\0", "\ud800")

@@ -10,8 +10,11 @@ from itertools import cycle
 from pathlib import Path
 
 import pytest
-from kills import AT_THE_END, AT_THE_START, IN_THE_LOOP
-from tiny_run import (
+
+from rungs.checkpointing.checkpoint_folder import list_checkpoints
+from rungs.run.folder import RunFolder
+from tests.faults.kills import AT_THE_END, AT_THE_START, IN_THE_LOOP
+from tests.support.tiny_run import (
     assert_same_outcome,
     command,
     last_checkpoint,
@@ -20,10 +23,7 @@ from tiny_run import (
     make_run,
     train,
 )
-from together import FAULTY_TRAIN
-
-from checkpointing import list_checkpoints
-from run_folder import RunFolder
+from tests.support.together import FAULTY_TRAIN
 
 RANDOM_KILLS = 4
 LONGER = {"epochs": 60, "shuffle": True, "checkpoint_interval": 20}

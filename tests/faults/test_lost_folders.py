@@ -9,18 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fault_runs import error_line, failure, faulty, go, short_run, whole_steps
-from small_disk import make_read_only, make_writable, needs_mount, small_disk
-from storage_faults import before_call, fail, remove_at_step
-from tiny_run import assert_same_outcome, final_arrays, losses, train
 
-import checkpointing
-import disk
-import metrics
-from checkpointing import list_checkpoints
-from metrics import MetricsLog
-from run_folder import RunFolder
-from saver import Saver
+from rungs.checkpointing import checkpoint_folder, manifest
+from rungs.checkpointing.checkpoint_folder import list_checkpoints
+from rungs.checkpointing.saver import Saver
+from rungs.common import disk as disk_module
+from rungs.run import metrics
+from rungs.run.folder import RunFolder
+from rungs.run.metrics import MetricsLog
+from tests.faults.fault_runs import error_line, failure, faulty, go, short_run, whole_steps
+from tests.faults.small_disk import make_read_only, make_writable, needs_mount, small_disk
+from tests.faults.storage_faults import before_call, fail, remove_at_step
+from tests.support.tiny_run import assert_same_outcome, final_arrays, losses, train
 
 pytest_plugins = ["fault_fixtures"]
 
@@ -41,10 +41,10 @@ def test_a_read_only_run_folder_is_refused(datasets_dir: Path, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("owner", "name", "what"),
     [
-        (disk, "flush", "the metrics so far"),
-        (checkpointing, "checkpoint_name", "the checkpoint of step 0"),
-        (checkpointing.checkpoint, "seal", "the checkpoint of step 0"),
-        (checkpointing, "relink", "the names best and latest"),
+        (disk_module, "flush", "the metrics so far"),
+        (checkpoint_folder, "checkpoint_name", "the checkpoint of step 0"),
+        (manifest, "seal", "the checkpoint of step 0"),
+        (checkpoint_folder, "relink", "the names best and latest"),
     ],
 )
 @pytest.mark.usefixtures("no_charts")
@@ -154,8 +154,8 @@ def test_checkpoints_that_are_removed_do_not_cost_what_is_being_learned(
 def test_checkpoints_that_are_removed_under_a_save(
     run: RunFolder, datasets_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpointing.checkpoint, "seal", checkpointing.checkpoint.seal)
-    before_call(checkpointing.checkpoint, "seal", 2, lambda *_: shutil.rmtree(run.checkpoints))
+    monkeypatch.setattr(manifest, "seal", manifest.seal)
+    before_call(manifest, "seal", 2, lambda *_: shutil.rmtree(run.checkpoints))
     message = failure(run, datasets_dir)
     assert "the checkpoint of step 3 could not be written: No such file or directory" in message
     assert "bring back what was removed or moved" in message
@@ -165,12 +165,12 @@ def test_checkpoints_that_are_removed_under_a_save(
 def test_a_checkpoint_whose_weights_are_removed_under_the_save_is_not_sealed(
     run: RunFolder, datasets_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpointing.checkpoint, "seal", checkpointing.checkpoint.seal)
+    monkeypatch.setattr(manifest, "seal", manifest.seal)
 
     def remove_weights(folder: Path, *_: Any) -> None:
         (folder / "model.safetensors").unlink()
 
-    before_call(checkpointing.checkpoint, "seal", 2, remove_weights)
+    before_call(manifest, "seal", 2, remove_weights)
     assert "the checkpoint of step 3 could not be written" in failure(run, datasets_dir)
     assert whole_steps(run) == [0]
 

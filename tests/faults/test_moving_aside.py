@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_kill import faulty
-from tiny_run import assert_same_outcome, make_dataset, make_run, train
 
-import metrics
-from checkpoint import read_checkpoint
-from checkpointing import list_checkpoints
-from resume import checkpoint_to_resume, put_aside
-from run_folder import RunFolder, Start
+from rungs.checkpointing.checkpoint_folder import list_checkpoints
+from rungs.checkpointing.manifest import read_checkpoint
+from rungs.run import metrics
+from rungs.run.folder import RunFolder, Start
+from rungs.training.resume import checkpoint_to_resume, put_aside
+from tests.faults.test_kill import faulty
+from tests.support.tiny_run import assert_same_outcome, make_dataset, make_run, train
 
 
 class Killed(BaseException):

@@ -16,22 +16,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from tiny_run import MODEL, assert_same_outcome, final_arrays, make_dataset, make_run
 
-import config
-import devices
-import launch
-import metrics
-import replay
-import trainer
-from capsule import MOST_CAPSULES, open_capsule
-from checkpointing import list_checkpoints
-from errors import EXIT_FAILED, RunFailure, UserError
-from kernels.cross_entropy import target_losses
-from model import GPT
-from run_folder import RunFolder, Start
-from state import named_arrays
-from weights_file import Weights
+from rungs.checkpointing.checkpoint_folder import list_checkpoints
+from rungs.checkpointing.weights_file import Weights
+from rungs.common.errors import EXIT_FAILED, RunFailure, UserError
+from rungs.config import run_config
+from rungs.model.gpt import GPT
+from rungs.model.kernels.cross_entropy import target_losses
+from rungs.parallel import devices
+from rungs.run import metrics
+from rungs.run.folder import RunFolder, Start
+from rungs.step.state import named_arrays
+from rungs.training import replay, trainer
+from rungs.training import start as start_module
+from rungs.training.failed_step import MOST_CAPSULES, open_capsule
+from tests.support.tiny_run import MODEL, assert_same_outcome, final_arrays, make_dataset, make_run
 
 pytestmark = pytest.mark.long
 
@@ -66,12 +65,12 @@ def make(tmp_path: Path) -> Callable[..., tuple[RunFolder, Path]]:
 
 
 def go(run: RunFolder, datasets: Path, **start: Any) -> int:
-    return launch.launch(run, config.load_run(run.path), Start(**start), datasets)
+    return start_module.launch(run, run_config.load_run(run.path), Start(**start), datasets)
 
 
 def overflow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Begin with an embedding of the rare token whose square is infinite."""
-    create = launch.create_model_and_optimizer
+    create = start_module.create_model_and_optimizer
 
     def with_large_row(*args: Any) -> Any:
         model, optimizer = create(*args)
@@ -81,7 +80,7 @@ def overflow(monkeypatch: pytest.MonkeyPatch) -> None:
         table.set_value(jax.device_put(rows, table[...].sharding))
         return model, optimizer
 
-    monkeypatch.setattr(launch, "create_model_and_optimizer", with_large_row)
+    monkeypatch.setattr(start_module, "create_model_and_optimizer", with_large_row)
 
 
 def change_losses(
@@ -245,7 +244,7 @@ def test_moments_that_overflow_are_never_saved_and_the_replay_names_step_and_mom
     """A gradient of 1e25 is finite, its square is not; step 23 is the last."""
     run, datasets = make([(at, 0)], clipping_max_norm=None)
     change_losses(monkeypatch, lambda loss, rare: jnp.where(rare, 1e25, 1) * loss)
-    monkeypatch.setattr("optimizer.optax.tree_utils.tree_norm", norm_of_large_numbers)
+    monkeypatch.setattr("rungs.optim.optimizer.optax.tree_utils.tree_norm", norm_of_large_numbers)
     with pytest.raises(RunFailure, match=rf"step {saved}: opt_state.1.nu\."):
         go(run, datasets)
     assert list(weights_of(run)) == list(range(0, saved, 5))
@@ -370,7 +369,7 @@ def test_a_capsule_that_cannot_be_made_does_not_end_the_run(
     def batch(*_: Any) -> None:
         raise RunFailure("the tokens have gone")
 
-    monkeypatch.setattr("data.TrainingData.batch", batch)
+    monkeypatch.setattr("rungs.data.loader.TrainingData.batch", batch)
     assert go(run, datasets) == 0
     assert "microbatch 1 is not finite; not kept: the tokens have gone" in messages.text
     assert list(run.capsules.iterdir()) == []

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from tiny_run import ROOT, command, make_dataset, make_run, train
+
+from tests.support.tiny_run import ROOT, command, make_dataset, make_run, train
 
 FAULTY_TRAIN = ROOT / "tests" / "faults" / "faulty_train.py"
 

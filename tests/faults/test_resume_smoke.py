@@ -7,21 +7,20 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_fine_tuning import LORA, imported_run
-from tiny_run import MODEL, ROOT, make_dataset, make_pairs, make_run
 
-import config
-import killer
-from resumption import Resumption, open_datasets, shortened
-from run_folder import RunFolder
+from rungs.config import run_config
+from rungs.diagnostics.resume_check.compare import Resumption, open_datasets, shortened
+from rungs.run.folder import RunFolder
+from tests.support.tiny_run import MODEL, ROOT, make_dataset, make_pairs, make_run
+from tests.training.test_fine_tuning import LORA, imported_run
 
 SCRIPT = ROOT / "smoke_tests" / "test_resume.py"
-FAULTY_WITNESS = """
-import runpy, sys
-sys.path.insert(0, {faults!r})
-import resume_faults
+RECORDER = SCRIPT.with_name("recording_train.py")
+FAULTY_RECORDER = """
+import runpy
+from tests.faults import resume_faults
 resume_faults.{fault}()
-runpy.run_path({witness!r}, run_name="__main__")
+runpy.run_path({recorder!r}, run_name="__main__")
 """
 MIXTURE = {"tiny": 2, "pairs": 1}
 SHARDING = {"mode": "fsdp", "data": 2}
@@ -72,9 +71,9 @@ def resumption(datasets_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     """Trained straight through."""
     folder = tmp_path_factory.mktemp("resumption")
     run = make_run(folder / "run", **EPOCHS)
-    configs = config.load_run(run.path)
+    configs = run_config.load_run(run.path)
     short = shortened(run, configs, open_datasets(configs, datasets_dir), tokens=16)
-    resumption = Resumption(folder / "short", short, datasets_dir)
+    resumption = Resumption(folder / "short", short, datasets_dir, [sys.executable, str(RECORDER)])
     resumption.train_straight()
     return resumption
 
@@ -96,9 +95,8 @@ def test_what_a_resumed_process_does_wrong_is_named(
     resumption: Resumption,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    names = {"faults": str(Path(__file__).parent), "witness": killer.WITNESS[1], "fault": fault}
-    script = FAULTY_WITNESS.format(**names)
-    monkeypatch.setattr(killer, "WITNESS", [sys.executable, "-c", script])
+    script = FAULTY_RECORDER.format(recorder=str(RECORDER), fault=fault)
+    monkeypatch.setattr(resumption._killed, "_recorder", [sys.executable, "-c", script])
     assert len(list(resumption.train_killed(1))) == 1
     found = {finding.what: finding.difference for finding in resumption.findings()}
     assert re.match(difference, found.pop(what) or "none"), found

@@ -4,7 +4,8 @@ import subprocess
 import sys
 
 import pytest
-from tiny_run import ROOT
+
+from tests.support.tiny_run import ROOT
 
 FAULTS = 12
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PRODUCT = sorted([*ROOT.glob("*.py"), *ROOT.glob("published/*.py"), *ROOT.glob("smoke_tests/*.py")])
+FOLDERS = ("*.py", "rungs/**/*.py", "smoke_tests/*.py")
+PRODUCT = sorted(path for folder in FOLDERS for path in ROOT.glob(folder))
 FORBIDDEN_MODULES = {
     "pickle",
     "cPickle",

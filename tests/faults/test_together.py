@@ -4,11 +4,17 @@ import signal
 from pathlib import Path
 
 import pytest
-from tiny_run import assert_same_outcome, last_checkpoint, losses, make_dataset, make_run
-from together import finish, together
 
-from checkpointing import list_checkpoints
-from run_folder import RunFolder
+from rungs.checkpointing.checkpoint_folder import list_checkpoints
+from rungs.run.folder import RunFolder
+from tests.support.tiny_run import (
+    assert_same_outcome,
+    last_checkpoint,
+    losses,
+    make_dataset,
+    make_run,
+)
+from tests.support.together import finish, together
 
 MESH = {"mode": "fsdp_tp", "data": 2, "tensor": 2}
 NO_FAULT = ""

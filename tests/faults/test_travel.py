@@ -9,10 +9,17 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from tiny_run import ROOT, assert_same_outcome, last_checkpoint, make_dataset, make_run, train
-from together import FAULTY_TRAIN
 
-from run_folder import RunFolder
+from rungs.run.folder import RunFolder
+from tests.support.tiny_run import (
+    ROOT,
+    assert_same_outcome,
+    last_checkpoint,
+    make_dataset,
+    make_run,
+    train,
+)
+from tests.support.together import FAULTY_TRAIN
 
 MORE_STEPS = {"min_train_tokens": 60 * 128}
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from errors import UserError
+from rungs.common.errors import UserError
 
 FACTOR = int(os.environ.get("RUNGS_FUZZ_FACTOR", "1"))
 DEADLINE_SECONDS = 10

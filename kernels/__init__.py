@@ -1,1 +1,0 @@
-"""What is computed in a special way to be fast."""

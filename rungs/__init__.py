@@ -1,0 +1,88 @@
+"""Train language models in JAX from run folders.
+
+    import rungs
+    model = rungs.load_model("runs/layers")   # model(tokens_BS) gives logits_BSV
+    config = rungs.load_run("runs/layers")    # model.json and train.json, checked
+
+Each package's first lines say what it is for and what it may import:
+
+    common         errors, files, JSON, logging
+    config         model.json and train.json
+    run            a run folder and its metrics
+    data           tokenizers, datasets, batches
+    parallel       mesh, sharding modes, collectives, processes
+    model          the decoder, its kernels, generation
+    optim          optimizers, schedules, precision
+    step           the compiled training and evaluation steps
+    checkpointing  checkpoints and weight files
+    planning       memory, FLOPs, communication, time
+    huggingface    import and export of published models
+    training       start, loop, resume, failed steps
+    scaling        ladders, power laws, muP
+    diagnostics    checks of a run that smoke tests call
+    charts         pictures
+
+The names below are imported when they are first used; `import rungs` alone imports nothing heavy.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rungs.checkpointing.checkpoint_folder import load_model, load_tokenizer
+    from rungs.common.errors import RunFailure, UserError
+    from rungs.config.model_config import ModelConfig
+    from rungs.config.run_config import RunConfig, load_run
+    from rungs.config.train_config import TrainConfig
+    from rungs.data.catalog import open_dataset
+    from rungs.data.tokenizer import Tokenizer
+    from rungs.model.generation import Generator, Request
+    from rungs.model.gpt import GPT
+    from rungs.model.sampling import Sampling
+    from rungs.run.recorded_run import RecordedRun
+
+_MODULES = {
+    "GPT": "model.gpt",
+    "Generator": "model.generation",
+    "ModelConfig": "config.model_config",
+    "RecordedRun": "run.recorded_run",
+    "Request": "model.generation",
+    "RunConfig": "config.run_config",
+    "RunFailure": "common.errors",
+    "Sampling": "model.sampling",
+    "Tokenizer": "data.tokenizer",
+    "TrainConfig": "config.train_config",
+    "UserError": "common.errors",
+    "load_model": "checkpointing.checkpoint_folder",
+    "load_run": "config.run_config",
+    "load_tokenizer": "checkpointing.checkpoint_folder",
+    "open_dataset": "data.catalog",
+}
+
+__all__ = [
+    "GPT",
+    "Generator",
+    "ModelConfig",
+    "RecordedRun",
+    "Request",
+    "RunConfig",
+    "RunFailure",
+    "Sampling",
+    "Tokenizer",
+    "TrainConfig",
+    "UserError",
+    "load_model",
+    "load_run",
+    "load_tokenizer",
+    "open_dataset",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'rungs' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"rungs.{_MODULES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

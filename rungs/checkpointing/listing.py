@@ -1,0 +1,75 @@
+"""What there is to say of each checkpoint of a run."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+from rungs.checkpointing.checkpoint_folder import (
+    BEST,
+    CHECKPOINT_NAMES,
+    IMPORTED,
+    LATEST,
+    link_target,
+)
+from rungs.checkpointing.manifest import META_FILE, read_checkpoint
+from rungs.common.errors import UserError
+from rungs.run.folder import RunFolder
+
+
+class ListedCheckpoint(NamedTuple):
+    """One checkpoint folder, valid or not."""
+
+    name: str
+    step: int | None
+    """The last step taken; None for imported weights, and where meta.json cannot be read."""
+    train_loss: float | None
+    validation_loss: float | None
+    bytes: int
+    created: str
+    """UTC, ISO 8601; empty where it is not known."""
+    links: list[str]
+    """Which of `best` and `latest` lead here."""
+    damage: list[str]
+    """Files that are missing, changed or not to be trusted."""
+    has_checksums: bool
+
+
+def list_run(run: RunFolder, *, verify: bool) -> list[ListedCheckpoint]:
+    """Return a run's checkpoints by folder name, which is by time; imported weights come first.
+
+    Args:
+        verify: hash every file; otherwise only missing files and a damaged meta.json are found.
+    """
+    folder = run.checkpoints
+    targets = {name: link_target(folder / name) for name in (BEST, LATEST)}
+
+    def links(path: Path) -> list[str]:
+        return [name for name, target in targets.items() if target == path.name]
+
+    imported = [folder / IMPORTED] if (folder / IMPORTED).is_dir() else []
+    saved = sorted(folder.glob(CHECKPOINT_NAMES))
+    return [
+        *(_unsealed(path, links(path), damage=[]) for path in imported),
+        *(_listed(path, links(path), verify) for path in saved),
+    ]
+
+
+def _listed(folder: Path, links: list[str], verify: bool) -> ListedCheckpoint:
+    try:
+        checkpoint = read_checkpoint(folder)
+    except UserError:
+        return _unsealed(folder, links, damage=[META_FILE])
+    meta = checkpoint.meta
+    damage = checkpoint.damage() if verify else checkpoint.missing()
+    losses = meta.train_loss, meta.validation_loss
+    size = _bytes(folder)
+    return ListedCheckpoint(
+        folder.name, meta.global_step, *losses, size, meta.created, links, damage, True
+    )
+
+
+def _unsealed(folder: Path, links: list[str], damage: list[str]) -> ListedCheckpoint:
+    return ListedCheckpoint(folder.name, None, None, None, _bytes(folder), "", links, damage, False)
+
+
+def _bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

@@ -1,0 +1,126 @@
+"""Folders that appear whole or not at all, built by one process at a time."""
+
+import contextlib
+import glob
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from filelock import AcquireReturnProxy, BaseFileLock, FileLock, Timeout
+
+from rungs.common.disk import sync_to_disk
+from rungs.common.errors import UserError, reason
+from rungs.common.paths import is_there
+
+logger = logging.getLogger("rungs.atomic_folder")
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the right to build or replace `folder`, waiting for another process that has it.
+
+    Raises:
+        UserError: where the folder cannot be written, also for an OSError within the block.
+    """
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with _acquired(FileLock(_sibling(folder, "lock")), folder):
+            _restore(folder)
+            yield
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be built: {reason(error)}") from error
+
+
+def _acquired(lock: BaseFileLock, folder: Path) -> AcquireReturnProxy:
+    try:
+        return lock.acquire(timeout=0)
+    except Timeout:
+        logger.warning("%s: another process is building it; waiting", folder)
+        return lock.acquire()
+
+
+@contextlib.contextmanager
+def replaced(folder: Path, *, resume: bool = False) -> Iterator[Path]:
+    """Build `folder` anew, under `locked`: yields an empty folder beside it to fill, which takes
+    its name when the block ends.
+
+    Args:
+        resume: whether the half-filled folder of an attempt that failed is kept and yielded to
+            the next.
+    """
+    partial, old = _sibling(folder, "partial"), _sibling(folder, "old")
+    if not resume:
+        _remove(partial)
+    partial.mkdir(exist_ok=resume)
+    try:
+        yield partial
+        if folder.exists():
+            folder.rename(old)
+        partial.rename(folder)
+    except BaseException:
+        _restore(folder)
+        if not resume:
+            _remove(partial)
+        raise
+    sync_to_disk(folder.parent)
+    _remove(old)
+
+
+def recover(folder: Path) -> None:
+    """Bring a folder back whose replacement was cut off between its two renames."""
+    if is_there(_sibling(folder, "old")):
+        with locked(folder):
+            pass
+
+
+def _restore(folder: Path) -> None:
+    """Undo a replacement that stopped between its two renames; drop an old folder left over."""
+    old = _sibling(folder, "old")
+    if old.exists() and not folder.exists():
+        old.rename(folder)
+    _remove(old)
+
+
+def _sibling(folder: Path, kind: str) -> Path:
+    return folder.with_name(f".{folder.name}.{kind}")
+
+
+def _remove(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def created(folder: Path) -> Iterator[Path]:
+    """Make a folder that was not there: yields an empty one beside it to fill, which is synced and
+    takes its name when the block ends, and is deleted where it raises.
+
+    Raises:
+        UserError: it cannot be written, also for an OSError within the block, or something of its
+            name appeared meanwhile.
+    """
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        _warn_of_leftovers(folder)
+        with tempfile.TemporaryDirectory(
+            prefix=f".{folder.name}.", suffix=".partial", dir=folder.parent
+        ) as unfinished:
+            new = Path(unfinished) / folder.name
+            new.mkdir()
+            yield new
+            for path in [*new.rglob("*"), new]:
+                sync_to_disk(path)
+            if os.path.lexists(folder):
+                raise UserError(f"{folder}: appeared meanwhile; it is left as it is")
+            new.rename(folder)
+        sync_to_disk(folder.parent)
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be written: {error.strerror or error}") from error
+
+
+def _warn_of_leftovers(folder: Path) -> None:
+    """Name what attempts left behind that were killed."""
+    for path in folder.parent.glob(f".{glob.escape(folder.name)}.*.partial"):
+        logger.warning("%s: of an attempt that was cut off, or runs now; delete it if not", path)

@@ -1,0 +1,190 @@
+"""JSON files read strictly: every mistake found in one pass, a line each, in the reader's terms."""
+
+import difflib
+import json
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, model_validator
+
+from rungs.common.errors import UserError
+from rungs.common.paths import require_regular
+
+_MOST_MISTAKES, _MOST_SHOWN = 50, 60
+
+
+class StrictModel(BaseModel):
+    """A frozen JSON object: unknown keys fail, types are exact, numbers are finite."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        frozen=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+    )
+
+    CHECKS: ClassVar[tuple[str, ...]] = ()
+    """Names of methods that check several keys together; each returns one line, «key: what is
+    wrong», or nothing."""
+
+    @model_validator(mode="after")
+    def _keys_fit_together(self) -> Self:
+        if lines := self.misfits():
+            raise ValueError("\n".join(lines))
+        return self
+
+    def misfits(self) -> list[str]:
+        """What the checks over several keys find; a check whose keys are absent is left out."""
+        lines = []
+        for check in self.CHECKS:
+            try:
+                lines.append(getattr(self, check)())
+            except AttributeError:
+                if len(self.__dict__) == len(type(self).model_fields):
+                    raise
+        return [line for line in lines if line]
+
+
+def read_text(path: Path) -> str:
+    """Text of a file; raises UserError where it is missing, unreadable or not UTF-8."""
+    try:
+        require_regular(path)
+        return path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 text (byte {error.start})") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+M = TypeVar("M", bound=StrictModel)
+
+
+def parse(
+    text: str, path: Path, model: type[M], elsewhere: Mapping[str, type[StrictModel]] | None = None
+) -> M:
+    """Read `text`, the contents of `path`, as a `model`.
+
+    Args:
+        elsewhere: the other files of the folder, by name, where a misplaced key may belong.
+
+    Raises:
+        UserError: one line for each mistake, with file, key, value and what is allowed.
+    """
+    values, lines = _parse_object(text, path)
+    try:
+        config = model.model_validate(values)
+    except ValidationError as error:
+        others: dict[str, type[StrictModel]] = {path.name: model, **(elsewhere or {})}
+        found = error.errors()
+        lines += [line for e in found[:_MOST_MISTAKES] for line in _mistakes(e, path, others)]
+        if (more := len(found) - _MOST_MISTAKES) > 0:
+            lines.append(f"{path}: and {more:,} mistakes more")
+        if wrong := {str(e["loc"][0]) for e in found if e["loc"]}:
+            lines += [f"{path}: {line}" for line in _partial(model, values, wrong).misfits()]
+    if lines:
+        raise UserError("\n".join(dict.fromkeys(lines)))
+    return config
+
+
+def _parse_object(text: str, path: Path) -> tuple[dict[str, Any], list[str]]:
+    """The JSON object in `text`, and a line for each key given twice."""
+    twice: list[str] = []
+
+    def note_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        counts = Counter(key for key, _ in pairs)
+        twice.extend(
+            f"{path}: {shown_name(key)}: given more than once; keep one"
+            for key, count in counts.items()
+            if count > 1
+        )
+        return dict(pairs)
+
+    try:
+        value = json.loads(text, object_pairs_hook=note_duplicates)
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:  # it could be written nowhere
+        raise UserError(f"{path}: holds half a character (a lone surrogate)") from None
+    except json.JSONDecodeError as error:
+        place = f"line {error.lineno}, column {error.colno}"
+        raise UserError(f"{path}: malformed JSON at {place}: {error.msg}") from None
+    except (RecursionError, ValueError) as error:
+        raise UserError(f"{path}: unreadable JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{path}: must hold a JSON object {{…}}, not {shown(value)}")
+    return value, twice
+
+
+def _partial(model: type[M], values: dict[str, Any], wrong: set[str]) -> M:
+    """The object without the keys that are wrong, for the checks that can do without them."""
+    right = {key: _typed(model, key, values[key]) for key in values.keys() - wrong}
+    partial = model.model_construct(**right)
+    for key in wrong:
+        partial.__dict__.pop(key, None)
+    return partial
+
+
+def _typed(model: type[M], key: str, value: Any) -> Any:
+    """A value that is right for a key, objects in it as what they stand for."""
+    if (field := model.model_fields.get(key)) is None:
+        return value
+    kind: Any = field.annotation
+    return TypeAdapter(kind).validate_python(value)
+
+
+_ALLOWED = {"too_short": "must not be empty", "model_type": "must be an object {…}"}
+_WORDING = {
+    "Value error, ": "",
+    "Input should be": "must be",
+    "a valid boolean": "true or false",
+    "a valid": "of type",
+    "greater than or equal to": "at least",
+    "less than or equal to": "at most",
+}
+
+
+def _mistakes(error: Any, path: Path, models: Mapping[str, type[StrictModel]]) -> list[str]:
+    """Lines for one of pydantic's errors: file, key, value, what is allowed."""
+    parts = [str(part) for part in error["loc"] if not str(part).startswith("(")]
+    key = shown_name(".".join(parts))
+    if error["type"] == "value_error" and not parts:
+        return [f"{path}: {line}" for line in str(error["ctx"]["error"]).splitlines()]
+    if error["type"] == "extra_forbidden":
+        advice = _advice(key, path.name, models) if len(parts) == 1 else ""
+        return [f"{path}: {key}: unknown key (value {shown(error['input'])}){advice}"]
+    if error["type"] == "missing":
+        return [f"{path}: {key}: missing; this key is needed"]
+    allowed = _ALLOWED.get(error["type"], error["msg"])
+    for theirs, ours in _WORDING.items():
+        allowed = allowed.replace(theirs, ours)
+    return [f"{path}: {key}: {shown(error['input'])} is not allowed; {allowed}"]
+
+
+def _advice(key: str, name: str, models: Mapping[str, type[StrictModel]]) -> str:
+    own = [field.alias or key for key, field in models[name].model_fields.items()]
+    if close := difflib.get_close_matches(key, own, n=1):
+        return f"; did you mean {close[0]}?"
+    for other, model in models.items():
+        if key in model.model_fields:
+            return f"; it belongs in {other}"
+    return f"; the keys are {', '.join(own)}"
+
+
+def shown(value: Any) -> str:
+    """A JSON value as one line of at most 60 characters."""
+    try:
+        text = json.dumps(value, ensure_ascii=False, default=str)
+    except RecursionError:
+        return "what is nested too deeply to show"
+    if not text.isprintable():
+        text = json.dumps(value, default=str)
+    return text if len(text) <= _MOST_SHOWN else text[: _MOST_SHOWN - 1] + "…"
+
+
+def shown_name(name: str) -> str:
+    """A key's or tensor's name as it stands, or as JSON where that is long or cannot be seen."""
+    return name if name.isprintable() and len(name) <= _MOST_SHOWN else shown(name)

@@ -1,0 +1,1 @@
+"""Check a model as training starts it."""

@@ -1,0 +1,1 @@
+"""Compare the first steps in every sharding mode with one device."""

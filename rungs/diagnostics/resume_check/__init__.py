@@ -1,0 +1,1 @@
+"""Compare a training that is killed and resumed with one that is not."""

@@ -1,0 +1,1 @@
+"""Keys of `config.json` mapped to keys of `model.json` and back."""

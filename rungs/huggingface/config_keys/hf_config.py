@@ -1,0 +1,133 @@
+"""A published model's `config.json`, read key by key so that none goes unnoticed."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from rungs.common import strict_json
+from rungs.common.errors import UserError
+
+CONFIG_FILE = "config.json"
+
+WITHOUT_EFFECT = frozenset(
+    re.findall(
+        r"\w+",
+        """
+        _attn_implementation _commit_hash _name_or_path add_bos_token add_eos_token architectures
+        attention_dropout attn_implementation attn_pdrop bad_words_ids begin_suppress_tokens
+        bos_token_id cache_implementation decoder_start_token_id diversity_penalty do_sample dtype
+        early_stopping embd_pdrop encoder_no_repeat_ngram_size eos_token_id
+        exponential_decay_length_penalty finetuning_task forced_bos_token_id forced_eos_token_id
+        gradient_checkpointing hidden_dropout id2label initializer_range
+        keys_to_ignore_at_inference label2id length_penalty max_length max_sequence_length
+        min_length model_type no_repeat_ngram_size num_beam_groups num_beams num_labels
+        num_return_sequences output_attentions output_hidden_states output_router_logits
+        output_scores pad_token_id prefix pretraining_tp problem_type remove_invalid_values
+        repetition_penalty resid_pdrop return_dict return_dict_in_generate router_aux_loss_coef
+        router_jitter_noise sep_token_id summary_activation summary_first_dropout
+        summary_proj_to_labels summary_type summary_use_proj suppress_tokens task_specific_params
+        temperature tf_legacy_loss tokenizer_class top_k top_p torch_dtype torchscript
+        transformers_version typical_p unsloth_fixed unsloth_version use_bfloat16 use_cache
+        use_return_dict
+        """,
+    )
+)
+"""Keys that change nothing in what a forward pass computes: names, token ids, generation,
+training. `pretraining_tp` splits a product in parts and adds them up again."""
+
+SUPPORTED_VALUES: dict[str, tuple[Any, ...]] = {
+    "add_cross_attention": (False,),
+    "attention_bias": (False,),
+    "auto_map": (None,),
+    "chunk_size_feed_forward": (0,),
+    "cross_attention_hidden_size": (None,),
+    "is_decoder": (False, True),
+    "is_encoder_decoder": (False,),
+    "mlp_bias": (False,),
+    "partial_rotary_factor": (None, 1),
+    "pruned_heads": (None, {}),
+    "quantization_config": (None,),
+    "sliding_window": (None,),
+    "tie_encoder_decoder": (False,),
+    "use_bidirectional_attention": (None, False),
+    "use_mrope": (False,),
+}
+"""Keys of features that Rungs has no like of, with the values that say they are not used. A family
+that has such a key reads it before this is asked."""
+
+
+class PublishedConfig:
+    """The keys of a `config.json`; it notes which were read, and what is wrong with them.
+
+    Attributes:
+        values: the language model's keys, those of `text_config` where there is a vision tower.
+        has_vision: whether there is one.
+    """
+
+    def __init__(self, path: Path, values: dict[str, Any]) -> None:
+        self.path, self.has_vision = path, "text_config" in values
+        self.model_type = str(values.get("model_type"))
+        if self.has_vision:
+            inner = values["text_config"] if isinstance(values["text_config"], dict) else {}
+            outer = {key: values[key] for key in _OF_BOTH & values.keys()}
+            tied = {key: outer[key] for key in ("tie_word_embeddings",) if key in outer}
+            values = outer | inner | tied
+        self.values = values
+        self.mistakes: list[str] = []
+        self._unread = set(values) - WITHOUT_EFFECT
+
+    def take(self, key: str, default: Any = None) -> Any:
+        """A key's value, noted as read."""
+        self._unread.discard(key)
+        return self.values.get(key, default)
+
+    def refuse(self, key: str, allowed: str) -> None:
+        """Note a value that there is no like of here."""
+        shown = strict_json.shown(self.values.get(key))
+        self.mistakes.append(f"{self.path}: {key}: {shown} is not supported; {allowed}")
+
+    def ignore(self, keys: tuple[str, ...]) -> None:
+        """Take keys for ones without effect."""
+        self._unread -= set(keys)
+
+    def raise_mistakes(self) -> None:
+        """Raises UserError, a line for each mistake and each key that nothing has read."""
+        for key in sorted(self._unread):
+            if key not in SUPPORTED_VALUES:
+                shown, name = strict_json.shown(self.values[key]), strict_json.shown_name(key)
+                self.mistakes.append(
+                    f"{self.path}: {name}: unknown key (value {shown}); where it changes nothing in"
+                    f" what the model computes, say so with --ignore-key {name}"
+                )
+            elif self.values[key] not in SUPPORTED_VALUES[key]:
+                allowed = " or ".join(map(strict_json.shown, SUPPORTED_VALUES[key]))
+                self.refuse(key, f"must be {allowed}")
+        if self.mistakes:
+            raise UserError("\n".join(self.mistakes))
+
+
+_OF_BOTH = {
+    "bos_token_id",
+    "dtype",
+    "eos_token_id",
+    "pad_token_id",
+    "quantization_config",
+    "tie_word_embeddings",
+    "torch_dtype",
+}
+"""Keys that stand outside `text_config` and speak of the language model too."""
+
+
+def read_published_config(folder: Path) -> PublishedConfig:
+    """The `config.json` of a folder; raises UserError where there is none that can be read."""
+    path = folder / CONFIG_FILE
+    try:
+        values = json.loads(strict_json.read_text(path))
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{path}: unreadable JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise UserError(f"{path}: must hold a JSON object {{…}}")
+    return PublishedConfig(path, values)

@@ -1,0 +1,98 @@
+"""Gemma 1, 2 and 3.
+
+What a key or tensor means is as in transformers 5.23, `models/<model_type>`; so are the defaults.
+"""
+
+from rungs.huggingface.config_keys.keys import Choice, Key, Only, Same, Unused
+from rungs.huggingface.config_keys.rope import Rope, TwoRopes
+from rungs.huggingface.config_keys.windows import LayerTypes
+from rungs.huggingface.families.family import Family
+from rungs.huggingface.families.llama import (
+    ATTENTION,
+    ATTENTION_BIAS,
+    FEED_FORWARD,
+    GATED,
+    LAYER,
+    LLAMA_BUFFERS,
+    LLAMA_CONSTANTS,
+    LLAMA_TENSORS,
+    sizes,
+)
+from rungs.huggingface.tensors.rules import norm
+
+GEMMA_CONSTANTS = LLAMA_CONSTANTS | {
+    "norm": "rms_norm_plus_one",
+    "embedding_scale": "sqrt_emb_dim",
+}
+GEMMA_ACTIVATION = Choice("hidden_activation", "feed_forward", GATED, "gelu_pytorch_tanh")
+GEMMA_HIDDEN_ACT = Only("hidden_act", ("gelu_pytorch_tanh", "gelu", None))
+SANDWICH_NORMS = (
+    *norm(f"{LAYER}.post_attention_layernorm", "blocks.attention_output_norm"),
+    *norm(f"{LAYER}.pre_feedforward_layernorm", "blocks.feed_forward_norm"),
+    *norm(f"{LAYER}.post_feedforward_layernorm", "blocks.feed_forward_output_norm"),
+)
+GEMMA2_TENSORS = (*ATTENTION, *SANDWICH_NORMS, *FEED_FORWARD)
+
+
+def score_keys(attention_cap: float | None, final_cap: float | None) -> tuple[Key, ...]:
+    """The keys of what is done to attention scores and logits, with these caps as defaults."""
+    return (
+        Same("query_pre_attn_scalar", "query_pre_attn_scalar", 256, whole=True),
+        Same("attn_logit_softcapping", "attention_soft_cap", attention_cap),
+        Same("final_logit_softcapping", "final_soft_cap", final_cap),
+    )
+
+
+GEMMA = Family(
+    "gemma",
+    "GemmaForCausalLM",
+    (
+        *sizes(256_000, 3072, 24_576, 28, 16, 16, 8192, tied=True, head_dim=256),
+        Choice(
+            "hidden_act",
+            "feed_forward",
+            {"gelu_pytorch_tanh": "geglu_tanh", "gelu": "geglu_tanh"},
+            "gelu_pytorch_tanh",
+        ),
+        Only("hidden_activation", (None, "gelu_pytorch_tanh")),
+        ATTENTION_BIAS,
+        Rope(),
+    ),
+    GEMMA_CONSTANTS,
+    LLAMA_TENSORS,
+    buffers=LLAMA_BUFFERS,
+)
+GEMMA2 = Family(
+    "gemma2",
+    "Gemma2ForCausalLM",
+    (
+        *sizes(256_000, 2304, 9216, 26, 8, 4, 8192, tied=True, head_dim=256),
+        GEMMA_ACTIVATION,
+        GEMMA_HIDDEN_ACT,
+        ATTENTION_BIAS,
+        *score_keys(50.0, 30.0),
+        LayerTypes(),
+        Unused(("sliding_window_size",)),  # the 9B and 27B say sliding_window twice
+        Rope(),
+    ),
+    GEMMA_CONSTANTS | {"norm_placement": "around"},
+    GEMMA2_TENSORS,
+    buffers=LLAMA_BUFFERS,
+)
+GEMMA3 = Family(
+    "gemma3_text",
+    "Gemma3ForCausalLM",
+    (
+        *sizes(262_208, 2304, 9216, 26, 8, 4, 131_072, tied=True, head_dim=256),
+        GEMMA_ACTIVATION,
+        GEMMA_HIDDEN_ACT,
+        ATTENTION_BIAS,
+        *score_keys(None, None),
+        LayerTypes(period=6, period_key="sliding_window_pattern"),
+        Unused(("_sliding_window_pattern",)),
+        TwoRopes(1_000_000.0, 10_000.0),
+    ),
+    GEMMA_CONSTANTS | {"norm_placement": "around", "qk_norm": True},
+    GEMMA2_TENSORS,
+    buffers=LLAMA_BUFFERS,
+)

@@ -1,0 +1,60 @@
+"""GPT-2, from 124M to 1.5B parameters.
+
+What a key or tensor means is as in transformers 5.23, `models/gpt2`; so are the defaults.
+"""
+
+from rungs.huggingface.config_keys.keys import Choice, Flag, Only, Same, Unused
+from rungs.huggingface.families.family import Family
+from rungs.huggingface.tensors.rules import Rule, as_is, linear, norm
+
+PLAIN = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
+GPT2_LAYER = "transformer.h.{layer}"
+
+
+def conv1d(theirs: str, *ours: str) -> tuple[Rule, Rule]:
+    """A Conv1D of GPT-2, which is (inputs, outputs) as ours are."""
+    weight = as_is(f"{theirs}.weight", *(f"{name}.kernel" for name in ours))
+    return weight, as_is(f"{theirs}.bias", *(f"{name}.bias" for name in ours))
+
+
+QUERY_KEY_VALUE = ("blocks.attention.query", "blocks.attention.key", "blocks.attention.value")
+GPT2 = Family(
+    "gpt2",
+    "GPT2LMHeadModel",
+    (
+        Same("vocab_size", "vocab_size", 50_257),
+        Same("n_positions", "context_length", 1024),
+        Same("n_embd", "emb_dim", 768),
+        Same("n_layer", "n_layers", 12),
+        Same("n_head", "n_heads", 12),
+        Same("n_inner", "ffn_dim"),
+        Choice("activation_function", "feed_forward", PLAIN, "gelu_new"),
+        Same("layer_norm_epsilon", "norm_epsilon", 1e-5),
+        Flag("tie_word_embeddings", ("tied_embeddings",), True),
+        Only("scale_attn_weights", (True,)),
+        Only("scale_attn_by_inverse_layer_idx", (False,)),
+        Only("reorder_and_upcast_attn", (False,)),
+        Unused(("n_ctx", "n_special", "output_past", "predict_special_tokens")),
+    ),
+    {
+        "positions": "learned",
+        "norm": "layer_norm",
+        "qkv_bias": True,
+        "attention_output_bias": True,
+        "ffn_bias": True,
+    },
+    (
+        as_is("transformer.wte.weight", "token_embedding.embedding"),
+        as_is("transformer.wpe.weight", "position_embedding.embedding"),
+        *norm(f"{GPT2_LAYER}.ln_1", "blocks.attention_norm"),
+        *conv1d(f"{GPT2_LAYER}.attn.c_attn", *QUERY_KEY_VALUE),
+        *conv1d(f"{GPT2_LAYER}.attn.c_proj", "blocks.attention.output"),
+        *norm(f"{GPT2_LAYER}.ln_2", "blocks.feed_forward_norm"),
+        *conv1d(f"{GPT2_LAYER}.mlp.c_fc", "blocks.feed_forward.up"),
+        *conv1d(f"{GPT2_LAYER}.mlp.c_proj", "blocks.feed_forward.down"),
+        *norm("transformer.ln_f", "final_norm"),
+        *linear("lm_head", "head"),
+    ),
+    prefix="transformer.",
+    buffers=((r"\.attn\.(masked_)?bias", "causal masks, made here"),),
+)

@@ -1,0 +1,156 @@
+"""Llama and its near kin: Mistral, Mixtral, Qwen 2 and Qwen 3.
+
+What a key or tensor means is as in transformers 5.23, `models/<model_type>`; so are the defaults.
+"""
+
+from rungs.huggingface.config_keys.keys import Choice, Flag, Key, Same
+from rungs.huggingface.config_keys.rope import Rope
+from rungs.huggingface.config_keys.windows import UpperWindows
+from rungs.huggingface.families.family import Family
+from rungs.huggingface.tensors.rules import as_is, linear, norm
+
+GATED = {
+    "silu": "swiglu",
+    "swish": "swiglu",
+    "gelu_pytorch_tanh": "geglu_tanh",
+    "gelu_new": "geglu_tanh",
+    "gelu": "geglu",
+}
+
+LLAMA_CONSTANTS = {
+    "positions": "rope",
+    "norm": "rms_norm",
+    "qkv_bias": False,
+    "attention_output_bias": False,
+    "ffn_bias": False,
+}
+
+
+def sizes(
+    vocab_size: int,
+    hidden_size: int,
+    intermediate_size: int,
+    layers: int,
+    heads: int,
+    kv_heads: int | None,
+    context_length: int,
+    epsilon: float = 1e-6,
+    tied: bool = False,
+    head_dim: int | None = None,
+) -> tuple[Key, ...]:
+    """The keys that all but GPT-2 have, with the family's defaults."""
+    return (
+        Same("vocab_size", "vocab_size", vocab_size),
+        Same("hidden_size", "emb_dim", hidden_size),
+        Same("intermediate_size", "ffn_dim", intermediate_size),
+        Same("num_hidden_layers", "n_layers", layers),
+        Same("num_attention_heads", "n_heads", heads),
+        Same("num_key_value_heads", "n_kv_heads", kv_heads),
+        Same("head_dim", "head_dim", head_dim),
+        Same("max_position_embeddings", "context_length", context_length),
+        Same("rms_norm_eps", "norm_epsilon", epsilon),
+        Flag("tie_word_embeddings", ("tied_embeddings",), tied),
+    )
+
+
+ATTENTION_BIAS = Flag("attention_bias", ("qkv_bias", "attention_output_bias"), False)
+ACTIVATION = Choice("hidden_act", "feed_forward", GATED, "silu")
+
+LAYER = "model.layers.{layer}"
+ATTENTION = (
+    as_is("model.embed_tokens.weight", "token_embedding.embedding"),
+    *norm(f"{LAYER}.input_layernorm", "blocks.attention_norm"),
+    *linear(f"{LAYER}.self_attn.q_proj", "blocks.attention.query"),
+    *linear(f"{LAYER}.self_attn.k_proj", "blocks.attention.key"),
+    *linear(f"{LAYER}.self_attn.v_proj", "blocks.attention.value"),
+    *linear(f"{LAYER}.self_attn.o_proj", "blocks.attention.output"),
+    *norm(f"{LAYER}.self_attn.q_norm", "blocks.attention.query_norm"),
+    *norm(f"{LAYER}.self_attn.k_norm", "blocks.attention.key_norm"),
+    *norm("model.norm", "final_norm"),
+    *linear("lm_head", "head"),
+)
+FEED_FORWARD = (
+    *linear(f"{LAYER}.mlp.gate_proj", "blocks.feed_forward.gate"),
+    *linear(f"{LAYER}.mlp.up_proj", "blocks.feed_forward.up"),
+    *linear(f"{LAYER}.mlp.down_proj", "blocks.feed_forward.down"),
+)
+EXPERT = f"{LAYER}.block_sparse_moe.experts.{{expert}}"
+EXPERTS = (
+    *linear(f"{LAYER}.block_sparse_moe.gate", "blocks.feed_forward.router"),
+    *linear(f"{EXPERT}.w1", "blocks.feed_forward.gate"),
+    *linear(f"{EXPERT}.w3", "blocks.feed_forward.up"),
+    *linear(f"{EXPERT}.w2", "blocks.feed_forward.down"),
+)
+FEED_FORWARD_NORM = norm(f"{LAYER}.post_attention_layernorm", "blocks.feed_forward_norm")
+LLAMA_TENSORS = (*ATTENTION, *FEED_FORWARD_NORM, *FEED_FORWARD)
+LLAMA_BUFFERS = ((r"\.rotary_emb\.inv_freq", "rotary frequencies, computed here"),)
+
+LLAMA = Family(
+    "llama",
+    "LlamaForCausalLM",
+    (
+        *sizes(32_000, 4096, 11_008, 32, 32, None, 2048),
+        ACTIVATION,
+        ATTENTION_BIAS,
+        Flag("mlp_bias", ("ffn_bias",), False),
+        Rope(),
+    ),
+    LLAMA_CONSTANTS,
+    LLAMA_TENSORS,
+    buffers=LLAMA_BUFFERS,
+)
+MISTRAL = Family(
+    "mistral",
+    "MistralForCausalLM",
+    (
+        *sizes(32_000, 4096, 14_336, 32, 32, 8, 131_072),
+        ACTIVATION,
+        Same("sliding_window", "sliding_window", 4096),
+        Rope(),
+    ),
+    LLAMA_CONSTANTS,
+    LLAMA_TENSORS,
+    buffers=LLAMA_BUFFERS,
+)
+MIXTRAL = Family(
+    "mixtral",
+    "MixtralForCausalLM",
+    (
+        *sizes(32_000, 4096, 14_336, 32, 32, 8, 131_072, epsilon=1e-5),
+        ACTIVATION,
+        Same("sliding_window", "sliding_window"),
+        Same("num_local_experts", "n_experts", 8),
+        Same("num_experts_per_tok", "experts_per_token", 2),
+        Rope(1_000_000.0),
+    ),
+    LLAMA_CONSTANTS,
+    (*ATTENTION, *FEED_FORWARD_NORM, *EXPERTS),
+    buffers=LLAMA_BUFFERS,
+)
+QWEN2 = Family(
+    "qwen2",
+    "Qwen2ForCausalLM",
+    (
+        *sizes(151_936, 4096, 22_016, 32, 32, 32, 32_768),
+        ACTIVATION,
+        UpperWindows(),
+        Rope(),
+    ),
+    LLAMA_CONSTANTS | {"qkv_bias": True},
+    LLAMA_TENSORS,
+    buffers=LLAMA_BUFFERS,
+)
+QWEN3 = Family(
+    "qwen3",
+    "Qwen3ForCausalLM",
+    (
+        *sizes(151_936, 4096, 22_016, 32, 32, 32, 32_768, head_dim=128),
+        ACTIVATION,
+        ATTENTION_BIAS,
+        UpperWindows(),
+        Rope(),
+    ),
+    LLAMA_CONSTANTS | {"qk_norm": True},
+    LLAMA_TENSORS,
+    buffers=LLAMA_BUFFERS,
+)

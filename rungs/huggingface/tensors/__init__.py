@@ -1,0 +1,1 @@
+"""Published tensors: rules for names and shapes, and readers and writers of their files."""

@@ -1,0 +1,38 @@
+"""The learning rate of each step."""
+
+import optax
+
+from rungs.config.train_config import TrainConfig
+
+
+def learning_rate_schedule(train: TrainConfig, total_steps: int) -> optax.Schedule:
+    """Linear warm-up to the peak, then what `schedule` in `train.json` names.
+
+    Every schedule but the constant one would reach its end at step `total_steps`, which is the
+    first that is not taken.
+    """
+    peak, end = train.learning_rate, train.learning_rate * train.min_learning_rate_percent / 100
+    warmup_steps = min(round(total_steps * train.warmup_period_percent / 100), total_steps - 1)
+    start = peak * train.start_learning_rate_percent / 100
+    warmup = optax.linear_schedule(start, peak, warmup_steps)
+    after = _after_warmup(train, peak, end, total_steps - warmup_steps, total_steps)
+    return optax.join_schedules([warmup, after], [warmup_steps])
+
+
+def _after_warmup(
+    train: TrainConfig, peak: float, end: float, steps: int, total_steps: int
+) -> optax.Schedule:
+    match train.schedule:
+        case "cosine":
+            return optax.cosine_decay_schedule(peak, steps, alpha=end / peak)
+        case "linear":
+            return optax.linear_schedule(peak, end, steps)
+        case "constant":
+            return optax.constant_schedule(peak)
+        case "warmup_stable_decay":
+            decay_steps = min(max(round(total_steps * train.decay_period_percent / 100), 1), steps)
+            # linear_schedule's own begin fails on nnx's unsigned count of steps: it wraps below 0.
+            decay = optax.linear_schedule(peak, end, decay_steps)
+            return optax.join_schedules(
+                [optax.constant_schedule(peak), decay], [steps - decay_steps]
+            )

@@ -1,0 +1,70 @@
+"""`psum` and its kin over a mesh axis, which do nothing where there is no such axis.
+
+Inside `jax.shard_map` each device runs the same program on its own part of every array. Along an
+axis that is absent (outside of `shard_map`) or has one device, these functions return their
+argument, so a model reads the same on one device and on many.
+"""
+
+from typing import Any
+
+import jax
+from jax import Array
+
+from rungs.parallel.axes import DATA, TENSOR
+
+
+def axis_size(axis: str) -> int:
+    """Return the number of devices along a mesh axis; 1 outside of `jax.shard_map`."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return mesh.shape[axis] if axis in mesh.manual_axes else 1
+
+
+def axis_index(axis: str) -> Array | int:
+    """Return the index of this device along a mesh axis."""
+    return jax.lax.axis_index(axis) if axis_size(axis) > 1 else 0
+
+
+def vocabulary_offset(rows: int) -> Array | int:
+    """Return the first token id of this device's `rows` rows of a vocabulary split over TENSOR."""
+    return axis_index(TENSOR) * rows
+
+
+def psum(x: Any, *axes: str) -> Any:
+    """Return the sum of x, an array or a tree of arrays, over the devices along mesh axes."""
+    several = tuple(axis for axis in axes if axis_size(axis) > 1)
+    return jax.lax.psum(x, several) if several else x
+
+
+def pmax(x: Array, axis: str) -> Array:
+    """Return the maximum of x over the devices along a mesh axis."""
+    return jax.lax.pmax(x, axis) if axis_size(axis) > 1 else x
+
+
+def pmin(x: Array) -> Array:
+    """Return the minimum of x over all devices of the mesh."""
+    several = tuple(axis for axis in (DATA, TENSOR) if axis_size(axis) > 1)
+    return jax.lax.pmin(x, several) if several else x
+
+
+def to_varying(x: Any, axis: str) -> Any:
+    """Return x, replicated along a mesh axis, as varying along it.
+
+    Each device then computes its own gradient of the result; the gradient of x is their sum.
+    """
+    return jax.lax.pcast(x, axis, to="varying") if axis_size(axis) > 1 else x
+
+
+def to_common_varying(*arrays: Array) -> tuple[Array, ...]:
+    """Return the arrays, each varying along every mesh axis along which any of them varies."""
+    axes = frozenset[str]().union(*map(_varying_axes, arrays))
+
+    def lifted(array: Array) -> Array:
+        missing = tuple(sorted(axes - _varying_axes(array)))
+        return jax.lax.pcast(array, missing, to="varying") if missing else array
+
+    return tuple(map(lifted, arrays))
+
+
+def _varying_axes(array: Array) -> frozenset[str]:
+    axes: frozenset[str] = jax.typeof(array).manual_axis_type.varying
+    return axes

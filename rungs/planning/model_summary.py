@@ -1,0 +1,126 @@
+"""A model as it is built: its modules, its arrays, and how each sharding mode splits them."""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from rungs.config.model_config import ModelConfig
+from rungs.config.train_config import LoraConfig, Mode, ShardingConfig
+from rungs.parallel.axes import dotted
+from rungs.parallel.mesh import MESH_AXES, MESH_AXIS_NAMES
+from rungs.planning.communication import layout_without_devices
+from rungs.step.state import abstract_model, build_model
+
+LAYERS = "layers"
+"""The leading axis along which the blocks are stacked."""
+
+
+class ModuleSummary(NamedTuple):
+    """One module of the tree."""
+
+    path: str
+    """Dotted; empty for the model itself."""
+    type: str
+    parameters: int
+
+
+class ArraySummary(NamedTuple):
+    """One parameter."""
+
+    name: str
+    axes: list[str]
+    shape: list[int]
+    dtype: str
+    initial_std: float | None
+    """Standard deviation of the fresh values; None where they were not drawn."""
+    share: float
+    """Of all parameters, between 0 and 1."""
+    splits: dict[str, dict[str, str]]
+    """For each sharding mode: the mesh axis that splits an array axis, by array axis."""
+
+
+class ModelSummary(NamedTuple):
+    """A whole model."""
+
+    parameters: int
+    modules: list[ModuleSummary]
+    arrays: list[ArraySummary]
+
+
+def summarize(
+    config: ModelConfig,
+    lora: LoraConfig | None,
+    mesh_shape: tuple[int, int],
+    *,
+    seed: int | None,
+) -> ModelSummary:
+    """Describe the model that a run builds.
+
+    Args:
+        lora: adapters to add, as the run does.
+        mesh_shape: devices along the data and the tensor axis, where a mode uses the axis.
+        seed: draw the initial values with it to measure their standard deviation, which takes the
+            memory of the largest array; None leaves them out.
+    """
+    model = abstract_model(config, lora)
+    flat = nnx.to_flat_state(nnx.state(model))
+    total = sum(variable.get_value().size for _, variable in flat)
+    spreads = {} if seed is None else _initial_stds(config, lora, seed)
+    arrays = []
+    for path, variable in flat:
+        value = variable.get_value()
+        axes = _axes(variable)
+        arrays.append(
+            ArraySummary(
+                name=dotted(path),
+                axes=axes,
+                shape=list(value.shape),
+                dtype=str(value.dtype),
+                initial_std=spreads.get(dotted(path)),
+                share=value.size / total,
+                splits={mode: _split(mode, mesh_shape, variable, axes) for mode in MESH_AXES},
+            )
+        )
+    modules = _modules(model)
+    places = {module.path: place for place, module in enumerate(modules)}
+    arrays.sort(key=lambda array: places[array.name.rpartition(".")[0]])
+    return ModelSummary(total, modules, arrays)
+
+
+def _axes(variable: nnx.Variable) -> list[str]:
+    names = list(variable.get_metadata()["axes"])
+    return [LAYERS] * (variable.get_value().ndim - len(names)) + names
+
+
+def _split(
+    mode: Mode, mesh_shape: tuple[int, int], variable: nnx.Variable, axes: list[str]
+) -> dict[str, str]:
+    used = MESH_AXES[mode].values()
+    data, tensor = (
+        size if name in used else 1 for name, size in zip(MESH_AXIS_NAMES, mesh_shape, strict=True)
+    )
+    layout = layout_without_devices(ShardingConfig(mode=mode, data=data, tensor=tensor))
+    spec = layout.spec(variable.get_metadata()["axes"], variable.get_value().shape)
+    return {axis: name for axis, name in zip(axes, spec, strict=False) if name is not None}
+
+
+def _modules(module: nnx.Module, path: str = "") -> list[ModuleSummary]:
+    """Return a module and those in it, in the order in which they are defined."""
+    values = jax.tree.leaves(nnx.state(module, nnx.Param))
+    count = sum(math.prod(value.shape) for value in values)
+    found = [ModuleSummary(path, type(module).__name__, count)]
+    for name, part in vars(module).items():
+        if isinstance(part, nnx.Module):
+            found += _modules(part, f"{path}.{name}" if path else name)
+    return found
+
+
+def _initial_stds(config: ModelConfig, lora: LoraConfig | None, seed: int) -> dict[str, float]:
+    def stds() -> dict[str, jax.Array]:
+        flat = nnx.to_flat_state(nnx.state(build_model(config, lora, jax.random.key(seed))))
+        return {dotted(path): jnp.std(variable.get_value()) for path, variable in flat}
+
+    return {name: float(std) for name, std in jax.jit(stds)().items()}

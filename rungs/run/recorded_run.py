@@ -1,0 +1,160 @@
+"""What runs have recorded: as arrays, reduced to lines an eye can follow, and as tables."""
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rungs.common.text_table import aligned, duration
+from rungs.config import run_config
+from rungs.run import metrics
+
+FloatArray = NDArray[np.float64]
+Curve = tuple[FloatArray, FloatArray]
+"""The x and the y of a line's points."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordedRun:
+    """A run's configs and metrics; nothing else in its folder is read."""
+
+    name: str
+    config: run_config.RunConfig
+    steps: list[metrics.StepMetrics]
+
+    @classmethod
+    def load(cls, run_folder: Path, name: str | None = None) -> Self:
+        """The run in a folder, named as the folder where no name is given.
+
+        Raises:
+            UserError: with one line for each mistake in its configs.
+        """
+        configs = run_config.load_run(run_folder)
+        steps = metrics.read(run_folder / metrics.METRICS_FILE)
+        return cls(name or run_folder.resolve().name, configs, steps)
+
+    def column(self, field: str) -> FloatArray:
+        """One field of all steps; NaN where it was not recorded or not finite."""
+        values = np.array([getattr(step, field) for step in self.steps], dtype=float)
+        return np.where(np.isfinite(values), values, np.nan)
+
+    @property
+    def seconds(self) -> FloatArray:
+        """Training time from the start to the end of each step, pauses between starts left out."""
+        return np.cumsum(np.nan_to_num(self.column("step_seconds")))
+
+    @property
+    def best_step(self) -> metrics.StepMetrics | None:
+        """The step of the best checkpoint."""
+        return metrics.best_step(self.steps, self.config.train.checkpoint_interval)
+
+
+def load_runs(run_folders: list[Path]) -> list[RecordedRun]:
+    """The runs in these folders; where two folders share a name, their paths tell them apart."""
+    names = [folder.resolve().name for folder in run_folders]
+    return [
+        RecordedRun.load(folder, str(folder) if names.count(name) > 1 else name)
+        for folder, name in zip(run_folders, names, strict=True)
+    ]
+
+
+@dataclasses.dataclass(frozen=True)
+class Intervals:
+    """What a figure did between checkpoints. An interval ends with its checkpoint's step, so the
+    first one is step 0 alone."""
+
+    edges: FloatArray
+    """Where the intervals begin and end, halfway between steps: one more than there are."""
+    low: FloatArray
+    mean: FloatArray
+    high: FloatArray
+
+    @property
+    def middles(self) -> FloatArray:
+        return (self.edges[:-1] + self.edges[1:]) / 2
+
+
+def by_interval(steps: FloatArray, values: FloatArray, interval: int) -> Intervals:
+    """Reduce values to intervals that end at multiples of `interval`; NaN values do not count,
+    and an interval without any other has NaN."""
+    number = np.ceil(steps / interval)
+    starts = np.flatnonzero(np.diff(number, prepend=number[0] - 1))
+    counts = np.add.reduceat(np.isfinite(values).astype(int), starts)
+    sums = np.add.reduceat(np.nan_to_num(values), starts)
+    return Intervals(
+        edges=np.append(steps[starts], steps[-1] + 1) - 0.5,
+        low=np.fmin.reduceat(values, starts),
+        mean=np.where(counts, sums / np.maximum(counts, 1), np.nan),
+        high=np.fmax.reduceat(values, starts),
+    )
+
+
+def running_median(x: FloatArray, y: FloatArray, points: int = 400) -> Curve:
+    """The median of y over a twentieth of all its values, NaN left out, at up to so many x."""
+    places = np.unique(np.linspace(0, len(y) - 1, min(len(y), points)).astype(int))
+    reach = max(2, len(y) // 40)
+    windows = (y[max(0, place - reach) : place + reach + 1] for place in places)
+    numbers = (window[np.isfinite(window)] for window in windows)
+    return x[places], np.array([np.median(w) if w.size else np.nan for w in numbers])
+
+
+def stretch_means(x: FloatArray, y: FloatArray, points: int) -> Curve:
+    """The means of x and of y over up to so many equal stretches, NaN left out."""
+    order, length = np.arange(1, len(y) + 1, dtype=float), math.ceil(len(y) / points)
+    return by_interval(order, x, length).mean, by_interval(order, y, length).mean
+
+
+def finite(x: FloatArray, y: FloatArray) -> Curve:
+    """The points whose y is not NaN."""
+    return x[np.isfinite(y)], y[np.isfinite(y)]
+
+
+def figures_table(runs: list[RecordedRun]) -> str:
+    """A line for each run: how far it went, its losses and its speed."""
+    heading = ["run", "steps", "tokens seen", "train loss", "validation loss"]
+    heading += ["best validation loss", "tokens/s", "wall time"]
+    return aligned([heading, *(_figures(run) for run in runs)])
+
+
+def _figures(run: RecordedRun) -> list[str]:
+    last, best = run.steps[-1], run.best_step
+    validated = [step for step in run.steps if step.validation_loss is not None]
+    seconds = float(run.seconds[-1])
+    return [
+        run.name,
+        f"{len(run.steps):,}",
+        f"{last.tokens_seen:,}",
+        _loss(last.train_loss),
+        _loss(validated[-1].validation_loss if validated else None),
+        f"{_loss(best.validation_loss)} at step {best.global_step}" if validated and best else "-",
+        f"{last.tokens_seen / seconds:,.0f}" if seconds else "-",
+        duration(seconds),
+    ]
+
+
+def _loss(loss: float | None) -> str:
+    if loss is None:
+        return "-"
+    return f"{loss:.4f}" if loss >= 0.01 else f"{loss:.3g}"
+
+
+def differences_table(runs: list[RecordedRun]) -> str:
+    """A line for each key of the configs in which the runs differ, defaults filled in."""
+    keys = [(file, key) for file, values in _configs(runs[0]).items() for key in values]
+    rows = [["file", "key", *(run.name for run in runs)]]
+    for file, key in keys:
+        values = [json.dumps(_configs(run)[file][key], ensure_ascii=False) for run in runs]
+        if key != "lineage" and len(set(values)) > 1:
+            rows.append([file, key, *values])
+    return aligned(rows, left=2) if len(rows) > 1 else "The configs of these runs are the same."
+
+
+def _configs(run: RecordedRun) -> dict[str, dict[str, Any]]:
+    return {
+        run_config.MODEL_FILE: run.config.model.as_json(),
+        run_config.TRAIN_FILE: run.config.train.as_json(),
+    }

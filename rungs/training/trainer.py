@@ -1,0 +1,249 @@
+"""The training loop: steps, validation, metrics and checkpoints of one run."""
+
+import dataclasses
+import logging
+import math
+from collections.abc import Callable, Iterable, Iterator
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from tqdm import tqdm
+
+from rungs.checkpointing.checkpoint_folder import utc_now
+from rungs.checkpointing.manifest import CheckpointMeta, installed_versions
+from rungs.checkpointing.saver import Saver
+from rungs.common.errors import RunFailure
+from rungs.common.run_log import TERMINAL
+from rungs.common.signals import StopSignal
+from rungs.config.run_config import RunConfig
+from rungs.data.loader import TrainingData, ValidationData
+from rungs.data.provenance import Provenance
+from rungs.model.gpt import GPT
+from rungs.optim.optimizer import MultiSteps
+from rungs.parallel.devices import recorded_of
+from rungs.parallel.mesh import own_rows, place_batch
+from rungs.parallel.processes import AnyHost, is_first
+from rungs.run.metrics import MetricsLog, StepMetrics
+from rungs.step.eval_step import CutShort, make_evaluation_step, mean_loss
+from rungs.step.nonfinite import Flags
+from rungs.step.train_step import StepResult, make_train_step
+from rungs.training.result_reader import StepReader
+
+log = logging.getLogger("rungs")
+
+Batch = tuple[jax.Array, ...]
+
+
+@dataclasses.dataclass
+class Trainer:
+    """Everything a run needs to take its steps, from `first_step` to the data's last."""
+
+    config: RunConfig
+    data: TrainingData
+    validation: ValidationData | None
+    provenance: Provenance
+    mesh: Mesh
+    model: GPT
+    optimizer: MultiSteps
+    first_step: int
+    metrics: MetricsLog
+    saver: Saver
+    reader: StepReader
+    unvalidated: StepMetrics | None = None
+    """The step before the first, where a signal cut its validation short."""
+    peak_tokens_per_second: float | None = None
+    """At the devices' peak, where that is known."""
+
+    def __post_init__(self) -> None:
+        self._train_step = make_train_step(self.config.train, self.mesh)
+        self._evaluation_step = make_evaluation_step(self.config.train, self.mesh)
+        self._saved: tuple[int, Flags] | None = None
+
+    def train(self, stop: StopSignal) -> StepMetrics:
+        """Take the steps that are left, or those until `stop`; all is saved at the end.
+
+        The host reads a step's results while the next one runs.
+
+        Returns:
+            The metrics of the last step taken.
+        """
+        steps = range(self.first_step, self.data.total_steps)
+        size = self.config.train.microbatch_size
+        rows = own_rows(self.mesh, size)
+        batches = PlacedAhead(self.mesh, self.data.batches(self.first_step, rows), size)
+        is_on_any_host = AnyHost(self.mesh)
+
+        def is_stop_wanted() -> bool:
+            return is_on_any_host(stop.number is not None or batches.failure is not None)
+
+        with self._bar(steps) as bar, self.metrics, self.saver:
+            if self.unvalidated is not None and not self._validated_late(is_stop_wanted):
+                return self.unvalidated
+            unread: tuple[int, StepResult] | None = None
+            for step, batch in zip(steps, batches, strict=True):
+                limit = self._loss_limit(step)
+                with jax.transfer_guard("disallow"):
+                    result = self._train_step(self.model, self.optimizer, *batch, *limit)
+                self._refuse_bad_state()
+                if unread is not None:
+                    self._record(self.reader.read(*unread), bar)
+                unread = step, result
+                stopping = is_stop_wanted()
+                if self._is_due(step) or stopping:
+                    latest, is_cut_short = self._finish_step(step, result, bar, is_stop_wanted)
+                    stopping, unread = stopping or is_cut_short, None
+                if stopping:
+                    break
+                self.saver.raise_failure()
+            self._refuse_bad_state()
+        if batches.failure is not None:
+            raise batches.failure
+        return latest
+
+    def _loss_limit(self, step: int) -> tuple[jax.Array, ...]:
+        """For the step to skip spikes by, if it is to."""
+        if not self.config.train.skip_spikes:
+            return ()
+        limit = np.float32(self.reader.health.loss_limit(step))
+        everywhere = NamedSharding(self.mesh, PartitionSpec())
+        return (jax.make_array_from_callback((), everywhere, lambda _: limit),)
+
+    def _is_due(self, step: int) -> bool:
+        last = self.data.total_steps - 1
+        return step % self.config.train.checkpoint_interval == 0 or step == last
+
+    def _finish_step(
+        self, step: int, result: StepResult, bar: tqdm, is_stop_wanted: Callable[[], bool]
+    ) -> tuple[StepMetrics, bool]:
+        """Validate where that is due, then record the step and save a checkpoint of it.
+
+        Returns:
+            The step's metrics, and whether its validation was cut short: the next start makes up
+            for that. The last step's never is, as no start comes after it.
+        """
+        metrics = self.reader.read(step, result)
+        due = self._is_due(step)
+        is_cut_short = False
+        if due and self.validation is not None:
+            is_last = step == self.data.total_steps - 1
+            try:
+                loss = self._validate(step, (lambda: False) if is_last else is_stop_wanted)
+                metrics = dataclasses.replace(metrics, validation_loss=loss)
+            except CutShort:
+                is_cut_short = True
+        self._record(metrics, bar)
+        self._save(metrics, due and not is_cut_short)
+        return metrics, is_cut_short
+
+    def _save(self, metrics: StepMetrics, due: bool) -> None:
+        """Start saving a checkpoint; whether what it holds is finite is found out meanwhile."""
+        flags = self.saver.save(self.model, self.optimizer, self._meta(metrics, due))
+        self._saved = metrics.global_step, flags
+
+    def _refuse_bad_state(self) -> None:
+        """Raises RunFailure where what was saved last was not finite."""
+        if self._saved is not None:
+            self.reader.refuse_bad_state(*self._saved)
+            self._saved = None
+
+    def _validated_late(self, is_stop_wanted: Callable[[], bool]) -> bool:
+        """Give the step that is `unvalidated` its loss, and save it again with it; whether that
+        was not cut short."""
+        assert self.unvalidated is not None
+        try:
+            loss = self._validate(self.unvalidated.global_step, is_stop_wanted)
+        except CutShort:
+            return False
+        if loss is not None:
+            metrics = dataclasses.replace(self.unvalidated, validation_loss=loss)
+            self.metrics.replace_last(metrics)
+            self._save(metrics, due=True)
+        return True
+
+    def _validate(self, step: int, is_unwanted: Callable[[], bool]) -> float | None:
+        """The validation loss; None where it is not finite. Raises CutShort."""
+        assert self.validation is not None
+        parts = self.model, self._evaluation_step, self.validation, self.mesh
+        loss = mean_loss(*parts, is_unwanted)
+        if math.isfinite(loss):
+            return loss
+        log.warning("step %d: the validation loss is not finite", step)
+        return None
+
+    def _record(self, metrics: StepMetrics, bar: tqdm) -> None:
+        self.metrics.append(metrics)
+        if metrics.train_loss is None:
+            self.reader.refuse_to_go_on(metrics.global_step, self.model)
+        loss = "none" if metrics.train_loss is None else f"{metrics.train_loss:.4f}"
+        shown = {"loss": loss, "lr": f"{metrics.learning_rate:.2e}"}
+        if metrics.validation_loss is not None:
+            shown["validation"] = f"{metrics.validation_loss:.4f}"
+        shown["tok/s"] = f"{metrics.tokens_per_second:,.0f}"
+        if self.peak_tokens_per_second is not None:
+            shown["MFU"] = f"{metrics.tokens_per_second / self.peak_tokens_per_second:.0%}"
+        bar.set_postfix(shown, refresh=False)
+        bar.update()
+
+    def _meta(self, metrics: StepMetrics, due: bool) -> CheckpointMeta:
+        loss = metrics.train_loss if self.validation is None else metrics.validation_loss
+        return CheckpointMeta(
+            global_step=metrics.global_step,
+            total_steps=self.data.total_steps,
+            tokens_seen=metrics.tokens_seen,
+            train_loss=metrics.train_loss,
+            validation_loss=metrics.validation_loss,
+            selection_loss=loss if due else None,
+            model=self.config.model.as_json(),
+            train=self.config.train.as_json(),
+            datasets=self.provenance.datasets,
+            tokenizer=self.provenance.tokenizer,
+            sharding=recorded_of(self.config.train, self.mesh),
+            created=utc_now().isoformat(),
+            versions=installed_versions(),
+            checksums={},
+        )
+
+    def _bar(self, steps: range) -> tqdm:
+        seconds_between = 0.1 if TERMINAL.isatty() else 30
+        return tqdm(
+            file=TERMINAL,
+            total=steps.stop,
+            initial=steps.start,
+            unit="step",
+            mininterval=seconds_between,
+            dynamic_ncols=True,
+            disable=not is_first(),
+        )
+
+
+class PlacedAhead:
+    """The batches on their devices, the next one on its way while one is used.
+
+    Args:
+        size: sequences of a microbatch, over all devices.
+
+    Attributes:
+        failure: why the batch given last is the last that could be read; None while more can.
+    """
+
+    def __init__(self, mesh: Mesh, batches: Iterable[tuple[np.ndarray, ...]], size: int) -> None:
+        self._mesh, self._batches, self._size = mesh, batches, size
+        self.failure: RunFailure | None = None
+
+    def __iter__(self) -> Iterator[Batch]:
+        ahead: Batch | None = None
+        for batch in self._readable():
+            ahead, ready = place_batch(self._mesh, *batch, size=self._size), ahead
+            if ready is not None:
+                yield ready
+        if ahead is not None:
+            yield ahead
+        if self.failure is not None:
+            raise self.failure
+
+    def _readable(self) -> Iterator[tuple[np.ndarray, ...]]:
+        try:
+            yield from self._batches
+        except RunFailure as failure:
+            self.failure = failure

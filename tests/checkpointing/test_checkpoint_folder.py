@@ -1,0 +1,263 @@
+"""Checkpoints: whole or not there, linked, pruned, loaded, and nothing wrong taken for right."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rungs.checkpointing import checkpoint_folder, manifest
+from rungs.checkpointing.checkpoint_folder import (
+    best_of,
+    clean_up,
+    find_weights,
+    list_checkpoints,
+    load_model,
+    newest_whole,
+    restore,
+)
+from rungs.checkpointing.manifest import CheckpointMeta, read_checkpoint
+from rungs.checkpointing.saver import Saver
+from rungs.checkpointing.weights_file import Weights
+from rungs.common.errors import RunFailure, UserError
+from rungs.config.run_config import RunConfig
+from rungs.config.train_config import ShardingConfig
+from rungs.model.gpt import GPT
+from rungs.optim.optimizer import MultiSteps
+from rungs.parallel.mesh import one_device
+from rungs.step.state import create_model_and_optimizer, host_copies, named_arrays
+from tests.support.configs import mesh_of, model_config, train_config
+
+CONFIG = RunConfig(model_config(), train_config(keep_checkpoints=2))
+SHARDED = CONFIG._replace(train=train_config(keep_checkpoints=2, max_weights_file_bytes=3_000))
+
+
+def meta(step: int, loss: float | None = None) -> CheckpointMeta:
+    return CheckpointMeta(
+        global_step=step,
+        total_steps=100,
+        tokens_seen=step,
+        train_loss=1.0,
+        validation_loss=None,
+        selection_loss=loss,
+        model=CONFIG.model.as_json(),
+        train=CONFIG.train.as_json(),
+        datasets={},
+        tokenizer="gpt2",
+        sharding=ShardingConfig(data=1, tensor=1),
+        created="2026-01-01T00:00:00+00:00",
+        versions={},
+        checksums={},
+    )
+
+
+@pytest.fixture(scope="module")
+def state() -> tuple[GPT, MultiSteps]:
+    return create_model_and_optimizer(CONFIG, 100, one_device())
+
+
+def save(
+    folder: Path, state: tuple[GPT, MultiSteps], *metas: CheckpointMeta, config: RunConfig = CONFIG
+) -> Path:
+    with Saver(folder, config, None, lambda: None, lambda: None) as saver:
+        for one in metas:
+            saver.save(*state, one)
+    return folder
+
+
+@pytest.fixture(params=[CONFIG, SHARDED], ids=["one file", "shards"])
+def config(request: pytest.FixtureRequest) -> RunConfig:
+    found: RunConfig = request.param
+    return found
+
+
+@pytest.fixture
+def folder(tmp_path: Path, state: tuple[GPT, MultiSteps], config: RunConfig) -> Path:
+    """Five checkpoints saved, of which the last two and the best stay."""
+    losses = [3.0, 1.0, 2.0, 2.0]
+    metas = [meta(step, loss) for step, loss in enumerate(losses)]
+    return save(tmp_path / "checkpoints", state, *metas, meta(4), config=config)
+
+
+def test_the_last_and_the_best_stay(folder: Path) -> None:
+    assert [c.step for c in list_checkpoints(folder)] == [1, 3, 4]
+    assert read_checkpoint(folder / "best").step == 1
+    assert read_checkpoint(folder / "latest").step == 4
+
+
+def test_weights_above_the_limit_are_in_shards(folder: Path, config: RunConfig) -> None:
+    (best,) = [c.folder for c in list_checkpoints(folder) if c.step == 1]
+    files = {path.name for path in best.glob("model*")}
+    checksums = list_checkpoints(folder)[0].meta.checksums
+    assert files == {name for name in checksums if name.startswith("model")}
+    if config == CONFIG:
+        assert files == {"model.safetensors"}
+    else:
+        assert "model.safetensors.index.json" in files
+        assert len(files) > 3
+        assert "model.safetensors" not in files
+
+
+def test_links_are_relative_so_the_folder_can_be_moved(folder: Path, tmp_path: Path) -> None:
+    moved = folder.rename(tmp_path / "moved")
+    assert read_checkpoint(moved / "best").step == 1
+
+
+def test_restored_state_is_bit_equal(folder: Path, state: tuple[GPT, MultiSteps]) -> None:
+    saved = list_checkpoints(folder)[-1]
+    restored = restore(saved, CONFIG, 100, mesh_of(2))
+    for found, expected in (
+        (named_arrays(restored[0]), named_arrays(state[0])),
+        (named_arrays(restored[1]), named_arrays(state[1])),
+    ):
+        assert found.keys() == expected.keys()
+        for name, array in expected.items():
+            assert len(found[name].sharding.device_set) == 2
+            assert np.asarray(found[name]).tobytes() == np.asarray(array).tobytes(), name
+
+
+@pytest.mark.parametrize("path", ["latest", "best/model.safetensors", "."])
+def test_a_model_is_loaded_from_its_weights_alone(
+    path: str, folder: Path, state: tuple[GPT, MultiSteps]
+) -> None:
+    run = folder if path != "." else folder.parent
+    tokens_BS = jax.numpy.arange(8)[None]
+    assert np.array_equal(load_model(run / path)(tokens_BS), state[0](tokens_BS))
+
+
+def test_text_files_stand_in_for_links(folder: Path) -> None:
+    for name in ("best", "latest"):
+        target = (folder / name).readlink()
+        (folder / name).unlink()
+        (folder / name).write_text(f"{target}\n")
+    assert find_weights(folder / "best" / "model.safetensors").parent.name.endswith("000001")
+    assert find_weights(folder.parent).parent.name.endswith("000001")
+    assert [c.step for c in list_checkpoints(folder)] == [1, 3, 4]
+
+
+def test_any_flipped_bit_or_missing_file_is_seen(folder: Path) -> None:
+    saved = list_checkpoints(folder)[-1]
+    for path in [p for p in saved.folder.rglob("*") if p.is_file() and p.stat().st_size]:
+        content = path.read_bytes()
+        name = path.relative_to(saved.folder).as_posix()
+        for position in (0, len(content) // 2, len(content) - 1):
+            flipped = bytearray(content)
+            flipped[position] ^= 4
+            path.write_bytes(flipped)
+            assert newest_whole(folder) is not None
+            assert newest_whole(folder).step == 3, name  # type: ignore[union-attr]
+        path.unlink()
+        assert newest_whole(folder).step == 3, name  # type: ignore[union-attr]
+        path.write_bytes(content)
+    assert newest_whole(folder).step == 4  # type: ignore[union-attr]
+
+
+@given(text=st.text() | st.sampled_from(["", "{", "[]", '{"global_step": 1}', "null", "1" * 5000]))
+@settings(max_examples=50)
+def test_any_meta_json_is_read_or_refused(
+    text: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("checkpoints") / "20260101Z000000-step-000001"
+    folder.mkdir()
+    (folder / "meta.json").write_text(text, encoding="utf-8", errors="replace")
+    assert list_checkpoints(folder.parent) == []
+
+
+def test_what_a_crash_left_is_cleaned_up(folder: Path) -> None:
+    (folder / ".20260101Z000000-step-000009").mkdir()
+    (folder / ".20260101Z000000-step-000009" / "model.safetensors").write_bytes(b"half")
+    (folder / "best").unlink()
+    clean_up(folder)
+    assert not list(folder.glob(".*"))
+    assert read_checkpoint(folder / "best").step == 1
+
+
+def test_the_best_has_the_lowest_loss_and_the_first_of_equals() -> None:
+    def at(step: int, loss: float | None) -> manifest.Checkpoint:
+        return manifest.Checkpoint(Path(f"step-{step}"), meta(step, loss))
+
+    assert best_of([at(0, None), at(1, 2.0), at(2, 3.0)]) == at(1, 2.0)
+    assert best_of([at(0, 2.0), at(1, 2.0)]) == at(0, 2.0)
+    assert best_of([at(1, None)]) is None
+
+
+def test_a_failed_write_surfaces_and_leaves_nothing_whole(
+    tmp_path: Path, state: tuple[GPT, MultiSteps], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(manifest, "seal", fail)
+    folder = tmp_path / "checkpoints"
+    with pytest.raises(
+        RunFailure, match="checkpoint of step 0 could not be written: OSError: disk"
+    ):
+        save(folder, state, meta(0))
+    assert list_checkpoints(folder) == []
+
+
+@pytest.mark.parametrize("content", [b"", b"\x08" + b"\0" * 7 + b"not json", b"\xff" * 16])
+def test_a_file_that_is_no_safetensors_is_refused(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match="not readable as safetensors"):
+        load_model(path)
+
+
+def test_a_copy_stays_what_it_was_and_has_no_padding() -> None:
+    train = train_config(sharding=ShardingConfig(mode="fsdp_tp", data=2))
+    config = RunConfig(model_config(vocab_size=33), train)
+    model, optimizer = create_model_and_optimizer(config, 10, mesh_of(2, 2))
+    assert model.token_embedding.embedding[...].shape[0] == 34
+    copies = host_copies(model, 33) | host_copies(optimizer, 33)
+    arrays = named_arrays(model, 33) | named_arrays(optimizer, 33)
+    wanted = {name: np.array(array) for name, array in arrays.items()}
+    gradient = jax.tree.map(jnp.ones_like, nnx.state(model, nnx.Param))
+    update = nnx.jit(
+        lambda model, optimizer: optimizer.update(model, gradient, jnp.asarray(1.0)),
+        donate_argnums=(0, 1),
+    )
+    update(model, optimizer)
+    assert {name: copy.shape for name, copy in copies.items()} == {
+        name: array.shape for name, array in wanted.items()
+    }
+    assert all((copies[name] == array).all() for name, array in wanted.items())
+    assert all(copy.flags.c_contiguous for copy in copies.values())
+
+
+def test_weights_that_do_not_fit_are_named(folder: Path) -> None:
+    weights = Weights(find_weights(folder.parent))
+    shapes = {name: weights.array(name).shape for name in weights.names()}
+    del shapes["head.kernel"]
+    shapes |= {"final_norm.scale": (3,), "final_norm.gain": (16,)}
+    with pytest.raises(UserError) as raised:
+        weights.refuse_other_than(shapes)
+    assert [line.split(": ", 1)[1] for line in str(raised.value).splitlines()] == [
+        "tensor final_norm.gain: missing",
+        "tensor final_norm.scale: has shape (16,), must have (3,)",
+        "tensor head.kernel: unknown",
+    ]
+
+
+def test_the_header_describes_the_model(folder: Path, config: RunConfig) -> None:
+    weights = Weights(find_weights(folder.parent))
+    assert weights.header[:3] == (*config, "gpt2")
+
+
+def test_meta_of_another_version_is_refused_by_name() -> None:
+    other = meta(1).model_copy(update={"model": json.loads('{"vocab_size": 3, "n_kv_heads": 1}')})
+    with pytest.raises(UserError, match="another version of Rungs"):
+        other.run_config()
+
+
+def test_where_there_is_nothing_to_load(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no such run, checkpoint"):
+        checkpoint_folder.find_weights(tmp_path / "nothing")
+    with pytest.raises(UserError, match="no checkpoint there yet; train it first"):
+        checkpoint_folder.find_weights(tmp_path)

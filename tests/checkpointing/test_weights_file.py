@@ -1,0 +1,139 @@
+"""Weights in one file and in shards: each file describes itself, and what is amiss is told."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+
+from rungs.checkpointing.weights_file import Origin, Weights, WeightsHeader, write_weights
+from rungs.common.errors import UserError
+from tests.support.configs import model_config, train_config
+
+ORIGIN = Origin(source="someone/small", model_type="gpt2", dtype="bfloat16")
+HEADER = WeightsHeader(model_config(), train_config(), "gpt2", ORIGIN)
+RNG = np.random.default_rng(0)
+ARRAYS: dict[str, np.ndarray] = {
+    "wide": RNG.normal(size=(50, 7)).astype(np.float32),
+    "half": RNG.normal(size=(100, 3)).astype(np.float16),
+    "scalar": np.asarray(7, np.float32),
+    "large": RNG.normal(size=(40, 30)).astype(np.float32),
+    "again": RNG.normal(size=(20, 10)).astype(np.float32),
+}
+LIMIT = 2_000
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The arrays in shards of at most 2,000 bytes, but for one array of 4,800."""
+    write_weights(tmp_path, ARRAYS, HEADER, LIMIT)
+    return tmp_path
+
+
+def shards(folder: Path) -> list[Path]:
+    return sorted(folder.glob("model-*.safetensors"))
+
+
+def test_small_weights_are_one_file(tmp_path: Path) -> None:
+    write_weights(tmp_path, ARRAYS, HEADER, sum(array.nbytes for array in ARRAYS.values()))
+    assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
+
+
+def test_large_weights_are_shards_that_an_index_names(folder: Path) -> None:
+    names = [path.name for path in shards(folder)]
+    assert names == [f"model-{n:05d}-of-00003.safetensors" for n in (1, 2, 3)]
+    assert {path.name for path in folder.iterdir()} == {*names, "model.safetensors.index.json"}
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    assert index["metadata"] == {"total_size": sum(array.nbytes for array in ARRAYS.values())}
+    for path in shards(folder):
+        with safe_open(path, framework="numpy") as file:
+            held = set(file.keys())
+            size = sum(file.get_tensor(name).nbytes for name in held)
+        assert held == {name for name, file in index["weight_map"].items() if file == path.name}
+        assert size <= LIMIT or held == {"large"}
+    assert index["weight_map"].keys() == ARRAYS.keys()
+
+
+def test_each_shard_describes_itself(folder: Path) -> None:
+    assert [Weights(path).header for path in shards(folder)] == [HEADER] * 3
+
+
+def test_the_order_of_the_arrays_changes_nothing(folder: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    write_weights(other, dict(reversed(ARRAYS.items())), HEADER, LIMIT)
+    index = "model.safetensors.index.json"
+    assert (other / index).read_bytes() == (folder / index).read_bytes()
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model.safetensors.index.json"])
+def test_shards_are_read_as_one_file_is(name: str, folder: Path) -> None:
+    weights = Weights(folder / name)
+    assert weights.path == folder / "model.safetensors.index.json"
+    assert weights.header == HEADER
+    assert weights.names() == ARRAYS.keys()
+    weights.refuse_other_than({name: array.shape for name, array in ARRAYS.items()})
+    for tensor, array in ARRAYS.items():
+        assert weights.array(tensor).dtype == array.dtype
+        assert weights.array(tensor).tobytes() == array.tobytes()
+
+
+def test_the_tokenizer_of_shards_stands_beside_them(folder: Path) -> None:
+    assert Weights(folder / "model.safetensors").tokenizer == "gpt2"
+    (folder / "tokenizer.json").write_text("{}")
+    assert Weights(folder / "model.safetensors").tokenizer_file == folder / "tokenizer.json"
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(UserError) as raised:
+        Weights(folder / "model.safetensors")
+    (line,) = str(raised.value).splitlines()
+    return line
+
+
+def test_a_missing_shard_is_named(folder: Path) -> None:
+    path = shards(folder)[1]
+    path.unlink()
+    assert refusal(folder).startswith(f"{path}: no such file, but model.safetensors.index.json")
+
+
+def test_a_cut_shard_is_named(folder: Path) -> None:
+    path = shards(folder)[1]
+    path.write_bytes(path.read_bytes()[:-1])
+    assert refusal(folder).startswith(f"{path}: not readable as safetensors")
+
+
+def test_shards_that_changed_places_are_refused(folder: Path) -> None:
+    first, second, _ = shards(folder)
+    one, other = first.read_bytes(), second.read_bytes()
+    first.write_bytes(other)
+    second.write_bytes(one)
+    expected = f"{first}: does not hold the tensors that model.safetensors.index.json says"
+    assert refusal(folder) == expected
+
+
+def test_a_shard_with_a_tensor_that_the_index_lacks_is_refused(folder: Path) -> None:
+    index = folder / "model.safetensors.index.json"
+    content = json.loads(index.read_text())
+    del content["weight_map"]["scalar"]
+    index.write_text(json.dumps(content))
+    assert "does not hold the tensors that" in refusal(folder)
+
+
+def test_a_shard_of_another_model_is_refused(folder: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    header = HEADER._replace(train=train_config(seed=1))
+    write_weights(other, ARRAYS, header, LIMIT)
+    shards(other)[2].replace(shards(folder)[2])
+    assert refusal(folder).startswith(f"{shards(folder)[2]}: describes another model or training")
+
+
+def test_shards_of_no_model_of_ours_are_refused(tmp_path: Path) -> None:
+    from safetensors.numpy import save_file
+
+    save_file({"a": ARRAYS["half"]}, tmp_path / "x.safetensors", metadata={"format": "pt"})
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text('{"weight_map": {"a": "x.safetensors"}}')
+    assert "has no model.json that Rungs can read" in refusal(tmp_path)

@@ -1,0 +1,175 @@
+"""`generate.py` as a user runs it, in this process: what it prints and what it refuses."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+import generate
+from generate import print_growing, read_prompts, stop_tokens
+from rungs.checkpointing.weights_file import WeightsHeader, write_weights
+from rungs.common.errors import UserError
+from rungs.config.run_config import RunConfig
+from rungs.data.tokenizer import Tokenizer, train_tokenizer
+from tests.commands.test_commands import BYTES, IN_SHARDS, byte_model
+from tests.support.configs import ONE_FILE, model_config, train_config
+
+HOT = ("--temperature", "1")
+
+
+@pytest.fixture(scope="module")
+def copier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that says the last byte again and again."""
+    return byte_model(tmp_path_factory.mktemp("copier"), 50.0)
+
+
+@pytest.fixture(scope="module")
+def stutterer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that knows nothing: every byte is as likely."""
+    return byte_model(tmp_path_factory.mktemp("stutterer"), 0.0)
+
+
+@pytest.fixture(scope="module")
+def counter(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that says the next token id, and ends after «Z», the letter before the end."""
+    folder = tmp_path_factory.mktemp("counter")
+    tokenizer = train_tokenizer([], BYTES)
+    (a,), (e,), end = tokenizer.encode("a"), tokenizer.encode("e"), tokenizer.end_of_text
+    follower = np.roll(np.arange(BYTES), -1)
+    assert end is not None
+    follower[e] = end
+    assert a < e
+    config = RunConfig(
+        model_config(vocab_size=BYTES, emb_dim=BYTES, n_layers=0, positions="none", norm="none"),
+        train_config(),
+    )
+    weights = {
+        "token_embedding.embedding": np.eye(BYTES, dtype=np.float32),
+        "head.kernel": np.eye(BYTES, dtype=np.float32)[follower],
+    }
+    write_weights(folder, weights, WeightsHeader(*config, tokenizer="bytes"), ONE_FILE)
+    tokenizer.save(folder / "tokenizer.json")
+    return folder / "model.safetensors"
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(generate.main, [str(argument) for argument in arguments])
+
+
+def test_one_prompt_is_continued(copier: Path) -> None:
+    result = run(copier, "Well", "--new-tokens", 12)
+    assert result.stdout == "Wellllllllllllll\n"
+    outgrown, timed = result.stderr.splitlines()
+    assert outgrown.startswith("texts may outgrow the model's context of 8 tokens")
+    assert timed.startswith("12 tokens in ")
+    assert timed.endswith(f"by {copier}")
+
+
+def test_weights_in_shards_are_named_as_one_file_is(tmp_path: Path) -> None:
+    path = byte_model(tmp_path, 50.0, max_weights_file_bytes=IN_SHARDS)
+    assert not path.exists()
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": []}')
+    for place in (path, tmp_path, tmp_path / "model.safetensors.index.json"):
+        result = run(place, "Well", "--new-tokens", 4)
+        assert result.stdout == "Wellllll\n"
+        assert result.stderr.endswith("model.safetensors.index.json\n")
+
+
+def test_a_text_ends_where_the_model_ends_it(counter: Path) -> None:
+    assert run(counter, "a", "--new-tokens", 12).stdout == "abcde\n"
+    beyond = run(counter, "a", "--new-tokens", 12, "--past-the-end")
+    assert beyond.stdout.startswith("abcde")
+    assert len(beyond.stdout) > len("abcde\n")
+
+
+def test_several_prompts_are_one_batch_each_below_its_number(counter: Path, tmp_path: Path) -> None:
+    lines = tmp_path / "prompts.txt"
+    lines.write_text("b\n\nxd\n")
+    result = run(counter, "a", "--prompts-file", lines)
+    assert result.stdout.splitlines() == [
+        "--- prompt 1 of 3",
+        "abcde",
+        "--- prompt 2 of 3",
+        "bcde",
+        "--- prompt 3 of 3",
+        "xde",
+    ]
+
+
+def test_samples_differ_and_come_again_with_the_same_seed(stutterer: Path) -> None:
+    arguments = (stutterer, "a", "--num-samples", 3, *HOT, "--new-tokens", 8)
+    first = run(*arguments).stdout
+    assert "--- prompt 1 of 1, sample 3 of 3" in first
+    assert len(set(first.split("--- prompt 1 of 1, sample ")[1:])) == 3
+    assert run(*arguments).stdout == first
+    assert run(*arguments, "--seed", 1).stdout != first
+
+
+def test_prompts_in_json_lines_keep_their_line_ends(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(json.dumps({"prompt": "a\nb"}) + "\n" + json.dumps({"prompt": ""}) + "\n")
+    assert read_prompts(path) == ["a\nb", ""]
+    path.write_text('{"prompt": "a"}\n\n{"promt": "b"}\n')
+    with pytest.raises(UserError, match=r"prompts.jsonl: line 3: must be an object"):
+        read_prompts(path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "no prompt"),
+        (("a", "--top-p", "1.5"), "--top-p: 1.5 is not allowed"),
+        (("a", "--top-k", "5", "--temperature", "0"), "--top-k: has no effect at temperature 0"),
+        (("a", "--num-samples", "2"), "greedy texts are all alike"),
+        (("a", "--prompts-file", "no-such-file"), "no-such-file: no such file"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_before_the_model_is_loaded(
+    arguments: tuple[str, ...], message: str
+) -> None:
+    result = run("no-such-model", *arguments)
+    assert isinstance(result.exception, UserError)
+    assert message in str(result.exception)
+
+
+def test_a_token_that_the_model_does_not_know_is_refused() -> None:
+    with pytest.raises(UserError, match="token id 300, but the model's vocab_size is 257"):
+        generate.refuse_unknown_tokens([[1, 300]], BYTES)
+
+
+@pytest.mark.parametrize("content", ["{", "[1]", '{"eos_token_id": "x"}'])
+def test_a_damaged_generation_config_is_told(content: str, tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text(content)
+    with pytest.raises(UserError, match=r"generation_config\.json"):
+        stop_tokens(tmp_path, train_tokenizer([], BYTES))
+
+
+def test_an_empty_prompt_begins_a_text(counter: Path) -> None:
+    assert run(counter, "", "--new-tokens", 3).exit_code == 0
+
+
+def test_half_a_character_waits_for_its_other_half(capsys: pytest.CaptureFixture[str]) -> None:
+    tokenizer = train_tokenizer([], BYTES)
+    smile = tokenizer.encode("🙂")
+    written: list[str] = []
+
+    def one_by_one() -> object:
+        for token in smile:
+            yield [token]
+            written.append(capsys.readouterr().out)
+
+    count = print_growing(tokenizer.encode("é"), one_by_one(), tokenizer)  # type: ignore[arg-type]
+    assert count == len(smile) > 1
+    assert "".join(written) + capsys.readouterr().out == "é🙂\n"
+    assert not any("\ufffd" in piece for piece in written)
+
+
+def test_stop_tokens_are_the_published_ones(tmp_path: Path) -> None:
+    tokenizer: Tokenizer = train_tokenizer([], BYTES)
+    assert stop_tokens(tmp_path, tokenizer) == (tokenizer.end_of_text,)
+    path = tmp_path / "generation_config.json"
+    for written, expected in ((7, (7,)), ([7, 9], (7, 9)), (None, (tokenizer.end_of_text,))):
+        path.write_text(json.dumps({"eos_token_id": written}))
+        assert stop_tokens(tmp_path, tokenizer) == expected

@@ -1,0 +1,89 @@
+"""`mup.py` on a tiny run: what holds in muP and not without it, and a sweep that goes on."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rungs.run.folder import RunFolder
+from tests.support.tiny_run import MODEL, ROOT, change, make_dataset, make_run
+
+pytestmark = pytest.mark.long
+WIDE = {**MODEL, "emb_dim": 32, "n_layers": 3}
+
+
+@pytest.fixture
+def datasets(tmp_path: Path) -> Path:
+    make_dataset(tmp_path / "datasets")
+    return tmp_path / "datasets"
+
+
+def run_with(folder: Path, base: int | None) -> RunFolder:
+    run = make_run(folder, weight_decay=0, drop_rate=0, min_train_tokens=8 * 128)
+    mup = {"mup": {"base_emb_dim": base}} if base else {}
+    (run.path / "model.json").write_text(json.dumps(WIDE | mup))
+    return run
+
+
+def mup(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "mup.py"), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+
+
+@pytest.mark.parametrize(("base", "code"), [(32, 0), (None, 1)], ids=["muP", "standard"])
+def test_the_coordinate_check_passes_in_mup_only(
+    base: int | None, code: int, tmp_path: Path, datasets: Path
+) -> None:
+    run = run_with(tmp_path / "run", base)
+    options = ("--widths", "64,128,256,512", "--steps", 4, "--datasets-dir", datasets)
+    done = mup("check", run.path, *options)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert ("off" in done.stdout) == bool(code)
+    assert ("has no key mup" in done.stdout) == bool(code)
+    assert (run.path / "coordinate-check.png").stat().st_size > 10_000
+
+
+def test_a_sweep_trains_what_is_left_and_draws_it(tmp_path: Path, datasets: Path) -> None:
+    run = run_with(tmp_path / "run", 32)
+    options = ("--widths", "32,64", "--learning-rates", "0.001,0.01", "--datasets-dir", datasets)
+    first = mup("sweep", run.path, *options)
+    assert first.returncode == 0, first.stderr
+    folders = sorted(path.name for path in (tmp_path / "run-sweep" / "mup").iterdir())
+    assert folders == [f"emb_dim-{w}-rate-{r}" for w in (32, 64) for r in ("0.001", "0.01")]
+    assert (tmp_path / "run-sweep" / "learning-rates.png").stat().st_size > 10_000
+    assert "4 of 4: muP, emb_dim 64, learning rate 0.01: loss " in first.stderr
+    metrics = tmp_path / "run-sweep" / "mup" / folders[0] / "metrics.jsonl"
+    before = metrics.read_text()
+    assert len(before.splitlines()) == 8
+    again = mup("sweep", run.path, *options)
+    assert again.stdout == first.stdout
+    assert metrics.read_text() == before
+
+
+def test_a_run_without_the_key_is_told_so(tmp_path: Path, datasets: Path) -> None:
+    run = run_with(tmp_path / "run", None)
+    rates = ("--learning-rates", "0.01,0.1", "--datasets-dir", datasets)
+    done = mup("sweep", run.path, "--standard", *rates)
+    assert done.returncode == 2
+    assert "error: --standard: the run has no key mup" in done.stderr
+    change(run, start_from="imported")
+    for command in (("check",), ("sweep", *rates[:2])):
+        done = mup(command[0], run.path, *command[1:])
+        assert done.returncode == 2
+        assert "start_from has the width that it has" in done.stderr
+
+
+def test_what_cannot_be_is_told_in_a_line(tmp_path: Path, datasets: Path) -> None:
+    run = run_with(tmp_path / "run", 32)
+    for options, line in (
+        (("--widths", "33,64"), "error: width 33: "),
+        (("--widths", "64"), "give two different positive numbers"),
+        (("--steps", 8), "error: --steps 8: the run has 8"),
+        (("--steps", 3), "3 is not in the range x>=4"),
+    ):
+        done = mup("check", run.path, *options, "--datasets-dir", datasets)
+        assert done.returncode == 2
+        assert line in done.stderr
+        assert "Traceback" not in done.stderr

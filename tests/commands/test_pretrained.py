@@ -1,0 +1,135 @@
+"""The command that imports and exports, and its comparison with transformers."""
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+import pretrained
+from rungs.common.errors import UserError
+from rungs.config.model_config import ModelConfig
+from rungs.huggingface import comparison
+from rungs.huggingface.comparison import (
+    TOLERANCE,
+    Diverged,
+    Outcome,
+    relative_errors,
+    sample_tokens,
+)
+from tests.support.published_models import MODELS, arrays, assert_same, copy, expected
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(pretrained.main, list(map(str, arguments)))
+
+
+def test_there_and_back(tmp_path: Path) -> None:
+    result = run("import", MODELS / "llama", tmp_path / "run")
+    assert result.exit_code == 0, result.output
+    assert "llama: llama, 0.00 GB in tensors: 30 of float32" in result.output
+    assert '"start_from": "imported"' in result.output
+    result = run("export", tmp_path / "run", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert "written without a tokenizer" in result.output
+    assert_same(arrays(tmp_path / "out"), arrays(MODELS / "llama"))
+
+
+def test_what_was_left_out_is_said(tmp_path: Path) -> None:
+    result = run("import", MODELS / "gemma3-vision", tmp_path / "run")
+    assert "left out: 23 tensors (the vision tower and its projector)" in result.output
+
+
+def test_nothing_is_written_where_something_is_wrong(tmp_path: Path) -> None:
+    source = copy("llama", tmp_path / "source", odd=1)
+    result = run("import", source, tmp_path / "run")
+    assert isinstance(result.exception, UserError)
+    assert "--ignore-key odd" in str(result.exception)
+    assert not (tmp_path / "run").exists()
+    result = run("import", source, tmp_path / "run", "--ignore-key", "odd")
+    assert result.exit_code == 0, result.output
+    result = run("import", source, tmp_path / "run", "--ignore-key", "odd")
+    assert "there already" in str(result.exception)
+    result = run("export", tmp_path / "run", tmp_path / "run")
+    assert "there already" in str(result.exception)
+    result = run("export", tmp_path / "run", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "out/config.json").read_bytes() == (source / "config.json").read_bytes()
+
+
+def test_a_check_needs_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    result = run("import", MODELS / "llama", tmp_path / "run", "--check")
+    assert "uv run --with torch --with transformers pretrained.py import" in str(result.exception)
+    assert not (tmp_path / "run").exists()
+
+
+# The comparison, with recorded values in place of transformers
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> Outcome:
+    """What transformers computed of the model «gpt2»."""
+    values = expected("gpt2")
+    outcome = Outcome(list(values["hidden_states"][:, 0]), values["logits"][0])
+    tokens_S = values["tokens"][0]
+    monkeypatch.setattr(comparison, "_of_transformers", lambda *_: (outcome, tokens_S))
+    monkeypatch.setattr(pretrained, "find_transformers", lambda: None)
+    return outcome
+
+
+@pytest.mark.usefixtures("recorded")
+def test_a_check_that_agrees(tmp_path: Path) -> None:
+    result = run("import", MODELS / "gpt2", tmp_path / "run", "--check")
+    assert result.exit_code == 0, result.output
+    assert "block 2" in result.output
+    assert "diverges" not in result.output
+
+
+def test_a_check_names_the_first_layer_that_diverges(tmp_path: Path, recorded: Outcome) -> None:
+    """Nothing is left of such an import."""
+    for state in recorded.hidden_states[2:]:
+        state[5] *= 1.001
+    result = run("import", MODELS / "gpt2", tmp_path / "run", "--check")
+    assert result.exit_code == 1
+    assert "error: diverges from transformers at block 1 (1.0e-03)" in result.output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_state_that_is_no_number_diverges(tmp_path: Path, recorded: Outcome) -> None:
+    recorded.hidden_states[0][0, 0] = np.nan
+    with pytest.raises(Diverged, match="at embedding"):
+        comparison.compare(MODELS / "gpt2", imported(tmp_path), lambda _: None)
+
+
+def imported(folder: Path) -> Path:
+    assert run("import", MODELS / "gpt2", folder / "run").exit_code == 0
+    return folder / "run" / "checkpoints" / "imported"
+
+
+def test_errors_are_relative_to_each_token() -> None:
+    states = np.asarray([[1e6, 0], [0, 1.0]], np.float32)
+    other = states + np.asarray([[1.0, 0], [0, 0.01]], np.float32)
+    errors = relative_errors(Outcome([other], states), Outcome([states], states))
+    assert errors["embedding"] == pytest.approx(0.01)
+    assert errors["logits"] == 0
+    assert TOLERANCE < 0.01
+
+
+def test_tokens_to_compare_pass_the_window_where_that_is_affordable() -> None:
+    def length(window: int | None, context: int) -> int:
+        model = ModelConfig(
+            vocab_size=9,
+            context_length=context,
+            emb_dim=4,
+            n_layers=1,
+            n_heads=1,
+            sliding_window=window,
+        )
+        return len(sample_tokens(model))
+
+    assert length(None, 4096) == 64
+    assert length(None, 20) == 20
+    assert length(512, 4096) == 528
+    assert length(4096, 32768) == 64

@@ -1,0 +1,97 @@
+"""What the two files of a run ask of each other: refused by every command, in a line each."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rungs.config.cross_checks import misfits
+from tests.support.configs import model_config, train_config
+from tests.support.tiny_run import ROOT, make_run
+
+MUP = {"mup": {"base_emb_dim": 8}}
+EXPERTS = {"n_experts": 2, "experts_per_token": 1}
+
+
+def lora(*targets: str) -> dict[str, Any]:
+    adapted = {"rank": 2, "alpha": 4.0, "targets": list(targets)}
+    return {"start_from": "imported", "lora": adapted}
+
+
+@pytest.mark.parametrize(
+    ("model", "train"),
+    [
+        ({}, {"sequence_length": 8}),
+        (MUP, {"optimizer": "adamw"}),
+        (MUP, {"optimizer": "muon"}),
+        ({}, {"optimizer": "sgd"}),
+        ({}, lora("query", "key", "value", "output", "up", "down")),
+        ({"feed_forward": "swiglu"}, lora("gate")),
+        (EXPERTS, lora("output")),
+    ],
+)
+def test_what_goes_together(model: dict[str, Any], train: dict[str, Any]) -> None:
+    assert misfits(model_config(**model), train_config(**train)) == []
+
+
+@pytest.mark.parametrize(
+    ("model", "train", "lines"),
+    [
+        ({}, {"sequence_length": 9}, ["sequence_length: 9 is longer than .*; at most 8"]),
+        (MUP, {"optimizer": "sgd"}, ['optimizer: "sgd" .* mup .*; take "adamw" or "muon"']),
+        (MUP, {"optimizer": "lion"}, ['optimizer: "lion" is not supported with mup']),
+        (MUP, {"optimizer": "adafactor"}, ['optimizer: "adafactor" is not supported with mup']),
+        (MUP, lora("query"), ["lora: not supported with mup"]),
+        ({}, lora("up", "gate"), ['lora.targets: gate: feed_forward "gelu_tanh" has none']),
+        ({"feed_forward": "none"}, lora("up"), ['lora.targets: up: feed_forward "none"']),
+        (EXPERTS, lora("key", "down"), ["lora.targets: down: .* mixture of experts"]),
+        ({"n_layers": 0}, lora("key"), ["lora.targets: key: the model has no layers"]),
+        (
+            MUP,
+            {"sequence_length": 9, "optimizer": "sgd", **lora("gate")},
+            ["sequence_length: 9", 'optimizer: "sgd"', "lora: not", "lora.targets: gate"],
+        ),
+    ],
+)
+def test_what_does_not_is_told_in_a_line_each(
+    model: dict[str, Any], train: dict[str, Any], lines: list[str]
+) -> None:
+    found = misfits(model_config(**model), train_config(**train))
+    assert len(found) == len(lines)
+    for line, pattern in zip(found, lines, strict=True):
+        assert re.match(pattern, line), line
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("train.py", "RUN"),
+        ("train.py", "NEW", "--like", "RUN"),
+        ("plan.py", "RUN", "--device", "h100"),
+        ("mup.py", "check", "RUN"),
+    ],
+    ids=" ".join,
+)
+def test_every_command_refuses_and_changes_nothing(
+    command: tuple[str, ...], tmp_path: Path
+) -> None:
+    run = make_run(tmp_path / "run", optimizer="sgd").path
+    model = json.loads((run / "model.json").read_text())
+    (run / "model.json").write_text(json.dumps(model | MUP))
+    before = sorted(tmp_path.rglob("*"))
+    folders = {"RUN": str(run), "NEW": str(tmp_path / "new")}
+    script, *options = (folders.get(part, part) for part in command)
+    done = subprocess.run(
+        [sys.executable, str(ROOT / script), *options, "--datasets-dir", str(tmp_path / "none")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f'error: {run / "train.json"}: optimizer: "sgd" is not supported')
+    assert sorted(tmp_path.rglob("*")) == before

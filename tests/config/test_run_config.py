@@ -1,0 +1,372 @@
+"""`config.py` and `strict_json.py`: mistakes are found all at once, and told to be mended."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rungs.common.errors import UserError
+from rungs.config import reference, run_config
+from rungs.config.model_config import ModelConfig
+from rungs.config.run_config import FILE_TYPES
+from rungs.config.train_config import TrainConfig
+
+ROOT = Path(__file__).parents[1]
+RUNS = sorted(path.parent for path in (ROOT / "runs").glob("*/train.json"))
+
+# Only the keys that run folders of the blog's reference have.
+REFERENCE_MODEL = {
+    "vocab_size": 50257,
+    "context_length": 1024,
+    "emb_dim": 768,
+    "n_heads": 12,
+    "n_layers": 12,
+    "qkv_bias": False,
+}
+REFERENCE_TRAIN = {
+    "dataset": "gpjt/fineweb-gpt2-tokens",
+    "min_train_tokens": 3260190720,
+    "start_train_token": 0,
+    "start_val_token": 50_000_000,
+    "epochs": 1,
+    "microbatch_size": 6,
+    "gradient_accumulation_steps": 16,
+    "learning_rate": 0.0014,
+    "warmup_period_percent": 5,
+    "weight_decay": 0.01,
+    "clipping_max_norm": 3.5,
+    "drop_rate": 0.1,
+    "checkpoint_interval": 617,
+}
+
+
+def write_run(folder: Path, model: Any, train: Any) -> Path:
+    for name, content in (("model.json", model), ("train.json", train)):
+        text = content if isinstance(content, str) else json.dumps(content)
+        (folder / name).write_text(text)
+    return folder
+
+
+def mistakes(folder: Path, model: Any = REFERENCE_MODEL, train: Any = REFERENCE_TRAIN) -> list[str]:
+    with pytest.raises(UserError) as raised:
+        run_config.load_run(write_run(folder, model, train))
+    return [line.removeprefix(f"{folder}/") for line in str(raised.value).splitlines()]
+
+
+def without(content: dict[str, Any], *keys: str) -> dict[str, Any]:
+    return {key: value for key, value in content.items() if key not in keys}
+
+
+@pytest.mark.parametrize(
+    ("model", "train"),
+    [
+        (REFERENCE_MODEL, REFERENCE_TRAIN),
+        (REFERENCE_MODEL | {"qkv_bias": True}, REFERENCE_TRAIN | {"drop_rate": 0.0}),
+        (REFERENCE_MODEL | {"n_layers": 0}, REFERENCE_TRAIN | {"min_train_tokens": -1}),
+        (without(REFERENCE_MODEL, "qkv_bias"), without(REFERENCE_TRAIN, "clipping_max_norm")),
+        (
+            REFERENCE_MODEL,
+            without(REFERENCE_TRAIN, "warmup_period_percent", "weight_decay", "start_val_token"),
+        ),
+    ],
+)
+def test_folders_with_only_the_reference_keys_mean_gpt2(
+    tmp_path: Path, model: dict[str, Any], train: dict[str, Any]
+) -> None:
+    run = run_config.load_run(write_run(tmp_path, model, train))
+    for key, value in (model | train).items():
+        assert getattr(run.model if key in model else run.train, key) == value
+    assert run.model.positions == "learned"
+    assert (run.model.norm, run.model.norm_placement) == ("layer_norm", "before")
+    assert (run.model.feed_forward, run.model.hidden_dim) == ("gelu_tanh", 4 * 768)
+    assert run.train.target_offset == 1
+
+
+def test_all_mistakes_of_both_files_are_told_at_once(tmp_path: Path) -> None:
+    model = REFERENCE_MODEL | {"n_heads": 7, "emb_dim": 768.0, "learning_rate": 1, "norms": "x"}
+    model["mup"] = 128
+    train = REFERENCE_TRAIN | {"epochs": 0, "learning_rte": 1, "drop_rate": 1.0, "dataset": 3}
+    lines = mistakes(tmp_path, model, without(train, "learning_rate"))
+    assert sorted(lines) == [
+        "model.json: emb_dim: 768.0 is not allowed; must be of type integer",
+        "model.json: learning_rate: unknown key (value 1); it belongs in train.json",
+        "model.json: mup: 128 is not allowed; must be an object {…}",
+        'model.json: norms: unknown key (value "x"); did you mean norm?',
+        "train.json: dataset: 3 is not allowed; must be of type string",
+        "train.json: drop_rate: 1.0 is not allowed; must be less than 1",
+        "train.json: epochs: 0 is not allowed; must be at least 1",
+        "train.json: learning_rate: missing; this key is needed",
+        "train.json: learning_rte: unknown key (value 1); did you mean learning_rate?",
+    ]
+
+
+def test_keys_that_do_not_fit_together(tmp_path: Path) -> None:
+    assert mistakes(tmp_path, REFERENCE_MODEL | {"n_heads": 7}) == [
+        "model.json: n_heads: 7 does not divide emb_dim 768; 6 is the nearest that does"
+    ]
+    assert mistakes(tmp_path, without(REFERENCE_MODEL, "n_heads")) == [
+        "model.json: n_heads: missing; needed where n_layers is above 0"
+    ]
+    odd = {"emb_dim": 9, "n_heads": 3, "positions": "sinusoidal", "context_length": "8"}
+    assert mistakes(tmp_path, REFERENCE_MODEL | odd) == [
+        'model.json: context_length: "8" is not allowed; must be of type integer',
+        'model.json: emb_dim: 9 is odd; positions "sinusoidal" need it even',
+    ]
+
+
+LLAMA_3 = {
+    "type": "llama3",
+    "factor": 8,
+    "low_frequency_factor": 1,
+    "high_frequency_factor": 4,
+    "original_context_length": 8192,
+}
+ROPE = {"positions": "rope"}
+LORA = {"rank": 8, "alpha": 16, "targets": ["query"]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        (
+            {"n_kv_heads": 5},
+            "n_kv_heads: 5 does not divide n_heads 12; 4 is the nearest that does",
+        ),
+        (
+            {"n_kv_heads": 24},
+            "n_kv_heads: 24 does not divide n_heads 12; 12 is the nearest that does",
+        ),
+        (ROPE | {"head_dim": 7}, 'head_dim: 7 is odd; positions "rope" need it even'),
+        (
+            ROPE | {"emb_dim": 60},
+            'head_dim: 5 is odd; positions "rope" need it even',
+        ),
+        (
+            {"rope_scaling": LLAMA_3},
+            'rope_scaling: needs positions "rope", not "learned"',
+        ),
+        (
+            {"positions": "none", "sliding_window": 4, "sliding_rope_theta": 1e4},
+            'sliding_rope_theta: needs positions "rope", not "none"',
+        ),
+        (ROPE | {"sliding_rope_theta": 1e4}, "sliding_rope_theta: needs sliding_window"),
+        ({"layer_pattern": ["sliding", "global"]}, "layer_pattern: needs sliding_window"),
+        (
+            {"sliding_window": 4, "layer_pattern": ["sliding", "local"]},
+            "layer_pattern.1: \"local\" is not allowed; must be 'sliding' or 'global'",
+        ),
+        (
+            {"sliding_window": 4, "layer_pattern": []},
+            "layer_pattern: [] is not allowed; must not be empty",
+        ),
+        (
+            {"qk_norm": True, "norm": "none"},
+            'qk_norm: true, but norm is "none"; name one, or leave qk_norm out',
+        ),
+        ({"n_experts": 4}, "n_experts and experts_per_token: give both, or none"),
+        ({"experts_per_token": 2}, "n_experts and experts_per_token: give both, or none"),
+        ({"n_experts": 4, "experts_per_token": 5}, "experts_per_token: 5 of n_experts 4"),
+        (
+            {"n_experts": 4, "experts_per_token": 2, "feed_forward": "none"},
+            'n_experts: 4, but feed_forward is "none"; leave one of them out',
+        ),
+        (
+            {"ffn_dim": 64, "feed_forward": "none"},
+            'ffn_dim: 64, but feed_forward is "none"; leave one of them out',
+        ),
+        (
+            {"n_layers": 0, "norm_placement": "after"},
+            'norm_placement: "after" places no norm where n_layers is 0; set norm "none"',
+        ),
+    ],
+)
+def test_architectures_that_do_not_fit_together(
+    tmp_path: Path, changes: dict[str, Any], line: str
+) -> None:
+    assert mistakes(tmp_path, REFERENCE_MODEL | changes) == [f"model.json: {line}"]
+
+
+@pytest.mark.parametrize(
+    ("scaling", "line"),
+    [
+        (
+            LLAMA_3 | {"type": "linear"},
+            'type "linear" has a factor only',
+        ),
+        (
+            without(LLAMA_3, "low_frequency_factor"),
+            'type "llama3" needs low_frequency_factor, high_frequency_factor and'
+            " original_context_length",
+        ),
+        (
+            without(LLAMA_3, "original_context_length"),
+            'type "llama3" needs low_frequency_factor, high_frequency_factor and'
+            " original_context_length",
+        ),
+        (
+            LLAMA_3 | {"high_frequency_factor": 1},
+            "low_frequency_factor must be below high_frequency_factor",
+        ),
+    ],
+)
+def test_rope_scalings_that_do_not_fit_together(
+    tmp_path: Path, scaling: dict[str, Any], line: str
+) -> None:
+    (found,) = mistakes(tmp_path, REFERENCE_MODEL | ROPE | {"rope_scaling": scaling})
+    assert found.startswith("model.json: rope_scaling: {")
+    assert found.endswith(f" is not allowed; {line}")
+
+
+def test_keys_of_objects_are_told_with_their_place(tmp_path: Path) -> None:
+    scaling = LLAMA_3 | {"factor": 0, "base": 1}
+    train = REFERENCE_TRAIN | {"start_from": "imported", "lora": LORA | {"targets": ["q"]}}
+    assert mistakes(tmp_path, REFERENCE_MODEL | ROPE | {"rope_scaling": scaling}, train) == [
+        "model.json: rope_scaling.factor: 0 is not allowed; must be greater than 0",
+        "model.json: rope_scaling.base: unknown key (value 1)",
+        "train.json: lora.targets.0: \"q\" is not allowed; must be 'query', 'key', 'value',"
+        " 'output', 'gate', 'up' or 'down'",
+    ]
+
+
+def test_lora_needs_weights_to_adapt(tmp_path: Path) -> None:
+    assert mistakes(tmp_path, train=REFERENCE_TRAIN | {"lora": LORA}) == [
+        'train.json: lora: needs start_from, the weights that it adapts, as "imported"'
+    ]
+
+
+def test_a_layers_pattern_repeats_and_ends_where_the_layers_do() -> None:
+    def kinds(n_layers: int, **changes: Any) -> list[str]:
+        architecture = REFERENCE_MODEL | {"n_layers": n_layers} | changes
+        return list(ModelConfig.model_validate(architecture).layer_kinds())
+
+    pattern = ["sliding", "sliding", "global"]
+    patterned = {"sliding_window": 4, "layer_pattern": pattern}
+    assert kinds(7, **patterned) == [*pattern, *pattern, "sliding"]
+    assert kinds(2, **patterned) == ["sliding", "sliding"]
+    assert kinds(2, sliding_window=4) == ["sliding", "sliding"]
+    assert kinds(2) == ["global", "global"]
+    assert kinds(0, **patterned) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ('{"epochs": 1,\n "seed": }', "malformed JSON at line 2, column 10: Expecting value"),
+        ("[1]", "must hold a JSON object {…}, not [1]"),
+        ("", "malformed JSON at line 1, column 1: Expecting value"),
+        ("[" * 100_000, "unreadable JSON: "),
+    ],
+)
+def test_what_is_no_json_object(tmp_path: Path, text: str, line: str) -> None:
+    (found,) = mistakes(tmp_path, train=text)
+    assert found.startswith(f"train.json: {line}")
+
+
+def test_duplicate_keys_and_nan(tmp_path: Path) -> None:
+    text = json.dumps(REFERENCE_TRAIN)[:-1] + ', "epochs": 1, "beta1": NaN, "beta2": 1e999}'
+    assert sorted(mistakes(tmp_path, train=text)) == [
+        "train.json: beta1: NaN is not allowed; must be a finite number",
+        "train.json: beta2: Infinity is not allowed; must be a finite number",
+        "train.json: epochs: given more than once; keep one",
+    ]
+
+
+def test_a_typo_is_told_beside_an_object(tmp_path: Path) -> None:
+    """The checks over several keys look into the objects that are right."""
+    train = {"sharding": {"mode": "dp", "data": 4}, "lora": None, "epoch": 1}
+    with pytest.raises(UserError) as raised:
+        run_config.load_run(write_run(tmp_path, REFERENCE_MODEL, REFERENCE_TRAIN | train))
+    lines = [
+        line.removeprefix(f"{tmp_path}/train.json: ") for line in str(raised.value).split("\n")
+    ]
+    assert [line.split(":")[0] for line in lines] == ["epoch", "microbatch_size"]
+
+
+def test_the_nearest_divisor_of_a_large_number_is_found_at_once(tmp_path: Path) -> None:
+    model = REFERENCE_MODEL | {"emb_dim": 2**31 - 1, "n_heads": 12}
+    with pytest.raises(UserError, match="; 1 is the nearest that does"):
+        run_config.load_run(write_run(tmp_path, model, REFERENCE_TRAIN))
+
+
+@pytest.mark.parametrize("value", ["NaN", "[" * 300 + "]" * 300])
+def test_a_lineage_that_no_checkpoint_can_hold_is_refused(value: str, tmp_path: Path) -> None:
+    folder = write_run(tmp_path, REFERENCE_MODEL, REFERENCE_TRAIN)
+    text = (folder / "train.json").read_text().rstrip()[:-1]
+    lineage = f'{text}, "lineage": {{"like": "x", "set": {{"seed": {value}}}}}}}'
+    (folder / "train.json").write_text(lineage)
+    with pytest.raises(UserError, match=r"lineage\.set: .* is not allowed; must be finite numbers"):
+        run_config.load_run(folder)
+
+
+@pytest.mark.parametrize("member", [r'"tokenizer": "\ud800"', r'"lineage": {"\udfff": 1}'])
+def test_half_a_character_is_told(member: str, tmp_path: Path) -> None:
+    folder = write_run(tmp_path, REFERENCE_MODEL, REFERENCE_TRAIN)
+    text = (folder / "train.json").read_text().rstrip()[:-1]
+    (folder / "train.json").write_text(f"{text}, {member}}}")
+    with pytest.raises(UserError, match=r"train\.json: holds half a character"):
+        run_config.load_run(folder)
+
+
+def test_missing_files_are_told(tmp_path: Path) -> None:
+    with pytest.raises(UserError) as raised:
+        run_config.load_run(tmp_path)
+    assert [line.split(": ")[1] for line in str(raised.value).splitlines()] == ["no such file"] * 2
+
+
+@pytest.mark.parametrize("name", sorted(FILE_TYPES))
+def test_committed_schemas_are_current(name: str) -> None:
+    committed = ROOT / "schemas" / name.replace(".json", ".schema.json")
+    assert committed.read_text() == reference.json_schema(FILE_TYPES[name]), (
+        f"{committed} is not what config.py says: run `uv run config.py`"
+    )
+
+
+def test_the_documented_keys_are_current() -> None:
+    page = ROOT / "docs" / "configuration.md"
+    assert page.read_text() == reference.reference_page(), (
+        f"{page} is not what config.py says: run `uv run config.py`"
+    )
+
+
+@pytest.mark.parametrize("run", RUNS, ids=lambda path: path.name)
+def test_committed_runs_load_and_name_their_schemas(run: Path) -> None:
+    run_config.load_run(run)
+    for name in FILE_TYPES:
+        schema = json.loads((run / name).read_text())["$schema"]
+        assert (run / schema).resolve() == ROOT / "schemas" / name.replace(".json", ".schema.json")
+
+
+def test_defaults_come_back_from_json() -> None:
+    model = ModelConfig.model_validate(REFERENCE_MODEL)
+    train = TrainConfig.model_validate(REFERENCE_TRAIN | {"dataset": {"a": 1, "b": 0.5}})
+    assert ModelConfig.model_validate_json(json.dumps(model.as_json())) == model
+    assert TrainConfig.model_validate_json(json.dumps(train.as_json())) == train
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=5,
+)
+
+
+@given(
+    key=st.sampled_from([*ModelConfig.model_fields, *TrainConfig.model_fields]),
+    value=JSON,
+)
+def test_any_value_of_any_key_loads_or_is_told(
+    tmp_path_factory: pytest.TempPathFactory, key: str, value: Any
+) -> None:
+    folder = tmp_path_factory.mktemp("run")
+    in_model = key in ModelConfig.model_fields
+    model = REFERENCE_MODEL | ({key: value} if in_model else {})
+    train = REFERENCE_TRAIN | ({} if in_model else {key: value})
+    told = ""
+    try:
+        run_config.load_run(write_run(folder, model, train))
+    except UserError as error:
+        told = str(error)
+    assert all(line.startswith(f"{folder}/") for line in told.splitlines())

@@ -1,0 +1,303 @@
+"""Datasets by name, and what is known about their folders."""
+
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from rungs.common import atomic_folder
+from rungs.common.errors import UserError
+from rungs.data import dataset as dataset_module
+from rungs.data.catalog import find_datasets_dir, open_dataset
+from rungs.data.dataset import Dataset, read_description
+from tests.support.tiny_run import ROOT
+
+
+def token_folder(place: Path, name: str = "mine", **splits: list[int]) -> Path:
+    folder = place / name
+    folder.mkdir(parents=True, exist_ok=True)
+    for split, ids in splits.items():
+        save_file({"tokens": np.array(ids, np.int32)}, folder / f"{split}.safetensors")
+    return folder
+
+
+# Names and places
+
+
+def test_where_datasets_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("RUNGS_DATASETS_DIR", raising=False)
+    assert find_datasets_dir() == ROOT / "datasets"
+    monkeypatch.setenv("RUNGS_DATASETS_DIR", str(tmp_path))
+    assert find_datasets_dir() == tmp_path
+    assert find_datasets_dir(Path("here")) == Path("here")
+
+
+names = ["", " ", ".", "..", "../up", "a/..", "/etc", "a/b/c", "a//b", "a/", "/a", "a\\b", "C:/x"]
+more_names = ["a\0b", ".hidden", "owner/.hidden", "a..b", "a\n", "~/../x", "x.", "x/ "]
+
+
+@pytest.mark.parametrize("name", names + more_names)
+def test_what_is_not_a_name(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="not a name"):
+        open_dataset(name, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dataset_that_is_not_there(tmp_path: Path) -> None:
+    token_folder(tmp_path, "shakespeare", train=[1])
+    with pytest.raises(UserError, match=r"did you mean shakespeare\?.*--name shakespere"):
+        open_dataset("shakespere", tmp_path)
+    with pytest.raises(UserError, match="did you mean python-stdlib"):
+        open_dataset("python_stdlib", tmp_path)
+    with pytest.raises(UserError, match="no such dataset; make it with"):
+        open_dataset("x", tmp_path / "nowhere")
+    assert not (tmp_path / "nowhere").exists()
+
+
+# A folder that the user made
+
+
+def test_a_folder_is_described(tmp_path: Path) -> None:
+    folder = token_folder(tmp_path, train=[5, 900, 3], validation=[7])
+    found = open_dataset("mine", tmp_path)
+    assert found.splits == ("train", "validation")
+    assert found.tokenizer_file is None
+    np.testing.assert_array_equal(found.tokens("train")[:], [5, 900, 3])
+    described = found.description.splits["train"]
+    content = (folder / "train.safetensors").read_bytes()
+    assert described.model_dump() == {
+        "tokens": 3,
+        "dtype": "int32",
+        "largest_token_id": 900,
+        "file_bytes": len(content),
+        "sha256": hashlib.sha256(content).hexdigest(),
+        "pairs": None,
+    }
+    assert "pairs" not in (folder / "dataset.json").read_text()
+    assert found.description.source.kind == "folder"
+    assert read_description(folder) == found.description
+
+
+def test_the_description_covers_the_whole_of_a_large_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dataset_module, "_BLOCK_TOKENS", 7)
+    for place in range(0, 40, 3):
+        folder = tmp_path / str(place)
+        folder.mkdir()
+        tokens = np.zeros(40, np.uint16)
+        tokens[place] = 9
+        around: dict[str, np.ndarray] = {"before": np.ones(5), "after": np.ones(5, np.uint8)}
+        save_file({"tokens": tokens, **around}, folder / "train.safetensors")
+        described = Dataset("x", folder).description.splits["train"]
+        assert described.largest_token_id == 9
+        content = (folder / "train.safetensors").read_bytes()
+        assert described.sha256 == hashlib.sha256(content).hexdigest()
+
+
+def test_a_description_is_not_made_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    token_folder(tmp_path, train=[1, 2])
+    first = open_dataset("mine", tmp_path).description
+    monkeypatch.setattr(dataset_module, "_read_through", None)
+    assert open_dataset("mine", tmp_path).description == first
+
+
+def test_files_that_changed_are_described_again(tmp_path: Path) -> None:
+    folder = token_folder(tmp_path, train=[1, 2], validation=[3])
+    before = open_dataset("mine", tmp_path).description
+    token_folder(tmp_path, train=[1, 2, 8])
+    after = open_dataset("mine", tmp_path).description
+    assert after.splits["train"].largest_token_id == 8
+    assert after.splits["validation"] == before.splits["validation"]
+    (folder / "validation.safetensors").unlink()
+    assert open_dataset("mine", tmp_path).splits == ("train",)
+    assert read_description(folder) == open_dataset("mine", tmp_path).description
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]", '{"source": 3}', "\x00", '{"splits": {}}'])
+def test_a_damaged_description_is_made_again(tmp_path: Path, damage: str) -> None:
+    folder = token_folder(tmp_path, train=[1, 2])
+    (folder / "dataset.json").write_text(damage)
+    assert open_dataset("mine", tmp_path).description.splits["train"].tokens == 2
+    assert json.loads((folder / "dataset.json").read_text())["source"] == {"kind": "folder"}
+
+
+def test_a_folder_that_cannot_be_written_to_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = token_folder(tmp_path, train=[1, 2])
+
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(dataset_module, "write_description", refuse)
+    assert open_dataset("mine", tmp_path).description.splits["train"].tokens == 2
+    assert [path.name for path in folder.iterdir()] == ["train.safetensors"]
+
+
+def test_folders_that_are_no_datasets(tmp_path: Path) -> None:
+    token_folder(tmp_path, "empty")
+    with pytest.raises(UserError, match=r"no train\.safetensors in it"):
+        open_dataset("empty", tmp_path)
+    token_folder(tmp_path, "negative", train=[1, -1])
+    with pytest.raises(UserError, match="token id -1; none may be negative"):
+        open_dataset("negative", tmp_path)
+    (token_folder(tmp_path, "torn", train=[1]) / "train.safetensors").write_bytes(b"x" * 9)
+    with pytest.raises(UserError, match="not a whole safetensors file"):
+        open_dataset("torn", tmp_path)
+
+
+# Pairs
+
+
+def pair_folder(place: Path, bounds: list[list[int]], name: str = "pairs") -> Path:
+    folder = place / name
+    folder.mkdir(parents=True, exist_ok=True)
+    parts = {"tokens": np.arange(10, dtype=np.uint16), "pair_bounds": np.array(bounds)}
+    save_file(parts, folder / "train.safetensors")
+    return folder
+
+
+def test_pairs_are_described(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dataset_module, "_BLOCK_PAIRS", 2)
+    folder = pair_folder(tmp_path, [[1, 6], [6, 8], [9, 10]])
+    found = open_dataset("pairs", tmp_path)
+    assert found.holds_pairs
+    pairs = found.description.splits["train"].pairs
+    assert pairs is not None
+    assert pairs.model_dump() == {"pairs": 3, "longest_tokens": 6, "answer_tokens": 8}
+    assert read_description(folder) == found.description
+    monkeypatch.setattr(dataset_module, "_describe_pairs", None)
+    assert open_dataset("pairs", tmp_path).description == found.description
+
+
+def test_pairs_in_place_of_text_are_described_again(tmp_path: Path) -> None:
+    text = {"tokens": np.arange(10, dtype=np.uint16), "other": np.array([[1, 2], [2, 10]])}
+    folder = pair_folder(tmp_path, [[1, 2], [2, 10]])
+    size = (folder / "train.safetensors").stat().st_size
+    save_file(text, folder / "train.safetensors", {"as": "long"})
+    assert not open_dataset("pairs", tmp_path).holds_pairs
+    pair_folder(tmp_path, [[1, 2], [2, 10]])
+    described = json.loads((folder / "dataset.json").read_text())
+    described["splits"]["train"]["file_bytes"] = size
+    (folder / "dataset.json").write_text(json.dumps(described))
+    assert open_dataset("pairs", tmp_path).holds_pairs
+
+
+@pytest.mark.parametrize(
+    ("bounds", "message"),
+    [
+        ([[1, 2], [2, 4], [3, 10]], "pair 2 does not follow"),
+        ([[1, 2], [4, 4], [8, 10]], "pair 1 does not follow"),
+        ([[0, 1], [2, 4], [8, 10]], "pair 0 does not follow"),
+        ([[-1, 2], [2, 4], [8, 10]], "pair 0 does not follow"),
+        ([[1, 2], [2, 4], [8, 9]], "the last pair ends at token 9, not at 10"),
+        ([[1, 2], [2, 4], [8, 2**62]], "the last pair ends at token 4611686018427387904"),
+    ],
+)
+@pytest.mark.parametrize("block", [1, 2, 100])
+def test_bounds_that_are_none(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    bounds: list[list[int]],
+    message: str,
+    block: int,
+) -> None:
+    monkeypatch.setattr(dataset_module, "_BLOCK_PAIRS", block)
+    folder = pair_folder(tmp_path, bounds)
+    with pytest.raises(UserError, match=message):
+        open_dataset("pairs", tmp_path)
+    assert [path.name for path in folder.iterdir()] == ["train.safetensors"]
+
+
+# Folders that appear whole
+
+
+def test_a_folder_appears_when_it_is_whole(tmp_path: Path) -> None:
+    folder = tmp_path / "new"
+    with atomic_folder.locked(folder), atomic_folder.replaced(folder) as partial:
+        (partial / "file").write_text("x")
+        assert not folder.exists()
+    assert (folder / "file").read_text() == "x"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".new.lock", "new"]
+
+
+def test_a_build_that_fails_leaves_things_as_they_were(tmp_path: Path) -> None:
+    folder = tmp_path / "old"
+    folder.mkdir()
+    (folder / "file").write_text("old")
+    with pytest.raises(KeyboardInterrupt):
+        _fail_to_replace(folder)
+    assert (folder / "file").read_text() == "old"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".old.lock", "old"]
+
+
+def _fail_to_replace(folder: Path) -> None:
+    with atomic_folder.locked(folder), atomic_folder.replaced(folder) as partial:
+        (partial / "file").write_text("new")
+        raise KeyboardInterrupt
+
+
+KILLED = """
+import os, sys
+from pathlib import Path
+from rungs.common import atomic_folder
+folder = Path(sys.argv[1])
+rename = Path.rename
+def rename_or_die(path, target):
+    if path.name.endswith(".partial"):
+        os._exit(9)
+    rename(path, target)
+Path.rename = rename_or_die
+with atomic_folder.locked(folder), atomic_folder.replaced(folder) as partial:
+    (partial / "train.safetensors").write_text("half")
+"""
+
+
+def test_what_a_killed_replacement_leaves_is_mended(tmp_path: Path) -> None:
+    folder = token_folder(tmp_path, train=[1, 2])
+    code = subprocess.run([sys.executable, "-c", KILLED, folder], cwd=ROOT)
+    assert code.returncode == 9
+    assert not folder.exists()  # killed at the worst moment
+    assert len(open_dataset("mine", tmp_path).tokens("train")) == 2
+    with atomic_folder.locked(folder), atomic_folder.replaced(folder) as partial:
+        assert list(partial.iterdir()) == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".mine.lock", "mine"]
+
+
+def test_a_place_that_cannot_be_written_to(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(UserError, match="cannot be built"):
+        open_dataset("python-stdlib", tmp_path / "file")
+
+
+BUILD = """
+import sys, time
+from pathlib import Path
+from rungs.data import catalog, python_stdlib, token_file
+from rungs.data.dataset import Source
+def fill(folder):
+    print("building", flush=True)
+    time.sleep(1)
+    with token_file.TokenWriter(folder / "train.safetensors", "U16") as writer:
+        writer.append([1, 2, 3])
+    return Source(kind="python-stdlib")
+python_stdlib.fill = fill
+print(len(catalog.open_dataset("python-stdlib", Path(sys.argv[1])).tokens("train")))
+"""
+
+
+def test_of_two_processes_one_builds_and_the_other_waits(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", BUILD, str(tmp_path)]
+    here = ROOT
+    with (
+        subprocess.Popen(command, cwd=here, stdout=subprocess.PIPE, text=True) as first,
+        subprocess.Popen(command, cwd=here, stdout=subprocess.PIPE, text=True) as second,
+    ):
+        outputs = sorted(process.communicate(timeout=30)[0].split() for process in (first, second))
+    assert outputs == [["3"], ["building", "3"]]

@@ -1,0 +1,304 @@
+"""Datasets of prompts and answers: each pair's tokens as tokenized by itself, every mistake told
+with its line, nothing left of a build that fails."""
+
+import json
+import subprocess
+import sys
+import tracemalloc
+from pathlib import Path
+
+import pytest
+import tokenizers
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tokenizers import models, pre_tokenizers, processors
+
+from rungs.common.errors import UserError
+from rungs.data import pair_dataset
+from rungs.data.catalog import add_pairs
+from rungs.data.dataset import Dataset, Split
+from rungs.data.pair_dataset import pairs_of, split_sections
+from rungs.data.text_dataset import TextSection
+from rungs.data.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
+
+ROOT = Path(__file__).parents[1]
+PAIRS = [(f"Question {i}: naïve 😀?\n", f"Answer\r\n{i}\u2028.") for i in range(100)]
+TOKENIZER = train_tokenizer([prompt + answer for prompt, answer in PAIRS] * 3, 300)
+
+
+def line(prompt: object, answer: object, *, ascii: bool = False) -> str:
+    return json.dumps({"prompt": prompt, "answer": answer}, ensure_ascii=ascii)
+
+
+def write(folder: Path, name: str, *lines: str | bytes, end: bytes = b"\n") -> Path:
+    path = folder / f"{name}.jsonl"
+    path.write_bytes(b"".join((x.encode() if isinstance(x, str) else x) + end for x in lines))
+    return path
+
+
+def made(
+    tmp_path: Path, *files: Path, percent: float = 0, tokenizer: Tokenizer = TOKENIZER
+) -> Dataset:
+    place = tmp_path / "datasets"
+    return add_pairs("chats", list(files), place, tokenizer=tokenizer, validation_percent=percent)
+
+
+def read(dataset: Dataset, split: Split = "train") -> list[tuple[list[int], list[int]]]:
+    """Tokens of each prompt, and of each answer with its end."""
+    tokens, bounds = dataset.tokens(split), dataset.pair_bounds(split)
+    assert bounds is not None
+    starts = [0, *bounds[:][:-1, 1]]
+    return [
+        (tokens[start:answer].tolist(), tokens[answer:end].tolist())
+        for start, (answer, end) in zip(starts, bounds[:], strict=True)
+    ]
+
+
+def tokenized(pairs: list[tuple[str, str]]) -> list[tuple[list[int], list[int]]]:
+    end = TOKENIZER.end_of_text
+    assert end is not None
+    return [(TOKENIZER.encode(prompt), [*TOKENIZER.encode(x), end]) for prompt, x in pairs]
+
+
+# What is built
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\n \t\n\n"])
+def test_prompt_and_answer_are_tokenized_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: bytes
+) -> None:
+    monkeypatch.setattr(pair_dataset, "_PAIRS_AT_ONCE", 7)
+    lines = [line(*pair, ascii=i % 2 == 0) for i, pair in enumerate(PAIRS)]
+    lines[0] = "\ufeff" + lines[0]
+    dataset = made(tmp_path, write(tmp_path, "a", *lines, end=end))
+    assert read(dataset) == tokenized(PAIRS)
+    assert dataset.description.source.kind == "pairs"
+    assert dataset.description.source.files == ["a.jsonl"]
+    assert load_tokenizer(dataset.folder).encode("é x") == TOKENIZER.encode("é x")
+
+
+def test_the_last_line_may_lack_its_end(tmp_path: Path) -> None:
+    lines = "\n".join(line(*pair) for pair in PAIRS)
+    assert read(made(tmp_path, write(tmp_path, "a", lines, end=b""))) == tokenized(PAIRS)
+
+
+def test_a_prompt_may_be_empty(tmp_path: Path) -> None:
+    assert read(made(tmp_path, write(tmp_path, "a", line("", "x")))) == tokenized([("", "x")])
+
+
+def test_a_prompt_begins_as_its_tokenizer_begins_a_text_and_does_not_end(
+    tmp_path: Path,
+) -> None:
+    words = tokenizers.Tokenizer(
+        models.WordLevel({"<s>": 0, "</s>": 1, "a": 2, "b": 3, "?": 4}, unk_token="?")
+    )
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.add_special_tokens(["<s>", "</s>"])
+    words.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 1)]
+    )
+    lines = [line("a b", "b a"), line("", "a"), line("b</s>", "a")]
+    dataset = made(tmp_path, write(tmp_path, "a", *lines), tokenizer=Tokenizer(words))
+    assert read(dataset) == [([0, 2, 3], [3, 2, 1]), ([0], [2, 1]), ([0, 3, 1], [2, 1])]
+
+
+def test_the_tokens_come_whole_whatever_their_type(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = train_tokenizer([], 300)
+    monkeypatch.setattr(tokenizer, "vocab_size", 65_537)
+    dataset = made(tmp_path, write(tmp_path, "a", line("a", "b")), tokenizer=tokenizer)
+    assert dataset.tokens("train").dtype == "uint32"
+
+
+# Training and validation
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 60), min_size=2, max_size=12),
+    blanks=st.integers(0, 3),
+    percent=st.floats(0.1, 90),
+)
+def test_a_file_is_parted_between_two_pairs(
+    tmp_path: Path, sizes: list[int], blanks: int, percent: float
+) -> None:
+    lines = [line("x" * size, str(i)) for i, size in enumerate(sizes)]
+    path = write(tmp_path, "a", *lines, end=b"\n" * (blanks + 1))
+    parts = split_sections([TextSection.whole(path)], percent)
+    answers = {
+        split: [int(pair.answer) for section in sections for pair in pairs_of(section, int)]
+        for split, sections in parts.items()
+    }
+    assert answers["train"] + answers["validation"] == list(range(len(sizes)))
+    assert answers["train"]
+    assert answers["validation"]
+    size = path.stat().st_size
+    of_validation = sum(section.size for section in parts["validation"])
+    longest = max(map(len, lines)) + blanks + 1
+    assert abs(of_validation - size * percent / 100) <= longest + 1
+
+
+def test_several_files_are_split_by_file(tmp_path: Path) -> None:
+    files = [write(tmp_path, f"f{i}", *[line(str(i), str(k)) for k in range(9)]) for i in range(20)]
+    dataset = made(tmp_path, *files, percent=10)
+    found = {split: read(dataset, split) for split in dataset.splits}
+    assert (len(found["train"]), len(found["validation"])) == (18 * 9, 2 * 9)
+    prompts = {split: {tuple(prompt) for prompt, _ in pairs} for split, pairs in found.items()}
+    assert len(prompts["train"]) == 18
+    assert not prompts["train"] & prompts["validation"]
+
+
+# What the user can mend
+
+GOOD = line("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ('{"prompt": "a", "answer": "b"', "malformed JSON at column 30: Expecting ',' delimiter"),
+        ("not JSON", "malformed JSON at column 1"),
+        (f"{GOOD} {GOOD}", "malformed JSON at column 32: Extra data"),
+        ("[" * 100_000, "unreadable JSON|malformed JSON"),
+        ('{"prompt": ' + "1" * 5000 + "}", "Exceeds the limit"),
+        (b'{"prompt": "\xff", "answer": "b"}', "not UTF-8 text, near byte 13"),
+        ('["a", "b"]', 'must be {"prompt": …, "answer": …}, not ["a", "b"]'),
+        ('"a"', "must be"),
+        ('{"prompt": "a"}', "answer: missing; a pair needs prompt and answer"),
+        ('{"answer": "a"}', "prompt: missing"),
+        ("{}", "prompt: missing"),
+        (line("a", 3), "answer: 3 is not allowed; must be a string"),
+        (line(None, "b"), "prompt: null is not allowed"),
+        (line(["a"], "b"), 'prompt: ["a"] is not allowed'),
+        (line({"role": "user"}, "b"), 'prompt: {"role": "user"} is not allowed'),
+        (line("a", ""), "answer: empty"),
+        ('{"prompt": "a", "anser": "b"}', "anser: unknown key; did you mean answer?"),
+        (
+            '{"prompt": "a", "answer": "b", "id": 3}',
+            "id: unknown key; the keys are prompt and answer",
+        ),
+        ('{"prompt": "a", "prompt": "b", "answer": "c"}', '"prompt": given more than once'),
+        (line("a", "\ud800", ascii=True), "answer: holds half a character"),
+        (line("\udc00", "b", ascii=True), "prompt: holds half a character"),
+        ('{"prompt": "a\tb", "answer": "c"}', "malformed JSON at column 14: Invalid control"),
+    ],
+)
+@pytest.mark.parametrize("percent", [0, 50])
+def test_a_bad_line_is_named_and_nothing_is_left(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    bad: str | bytes,
+    message: str,
+    percent: float,
+) -> None:
+    monkeypatch.setattr(pair_dataset, "_BLOCK_BYTES", 50)
+    path = write(tmp_path, "a", *[GOOD] * 5, "", bad, GOOD)
+    with pytest.raises(UserError) as caught:
+        made(tmp_path, path, percent=percent)
+    found = str(caught.value)
+    assert found.startswith(f"{path}: line 7: ")
+    assert any(option in found for option in message.split("|"))
+    assert "\n" not in found
+    assert [file.name for file in (tmp_path / "datasets").iterdir()] == [".chats.lock"]
+
+
+def test_an_answer_without_tokens(tmp_path: Path) -> None:
+    words = tokenizers.Tokenizer(models.WordLevel({"</s>": 0, "a": 1}))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    path = write(tmp_path, "a", line("a", "a"), line("a", "  "))
+    with pytest.raises(UserError, match='line 2: answer: "  " has no tokens'):
+        made(tmp_path, path, tokenizer=Tokenizer(words))
+
+
+@pytest.mark.parametrize("lines", [[], ["", "  ", "\t"]])
+def test_a_file_without_pairs_is_named(tmp_path: Path, lines: list[str]) -> None:
+    files = [write(tmp_path, "a", GOOD), write(tmp_path, "b", *lines)]
+    for chosen in (files, files[1:]):
+        with pytest.raises(UserError, match=r"b\.jsonl: holds no pair"):
+            made(tmp_path, *chosen)
+    assert [file.name for file in (tmp_path / "datasets").iterdir()] == [".chats.lock"]
+
+
+def test_a_single_pair_is_for_training_only(tmp_path: Path) -> None:
+    path = write(tmp_path, "a", "", GOOD, "")
+    with pytest.raises(UserError, match=r"line 2: the only pair.* --validation-percent of 0"):
+        made(tmp_path, path, percent=5)
+    assert made(tmp_path, path, percent=0).splits == ("train",)
+
+
+def test_a_tokenizer_without_an_end_of_text(tmp_path: Path) -> None:
+    words = Tokenizer(tokenizers.Tokenizer(models.WordLevel({"a": 0})))
+    with pytest.raises(UserError, match="no end-of-text token"):
+        made(tmp_path, write(tmp_path, "a", line("a", "a")), tokenizer=words)
+
+
+def test_a_name_that_is_taken(tmp_path: Path) -> None:
+    path = write(tmp_path, "a", GOOD)
+    made(tmp_path, path)
+    with pytest.raises(UserError, match="exists already"):
+        made(tmp_path, path)
+
+
+# Memory
+
+
+def test_memory_does_not_grow_with_the_pairs(tmp_path: Path) -> None:
+    peaks = []
+    for count in (3000, 30_000):
+        path = write(tmp_path, "a", *[line("prompt " * 20, f"{i}") for i in range(count)])
+        tracemalloc.start()
+        made(tmp_path / str(count), path, percent=5)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 1.2 * peaks[0] + 500_000  # of 5 MB of lines, and 0.5 MB of bounds
+
+
+# The command
+
+
+def command(tmp_path: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
+    place = ["--datasets-dir", str(tmp_path / "datasets")]
+    program = [sys.executable, str(ROOT / "download_dataset.py"), *map(str, arguments), *place]
+    return subprocess.run(program, capture_output=True, text=True, check=False)
+
+
+def test_the_command_makes_a_dataset_of_pairs(tmp_path: Path) -> None:
+    TOKENIZER.save(tmp_path / "tokenizer.json")
+    lines = [line(*pair) for pair in PAIRS]
+    files = [write(tmp_path, "a", *lines[:80]), write(tmp_path, "b", *lines[80:])]
+    chosen = ("--pairs", *files, "--name", "chats", "--tokenizer", tmp_path)
+    result = command(tmp_path, *chosen, "--validation-percent", "20")
+    assert result.returncode == 0, result.stderr
+    assert "    80 pairs, the longest of " in result.stdout
+    assert "    20 pairs, the longest of " in result.stdout
+    dataset = Dataset("chats", tmp_path / "datasets" / "chats")
+    assert read(dataset) == tokenized(PAIRS[:80])
+    assert read(dataset, "validation") == tokenized(PAIRS[80:])
+
+
+def test_the_command_tells_mistakes_in_a_line(tmp_path: Path) -> None:
+    TOKENIZER.save(tmp_path / "tokenizer.json")
+    path = write(tmp_path, "a", GOOD, "{")
+    result = command(tmp_path, "--pairs", path, "--name", "chats", "--tokenizer", tmp_path)
+    assert result.returncode == 2
+    (told,) = result.stderr.splitlines()
+    assert told.startswith(f"error: {path}: line 2: malformed JSON")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--pairs", "a.jsonl", "--name", "x"), "--pairs needs the --tokenizer"),
+        (("--pairs", "a.jsonl", "--tokenizer", "gpt2"), "--pairs needs a --name"),
+        (("--pairs", "--text", "a", "--name", "x"), "leave out one"),
+        (("--pairs", "a", "--name", "x", "--tokenizer", "t", "--vocab-size", "9"), "--tokenizer"),
+    ],
+)
+def test_options_that_do_not_go_together(
+    tmp_path: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    result = command(tmp_path, *arguments)
+    assert result.returncode == 2
+    assert message in result.stderr
+    assert not (tmp_path / "datasets").exists()

@@ -1,0 +1,216 @@
+"""Token files: what is written is read, what is not a token file is refused, and reading takes
+no memory of its own."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import load_file, save_file
+
+from rungs.common.errors import UserError
+from rungs.data import token_file
+from tests.support.tiny_run import ROOT
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "train.safetensors"
+
+
+@pytest.mark.parametrize("code", ["U8", "U16", "U32", "I32", "I64"])
+def test_written_tokens_are_read_by_safetensors_and_by_us(path: Path, code: str) -> None:
+    with token_file.TokenWriter(path, code) as writer:
+        writer.append([3, 1])
+        writer.append([])
+        writer.append(range(100))
+    expected = np.array([3, 1, *range(100)], token_file.DTYPES[code])
+    for tokens in (load_file(path)["tokens"], token_file.open_tokens(path)[:]):
+        np.testing.assert_array_equal(tokens, expected)
+        assert tokens.dtype == expected.dtype
+
+
+def test_written_pairs_are_read_by_safetensors_and_by_us(path: Path) -> None:
+    with token_file.PairWriter(path, "U16") as writer:
+        writer.append_pair([3, 1], [9])
+        writer.append_pair([], [4, 4, 9])
+        writer.append_pair([7], [9])
+    assert (writer.tokens, writer.pairs) == (8, 3)
+    loaded, bounds = load_file(path), token_file.open_pair_bounds(path)
+    assert bounds is not None
+    np.testing.assert_array_equal(loaded["pair_bounds"], [[2, 3], [3, 6], [7, 8]])
+    np.testing.assert_array_equal(bounds[:], loaded["pair_bounds"])
+    np.testing.assert_array_equal(token_file.open_tokens(path)[:], [3, 1, 9, 4, 4, 9, 7, 9])
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+def test_text_has_no_pairs(path: Path) -> None:
+    with token_file.TokenWriter(path, "U16") as writer:
+        writer.append([3, 1])
+    assert token_file.open_pair_bounds(path) is None
+
+
+def test_the_bytes_of_a_text_are_what_they_were(path: Path) -> None:
+    """Runs are held to the checksum of their tokens, also where these are made anew."""
+    with token_file.TokenWriter(path, "U16") as writer:
+        writer.append([3, 1])
+    header = b'{"tokens": {"dtype": "U16", "shape": [2], "data_offsets": [0, 4]}}'
+    assert path.read_bytes() == (120).to_bytes(8, "little") + header.ljust(120) + b"\3\0\1\0"
+
+
+def test_slices_are_plain_read_only_arrays(path: Path) -> None:
+    save_file({"tokens": np.arange(100, dtype=np.uint16), "a": np.ones(3)}, path)
+    tokens = token_file.open_tokens(path)
+    assert len(tokens) == 100
+    np.testing.assert_array_equal(tokens[7:12], [7, 8, 9, 10, 11])
+    np.testing.assert_array_equal(tokens[97:200], [97, 98, 99])
+    assert len(tokens[5:5]) == 0
+    with pytest.raises(ValueError, match="read-only"):
+        tokens[:3][0] = 1
+
+
+def test_a_header_of_any_length_is_read(path: Path) -> None:
+    for pad in range(9):
+        save_file({"tokens": np.arange(9, dtype=np.uint32)}, path, {"note": "x" * pad})
+        np.testing.assert_array_equal(token_file.open_tokens(path)[:], np.arange(9))
+
+
+def test_a_file_whose_writing_failed_is_not_a_token_file(path: Path) -> None:
+    with pytest.raises(OverflowError), token_file.TokenWriter(path, "U16") as writer:
+        writer.append([*range(1000), 65_536])
+    with pytest.raises(UserError, match="not a whole safetensors file"):
+        token_file.open_tokens(path)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        ({"token": np.arange(3)}, "has no tensor 'tokens' .its tensors: token."),
+        ({"tokens": np.ones((2, 3), np.uint16)}, r"has the shape \[2, 3\]; .* one dimension"),
+        ({"tokens": np.array(3, np.uint16)}, r"has the shape \[\]; .* one dimension"),
+        ({"tokens": np.ones(3, np.float32)}, "is of type F32; it must be of an integer type"),
+        ({"tokens": np.ones(3, np.bool_)}, "is of type BOOL"),
+        ({"tokens": np.ones(0, np.uint16)}, "is empty"),
+        ({"tokens": np.arange(3), "pair_bounds": np.ones((2, 3), np.int64)}, r"shape \[2, 3\]"),
+        ({"tokens": np.arange(3), "pair_bounds": np.ones(2, np.int64)}, "a row of 2 for each"),
+        ({"tokens": np.arange(3), "pair_bounds": np.ones((0, 2), np.int64)}, r"shape \[0, 2\]"),
+        ({"tokens": np.arange(3), "pair_bounds": np.ones((2, 2), np.int32)}, "is of type I32"),
+    ],
+)
+def test_tensors_that_are_not_tokens(
+    path: Path, tensors: dict[str, np.ndarray], message: str
+) -> None:
+    save_file(tensors, path)
+    with pytest.raises(UserError, match=message) as caught:
+        token_file.open_tokens(path)
+    assert str(path) in str(caught.value)
+
+
+def test_files_that_are_not_whole(path: Path) -> None:
+    with pytest.raises(UserError, match="no such file"):
+        token_file.open_tokens(path)
+    save_file({"tokens": np.arange(1000, dtype=np.uint16)}, path)
+    whole = path.read_bytes()
+    for size in (0, 5, 60, len(whole) - 1):
+        path.write_bytes(whole[:size])
+        with pytest.raises(UserError, match="not a whole safetensors file"):
+            token_file.open_tokens(path)
+    path.write_bytes(whole.replace(b"1000", b"9999"))
+    with pytest.raises(UserError, match="not a whole safetensors file"):
+        token_file.open_tokens(path)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(UserError, match="not a whole safetensors file"):
+        token_file.open_tokens(path)
+
+
+entries = st.fixed_dictionaries(
+    {},
+    optional={
+        "dtype": st.sampled_from(["U16", "I64", "F32", "BF16", "F4", "u16", 3, None]),
+        "shape": st.lists(st.integers(-1, 2**64), max_size=2) | st.integers(),
+        "data_offsets": st.lists(st.integers(-1, 40) | st.integers(0, 2**64), max_size=3),
+    },
+)
+headers = st.dictionaries(
+    st.sampled_from(["tokens", "pair_bounds", "__metadata__", "other"]),
+    entries | st.integers(),
+    max_size=3,
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(
+    header=headers.map(lambda value: json.dumps(value).encode()) | st.binary(max_size=60),
+    claimed=st.integers(-3, 3) | st.integers(0, 2**63),
+    body=st.binary(max_size=40),
+)
+def test_any_header_works_or_is_refused(
+    path: Path, header: bytes, claimed: int, body: bytes
+) -> None:
+    size = len(header) + claimed if claimed <= 3 else claimed
+    path.write_bytes(max(size, 0).to_bytes(8, "little") + header + body)
+    _works_or_is_refused(path)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(data=st.data())
+def test_any_damage_to_a_header_works_or_is_refused(path: Path, data: st.DataObject) -> None:
+    bounds = {"pair_bounds": np.array([[3, 9], [12, 20]])} if data.draw(st.booleans()) else {}
+    save_file({"tokens": np.arange(20, dtype=np.uint16), **bounds}, path)
+    damaged = bytearray(path.read_bytes())
+    for place in data.draw(st.lists(st.integers(0, len(damaged) - 1), min_size=1, max_size=4)):
+        damaged[place] = data.draw(st.integers(0, 255))
+    path.write_bytes(damaged)
+    _works_or_is_refused(path)
+
+
+def _works_or_is_refused(path: Path) -> None:
+    try:
+        tokens = token_file.open_tokens(path)[:]
+        bounds = token_file.open_pair_bounds(path)
+    except UserError as error:
+        assert "\n" not in str(error)  # noqa: PT017
+        return
+    assert tokens.ndim == 1
+    assert tokens.nbytes <= path.stat().st_size
+    tokens.sum()
+    if bounds is not None:
+        assert bounds[:].sum(axis=0).shape == (2,)
+
+
+MEMORY_SCRIPT = """
+import sys
+from pathlib import Path
+from rungs.data import token_file
+from rungs.data.dataset import Dataset
+folder = Path(sys.argv[1])
+dataset = Dataset("x", folder)
+tokens = dataset.tokens("train")
+total = sum(int(tokens[i : i + 1025].sum()) for i in range(0, len(tokens), 1024))
+anonymous = next(l for l in open("/proc/self/status") if l.startswith("RssAnon"))
+print(int(anonymous.split()[1]) // 1024)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_anonymous_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
+    megabytes = {}
+    for million_tokens in (1, 100):
+        folder = tmp_path / str(million_tokens)
+        folder.mkdir()
+        with token_file.TokenWriter(folder / "train.safetensors", "U16") as writer:
+            for _ in range(million_tokens):
+                writer.append(np.zeros(1_000_000, np.uint16))
+        output = subprocess.run(
+            [sys.executable, "-c", MEMORY_SCRIPT, str(folder)],
+            cwd=ROOT,
+            check=True,
+            capture_output=True,
+        ).stdout
+        megabytes[million_tokens] = int(output)
+    assert megabytes[100] - megabytes[1] < 10  # of 200

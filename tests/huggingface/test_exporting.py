@@ -1,0 +1,352 @@
+"""Models written as published ones: the same tensors bit for bit, or a form that means the same."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from rungs.checkpointing.weights_file import Weights, WeightsHeader, write_weights
+from rungs.common.atomic_folder import created
+from rungs.common.errors import UserError
+from rungs.config.model_config import ModelConfig
+from rungs.config.train_config import TrainConfig
+from rungs.data.tokenizer import train_tokenizer
+from rungs.huggingface import exporting
+from rungs.huggingface.exporting import Export, find_form, imported_folder
+from rungs.huggingface.families.registry import FAMILIES, WITH_VISION
+from rungs.huggingface.importing import Import, find_source, import_model
+from rungs.huggingface.tensors.rules import parameters
+from rungs.run.folder import RunFolder
+from tests.support.configs import ONE_FILE
+from tests.support.published_models import MODELS, NAMES, Arrays, arrays, assert_same, copy
+
+SMALL = {"vocab_size": 300, "context_length": 16, "emb_dim": 8, "n_layers": 2, "n_heads": 2}
+LLAMA = SMALL | {
+    "positions": "rope",
+    "norm": "rms_norm",
+    "feed_forward": "swiglu",
+    "attention_output_bias": False,
+    "ffn_bias": False,
+}
+GEMMA = LLAMA | {
+    "norm": "rms_norm_plus_one",
+    "feed_forward": "geglu_tanh",
+    "embedding_scale": "sqrt_emb_dim",
+}
+WINDOW: dict[str, Any] = {"sliding_window": 4, "layer_pattern": ["global", "sliding"]}
+
+
+def imported(name: str, target: Path, source: Path | None = None) -> RunFolder:
+    import_model(Import.of(find_source(str(source or MODELS / name))), target)
+    return RunFolder(target)
+
+
+def exported(place: Path, folder: Path) -> list[str]:
+    with created(folder) as partial:
+        return Export(str(place)).write(partial)
+
+
+def train_settings(**keys: Any) -> TrainConfig:
+    needed = {"dataset": "d", "microbatch_size": 1, "learning_rate": 1.0, "checkpoint_interval": 1}
+    return TrainConfig.model_validate(needed | keys)
+
+
+def trained(folder: Path, weights: Arrays, header: WeightsHeader, tokenizer: bool = True) -> Path:
+    """A checkpoint as training leaves it, as far as an export looks at it."""
+    checkpoint = folder / "checkpoints" / "20260101Z000000-step-000001"
+    checkpoint.mkdir(parents=True)
+    write_weights(checkpoint, weights, header, ONE_FILE)
+    if tokenizer:
+        train_tokenizer(["to be or not to be"], 270).save(checkpoint / "tokenizer.json")
+    return checkpoint
+
+
+def from_scratch(folder: Path, **keys: Any) -> tuple[Path, Arrays]:
+    """A checkpoint of a small model with random weights, and those."""
+    model = ModelConfig.model_validate(SMALL | keys)
+    rng = np.random.default_rng(0)
+    shapes = {name: parameter.shape for name, parameter in parameters(model).items()}
+    arrays = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    return trained(folder, arrays, WeightsHeader(model, train_settings(), "none")), arrays
+
+
+def config_of(folder: Path) -> dict[str, Any]:
+    values: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    return values
+
+
+# There and back
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_import_then_export_gives_the_same_tensors(name: str, tmp_path: Path) -> None:
+    run = imported(name, tmp_path / "run")
+    exported(run.path, tmp_path / "out")
+    wanted = arrays(MODELS / name)
+    if name == "gemma3-vision":
+        text = {n for n in wanted if n.startswith("language_model.")}
+        wanted = {n.removeprefix("language_model."): wanted[n] for n in text}
+        assert config_of(tmp_path / "out")["model_type"] == "gemma3_text"
+        assert config_of(tmp_path / "out")["architectures"] == ["Gemma3ForCausalLM"]
+    else:
+        for file in ("config.json", "generation_config.json"):
+            same = MODELS / name / file
+            assert (tmp_path / "out" / file).read_bytes() == same.read_bytes()
+    assert_same(arrays(tmp_path / "out"), wanted)
+
+
+def test_types_that_differ_come_back(tmp_path: Path) -> None:
+    tensors = arrays(MODELS / "gpt2")
+    for name in tensors:
+        kind = np.float32 if ".ln_" in name else np.float16
+        tensors[name] = tensors[name].astype(kind)
+    run = imported("gpt2", tmp_path / "run", copy("gpt2", tmp_path / "source", tensors))
+    exported(run.path, tmp_path / "out")
+    assert_same(arrays(tmp_path / "out"), tensors)
+
+
+def test_fine_tuned_weights_are_written_as_they_were_published(tmp_path: Path) -> None:
+    run = imported("llama-sharded", tmp_path / "run")
+    start = Weights(run.imported / "model.safetensors")
+    masters = {name: start.array(name).astype(np.float32) for name in start.names()}
+    header = start.header._replace(train=train_settings(start_from="imported"))
+    checkpoint = trained(run.path, masters, header)
+    notes = exported(checkpoint, tmp_path / "out")
+    assert notes == []
+    assert_same(arrays(tmp_path / "out"), arrays(MODELS / "llama-sharded"))
+    assert config_of(tmp_path / "out") == config_of(MODELS / "llama-sharded")
+    assert (tmp_path / "out" / "tokenizer_config.json").is_file()
+    elsewhere = header._replace(train=train_settings(start_from=str(run.path)))
+    other = trained(tmp_path / "other", masters, elsewhere)
+    assert imported_folder(Weights(other / "model.safetensors")) == run.imported
+
+
+def test_a_longer_context_changes_the_config_alone(tmp_path: Path) -> None:
+    run = imported("llama-sharded", tmp_path / "run")
+    start = Weights(run.imported / "model.safetensors")
+    weights = {name: start.array(name) for name in start.names()}
+    longer = start.header.model.model_copy(update={"context_length": 200})
+    header = start.header._replace(train=train_settings(start_from="imported"), model=longer)
+    exported(trained(run.path, weights, header), tmp_path / "out")
+    found, before = config_of(tmp_path / "out"), config_of(MODELS / "llama-sharded")
+    assert found["max_position_embeddings"] == 200
+    assert found["eos_token_id"] == before["eos_token_id"]
+    assert found["torch_dtype"] == "bfloat16"
+
+
+def test_values_that_the_published_type_cannot_hold(tmp_path: Path) -> None:
+    tensors = {name: a.astype(np.float16) for name, a in arrays(MODELS / "gpt2").items()}
+    run = imported("gpt2", tmp_path / "run", copy("gpt2", tmp_path / "source", tensors))
+    start = Weights(run.imported / "model.safetensors")
+    masters = {name: start.array(name).astype(np.float32) for name in start.names()}
+    masters["final_norm.scale"][0] = 1e6
+    header = start.header._replace(train=train_settings(start_from="imported"))
+    checkpoint = trained(run.path, masters, header)
+    with pytest.raises(UserError, match=r"final_norm.scale: has values that float16"):
+        exported(checkpoint, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_large_models_are_written_in_shards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exporting, "MOST_SHARD_BYTES", 40_000)
+    run = imported("mixtral", tmp_path / "run")
+    exported(run.path, tmp_path / "out")
+    files = sorted(path.name for path in (tmp_path / "out").glob("*.safetensors"))
+    assert files == [f"model-{n:05d}-of-{len(files):05d}.safetensors" for n in range(1, 5)]
+    assert all(path.stat().st_size < 50_000 for path in (tmp_path / "out").glob("*.safetensors"))
+    wanted = arrays(MODELS / "mixtral")
+    assert_same(arrays(tmp_path / "out"), wanted)
+    index = json.loads((tmp_path / "out/model.safetensors.index.json").read_text())
+    assert index["weight_map"].keys() == wanted.keys()
+    assert index["metadata"]["total_size"] == sum(array.nbytes for array in wanted.values())
+    assert_same(
+        arrays(imported("", tmp_path / "again", tmp_path / "out").imported), arrays(run.imported)
+    )
+
+
+def test_a_checkpoint_in_shards_is_written_as_one_file_is(tmp_path: Path) -> None:
+    run = imported("llama-sharded", tmp_path / "run")
+    start = Weights(run.imported / "model.safetensors")
+    masters = {name: start.array(name).astype(np.float32) for name in start.names()}
+    header = start.header._replace(train=train_settings(start_from="imported"))
+    checkpoint = trained(run.path, masters, header)
+    (checkpoint / "model.safetensors").unlink()
+    write_weights(checkpoint, masters, header, 20_000)
+    assert len(list(checkpoint.glob("model-*.safetensors"))) > 2
+    assert exported(checkpoint / "model.safetensors", tmp_path / "out") == []
+    assert_same(arrays(tmp_path / "out"), arrays(MODELS / "llama-sharded"))
+    assert config_of(tmp_path / "out") == config_of(MODELS / "llama-sharded")
+
+
+# The family of a model made here
+
+
+@pytest.mark.parametrize(
+    ("keys", "family", "added"),
+    [
+        (SMALL, "gpt2", ("qkv_bias",)),
+        (SMALL | {"qkv_bias": True, "tied_embeddings": True}, "gpt2", ()),
+        (SMALL | {"n_layers": 0, "n_heads": None}, "gpt2", ()),
+        (SMALL | {"feed_forward": "gelu", "ffn_dim": 12}, "gpt2", ("qkv_bias",)),
+        (LLAMA, "llama", ()),
+        (LLAMA | {"feed_forward": "geglu_tanh", "n_kv_heads": 1, "head_dim": 6}, "llama", ()),
+        (LLAMA | {"attention_output_bias": True, "ffn_bias": True}, "llama", ("qkv_bias",)),
+        (LLAMA | {"qkv_bias": True}, "llama", ("attention_output_bias",)),
+        (LLAMA | {"sliding_window": 4}, "mistral", ()),
+        (LLAMA | {"n_experts": 4, "experts_per_token": 2}, "mixtral", ()),
+        (LLAMA | {"qkv_bias": True} | WINDOW, "qwen2", ()),
+        (LLAMA | {"qk_norm": True}, "qwen3", ()),
+        (LLAMA | {"qk_norm": True} | WINDOW, "qwen3", ()),
+        (GEMMA, "gemma", ()),
+        (GEMMA | {"norm_placement": "around", "final_soft_cap": 9.0}, "gemma2", ()),
+        (
+            GEMMA
+            | {"norm_placement": "around", "qk_norm": True, "sliding_rope_theta": 5.0}
+            | WINDOW,
+            "gemma3_text",
+            (),
+        ),
+    ],
+)
+def test_families(keys: dict[str, Any], family: str, added: tuple[str, ...]) -> None:
+    form = find_form(ModelConfig.model_validate(keys))
+    assert (form.family.model_type, form.added) == (family, added)
+
+
+def test_the_family_of_the_origin_comes_first() -> None:
+    assert find_form(ModelConfig.model_validate(LLAMA), "mistral").family is FAMILIES["mistral"]
+    gemma3 = ModelConfig.model_validate(GEMMA | {"norm_placement": "around", "qk_norm": True})
+    assert find_form(gemma3, "gemma3").family is FAMILIES[WITH_VISION["gemma3"]]
+
+
+@pytest.mark.parametrize(
+    ("keys", "lacks"),
+    [
+        (SMALL | {"residual": False}, "the nearest, gpt2, has no residual false"),
+        (SMALL | {"positions": "sinusoidal"}, 'gpt2, has no positions "sinusoidal"'),
+        (LLAMA | {"feed_forward": "gelu"}, 'llama, has no feed_forward "gelu"'),
+        (LLAMA | {"query_pre_attn_scalar": 3.0}, "llama, has no query_pre_attn_scalar 3"),
+        (LLAMA | WINDOW | {"sliding_rope_theta": 7.0}, "has no sliding_rope_theta 7"),
+        (GEMMA | {"norm_placement": "around", "query_pre_attn_scalar": 2.5}, "query_pre_attn_s"),
+        (SMALL | {"mup": {"base_emb_dim": 4}}, "the nearest, gpt2, has no mup {"),
+        (LLAMA | {"mup": {"base_emb_dim": 4, "base_head_dim": 2}}, "llama, has no mup {"),
+    ],
+)
+def test_models_of_no_family(keys: dict[str, Any], lacks: str) -> None:
+    with pytest.raises(UserError, match=lacks) as caught:
+        find_form(ModelConfig.model_validate(keys))
+    assert "families: gemma, gemma2, gemma3_text, gpt2, llama" in str(caught.value)
+
+
+def test_biases_that_are_added_are_zero(tmp_path: Path) -> None:
+    checkpoint, weights = from_scratch(tmp_path / "run")
+    assert "biases of 0 added, which the family has (qkv_bias)" in Export(str(checkpoint)).summary()
+    exported(checkpoint, tmp_path / "out")
+    found = arrays(tmp_path / "out")
+    np.testing.assert_array_equal(found["transformer.h.1.attn.c_attn.bias"], np.zeros(24))
+    query = found["transformer.h.1.attn.c_attn.weight"][:, :8].reshape(8, 2, 4)
+    np.testing.assert_array_equal(query, weights["blocks.attention.query.kernel"][1])
+    np.testing.assert_array_equal(found["lm_head.weight"], weights["head.kernel"].T)
+
+
+def test_what_stands_beside_a_model_made_here(tmp_path: Path) -> None:
+    checkpoint, _ = from_scratch(tmp_path / "run", **LLAMA)
+    assert exported(checkpoint, tmp_path / "out") == []
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
+    tokenizer = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())
+    assert tokenizer["tokenizer_class"] == "PreTrainedTokenizerFast"
+    assert tokenizer["eos_token"] == "<|endoftext|>"
+    generation = json.loads((tmp_path / "out" / "generation_config.json").read_text())
+    assert config_of(tmp_path / "out")["eos_token_id"] == generation["eos_token_id"] == 0
+    assert config_of(tmp_path / "out")["torch_dtype"] == "float32"
+
+
+def test_a_tokenizer_that_qwen_2_would_override_is_told(tmp_path: Path) -> None:
+    checkpoint, _ = from_scratch(tmp_path / "run", **LLAMA, qkv_bias=True, **WINDOW)
+    assert "AutoTokenizer splits texts as Qwen 2 does" in exported(checkpoint, tmp_path / "out")[0]
+
+
+def test_models_without_a_tokenizer(tmp_path: Path) -> None:
+    run = imported("gpt2", tmp_path / "run")
+    notes = exported(run.path, tmp_path / "out")
+    assert notes == ["written without a tokenizer: it was imported without"]
+
+
+def test_imported_tokenizers_come_back_unless_another_was_trained_with(tmp_path: Path) -> None:
+    source = copy("gpt2", tmp_path / "source")
+    train_tokenizer(["to be or not to be"], 270).save(source / "tokenizer.json")
+    (source / "tokenizer_config.json").write_text('{"model_max_length": 7}')
+    run = imported("gpt2", tmp_path / "run", source)
+    exported(run.path, tmp_path / "out")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        assert (tmp_path / "out" / name).read_bytes() == (source / name).read_bytes()
+    start = Weights(run.imported / "model.safetensors")
+    masters = {name: start.array(name) for name in start.names()}
+    header = start.header._replace(train=train_settings(start_from="imported"))
+    checkpoint = trained(run.path, masters, header, tokenizer=False)
+    train_tokenizer(["quite another text"], 280).save(checkpoint / "tokenizer.json")
+    exported(checkpoint, tmp_path / "other")
+    described = json.loads((tmp_path / "other" / "tokenizer_config.json").read_text())
+    assert described["model_max_length"] == 96
+    (checkpoint / "tokenizer.json").unlink()
+    header = header._replace(tokenizer="./nowhere")
+    write_weights(checkpoint, masters, header, ONE_FILE)
+    [note] = exported(checkpoint, tmp_path / "third")
+    assert note.startswith("written with the tokenizer that was imported, for want of another")
+    assert json.loads((tmp_path / "third/tokenizer_config.json").read_text()) == {
+        "model_max_length": 7
+    }
+
+
+def test_a_checkpoint_that_lacks_a_tensor(tmp_path: Path) -> None:
+    checkpoint, weights = from_scratch(tmp_path / "run")
+    header = Weights(checkpoint / "model.safetensors").header
+    del weights["final_norm.scale"]
+    write_weights(checkpoint, weights, header, ONE_FILE)
+    with pytest.raises(UserError, match=r"tensor final_norm.scale: missing"):
+        Export(str(checkpoint))
+
+
+def test_low_rank_additions_are_merged(tmp_path: Path) -> None:
+    run = imported("gpt2", tmp_path / "run")
+    start = Weights(run.imported / "model.safetensors")
+    weights = {name: start.array(name) for name in start.names()}
+    rng = np.random.default_rng(0)
+    beside, kernel = "blocks.attention.output.low_rank.", "blocks.attention.output.kernel"
+    layers, heads, width, emb = weights[kernel].shape
+    down = rng.normal(size=(layers, heads, width, 2)).astype(np.float32)
+    up = rng.normal(size=(layers, 2, emb)).astype(np.float32)
+    weights |= {beside + "down": down, beside + "up": up}
+    lora = {"rank": 2, "alpha": 4, "targets": ["output"]}
+    header = start.header._replace(train=train_settings(start_from="imported", lora=lora))
+    exported(trained(run.path, weights, header), tmp_path / "out")
+    found, before = arrays(tmp_path / "out"), arrays(MODELS / "gpt2")
+    name = "transformer.h.1.attn.c_proj.weight"
+    wanted = before[name] + 2 * down[1].reshape(-1, 2) @ up[1]
+    np.testing.assert_allclose(found.pop(name), wanted, rtol=1e-5, atol=1e-6)
+    for layer in (0, 2):
+        found.pop(name.replace("1", str(layer)))
+    assert_same(found, {name: before[name] for name in found})
+
+
+def test_bfloat16_is_rounded_to_the_nearest(tmp_path: Path) -> None:
+    run = imported("llama-sharded", tmp_path / "run")
+    start = Weights(run.imported / "model.safetensors")
+    masters = {name: start.array(name).astype(np.float32) for name in start.names()}
+    masters["final_norm.scale"][0] = 1.00390625 + 1e-4  # just above half of the way to the next
+    header = start.header._replace(train=train_settings(start_from="imported"))
+    exported(trained(run.path, masters, header), tmp_path / "out")
+    found = arrays(tmp_path / "out")["model.norm.weight"][0]
+    assert found == np.asarray(1.0078125, ml_dtypes.bfloat16)

@@ -1,0 +1,191 @@
+"""Configs of published models, read and written."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rungs.common.errors import UserError
+from rungs.config.model_config import ModelConfig, RopeScaling
+from rungs.config.run_config import differences
+from rungs.huggingface.config_keys.hf_config import PublishedConfig, read_published_config
+from rungs.huggingface.families.canonical import normal_form, shortest_period
+from rungs.huggingface.families.registry import FAMILIES, WITH_VISION, family_of
+from tests.support.published_configs import PUBLISHED
+from tests.support.published_models import MODELS, NAMES
+
+LLAMA = {
+    "model_type": "llama",
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 80,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 128,
+}
+GEMMA3 = LLAMA | {"model_type": "gemma3_text", "head_dim": 8}
+QWEN2 = LLAMA | {"model_type": "qwen2", "num_key_value_heads": 4}
+
+
+def read(values: dict[str, Any], ignored: tuple[str, ...] = ()) -> ModelConfig:
+    published = PublishedConfig(Path("config.json"), values)
+    published.ignore(ignored)
+    return family_of(published).read(published)
+
+
+def message(values: dict[str, Any]) -> str:
+    with pytest.raises(UserError) as caught:
+        read(values)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_configs_mean_what_their_models_are(name: str) -> None:
+    theirs, ours = PUBLISHED[name]
+    assert differences(normal_form(read(theirs)), normal_form(ModelConfig(**ours))) == {}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_written_means_what_was_read(name: str) -> None:
+    published = read_published_config(MODELS / name)
+    family = family_of(published)
+    model = family.read(published)
+    written = family.write(model)
+    assert WITH_VISION.get(published.model_type, published.model_type) == written["model_type"]
+    again = PublishedConfig(Path("config.json"), json.loads(json.dumps(written)))
+    assert family.misfits(model, again) == {}
+
+
+def test_both_layouts_of_rotary_positions_are_read_alike() -> None:
+    before: dict[str, Any] = {"rope_theta": 300, "rope_scaling": {"type": "linear", "factor": 2.0}}
+    since: dict[str, Any] = {
+        "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 300}
+    }
+    assert read(LLAMA | before) == read(LLAMA | since)
+    assert read(LLAMA | since).rope_scaling == RopeScaling(type="linear", factor=2.0)
+    before = {"rope_theta": 300, "rope_local_base_freq": 20, "sliding_window_pattern": 2}
+    ropes: dict[str, Any] = {
+        "full_attention": {"rope_type": "default", "rope_theta": 300},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 20},
+    }
+    layers = ["sliding_attention", "full_attention"] * 2
+    since = {"rope_parameters": ropes} | {"layer_types": layers}
+    assert read(GEMMA3 | before) == read(GEMMA3 | since)
+    assert read(GEMMA3 | since).sliding_rope_theta == 20
+
+
+def test_windows_of_the_upper_layers() -> None:
+    window = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 3}
+    found = read(QWEN2 | window)
+    assert found.sliding_window == 5
+    assert list(found.layer_kinds()) == ["global", "global", "global", "sliding"]
+    assert read(QWEN2 | window | {"use_sliding_window": False}).sliding_window is None
+    assert read(QWEN2 | window | {"max_window_layers": 4}).sliding_window is None
+
+
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        (
+            {"model_type": "gpt_neox"},
+            'model_type: "gpt_neox" is not supported; supported are gemma',
+        ),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_scaling: .*yarn"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 4.0}}, "must be default, linear or llama3"),
+        (
+            {"rope_scaling": {"type": "linear", "factor": 2.0, "mscale": 1}},
+            "rope_scaling: .*mscale",
+        ),
+        ({"rope_scaling": [1]}, r"must be an object"),
+        ({"rope_scaling": {"type": "linear"}}, "factor"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor: 0.5 is not supported; must be"),
+        ({"hidden_act": "relu"}, 'hidden_act: "relu" is not supported; the values are silu'),
+        ({"quantization_config": {"bits": 4}}, "quantization_config: .* is not supported"),
+        ({"auto_map": {"AutoModel": "x.y"}}, "auto_map: .* is not supported; must be null"),
+        ({"sliding_window": 5}, "sliding_window: 5 is not supported; must be null"),
+        ({"moe_layer_freq": 2}, r"moe_layer_freq: unknown key \(value 2\).*--ignore-key moe_layer"),
+        ({"num_attention_heads": 5}, "n_heads: 5 does not divide emb_dim 32"),
+        ({"vocab_size": "64"}, 'vocab_size: "64" is not allowed'),
+        ({"rms_norm_eps": None}, "norm_epsilon: null is not allowed"),
+    ],
+)
+def test_refusals(keys: dict[str, Any], told: str) -> None:
+    with pytest.raises(UserError, match=told):
+        read(LLAMA | keys)
+
+
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        ({"use_bidirectional_attention": True}, "use_bidirectional_attention: true is not supp"),
+        ({"layer_types": ["full_attention"]}, "layer_types: .*it must name 4 layers"),
+        ({"layer_types": ["chunked_attention"] * 4}, "layer_types: .*a list of sliding_attention"),
+        ({"sliding_window": None}, "sliding_window: null is not supported"),
+        ({"sliding_window_pattern": 0}, "sliding_window_pattern: 0 is not supported"),
+        ({"layer_types": [[]] * 4}, "layer_types: .*a list of sliding_attention"),
+        ({"rope_parameters": {"rope_type": "default"}}, "rope_parameters: .*sliding_attention"),
+        ({"rope_parameters": 3}, "rope_parameters: 3 is not supported"),
+        ({"rope_parameters": {"full_attention": 3}}, "rope_parameters: .*must hold objects"),
+        ({"model_type": "gemma3"}, "text_config: missing; gemma3 needs it"),
+    ],
+)
+def test_refusals_of_gemma_3(keys: dict[str, Any], told: str) -> None:
+    with pytest.raises(UserError, match=told):
+        read(GEMMA3 | keys)
+
+
+@pytest.mark.parametrize(
+    "key", ["scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn", "add_cross_attention"]
+)
+def test_refusals_of_gpt_2(key: str) -> None:
+    assert f"{key}: true is not supported" in message({"model_type": "gpt2", key: True})
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [{"max_window_layers": None}, {"max_window_layers": "2"}, {"num_hidden_layers": "4"}],
+    ids=str,
+)
+def test_refusals_of_qwen_2(keys: dict[str, Any]) -> None:
+    windows = {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 5}
+    told = "n_layers" if "num_hidden_layers" in keys else "max_window_layers"
+    assert told in message(windows | keys)
+
+
+def test_keys_that_only_some_published_models_have_change_nothing() -> None:
+    """Those of the larger GPT-2s, and of the larger Gemma 2s."""
+    odd = {"n_special": 0, "predict_special_tokens": True, "output_past": True}
+    gpt2 = {"model_type": "gpt2"}
+    assert read(gpt2 | odd) == read(gpt2)
+    gemma2 = {"model_type": "gemma2", "sliding_window": 4096}
+    assert read(gemma2 | {"sliding_window_size": 4096}) == read(gemma2)
+
+
+def test_every_mistake_has_its_line() -> None:
+    lines = message(LLAMA | {"hidden_act": "relu", "odd": 1, "sliding_window": 5}).splitlines()
+    assert len(lines) == 3
+
+
+def test_a_key_that_changes_nothing_can_be_ignored() -> None:
+    assert read(LLAMA | {"odd": 1}, ("odd",)) == read(LLAMA)
+
+
+def test_the_normal_form_is_of_what_is_computed() -> None:
+    model = ModelConfig(
+        vocab_size=8, context_length=4, emb_dim=8, n_layers=2, n_heads=2, ffn_dim=32, head_dim=4
+    )
+    other = model.model_copy(update={"ffn_dim": None, "head_dim": None, "n_kv_heads": 2})
+    assert normal_form(model) == normal_form(other.model_copy(update={"rope_theta": 5.0}))
+    assert normal_form(model) != normal_form(model.model_copy(update={"qkv_bias": True}))
+
+
+def test_shortest_period() -> None:
+    assert shortest_period(["a", "b", "a", "b", "a"]) == ["a", "b"]
+    assert shortest_period(["a", "b", "b", "a"]) == ["a", "b", "b"]
+    assert shortest_period(["a"]) == ["a"]
+
+
+def test_all_families_are_tried() -> None:
+    read_types = {read_published_config(MODELS / name).model_type for name in NAMES}
+    assert {WITH_VISION.get(name, name) for name in read_types} == set(FAMILIES)

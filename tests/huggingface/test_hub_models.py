@@ -1,0 +1,78 @@
+"""Models of the hub, downloaded by the real client from a local stand-in."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+
+from rungs.checkpointing.weights_file import Weights
+from rungs.common.errors import UserError
+from rungs.huggingface.importing import Import, find_source, import_model
+from tests.support.hub_stand_in import MODEL, HubStandIn
+from tests.support.published_models import MODELS
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubStandIn]:
+    with HubStandIn() as stand_in:
+        for path in (MODELS / "llama-sharded").iterdir():
+            if path.name != "expected.safetensors":
+                stand_in.files[path.name] = path.read_bytes()
+        stand_in.files["README.md"] = stand_in.files["consolidated.safetensors"] = b"not wanted"
+        address = stand_in.address + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "ENDPOINT", stand_in.address)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", address)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        yield stand_in
+
+
+def test_models_of_the_hub(hub: HubStandIn, tmp_path: Path) -> None:
+    found = Import.of(find_source(MODEL))
+    assert found.origin.source == MODEL
+    assert found.origin.revision == hub.revision
+    assert set(hub.downloads()) == hub.files.keys() - {"README.md", "consolidated.safetensors"}
+    import_model(found, tmp_path / "run")
+    weights = tmp_path / "run/checkpoints/imported/model.safetensors"
+    assert Weights(weights).header.tokenizer == MODEL
+
+
+def test_models_of_the_hub_without_a_network(
+    hub: HubStandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    online = find_source(MODEL)
+    hub.downloads()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert find_source(MODEL) == online
+    assert hub.downloads() == []
+    shutil.rmtree(online.folder)
+    with pytest.raises(UserError, match=f"model {MODEL}: cannot be had from the Hugging Face hub"):
+        find_source(MODEL)
+
+
+@pytest.mark.parametrize(
+    "name", ["tokenizer/../../../../escape.json", "/escape.json", "tokenizer\\..\\escape", "a\0b"]
+)
+def test_a_listed_file_that_leads_elsewhere_is_refused(
+    name: str, hub: HubStandIn, tmp_path: Path
+) -> None:
+    hub.files[name] = b"{}"
+    with pytest.raises(UserError, match=f"model {MODEL}: lists the file"):
+        find_source(MODEL)
+    assert list(tmp_path.rglob("*")) == []
+    assert hub.downloads() == []
+
+
+def test_what_the_hub_does_not_have(hub: HubStandIn) -> None:
+    with pytest.raises(UserError, match="model owner/other: not on the Hugging Face hub"):
+        find_source("owner/other")
+    hub.files = {"config.json": b"{}", "model.gguf": b""}
+    with pytest.raises(
+        UserError, match=f"^model {MODEL}: has no weights as safetensors or PyTorch"
+    ):
+        find_source(MODEL)
+    with pytest.raises(UserError, match="no such folder"):
+        find_source("./nowhere/at/all")
+    with pytest.raises(UserError, match="a folder has no revisions"):
+        find_source(str(MODELS / "llama"), "main")

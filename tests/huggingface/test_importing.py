@@ -1,0 +1,324 @@
+"""Published models imported: what they compute, what is refused, what is left on the disk."""
+
+import json
+import logging
+import shutil
+from pathlib import Path
+
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from rungs.checkpointing.checkpoint_folder import load_model, load_tokenizer
+from rungs.checkpointing.weights_file import Weights
+from rungs.common import strict_json
+from rungs.common.atomic_folder import created
+from rungs.common.errors import UserError
+from rungs.config import run_config
+from rungs.config.model_config import ModelConfig
+from rungs.data import tokenizer as tokenizer_module
+from rungs.data.tokenizer import train_tokenizer
+from rungs.huggingface import comparison, importing
+from rungs.huggingface.importing import Import, find_source, import_model, target_folder
+from rungs.huggingface.tensors.writer import TensorWriter
+from rungs.run.folder import RunFolder
+from tests.support.published_models import MODELS, NAMES, Arrays, arrays, copy, expected
+
+
+def imported(folder: Path, target: Path) -> RunFolder:
+    import_model(Import.of(find_source(str(folder))), target)
+    return RunFolder(target)
+
+
+def message(folder: Path) -> str:
+    with pytest.raises(UserError) as caught:
+        Import.of(find_source(str(folder)))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_hidden_state_is_that_of_transformers(name: str, tmp_path: Path) -> None:
+    """The committed models were computed in float32; their activations are of the size of 1, and
+    the two differ by rounding alone: 2e-5 at most."""
+    run = imported(MODELS / name, tmp_path / "run")
+    wanted = expected(name)
+    found = comparison.forward(load_model(run.path), jnp.asarray(wanted["tokens"]))
+    assert found.hidden_states is not None
+    for states, theirs in zip(found.hidden_states, wanted["hidden_states"], strict=True):
+        np.testing.assert_allclose(states, theirs, rtol=0, atol=1e-4)
+    np.testing.assert_allclose(found.logits_BSV, wanted["logits"], rtol=0, atol=1e-4)
+
+
+def test_the_run_folder(tmp_path: Path) -> None:
+    run = imported(MODELS / "llama-sharded", tmp_path / "run")
+    text = strict_json.read_text(run.path / "model.json")
+    model = strict_json.parse(text, run.path / "model.json", ModelConfig)
+    header = Weights(run.imported / "model.safetensors").header
+    assert run_config.differences(model, header.model) == {}
+    assert header.train is None
+    assert header.origin is not None
+    assert header.origin.source == "llama-sharded"
+    assert header.origin.dtype == "bfloat16"
+    assert header.origin.other_dtypes == {}
+    found = {path.relative_to(run.path).as_posix() for path in run.path.rglob("*")}
+    assert found == {
+        "model.json",
+        "checkpoints",
+        "checkpoints/imported",
+        *(f"checkpoints/imported/{name}" for name in ("config.json", "generation_config.json")),
+        "checkpoints/imported/model.safetensors",
+    }
+    kept = (run.imported / "config.json").read_bytes()
+    assert kept == (MODELS / "llama-sharded" / "config.json").read_bytes()
+
+
+def test_tensors_keep_their_types(tmp_path: Path) -> None:
+    tensors = arrays(MODELS / "llama")
+    for name in tensors:
+        kind = np.float32 if "norm" in name else ml_dtypes.bfloat16
+        tensors[name] = tensors[name].astype(kind)
+    run = imported(copy("llama", tmp_path / "source", tensors), tmp_path / "run")
+    weights = Weights(run.imported / "model.safetensors")
+    assert weights.array("blocks.attention.query.kernel").dtype == ml_dtypes.bfloat16
+    assert weights.array("final_norm.scale").dtype == np.float32
+    origin = weights.header.origin
+    assert origin is not None
+    assert origin.dtype == "bfloat16"
+    assert set(origin.other_dtypes) == {name for name in weights.names() if "norm" in name}
+
+
+# What is handled by a list, and said
+
+
+def test_masks_are_left_out_and_a_missing_prefix_is_read(tmp_path: Path) -> None:
+    plain = {name.removeprefix("transformer."): a for name, a in arrays(MODELS / "gpt2").items()}
+    masks: Arrays = {f"h.{layer}.attn.bias": np.ones((1, 1, 4, 4), np.uint8) for layer in range(3)}
+    masks |= {"h.0.attn.masked_bias": np.asarray([-1e4], np.float32)}
+    found = Import.of(find_source(str(copy("gpt2", tmp_path / "source", plain | masks))))
+    assert found.match.notes == [
+        "left out: 4 tensors (causal masks, made here)",
+        "read as if their names began with transformer.: all tensors",
+    ]
+    import_model(found, tmp_path / "run")
+    whole = imported(MODELS / "gpt2", tmp_path / "whole").imported / "model.safetensors"
+    one, other = Weights(tmp_path / "run/checkpoints/imported/model.safetensors"), Weights(whole)
+    for name in other.names():
+        np.testing.assert_array_equal(one.array(name), other.array(name))
+
+
+def test_rotary_frequencies_and_vision_towers_are_left_out(tmp_path: Path) -> None:
+    name = "model.layers.0.self_attn.rotary_emb.inv_freq"
+    tensors = arrays(MODELS / "llama") | {name: np.ones(4, np.float32)}
+    source = find_source(str(copy("llama", tmp_path / "source", tensors)))
+    assert Import.of(source).match.notes == [
+        "left out: 1 tensor (rotary frequencies, computed here)"
+    ]
+    notes = Import.of(find_source(str(MODELS / "gemma3-vision"))).match.notes
+    assert notes == ["left out: 23 tensors (the vision tower and its projector)"]
+
+
+def test_vision_models_in_the_layout_of_transformers_5(tmp_path: Path) -> None:
+    def renamed(name: str) -> str:
+        if name.startswith("language_model.model."):
+            return name.replace("language_model.model.", "model.language_model.")
+        return "model." + name
+
+    tensors = {renamed(name): a for name, a in arrays(MODELS / "gemma3-vision").items()}
+    source = find_source(str(copy("gemma3-vision", tmp_path / "source", tensors)))
+    before = Import.of(find_source(str(MODELS / "gemma3-vision")))
+    assert Import.of(source).match.names.keys() == before.match.names.keys()
+
+
+def test_a_tied_head_may_be_there_twice(tmp_path: Path) -> None:
+    tensors = arrays(MODELS / "qwen2")
+    embedding = tensors["model.embed_tokens.weight"]
+    same = copy("qwen2", tmp_path / "same", tensors | {"lm_head.weight": embedding})
+    assert Import.of(find_source(str(same))).match.notes == [
+        "left out: lm_head.weight (the same as the embedding it is tied to)"
+    ]
+    other = copy("qwen2", tmp_path / "other", tensors | {"lm_head.weight": embedding + 1})
+    assert "tensor lm_head.weight: differs from model.embed_tokens.weight" in message(other)
+
+
+def test_pytorch_files_of_another_type_are_refused(tmp_path: Path) -> None:
+    folder = copy("llama", tmp_path / "source", {})
+    (folder / "model.safetensors").unlink()
+    assert "no weights there; needs model.safetensors" in message(folder)
+    (folder / "pytorch_model.bin").write_bytes(b"\x80\x02}q\x00.")
+    assert "not a whole PyTorch file of the zip format" in message(folder)
+
+
+# Tensors that are wrong
+
+
+def test_missing_unknown_and_misshapen_tensors_are_named(tmp_path: Path) -> None:
+    tensors = arrays(MODELS / "llama")
+    gone, wrong = "model.layers.1.mlp.up_proj.weight", "model.layers.2.input_layernorm.weight"
+    del tensors[gone]
+    tensors[wrong] = tensors[wrong][:-1]
+    tensors["model.layers.0.extra.weight"] = np.zeros(1, np.float32)
+    text = message(copy("llama", tmp_path / "source", tensors))
+    assert f"tensor {gone}: missing" in text
+    assert f"tensor {wrong}: has shape (23,), must have (24,)" in text
+    assert "tensor model.layers.0.extra.weight: unknown" in text
+    assert len(text.splitlines()) == 3
+
+
+def test_many_mistakes_are_cut_short(tmp_path: Path) -> None:
+    tensors = {f"model.odd.{number}": np.zeros(1, np.float32) for number in range(30)}
+    lines = message(copy("llama", tmp_path / "source", tensors)).splitlines()
+    assert len(lines) == 21
+    assert lines[-1].endswith("more")
+
+
+def test_tensors_of_types_that_are_none_of_parameters(tmp_path: Path) -> None:
+    tensors = arrays(MODELS / "llama")
+    tensors["model.norm.weight"] = tensors["model.norm.weight"].astype(np.int8)
+    text = message(copy("llama", tmp_path / "source", tensors))
+    assert "tensor model.norm.weight: is of type I8; supported are float32, float16, bfl" in text
+
+
+def test_layers_of_several_types_are_refused(tmp_path: Path) -> None:
+    tensors = arrays(MODELS / "llama")
+    name = "model.layers.1.mlp.up_proj.weight"
+    tensors[name] = tensors[name].astype(np.float16)
+    text = message(copy("llama", tmp_path / "source", tensors))
+    assert f"tensor {name}: is float16, but model.layers.0.mlp.up_proj.weight is float32" in text
+
+
+def test_shards_that_are_missing_or_damaged(tmp_path: Path) -> None:
+    folder = copy("llama-sharded", tmp_path / "source")
+    shard = sorted(folder.glob("model-*"))[1]
+    shard.write_bytes(shard.read_bytes()[:-1])
+    assert f"{shard}: not a whole safetensors file" in message(folder)
+    shard.unlink()
+    assert f"{shard}: no such file; the download or copy is not whole" in message(folder)
+    index = folder / "model.safetensors.index.json"
+    index.write_text("{}")
+    assert f"{index}: damaged" in message(folder)
+
+
+def test_a_tensor_that_only_the_index_has(tmp_path: Path) -> None:
+    folder = copy("llama-sharded", tmp_path / "source")
+    index = folder / "model.safetensors.index.json"
+    names = json.loads(index.read_text())
+    names["weight_map"]["model.odd"] = next(iter(names["weight_map"].values()))
+    index.write_text(json.dumps(names))
+    assert "tensor model.odd: missing" in message(folder)
+
+
+def test_folders_without_a_config(tmp_path: Path) -> None:
+    assert "config.json: no such file" in message(tmp_path)
+    (tmp_path / "config.json").write_text("[1]")
+    assert "must hold a JSON object" in message(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    assert "unreadable JSON" in message(tmp_path)
+
+
+# What is on the disk
+
+
+def test_nothing_is_left_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Import.of(find_source(str(MODELS / "llama")))
+    written: list[object] = []
+
+    def fail(*arguments: object) -> None:
+        written.append(arguments)
+        if len(written) == 5:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(TensorWriter, "write", fail)
+    with pytest.raises(UserError, match="run: cannot be written: No space left on device"):
+        import_model(found, tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_leftovers_of_a_killed_attempt_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / ".run.abc.partial").mkdir()
+    with caplog.at_level(logging.WARNING), created(tmp_path / "run"):
+        pass
+    assert ".run.abc.partial: of an attempt that was cut off" in caplog.text
+
+
+def test_what_is_there_is_never_replaced(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    with pytest.raises(UserError, match="there already; choose another name"):
+        target_folder(str(tmp_path / "run"))
+    with pytest.raises(UserError, match="appeared meanwhile"):
+        _create_twice(tmp_path / "new")
+    assert list((tmp_path / "new").iterdir()) == []
+
+
+def _create_twice(target: Path) -> None:
+    with created(target) as folder:
+        (folder / "file").touch()
+        target.mkdir()
+
+
+def test_names_stand_for_folders_under_runs() -> None:
+    assert target_folder("never-made") == Path("runs/never-made")
+
+
+def test_the_schema_is_found_from_within_the_project(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Elsewhere the key is left out."""
+    run = imported(MODELS / "gpt2", tmp_path / "run")
+    assert "$schema" not in json.loads((run.path / "model.json").read_text())
+    monkeypatch.setattr(importing, "checkout", lambda: tmp_path)
+    run = imported(MODELS / "gpt2", tmp_path / "runs" / "name")
+    keys = json.loads((run.path / "model.json").read_text())
+    assert keys["$schema"] == "../../schemas/model.schema.json"
+
+
+# Tokenizers
+
+
+def test_tokenizers_come_along(tmp_path: Path) -> None:
+    source = copy("llama", tmp_path / "source")
+    train_tokenizer(["to be or not to be"], 270).save(source / "tokenizer.json")
+    (source / "tokenizer_config.json").write_text('{"eos_token": "<|endoftext|>"}')
+    (source / "training_args.bin").write_bytes(b"not wanted")
+    run = imported(source, tmp_path / "run")
+    names = {path.name for path in run.imported.iterdir()}
+    assert names == {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+    assert load_tokenizer(run.path).encode("to be") == load_tokenizer(run.path).encode("to be")
+
+
+def test_a_sentencepiece_model_becomes_a_tokenizer_json(tmp_path: Path) -> None:
+    """transformers must take it as it is: its own class for OpenLLaMA gives other tokens."""
+    source = copy("llama", tmp_path / "source")
+    published = MODELS.parent / "tokenizers" / "open-llama"
+    for name in ("tokenizer.model", "tokenizer_config.json"):
+        shutil.copy(published / name, source)
+    notes = import_model(Import.of(find_source(str(source))), tmp_path / "run")
+    assert notes == ["tokenizer.json made of tokenizer.model; tokenizer_config.json says so"]
+    folder = tmp_path / "run" / "checkpoints" / "imported"
+    described = json.loads((folder / "tokenizer_config.json").read_text())
+    before = json.loads((source / "tokenizer_config.json").read_text())
+    assert described == before | {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "unk_token": "<unk>",
+    }
+    text = "the lamp  burns"
+    assert load_tokenizer(tmp_path / "run").encode(text) == tokenizer_module.load_tokenizer(
+        published
+    ).encode(text)
+
+
+def test_tokenizers_of_vocabularies_and_merges_get_a_tokenizer_json(tmp_path: Path) -> None:
+    source = copy("llama", tmp_path / "source")
+    tokenizer = train_tokenizer(["to be or not to be"], 270)
+    tokenizer.save(tmp_path / "whole.json")
+    model = json.loads((tmp_path / "whole.json").read_text())["model"]
+    (source / "vocab.json").write_text(json.dumps(model["vocab"]))
+    merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
+    (source / "merges.txt").write_text("#version: 0.2\n" + "\n".join(merges) + "\n")
+    run = imported(source, tmp_path / "run")
+    assert (run.imported / "vocab.json").is_file()
+    assert load_tokenizer(run.path).encode("to be") == tokenizer.encode("to be")

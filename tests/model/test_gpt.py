@@ -1,0 +1,344 @@
+"""`model.py` against float64 NumPy, against JAX's own attention, and by what it must not do."""
+
+import functools
+import math
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from rungs.config import run_config
+from rungs.config.model_config import ModelConfig
+from rungs.model.attention import causal_mask, plain_attention
+from rungs.model.gpt import GPT, Compute, Forward
+from rungs.model.kernels.cross_entropy import target_losses
+from rungs.model.layers import Dropout
+from rungs.step.state import named_arrays
+from tests.support import reference_gpt
+from tests.support.configs import model_config
+from tests.support.tiny_model import compiled, lively, quick_jit, random_tokens
+
+ROOT = Path(__file__).parents[1]
+RUNS = sorted(path.parent for path in (ROOT / "runs").glob("*/model.json"))
+
+LLAMA: dict[str, Any] = {
+    "norm": "rms_norm",
+    "positions": "rope",
+    "feed_forward": "swiglu",
+    "ffn_bias": False,
+    "attention_output_bias": False,
+}
+GEMMA = LLAMA | {
+    "emb_dim": 20,
+    "head_dim": 6,
+    "ffn_dim": 28,
+    "norm": "rms_norm_plus_one",
+    "norm_placement": "around",
+    "feed_forward": "geglu_tanh",
+    "sliding_window": 3,
+    "tied_embeddings": True,
+    "embedding_scale": "sqrt_emb_dim",
+}
+EXPERTS = {"n_experts": 4, "experts_per_token": 2}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "gpt2": {},
+    "a-to-a": {"n_layers": 0, "positions": "none", "norm": "none"},
+    "positions-only": {"n_layers": 0, "norm": "none"},
+    "sinusoidal": {"positions": "sinusoidal"},
+    "one-head": {"n_heads": 1, "n_layers": 1},
+    "no-residual": {"residual": False, "norm": "none"},
+    "no-norm": {"norm": "none"},
+    "norm-after": {"norm_placement": "after"},
+    "no-feed-forward": {"feed_forward": "none"},
+    "exact-gelu": {"feed_forward": "gelu", "ffn_dim": 24},
+    "qkv-bias": {"qkv_bias": True},
+    "no-biases": {"attention_output_bias": False, "ffn_bias": False},
+    "windowed": {"sliding_window": 3, "n_layers": 1},
+    "pattern-longer-than-the-model": {
+        "layer_pattern": ["global", "sliding", "global"],
+        "sliding_window": 2,
+    },
+    "headed-layer-norm": {"qk_norm": True, "norm_placement": "after", "n_kv_heads": 1},
+    "geglu-with-biases": {"feed_forward": "geglu", "ffn_dim": 10, "norm": "rms_norm"},
+    "experts-with-biases": {"n_experts": 5, "experts_per_token": 3, "ffn_dim": 6},
+    "one-expert-each": {
+        "n_experts": 3,
+        "experts_per_token": 1,
+        "feed_forward": "geglu_tanh",
+        "norm_placement": "after",
+    },
+    "llama-3": LLAMA
+    | {
+        "emb_dim": 24,
+        "n_heads": 6,
+        "n_kv_heads": 2,
+        "head_dim": 8,
+        "rope_theta": 1000.0,
+        # of the four pairs, one turns fast enough to be kept, one is between, two are slow
+        "rope_scaling": {
+            "type": "llama3",
+            "factor": 8.0,
+            "low_frequency_factor": 1.0,
+            "high_frequency_factor": 4.0,
+            "original_context_length": 64,
+        },
+    },
+    "mistral": LLAMA | {"n_heads": 4, "n_kv_heads": 1, "sliding_window": 3, "ffn_dim": 20},
+    "mixtral": LLAMA
+    | EXPERTS
+    | {
+        "n_layers": 3,
+        "n_heads": 4,
+        "n_kv_heads": 2,
+        "ffn_dim": 12,
+    },
+    "qwen-2": LLAMA | {"qkv_bias": True, "n_heads": 4, "n_kv_heads": 2, "tied_embeddings": True},
+    "qwen-3": LLAMA
+    | {
+        "emb_dim": 20,
+        "n_heads": 6,
+        "n_kv_heads": 3,
+        "head_dim": 6,
+        "qk_norm": True,
+        "rope_theta": 1e6,
+        "norm_epsilon": 1e-6,
+    },
+    "gemma-2": GEMMA
+    | {
+        "n_layers": 3,
+        "n_heads": 4,
+        "n_kv_heads": 2,
+        "layer_pattern": ["sliding", "global"],
+        "query_pre_attn_scalar": 5.0,
+        "attention_soft_cap": 1.5,
+        "final_soft_cap": 3.0,
+    },
+    "gemma-3": GEMMA
+    | {
+        "n_layers": 8,
+        "n_heads": 3,
+        "n_kv_heads": 1,
+        "layer_pattern": ["sliding", "sliding", "global"],
+        "qk_norm": True,
+        "rope_theta": 1000.0,
+        "rope_scaling": {"type": "linear", "factor": 8.0},
+        "sliding_rope_theta": 10.0,
+    },
+}
+
+
+def forward(model: GPT, tokens_BS: np.ndarray, **options: Any) -> Forward:
+    return compiled(lambda model, tokens_BS: model.forward(tokens_BS, **options), model)(tokens_BS)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_forward_pass_is_that_of_the_float64_reference(variant: str) -> None:
+    model = lively(**VARIANTS[variant])
+    tokens_BS = random_tokens(3, 7)
+    weights = {name: np.asarray(a, np.float64) for name, a in named_arrays(model).items()}
+    expected = [reference_gpt.forward(model.config, weights, tokens) for tokens in tokens_BS]
+    told = forward(model, tokens_BS, keep_hidden_states=True)
+    assert told.logits_BSV.dtype == jnp.float32
+    assert told.hidden_states is not None
+    found = [*told.hidden_states, told.logits_BSV]
+    for one, other in zip(found, map(np.stack, zip(*expected, strict=True)), strict=True):
+        # float32 rounding: about 1e-7 a product, over sums of up to 64 terms and eight blocks
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5 * np.abs(other).max())
+
+
+@pytest.mark.parametrize("variant", ["a-to-a", "gpt2", "gemma-3", "mixtral"])
+def test_keeping_hidden_states_changes_nothing_else(variant: str) -> None:
+    model = lively(**VARIANTS[variant])
+    tokens_BS = random_tokens(3, 7)
+    kept, other = forward(model, tokens_BS, keep_hidden_states=True), forward(model, tokens_BS)
+    assert other.hidden_states is None
+    assert_same = functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-6)
+    assert_same(kept.logits_BSV, other.logits_BSV)
+    assert_same(compiled(GPT.__call__, model)(tokens_BS), other.logits_BSV)
+    assert (kept.routing is None) == (other.routing is None) == (variant != "mixtral")
+    jax.tree.map(assert_same, kept.routing, other.routing)
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["unmasked", "causal"])
+@pytest.mark.parametrize("batched", [False, True], ids=["three-axes", "four-axes"])
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_attention(masked: bool, batched: bool, kv_heads: int, key: jax.Array) -> None:
+    before = (2, 6) if batched else (6,)
+    query = jax.random.normal(key, (*before, 4, 5))
+    key_, value = jax.random.normal(jax.random.fold_in(key, 1), (2, *before, kv_heads, 5))
+    mask = causal_mask(6) if masked else None
+    found = plain_attention(query, key_, value, mask)
+    np.testing.assert_allclose(
+        found, jax.nn.dot_product_attention(query, key_, value, mask=mask), rtol=1e-5, atol=1e-6
+    )
+    arrays = [np.asarray(a, np.float64).reshape(-1, 6, *a.shape[-2:]) for a in (query, key_, value)]
+    numpy_mask = None if mask is None else np.asarray(mask)
+    expected = np.stack(
+        [reference_gpt.attention(q, k, v, numpy_mask) for q, k, v in zip(*arrays, strict=True)]
+    )
+    np.testing.assert_allclose(found, expected.reshape(query.shape), rtol=1e-5, atol=1e-6)
+
+
+def seen_by_whole_model(architecture: ModelConfig, length: int) -> np.ndarray:
+    """From (s, t) to whether token t reaches the logits at s, through layer after layer."""
+    seen_SS = np.eye(length, dtype=bool)
+    for kind in architecture.layer_kinds():
+        window = architecture.sliding_window if kind == "sliding" else None
+        for s in reversed(range(length)):
+            first = max(0, s + 1 - (window or length))
+            seen_SS[s] = seen_SS[first : s + 1].any(axis=0)
+    return seen_SS
+
+
+@pytest.mark.parametrize("variant", [v for v in VARIANTS if VARIANTS[v].get("n_layers") != 0])
+def test_logits_depend_on_the_tokens_they_may_see_and_no_others(variant: str) -> None:
+    model = lively(**VARIANTS[variant])
+    length = model.config.context_length
+    x_SD = np.random.default_rng(2).normal(size=(2, length, model.config.emb_dim))
+    embedded_SD, direction_SD = jnp.asarray(x_SD, jnp.float32)
+
+    def slopes(model: GPT) -> jax.Array:
+        """Of a mixture of the logits at s when the embedding at t moves: slope_SS, its first
+        axis s."""
+
+        def decode(x_SD: jax.Array) -> jax.Array:
+            return model.decode(x_SD[None]).logits_BSV[0]
+
+        logits_SV, pull = jax.vjp(decode, embedded_SD)
+        mixture_V = jax.random.normal(jax.random.key(3), logits_SV.shape[1:])
+
+        def slope_S(at_S: jax.Array) -> jax.Array:
+            (gradient_SD,) = pull(at_S[:, None] * mixture_V)
+            return (gradient_SD * direction_SD).sum(axis=-1)
+
+        return jax.lax.map(slope_S, jnp.eye(length))
+
+    influence_SS = np.abs(compiled(slopes, model)())
+    seen_SS = seen_by_whole_model(model.config, length)
+    assert not np.triu(seen_SS, k=1).any()
+    assert (influence_SS[~seen_SS] == 0).all()
+    assert (influence_SS[seen_SS] > 0).all()
+
+
+def test_in_one_windowed_layer_no_token_sees_beyond_the_window() -> None:
+    model = lively(sliding_window=3, n_layers=1)
+    tokens_BS = random_tokens(1, 8)
+    changed_BS = tokens_BS.copy()
+    changed_BS[0, 2] = (tokens_BS[0, 2] + 1) % 32
+    logits = compiled(GPT.__call__, model)
+    different_BSV = np.asarray(logits(tokens_BS) != logits(changed_BS))
+    assert np.flatnonzero(different_BSV.any(axis=-1)).tolist() == [2, 3, 4]
+
+
+@pytest.mark.parametrize("variant", ["gpt2", "mixtral"])
+def test_rows_of_a_batch_do_not_meet(variant: str) -> None:
+    model = lively(**VARIANTS[variant])
+    tokens_BS = random_tokens(4, 8)
+    logits = compiled(GPT.__call__, model)
+    alone_BSV = np.concatenate([logits(row[None]) for row in tokens_BS])
+    np.testing.assert_allclose(logits(tokens_BS), alone_BSV, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("run", RUNS, ids=lambda path: path.name)
+def test_initial_loss_of_committed_runs_is_that_of_a_guess(run: Path) -> None:
+    architecture = run_config.load_run(run).model
+    shape = (4, min(64, architecture.context_length) + 1)
+    tokens_BS = np.random.default_rng(1).integers(architecture.vocab_size, size=shape)
+
+    @quick_jit
+    def initial_loss(tokens_BS: jax.Array) -> jax.Array:
+        model = GPT(architecture, jax.random.key(0))
+        return target_losses(model(tokens_BS[:, :-1]), tokens_BS[:, 1:]).mean()
+
+    guess = math.log(architecture.vocab_size)
+    assert float(initial_loss(tokens_BS)) == pytest.approx(guess, rel=0.02)
+
+
+def fresh_model(architecture: ModelConfig) -> GPT:
+    graph = nnx.graphdef(nnx.eval_shape(lambda: GPT(architecture, jax.random.key(0))))
+    state = quick_jit(lambda key: nnx.state(GPT(architecture, key)))(jax.random.key(0))
+    return nnx.merge(graph, state)
+
+
+@pytest.fixture(scope="module", params=[{}, GEMMA | EXPERTS], ids=["gpt2", "gemma-of-experts"])
+def fresh(request: pytest.FixtureRequest) -> GPT:
+    """A model as it starts, large enough for statistics."""
+    larger = {"vocab_size": 512, "emb_dim": 128, "ffn_dim": 256, "n_layers": 8}
+    architecture = model_config(**request.param | larger)
+    return fresh_model(architecture)
+
+
+def test_initial_loss_is_that_of_a_guess(fresh: GPT) -> None:
+    tokens_BS = np.random.default_rng(1).integers(512, size=(8, 9))
+    logits_BSV = forward(fresh, tokens_BS[:, :-1]).logits_BSV
+    # logits have a variance of 128 · 0.02², and half of that is what they add to ln V
+    assert float(target_losses(logits_BSV, jnp.asarray(tokens_BS[:, 1:])).mean()) == pytest.approx(
+        math.log(512), rel=0.02
+    )
+
+
+def test_gpt2_initialisation(fresh: GPT) -> None:
+    weights, architecture = named_arrays(fresh), fresh.config
+    assert ("head.kernel" in weights) != architecture.tied_embeddings
+    for name, array in weights.items():
+        if name.endswith("bias"):
+            assert (array == 0).all()
+        elif name.endswith("scale"):
+            assert (array == (0 if architecture.norm == "rms_norm_plus_one" else 1)).all()
+        else:
+            residual = name.endswith(("attention.output.kernel", "down.kernel"))
+            sigma = 0.02 / math.sqrt(16) if residual else 0.02
+            # the standard error of a standard deviation is σ/√(2n)
+            error = 5 * sigma / math.sqrt(2 * array.size)
+            assert float(array.std()) == pytest.approx(sigma, abs=error)
+    layers = weights["blocks.attention.query.kernel"]
+    assert not np.array_equal(layers[0], layers[1])
+    if architecture.n_experts:
+        experts = weights["blocks.feed_forward.up.kernel"][0]
+        assert not np.array_equal(experts[0], experts[1])
+
+
+def test_truncated_normal_initialisation() -> None:
+    architecture = model_config(emb_dim=128, ffn_dim=384, init="truncated_normal")
+    weights = named_arrays(fresh_model(architecture))
+    kernel = weights["blocks.feed_forward.up.kernel"]
+    sigma = math.sqrt(2 / (128 + 384))
+    assert float(jnp.abs(kernel).max()) <= 3 * sigma
+    # cutting a normal at ±3σ leaves 0.98658 of its standard deviation
+    assert float(kernel.std()) == pytest.approx(0.98658 * sigma, rel=0.01)
+
+
+def test_dropout_keeps_the_mean_and_each_fold_has_its_own_mask(key: jax.Array) -> None:
+    dropout = Dropout.of(0.25, key, jnp.arange(4))
+    x = jnp.ones((4, 10_000))
+    dropped = dropout(x)
+    assert set(np.unique(dropped)) == {0.0, np.float32(1 / 0.75)}
+    assert float(dropped.mean()) == pytest.approx(1, abs=0.02)
+    assert not np.array_equal(dropout.fold(1)(x), dropout.fold(2)(x))
+
+
+def test_dropout_acts_in_every_block_and_only_when_asked(key: jax.Array) -> None:
+    model = lively(n_layers=2)
+    tokens_BS = jnp.zeros((1, 8), jnp.int32)
+    quiet = model(tokens_BS)
+    none, half = (Dropout.of(rate, key, jnp.arange(1)) for rate in (0.0, 0.5))
+    assert np.array_equal(quiet, model(tokens_BS, none))
+    once, again = model(tokens_BS, half), model(tokens_BS, half)
+    assert np.array_equal(once, again)
+    assert not np.array_equal(once, quiet)
+
+
+@pytest.mark.parametrize("variant", ["gpt2", "gemma-2"])
+def test_bfloat16_stays_close_to_float32(variant: str) -> None:
+    model = lively(**VARIANTS[variant])
+    tokens_BS = random_tokens(2, 8)
+    exact = forward(model, tokens_BS).logits_BSV
+    rounded = forward(model, tokens_BS, compute=Compute(jnp.dtype(jnp.bfloat16))).logits_BSV
+    assert rounded.dtype == jnp.float32
+    assert not np.array_equal(exact, rounded)
+    # bfloat16 keeps 8 bits: about 0.4% a rounding
+    assert np.std(rounded - exact) < 0.02 * np.std(exact)

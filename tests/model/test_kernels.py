@@ -1,0 +1,245 @@
+"""What is computed in a special way, against its plain form and float64."""
+
+import functools
+import itertools
+import re
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec
+
+from rungs.config.run_config import RunConfig
+from rungs.model.attention import causal_mask, plain_attention
+from rungs.model.kernels import blockwise_attention, cross_entropy, cudnn_attention, matmul
+from rungs.model.remat import only_kept
+from rungs.parallel import collectives
+from rungs.parallel import mesh as mesh_module
+from rungs.parallel.axes import DATA
+from rungs.step.state import create_model_and_optimizer, named_arrays
+from rungs.step.train_step import make_train_step
+from tests.support.configs import mesh_of, model_config, train_config
+
+ROUNDING = {"float32": 2e-6, "bfloat16": 1.5e-2, "float16": 2e-3}
+"""Of the largest element, in a product or two of operands of these types."""
+
+
+def random(*shape: int, seed: int = 0, dtype: str = "float32") -> jax.Array:
+    array = np.random.default_rng(seed).normal(size=shape)
+    return jnp.asarray(array, jnp.float32).astype(dtype)
+
+
+def with_gradients(function: Any, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+    """Of a random mixture of the outputs, by each array; and the outputs first."""
+
+    @jax.jit
+    def both(*arrays: jax.Array) -> tuple[jax.Array, ...]:
+        y, pull = jax.vjp(function, *arrays)
+        return y, *pull(random(*y.shape, seed=9).astype(y.dtype))
+
+    return both(*arrays)
+
+
+def assert_near(found: Any, wanted: Any, tolerance: float) -> None:
+    for one, other in zip(found, wanted, strict=True):
+        assert one.shape == other.shape
+        assert one.dtype == other.dtype
+        wide = np.asarray(other, np.float64)
+        distance = np.abs(np.asarray(one, np.float64) - wide).max(initial=0)
+        assert distance <= tolerance * np.abs(wide).max(initial=1.0)
+
+
+@pytest.mark.parametrize("dtype", ROUNDING)
+@pytest.mark.parametrize("is_turned", [False, True])
+def test_a_product_and_its_gradients_are_exact(dtype: str, is_turned: bool) -> None:
+    """In many shapes, as the compiler has another form for each, and turned, as a tied head is."""
+    for rows, inputs, outputs in itertools.product((1, 16, 65), (1, 7, 64), (1, 5, 96)):
+        x = random(rows, inputs, dtype=dtype)
+        shape = (outputs, inputs) if is_turned else (inputs, outputs)
+        kernel = random(*shape, seed=1).astype(dtype).astype(jnp.float32)
+        dy = np.asarray(random(rows, outputs, seed=9).astype(dtype), np.float64)
+
+        def product(x: jax.Array, kernel: jax.Array) -> jax.Array:
+            return matmul.product(x, kernel.T if is_turned else kernel)
+
+        y, dx, dkernel = with_gradients(product, x, kernel)
+        exact = np.asarray(kernel, np.float64)
+        straight = exact.T if is_turned else exact
+        wide = np.asarray(x, np.float64)
+        by_kernel = wide.T @ dy
+        wanted = wide @ straight, dy @ straight.T, by_kernel.T if is_turned else by_kernel
+        assert (y.dtype, dx.dtype, dkernel.dtype) == (jnp.float32, x.dtype, jnp.float32)
+        for found, exactly in zip((y, dx, dkernel), wanted, strict=True):
+            distance = np.abs(np.asarray(found, np.float64) - exactly).max()
+            limit = ROUNDING[dtype] if found is dx else ROUNDING["float32"]
+            assert distance <= limit * np.abs(exactly).max()
+
+
+KINDS: list[dict[str, Any]] = [
+    {},
+    {"window": 3},
+    {"window": 100},
+    {"soft_cap": 2.0},
+    {"window": 70, "soft_cap": 1.5},
+]
+
+
+@pytest.mark.parametrize("length", [1, 65, 150])
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_attention_in_blocks_is_that_of_all_scores(length: int, kind: dict[str, Any]) -> None:
+    query, key, value = (random(2, length, n, 8, seed=n) for n in (4, 2, 2))
+    mask = causal_mask(length, kind.get("window"))
+    cap = kind.get("soft_cap")
+    plain = functools.partial(plain_attention, mask=mask, scale=0.7, soft_cap=cap)
+    special = functools.partial(blockwise_attention.causal_attention, scale=0.7, **kind)
+    found = with_gradients(special, query, key, value)
+    assert_near(found, with_gradients(plain, query, key, value), 3e-6)
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_attention_in_blocks_of_16_bits(kv_heads: int, dtype: str) -> None:
+    arrays = [random(2, 192, n, 16, seed=n, dtype=dtype) for n in (4, kv_heads, kv_heads)]
+    wide = [array.astype(jnp.float32) for array in arrays]
+    plain = functools.partial(plain_attention, mask=causal_mask(192), scale=0.25)
+    special = functools.partial(blockwise_attention.causal_attention, scale=0.25)
+    found = with_gradients(special, *arrays)
+    assert all(array.dtype == dtype for array in found)
+    wanted = [array.astype(dtype) for array in with_gradients(plain, *wide)]
+    assert_near(found, wanted, ROUNDING["bfloat16"])
+
+
+def test_no_query_of_a_block_sees_what_comes_after_it() -> None:
+    query, key, value = (random(1, 130, 1, 4, seed=n) for n in range(3))
+
+    def last_of(key: jax.Array, at: int) -> jax.Array:
+        return blockwise_attention.causal_attention(query, key, value, 0.5)[0, at].sum()
+
+    for at in (0, 63, 64, 100):
+        (gradient,) = jax.grad(last_of, argnums=(0,))(key, at)
+        assert not np.asarray(gradient)[0, at + 1 :].any()
+        assert at == 0 or np.asarray(gradient)[0, :at].any()
+
+
+def head(x_MD: jax.Array, matrix_DV: jax.Array) -> jax.Array:
+    return 3 * jnp.tanh(matmul.product(x_MD, matrix_DV) / 3)
+
+
+def plain_loss(x: jax.Array, matrix: jax.Array, targets: jax.Array) -> jax.Array:
+    """In the words of the definition."""
+    logarithms = jax.nn.log_softmax(head(x, matrix))
+    own = logarithms[jnp.arange(len(targets)), jnp.maximum(targets, 0)]
+    return -jnp.where(targets >= 0, own, 0).sum()
+
+
+@pytest.mark.parametrize("room", [1, 64 * 50 * 4, 1 << 30])
+@pytest.mark.parametrize("tokens", [1, 63, 64, 200, 333])
+def test_the_loss_in_chunks_is_that_of_all_logits(
+    tokens: int, room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(cross_entropy.LOGITS_BYTES, "cpu", room)
+    x, matrix = random(tokens, 16), random(16, 50, seed=1)
+    targets = jnp.asarray(np.random.default_rng(2).integers(-1, 50, tokens), jnp.int32)
+
+    def special(x: jax.Array, matrix: jax.Array) -> jax.Array:
+        return 7 * cross_entropy.summed_loss(head, x, matrix, targets)
+
+    found = with_gradients(special, x, matrix)
+    wanted = with_gradients(lambda x, m: 7 * plain_loss(x, m, targets), x, matrix)
+    assert_near(found, wanted, 3e-6)
+    losses = cross_entropy.losses(head, x, matrix, targets)
+    assert losses.shape == (tokens,)
+    assert float(losses.sum()) == pytest.approx(float(plain_loss(x, matrix, targets)), rel=2e-6)
+    assert not np.asarray(losses)[np.asarray(targets) < 0].any()
+
+
+def test_a_heads_gradient_in_16_bits_is_rounded_once_and_overflows_only_in_the_end() -> None:
+    tokens, vocabulary = 1 << 17, 8
+    x = jnp.ones((tokens, 2), jnp.float16)
+    matrix = jnp.zeros((2, vocabulary), jnp.float16)
+    targets = jnp.zeros(tokens, jnp.int32)
+
+    def mean(matrix: jax.Array) -> jax.Array:
+        return cross_entropy.summed_loss(head, x, matrix, targets) / tokens
+
+    gradient = jax.grad(mean)(matrix)
+    assert gradient.dtype == jnp.float16
+    wanted = np.full((2, vocabulary), 1 / vocabulary)
+    wanted[:, 0] -= 1
+    np.testing.assert_array_equal(gradient, wanted)
+
+
+def test_the_loss_never_holds_all_logits() -> None:
+    """By the compiler's own account, with a room for 1 MB of logits where there are 64."""
+    tokens, vocabulary = 1024, 16384
+    x, matrix = random(tokens, 16, dtype="bfloat16"), random(16, vocabulary)
+    targets = jnp.zeros(tokens, jnp.int32)
+
+    def bytes_of(room: int) -> int:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(cross_entropy.LOGITS_BYTES, "cpu", room)
+            loss = functools.partial(cross_entropy.summed_loss, head)
+            gradient = jax.jit(lambda x, m: jax.grad(loss, (0, 1))(x, m, targets))
+            analysis = gradient.lower(x, matrix).compile().memory_analysis()
+        return int(analysis.temp_size_in_bytes)  # type: ignore[union-attr]
+
+    whole = tokens * vocabulary * 4
+    assert bytes_of(whole) > 0.9 * whole
+    assert bytes_of(whole // 16) < 0.3 * whole
+
+
+def test_on_a_gpu_a_layer_calls_cudnn_once_forwards_and_once_backwards(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By the program as it is lowered for CUDA; there is no GPU here to run it."""
+    cudnn = "jax._src.cudnn.fused_attention_stablehlo"
+    monkeypatch.setattr(f"{cudnn}.check_cudnn_version", lambda: 91000)
+    monkeypatch.setattr(f"{cudnn}.check_compute_capability", lambda _: True)
+    gpu = SimpleNamespace(platform="gpu", compute_capability="9.0")
+    query, key = random(4, 128, 4, 64, dtype="bfloat16"), random(4, 128, 2, 64, dtype="bfloat16")
+    with monkeypatch.context() as patch:
+        patch.setattr(jax, "devices", lambda: [gpu])
+        assert cudnn_attention.takes(query)
+        assert not cudnn_attention.takes(query.astype(jnp.float32))
+        assert not cudnn_attention.takes(random(1, 8, 1, 12, dtype="bfloat16"))
+        gpu.compute_capability = "7.5"
+        assert not cudnn_attention.takes(query)
+    assert not cudnn_attention.takes(query)
+
+    def loss(query: jax.Array, key: jax.Array) -> jax.Array:
+        y = cudnn_attention.causal_attention(jnp.sin(query), key, key, 0.125, 64)
+        return jnp.sin(y.astype(jnp.float32)).sum()
+
+    def step(query: jax.Array, key: jax.Array) -> Any:
+        layer = jax.checkpoint(loss, policy=only_kept)
+        return collectives.psum(jax.value_and_grad(layer)(query, key), DATA)
+
+    mesh, rows = mesh_of(2), PartitionSpec("data")
+    everywhere = jax.shard_map(step, mesh=mesh, in_specs=rows, out_specs=PartitionSpec())
+    text = jax.jit(everywhere).trace(query, key).lower(lowering_platforms=("cuda",)).as_text()
+    assert len(re.findall(r"__cudnn\$fmhaSoftmax(?!Backward)", text)) == 1
+    assert text.count("__cudnn$fmhaSoftmaxBackward") == 1
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_rows_that_fill_a_tile_change_nothing(tied: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on an accelerator: a vocabulary of 50 has 128 rows in memory."""
+    run = RunConfig(model_config(vocab_size=50, tied_embeddings=tied), train_config())
+    tokens_ABS = np.random.default_rng(0).integers(0, 50, (2, 4, 9), dtype=np.int32)
+    found = []
+    for is_cpu in (True, False):
+        monkeypatch.setattr(mesh_module, "_is_cpu", lambda _, it=is_cpu: it)
+        model, optimizer = create_model_and_optimizer(run, 10)
+        assert len(model.token_embedding.embedding[...]) == (50 if is_cpu else 128)
+        step = make_train_step(run.train)
+        for _ in range(3):
+            result = step(model, optimizer, tokens_ABS[..., :-1], tokens_ABS[..., 1:])
+        logits_BSV = model(jnp.asarray(tokens_ABS[0]))
+        assert logits_BSV.shape == (4, 9, 50)
+        weights = named_arrays(model, 50)
+        found.append([result.losses_A, logits_BSV, *weights.values()])
+    padded, plain = found
+    assert_near(padded, plain, 1e-5)

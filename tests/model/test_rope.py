@@ -1,0 +1,139 @@
+"""`rotary.py`: scores go by the distance of two tokens, frequencies by what the papers say."""
+
+import math
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rungs.config.model_config import LayerKind, ModelConfig, RopeScaling
+from rungs.model.rope import Rotary, frequencies, rotary_for, scaled
+from tests.support.configs import model_config
+
+LLAMA_3 = {
+    "type": "llama3",
+    "factor": 8.0,
+    "low_frequency_factor": 1.0,
+    "high_frequency_factor": 4.0,
+    "original_context_length": 8192,
+}
+SCALINGS = {
+    "plain": {},
+    "linear": {"rope_scaling": {"type": "linear", "factor": 4.0}},
+    "llama3": {"rope_scaling": LLAMA_3},
+}
+
+
+def rope_config(**changes: Any) -> ModelConfig:
+    """Heads of 128 elements, as Llama 3 has them."""
+    llama_3 = {"positions": "rope", "head_dim": 128, "rope_theta": 500_000.0}
+    return model_config(**llama_3 | changes)
+
+
+def rotary(architecture: ModelConfig, *positions: float, kind: LayerKind = "global") -> Rotary:
+    found = rotary_for(architecture, kind, jnp.asarray(positions))
+    assert found is not None
+    return found
+
+
+def random_heads(*shape: int) -> jnp.ndarray:
+    return jnp.asarray(np.random.default_rng(3).normal(size=shape), jnp.float32)
+
+
+@pytest.mark.parametrize("scaling", SCALINGS)
+def test_scores_go_by_the_distance_alone(scaling: str) -> None:
+    architecture = rope_config(**SCALINGS[scaling])
+    query_NH, key_NH = random_heads(2, 3, 128)
+
+    def scores_N(query_position: int, key_position: int) -> np.ndarray:
+        turned = rotary(architecture, query_position, key_position)(jnp.stack([query_NH, key_NH]))
+        return np.asarray((turned[0] * turned[1]).sum(axis=-1))
+
+    for distance in (0, 1, 7, 300):
+        expected = scores_N(distance, 0)
+        for start in (1, 50, 2000):
+            # an angle of 2,000 radians is rounded by up to 6e-5, each score sums 128 products
+            np.testing.assert_allclose(scores_N(start + distance, start), expected, atol=5e-3)
+        for other in (scores_N(distance + 1, 0), scores_N(0, distance + 1)):
+            assert np.abs(expected - other).max() > 0.1
+
+
+def test_lengths_stay_and_the_first_position_is_not_turned() -> None:
+    x_SNH = random_heads(5, 3, 128)
+    turned = rotary(rope_config(), 0, 1, 2, 3, 1000)(x_SNH)
+    np.testing.assert_array_equal(turned[0], x_SNH[0])
+    assert not np.isclose(turned[1:], x_SNH[1:]).all(axis=-1).any()
+    np.testing.assert_allclose(
+        jnp.linalg.norm(turned, axis=-1), jnp.linalg.norm(x_SNH, axis=-1), rtol=1e-6
+    )
+
+
+def test_each_row_of_a_batch_has_positions_of_its_own() -> None:
+    x_BSNH = random_heads(2, 4, 3, 128)
+    positions_BS = jnp.asarray([[0, 1, 2, 3], [0, 0, 0, 1]])
+    found = rotary_for(rope_config(), "global", positions_BS)
+    assert found is not None
+    for row, positions in enumerate(positions_BS.tolist()):
+        expected = rotary(rope_config(), *positions)(x_BSNH[row])
+        np.testing.assert_allclose(found(x_BSNH)[row], expected, rtol=1e-6, atol=1e-6)
+
+
+def test_turns_are_computed_in_float32_and_rounded_once() -> None:
+    x_SNH = random_heads(2, 3, 128).astype(jnp.bfloat16)
+    turn = rotary(rope_config(), 500, 1001)
+    exact = turn(x_SNH.astype(jnp.float32))
+    assert turn(x_SNH).dtype == jnp.bfloat16
+    np.testing.assert_array_equal(turn(x_SNH), exact.astype(jnp.bfloat16))
+
+
+def test_frequencies_fall_from_one_by_equal_ratios() -> None:
+    found = frequencies(rope_config(), "global")
+    expected = [500_000 ** (-2 * pair / 128) for pair in range(64)]
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+def test_linear_scaling_is_a_slower_clock() -> None:
+    architecture = rope_config(**SCALINGS["linear"])
+    x_SNH = random_heads(3, 2, 128)
+    stretched, plain = rotary(architecture, 4, 40, 400), rotary(rope_config(), 1, 10, 100)
+    np.testing.assert_allclose(stretched(x_SNH), plain(x_SNH), atol=1e-4)
+
+
+def test_llama3_scaling_has_three_regimes() -> None:
+    plain = frequencies(rope_config(), "global")
+    found = frequencies(rope_config(rope_scaling=LLAMA_3), "global")
+    wavelengths = 2 * math.pi / plain
+    fast, slow = wavelengths < 8192 / 4, wavelengths > 8192 / 1
+    between = ~fast & ~slow
+    assert [regime.sum() for regime in (fast, between, slow)] == [29, 6, 29]
+    np.testing.assert_allclose(found[fast], plain[fast], rtol=1e-12)
+    np.testing.assert_allclose(found[slow], plain[slow] / 8, rtol=1e-12)
+    smooth = (8192 / wavelengths[between] - 1) / (4 - 1)
+    expected = (1 - smooth) * plain[between] / 8 + smooth * plain[between]
+    np.testing.assert_allclose(found[between], expected, rtol=1e-12)
+    assert (np.diff(found) < 0).all()
+
+
+def test_llama3_scaling_passes_smoothly_from_regime_to_regime() -> None:
+    scaling = RopeScaling.model_validate(LLAMA_3)
+    for bound, ratio in ((8192 / 4, 1.0), (8192 / 1, 1 / 8)):
+        around = 2 * math.pi / (bound * np.array([1 - 1e-9, 1, 1 + 1e-9]))
+        np.testing.assert_allclose(scaled(around, scaling) / around, ratio, rtol=1e-8)
+
+
+def test_sliding_layers_may_have_a_base_of_their_own_that_is_never_scaled() -> None:
+    keys = {"sliding_window": 4, "rope_scaling": {"type": "linear", "factor": 8.0}}
+    own = rope_config(**keys, sliding_rope_theta=10_000.0)
+    shared = rope_config(**keys)
+    in_global = frequencies(rope_config(), "global") / 8
+    np.testing.assert_array_equal(frequencies(own, "global"), in_global)
+    np.testing.assert_array_equal(frequencies(shared, "global"), in_global)
+    np.testing.assert_array_equal(frequencies(shared, "sliding"), in_global)
+    plain = frequencies(rope_config(rope_theta=10_000.0), "global")
+    np.testing.assert_array_equal(frequencies(own, "sliding"), plain)
+
+
+@pytest.mark.parametrize("positions", ["none", "learned", "sinusoidal"])
+def test_other_positions_turn_nothing(positions: str) -> None:
+    assert rotary_for(model_config(positions=positions), "global", jnp.arange(3)) is None

@@ -1,0 +1,131 @@
+"""`sampling.py`: what is drawn has the exact probabilities, and what is left out never comes."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from rungs.common.errors import UserError
+from rungs.model.sampling import Sampling, next_tokens
+
+VOCAB, DRAWS = 12, 20_000
+LOGITS = np.array([2.0, -1.0, 0.3, 1.9, 0.0, -2.5, 1.2, 0.7, -0.4, 1.5, -3.0, 0.1])
+SEEN = np.array([True, False, False, True, False, True] + [False] * 6)
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """Settings, and the chances that they leave, written out plainly."""
+
+    sampling: Sampling
+    chances: np.ndarray
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    powers = np.exp(logits - logits.max())
+    return powers / powers.sum()
+
+
+def kept(chances: np.ndarray, tokens: list[int]) -> np.ndarray:
+    """The chances of these tokens alone."""
+    only = np.zeros_like(chances)
+    only[tokens] = chances[tokens]
+    return only / only.sum()
+
+
+def nucleus(chances: np.ndarray, share: float) -> list[int]:
+    """The most likely tokens, one after the other until they reach the share."""
+    tokens: list[int] = []
+    for token in sorted(range(VOCAB), key=lambda t: -chances[t]):
+        tokens.append(token)
+        if chances[tokens].sum() >= share:
+            break
+    return tokens
+
+
+def penalized(penalty: float) -> np.ndarray:
+    logits = LOGITS.copy()
+    for token in np.flatnonzero(SEEN):
+        logits[token] = logits[token] / penalty if logits[token] > 0 else logits[token] * penalty
+    return logits
+
+
+PLAIN, COOL = softmax(LOGITS), softmax(LOGITS / 0.7)
+BY_RANK = list(np.argsort(-LOGITS))
+CASES = {
+    "plain": Case(Sampling(temperature=1.0), PLAIN),
+    "cool": Case(Sampling(temperature=0.5), softmax(LOGITS / 0.5)),
+    "hot": Case(Sampling(temperature=1.7), softmax(LOGITS / 1.7)),
+    "top-k": Case(Sampling(temperature=1.0, top_k=4), kept(PLAIN, BY_RANK[:4])),
+    "top-k of all": Case(Sampling(temperature=1.0, top_k=99), PLAIN),
+    "top-p": Case(Sampling(temperature=1.0, top_p=0.75), kept(PLAIN, nucleus(PLAIN, 0.75))),
+    "top-p of little": Case(Sampling(temperature=1.0, top_p=1e-6), kept(PLAIN, BY_RANK[:1])),
+    "min-p": Case(
+        Sampling(temperature=1.0, min_p=0.2),
+        kept(PLAIN, [t for t in range(VOCAB) if PLAIN[t] >= 0.2 * PLAIN.max()]),
+    ),
+    "repetition": Case(Sampling(temperature=1.0, repetition_penalty=1.8), softmax(penalized(1.8))),
+    "temperature before top-p": Case(
+        Sampling(temperature=0.7, top_p=0.6), kept(COOL, nucleus(COOL, 0.6))
+    ),
+    "top-k before top-p": Case(
+        Sampling(temperature=1.0, top_k=5, top_p=0.7),
+        kept(PLAIN, nucleus(kept(PLAIN, BY_RANK[:5]), 0.7)),
+    ),
+}
+
+
+def draw(sampling: Sampling, rows: int = DRAWS) -> np.ndarray:
+    logits_BV = jnp.broadcast_to(jnp.asarray(LOGITS, jnp.float32), (rows, VOCAB))
+    seen_BV = jnp.broadcast_to(jnp.asarray(SEEN), (rows, VOCAB))
+    keys_B = jax.random.split(jax.random.key(7), rows)
+    return np.asarray(jax.jit(next_tokens, static_argnums=0)(sampling, logits_BV, seen_BV, keys_B))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_draws_have_the_exact_probabilities(name: str) -> None:
+    case = CASES[name]
+    counts = np.bincount(draw(case.sampling), minlength=VOCAB)
+    possible = case.chances > 0
+    assert counts[~possible].sum() == 0
+    if possible.sum() > 1:
+        expected = case.chances[possible] * DRAWS
+        # With a fixed seed this is no gamble; a wrong distribution gives p below 1e-10.
+        assert stats.chisquare(counts[possible], expected).pvalue > 1e-3
+
+
+def test_the_cases_differ_enough_to_be_told_apart() -> None:
+    """The chi-square test would see any one case's draws under another's probabilities."""
+    counts = np.bincount(draw(CASES["plain"].sampling), minlength=VOCAB)
+    for name in ("cool", "hot", "repetition"):
+        expected = CASES[name].chances * DRAWS
+        assert stats.chisquare(counts, expected).pvalue < 1e-10
+
+
+def test_greedy_takes_the_most_likely_after_the_penalty() -> None:
+    assert set(draw(Sampling(), rows=4)) == {0}
+    assert set(draw(Sampling(repetition_penalty=3.0), rows=4)) == {9}
+
+
+def test_equally_likely_tokens_at_the_kth_place_all_stay() -> None:
+    logits_BV = jnp.zeros((2000, 3)).at[:, 0].set(-1.0)
+    keys_B = jax.random.split(jax.random.key(0), 2000)
+    sampling = Sampling(temperature=1.0, top_k=1)
+    drawn = next_tokens(sampling, logits_BV, jnp.zeros((2000, 3), bool), keys_B)
+    assert set(np.asarray(drawn).tolist()) == {1, 2}
+
+
+def test_settings_that_make_no_sense_are_told_together() -> None:
+    wrong = Sampling(repetition_penalty=0.0, temperature=-1.0, top_k=0, top_p=1.5, min_p=2.0)
+    with pytest.raises(UserError) as raised:
+        wrong.check()
+    assert str(raised.value).splitlines() == [
+        "--repetition-penalty: 0 is not allowed; must be above 0",
+        "--temperature: -1 is not allowed; must be 0 (greedy) or above",
+        "--top-k: 0 is not allowed; must be at least 1",
+        "--top-p: 1.5 is not allowed; must be above 0 and at most 1",
+        "--min-p: 2 is not allowed; must be from 0 to 1",
+    ]

@@ -1,0 +1,186 @@
+"""`optimizer.py` and `step.py` against optax's own MultiSteps, and against larger batches."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+from rungs.config.run_config import RunConfig
+from rungs.config.train_config import TrainConfig
+from rungs.model.gpt import GPT
+from rungs.optim.optimizer import MultiSteps
+from rungs.optim.schedule import learning_rate_schedule
+from rungs.parallel.mesh import one_device, place_batch
+from rungs.step.state import create_model_and_optimizer, named_arrays
+from rungs.step.train_step import make_train_step
+from tests.support.configs import mesh_of, model_config, train_config
+
+TOTAL_STEPS = 20
+
+
+def fresh(**changes: Any) -> tuple[TrainConfig, GPT, MultiSteps]:
+    train = train_config(**changes)
+    run = RunConfig(model_config(), train)
+    return train, *create_model_and_optimizer(run, TOTAL_STEPS, one_device())
+
+
+def batch(accumulation: int, size: int = 4, seed: int = 1) -> tuple[jax.Array, ...]:
+    tokens = jax.random.randint(jax.random.key(seed), (accumulation, size, 9), 0, 32)
+    return place_batch(one_device(), *(np.asarray(t) for t in (tokens[..., :-1], tokens[..., 1:])))
+
+
+def arrays(module: Any) -> dict[str, np.ndarray]:
+    return {name: np.array(array) for name, array in named_arrays(module).items()}
+
+
+def assert_close(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        # Adam divides by the gradient's size, so rounding shows relative to the step of 0.01
+        np.testing.assert_allclose(found[name], array, rtol=1e-5, atol=2e-6, err_msg=name)
+
+
+def gradients_of(model: GPT, inputs_ABS: jax.Array, targets_ABS: jax.Array) -> list[nnx.State]:
+    def loss(model: GPT, inputs_BS: jax.Array, targets_BS: jax.Array) -> jax.Array:
+        chances_BSV = jax.nn.log_softmax(model(inputs_BS))
+        return -jnp.take_along_axis(chances_BSV, targets_BS[..., None], axis=-1).mean()
+
+    return [nnx.grad(loss)(model, i, t) for i, t in zip(inputs_ABS, targets_ABS, strict=True)]
+
+
+@pytest.mark.parametrize("clip", [None, 0.05], ids=["unclipped", "clipped"])
+def test_several_steps_equal_those_of_optax_multi_steps(clip: float | None) -> None:
+    train, model, optimizer = fresh(clipping_max_norm=clip, gradient_accumulation_steps=3)
+    oracle_model = nnx.clone(model)
+    decayed = jax.tree.map(
+        lambda param: "bias" not in str(param.axes) and param.inputs > 0,
+        nnx.state(model),
+        is_leaf=lambda node: isinstance(node, nnx.Variable),
+    )
+    schedule = learning_rate_schedule(train, TOTAL_STEPS)
+    adamw = optax.adamw(schedule, 0.9, 0.999, 1e-8, weight_decay=0.01, mask=decayed)
+    clipped = adamw if clip is None else optax.chain(optax.clip_by_global_norm(clip), adamw)
+    oracle = nnx.Optimizer(oracle_model, optax.MultiSteps(clipped, 3), wrt=nnx.Param)
+    train_step = make_train_step(train)
+    for step in range(4):
+        inputs_ABS, targets_ABS = batch(3, seed=step)
+        for gradient in gradients_of(oracle_model, inputs_ABS, targets_ABS):
+            oracle.update(oracle_model, gradient)
+        result = train_step(model, optimizer, inputs_ABS, targets_ABS)
+        assert bool(result.clipped) == (clip is not None)
+        assert_close(arrays(model), arrays(oracle_model))
+
+
+def test_accumulating_equals_one_larger_batch() -> None:
+    inputs_ABS, targets_ABS = batch(4)
+    results = []
+    for shape in ((4, 4, 8), (1, 16, 8)):
+        train, model, optimizer = fresh(clipping_max_norm=0.5)
+        make_train_step(train)(
+            model, optimizer, inputs_ABS.reshape(shape), targets_ABS.reshape(shape)
+        )
+        results.append(arrays(model))
+    assert_close(*results)
+
+
+def poisoned(module: Any, value: float) -> None:
+    """One row of the token embedding replaced: only microbatches with token 7 meet it."""
+    table = module.token_embedding.embedding
+    table[...] = table[...].at[7].set(value)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 1e38])
+def test_a_bad_microbatch_costs_only_itself(value: float) -> None:
+    inputs_ABS, targets_ABS = (jnp.where(part == 7, 8, part) for part in batch(4))
+    with_bad = inputs_ABS.at[2, 1, 3].set(7)
+    others = jnp.array([0, 1, 3])
+    train, model, optimizer = fresh(clipping_max_norm=0.5)
+    _, other_model, other_optimizer = fresh(clipping_max_norm=0.5)
+    poisoned(model, value)
+    poisoned(other_model, value)
+    train_step = make_train_step(train)
+    result = train_step(model, optimizer, with_bad, targets_ABS)
+    train_step(other_model, other_optimizer, inputs_ABS[others], targets_ABS[others])
+    assert result.finite_A.tolist() == [True, True, False, True]
+    assert_close(arrays(model), arrays(other_model))
+    assert_close(arrays(optimizer), arrays(other_optimizer))
+
+
+def test_where_only_the_norm_overflows_only_the_schedule_moves() -> None:
+    _, model, optimizer = fresh(clipping_max_norm=0.5)
+    weights, state = arrays(model), arrays(optimizer)
+    large = jax.tree.map(lambda w: jnp.full_like(w, 1e30), nnx.state(model, nnx.Param))
+    update = optimizer.update(model, large, jnp.asarray(1.0))
+    assert (bool(update.applied), bool(update.clipped)) == (False, False)
+    after = arrays(optimizer)
+    assert int(after.pop("step")) == int(state.pop("step")) + 1
+    for found, expected in ((arrays(model), weights), (after, state)):
+        assert all((found[name] == array).all() for name, array in expected.items())
+
+
+def test_without_a_finite_microbatch_only_the_schedule_moves() -> None:
+    train, model, optimizer = fresh()
+    train_step = make_train_step(train)
+    train_step(model, optimizer, *batch(2, seed=3))
+    poisoned(model, math.nan)
+    weights, state = arrays(model), arrays(optimizer)
+    all_bad = tuple(part.at[:, :, 0].set(7) for part in batch(2))
+    result = train_step(model, optimizer, *all_bad)
+    assert not result.finite_A.any()
+    schedule = learning_rate_schedule(train, TOTAL_STEPS)
+    assert float(result.learning_rate) == pytest.approx(float(schedule(1)))
+    assert int(state.pop("step")) == 1
+    after = arrays(optimizer)
+    assert int(after.pop("step")) == 2
+    for before, now in ((weights, arrays(model)), (state, after)):
+        for name in before:
+            assert np.array_equal(before[name], now[name], equal_nan=True), name
+
+
+@pytest.mark.parametrize("scope", ["matrices", "all"])
+def test_decay_acts_on_matrices_not_on_stacked_biases(scope: str) -> None:
+    _, model, optimizer = fresh(weight_decay=0.5, decayed_parameters=scope, warmup_period_percent=0)
+    ones = jax.tree.map(jnp.ones_like, nnx.state(model))
+    nnx.update(model, ones)
+    optimizer.update(model, jax.tree.map(jnp.zeros_like, ones), jnp.asarray(1))
+    for name, array in arrays(model).items():
+        matrix = name.endswith(("kernel", "embedding"))
+        expected = 1 - 0.01 * 0.5 if matrix or scope == "all" else 1.0
+        np.testing.assert_allclose(array, expected, rtol=1e-6, err_msg=name)
+
+
+def test_one_compilation_serves_all_steps() -> None:
+    train, model, optimizer = fresh()
+    train_step = make_train_step(train)
+    for step in range(3):
+        train_step(model, optimizer, *batch(2, seed=step))
+    assert train_step.jitted_fn._cache_size() == 1  # type: ignore[attr-defined]
+
+
+def test_dropout_differs_between_microbatches_and_steps_and_repeats_with_the_seed() -> None:
+    train, model, optimizer = fresh(drop_rate=0.5, learning_rate=1e-12)
+    same = tuple(jnp.broadcast_to(part, (2, *part.shape[1:])) for part in batch(1))
+    train_step = make_train_step(train)
+    losses = [train_step(model, optimizer, *same).losses_A.tolist() for _ in range(2)]
+    assert len({loss for step in losses for loss in step}) == 4
+    train, model, optimizer = fresh(drop_rate=0.5, learning_rate=1e-12)
+    assert make_train_step(train)(model, optimizer, *same).losses_A.tolist() == losses[0]
+
+
+def test_data_parallel_over_four_devices_gives_the_same_step() -> None:
+    results = []
+    for devices in (1, 4):
+        train = train_config(clipping_max_norm=0.5)
+        mesh = mesh_of(devices)
+        run = RunConfig(model_config(), train)
+        model, optimizer = create_model_and_optimizer(run, TOTAL_STEPS, mesh)
+        placed = place_batch(mesh, *(np.asarray(part) for part in batch(2)))
+        assert placed[0].sharding.shard_shape(placed[0].shape) == (2, 4 // devices, 8)
+        make_train_step(train, mesh)(model, optimizer, *placed)
+        results.append(arrays(model))
+    assert_close(*results)

@@ -1,0 +1,60 @@
+"""The learning rate of each step, by formula."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import pytest
+
+from rungs.config.train_config import Schedule
+from rungs.optim.schedule import learning_rate_schedule
+from tests.support.configs import train_config
+
+TOTAL, WARMUP = 200, 20
+AFTER_WARMUP: dict[Schedule, Callable[[float], float]] = {
+    "cosine": lambda done: 0.1 + 0.9 * (1 + math.cos(math.pi * done)) / 2,
+    "linear": lambda done: 1 - 0.9 * done,
+    "constant": lambda _: 1.0,
+    "warmup_stable_decay": lambda done: 1 - 0.9 * max(0.0, (180 * done - 130) / 50),
+}
+"""Share of the peak, by the share that is done of what comes after the warm-up."""
+
+
+@pytest.mark.parametrize("count", [int, jnp.uint32], ids=["int", "as nnx counts"])
+@pytest.mark.parametrize("name", AFTER_WARMUP)
+def test_warms_up_then_falls_to_a_tenth(name: Schedule, count: Callable[[int], Any]) -> None:
+    train = train_config(
+        learning_rate=0.5, warmup_period_percent=10, schedule=name, decay_period_percent=25
+    )
+    schedule = learning_rate_schedule(train, TOTAL)
+    for step in range(TOTAL + 1):
+        if step < WARMUP:
+            expected = 1e-5 + (1 - 1e-5) * step / WARMUP
+        else:
+            expected = AFTER_WARMUP[name]((step - WARMUP) / (TOTAL - WARMUP))
+        # float32 at the size of the peak
+        assert float(schedule(count(step))) == pytest.approx(0.5 * expected, abs=0.5 * 2e-7)
+
+
+def test_a_decay_longer_than_what_is_left_begins_after_the_warmup() -> None:
+    train = train_config(
+        warmup_period_percent=50, schedule="warmup_stable_decay", decay_period_percent=90
+    )
+    schedule = learning_rate_schedule(train, 100)
+    assert float(schedule(50)) == pytest.approx(0.01)
+    assert float(schedule(75)) == pytest.approx(0.01 * 0.55)
+    assert float(schedule(100)) == pytest.approx(0.001)
+
+
+@pytest.mark.parametrize("name", AFTER_WARMUP)
+@pytest.mark.parametrize("percent", [0, 50, 100])
+@pytest.mark.parametrize("total_steps", [1, 2, 3])
+def test_the_shortest_runs_have_a_schedule(
+    total_steps: int, percent: float, name: Schedule
+) -> None:
+    train = train_config(warmup_period_percent=percent, schedule=name)
+    schedule = learning_rate_schedule(train, total_steps)
+    rates = [float(schedule(step)) for step in range(total_steps)]
+    assert all(0 < rate <= 0.01 * (1 + 1e-6) for rate in rates)
+    assert max(rates) == pytest.approx(0.01)

@@ -1,0 +1,221 @@
+"""Each optimizer against its formula in float64 NumPy, one layer and one matrix at a time."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from rungs.config.model_config import ModelConfig
+from rungs.config.run_config import RunConfig
+from rungs.config.train_config import Optimizer, ShardingConfig
+from rungs.model.gpt import GPT
+from rungs.optim.optimizer import MultiSteps
+from rungs.optim.update_rules import ADAM_RMS, is_hidden_matrix
+from rungs.parallel.mesh import create_mesh, one_device
+from rungs.step.state import create_model_and_optimizer, named_arrays
+from tests.support.configs import model_config, train_config
+
+OPTIMIZERS: tuple[Optimizer, ...] = ("adamw", "muon", "lion", "adafactor", "sgd")
+STEPS = 3
+RATE, BETA1, BETA2, EPSILON, MOMENTUM = 0.01, 0.8, 0.9, 1e-8, 0.7
+CONFIG: dict[str, Any] = {
+    "learning_rate": RATE,
+    "beta1": BETA1,
+    "beta2": BETA2,
+    "epsilon": EPSILON,
+    "momentum": MOMENTUM,
+    "schedule": "constant",
+    "warmup_period_percent": 0,
+    "weight_decay": 0,
+}
+INPUTS = {"output.kernel": 2}
+"""How many axes of a kernel are its inputs, where it is not one."""
+
+
+def fresh(
+    optimizer: Optimizer, model: ModelConfig | None = None, devices: int = 1, **changes: Any
+) -> tuple[GPT, MultiSteps]:
+    train = train_config(optimizer=optimizer, **{**CONFIG, **changes})
+    mesh = create_mesh((devices, 1), devices=jax.devices()[:devices])
+    run = RunConfig(model or model_config(), train)
+    return create_model_and_optimizer(run, 20, mesh)
+
+
+def gradients(model: GPT) -> list[nnx.State]:
+    """One for each step, some elements large."""
+    params = nnx.state(model, nnx.Param)
+    leaves, structure = jax.tree.flatten(params)
+    generator = np.random.default_rng(7)
+    draws = [
+        [generator.standard_t(3, leaf.shape).astype(np.float32) for leaf in leaves]
+        for _ in range(STEPS)
+    ]
+    return [jax.tree.unflatten(structure, draw) for draw in draws]
+
+
+def arrays(tree: Any) -> dict[str, np.ndarray]:
+    return {name: np.array(array, np.float64) for name, array in named_arrays(tree).items()}
+
+
+def named(gradient: nnx.State) -> dict[str, np.ndarray]:
+    flat = nnx.to_flat_state(gradient)
+    return {".".join(map(str, p)): np.array(v.get_value(), np.float64) for p, v in flat}
+
+
+def trained(optimizer: Optimizer, **changes: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A model's arrays before and after the steps; the gradients are `gradients`."""
+    model, multi_steps = fresh(optimizer, **changes)
+    before = arrays(model)
+    for gradient in gradients(model):
+        multi_steps.update(model, gradient, jnp.asarray(1.0))
+    return before, arrays(model)
+
+
+def adam(steps: list[np.ndarray]) -> np.ndarray:
+    mean = square = total = np.zeros_like(steps[0])
+    for count, gradient in enumerate(steps, 1):
+        mean = BETA1 * mean + (1 - BETA1) * gradient
+        square = BETA2 * square + (1 - BETA2) * gradient**2
+        root = np.sqrt(square / (1 - BETA2**count))
+        total = total + mean / (1 - BETA1**count) / (root + EPSILON)
+    return total
+
+
+def lion(steps: list[np.ndarray]) -> np.ndarray:
+    mean = total = np.zeros_like(steps[0])
+    for gradient in steps:
+        total = total + np.sign(BETA1 * mean + (1 - BETA1) * gradient)
+        mean = BETA2 * mean + (1 - BETA2) * gradient
+    return total
+
+
+def sgd(steps: list[np.ndarray]) -> np.ndarray:
+    velocity = total = np.zeros_like(steps[0])
+    for gradient in steps:
+        velocity = MOMENTUM * velocity + gradient
+        total = total + velocity
+    return total
+
+
+def muon(steps: list[np.ndarray]) -> np.ndarray:
+    """Of one matrix, (in, out), by the singular values: each goes through the quintic five times,
+    after division by the matrix's norm."""
+    mean, total = np.zeros_like(steps[0]), np.zeros_like(steps[0])
+    for count, gradient in enumerate(steps, 1):
+        mean = MOMENTUM * mean + (1 - MOMENTUM) * gradient
+        ahead = MOMENTUM * mean / (1 - MOMENTUM ** (count + 1))
+        ahead += (1 - MOMENTUM) * gradient / (1 - MOMENTUM**count)
+        left, values, right = np.linalg.svd(ahead, full_matrices=False)
+        values = values / np.linalg.norm(values)
+        for _ in range(5):
+            values = 3.4445 * values - 4.775 * values**3 + 2.0315 * values**5
+        total += ADAM_RMS * np.sqrt(max(gradient.shape)) * (left * values) @ right
+    return total
+
+
+def adafactor(steps: list[np.ndarray]) -> np.ndarray:
+    """Of a stack of matrices, (layers, in, out), whose squares are told by rows and columns."""
+    rows, columns = 0.0, 0.0
+    total = np.zeros_like(steps[0])
+    for count, gradient in enumerate(steps, 1):
+        decay = 1 - count**-0.8
+        square = gradient**2 + 1e-30
+        rows = decay * rows + (1 - decay) * square.mean(axis=-1, keepdims=True)
+        columns = decay * columns + (1 - decay) * square.mean(axis=-2, keepdims=True)
+        direction = gradient / np.sqrt(rows * columns / np.mean(rows, axis=-2, keepdims=True))
+        total += direction / max(1.0, np.sqrt(np.mean(direction**2)))
+    return total
+
+
+def assert_moved(before: np.ndarray, after: np.ndarray, total: np.ndarray, name: str) -> None:
+    """By −learning rate × total; weights near 1 lose digits where the update is small."""
+    np.testing.assert_allclose(after - before, -RATE * total, rtol=2e-3, atol=2e-6, err_msg=name)
+
+
+@pytest.mark.parametrize(("name", "rule"), [("adamw", adam), ("lion", lion), ("sgd", sgd)])
+def test_every_parameter_moves_by_the_formula(name: Optimizer, rule: Any) -> None:
+    before, after = trained(name)
+    steps = [named(gradient) for gradient in gradients(fresh(name)[0])]
+    assert before.keys() == steps[0].keys()
+    for parameter in before:
+        total = rule([step[parameter] for step in steps])
+        assert_moved(before[parameter], after[parameter], total, parameter)
+
+
+MIXTRAL = {"n_experts": 3, "experts_per_token": 2, "feed_forward": "swiglu", "ffn_bias": False}
+
+
+@pytest.mark.parametrize("changes", [{}, MIXTRAL], ids=["gpt2", "experts"])
+def test_muon_makes_each_layers_and_experts_kernel_orthogonal(changes: dict[str, Any]) -> None:
+    config = model_config(**changes)
+    model, _ = fresh("muon", config)
+    before, after = trained("muon", model=config)
+    steps = [named(gradient) for gradient in gradients(model)]
+    matrices = 0
+    for name in before:
+        parts = [step[name] for step in steps]
+        if not (name.startswith("blocks") and name.endswith("kernel")) or "router" in name:
+            assert_moved(before[name], after[name], adam(parts), name)
+            continue
+        inputs = next((n for end, n in INPUTS.items() if name.endswith(end)), 1)
+        stack = 2 if "feed_forward" in name and changes else 1
+        shape = before[name].shape
+        into = int(np.prod(shape[stack : stack + inputs]))
+        flat = (-1, into, int(np.prod(shape[stack + inputs :])))
+        moved = (after[name] - before[name]).reshape(flat)
+        for layer, found in enumerate(moved):
+            total = muon([part.reshape(flat)[layer] for part in parts])
+            assert_moved(np.zeros_like(found), found, total, name)
+            matrices += 1
+    assert matrices == 2 * (4 + (9 if changes else 2))
+
+
+def test_adafactor_keeps_rows_and_columns_of_matrices_of_a_hundred_and_more() -> None:
+    config = model_config(emb_dim=128, n_heads=2, vocab_size=130)
+    model, optimizer = fresh("adafactor", config)
+    before, after = trained("adafactor", model=config)
+    steps = [named(gradient) for gradient in gradients(model)]
+    for name in ("query", "output"):
+        whole = f"blocks.attention.{name}.kernel"
+        parts = [step[whole].reshape(2, 128, 128) for step in steps]
+        moved = (after[whole] - before[whole]).reshape(2, 128, 128)
+        assert_moved(np.zeros_like(moved), moved, adafactor(parts), name)
+    held = sum(array.size for array in arrays(optimizer).values())
+    assert held < 0.1 * sum(array.size for array in before.values())
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_sharded_as_on_one_device(name: Optimizer) -> None:
+    outcomes = []
+    for devices in (1, 2):
+        changes: dict[str, Any] = {"sharding": ShardingConfig(mode="fsdp")} if devices > 1 else {}
+        outcomes.append(trained(name, devices=devices, **changes)[1])
+    one, two = outcomes
+    for parameter, array in one.items():
+        np.testing.assert_allclose(two[parameter], array, atol=1e-6, err_msg=parameter)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_where_nothing_is_finite_nothing_moves(name: Optimizer) -> None:
+    model, optimizer = fresh(name)
+    first, second, _ = gradients(model)
+    optimizer.update(model, first, jnp.asarray(1.0))
+    before = arrays(model) | arrays(optimizer)
+    optimizer.update(model, second, jnp.asarray(0.0))
+    after = arrays(model) | arrays(optimizer)
+    assert after.pop("step") == before.pop("step") + 1
+    assert all((after[part] == before[part]).all() for part in before)
+
+
+def test_the_same_kernels_are_hidden_in_every_model() -> None:
+    config = model_config(**MIXTRAL)
+    model, _ = create_model_and_optimizer(RunConfig(config, train_config()), 1, one_device())
+    flat = nnx.to_flat_state(nnx.state(model, nnx.Param))
+    hidden = {".".join(map(str, path)) for path, p in flat if is_hidden_matrix(path, p)}
+    assert hidden == {
+        *(f"blocks.attention.{part}.kernel" for part in ("query", "key", "value", "output")),
+        *(f"blocks.feed_forward.{part}.kernel" for part in ("gate", "up", "down")),
+    }

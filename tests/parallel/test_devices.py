@@ -1,0 +1,171 @@
+"""Which devices a run takes, where `train.json` says and where it does not."""
+
+import os
+from typing import Any
+
+import jax
+import pytest
+from jax.sharding import Mesh
+
+from rungs.config.train_config import ShardingConfig, TrainConfig
+from rungs.parallel import devices
+from tests.support.configs import model_config, train_config
+
+
+def cores(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(count)), raising=False)
+
+
+def train(microbatch_size: int, **sharding: Any) -> TrainConfig:
+    return train_config(microbatch_size=microbatch_size, sharding=sharding or None)
+
+
+def shape_of(mesh: Mesh) -> tuple[int, ...]:
+    return tuple(mesh.shape.values())
+
+
+@pytest.mark.parametrize(
+    ("sharding", "sizes"),
+    [
+        ({}, (-1, 1)),
+        ({"mode": "fsdp"}, (-1, 1)),
+        ({"mode": "fsdp", "data": 4}, (4, 1)),
+        ({"mode": "tp"}, (1, -1)),
+        ({"mode": "tp", "tensor": 4}, (1, 4)),
+        ({"mode": "fsdp_tp", "tensor": 2}, (-1, 2)),
+        ({"mode": "fsdp_tp", "data": 2}, (2, -1)),
+        ({"mode": "fsdp_tp", "data": 4, "tensor": 2}, (4, 2)),
+    ],
+)
+def test_sizes_that_are_not_given_are_the_modes_own(
+    sharding: dict[str, Any], sizes: tuple[int, int]
+) -> None:
+    assert ShardingConfig(**sharding).sizes == sizes
+
+
+@pytest.mark.parametrize(
+    ("sharding", "problem"),
+    [
+        ({"mode": "zero3"}, "mode"),
+        ({"mode": "dp", "tensor": 2}, "'dp' needs tensor 1, not 2"),
+        ({"mode": "fsdp", "data": 2, "tensor": 2}, "'fsdp' needs tensor 1, not 2"),
+        ({"mode": "fsdp", "tensor": -1}, "needs"),
+        ({"mode": "tp", "data": 2}, "'tp' needs data 1, not 2"),
+        ({"mode": "fsdp_tp", "data": 1, "tensor": 8}, "above 1, not 1 and 8"),
+        ({"mode": "fsdp_tp", "data": 8, "tensor": 1}, "above 1, not 8 and 1"),
+        ({"mode": "fsdp_tp"}, "needs data or tensor"),
+        ({"mode": "fsdp_tp", "data": -1, "tensor": -1}, "one of them can be -1"),
+        ({"data": 0}, "data"),
+        ({"data": -2}, "data"),
+        ({"model": 2}, "model"),
+    ],
+)
+def test_what_no_mode_can_be_is_refused(sharding: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        ShardingConfig(**sharding)
+
+
+def test_a_microbatch_that_does_not_divide_is_refused_with_the_next_that_does() -> None:
+    with pytest.raises(ValueError, match=r"microbatch_size: 6 .* the 4 devices .*; 4 or 8 would"):
+        train(6, data=4)
+    with pytest.raises(ValueError, match=r"microbatch_size: 6 .* the 8 devices .*; 8 would"):
+        devices.mesh_of(train(6, mode="fsdp"), model_config(), None)
+
+
+@pytest.mark.parametrize(
+    ("sharding", "microbatch_size", "model", "shape"),
+    [
+        ({}, 16, {}, (8, 1)),
+        ({}, 6, {}, (1, 1)),
+        ({"mode": "dp"}, 8, {}, (8, 1)),
+        ({"mode": "fsdp"}, 8, {"n_heads": 8}, (8, 1)),
+        ({"mode": "tp"}, 3, {"n_heads": 8}, (1, 8)),
+        ({"mode": "fsdp_tp", "tensor": 2}, 4, {}, (4, 2)),
+        ({"mode": "fsdp_tp", "data": 2}, 2, {"n_heads": 4}, (2, 4)),
+    ],
+)
+def test_a_run_takes_all_devices_where_its_batch_divides(
+    sharding: dict[str, Any], microbatch_size: int, model: dict[str, Any], shape: tuple[int, int]
+) -> None:
+    mesh = devices.mesh_of(train(microbatch_size, **sharding), model_config(**model), None)
+    assert shape_of(mesh) == shape
+    assert mesh.devices.flat[0] == jax.devices()[0]
+
+
+@pytest.mark.parametrize(
+    ("recorded", "microbatch_size", "count"),
+    [
+        ({"mode": "dp", "data": 2, "tensor": 1}, 16, 2),
+        ({"mode": "dp", "data": 16, "tensor": 1}, 16, 8),
+        ({"mode": "dp", "data": 4, "tensor": 1}, 6, 1),
+        ({"mode": "fsdp", "data": 4, "tensor": 1}, 16, 8),
+        ({"mode": "tp", "data": 1, "tensor": 4}, 16, 8),
+    ],
+)
+def test_a_run_that_goes_on_takes_as_many_as_before_if_they_are_there(
+    recorded: dict[str, Any], microbatch_size: int, count: int
+) -> None:
+    before = ShardingConfig(**recorded)
+    mesh = devices.mesh_of(train(microbatch_size), model_config(), before)
+    assert shape_of(mesh) == (count, 1)
+
+
+def test_all_that_does_not_go_together_is_told_at_once() -> None:
+    settings = train(6, mode="fsdp_tp", data=-1, tensor=2)
+    with pytest.raises(ValueError, match="does not divide") as raised:
+        devices.mesh_of(settings, model_config(n_heads=1, ffn_dim=15, emb_dim=18), None)
+    keys = [line.partition(":")[0] for line in str(raised.value).splitlines()]
+    assert keys == ["emb_dim", "n_heads", "ffn_dim", "microbatch_size"]
+
+
+def test_a_mesh_that_needs_other_devices_than_there_are_is_refused() -> None:
+    with pytest.raises(ValueError, match="needs 6 devices; there are 8"):
+        devices.mesh_of(train(6, mode="fsdp_tp", data=3, tensor=2), model_config(), None)
+
+
+def test_a_checkpoint_records_the_mesh_that_there_was() -> None:
+    settings = train(4, mode="fsdp_tp", tensor=2)
+    mesh = devices.mesh_of(settings, model_config(), None)
+    assert devices.recorded_of(settings, mesh) == ShardingConfig(mode="fsdp_tp", data=4, tensor=2)
+    unasked = devices.mesh_of(train(16), model_config(), None)
+    assert devices.recorded_of(train(16), unasked) == ShardingConfig(mode="dp", data=8, tensor=1)
+
+
+@pytest.mark.parametrize(
+    ("available", "microbatch_size", "sharding", "processes", "count"),
+    [
+        (6, 12, {}, 1, 6),
+        (6, 4, {}, 1, 1),  # 4 sequences do not divide by 6
+        (6, 12, {"data": 4}, 1, 4),
+        (6, 12, {"mode": "fsdp"}, 1, 6),
+        (6, 12, {"mode": "fsdp_tp", "data": 4, "tensor": 2}, 1, 8),
+        (6, 12, {"mode": "fsdp_tp", "tensor": 2}, 1, 6),
+        (5, 12, {"mode": "fsdp_tp", "tensor": 2}, 1, 4),
+        (2, 12, {"mode": "tp", "tensor": 4}, 1, 4),
+        (6, 12, {"mode": "tp"}, 1, 6),
+        (2, 4, {}, 2, 2),
+        (2, 3, {}, 2, 1),
+        (2, 8, {"data": 8}, 2, 4),
+        (2, 8, {"mode": "fsdp_tp", "data": 4, "tensor": 2}, 4, 2),
+    ],
+)
+def test_a_processor_has_a_device_for_each_core_that_a_mesh_can_use(
+    monkeypatch: pytest.MonkeyPatch,
+    available: int,
+    microbatch_size: int,
+    sharding: dict[str, Any],
+    processes: int,
+    count: int,
+) -> None:
+    cores(monkeypatch, available)
+    assert devices.cpu_devices(train(microbatch_size, **sharding), None, processes) == count
+
+
+def test_a_processor_has_the_devices_of_the_last_checkpoint(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cores(monkeypatch, 6)
+    recorded = ShardingConfig(mode="dp", data=3, tensor=1)
+    assert devices.cpu_devices(train(12), recorded) == 3
+    cores(monkeypatch, 2)
+    assert devices.cpu_devices(train(12), recorded) == 2

@@ -1,0 +1,70 @@
+"""Which processes train together: the options' mistakes, and the launchers' signs."""
+
+from pathlib import Path
+
+import pytest
+
+from rungs.common.errors import UserError
+from rungs.parallel import launchers
+from rungs.parallel.launchers import Cluster, find_cluster
+
+NOTHING = (None, None, None)
+
+
+def test_a_process_without_signs_is_alone() -> None:
+    assert find_cluster(*NOTHING, environment={}) is None
+
+
+@pytest.mark.parametrize(
+    ("environment", "found"),
+    [
+        ({"SLURM_JOB_ID": "7", "SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "2"}, Cluster(None, 4)),
+        # in a batch script, or after salloc, a command that srun did not start is one task
+        ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "1"}, None),
+        ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"}, None),
+        ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"}, Cluster(None, 2)),
+        ({"OMPI_COMM_WORLD_SIZE": "1"}, None),
+        ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, None),
+        ({"KUBERNETES_SERVICE_HOST": "10.0.0.1", "JOBSET_NAME": "climb"}, Cluster()),
+        ({"TPU_WORKER_HOSTNAMES": "t0,t1"}, Cluster()),
+        ({"TPU_WORKER_HOSTNAMES": "localhost"}, None),
+        ({"MEGASCALE_COORDINATOR_ADDRESS": "t0"}, Cluster()),
+    ],
+)
+def test_launchers_leave_signs(environment: dict[str, str], found: Cluster | None) -> None:
+    assert find_cluster(*NOTHING, environment=environment) == found
+
+
+def test_a_virtual_machine_with_tpu_chips_asks_for_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chip = tmp_path / "accel0"
+    monkeypatch.setattr(launchers, "_TPU_CHIPS", (str(chip),))
+    monkeypatch.setattr(launchers.importlib.util, "find_spec", lambda name: name)
+    assert find_cluster(*NOTHING, environment={}) is None
+    chip.touch()
+    assert find_cluster(*NOTHING, environment={}) == Cluster()
+
+
+def test_options_name_the_processes_and_come_before_signs() -> None:
+    signs = {"SLURM_STEP_NUM_TASKS": "4"}
+    assert find_cluster("host:1234", 2, 1, signs) == Cluster("host:1234", 2, 1)
+    assert find_cluster("host:1234", 1, 0, signs) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("host:1234", 2, None), "--coordinator, --processes and --process: give all three"),
+        ((None, None, 0), "--coordinator, --processes and --process: give all three"),
+        (("host", 2, 0), "--coordinator host: give host:port"),
+        (("host:port", 2, 0), "--coordinator host:port: give host:port"),
+        (("host:1234", 2, 2), "--process 2: must be from 0 to 1"),
+        (("host:1234", 2, -1), "--process -1: must be from 0 to 1"),
+    ],
+)
+def test_options_that_do_not_go_together(
+    options: tuple[str | None, int | None, int | None], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        find_cluster(*options, environment={})

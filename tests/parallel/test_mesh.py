@@ -1,0 +1,376 @@
+"""Where each array lives: on real devices, against what each mode promises, written by hand."""
+
+import fnmatch
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+from jax.sharding import AxisType, Mesh, PartitionSpec
+
+from rungs.config.run_config import RunConfig
+from rungs.config.train_config import Mode, ShardingConfig
+from rungs.model.gpt import GPT
+from rungs.parallel.mesh import (
+    MESH_AXIS_NAMES,
+    Layout,
+    create_mesh,
+    get_sharding_config_for_mode,
+    own_rows,
+    validate_mesh_for_mode,
+)
+from rungs.step.state import AbstractState, create_model_and_optimizer, named_arrays
+from tests.support.configs import mesh_of, model_config, train_config
+from tests.support.sharded_models import (
+    LENGTH,
+    lively_weights,
+    on,
+    quick_compilation,
+    run_of,
+    step_batch,
+)
+
+P = PartitionSpec
+MESHES: dict[str, dict[str, tuple[int, int]]] = {
+    "gpt2": {"dp": (8, 1), "fsdp": (8, 1), "tp": (1, 8), "fsdp_tp": (4, 2)},
+    "llama": {"dp": (8, 1), "fsdp": (8, 1), "tp": (1, 4), "fsdp_tp": (2, 4)},
+    "experts": {"dp": (4, 1), "fsdp": (8, 1), "tp": (1, 4), "fsdp_tp": (4, 2)},
+    "no-layers": {"dp": (8, 1), "fsdp": (4, 1), "tp": (1, 8), "fsdp_tp": (2, 2)},
+}
+# Sizes of each axis; one that is split over data or tensor is followed by /d or /t. An axis of the
+# vocabulary has as many rows as divide. What has one place in fsdp, tp and fsdp_tp has one entry.
+PLACES: dict[str, dict[str, str]] = {
+    "gpt2": {
+        "token_embedding.embedding": "61 16/d | 64/t 16 | 62/t 16/d",
+        "position_embedding.embedding": "8 16/d | 8 16 | 8 16/d",
+        "final_norm.*": "16/d | 16 | 16/d",
+        "head.kernel": "16/d 61 | 16 64/t | 16/d 62/t",
+        "blocks.*_norm.*": "2 16/d | 2 16 | 2 16/d",
+        "blocks.attention.[qkv]*.kernel": "2 16/d 8 2 | 2 16 8/t 2 | 2 16/d 8/t 2",
+        "blocks.attention.[qkv]*.bias": "2 8/d 2 | 2 8/t 2 | 2 8/t 2",
+        "blocks.attention.output.kernel": "2 8 2 16/d | 2 8/t 2 16 | 2 8/t 2 16/d",
+        "blocks.attention.output.bias": "2 16/d | 2 16 | 2 16/d",
+        "blocks.feed_forward.up.kernel": "2 16/d 64 | 2 16 64/t | 2 16/d 64/t",
+        "blocks.feed_forward.up.bias": "2 64/d | 2 64/t | 2 64/t",
+        "blocks.feed_forward.down.kernel": "2 64 16/d | 2 64/t 16 | 2 64/t 16/d",
+        "blocks.feed_forward.down.bias": "2 16/d | 2 16 | 2 16/d",
+    },
+    "llama": {
+        "token_embedding.embedding": "61 16/d | 64/t 16 | 64/t 16/d",
+        "final_norm.scale": "16/d | 16 | 16/d",
+        "blocks.*_norm.scale": "3 16/d | 3 16 | 3 16/d",
+        "blocks.attention.query_norm.scale": "3 4 | 3 4 | 3 4/d",
+        "blocks.attention.key_norm.scale": "3 4 | 3 4 | 3 4/d",
+        "blocks.attention.query.kernel": "3 16/d 8 4 | 3 16 8/t 4 | 3 16/d 8/t 4",
+        # fewer heads of keys than devices: each has all of them
+        "blocks.attention.[kv]*.kernel": "3 16/d 2 4 | 3 16 2 4 | 3 16/d 2 4",
+        "blocks.attention.output.kernel": "3 8 4 16/d | 3 8/t 4 16 | 3 8/t 4 16/d",
+        "blocks.feed_forward.gate.kernel": "3 16/d 32 | 3 16 32/t | 3 16/d 32/t",
+        "blocks.feed_forward.up.kernel": "3 16/d 32 | 3 16 32/t | 3 16/d 32/t",
+        "blocks.feed_forward.down.kernel": "3 32 16/d | 3 32/t 16 | 3 32/t 16/d",
+    },
+    "experts": {
+        "token_embedding.embedding": "61 16/d | 64/t 16 | 62/t 16/d",
+        "position_embedding.embedding": "8 16/d | 8 16 | 8 16/d",
+        "head.kernel": "16/d 61 | 16 64/t | 16/d 62/t",
+        "blocks.*_norm.*": "2 16/d | 2 16 | 2 16/d",
+        "blocks.attention.[qkv]*.kernel": "2 16/d 8 2 | 2 16 8/t 2 | 2 16/d 8/t 2",
+        "blocks.attention.output.kernel": "2 8 2 16/d | 2 8/t 2 16 | 2 8/t 2 16/d",
+        "blocks.attention.output.bias": "2 16/d | 2 16 | 2 16/d",
+        "blocks.feed_forward.router.kernel": "2 16/d 4 | 2 16 4 | 2 16/d 4",
+        "blocks.feed_forward.gate.kernel": "2 4 16/d 24 | 2 4 16 24/t | 2 4 16/d 24/t",
+        "blocks.feed_forward.up.kernel": "2 4 16/d 24 | 2 4 16 24/t | 2 4 16/d 24/t",
+        "blocks.feed_forward.down.kernel": "2 4 24 16/d | 2 4 24/t 16 | 2 4 24/t 16/d",
+        "blocks.feed_forward.gate.bias": "2 4 24/d | 2 4 24/t | 2 4 24/t",
+        "blocks.feed_forward.up.bias": "2 4 24/d | 2 4 24/t | 2 4 24/t",
+        "blocks.feed_forward.down.bias": "2 4 16/d | 2 4 16 | 2 4 16/d",
+    },
+    "no-layers": {
+        "token_embedding.embedding": "61 16/d | 64/t 16 | 62/t 16/d",
+        "final_norm.scale": "16/d | 16 | 16/d",
+        "head.kernel": "16/d 61 | 16 64/t | 16/d 62/t",
+    },
+}
+ALL_PLACES = [(architecture, mode) for architecture in MESHES for mode in MESHES[architecture]]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick() -> Iterator[None]:
+    with quick_compilation():
+        yield
+
+
+def place_of(architecture: str, mode: str, name: str) -> list[str]:
+    """What the table says of a parameter, axis by axis; the last line that fits counts."""
+    line = [w for pattern, w in PLACES[architecture].items() if fnmatch.fnmatch(name, pattern)][-1]
+    if mode == "dp":  # as in fsdp, but for the splits
+        return line.split(" | ")[0].replace("/d", "").split()
+    return line.split(" | ")[("fsdp", "tp", "fsdp_tp").index(mode)].split()
+
+
+def part_of(axis: str, place: tuple[int, ...], mesh: Mesh) -> tuple[int, int]:
+    """Where the part of an axis begins and ends that the device in this place has."""
+    size, _, over = axis.partition("/")
+    number, parts = {
+        "": (0, 1),
+        "d": (place[0], mesh.shape["data"]),
+        "t": (place[1], mesh.shape["tensor"]),
+    }[over]
+    own = int(size) // parts
+    assert own * parts == int(size)
+    return number * own, (number + 1) * own
+
+
+def assert_lies_as_told(name: str, array: jax.Array, axes: list[str], mesh: Mesh) -> None:
+    """Each device has the part of the array that its place in the mesh tells, and no other."""
+    assert array.shape == tuple(int(axis.partition("/")[0]) for axis in axes), name
+    shards = {shard.device: shard for shard in array.addressable_shards}
+    assert len(shards) == len(array.addressable_shards) == mesh.size
+    for place in np.ndindex(mesh.devices.shape):
+        shard = shards[mesh.devices[place]]
+        parts = [part_of(axis, place, mesh) for axis in axes]
+        assert shard.data.shape == tuple(last - first for first, last in parts), name
+        told = [
+            index.indices(size)[:2] for index, size in zip(shard.index, array.shape, strict=True)
+        ]
+        assert told == parts, name
+        assert shard.data.devices() == {shard.device}
+
+
+def assert_all_lie_as_told(
+    architecture: str, mode: str, mesh: Mesh, *modules: nnx.Module | nnx.Optimizer
+) -> None:
+    """Parameters and both moments, which lie as the parameters do."""
+    names = set(named_arrays(modules[0]))
+    moments = set()
+    for module in modules:
+        for name, array in named_arrays(module).items():
+            of = name.partition("mu.")[2] or name.partition("nu.")[2] or name
+            if of in names:
+                assert_lies_as_told(name, array, place_of(architecture, mode, of), mesh)
+            else:
+                assert array.shape == ()
+            moments |= {name} if of != name else set()
+    assert len(moments) == 2 * len(names) * (len(modules) - 1)
+
+
+@pytest.mark.parametrize(("architecture", "mode"), ALL_PLACES)
+def test_every_array_has_the_place_that_the_mode_promises(architecture: str, mode: str) -> None:
+    mesh = mesh_of(*MESHES[architecture][mode])
+    run = run_of(architecture, mode, mesh)
+    weights = lively_weights(run, mesh)
+    for name, array in weights.items():
+        assert_lies_as_told(name, array, place_of(architecture, mode, name), mesh)
+    optimizer = AbstractState(run, 1, mesh).optimizer
+    for name in weights:
+        for moment in ("mu", "nu"):
+            (found,) = (
+                value for key, value in optimizer.items() if key.endswith(f"{moment}.{name}")
+            )
+            assert found.sharding == weights[name].sharding
+
+
+@pytest.mark.parametrize(
+    ("mode", "mesh", "axes", "shape", "spec"),
+    [
+        # heads that do not divide are no matter where their width does
+        ("fsdp", (8, 1), ("heads", "head_dim"), (2, 12, 64), P(None, None, "data")),
+        ("fsdp", (8, 1), ("heads", "head_dim"), (2, 16, 64), P(None, None, "data")),
+        ("fsdp", (8, 1), ("heads", "head_dim"), (2, 16, 4), P(None, "data")),
+        ("fsdp", (8, 1), ("kv_heads", "head_dim"), (2, 12, 4), P()),
+        ("fsdp", (8, 1), ("emb", "ffn"), (2, 12, 64), P(None, None, "data")),
+        ("fsdp", (8, 1), ("emb", "ffn"), (2, 16, 64), P(None, "data")),
+        ("fsdp_tp", (2, 4), ("heads", "head_dim"), (2, 12, 64), P(None, "tensor", "data")),
+        ("fsdp_tp", (2, 4), ("kv_heads", "head_dim"), (2, 2, 64), P(None, None, "data")),
+        ("fsdp_tp", (2, 4), ("ffn", "emb"), (2, 64, 16), P(None, "tensor", "data")),
+        ("tp", (1, 4), ("vocab", "emb"), (64, 16), P("tensor")),
+        ("dp", (8, 1), ("emb", "ffn"), (2, 16, 64), P()),
+        ("fsdp", (1, 1), ("emb", "ffn"), (2, 16, 64), P()),
+    ],
+)
+def test_a_mesh_axis_splits_the_first_axis_of_its_table_that_it_divides(
+    mode: Mode,
+    mesh: tuple[int, int],
+    axes: tuple[str, ...],
+    shape: tuple[int, ...],
+    spec: PartitionSpec,
+) -> None:
+    assert Layout(mesh_of(*mesh), mode).spec(axes, shape) == spec
+
+
+@pytest.mark.parametrize(
+    ("architecture", "mode"), [("experts", "fsdp_tp"), ("no-layers", "fsdp"), ("no-layers", "tp")]
+)
+def test_model_and_optimizer_are_born_there_with_the_values_of_one_device(
+    architecture: str, mode: str
+) -> None:
+    mesh = mesh_of(*MESHES[architecture][mode])
+    run = run_of(architecture, mode, mesh)
+    model, optimizer = create_model_and_optimizer(run, 1, mesh)
+    assert_all_lie_as_told(architecture, mode, mesh, model, optimizer)
+    alone = named_arrays(GPT(run.model, jax.random.key(run.train.seed)))
+    for name, array in named_arrays(model, run.model.vocab_size).items():
+        np.testing.assert_allclose(array, alone[name], rtol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("mode", "data", "tensor"), [("dp", 8, 1), ("fsdp", 4, 1), ("tp", 1, 8), ("fsdp_tp", 4, 2)]
+)
+def test_a_batch_is_divided_along_data_and_whole_along_tensor(
+    mode: str, data: int, tensor: int
+) -> None:
+    mesh = mesh_of(data, tensor)
+    inputs, targets = step_batch(2)
+    for whole, array in zip((inputs, targets), on(mesh, inputs, targets), strict=True):
+        assert_lies_as_told("batch", array, ["2", "8/d", str(LENGTH)], mesh)
+        for shard in array.addressable_shards:
+            np.testing.assert_array_equal(shard.data, whole[shard.index])
+    assert own_rows(mesh, 8).tolist() == list(range(8))
+    assert Layout(mesh, mode).batch_spec(3) == Layout(mesh).batch_spec(3)  # type: ignore[arg-type]
+
+
+def test_without_a_mesh_everything_is_on_the_first_device() -> None:
+    train = train_config(sharding=ShardingConfig(mode="fsdp"))
+    run = RunConfig(model_config(n_layers=0, n_heads=None), train)
+    for module in create_model_and_optimizer(run, 1):
+        for name, array in named_arrays(module).items():
+            assert array.devices() == {jax.devices()[0]}, name
+
+
+def test_each_mode_has_its_table_and_no_other_name_has() -> None:
+    assert get_sharding_config_for_mode("dp") == {}
+    assert set(get_sharding_config_for_mode("fsdp").values()) == {"data"}
+    assert set(get_sharding_config_for_mode("tp").values()) == {"tensor"}
+    assert set(get_sharding_config_for_mode("fsdp_tp").values()) == {"data", "tensor"}
+    for function in (
+        get_sharding_config_for_mode,
+        lambda mode: validate_mesh_for_mode(mesh_of(1), mode),
+    ):
+        with pytest.raises(ValueError, match="'zero3' is none of dp, fsdp, tp, fsdp_tp"):
+            function("zero3")
+
+
+@pytest.mark.parametrize(
+    ("mode", "data", "tensor", "problem"),
+    [
+        ("dp", 4, 2, "'dp' needs tensor 1, not 2"),
+        ("fsdp", 1, 8, "'fsdp' needs tensor 1, not 8"),
+        ("tp", 2, 4, "'tp' needs data 1, not 2"),
+        ("fsdp_tp", 8, 1, "'fsdp_tp' needs data and tensor above 1, not 8 and 1"),
+        ("fsdp_tp", 1, 8, "'fsdp_tp' needs data and tensor above 1, not 1 and 8"),
+    ],
+)
+def test_a_mesh_that_a_mode_does_not_have_is_refused(
+    mode: Mode, data: int, tensor: int, problem: str
+) -> None:
+    mesh = mesh_of(data, tensor)
+    with pytest.raises(ValueError, match=problem):
+        validate_mesh_for_mode(mesh, mode)
+    sharding = ShardingConfig.model_construct(mode=mode, data=None, tensor=None)
+    with pytest.raises(ValueError, match=problem):
+        Layout.of(sharding, mesh)
+    run = RunConfig(model_config(), train_config().model_copy(update={"sharding": sharding}))
+    with pytest.raises(ValueError, match=problem):
+        create_model_and_optimizer(run, 1, mesh)
+    # what train.json says is refused before there is a mesh
+    with pytest.raises(ValueError, match=problem):
+        ShardingConfig(mode=mode, data=data, tensor=tensor)
+
+
+@pytest.mark.parametrize(
+    ("mode", "data", "tensor"),
+    [("dp", 1, 1), ("dp", 8, 1), ("fsdp", 2, 1), ("fsdp", 1, 1), ("tp", 1, 2), ("tp", 1, 1),
+     ("fsdp_tp", 2, 2)],
+)  # fmt: skip
+def test_a_mesh_that_a_mode_has_is_taken(mode: str, data: int, tensor: int) -> None:
+    validate_mesh_for_mode(mesh_of(data, tensor), mode)
+
+
+def test_a_mesh_of_other_axes_is_refused() -> None:
+    devices = np.array(jax.devices()).reshape(4, 2)
+    other = Mesh(devices, ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+    with pytest.raises(ValueError, match=r"the axes .*model"):
+        validate_mesh_for_mode(other, "dp")
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [((8, 1), (8, 1)), ((-1, 2), (4, 2)), ((1, -1), (1, 8)), ((-1, 8), (1, 8)), ((2, 4), (2, 4))],
+)
+def test_a_mesh_takes_all_devices(shape: tuple[int, int], expected: tuple[int, int]) -> None:
+    mesh = create_mesh(shape)
+    assert (mesh.axis_names, mesh.devices.shape) == (MESH_AXIS_NAMES, expected)
+    assert set(mesh.devices.flat) == set(jax.devices())
+    assert len(set(mesh.devices.flat)) == mesh.devices.size
+
+
+def test_neighbours_are_along_tensor() -> None:
+    assert [[d.id for d in row] for row in create_mesh((2, 4)).devices] == [
+        [0, 1, 2, 3],
+        [4, 5, 6, 7],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("shape", "problem"),
+    [
+        ((3, 2), "data 3 × tensor 2 needs 6 devices; there are 8"),
+        ((16, 1), "needs 16 devices; there are 8"),
+        ((-1, -1), "at least 1, or −1 once"),
+        ((0, 8), "at least 1"),
+        ((-2, 4), "at least 1"),
+        ((-1, 3), "3 does not divide the 8 devices"),
+        ((-1, 16), "16 does not divide the 8 devices"),
+    ],
+)
+def test_sizes_that_do_not_come_to_the_devices_are_refused(
+    shape: tuple[int, int], problem: str
+) -> None:
+    with pytest.raises(ValueError, match=problem):
+        create_mesh(shape)
+
+
+UNEVEN = {"emb_dim": 12, "n_heads": 6, "n_kv_heads": 3, "ffn_dim": 20}
+
+
+@pytest.mark.parametrize(
+    ("mode", "mesh", "model", "problems"),
+    [
+        ("dp", (8, 1), UNEVEN, []),
+        ("fsdp", (8, 1), {"emb_dim": 12, "n_heads": 8, "head_dim": 2, "ffn_dim": 16}, [
+            "emb_dim: 12 does not divide by the 8 devices of sharding.data; 8 or 16 would",
+        ]),
+        ("fsdp", (8, 1), {**UNEVEN, "emb_dim": 24}, []),  # GPT-2's 12 heads, say: emb_dim divides
+        ("tp", (1, 4), UNEVEN, [
+            "n_heads: 6 does not divide by the 4 devices of sharding.tensor; 4 or 8 would",
+            "n_kv_heads: 3 does not divide by the 4 devices of sharding.tensor; 4 would",
+        ]),
+        ("tp", (1, 8), {"emb_dim": 17, "n_heads": 1}, [
+            "n_heads: 1 does not divide by the 8 devices of sharding.tensor; 8 would",
+            "ffn_dim (4 × emb_dim): 68 does not divide by the 8 devices of sharding.tensor;"
+            " 64 or 72 would",
+        ]),
+        ("tp", (1, 8), {"n_heads": 8, "n_kv_heads": 2}, []),
+        ("fsdp_tp", (4, 2), {**UNEVEN, "emb_dim": 18}, [
+            "emb_dim: 18 does not divide by the 4 devices of sharding.data; 16 or 20 would",
+            "n_kv_heads: 3 does not divide by the 2 devices of sharding.tensor; 2 or 4 would",
+        ]),
+        ("fsdp", (8, 1), {"emb_dim": 12, "n_layers": 0, "n_heads": None}, [
+            "emb_dim: 12 does not divide by the 8 devices of sharding.data; 8 or 16 would",
+        ]),
+        ("fsdp_tp", (2, 4), {"n_heads": 4, "feed_forward": "none"}, []),
+    ],
+)  # fmt: skip
+def test_a_dimension_that_does_not_divide_is_told_with_the_nearest_that_do(
+    mode: Mode, mesh: tuple[int, int], model: dict[str, Any], problems: list[str]
+) -> None:
+    layout, config = Layout(mesh_of(*mesh), mode), model_config(**model)
+    assert layout.problems(config) == problems
+    if problems:
+        sharding = {"mode": mode, "data": mesh[0], "tensor": mesh[1]}
+        run = RunConfig(config, train_config(microbatch_size=8, sharding=sharding))
+        with pytest.raises(ValueError, match="does not divide") as raised:
+            create_model_and_optimizer(run, 1, layout.mesh)
+        assert str(raised.value).splitlines() == problems

@@ -1,0 +1,100 @@
+"""Two processes over loopback, two virtual devices each, train one run together."""
+
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rungs.checkpointing.checkpoint_folder import list_checkpoints
+from rungs.run import metrics
+from tests.support.tiny_run import (
+    assert_same_outcome,
+    change,
+    final_arrays,
+    losses,
+    make_dataset,
+    make_run,
+    train,
+)
+from tests.support.together import finish, together
+
+MESH = {"mode": "fsdp_tp", "data": 2, "tensor": 2}
+SECONDS_TO_END = 60
+"""What docs/clusters.md promises: so long after one process died, all have ended."""
+
+
+@pytest.fixture(scope="module")
+def datasets_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("datasets")
+    make_dataset(folder)
+    return folder
+
+
+@pytest.mark.long
+def test_two_killed_processes_go_on_and_match_one_process(
+    datasets_dir: Path, tmp_path: Path
+) -> None:
+    alone = make_run(tmp_path / "alone", sharding=MESH)
+    assert train(alone, datasets_dir).returncode == 0
+    straight, killed = (make_run(tmp_path / name, sharding=MESH) for name in ("straight", "killed"))
+    finish(straight, datasets_dir)
+    with together(killed, datasets_dir) as both:
+        both.wait_for_step(12)
+        for process in both.processes:
+            process.kill()
+    assert len(list_checkpoints(killed.checkpoints)) >= 1
+    finish(killed, datasets_dir)
+    assert_same_outcome(killed, straight)
+    for found, expected in zip(losses(killed), losses(alone), strict=True):
+        assert found[2] == pytest.approx(expected[2], rel=1e-6)
+    one, other = final_arrays(killed), final_arrays(alone)
+    for name, array in other.items():  # sums over processes may come in another order
+        np.testing.assert_allclose(one[name], array, rtol=1e-3, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.long
+def test_without_sharding_two_processes_share_each_microbatch(
+    datasets_dir: Path, tmp_path: Path
+) -> None:
+    run = make_run(tmp_path / "run", microbatch_size=3, min_train_tokens=3 * 96)
+    with together(run, datasets_dir) as both:
+        assert both.exit_codes() == [2, 2], both.said()
+    assert "microbatch_size: 3 does not divide by the 2 devices" in both.said()[1]
+    change(run, microbatch_size=2, min_train_tokens=2 * 96)
+    finish(run, datasets_dir)
+    before = [path.name for path in run.checkpoints.iterdir()]
+    finish(run, datasets_dir)  # is finished, and stays so
+    assert [path.name for path in run.checkpoints.iterdir()] == before
+
+
+def test_a_signal_to_one_process_saves_and_stops_both(datasets_dir: Path, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", sharding=MESH, min_train_tokens=128 * 140)
+    with together(run, datasets_dir) as both:
+        both.wait_for_step(3)
+        both.processes[1].send_signal(signal.SIGTERM)
+        assert both.exit_codes() == [143, 143], both.said()
+    (*_, last) = list_checkpoints(run.checkpoints)
+    assert last.damage() == []
+    assert last.step == metrics.read(run.metrics)[-1].global_step > 2
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("number", "sent"), [(0, signal.SIGSTOP), (1, signal.SIGKILL)])
+def test_a_process_that_is_stopped_or_killed_ends_the_other(
+    number: int, sent: int, datasets_dir: Path, tmp_path: Path
+) -> None:
+    run = make_run(tmp_path / "run", sharding=MESH, min_train_tokens=128 * 140)
+    with together(run, datasets_dir) as both:
+        both.wait_for_step(3)
+        both.processes[number].send_signal(sent)
+        assert both.processes[1 - number].wait(SECONDS_TO_END) != 0
+
+
+def test_a_mistake_ends_both_with_its_line(datasets_dir: Path, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", sharding=MESH, dataset="tinny")
+    with together(run, datasets_dir) as both:
+        assert both.exit_codes() == [2, 2]
+        for said in both.said():
+            assert "tinny: no such dataset; did you mean tiny?" in said
+    assert {path.name for path in run.path.iterdir()} == {"model.json", "train.json"}

@@ -1,0 +1,141 @@
+"""The memory of a step on paper, against what the compiler says of the compiled step."""
+
+from typing import Any, get_args
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import Mesh, NamedSharding
+
+from rungs.config.run_config import RunConfig
+from rungs.config.train_config import Remat
+from rungs.parallel.mesh import Layout
+from rungs.planning import oom_advice
+from rungs.planning.memory import memory_of
+from rungs.planning.oom_advice import advice, edits
+from rungs.step.state import AbstractState
+from rungs.step.train_step import make_train_step
+from tests.support.configs import mesh_of, model_config, train_config
+from tests.support.plan_cases import FAMILIES, UNOPTIMIZED, Case, cases, compiled_bytes
+
+MODEL = model_config(vocab_size=800, context_length=64, emb_dim=64, n_layers=4, n_heads=4)
+WIDER = MODEL.model_copy(update={"emb_dim": 256})
+"""For what a compiler sets aside beside the arrays to be little."""
+REMATS = get_args(Remat)
+
+
+def run_of(mesh: Mesh, mode: str = "dp", **train: Any) -> RunConfig:
+    sharding = {"mode": mode, "data": mesh.shape["data"], "tensor": mesh.shape["tensor"]}
+    split = {"microbatch_size": 16, "gradient_accumulation_steps": 2}
+    return RunConfig(MODEL, train_config(sharding=sharding, **{**split, **train}))
+
+
+def compiled(config: RunConfig, mesh: Mesh) -> tuple[int, int]:
+    """Bytes on each device of what comes in but the batch, and of what comes and goes."""
+    abstract = AbstractState(config, 10, mesh)
+    model, optimizer = abstract.fill(abstract.weights, abstract.optimizer)  # type: ignore[arg-type]
+    place = NamedSharding(mesh, Layout(mesh).batch_spec(3))
+    shape = 2, config.train.microbatch_size, MODEL.context_length
+    batch = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=place)
+    step = make_train_step(config.train, mesh)
+    lowered = step.lower(model, optimizer, batch, batch)  # type: ignore[attr-defined]
+    analysis = lowered.compile(UNOPTIMIZED).compiled.memory_analysis()
+    batch_bytes = 2 * 4 * 2 * 16 * 64 // mesh.shape["data"]
+    return analysis.argument_size_in_bytes - batch_bytes, analysis.temp_size_in_bytes
+
+
+@pytest.mark.parametrize(
+    ("mode", "data", "tensor", "remat"),
+    [("dp", 1, 1, remat) for remat in REMATS]
+    + [("fsdp", 8, 1, "none"), ("fsdp_tp", 4, 2, "full"), ("tp", 1, 4, "none")],
+)
+def test_it_is_what_the_compiler_says(mode: str, data: int, tensor: int, remat: str) -> None:
+    mesh = mesh_of(data, tensor)
+    config = run_of(mesh, mode, remat=remat)._replace(model=WIDER)
+    memory = memory_of(config, mesh)
+    state, temporary = compiled(config, mesh)
+    assert memory.weights + memory.moments == pytest.approx(state, rel=0.01)
+    counted = memory.total - memory.weights - memory.moments - memory.batch
+    assert counted + state == pytest.approx(temporary + state, rel=0.1)
+    assert memory.gradients == memory.accumulator == memory.weights
+
+
+QUICK = [
+    Case("llama", "dots", "dp", 4, "bfloat16"),
+    Case("gemma", "none", "fsdp", 1, "float32"),
+]
+REST = [case for family in FAMILIES for case in cases(family) if case not in QUICK]
+
+
+@pytest.mark.parametrize(
+    "case", QUICK + [pytest.param(case, marks=pytest.mark.long) for case in REST], ids=str
+)
+def test_all_of_it_is_within_a_tenth_of_the_compiled_step(case: Case) -> None:
+    run = case.run()
+    total = memory_of(run, mesh_of(case.data)).total
+    assert total == pytest.approx(compiled_bytes(run), rel=0.1)
+
+
+def test_half_a_microbatch_keeps_half_as_much() -> None:
+    mesh = mesh_of(1)
+    whole = memory_of(run_of(mesh), mesh)
+    halved = run_of(mesh, microbatch_size=8, gradient_accumulation_steps=4)
+    assert whole.with_rows(halved, 16, mesh) == memory_of(halved, mesh)
+
+
+def test_the_logits_grow_with_the_vocabulary_and_nothing_else_kept_does() -> None:
+    mesh = mesh_of(1)
+    config = run_of(mesh)
+    wider = RunConfig(config.model.model_copy(update={"vocab_size": 1600}), config.train)
+    one, other = memory_of(config, mesh), memory_of(wider, mesh)
+    more, tokens, width = 800, 16 * 64, 64
+    assert other.logits - one.logits == more * (2 * tokens + width) * 4
+    assert other.layer - one.layer == more * 2 * width * 4
+    assert one.logits >= 2 * tokens * 800 * 4
+    assert other.activations == pytest.approx(one.activations, rel=0.01)
+
+
+def test_each_edit_fits_and_keeps_the_global_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    mesh = mesh_of(4)
+    config = run_of(mesh, remat="none")
+    needed = memory_of(config, mesh).total
+    limit = needed * 11 // 20
+    found = list(edits(config, mesh, limit))
+    assert [sorted(edit.keys) for edit in found][:2] == [
+        ["gradient_accumulation_steps", "microbatch_size"],
+        ["gradient_accumulation_steps", "microbatch_size", "remat"],
+    ]
+    for edit in found:
+        keys = {**config.train.as_json(), **edit.keys}
+        changed = RunConfig(MODEL, type(config.train).model_validate(keys))
+        assert changed.train.sequences_per_step == config.train.sequences_per_step
+        assert memory_of(changed, mesh) == edit.memory
+        assert edit.memory.total <= limit
+    monkeypatch.setattr(oom_advice, "device_bytes", lambda _: limit)
+    lines = advice(config, mesh)
+    assert lines[0].startswith("a step needs about ")
+    assert "on each of 4 devices of " in lines[0]
+    assert "these edits of train.json keep the global batch as it is, and would fit:" in lines
+    monkeypatch.setattr(oom_advice, "device_bytes", lambda _: 1_000_000)
+    assert "no microbatch_size and remat would fit" in advice(config, mesh)[-1]
+
+
+def test_no_edit_names_a_mode_that_the_model_does_not_divide_for() -> None:
+    mesh = mesh_of(4)
+    for width, is_offered in ((64, True), (66, False)):
+        model = MODEL.model_copy(update={"emb_dim": width, "n_heads": 2})
+        config = RunConfig(model, run_of(mesh, remat="none").train)
+        found = list(edits(config, mesh, memory_of(config, mesh).total * 2 // 5))
+        assert found
+        assert any("sharding" in edit.keys for edit in found) == is_offered
+    # nor a microbatch of fewer sequences than there are devices
+    assert not list(edits(config, mesh, memory_of(config, mesh).total * 3 // 10))
+
+
+def test_another_error_is_not_called_one_of_memory() -> None:
+    mesh = mesh_of(1)
+    with (
+        pytest.raises(jax.errors.JaxRuntimeError, match="something else"),
+        oom_advice.explained(run_of(mesh), mesh),
+    ):
+        raise jax.errors.JaxRuntimeError("INTERNAL: something else")

@@ -1,0 +1,85 @@
+"""Run folders made from another."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rungs.common.errors import UserError
+from rungs.config import run_config
+from rungs.run.derive import create_like
+from tests.support.tiny_run import MODEL, TRAIN, make_run
+
+
+@pytest.fixture(autouse=True)
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    make_run(Path("runs/old"), lineage=None)
+    for name in ("model.json", "train.json"):
+        path = Path("runs/old") / name
+        path.write_text(json.dumps({"$schema": f"../../{name}", **json.loads(path.read_text())}))
+    return tmp_path
+
+
+def read(name: str) -> dict[str, object]:
+    content: dict[str, object] = json.loads(Path(name).read_text())
+    return content
+
+
+def test_a_new_run_holds_the_old_keys_the_changes_and_where_it_came_from() -> None:
+    assert create_like("new", "old", ["learning_rate=3e-4", "n_layers=1"]) == Path("runs/new")
+    assert read("runs/new/model.json") == {**MODEL, "n_layers": 1, "$schema": "../../model.json"}
+    expected = {**TRAIN, "learning_rate": 3e-4, "$schema": "../../train.json"}
+    lineage = {"like": "runs/old", "set": {"learning_rate": 3e-4, "n_layers": 1}}
+    assert read("runs/new/train.json") == {**expected, "lineage": lineage}
+    assert run_config.load_run("runs/new").train.learning_rate == 3e-4
+
+
+def test_values_may_be_strings_lists_or_null() -> None:
+    create_like("new", "old", ["dataset=my-text", "clipping_max_norm=null", 'sharding={"data": 1}'])
+    train = run_config.load_run("runs/new").train
+    assert (train.dataset, train.clipping_max_norm) == ("my-text", None)
+    assert train.sharding is not None
+    assert train.sharding.data == 1
+
+
+def test_the_schema_is_found_from_another_depth() -> None:
+    create_like("elsewhere/deep/new", "old", [])
+    assert read("elsewhere/deep/new/model.json")["$schema"] == "../../../model.json"
+
+
+@pytest.mark.parametrize("schema", [None, "https://example.org/model.json"])
+def test_a_schema_that_is_no_path_stays(schema: str | None) -> None:
+    path = Path("runs/old/model.json")
+    path.write_text(json.dumps({**MODEL, "$schema": schema}))
+    create_like("new", "old", [])
+    assert read("runs/new/model.json")["$schema"] == schema
+    assert sorted(path.name for path in Path("runs").iterdir()) == ["new", "old"]
+
+
+def test_a_folder_that_cannot_be_made_is_told() -> None:
+    Path("file").write_text("")
+    with pytest.raises(UserError, match="file/new: cannot be made"):
+        create_like("file/new", "old", [])
+
+
+def test_the_same_command_again_goes_on_and_another_is_refused() -> None:
+    settings = ["learning_rate=3e-4"]
+    assert create_like("new", "old", settings) == create_like("new", "old", settings)
+    with pytest.raises(UserError, match="there already"):
+        create_like("new", "old", ["learning_rate=4e-4"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["learning_rat=1"], r"learning_rat: unknown key .*did you mean learning_rate\?"),
+        (["learning_rate=fast"], 'learning_rate: "fast" is not allowed'),
+        (["learning_rate"], "give it as key=value"),
+        (["n_heads=3"], "n_heads: 3 does not divide emb_dim 32"),
+    ],
+)
+def test_mistakes_are_told_and_nothing_is_made(settings: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        create_like("new", "old", settings)
+    assert not Path("runs/new").exists()

@@ -1,0 +1,40 @@
+"""Run folders: found by name, held by one process."""
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from rungs.common.errors import UserError
+from rungs.run.folder import RunFolder, find_run
+from tests.support.tiny_run import make_run
+
+
+@pytest.fixture(autouse=True)
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_run(Path("runs/old"))
+
+
+def test_a_run_is_found_by_path_or_by_name() -> None:
+    assert find_run("runs/old") == find_run("old") == Path("runs/old")
+    with pytest.raises(UserError, match=r"new: no such run folder.*there are old"):
+        find_run("new")
+
+
+def test_a_run_is_held_by_one_process_and_no_dead_one() -> None:
+    run = RunFolder(Path("runs/old"))
+    (run.path / "train.lock").touch()  # as a process leaves them that was killed
+    (run.path / "holder.lock").write_text("process 1 on another-host\n")
+    with run.held():
+        with pytest.raises(
+            UserError, match=rf"by process {os.getpid()} on {socket.gethostname()};"
+        ):
+            run.held().__enter__()
+        (run.path / "holder.lock").write_text("")  # as it is for a moment at the start
+        with pytest.raises(UserError, match="being trained by another process;"):
+            run.held().__enter__()
+    assert not (run.path / "holder.lock").exists()
+    with run.held():
+        pass

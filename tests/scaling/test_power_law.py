@@ -1,0 +1,363 @@
+"""The power law against SciPy's regression, its intervals against simulation, and the command on
+runs written by hand."""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from matplotlib.figure import Figure
+from scipy import stats
+
+import charts
+from rungs.charts import drawing
+from rungs.charts.power_law_chart import power_law_chart
+from rungs.common.errors import UserError
+from rungs.config.model_config import ModelConfig
+from rungs.config.run_config import RunConfig
+from rungs.config.train_config import TrainConfig
+from rungs.optim.schedule import learning_rate_schedule
+from rungs.planning.flops import conventional_flops
+from rungs.run.metrics import StepMetrics
+from rungs.run.recorded_run import FloatArray, load_runs
+from rungs.scaling import power_law
+from rungs.scaling.power_law_table import as_text, shown
+from rungs.scaling.scaled_runs import ScaledRuns
+from rungs.step.state import shapes_of
+
+COMPUTE = np.geomspace(1e15, 1e18, 6)
+DRAWN = 2000
+
+
+def almost(share: float) -> Any:
+    """That share of what was drawn, within four standard deviations of a binomial."""
+    return pytest.approx(share, abs=4 * (share * (1 - share) / DRAWN) ** 0.5)
+
+
+def simulated(compute: FloatArray, bend: float = 0, noise: float = 0.02) -> list[FloatArray]:
+    """Losses along 20 · C^-0.05, bent, that scatter in logarithms."""
+    rng = np.random.default_rng(7)
+    x = np.log(compute)
+    line = np.log(20) - 0.05 * x + bend * (x - x.mean()) ** 2
+    return [np.exp(line + noise * rng.normal(size=len(x))) for _ in range(DRAWN)]
+
+
+@pytest.mark.parametrize("runs", [3, 4, 9])
+def test_exponent_and_scatter_are_those_of_a_regression(runs: int) -> None:
+    compute = np.geomspace(1e15, 1e18, runs)
+    loss = simulated(compute)[0]
+    law = power_law.fit(compute, loss)
+    x, y = np.log(compute), np.log(loss)
+    known = stats.linregress(x, y)
+    reach = stats.t(runs - 2).interval(0.95)[1] * known.stderr
+    expected = (-known.slope, -known.slope - reach, -known.slope + reach)
+    assert law.exponent == pytest.approx(expected, rel=1e-9)
+    assert law.coefficient == pytest.approx(np.exp(known.intercept), rel=1e-9)
+    left = y - known.intercept - known.slope * x
+    assert law.deviation == pytest.approx(np.sqrt((left**2).sum() / (runs - 2)), rel=1e-9)
+    assert law.scatter_percent == pytest.approx(100 * np.expm1(law.deviation), rel=1e-9)
+    assert (law.curvature is None) == (runs < 5)
+
+
+def test_the_prediction_is_the_line_and_its_curvature_a_parabola() -> None:
+    compute = np.append(COMPUTE, [2e18, 3e18])
+    loss = simulated(compute)[1]
+    law = power_law.fit(compute, loss)
+    assert law.predict(1e19).value == pytest.approx(law.coefficient * 1e19**-law.exponent.value)
+    assert law.curvature is not None
+    x = np.log(compute)
+    known, covariance = np.polyfit(x - x.mean(), np.log(loss), 2, cov=True)
+    reach = stats.t(len(x) - 3).ppf(0.975) * covariance[0, 0] ** 0.5
+    expected = (known[0], known[0] - reach, known[0] + reach)
+    assert law.curvature == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("runs", [3, 4, 6])
+def test_intervals_hold_what_they_say(runs: int) -> None:
+    compute, new = np.geomspace(1e15, 1e18, runs), 1e19
+    laws = [power_law.fit(compute, loss) for loss in simulated(compute)]
+    assert np.mean([law.exponent.low <= 0.05 <= law.exponent.high for law in laws]) == almost(0.95)
+    rng = np.random.default_rng(8)
+    further = 20 * new**-0.05 * np.exp(0.02 * rng.normal(size=DRAWN))
+    told = [law.predict(new) for law in laws]
+    hit = [one.low <= loss <= one.high for one, loss in zip(told, further, strict=True)]
+    assert np.mean(hit) == almost(0.95)
+
+
+def test_a_bend_is_found_where_there_is_one_and_seldom_where_not() -> None:
+    straight = [power_law.fit(COMPUTE, loss).bends for loss in simulated(COMPUTE)]
+    assert np.mean(straight) == almost(0.05)
+    for bend in (0.005, -0.005):
+        laws = [power_law.fit(COMPUTE, loss) for loss in simulated(COMPUTE, bend, 0.005)]
+        found = [law.bends and law.curvature.value * bend > 0 for law in laws if law.curvature]
+        assert np.mean(found) > 0.99
+
+
+def test_a_floor_of_the_loss_bends_the_points_upward() -> None:
+    law = power_law.fit(COMPUTE, 1.7 + 400 * COMPUTE**-0.15)
+    assert law.bends
+    assert law.curvature is not None
+    assert law.curvature.value > 0
+
+
+def test_a_perfect_line_is_certain() -> None:
+    law = power_law.fit(COMPUTE[:4], 20 * COMPUTE[:4] ** -0.05)
+    assert law.exponent == pytest.approx((0.05, 0.05, 0.05), rel=1e-9)
+    assert law.predict(1e19) == pytest.approx((20 * 1e19**-0.05,) * 3, rel=1e-9)
+
+
+def test_runs_of_the_same_compute_count_each() -> None:
+    compute = [1e15, 1e15, 1e16, 1e17, 1e17]
+    law = power_law.fit(compute, [5.0, 5.2, 4.5, 4.1, 4.0])
+    known = stats.linregress(np.log(compute), np.log([5.0, 5.2, 4.5, 4.1, 4.0]))
+    assert law.exponent.value == pytest.approx(-known.slope)
+    assert law.curvature is not None
+
+
+@pytest.mark.filterwarnings("error")
+def test_an_interval_may_be_without_end() -> None:
+    law = power_law.fit([1, 1.4, 2], [1e-200, 1e200, 1e-200])
+    told = law.predict(20)
+    assert (told.low, told.high) == (0, np.inf)
+
+
+@pytest.mark.parametrize(
+    ("compute", "line"),
+    [
+        ([1e15, 1e16], "different amounts of compute: 2; a power law takes 3 or more"),
+        ([1e15, 1e15, 1e16], "different amounts of compute: 2"),
+        ([1e15] * 4, "different amounts of compute: 1"),
+        ([1e15, 1.2e15, 1.9e15], "the largest compute is 1.9 times the smallest"),
+    ],
+)
+def test_too_little_to_go_by_is_refused(compute: list[float], line: str) -> None:
+    with pytest.raises(ValueError, match=line):
+        power_law.fit(compute, [3.0] * len(compute))
+
+
+def test_a_number_is_told_to_two_digits_of_its_interval() -> None:
+    for value, half, expected in [
+        (0.05731, 0.0082, "0.0573 ± 0.0082"),
+        (0.1218, 0.5731, "0.12 ± 0.57"),
+        (0.05, 12.34, "0.05 ± 12.34"),
+        (0.05, 0, "0.0500000 ± 0.0000000"),
+    ]:
+        assert shown(power_law.Estimate(value, value - half, value + half)) == expected
+
+
+STEPS = 40
+TOKENS_PER_STEP = 64
+WIDTHS = (16, 32, 64, 96, 128)
+MakeRun = Callable[..., Path]
+
+
+def config_of(width: int, **train: Any) -> RunConfig:
+    model = {"vocab_size": 64, "context_length": 16, "emb_dim": width, "n_layers": 2, "n_heads": 2}
+    plain = {"dataset": "books", "microbatch_size": 4, "learning_rate": 0.01}
+    return RunConfig(
+        ModelConfig.model_validate(model),
+        TrainConfig.model_validate({**plain, "checkpoint_interval": 10, **train}),
+    )
+
+
+def flops_of(width: int) -> float:
+    model = config_of(width).model
+    return conventional_flops(shapes_of(model), model, 16) * TOKENS_PER_STEP * STEPS
+
+
+@pytest.fixture
+def make_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeRun:
+    """Runs under runs/ that end near 20 · C^-0.05, or at `end`; their best loss is lower."""
+    monkeypatch.chdir(tmp_path)
+
+    def make(width: int, name: str = "", end: Any = 0, stop: int = STEPS, **train: Any) -> Path:
+        config = config_of(width, **train)
+        folder = tmp_path / "runs" / (name or f"w{width}")
+        folder.mkdir(parents=True)
+        (folder / "model.json").write_text(json.dumps(config.model.as_json()))
+        (folder / "train.json").write_text(json.dumps(config.train.as_json()))
+        rates = learning_rate_schedule(config.train, STEPS)
+        last = 20 * flops_of(width) ** -0.05 * (1 + 0.003 * (width % 3)) if end == 0 else end
+        losses = {0: 4.2, 10: 3.9, 20: 0.99 * last if last else last, STEPS - 1: last}
+        lines = [
+            StepMetrics(
+                global_step=n,
+                tokens_seen=TOKENS_PER_STEP * (n + 1),
+                train_loss=4.0,
+                learning_rate=float(rates(n)),
+                gradient_norm=0.5,
+                clipped=False,
+                dropped_microbatches=0,
+                step_seconds=0.5,
+                tokens_per_second=128.0,
+                validation_loss=losses.get(n) if last else None,
+            ).as_line()
+            for n in range(stop)
+        ]
+        (folder / "metrics.jsonl").write_text("".join(lines))
+        return folder
+
+    return make
+
+
+def told_of(folders: list[Path]) -> str:
+    return as_text(ScaledRuns.of(load_runs(folders)))
+
+
+def test_the_command_fits_the_last_losses_over_the_compute(make_run: MakeRun) -> None:
+    folders = [make_run(width) for width in WIDTHS]
+    run = CliRunner().invoke(charts.main, ["--power-law", *map(str, folders)])
+    assert run.exit_code == 0
+    lines = run.stdout.splitlines()
+    ends = [20 * flops_of(width) ** -0.05 * (1 + 0.003 * (width % 3)) for width in WIDTHS]
+    law = power_law.fit([flops_of(width) for width in WIDTHS], ends)
+    told = law.predict(10 * flops_of(128))
+    text = "\n".join(lines[lines.index("") :])
+    assert f"loss = {law.coefficient:.6g} · C^-{law.exponent.value:.6g}, C in FLOPs" in text
+    assert f"{told.value:.4g} at {10 * flops_of(128):.3g} FLOPs" in text
+    assert f"95% interval {told.low:.4g} to {told.high:.4g}" in text
+    assert f"scatter     {law.scatter_percent:.2g}% of the loss" in text
+    assert "No bend is seen" in text
+    assert "not finished" not in text
+    drawn = Path("comparisons") / "+".join(folder.name for folder in folders)
+    assert lines[0] == str(drawn / "power-law-chart.png")
+    assert len(list(drawn.iterdir())) == 7
+
+
+def test_three_runs_are_told_to_be_few(make_run: MakeRun) -> None:
+    text = told_of([make_run(16, end=4.0), make_run(32, end=2.0), make_run(64, end=3.0)])
+    assert "3 runs leave 1 degree of freedom, so the intervals are wide" in text
+    assert "The exponent may be 0" in text
+
+
+@pytest.mark.parametrize(
+    ("bend", "line"),
+    [
+        (0.005, "the points bend upward: beyond them a straight line is too low"),
+        (-0.005, "the points bend downward: beyond them a straight line is too high"),
+    ],
+)
+def test_a_bend_is_told_with_its_direction(make_run: MakeRun, bend: float, line: str) -> None:
+    x = {width: np.log(flops_of(width) / flops_of(16)) for width in WIDTHS}
+    ends = {width: np.exp(1.3 - 0.05 * x[width] + bend * x[width] ** 2) for width in WIDTHS}
+    folders = [make_run(width, end=end) for width, end in ends.items()]
+    assert f"Not a power law: {line} (term in log² C: {bend:.7f}" in told_of(folders)
+    figure = power_law_chart(ScaledRuns.of(load_runs(folders)))
+    assert figure.axes[0].get_title().splitlines()[1:] == [line]
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "linear", "warmup_stable_decay"])
+def test_an_unfinished_run_is_told_and_drawn_hollow(make_run: MakeRun, schedule: str) -> None:
+    folders = [make_run(width, schedule=schedule) for width in WIDTHS[:3]]
+    folders.append(make_run(96, stop=STEPS - 3, schedule=schedule))
+    lines = [line for line in told_of(folders).splitlines() if "not finished" in line]
+    assert [line.split()[0] for line in lines] == ["w96"]
+    scaled = ScaledRuns.of(load_runs(folders))
+    assert scaled.runs[3].end[0] == pytest.approx(flops_of(96) * 21 / STEPS)
+    figure = power_law_chart(scaled)
+    hollow = [m.get_label() for m in markers(figure) if m.get_markerfacecolor() == "white"]
+    assert len(hollow) == 1
+    assert " w96 (not finished)" in [t.get_text() for t in figure.legends[0].get_texts()]
+
+
+def test_a_run_that_has_only_begun_is_not_finished(make_run: MakeRun) -> None:
+    folders = [make_run(width, stop=1, warmup_period_percent=0) for width in WIDTHS[:3]]
+    assert told_of(folders).count("not finished") == 3
+
+
+def test_a_constant_learning_rate_is_always_at_its_end(make_run: MakeRun) -> None:
+    folders = [make_run(width, stop=30, schedule="constant") for width in WIDTHS[:3]]
+    assert "not finished" not in told_of(folders)
+
+
+def test_what_the_fit_does_not_know_is_told(make_run: MakeRun) -> None:
+    folders = [make_run(width) for width in WIDTHS[:2]]
+    folders.append(make_run(64, start_from="imported", validation_tokens=1000, sequence_length=8))
+    lines = told_of(folders).splitlines()[-3:]
+    assert lines[0].startswith("w64 starts from other weights")
+    assert lines[1].startswith("sequence_length differs (16, 8)")
+    assert lines[2].startswith("validation_tokens differs (524288, 1000)")
+
+
+def test_runs_that_make_no_law_are_refused_and_nothing_is_written(
+    make_run: MakeRun, tmp_path: Path
+) -> None:
+    for width in WIDTHS[:3]:
+        make_run(width)
+    make_run(32, "again")
+    make_run(32, "once-more")
+    make_run(64, "other", dataset="novels")
+    make_run(64, "mixed", dataset={"novels": 1, "books": 2})
+    make_run(64, "copies", target_offset=0)
+    make_run(64, "unseen", end=None)
+    for names, lines in [
+        (["w16"], ["a power law takes 3 runs or more; 1 given"]),
+        (["w16", "w32"], ["a power law takes 3 runs or more; 2 given"]),
+        (["w32", "again", "once-more"], ["different amounts of compute: 1"]),
+        (["w16", "w32", "other"], ['dataset differs ("books", "novels")']),
+        (["w16", "w32", "mixed"], ['dataset differs ("books", {"books": 2.0, "novels": 1.0})']),
+        (["w16", "w32", "copies"], ["target_offset differs (1, 0)"]),
+        (["w16", "w32", "unseen"], ["unseen has no validation loss"]),
+        (["w16", "other", "unseen"], ["dataset differs", "unseen has no validation loss"]),
+    ]:
+        with pytest.raises(UserError) as error:
+            charts.main.main(["--power-law", *names], standalone_mode=False)
+        told = str(error.value).splitlines()
+        assert len(told) == len(lines)
+        for line, start in zip(told, lines, strict=True):
+            assert line.startswith(f"--power-law: {start}")
+    assert not (tmp_path / "comparisons").exists()
+
+
+def test_a_loss_of_zero_is_refused(make_run: MakeRun) -> None:
+    folders = [make_run(width) for width in WIDTHS[:3]]
+    runs = load_runs(folders)
+    for change in ({"validation_loss": 0.0}, {"tokens_seen": 0}):
+        steps = [*runs[2].steps[:-1], dataclasses.replace(runs[2].steps[-1], **change)]
+        odd = dataclasses.replace(runs[2], steps=steps)
+        with pytest.raises(UserError, match=r"w64 ends at loss .* takes both above 0"):
+            ScaledRuns.of([*runs[:2], odd])
+
+
+def markers(figure: Figure) -> list[Any]:
+    return [line for line in figure.axes[0].get_lines() if line.get_marker() != "None"]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("ends", [{}, {16: 4.0, 32: 2.0, 64: 3.0}], ids=["narrow", "wide"])
+def test_the_chart_shows_the_runs_the_law_and_its_band(
+    make_run: MakeRun, ends: dict[int, float]
+) -> None:
+    folders = [make_run(width, end=ends.get(width, 0)) for width in WIDTHS[:3]]
+    scaled = ScaledRuns.of(load_runs(folders))
+    with drawing.styled("plain"):
+        figure = power_law_chart(scaled)
+        figure.draw_without_rendering()
+        box = figure.legends[0].get_window_extent()
+    axes: Any = figure.axes[0]
+    (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
+    assert [m.get_xydata()[0].tolist() for m in markers(figure)] == [
+        pytest.approx(run.end) for run in scaled.runs
+    ]
+    for compute, loss in (run.end for run in scaled.runs):
+        assert left < compute < right
+        assert bottom < loss < top
+    assert "1e8" in [text.get_text() for text in axes.get_xticklabels()]
+    solid, dashed = axes.get_lines()[-2:]
+    largest = flops_of(64)
+    assert solid.get_xdata()[-1] <= largest * 1.0001 < dashed.get_xdata()[-1]
+    assert dashed.get_xdata()[-1] == pytest.approx(10 * largest)
+    assert dashed.get_ydata()[-1] == pytest.approx(scaled.prediction.value)
+    band = axes.collections[0].get_paths()[0].get_extents()
+    assert band.y0 == pytest.approx(max(scaled.prediction.low, bottom))
+    assert (band.y1 >= top * 0.9999) == bool(ends)
+    assert 0 <= box.x0 < box.x1 <= 1600
+    for low, high, ticks in (
+        (left, right, axes.get_xticks()),
+        (bottom, top, axes.get_yticks()),
+    ):
+        assert 3 <= sum(low <= tick <= high for tick in ticks) <= 9

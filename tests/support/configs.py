@@ -1,0 +1,33 @@
+"""Tiny configs and meshes that many tests share."""
+
+import jax
+from jax.sharding import Mesh
+
+from rungs.config.model_config import ModelConfig
+from rungs.config.train_config import TrainConfig
+from rungs.parallel.mesh import create_mesh
+
+ONE_FILE = 2**40
+"""A limit that no tiny model's weights reach."""
+
+
+def model_config(**changes: object) -> ModelConfig:
+    """A tiny GPT-2, with keys changed."""
+    tiny = {"vocab_size": 32, "context_length": 8, "emb_dim": 16, "n_layers": 2, "n_heads": 2}
+    return ModelConfig.model_validate({**tiny, **changes})
+
+
+def train_config(**changes: object) -> TrainConfig:
+    """A small training, with keys changed."""
+    small = {
+        "dataset": "none",
+        "microbatch_size": 4,
+        "learning_rate": 0.01,
+        "checkpoint_interval": 10,
+    }
+    return TrainConfig.model_validate({**small, **changes})
+
+
+def mesh_of(data: int, tensor: int = 1) -> Mesh:
+    """A mesh of the first devices."""
+    return create_mesh((data, tensor), devices=jax.devices()[: data * tensor])

@@ -1,0 +1,117 @@
+"""Runs of every family, of a size at which estimates mean something, and their steps as the
+compiler sees them. Nothing is allocated."""
+
+import itertools
+from collections.abc import Iterator
+from typing import Any, NamedTuple, get_args
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding
+
+from rungs.config.run_config import RunConfig
+from rungs.config.train_config import ComputeDtype, Mode, Remat
+from rungs.parallel.mesh import Layout
+from rungs.step.state import AbstractState
+from rungs.step.train_step import make_train_step
+from tests.support.configs import mesh_of, model_config, train_config
+
+SIZE = {"vocab_size": 8192, "context_length": 256, "emb_dim": 512, "n_layers": 4, "n_heads": 8}
+LLAMA = {
+    **SIZE,
+    "n_kv_heads": 4,
+    "ffn_dim": 1408,
+    "positions": "rope",
+    "norm": "rms_norm",
+    "feed_forward": "swiglu",
+    "attention_output_bias": False,
+    "ffn_bias": False,
+}
+WINDOW = {"sliding_window": 128}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "gpt2": {**SIZE, "qkv_bias": True},
+    "llama": LLAMA,
+    "mistral": {**LLAMA, **WINDOW},
+    "mixtral": {**LLAMA, "ffn_dim": 704, "n_experts": 4, "experts_per_token": 2},
+    "gemma": {
+        **LLAMA,
+        **WINDOW,
+        "layer_pattern": ["sliding", "global"],
+        "norm": "rms_norm_plus_one",
+        "norm_placement": "around",
+        "feed_forward": "geglu_tanh",
+        "attention_soft_cap": 50.0,
+        "final_soft_cap": 30.0,
+        "tied_embeddings": True,
+        "embedding_scale": "sqrt_emb_dim",
+    },
+    "a-to-a": {**SIZE, "n_layers": 0, "n_heads": None, "positions": "none", "norm": "none"},
+}
+UNOPTIMIZED: dict[str, str | bool] = {"xla_backend_optimization_level": "0"}
+"""Machine code only: what is where in memory is the same, and half the time."""
+SEQUENCES = 16
+"""Of a microbatch, on each device."""
+
+
+class Case(NamedTuple):
+    """A run."""
+
+    family: str
+    remat: Remat
+    mode: Mode
+    accumulation: int
+    dtype: ComputeDtype
+
+    @property
+    def data(self) -> int:
+        return 1 if self.mode == "dp" else 2
+
+    def run(self, **changes: Any) -> RunConfig:
+        """Its configs, with keys of `train.json` changed."""
+        settings = {
+            "microbatch_size": SEQUENCES * self.data,
+            "gradient_accumulation_steps": self.accumulation,
+            "remat": self.remat,
+            "compute_dtype": self.dtype,
+            "clipping_max_norm": 1.0,
+            "sharding": {"mode": self.mode, "data": self.data, "tensor": 1},
+        }
+        model = model_config(**FAMILIES[self.family])
+        return RunConfig(model, train_config(**{**settings, **changes}))
+
+    def __str__(self) -> str:
+        return "-".join(map(str, self))
+
+
+def cases(family: str) -> Iterator[Case]:
+    """Twelve of a family: each policy of remat on one device and on two, once with one microbatch
+    and once with four, the types by turns."""
+    dtypes = itertools.cycle(get_args(ComputeDtype)[:2])
+    modes: tuple[Mode, ...] = "dp", "fsdp"
+    for remat, mode, accumulation in itertools.product(get_args(Remat), modes, (1, 4)):
+        yield Case(family, remat, mode, accumulation, next(dtypes))
+        if accumulation == 4:
+            next(dtypes)  # so that a type meets both
+
+
+def lowered(run: RunConfig) -> jax.stages.Lowered:
+    """Its step, from shapes."""
+    model, train = run
+    assert train.sharding is not None
+    mesh = mesh_of(*train.sharding.sizes)
+    state = AbstractState(run, 10, mesh)
+    filled = state.fill(state.weights, state.optimizer)  # type: ignore[arg-type]
+    shape = train.gradient_accumulation_steps, train.microbatch_size, model.context_length
+    place = NamedSharding(mesh, Layout(mesh).batch_spec(3))
+    batch = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=place)
+    found: jax.stages.Lowered = make_train_step(train, mesh).lower(*filled, batch, batch)  # type: ignore[attr-defined]
+    return found
+
+
+def compiled_bytes(run: RunConfig) -> int:
+    """What its compiled step has at once on each device: what comes in, what goes out and is not
+    in its place, and what comes and goes."""
+    compiled = lowered(run).compile(UNOPTIMIZED).compiled  # type: ignore[attr-defined]
+    analysis = compiled.memory_analysis()
+    out = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
+    return int(analysis.argument_size_in_bytes + out + analysis.temp_size_in_bytes)

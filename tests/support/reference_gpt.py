@@ -1,0 +1,216 @@
+"""The decoder once more, in float64 NumPy, written from the papers: the model's oracle.
+
+Slow and plain on purpose: loops over sequences, heads, positions and tokens, no JAX.
+"""
+
+import cmath
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rungs.config.model_config import ModelConfig
+
+Floats = NDArray[np.float64]
+Weights = dict[str, Floats]
+
+EXPERTS = tuple(f"blocks.feed_forward.{name}." for name in ("gate", "up", "down"))
+
+
+def forward(config: ModelConfig, weights: Weights, tokens: NDArray[np.int32]) -> list[Floats]:
+    """One sequence of token ids (S,) to the embedding (S, D) and the output of each block, the
+    last of them through the final norm; then the logits (S, V)."""
+    embedding = weights["token_embedding.embedding"]
+    scale = math.sqrt(config.emb_dim) if config.embedding_scale == "sqrt_emb_dim" else 1.0
+    states = [embedding[tokens] * scale + positions(config, weights, len(tokens))]
+    for number in range(config.n_layers):
+        layer = {name: w[number] for name, w in weights.items() if name.startswith("blocks.")}
+        states.append(block(config, layer, states[-1], is_sliding(config, number)))
+    if config.norm_placement != "after":
+        states[-1] = norm(config, weights, "final_norm", states[-1])
+    head = embedding.T if config.tied_embeddings else weights["head.kernel"]
+    return [*states, soft_cap(states[-1] @ head, config.final_soft_cap)]
+
+
+def positions(config: ModelConfig, weights: Weights, length: int) -> Floats:
+    if config.positions == "learned":
+        return weights["position_embedding.embedding"][:length]
+    table = np.zeros((length, config.emb_dim))
+    if config.positions == "sinusoidal":
+        half = config.emb_dim // 2
+        for s in range(length):
+            for i in range(half):
+                angle = s / 10_000 ** (2 * i / config.emb_dim)
+                table[s, i], table[s, half + i] = math.sin(angle), math.cos(angle)
+    return table
+
+
+def is_sliding(config: ModelConfig, number: int) -> bool:
+    """Whether the layer of this number, from 0, has the sliding window."""
+    if config.layer_pattern is None:
+        return config.sliding_window is not None
+    return config.layer_pattern[number % len(config.layer_pattern)] == "sliding"
+
+
+def block(config: ModelConfig, layer: Weights, x: Floats, sliding: bool) -> Floats:
+    """(S, D) to (S, D)."""
+    feed_forward = gated_or_not if config.n_experts is None else experts
+    parts = ["attention"] if config.feed_forward == "none" else ["attention", "feed_forward"]
+    for part in parts:
+        name = f"blocks.{part}"
+        y = x if config.norm_placement == "after" else norm(config, layer, f"{name}_norm", x)
+        if part == "attention":
+            y = self_attention(config, layer, y, sliding)
+        else:
+            y = feed_forward(config, layer, y)
+        if config.norm_placement == "around":
+            y = norm(config, layer, f"{name}_output_norm", y)
+        x = x + y if config.residual else y
+        if config.norm_placement == "after":
+            x = norm(config, layer, f"{name}_norm", x)
+    return x
+
+
+def norm(config: ModelConfig, weights: Weights, name: str, x: Floats) -> Floats:
+    if config.norm == "none":
+        return x
+    scale = weights[f"{name}.scale"]
+    if config.norm == "layer_norm":
+        return layer_norm(x, scale, weights[f"{name}.bias"], config.norm_epsilon)
+    return rms_norm(x, 1 + scale if "plus_one" in config.norm else scale, config.norm_epsilon)
+
+
+def layer_norm(x: Floats, scale: Floats, bias: Floats, epsilon: float) -> Floats:
+    """Ba et al. 2016, equation 3."""
+    deviation = x - x.mean(-1, keepdims=True)
+    return deviation / np.sqrt((deviation**2).mean(-1, keepdims=True) + epsilon) * scale + bias
+
+
+def rms_norm(x: Floats, scale: Floats, epsilon: float) -> Floats:
+    """Zhang & Sennrich 2019, equation 4."""
+    return x / np.sqrt((x**2).mean(-1, keepdims=True) + epsilon) * scale
+
+
+def self_attention(config: ModelConfig, layer: Weights, x: Floats, sliding: bool) -> Floats:
+    """(S, D) to (S, D)."""
+
+    def project(name: str) -> Floats:
+        y = np.einsum("sd,dnh->snh", x, layer[f"blocks.attention.{name}.kernel"])
+        y = y + layer[f"blocks.attention.{name}.bias"] if config.qkv_bias else y
+        if config.qk_norm and name != "value":
+            y = norm(config, layer, f"blocks.attention.{name}_norm", y)
+        return rotated(config, y, sliding) if config.positions == "rope" and name != "value" else y
+
+    visible = np.zeros((len(x), len(x)), bool)
+    for s in range(len(x)):
+        seen = min(s + 1, config.sliding_window) if sliding and config.sliding_window else s + 1
+        visible[s, s + 1 - seen : s + 1] = True
+    query, key, value = project("query"), project("key"), project("value")
+    scale = 1 / math.sqrt(config.query_pre_attn_scalar or query.shape[2])
+    y = attention(query, key, value, visible, scale, config.attention_soft_cap)
+    y = np.einsum("snh,nhd->sd", y, layer["blocks.attention.output.kernel"])
+    return y + layer["blocks.attention.output.bias"] if config.attention_output_bias else y
+
+
+def attention(
+    query: Floats,
+    key: Floats,
+    value: Floats,
+    mask: NDArray[np.bool_] | None,
+    scale: float | None = None,
+    cap: float | None = None,
+) -> Floats:
+    """One sequence: (S, N, H), (T, K, H), (T, K, H) and (S, T) to (S, N, H). The first N ÷ K
+    query heads share the first key head, and so on (Ainslie et al. 2023, figure 2)."""
+    scale = 1 / math.sqrt(query.shape[2]) if scale is None else scale
+    sharing = query.shape[1] // key.shape[1]
+    result = np.zeros(query.shape[:2] + value.shape[2:])
+    for s in range(query.shape[0]):
+        for n in range(query.shape[1]):
+            scores = soft_cap(key[:, n // sharing] @ query[s, n] * scale, cap)
+            if mask is not None:
+                scores = np.where(mask[s], scores, -np.inf)
+            result[s, n] = softmax(scores) @ value[:, n // sharing]
+    return result
+
+
+def softmax(scores: Floats) -> Floats:
+    exponentials = np.exp(scores - scores.max())
+    return exponentials / exponentials.sum()
+
+
+def soft_cap(x: Floats, cap: float | None) -> Floats:
+    """Riviere et al. 2024, section 2."""
+    return x if cap is None else cap * np.tanh(x / cap)
+
+
+def rotated(config: ModelConfig, x: Floats, sliding: bool) -> Floats:
+    """Heads (S, N, H) at positions 0 to S − 1: element i and element i + H/2 are a complex number
+    that is turned by position · 2π ÷ wavelength (Su et al. 2021, equation 13)."""
+    half = x.shape[2] // 2
+    result = np.zeros(x.shape)
+    for s, n, i in np.ndindex(x.shape[0], x.shape[1], half):
+        turn = cmath.exp(1j * s * 2 * math.pi / wavelength(config, i, 2 * half, sliding))
+        turned = complex(x[s, n, i], x[s, n, half + i]) * turn
+        result[s, n, i], result[s, n, half + i] = turned.real, turned.imag
+    return result
+
+
+def wavelength(config: ModelConfig, pair: int, width: int, sliding: bool) -> float:
+    """Positions in which a pair of a head of this width turns once."""
+    if sliding and config.sliding_rope_theta is not None:
+        return 2 * math.pi * config.sliding_rope_theta ** (2 * pair / width)
+    plain = 2 * math.pi * config.rope_theta ** (2 * pair / width)
+    scaling = config.rope_scaling
+    if scaling is None:
+        return plain
+    if scaling.type == "linear":
+        return plain * scaling.factor
+    assert scaling.original_context_length
+    assert scaling.low_frequency_factor
+    assert scaling.high_frequency_factor
+    if plain > scaling.original_context_length / scaling.low_frequency_factor:
+        return plain * scaling.factor
+    if plain < scaling.original_context_length / scaling.high_frequency_factor:
+        return plain
+    between = scaling.high_frequency_factor - scaling.low_frequency_factor
+    turns = scaling.original_context_length / plain
+    smooth = (turns - scaling.low_frequency_factor) / between
+    return 1 / ((1 - smooth) / (plain * scaling.factor) + smooth / plain)
+
+
+def gated_or_not(config: ModelConfig, layer: Weights, x: Floats) -> Floats:
+    """A feed-forward part: (S, D) to (S, D), also without S."""
+
+    def linear(name: str, x: Floats) -> Floats:
+        y = x @ layer[f"blocks.feed_forward.{name}.kernel"]
+        return y + layer[f"blocks.feed_forward.{name}.bias"] if config.ffn_bias else y
+
+    hidden = linear("up", x)
+    if config.feed_forward == "swiglu":
+        gate = linear("gate", x)
+        hidden = gate / (1 + np.exp(-gate)) * hidden
+    elif config.feed_forward in ("geglu", "geglu_tanh"):
+        hidden = gelu(linear("gate", x), config.feed_forward == "geglu_tanh") * hidden
+    else:
+        hidden = gelu(hidden, config.feed_forward == "gelu_tanh")
+    return linear("down", hidden)
+
+
+def gelu(x: Floats, tanh_form: bool) -> Floats:
+    """Hendrycks & Gimpel 2016, section 2."""
+    if tanh_form:
+        return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+    return 0.5 * x * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
+
+
+def experts(config: ModelConfig, layer: Weights, x: Floats) -> Floats:
+    """A mixture of experts: (S, D) to (S, D) (Jiang et al. 2024, section 2.1)."""
+    result = np.zeros(x.shape)
+    for s in range(len(x)):
+        chances = softmax(x[s] @ layer["blocks.feed_forward.router.kernel"])
+        best = sorted(range(len(chances)), key=lambda e: -chances[e])[: config.experts_per_token]
+        for e in best:
+            own = {name: w[e] for name, w in layer.items() if name.startswith(EXPERTS)}
+            result[s] += chances[e] / chances[best].sum() * gated_or_not(config, own, x[s])
+    return result

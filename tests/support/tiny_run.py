@@ -1,0 +1,119 @@
+"""A run folder and dataset small enough to train many times, in processes of their own."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from rungs.checkpointing.checkpoint_folder import list_checkpoints
+from rungs.checkpointing.manifest import Checkpoint
+from rungs.data.token_file import PairWriter
+from rungs.diagnostics.resume_check.compare import arrays_of
+from rungs.run import metrics
+from rungs.run.folder import RunFolder
+from rungs.run.metrics import StepMetrics
+
+ROOT = Path(__file__).parents[1]
+VOCAB = 64
+MODEL = {"vocab_size": VOCAB, "context_length": 16, "emb_dim": 32, "n_layers": 2, "n_heads": 2}
+TRAIN = {
+    "dataset": "tiny",
+    "microbatch_size": 4,
+    "gradient_accumulation_steps": 2,
+    "min_train_tokens": 24 * 128,
+    "validation_tokens": 256,
+    "learning_rate": 0.01,
+    "clipping_max_norm": 0.5,
+    "drop_rate": 0.1,
+    "compute_dtype": "float32",
+    "checkpoint_interval": 5,
+}
+
+
+def make_dataset(datasets_dir: Path, name: str = "tiny", seed: int = 0) -> None:
+    """Tokens that repeat with noise, so that there is something to learn."""
+    folder = datasets_dir / name
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(seed)
+    for split, count in (("train", 20_000), ("validation", 1_000)):
+        walk = np.cumsum(rng.integers(1, 3, count)) % VOCAB
+        save_file({"tokens": walk.astype(np.uint16)}, folder / f"{split}.safetensors")
+
+
+def make_pairs(datasets_dir: Path, name: str = "pairs", count: int = 40) -> None:
+    """Prompts with answers of up to 15 tokens together, and their end of text."""
+    folder = datasets_dir / name
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    for split in ("train", "validation"):
+        with PairWriter(folder / f"{split}.safetensors", "U16") as writer:
+            for prompt, answer in rng.integers(1, 8, (count, 2)):
+                writer.append_pair([int(prompt)] * prompt, [*[int(answer)] * answer, 0])
+
+
+def make_run(folder: Path, **train: Any) -> RunFolder:
+    """A run folder with the tiny config, keys of `train.json` changed."""
+    folder.mkdir(parents=True)
+    (folder / "model.json").write_text(json.dumps(MODEL))
+    (folder / "train.json").write_text(json.dumps(TRAIN | train))
+    return RunFolder(folder)
+
+
+def change(run: RunFolder, **keys: Any) -> None:
+    """Change keys of `train.json`."""
+    path = run.path / "train.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | keys))
+
+
+def command(
+    run: RunFolder, datasets_dir: Path, *options: str, script: str = "train.py"
+) -> list[str]:
+    options = ("--datasets-dir", str(datasets_dir), *options)
+    return [sys.executable, str(ROOT / script), str(run.path), *options]
+
+
+def train(
+    run: RunFolder, datasets_dir: Path, *options: str, **popen: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run the command to its end."""
+    return subprocess.run(
+        command(run, datasets_dir, *options), capture_output=True, text=True, check=False, **popen
+    )
+
+
+def losses(run: RunFolder) -> list[tuple[Any, ...]]:
+    """What must be bit-equal in the metrics of two runs: all but the times."""
+
+    def untimed(step: StepMetrics) -> tuple[Any, ...]:
+        values = vars(step).items()
+        return tuple(value for key, value in values if "second" not in key)
+
+    return [untimed(step) for step in metrics.read(run.metrics)]
+
+
+def final_arrays(run: RunFolder) -> dict[str, np.ndarray]:
+    """Weights and optimizer state of the last checkpoint, as they lie on the disk."""
+    last = last_checkpoint(run)
+    assert last.damage() == []
+    parameters, optimizer = arrays_of(last)
+    return {f"model.{name}": array for name, array in parameters.items()} | {
+        f"optimizer.{name}": array for name, array in optimizer.items()
+    }
+
+
+def last_checkpoint(run: RunFolder) -> Checkpoint:
+    return list_checkpoints(run.checkpoints)[-1]
+
+
+def assert_same_outcome(found: RunFolder, expected: RunFolder) -> None:
+    """Final weights, optimizer state and metrics bit-equal."""
+    assert losses(found) == losses(expected)
+    one, other = final_arrays(found), final_arrays(expected)
+    assert one.keys() == other.keys()
+    for name, array in other.items():
+        assert one[name].dtype == array.dtype
+        assert one[name].tobytes() == array.tobytes(), name

@@ -1,0 +1,62 @@
+"""Charts are drawn at once where that is not too often, and never miss the end."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from rungs.training import chart_process
+from rungs.training.chart_process import SECONDS_BETWEEN, ChartDrawer
+
+
+@pytest.fixture
+def drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file that gets a line from each drawing."""
+    file = tmp_path / "drawn"
+    script = tmp_path / "charts.py"
+    script.write_text(f"open({str(file)!r}, 'a').write('drawn\\n')")
+    monkeypatch.setattr(chart_process, "CHARTS_COMMAND", [sys.executable, str(script)])
+    return file
+
+
+def times(drawn: Path) -> int:
+    return len(drawn.read_text().splitlines())
+
+
+def test_what_comes_too_soon_is_drawn_once_at_the_end(drawn: Path, tmp_path: Path) -> None:
+    drawer = ChartDrawer(tmp_path)
+    for _ in range(5):
+        drawer.request()
+        if drawer._drawing is not None:
+            drawer._drawing.wait()
+    assert times(drawn) == 1
+    drawer.finish()
+    assert times(drawn) == 2
+    drawer.finish()
+    assert times(drawn) == 2
+
+
+def test_what_comes_later_is_drawn_at_once(
+    drawn: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter([0.0, 0.0, 0.0])  # made, asked, begun
+    monkeypatch.setattr(chart_process.time, "monotonic", lambda: next(clock))
+    drawer = ChartDrawer(tmp_path)
+    drawer.request()
+    for readings in ([SECONDS_BETWEEN - 1.0], [SECONDS_BETWEEN] * 2, [2.0 * SECONDS_BETWEEN] * 2):
+        clock = iter(readings)
+        drawer.request()
+        assert drawer._drawing is not None
+        drawer._drawing.wait()
+    assert times(drawn) == 3
+
+
+def test_a_drawing_that_fails_is_told(
+    drawn: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    Path(chart_process.CHARTS_COMMAND[1]).write_text("raise ValueError('no ink')")
+    drawer = ChartDrawer(tmp_path)
+    drawer.request()
+    drawer.finish()
+    assert "the charts could not be drawn: ValueError: no ink" in caplog.text
+    assert not drawn.exists()

@@ -1,0 +1,300 @@
+"""Runs that start from weights there are: all of them trained, or a low-rank addition to them."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from rungs.checkpointing.checkpoint_folder import load_model
+from rungs.checkpointing.merged_weights import MergedWeights
+from rungs.checkpointing.start_from import starting_point
+from rungs.checkpointing.weights_file import Origin, Weights, WeightsHeader, write_weights
+from rungs.config import run_config
+from rungs.config.model_config import ModelConfig
+from rungs.data.dataset import VALIDATION
+from rungs.data.tokenizer import train_tokenizer
+from rungs.model.gpt import GPT
+from rungs.model.lora import add_low_rank
+from rungs.run import metrics
+from rungs.run.folder import RunFolder
+from rungs.step.state import named_arrays
+from tests.support.configs import ONE_FILE, model_config, train_config
+from tests.support.tiny_run import (
+    MODEL,
+    assert_same_outcome,
+    final_arrays,
+    last_checkpoint,
+    losses,
+    make_dataset,
+    make_run,
+)
+from tests.training.test_start import StoppedEarly, crash_after, files, go, refusal
+
+LORA = {"rank": 3, "alpha": 12.0, "targets": ["query", "output", "up", "down"]}
+ORIGIN = Origin(source="someone/small", model_type="gpt2", dtype="bfloat16")
+CONFIG = ModelConfig.model_validate(MODEL)
+
+
+@pytest.fixture(scope="module")
+def datasets_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("datasets")
+    make_dataset(folder)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def propagated() -> None:
+    logger = logging.getLogger("rungs")
+    logger.propagate = True
+
+
+def imported_run(folder: Path, **train: Any) -> RunFolder:
+    """A run with weights that were published in bfloat16."""
+    settings = {"start_from": "imported", "drop_rate": 0.0, "min_train_tokens": 12 * 128}
+    run = make_run(folder, **{**settings, **train})
+    run.imported.mkdir(parents=True)
+    model = GPT(CONFIG, jax.random.key(11))
+    weights = {
+        name: np.asarray(array.astype(jnp.bfloat16)) for name, array in named_arrays(model).items()
+    }
+    header = WeightsHeader(CONFIG, None, "gpt2", ORIGIN)
+    write_weights(run.imported, weights, header, ONE_FILE)
+    return run
+
+
+def first_loss(run: RunFolder) -> float:
+    loss = metrics.read(run.metrics)[0].train_loss
+    assert loss is not None
+    return loss
+
+
+def loss_on_first_batch(model: GPT, datasets_dir: Path) -> float:
+    """Of the first 8 sequences, computed apart from the training's own code."""
+    from safetensors.numpy import load_file
+
+    tokens = load_file(datasets_dir / "tiny" / "train.safetensors")["tokens"].astype(np.int32)
+    rows = np.stack([tokens[i * 16 : i * 16 + 17] for i in range(8)])
+    chances = np.asarray(jax.nn.log_softmax(model(jnp.asarray(rows[:, :-1]))), np.float64)
+    return float(-np.take_along_axis(chances, rows[:, 1:, None], axis=-1).mean())
+
+
+def test_training_starts_from_what_was_imported(datasets_dir: Path, tmp_path: Path) -> None:
+    run = imported_run(tmp_path / "run")
+    imported = files(run.imported)
+    expected = loss_on_first_batch(load_model(run.path), datasets_dir)
+    assert go(run, datasets_dir) == 0
+    assert first_loss(run) == pytest.approx(expected, rel=1e-5)
+    steps = metrics.read(run.metrics)
+    assert steps[-1].train_loss is not None
+    assert steps[-1].train_loss < first_loss(run) - 0.3
+    assert files(run.imported) == imported
+    saved = Weights(last_checkpoint(run).folder / "model.safetensors")
+    assert saved.header.origin == ORIGIN
+    assert {saved.array(name).dtype.name for name in saved.names()} == {"float32"}
+
+
+def test_a_crash_of_a_fine_tuning_loses_nothing(
+    datasets_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    straight = imported_run(tmp_path / "straight", lora=LORA)
+    assert go(straight, datasets_dir) == 0
+    crashed = imported_run(tmp_path / "crashed", lora=LORA)
+    with monkeypatch.context() as patched:
+        crash_after(7, patched)
+        with pytest.raises(StoppedEarly):
+            go(crashed, datasets_dir)
+    assert go(crashed, datasets_dir) == 0
+    assert_same_outcome(crashed, straight)
+    assert Weights(last_checkpoint(crashed).folder / "model.safetensors").header.origin == ORIGIN
+
+
+def test_a_fresh_start_begins_with_the_imported_weights_again(
+    datasets_dir: Path, tmp_path: Path
+) -> None:
+    run = imported_run(tmp_path / "run", min_train_tokens=4 * 128)
+    assert go(run, datasets_dir) == 0
+    before = losses(run)
+    assert go(run, datasets_dir, fresh=True) == 0
+    assert losses(run) == before
+    assert (run.imported / "model.safetensors").is_file()
+    assert len(list(run.aside.glob("*/checkpoints/*-step-*"))) == 2
+
+
+@pytest.mark.parametrize("limit", [ONE_FILE, 10_000])
+def test_another_run_can_be_what_to_start_from(
+    limit: int, datasets_dir: Path, tmp_path: Path
+) -> None:
+    first = imported_run(tmp_path / "first", lora=LORA, max_weights_file_bytes=limit)
+    assert go(first, datasets_dir) == 0
+    assert (first.checkpoints / "best/model.safetensors").exists() == (limit == ONE_FILE)
+    second = make_run(tmp_path / "second", drop_rate=0.0, start_from=str(first.path))
+    assert go(second, datasets_dir) == 0
+    best = load_model(first.path)
+    assert first_loss(second) == pytest.approx(loss_on_first_batch(best, datasets_dir), rel=1e-4)
+
+
+def test_low_rank_adaptation_changes_only_what_it_adds(datasets_dir: Path, tmp_path: Path) -> None:
+    run = imported_run(tmp_path / "run", lora=LORA)
+    base = Weights(run.imported / "model.safetensors")
+    expected = loss_on_first_batch(load_model(run.path), datasets_dir)
+    assert go(run, datasets_dir) == 0
+    assert first_loss(run) == pytest.approx(expected, rel=1e-5)
+
+    saved = Weights(last_checkpoint(run).folder / "model.safetensors")
+    added = saved.names() - base.names()
+    assert added == {
+        f"blocks.{part}.low_rank.{way}"
+        for part in ("attention.query", "attention.output", "feed_forward.up", "feed_forward.down")
+        for way in ("down", "up")
+    }
+    for name in base.names():
+        assert saved.array(name).dtype == base.array(name).dtype
+        assert saved.array(name).tobytes() == base.array(name).tobytes(), name
+    for name in added:
+        assert saved.array(name).dtype == np.float32
+        assert np.abs(saved.array(name)).min() > 0
+    moments = {key for key in final_arrays(run) if key.startswith("optimizer.") and ".mu." in key}
+    assert {key.partition(".mu.")[2] for key in moments} == added
+
+
+def test_merged_weights_are_the_kernel_plus_the_scaled_product(
+    datasets_dir: Path, tmp_path: Path
+) -> None:
+    run = imported_run(tmp_path / "run", lora=LORA)
+    assert go(run, datasets_dir) == 0
+    path = last_checkpoint(run).folder / "model.safetensors"
+    plain, merged = Weights(path), MergedWeights(path)
+    name = "blocks.attention.output.kernel"
+    kernel, down, up = (
+        plain.array(f"blocks.attention.output.{part}").astype(np.float64)
+        for part in ("kernel", "low_rank.down", "low_rank.up")
+    )
+    expected = kernel + 12.0 / 3 * np.einsum("lnhr,lrd->lnhd", down, up)
+    found = merged.array(name)
+    assert found.dtype.name == "bfloat16"
+    # a rounding to bfloat16 is within one part in 2^9 of the value
+    np.testing.assert_allclose(found.astype(np.float64), expected, rtol=2**-8, atol=1e-6)
+    untouched = "blocks.attention.key.kernel"
+    assert merged.array(untouched).tobytes() == plain.array(untouched).tobytes()
+    last = metrics.read(run.metrics)[-1].validation_loss
+    model = load_model(run.path)
+    validation = np.mean(validation_losses(model, datasets_dir))
+    assert last is not None
+    assert validation == pytest.approx(last, rel=0.01)
+
+
+def validation_losses(model: GPT, datasets_dir: Path) -> list[float]:
+    from safetensors.numpy import load_file
+
+    tokens = load_file(datasets_dir / "tiny" / f"{VALIDATION}.safetensors")["tokens"]
+    rows = np.stack([tokens[i * 16 : i * 16 + 17] for i in range(16)]).astype(np.int32)
+    chances = jax.nn.log_softmax(model(jnp.asarray(rows[:, :-1])))
+    picked = jnp.take_along_axis(chances, jnp.asarray(rows)[:, 1:, None], axis=-1)
+    return (-picked.mean(axis=(1, 2))).tolist()
+
+
+@pytest.mark.parametrize(
+    ("train", "message"),
+    [
+        ({"start_from": "no-such-run"}, "no-such-run: no such run, checkpoint"),
+    ],
+)
+def test_what_cannot_be_started_from_is_refused(
+    train: dict[str, Any], message: str, datasets_dir: Path, tmp_path: Path
+) -> None:
+    run = imported_run(tmp_path / "run", **train)
+    assert message in refusal(run, datasets_dir)
+
+
+def test_weights_of_another_architecture_are_refused_key_by_key(
+    datasets_dir: Path, tmp_path: Path
+) -> None:
+    run = imported_run(tmp_path / "run")
+    path = run.path / "model.json"
+    path.write_text(path.read_text().replace('"n_layers": 2', '"n_layers": 1, "qkv_bias": true'))
+    lines = refusal(run, datasets_dir).splitlines()
+    assert [line.partition(",")[0] for line in lines] == [
+        f"{path}: n_layers: 1",
+        f"{path}: qkv_bias: true",
+    ]
+
+
+def test_weights_with_a_tensor_too_few_are_refused_before_anything_moves(
+    datasets_dir: Path, tmp_path: Path
+) -> None:
+    run = imported_run(tmp_path / "run", min_train_tokens=2 * 128)
+    assert go(run, datasets_dir) == 0
+    whole = Weights(run.imported / "model.safetensors")
+    kept = {name: whole.array(name) for name in whole.names() - {"head.kernel"}}
+    write_weights(run.imported, kept, whole.header, ONE_FILE)
+    assert "tensor head.kernel: missing" in refusal(run, datasets_dir, fresh=True)
+
+
+def test_imported_weights_are_never_passed_over_in_silence(
+    datasets_dir: Path, tmp_path: Path
+) -> None:
+    run = imported_run(tmp_path / "run", start_from=None)
+    assert "start_from: absent, but" in refusal(run, datasets_dir)
+
+
+def test_imported_weights_may_be_in_shards(tmp_path: Path) -> None:
+    run = imported_run(tmp_path / "run")
+    whole = Weights(run.imported / "model.safetensors")
+    arrays = {name: whole.array(name) for name in whole.names()}
+    (run.imported / "model.safetensors").unlink()
+    write_weights(run.imported, arrays, whole.header, 10_000)
+    found = starting_point(run, run_config.load_run(run.path))
+    assert found is not None
+    assert found.path == run.imported / "model.safetensors.index.json"
+
+
+def test_nothing_imported_is_told(datasets_dir: Path, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", start_from="imported")
+    assert "nothing was imported" in refusal(run, datasets_dir)
+
+
+def test_a_dataset_of_another_tokenizer_is_refused(tmp_path: Path) -> None:
+    make_dataset(tmp_path)
+    train_tokenizer(["a text"], 300).save(tmp_path / "tiny" / "tokenizer.json")
+    run = imported_run(tmp_path / "run")
+    train_tokenizer(["another another another"], 310).save(run.imported / "tokenizer.json")
+    assert "not the model's tokenizer" in refusal(run, tmp_path)
+
+
+def test_a_shorter_sequence_than_the_context_trains(datasets_dir: Path, tmp_path: Path) -> None:
+    run = imported_run(tmp_path / "run", sequence_length=8, min_train_tokens=4 * 64)
+    assert go(run, datasets_dir) == 0
+    assert metrics.read(run.metrics)[-1].tokens_seen == 4 * 8 * 8
+
+
+@pytest.mark.parametrize("limit", [ONE_FILE, 1])
+def test_merging_is_exact_in_float32(limit: int, tmp_path: Path, key: jax.Array) -> None:
+    """The merged model's logits are those of the model with its low-rank additions, also where
+    every tensor is in a file of its own."""
+    architecture = model_config(feed_forward="swiglu", n_kv_heads=1)
+    targets = ["query", "key", "value", "output", "gate", "up", "down"]
+    lora = {"rank": 2, "alpha": 3.0, "targets": targets}
+    train = train_config(lora=lora, start_from="imported")
+    assert train.lora is not None
+    model = GPT(architecture, key)
+    tokens_BS = jax.random.randint(key, (2, 8), 0, architecture.vocab_size)
+    before = model(tokens_BS)
+    add_low_rank(model, train.lora, key)
+    assert np.array_equal(model(tokens_BS), before)
+
+    state = nnx.state(model)
+    for names, param in nnx.to_flat_state(state):
+        if "low_rank" in names:
+            param.set_value(param.get_value() + 0.3)
+    nnx.update(model, state)
+    expected = model(tokens_BS)
+    assert float(jnp.abs(expected - before).max()) > 0.1
+    weights = {name: np.asarray(array) for name, array in named_arrays(model).items()}
+    write_weights(tmp_path, weights, WeightsHeader(architecture, train, "gpt2"), limit)
+    # rounding, which the norms enlarge, gives 1e-5; a wrong scale or sum gives more than 0.01
+    np.testing.assert_allclose(load_model(tmp_path)(tokens_BS), expected, rtol=0, atol=1e-4)
