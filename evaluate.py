@@ -8,6 +8,7 @@ import click
 from rungs.checkpointing.checkpoint_folder import find_weights, load_model, load_tokenizer
 from rungs.checkpointing.weights_file import Weights
 from rungs.common.errors import UserError, run_command
+from rungs.config.run_config import RunConfig
 from rungs.config.train_config import TrainConfig
 from rungs.data.catalog import find_datasets_dir, open_dataset
 from rungs.data.loader import IGNORED, ValidationData
@@ -35,7 +36,7 @@ def main(checkpoint: str, dataset: str | None, datasets_dir: Path | None) -> Non
     train = _settings(weights, dataset)
     datasets = {name: open_dataset(name, folder, update=False) for name in train.datasets}
     refuse_other_tokenizers(datasets, train.tokenizer, weights.tokenizer)
-    validation = ValidationData.of(train, weights.header.model, datasets)
+    validation = ValidationData.of(RunConfig(weights.header.model, train), datasets)
     if validation is None:
         raise UserError(f"dataset {', '.join(datasets)}: no validation split to evaluate on")
     tokenizer = load_tokenizer(checkpoint, folder)

@@ -130,7 +130,7 @@ def _fresh_run(run: str) -> tuple[Path, RunConfig]:
 def _training_data(found: RunConfig, datasets_dir: Path | None) -> TrainingData:
     place = find_datasets_dir(datasets_dir)
     datasets = {name: open_dataset(name, place) for name in found.train.datasets}
-    return TrainingData(found.train, found.model, datasets)
+    return TrainingData(found, datasets)
 
 
 def _print_growths(told: Sequence[Growth], steps: int) -> None:

@@ -15,6 +15,7 @@ import click
 import numpy as np
 
 from rungs.config.model_config import ModelConfig
+from rungs.config.run_config import RunConfig
 from rungs.config.train_config import TrainConfig
 from rungs.data import token_file
 from rungs.data.dataset import Dataset
@@ -64,7 +65,7 @@ def read_all(folder: Path) -> float:
         checkpoint_interval=1,
     )
     model = ModelConfig(vocab_size=50_257, context_length=1024, emb_dim=1, n_layers=0)
-    for _ in TrainingData(train, model, {"tokens": Dataset("tokens", folder)}).batches():
+    for _ in TrainingData(RunConfig(model, train), {"tokens": Dataset("tokens", folder)}).batches():
         pass
     status = Path("/proc/self/status").read_text()
     return int(re.findall(r"RssAnon:\s+(\d+)", status)[0]) / 1024

@@ -18,6 +18,16 @@ class RunConfig(NamedTuple):
     model: ModelConfig
     train: TrainConfig
 
+    @property
+    def sequence_length(self) -> int:
+        """Tokens in a sequence, in training and in validation."""
+        return self.train.sequence_length or self.model.context_length
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Input tokens of one global step, the padding of pairs included."""
+        return self.train.sequences_per_step * self.sequence_length
+
 
 MODEL_FILE, TRAIN_FILE = "model.json", "train.json"
 FILE_TYPES: dict[str, type[Config]] = {MODEL_FILE: ModelConfig, TRAIN_FILE: TrainConfig}

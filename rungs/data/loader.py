@@ -15,8 +15,7 @@ from typing import Any, NamedTuple, Protocol, Self
 import numpy as np
 
 from rungs.common.errors import UserError
-from rungs.config.model_config import ModelConfig
-from rungs.config.run_config import MODEL_FILE, TRAIN_FILE
+from rungs.config.run_config import MODEL_FILE, TRAIN_FILE, RunConfig
 from rungs.config.train_config import TrainConfig
 from rungs.data.dataset import TRAIN, VALIDATION, Dataset, Split
 from rungs.data.token_file import FileArray
@@ -114,22 +113,20 @@ class TrainingData:
             training or validation.
     """
 
-    def __init__(
-        self, config: TrainConfig, model: ModelConfig, datasets: dict[str, Dataset]
-    ) -> None:
-        _raise_all(problems(config, model, datasets))
-        self._shape = (config.gradient_accumulation_steps, config.microbatch_size)
-        self._sequences = _mixed(_sequences(config, model, datasets, TRAIN), config)
-        self.tokens_per_step = config.sequences_per_step * sequence_length(config, model)
-        """Input tokens of one step, what pairs are filled up with among them."""
+    def __init__(self, config: RunConfig, datasets: dict[str, Dataset]) -> None:
+        _raise_all(problems(config, datasets))
+        train = config.train
+        self._shape = (train.gradient_accumulation_steps, train.microbatch_size)
+        self._sequences = _mixed(_sequences(config, datasets, TRAIN), train)
+        self.tokens_per_step = config.tokens_per_step
         self.steps_per_epoch = (
-            len(self._sequences) // config.sequences_per_step
-            if config.min_train_tokens == -1
-            else -(-config.min_train_tokens // self.tokens_per_step)
+            len(self._sequences) // train.sequences_per_step
+            if train.min_train_tokens == -1
+            else -(-train.min_train_tokens // self.tokens_per_step)
         )
-        self.total_steps = self.steps_per_epoch * config.epochs
-        order = _order(self.steps_per_epoch * config.sequences_per_step, config)
-        self._steps = order.batch(config.sequences_per_step, batch_fn=np.array)
+        self.total_steps = self.steps_per_epoch * train.epochs
+        order = _order(self.steps_per_epoch * train.sequences_per_step, train)
+        self._steps = order.batch(train.sequences_per_step, batch_fn=np.array)
 
     def batch(self, step: int, rows: Rows = ALL_ROWS) -> Batch:
         """The batch of a step, counted from 0; raises IndexError beyond the last."""
@@ -157,31 +154,27 @@ class TrainingData:
 class ValidationData:
     """The validation batches of a run, the same each time; `of` makes it."""
 
-    def __init__(
-        self, config: TrainConfig, model: ModelConfig, datasets: dict[str, Dataset]
-    ) -> None:
-        length = sequence_length(config, model)
-        self.batch_size = config.microbatch_size
-        self._sequences = _mixed(_sequences(config, model, datasets, VALIDATION), config)
-        wanted = -(-config.validation_tokens // length)
+    def __init__(self, config: RunConfig, datasets: dict[str, Dataset]) -> None:
+        length, train = config.sequence_length, config.train
+        self.batch_size = train.microbatch_size
+        self._sequences = _mixed(_sequences(config, datasets, VALIDATION), train)
+        wanted = -(-train.validation_tokens // length)
         self.sequences = min(wanted, len(self._sequences))
         """Sequences in one validation."""
         self.tokens = self.sequences * length
         """Input tokens of one validation, what pairs are filled up with among them."""
 
     @classmethod
-    def of(
-        cls, config: TrainConfig, model: ModelConfig, datasets: dict[str, Dataset]
-    ) -> Self | None:
+    def of(cls, config: RunConfig, datasets: dict[str, Dataset]) -> Self | None:
         """The validation batches; nothing where no dataset has a validation split.
 
         Raises:
             UserError: a line for each reason why config and validation splits do not go together.
         """
-        _raise_all(_split_problems(config, model, datasets, VALIDATION))
-        if not any(VALIDATION in datasets[name].splits for name in config.datasets):
+        _raise_all(_split_problems(config, datasets, VALIDATION))
+        if not any(VALIDATION in datasets[name].splits for name in config.train.datasets):
             return None
-        return cls(config, model, datasets)
+        return cls(config, datasets)
 
     def __len__(self) -> int:
         """How many batches there are."""
@@ -205,18 +198,13 @@ class ValidationData:
         return ValidationBatch(*_gather(self._sequences, indices.tolist()), real_rows)
 
 
-def sequence_length(config: TrainConfig, model: ModelConfig) -> int:
-    """Tokens in a sequence, of training and of validation."""
-    return config.sequence_length or model.context_length
-
-
-def problems(config: TrainConfig, model: ModelConfig, datasets: dict[str, Dataset]) -> list[str]:
+def problems(config: RunConfig, datasets: dict[str, Dataset]) -> list[str]:
     """A line for each reason why a config and its datasets do not go together."""
     return [
-        *_weight_problems(config),
-        *_split_problems(config, model, datasets, TRAIN),
-        *_length_problems(config, model, datasets),
-        *_split_problems(config, model, datasets, VALIDATION),
+        *_weight_problems(config.train),
+        *_split_problems(config, datasets, TRAIN),
+        *_length_problems(config, datasets),
+        *_split_problems(config, datasets, VALIDATION),
     ]
 
 
@@ -232,12 +220,10 @@ def _weight_problems(config: TrainConfig) -> list[str]:
     return []
 
 
-def _split_problems(
-    config: TrainConfig, model: ModelConfig, datasets: dict[str, Dataset], split: Split
-) -> list[str]:
+def _split_problems(config: RunConfig, datasets: dict[str, Dataset], split: Split) -> list[str]:
     """What is wrong with each dataset's split by itself."""
-    lines = []
-    for name in config.datasets:
+    lines, model = [], config.model
+    for name in config.train.datasets:
         if split not in datasets[name].splits:
             continue
         found = datasets[name].description.splits[split]
@@ -248,23 +234,21 @@ def _split_problems(
                 f" {found.largest_token_id} in the {what}; at least {found.largest_token_id + 1}"
             )
         if found.pairs:
-            lines += _pairs_problems(config, model, datasets[name], split, what)
+            lines += _pairs_problems(config, datasets[name], split, what)
         else:
-            lines += _text_problems(config, model, found.tokens, split, what)
+            lines += _text_problems(config, found.tokens, split, what)
     return lines
 
 
-def _text_problems(
-    config: TrainConfig, model: ModelConfig, tokens: int, split: Split, what: str
-) -> list[str]:
+def _text_problems(config: RunConfig, tokens: int, split: Split, what: str) -> list[str]:
     """Whether a text has room for a sequence."""
-    key, length = _start_key(split), sequence_length(config, model)
-    start = getattr(config, key)
-    needed = length + config.target_offset
+    key, length, train = _start_key(split), config.sequence_length, config.train
+    start = getattr(train, key)
+    needed = length + train.target_offset
     if tokens < needed:
         return [
-            f"{_length_key(config)}: {length} is too long for the {what}, of {tokens} tokens; at"
-            f" most {tokens - config.target_offset}"
+            f"{_length_key(train)}: {length} is too long for the {what}, of {tokens} tokens; at"
+            f" most {tokens - train.target_offset}"
         ]
     if start + needed > tokens:
         return [
@@ -274,18 +258,16 @@ def _text_problems(
     return []
 
 
-def _pairs_problems(
-    config: TrainConfig, model: ModelConfig, dataset: Dataset, split: Split, what: str
-) -> list[str]:
+def _pairs_problems(config: RunConfig, dataset: Dataset, split: Split, what: str) -> list[str]:
     """Whether pairs can be trained on, and each has room in a sequence."""
-    lines = []
-    key, length = _start_key(split), sequence_length(config, model)
-    if config.target_offset != 1:
+    lines, train = [], config.train
+    key, length = _start_key(split), config.sequence_length
+    if train.target_offset != 1:
         lines.append(
-            f"{TRAIN_FILE}: target_offset: {config.target_offset} is for text only; the {what}"
+            f"{TRAIN_FILE}: target_offset: {train.target_offset} is for text only; the {what}"
             " holds pairs, which need 1"
         )
-    if start := getattr(config, key):
+    if start := getattr(train, key):
         lines.append(
             f"{TRAIN_FILE}: {key}: {start} is for text only; the {what} holds pairs, which need 0"
         )
@@ -293,10 +275,10 @@ def _pairs_problems(
     assert pairs is not None
     needed = pairs.longest_tokens - 1
     if needed > length:
-        count = _pairs(config, model, dataset, split).longer_than(length)
-        is_possible = config.sequence_length is None or needed <= model.context_length
+        count = _pairs(config, dataset, split).longer_than(length)
+        is_possible = train.sequence_length is None or needed <= config.model.context_length
         lines.append(
-            f"{_length_key(config)}: {length} is too short for {count:,} of the {pairs.pairs:,}"
+            f"{_length_key(train)}: {length} is too short for {count:,} of the {pairs.pairs:,}"
             f" pairs in the {what} (the longest has {pairs.longest_tokens:,} tokens);"
             + (f" raise it to {needed} or" if is_possible else "")
             + " remove them"
@@ -311,31 +293,29 @@ def _length_key(config: TrainConfig) -> str:
     return f"{TRAIN_FILE}: sequence_length"
 
 
-def _length_problems(
-    config: TrainConfig, model: ModelConfig, datasets: dict[str, Dataset]
-) -> list[str]:
+def _length_problems(config: RunConfig, datasets: dict[str, Dataset]) -> list[str]:
     """Whether the training tokens are enough, where that can be told."""
-    parts, length = _sequences(config, model, datasets, TRAIN), sequence_length(config, model)
-    if not all(map(len, parts.values())) or _weight_problems(config):
+    train, length, step_tokens = config.train, config.sequence_length, config.tokens_per_step
+    parts = _sequences(config, datasets, TRAIN)
+    if not all(map(len, parts.values())) or _weight_problems(train):
         return []
-    sequences = len(_mixed(parts, config))
-    room_steps = sequences // config.sequences_per_step
-    step_tokens = config.sequences_per_step * length
+    sequences = len(_mixed(parts, train))
+    room_steps = sequences // train.sequences_per_step
     there = f"there are {sequences} sequences of {length} tokens"
-    if len(config.datasets) > 1:
+    if len(train.datasets) > 1:
         there += " until the first dataset of the mixture runs out"
-    if config.start_train_token:
-        there += f" from token {config.start_train_token} on"
+    if train.start_train_token:
+        there += f" from token {train.start_train_token} on"
     if not room_steps:
         return [
-            f"{TRAIN_FILE}: microbatch_size: {config.microbatch_size} ×"
-            f" gradient_accumulation_steps {config.gradient_accumulation_steps} is more than one"
+            f"{TRAIN_FILE}: microbatch_size: {train.microbatch_size} ×"
+            f" gradient_accumulation_steps {train.gradient_accumulation_steps} is more than one"
             f" epoch has: {there}; at most {sequences} in a step"
         ]
-    if config.min_train_tokens > room_steps * step_tokens:
-        needed_steps = -(-config.min_train_tokens // step_tokens)
+    if train.min_train_tokens > room_steps * step_tokens:
+        needed_steps = -(-train.min_train_tokens // step_tokens)
         return [
-            f"{TRAIN_FILE}: min_train_tokens: {config.min_train_tokens} are {needed_steps} steps of"
+            f"{TRAIN_FILE}: min_train_tokens: {train.min_train_tokens} are {needed_steps} steps of"
             f" {step_tokens} tokens, but there is room for {room_steps}: {there}; at most"
             f" {room_steps * step_tokens}, or -1 for all"
         ]
@@ -347,27 +327,28 @@ def _start_key(split: Split) -> str:
 
 
 def _sequences(
-    config: TrainConfig, model: ModelConfig, datasets: dict[str, Dataset], split: Split
+    config: RunConfig, datasets: dict[str, Dataset], split: Split
 ) -> dict[str, _Sequences]:
     """The sequences of each dataset that has the split."""
     return {
-        name: _pairs(config, model, datasets[name], split)
+        name: _pairs(config, datasets[name], split)
         if datasets[name].description.splits[split].pairs
-        else _windows(config, model, datasets[name], split)
-        for name in config.datasets
+        else _windows(config, datasets[name], split)
+        for name in config.train.datasets
         if split in datasets[name].splits
     }
 
 
-def _windows(config: TrainConfig, model: ModelConfig, dataset: Dataset, split: Split) -> _Windows:
-    start, length = getattr(config, _start_key(split)), sequence_length(config, model)
-    return _Windows(dataset.tokens(split), start, length, config.target_offset)
+def _windows(config: RunConfig, dataset: Dataset, split: Split) -> _Windows:
+    start = getattr(config.train, _start_key(split))
+    length, offset = config.sequence_length, config.train.target_offset
+    return _Windows(dataset.tokens(split), start, length, offset)
 
 
-def _pairs(config: TrainConfig, model: ModelConfig, dataset: Dataset, split: Split) -> _Pairs:
+def _pairs(config: RunConfig, dataset: Dataset, split: Split) -> _Pairs:
     bounds_P2 = dataset.pair_bounds(split)
     assert bounds_P2 is not None
-    return _Pairs(dataset.tokens(split), bounds_P2, sequence_length(config, model))
+    return _Pairs(dataset.tokens(split), bounds_P2, config.sequence_length)
 
 
 def _mixed(parts: dict[str, _Sequences], config: TrainConfig) -> _Sequences:

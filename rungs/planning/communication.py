@@ -198,8 +198,7 @@ def _joins(run: RunConfig) -> tuple[int, int]:
 
 def _tokens(run: RunConfig, layout: Layout) -> int:
     """Of a microbatch, on each device."""
-    sequence = run.train.sequence_length or run.model.context_length
-    return run.train.microbatch_size // layout.mesh.shape[DATA] * sequence
+    return run.train.microbatch_size // layout.mesh.shape[DATA] * run.sequence_length
 
 
 def _width(run: RunConfig) -> int:

@@ -11,7 +11,6 @@ import jax
 from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import RunConfig
 from rungs.config.train_config import ShardingConfig
-from rungs.data.loader import sequence_length
 from rungs.model.kernels import cudnn_attention
 from rungs.model.kernels.blockwise_attention import blocks
 from rungs.model.lora import DOWN, LOW_RANK_NAMES
@@ -195,7 +194,7 @@ def _not_needed_again(sizes: dict[str, int], model: ModelConfig) -> int:
 
 def _of_attention(config: RunConfig) -> Passes:
     model, train = config
-    length = sequence_length(train, model)
+    length = config.sequence_length
     is_plain = not _in_blocks(config)
     pairs = 0.0
     for kind in model.layer_kinds():

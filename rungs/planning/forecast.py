@@ -13,7 +13,7 @@ from rungs.config.run_config import MODEL_FILE, TRAIN_FILE, RunConfig
 from rungs.config.train_config import ShardingConfig, TrainConfig, indivisible_microbatch
 from rungs.data.catalog import folder_of
 from rungs.data.dataset import TRAIN, Dataset, split_file
-from rungs.data.loader import TrainingData, sequence_length
+from rungs.data.loader import TrainingData
 from rungs.optim.precision import dtype_of, resolved
 from rungs.parallel import target_device
 from rungs.planning import flops as flops_module
@@ -188,9 +188,7 @@ def _without_pace(
         memory=memory_of(config, layout.mesh),
         usable_bytes=_usable_bytes(hardware, train.sharding),
         flops=flops_module.flops(config, layout.padded(model.vocab_size)),
-        conventional_flops=flops_module.conventional_flops(
-            shapes, model, sequence_length(train, model)
-        ),
+        conventional_flops=flops_module.conventional_flops(shapes, model, config.sequence_length),
         tokens=tokens,
         disk=_disk(run, config, tokens.steps),
         datasets=datasets,
@@ -231,8 +229,7 @@ def _refuse_misfits(run: RunFolder, config: RunConfig, of_layout: list[str]) -> 
 
 
 def _tokens(run: RunFolder, config: RunConfig, there: dict[str, Dataset]) -> Tokens:
-    model, train = config
-    per_step = train.sequences_per_step * sequence_length(train, model)
+    train, per_step = config.train, config.tokens_per_step
     steps: int | None
     if len(there) == len(train.datasets):
         steps = _training_data(run, config, there).total_steps
@@ -254,7 +251,7 @@ def _tokens(run: RunFolder, config: RunConfig, there: dict[str, Dataset]) -> Tok
 
 def _training_data(run: RunFolder, config: RunConfig, datasets: dict[str, Dataset]) -> TrainingData:
     try:
-        return TrainingData(config.train, config.model, datasets)
+        return TrainingData(config, datasets)
     except UserError as error:
         lines = str(error).splitlines()
         raise UserError("\n".join(f"{run.path}/{line}" for line in lines)) from None

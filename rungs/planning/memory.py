@@ -14,7 +14,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rungs.config.run_config import RunConfig
 from rungs.config.train_config import Remat
-from rungs.data.loader import sequence_length
 from rungs.model.gpt import GPT
 from rungs.model.kernels.cross_entropy import chunk_tokens
 from rungs.optim.optimizer import MultiSteps
@@ -119,7 +118,7 @@ def shown(size: float) -> str:
 def _batch(config: RunConfig, mesh: Mesh) -> int:
     """Bytes of a device's part of a step's inputs and targets."""
     sequences = config.train.sequences_per_step // mesh.shape[DATA]
-    tokens = sequences * sequence_length(config.train, config.model)
+    tokens = sequences * config.sequence_length
     return 2 * tokens * jnp.int32.dtype.itemsize
 
 
@@ -203,7 +202,7 @@ def _vocabulary(config: RunConfig, mesh: Mesh) -> int:
 def _tokens(config: RunConfig, mesh: Mesh) -> int:
     """Of a microbatch, on each device."""
     rows = config.train.microbatch_size // mesh.shape[DATA]
-    return rows * sequence_length(config.train, config.model)
+    return rows * config.sequence_length
 
 
 class _Kept(NamedTuple):
@@ -259,7 +258,7 @@ def _residuals(
         return jnp.zeros(())
 
     batch = layout.batch_spec(2)
-    shape = rows * mesh.shape[DATA], sequence_length(train, config.model)
+    shape = rows * mesh.shape[DATA], config.sequence_length
     tokens = jax.ShapeDtypeStruct(shape, jnp.int32)
     jax.eval_shape(
         jax.shard_map(

@@ -150,7 +150,7 @@ def _roughly(config: RunConfig) -> int:
     ten vectors a layer."""
     model, train = config
     numbers = sum(map(math.prod, shapes_of(model).values()))
-    tokens = train.microbatch_size * (train.sequence_length or model.context_length)
+    tokens = train.microbatch_size * config.sequence_length
     return 4 * (5 * numbers + tokens * 10 * model.n_layers * model.emb_dim)
 
 

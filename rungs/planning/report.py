@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from rungs.common.text_table import duration
-from rungs.data.loader import sequence_length
 from rungs.planning.flops import TOKENS_PER_PARAMETER, Passes
 from rungs.planning.forecast import Forecast
 from rungs.planning.memory import shown
@@ -125,7 +124,7 @@ def _flops_row(name: str, passes: Passes) -> str:
 
 def _tokens(planned: Forecast) -> Iterator[str]:
     train, tokens = planned.config.train, planned.tokens
-    length = sequence_length(train, planned.config.model)
+    length = planned.config.sequence_length
     yield (
         f"a step    {train.microbatch_size:,} sequences"
         f" × {train.gradient_accumulation_steps:,} microbatches"

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from rungs.common.errors import UserError
 from rungs.config.run_config import RunConfig
 from rungs.data.dataset import Dataset
-from rungs.data.loader import TrainingData, sequence_length
+from rungs.data.loader import TrainingData
 from rungs.planning.flops import TOKENS_PER_PARAMETER, active_parameters, conventional_flops
 from rungs.run.derive import NewRun
 from rungs.scaling import widths
@@ -177,7 +177,7 @@ def _shape(config: RunConfig, width: int, depth: int) -> Shape:
     return Shape(
         changes,
         active_parameters(shapes, model).total,
-        conventional_flops(shapes, model, sequence_length(config.train, model)),
+        conventional_flops(shapes, model, config.sequence_length),
     )
 
 
@@ -190,7 +190,7 @@ def _best(shapes: list[Shape], budget: float) -> Shape:
 
 def _rung(config: RunConfig, budget: float, shape: Shape, datasets: Mapping[str, Dataset]) -> Rung:
     tokens = shape.tokens(budget)
-    length = sequence_length(config.train, config.model)
+    length = config.sequence_length
     microbatch_tokens = config.train.microbatch_size * length
     microbatches = max(1, round(batch_tokens(budget) / microbatch_tokens))
     changes: dict[str, Any] = {"gradient_accumulation_steps": microbatches}
@@ -212,11 +212,11 @@ def _epochs(config: RunConfig, tokens: float, datasets: Mapping[str, Dataset]) -
     """How often the datasets are gone through for so many tokens; 1 where they are not here."""
     if len(datasets) < len(config.train.datasets):
         return 1
-    whole = config.train.model_copy(update={"min_train_tokens": -1, "epochs": 1})
+    one_epoch = config.train.model_copy(update={"min_train_tokens": -1, "epochs": 1})
     try:
-        data = TrainingData(whole, config.model, dict(datasets))
+        data = TrainingData(config._replace(train=one_epoch), dict(datasets))
     except UserError:
-        batch = whole.sequences_per_step * sequence_length(whole, config.model)
+        batch = config.tokens_per_step
         raise UserError(
             f"--ladder: a batch of {batch:,} tokens for {tokens:.2g} in all is more than there are"
             " to train on; give a smaller budget, or take a larger dataset"

@@ -7,7 +7,6 @@ from typing import Any, Self
 import numpy as np
 
 from rungs.common.errors import UserError
-from rungs.data.loader import sequence_length
 from rungs.optim.schedule import learning_rate_schedule
 from rungs.planning.flops import conventional_flops
 from rungs.run.recorded_run import FloatArray, RecordedRun, finite
@@ -41,9 +40,7 @@ class ScaledRun:
     def of(cls, run: RecordedRun) -> Self:
         """A run that has a validation loss."""
         model, train = run.config
-        flops = conventional_flops(
-            shapes_of(model, train.lora), model, sequence_length(train, model)
-        )
+        flops = conventional_flops(shapes_of(model, train.lora), model, run.config.sequence_length)
         tokens, loss = finite(run.column("tokens_seen"), run.column("validation_loss"))
         return cls(run.name, tokens * flops, loss, _is_finished(run))
 
@@ -143,7 +140,7 @@ def _cautions(runs: list[RecordedRun]) -> list[str]:
         if run.config.train.start_from
     ]
     measured = {
-        "sequence_length": [sequence_length(run.config.train, run.config.model) for run in runs],
+        "sequence_length": [run.config.sequence_length for run in runs],
         "validation_tokens": [run.config.train.validation_tokens for run in runs],
         "start_val_token": [run.config.train.start_val_token for run in runs],
     }

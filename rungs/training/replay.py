@@ -121,7 +121,7 @@ def _data(capsule: Capsule, datasets_dir: Path) -> TrainingData:
     if capsule.checkpoint is not None:
         before = capsule.checkpoint.meta.datasets
         Provenance.of(train, datasets).refuse_other_than(before)
-    return TrainingData(train, capsule.config.model, datasets)
+    return TrainingData(capsule.config, datasets)
 
 
 def _on_one_device(capsule: Capsule, model: GPT) -> GPT:

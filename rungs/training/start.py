@@ -25,7 +25,7 @@ from rungs.config.run_config import MODEL_FILE, TRAIN_FILE, RunConfig
 from rungs.config.train_config import ShardingConfig, TrainConfig
 from rungs.data.catalog import open_dataset
 from rungs.data.dataset import Dataset
-from rungs.data.loader import TrainingData, ValidationData, sequence_length
+from rungs.data.loader import TrainingData, ValidationData
 from rungs.data.provenance import Provenance, refuse_other_tokenizers
 from rungs.model.gpt import GPT
 from rungs.optim.optimizer import MultiSteps
@@ -126,8 +126,8 @@ def _plan(run: RunFolder, config: RunConfig, start: Start, datasets_dir: Path) -
     elif before is not None:
         refuse_other_tokenizers(datasets, config.train.tokenizer, before.tokenizer)
     with _mistakes_in(run):
-        data = TrainingData(config.train, config.model, datasets)
-    validation = ValidationData.of(config.train, config.model, datasets)
+        data = TrainingData(config, datasets)
+    validation = ValidationData.of(config, datasets)
     return Plan(run, config, saved, before, data, validation, provenance)
 
 
@@ -331,7 +331,7 @@ def _report_size(plan: Plan, trainer: Trainer, mesh: Mesh) -> None:
     shapes = shapes_of(model, train.lora)
     sizes = parameters(shapes), active_parameters(shapes, model)
     total, active = (size.total for size in sizes)
-    flops = conventional_flops(shapes, model, sequence_length(train, model))
+    flops = conventional_flops(shapes, model, plan.config.sequence_length)
     tokens = plan.data.total_steps * plan.data.tokens_per_step
     log.info(
         "%s parameters%s, %s MFLOPs a token; %s tokens, %.3g for each parameter; weights, moments"
@@ -354,7 +354,7 @@ def _peak_tokens_per_second(config: RunConfig, mesh: Mesh) -> float | None:
     peak = kind and kind.peak(dtype_of(train))
     if not peak:
         return None
-    length = sequence_length(train, model)
+    length = config.sequence_length
     return mesh.size * peak / conventional_flops(shapes_of(model, train.lora), model, length)
 
 

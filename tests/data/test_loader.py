@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from rungs.common.errors import UserError
-from rungs.config.model_config import ModelConfig
-from rungs.config.train_config import TrainConfig
+from rungs.config.run_config import RunConfig
 from rungs.data import loader
 from rungs.data.dataset import Dataset
 from rungs.data.loader import IGNORED, TrainingData, ValidationData, problems
@@ -87,16 +86,16 @@ def datasets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Dataset]:
     }
 
 
-def configs(**changes: Any) -> tuple[TrainConfig, ModelConfig]:
+def configs(**changes: Any) -> RunConfig:
     """Configs whose keys `vocab_size` and `context_length` go to the model."""
     model = {"vocab_size": 30_000, "context_length": S}
     model |= {key: changes.pop(key) for key in tuple(changes) if key in model}
     train = {"dataset": "x", "microbatch_size": B, "gradient_accumulation_steps": A, **changes}
-    return train_config(**train), model_config(**model)
+    return RunConfig(model_config(**model), train_config(**train))
 
 
 def training(datasets: dict[str, Dataset], **changes: Any) -> TrainingData:
-    return TrainingData(*configs(**changes), datasets)
+    return TrainingData(configs(**changes), datasets)
 
 
 def first_tokens(found: TrainingData) -> list[int]:
@@ -166,9 +165,9 @@ def test_any_sizes_give_the_windows_or_a_reason(
     wanted = steps if min_train_tokens == -1 else -(-min_train_tokens // (batch * length))
     if not 0 < wanted <= steps:
         with pytest.raises(UserError, match="at most"):
-            TrainingData(*config, {"d": dataset})
+            TrainingData(config, {"d": dataset})
         return
-    found = TrainingData(*config, {"d": dataset})
+    found = TrainingData(config, {"d": dataset})
     assert found.total_steps == wanted
     assert first_tokens(found) == list(places)[: wanted * batch]
 
@@ -180,10 +179,10 @@ def test_sequences_are_as_long_as_the_training_says(datasets: dict[str, Dataset]
     assert (found.total_steps, found.tokens_per_step) == (expected.total_steps, STEP_TOKENS)
     for step in range(found.total_steps):
         np.testing.assert_array_equal(found.batch(step), expected.batch(step))
-    validation = rows(ValidationData.of(*config, datasets))
+    validation = rows(ValidationData.of(config, datasets))
     assert len(validation) == 5
     np.testing.assert_array_equal(
-        validation, rows(ValidationData.of(*configs(validation_tokens=33), datasets))
+        validation, rows(ValidationData.of(configs(validation_tokens=33), datasets))
     )
 
 
@@ -218,7 +217,7 @@ def test_of_pairs_only_the_answers_count(
         shuffle=shuffle,
         epochs=epochs,
     )
-    found = TrainingData(*config, {"p": dataset})
+    found = TrainingData(config, {"p": dataset})
     in_order = [laid_out(*pair, length) for pair in pairs]
     assert found.steps_per_epoch == len(pairs) // batch_size
     seen = []
@@ -232,7 +231,7 @@ def test_of_pairs_only_the_answers_count(
         of_epoch = seen[epoch * used : (epoch + 1) * used]
         assert sorted(of_epoch) == sorted(in_order[:used])
         assert shuffle or of_epoch == in_order[:used]
-    validation = rows(ValidationData.of(*config, {"p": dataset}))
+    validation = rows(ValidationData.of(config, {"p": dataset}))
     assert [(inputs, targets) for inputs, targets in validation.tolist()] == in_order
 
 
@@ -307,7 +306,7 @@ def test_pairs_too_long_for_validation_are_refused_too(tmp_path: Path) -> None:
     datasets = {"p": make_pairs(tmp_path, "p", train=[([1], [2])], validation=[([1] * 9, [2])])}
     assert "in the validation split of dataset p" in reasons(datasets, **SINGLE)[0]
     with pytest.raises(UserError, match="1 of the 1 pairs in the validation split"):
-        ValidationData.of(*configs(**SINGLE), datasets)
+        ValidationData.of(configs(**SINGLE), datasets)
 
 
 @pytest.mark.parametrize(
@@ -377,7 +376,7 @@ def test_a_host_reads_its_part_of_each_batch_and_no_more(
         np.testing.assert_array_equal(batch.inputs_ABS, expected.inputs_ABS[:, own])
         np.testing.assert_array_equal(batch.targets_ABS, expected.targets_ABS[:, own])
     assert 0 < len(read) <= A * len(own) * part.total_steps
-    validation = ValidationData.of(*configs(), datasets)
+    validation = ValidationData.of(configs(), datasets)
     assert validation is not None
     for found, other in zip(validation.batches(np.array(own)), validation.batches(), strict=True):
         np.testing.assert_array_equal(found.inputs_BS, other.inputs_BS[own])
@@ -492,7 +491,7 @@ def test_a_mixture_lasts_until_the_first_part_runs_out(datasets: dict[str, Datas
     assert 2 * there - 1 <= found.total_steps <= 2 * there + 1
     config = configs(dataset={"z": 1, "y": 1}, **single, min_train_tokens=(2 * there + 3) * S)
     with pytest.raises(UserError, match="until the first dataset of the mixture runs out"):
-        TrainingData(*config, datasets)
+        TrainingData(config, datasets)
 
 
 # Validation
@@ -511,7 +510,7 @@ def test_validation_is_windows_of_the_validation_split(
     datasets: dict[str, Dataset], target_offset: int
 ) -> None:
     config = configs(start_val_token=3, target_offset=target_offset)
-    validation = ValidationData.of(*config, datasets)
+    validation = ValidationData.of(config, datasets)
     expected = np.arange(2003, 2003 + 12 * S).reshape(12, S)
     found = rows(validation)
     np.testing.assert_array_equal(found[:, 0], expected)
@@ -523,14 +522,14 @@ def test_validation_is_windows_of_the_validation_split(
 def test_validation_tokens_are_rounded_up_to_whole_sequences(
     datasets: dict[str, Dataset], tokens: int, sequences: int
 ) -> None:
-    validation = ValidationData.of(*configs(validation_tokens=tokens), datasets)
+    validation = ValidationData.of(configs(validation_tokens=tokens), datasets)
     assert validation is not None
     assert (validation.sequences, validation.tokens) == (sequences, sequences * S)
     assert len(rows(validation)) == sequences
 
 
 def test_the_last_batch_is_filled_up_with_its_own_rows(datasets: dict[str, Dataset]) -> None:
-    validation = ValidationData.of(*configs(microbatch_size=5), datasets)
+    validation = ValidationData.of(configs(microbatch_size=5), datasets)
     assert validation is not None
     batches = list(validation.batches())
     assert [batch.real_rows for batch in batches] == [5, 5, 2]
@@ -542,21 +541,21 @@ def test_validation_of_a_mixture_leaves_out_parts_without_a_split(
     datasets: dict[str, Dataset],
 ) -> None:
     config = configs(dataset={"x": 1, "y": 1, "z": 1})
-    firsts = rows(ValidationData.of(*config, datasets))[:, 0, 0]
+    firsts = rows(ValidationData.of(config, datasets))[:, 0, 0]
     counts = Counter(int(first) // 10_000 for first in firsts)
     assert set(counts) == {0, 1}
     assert abs(counts[0] - counts[1]) <= 1
-    assert ValidationData.of(*configs(dataset="z"), datasets) is None
+    assert ValidationData.of(configs(dataset="z"), datasets) is None
 
 
 # What the user can mend
 
 
 def reasons(datasets: dict[str, Dataset], **changes: Any) -> list[str]:
-    config, model = configs(**changes)
-    lines = problems(config, model, datasets)
+    config = configs(**changes)
+    lines = problems(config, datasets)
     with pytest.raises(UserError) as caught:
-        TrainingData(config, model, datasets)
+        TrainingData(config, datasets)
     assert str(caught.value).splitlines() == lines
     return lines
 
@@ -618,6 +617,6 @@ def test_all_reasons_come_at_once(datasets: dict[str, Dataset]) -> None:
 
 
 def test_validation_alone_asks_nothing_of_the_training_split(datasets: dict[str, Dataset]) -> None:
-    assert ValidationData.of(*configs(min_train_tokens=10**6), datasets) is not None
+    assert ValidationData.of(configs(min_train_tokens=10**6), datasets) is not None
     with pytest.raises(UserError, match="start_val_token"):
-        ValidationData.of(*configs(start_val_token=10**6), datasets)
+        ValidationData.of(configs(start_val_token=10**6), datasets)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save
 
 from rungs.common.errors import UserError
+from rungs.config.run_config import RunConfig
 from rungs.data.catalog import add_pairs, add_text, folder_of, open_dataset
 from rungs.data.dataset import DESCRIPTION_FILE, Dataset
 from rungs.data.loader import TrainingData
@@ -50,10 +51,11 @@ def make(datasets_dir: Path, content: bytes) -> Path:
 def use(datasets_dir: Path) -> Dataset:
     """What a start does: open it, and read all of it."""
     found = open_dataset("tiny", datasets_dir)
-    train = train_config(dataset="tiny", sequence_length=31 if found.holds_pairs else 8)
+    length = 31 if found.holds_pairs else 8
+    train = train_config(dataset="tiny", sequence_length=length, microbatch_size=1)
     model = MODEL.model_copy(update={"context_length": 31})
     try:
-        data = TrainingData(train.model_copy(update={"microbatch_size": 1}), model, {"tiny": found})
+        data = TrainingData(RunConfig(model, train), {"tiny": found})
     except UserError as error:
         raise UserError("\n".join(f"tiny: {line}" for line in str(error).split("\n"))) from None
     for step in range(min(data.total_steps, 3)):

@@ -109,7 +109,7 @@ def admit(run: RunFolder, config: RunConfig, datasets_dir: Any, limits: Limits) 
     datasets = {name: open_dataset(name, datasets_dir, update=False) for name in names}
     if before is not None:
         refuse_other_tokenizers(datasets, config.train.tokenizer, before.tokenizer)
-    data = TrainingData(config.train, config.model, datasets)
+    data = TrainingData(config, datasets)
     _refuse_too_large(run, config)
     return of(config, data, before, limits)
 

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rungs.config.run_config import RunConfig
-from rungs.data.loader import sequence_length
 from rungs.diagnostics.model_check.checks import Finding, findings
 from rungs.diagnostics.model_check.subject import Patient
 
@@ -40,7 +39,7 @@ def failed_checks(path: Path, config: RunConfig, patient: Patient) -> list[str]:
 
 def _header(path: Path, config: RunConfig, patient: Patient) -> Iterator[str]:
     sequences, tokens = patient.inputs_BS.shape
-    of_tokens = sequence_length(config.train, config.model)
+    of_tokens = config.sequence_length
     weights = "fresh weights" if patient.before is None else f"the weights of {patient.before.path}"
     yield f"{path}: the first {sequences} sequences, {tokens:,} of their {of_tokens:,} tokens, on"
     yield f"{weights}, without dropout, on one CPU device."

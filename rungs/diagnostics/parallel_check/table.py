@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rungs.config.run_config import RunConfig
-from rungs.data.loader import sequence_length
 from rungs.diagnostics.parallel_check.trial import (
     ROUNDING_TOLERANCE,
     Case,
@@ -46,7 +45,7 @@ def is_all_alike(path: Path, config: RunConfig, trial: Trial, devices: int) -> b
 def _header(path: Path, config: RunConfig, trial: Trial) -> Iterator[str]:
     """What is trained, how that differs from the run, and what it is compared with."""
     own_sequences = config.train.sequences_per_step
-    own_tokens = sequence_length(config.train, config.model)
+    own_tokens = config.sequence_length
     _, sequences, tokens = trial.batches[0].inputs_ABS.shape
     of_sequences = f" of the {own_sequences:,}" * (sequences < own_sequences)
     of_tokens = f" of the {own_tokens:,}" * (tokens < own_tokens)

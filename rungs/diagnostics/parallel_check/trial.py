@@ -139,7 +139,7 @@ class Trial(NamedTuple):
         """
         before, names = starting_point(run, config), config.train.datasets
         datasets = {name: open_dataset(name, datasets_dir, update=False) for name in names}
-        data = TrainingData(config.train, config.model, datasets)
+        data = TrainingData(config, datasets)
         return cls.of(config, data, before, limits)
 
     @classmethod

@@ -16,7 +16,7 @@ from rungs.checkpointing.weights_file import Weights
 from rungs.config.run_config import MODEL_FILE, TRAIN_FILE, RunConfig
 from rungs.data.catalog import open_dataset
 from rungs.data.dataset import TRAIN, Dataset
-from rungs.data.loader import TrainingData, sequence_length
+from rungs.data.loader import TrainingData
 from rungs.diagnostics.resume_check.kill import Kill, Killer, Phase, Plan, measured
 from rungs.run import metrics as metrics_module
 from rungs.run.folder import RunFolder
@@ -43,7 +43,7 @@ def shortened(
     """
     model, train = config
     has_pairs = any(datasets[name].description.splits[TRAIN].pairs for name in train.datasets)
-    length = sequence_length(train, model)
+    length = config.sequence_length
     length = length if has_pairs else min(length, tokens)
     epochs = min(train.epochs, 2)
     changes: dict[str, Any] = {
@@ -57,9 +57,9 @@ def shortened(
     }
     if train.start_from == IMPORTED:
         changes["start_from"] = str(run.imported.resolve())
-    TrainingData(train, model, datasets)  # as the user has it
+    TrainingData(config, datasets)  # as the user has it
     train = train.model_copy(update=changes)
-    room_steps = TrainingData(train, model, datasets).steps_per_epoch
+    room_steps = TrainingData(RunConfig(model, train), datasets).steps_per_epoch
     steps = min(MOST_STEPS // epochs, room_steps)
     changes = {
         "min_train_tokens": steps * train.sequences_per_step * length,
@@ -130,7 +130,7 @@ class Resumption:
         self._recorder = recorder
         self._folder, self._config, self._datasets_dir = folder, config, datasets_dir
         train = config.train
-        step_tokens = train.sequences_per_step * sequence_length(train, config.model)
+        step_tokens = config.tokens_per_step
         steps = train.epochs * (train.min_train_tokens // step_tokens)
         self.plan = Plan(steps, train.checkpoint_interval)
         self._seconds: dict[Phase, float] = {}

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 from rungs.config.run_config import RunConfig
-from rungs.data.loader import sequence_length
 from rungs.diagnostics.resume_check.compare import Finding, Resumption
 
 _KILL = "{:>4}  {:>8}  {}"
@@ -21,7 +20,7 @@ def is_same(path: Path, config: RunConfig, resumption: Resumption, kills: int) -
         Whether nothing differs.
     """
     train = config.train
-    tokens = train.sequences_per_step * sequence_length(train, config.model)
+    tokens = config.tokens_per_step
     print(
         f"{path}, short: {resumption.plan.steps} steps of {tokens:,} tokens, a checkpoint every"
         f" {train.checkpoint_interval}",
