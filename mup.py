@@ -33,7 +33,14 @@ from rungs.scaling.coordinate_check import (
     growths,
     measure,
 )
-from rungs.scaling.learning_rate_sweep import Case, Point, best_rates, is_at_end, lines_of, sweep
+from rungs.scaling.learning_rate_sweep import (
+    Point,
+    SweepRun,
+    best_rates,
+    is_at_end,
+    lines_of,
+    sweep,
+)
 from rungs.scaling.widths import changes
 
 STANDARD, MUP = "standard", "muP"
@@ -204,9 +211,9 @@ def _parametrisations(model: ModelConfig, standard: bool) -> dict[str, dict[str,
 
 def _cases(
     model: ModelConfig, widths: list[int], rates: list[float], change: dict[str, Any]
-) -> list[Case]:
+) -> list[SweepRun]:
     return [
-        Case(f"emb_dim {width}", rate, {**changes(model, width), **change})
+        SweepRun(f"emb_dim {width}", rate, {**changes(model, width), **change})
         for width in widths
         for rate in rates
     ]

@@ -47,20 +47,20 @@ Calls = dict[str, float]
 """Seconds in each function that is timed."""
 
 
-class Side(NamedTuple):
+class Variant(NamedTuple):
     name: str
     has_checkpoints: bool
     charts: str
 
 
 SIDES = (
-    Side("without", False, "charts"),
-    Side("with", True, "charts"),
-    Side("with, no charts", True, "no-charts"),
+    Variant("without", False, "charts"),
+    Variant("with", True, "charts"),
+    Variant("with, no charts", True, "no-charts"),
 )
 
 
-class Trained(NamedTuple):
+class MeasuredRun(NamedTuple):
     """One run of a side."""
 
     step_seconds: list[float]
@@ -83,7 +83,7 @@ class Trained(NamedTuple):
 @click.option("--checkpoints", default=2, show_default=True, type=click.IntRange(1), help="Each.")
 def main(turns: int, checkpoints: int) -> None:
     """Print throughput with and without checkpoints, and where the loop stands still."""
-    found: dict[str, list[Trained]] = {side.name: [] for side in SIDES}
+    found: dict[str, list[MeasuredRun]] = {side.name: [] for side in SIDES}
     for _, side in itertools.product(range(turns), SIDES):
         with tempfile.TemporaryDirectory() as folder:
             found[side.name].append(trained(Path(folder), side, checkpoints))
@@ -91,7 +91,7 @@ def main(turns: int, checkpoints: int) -> None:
     print_stall(found["with"])
 
 
-def trained(folder: Path, side: Side, checkpoints: int) -> Trained:
+def trained(folder: Path, side: Variant, checkpoints: int) -> MeasuredRun:
     """A run of a side; its steps that count begin after the second checkpoint, and end with the
     one that has the last."""
     interval = INTERVAL if side.has_checkpoints else 1_000_000
@@ -112,7 +112,7 @@ def trained(folder: Path, side: Side, checkpoints: int) -> Trained:
         for number, checkpoint in enumerate(before[:-1]):
             seconds[number * INTERVAL + 1] -= checkpoint[VALIDATION]
     latest = run / "checkpoints" / "latest"
-    return Trained(
+    return MeasuredRun(
         seconds[INTERVAL + 1 :],
         before[1:-1],
         before[0],
@@ -138,7 +138,7 @@ def calls_in(lines: Iterable[str]) -> tuple[list[Calls], list[float]]:
     return checkpoints, behind
 
 
-def print_throughput(found: dict[str, list[Trained]]) -> None:
+def print_throughput(found: dict[str, list[MeasuredRun]]) -> None:
     """A line for each side, beside that without checkpoints in the same turn."""
     click.echo(f"{'checkpoints':18} {'tokens/s':>26} {'to without':>24} {'longest gap, ms':>24}")
     rates = {name: [rate(run) for run in runs] for name, runs in found.items()}
@@ -151,12 +151,12 @@ def print_throughput(found: dict[str, list[Trained]]) -> None:
     click.echo("")
 
 
-def rate(run: Trained) -> float:
+def rate(run: MeasuredRun) -> float:
     """Tokens per second."""
     return TOKENS_PER_STEP * len(run.step_seconds) / sum(run.step_seconds)
 
 
-def print_stall(runs: list[Trained]) -> None:
+def print_stall(runs: list[MeasuredRun]) -> None:
     """How long the loop waits at a checkpoint, and for what."""
     checkpoints = [checkpoint for run in runs for checkpoint in run.checkpoints]
     size = runs[0].checkpoint_bytes

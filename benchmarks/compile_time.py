@@ -27,7 +27,7 @@ STEPS = 10
 """Taken in each turn, after one that is not counted."""
 
 
-class Case(NamedTuple):
+class CompileCase(NamedTuple):
     layers: int
     is_unrolled: bool
 
@@ -48,10 +48,10 @@ class Turn(NamedTuple):
     step: float
 
 
-LONGEST = Case(24, is_unrolled=True)
+LONGEST = CompileCase(24, is_unrolled=True)
 CASES = [
-    *(Case(layers, is_unrolled=False) for layers in DEPTHS),
-    *(Case(layers, is_unrolled=True) for layers in DEPTHS if layers < LONGEST.layers),
+    *(CompileCase(layers, is_unrolled=False) for layers in DEPTHS),
+    *(CompileCase(layers, is_unrolled=True) for layers in DEPTHS if layers < LONGEST.layers),
     LONGEST,
 ]
 
@@ -62,8 +62,8 @@ def main(turns: int) -> None:
     """Print a line for each depth, scanned and unrolled."""
     jax.config.update("jax_enable_compilation_cache", False)
     steps = {case: MeasuredStep(case.run) for case in CASES}
-    one_turn(MeasuredStep(Case(1, is_unrolled=False).run))  # what a process does only once
-    found: dict[Case, list[Turn]] = defaultdict(list)
+    one_turn(MeasuredStep(CompileCase(1, is_unrolled=False).run))  # what a process does only once
+    found: dict[CompileCase, list[Turn]] = defaultdict(list)
     for turn in range(turns):
         for case, step in steps.items():
             if case != LONGEST or turn == 0:
@@ -74,7 +74,7 @@ Medians of {turns} turns (lowest to highest); of {LONGEST.layers} layers unrolle
 
 layers            tracing, s         compiling, s  ÷ {DEPTHS[0]} layers              step, ms""")
     for case, times in found.items():
-        click.echo(line(case, times, found[Case(DEPTHS[0], case.is_unrolled)]))
+        click.echo(line(case, times, found[CompileCase(DEPTHS[0], case.is_unrolled)]))
 
 
 def one_turn(step: MeasuredStep) -> Turn:
@@ -88,7 +88,7 @@ def one_turn(step: MeasuredStep) -> Turn:
     return Turn(traced - begin, end - traced, statistics.median(seconds[1:]))
 
 
-def line(case: Case, turns: Sequence[Turn], of_fewest_layers: Sequence[Turn]) -> str:
+def line(case: CompileCase, turns: Sequence[Turn], of_fewest_layers: Sequence[Turn]) -> str:
     tracing, compiling, step = zip(*turns, strict=True)
     ratio = until_compiled(turns) / until_compiled(of_fewest_layers)
     return (

@@ -49,7 +49,7 @@ class Cost(NamedTuple):
     """Of each turn."""
 
 
-class Growth(NamedTuple):
+class CostGrowth(NamedTuple):
     """A cost as a multiple of that of the smallest size."""
 
     time: float
@@ -123,11 +123,11 @@ def cost_and_step(run: RunConfig) -> tuple[Cost, Callable[[], float]]:
     return cost, functools.partial(step.seconds, compiled)
 
 
-def growths(costs: list[Cost]) -> list[Growth]:
+def growths(costs: list[Cost]) -> list[CostGrowth]:
     """Each cost beside the first; times are compared turn by turn."""
     first = costs[0]
     return [
-        Growth(
+        CostGrowth(
             statistics.median(np.divide(cost.seconds, first.seconds).tolist()),
             cost.flops / first.flops,
             cost.memory_bytes / first.memory_bytes,

@@ -16,7 +16,7 @@ from rungs.charts.sweep_chart import sweep_chart
 from rungs.common.errors import run_command
 from rungs.data.catalog import find_datasets_dir
 from rungs.run.folder import find_run
-from rungs.scaling.learning_rate_sweep import Case, best_rates, is_at_end, lines_of, sweep
+from rungs.scaling.learning_rate_sweep import SweepRun, best_rates, is_at_end, lines_of, sweep
 
 TRAIN = Path(__file__).parents[1] / "train.py"
 RATES = {
@@ -39,7 +39,7 @@ def main(
 ) -> None:
     """Train RUN with each optimizer at each of its learning rates."""
     cases = [
-        Case(optimizer, rate, {"optimizer": optimizer, "min_train_tokens": tokens})
+        SweepRun(optimizer, rate, {"optimizer": optimizer, "min_train_tokens": tokens})
         for optimizer in only or RATES
         for rate in RATES[optimizer]
     ]

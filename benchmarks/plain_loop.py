@@ -22,7 +22,7 @@ Linear = functools.partial(nnx.Linear, kernel_init=nnx.initializers.normal(0.02)
 Embed = functools.partial(nnx.Embed, embedding_init=nnx.initializers.normal(0.02))
 
 
-class Block(nnx.Module):
+class PlainBlock(nnx.Module):
     def __init__(self, width: int, heads: int, rngs: nnx.Rngs) -> None:
         self.heads = heads
         self.attention_norm = nnx.LayerNorm(width, rngs=rngs)
@@ -46,12 +46,12 @@ class Block(nnx.Module):
         return y.reshape(batch, length, width)
 
 
-class GPT(nnx.Module):
+class PlainGPT(nnx.Module):
     def __init__(self, vocab: int, length: int, width: int, heads: int, layers: int) -> None:
         rngs = nnx.Rngs(0)
         self.tokens = Embed(vocab, width, rngs=rngs)
         self.positions = Embed(length, width, rngs=rngs)
-        self.blocks = nnx.List([Block(width, heads, rngs) for _ in range(layers)])
+        self.blocks = nnx.List([PlainBlock(width, heads, rngs) for _ in range(layers)])
         self.norm = nnx.LayerNorm(width, rngs=rngs)
         self.head = Linear(width, vocab, use_bias=False, rngs=rngs)
 
@@ -63,8 +63,8 @@ class GPT(nnx.Module):
 
 
 @nnx.jit
-def train_microbatch(model: GPT, optimizer: nnx.Optimizer, sequences: Array) -> Array:
-    def mean_loss(model: GPT) -> Array:
+def train_microbatch(model: PlainGPT, optimizer: nnx.Optimizer, sequences: Array) -> Array:
+    def mean_loss(model: PlainGPT) -> Array:
         logits, targets = model(sequences[:, :-1]), sequences[:, 1:]
         return optax.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
 
@@ -75,7 +75,7 @@ def train_microbatch(model: GPT, optimizer: nnx.Optimizer, sequences: Array) -> 
 
 def main() -> None:
     asked = json.loads(sys.argv[1])
-    model = GPT(*(asked[key] for key in ("vocab", "length", "width", "heads", "layers")))
+    model = PlainGPT(*(asked[key] for key in ("vocab", "length", "width", "heads", "layers")))
     batches = np.load(asked["batches"])  # steps, A, B, S + 1
     matrices = functools.partial(jax.tree.map, lambda parameter: parameter.ndim > 1)
     adamw = optax.adamw(asked["learning_rate"], 0.9, 0.95, weight_decay=0.1, mask=matrices)

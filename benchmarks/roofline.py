@@ -6,13 +6,13 @@ start at once: a bound, which real runs stay below.
 
 from typing import NamedTuple
 
-from benchmarks.scaling_cases import SEQUENCE, Case
+from benchmarks.scaling_cases import SEQUENCE, ScalingCase
 from rungs.parallel.axes import TENSOR
 from rungs.planning.communication import traffic
 from rungs.planning.hardware import named
 
 
-class Hardware(NamedTuple):
+class LinkedHardware(NamedTuple):
     """What a device can do; bytes per second in one direction."""
 
     name: str
@@ -27,10 +27,10 @@ class Hardware(NamedTuple):
     """Of a device's share of the network between islands."""
 
 
-def _linked(label: str, name: str, island: int, inner: float, outer: float) -> Hardware:
+def _linked(label: str, name: str, island: int, inner: float, outer: float) -> LinkedHardware:
     one = named(name)
     assert one.flops is not None
-    return Hardware(label, one.flops, one.memory_bytes, island, inner, outer)
+    return LinkedHardware(label, one.flops, one.memory_bytes, island, inner, outer)
 
 
 HARDWARE = (
@@ -55,7 +55,7 @@ class Balance(NamedTuple):
     computing; infinite where more tokens do not help."""
 
 
-def balance(case: Case, hardware: Hardware, flops_per_token: float) -> Balance:
+def balance(case: ScalingCase, hardware: LinkedHardware, flops_per_token: float) -> Balance:
     """Of a case in which each device along `data` has one sequence.
 
     The bytes are a constant plus a part that grows with the tokens, so two lengths of the batch
@@ -81,7 +81,7 @@ def _even_tokens(one: float, two: float, tokens: float, computing: float) -> flo
     return constant / (computing - growth) if growth < computing else float("inf")
 
 
-def seconds(case: Case, hardware: Hardware, sequences: int) -> tuple[float, float]:
+def seconds(case: ScalingCase, hardware: LinkedHardware, sequences: int) -> tuple[float, float]:
     """Of a step's communication over inner and outer links.
 
     The devices of an island stand together along `tensor` and then along `data`: a ring over all

@@ -25,13 +25,13 @@ import click
 import jax
 
 from benchmarks import roofline
-from benchmarks.roofline import HARDWARE, Hardware
+from benchmarks.roofline import HARDWARE, LinkedHardware
 from benchmarks.scaling_cases import (
     HOST,
     MODELS,
     SEQUENCE,
     SIZES,
-    Case,
+    ScalingCase,
     cases,
     formula,
     lowered_step,
@@ -46,7 +46,7 @@ MICROBATCHES = 8
 STATE_BYTES = 16
 """For each parameter its weight, two moments and a gradient, in float32."""
 FOLDER = Path(__file__).parent
-Programs = dict[Case, dict[str, Any]]
+Programs = dict[ScalingCase, dict[str, Any]]
 
 
 @click.command()
@@ -70,7 +70,7 @@ def compiled(sizes: list[int]) -> Programs:
     with ThreadPoolExecutor(2) as pool:
         outputs = pool.map(lambda size: said_by("scaling_programs.py", size, MICROBATCHES), sizes)
     lines = [json.loads(line) for output in outputs for line in output.splitlines()]
-    return {Case(**line["case"]): line for line in lines}
+    return {ScalingCase(**line["case"]): line for line in lines}
 
 
 def said_by(script: str, *arguments: int) -> str:
@@ -100,7 +100,7 @@ of the layers as gathered once a step: XLA's CPU compiler moves that out of the 
     click.echo("")
 
 
-def traffic_line(case: Case, programs: Programs) -> str:
+def traffic_line(case: ScalingCase, programs: Programs) -> str:
     if lines := case.layout.problems(MODELS[case.model]):
         return f"  refused: {lines[0].partition(' of sharding')[0]}"
     once, sent = (traffic(case.run(n), case.layout) for n in (1, MICROBATCHES))
@@ -127,7 +127,7 @@ each of the others.
 
 model devices mode      mesh    formula  compiler's   ÷ formula""")
     found: dict[str, float] = {}
-    for case in [*(Case(model, "dp", 1, 1) for model in MODELS), *cases(HOST)]:
+    for case in [*(ScalingCase(model, "dp", 1, 1) for model in MODELS), *cases(HOST)]:
         flops, by_formula = counted_flops(case), formula(MODELS[case.model])
         found.setdefault(case.model, flops)
         click.echo(
@@ -137,7 +137,7 @@ model devices mode      mesh    formula  compiler's   ÷ formula""")
     return found
 
 
-def counted_flops(case: Case) -> float:
+def counted_flops(case: ScalingCase) -> float:
     """Per token, of all devices together."""
     mesh = create_mesh((case.data, case.tensor), devices=jax.devices()[: case.devices])
 
@@ -156,7 +156,7 @@ def counted_flops(case: Case) -> float:
     return total * case.devices / (case.data * SEQUENCE)
 
 
-def print_balance(sizes: list[int], hardware: Hardware, flops: dict[str, float]) -> None:
+def print_balance(sizes: list[int], hardware: LinkedHardware, flops: dict[str, float]) -> None:
     click.echo(f"""\
 {hardware.name}: communication as a share of computing in a step of one microbatch, over inner links
 and network; and the tokens from which on computing takes longer, of each device and of all. In dp
@@ -190,17 +190,17 @@ middle half of them). The last three share the work between two virtual devices.
         click.echo(f"{way:12} {spread:26} {middle:.2f} ({low:.2f} to {high:.2f})")
 
 
-def all_cases(sizes: list[int]) -> Iterator[Case]:
+def all_cases(sizes: list[int]) -> Iterator[ScalingCase]:
     """By model, then by size."""
     return (case for model in MODELS for n in sizes for case in cases(n) if case.model == model)
 
 
-def label(case: Case) -> str:
+def label(case: ScalingCase) -> str:
     mesh = f"{case.data}×{case.tensor}"
     return f"{case.model:5} {case.devices:7,} {case.mode:7} {mesh:>6}"
 
 
-def state_gigabytes(case: Case) -> float:
+def state_gigabytes(case: ScalingCase) -> float:
     """Of each device, at rest."""
     own = parameters(MODELS[case.model], case.layout)
     parts = sum(one.size * one.layers / (case.data if one.is_gathered else 1) for one in own)

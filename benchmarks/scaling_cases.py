@@ -43,7 +43,7 @@ https://huggingface.co/meta-llama/Llama-3.2-1B)."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Case:
+class ScalingCase:
     """A model trained in a mode on a mesh, one sequence at a time on each device along `data`."""
 
     model: str
@@ -73,16 +73,16 @@ class Case:
         return RunConfig(MODELS[self.model], train.model_copy(update={"compute_dtype": dtype}))
 
 
-def cases(devices: int) -> Iterator[Case]:
+def cases(devices: int) -> Iterator[ScalingCase]:
     """Each model in each mode that is sensible on so many devices."""
     for model in MODELS:
-        yield Case(model, "dp", devices, 1)
-        yield Case(model, "fsdp", devices, 1)
+        yield ScalingCase(model, "dp", devices, 1)
+        yield ScalingCase(model, "fsdp", devices, 1)
         if devices == HOST:
-            yield Case(model, "tp", 1, HOST)
-            yield Case(model, "fsdp_tp", 2, HOST // 2)
+            yield ScalingCase(model, "tp", 1, HOST)
+            yield ScalingCase(model, "fsdp_tp", 2, HOST // 2)
         else:
-            yield Case(model, "fsdp_tp", devices // HOST, HOST)
+            yield ScalingCase(model, "fsdp_tp", devices // HOST, HOST)
 
 
 def formula(model: ModelConfig) -> float:

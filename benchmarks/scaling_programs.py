@@ -11,7 +11,7 @@ import time
 
 import jax
 
-from benchmarks.scaling_cases import Case, cases, lowered_step
+from benchmarks.scaling_cases import ScalingCase, cases, lowered_step
 from rungs.parallel.mesh import create_mesh
 from rungs.planning.compiled_communication import collectives, summary
 
@@ -46,7 +46,7 @@ def make_devices(count: int) -> None:
     jax.distributed.initialize(address, num_processes=1, process_id=0)
 
 
-def sent_by_program(case: Case, microbatches: int) -> list[tuple[str, tuple[str, ...], int]]:
+def sent_by_program(case: ScalingCase, microbatches: int) -> list[tuple[str, tuple[str, ...], int]]:
     """Kind, mesh axes and bytes of the collectives in a compiled step."""
     mesh = create_mesh((case.data, case.tensor))
     compiled = lowered_step(case.run(microbatches, DTYPE), mesh).compile(QUICKLY)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 
-class Block(nn.Module):
+class TorchBlock(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
@@ -41,13 +41,13 @@ class Block(nn.Module):
         return x + self.down(hidden)
 
 
-class GPT(nn.Module):
+class TorchGPT(nn.Module):
     """Learned positions, LayerNorm before each sub-layer, GELU, an untied head."""
 
     def __init__(self, vocab: int, length: int, width: int, heads: int, layers: int) -> None:
         super().__init__()
         self.tokens, self.positions = nn.Embedding(vocab, width), nn.Embedding(length, width)
-        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.blocks = nn.ModuleList(TorchBlock(width, heads) for _ in range(layers))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocab, bias=False)
         for name, parameter in self.named_parameters():
             if parameter.ndim > 1:
@@ -70,7 +70,9 @@ def main() -> None:
     torch.set_num_threads(asked["threads"])
     torch.set_float32_matmul_precision("high")
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = GPT(*(asked[key] for key in ("vocab", "length", "width", "heads", "layers"))).to(device)
+    model = TorchGPT(*(asked[key] for key in ("vocab", "length", "width", "heads", "layers"))).to(
+        device
+    )
     decayed = [parameter for parameter in model.parameters() if parameter.ndim > 1]
     others = [parameter for parameter in model.parameters() if parameter.ndim <= 1]
     groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]

@@ -20,7 +20,7 @@ import click
 import numpy as np
 
 from benchmarks.speed_table import Row, Shape, table
-from benchmarks.training_sides import Peaks, Plan, peaks, plans, started
+from benchmarks.training_sides import Peaks, SidePlan, peaks, plans, started
 from rungs.common.errors import run_command
 from rungs.data import python_stdlib
 from rungs.data.catalog import find_datasets_dir, open_dataset
@@ -129,7 +129,7 @@ def write_batches(path: Path, batch: tuple[int, int, int], steps: int) -> None:
     np.save(path, tokens[: steps * each].astype(np.int32).reshape(steps, *batch))
 
 
-def chosen(sides: list[Plan], only: Sequence[str]) -> list[Plan]:
+def chosen(sides: list[SidePlan], only: Sequence[str]) -> list[SidePlan]:
     """The sides whose name has one of these parts; all where there are none."""
     found = [side for side in sides if not only or any(part in side.name for part in only)]
     if not found:
@@ -161,7 +161,7 @@ def print_peak(*measured: Peaks) -> float:
     return peak
 
 
-def take_turns(sides: list[Plan], turns: int, steps: int, tokens: int) -> list[Row]:
+def take_turns(sides: list[SidePlan], turns: int, steps: int, tokens: int) -> list[Row]:
     """Start the sides, each with a first turn that is not counted, then have one compute at a time.
 
     Args:

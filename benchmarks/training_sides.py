@@ -47,7 +47,7 @@ Peaks = dict[str, dict[str, float]]
 """FLOP per second of the fastest matrix product, by library and type."""
 
 
-class Plan(NamedTuple):
+class SidePlan(NamedTuple):
     """How a side is started."""
 
     name: str
@@ -55,7 +55,7 @@ class Plan(NamedTuple):
     environment: Mapping[str, str]
 
 
-def plans(shape: Shape, batches: Path, torch: list[str] | None) -> list[Plan]:
+def plans(shape: Shape, batches: Path, torch: list[str] | None) -> list[SidePlan]:
     """All sides, ours first.
 
     Args:
@@ -70,8 +70,8 @@ def plans(shape: Shape, batches: Path, torch: list[str] | None) -> list[Plan]:
         "devices": "auto",
     }
 
-    def plan(name: str, script: list[str], own: dict[str, Any], extra: dict[str, str]) -> Plan:
-        return Plan(name, [*script, json.dumps(common | own)], extra)
+    def plan(name: str, script: list[str], own: dict[str, Any], extra: dict[str, str]) -> SidePlan:
+        return SidePlan(name, [*script, json.dumps(common | own)], extra)
 
     ours, plain = jax_script("our_training.py"), jax_script("plain_loop.py")
     found = [plan(name, ours, own, SHARED_MEMORY) for name, own in OURS.items()]
@@ -119,7 +119,7 @@ def cores() -> int:
 
 
 @contextlib.contextmanager
-def started(plan: Plan) -> Iterator["Side"]:
+def started(plan: SidePlan) -> Iterator["Side"]:
     """A side's process, which ends with the context."""
     with tempfile.TemporaryFile("w+", errors="replace") as errors:
         process = subprocess.Popen(

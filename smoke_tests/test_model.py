@@ -53,13 +53,13 @@ def main(
     os.environ["JAX_PLATFORMS"] = "cpu"
     # JAX takes seconds to import; a mistake in a config is told before that.
 
-    from rungs.diagnostics.model_check.subject import Limits, admit
+    from rungs.diagnostics.model_check.subject import CheckLimits, admit
     from rungs.diagnostics.model_check.table import failed_checks
     from rungs.parallel import jax_setup
 
     run_log.say()
     jax_setup.cache_compiled_code()
-    limits = Limits(sequences, tokens, steps)
+    limits = CheckLimits(sequences, tokens, steps)
     patient = admit(folder, config, find_datasets_dir(datasets_dir), limits)
     sys.exit(1 if failed_checks(folder.path, config, patient) else 0)
 

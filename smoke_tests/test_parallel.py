@@ -57,12 +57,12 @@ def main(
     # JAX takes seconds to import, which the program that starts again can spare.
 
     from rungs.diagnostics.parallel_check.table import is_all_alike
-    from rungs.diagnostics.parallel_check.trial import Limits, Trial
+    from rungs.diagnostics.parallel_check.trial import Trial, TrialLimits
     from rungs.parallel import jax_setup
 
     run_log.say()
     jax_setup.cache_compiled_code()
-    limits = Limits(steps, sequences, tokens)
+    limits = TrialLimits(steps, sequences, tokens)
     trial = Trial.of_run(folder, config, find_datasets_dir(datasets_dir), limits)
     sys.exit(0 if is_all_alike(folder.path, config, trial, devices) else 1)
 

@@ -27,7 +27,7 @@ from rungs.common.paths import is_file, is_folder, is_plain_name, is_there
 from rungs.config.run_config import RunConfig
 from rungs.data import tokenizer
 from rungs.data.catalog import find_datasets_dir, folder_of
-from rungs.data.tokenizer import Tokenizer
+from rungs.data.tokenizer import TOKENIZER_FILE, Tokenizer
 from rungs.model.gpt import GPT
 from rungs.model.lora import LOW_RANK_NAMES
 from rungs.optim.optimizer import MultiSteps
@@ -186,9 +186,9 @@ def load_tokenizer(path: Path | str, datasets_dir: Path | None = None) -> Tokeni
         UserError: it is nowhere to be had, or damaged.
     """
     weights = find_weights(path)
-    beside = weights.with_name(manifest.TOKENIZER_FILE)
+    beside = weights.with_name(TOKENIZER_FILE)
     if is_file(beside):
-        refuse_damaged(weights, only=manifest.TOKENIZER_FILE)
+        refuse_damaged(weights, only=TOKENIZER_FILE)
         return tokenizer.load_tokenizer(beside)
     name = Weights(weights).header.tokenizer
     if not name:

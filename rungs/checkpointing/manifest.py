@@ -28,8 +28,9 @@ from rungs.common.strict_json import StrictModel, read_text
 from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import RunConfig
 from rungs.config.train_config import ShardingConfig, TrainConfig
+from rungs.data.tokenizer import TOKENIZER_FILE
 
-META_FILE, TOKENIZER_FILE = "meta.json", "tokenizer.json"
+META_FILE = "meta.json"
 OPTIMIZER_FOLDER = "optimizer"
 PACKAGES = ("jax", "flax", "optax", "orbax-checkpoint", "grain", "safetensors", "numpy")
 

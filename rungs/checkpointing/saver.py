@@ -19,6 +19,7 @@ from rungs.checkpointing.weights_file import Weights, WeightsHeader
 from rungs.common import disk
 from rungs.common.disk import sync_to_disk
 from rungs.config.run_config import RunConfig
+from rungs.data.tokenizer import TOKENIZER_FILE
 from rungs.model.gpt import GPT
 from rungs.optim.optimizer import MultiSteps
 from rungs.parallel import processes
@@ -205,7 +206,7 @@ class Saver:
             self._before()
             needed = weights_file.write_weights(begun.folder, saving.weights, header, limit)
             if self._tokenizer is not None:
-                (begun.folder / manifest.TOKENIZER_FILE).write_bytes(self._tokenizer)
+                (begun.folder / TOKENIZER_FILE).write_bytes(self._tokenizer)
         finally:
             # Orbax's threads, left alone, would keep the process for long.
             begun.optimizer_saved.result()

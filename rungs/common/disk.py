@@ -37,6 +37,15 @@ def flush(file: IO[Any]) -> None:
     os.fsync(file.fileno())
 
 
+def link_or_copy(source: str, target: str) -> None:
+    """Hard-link a file, or copy it where the file system cannot: for `shutil.copytree`, of files
+    that are replaced and never written to."""
+    with contextlib.suppress(OSError):
+        os.link(source, target)
+        return
+    shutil.copy2(source, target)
+
+
 @contextlib.contextmanager
 def writing(
     path: Path, what: str, needed_bytes: int = 0, failures: type[Exception] = OSError

@@ -24,12 +24,13 @@ from rungs.common.paths import is_file, is_there
 from rungs.common.strict_json import StrictModel
 from rungs.data import token_file
 from rungs.data.token_file import FileArray
+from rungs.data.tokenizer import TOKENIZER_FILE
 
 Split = Literal["train", "validation"]
 TRAIN: Split = "train"
 VALIDATION: Split = "validation"
 SPLITS = (TRAIN, VALIDATION)
-DESCRIPTION_FILE, TOKENIZER_FILE = "dataset.json", "tokenizer.json"
+DESCRIPTION_FILE = "dataset.json"
 _BLOCK_TOKENS = 1 << 18
 _BLOCK_PAIRS = 1 << 14
 
@@ -217,7 +218,7 @@ def _describe_split(path: Path, known: SplitDescription | None) -> SplitDescript
     )
 
 
-def _describe_pairs(path: Path, layout: token_file.Layout) -> PairsDescription:
+def _describe_pairs(path: Path, layout: token_file.TokenLayout) -> PairsDescription:
     """Check the bounds of a file's pairs, and sum them up, a block at a time."""
     bounds_P2 = token_file.open_pair_bounds(path)
     assert bounds_P2 is not None
@@ -242,7 +243,7 @@ def _describe_pairs(path: Path, layout: token_file.Layout) -> PairsDescription:
     return PairsDescription(pairs=layout.pairs, longest_tokens=longest, answer_tokens=answer_tokens)
 
 
-def _read_through(path: Path, layout: token_file.Layout) -> tuple[int, str]:
+def _read_through(path: Path, layout: token_file.TokenLayout) -> tuple[int, str]:
     """Largest token id and SHA-256 of a file, in one pass over it."""
     whole = FileArray(path, np.dtype(np.uint8), 0, (path.stat().st_size,))
     digest, largest, hashed = hashlib.sha256(whole[: layout.offset].data), 0, layout.offset

@@ -1,18 +1,19 @@
 """Datasets of the Hugging Face hub: a local copy, brought up to date when asked."""
 
 import logging
-import os
 import shutil
 from pathlib import Path
 
 from rungs.common import atomic_folder, hub
+from rungs.common.disk import link_or_copy
 from rungs.common.errors import UserError
 from rungs.common.paths import is_there
 from rungs.data import dataset
 from rungs.data.dataset import DatasetDescription, Source
+from rungs.data.tokenizer import TOKENIZER_FILE
 
 logger = logging.getLogger("rungs.hub_dataset")
-FILES = [*map(dataset.split_file, dataset.SPLITS), dataset.TOKENIZER_FILE]
+FILES = [*map(dataset.split_file, dataset.SPLITS), TOKENIZER_FILE]
 """All that is taken from a repository: nothing in it can hold code."""
 
 
@@ -60,20 +61,15 @@ def _download(name: str, folder: Path, state: hub.HubDataset) -> None:
 def _seed(partial: Path, folder: Path) -> None:
     """Start from the copy there is, so that only files that changed are downloaded."""
     if folder.exists() and not any(partial.iterdir()):
-        shutil.copytree(folder, partial, copy_function=_link_or_copy, dirs_exist_ok=True)
-    (partial / dataset.TOKENIZER_FILE).unlink(missing_ok=True)
+        shutil.copytree(folder, partial, copy_function=_reuse, dirs_exist_ok=True)
+    (partial / TOKENIZER_FILE).unlink(missing_ok=True)
 
 
-def _link_or_copy(source: str, target: str) -> None:
-    # Only token files, which are replaced and never written to: a link to the hub's notes on the
-    # download would change those of the old copy as well.
-    if source.endswith(".safetensors"):
-        try:
-            os.link(source, target)
-            return
-        except OSError:
-            pass
-    shutil.copy2(source, target)
+def _reuse(source: str, target: str) -> None:
+    # Token files are replaced, never written to, so they can be linked. The hub's own bookkeeping
+    # files are written to: a link would change those of the old copy.
+    copy = link_or_copy if source.endswith(".safetensors") else shutil.copy2
+    copy(source, target)
 
 
 def _unchanged(

@@ -16,7 +16,7 @@ from rungs.common.errors import UserError
 from rungs.common.strict_json import shown
 from rungs.data import dataset, text_dataset, token_file
 from rungs.data.text_dataset import Sections, TextSection
-from rungs.data.tokenizer import Tokenizer
+from rungs.data.tokenizer import TOKENIZER_FILE, Tokenizer
 
 _KEYS = ("prompt", "answer")
 _PAIRS_AT_ONCE = 512
@@ -80,7 +80,7 @@ def write(folder: Path, sections: Sections, tokenizer: Tokenizer) -> None:
                     pairs = pairs_of(section, bar.update)
                     for prompt_ids, answer_ids in _tokenized(pairs, tokenizer):
                         writer.append_pair(prompt_ids, [*answer_ids, end_of_text])
-    tokenizer.save(folder / dataset.TOKENIZER_FILE)
+    tokenizer.save(folder / TOKENIZER_FILE)
 
 
 def _tokenized(

@@ -15,7 +15,7 @@ from rungs.common.errors import UserError
 from rungs.common.paths import require_regular
 from rungs.data import dataset, token_file
 from rungs.data.dataset import Split
-from rungs.data.tokenizer import Tokenizer, train_tokenizer
+from rungs.data.tokenizer import TOKENIZER_FILE, Tokenizer, train_tokenizer
 
 _PIECE_BYTES = 1 << 20
 _TRAINING_BYTES = 32 << 20
@@ -155,7 +155,7 @@ def write(folder: Path, sections: Sections, tokenizer: Tokenizer) -> None:
                     f"there is no text for the {split} split; give more text, or let another"
                     " percentage of it be for validation"
                 )
-    tokenizer.save(folder / dataset.TOKENIZER_FILE)
+    tokenizer.save(folder / TOKENIZER_FILE)
 
 
 def token_type(tokenizer: Tokenizer) -> str:

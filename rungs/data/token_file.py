@@ -42,7 +42,7 @@ _HEADER_BYTES_OF_PAIRS = 248
 _BOUNDS_CODE = "I64"
 
 
-class Layout(NamedTuple):
+class TokenLayout(NamedTuple):
     """Where the tokens stand in a file, and the bounds of its pairs where it holds such."""
 
     dtype: np.dtype[np.integer]
@@ -55,7 +55,7 @@ class Layout(NamedTuple):
     """Of the first pair's bounds, in bytes from the start of the file; 0 in a file of text."""
 
 
-def read_layout(path: Path) -> Layout:
+def read_layout(path: Path) -> TokenLayout:
     """Check a token file's header, without reading the tokens.
 
     Raises:
@@ -84,7 +84,7 @@ def read_layout(path: Path) -> Layout:
     if shape[0] == 0:
         raise UserError(f"{path}: {TENSOR!r} is empty")
     pairs = _count_pairs(path, *types[BOUNDS]) if BOUNDS in types else 0
-    return Layout(DTYPES[code], offsets[TENSOR], shape[0], pairs, offsets.get(BOUNDS, 0))
+    return TokenLayout(DTYPES[code], offsets[TENSOR], shape[0], pairs, offsets.get(BOUNDS, 0))
 
 
 def _count_pairs(path: Path, shape: list[int], code: str) -> int:

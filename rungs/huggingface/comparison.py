@@ -32,7 +32,7 @@ class Diverged(Exception):
     """The two do not compute the same; says from where on."""
 
 
-class Outcome(NamedTuple):
+class ForwardResult(NamedTuple):
     """What a model computes of a sequence, float32."""
 
     hidden_states: list[np.ndarray]
@@ -67,7 +67,7 @@ def compare(published: Path, imported: Path, say: Callable[[str], None]) -> None
         raise Diverged(f"diverges from transformers at {first} ({errors[first]:.1e})")
 
 
-def relative_errors(ours: Outcome, theirs: Outcome) -> dict[str, float]:
+def relative_errors(ours: ForwardResult, theirs: ForwardResult) -> dict[str, float]:
     """The largest difference of any token's vector, relative to its length, by place."""
     pairs = list(zip(ours.hidden_states, theirs.hidden_states, strict=True))
     names = ["embedding", *(f"block {number}" for number in range(len(pairs) - 1))]
@@ -88,12 +88,12 @@ def _error(ours: np.ndarray, theirs: np.ndarray) -> float:
     return float(np.max(np.linalg.norm(ours - theirs, axis=-1) / np.maximum(lengths, 1e-30)))
 
 
-def _of_rungs(folder: Path, tokens_S: np.ndarray) -> Outcome:
+def _of_rungs(folder: Path, tokens_S: np.ndarray) -> ForwardResult:
     with jax.default_matmul_precision("highest"):  # accelerators round float32 otherwise
         found = forward(load_model(folder), jnp.asarray(tokens_S)[None])
     assert found.hidden_states is not None
     states = [np.asarray(x_BSD[0], np.float32) for x_BSD in found.hidden_states]
-    return Outcome(states, np.asarray(found.logits_BSV[0]))
+    return ForwardResult(states, np.asarray(found.logits_BSV[0]))
 
 
 @nnx.jit
@@ -101,7 +101,7 @@ def forward(model: GPT, tokens_BS: Any) -> Any:
     return model.forward(tokens_BS, keep_hidden_states=True)
 
 
-def _of_transformers(published: Path, imported: Path) -> tuple[Outcome, np.ndarray]:
+def _of_transformers(published: Path, imported: Path) -> tuple[ForwardResult, np.ndarray]:
     """What transformers computes, and of which tokens."""
     import torch
     import transformers
@@ -114,7 +114,7 @@ def _of_transformers(published: Path, imported: Path) -> tuple[Outcome, np.ndarr
         tokens = torch.from_numpy(tokens_S.astype(np.int64))[None]
         found = model.eval()(tokens, output_hidden_states=True, use_cache=False)
     states = [x_BSD[0].numpy() for x_BSD in found.hidden_states]
-    outcome = Outcome(states, found.logits[0].float().numpy())
+    outcome = ForwardResult(states, found.logits[0].float().numpy())
     del model, found
     gc.collect()
     return outcome, tokens_S

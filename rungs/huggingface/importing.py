@@ -10,7 +10,6 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from rungs.checkpointing.manifest import TOKENIZER_FILE
 from rungs.checkpointing.weights_file import Origin, WeightsHeader
 from rungs.checkpointing.weights_index import WEIGHTS_FILE
 from rungs.common import hub
@@ -19,6 +18,7 @@ from rungs.common.errors import UserError
 from rungs.common.paths import checkout, is_file, is_folder, is_there
 from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import MODEL_FILE
+from rungs.data.tokenizer import TOKENIZER_FILE
 from rungs.huggingface.config_keys.hf_config import (
     CONFIG_FILE,
     PublishedConfig,
@@ -29,7 +29,7 @@ from rungs.huggingface.families.registry import family_of
 from rungs.huggingface.import_tokenizer import convert_tokenizer
 from rungs.huggingface.tensors.match import Match, match
 from rungs.huggingface.tensors.reader import TensorFolder
-from rungs.huggingface.tensors.rules import Parameter, Rule, parameters, used
+from rungs.huggingface.tensors.rules import AbstractParameter, Rule, parameters, used
 from rungs.huggingface.tensors.writer import TensorWriter
 from rungs.run.folder import RUNS, RunFolder
 
@@ -50,7 +50,7 @@ COMPANIONS = (CONFIG_FILE, GENERATION_FILE, *TOKENIZER_FILES)
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
+class PublishedSource:
     """Where a published model lies."""
 
     name: str
@@ -60,7 +60,7 @@ class Source:
     """The hub's commit."""
 
 
-def find_source(place: str, revision: str | None = None) -> Source:
+def find_source(place: str, revision: str | None = None) -> PublishedSource:
     """The model in a folder or, where there is no such folder, of that id on the hub.
 
     Raises:
@@ -70,28 +70,28 @@ def find_source(place: str, revision: str | None = None) -> Source:
     if is_folder(folder):
         if revision is not None:
             raise UserError(f"{place}: a folder has no revisions; leave out --revision")
-        return Source(folder.resolve().name, folder)
+        return PublishedSource(folder.resolve().name, folder)
     if place.count("/") > 1 or place.startswith((".", "/", "~")):
         raise UserError(f"{place}: no such folder, and not an id on the Hugging Face hub")
     folder, commit = hub.download_model(place, revision)
-    return Source(place, folder, commit)
+    return PublishedSource(place, folder, commit)
 
 
 @dataclasses.dataclass(frozen=True)
 class Import:
     """A published model, checked: nothing but the disk can be in the way of writing it."""
 
-    source: Source
+    source: PublishedSource
     published: PublishedConfig
     family: Family
     model: ModelConfig
     tensors: TensorFolder
     rules: list[Rule]
-    parameters: dict[str, Parameter]
+    parameters: dict[str, AbstractParameter]
     match: Match
 
     @classmethod
-    def of(cls, source: Source, ignored_keys: tuple[str, ...] = ()) -> "Import":
+    def of(cls, source: PublishedSource, ignored_keys: tuple[str, ...] = ()) -> "Import":
         """Check all of it but the values of its tensors.
 
         Args:

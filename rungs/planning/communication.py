@@ -49,7 +49,7 @@ class Sent(NamedTuple):
         return self.times * moved_bytes(self.kind, self.whole_bytes, self.devices)
 
 
-class Parameter(NamedTuple):
+class ParameterLayout(NamedTuple):
     """A parameter as the devices of a layout have it."""
 
     axes: tuple[str, ...]
@@ -88,7 +88,7 @@ def layout_without_devices(sharding: ShardingConfig) -> Layout:
     return Layout(mesh, sharding.mode)  # type: ignore[arg-type]
 
 
-def parameters(model: ModelConfig, layout: Layout) -> Iterator[Parameter]:
+def parameters(model: ModelConfig, layout: Layout) -> Iterator[ParameterLayout]:
     """Every parameter of a model."""
     for path, variable in nnx.to_flat_state(nnx.state(abstract_model(model))):
         metadata, shape = variable.get_metadata(), list(variable.get_value().shape)
@@ -98,7 +98,7 @@ def parameters(model: ModelConfig, layout: Layout) -> Iterator[Parameter]:
         spec = layout.spec(axes, shape)
         layers = shape[0] if in_blocks else 1
         parts = layout.mesh.shape[TENSOR] if TENSOR in spec else 1
-        yield Parameter(
+        yield ParameterLayout(
             axes,
             math.prod(shape) // layers // parts,
             layers,
@@ -127,7 +127,7 @@ def traffic(run: RunConfig, layout: Layout) -> list[Sent]:
     return [one for one in sent if one.devices > 1 and one.moved_bytes]
 
 
-def _for_parameter(one: Parameter, run: RunConfig, layout: Layout) -> Iterator[Sent]:
+def _for_parameter(one: ParameterLayout, run: RunConfig, layout: Layout) -> Iterator[Sent]:
     """Weights made whole and gradients summed."""
     data, tensor = (layout.mesh.shape[axis] for axis in (DATA, TENSOR))
     times = run.train.gradient_accumulation_steps * one.layers
@@ -164,7 +164,7 @@ def _for_activations(run: RunConfig, layout: Layout) -> Iterator[Sent]:
         yield Sent("activations", "all-reduce", (TENSOR,), devices, whole, times)
 
 
-def _for_scalars(own: list[Parameter], run: RunConfig, layout: Layout) -> Iterator[Sent]:
+def _for_scalars(own: list[ParameterLayout], run: RunConfig, layout: Layout) -> Iterator[Sent]:
     """What there is to tell of each microbatch, whether it is finite, and the gradient's norm."""
     model, sizes, axes = run.model, layout.mesh.shape, (DATA, TENSOR)
     told = 2  # loss and weight
@@ -182,7 +182,7 @@ def _for_scalars(own: list[Parameter], run: RunConfig, layout: Layout) -> Iterat
         yield Sent("scalars", "all-reduce", along, devices, FLOAT32_BYTES * count, times)
 
 
-def _is_needed_again(one: Parameter, remat: Remat) -> bool:
+def _is_needed_again(one: ParameterLayout, remat: Remat) -> bool:
     """Whether the backward pass computes again what a parameter is added to or multiplied with."""
     return remat == "full" or (remat == "dots" and one.is_of_norm)
 

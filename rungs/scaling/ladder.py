@@ -31,7 +31,7 @@ _TUNED = ("adamw", "muon")
 """Optimizers whose updates are of the size that the law for learning rates was found with."""
 
 
-class Shape(NamedTuple):
+class ModelSize(NamedTuple):
     """A model by its size."""
 
     changes: dict[str, Any]
@@ -54,7 +54,7 @@ class Rung(NamedTuple):
 
     budget: float
     """FLOPs."""
-    shape: Shape
+    shape: ModelSize
     changes: dict[str, Any]
     """All keys in which it differs from the run that it is made from."""
     config: RunConfig
@@ -140,7 +140,7 @@ def _refuse_misfits(config: RunConfig) -> None:
         raise UserError(f"--ladder: learning rates are known for {known}, not {train.optimizer}")
 
 
-def _refuse_too_small(budgets: list[float], least: Shape, count: int) -> None:
+def _refuse_too_small(budgets: list[float], least: ModelSize, count: int) -> None:
     needed = least.flops_per_token * least.parameters * TOKENS_PER_PARAMETER
     if budgets[0] < needed * _LEAST_SHARE:
         enough = _rounded_up(needed * _LEAST_SHARE * SPACING ** (count - 1))
@@ -157,7 +157,7 @@ def _rounded_up(number: float) -> str:
     return f"{math.ceil(number / digit) * digit:.3g}"
 
 
-def _shapes(config: RunConfig, budget: float) -> Iterator[Shape]:
+def _shapes(config: RunConfig, budget: float) -> Iterator[ModelSize]:
     """From the least to one that is too large for the budget."""
     grain = widths.step(config.model)
     width = grain
@@ -170,25 +170,27 @@ def _shapes(config: RunConfig, budget: float) -> Iterator[Shape]:
         width += grain * max(1, width // (grain * _FINEST))
 
 
-def _shape(config: RunConfig, width: int, depth: int) -> Shape:
+def _shape(config: RunConfig, width: int, depth: int) -> ModelSize:
     changes = {**widths.changes(config.model, width), "n_layers": depth}
     model = widths.changed(config.model, changes)
     shapes = shapes_of(model)
-    return Shape(
+    return ModelSize(
         changes,
         active_parameters(shapes, model).total,
         conventional_flops(shapes, model, config.sequence_length),
     )
 
 
-def _best(shapes: list[Shape], budget: float) -> Shape:
-    def miss(shape: Shape) -> float:
+def _best(shapes: list[ModelSize], budget: float) -> ModelSize:
+    def miss(shape: ModelSize) -> float:
         return abs(math.log(shape.tokens_per_parameter(budget) / TOKENS_PER_PARAMETER))
 
     return min(shapes, key=miss)
 
 
-def _rung(config: RunConfig, budget: float, shape: Shape, datasets: Mapping[str, Dataset]) -> Rung:
+def _rung(
+    config: RunConfig, budget: float, shape: ModelSize, datasets: Mapping[str, Dataset]
+) -> Rung:
     tokens = shape.tokens(budget)
     length = config.sequence_length
     microbatch_tokens = config.train.microbatch_size * length

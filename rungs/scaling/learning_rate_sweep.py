@@ -19,7 +19,7 @@ LAST_STEPS = 20
 """Where there is no validation, the training loss is a mean over so many."""
 
 
-class Case(NamedTuple):
+class SweepRun(NamedTuple):
     """A run to make."""
 
     line: str
@@ -40,7 +40,7 @@ class Point(NamedTuple):
 
 
 def sweep(
-    origin: Path, folder: Path, cases: Sequence[Case], datasets_dir: Path, train_command: Path
+    origin: Path, folder: Path, cases: Sequence[SweepRun], datasets_dir: Path, train_command: Path
 ) -> Iterator[Point]:
     """Train each, or what is left of it, one after the other; yields it when it has ended.
 
@@ -93,11 +93,11 @@ def _best_rate(points: Sequence[Point]) -> float:
     return float(np.exp(-curve[1] / (2 * curve[0]))) if curve[0] > 0 else around[1].learning_rate
 
 
-def _name(case: Case) -> str:
+def _name(case: SweepRun) -> str:
     return f"{case.line.replace(' ', '-')}-rate-{case.learning_rate:g}"
 
 
-def _changes(case: Case) -> dict[str, Any]:
+def _changes(case: SweepRun) -> dict[str, Any]:
     return {**case.changes, "learning_rate": case.learning_rate}
 
 

@@ -7,8 +7,6 @@ capsules/step-000123/
                       where the file system can; none in a step before the first checkpoint
 """
 
-import contextlib
-import os
 import shutil
 from collections.abc import Collection
 from pathlib import Path
@@ -19,6 +17,7 @@ from pydantic import ValidationError
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.checkpointing.manifest import Checkpoint, read_checkpoint, run_config
 from rungs.common.atomic_folder import created
+from rungs.common.disk import link_or_copy
 from rungs.common.errors import RunFailure, UserError
 from rungs.common.strict_json import StrictModel, read_text
 from rungs.config.run_config import RunConfig
@@ -116,7 +115,7 @@ class Capsules:
             (unfinished / CAPSULE_FILE).write_text(text, encoding="utf-8")
             if saved is not None:
                 copy = unfinished / CHECKPOINT_FOLDER
-                shutil.copytree(saved.folder, copy, copy_function=_link_or_copy)
+                shutil.copytree(saved.folder, copy, copy_function=link_or_copy)
 
 
 def open_capsule(run: RunFolder, name: str) -> Capsule:
@@ -151,10 +150,3 @@ def _read_batch(path: Path) -> Batch:
         return Batch(**load_file(path))
     except (OSError, SafetensorError, TypeError) as error:
         raise UserError(f"{path}: not a batch that can be read: {error}") from None
-
-
-def _link_or_copy(source: Any, target: Any) -> None:
-    with contextlib.suppress(OSError):
-        os.link(source, target)
-        return
-    shutil.copy2(source, target)

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.our_training import run_config
 from benchmarks.speed_table import Row, Shape, table
-from benchmarks.training_sides import Plan, started
+from benchmarks.training_sides import SidePlan, started
 from rungs.step.state import shapes_of
 
 SMALL = Shape(vocab=8192, length=256, width=256, heads=8, layers=4)
@@ -65,7 +65,7 @@ def test_without_the_loop_and_pytorch_there_is_no_ratio() -> None:
 def test_what_a_side_last_said_is_told_where_its_process_ends() -> None:
     words = "import sys; sys.exit('\\n'.join(map(str, range(100))))"
     with (
-        started(Plan("a side", [sys.executable, "-c", words], {})) as side,
+        started(SidePlan("a side", [sys.executable, "-c", words], {})) as side,
         pytest.raises(click.ClickException) as raised,
     ):
         side.turn(1)

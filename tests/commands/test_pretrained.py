@@ -14,7 +14,7 @@ from rungs.huggingface import comparison
 from rungs.huggingface.comparison import (
     TOLERANCE,
     Diverged,
-    Outcome,
+    ForwardResult,
     relative_errors,
     sample_tokens,
 )
@@ -69,10 +69,10 @@ def test_a_check_needs_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.fixture
-def recorded(monkeypatch: pytest.MonkeyPatch) -> Outcome:
+def recorded(monkeypatch: pytest.MonkeyPatch) -> ForwardResult:
     """What transformers computed of the model «gpt2»."""
     values = expected("gpt2")
-    outcome = Outcome(list(values["hidden_states"][:, 0]), values["logits"][0])
+    outcome = ForwardResult(list(values["hidden_states"][:, 0]), values["logits"][0])
     tokens_S = values["tokens"][0]
     monkeypatch.setattr(comparison, "_of_transformers", lambda *_: (outcome, tokens_S))
     monkeypatch.setattr(pretrained, "find_transformers", lambda: None)
@@ -87,7 +87,9 @@ def test_a_check_that_agrees(tmp_path: Path) -> None:
     assert "diverges" not in result.output
 
 
-def test_a_check_names_the_first_layer_that_diverges(tmp_path: Path, recorded: Outcome) -> None:
+def test_a_check_names_the_first_layer_that_diverges(
+    tmp_path: Path, recorded: ForwardResult
+) -> None:
     """Nothing is left of such an import."""
     for state in recorded.hidden_states[2:]:
         state[5] *= 1.001
@@ -97,7 +99,7 @@ def test_a_check_names_the_first_layer_that_diverges(tmp_path: Path, recorded: O
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_state_that_is_no_number_diverges(tmp_path: Path, recorded: Outcome) -> None:
+def test_a_state_that_is_no_number_diverges(tmp_path: Path, recorded: ForwardResult) -> None:
     recorded.hidden_states[0][0, 0] = np.nan
     with pytest.raises(Diverged, match="at embedding"):
         comparison.compare(MODELS / "gpt2", imported(tmp_path), lambda _: None)
@@ -111,7 +113,7 @@ def imported(folder: Path) -> Path:
 def test_errors_are_relative_to_each_token() -> None:
     states = np.asarray([[1e6, 0], [0, 1.0]], np.float32)
     other = states + np.asarray([[1.0, 0], [0, 0.01]], np.float32)
-    errors = relative_errors(Outcome([other], states), Outcome([states], states))
+    errors = relative_errors(ForwardResult([other], states), ForwardResult([states], states))
     assert errors["embedding"] == pytest.approx(0.01)
     assert errors["logits"] == 0
     assert TOLERANCE < 0.01

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rungs.diagnostics.model_check.dead_parameters import Batch, Reach, reach
+from rungs.diagnostics.model_check.dead_parameters import ExaminedBatch, Reach, reach
 from tests.support.configs import model_config
 
 INPUTS = np.array([[1, 2], [3, 2]])
@@ -25,7 +25,7 @@ def found(
     **model: Any,
 ) -> Reach:
     counts_LE = None if expert_tokens is None else np.array(expert_tokens)
-    batch = Batch(INPUTS, TARGETS, counts_LE)
+    batch = ExaminedBatch(INPUTS, TARGETS, counts_LE)
     return reach(model_config(**model), gradient, parameters or gradient, batch)
 
 

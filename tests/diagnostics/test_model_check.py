@@ -14,8 +14,8 @@ from rungs.common.errors import UserError
 from rungs.config.run_config import RunConfig, load_run
 from rungs.data.loader import Batch, TrainingData
 from rungs.diagnostics.model_check import subject
-from rungs.diagnostics.model_check.checks import Finding, findings
-from rungs.diagnostics.model_check.subject import Limits, Patient
+from rungs.diagnostics.model_check.checks import CheckResult, findings
+from rungs.diagnostics.model_check.subject import CheckLimits, Patient
 from rungs.model import attention, feed_forward, generation, layers
 from rungs.model.attention import Cache
 from rungs.model.gpt import GPT
@@ -62,14 +62,16 @@ def tiny_patient(data: Walks | None = None, train: Any = None, **model: Any) -> 
         model_config(emb_dim=32, **model),
         train_config(microbatch_size=2, drop_rate=0.5, **train or {}),
     )
-    return subject.of(config, cast(TrainingData, data or Walks()), None, Limits(4, LENGTH, 200))
+    return subject.of(
+        config, cast(TrainingData, data or Walks()), None, CheckLimits(4, LENGTH, 200)
+    )
 
 
-def verdicts(found: Patient) -> dict[str, Finding]:
+def verdicts(found: Patient) -> dict[str, CheckResult]:
     return {finding.check: finding for finding in findings(found)}
 
 
-def failed(found: dict[str, Finding]) -> set[str]:
+def failed(found: dict[str, CheckResult]) -> set[str]:
     return {check for check, finding in found.items() if finding.passed is False}
 
 
@@ -289,7 +291,7 @@ def test_targets_that_do_not_count_are_left_out() -> None:
 def test_a_single_token_has_little_to_check() -> None:
     data = cast(TrainingData, Walks())
     config = RunConfig(model_config(emb_dim=32), train_config())
-    found = verdicts(subject.of(config, data, None, Limits(1, 1, 200)))
+    found = verdicts(subject.of(config, data, None, CheckLimits(1, 1, 200)))
     assert {check for check, finding in found.items() if finding.passed is None} == {
         *("rows", "padding", "cache")
     }
@@ -301,7 +303,9 @@ def test_low_rank_additions_to_other_weights(tmp_path: Path) -> None:
     run = imported_run(tmp_path / "run", lora=LORA)
     before = files(run.path)
     config = load_run(run.path)
-    found = verdicts(subject.admit(run, config, tmp_path / "datasets", Limits(None, None, 200)))
+    found = verdicts(
+        subject.admit(run, config, tmp_path / "datasets", CheckLimits(None, None, 200))
+    )
     assert failed(found) == set(), found
     assert found["initial loss"].passed is None
     assert found["gradients"].notes == (
@@ -317,10 +321,10 @@ def test_what_memory_does_not_hold_is_refused(
     run = make_run(tmp_path / "run")
     monkeypatch.setattr(subject, "memory_bytes", lambda: 1000.0)
     with pytest.raises(UserError, match=r"^.*run: takes about .* GB of memory to examine.*$"):
-        subject.admit(run, load_run(run.path), tmp_path / "datasets", Limits(4, 8, 1))
+        subject.admit(run, load_run(run.path), tmp_path / "datasets", CheckLimits(4, 8, 1))
 
 
 def test_no_target_in_what_is_examined_is_refused() -> None:
     data = cast(TrainingData, Walks(ignored=3))
     with pytest.raises(UserError, match="no target is among the first 2 tokens"):
-        subject.of(RunConfig(model_config(), train_config()), data, None, Limits(2, 2, 1))
+        subject.of(RunConfig(model_config(), train_config()), data, None, CheckLimits(2, 2, 1))

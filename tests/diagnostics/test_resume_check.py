@@ -13,12 +13,12 @@ from rungs.config import run_config
 from rungs.config.train_config import TrainConfig
 from rungs.diagnostics.resume_check.compare import (
     Account,
-    Trained,
+    TrainedRun,
     compare,
     open_datasets,
     shortened,
 )
-from rungs.diagnostics.resume_check.kill import EARLY, Killer, Plan, Sight
+from rungs.diagnostics.resume_check.kill import EARLY, Killer, Sight, StepPlan
 from rungs.run.folder import RunFolder
 from rungs.run.metrics import StepMetrics
 from rungs.training import trainer
@@ -75,7 +75,7 @@ def test_imported_weights_are_taken_from_where_they_are(datasets_dir: Path, tmp_
 
 STEP = StepMetrics(0, 8, 2.0, 0.1, 1.0, False, 0, 0.5, 16.0)
 ARRAYS = {"b": np.array([[1.0, 2.0], [3.0, 4.0]], np.float32), "count": np.array(3)}
-STRAIGHT = Trained(
+STRAIGHT = TrainedRun(
     step=2,
     parameters=ARRAYS,
     optimizer=ARRAYS,
@@ -92,16 +92,16 @@ def account(folder: Path, text: str) -> Account:
 
 
 @pytest.fixture
-def straight(tmp_path: Path) -> Trained:
+def straight(tmp_path: Path) -> TrainedRun:
     return STRAIGHT._replace(accounts=[account(tmp_path, '"cpu"\n[0, "a"]\n[1, "b"]\n[2, "c"]\n')])
 
 
-def differences(straight: Trained, **changes: Any) -> dict[str, str]:
+def differences(straight: TrainedRun, **changes: Any) -> dict[str, str]:
     found = compare(straight, straight._replace(**changes))
     return {finding.what: finding.difference for finding in found if finding.difference}
 
 
-def test_what_is_the_same_is(straight: Trained, tmp_path: Path) -> None:
+def test_what_is_the_same_is(straight: TrainedRun, tmp_path: Path) -> None:
     torn = account(tmp_path, '"cpu"\n[0, "a"]\n[1, "b"]\n[2, "')
     rest = account(tmp_path, '"cpu"\n[1, "b"]\n[2, "c"]\n')
     never = account(tmp_path, "")
@@ -109,7 +109,7 @@ def test_what_is_the_same_is(straight: Trained, tmp_path: Path) -> None:
     assert differences(straight, accounts=[torn, never, rest], metrics=other_times) == {}
 
 
-def test_an_array_is_compared_by_its_bits(straight: Trained) -> None:
+def test_an_array_is_compared_by_its_bits(straight: TrainedRun) -> None:
     other = ARRAYS["b"].copy()
     other[1, 0] = np.nextafter(np.float32(3), np.float32(4))
     assert differences(straight, parameters=ARRAYS | {"b": other}) == {
@@ -138,14 +138,14 @@ def test_an_array_is_compared_by_its_bits(straight: Trained) -> None:
     ],
 )
 def test_the_order_of_the_data_is_that_of_the_batches_taken(
-    text: str, difference: str, straight: Trained, tmp_path: Path
+    text: str, difference: str, straight: TrainedRun, tmp_path: Path
 ) -> None:
     assert differences(straight, accounts=[account(tmp_path, '"cpu"\n[0, "a"]\n' + text)]) == {
         "data order": difference
     }
 
 
-def test_metrics_are_compared_step_by_step(straight: Trained) -> None:
+def test_metrics_are_compared_step_by_step(straight: TrainedRun) -> None:
     one, two, three = straight.metrics
     cases = {
         "step 1 stands where step 2 should": [one, two, two, three],
@@ -165,7 +165,7 @@ def test_metrics_are_compared_step_by_step(straight: Trained) -> None:
 
 
 def test_kills_are_spread_over_what_a_process_does(tmp_path: Path) -> None:
-    killer = Killer(RunFolder(tmp_path), tmp_path, Plan(steps=14, interval=3), {}, [])
+    killer = Killer(RunFolder(tmp_path), tmp_path, StepPlan(steps=14, interval=3), {}, [])
     phases = killer._phases(5)
     assert len(set(phases)) == 5
     assert [phase in EARLY for phase in phases] == [False, True] * 2 + [False]

@@ -17,7 +17,7 @@ SEEN = np.array([True, False, False, True, False, True] + [False] * 6)
 
 
 @dataclasses.dataclass(frozen=True)
-class Case:
+class SamplingCase:
     """Settings, and the chances that they leave, written out plainly."""
 
     sampling: Sampling
@@ -56,22 +56,26 @@ def penalized(penalty: float) -> np.ndarray:
 PLAIN, COOL = softmax(LOGITS), softmax(LOGITS / 0.7)
 BY_RANK = list(np.argsort(-LOGITS))
 CASES = {
-    "plain": Case(Sampling(temperature=1.0), PLAIN),
-    "cool": Case(Sampling(temperature=0.5), softmax(LOGITS / 0.5)),
-    "hot": Case(Sampling(temperature=1.7), softmax(LOGITS / 1.7)),
-    "top-k": Case(Sampling(temperature=1.0, top_k=4), kept(PLAIN, BY_RANK[:4])),
-    "top-k of all": Case(Sampling(temperature=1.0, top_k=99), PLAIN),
-    "top-p": Case(Sampling(temperature=1.0, top_p=0.75), kept(PLAIN, nucleus(PLAIN, 0.75))),
-    "top-p of little": Case(Sampling(temperature=1.0, top_p=1e-6), kept(PLAIN, BY_RANK[:1])),
-    "min-p": Case(
+    "plain": SamplingCase(Sampling(temperature=1.0), PLAIN),
+    "cool": SamplingCase(Sampling(temperature=0.5), softmax(LOGITS / 0.5)),
+    "hot": SamplingCase(Sampling(temperature=1.7), softmax(LOGITS / 1.7)),
+    "top-k": SamplingCase(Sampling(temperature=1.0, top_k=4), kept(PLAIN, BY_RANK[:4])),
+    "top-k of all": SamplingCase(Sampling(temperature=1.0, top_k=99), PLAIN),
+    "top-p": SamplingCase(Sampling(temperature=1.0, top_p=0.75), kept(PLAIN, nucleus(PLAIN, 0.75))),
+    "top-p of little": SamplingCase(
+        Sampling(temperature=1.0, top_p=1e-6), kept(PLAIN, BY_RANK[:1])
+    ),
+    "min-p": SamplingCase(
         Sampling(temperature=1.0, min_p=0.2),
         kept(PLAIN, [t for t in range(VOCAB) if PLAIN[t] >= 0.2 * PLAIN.max()]),
     ),
-    "repetition": Case(Sampling(temperature=1.0, repetition_penalty=1.8), softmax(penalized(1.8))),
-    "temperature before top-p": Case(
+    "repetition": SamplingCase(
+        Sampling(temperature=1.0, repetition_penalty=1.8), softmax(penalized(1.8))
+    ),
+    "temperature before top-p": SamplingCase(
         Sampling(temperature=0.7, top_p=0.6), kept(COOL, nucleus(COOL, 0.6))
     ),
-    "top-k before top-p": Case(
+    "top-k before top-p": SamplingCase(
         Sampling(temperature=1.0, top_k=5, top_p=0.7),
         kept(PLAIN, nucleus(kept(PLAIN, BY_RANK[:5]), 0.7)),
     ),

@@ -18,13 +18,13 @@ from rungs.run.folder import Start
 from rungs.step.state import AbstractState, shapes_of
 from rungs.training.start import launch
 from tests.support.configs import model_config, train_config
-from tests.support.plan_cases import FAMILIES, Case, cases, lowered
+from tests.support.plan_cases import FAMILIES, PlanCase, cases, lowered
 from tests.support.tiny_run import last_checkpoint, make_dataset, make_run
 
-QUICK = [Case(family, "dots", "dp", 1, "float32") for family in FAMILIES] + [
-    Case("gpt2", "full", "dp", 1, "bfloat16"),
-    Case("gemma", "none", "fsdp", 4, "bfloat16"),
-    Case("mixtral", "full", "fsdp", 4, "bfloat16"),
+QUICK = [PlanCase(family, "dots", "dp", 1, "float32") for family in FAMILIES] + [
+    PlanCase("gpt2", "full", "dp", 1, "bfloat16"),
+    PlanCase("gemma", "none", "fsdp", 4, "bfloat16"),
+    PlanCase("mixtral", "full", "fsdp", 4, "bfloat16"),
 ]
 REST = [case for family in FAMILIES for case in cases(family) if case not in QUICK]
 WIDE = {"emb_dim": 768, "n_heads": 12, "n_layers": 2}
@@ -59,7 +59,7 @@ def wide(run: RunConfig) -> RunConfig:
 @pytest.mark.parametrize(
     "case", QUICK + [pytest.param(case, marks=pytest.mark.long) for case in REST], ids=str
 )
-def test_flops_are_those_that_xla_counts(case: Case) -> None:
+def test_flops_are_those_that_xla_counts(case: PlanCase) -> None:
     run = wide(case.run())
     assert flops.flops(run).total == pytest.approx(counted_flops(run), rel=0.02)
 
@@ -67,7 +67,7 @@ def test_flops_are_those_that_xla_counts(case: Case) -> None:
 @pytest.mark.usefixtures("one_chunk")
 @pytest.mark.parametrize("remat", ["none", "dots", "full"])
 def test_with_dropout_attention_is_the_whole_square(remat: str) -> None:
-    run = wide(Case("gpt2", remat, "dp", 1, "float32").run(drop_rate=0.1))  # type: ignore[arg-type]
+    run = wide(PlanCase("gpt2", remat, "dp", 1, "float32").run(drop_rate=0.1))  # type: ignore[arg-type]
     assert flops.flops(run).total == pytest.approx(counted_flops(run), rel=0.02)
     square = 4 * 256 * 768 * 2
     assert flops.flops(run).attention.forward == square
@@ -94,7 +94,9 @@ def test_each_part_by_hand() -> None:
 
 @pytest.mark.parametrize(("platform", "share"), [("cpu", 4), ("gpu", 1), ("tpu", 1)])
 def test_a_processor_takes_every_token_through_every_expert(platform: str, share: int) -> None:
-    dense, mixed = (Case(name, "none", "dp", 1, "bfloat16").run() for name in ("llama", "mixtral"))
+    dense, mixed = (
+        PlanCase(name, "none", "dp", 1, "bfloat16").run() for name in ("llama", "mixtral")
+    )
     with planned(Target(platform, "9.0")):
         one, other = flops.flops(dense).layers.forward, flops.flops(mixed).layers.forward
     router, experts = 2 * 4 * 512 * 4, 2 * 4 * 3 * 512 * 704 * 2
@@ -115,7 +117,7 @@ def test_parameters_by_group() -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_parameters_are_those_of_the_model(family: str) -> None:
-    run = Case(family, "none", "dp", 1, "float32").run()
+    run = PlanCase(family, "none", "dp", 1, "float32").run()
     sizes = [math.prod(shape) for shape in shapes_of(run.model).values()]
     assert flops.parameters(shapes_of(run.model)).total == sum(sizes)
     active = flops.active_parameters(shapes_of(run.model), run.model)
@@ -127,7 +129,7 @@ def test_parameters_are_those_of_the_model(family: str) -> None:
 
 def test_low_rank_additions_are_counted_and_their_base_has_no_gradient() -> None:
     lora = {"rank": 4, "alpha": 4, "targets": ["query", "output", "down"]}
-    run = wide(Case("llama", "none", "dp", 1, "float32").run())
+    run = wide(PlanCase("llama", "none", "dp", 1, "float32").run())
     train = train_config(**run.train.as_json() | {"lora": lora, "start_from": "imported"})
     adapted = RunConfig(run.model, train)
     added = 2 * 4 * (2 * (768 + 768) + 1408 + 768)
@@ -158,7 +160,7 @@ def test_checkpoints_are_as_large_as_they_become(tmp_path: Path) -> None:
 def test_nothing_of_a_plan_depends_on_the_devices_there_are(sharding: tuple[Any, ...]) -> None:
     mode, data, tensor = sharding
     chosen = {"mode": mode, "data": data, "tensor": tensor}
-    run = Case("llama", "dots", "dp", 1, "bfloat16").run(microbatch_size=data, sharding=chosen)
+    run = PlanCase("llama", "dots", "dp", 1, "bfloat16").run(microbatch_size=data, sharding=chosen)
     assert run.train.sharding is not None
     for target in (Target("gpu", "9.0"), Target("tpu")):
         with planned(target):

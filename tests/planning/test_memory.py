@@ -16,7 +16,7 @@ from rungs.planning.oom_advice import advice, edits
 from rungs.step.state import AbstractState
 from rungs.step.train_step import make_train_step
 from tests.support.configs import mesh_of, model_config, train_config
-from tests.support.plan_cases import FAMILIES, UNOPTIMIZED, Case, cases, compiled_bytes
+from tests.support.plan_cases import FAMILIES, UNOPTIMIZED, PlanCase, cases, compiled_bytes
 
 MODEL = model_config(vocab_size=800, context_length=64, emb_dim=64, n_layers=4, n_heads=4)
 WIDER = MODEL.model_copy(update={"emb_dim": 256})
@@ -61,8 +61,8 @@ def test_it_is_what_the_compiler_says(mode: str, data: int, tensor: int, remat: 
 
 
 QUICK = [
-    Case("llama", "dots", "dp", 4, "bfloat16"),
-    Case("gemma", "none", "fsdp", 1, "float32"),
+    PlanCase("llama", "dots", "dp", 4, "bfloat16"),
+    PlanCase("gemma", "none", "fsdp", 1, "float32"),
 ]
 REST = [case for family in FAMILIES for case in cases(family) if case not in QUICK]
 
@@ -70,7 +70,7 @@ REST = [case for family in FAMILIES for case in cases(family) if case not in QUI
 @pytest.mark.parametrize(
     "case", QUICK + [pytest.param(case, marks=pytest.mark.long) for case in REST], ids=str
 )
-def test_all_of_it_is_within_a_tenth_of_the_compiled_step(case: Case) -> None:
+def test_all_of_it_is_within_a_tenth_of_the_compiled_step(case: PlanCase) -> None:
     run = case.run()
     total = memory_of(run, mesh_of(case.data)).total
     assert total == pytest.approx(compiled_bytes(run), rel=0.1)

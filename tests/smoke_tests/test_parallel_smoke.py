@@ -14,7 +14,14 @@ from rungs.common.errors import UserError
 from rungs.config.run_config import RunConfig
 from rungs.data.loader import IGNORED, Batch, TrainingData
 from rungs.diagnostics.parallel_check import trial as trial_module
-from rungs.diagnostics.parallel_check.trial import Case, Difference, Limits, Outcome, Trial, compare
+from rungs.diagnostics.parallel_check.trial import (
+    Difference,
+    ParallelCase,
+    Trial,
+    TrialLimits,
+    TrialResult,
+    compare,
+)
 from tests.support.configs import model_config, train_config
 from tests.support.tiny_run import MODEL, ROOT, make_dataset, make_run
 
@@ -143,13 +150,15 @@ def test_the_load_balancing_loss_is_compared_in_the_own_split_only() -> None:
     for case in whole.splits("dp", 2, 1):
         assert case.balanced == (case[3:5] == (2, 4))
         assert whole.config_of(case).train.load_balancing_weight == 0.01 * case.balanced
-    assert whole.reference(balanced=False) == Case("dp", 1, 1, 2, 4, False)
+    assert whole.reference(balanced=False) == ParallelCase("dp", 1, 1, 2, 4, False)
 
 
-def outcome(losses: tuple[float, ...], gradient: float, expert_tokens: tuple[int, ...]) -> Outcome:
+def outcome(
+    losses: tuple[float, ...], gradient: float, expert_tokens: tuple[int, ...]
+) -> TrialResult:
     tokens = np.array([[expert_tokens]] * len(losses))
     parts = {"large": np.array([3.0, 4.0]), "small": np.array([gradient])}
-    return Outcome(np.array(losses), parts, tokens, 0, [])
+    return TrialResult(np.array(losses), parts, tokens, 0, [])
 
 
 def test_a_difference_is_relative_to_the_whole() -> None:
@@ -190,9 +199,9 @@ def test_a_trial_is_cut_from_the_start_of_each_step() -> None:
         train_config(microbatch_size=2, gradient_accumulation_steps=2, compute_dtype="bfloat16"),
     )
     data = cast(TrainingData, OneBatch())
-    cut = Trial.of(config, data, None, Limits(5, 3, 8))
+    cut = Trial.of(config, data, None, TrialLimits(5, 3, 8))
     assert [batch.inputs_ABS[0, :, 0].tolist() for batch in cut.batches] == [[0, 8, 16]]
-    assert cut.reference() == Case("dp", 1, 1, 1, 3, False)
+    assert cut.reference() == ParallelCase("dp", 1, 1, 1, 3, False)
     assert cut.config.train.compute_dtype == "float32"
     with pytest.raises(UserError, match="no target is among the first 7 tokens"):
-        Trial.of(config, data, None, Limits(1, 4, 7))
+        Trial.of(config, data, None, TrialLimits(1, 4, 7))

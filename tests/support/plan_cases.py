@@ -53,7 +53,7 @@ SEQUENCES = 16
 """Of a microbatch, on each device."""
 
 
-class Case(NamedTuple):
+class PlanCase(NamedTuple):
     """A run."""
 
     family: str
@@ -83,13 +83,13 @@ class Case(NamedTuple):
         return "-".join(map(str, self))
 
 
-def cases(family: str) -> Iterator[Case]:
+def cases(family: str) -> Iterator[PlanCase]:
     """Twelve of a family: each policy of remat on one device and on two, once with one microbatch
     and once with four, the types by turns."""
     dtypes = itertools.cycle(get_args(ComputeDtype)[:2])
     modes: tuple[Mode, ...] = "dp", "fsdp"
     for remat, mode, accumulation in itertools.product(get_args(Remat), modes, (1, 4)):
-        yield Case(family, remat, mode, accumulation, next(dtypes))
+        yield PlanCase(family, remat, mode, accumulation, next(dtypes))
         if accumulation == 4:
             next(dtypes)  # so that a type meets both
 

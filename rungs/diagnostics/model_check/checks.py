@@ -1,7 +1,7 @@
 """What must hold of any model before it is trained: eight checks of a run as it starts.
 
-Each is a `Finding`. Those that compare what should be alike allow for rounding; what no path leads
-to must be zero exactly. Axes as in `model.py`.
+Each gives a `CheckResult`. Those that compare what should be alike allow for rounding; what no path
+leads to must be zero exactly. Axes as in `model.py`.
 """
 
 import math
@@ -18,7 +18,7 @@ from rungs.config.model_config import ModelConfig
 from rungs.config.train_config import TrainConfig
 from rungs.data.loader import IGNORED
 from rungs.diagnostics.model_check import input_gradients
-from rungs.diagnostics.model_check.dead_parameters import Batch, reach
+from rungs.diagnostics.model_check.dead_parameters import ExaminedBatch, reach
 from rungs.diagnostics.model_check.input_gradients import Queries
 from rungs.diagnostics.model_check.reachable_loss import frequency_loss, reachable_loss, sure_window
 from rungs.diagnostics.model_check.subject import Patient
@@ -47,7 +47,7 @@ MOST_ONE_BY_ONE = 8
 GPT2_SIGMA = 0.02
 
 
-class Finding(NamedTuple):
+class CheckResult(NamedTuple):
     """What came of a check."""
 
     check: str
@@ -68,7 +68,7 @@ class Gradient(NamedTuple):
     routing: Routing | None
 
 
-def findings(patient: Patient) -> Iterator[Finding]:
+def findings(patient: Patient) -> Iterator[CheckResult]:
     """Each check, as it is done; the last one trains the model."""
     logits_of = patient.compiled(lambda model, tokens_BS: model(tokens_BS))
     yield initial_loss(patient, np.asarray(logits_of(patient.inputs_BS)))
@@ -93,19 +93,19 @@ LogitsOf = Callable[[np.ndarray], Array]
 
 
 def _resting_on(
-    findings: tuple[Finding, ...],
-    check: Callable[[Patient, LogitsOf], Finding],
+    findings: tuple[CheckResult, ...],
+    check: Callable[[Patient, LogitsOf], CheckResult],
     patient: Patient,
     logits_of: LogitsOf,
-) -> Finding:
+) -> CheckResult:
     """A check that tells nothing new where one of these failed: it fails for the same reason."""
     failed = [finding.check for finding in findings if finding.passed is False]
     if not failed:
         return check(patient, logits_of)
-    return Finding(check.__name__, "–", f"rests on {' and '.join(failed)}", None)
+    return CheckResult(check.__name__, "–", f"rests on {' and '.join(failed)}", None)
 
 
-def initial_loss(patient: Patient, logits_BSV: np.ndarray) -> Finding:
+def initial_loss(patient: Patient, logits_BSV: np.ndarray) -> CheckResult:
     """Whether fresh weights hold every token for about as likely as any other."""
     model, targets_BS = patient.config.model, patient.targets_BS
     counts_BS = targets_BS != IGNORED
@@ -114,7 +114,7 @@ def initial_loss(patient: Patient, logits_BSV: np.ndarray) -> Finding:
     uniform = f"ln {model.vocab_size:,} = {math.log(model.vocab_size):.3f}"
     if patient.before is not None:
         expected = f"asked of fresh weights only: {uniform}"
-        return Finding("initial loss", f"{loss:.3f}", expected, None)
+        return CheckResult("initial loss", f"{loss:.3f}", expected, None)
     lead = _lead_of_own_token(model, logits_BSV, patient.inputs_BS)
     repeated = float((targets_BS == patient.inputs_BS)[counts_BS].mean())
     spread = _logit_spread(model)
@@ -122,7 +122,7 @@ def initial_loss(patient: Patient, logits_BSV: np.ndarray) -> Finding:
     least = math.log(model.vocab_size) - repeated * lead - slack
     most = math.log(model.vocab_size - 1 + math.exp(lead)) + spread**2 / 2 + slack
     expected = f"{least:.2f} to {most:.2f} ({uniform})"
-    return Finding("initial loss", f"{loss:.3f}", expected, least <= loss <= most)
+    return CheckResult("initial loss", f"{loss:.3f}", expected, least <= loss <= most)
 
 
 def _logit_spread(model: ModelConfig) -> float:
@@ -145,7 +145,7 @@ def _lead_of_own_token(model: ModelConfig, logits_BSV: np.ndarray, inputs_BS: np
 
 def causality(
     patient: Patient, logits_of: LogitsOf, queries: Queries, influence_QBS: np.ndarray
-) -> Finding:
+) -> CheckResult:
     """Whether a position depends on itself and, through attention, on all before it that a window
     leaves, and on nothing else."""
     model = patient.config.model
@@ -160,7 +160,7 @@ def causality(
     if patient.config.train.target_offset == 0:
         notes += ("the targets are the inputs: what counts is that each position sees itself",)
     what = "own" if window == 1 else "own and earlier"
-    return Finding(
+    return CheckResult(
         "causality",
         f"later {later:.1g}, {what} {seen.min():.1g} to {seen.max():.1g}{old};"
         f" later tokens move logits by {moved:.1g}",
@@ -204,11 +204,11 @@ def _moved_by_later_tokens(patient: Patient, logits_of: LogitsOf) -> float:
 
 def rows(
     patient: Patient, logits_of: LogitsOf, queries: Queries, influence_QBS: np.ndarray
-) -> Finding:
+) -> CheckResult:
     """Whether the sequences of a batch leave each other alone."""
     count = len(patient.inputs_BS)
     if count == 1:
-        return Finding("rows", "–", "there is but one sequence", None)
+        return CheckResult("rows", "–", "there is but one sequence", None)
     is_other_QB = queries.row_Q[:, None] != np.arange(count)
     others = float(influence_QBS[is_other_QB].max())
     is_odd_B = np.arange(count) % 2 == 1
@@ -217,7 +217,7 @@ def rows(
         _apart(logits_of(_others(patient, changed_B[:, None]))[~changed_B], before[~changed_B])
         for changed_B in (is_odd_B, ~is_odd_B)
     )
-    return Finding(
+    return CheckResult(
         "rows",
         f"others {others:.1g}; their tokens move logits by {moved:.1g}",
         f"0; at most {ROUNDING:.0e}",
@@ -260,20 +260,20 @@ def gradient_of(
     return gradient
 
 
-def reached(patient: Patient, gradient: Gradient) -> Finding:
+def reached(patient: Patient, gradient: Gradient) -> CheckResult:
     """Whether every trained parameter has a gradient."""
     if not gradient.is_finite:
-        return Finding("gradients", "–", "rests on finite", None)
+        return CheckResult("gradients", "–", "rests on finite", None)
     routing = gradient.routing
     expert_tokens_LE = None if routing is None else np.asarray(routing.counts_E).sum(axis=0)
     found = reach(
         patient.config.model,
         gradient.arrays,
         {name: np.asarray(array) for name, array in named_arrays(patient.model).items()},
-        Batch(patient.inputs_BS, patient.targets_BS, expert_tokens_LE),
+        ExaminedBatch(patient.inputs_BS, patient.targets_BS, expert_tokens_LE),
     )
     norm, name = found.least
-    return Finding(
+    return CheckResult(
         "gradients",
         f"{found.parts:,} parts, {len(found.dead):,} without; least {norm:.0e}, {name}",
         "none without",
@@ -282,12 +282,12 @@ def reached(patient: Patient, gradient: Gradient) -> Finding:
     )
 
 
-def finite(patient: Patient, gradient: Gradient) -> Finding:
+def finite(patient: Patient, gradient: Gradient) -> CheckResult:
     """Whether nothing overflows in the type that is computed in."""
     dtype = dtype_of(patient.config.train)
     logits_of = patient.compiled(lambda model, tokens: model(tokens, compute=Compute(dtype)))
     is_finite = bool(np.isfinite(logits_of(patient.inputs_BS)).all())
-    return Finding(
+    return CheckResult(
         "finite",
         f"logits {_yes(is_finite)}, loss and gradient {_yes(gradient.is_finite)}",
         f"yes, in {dtype.name}",
@@ -299,21 +299,21 @@ def _yes(holds: bool) -> str:
     return "yes" if holds else "no"
 
 
-def padding(patient: Patient, _: LogitsOf) -> Finding:
+def padding(patient: Patient, _: LogitsOf) -> CheckResult:
     """Whether what stands after the last target that counts leaves the gradient alone."""
     # the load-balancing loss is one of all tokens, those that fill up among them
     train = patient.config.train.model_copy(update={"load_balancing_weight": 0.0})
     last_B1 = _middle_targets(patient.targets_BS)[:, None]
     is_after_BS = np.arange(patient.targets_BS.shape[-1]) > last_B1
     if not is_after_BS.any():
-        return Finding("padding", "–", "no token stands after a target", None)
+        return CheckResult("padding", "–", "no token stands after a target", None)
     targets_BS = np.where(is_after_BS, IGNORED, patient.targets_BS)
     gradient = gradient_of(patient, train)
     expected = gradient(patient.inputs_BS, targets_BS).arrays
     found = gradient(_others(patient, is_after_BS), targets_BS).arrays
     apart = _norm({name: found[name] - array for name, array in expected.items()})
     distance = apart / (_norm(expected) or 1)
-    return Finding(
+    return CheckResult(
         "padding",
         f"tokens after the last target move the gradient by {distance:.1g}",
         f"at most {ROUNDING:.0e}",
@@ -331,7 +331,7 @@ def _norm(arrays: dict[str, np.ndarray]) -> float:
     return math.sqrt(sum(float(np.square(a, dtype=np.float64).sum()) for a in arrays.values()))
 
 
-def cache(patient: Patient, logits_of: LogitsOf) -> Finding:
+def cache(patient: Patient, logits_of: LogitsOf) -> CheckResult:
     """Whether a generation, filled up at its start and token by token, has the logits of whole
     passes."""
     inputs_BS = patient.inputs_BS
@@ -339,7 +339,7 @@ def cache(patient: Patient, logits_of: LogitsOf) -> Finding:
     lengths = [length - row * length // (2 * rows) for row in range(rows)]
     news = min(MOST_ONE_BY_ONE, min(lengths) - 1)
     if not news:
-        return Finding("cache", "–", "no token stands before another", None)
+        return CheckResult("cache", "–", "no token stands before another", None)
     texts = [row[:end].tolist() for row, end in zip(inputs_BS, lengths, strict=True)]
     found = Generator(patient.model).logits_after(texts, news)
     whole = np.asarray(logits_of(inputs_BS))
@@ -347,7 +347,7 @@ def cache(patient: Patient, logits_of: LogitsOf) -> Finding:
         [row[end - news - 1 : end] for row, end in zip(whole, lengths, strict=True)]
     )
     apart = _apart(found, expected)
-    return Finding(
+    return CheckResult(
         "cache",
         f"{news} tokens one by one: logits {apart:.1g} from those of a whole pass",
         f"at most {CACHE_ROUNDING:.0e}",
@@ -355,7 +355,7 @@ def cache(patient: Patient, logits_of: LogitsOf) -> Finding:
     )
 
 
-def overfitted(patient: Patient) -> Finding:
+def overfitted(patient: Patient) -> CheckResult:
     """Whether a training on one batch brings its loss to where the model can."""
     losses: list[float] = []
     bound, why = math.inf, ""
@@ -366,7 +366,7 @@ def overfitted(patient: Patient) -> Finding:
         if loss <= bound:
             break
     steps = len(losses) - 1
-    return Finding(
+    return CheckResult(
         "overfitting",
         f"{losses[0]:.2f} to {losses[-1]:.2f} in {steps} steps",
         f"at most {bound:.2f}: {why}",

@@ -16,7 +16,7 @@ from rungs.model.lora import DOWN, UP
 Arrays = dict[str, np.ndarray]
 
 
-class Batch(NamedTuple):
+class ExaminedBatch(NamedTuple):
     """What the gradient is of."""
 
     inputs_BS: np.ndarray
@@ -53,7 +53,7 @@ class _Part(NamedTuple):
         return self.parameter + layer + expert + self.row
 
 
-def reach(model: ModelConfig, gradient: Arrays, parameters: Arrays, batch: Batch) -> Reach:
+def reach(model: ModelConfig, gradient: Arrays, parameters: Arrays, batch: ExaminedBatch) -> Reach:
     """What the gradient of a batch reaches.
 
     Args:
@@ -76,7 +76,9 @@ def reach(model: ModelConfig, gradient: Arrays, parameters: Arrays, batch: Batch
     return Reach(parts, dead, [*rows, *excused], min(living, default=(0.0, "none")))
 
 
-def _parts(model: ModelConfig, name: str, array: np.ndarray, batch: Batch) -> Iterator[_Part]:
+def _parts(
+    model: ModelConfig, name: str, array: np.ndarray, batch: ExaminedBatch
+) -> Iterator[_Part]:
     counts_BS = batch.targets_BS != IGNORED
     if name == "token_embedding.embedding":
         for token in np.unique(batch.inputs_BS[counts_BS]):
@@ -102,7 +104,7 @@ def _is_of_experts(model: ModelConfig, name: str) -> bool:
     return bool(model.n_experts) and ".feed_forward." in name and ".router." not in name
 
 
-def _rows_not_seen(model: ModelConfig, gradient: Arrays, batch: Batch) -> Iterator[str]:
+def _rows_not_seen(model: ModelConfig, gradient: Arrays, batch: ExaminedBatch) -> Iterator[str]:
     """Rows of embeddings that are not in the batch."""
     if "token_embedding.embedding" in gradient and not model.tied_embeddings:
         absent = model.vocab_size - len(np.unique(batch.inputs_BS))
@@ -112,7 +114,9 @@ def _rows_not_seen(model: ModelConfig, gradient: Arrays, batch: Batch) -> Iterat
         yield f"positions from {length} on are not examined: their embeddings need none"
 
 
-def _excuse(model: ModelConfig, part: _Part, parameters: Arrays, batch: Batch) -> str | None:
+def _excuse(
+    model: ModelConfig, part: _Part, parameters: Arrays, batch: ExaminedBatch
+) -> str | None:
     """Why a part needs no gradient, if it does not."""
     name = part.parameter
     attention = name.partition("blocks.attention.")[2]
@@ -135,6 +139,6 @@ def _is_shift_of_scores(model: ModelConfig) -> bool:
     return model.positions != "rope" and not model.qk_norm and model.attention_soft_cap is None
 
 
-def _sees_one_token(model: ModelConfig, part: _Part, batch: Batch) -> bool:
+def _sees_one_token(model: ModelConfig, part: _Part, batch: ExaminedBatch) -> bool:
     kind = list(model.layer_kinds())[part.layer or 0]
     return batch.inputs_BS.shape[-1] == 1 or (kind == "sliding" and model.sliding_window == 1)

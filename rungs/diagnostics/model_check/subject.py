@@ -46,7 +46,7 @@ _OWN_DEFAULTS = (
 )
 
 
-class Limits(NamedTuple):
+class CheckLimits(NamedTuple):
     """How much of a run is examined, at most."""
 
     sequences: int | None
@@ -98,7 +98,7 @@ class Patient(NamedTuple):
         return functools.partial(jitted, state)
 
 
-def admit(run: RunFolder, config: RunConfig, datasets_dir: Any, limits: Limits) -> Patient:
+def admit(run: RunFolder, config: RunConfig, datasets_dir: Any, limits: CheckLimits) -> Patient:
     """A run as it starts, whatever it has been trained to.
 
     Raises:
@@ -114,7 +114,9 @@ def admit(run: RunFolder, config: RunConfig, datasets_dir: Any, limits: Limits) 
     return of(config, data, before, limits)
 
 
-def of(config: RunConfig, data: TrainingData, before: Weights | None, limits: Limits) -> Patient:
+def of(
+    config: RunConfig, data: TrainingData, before: Weights | None, limits: CheckLimits
+) -> Patient:
     """What the limits leave of a run's first sequences, and its model as it starts.
 
     Raises:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rungs.config.run_config import RunConfig
-from rungs.diagnostics.model_check.checks import Finding, findings
+from rungs.diagnostics.model_check.checks import CheckResult, findings
 from rungs.diagnostics.model_check.subject import Patient
 
 _ROW = "{:14} {:7} {}"
@@ -45,7 +45,7 @@ def _header(path: Path, config: RunConfig, patient: Patient) -> Iterator[str]:
     yield f"{weights}, without dropout, on one CPU device."
 
 
-def _lines(finding: Finding) -> Iterator[str]:
+def _lines(finding: CheckResult) -> Iterator[str]:
     verdict = {True: "ok", False: "FAILED", None: "–"}[finding.passed]
     yield _ROW.format(finding.check, verdict, finding.measured)
     yield f"{_UNDER}expected: {finding.expected}"

@@ -7,10 +7,10 @@ from pathlib import Path
 from rungs.config.run_config import RunConfig
 from rungs.diagnostics.parallel_check.trial import (
     ROUNDING_TOLERANCE,
-    Case,
     Difference,
-    Outcome,
+    ParallelCase,
     Trial,
+    TrialResult,
     compare,
 )
 from rungs.planning.compiled_communication import Traffic
@@ -69,9 +69,9 @@ def _header(path: Path, config: RunConfig, trial: Trial) -> Iterator[str]:
         yield "compared with one device that has not."
 
 
-def _compared(trial: Trial, cases: list[Case]) -> Iterator[str]:
+def _compared(trial: Trial, cases: list[ParallelCase]) -> Iterator[str]:
     """Print each case as it is done; a line for each that is too far from one device."""
-    references: dict[bool, Outcome] = {}
+    references: dict[bool, TrialResult] = {}
     for case in cases:
         reference = trial.reference(case.balanced)
         if case.balanced not in references:
@@ -87,7 +87,9 @@ def _compared(trial: Trial, cases: list[Case]) -> Iterator[str]:
             yield " ".join(_place(case)) + f": most of it in {difference.most_in}"
 
 
-def _lines(case: Case, outcome: Outcome, difference: Difference | None = None) -> Iterator[str]:
+def _lines(
+    case: ParallelCase, outcome: TrialResult, difference: Difference | None = None
+) -> Iterator[str]:
     """A row of the table."""
     size = _size(outcome.bytes_per_device)
     sent, *more = [*map(_sent, outcome.traffic)] or ["nothing"]
@@ -107,7 +109,7 @@ def _figures(difference: Difference | None) -> Iterator[str]:
         yield f"{value:.1e}" + ("!" if exceeds else " ")
 
 
-def _place(case: Case) -> tuple[str, str, str]:
+def _place(case: ParallelCase) -> tuple[str, str, str]:
     return (
         case.mode,
         f"{case.data}×{case.tensor}",

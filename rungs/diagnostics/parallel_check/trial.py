@@ -51,7 +51,7 @@ _MEAN_OF_GRADIENTS = ".mu."
 """In the dotted names of AdamW's first moments."""
 
 
-class Limits(NamedTuple):
+class TrialLimits(NamedTuple):
     """How much of a run is trained, at most."""
 
     steps: int
@@ -61,7 +61,7 @@ class Limits(NamedTuple):
     """Of a sequence."""
 
 
-class Case(NamedTuple):
+class ParallelCase(NamedTuple):
     """One way to train."""
 
     mode: Mode
@@ -73,7 +73,7 @@ class Case(NamedTuple):
     """Whether the load-balancing loss of experts is trained on."""
 
 
-class Outcome(NamedTuple):
+class TrialResult(NamedTuple):
     """What came of it."""
 
     losses: np.ndarray
@@ -131,7 +131,9 @@ class Trial(NamedTuple):
     """The weights that it starts from; random ones where there are none."""
 
     @classmethod
-    def of_run(cls, run: RunFolder, config: RunConfig, datasets_dir: Path, limits: Limits) -> Self:
+    def of_run(
+        cls, run: RunFolder, config: RunConfig, datasets_dir: Path, limits: TrialLimits
+    ) -> Self:
         """A run as it starts, whatever it has been trained to.
 
         Raises:
@@ -144,7 +146,7 @@ class Trial(NamedTuple):
 
     @classmethod
     def of(
-        cls, config: RunConfig, data: TrainingData, before: Weights | None, limits: Limits
+        cls, config: RunConfig, data: TrainingData, before: Weights | None, limits: TrialLimits
     ) -> Self:
         """What the limits leave of a run's first steps.
 
@@ -173,11 +175,13 @@ class Trial(NamedTuple):
         cut = RunConfig(config.model, train.model_copy(update=changes))
         return cls(cut, batches, data.total_steps, before)
 
-    def reference(self, balanced: bool | None = None) -> Case:
+    def reference(self, balanced: bool | None = None) -> ParallelCase:
         """One device, with the run's own split."""
         train = self.config.train
         split = train.gradient_accumulation_steps, train.microbatch_size
-        return Case("dp", 1, 1, *split, self._balances(*split) if balanced is None else balanced)
+        return ParallelCase(
+            "dp", 1, 1, *split, self._balances(*split) if balanced is None else balanced
+        )
 
     def _balances(self, *split: int) -> bool:
         """The load-balancing loss is one of each microbatch, so its gradient is comparable in the
@@ -205,13 +209,13 @@ class Trial(NamedTuple):
                     break
         return fitting, reasons
 
-    def splits(self, mode: Mode, data: int, tensor: int) -> Iterator[Case]:
+    def splits(self, mode: Mode, data: int, tensor: int) -> Iterator[ParallelCase]:
         """Every split of the accumulation on a mesh."""
         count = self.config.train.sequences_per_step
         for microbatches in _divisors(count):
             split = microbatches, count // microbatches
             if split[1] % data == 0:
-                yield Case(mode, data, tensor, *split, self._balances(*split))
+                yield ParallelCase(mode, data, tensor, *split, self._balances(*split))
 
     def _misfits(self, mode: Mode, data: int, tensor: int) -> list[str]:
         """Why a mesh is none for this trial."""
@@ -220,12 +224,14 @@ class Trial(NamedTuple):
             lines.append(f"{count} sequences do not divide by {data}")
         if lines:
             return lines
-        needed = _MEMORY_FACTOR * self._state_bytes(Case(mode, data, tensor, 1, count, False))
+        needed = _MEMORY_FACTOR * self._state_bytes(
+            ParallelCase(mode, data, tensor, 1, count, False)
+        )
         if needed > (there := memory_bytes()):
             lines.append(f"takes about {needed / 1e9:,.0f} GB of memory, of {there / 1e9:,.0f}")
         return lines
 
-    def _state_bytes(self, case: Case) -> int:
+    def _state_bytes(self, case: ParallelCase) -> int:
         """Of parameters and optimizer state, on all devices together."""
         config, mesh = self.config_of(case), _mesh(case.data, case.tensor)
         abstract = AbstractState(config, self.total_steps, mesh)
@@ -236,7 +242,7 @@ class Trial(NamedTuple):
             if array.sharding is not None
         )
 
-    def config_of(self, case: Case) -> RunConfig:
+    def config_of(self, case: ParallelCase) -> RunConfig:
         """The run's config, trained in this way."""
         changes: dict[str, Any] = {
             "sharding": ShardingConfig(mode=case.mode, data=case.data, tensor=case.tensor),
@@ -248,7 +254,7 @@ class Trial(NamedTuple):
         model, train = self.config
         return RunConfig(model, train.model_copy(update=changes))
 
-    def train(self, case: Case) -> Outcome:
+    def train(self, case: ParallelCase) -> TrialResult:
         """Train the steps."""
         config, mesh = self.config_of(case), _mesh(case.data, case.tensor)
         weights = starting_weights(self.before, config, self.total_steps, mesh)
@@ -266,7 +272,7 @@ class Trial(NamedTuple):
             result = StepResult(*jax.device_get(tuple(compiled(model, optimizer, *batch))))
             gradient = gradient or _gradient(config, optimizer, result)
             results.append(result)
-        return Outcome(
+        return TrialResult(
             np.array([_loss(result) for result in results]),
             gradient,
             np.stack([result.routing.counts_E if result.routing else 0 for result in results]),
@@ -275,7 +281,7 @@ class Trial(NamedTuple):
         )
 
 
-def compare(found: Outcome, expected: Outcome) -> Difference:
+def compare(found: TrialResult, expected: TrialResult) -> Difference:
     """How far they are from each other."""
     squares = {
         name: _square(found.gradient[name] - array) for name, array in expected.gradient.items()

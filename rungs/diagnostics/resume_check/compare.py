@@ -17,7 +17,7 @@ from rungs.config.run_config import MODEL_FILE, TRAIN_FILE, RunConfig
 from rungs.data.catalog import open_dataset
 from rungs.data.dataset import TRAIN, Dataset
 from rungs.data.loader import TrainingData
-from rungs.diagnostics.resume_check.kill import Kill, Killer, Phase, Plan, measured
+from rungs.diagnostics.resume_check.kill import Kill, Killer, Phase, StepPlan, measured
 from rungs.run import metrics as metrics_module
 from rungs.run.folder import RunFolder
 from rungs.run.metrics import StepMetrics
@@ -83,7 +83,7 @@ class Account:
         self.batches: list[tuple[int, str]] = [(step, checksum) for step, checksum in told[1:]]
 
 
-class Trained(NamedTuple):
+class TrainedRun(NamedTuple):
     """What a training left behind."""
 
     step: int
@@ -106,7 +106,7 @@ class Trained(NamedTuple):
         return cls(last.step, *arrays_of(last), lines, steps, told)
 
 
-class Finding(NamedTuple):
+class Comparison(NamedTuple):
     """One thing compared."""
 
     what: str
@@ -132,7 +132,7 @@ class Resumption:
         train = config.train
         step_tokens = config.tokens_per_step
         steps = train.epochs * (train.min_train_tokens // step_tokens)
-        self.plan = Plan(steps, train.checkpoint_interval)
+        self.plan = StepPlan(steps, train.checkpoint_interval)
         self._seconds: dict[Phase, float] = {}
         self._straight, self._killed = self._killer("straight"), self._killer("killed")
 
@@ -159,10 +159,10 @@ class Resumption:
         """Whether both trainings have to be bit-equal."""
         return self.platform == "cpu" or self._config.train.deterministic
 
-    def findings(self) -> list[Finding]:
+    def findings(self) -> list[Comparison]:
         """What is the same, and what is not."""
         straight, killed = (
-            Trained.of(RunFolder(self._folder / name), killer.accounts)
+            TrainedRun.of(RunFolder(self._folder / name), killer.accounts)
             for name, killer in (("straight", self._straight), ("killed", self._killed))
         )
         return list(compare(straight, killed))
@@ -199,19 +199,19 @@ def _parameters(weights: Weights) -> Arrays:
     return {name: weights.array(name) for name in weights.names()}
 
 
-def compare(straight: Trained, killed: Trained) -> Iterator[Finding]:
+def compare(straight: TrainedRun, killed: TrainedRun) -> Iterator[Comparison]:
     """Everything that a resumption could change."""
     for what, expected, found in (
         ("parameters", straight.parameters, killed.parameters),
         ("optimizer state", straight.optimizer, killed.optimizer),
     ):
         how = f"{len(expected)} arrays after step {straight.step}, bit for bit"
-        yield Finding(what, how, _of_arrays(expected, found))
+        yield Comparison(what, how, _of_arrays(expected, found))
     count = len(killed.accounts)
     how = f"checksum of each step's batch, as {count} processes gave it to the step"
-    yield Finding("data order", how, _of_batches(straight.accounts, killed.accounts))
+    yield Comparison("data order", how, _of_batches(straight.accounts, killed.accounts))
     how = f"{straight.lines} lines, each step once, all but the times"
-    yield Finding("metrics", how, _of_metrics(straight, killed))
+    yield Comparison("metrics", how, _of_metrics(straight, killed))
 
 
 def _of_arrays(straight: Arrays, killed: Arrays) -> str | None:
@@ -246,7 +246,7 @@ def _of_batches(straight: list[Account], killed: list[Account]) -> str | None:
     return f"step {missing[0]}: not taken in the killed run" if missing else None
 
 
-def _of_metrics(straight: Trained, killed: Trained) -> str | None:
+def _of_metrics(straight: TrainedRun, killed: TrainedRun) -> str | None:
     for which, training in (("straight", straight), ("killed", killed)):
         if training.lines != len(training.metrics):
             return f"a line of the {which} run cannot be read"

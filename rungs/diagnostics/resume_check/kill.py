@@ -6,7 +6,6 @@ elsewhere. What a process does is seen from outside, by what it has written into
 
 import contextlib
 import math
-import os
 import random
 import shutil
 import signal
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from rungs.checkpointing.checkpoint_folder import CHECKPOINT_NAMES, UNFINISHED, list_checkpoints
+from rungs.common.disk import link_or_copy
 from rungs.common.errors import RunFailure, UserError
 from rungs.run.folder import RunFolder
 
@@ -29,7 +29,7 @@ _SECONDS_BETWEEN_LOOKS = 0.0005
 _MOST_ATTEMPTS = 10
 
 
-class Plan(NamedTuple):
+class StepPlan(NamedTuple):
     """When a run does what."""
 
     steps: int
@@ -80,7 +80,7 @@ class Process:
         run: RunFolder,
         datasets_dir: Path,
         account: Path,
-        plan: Plan,
+        plan: StepPlan,
         recorder: Sequence[str],
     ) -> None:
         self._run, self._plan = run, plan
@@ -160,7 +160,7 @@ class Killer:
         self,
         run: RunFolder,
         datasets_dir: Path,
-        plan: Plan,
+        plan: StepPlan,
         seconds: dict[Phase, float],
         recorder: Sequence[str],
     ) -> None:
@@ -249,14 +249,11 @@ def measured(process: Process) -> dict[Phase, float]:
 def _copy(folder: Path, copy: Path) -> None:
     """A run folder as it stands; what is in checkpoints never changes, so that is linked."""
 
-    def link_or_copy(source: str, target: str) -> None:
-        if "checkpoints" in Path(source).parts[len(folder.parts) :]:
-            with contextlib.suppress(OSError):
-                os.link(source, target)
-                return
-        shutil.copy2(source, target)
+    def copy_file(source: str, target: str) -> None:
+        is_in_checkpoints = "checkpoints" in Path(source).parts[len(folder.parts) :]
+        (link_or_copy if is_in_checkpoints else shutil.copy2)(source, target)
 
-    shutil.copytree(folder, copy, symlinks=True, copy_function=link_or_copy)
+    shutil.copytree(folder, copy, symlinks=True, copy_function=copy_file)
 
 
 def _size(path: Path) -> int:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from rungs.config.run_config import RunConfig
-from rungs.diagnostics.resume_check.compare import Finding, Resumption
+from rungs.diagnostics.resume_check.compare import Comparison, Resumption
 
 _KILL = "{:>4}  {:>8}  {}"
 _ROW = "{:15}  {:66}  {}"
@@ -40,7 +40,7 @@ def is_same(path: Path, config: RunConfig, resumption: Resumption, kills: int) -
     return _is_table_clean(resumption.findings())
 
 
-def _is_table_clean(findings: list[Finding]) -> bool:
+def _is_table_clean(findings: list[Comparison]) -> bool:
     print("", _ROW.format("what", "compared", "verdict"), sep="\n")
     for what, how, difference in findings:
         print(_ROW.format(what, how, "DIFFERS" if difference else "identical"))

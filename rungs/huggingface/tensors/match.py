@@ -12,7 +12,7 @@ from rungs.common.errors import UserError
 from rungs.common.strict_json import shown_name
 from rungs.huggingface.families.family import Family
 from rungs.huggingface.tensors.reader import TensorFolder
-from rungs.huggingface.tensors.rules import Parameter, Rule
+from rungs.huggingface.tensors.rules import AbstractParameter, Rule
 from rungs.huggingface.tensors.writer import CODES, TensorType
 
 HEAD = "lm_head.weight"
@@ -36,7 +36,7 @@ def match(
     tensors: TensorFolder,
     family: Family,
     rules: list[Rule],
-    ours: dict[str, Parameter],
+    ours: dict[str, AbstractParameter],
 ) -> Match:
     """Find every tensor that the parameters need.
 
@@ -107,7 +107,10 @@ def _refuse_other_head(
 
 
 def _misfits(
-    tensors: TensorFolder, names: dict[str, str], rules: list[Rule], ours: dict[str, Parameter]
+    tensors: TensorFolder,
+    names: dict[str, str],
+    rules: list[Rule],
+    ours: dict[str, AbstractParameter],
 ) -> Iterator[str]:
     """A line for each tensor that is missing, unknown or of another shape or type."""
     expected: dict[str, tuple[int, ...]] = {}
@@ -126,7 +129,10 @@ def _misfits(
 
 
 def _unlike_layers(
-    tensors: TensorFolder, names: dict[str, str], rules: list[Rule], ours: dict[str, Parameter]
+    tensors: TensorFolder,
+    names: dict[str, str],
+    rules: list[Rule],
+    ours: dict[str, AbstractParameter],
 ) -> Iterator[str]:
     """A line for each tensor whose layers are of several types."""
     for rule in rules:

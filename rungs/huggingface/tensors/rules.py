@@ -21,7 +21,7 @@ _PLACES = ("{layer}", "{expert}")
 _STRIP = 128
 
 
-class Parameter(NamedTuple):
+class AbstractParameter(NamedTuple):
     """One of our parameters, in the abstract."""
 
     shape: tuple[int, ...]
@@ -33,11 +33,13 @@ class Parameter(NamedTuple):
         return self.shape[stacked:]
 
 
-def parameters(model: ModelConfig) -> dict[str, Parameter]:
+def parameters(model: ModelConfig) -> dict[str, AbstractParameter]:
     """All parameters of a model, by dotted name."""
     state = nnx.state(abstract_model(model))
     return {
-        dotted(path): Parameter(variable.get_value().shape, variable.get_metadata()["inputs"])
+        dotted(path): AbstractParameter(
+            variable.get_value().shape, variable.get_metadata()["inputs"]
+        )
         for path, variable in nnx.to_flat_state(state)
     }
 
@@ -61,19 +63,19 @@ class Rule:
         """Leading axes of ours that number layers and experts."""
         return sum(place in self.theirs for place in _PLACES)
 
-    def names(self, ours: Parameter) -> Iterator[tuple[tuple[int, ...], str]]:
+    def names(self, ours: AbstractParameter) -> Iterator[tuple[tuple[int, ...], str]]:
         """Each tensor of theirs, with its place among the stacked axes of ours."""
         for index in itertools.product(*map(range, ours.shape[: self.stacked])):
             places = zip(("layer", "expert"), index, strict=False)
             yield index, self.theirs.format(**dict(places))
 
-    def shape(self, ours: list[Parameter]) -> tuple[int, ...]:
+    def shape(self, ours: list[AbstractParameter]) -> tuple[int, ...]:
         """Shape of each tensor of theirs."""
         *rows, _ = self._matrix(ours[0])
         shape = (*rows, sum(self._matrix(parameter)[-1] for parameter in ours))
         return shape[::-1] if self.transposed else shape
 
-    def split(self, theirs: np.ndarray, ours: list[Parameter]) -> list[np.ndarray]:
+    def split(self, theirs: np.ndarray, ours: list[AbstractParameter]) -> list[np.ndarray]:
         """The items of our parameters in a tensor of theirs."""
         matrix = _turned(theirs) if self.transposed else theirs
         ends = list(itertools.accumulate(self._matrix(parameter)[-1] for parameter in ours))
@@ -83,7 +85,7 @@ class Rule:
             for part, parameter in zip(parts, ours, strict=True)
         ]
 
-    def join(self, items: list[np.ndarray], ours: list[Parameter]) -> np.ndarray:
+    def join(self, items: list[np.ndarray], ours: list[AbstractParameter]) -> np.ndarray:
         """The tensor of theirs that items of our parameters make."""
         matrices = [
             item.reshape(self._matrix(parameter))
@@ -92,7 +94,7 @@ class Rule:
         matrix = matrices[0] if len(matrices) == 1 else np.concatenate(matrices, axis=-1)
         return _turned(matrix) if self.transposed else matrix
 
-    def _matrix(self, ours: Parameter) -> tuple[int, ...]:
+    def _matrix(self, ours: AbstractParameter) -> tuple[int, ...]:
         """Shape of an item as (inputs, outputs), or (outputs,) where it is no matrix."""
         shape = ours.item_shape(self.stacked)
         if not ours.inputs:
@@ -127,7 +129,7 @@ def norm(theirs: str, ours: str) -> tuple[Rule, Rule]:
     return as_is(f"{theirs}.weight", f"{ours}.scale"), as_is(f"{theirs}.bias", f"{ours}.bias")
 
 
-def used(rules: tuple[Rule, ...], ours: dict[str, Parameter]) -> list[Rule]:
+def used(rules: tuple[Rule, ...], ours: dict[str, AbstractParameter]) -> list[Rule]:
     """The rules that a model with these parameters needs; each parameter is in exactly one."""
     needed = [rule for rule in rules if set(rule.ours) <= ours.keys()]
     assert sorted(name for rule in needed for name in rule.ours) == sorted(ours)

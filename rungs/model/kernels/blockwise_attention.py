@@ -36,7 +36,7 @@ class Scoring(NamedTuple):
     soft_cap: float | None
 
 
-class Block(NamedTuple):
+class QueryBlock(NamedTuple):
     """Queries from `first` to before `end`; they see no key before `seen`, nor from `end` on."""
 
     first: int
@@ -52,12 +52,12 @@ class Block(NamedTuple):
         return x_XTH[:, self.seen : self.end]
 
 
-def blocks(length: int, window: int | None) -> Iterator[Block]:
+def blocks(length: int, window: int | None) -> Iterator[QueryBlock]:
     """The blocks of a sequence, in order."""
     size = min(max(-(-length // MOST), SHORTEST), LONGEST)
     for first in range(0, length, size):
         seen = 0 if window is None else max(first - window + 1, 0)
-        yield Block(first, min(first + size, length), seen)
+        yield QueryBlock(first, min(first + size, length), seen)
 
 
 def causal_attention(
@@ -134,7 +134,7 @@ _attention.defvjp(_forward, _backward)
 
 
 def _scores(
-    scoring: Scoring, block: Block, query_XGSH: Array, key_XTH: Array
+    scoring: Scoring, block: QueryBlock, query_XGSH: Array, key_XTH: Array
 ) -> tuple[Array, Array | float]:
     """scores_XQT of a block, and their derivative by the bare products."""
     scores = _dot(block.own(query_XGSH), block.visible(key_XTH), 2, 2) * scoring.scale
@@ -171,7 +171,7 @@ def _keys(x_BSKH: Array) -> Array:
     return x_BSKH.swapaxes(1, 2).reshape(batch * heads, length, width)
 
 
-def _as_keys(key_BSKH: Array, parts: list[tuple[Block, Array]]) -> Array:
+def _as_keys(key_BSKH: Array, parts: list[tuple[QueryBlock, Array]]) -> Array:
     """The sum of what blocks give for the keys they see, x_XHT each, in the order and type of the
     keys."""
     batch, length, heads, width = key_BSKH.shape
