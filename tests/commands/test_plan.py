@@ -169,7 +169,7 @@ def test_on_a_processor_the_time_is_known_once_steps_were_taken(tmp_path: Path) 
     told = train(run, tmp_path / "datasets")
     assert told.returncode == 0, told.stderr
     size = planned(run).parameters.total
-    in_short = f"{size:,} parameters, 0.2 MFLOPs a token; 3,072 tokens, {3072 / size:.3g} for each"
+    in_short = f"{size:,} parameters, 0.2 MFLOPs per token; 3,072 tokens, {3072 / size:.3g} per"
     assert in_short in told.stderr
     assert f"more: uv run plan.py {run.path}" in told.stderr
     after = command(run.path, *where)

@@ -14,7 +14,7 @@ from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import FILE_TYPES
 from rungs.config.train_config import TrainConfig
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 RUNS = sorted(path.parent for path in (ROOT / "runs").glob("*/train.json"))
 
 # Only the keys that run folders of the blog's reference have.

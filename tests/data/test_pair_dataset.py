@@ -21,7 +21,7 @@ from rungs.data.pair_dataset import pairs_of, split_sections
 from rungs.data.text_dataset import TextSection
 from rungs.data.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAIRS = [(f"Question {i}: naïve 😀?\n", f"Answer\r\n{i}\u2028.") for i in range(100)]
 TOKENIZER = train_tokenizer([prompt + answer for prompt, answer in PAIRS] * 3, 300)
 

@@ -18,7 +18,7 @@ from rungs.data.sentencepiece_model import (
 )
 from rungs.data.tokenizer import load_tokenizer
 
-TOKENIZERS = Path(__file__).parent / "fixtures" / "tokenizers"
+TOKENIZERS = Path(__file__).parents[1] / "fixtures" / "tokenizers"
 LLAMA = TOKENIZERS / "llama2"
 UNIGRAM, BPE, WORD = 1, 2, 3
 

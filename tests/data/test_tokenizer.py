@@ -22,7 +22,7 @@ from rungs.data import tokenizer as tokenizer_module
 from rungs.data.tokenizer import END_OF_TEXT, Tokenizer, load_tokenizer, train_tokenizer
 from tests.support.hub_stand_in import MODEL, HubStandIn
 
-TOKENIZERS = Path(__file__).parent / "fixtures" / "tokenizers"
+TOKENIZERS = Path(__file__).parents[1] / "fixtures" / "tokenizers"
 FAMILIES = sorted(folder.name for folder in TOKENIZERS.iterdir())
 ENDS_OF_TEXT = {
     "gemma": "<eos>",

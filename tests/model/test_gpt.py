@@ -22,7 +22,7 @@ from tests.support import reference_gpt
 from tests.support.configs import model_config
 from tests.support.tiny_model import compiled, lively, quick_jit, random_tokens
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 RUNS = sorted(path.parent for path in (ROOT / "runs").glob("*/model.json"))
 
 LLAMA: dict[str, Any] = {

@@ -9,7 +9,7 @@ import numpy as np
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-MODELS = Path(__file__).parent / "fixtures" / "models"
+MODELS = Path(__file__).parents[1] / "fixtures" / "models"
 NAMES = sorted(path.name for path in MODELS.iterdir())
 Arrays = dict[str, np.ndarray]
 

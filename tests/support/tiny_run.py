@@ -17,7 +17,7 @@ from rungs.run import metrics
 from rungs.run.folder import RunFolder
 from rungs.run.metrics import StepMetrics
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 VOCAB = 64
 MODEL = {"vocab_size": VOCAB, "context_length": 16, "emb_dim": 32, "n_layers": 2, "n_heads": 2}
 TRAIN = {

@@ -231,7 +231,7 @@ def test_damaged_checkpoints_are_passed_over(
     assert go(copy, datasets_dir) == 0
     assert f"{newest.folder}: damaged (model.safetensors)" in messages.text
     assert f"{second.folder}: damaged (optimizer/" in messages.text
-    assert f"goes on after step {whole.step}" in messages.text
+    assert f"resumes after step {whole.step}" in messages.text
     assert_same_outcome(copy, finished)
     assert len(list(copy.aside.glob("*/checkpoints/*"))) == 2
 

@@ -1,0 +1,132 @@
+"""What `train.log` and the terminal say of a run as it starts and as it ends."""
+
+import logging
+
+import jax
+from flax import nnx
+from jax.sharding import Mesh
+
+from rungs.checkpointing.manifest import Checkpoint
+from rungs.checkpointing.weights_file import Weights
+from rungs.config.run_config import RunConfig
+from rungs.config.train_config import ShardingConfig
+from rungs.data.loader import TrainingData
+from rungs.model.gpt import GPT
+from rungs.optim.optimizer import MultiSteps
+from rungs.optim.precision import dtype_of
+from rungs.planning import hardware, oom_advice
+from rungs.planning.flops import active_parameters, conventional_flops, parameters
+from rungs.planning.memory import at_rest, shown
+from rungs.run import metrics
+from rungs.run.folder import RunFolder
+from rungs.run.metrics import StepMetrics
+from rungs.step.state import shapes_of
+
+log = logging.getLogger("rungs")
+
+
+def log_start(
+    run: RunFolder,
+    config: RunConfig,
+    data: TrainingData,
+    saved: Checkpoint | None,
+    weights: Weights | None,
+    sharding: ShardingConfig,
+) -> None:
+    """Log where the run begins, how long it is and what it runs on.
+
+    Args:
+        saved: the checkpoint that it resumes from.
+        weights: the saved weights that it starts from.
+    """
+    if saved is not None:
+        begins = f"resumes after step {saved.step:,}, {saved.folder.name}"
+    else:
+        begins = f"starts from {weights.path}" if weights else "starts"
+    log.info(
+        "%s %s: %s steps of %s tokens on %s, in %s",
+        run.path,
+        begins,
+        f"{data.total_steps:,}",
+        f"{data.tokens_per_step:,}",
+        _devices(sharding),
+        config.train.compute_dtype,
+    )
+
+
+def log_size(
+    run: RunFolder,
+    config: RunConfig,
+    data: TrainingData,
+    model: GPT,
+    optimizer: MultiSteps,
+    mesh: Mesh,
+) -> None:
+    """Log the part of the plan that takes no tracing: parameters, FLOPs, tokens, memory."""
+    shapes = shapes_of(config.model, config.train.lora)
+    total = parameters(shapes).total
+    active = active_parameters(shapes, config.model).total
+    flops = conventional_flops(shapes, config.model, config.sequence_length)
+    tokens = data.total_steps * data.tokens_per_step
+    log.info(
+        "%s parameters%s, %s MFLOPs per token; %s tokens, %.3g per parameter; weights, moments and"
+        " gradients take %s of %s on each device; for more: uv run plan.py %s",
+        f"{total:,}",
+        f", {active:,} active per token" if active < total else "",
+        f"{flops / 1e6:,.1f}",
+        f"{tokens:,}",
+        tokens / active,
+        shown(at_rest(model, optimizer)),
+        shown(oom_advice.device_bytes(mesh)),
+        run.path,
+    )
+
+
+def log_trainable(model: GPT, optimizer: MultiSteps) -> None:
+    """Log how many parameters are trainable, unless all are."""
+    trainable, total = (
+        sum(array.size for array in jax.tree.leaves(nnx.state(model, kind)))
+        for kind in (optimizer.wrt, nnx.Param)
+    )
+    if trainable < total:
+        log.info("trains %s of %s parameters", f"{trainable:,}", f"{total:,}")
+
+
+def log_end(run: RunFolder, config: RunConfig, last: StepMetrics, is_stopped: bool) -> None:
+    """Log what the run has come to."""
+    steps = metrics.read(run.metrics)
+    seconds = sum(step.step_seconds for step in steps)
+    best = metrics.best_step(steps, config.train.checkpoint_interval)
+    losses = {"train loss": last.train_loss, "validation loss": last.validation_loss}
+    log.info(
+        "%s after step %s: %s tokens in %s s, %s tokens/s; %s; best %s",
+        "stopped" if is_stopped else "finished",
+        f"{last.global_step:,}",
+        f"{last.tokens_seen:,}",
+        f"{seconds:,.1f}",
+        f"{last.tokens_seen / seconds:,.0f}",
+        ", ".join(f"{name} {loss:.4f}" for name, loss in losses.items() if loss is not None),
+        f"at step {best.global_step:,}" if best else "none",
+    )
+    if is_stopped:
+        log.info("to resume: uv run train.py %s", run.path)
+
+
+def peak_tokens_per_second(config: RunConfig, mesh: Mesh) -> float | None:
+    """Return the tokens per second at the devices' peak FLOP/s, None if that is not known."""
+    model, train = config
+    kind = hardware.of_kind(mesh.devices.flat[0].device_kind)
+    peak = kind and kind.peak(dtype_of(train))
+    if not peak:
+        return None
+    shapes = shapes_of(model, train.lora)
+    return mesh.size * peak / conventional_flops(shapes, model, config.sequence_length)
+
+
+def _devices(sharding: ShardingConfig) -> str:
+    data, tensor = sharding.sizes
+    devices = f"{data * tensor} {jax.devices()[0].device_kind} device{'s' * (data * tensor > 1)}"
+    if data * tensor > 1:
+        devices += f", {sharding.mode}" + f": data {data} × tensor {tensor}" * (tensor > 1)
+    processes = jax.process_count()
+    return devices + f", {processes} processes" * (processes > 1)
