@@ -1,4 +1,4 @@
-"""A soak of a minute; `benchmarks/soak.py --faults 200` is one of half an hour."""
+"""A soak of a minute; `benchmarks/soak/soak.py --faults 200` is one of half an hour."""
 
 import subprocess
 import sys
@@ -12,7 +12,7 @@ FAULTS = 12
 
 @pytest.mark.long
 def test_a_short_soak_loses_nothing() -> None:
-    script = [sys.executable, str(ROOT / "benchmarks" / "soak.py"), "--faults", str(FAULTS)]
+    script = [sys.executable, str(ROOT / "benchmarks/soak/soak.py"), "--faults", str(FAULTS)]
     ended = subprocess.run(script, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert f"{FAULTS} of {FAULTS} faults" in ended.stdout

@@ -1,7 +1,7 @@
-"""Does reading a dataset cost memory? `uv run benchmarks/data_memory.py`
+"""Whether reading a dataset takes more memory the larger it is.
 
 Reads every training batch of a small and of a large token file, each in a process of its own, and
-compares the anonymous memory (RssAnon) at the end. Linux only.
+compares their anonymous memory (RssAnon) at the end. Linux only.
 """
 
 import re
@@ -14,6 +14,7 @@ from pathlib import Path
 import click
 import numpy as np
 
+from rungs.common.errors import run_command
 from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import RunConfig
 from rungs.config.train_config import TrainConfig
@@ -28,13 +29,13 @@ BLOCK_TOKENS = 1 << 20
 @click.option("--megabytes", type=(int, int), default=(2, 2000), show_default=True)
 @click.option("--read", type=click.Path(path_type=Path), hidden=True)
 def main(megabytes: tuple[int, int], read: Path | None) -> None:
-    """RssAnon after a pass over token files of two sizes."""
+    """Print RssAnon after a pass over token files of two sizes."""
     if read is not None:
         click.echo(read_all(read))
         return
     with tempfile.TemporaryDirectory() as folder:
-        found = [measure(Path(folder) / f"{size}-mb", size) for size in megabytes]
-    click.echo(f"difference: {found[1] - found[0]:.1f} MB")
+        small, large = (measure(Path(folder) / f"{size}-mb", size) for size in megabytes)
+    click.echo(f"difference: {large - small:.1f} MB")
 
 
 def measure(folder: Path, megabytes: int) -> float:
@@ -56,7 +57,7 @@ def write_dataset(folder: Path, megabytes: int) -> None:
 
 
 def read_all(folder: Path) -> float:
-    """Megabytes of anonymous memory after reading every batch."""
+    """Return the megabytes of anonymous memory after reading every batch."""
     train = TrainConfig(
         dataset="tokens",
         microbatch_size=8,
@@ -72,4 +73,4 @@ def read_all(folder: Path) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

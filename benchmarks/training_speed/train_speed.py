@@ -1,17 +1,17 @@
-"""Tokens per second of training, beside a plain loop and PyTorch, in one run.
+"""Tokens per second of training, compared with a plain JAX loop and with PyTorch.
 
-    uv run benchmarks/train_speed.py
-
-Every side trains the same GPT on the same batches of the embedded dataset, in a process of its own,
-and they take turns, so that a machine which slows down slows all; a first turn, which compiles, is
-not counted. The clock is this process's: from asking for a turn's steps to the last one's loss. The
-peak is the fastest matrix product of either library, before all turns or after them. uv brings
-PyTorch, or `--torch-python` names a Python that has it.
+Every side trains the same GPT on the same batches of the embedded dataset, in a process of its own.
+They take turns, so that a machine which slows down slows all of them; a first turn, which compiles,
+is not counted. The clock is this process's: from the request for a turn's steps to the last step's
+loss. The peak is the fastest matmul of either library, before all turns or after them. uv downloads
+PyTorch, unless `--torch-python` names a Python that has it.
 """
 
 import contextlib
+import itertools
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,9 @@ from typing import Any
 import click
 import numpy as np
 
-from benchmarks.speed_table import Row, Shape, table
-from benchmarks.training_sides import Peaks, SidePlan, peaks, plans, started
+from benchmarks.side_process import Side, start
+from benchmarks.training_speed.sides import Peaks, all_sides, measure_peaks
+from benchmarks.training_speed.speed_table import Row, Shape, speed_table
 from rungs.common.errors import run_command
 from rungs.data import python_stdlib
 from rungs.data.catalog import find_datasets_dir, open_dataset
@@ -38,7 +39,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "one_at_a_time": True,
     },
 }
-"""What differs from the options' defaults."""
+"""Other defaults of the options."""
 
 
 def take_preset(context: click.Context, _: click.Parameter, name: str) -> None:
@@ -46,7 +47,6 @@ def take_preset(context: click.Context, _: click.Parameter, name: str) -> None:
 
 
 def count(option: str, name: str, default: int, least: int = 1) -> Callable[..., Any]:
-    """An option that is a number."""
     kind = click.IntRange(least)
     return click.option(option, name, default=default, show_default=True, type=kind)
 
@@ -70,12 +70,12 @@ def count(option: str, name: str, default: int, least: int = 1) -> Callable[...,
 @count("--gradient-accumulation-steps", "accumulation", 2)
 @count("--turns", "turns", 7)
 @count("--steps", "steps", 5)
-@click.option("--torch-python", help="A Python with torch and numpy; else uv brings them.")
+@click.option("--torch-python", help="A Python with torch and numpy, instead of uv's.")
 @click.option("--without-torch", is_flag=True, help="Leave PyTorch out.")
 @click.option("--only", multiple=True, help="Sides with this in their name; may be repeated.")
 @click.option(
     "--one-at-a-time/--by-turns",
-    help="End each side before the next one starts, where memory holds no more.",
+    help="End each side before the next one starts, if memory does not hold them all.",
 )
 def main(
     microbatch: int,
@@ -96,18 +96,18 @@ def main(
     with tempfile.TemporaryDirectory() as folder:
         batches = Path(folder) / "batches.npy"
         write_batches(batches, (accumulation, microbatch, shape.length + 1), (turns + 1) * steps)
-        sides = chosen(plans(shape, batches, torch), only)
+        sides = choose(all_sides(shape, batches, torch), only)
         print_model(shape, microbatch, accumulation)
-        before = peaks(torch)
+        before = measure_peaks(torch)
         tokens = steps * accumulation * microbatch * shape.length
-        groups = [[plan] for plan in sides] if one_at_a_time else [sides]
+        groups = [[side] for side in sides] if one_at_a_time else [sides]
         rows = [row for group in groups for row in take_turns(group, turns, steps, tokens)]
-    peak = print_peak(before, peaks(torch))
-    click.echo(table(rows, shape.flops_per_token, peak))
+    peak = print_peak(before, measure_peaks(torch))
+    click.echo(speed_table(rows, shape.flops_per_token, peak))
 
 
 def torch_command(python: str | None) -> list[str]:
-    """What runs a script that needs PyTorch."""
+    """Return the command that runs a script that needs PyTorch."""
     command = [python] if python else ["uv", "run", "--no-project", "--script"]
     if shutil.which(command[0]) is None:
         raise click.UsageError(f"{command[0]}: not found; --without-torch leaves PyTorch out")
@@ -115,8 +115,8 @@ def torch_command(python: str | None) -> list[str]:
 
 
 def write_batches(path: Path, batch: tuple[int, int, int], steps: int) -> None:
-    """The first tokens of the embedded dataset, (steps, A, B, S + 1); where it has too few, fewer
-    steps, which the sides go through again.
+    """Save the first tokens of the embedded dataset, (steps, A, B, S + 1). If it has too few there
+    are fewer steps, which the sides go through again.
 
     Args:
         batch: A, B and S + 1.
@@ -129,8 +129,8 @@ def write_batches(path: Path, batch: tuple[int, int, int], steps: int) -> None:
     np.save(path, tokens[: steps * each].astype(np.int32).reshape(steps, *batch))
 
 
-def chosen(sides: list[SidePlan], only: Sequence[str]) -> list[SidePlan]:
-    """The sides whose name has one of these parts; all where there are none."""
+def choose(sides: list[Side], only: Sequence[str]) -> list[Side]:
+    """Return the sides whose name has one of these parts; all if there are none."""
     found = [side for side in sides if not only or any(part in side.name for part in only)]
     if not found:
         names = "; ".join(side.name for side in sides)
@@ -142,43 +142,41 @@ def print_model(shape: Shape, microbatch: int, accumulation: int) -> None:
     model = f"L={shape.layers} layers, width d={shape.width}, {shape.heads} heads"
     click.echo(f"""\
 A GPT of {model}, vocabulary {shape.vocab:,}, context T={shape.length};
-{accumulation} microbatches of {microbatch} sequences a step. FLOP for each token, by formula:
+{accumulation} microbatches of {microbatch} sequences a step. FLOPs per token, by formula:
 6·N + 12·L·d·T = {shape.flops_per_token:,}, where N={shape.parameters:,} counts all parameters
-but the two embedding tables: the head is among them.""")
+but the two embedding tables: the head is included.""")
 
 
-def print_peak(*measured: Peaks) -> float:
-    """The best of several measurements; returns the most FLOP per second in bfloat16."""
-    best = {
-        (library, dtype): max(found[library][dtype] for found in measured)
-        for library, speeds in measured[0].items()
-        for dtype in speeds
-    }
-    shown = (f"{library} {dtype} {speed / 1e9:,.0f}" for (library, dtype), speed in best.items())
-    click.echo(f"Matrix products, GFLOP/s: {', '.join(shown)}.")
-    peak = max(speed for (_, dtype), speed in best.items() if dtype == "bfloat16")
+def print_peak(before: Peaks, after: Peaks) -> float:
+    """Print the best of two measurements; return the most FLOPs per second in bfloat16."""
+    best = {key: max(flops, after[key]) for key, flops in before.items()}
+    cells = (f"{library} {dtype} {flops / 1e9:,.0f}" for (library, dtype), flops in best.items())
+    click.echo(f"Matmuls, GFLOP/s: {', '.join(cells)}.")
+    peak = max(flops for (_, dtype), flops in best.items() if dtype == "bfloat16")
     click.echo(f"The peak is the fastest in bfloat16, {peak / 1e9:,.0f}.\n")
     return peak
 
 
-def take_turns(sides: list[SidePlan], turns: int, steps: int, tokens: int) -> list[Row]:
-    """Start the sides, each with a first turn that is not counted, then have one compute at a time.
+def take_turns(sides: list[Side], turns: int, steps: int, tokens: int) -> list[Row]:
+    """Start the sides, each with a first turn that is not counted, then let one train at a time.
 
     Args:
-        tokens: of a turn.
+        tokens: in a turn.
     """
+    rates: dict[str, list[float]] = {side.name: [] for side in sides}
+    losses: dict[str, float] = {}
     with contextlib.ExitStack() as stack:
         running = []
-        for plan in sides:
-            side = stack.enter_context(started(plan))
-            seconds, _ = side.turn(steps)
-            click.echo(f"{plan.name}: started in {seconds:.1f} s", err=True)
-            running.append(side)
-        rounds = [[side.turn(steps) for side in running] for _ in range(turns)]
-    return [
-        Row(plan.name, [tokens / seconds for seconds, _ in found], found[-1][1])
-        for plan, found in zip(sides, zip(*rounds, strict=True), strict=True)
-    ]
+        for side in sides:
+            begin = time.perf_counter()
+            running.append(stack.enter_context(start(side)))
+            running[-1].ask(f"{steps}")
+            click.echo(f"{side.name}: started in {time.perf_counter() - begin:.1f} s", err=True)
+        for _, process in itertools.product(range(turns), running):
+            begin = time.perf_counter()
+            losses[process.name] = process.ask(f"{steps}")
+            rates[process.name].append(tokens / (time.perf_counter() - begin))
+    return [Row(side.name, rates[side.name], losses[side.name]) for side in sides]
 
 
 if __name__ == "__main__":

@@ -2,9 +2,9 @@
 # requires-python = ">=3.11"
 # dependencies = ["torch==2.13.0", "transformers==5.23.0"]
 # ///
-"""The other side of `generate_speed.py`: GPT-2's shape in `transformers`, random weights.
+"""A side of `generation_speed.py`: GPT-2's shape in `transformers`, with random weights.
 
-Reads lines «TYPE BATCH» and answers each with the seconds of one greedy generation.
+Reads lines "DTYPE BATCH" and answers each with the seconds of one greedy generation.
 """
 
 import json

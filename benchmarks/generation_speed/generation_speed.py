@@ -1,16 +1,12 @@
-"""Tokens per second of generation, beside `transformers` and the memory's bound, in one run.
+"""Tokens per second of generation, compared with `transformers` and the bound set by memory.
 
-    uv run benchmarks/generate_speed.py
-
-A model of GPT-2's 124M shape with random weights continues prompts of 32 tokens by 64, greedily,
-at several batch sizes in both types. The sides take turns; every figure is the median of several
-turns with the lowest and the highest. PyTorch and `transformers` run in a process of their own:
-uv brings them, or `--torch-python` names a Python that has them.
+A model of GPT-2's 124M shape with random weights continues prompts of 32 tokens by 64, greedily, at
+several batch sizes, in float32 and bfloat16. The sides take turns. PyTorch and `transformers` run
+in a process of their own: uv downloads them, unless `--torch-python` names a Python that has them.
 """
 
 import json
 import statistics
-import subprocess
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,6 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks.report import spread
+from benchmarks.side_process import Side, start
 from rungs.common.errors import run_command
 from rungs.config.model_config import ModelConfig
 from rungs.model.generation import Generator, Request
@@ -38,15 +36,15 @@ GPT2 = ModelConfig(
     qkv_bias=True,
     tied_embeddings=True,
 )
-TRANSFORMERS_SIDE = Path(__file__).with_name("transformers_speed.py")
-Side = Callable[[str, int], float]
-"""From type and batch size to the seconds of one generation."""
+TRANSFORMERS = Path(__file__).with_name("transformers_side.py")
+Generate = Callable[[str, int], float]
+"""From dtype and batch size to the seconds of one generation."""
 
 
 @click.command()
 @click.option("--batch-sizes", default="1,2,4,8,16", show_default=True)
 @click.option("--turns", default=5, show_default=True, type=click.IntRange(1))
-@click.option("--torch-python", help="A Python with torch and transformers; else uv brings them.")
+@click.option("--torch-python", help="A Python with torch and transformers, instead of uv's.")
 def main(batch_sizes: str, turns: int, torch_python: str | None) -> None:
     """Print a table of tokens per second."""
     sizes = [int(size) for size in batch_sizes.split(",")]
@@ -55,12 +53,18 @@ def main(batch_sizes: str, turns: int, torch_python: str | None) -> None:
     generators, weights = make_generators()
     bandwidth = read_bandwidth()
     click.echo(f"memory: {bandwidth / 1e9:.1f} GB/s read, {weights / 1e6:.0f}M weights")
-    with TransformersSide(torch_python, max(sizes)) as theirs:
+    python = [torch_python] if torch_python else ["uv", "run", "--no-project", "--script"]
+    limits = json.dumps([max(sizes), PROMPT_TOKENS, NEW_TOKENS])
+    with start(Side("transformers", [*python, str(TRANSFORMERS), limits])) as process:
 
         def ours(dtype: str, batch: int) -> float:
             start = time.perf_counter()
             generators[dtype].continued(prompts[:batch].tolist(), Request(NEW_TOKENS))
             return time.perf_counter() - start
+
+        def theirs(dtype: str, batch: int) -> float:
+            seconds: float = process.ask(f"{dtype} {batch}")
+            return seconds
 
         for batch in sizes:
             for dtype in DTYPES:
@@ -69,8 +73,8 @@ def main(batch_sizes: str, turns: int, torch_python: str | None) -> None:
 
 
 def make_generators() -> tuple[dict[str, Generator], int]:
-    """The model ready in each type, and how many weights each token reads: the position table is
-    no factor of a product."""
+    """Return a generator for each dtype, and how many weights each token reads: all but the
+    position table."""
     model = GPT(GPT2, jax.random.key(0))
     assert model.position_embedding is not None
     total = sum(leaf.size for leaf in jax.tree.leaves(model))
@@ -78,8 +82,8 @@ def make_generators() -> tuple[dict[str, Generator], int]:
     return {dtype: Generator(model, jnp.dtype(dtype)) for dtype in DTYPES}, read
 
 
-def take_turns(sides: Sequence[Side], dtype: str, batch: int, turns: int) -> list[list[float]]:
-    """Tokens per second of each side in each turn; a first turn, which compiles, is not counted."""
+def take_turns(sides: Sequence[Generate], dtype: str, batch: int, turns: int) -> list[list[float]]:
+    """Return the tokens per second of each side in each turn, after a first one that compiles."""
     seconds: list[list[float]] = [[] for _ in sides]
     for turn in range(turns + 1):
         for times, side in zip(seconds, sides, strict=True):
@@ -90,18 +94,17 @@ def take_turns(sides: Sequence[Side], dtype: str, batch: int, turns: int) -> lis
 
 
 def report(dtype: str, batch: int, bound: float, rates: list[list[float]]) -> None:
-    """One line: both sides, their ratio, and ours as a share of the bound."""
+    """Print one line: both sides, their ratio, and ours as a share of the bound."""
     ours, theirs = (statistics.median(side) for side in rates)
-    spreads = [f"{min(side):.0f} to {max(side):.0f}" for side in rates]
     click.echo(
-        f"batch {batch:2} {dtype:8}  rungs {ours:6.1f} ({spreads[0]})"
-        f"  transformers {theirs:6.1f} ({spreads[1]})  ratio {ours / theirs:.2f}"
+        f"batch {batch:2} {dtype:8}  Rungs {spread(rates[0], 1)}  transformers"
+        f" {spread(rates[1], 1)}  ratio {ours / theirs:.2f}"
         f"  memory bound {bound:.0f}, {ours / bound:.0%} of it"
     )
 
 
 def read_bandwidth() -> float:
-    """Bytes per second at which all cores sum 1 GiB, the best of ten."""
+    """Return the bytes per second at which all cores sum 1 GiB, the best of ten tries."""
     ones = jnp.ones(1 << 28, jnp.float32)
     total = jax.jit(jnp.sum)
     total(ones).block_until_ready()
@@ -111,41 +114,6 @@ def read_bandwidth() -> float:
         total(ones).block_until_ready()
         best = min(best, time.perf_counter() - start)
     return ones.nbytes / best
-
-
-class TransformersSide:
-    """A process with PyTorch that generates when it is told to.
-
-    Args:
-        python: an interpreter that has torch and transformers; uv makes one where None.
-        most: the largest batch.
-    """
-
-    def __init__(self, python: str | None, most: int) -> None:
-        command = [python] if python else ["uv", "run", "--no-project", "--script"]
-        sizes = json.dumps([most, PROMPT_TOKENS, NEW_TOKENS])
-        self._process = subprocess.Popen(
-            [*command, str(TRANSFORMERS_SIDE), sizes],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def __enter__(self) -> "TransformersSide":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.kill()
-
-    def __call__(self, dtype: str, batch: int) -> float:
-        assert self._process.stdin
-        assert self._process.stdout
-        self._process.stdin.write(f"{dtype} {batch}\n")
-        self._process.stdin.flush()
-        line = self._process.stdout.readline()
-        if not line:
-            raise click.ClickException("the process with transformers ended; see above")
-        return float(line)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One small run that survives faults: `uv run benchmarks/soak.py --faults 200`.
+"""One small run that survives faults: `uv run benchmarks/soak/soak.py --faults 200`.
 
 Kills at every moment, signals, full disks, damaged checkpoints, torn files, moved folders, in a
 random order, each followed by the same command. At the end the run is compared, bit for bit, with
@@ -18,7 +18,7 @@ from typing import NamedTuple
 import click
 import numpy as np
 
-from benchmarks.soak_faults import FINISHED, Fault, ended_with, in_the_process, on_the_disk
+from benchmarks.soak.faults import FINISHED, Fault, ended_with, in_the_process, on_the_disk
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.common.errors import run_command
 from rungs.run import metrics

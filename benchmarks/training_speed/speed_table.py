@@ -1,14 +1,17 @@
-"""What `train_speed.py` prints: each side's speed beside the others and the machine's peak."""
+"""The table that `train_speed.py` prints: each side's speed relative to the others and the peak."""
 
 import dataclasses
 import statistics
 from typing import NamedTuple
 
+from benchmarks.report import spread
+from rungs.common.text_table import aligned
+
 REFERENCE = "plain loop"
 """Name of the side that is the loop as one first writes it."""
 PYTORCH = "PyTorch"
 """What the names of PyTorch's sides begin with."""
-HEADINGS = (
+HEADING = (
     "side",
     "tokens/s (lowest to highest)",
     f"÷ {REFERENCE}",
@@ -21,8 +24,11 @@ HEADINGS = (
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """A GPT as GPT-2, but for an untied head and no biases of query, key and value. Counted in
-    closed form, as the process that prints leaves JAX, and its devices, to the sides."""
+    """GPT-2's architecture, with an untied head and without biases of query, key and value.
+
+    Its costs are formulas, so that the process that prints does not start JAX and leaves the
+    devices to the sides.
+    """
 
     vocab: int
     length: int
@@ -33,7 +39,7 @@ class Shape:
 
     @property
     def parameters(self) -> int:
-        """All but the two embedding tables; the head is among them."""
+        """All but the two embedding tables; the head is included."""
         norm = 2 * self.width
         attention = 4 * self.width**2 + self.width
         feed_forward = 8 * self.width**2 + 5 * self.width
@@ -42,8 +48,8 @@ class Shape:
 
     @property
     def flops_per_token(self) -> int:
-        """Forwards and backwards: 6 for each parameter (Kaplan et al. 2020, section 2.1), and 12 ·
-        L · d · T for attention, which is all of the square T · T, half of which the mask hides."""
+        """Forward and backward: 6 per parameter (Kaplan et al. 2020, section 2.1), and
+        12 · L · d · T for attention: the whole square T · T, of which the mask hides half."""
         return 6 * self.parameters + 12 * self.layers * self.width * self.length
 
 
@@ -61,18 +67,18 @@ class Row(NamedTuple):
         return statistics.median(self.rates)
 
 
-def table(rows: list[Row], flops_per_token: float, peak: float) -> str:
-    """The rows as an aligned Markdown table; «–» where there is nothing to compare with.
+def speed_table(rows: list[Row], flops_per_token: float, peak: float) -> str:
+    """Return the rows as an aligned table, with "–" where there is nothing to compare with.
 
     Args:
-        peak: FLOP per second.
+        peak: FLOPs per second.
     """
     reference = next((row.rate for row in rows if row.name == REFERENCE), None)
     fastest = max((row.rate for row in rows if row.name.startswith(PYTORCH)), default=None)
     cells = [
         (
             row.name,
-            f"{row.rate:,.0f} ({min(row.rates):,.0f} to {max(row.rates):,.0f})",
+            spread(row.rates, 0),
             _ratio(row.rate, reference),
             _ratio(row.rate, fastest),
             f"{row.rate * flops_per_token / 1e9:,.1f}",
@@ -81,20 +87,8 @@ def table(rows: list[Row], flops_per_token: float, peak: float) -> str:
         )
         for row in rows
     ]
-    return _aligned([HEADINGS, *cells])
+    return aligned([HEADING, *cells])
 
 
 def _ratio(rate: float, other: float | None) -> str:
     return f"{rate / other:.2f}" if other else "–"
-
-
-def _aligned(cells: list[tuple[str, ...]]) -> str:
-    """The first row as headings; the first column to the left, the others to the right."""
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = []
-    for name, *figures in cells:
-        padded = [f"{figure:>{width}}" for figure, width in zip(figures, widths[1:], strict=True)]
-        lines.append(f"| {name:{widths[0]}} | {' | '.join(padded)} |")
-    rules = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
-    lines.insert(1, f"| {' | '.join(rules)} |")
-    return "\n".join(lines)

@@ -1,7 +1,7 @@
-"""How far training in 16 bits strays from float32: `uv run benchmarks/precision_losses.py`.
+"""How far the losses of training in bfloat16 and float16 are from float32's.
 
-The same model on the same batches of the embedded dataset in each type, in one process; of each
-step's loss the share by which it differs from float32's, and the same of a mean of the last steps.
+Trains the same model on the same batches of the embedded dataset in each dtype, in one process, and
+compares the loss of each step, and the mean of the last steps, with float32's.
 """
 
 import dataclasses
@@ -12,9 +12,9 @@ import click
 import jax
 import numpy as np
 
-from benchmarks.our_training import batches, loss_of, run_config
-from benchmarks.speed_table import Shape
-from benchmarks.train_speed import write_batches
+from benchmarks.training_speed.rungs_side import batches, loss_of, run_config
+from benchmarks.training_speed.speed_table import Shape
+from benchmarks.training_speed.train_speed import write_batches
 from rungs.common.errors import run_command
 from rungs.config.run_config import RunConfig
 from rungs.config.train_config import ComputeDtype
@@ -27,7 +27,7 @@ from rungs.training.trainer import PlacedAhead
 SHAPE = Shape(vocab=8192, length=256, width=256, heads=8, layers=4)
 MICROBATCHES, SEQUENCES, LAST = 2, 8, 50
 WARMUP_PERCENT = 5.0
-"""Without a warm-up the first steps throw the loss about, by chance, in every type."""
+"""Without a warm-up the losses of the first steps are a matter of chance in every dtype."""
 DTYPES: tuple[ComputeDtype, ...] = ("float32", "bfloat16", "float16")
 
 
@@ -36,20 +36,20 @@ DTYPES: tuple[ComputeDtype, ...] = ("float32", "bfloat16", "float16")
 @click.option("--dtype", "dtypes", multiple=True, type=click.Choice(DTYPES[1:]))
 @click.option("--learning-rate", default=1e-3, show_default=True)
 def main(steps: int, dtypes: tuple[ComputeDtype, ...], learning_rate: float) -> None:
-    """Print a line for each type."""
+    """Print a line for each dtype."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "batches.npy"
         write_batches(path, (MICROBATCHES, SEQUENCES, SHAPE.length + 1), steps)
-        sequences = shuffled(np.load(path))
+        sequences = shuffle(np.load(path))
     exact = losses("float32", steps, learning_rate, sequences)
     report("float32", exact, exact)
     for dtype in dtypes or DTYPES[1:]:
         report(dtype, losses(dtype, steps, learning_rate, sequences), exact)
 
 
-def shuffled(sequences: np.ndarray) -> np.ndarray:
-    """In a random order, as runs on one text have them: in the text's own, single batches of it are
-    so unlike those before that their loss is a matter of chance in every type."""
+def shuffle(sequences: np.ndarray) -> np.ndarray:
+    """Return the sequences in a random order, as runs on one text have them. In the text's own
+    order some batches are so unlike those before that their loss is a matter of chance."""
     rows = sequences.reshape(-1, sequences.shape[-1])
     return np.random.default_rng(0).permutation(rows).reshape(sequences.shape)
 
@@ -74,13 +74,13 @@ def run_of(dtype: ComputeDtype, learning_rate: float) -> RunConfig:
 
 
 def report(dtype: str, found: np.ndarray, exact: np.ndarray) -> None:
-    apart = np.abs(found / exact - 1)
+    differences = np.abs(found / exact - 1)
     last = abs(found[-LAST:].mean() / exact[-LAST:].mean() - 1)
     click.echo(
         f"{dtype:8} {jax.device_count()} {jax.devices()[0].device_kind}: loss {found[0]:.4f} to"
         f" {found[-LAST:].mean():.4f} (mean of the last {LAST}); from float32 at most"
-        f" {apart.max():.2%} in a step, {np.median(apart):.3%} in their median, {last:.3%} in that"
-        " mean"
+        f" {differences.max():.2%} in a step, {np.median(differences):.3%} in their median,"
+        f" {last:.3%} in that mean"
     )
 
 

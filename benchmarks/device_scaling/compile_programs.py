@@ -1,6 +1,7 @@
-"""The other side of `scaling.py`: compiles steps for as many virtual devices as it is told to.
+"""Compile the steps of `scaling.py` for many virtual devices: `compile_programs.py DEVICES A`.
 
-Prints a line of JSON for each case: what the program sends, and the seconds it took to compile.
+Prints a line of JSON for each case: what the program of A microbatches sends, the seconds to
+compile it, and the most memory that this process has had.
 """
 
 import json
@@ -11,19 +12,20 @@ import time
 
 import jax
 
-from benchmarks.scaling_cases import ScalingCase, cases, lowered_step
+from benchmarks.device_scaling.cases import ScalingCase, cases
+from benchmarks.one_step import lower_step
 from rungs.parallel.mesh import create_mesh
 from rungs.planning.compiled_communication import collectives, summary
 
 DTYPE = "float16"
-"""XLA's CPU compiler sends bfloat16 as float32, but float16, which is as wide, as it is."""
-QUICKLY: dict[str, str | bool] = {"xla_backend_optimization_level": "0"}
-"""For programs that are never run; their collectives are the same."""
+"""XLA's CPU compiler sends bfloat16 as float32, but leaves float16, which is as wide."""
+COMPILER_OPTIONS: dict[str, str | bool] = {"xla_backend_optimization_level": "0"}
+"""Quick to compile; the programs are never run, and their collectives are the same."""
 
 
 def main() -> None:
     devices, microbatches = map(int, sys.argv[1:])
-    make_devices(devices)
+    create_devices(devices)
     for case in cases(devices):
         if case.layout.problems(case.run(microbatches).model):
             continue
@@ -35,9 +37,9 @@ def main() -> None:
         print(json.dumps(line), flush=True)
 
 
-def make_devices(count: int) -> None:
-    """Virtual CPU devices. XLA compiles for 4,096 of them only in a process that has joined a
-    cluster, if only of itself; for 2,048 in any."""
+def create_devices(count: int) -> None:
+    """Create virtual CPU devices. XLA compiles for 4,096 of them only in a process that has joined
+    a cluster, even one of a single process; for 2,048 in any."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         address = f"localhost:{free.getsockname()[1]}"
@@ -47,9 +49,9 @@ def make_devices(count: int) -> None:
 
 
 def sent_by_program(case: ScalingCase, microbatches: int) -> list[tuple[str, tuple[str, ...], int]]:
-    """Kind, mesh axes and bytes of the collectives in a compiled step."""
+    """Return kind, mesh axes and bytes of the collectives in a compiled step."""
     mesh = create_mesh((case.data, case.tensor))
-    compiled = lowered_step(case.run(microbatches, DTYPE), mesh).compile(QUICKLY)
+    compiled = lower_step(case.run(microbatches, DTYPE), mesh).compile(COMPILER_OPTIONS)
     return [(one.kind, one.axes, one.moved_bytes) for one in summary(collectives(compiled), mesh)]
 
 

@@ -4,8 +4,8 @@
 # ///
 """What `train_speed.py` takes as the machine's peak: `matmul_peak.py jax|torch THREADS`.
 
-Prints a line of JSON: for each type the FLOP per second of the fastest product of two square
-matrices. A Python needs only the library that is named.
+Prints a line of JSON: for each dtype the FLOPs per second of the fastest matmul of two square
+matrices. Only the library that is named has to be installed.
 """
 
 import functools
@@ -16,19 +16,19 @@ from collections.abc import Callable
 
 LEAST, MOST = 2048, 16384
 LONG_SECONDS = 0.25
-"""A product that takes so long has nothing to gain from being larger."""
+"""A matmul that takes so long would not be faster if it were larger."""
 TRIES = 8
-Product = Callable[[], None]
+Matmul = Callable[[], None]
 
 
 def main() -> None:
     library, threads = sys.argv[1], int(sys.argv[2])
-    make = jax_product if library == "jax" else functools.partial(torch_product, threads)
+    make = jax_matmul if library == "jax" else functools.partial(torch_matmul, threads)
     print(json.dumps({dtype: peak(make, dtype) for dtype in ("float32", "bfloat16")}))
 
 
-def peak(make: Callable[[str, int], Product], dtype: str) -> float:
-    """The best of all tries with matrices that double until a product takes long."""
+def peak(make: Callable[[str, int], Matmul], dtype: str) -> float:
+    """Return the best of all tries with matrices that double until a matmul takes long."""
     best, size, seconds = 0.0, LEAST, 0.0
     while seconds < LONG_SECONDS and size <= MOST:
         seconds = fastest(make(dtype, size))
@@ -37,18 +37,18 @@ def peak(make: Callable[[str, int], Product], dtype: str) -> float:
     return best
 
 
-def fastest(product: Product) -> float:
-    """Seconds, after a first product that is not counted."""
-    product()
+def fastest(matmul: Matmul) -> float:
+    """Return the seconds of the fastest try, after a first one that is not counted."""
+    matmul()
     best = float("inf")
     for _ in range(TRIES):
         begin = time.perf_counter()
-        product()
+        matmul()
         best = min(best, time.perf_counter() - begin)
     return best
 
 
-def jax_product(dtype: str, size: int) -> Product:
+def jax_matmul(dtype: str, size: int) -> Matmul:
     import jax
 
     keys = jax.random.split(jax.random.key(0))
@@ -57,7 +57,7 @@ def jax_product(dtype: str, size: int) -> Product:
     return lambda: multiply(left, right).block_until_ready()
 
 
-def torch_product(threads: int, dtype: str, size: int) -> Product:
+def torch_matmul(threads: int, dtype: str, size: int) -> Matmul:
     import torch
 
     torch.set_num_threads(threads)
@@ -68,12 +68,12 @@ def torch_product(threads: int, dtype: str, size: int) -> Product:
         torch.randn(size, size, device=device).to(getattr(torch, dtype)) for _ in range(3)
     )
 
-    def product() -> None:
+    def matmul() -> None:
         torch.matmul(left, right, out=result)
         if on_cuda:
             torch.cuda.synchronize()
 
-    return product
+    return matmul
 
 
 if __name__ == "__main__":

@@ -1,0 +1,65 @@
+"""When communication takes longer than computing, by the published figures of the hardware.
+
+Assumes that both overlap fully, that links and arithmetic reach their peaks, and that a collective
+starts at once: a bound, which real runs stay below.
+"""
+
+from typing import NamedTuple
+
+from benchmarks.device_scaling.cases import SEQUENCE, LinkedHardware, ScalingCase
+from rungs.parallel.axes import TENSOR
+from rungs.planning.communication import traffic
+
+
+class Balance(NamedTuple):
+    """Communication of one global step of one microbatch, as a share of the time to compute it."""
+
+    inner: float
+    """Over the links within an island."""
+    outer: float
+    """Over the network."""
+    even_tokens: float
+    """Tokens per device in a microbatch at which communication takes as long as computing; infinite
+    if more tokens do not help."""
+
+
+def balance(case: ScalingCase, hardware: LinkedHardware, flops_per_token: float) -> Balance:
+    """Compare communication and computing of a case, with one sequence per device along `data`.
+
+    The bytes are a constant plus a part that grows with the tokens, so two batch sizes give both.
+    """
+    computing = flops_per_token / hardware.flops
+    tokens = SEQUENCE * case.data / case.devices
+    one, two = (link_seconds(case, hardware, sequences) for sequences in (1, 2))
+    even = max(_even_tokens(*link, tokens, computing) for link in zip(one, two, strict=True))
+    inner, outer = (link / (computing * tokens) for link in one)
+    return Balance(inner, outer, even)
+
+
+def _even_tokens(one: float, two: float, tokens: float, computing: float) -> float:
+    """Return the number of tokens from which on computing takes longer than a link.
+
+    Args:
+        one, two: seconds of the link for `tokens` tokens and for twice as many.
+        computing: seconds per token.
+    """
+    growth = (two - one) / tokens
+    constant = one - growth * tokens
+    return constant / (computing - growth) if growth < computing else float("inf")
+
+
+def link_seconds(
+    case: ScalingCase, hardware: LinkedHardware, sequences: int
+) -> tuple[float, float]:
+    """Return the seconds of a step's communication over inner and outer links.
+
+    The devices of an island stand together along `tensor` and then along `data`: a ring over all
+    of them leaves each island once, so as many rings as it has devices share its network.
+    """
+    sent = traffic(case.run(1, sequences=sequences), case.layout)
+    total = sum(one.moved_bytes for one in sent)
+    if case.devices <= hardware.island:
+        return total / hardware.inner, 0.0
+    tensor = sum(one.moved_bytes for one in sent if one.axes == (TENSOR,))
+    network = min(hardware.inner, hardware.island // case.tensor * hardware.outer)
+    return tensor / hardware.inner, (total - tensor) / network
