@@ -1,13 +1,13 @@
-"""Train a run, or go on with it where it was: `uv run train.py runs/a-to-a`.
+"""Train a run, or resume it where it stopped: `uv run train.py runs/a-to-a`.
 
-Exit codes: 0 finished; 2 something given is wrong, nothing was changed; 130 and 143 stopped by
-SIGINT (Ctrl-C) and SIGTERM, saved where a step had been taken; 1 anything else.
+Exit codes: 0 finished; 2 bad input, nothing was changed; 130 and 143 stopped by SIGINT (Ctrl-C) and
+SIGTERM, saved if a step had been taken; 1 anything else.
 """
 
 from rungs.common import signals
 
 if __name__ == "__main__":
-    signals.end_at_once()  # before what takes long to import
+    signals.end_at_once()  # before the slow imports
 
 import contextlib
 import sys
@@ -27,34 +27,36 @@ from rungs.run.folder import RunFolder, Start, find_run
 
 @click.command()
 @click.argument("run")
-@click.option("--like", metavar="RUN", help="Make the run folder from this one first.")
+@click.option("--like", metavar="RUN", help="Create the run folder as a copy of this one first.")
 @click.option(
-    "--set", "settings", metavar="KEY=VALUE", multiple=True, help="With --like: a key changed."
+    "--set",
+    "settings",
+    metavar="KEY=VALUE",
+    multiple=True,
+    help="With --like: change a key of the copy.",
 )
 @click.option(
     "--from",
     "rewind_to",
     metavar="CHECKPOINT",
-    help="Go back to `best`, `latest` or a checkpoint (`step-000375`); later ones move aside.",
+    help="Go back to `best`, `latest` or a checkpoint (`step-000375`); later ones are moved aside.",
 )
-@click.option("--fresh", is_flag=True, help="Start over; what was there moves aside.")
-@click.option("--extend", is_flag=True, help="Go on with more tokens or epochs than before.")
+@click.option("--fresh", is_flag=True, help="Start over; what was there is moved aside.")
+@click.option("--extend", is_flag=True, help="Resume with more tokens or epochs than before.")
 @click.option(
     "--replay",
-    metavar="CAPSULE",
-    help="Do a step again that went wrong (`step-000123`), and name its first bad tensor.",
+    metavar="STEP",
+    help="Run a failed step (`step-000123`) again and name its first tensor that is not finite.",
 )
 @click.option(
     "--coordinator",
     metavar="HOST:PORT",
-    help="Of several processes that train together: where process 0 is. Slurm, Open MPI, Kubernetes"
-    " and TPU pods need none of these three.",
+    help="For several processes: the address of process 0. Slurm, Open MPI, Kubernetes and TPU pods"
+    " need none of these three options.",
 )
-@click.option("--processes", type=int, help="How many there are.")
-@click.option("--process", type=int, help="Which this one is, from 0.")
-@click.option(
-    "--datasets-dir", type=click.Path(path_type=Path), help="Where datasets lie, or will."
-)
+@click.option("--processes", type=int, help="How many processes there are.")
+@click.option("--process", type=int, help="The index of this process, from 0.")
+@click.option("--datasets-dir", type=click.Path(path_type=Path), help="Where datasets are stored.")
 def main(
     run: str,
     like: str | None,
@@ -68,26 +70,25 @@ def main(
     process: int | None,
     datasets_dir: Path | None,
 ) -> None:
-    """Train RUN, a folder with model.json and train.json, or go on with it."""
+    """Train RUN, a folder with model.json and train.json, or resume it."""
     if settings and not like:
-        raise UserError("--set goes with --like; edit the run folder's files otherwise")
+        raise UserError("--set: needs --like; without it, edit the run folder's files")
     if fresh and rewind_to:
-        raise UserError("--fresh and --from exclude each other")
+        raise UserError("--fresh and --from: give one of them, not both")
     cluster = find_cluster(coordinator, processes, process)
     if cluster and like:
-        raise UserError("--like: make the run folder with one process, then start them all")
+        raise UserError("--like: create the run folder with one process, then start all of them")
     if replay and (fresh or rewind_to or extend or like or cluster):
-        raise UserError("--replay: goes with no other option but --datasets-dir")
+        raise UserError("--replay: can only be combined with --datasets-dir")
     run_log.say()
     folder = RunFolder(create_like(run, like, settings) if like else find_run(run))
     if replay:
-        from rungs.training.replay import replay as replayed
+        from rungs.training.replay import replay as replay_step
 
-        sys.exit(replayed(folder, replay, find_datasets_dir(datasets_dir)))
+        sys.exit(replay_step(folder, replay, find_datasets_dir(datasets_dir)))
     config = load_run(folder.path)
     with _held(folder, config, cluster):
-        # JAX takes seconds to import; a mistake in a config is told before that.
-
+        # JAX takes seconds to import; config errors are reported before that.
         from rungs.training.start import launch
 
         start = Start(fresh=fresh, rewind_to=rewind_to, extend=extend)
@@ -96,7 +97,7 @@ def main(
 
 @contextlib.contextmanager
 def _held(folder: RunFolder, config: RunConfig, cluster: Cluster | None) -> Iterator[None]:
-    """Hold the run; of several processes, which meet first, one does."""
+    """Hold the run's lock; of several processes, once they are connected, the first holds it."""
     if cluster is None:
         with folder.held():
             yield
