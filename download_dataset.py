@@ -7,7 +7,7 @@ import click
 from rungs.common.errors import run_command
 from rungs.data import catalog, python_stdlib
 from rungs.data.dataset import Dataset
-from rungs.data.tokenizer import load_tokenizer
+from rungs.data.tokenizer_files import load_tokenizer
 
 
 @click.command(options_metavar="[OPTIONS]")

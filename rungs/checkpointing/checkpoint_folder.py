@@ -25,7 +25,7 @@ from rungs.checkpointing.weights_index import WEIGHTS_FILE, file_or_index
 from rungs.common.errors import UserError
 from rungs.common.paths import is_file, is_folder, is_plain_name, is_there
 from rungs.config.run_config import RunConfig
-from rungs.data import tokenizer
+from rungs.data import tokenizer_files
 from rungs.data.catalog import find_datasets_dir, folder_of
 from rungs.data.tokenizer import TOKENIZER_FILE, Tokenizer
 from rungs.model.gpt import GPT
@@ -189,14 +189,14 @@ def load_tokenizer(path: Path | str, datasets_dir: Path | None = None) -> Tokeni
     beside = weights.with_name(TOKENIZER_FILE)
     if is_file(beside):
         refuse_damaged(weights, only=TOKENIZER_FILE)
-        return tokenizer.load_tokenizer(beside)
+        return tokenizer_files.load_tokenizer(beside)
     name = Weights(weights).header.tokenizer
     if not name:
         raise UserError(
             f"{weights}: was imported without a tokenizer; put its tokenizer.json beside it"
         )
     folder = folder_of(name, find_datasets_dir(datasets_dir))
-    return tokenizer.load_tokenizer(folder if is_folder(folder) else name)
+    return tokenizer_files.load_tokenizer(folder if is_folder(folder) else name)
 
 
 def find_whole_weights(path: Path | str) -> Path:

@@ -1,6 +1,8 @@
 """From text to batches: tokenizers, dataset sources, dataset folders, the batch of each step.
 
-    tokenizer, tokenizer_config, sentencepiece_model   encode and decode; train a BPE
+    bpe           train a BPE tokenizer
+    tokenizer     encode and decode
+    tokenizer_files, tokenizer_config, sentencepiece_model   load a tokenizer from its files
     python_stdlib, text_dataset, pair_dataset, hub_dataset   sources: each builds a dataset folder
     dataset       a dataset folder and its dataset.json
     token_file    one file of tokens, written and read in slices

@@ -11,9 +11,10 @@ from rungs.common.errors import UserError
 from rungs.common.paths import checkout, is_folder, is_plain_name, is_there
 from rungs.common.strict_json import shown
 from rungs.data import dataset, hub_dataset, pair_dataset, python_stdlib, text_dataset
+from rungs.data.bpe import SMALLEST_VOCAB
 from rungs.data.dataset import Dataset, Source
 from rungs.data.text_dataset import TextSection
-from rungs.data.tokenizer import SMALLEST_VOCAB, Tokenizer
+from rungs.data.tokenizer import Tokenizer
 
 logger = logging.getLogger("rungs.dataset")
 

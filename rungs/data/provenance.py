@@ -7,7 +7,7 @@ from typing import Self
 from rungs.common.errors import UserError
 from rungs.config.train_config import TrainConfig
 from rungs.data.dataset import Dataset
-from rungs.data.tokenizer import load_tokenizer
+from rungs.data.tokenizer_files import load_tokenizer
 
 
 @dataclasses.dataclass(frozen=True)

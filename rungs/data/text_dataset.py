@@ -14,8 +14,9 @@ from tqdm import tqdm
 from rungs.common.errors import UserError
 from rungs.common.paths import require_regular
 from rungs.data import dataset, token_file
+from rungs.data.bpe import train_bpe
 from rungs.data.dataset import Split
-from rungs.data.tokenizer import TOKENIZER_FILE, Tokenizer, train_tokenizer
+from rungs.data.tokenizer import TOKENIZER_FILE, Tokenizer
 
 _PIECE_BYTES = 1 << 20
 _TRAINING_BYTES = 32 << 20
@@ -128,7 +129,7 @@ def tokenizer_for(sections: list[TextSection], vocab_size: int) -> Tokenizer:
     every = -(-size // _TRAINING_BYTES)
     with progress_bar("training the tokenizer", size) as bar:
         pieces = (piece for section in sections for piece in section.pieces(bar.update))
-        return train_tokenizer(itertools.islice(pieces, 0, None, max(every, 1)), vocab_size)
+        return train_bpe(itertools.islice(pieces, 0, None, max(every, 1)), vocab_size)
 
 
 def write(folder: Path, sections: Sections, tokenizer: Tokenizer) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 from rungs.checkpointing import checkpoint_folder
 from rungs.checkpointing.weights_file import Weights
 from rungs.common.errors import UserError
-from rungs.data.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer
+from rungs.data.tokenizer import TOKENIZER_FILE, Tokenizer
+from rungs.data.tokenizer_files import load_tokenizer
 from rungs.huggingface.importing import TOKENIZER_FILES
 
 TokenIds = dict[str, int | None]

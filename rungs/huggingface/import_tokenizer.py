@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from rungs.common.strict_json import read_text
-from rungs.data.tokenizer import TOKENIZER_FILE, load_tokenizer
+from rungs.data.tokenizer import TOKENIZER_FILE
+from rungs.data.tokenizer_files import load_tokenizer
 
 SENTENCEPIECE_FILE, VOCABULARY_FILE = "tokenizer.model", "vocab.json"
 DESCRIPTION_FILE = "tokenizer_config.json"

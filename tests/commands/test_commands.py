@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 
 from rungs.checkpointing.weights_file import Weights, WeightsHeader, write_weights
 from rungs.config.run_config import RunConfig
-from rungs.data.tokenizer import train_tokenizer
+from rungs.data.bpe import train_bpe
 from tests.support.configs import ONE_FILE, model_config, train_config
 from tests.support.tiny_run import ROOT, make_dataset, make_run
 
@@ -40,7 +40,7 @@ def byte_model(folder: Path, head_scale: float, **train: object) -> Path:
     }
     header = WeightsHeader(*config, tokenizer="bytes")
     write_weights(folder, weights, header, config.train.max_weights_file_bytes)
-    train_tokenizer([], BYTES).save(folder / "tokenizer.json")
+    train_bpe([], BYTES).save(folder / "tokenizer.json")
     return folder / "model.safetensors"
 
 
@@ -71,7 +71,7 @@ def test_the_generation_smoke_test_continues_the_prompt(tmp_path: Path) -> None:
 def test_evaluate_prints_loss_perplexity_and_bits_per_byte(limit: int, tmp_path: Path) -> None:
     dataset = tmp_path / "datasets" / "bytes"
     dataset.mkdir(parents=True)
-    tokenizer = train_tokenizer([], BYTES)
+    tokenizer = train_bpe([], BYTES)
     tokenizer.save(dataset / "tokenizer.json")
     tokens = np.array(tokenizer.encode("é" * 200), np.uint16)
     for split in ("train", "validation"):
@@ -132,7 +132,7 @@ def test_evaluate_counts_the_answers_of_pairs(tmp_path: Path) -> None:
 def test_evaluate_refuses_a_dataset_of_another_tokenizer(tmp_path: Path) -> None:
     model = byte_model(tmp_path, 0.0)
     make_dataset(tmp_path / "datasets", "other")
-    train_tokenizer(["ab ab ab ab"], BYTES + 1).save(tmp_path / "datasets/other/tokenizer.json")
+    train_bpe(["ab ab ab ab"], BYTES + 1).save(tmp_path / "datasets/other/tokenizer.json")
     folder = tmp_path / "datasets"
     result = run("evaluate.py", model, "--dataset", "other", "--datasets-dir", folder)
     assert result.returncode == 2

@@ -12,7 +12,8 @@ from generate import print_growing, read_prompts, stop_tokens
 from rungs.checkpointing.weights_file import WeightsHeader, write_weights
 from rungs.common.errors import UserError
 from rungs.config.run_config import RunConfig
-from rungs.data.tokenizer import Tokenizer, train_tokenizer
+from rungs.data.bpe import train_bpe
+from rungs.data.tokenizer import Tokenizer
 from tests.commands.test_commands import BYTES, IN_SHARDS, byte_model
 from tests.support.configs import ONE_FILE, model_config, train_config
 
@@ -35,7 +36,7 @@ def stutterer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def counter(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model that says the next token id, and ends after «Z», the letter before the end."""
     folder = tmp_path_factory.mktemp("counter")
-    tokenizer = train_tokenizer([], BYTES)
+    tokenizer = train_bpe([], BYTES)
     (a,), (e,), end = tokenizer.encode("a"), tokenizer.encode("e"), tokenizer.end_of_text
     follower = np.roll(np.arange(BYTES), -1)
     assert end is not None
@@ -143,7 +144,7 @@ def test_a_token_that_the_model_does_not_know_is_refused() -> None:
 def test_a_damaged_generation_config_is_told(content: str, tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text(content)
     with pytest.raises(UserError, match=r"generation_config\.json"):
-        stop_tokens(tmp_path, train_tokenizer([], BYTES))
+        stop_tokens(tmp_path, train_bpe([], BYTES))
 
 
 def test_an_empty_prompt_begins_a_text(counter: Path) -> None:
@@ -151,7 +152,7 @@ def test_an_empty_prompt_begins_a_text(counter: Path) -> None:
 
 
 def test_half_a_character_waits_for_its_other_half(capsys: pytest.CaptureFixture[str]) -> None:
-    tokenizer = train_tokenizer([], BYTES)
+    tokenizer = train_bpe([], BYTES)
     smile = tokenizer.encode("🙂")
     written: list[str] = []
 
@@ -167,7 +168,7 @@ def test_half_a_character_waits_for_its_other_half(capsys: pytest.CaptureFixture
 
 
 def test_stop_tokens_are_the_published_ones(tmp_path: Path) -> None:
-    tokenizer: Tokenizer = train_tokenizer([], BYTES)
+    tokenizer: Tokenizer = train_bpe([], BYTES)
     assert stop_tokens(tmp_path, tokenizer) == (tokenizer.end_of_text,)
     path = tmp_path / "generation_config.json"
     for written, expected in ((7, (7,)), ([7, 9], (7, 9)), (None, (tokenizer.end_of_text,))):

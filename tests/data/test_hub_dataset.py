@@ -13,8 +13,9 @@ from safetensors.numpy import save
 
 from rungs.common.errors import UserError
 from rungs.data import dataset
+from rungs.data.bpe import train_bpe
 from rungs.data.catalog import open_dataset
-from rungs.data.tokenizer import load_tokenizer, train_tokenizer
+from rungs.data.tokenizer_files import load_tokenizer
 from tests.support.hub_stand_in import DATASET, MODEL, HubStandIn
 
 
@@ -210,7 +211,7 @@ def test_a_tokenizer_from_the_hub(
     hub: HubStandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    trained = train_tokenizer(["some text some text"], 270)
+    trained = train_bpe(["some text some text"], 270)
     trained.save(tmp_path / "t.json")
     hub.files["tokenizer.json"] = (tmp_path / "t.json").read_bytes()
     assert load_tokenizer(MODEL).encode("some text") == trained.encode("some text")
@@ -227,5 +228,8 @@ def test_a_model_without_a_tokenizer(
 ) -> None:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     del hub.files["tokenizer.json"]
-    with pytest.raises(UserError, match=r"tokenizer\.json of owner/model: not on the"):
+    with pytest.raises(
+        UserError,
+        match=r"owner/model: has no tokenizer on .*: neither tokenizer\.json",
+    ):
         load_tokenizer(MODEL)

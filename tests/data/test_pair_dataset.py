@@ -15,15 +15,17 @@ from tokenizers import models, pre_tokenizers, processors
 
 from rungs.common.errors import UserError
 from rungs.data import pair_dataset
+from rungs.data.bpe import train_bpe
 from rungs.data.catalog import add_pairs
 from rungs.data.dataset import Dataset, Split
 from rungs.data.pair_dataset import pairs_of, split_sections
 from rungs.data.text_dataset import TextSection
-from rungs.data.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
+from rungs.data.tokenizer import Tokenizer
+from rungs.data.tokenizer_files import load_tokenizer
 
 ROOT = Path(__file__).parents[2]
 PAIRS = [(f"Question {i}: naïve 😀?\n", f"Answer\r\n{i}\u2028.") for i in range(100)]
-TOKENIZER = train_tokenizer([prompt + answer for prompt, answer in PAIRS] * 3, 300)
+TOKENIZER = train_bpe([prompt + answer for prompt, answer in PAIRS] * 3, 300)
 
 
 def line(prompt: object, answer: object, *, ascii: bool = False) -> str:
@@ -105,7 +107,7 @@ def test_a_prompt_begins_as_its_tokenizer_begins_a_text_and_does_not_end(
 def test_the_tokens_come_whole_whatever_their_type(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tokenizer = train_tokenizer([], 300)
+    tokenizer = train_bpe([], 300)
     monkeypatch.setattr(tokenizer, "vocab_size", 65_537)
     dataset = made(tmp_path, write(tmp_path, "a", line("a", "b")), tokenizer=tokenizer)
     assert dataset.tokens("train").dtype == "uint32"

@@ -16,7 +16,7 @@ from rungs.common.errors import UserError
 from rungs.data import python_stdlib
 from rungs.data.catalog import open_dataset
 from rungs.data.dataset import Dataset
-from rungs.data.tokenizer import load_tokenizer
+from rungs.data.tokenizer_files import load_tokenizer
 from tests.support.tiny_run import ROOT
 
 

@@ -16,7 +16,7 @@ from rungs.data.sentencepiece_model import (
     UNUSED,
     SentencePieceModel,
 )
-from rungs.data.tokenizer import load_tokenizer
+from rungs.data.tokenizer_files import load_tokenizer
 
 TOKENIZERS = Path(__file__).parents[1] / "fixtures" / "tokenizers"
 LLAMA = TOKENIZERS / "llama2"
@@ -166,7 +166,7 @@ def test_a_refusal_names_the_file_and_says_what_to_do(tmp_path: Path) -> None:
     assert path.read_bytes()
     path.unlink()
     path.mkdir()
-    with pytest.raises(UserError, match="holds no tokenizer"):
+    with pytest.raises(UserError, match="has no tokenizer"):
         load_tokenizer(tmp_path)
 
 

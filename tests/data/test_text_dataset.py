@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 
 from rungs.common.errors import UserError
 from rungs.data import text_dataset
+from rungs.data.bpe import train_bpe
 from rungs.data.catalog import add_text
 from rungs.data.dataset import Dataset, read_description
 from rungs.data.text_dataset import TextSection, split_sections
-from rungs.data.tokenizer import load_tokenizer, train_tokenizer
+from rungs.data.tokenizer_files import load_tokenizer
 
 TEXT = "".join(f"Line {i}: you and\n\n\tsome naïve 😀 text.\r\n" for i in range(3000))
 
@@ -105,7 +106,7 @@ def test_no_validation_where_none_is_wanted(tmp_path: Path) -> None:
 def test_the_type_holds_every_id(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vocab_size: int, dtype: str
 ) -> None:
-    tokenizer = train_tokenizer([TEXT], 300)
+    tokenizer = train_bpe([TEXT], 300)
     monkeypatch.setattr(tokenizer, "vocab_size", vocab_size)
     (file,) = write(tmp_path, a=TEXT)
     dataset = add_text("x", [file], tmp_path, tokenizer=tokenizer, validation_percent=5)
@@ -122,7 +123,7 @@ def test_a_large_text_is_sampled_all_over(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(text_dataset, "_PIECE_BYTES", 1000)
     monkeypatch.setattr(text_dataset, "_TRAINING_BYTES", 10_000)
     seen: list[str] = []
-    monkeypatch.setattr(text_dataset, "train_tokenizer", lambda texts, _: seen.extend(texts))
+    monkeypatch.setattr(text_dataset, "train_bpe", lambda texts, _: seen.extend(texts))
     (path,) = write(tmp_path, a="".join(f"{i:99}\n" for i in range(1000)))
     text_dataset.tokenizer_for([TextSection.whole(path)], 300)
     assert sum(map(len, seen)) == 10_000

@@ -18,8 +18,10 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from rungs.common.errors import UserError
-from rungs.data import tokenizer as tokenizer_module
-from rungs.data.tokenizer import END_OF_TEXT, Tokenizer, load_tokenizer, train_tokenizer
+from rungs.data import tokenizer_files
+from rungs.data.bpe import train_bpe
+from rungs.data.tokenizer import END_OF_TEXT, Tokenizer
+from rungs.data.tokenizer_files import load_tokenizer
 from tests.support.hub_stand_in import MODEL, HubStandIn
 
 TOKENIZERS = Path(__file__).parents[1] / "fixtures" / "tokenizers"
@@ -45,7 +47,7 @@ SAMPLE = "".join(
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    return train_tokenizer([SAMPLE], 400)
+    return train_bpe([SAMPLE], 400)
 
 
 def byte_fallback_tokenizer() -> Tokenizer:
@@ -77,7 +79,7 @@ def test_any_text_comes_back(tokenizer: Tokenizer, text: str) -> None:
 
 
 def test_every_byte_is_represented(tokenizer: Tokenizer) -> None:
-    untrained = train_tokenizer([], 257)
+    untrained = train_bpe([], 257)
     assert untrained.vocab_size == 257
     ids = untrained.encode("naïve")
     assert len(ids) == 6
@@ -134,7 +136,7 @@ def test_a_tokenizer_that_is_not_byte_level() -> None:
 
 
 def test_truncation_padding_and_templates_are_left_out(tmp_path: Path) -> None:
-    trained = train_tokenizer([SAMPLE], 300)
+    trained = train_bpe([SAMPLE], 300)
     trained.save(tmp_path / "tokenizer.json")
     raw = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     raw.enable_truncation(3)
@@ -247,7 +249,7 @@ def test_streams_of_unusual_texts_lose_nothing(tokenizer: Tokenizer, text: str) 
 def test_a_stream_of_text_as_gpt4_splits_it() -> None:
     """Its pattern joins punctuation and line ends, which GPT-2's never does."""
     pattern = r"\p{L}+| ?[^\s\p{L}\p{N}]+[\r\n]*|\p{N}|\s*[\r\n]+|\s+(?!\S)|\s+"
-    raw = tokenizers.Tokenizer.from_str(train_tokenizer([SAMPLE], 600)._tokenizer.to_str())
+    raw = tokenizers.Tokenizer.from_str(train_bpe([SAMPLE], 600)._tokenizer.to_str())
     raw.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated"),
@@ -273,14 +275,14 @@ def test_loading_from_a_folder_or_a_file(tokenizer: Tokenizer, tmp_path: Path) -
 def test_a_missing_file_is_not_looked_for_on_the_hub(
     place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tokenizer_module, "hub", None)
+    monkeypatch.setattr(tokenizer_files, "hub", None)
     with pytest.raises(UserError, match="no such tokenizer file"):
         load_tokenizer(place)
 
 
 def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
     (tmp_path / "vocab.json").write_text("{}")
-    with pytest.raises(UserError, match=r"holds no tokenizer, neither tokenizer\.json nor .*model"):
+    with pytest.raises(UserError, match=r"has no tokenizer: neither tokenizer\.json nor .*model"):
         load_tokenizer(tmp_path)
 
 
@@ -350,7 +352,7 @@ def test_a_gpt2_vocabulary_without_some_bytes(tmp_path: Path) -> None:
     vocabulary = json.loads((tmp_path / "vocab.json").read_text(encoding="utf-8"))
     vocabulary["renamed"] = vocabulary.pop("Q")
     (tmp_path / "vocab.json").write_text(json.dumps(vocabulary))
-    with pytest.raises(UserError, match="1 of the 256 bytes"):
+    with pytest.raises(UserError, match="lacks 1 of the 256 bytes"):
         load_tokenizer(tmp_path)
 
 
@@ -382,7 +384,7 @@ def test_no_older_file_is_taken_while_the_hub_cannot_say_that_there_is_no_newer(
         asked.append(name)
         raise UserError(f"{name} of {model}: cannot be had from the Hugging Face hub (no network)")
 
-    monkeypatch.setattr(tokenizer_module.hub, "model_file", unreachable)
+    monkeypatch.setattr(tokenizer_files.hub, "model_file", unreachable)
     with pytest.raises(UserError, match="cannot be had"):
         load_tokenizer(MODEL)
     assert asked == ["tokenizer.json"]

@@ -20,7 +20,7 @@ from rungs.checkpointing.checkpoint_folder import (
 )
 from rungs.checkpointing.manifest import Checkpoint, refuse_damaged
 from rungs.common.errors import UserError
-from rungs.data.tokenizer import train_tokenizer
+from rungs.data.bpe import train_bpe
 from rungs.huggingface.exporting import Export
 from rungs.run.folder import RunFolder, Start
 from rungs.training.resume import checkpoint_to_resume
@@ -35,7 +35,7 @@ def with_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A datasets folder with a dataset that brings its tokenizer."""
     folder = tmp_path_factory.mktemp("tokenized")
     make_dataset(folder)
-    train_tokenizer(["a text"], 300).save(folder / "tiny" / "tokenizer.json")
+    train_bpe(["a text"], 300).save(folder / "tiny" / "tokenizer.json")
     return folder
 
 

@@ -27,8 +27,8 @@ from rungs.checkpointing.weights_file import Origin, Weights, WeightsHeader, wri
 from rungs.common.errors import UserError
 from rungs.config.run_config import RunConfig
 from rungs.config.train_config import ShardingConfig
+from rungs.data.bpe import train_bpe
 from rungs.data.token_file import read_layout
-from rungs.data.tokenizer import train_tokenizer
 from rungs.huggingface.tensors.reader import safetensors_types
 from rungs.run.folder import RunFolder, Start
 from rungs.step.state import shapes_of
@@ -54,7 +54,7 @@ HEADER = WeightsHeader(*CONFIG, "gpt2", Origin(source="a/b", model_type="gpt2", 
 
 
 RNG = np.random.default_rng(0)
-TOKENIZER = train_tokenizer([], 257)
+TOKENIZER = train_bpe([], 257)
 ARRAYS = {
     name: RNG.normal(size=shape).astype(np.float32)
     for name, shape in shapes_of(CONFIG.model).items()

@@ -23,10 +23,11 @@ import train
 from rungs.charts.run_charts import loss_by_step
 from rungs.checkpointing.checkpoint_folder import find_weights
 from rungs.common.errors import EXIT_BAD_INPUT, UserError, run_command
+from rungs.data.bpe import train_bpe
 from rungs.data.catalog import open_dataset
 from rungs.data.dataset import Dataset
 from rungs.data.text_dataset import TextSection
-from rungs.data.tokenizer import load_tokenizer, train_tokenizer
+from rungs.data.tokenizer_files import load_tokenizer
 from rungs.huggingface.importing import find_source
 from rungs.run import recorded_run
 from rungs.run.derive import create_like
@@ -73,7 +74,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_run(folder / "run")
     make_dataset(folder / "datasets")
     Dataset("tiny", folder / "datasets" / "tiny")
-    train_tokenizer(["a b"], 257).save(folder / "tokenizer.json")
+    train_bpe(["a b"], 257).save(folder / "tokenizer.json")
     byte_model(folder, 1.0)
     (folder / "empty").mkdir()
     (folder / "file").write_text("text\n" * 9)

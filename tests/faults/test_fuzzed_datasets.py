@@ -12,10 +12,10 @@ from safetensors.numpy import save
 
 from rungs.common.errors import UserError
 from rungs.config.run_config import RunConfig
+from rungs.data.bpe import train_bpe
 from rungs.data.catalog import add_pairs, add_text, folder_of, open_dataset
 from rungs.data.dataset import DESCRIPTION_FILE, Dataset
 from rungs.data.loader import TrainingData
-from rungs.data.tokenizer import train_tokenizer
 from tests.faults.trouble import (
     ODD_TEXTS,
     Fault,
@@ -185,7 +185,7 @@ def test_names_that_lead_elsewhere_are_refused(name: str, tmp_path: Path) -> Non
         assert "not a name" in str(error)
 
 
-TOKENIZER = train_tokenizer(["a b c d"], 257)
+TOKENIZER = train_bpe(["a b c d"], 257)
 sources = st.one_of(bad_bytes(LINES), bad_json({"prompt": "a", "answer": "b"}))
 
 

@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rungs.common.errors import UserError
-from rungs.data.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
+from rungs.data.bpe import train_bpe
+from rungs.data.tokenizer import Tokenizer
+from rungs.data.tokenizer_files import load_tokenizer
 from rungs.huggingface.import_tokenizer import convert_tokenizer
 from tests.faults.trouble import (
     assert_clear,
@@ -73,7 +75,7 @@ def _small(family: str) -> dict[str, Any]:
     return content
 
 
-trained = train_tokenizer(["ab ab ab"], 258)
+trained = train_bpe(["ab ab ab"], 258)
 SMALL = [json.loads(trained._tokenizer.to_str()), *map(_small, ("gemma", "llama3", "qwen"))]
 
 

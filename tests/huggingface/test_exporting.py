@@ -13,7 +13,7 @@ from rungs.common.atomic_folder import created
 from rungs.common.errors import UserError
 from rungs.config.model_config import ModelConfig
 from rungs.config.train_config import TrainConfig
-from rungs.data.tokenizer import train_tokenizer
+from rungs.data.bpe import train_bpe
 from rungs.huggingface import exporting
 from rungs.huggingface.exporting import Export, find_form, imported_folder
 from rungs.huggingface.families.registry import FAMILIES, WITH_VISION
@@ -60,7 +60,7 @@ def trained(folder: Path, weights: Arrays, header: WeightsHeader, tokenizer: boo
     checkpoint.mkdir(parents=True)
     write_weights(checkpoint, weights, header, ONE_FILE)
     if tokenizer:
-        train_tokenizer(["to be or not to be"], 270).save(checkpoint / "tokenizer.json")
+        train_bpe(["to be or not to be"], 270).save(checkpoint / "tokenizer.json")
     return checkpoint
 
 
@@ -286,7 +286,7 @@ def test_models_without_a_tokenizer(tmp_path: Path) -> None:
 
 def test_imported_tokenizers_come_back_unless_another_was_trained_with(tmp_path: Path) -> None:
     source = copy("gpt2", tmp_path / "source")
-    train_tokenizer(["to be or not to be"], 270).save(source / "tokenizer.json")
+    train_bpe(["to be or not to be"], 270).save(source / "tokenizer.json")
     (source / "tokenizer_config.json").write_text('{"model_max_length": 7}')
     run = imported("gpt2", tmp_path / "run", source)
     exported(run.path, tmp_path / "out")
@@ -296,7 +296,7 @@ def test_imported_tokenizers_come_back_unless_another_was_trained_with(tmp_path:
     masters = {name: start.array(name) for name in start.names()}
     header = start.header._replace(train=train_settings(start_from="imported"))
     checkpoint = trained(run.path, masters, header, tokenizer=False)
-    train_tokenizer(["quite another text"], 280).save(checkpoint / "tokenizer.json")
+    train_bpe(["quite another text"], 280).save(checkpoint / "tokenizer.json")
     exported(checkpoint, tmp_path / "other")
     described = json.loads((tmp_path / "other" / "tokenizer_config.json").read_text())
     assert described["model_max_length"] == 96

@@ -17,8 +17,8 @@ from rungs.common.atomic_folder import created
 from rungs.common.errors import UserError
 from rungs.config import run_config
 from rungs.config.model_config import ModelConfig
-from rungs.data import tokenizer as tokenizer_module
-from rungs.data.tokenizer import train_tokenizer
+from rungs.data import tokenizer_files
+from rungs.data.bpe import train_bpe
 from rungs.huggingface import comparison, importing
 from rungs.huggingface.importing import Import, find_source, import_model, target_folder
 from rungs.huggingface.tensors.writer import TensorWriter
@@ -279,7 +279,7 @@ def test_the_schema_is_found_from_within_the_project(
 
 def test_tokenizers_come_along(tmp_path: Path) -> None:
     source = copy("llama", tmp_path / "source")
-    train_tokenizer(["to be or not to be"], 270).save(source / "tokenizer.json")
+    train_bpe(["to be or not to be"], 270).save(source / "tokenizer.json")
     (source / "tokenizer_config.json").write_text('{"eos_token": "<|endoftext|>"}')
     (source / "training_args.bin").write_bytes(b"not wanted")
     run = imported(source, tmp_path / "run")
@@ -306,14 +306,14 @@ def test_a_sentencepiece_model_becomes_a_tokenizer_json(tmp_path: Path) -> None:
         "unk_token": "<unk>",
     }
     text = "the lamp  burns"
-    assert load_tokenizer(tmp_path / "run").encode(text) == tokenizer_module.load_tokenizer(
+    assert load_tokenizer(tmp_path / "run").encode(text) == tokenizer_files.load_tokenizer(
         published
     ).encode(text)
 
 
 def test_tokenizers_of_vocabularies_and_merges_get_a_tokenizer_json(tmp_path: Path) -> None:
     source = copy("llama", tmp_path / "source")
-    tokenizer = train_tokenizer(["to be or not to be"], 270)
+    tokenizer = train_bpe(["to be or not to be"], 270)
     tokenizer.save(tmp_path / "whole.json")
     model = json.loads((tmp_path / "whole.json").read_text())["model"]
     (source / "vocab.json").write_text(json.dumps(model["vocab"]))

@@ -16,8 +16,8 @@ from rungs.checkpointing.start_from import starting_point
 from rungs.checkpointing.weights_file import Origin, Weights, WeightsHeader, write_weights
 from rungs.config import run_config
 from rungs.config.model_config import ModelConfig
+from rungs.data.bpe import train_bpe
 from rungs.data.dataset import VALIDATION
-from rungs.data.tokenizer import train_tokenizer
 from rungs.model.gpt import GPT
 from rungs.model.lora import add_low_rank
 from rungs.run import metrics
@@ -260,9 +260,9 @@ def test_nothing_imported_is_told(datasets_dir: Path, tmp_path: Path) -> None:
 
 def test_a_dataset_of_another_tokenizer_is_refused(tmp_path: Path) -> None:
     make_dataset(tmp_path)
-    train_tokenizer(["a text"], 300).save(tmp_path / "tiny" / "tokenizer.json")
+    train_bpe(["a text"], 300).save(tmp_path / "tiny" / "tokenizer.json")
     run = imported_run(tmp_path / "run")
-    train_tokenizer(["another another another"], 310).save(run.imported / "tokenizer.json")
+    train_bpe(["another another another"], 310).save(run.imported / "tokenizer.json")
     assert "not the model's tokenizer" in refusal(run, tmp_path)
 
 

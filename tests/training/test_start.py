@@ -16,7 +16,7 @@ import pytest
 from rungs.checkpointing.checkpoint_folder import best_of, list_checkpoints
 from rungs.common.errors import RunFailure, UserError
 from rungs.config import run_config
-from rungs.data.tokenizer import train_tokenizer
+from rungs.data.bpe import train_bpe
 from rungs.run import metrics as metrics_module
 from rungs.run.folder import RunFolder, Start
 from rungs.step import eval_step
@@ -414,7 +414,7 @@ def test_a_validation_loss_that_is_not_finite_is_never_the_best(
 def test_datasets_of_different_tokenizers_do_not_mix(tmp_path: Path) -> None:
     for name, size in (("one", 300), ("two", 310)):
         make_dataset(tmp_path, name)
-        train_tokenizer(["a text"], size).save(tmp_path / name / "tokenizer.json")
+        train_bpe(["a text"], size).save(tmp_path / name / "tokenizer.json")
     (tmp_path / "two" / "tokenizer.json").write_text(
         (tmp_path / "one" / "tokenizer.json").read_text().replace('"a"', '"ã"')
     )

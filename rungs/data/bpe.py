@@ -1,0 +1,38 @@
+"""Train a byte-level BPE tokenizer (Sennrich et al. 2016; bytes and text splitting as in GPT-2)."""
+
+from collections.abc import Iterable
+
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from rungs.data.tokenizer import END_OF_TEXT, Tokenizer
+
+SMALLEST_VOCAB = 257
+"""The 256 bytes and the end-of-text token."""
+
+
+def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+    """Train a tokenizer with `vocab_size` tokens: the 256 bytes, end of text, and BPE merges.
+
+    It has fewer tokens if the texts run out of pairs that occur twice.
+    """
+    tokenizer = byte_level_tokenizer(models.BPE())
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        min_frequency=2,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return Tokenizer(tokenizer)
+
+
+def byte_level_tokenizer(
+    model: models.BPE, *, add_prefix_space: bool = False
+) -> tokenizers.Tokenizer:
+    """Return a tokenizer that splits text the way GPT-2's does, then applies `model`."""
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer

@@ -1,0 +1,161 @@
+"""Load a tokenizer from a file, a folder or the Hugging Face hub."""
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import models, pre_tokenizers
+
+from rungs.common import hub
+from rungs.common.errors import UserError, reason
+from rungs.common.paths import is_file, is_folder, require_regular
+from rungs.data.bpe import byte_level_tokenizer
+from rungs.data.sentencepiece_model import SentencePieceModel
+from rungs.data.tokenizer import END_OF_TEXT, LARGEST_VOCAB, TOKENIZER_FILE, Tokenizer
+from rungs.data.tokenizer_config import ADDED_TOKENS_FILE, CONFIG_FILE, TokenizerConfig
+
+SENTENCEPIECE_FILE, VOCABULARY_FILE, MERGES_FILE = "tokenizer.model", "vocab.json", "merges.txt"
+_FindFile = Callable[[str], Path | None]
+"""Returns the path of a tokenizer's file by its name, or None if it has no such file."""
+
+
+def load_tokenizer(place: Path | str) -> Tokenizer:
+    """Load a tokenizer from a folder, a file, or the hub.
+
+    A string that is neither a folder nor a file is the id of a model on the Hugging Face hub.
+    A folder or model may have one of these, and the first one found is used:
+
+    1. `tokenizer.json`
+    2. `tokenizer.model` (SentencePiece, as in OpenLLaMA)
+    3. `vocab.json` with `merges.txt` (GPT-2's original files)
+
+    With 2 and 3, `tokenizer_config.json` and `added_tokens.json` are read too.
+
+    Raises:
+        UserError: there is no tokenizer, it is damaged or unsupported, or the hub cannot be
+            reached.
+    """
+    path = Path(place)
+    if is_folder(path):
+        find, missing = _finder(path), f"{path}: has no tokenizer: neither {TOKENIZER_FILE}"
+    elif isinstance(place, str) and not is_file(path) and _may_be_hub_id(place):
+        find = functools.partial(_on_hub, place)
+        missing = f"{place}: has no tokenizer on the Hugging Face hub: neither {TOKENIZER_FILE}"
+    elif path.suffix == ".model":
+        return _from_sentencepiece(path, _finder(path.parent))
+    else:
+        return _from_tokenizer_json(path)
+    if tokenizer := _from_first_found(find):
+        return tokenizer
+    raise UserError(f"{missing} nor {SENTENCEPIECE_FILE} nor {VOCABULARY_FILE} with {MERGES_FILE}")
+
+
+def _may_be_hub_id(place: str) -> bool:
+    is_file_name = place.endswith(".model") or ".json" in place
+    return place.count("/") <= 1 and not place.startswith((".", "/")) and not is_file_name
+
+
+def _finder(folder: Path) -> _FindFile:
+    return lambda name: folder / name if is_file(folder / name) else None
+
+
+def _on_hub(model: str, name: str) -> Path | None:
+    try:
+        return hub.model_file(model, name)
+    except hub.NotOnHub:
+        return None
+
+
+def _from_first_found(find: _FindFile) -> Tokenizer | None:
+    if path := find(TOKENIZER_FILE):
+        return _from_tokenizer_json(path)
+    if path := find(SENTENCEPIECE_FILE):
+        return _from_sentencepiece(path, find)
+    if (vocabulary := find(VOCABULARY_FILE)) and (merges := find(MERGES_FILE)):
+        return _from_gpt2_files(vocabulary, merges, find)
+    return None
+
+
+def _from_tokenizer_json(path: Path) -> Tokenizer:
+    try:
+        require_regular(path)
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such tokenizer file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: not a readable tokenizer file: {reason(error)}") from None
+    raw: Any
+    try:
+        raw = tokenizers.Tokenizer.from_str(text)
+    except Exception as error:  # the library raises no narrower type
+        raise UserError(f"{path}: not a tokenizer file: {reason(error)}") from None
+    tokenizer = Tokenizer(raw)
+    _check_ids(tokenizer, path)
+    return tokenizer
+
+
+def _check_ids(tokenizer: Tokenizer, path: Path) -> None:
+    """Raise UserError if an id is too large, or the prompt template uses an id without a token.
+
+    The library's time grows with the largest id.
+    """
+    if tokenizer.vocab_size > LARGEST_VOCAB:
+        raise UserError(
+            f"{path}: has the token id {tokenizer.vocab_size - 1}, which is too large; ids must be"
+            f" below {LARGEST_VOCAB}"
+        )
+    try:
+        special_ids = tokenizer.encode_prompt("")
+    except UserError as error:
+        raise UserError(f"{path}: {reason(error)}") from None
+    if max(special_ids, default=0) >= max(tokenizer.vocab_size, 1):
+        raise UserError(f"{path}: adds ids to a prompt that have no token: {special_ids}")
+
+
+def _from_sentencepiece(path: Path, find: _FindFile) -> Tokenizer:
+    config = TokenizerConfig.read(find(CONFIG_FILE), find(ADDED_TOKENS_FILE))
+    try:
+        require_regular(path)
+        model = SentencePieceModel.from_bytes(path.read_bytes())
+        if config.add_prefix_space is not None:
+            model = model._replace(adds_dummy_prefix=config.add_prefix_space)
+        raw = model.to_tokenizer(prefix_after_special_tokens=bool(config.legacy))
+        config.add_tokens(raw)
+        config.add_template(raw, bos=model.bos, eos=model.eos, adds_bos=True)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise UserError(
+            f"{path}: this SentencePiece model cannot be converted: {reason(error)}; download it"
+            f" again, or get the model's {TOKENIZER_FILE}, which transformers writes"
+        ) from None
+    return Tokenizer(raw)
+
+
+def _from_gpt2_files(vocabulary: Path, merges: Path, find: _FindFile) -> Tokenizer:
+    config = TokenizerConfig.read(find(CONFIG_FILE), find(ADDED_TOKENS_FILE))
+    if config.tokenizer_class not in (None, "GPT2Tokenizer", "GPT2TokenizerFast"):
+        raise UserError(
+            f"{vocabulary}: belongs to a {config.tokenizer_class}, which does not split text like"
+            f" GPT-2; get the model's {TOKENIZER_FILE}, which transformers writes"
+        )
+    try:
+        model = models.BPE.from_file(str(vocabulary), str(merges))
+        raw = byte_level_tokenizer(model, add_prefix_space=bool(config.add_prefix_space))
+        if missing := set(pre_tokenizers.ByteLevel.alphabet()) - raw.get_vocab().keys():
+            raise ValueError(f"it lacks {len(missing)} of the 256 bytes")
+        if raw.token_to_id(END_OF_TEXT) is not None:
+            raw.add_special_tokens([END_OF_TEXT])
+        config.add_tokens(raw)
+        end = END_OF_TEXT if END_OF_TEXT in raw.get_vocab() else None
+        config.add_template(raw, bos=end, eos=end, adds_bos=False)
+    except Exception as error:  # the library raises no narrower type
+        raise UserError(
+            f"{vocabulary}, {merges.name}: not the vocabulary and merges of a GPT-2 tokenizer:"
+            f" {reason(error)}; download both again"
+        ) from None
+    tokenizer = Tokenizer(raw)
+    _check_ids(tokenizer, vocabulary)
+    return tokenizer
