@@ -1,5 +1,6 @@
-"""Every committed run folder: its first step compiles, in the shapes and types it asks for."""
+"""The first step of every committed run compiles, in the shapes and dtypes that it asks for."""
 
+import subprocess
 from pathlib import Path
 
 import jax
@@ -10,17 +11,19 @@ from rungs.config import run_config
 from rungs.parallel.mesh import one_device
 from rungs.step.state import AbstractState
 from rungs.step.train_step import make_train_step
-from tests.support.tiny_run import ROOT
-
-RUNS = sorted(path.parent for path in (ROOT / "runs").glob("*/train.json"))
-EXPECTED = {"a-to-a", "next-token", "a-to-a-fineweb", "gpt2-small"}
+from tests.support.committed_runs import COMMITTED_RUNS, ROOT
 
 
-def test_the_runs_there_should_be() -> None:
-    assert {run.name for run in RUNS} >= EXPECTED
+def test_the_list_of_committed_runs_is_that_of_git() -> None:
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout")
+    command = ["git", "ls-files", "runs/*/model.json", "runs/*/train.json"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    files = [run / name for run in COMMITTED_RUNS for name in ("model.json", "train.json")]
+    assert [ROOT / path for path in listed.splitlines()] == sorted(files)
 
 
-@pytest.mark.parametrize("run", RUNS, ids=lambda path: path.name)
+@pytest.mark.parametrize("run", COMMITTED_RUNS, ids=lambda path: path.name)
 def test_the_first_step_compiles(run: Path) -> None:
     settings = run_config.load_run(run)
     train = settings.train
@@ -29,7 +32,7 @@ def test_the_first_step_compiles(run: Path) -> None:
     shape = (
         train.gradient_accumulation_steps,
         train.microbatch_size,
-        settings.model.context_length,
+        settings.sequence_length,
     )
     batch = jax.ShapeDtypeStruct(shape, jnp.int32)
     lowered = make_train_step(train).lower(model, optimizer, batch, batch)  # type: ignore[attr-defined]

@@ -27,7 +27,7 @@ from rungs.run.recorded_run import (
     running_median,
     stretch_means,
 )
-from tests.support.tiny_run import ROOT
+from tests.support.committed_runs import ROOT
 
 MODEL = {"vocab_size": 32, "context_length": 8, "emb_dim": 16, "n_layers": 0}
 TRAIN: dict[str, Any] = {

@@ -13,8 +13,9 @@ from safetensors.numpy import save_file
 from rungs.checkpointing.weights_file import Weights, WeightsHeader, write_weights
 from rungs.config.run_config import RunConfig
 from rungs.data.bpe import train_bpe
+from tests.support.committed_runs import ROOT
 from tests.support.configs import ONE_FILE, model_config, train_config
-from tests.support.tiny_run import ROOT, make_dataset, make_run
+from tests.support.tiny_run import make_dataset, make_run
 
 BYTES = 257
 IN_SHARDS = 300_000

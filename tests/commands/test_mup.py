@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from rungs.run.folder import RunFolder
-from tests.support.tiny_run import MODEL, ROOT, change, make_dataset, make_run
+from tests.support.committed_runs import ROOT
+from tests.support.tiny_run import MODEL, change, make_dataset, make_run
 
 pytestmark = pytest.mark.long
 WIDE = {**MODEL, "emb_dim": 32, "n_layers": 3}

@@ -17,9 +17,9 @@ from rungs.config.train_config import ShardingConfig
 from rungs.planning import forecast, hardware, report
 from rungs.run import metrics
 from rungs.run.folder import RunFolder
-from tests.support.tiny_run import ROOT, make_dataset, make_run, train
+from tests.support.committed_runs import COMMITTED_RUNS, ROOT
+from tests.support.tiny_run import make_dataset, make_run, train
 
-RUNS = sorted(path.parent for path in (ROOT / "runs").glob("*/train.json"))
 NOWHERE = Path("nowhere")
 TINY_TOKENS = 24 * 128
 
@@ -37,7 +37,7 @@ def planned(
     return forecast.forecast(run, run_config.load_run(run.path), *parts, **options)
 
 
-@pytest.mark.parametrize("path", RUNS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", COMMITTED_RUNS, ids=lambda path: path.name)
 def test_every_committed_run_plans(path: Path) -> None:
     found = planned(RunFolder(path), datasets_dir=NOWHERE)
     assert found.fits

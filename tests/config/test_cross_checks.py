@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from rungs.config.cross_checks import misfits
+from tests.support.committed_runs import ROOT
 from tests.support.configs import model_config, train_config
-from tests.support.tiny_run import ROOT, make_run
+from tests.support.tiny_run import make_run
 
 MUP = {"mup": {"base_emb_dim": 8}}
 EXPERTS = {"n_experts": 2, "experts_per_token": 1}

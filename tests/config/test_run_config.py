@@ -13,9 +13,7 @@ from rungs.config import reference, run_config
 from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import FILE_TYPES
 from rungs.config.train_config import TrainConfig
-
-ROOT = Path(__file__).parents[2]
-RUNS = sorted(path.parent for path in (ROOT / "runs").glob("*/train.json"))
+from tests.support.committed_runs import COMMITTED_RUNS, ROOT
 
 # Only the keys that run folders of the blog's reference have.
 REFERENCE_MODEL = {
@@ -331,7 +329,7 @@ def test_the_documented_keys_are_current() -> None:
     )
 
 
-@pytest.mark.parametrize("run", RUNS, ids=lambda path: path.name)
+@pytest.mark.parametrize("run", COMMITTED_RUNS, ids=lambda path: path.name)
 def test_committed_runs_load_and_name_their_schemas(run: Path) -> None:
     run_config.load_run(run)
     for name in FILE_TYPES:

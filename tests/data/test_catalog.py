@@ -15,7 +15,7 @@ from rungs.common.errors import UserError
 from rungs.data import dataset as dataset_module
 from rungs.data.catalog import find_datasets_dir, open_dataset
 from rungs.data.dataset import Dataset, read_description
-from tests.support.tiny_run import ROOT
+from tests.support.committed_runs import ROOT
 
 
 def token_folder(place: Path, name: str = "mine", **splits: list[int]) -> Path:

@@ -22,8 +22,8 @@ from rungs.data.pair_dataset import pairs_of, split_sections
 from rungs.data.text_dataset import TextSection
 from rungs.data.tokenizer import Tokenizer
 from rungs.data.tokenizer_files import load_tokenizer
+from tests.support.committed_runs import ROOT
 
-ROOT = Path(__file__).parents[2]
 PAIRS = [(f"Question {i}: naïve 😀?\n", f"Answer\r\n{i}\u2028.") for i in range(100)]
 TOKENIZER = train_bpe([prompt + answer for prompt, answer in PAIRS] * 3, 300)
 

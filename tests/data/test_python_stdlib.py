@@ -17,7 +17,7 @@ from rungs.data import python_stdlib
 from rungs.data.catalog import open_dataset
 from rungs.data.dataset import Dataset
 from rungs.data.tokenizer_files import load_tokenizer
-from tests.support.tiny_run import ROOT
+from tests.support.committed_runs import ROOT
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 from rungs.common.errors import UserError
 from rungs.data import token_file
-from tests.support.tiny_run import ROOT
+from tests.support.committed_runs import ROOT
 
 
 @pytest.fixture

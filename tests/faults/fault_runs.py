@@ -13,7 +13,8 @@ from rungs.common.errors import RunFailure
 from rungs.config import run_config
 from rungs.run.folder import RunFolder, Start
 from rungs.training.start import launch
-from tests.support.tiny_run import ROOT, command, make_run
+from tests.support.committed_runs import ROOT
+from tests.support.tiny_run import command, make_run
 
 FAULTY_TRAIN = Path(__file__).with_name("faulty_train.py")
 STEPS = 8

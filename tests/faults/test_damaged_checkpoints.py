@@ -25,7 +25,8 @@ from rungs.huggingface.exporting import Export
 from rungs.run.folder import RunFolder, Start
 from rungs.training.resume import checkpoint_to_resume
 from tests.faults.fault_runs import error_line, go, short_run
-from tests.support.tiny_run import ROOT, assert_same_outcome, make_dataset
+from tests.support.committed_runs import ROOT
+from tests.support.tiny_run import assert_same_outcome, make_dataset
 
 pytest_plugins = ["fault_fixtures"]
 

@@ -48,8 +48,9 @@ from tests.faults.trouble import (
     put,
     snapshot,
 )
+from tests.support.committed_runs import ROOT
 from tests.support.published_models import MODELS
-from tests.support.tiny_run import MODEL, ROOT, TRAIN, make_dataset, make_run
+from tests.support.tiny_run import MODEL, TRAIN, make_dataset, make_run
 
 Capture = pytest.CaptureFixture[str]
 STEP = {

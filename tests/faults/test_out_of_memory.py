@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from tests.support.tiny_run import ROOT, command, make_dataset, make_run, train
+from tests.support.committed_runs import ROOT
+from tests.support.tiny_run import command, make_dataset, make_run, train
 
 FAULTY_TRAIN = ROOT / "tests" / "faults" / "faulty_train.py"
 

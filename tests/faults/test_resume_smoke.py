@@ -11,7 +11,8 @@ import pytest
 from rungs.config import run_config
 from rungs.diagnostics.resume_check.compare import Resumption, open_datasets, shortened
 from rungs.run.folder import RunFolder
-from tests.support.tiny_run import MODEL, ROOT, make_dataset, make_pairs, make_run
+from tests.support.committed_runs import ROOT
+from tests.support.tiny_run import MODEL, make_dataset, make_pairs, make_run
 from tests.training.test_fine_tuning import LORA, imported_run
 
 SCRIPT = ROOT / "smoke_tests" / "test_resume.py"

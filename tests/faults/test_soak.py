@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tests.support.tiny_run import ROOT
+from tests.support.committed_runs import ROOT
 
 FAULTS = 12
 

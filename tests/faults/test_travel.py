@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from rungs.run.folder import RunFolder
+from tests.support.committed_runs import ROOT
 from tests.support.tiny_run import (
-    ROOT,
     assert_same_outcome,
     last_checkpoint,
     make_dataset,

@@ -19,11 +19,9 @@ from rungs.model.kernels.cross_entropy import target_losses
 from rungs.model.layers import Dropout
 from rungs.step.state import named_arrays
 from tests.support import reference_gpt
+from tests.support.committed_runs import COMMITTED_RUNS
 from tests.support.configs import model_config
 from tests.support.tiny_model import compiled, lively, quick_jit, random_tokens
-
-ROOT = Path(__file__).parents[2]
-RUNS = sorted(path.parent for path in (ROOT / "runs").glob("*/model.json"))
 
 LLAMA: dict[str, Any] = {
     "norm": "rms_norm",
@@ -243,7 +241,7 @@ def test_rows_of_a_batch_do_not_meet(variant: str) -> None:
     np.testing.assert_allclose(logits(tokens_BS), alone_BSV, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("run", RUNS, ids=lambda path: path.name)
+@pytest.mark.parametrize("run", COMMITTED_RUNS, ids=lambda path: path.name)
 def test_initial_loss_of_committed_runs_is_that_of_a_guess(run: Path) -> None:
     architecture = run_config.load_run(run).model
     shape = (4, min(64, architecture.context_length) + 1)

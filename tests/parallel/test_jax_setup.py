@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.tiny_run import ROOT
+from tests.support.committed_runs import ROOT
 
 PROGRAM = """
 from rungs.parallel import jax_setup

@@ -16,8 +16,9 @@ from rungs.data.dataset import Dataset
 from rungs.planning import forecast, hardware
 from rungs.run.folder import RunFolder
 from rungs.scaling.ladder import Rung, batch_tokens, learning_rate, propose
+from tests.support.committed_runs import ROOT
 from tests.support.configs import model_config, train_config
-from tests.support.tiny_run import ROOT, make_dataset, make_run
+from tests.support.tiny_run import make_dataset, make_run
 
 LLAMA: dict[str, Any] = {
     "vocab_size": 500,

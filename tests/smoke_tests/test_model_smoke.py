@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.tiny_run import MODEL, ROOT, make_dataset, make_run
+from tests.support.committed_runs import ROOT
+from tests.support.tiny_run import MODEL, make_dataset, make_run
 
 SCRIPT = ROOT / "smoke_tests" / "test_model.py"
 STOP_THE_OPTIMIZER = f"""

@@ -22,8 +22,9 @@ from rungs.diagnostics.parallel_check.trial import (
     TrialResult,
     compare,
 )
+from tests.support.committed_runs import ROOT
 from tests.support.configs import model_config, train_config
-from tests.support.tiny_run import MODEL, ROOT, make_dataset, make_run
+from tests.support.tiny_run import MODEL, make_dataset, make_run
 
 SCRIPT = ROOT / "smoke_tests" / "test_parallel.py"
 FEW = ("--devices", "4", "--sequences", "2")

@@ -16,8 +16,8 @@ from rungs.diagnostics.resume_check.compare import arrays_of
 from rungs.run import metrics
 from rungs.run.folder import RunFolder
 from rungs.run.metrics import StepMetrics
+from tests.support.committed_runs import ROOT
 
-ROOT = Path(__file__).parents[2]
 VOCAB = 64
 MODEL = {"vocab_size": VOCAB, "context_length": 16, "emb_dim": 32, "n_layers": 2, "n_heads": 2}
 TRAIN = {

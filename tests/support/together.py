@@ -10,7 +10,8 @@ from pathlib import Path
 
 from rungs.run import metrics
 from rungs.run.folder import RunFolder
-from tests.support.tiny_run import ROOT, command
+from tests.support.committed_runs import ROOT
+from tests.support.tiny_run import command
 
 FAULTY_TRAIN = str(ROOT / "tests" / "faults" / "faulty_train.py")
 

@@ -1,0 +1,12 @@
+"""The repository and the run folders that are committed in it. A user's own runs lie beside these
+under `runs/`, so no test may list that folder."""
+
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+NAMES = (
+    *("a-to-a", "a-to-a-fineweb", "attention", "feed-forward", "gemma", "gpt2-small", "layers"),
+    *("llama", "mistral", "mixtral", "multi-head", "mup", "next-token", "norm", "positions"),
+    *("residuals", "rms-norm", "rope", "swiglu"),
+)
+COMMITTED_RUNS = [ROOT / "runs" / name for name in NAMES]
