@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import click
 
-from rungs.checkpointing.checkpoint_folder import load_model, load_tokenizer
 from rungs.checkpointing.listing import ListedCheckpoint, list_run
+from rungs.checkpointing.load import load_model, load_tokenizer
 from rungs.common.errors import EXIT_FAILED, UserError, run_command
 from rungs.common.text_table import aligned
 from rungs.run.folder import RunFolder, find_run

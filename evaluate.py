@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from rungs.checkpointing.checkpoint_folder import find_weights, load_model, load_tokenizer
+from rungs.checkpointing.load import find_weights, load_model, load_tokenizer
 from rungs.checkpointing.weights_file import Weights
 from rungs.common.errors import UserError, run_command
 from rungs.config.run_config import RunConfig

@@ -66,7 +66,7 @@ def main(
     import jax
     import jax.numpy as jnp
 
-    from rungs.checkpointing.checkpoint_folder import find_weights, load_model, load_tokenizer
+    from rungs.checkpointing.load import find_weights, load_model, load_tokenizer
     from rungs.model.generation import Generator, Request
 
     jax_setup.cache_compiled_code()

@@ -29,7 +29,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rungs.checkpointing.checkpoint_folder import load_model, load_tokenizer
+    from rungs.checkpointing.load import load_model, load_tokenizer
     from rungs.common.errors import RunFailure, UserError
     from rungs.config.model_config import ModelConfig
     from rungs.config.run_config import RunConfig, load_run
@@ -53,9 +53,9 @@ _MODULES = {
     "Tokenizer": "data.tokenizer",
     "TrainConfig": "config.train_config",
     "UserError": "common.errors",
-    "load_model": "checkpointing.checkpoint_folder",
+    "load_model": "checkpointing.load",
     "load_run": "config.run_config",
-    "load_tokenizer": "checkpointing.checkpoint_folder",
+    "load_tokenizer": "checkpointing.load",
     "open_dataset": "data.catalog",
 }
 

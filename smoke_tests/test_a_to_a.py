@@ -11,7 +11,7 @@ import sys
 import click
 import jax.numpy as jnp
 
-from rungs.checkpointing.checkpoint_folder import load_model, load_tokenizer
+from rungs.checkpointing.load import load_model, load_tokenizer
 from rungs.common.errors import run_command
 
 # Samuel Taylor Coleridge, The Rime of the Ancient Mariner, part I (text of 1834)

@@ -7,7 +7,7 @@ An A-to-A model says the last token again and again.
 
 import click
 
-from rungs.checkpointing.checkpoint_folder import load_model, load_tokenizer
+from rungs.checkpointing.load import load_model, load_tokenizer
 from rungs.common.errors import run_command
 from rungs.model.generation import Generator, Request
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from rungs.checkpointing.checkpoint_folder import CHECKPOINT_NAMES, list_checkpoints
+from rungs.checkpointing.checkpoint_folder import CHECKPOINT_GLOB, list_checkpoints
 from rungs.run.folder import RunFolder
 from tests.faults import kills
 from tests.support.tiny_run import command
@@ -184,4 +184,4 @@ def ended_with(fault: Fault, run: RunFolder, datasets: Path, rng: random.Random)
 
 
 def checkpoint_names(run: RunFolder) -> set[str]:
-    return {path.name for path in run.checkpoints.glob(CHECKPOINT_NAMES)}
+    return {path.name for path in run.checkpoints.glob(CHECKPOINT_GLOB)}

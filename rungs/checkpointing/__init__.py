@@ -1,13 +1,17 @@
-"""Saved state: checkpoints and weight files, written, verified, listed, restored.
+"""Saved state: checkpoints and weights files, written, verified, listed, restored.
 
-    checkpoint_folder  all checkpoints of a run: best, latest, retention, restore, load_model
-    listing            what there is to say of each checkpoint
-    manifest           meta.json of one checkpoint: what it records, checksums, damage
+    checkpoint_folder  the checkpoints of a run: list them, find the newest valid or the best one
+    links              the links `best` and `latest`
+    retention          which old checkpoints are deleted (`keep_checkpoints`), cleanup after a crash
+    listing            the table that `checkpointing.py` prints
     saver              write checkpoints in the background while training continues
-    weights_file       model.safetensors, whole or in shards
+    manifest           meta.json of one checkpoint: what it records, checksums, damage
+    restore            saved arrays onto devices: resume, or start from saved weights
+    load               load_model, load_tokenizer, and find the weights that a path stands for
+    start_from         the weights that `start_from` in train.json names
+    weights_file       model.safetensors, in one file or in shards
     weights_index      which tensor is in which file
     merged_weights     weights with LoRA merged in
-    start_from         the weights that `start_from` names
 
 Imports `common`, `config`, `data`, `run`, `parallel`, `model`, `optim` and `step`.
 """

@@ -1,15 +1,10 @@
-"""What there is to say of each checkpoint of a run."""
+"""A table of a run's checkpoints, for the `checkpointing.py` command: steps, losses, damage."""
 
 from pathlib import Path
 from typing import NamedTuple
 
-from rungs.checkpointing.checkpoint_folder import (
-    BEST,
-    CHECKPOINT_NAMES,
-    IMPORTED,
-    LATEST,
-    link_target,
-)
+from rungs.checkpointing.checkpoint_folder import CHECKPOINT_GLOB, IMPORTED
+from rungs.checkpointing.links import BEST, LATEST, link_target
 from rungs.checkpointing.manifest import META_FILE, read_checkpoint
 from rungs.common.errors import UserError
 from rungs.run.folder import RunFolder
@@ -20,24 +15,25 @@ class ListedCheckpoint(NamedTuple):
 
     name: str
     step: int | None
-    """The last step taken; None for imported weights, and where meta.json cannot be read."""
+    """The last step taken; None for imported weights or if meta.json cannot be read."""
     train_loss: float | None
     validation_loss: float | None
     bytes: int
     created: str
-    """UTC, ISO 8601; empty where it is not known."""
+    """UTC, ISO 8601; empty if unknown."""
     links: list[str]
-    """Which of `best` and `latest` lead here."""
+    """Which of `best` and `latest` point here."""
     damage: list[str]
-    """Files that are missing, changed or not to be trusted."""
+    """Files that are missing or changed, or were added and would be read."""
     has_checksums: bool
 
 
 def list_run(run: RunFolder, *, verify: bool) -> list[ListedCheckpoint]:
-    """Return a run's checkpoints by folder name, which is by time; imported weights come first.
+    """Return a run's checkpoints in the order they were saved; imported weights come first.
 
     Args:
-        verify: hash every file; otherwise only missing files and a damaged meta.json are found.
+        run: the run folder.
+        verify: hash every file. Otherwise only missing files and a damaged meta.json are found.
     """
     folder = run.checkpoints
     targets = {name: link_target(folder / name) for name in (BEST, LATEST)}
@@ -46,9 +42,9 @@ def list_run(run: RunFolder, *, verify: bool) -> list[ListedCheckpoint]:
         return [name for name, target in targets.items() if target == path.name]
 
     imported = [folder / IMPORTED] if (folder / IMPORTED).is_dir() else []
-    saved = sorted(folder.glob(CHECKPOINT_NAMES))
+    saved = sorted(folder.glob(CHECKPOINT_GLOB))
     return [
-        *(_unsealed(path, links(path), damage=[]) for path in imported),
+        *(_without_manifest(path, links(path), damage=[]) for path in imported),
         *(_listed(path, links(path), verify) for path in saved),
     ]
 
@@ -57,7 +53,7 @@ def _listed(folder: Path, links: list[str], verify: bool) -> ListedCheckpoint:
     try:
         checkpoint = read_checkpoint(folder)
     except UserError:
-        return _unsealed(folder, links, damage=[META_FILE])
+        return _without_manifest(folder, links, damage=[META_FILE])
     meta = checkpoint.meta
     damage = checkpoint.damage() if verify else checkpoint.missing()
     losses = meta.train_loss, meta.validation_loss
@@ -67,7 +63,7 @@ def _listed(folder: Path, links: list[str], verify: bool) -> ListedCheckpoint:
     )
 
 
-def _unsealed(folder: Path, links: list[str], damage: list[str]) -> ListedCheckpoint:
+def _without_manifest(folder: Path, links: list[str], damage: list[str]) -> ListedCheckpoint:
     return ListedCheckpoint(folder.name, None, None, None, _bytes(folder), "", links, damage, False)
 
 

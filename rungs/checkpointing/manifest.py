@@ -1,10 +1,12 @@
-"""One checkpoint: a folder whose last-written file, `meta.json`, makes it whole.
+"""The manifest of a checkpoint: `meta.json`, what it records, checksums, damage.
+
+It is written last: a folder without it is not a checkpoint.
 
 20261121Z101500-step-000375/
   model.safetensors   weights by dotted name; the header holds both configs and the tokenizer id;
-                      large ones in shards with an index, each shard with that header
-  tokenizer.json      where the dataset has one
-  optimizer/          Orbax: the optimizer's state
+                      large weights are in shards with an index, each shard with that header
+  tokenizer.json      if the dataset has one
+  optimizer/          optimizer state, written by Orbax
   meta.json           step, losses, configs, dataset checksums, versions, checksums of all files
 """
 
@@ -37,7 +39,7 @@ PACKAGES = ("jax", "flax", "optax", "orbax-checkpoint", "grain", "safetensors", 
 
 def _inside(checksums: dict[str, str]) -> dict[str, str]:
     if not all(map(is_inside, checksums)):
-        raise ValueError("must be of files in the checkpoint")
+        raise ValueError("must name files inside the checkpoint")
     return checksums
 
 
@@ -45,26 +47,26 @@ Count = Annotated[int, Field(ge=0, le=2**62)]
 
 
 class CheckpointMeta(StrictModel):
-    """What `meta.json` says of its checkpoint."""
+    """The content of `meta.json`."""
 
     global_step: Count
     """The last step taken, counted from 0."""
     total_steps: Count
-    """Steps of the whole run, as planned when this was saved."""
+    """Steps of the complete run, as planned when this was saved."""
     tokens_seen: Count
     train_loss: float | None
     validation_loss: float | None
     selection_loss: float | None
-    """What the best checkpoint is lowest in: the validation loss, or the training loss where
-    there is no validation. null, and never the best, where that was not finite, and where a
-    signal saved this outside the interval."""
+    """The loss that picks the best checkpoint: the validation loss, or the training loss if the
+    run has no validation. None, and so never the best, if that loss was not finite or a signal
+    saved this checkpoint outside the interval."""
     model: dict[str, Any]
     train: dict[str, Any]
     datasets: dict[str, dict[str, str]]
     """For each dataset, the sha256 of each split's file."""
     tokenizer: str
     sharding: ShardingConfig
-    """How devices shared the work."""
+    """The mesh and sharding mode it was trained on."""
     created: str
     """UTC, ISO 8601."""
     versions: dict[str, str]
@@ -74,15 +76,15 @@ class CheckpointMeta(StrictModel):
     """sha256 of this file's content without this key."""
 
     def run_config(self) -> RunConfig:
-        """The configs it was trained with; raises UserError where this version cannot read them."""
+        """Return the configs of the run; raise UserError if this version cannot read them."""
         return run_config(self.model, self.train)
 
-    def sealed(self) -> "CheckpointMeta":
-        """With its own checksum."""
+    def with_own_checksum(self) -> "CheckpointMeta":
+        """Return a copy with `own_checksum` set."""
         return self.model_copy(update={"own_checksum": self._digest()})
 
     def is_intact(self) -> bool:
-        """Whether its own checksum is right."""
+        """Return whether `own_checksum` matches the content."""
         return self.own_checksum == self._digest()
 
     def _digest(self) -> str:
@@ -91,7 +93,7 @@ class CheckpointMeta(StrictModel):
 
 
 def run_config(model: dict[str, Any], train: dict[str, Any]) -> RunConfig:
-    """Both configs as they were saved; raises UserError where this version cannot read them."""
+    """Return both configs from saved JSON; raise UserError if this version cannot read them."""
     try:
         return RunConfig(ModelConfig.model_validate(model), TrainConfig.model_validate(train))
     except ValidationError as error:
@@ -101,7 +103,7 @@ def run_config(model: dict[str, Any], train: dict[str, Any]) -> RunConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint that has its `meta.json`."""
+    """A checkpoint folder whose `meta.json` was read."""
 
     folder: Path
     meta: CheckpointMeta
@@ -112,37 +114,37 @@ class Checkpoint:
 
     @property
     def order(self) -> tuple[int, str]:
-        """Sorts checkpoints by step, and saves of the same step by time."""
+        """Sort key: by step, then by time of saving."""
         return self.step, self.folder.name
 
     @property
     def weights(self) -> Weights:
-        """Its weights, of which nothing but the headers are read yet."""
+        """The weights file, of which only the header has been read."""
         return Weights(self.folder / WEIGHTS_FILE)
 
     def damage(self, of: Callable[[str], bool] = lambda _: True) -> list[str]:
-        """The files that are missing, not as they were saved, or not saved but would be read.
+        """Return the names of files that are missing or changed, or were added and would be read.
 
         Args:
-            of: which files are looked at, by their names.
+            of: tells by a file's name whether to check it.
         """
         saved = self.meta.checksums
         wrong = [n for n in saved if of(n) and file_checksum(self.folder / n) != saved[n]]
-        return wrong + [name for name in self.strays() if of(name) and _would_be_read(name)]
+        return wrong + [name for name in self.extra_files() if of(name) and _would_be_read(name)]
 
     def missing(self) -> list[str]:
-        """Return the saved files that are gone; nothing is hashed."""
+        """Return the names of saved files that are gone, without hashing any."""
         return [name for name in self.meta.checksums if not is_file(self.folder / name)]
 
-    def strays(self) -> list[str]:
-        """The files in it that were not saved with it."""
+    def extra_files(self) -> list[str]:
+        """Return the names of files that were not saved with the checkpoint."""
         files = (path for path in self.folder.rglob("*") if path.is_file())
         names = {path.relative_to(self.folder).as_posix() for path in files}
         return sorted(names - {META_FILE} - self.meta.checksums.keys())
 
 
 def _would_be_read(name: str) -> bool:
-    """Whether a file of this name would be taken for a part of its checkpoint."""
+    """Return whether loading the checkpoint would read a file of this name."""
     first, _, rest = name.partition("/")
     if first == OPTIMIZER_FOLDER:
         return not Path(rest).name.startswith(".")
@@ -150,7 +152,7 @@ def _would_be_read(name: str) -> bool:
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
-    """The checkpoint in a folder; raises UserError where `meta.json` is missing or damaged."""
+    """Return the checkpoint in a folder; raise UserError if `meta.json` is missing or damaged."""
     path = folder / META_FILE
     try:
         meta = CheckpointMeta.model_validate_json(read_text(path))
@@ -162,15 +164,16 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 
 
 def refuse_damaged(weights: Path, only: str | None = None) -> None:
-    """Refuse weights that are not as they were saved, or whose tokenizer is not. Where there is no
-    `meta.json` beside them, as with imported ones, nothing says how they were.
+    """Check weights and their tokenizer against the checksums in the same folder.
+
+    Imported weights have no `meta.json` and so cannot be checked.
 
     Args:
         weights: a `model.safetensors`, or the index of its shards.
-        only: name of the one file beside them that is looked at.
+        only: the one file to check; all but the optimizer state by default.
 
     Raises:
-        UserError: naming each damaged file.
+        UserError: files are damaged; the message names them.
     """
     folder = weights.parent
     if not (folder / META_FILE).exists():
@@ -184,7 +187,7 @@ def refuse_damaged(weights: Path, only: str | None = None) -> None:
 
 
 def file_checksum(path: Path) -> str | None:
-    """sha256 of a file, or None where it cannot be read."""
+    """Return the sha256 of a file, None if it cannot be read."""
     try:
         require_regular(path)
         with path.open("rb") as file:
@@ -193,24 +196,29 @@ def file_checksum(path: Path) -> str | None:
         return None
 
 
-def seal(folder: Path, meta: CheckpointMeta, needed: Collection[str] = ()) -> None:
-    """Write `meta.json` with the checksums of all files, and see all of it onto the disk.
+def write_manifest(folder: Path, meta: CheckpointMeta, needed: Collection[str] = ()) -> None:
+    """Write `meta.json` with the checksums of all files, and sync everything to disk.
+
+    Args:
+        folder: the unfinished checkpoint.
+        meta: the content of `meta.json` but for its checksums.
+        needed: names of files that must still be there.
 
     Raises:
-        FileNotFoundError: one of the files that are needed has been removed meanwhile.
+        FileNotFoundError: a needed file has been removed.
     """
     for name in needed:
         (folder / name).stat()
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     checksums = {path.relative_to(folder).as_posix(): file_checksum(path) or "" for path in files}
-    sealed = meta.model_copy(update={"checksums": checksums}).sealed()
+    content = meta.model_copy(update={"checksums": checksums}).with_own_checksum()
     meta_path = folder / META_FILE
-    meta_path.write_text(json.dumps(sealed.model_dump(mode="json"), indent=2) + "\n")
+    meta_path.write_text(json.dumps(content.model_dump(mode="json"), indent=2) + "\n")
     for path in [*files, meta_path, *(p for p in folder.rglob("*") if p.is_dir()), folder]:
         sync_to_disk(path)
 
 
 @functools.cache
 def installed_versions() -> dict[str, str]:
-    """Versions of the packages that a run depends on."""
+    """Return the versions of the packages that numerics and file formats depend on."""
     return {package: importlib.metadata.version(package) for package in PACKAGES}

@@ -1,4 +1,4 @@
-"""Saves a run's checkpoints behind the running loop."""
+"""Checkpoints written in the background while training continues."""
 
 import contextlib
 import functools
@@ -12,8 +12,9 @@ from typing import Any, NamedTuple, Self
 import jax
 import numpy as np
 
-from rungs.checkpointing import checkpoint_folder, manifest, weights_file
-from rungs.checkpointing.checkpoint_folder import BEST, LATEST, UNFINISHED
+from rungs.checkpointing import checkpoint_folder, links, manifest, retention, weights_file
+from rungs.checkpointing.checkpoint_folder import UNFINISHED
+from rungs.checkpointing.links import BEST, LATEST
 from rungs.checkpointing.manifest import CheckpointMeta
 from rungs.checkpointing.weights_file import Weights, WeightsHeader
 from rungs.common import disk
@@ -26,46 +27,52 @@ from rungs.parallel import processes
 from rungs.step.nonfinite import Flags, flags_of, not_finite
 from rungs.step.state import host_copies, named_arrays
 
-_BYTES_BESIDE_ARRAYS = 1 << 16
-"""Room for headers, checksums and what Orbax notes."""
+_EXTRA_BYTES = 1 << 16
+"""Disk space for headers, checksums and Orbax's metadata."""
 _CHUNK_BYTES = 1 << 26
-"""What Orbax reads at once, so that a device reads little beyond its part of an array."""
+"""Bytes that Orbax reads at once: small, so that a device reads little beyond its own shard."""
 
 log = logging.getLogger("rungs")
 
 
-class _Saving(NamedTuple):
-    """A checkpoint, as the loop leaves it to the thread that writes it."""
+class _Snapshot(NamedTuple):
+    """What the training loop hands to the thread that writes a checkpoint."""
 
     meta: CheckpointMeta
     flags: Flags
     weights: Mapping[str, np.ndarray | None]
-    """None where another process writes them."""
+    """None for arrays that another process writes."""
     needed_bytes: int
-    """How much room it takes. Orbax compresses its part, by little."""
+    """Disk space it takes. Orbax compresses the optimizer state, but only by little."""
+
+    @property
+    def description(self) -> str:
+        return f"the checkpoint of step {self.meta.global_step}"
 
 
-class _Begun(NamedTuple):
-    """A checkpoint of which the folder stands, and to which Orbax writes."""
+class _Unfinished(NamedTuple):
+    """A checkpoint folder that Orbax is writing to."""
 
     folder: Path
-    optimizer_saved: Any
-    """Has the `result()`, when all is written."""
+    optimizer_save: Any
+    """Orbax's response; its `result()` waits for the optimizer state."""
 
 
 class Saver:
-    """Writes checkpoints behind the running loop, one at a time. Every process writes its part of
-    the optimizer's state; the first writes the rest, and makes the checkpoint whole.
+    """Writes checkpoints in the background, one at a time.
+
+    With several processes each writes its part of the optimizer state. The first also writes
+    everything else and completes the checkpoint.
 
     Args:
         folder: the run's `checkpoints/`.
-        config: both configs; `keep_checkpoints` says what is pruned after each save.
-        tokenizer_file: copied into each checkpoint, where there is one; read now, for later its
-            dataset or checkpoint may be gone.
-        before: called behind the loop, before each checkpoint is written.
-        after: likewise, after each stands.
-        starts_from: the weights that this start goes on from, if it does; their origin and, where
-            the dataset has none, their tokenizer are passed on.
+        config: both configs; `keep_checkpoints` says how many stay after each save.
+        tokenizer_file: copied into each checkpoint if there is one. It is read now, as its dataset
+            or checkpoint may be gone later.
+        before: called in the background before each checkpoint is written.
+        after: called in the background after each checkpoint is complete.
+        starts_from: the weights that this start continues from, if any. Their origin is passed on,
+            and so is their tokenizer if the dataset has none.
     """
 
     def __init__(
@@ -84,142 +91,148 @@ class Saver:
         self._before, self._after = before, after
         self._is_there = folder.is_dir()
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._writing: Future[None] | None = None
+        self._pending: Future[None] | None = None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Wait for the save under way; raises what it failed with."""
+        """Wait for the pending save; raise its failure."""
         self._worker.shutdown(wait=True)
         self.wait()
 
     def save(self, model: GPT, optimizer: MultiSteps, meta: CheckpointMeta) -> Flags:
-        """Start saving; returns when the arrays may change. An earlier save is waited for.
+        """Start saving; return once the arrays may change. Waits for the pending save first.
 
         Returns:
-            Which arrays are finite, still being found out. Where one is not, there will be no such
-            checkpoint.
+            Flags, still being computed, that tell which arrays are finite. If one is not, the
+            checkpoint will not appear.
 
         Raises:
-            RunFailure: it cannot be written, or the earlier one could not.
+            RunFailure: this checkpoint cannot be written, or the pending one could not.
         """
         self.wait()
         flags = flags_of(named_arrays(model) | named_arrays(optimizer))
-        begin = self._with_others if processes.is_one_of_several() else self._alone
-        self._writing = self._worker.submit(begin(model, optimizer, meta, flags))
+        begin = self._begin_shared if processes.is_one_of_several() else self._begin_alone
+        self._pending = self._worker.submit(begin(model, optimizer, meta, flags))
         return flags
 
     def raise_failure(self) -> None:
-        """Raise what a save behind the loop failed with, if one did."""
-        if self._writing is not None and self._writing.done():
-            self._writing.result()
+        """Raise the failure of the pending save, if it has failed already."""
+        if self._pending is not None and self._pending.done():
+            self._pending.result()
 
     def wait(self) -> None:
-        """Wait for the save under way; raises what it failed with."""
-        if self._writing is not None:
-            self._writing.result()
-            self._writing = None
+        """Wait for the pending save; raise its failure."""
+        if self._pending is not None:
+            self._pending.result()
+            self._pending = None
 
-    def _alone(
+    def _begin_alone(
         self, model: GPT, optimizer: MultiSteps, meta: CheckpointMeta, flags: Flags
     ) -> Callable[[], None]:
-        """What writes a checkpoint, all of it behind the loop."""
+        """Copy the arrays to the host; return what writes all of the checkpoint."""
         vocab_size = self._config.model.vocab_size
         weights, moments = host_copies(model, vocab_size), host_copies(optimizer, vocab_size)
-        saving = _Saving(meta, flags, weights, self._needed_bytes(weights, moments))
+        snapshot = _Snapshot(meta, flags, weights, self._needed_bytes(weights, moments))
 
         def write() -> None:
-            with self._writing_of(saving):
-                begun = self._begin(saving, _on_host(moments))
-            self._finish(saving, begun)
+            with self._failures_of(snapshot):
+                unfinished = self._create(snapshot, _as_jax_arrays(moments))
+            self._finish(snapshot, unfinished)
 
         return write
 
-    def _with_others(
+    def _begin_shared(
         self, model: GPT, optimizer: MultiSteps, meta: CheckpointMeta, flags: Flags
     ) -> Callable[[], None]:
-        """What finishes a checkpoint that all processes have begun: they meet for that, which only
-        their loops may do, as those meet for their steps."""
+        """Create the checkpoint together with the other processes; return what finishes it.
+
+        The processes synchronize while they create it. Only the training loop may do that, as the
+        steps synchronize too.
+        """
         vocab_size = self._config.model.vocab_size
         weights, moments = named_arrays(model, vocab_size), named_arrays(optimizer, vocab_size)
-        wholes = {name: processes.whole(array) for name, array in weights.items()}
-        saving = _Saving(meta, flags, wholes, self._needed_bytes(weights, moments))
-        with self._writing_of(saving):
-            begun = self._begin(saving, moments)
+        gathered = {name: processes.whole(array) for name, array in weights.items()}
+        snapshot = _Snapshot(meta, flags, gathered, self._needed_bytes(weights, moments))
+        with self._failures_of(snapshot):
+            unfinished = self._create(snapshot, moments)
 
         def wait() -> None:
-            with self._writing_of(saving):
-                begun.optimizer_saved.result()
+            with self._failures_of(snapshot):
+                unfinished.optimizer_save.result()
 
-        return functools.partial(self._finish, saving, begun) if processes.is_first() else wait
+        if processes.is_first():
+            return functools.partial(self._finish, snapshot, unfinished)
+        return wait
 
     def _needed_bytes(self, *arrays: Mapping[str, jax.Array | np.ndarray]) -> int:
         held = sum(array.nbytes for part in arrays for array in part.values())
-        return held + len(self._tokenizer or b"") + _BYTES_BESIDE_ARRAYS
+        return held + len(self._tokenizer or b"") + _EXTRA_BYTES
 
-    def _writing_of(self, saving: _Saving) -> contextlib.AbstractContextManager[None]:
-        """Whatever a save fails with ends the run with a line."""
-        return disk.writing(self._folder, _what(saving), saving.needed_bytes, failures=Exception)
+    def _failures_of(self, snapshot: _Snapshot) -> contextlib.AbstractContextManager[None]:
+        """Turn any exception into a failure of the run with a one-line message."""
+        what = snapshot.description
+        return disk.writing(self._folder, what, snapshot.needed_bytes, failures=Exception)
 
-    def _begin(self, saving: _Saving, moments: Mapping[str, jax.Array | np.ndarray]) -> _Begun:
-        new_folder = functools.partial(self._new_folder, saving)
+    def _create(
+        self, snapshot: _Snapshot, moments: Mapping[str, jax.Array | np.ndarray]
+    ) -> _Unfinished:
+        new_folder = functools.partial(self._new_folder, snapshot)
         folder = self._folder / processes.said_by_first(new_folder)
         with _removed_on_failure(folder):
-            return _Begun(folder, _save_behind(folder / manifest.OPTIMIZER_FOLDER, moments))
+            return _Unfinished(folder, _save_async(folder / manifest.OPTIMIZER_FOLDER, moments))
 
-    def _new_folder(self, saving: _Saving) -> str:
-        """Make the folder of a checkpoint; returns its name."""
-        step = saving.meta.global_step
+    def _new_folder(self, snapshot: _Snapshot) -> str:
+        """Make the folder of an unfinished checkpoint; return its name."""
+        step = snapshot.meta.global_step
         if self._is_there and not self._folder.is_dir():
             log.warning(
-                "%s: was removed with all that was saved; made anew for the checkpoint of step %d",
+                "%s: was removed with all checkpoints in it; created again for the checkpoint of"
+                " step %d",
                 self._folder,
                 step,
             )
         self._folder.mkdir(exist_ok=True)
         self._is_there = True
         sync_to_disk(self._folder.parent)
-        disk.refuse_without_room(self._folder, _what(saving), saving.needed_bytes)
+        disk.refuse_without_room(self._folder, snapshot.description, snapshot.needed_bytes)
         name = UNFINISHED + checkpoint_folder.checkpoint_name(self._folder, step)
         (self._folder / name).mkdir()
         return name
 
-    def _finish(self, saving: _Saving, begun: _Begun) -> None:
-        with self._writing_of(saving):
-            with _removed_on_failure(begun.folder):
-                self._fill(begun, saving)
-            if not_finite(saving.flags):  # the loop ends, and says so
-                shutil.rmtree(begun.folder)
+    def _finish(self, snapshot: _Snapshot, unfinished: _Unfinished) -> None:
+        """Write the rest of a checkpoint, rename it, update the links, delete old checkpoints."""
+        with self._failures_of(snapshot):
+            with _removed_on_failure(unfinished.folder):
+                self._write_files(unfinished, snapshot)
+            if not_finite(snapshot.flags):  # the training loop reports it and stops
+                shutil.rmtree(unfinished.folder)
                 return
-            begun.folder.rename(self._folder / begun.folder.name.removeprefix(UNFINISHED))
+            unfinished.folder.rename(self._folder / unfinished.folder.name.removeprefix(UNFINISHED))
             sync_to_disk(self._folder)
         with disk.writing(self._folder, f"the names {BEST} and {LATEST}"):
-            checkpoint_folder.relink(self._folder)
-            checkpoint_folder.prune(self._folder, self._config.train.keep_checkpoints)
+            links.update_links(self._folder)
+            retention.delete_old(self._folder, self._config.train.keep_checkpoints)
         self._after()
 
-    def _fill(self, begun: _Begun, saving: _Saving) -> None:
-        header = WeightsHeader(*self._config, saving.meta.tokenizer, self._origin)
+    def _write_files(self, unfinished: _Unfinished, snapshot: _Snapshot) -> None:
+        header = WeightsHeader(*self._config, snapshot.meta.tokenizer, self._origin)
         limit = self._config.train.max_weights_file_bytes
         try:
             self._before()
-            needed = weights_file.write_weights(begun.folder, saving.weights, header, limit)
+            needed = weights_file.write_weights(unfinished.folder, snapshot.weights, header, limit)
             if self._tokenizer is not None:
-                (begun.folder / TOKENIZER_FILE).write_bytes(self._tokenizer)
+                (unfinished.folder / TOKENIZER_FILE).write_bytes(self._tokenizer)
         finally:
-            # Orbax's threads, left alone, would keep the process for long.
-            begun.optimizer_saved.result()
-        manifest.seal(begun.folder, saving.meta, needed)
-
-
-def _what(saving: _Saving) -> str:
-    return f"the checkpoint of step {saving.meta.global_step}"
+            # Orbax's threads would keep the process alive for a long time if nobody waited.
+            unfinished.optimizer_save.result()
+        manifest.write_manifest(unfinished.folder, snapshot.meta, needed)
 
 
 @contextlib.contextmanager
 def _removed_on_failure(unfinished: Path) -> Iterator[None]:
-    """Make room again where a checkpoint is not finished, unless other processes still write it."""
+    """Free the disk space of a failed checkpoint, unless other processes still write to it."""
     try:
         yield
     except Exception:
@@ -228,25 +241,29 @@ def _removed_on_failure(unfinished: Path) -> Iterator[None]:
         raise
 
 
-def _on_host(copies: dict[str, np.ndarray]) -> Mapping[str, jax.Array | np.ndarray]:
-    """As arrays of JAX: where Orbax cannot write those of NumPy, its threads say so at length."""
+def _as_jax_arrays(copies: dict[str, np.ndarray]) -> Mapping[str, jax.Array | np.ndarray]:
+    """Return host arrays as JAX arrays if possible.
+
+    When Orbax fails to write NumPy arrays, its threads print long tracebacks.
+    """
     try:
         host = jax.local_devices(backend="cpu")[0]
-    except RuntimeError:  # JAX_PLATFORMS names others only
+    except RuntimeError:  # JAX_PLATFORMS does not include cpu
         return copies
     return jax.device_put(copies, host)
 
 
-def _save_behind(folder: Path, arrays: Mapping[str, jax.Array | np.ndarray]) -> Any:
-    """Begin to save arrays with Orbax; returns when they may change, what has the `result()`."""
+def _save_async(folder: Path, arrays: Mapping[str, jax.Array | np.ndarray]) -> Any:
+    """Start saving arrays with Orbax; return its response once the arrays may change."""
     from orbax.checkpoint import v1 as ocp
 
     context = ocp.Context()
     context.array.saving.enable_write_sharding_file = False
     context.array.saving.storage_options.chunk_byte_size = _CHUNK_BYTES
-    # Else a program of its own cuts each replica's slice out of each array, while training waits.
+    # Otherwise Orbax compiles a program per array to slice out each replica's part, while training
+    # waits.
     context.array.saving.use_replica_parallel = False
-    # Where a folder cannot be made behind the loop, threads wait for it for five minutes.
+    # Otherwise threads wait five minutes for a folder that cannot be created.
     context.asynchronous.create_directories_asynchronously = False
     with context:
         return ocp.save_async(folder.resolve(), arrays)

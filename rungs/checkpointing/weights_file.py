@@ -1,5 +1,7 @@
-"""`model.safetensors`: a model's weights, by dotted name, in a file that describes itself; or in
-several such files, its shards, and the index beside them."""
+"""`model.safetensors`: a model's weights by dotted name, in one file or in shards with an index.
+
+The header of each file holds the configs of the model, so it can be loaded without a run folder.
+"""
 
 import json
 from collections.abc import Mapping
@@ -23,37 +25,37 @@ from rungs.config.model_config import ModelConfig
 from rungs.config.train_config import TrainConfig
 from rungs.data.tokenizer import TOKENIZER_FILE
 
-_TYPES = ("F32", "BF16", "F16")
-"""What safetensors calls the types that parameters have."""
+_DTYPES = ("F32", "BF16", "F16")
+"""Safetensors' names of the dtypes that parameters may have."""
 
 
 class Origin(StrictModel):
-    """What imported weights were before they came here."""
+    """Where imported weights came from."""
 
     source: str
     """Hub id, or the folder's name."""
     revision: str | None = None
-    """The hub's commit."""
+    """Commit on the hub."""
     model_type: str
     """The family's name in `transformers`."""
     dtype: str
-    """NumPy's name for the type that most tensors were published in, as bfloat16."""
+    """NumPy's name of the dtype that most tensors were published in, such as bfloat16."""
     other_dtypes: dict[str, str] = Field(default_factory=dict)
-    """The types of the other tensors, by our name for them."""
+    """The dtypes of the other tensors, by Rungs' tensor names."""
 
 
 class WeightsHeader(NamedTuple):
-    """What the file says of its weights."""
+    """What the header of a weights file says about the weights."""
 
     model: ModelConfig
     train: TrainConfig | None
-    """None where they were imported and not trained since."""
+    """None for imported weights that were not trained since."""
     tokenizer: str
     origin: Origin | None = None
-    """Where a training that led here began; None where it began with fresh weights."""
+    """Set if the training started from imported weights."""
 
     def as_metadata(self) -> dict[str, str]:
-        """As the header of a safetensors file holds it."""
+        """Return it as the metadata of a safetensors file."""
         texts = {
             "format": "rungs",
             "model": json.dumps(self.model.as_json()),
@@ -66,8 +68,8 @@ class WeightsHeader(NamedTuple):
         return texts
 
     @classmethod
-    def of_metadata(cls, texts: dict[str, str]) -> Self:
-        """Raises KeyError or pydantic's ValidationError where it is not a header of ours."""
+    def from_metadata(cls, texts: dict[str, str]) -> Self:
+        """Raises KeyError or pydantic's ValidationError if Rungs did not write this metadata."""
         return cls(
             ModelConfig.model_validate_json(texts["model"]),
             TrainConfig.model_validate_json(texts["train"]) if "train" in texts else None,
@@ -79,11 +81,16 @@ class WeightsHeader(NamedTuple):
 def write_weights(
     folder: Path, weights: Mapping[str, Any], header: WeightsHeader, max_file_bytes: int
 ) -> list[str]:
-    """Write NumPy arrays as `model.safetensors` or, where they have more than `max_file_bytes`
-    together, as shards with an index. Each file describes itself.
+    """Write NumPy arrays as `model.safetensors`, or as shards with an index if they are large.
+
+    Args:
+        folder: where to write.
+        weights: arrays by dotted name.
+        header: written into every file.
+        max_file_bytes: limit for the arrays in a file.
 
     Returns:
-        The names of the files with tensors.
+        The names of the files that hold arrays.
     """
     from safetensors.numpy import save_file
 
@@ -97,17 +104,17 @@ def write_weights(
 
 
 class Weights:
-    """The tensors of a `model.safetensors`, read one at a time.
+    """The tensors of a `model.safetensors` or its shards, read one at a time.
 
     Args:
-        path: of the file or, where it is in shards, of their index; the file's name stands for
-            either.
+        path: of the file or of the shards' index; the file's name also finds the index.
 
     Attributes:
-        path: of the one that is there.
+        path: of the file or index that exists.
+        header: what the file says about the weights.
 
     Raises:
-        UserError: not safetensors files of ours, with what is wrong.
+        UserError: Rungs cannot read the files; the message says why.
     """
 
     def __init__(self, path: Path) -> None:
@@ -117,35 +124,38 @@ class Weights:
 
     @property
     def tokenizer_file(self) -> Path | None:
-        """The tokenizer beside it, where there is one."""
-        beside = self.path.with_name(TOKENIZER_FILE)
-        return beside if is_file(beside) else None
+        """The tokenizer file in the same folder, None if there is none."""
+        file = self.path.with_name(TOKENIZER_FILE)
+        return file if is_file(file) else None
 
     @property
     def tokenizer(self) -> Path | str | None:
-        """The tokenizer beside it, else its name; None where it has none."""
+        """The tokenizer file in the same folder, else the tokenizer's name, else None."""
         return self.tokenizer_file or self.header.tokenizer or None
 
     def names(self) -> set[str]:
-        """Names of all tensors."""
+        """Return the names of all tensors."""
         return set(self._files)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of a tensor, which is not read."""
+        """Return the shape of a tensor without reading it."""
         return tuple(self._files[name].get_slice(name).get_shape())
 
-    def _type(self, name: str) -> str:
+    def _dtype(self, name: str) -> str:
         code: str = self._files[name].get_slice(name).get_dtype()
         return code
 
     def array(self, name: str) -> np.ndarray:
-        """One tensor, in the type it is stored in."""
+        """Return one tensor in the dtype it is stored in."""
         array: np.ndarray = self._files[name].get_tensor(name)
         return array
 
-    def refuse_other_than(self, shapes: dict[str, tuple[int, ...]]) -> None:
-        """Raises UserError, with a line for each tensor that is missing, unknown or has another
-        shape, or a type that no parameter has."""
+    def check_tensors(self, shapes: dict[str, tuple[int, ...]]) -> None:
+        """Raise UserError unless the file holds exactly tensors of these shapes.
+
+        The message has a line for each tensor that is missing, unknown, of another shape or of a
+        dtype that parameters cannot have.
+        """
         lines = [f"{self.path}: tensor {name}: missing" for name in shapes.keys() - self.names()]
         lines += [
             f"{self.path}: tensor {shown_name(name)}: unknown"
@@ -157,16 +167,16 @@ class Weights:
             if self.shape(name) != shapes[name]
         ]
         lines += [
-            f"{self.path}: tensor {name}: is of type {code}; must be {' or '.join(_TYPES)}"
+            f"{self.path}: tensor {name}: has dtype {code}, must have {' or '.join(_DTYPES)}"
             for name in shapes.keys() & self.names()
-            if (code := self._type(name)) not in _TYPES
+            if (code := self._dtype(name)) not in _DTYPES
         ]
         if lines:
             raise UserError("\n".join(sorted(lines)))
 
 
 _Opened = tuple[dict[str, Any], WeightsHeader]
-"""The open file of each tensor, and what all the files say of themselves."""
+"""The open file of each tensor, and the header that all files share."""
 
 
 def _open(path: Path) -> _Opened:
@@ -178,7 +188,7 @@ def _open(path: Path) -> _Opened:
     except (OSError, SafetensorError) as error:
         raise UserError(f"{path}: not readable as safetensors: {reason(error)}") from None
     try:
-        header = WeightsHeader.of_metadata(file.metadata() or {})
+        header = WeightsHeader.from_metadata(file.metadata() or {})
     except (KeyError, ValidationError):
         raise UserError(f"{path}: its header has no model.json that Rungs can read") from None
     return dict.fromkeys(file.keys(), file), header
@@ -190,12 +200,14 @@ def _open_shards(index: Path) -> _Opened:
     headers: list[WeightsHeader] = []
     for path in sorted(set(places.values())):
         if not is_file(path):
-            raise UserError(f"{path}: no such file, but {index.name} names it; copy all of them")
+            raise UserError(f"{path}: no such file, but {index.name} names it; copy all shards")
         held, header = _open(path)
         if held.keys() != {name for name, place in places.items() if place == path}:
-            raise UserError(f"{path}: does not hold the tensors that {index.name} says")
+            raise UserError(f"{path}: does not hold the tensors that {index.name} lists for it")
         files |= held
         headers.append(header)
         if header != headers[0]:
-            raise UserError(f"{path}: describes another model or training than the first shard")
+            raise UserError(
+                f"{path}: not from the same checkpoint as the first shard; copy all again"
+            )
     return files, headers[0]

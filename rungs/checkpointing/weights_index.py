@@ -1,5 +1,7 @@
-"""Weights in one safetensors file or, where that would be too large, in several with an index that
-says which tensor is in which; all by the names that the Hugging Face hub has for them."""
+"""Which tensor is in which safetensors file: one file, or shards with an index.
+
+File names and index have the format of the Hugging Face hub.
+"""
 
 import json
 from collections.abc import Mapping
@@ -13,12 +15,15 @@ WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 
 
 def place_tensors(sizes: Mapping[str, int], max_file_bytes: int) -> dict[str, list[str]]:
-    """The tensors of each file, in their order: all in one, or in files of at most `max_file_bytes`
-    each; a larger tensor stands alone. The places are those of
+    """Return the names of the tensors in each file, in order, by file name.
+
+    All tensors go into one file, or into shards of at most `max_file_bytes`; a larger tensor gets
+    a shard of its own. Gives the same shards as
     `huggingface_hub.split_state_dict_into_shards_factory`.
 
     Args:
-        sizes: bytes of each tensor.
+        sizes: bytes of each tensor, by name.
+        max_file_bytes: limit for the tensors in a file.
     """
     shards = _shards(sizes, max_file_bytes)
     if len(shards) < 2:
@@ -30,7 +35,7 @@ def place_tensors(sizes: Mapping[str, int], max_file_bytes: int) -> dict[str, li
 
 
 def write_index(folder: Path, files: Mapping[str, list[str]], sizes: Mapping[str, int]) -> None:
-    """Write the index of what `place_tensors` placed; one file alone has none."""
+    """Write the index for the result of `place_tensors`; a single file needs none."""
     if len(files) > 1:
         places = {name: file for file, names in files.items() for name in names}
         index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": places}
@@ -39,25 +44,24 @@ def write_index(folder: Path, files: Mapping[str, list[str]], sizes: Mapping[str
 
 
 def read_index(path: Path) -> dict[str, Path]:
-    """The file of each tensor; raises UserError where the index is missing or damaged."""
+    """Return the file of each tensor; raise UserError if the index is missing or damaged."""
     text = strict_json.read_text(path)
     try:
         names = json.loads(text)["weight_map"]
         files = {name: path.parent / file for name, file in names.items() if is_plain_name(file)}
-        is_whole = len(files) == len(names) > 0
+        is_valid = len(files) == len(names) > 0
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        is_whole = False
-    if not is_whole:
+        is_valid = False
+    if not is_valid:
         raise UserError(
-            f"{path}: damaged; it must have a weight_map, of names of tensors to names of files"
-            " beside it"
+            f"{path}: damaged; it must have a weight_map from tensor names to names of files in the"
+            " same folder"
         )
     return files
 
 
 def file_or_index(path: Path) -> Path:
-    """The index, where a path names a `model.safetensors` that is there in shards; else the path
-    itself."""
+    """Return the index if `path` is a `model.safetensors` that exists as shards, else `path`."""
     index = path.parent / INDEX_FILE
     is_sharded = path.name == WEIGHTS_FILE and not is_there(path) and is_file(index)
     return index if is_sharded else path

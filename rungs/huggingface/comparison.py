@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from rungs.checkpointing.checkpoint_folder import load_model
+from rungs.checkpointing.load import load_model
 from rungs.checkpointing.weights_file import Weights
 from rungs.checkpointing.weights_index import WEIGHTS_FILE
 from rungs.common.errors import UserError

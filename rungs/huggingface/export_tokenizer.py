@@ -5,7 +5,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from rungs.checkpointing import checkpoint_folder
+from rungs.checkpointing import load
 from rungs.checkpointing.weights_file import Weights
 from rungs.common.errors import UserError
 from rungs.data.tokenizer import TOKENIZER_FILE, Tokenizer
@@ -34,7 +34,7 @@ def write_tokenizer(
         return ["written without a tokenizer: it was imported without"], _special(None)
     notes = []
     try:
-        tokenizer = checkpoint_folder.load_tokenizer(weights.path)
+        tokenizer = load.load_tokenizer(weights.path)
     except UserError as error:
         if published is None:
             return [f"written without a tokenizer: {error}"], _special(None)

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from rungs.checkpointing.checkpoint_folder import IMPORTED, find_weights, find_whole_weights
+from rungs.checkpointing.checkpoint_folder import IMPORTED
+from rungs.checkpointing.load import find_valid_weights, find_weights
 from rungs.checkpointing.merged_weights import MergedWeights
 from rungs.checkpointing.weights_file import Weights
 from rungs.checkpointing.weights_index import WEIGHTS_FILE, place_tensors, write_index
@@ -107,14 +108,14 @@ class Export:
     """
 
     def __init__(self, place: str) -> None:
-        self.weights = MergedWeights(find_whole_weights(place))
+        self.weights = MergedWeights(find_valid_weights(place))
         header = self.weights.header
         self.origin = header.origin
         try:
             self.form = find_form(header.model, self.origin.model_type if self.origin else None)
         except UserError as error:
             raise UserError(f"{place}: {error}") from None
-        self.weights.refuse_other_than(shapes_of(header.model))
+        self.weights.check_tensors(shapes_of(header.model))
         self.parameters = parameters(self.form.model)
         self.rules = used(self.form.family.tensors, self.parameters)
         self.companions = imported_folder(self.weights)

@@ -6,7 +6,7 @@ import statistics
 from pathlib import Path
 from typing import NamedTuple
 
-from rungs.checkpointing.checkpoint_folder import CHECKPOINT_NAMES
+from rungs.checkpointing.checkpoint_folder import CHECKPOINT_GLOB
 from rungs.common.errors import UserError
 from rungs.common.paths import is_there
 from rungs.config.run_config import MODEL_FILE, TRAIN_FILE, RunConfig
@@ -264,7 +264,7 @@ def _disk(run: RunFolder, config: RunConfig, steps: int | None) -> Disk:
     counts = [count for count in (kept, made) if count is not None]
     own = sum(
         file.stat().st_size
-        for folder in run.checkpoints.glob(CHECKPOINT_NAMES)
+        for folder in run.checkpoints.glob(CHECKPOINT_GLOB)
         for file in folder.rglob("*")
         if file.is_file()
     )

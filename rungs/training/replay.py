@@ -16,7 +16,7 @@ from flax import nnx
 from jax import Array
 from jax.sharding import Mesh
 
-from rungs.checkpointing.start_from import starting_point
+from rungs.checkpointing.start_from import find_starting_weights
 from rungs.common.errors import UserError
 from rungs.data.catalog import open_dataset
 from rungs.data.loader import TrainingData
@@ -97,7 +97,7 @@ def _trained_again(
     config, meta, saved = capsule.config, capsule.meta, capsule.checkpoint
     first = saved.step + 1 if saved else 0
     last = meta.global_step if meta.bad else meta.global_step + 1
-    before = starting_point(run, config) if saved is None else None
+    before = find_starting_weights(run, config) if saved is None else None
     model, optimizer = model_and_optimizer(config, meta.total_steps, mesh, saved, before)
     came_from = saved.folder if saved else "the start"
     click.echo(f"step {meta.global_step}, from {came_from}: {last - first} steps trained again")

@@ -9,17 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from rungs.checkpointing.checkpoint_folder import (
-    BEST,
-    CHECKPOINT_NAMES,
+    CHECKPOINT_GLOB,
     IMPORTED,
-    LATEST,
     UNFINISHED,
     best_of,
     list_checkpoints,
-    newest_whole,
+    newest_valid,
     unreadable_checkpoints,
     utc_now,
 )
+from rungs.checkpointing.links import BEST, LATEST
 from rungs.checkpointing.manifest import META_FILE, Checkpoint, CheckpointMeta
 from rungs.common.errors import UserError
 from rungs.config import run_config
@@ -118,8 +117,8 @@ def _with_copies(run: RunFolder, records: list[Path]) -> Path:
 
 
 def _newest(run: RunFolder) -> Checkpoint | None:
-    newest = newest_whole(run.checkpoints)
-    if newest is None and any(run.checkpoints.glob(CHECKPOINT_NAMES)):
+    newest = newest_valid(run.checkpoints)
+    if newest is None and any(run.checkpoints.glob(CHECKPOINT_GLOB)):
         raise UserError(
             f"{run.checkpoints}: none of the checkpoints there is whole; start over with --fresh,"
             " which moves them aside"

@@ -10,10 +10,11 @@ from typing import NamedTuple
 
 from jax.sharding import Mesh
 
-from rungs.checkpointing.checkpoint_folder import clean_up, restore, starting_weights
 from rungs.checkpointing.manifest import Checkpoint, read_checkpoint
+from rungs.checkpointing.restore import place_starting_weights, restore
+from rungs.checkpointing.retention import clean_up
 from rungs.checkpointing.saver import Saver
-from rungs.checkpointing.start_from import starting_point
+from rungs.checkpointing.start_from import find_starting_weights
 from rungs.checkpointing.weights_file import Weights
 from rungs.common import disk, run_log
 from rungs.common.errors import UserError
@@ -95,7 +96,7 @@ def launch(run: RunFolder, config: RunConfig, start: Start, datasets_dir: Path) 
         config = _with_recorded_dtype(config, saved)
         refuse_changes(saved.meta, config, run, start.extend)
     # 2. The weights to start from: the checkpoint's, those that start_from names, or random ones.
-    weights = saved.weights if saved else starting_point(run, config)
+    weights = saved.weights if saved else find_starting_weights(run, config)
     # 3. The data. A resumed run uses the local copy, which must be the one it was started with.
     datasets = _open_datasets(config.train, datasets_dir, update=saved is None)
     provenance = Provenance.of(config.train, datasets)
@@ -252,7 +253,7 @@ def model_and_optimizer(
     """
     if saved is not None:
         return restore(saved, config, total_steps, mesh)
-    arrays = starting_weights(weights, config, total_steps, mesh)
+    arrays = place_starting_weights(weights, config, total_steps, mesh)
     return create_model_and_optimizer(config, total_steps, mesh, arrays)
 
 

@@ -12,17 +12,12 @@ from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rungs.checkpointing import checkpoint_folder, manifest
-from rungs.checkpointing.checkpoint_folder import (
-    best_of,
-    clean_up,
-    find_weights,
-    list_checkpoints,
-    load_model,
-    newest_whole,
-    restore,
-)
+from rungs.checkpointing import manifest
+from rungs.checkpointing.checkpoint_folder import best_of, list_checkpoints, newest_valid
+from rungs.checkpointing.load import find_weights, load_model
 from rungs.checkpointing.manifest import CheckpointMeta, read_checkpoint
+from rungs.checkpointing.restore import restore
+from rungs.checkpointing.retention import clean_up
 from rungs.checkpointing.saver import Saver
 from rungs.checkpointing.weights_file import Weights
 from rungs.common.errors import RunFailure, UserError
@@ -150,12 +145,12 @@ def test_any_flipped_bit_or_missing_file_is_seen(folder: Path) -> None:
             flipped = bytearray(content)
             flipped[position] ^= 4
             path.write_bytes(flipped)
-            assert newest_whole(folder) is not None
-            assert newest_whole(folder).step == 3, name  # type: ignore[union-attr]
+            assert newest_valid(folder) is not None
+            assert newest_valid(folder).step == 3, name  # type: ignore[union-attr]
         path.unlink()
-        assert newest_whole(folder).step == 3, name  # type: ignore[union-attr]
+        assert newest_valid(folder).step == 3, name  # type: ignore[union-attr]
         path.write_bytes(content)
-    assert newest_whole(folder).step == 4  # type: ignore[union-attr]
+    assert newest_valid(folder).step == 4  # type: ignore[union-attr]
 
 
 @given(text=st.text() | st.sampled_from(["", "{", "[]", '{"global_step": 1}', "null", "1" * 5000]))
@@ -193,7 +188,7 @@ def test_a_failed_write_surfaces_and_leaves_nothing_whole(
     def fail(*_: Any) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr(manifest, "seal", fail)
+    monkeypatch.setattr(manifest, "write_manifest", fail)
     folder = tmp_path / "checkpoints"
     with pytest.raises(
         RunFailure, match="checkpoint of step 0 could not be written: OSError: disk"
@@ -237,7 +232,7 @@ def test_weights_that_do_not_fit_are_named(folder: Path) -> None:
     del shapes["head.kernel"]
     shapes |= {"final_norm.scale": (3,), "final_norm.gain": (16,)}
     with pytest.raises(UserError) as raised:
-        weights.refuse_other_than(shapes)
+        weights.check_tensors(shapes)
     assert [line.split(": ", 1)[1] for line in str(raised.value).splitlines()] == [
         "tensor final_norm.gain: missing",
         "tensor final_norm.scale: has shape (16,), must have (3,)",
@@ -258,6 +253,6 @@ def test_meta_of_another_version_is_refused_by_name() -> None:
 
 def test_where_there_is_nothing_to_load(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such run, checkpoint"):
-        checkpoint_folder.find_weights(tmp_path / "nothing")
+        find_weights(tmp_path / "nothing")
     with pytest.raises(UserError, match="no checkpoint there yet; train it first"):
-        checkpoint_folder.find_weights(tmp_path)
+        find_weights(tmp_path)

@@ -73,7 +73,7 @@ def test_shards_are_read_as_one_file_is(name: str, folder: Path) -> None:
     assert weights.path == folder / "model.safetensors.index.json"
     assert weights.header == HEADER
     assert weights.names() == ARRAYS.keys()
-    weights.refuse_other_than({name: array.shape for name, array in ARRAYS.items()})
+    weights.check_tensors({name: array.shape for name, array in ARRAYS.items()})
     for tensor, array in ARRAYS.items():
         assert weights.array(tensor).dtype == array.dtype
         assert weights.array(tensor).tobytes() == array.tobytes()
@@ -109,7 +109,7 @@ def test_shards_that_changed_places_are_refused(folder: Path) -> None:
     one, other = first.read_bytes(), second.read_bytes()
     first.write_bytes(other)
     second.write_bytes(one)
-    expected = f"{first}: does not hold the tensors that model.safetensors.index.json says"
+    expected = f"{first}: does not hold the tensors that model.safetensors.index.json lists for it"
     assert refusal(folder) == expected
 
 
@@ -127,7 +127,8 @@ def test_a_shard_of_another_model_is_refused(folder: Path, tmp_path: Path) -> No
     header = HEADER._replace(train=train_config(seed=1))
     write_weights(other, ARRAYS, header, LIMIT)
     shards(other)[2].replace(shards(folder)[2])
-    assert refusal(folder).startswith(f"{shards(folder)[2]}: describes another model or training")
+    expected = f"{shards(folder)[2]}: not from the same checkpoint as the first shard"
+    assert refusal(folder).startswith(expected)
 
 
 def test_shards_of_no_model_of_ours_are_refused(tmp_path: Path) -> None:

@@ -15,7 +15,15 @@ from typing import Any, NamedTuple
 
 import filelock
 
-from rungs.checkpointing import checkpoint_folder, manifest, saver, weights_file
+from rungs.checkpointing import (
+    checkpoint_folder,
+    links,
+    manifest,
+    restore,
+    retention,
+    saver,
+    weights_file,
+)
 from rungs.common import run_log
 from rungs.run import metrics
 from rungs.step import eval_step, train_step
@@ -74,10 +82,10 @@ AT_THE_START = {
     ),
     "before train.log is opened": Moment(run_log, "keep"),
     "while train.log is opened": Moment(run_log, "keep", is_after=True),
-    "while the checkpoint is restored": Moment(checkpoint_folder, "_place", is_after=True),
+    "while the checkpoint is restored": Moment(restore, "place_weights", is_after=True),
     "before the metrics are cut": Moment(metrics, "_replace"),
     "while the metrics are cut": Moment(metrics, "_replace", is_after=True),
-    "before the first step": Moment(start, "_trained"),
+    "before the first step": Moment(start, "_train"),
 }
 """Each of them comes once in a start that goes on."""
 IN_THE_LOOP = {
@@ -91,16 +99,16 @@ IN_THE_LOOP = {
     "after the metrics are flushed": Moment(metrics.MetricsLog, "sync", is_after=True),
     "before the weights are written": Moment(weights_file, "write_weights", half_the_weights),
     "between the shards and their index": Moment(weights_file, "write_index"),
-    "before meta.json": Moment(manifest, "seal"),
-    "between write and rename": Moment(manifest, "seal", is_after=True),
-    "between rename and links": Moment(checkpoint_folder, "relink"),
-    "while links change": Moment(checkpoint_folder, "_point"),
-    "while pruning": Moment(checkpoint_folder.shutil, "rmtree", half_deleted),
+    "before meta.json": Moment(manifest, "write_manifest"),
+    "between write and rename": Moment(manifest, "write_manifest", is_after=True),
+    "between rename and links": Moment(links, "update_links"),
+    "while links change": Moment(links, "_point"),
+    "while pruning": Moment(retention.shutil, "rmtree", half_deleted),
     "while charts are drawn": Moment(ChartDrawer, "request", half_a_chart),
 }
 AT_THE_END = {
     "between the last rename and its links": Moment(
-        checkpoint_folder, "relink", condition=is_the_last_step
+        links, "update_links", condition=is_the_last_step
     )
 }
 MAKING_UP = {"between a late validation and its save": Moment(saver.Saver, "save")}

@@ -11,13 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rungs.checkpointing import checkpoint_folder
-from rungs.checkpointing.checkpoint_folder import (
-    find_weights,
-    list_checkpoints,
-    load_model,
-    load_tokenizer,
-)
+from rungs.checkpointing import checkpoint_folder, links
+from rungs.checkpointing.checkpoint_folder import list_checkpoints
+from rungs.checkpointing.load import find_weights, load_model, load_tokenizer
 from rungs.checkpointing.manifest import Checkpoint, refuse_damaged
 from rungs.common.errors import UserError
 from rungs.data.bpe import train_bpe
@@ -122,7 +118,7 @@ def test_an_added_file_that_nothing_reads(
         (last.folder / name).write_bytes(b"0")
     assert checkpoint_to_resume(copy, Start()) == last
     added = ".DS_Store, notes.txt, optimizer/.DS_Store"
-    assert f"{last.folder}: was saved without {added}; not read" in messages.text
+    assert f"{last.folder}: was saved without {added}; ignored" in messages.text
 
 
 @pytest.mark.usefixtures("no_charts")
@@ -160,7 +156,7 @@ def test_a_damaged_meta_decides_nothing(copy: RunFolder) -> None:
     loss = f'"selection_loss": {first.meta.selection_loss}'
     (first.folder / "meta.json").write_text(text.replace(loss, '"selection_loss": 0.1'))
     assert first.step not in [c.step for c in list_checkpoints(copy.checkpoints)]
-    checkpoint_folder.relink(copy.checkpoints)
+    links.update_links(copy.checkpoints)
     assert (copy.checkpoints / "best").readlink() != Path(first.folder.name)
     with pytest.raises(UserError, match=r"damaged \(meta\.json\); name another"):
         checkpoint_to_resume(copy, Start(rewind_to=first.folder.name))
@@ -185,7 +181,7 @@ def test_links_that_lead_nowhere(as_text: bool, copy: RunFolder, with_tokenizer:
         copy.checkpoints / "best",
         copy.checkpoints / "latest/model.safetensors",
     ):
-        with pytest.raises(UserError, match=r"(best|latest): leads to no checkpoint; name one"):
+        with pytest.raises(UserError, match=r"(best|latest): points to no checkpoint; name one"):
             load_model(path)
     assert go(copy, with_tokenizer) == 0
     assert load_model(copy.path).config.vocab_size == 64
@@ -196,7 +192,7 @@ def test_a_link_that_leads_nowhere_does_not_stand_for_what_was_imported(copy: Ru
     (copy.checkpoints / "best").unlink()
     (copy.checkpoints / "best").symlink_to("no such checkpoint")
     shutil.copytree(last.folder, copy.checkpoints / "imported")
-    with pytest.raises(UserError, match="leads to no checkpoint"):
+    with pytest.raises(UserError, match="points to no checkpoint"):
         find_weights(copy.path)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rungs.checkpointing import checkpoint_folder, manifest, saver, weights_file
+from rungs.checkpointing import checkpoint_folder, manifest, retention, saver, weights_file
 from rungs.checkpointing.checkpoint_folder import checkpoint_name, list_checkpoints
 from rungs.run.folder import RunFolder
 from rungs.step.nonfinite import Flags
@@ -40,8 +40,8 @@ def wait_after_a_save(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def save_and_wait(self: saver.Saver, *arguments: Any) -> Flags:
         flags = save(self, *arguments)
-        assert self._writing is not None
-        self._writing.exception()
+        assert self._pending is not None
+        self._pending.exception()
         return flags
 
     monkeypatch.setattr(saver.Saver, "save", save_and_wait)
@@ -52,9 +52,9 @@ def wait_after_a_save(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (weights_file, "write_weights", no_room, "No space left on device ("),
         (weights_file, "write_weights", no_sense, "KeyError: 'a bug'; see to that"),
-        (manifest, "seal", no_room, "No space left on device ("),
-        (saver, "_save_behind", no_room, "No space left on device ("),
-        (saver, "_save_behind", lambda *_: FailedSave(), "No space left on device ("),
+        (manifest, "write_manifest", no_room, "No space left on device ("),
+        (saver, "_save_async", no_room, "No space left on device ("),
+        (saver, "_save_async", lambda *_: FailedSave(), "No space left on device ("),
     ],
 )
 @pytest.mark.usefixtures("no_charts", "wait_after_a_save")
@@ -93,15 +93,15 @@ def test_a_failure_behind_the_loop_is_told_at_the_next_step(
 def test_a_failure_of_the_last_save_is_told(
     run: RunFolder, straight: RunFolder, datasets_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seal = manifest.seal
+    write_manifest = manifest.write_manifest
 
-    def seal_or_fail(folder: Path, *arguments: Any) -> None:
+    def write_or_fail(folder: Path, *arguments: Any) -> None:
         if folder.name.endswith("000007"):
             no_sense()
-        seal(folder, *arguments)
+        write_manifest(folder, *arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(manifest, "seal", seal_or_fail)
+        patch.setattr(manifest, "write_manifest", write_or_fail)
         assert "the checkpoint of step 7" in failure(run, datasets_dir)
     assert len(losses(run)) == 8
     assert go(run, datasets_dir) == 0
@@ -122,7 +122,7 @@ def test_old_checkpoints_may_be_removed_by_hand(
 
     assert go(run, datasets_dir) == 0
     monkeypatch.setattr(checkpoint_folder, "list_checkpoints", list_a_ghost)
-    checkpoint_folder.prune(run.checkpoints, keep=3)
+    retention.delete_old(run.checkpoints, keep=3)
     assert whole_steps(run) == [3, 6, 7]
 
 

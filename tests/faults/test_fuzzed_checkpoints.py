@@ -15,14 +15,10 @@ from hypothesis import strategies as st
 from safetensors.numpy import save
 
 from generate import stop_tokens
-from rungs.checkpointing import checkpoint_folder
-from rungs.checkpointing.checkpoint_folder import (
-    find_weights,
-    list_checkpoints,
-    load_model,
-    newest_whole,
-)
-from rungs.checkpointing.manifest import CheckpointMeta, read_checkpoint, seal
+from rungs.checkpointing import links
+from rungs.checkpointing.checkpoint_folder import list_checkpoints, newest_valid
+from rungs.checkpointing.load import find_weights, load_model
+from rungs.checkpointing.manifest import CheckpointMeta, read_checkpoint, write_manifest
 from rungs.checkpointing.weights_file import Origin, Weights, WeightsHeader, write_weights
 from rungs.common.errors import UserError
 from rungs.config.run_config import RunConfig
@@ -96,8 +92,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_weights(folder, ARRAYS, HEADER, limit)
         (folder / "optimizer").mkdir()
         (folder / "optimizer" / "numbers").write_bytes(bytes(100))
-        seal(folder, _meta(step))
-    checkpoint_folder.relink(run / "checkpoints")
+        write_manifest(folder, _meta(step))
+    links.update_links(run / "checkpoints")
     return run
 
 
@@ -107,7 +103,7 @@ def run(whole: Path, tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-META = json.loads(_meta(2).sealed().model_dump_json())
+META = json.loads(_meta(2).with_own_checksum().model_dump_json())
 
 
 @examples(150)
@@ -120,7 +116,7 @@ def test_a_start_goes_on_from_the_checkpoint_whose_meta_json_is_whole(
     kept = read_checkpoint(checkpoints / NEW)
     fault = data.draw(in_place(bad_json(json.loads(content))))
     fault(checkpoints / NEW / "meta.json")
-    found = attempt(lambda: newest_whole(checkpoints), run)
+    found = attempt(lambda: newest_valid(checkpoints), run)
     read = attempt(lambda: read_checkpoint(checkpoints / NEW), run, "meta.json")
     attempt(lambda: checkpoint_to_resume(RunFolder(run), Start(rewind_to="latest")), run, NEW, OLD)
     put(checkpoints / NEW / "meta.json", content)
@@ -140,11 +136,11 @@ def test_a_meta_json_with_a_right_checksum_is_believed_in_nothing_impossible(
     kept = path.read_bytes()
     try:
         meta = CheckpointMeta.model_validate_json(content)
-        put(path, json.dumps(meta.sealed().model_dump(mode="json")).encode())
+        put(path, json.dumps(meta.with_own_checksum().model_dump(mode="json")).encode())
     except ValueError:
         return
     for action in (
-        lambda: newest_whole(path.parents[1]),
+        lambda: newest_valid(path.parents[1]),
         lambda: list_checkpoints(path.parents[1]),
     ):
         assert not isinstance(attempt(action, run), UserError)
@@ -160,11 +156,11 @@ def test_a_meta_json_with_a_right_checksum_is_believed_in_nothing_impossible(
 def test_only_files_of_the_checkpoint_are_read(name: str, run: Path) -> None:
     folder = run / "checkpoints" / NEW
     meta = read_checkpoint(folder).meta
-    listed = meta.model_copy(update={"checksums": {name: "0" * 64}}).sealed()
+    listed = meta.model_copy(update={"checksums": {name: "0" * 64}}).with_own_checksum()
     put(folder / "meta.json", json.dumps(listed.model_dump(mode="json")).encode())
     read = attempt(lambda: read_checkpoint(folder), run, "meta.json")
     assert isinstance(read, UserError)
-    assert newest_whole(folder.parent).step == 1  # type: ignore[union-attr]
+    assert newest_valid(folder.parent).step == 1  # type: ignore[union-attr]
 
 
 WEIGHTS = save(ARRAYS, HEADER.as_metadata())

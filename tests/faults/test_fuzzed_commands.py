@@ -21,7 +21,7 @@ import plan
 import pretrained
 import train
 from rungs.charts.run_charts import loss_by_step
-from rungs.checkpointing.checkpoint_folder import find_weights
+from rungs.checkpointing.load import find_weights
 from rungs.common.errors import EXIT_BAD_INPUT, UserError, run_command
 from rungs.data.bpe import train_bpe
 from rungs.data.catalog import open_dataset

@@ -87,7 +87,7 @@ def _load(folder: Path) -> None:
 def assert_written_and_read(found: RunConfig) -> None:
     """As a checkpoint's two headers hold both configs."""
     header = WeightsHeader(*found, "tiny")
-    again = WeightsHeader.of_metadata(header.as_metadata())
+    again = WeightsHeader.from_metadata(header.as_metadata())
     assert run_config.differences(again.model, found.model) == {}
     assert again.train is not None
     assert run_config.differences(again.train, found.train) == {}
@@ -106,7 +106,7 @@ def assert_written_and_read(found: RunConfig) -> None:
         created="",
         versions={},
         checksums={},
-    ).sealed()
+    ).with_own_checksum()
     read = CheckpointMeta.model_validate_json(json.dumps(meta.model_dump(mode="json")).encode())
     assert read.is_intact()
     for now, then in zip(found, read.run_config(), strict=True):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rungs.checkpointing import checkpoint_folder, manifest
+from rungs.checkpointing import checkpoint_folder, links, manifest
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.checkpointing.saver import Saver
 from rungs.common import disk as disk_module
@@ -43,8 +43,8 @@ def test_a_read_only_run_folder_is_refused(datasets_dir: Path, tmp_path: Path) -
     [
         (disk_module, "flush", "the metrics so far"),
         (checkpoint_folder, "checkpoint_name", "the checkpoint of step 0"),
-        (manifest, "seal", "the checkpoint of step 0"),
-        (checkpoint_folder, "relink", "the names best and latest"),
+        (manifest, "write_manifest", "the checkpoint of step 0"),
+        (links, "update_links", "the names best and latest"),
     ],
 )
 @pytest.mark.usefixtures("no_charts")
@@ -143,7 +143,8 @@ def test_checkpoints_that_are_removed_do_not_cost_what_is_being_learned(
     wait = Saver.wait
     monkeypatch.setattr(Saver, "wait", wait_then_remove)
     assert go(run, datasets_dir) == 0
-    assert f"{run.checkpoints}: was removed with all that was saved; made anew" in messages.text
+    expected = f"{run.checkpoints}: was removed with all checkpoints in it; created again"
+    assert expected in messages.text
     assert whole_steps(run) == [6, 7]
     assert losses(run) == losses(straight)
     one, other = final_arrays(run), final_arrays(straight)
@@ -154,8 +155,8 @@ def test_checkpoints_that_are_removed_do_not_cost_what_is_being_learned(
 def test_checkpoints_that_are_removed_under_a_save(
     run: RunFolder, datasets_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(manifest, "seal", manifest.seal)
-    before_call(manifest, "seal", 2, lambda *_: shutil.rmtree(run.checkpoints))
+    monkeypatch.setattr(manifest, "write_manifest", manifest.write_manifest)
+    before_call(manifest, "write_manifest", 2, lambda *_: shutil.rmtree(run.checkpoints))
     message = failure(run, datasets_dir)
     assert "the checkpoint of step 3 could not be written: No such file or directory" in message
     assert "bring back what was removed or moved" in message
@@ -165,12 +166,12 @@ def test_checkpoints_that_are_removed_under_a_save(
 def test_a_checkpoint_whose_weights_are_removed_under_the_save_is_not_sealed(
     run: RunFolder, datasets_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(manifest, "seal", manifest.seal)
+    monkeypatch.setattr(manifest, "write_manifest", manifest.write_manifest)
 
     def remove_weights(folder: Path, *_: Any) -> None:
         (folder / "model.safetensors").unlink()
 
-    before_call(manifest, "seal", 2, remove_weights)
+    before_call(manifest, "write_manifest", 2, remove_weights)
     assert "the checkpoint of step 3 could not be written" in failure(run, datasets_dir)
     assert whole_steps(run) == [0]
 

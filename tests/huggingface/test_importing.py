@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from rungs.checkpointing.checkpoint_folder import load_model, load_tokenizer
+from rungs.checkpointing.load import load_model, load_tokenizer
 from rungs.checkpointing.weights_file import Weights
 from rungs.common import strict_json
 from rungs.common.atomic_folder import created

@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 from safetensors.numpy import load_file
 
-from rungs.checkpointing.checkpoint_folder import load_model
+from rungs.checkpointing.load import load_model
 from rungs.huggingface import importing
 from rungs.huggingface.importing import Import, find_source
 from rungs.model.generation import Generator, Request

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from rungs.checkpointing.checkpoint_folder import load_model
+from rungs.checkpointing.load import load_model
 from rungs.checkpointing.merged_weights import MergedWeights
-from rungs.checkpointing.start_from import starting_point
+from rungs.checkpointing.start_from import find_starting_weights
 from rungs.checkpointing.weights_file import Origin, Weights, WeightsHeader, write_weights
 from rungs.config import run_config
 from rungs.config.model_config import ModelConfig
@@ -239,7 +239,7 @@ def test_imported_weights_are_never_passed_over_in_silence(
     datasets_dir: Path, tmp_path: Path
 ) -> None:
     run = imported_run(tmp_path / "run", start_from=None)
-    assert "start_from: absent, but" in refusal(run, datasets_dir)
+    assert "start_from: missing, but" in refusal(run, datasets_dir)
 
 
 def test_imported_weights_may_be_in_shards(tmp_path: Path) -> None:
@@ -248,7 +248,7 @@ def test_imported_weights_may_be_in_shards(tmp_path: Path) -> None:
     arrays = {name: whole.array(name) for name in whole.names()}
     (run.imported / "model.safetensors").unlink()
     write_weights(run.imported, arrays, whole.header, 10_000)
-    found = starting_point(run, run_config.load_run(run.path))
+    found = find_starting_weights(run, run_config.load_run(run.path))
     assert found is not None
     assert found.path == run.imported / "model.safetensors.index.json"
 

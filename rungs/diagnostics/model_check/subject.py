@@ -11,8 +11,8 @@ import jax
 import numpy as np
 from flax import nnx
 
-from rungs.checkpointing.checkpoint_folder import starting_weights
-from rungs.checkpointing.start_from import starting_point
+from rungs.checkpointing.restore import place_starting_weights
+from rungs.checkpointing.start_from import find_starting_weights
 from rungs.checkpointing.weights_file import Weights
 from rungs.common.errors import UserError
 from rungs.config.run_config import RunConfig
@@ -105,7 +105,7 @@ def admit(run: RunFolder, config: RunConfig, datasets_dir: Any, limits: CheckLim
         UserError: the run and its data do not fit together, memory does not hold it, or no target
             is in what is examined.
     """
-    before, names = starting_point(run, config), config.train.datasets
+    before, names = find_starting_weights(run, config), config.train.datasets
     datasets = {name: open_dataset(name, datasets_dir, update=False) for name in names}
     if before is not None:
         refuse_other_tokenizers(datasets, config.train.tokenizer, before.tokenizer)
@@ -133,7 +133,7 @@ def of(
     cut = RunConfig(config.model, _cut(config.train, len(inputs_BS)))
     own = RunConfig(config.model, overfitting(cut))
     mesh = one_device()
-    weights = starting_weights(before, own, limits.steps, mesh)
+    weights = place_starting_weights(before, own, limits.steps, mesh)
     model, optimizer = create_model_and_optimizer(own, limits.steps, mesh, weights)
     return Patient(cut, before, inputs_BS, targets_BS, limits.steps, model, optimizer)
 

@@ -14,8 +14,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from rungs.checkpointing.checkpoint_folder import starting_weights
-from rungs.checkpointing.start_from import starting_point
+from rungs.checkpointing.restore import place_starting_weights
+from rungs.checkpointing.start_from import find_starting_weights
 from rungs.checkpointing.weights_file import Weights
 from rungs.common.errors import UserError
 from rungs.config.run_config import RunConfig
@@ -139,7 +139,7 @@ class Trial(NamedTuple):
         Raises:
             UserError: the run and its data do not fit together.
         """
-        before, names = starting_point(run, config), config.train.datasets
+        before, names = find_starting_weights(run, config), config.train.datasets
         datasets = {name: open_dataset(name, datasets_dir, update=False) for name in names}
         data = TrainingData(config, datasets)
         return cls.of(config, data, before, limits)
@@ -257,7 +257,7 @@ class Trial(NamedTuple):
     def train(self, case: ParallelCase) -> TrialResult:
         """Train the steps."""
         config, mesh = self.config_of(case), _mesh(case.data, case.tensor)
-        weights = starting_weights(self.before, config, self.total_steps, mesh)
+        weights = place_starting_weights(self.before, config, self.total_steps, mesh)
         model, optimizer = create_model_and_optimizer(config, self.total_steps, mesh, weights)
         shape = (case.microbatches, case.microbatch_size, -1)
         batches = [

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from rungs.checkpointing.checkpoint_folder import CHECKPOINT_NAMES, UNFINISHED, list_checkpoints
+from rungs.checkpointing.checkpoint_folder import CHECKPOINT_GLOB, UNFINISHED, list_checkpoints
 from rungs.common.disk import link_or_copy
 from rungs.common.errors import RunFailure, UserError
 from rungs.run.folder import RunFolder
@@ -97,7 +97,7 @@ class Process:
         """What it does now or, once dead, was doing."""
         if _size(self._run.log) == self._logged_bytes:
             return Sight("start", self._first_step)
-        for unfinished in self._run.checkpoints.glob(UNFINISHED + CHECKPOINT_NAMES):
+        for unfinished in self._run.checkpoints.glob(UNFINISHED + CHECKPOINT_GLOB):
             return Sight("save", int(unfinished.name.rpartition("-")[2]))
         metrics = self._run.metrics
         step = metrics.read_bytes().count(b"\n") if metrics.exists() else 0

@@ -1,0 +1,76 @@
+"""Saved arrays put back onto devices, for a run that resumes or starts from saved weights."""
+
+from collections.abc import Collection
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from rungs.checkpointing import manifest
+from rungs.checkpointing.manifest import Checkpoint
+from rungs.checkpointing.weights_file import Weights
+from rungs.config.run_config import RunConfig
+from rungs.model.gpt import GPT
+from rungs.model.lora import LOW_RANK_NAMES
+from rungs.optim.optimizer import MultiSteps
+from rungs.step.state import AbstractModel, AbstractState
+
+
+def restore(
+    saved: Checkpoint, config: RunConfig, total_steps: int, mesh: Mesh
+) -> tuple[GPT, MultiSteps]:
+    """Return the model and optimizer of a checkpoint, each array read straight onto its devices.
+
+    Verify the checkpoint's files first: see `Checkpoint.damage`.
+    """
+    from orbax.checkpoint import v1 as ocp
+
+    abstract = AbstractState(config, total_steps, mesh)
+    weights = place_weights(saved.weights, abstract, cast=abstract.trained)
+    context = ocp.Context()
+    context.array.loading.enable_padding_and_truncation = abstract.is_padded
+    with context:
+        folder = saved.folder.resolve() / manifest.OPTIMIZER_FOLDER
+        optimizer = ocp.load(folder, abstract.optimizer)
+    return abstract.fill(weights, optimizer)
+
+
+def place_starting_weights(
+    weights: Weights | None, config: RunConfig, total_steps: int, mesh: Mesh
+) -> dict[str, jax.Array]:
+    """Return saved parameters for a run to start from, on its devices; empty if there are none.
+
+    Parameters that the run trains are cast to float32. With LoRA the frozen ones keep the dtype
+    they were saved in.
+    """
+    if weights is None:
+        return {}
+    abstract = AbstractState(config, total_steps, mesh)
+    return place_weights(weights, abstract, cast=abstract.trained, skip=LOW_RANK_NAMES)
+
+
+def place_weights(
+    weights: Weights,
+    abstract: AbstractModel | AbstractState,
+    cast: Collection[str] = (),
+    skip: tuple[str, ...] = (),
+) -> dict[str, jax.Array]:
+    """Read parameters one at a time and put each onto its devices.
+
+    Args:
+        weights: saved parameters.
+        abstract: shapes and shardings, with the padding of the vocabulary.
+        cast: names of parameters to cast to their dtype in `abstract`; others keep their own.
+        skip: endings of names to leave out.
+    """
+    names = [name for name in abstract.weights if not name.endswith(skip)]
+    weights.check_tensors({name: abstract.shapes[name] for name in names})
+
+    def place(name: str, leaf: jax.ShapeDtypeStruct) -> jax.Array:
+        array = weights.array(name)
+        array = array.astype(leaf.dtype, copy=False) if name in cast else array
+        padding = [(0, size - own) for size, own in zip(leaf.shape, array.shape, strict=True)]
+        array = np.pad(array, padding) if leaf.shape != array.shape else array
+        return jax.make_array_from_callback(leaf.shape, leaf.sharding, lambda at: array[at])
+
+    return {name: place(name, abstract.weights[name]) for name in names}
