@@ -59,7 +59,7 @@ def _compare(
     text = _draw_power_law(runs, output, chart_style) if power_law else ""
     for path in draw_comparison(runs, output, chart_style):
         click.echo(path)
-    click.echo(f"\n{recorded_run.figures_table(runs)}\n\n{recorded_run.differences_table(runs)}")
+    click.echo(f"\n{recorded_run.results_table(runs)}\n\n{recorded_run.differences_table(runs)}")
     if len({str(run.config.train.dataset) for run in runs}) > 1:
         click.echo("\nLosses of different datasets do not compare; evaluate.py has bits per byte.")
     if text:

@@ -13,7 +13,7 @@ import click
 from rungs.checkpointing.listing import ListedCheckpoint, list_run
 from rungs.checkpointing.load import load_model, load_tokenizer
 from rungs.common.errors import EXIT_FAILED, UserError, run_command
-from rungs.common.text_table import aligned
+from rungs.common.text_table import align_columns
 from rungs.run.folder import RunFolder, find_run
 
 __all__ = ["load_model", "load_tokenizer", "main"]
@@ -43,7 +43,7 @@ def main(run: str, verify: bool, as_json: bool) -> None:
 
 def _table(checkpoints: Sequence[ListedCheckpoint], verified: bool) -> str:
     rows = [HEADER, *(_row(checkpoint, verified) for checkpoint in checkpoints)]
-    lines = [aligned(rows, left=0)]
+    lines = [align_columns(rows, left=0)]
     lines += [f"{c.name}: damaged: {', '.join(c.damage)}" for c in checkpoints if c.damage]
     return "\n".join(lines)
 

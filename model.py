@@ -9,7 +9,7 @@ import os
 import click
 
 from rungs.common.errors import run_command
-from rungs.common.text_table import aligned
+from rungs.common.text_table import align_columns
 from rungs.config.run_config import load_run
 from rungs.model.gpt import GPT
 from rungs.parallel.mesh import MESH_AXES
@@ -64,7 +64,7 @@ def _as_json(summary: ModelSummary) -> str:
 def _as_text(summary: ModelSummary) -> str:
     header = ("array", "axes", "shape", "dtype", "initial std", "share", *MESH_AXES)
     rows = [header, *map(_row, summary.arrays)]
-    return f"{_tree(summary)}\n\n{aligned(rows, left=4)}"
+    return f"{_tree(summary)}\n\n{align_columns(rows, left=4)}"
 
 
 def _tree(summary: ModelSummary) -> str:
@@ -74,7 +74,7 @@ def _tree(summary: ModelSummary) -> str:
         name = module.path.rpartition(".")[2]
         label = f"{'  ' * depth}{name}: {module.type}" if name else module.type
         rows.append((label, f"{module.parameters:,}"))
-    return aligned([("module", "parameters"), *rows])
+    return align_columns([("module", "parameters"), *rows])
 
 
 def _row(array: ArraySummary) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from rungs.common.atomic_folder import created
+from rungs.common.atomic_folder import create_folder
 from rungs.common.errors import UserError, run_command
 from rungs.common.paths import is_there
 from rungs.config.model_config import ModelConfig
@@ -73,7 +73,7 @@ def export(checkpoint: str, folder: Path) -> None:
         raise UserError(f"{folder}: there already; choose another name, or move it away")
     found = Export(checkpoint)
     click.echo(found.summary())
-    with created(folder) as partial:
+    with create_folder(folder) as partial:
         notes = found.write(partial)
     for note in notes:
         click.echo(note)

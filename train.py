@@ -7,7 +7,7 @@ SIGTERM, saved if a step had been taken; 1 anything else.
 from rungs.common import signals
 
 if __name__ == "__main__":
-    signals.end_at_once()  # before the slow imports
+    signals.exit_on_signal()  # before the slow imports
 
 import contextlib
 import sys
@@ -80,7 +80,7 @@ def main(
         raise UserError("--like: create the run folder with one process, then start all of them")
     if replay and (fresh or rewind_to or extend or like or cluster):
         raise UserError("--replay: can only be combined with --datasets-dir")
-    run_log.say()
+    run_log.log_to_terminal()
     folder = RunFolder(create_like(run, like, settings) if like else find_run(run))
     if replay:
         from rungs.training.replay import replay as replay_step
@@ -99,7 +99,7 @@ def main(
 def _held(folder: RunFolder, config: RunConfig, cluster: Cluster | None) -> Iterator[None]:
     """Hold the run's lock; of several processes, once they are connected, the first holds it."""
     if cluster is None:
-        with folder.held():
+        with folder.lock():
             yield
         return
 
@@ -111,7 +111,7 @@ def _held(folder: RunFolder, config: RunConfig, cluster: Cluster | None) -> Iter
     if not is_first():
         run_log.only_warnings()
     with contextlib.ExitStack() as hold:
-        done_by_first(lambda: hold.enter_context(folder.held()))
+        done_by_first(lambda: hold.enter_context(folder.lock()))
         yield
 
 

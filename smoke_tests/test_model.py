@@ -57,7 +57,7 @@ def main(
     from rungs.diagnostics.model_check.table import failed_checks
     from rungs.parallel import jax_setup
 
-    run_log.say()
+    run_log.log_to_terminal()
     jax_setup.cache_compiled_code()
     limits = CheckLimits(sequences, tokens, steps)
     patient = admit(folder, config, find_datasets_dir(datasets_dir), limits)

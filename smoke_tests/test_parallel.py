@@ -60,7 +60,7 @@ def main(
     from rungs.diagnostics.parallel_check.trial import Trial, TrialLimits
     from rungs.parallel import jax_setup
 
-    run_log.say()
+    run_log.log_to_terminal()
     jax_setup.cache_compiled_code()
     limits = TrialLimits(steps, sequences, tokens)
     trial = Trial.of_run(folder, config, find_datasets_dir(datasets_dir), limits)

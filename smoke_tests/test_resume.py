@@ -55,7 +55,7 @@ def main(run: str, kills: int, tokens: int, keep: Path | None, datasets_dir: Pat
     from rungs.diagnostics.resume_check.table import is_same
 
     jax.config.update("jax_platforms", "cpu")  # an accelerator is for the trainings
-    run_log.say()
+    run_log.log_to_terminal()
     datasets_dir = find_datasets_dir(datasets_dir)
     short = shortened(folder, config, open_datasets(config, datasets_dir), tokens)
     with contextlib.ExitStack() as stack:

@@ -27,7 +27,7 @@ from benchmarks.report import spread
 from rungs.checkpointing import saver
 from rungs.checkpointing.saver import Saver
 from rungs.common.errors import run_command
-from rungs.common.text_table import aligned
+from rungs.common.text_table import align_columns
 from rungs.data.catalog import find_datasets_dir
 from rungs.run import metrics
 from rungs.training.chart_process import ChartDrawer
@@ -182,7 +182,7 @@ def print_throughput(runs: dict[str, list[MeasuredRun]]) -> None:
         for side, of_side in runs.items()
     ]
     heading = ("checkpoints", "tokens/s", "to without", "longest gap, ms")
-    click.echo(f"{aligned([heading, *rows])}\n")
+    click.echo(f"{align_columns([heading, *rows])}\n")
 
 
 def print_stall(runs: list[MeasuredRun]) -> None:
@@ -197,7 +197,7 @@ def print_stall(runs: list[MeasuredRun]) -> None:
         (f"to copy {size / 1e6:.1f} MB, as a checkpoint has", milliseconds(copy_seconds(size))),
         ("in the background", milliseconds([s for run in runs for s in run.background_seconds])),
     ]
-    click.echo(aligned([("", "ms"), *rows]))
+    click.echo(align_columns([("", "ms"), *rows]))
 
 
 def waits(checkpoints: list[Calls]) -> list[float]:

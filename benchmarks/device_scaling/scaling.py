@@ -38,7 +38,7 @@ from benchmarks.one_step import lower_step
 from benchmarks.report import spread
 from benchmarks.side_process import failure
 from rungs.common.errors import run_command
-from rungs.common.text_table import aligned
+from rungs.common.text_table import align_columns
 from rungs.config.run_config import RunConfig
 from rungs.parallel.axes import TENSOR
 from rungs.parallel.mesh import create_mesh
@@ -100,7 +100,7 @@ layers as gathered once a step: XLA's CPU compiler moves that out of the loop ov
     columns = ("state", "A=1", f"A={MICROBATCHES}", "of it tensor's")
     heading = ("", *columns, "program", "÷ formula", "seconds")
     rows = list(traffic_rows(every_case, programs))
-    click.echo(aligned([heading, *rows]))
+    click.echo(align_columns([heading, *rows]))
     if programs:
         most = max(program["memory_gigabytes"] for program in programs.values())
         click.echo(f"The largest compiling process took {most:.1f} GB.")
@@ -147,7 +147,7 @@ GFLOPs per token, forward and backward: by formula, and the compiler's count for
 together. It counts a loop's body once, so layers are unrolled: one, and the difference to two for
 each of the others.
 
-{aligned([("", "formula", "compiler", "÷ formula"), *rows])}""")
+{align_columns([("", "formula", "compiler", "÷ formula"), *rows])}""")
     return counted
 
 
@@ -183,7 +183,7 @@ def print_balance(
 and network; and the number of tokens from which on computing takes longer, per device and for all.
 In dp these are a step's tokens, however many microbatches it has, else one microbatch's.
 
-{aligned([("", "inner", "network", "tokens/device", "all, millions", ""), *rows])}""")
+{align_columns([("", "inner", "network", "tokens/device", "all, millions", ""), *rows])}""")
 
 
 def print_overhead(turns: int) -> None:
@@ -198,7 +198,7 @@ Measured on this machine's CPU: a small Llama in float32, {turns} turns, each wi
 The ratio is to the plain step of the same turn: the median and the middle half. The last three
 share the work between two virtual devices.
 
-{aligned([("", "seconds", "ratio"), *rows])}""")
+{align_columns([("", "seconds", "ratio"), *rows])}""")
 
 
 def state_bytes(case: ScalingCase) -> float:

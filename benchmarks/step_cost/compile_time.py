@@ -17,7 +17,7 @@ import jax
 from benchmarks.one_step import TimedStep, train_config
 from benchmarks.report import spread
 from rungs.common.errors import run_command
-from rungs.common.text_table import aligned
+from rungs.common.text_table import align_columns
 from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import RunConfig
 
@@ -75,7 +75,7 @@ def main(turns: int) -> None:
 Medians of {turns} turns (lowest to highest); {SLOWEST.layers} unrolled layers have one turn.
 ÷ {DEPTHS[0]} layers: tracing and compiling together, relative to {DEPTHS[0]} layers.
 
-{aligned([HEADING, *rows])}""")
+{align_columns([HEADING, *rows])}""")
 
 
 def one_turn(step: TimedStep) -> Turn:

@@ -21,7 +21,7 @@ from benchmarks.one_step import TimedStep, train_config
 from benchmarks.report import spread
 from rungs.charts.drawing import BLACK, BLUE, VERMILLION, legend, line, log_ticks, styled, write_all
 from rungs.common.errors import run_command
-from rungs.common.text_table import aligned
+from rungs.common.text_table import align_columns
 from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import RunConfig
 from rungs.planning.flops import conventional_flops
@@ -133,7 +133,7 @@ def table(axis: str, steps: list[MeasuredStep]) -> str:
         )
         for size, step, growth in zip(AXES[axis], steps, growths(steps), strict=True)
     ]
-    return aligned([(axis, *HEADING[1:]), *rows], left=0)
+    return align_columns([(axis, *HEADING[1:]), *rows], left=0)
 
 
 def draw(costs: Costs, title: str) -> Figure:

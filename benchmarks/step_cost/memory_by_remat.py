@@ -13,7 +13,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 import jax
 
 from benchmarks.one_step import lower_step, train_config
-from rungs.common.text_table import aligned
+from rungs.common.text_table import align_columns
 from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import RunConfig
 from rungs.config.train_config import Remat, ShardingConfig
@@ -44,7 +44,7 @@ def row(sharding: ShardingConfig, remat: Remat) -> tuple[str, ...]:
 def main() -> None:
     jax.config.update("jax_num_cpu_devices", 8)
     rows = [row(sharding, remat) for sharding, remat in itertools.product(SHARDINGS, REMATS)]
-    print(aligned([HEADING, *rows], left=3))
+    print(align_columns([HEADING, *rows], left=3))
 
 
 if __name__ == "__main__":

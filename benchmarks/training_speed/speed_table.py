@@ -5,7 +5,7 @@ import statistics
 from typing import NamedTuple
 
 from benchmarks.report import spread
-from rungs.common.text_table import aligned
+from rungs.common.text_table import align_columns
 
 REFERENCE = "plain loop"
 """Name of the side that is the loop as one first writes it."""
@@ -87,7 +87,7 @@ def speed_table(rows: list[Row], flops_per_token: float, peak: float) -> str:
         )
         for row in rows
     ]
-    return aligned([HEADING, *cells])
+    return align_columns([HEADING, *cells])
 
 
 def _ratio(rate: float, other: float | None) -> str:

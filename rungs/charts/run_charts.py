@@ -63,7 +63,7 @@ def loss_chart(run: RecordedRun) -> Figure:
     figure, (axes,) = drawing.chart(f"{run.name}: loss", "step", "loss (nats per token)")
     steps = run.column("global_step")
     lines = _training_loss(axes, run)
-    validation = recorded_run.finite(steps, run.column("validation_loss"))
+    validation = recorded_run.finite_points(steps, run.column("validation_loss"))
     if validation[0].size:
         lines["validation"] = axes.plot(*validation, "s--", color=VERMILLION, linewidth=1.5)[0]
     lines |= _spikes(axes, run)
@@ -222,8 +222,8 @@ def loss_by_time(runs: list[RecordedRun]) -> Figure:
 def _loss_overlay(runs: list[RecordedRun], x_label: str, xs: list[FloatArray]) -> Figure:
     """Training loss on the left; validation loss, where there is any, on the right."""
     pairs = list(zip(xs, runs, strict=True))
-    training = [recorded_run.stretch_means(x, run.column("train_loss"), POINTS) for x, run in pairs]
-    validation = [recorded_run.finite(x, run.column("validation_loss")) for x, run in pairs]
+    training = [recorded_run.binned_means(x, run.column("train_loss"), POINTS) for x, run in pairs]
+    validation = [recorded_run.finite_points(x, run.column("validation_loss")) for x, run in pairs]
     panels = {"training, mean over each 2% of the run": training}
     if any(x.size for x, _ in validation):
         panels["validation"] = validation
@@ -288,7 +288,7 @@ def _lines(axes: Axes, curves: list[Curve]) -> list[Line2D]:
             linestyle=DASHES[i % len(DASHES)],
             marker=MARKERS[i % len(MARKERS)],
             markevery=(0.1 * i / len(curves), 0.1)
-            if recorded_run.finite(*curve)[0].size > 20
+            if recorded_run.finite_points(*curve)[0].size > 20
             else None,
             linewidth=2.6 - 1.4 * i / len(curves),
         )[0]

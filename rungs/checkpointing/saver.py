@@ -196,7 +196,7 @@ class Saver:
         self._folder.mkdir(exist_ok=True)
         self._is_there = True
         sync_to_disk(self._folder.parent)
-        disk.refuse_without_room(self._folder, snapshot.description, snapshot.needed_bytes)
+        disk.check_free_space(self._folder, snapshot.description, snapshot.needed_bytes)
         name = UNFINISHED + checkpoint_folder.checkpoint_name(self._folder, step)
         (self._folder / name).mkdir()
         return name

@@ -20,7 +20,7 @@ from rungs.checkpointing.weights_index import (
 )
 from rungs.common.errors import UserError, reason
 from rungs.common.paths import is_file, require_regular
-from rungs.common.strict_json import StrictModel, shown_name
+from rungs.common.strict_json import StrictModel, format_name
 from rungs.config.model_config import ModelConfig
 from rungs.config.train_config import TrainConfig
 from rungs.data.tokenizer import TOKENIZER_FILE
@@ -158,7 +158,7 @@ class Weights:
         """
         lines = [f"{self.path}: tensor {name}: missing" for name in shapes.keys() - self.names()]
         lines += [
-            f"{self.path}: tensor {shown_name(name)}: unknown"
+            f"{self.path}: tensor {format_name(name)}: unknown"
             for name in self.names() - shapes.keys()
         ]
         lines += [

@@ -19,7 +19,7 @@ logger = logging.getLogger("rungs.atomic_folder")
 
 
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def lock_folder(folder: Path) -> Iterator[None]:
     """Hold the right to build or replace `folder`, waiting for another process that has it.
 
     Raises:
@@ -43,9 +43,9 @@ def _acquired(lock: BaseFileLock, folder: Path) -> AcquireReturnProxy:
 
 
 @contextlib.contextmanager
-def replaced(folder: Path, *, resume: bool = False) -> Iterator[Path]:
-    """Build `folder` anew, under `locked`: yields an empty folder beside it to fill, which takes
-    its name when the block ends.
+def replace_folder(folder: Path, *, resume: bool = False) -> Iterator[Path]:
+    """Replace `folder` while `lock_folder` is held. Yields an empty folder beside it to fill, which
+    takes its name when the block ends.
 
     Args:
         resume: whether the half-filled folder of an attempt that failed is kept and yielded to
@@ -69,10 +69,10 @@ def replaced(folder: Path, *, resume: bool = False) -> Iterator[Path]:
     _remove(old)
 
 
-def recover(folder: Path) -> None:
+def recover_folder(folder: Path) -> None:
     """Bring a folder back whose replacement was cut off between its two renames."""
     if is_there(_sibling(folder, "old")):
-        with locked(folder):
+        with lock_folder(folder):
             pass
 
 
@@ -93,7 +93,7 @@ def _remove(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def created(folder: Path) -> Iterator[Path]:
+def create_folder(folder: Path) -> Iterator[Path]:
     """Make a folder that was not there: yields an empty one beside it to fill, which is synced and
     takes its name when the block ends, and is deleted where it raises.
 

@@ -66,18 +66,18 @@ def writing(
     except RunFailure:
         raise
     except failures as error:
-        raise failure(path, what, error, needed_bytes) from error
+        raise write_failure(path, what, error, needed_bytes) from error
 
 
-def refuse_without_room(path: Path, what: str, needed_bytes: int) -> None:
+def check_free_space(path: Path, what: str, needed_bytes: int) -> None:
     """Raises RunFailure where the file system of a folder has fewer bytes free than are needed. One
     that does not say how large it is has room."""
     usage = shutil.disk_usage(path)
     if usage.total and usage.free < needed_bytes:
-        raise failure(path, what, OSError(errno.ENOSPC, ""), needed_bytes)
+        raise write_failure(path, what, OSError(errno.ENOSPC, ""), needed_bytes)
 
 
-def failure(path: Path, what: str, error: Exception, needed_bytes: int = 0) -> RunFailure:
+def write_failure(path: Path, what: str, error: Exception, needed_bytes: int = 0) -> RunFailure:
     """What ends a run where something could not be written, as `writing`."""
     number = _number_of(error)
     if number is None and not path.exists():

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from rungs.common.errors import UserError
 from rungs.common.paths import is_inside
-from rungs.common.strict_json import shown
+from rungs.common.strict_json import format_value
 
 _TIMEOUT_SECONDS = 10
 
@@ -119,7 +119,9 @@ def download_model(name: str, revision: str | None = None) -> tuple[Path, str]:
 def _refuse_escapes(what: str, files: Iterable[str]) -> None:
     """Refuse a repository that lists a file outside of its folder."""
     if strange := next((file for file in files if not is_inside(file)), None):
-        raise UserError(f"{what}: lists the file {shown(strange)}, which is none of a repository")
+        raise UserError(
+            f"{what}: lists the file {format_value(strange)}, which is none of a repository"
+        )
 
 
 def _cached_model(name: str, revision: str | None) -> Path | None:

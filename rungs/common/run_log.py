@@ -58,8 +58,8 @@ class _File(logging.FileHandler):
             TERMINAL.write(f"{self.baseFilename}: could not be written: {error}\n")
 
 
-def say() -> None:
-    """Messages on the terminal from now on; those before `keep` are remembered for it. What
+def log_to_terminal() -> None:
+    """Messages on the terminal from now on; those before `log_to_file` are remembered for it. What
     libraries note of errors is left out, for we get each as an exception and say it ourselves."""
     logging.getLogger("absl").setLevel(logging.CRITICAL)
     log.setLevel(logging.INFO)
@@ -72,9 +72,10 @@ def only_warnings() -> None:
     log.setLevel(logging.WARNING)
 
 
-def keep(path: Path) -> None:
-    """Messages in this file, too, with their time in UTC, and those since `say`; on the terminal
-    alone, where it cannot be written to."""
+def log_to_file(path: Path) -> None:
+    """From now on write messages to this file too, each with its UTC time. Messages logged since
+    `log_to_terminal` are added first. If the file cannot be written, only the terminal gets
+    them."""
     formatter = logging.Formatter("%(asctime)sZ %(levelname)s %(message)s")
     formatter.converter = time.gmtime
     try:
@@ -91,7 +92,7 @@ def keep(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def failures_noted() -> Iterator[None]:
+def log_failures() -> Iterator[None]:
     """Note what the run cannot go on for in the file; the terminal is told otherwise."""
     try:
         yield

@@ -11,7 +11,7 @@ _STOPPING = (signal.SIGINT, signal.SIGTERM)
 _SECONDS_OF_ONE_WISH = 1.0
 
 
-def end_at_once() -> None:
+def exit_on_signal() -> None:
     """From now on SIGINT or SIGTERM ends this process with the exit code of one that it stopped:
     until the first step there is nothing to save, and a kill harms nothing. An exception would pass
     through whatever is being imported or built, some of which keeps such to itself."""

@@ -32,11 +32,11 @@ class StrictModel(BaseModel):
 
     @model_validator(mode="after")
     def _keys_fit_together(self) -> Self:
-        if lines := self.misfits():
+        if lines := self.problems():
             raise ValueError("\n".join(lines))
         return self
 
-    def misfits(self) -> list[str]:
+    def problems(self) -> list[str]:
         """What the checks over several keys find; a check whose keys are absent is left out."""
         lines = []
         for check in self.CHECKS:
@@ -85,7 +85,7 @@ def parse(
         if (more := len(found) - _MOST_MISTAKES) > 0:
             lines.append(f"{path}: and {more:,} mistakes more")
         if wrong := {str(e["loc"][0]) for e in found if e["loc"]}:
-            lines += [f"{path}: {line}" for line in _partial(model, values, wrong).misfits()]
+            lines += [f"{path}: {line}" for line in _partial(model, values, wrong).problems()]
     if lines:
         raise UserError("\n".join(dict.fromkeys(lines)))
     return config
@@ -98,7 +98,7 @@ def _parse_object(text: str, path: Path) -> tuple[dict[str, Any], list[str]]:
     def note_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         counts = Counter(key for key, _ in pairs)
         twice.extend(
-            f"{path}: {shown_name(key)}: given more than once; keep one"
+            f"{path}: {format_name(key)}: given more than once; keep one"
             for key, count in counts.items()
             if count > 1
         )
@@ -115,7 +115,7 @@ def _parse_object(text: str, path: Path) -> tuple[dict[str, Any], list[str]]:
     except (RecursionError, ValueError) as error:
         raise UserError(f"{path}: unreadable JSON: {error}") from None
     if not isinstance(value, dict):
-        raise UserError(f"{path}: must hold a JSON object {{…}}, not {shown(value)}")
+        raise UserError(f"{path}: must hold a JSON object {{…}}, not {format_value(value)}")
     return value, twice
 
 
@@ -150,18 +150,18 @@ _WORDING = {
 def _mistakes(error: Any, path: Path, models: Mapping[str, type[StrictModel]]) -> list[str]:
     """Lines for one of pydantic's errors: file, key, value, what is allowed."""
     parts = [str(part) for part in error["loc"] if not str(part).startswith("(")]
-    key = shown_name(".".join(parts))
+    key = format_name(".".join(parts))
     if error["type"] == "value_error" and not parts:
         return [f"{path}: {line}" for line in str(error["ctx"]["error"]).splitlines()]
     if error["type"] == "extra_forbidden":
         advice = _advice(key, path.name, models) if len(parts) == 1 else ""
-        return [f"{path}: {key}: unknown key (value {shown(error['input'])}){advice}"]
+        return [f"{path}: {key}: unknown key (value {format_value(error['input'])}){advice}"]
     if error["type"] == "missing":
         return [f"{path}: {key}: missing; this key is needed"]
     allowed = _ALLOWED.get(error["type"], error["msg"])
     for theirs, ours in _WORDING.items():
         allowed = allowed.replace(theirs, ours)
-    return [f"{path}: {key}: {shown(error['input'])} is not allowed; {allowed}"]
+    return [f"{path}: {key}: {format_value(error['input'])} is not allowed; {allowed}"]
 
 
 def _advice(key: str, name: str, models: Mapping[str, type[StrictModel]]) -> str:
@@ -174,7 +174,7 @@ def _advice(key: str, name: str, models: Mapping[str, type[StrictModel]]) -> str
     return f"; the keys are {', '.join(own)}"
 
 
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     """A JSON value as one line of at most 60 characters."""
     try:
         text = json.dumps(value, ensure_ascii=False, default=str)
@@ -185,6 +185,6 @@ def shown(value: Any) -> str:
     return text if len(text) <= _MOST_SHOWN else text[: _MOST_SHOWN - 1] + "…"
 
 
-def shown_name(name: str) -> str:
+def format_name(name: str) -> str:
     """A key's or tensor's name as it stands, or as JSON where that is long or cannot be seen."""
-    return name if name.isprintable() and len(name) <= _MOST_SHOWN else shown(name)
+    return name if name.isprintable() and len(name) <= _MOST_SHOWN else format_value(name)

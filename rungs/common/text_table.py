@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 
-def aligned(rows: Sequence[Sequence[str]], left: int = 1) -> str:
+def align_columns(rows: Sequence[Sequence[str]], left: int = 1) -> str:
     """Rows as lines with aligned columns: the first `left` ones to the left, the others right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
@@ -16,7 +16,7 @@ def aligned(rows: Sequence[Sequence[str]], left: int = 1) -> str:
     return "\n".join(lines)
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """A time in its two largest units, as in `2 h 05 min`."""
     if seconds < 60:
         return f"{seconds:.3g} s"

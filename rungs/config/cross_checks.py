@@ -7,7 +7,7 @@ MUP_OPTIMIZERS = ("adamw", "muon")
 """Those whose learning rates `update_rules.py` scales with the width."""
 
 
-def misfits(model: ModelConfig, train: TrainConfig) -> list[str]:
+def problems(model: ModelConfig, train: TrainConfig) -> list[str]:
     """Lines «key of train.json: what is wrong»."""
     return [*_of_sequences(model, train), *_of_mup(model, train), *_of_lora(model, train)]
 

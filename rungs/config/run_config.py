@@ -7,7 +7,7 @@ from rungs.common import strict_json
 from rungs.common.errors import UserError
 from rungs.common.strict_json import StrictModel
 from rungs.config.base import Config
-from rungs.config.cross_checks import misfits
+from rungs.config.cross_checks import problems
 from rungs.config.model_config import ModelConfig, MupConfig, RopeScaling
 from rungs.config.train_config import LoraConfig, ShardingConfig, TrainConfig
 
@@ -64,7 +64,7 @@ def _check(run_folder: Path | str, texts: dict[str, str | None]) -> RunConfig:
             mistakes.append(str(error))
     if not mistakes:
         found = RunConfig(configs[MODEL_FILE], configs[TRAIN_FILE])
-        mistakes = [f"{Path(run_folder) / TRAIN_FILE}: {line}" for line in misfits(*found)]
+        mistakes = [f"{Path(run_folder) / TRAIN_FILE}: {line}" for line in problems(*found)]
     if mistakes:
         raise UserError("\n".join(mistakes))
     return found

@@ -9,7 +9,7 @@ from pathlib import Path
 from rungs.common import atomic_folder
 from rungs.common.errors import UserError
 from rungs.common.paths import checkout, is_folder, is_plain_name, is_there
-from rungs.common.strict_json import shown
+from rungs.common.strict_json import format_value
 from rungs.data import dataset, hub_dataset, pair_dataset, python_stdlib, text_dataset
 from rungs.data.bpe import SMALLEST_VOCAB
 from rungs.data.dataset import Dataset, Source
@@ -41,8 +41,8 @@ def folder_of(name: str, datasets_dir: Path) -> Path:
     parts = name.split("/")
     if len(parts) > 2 or not all(map(_is_name, parts)):
         raise UserError(
-            f"dataset {shown(name)}: not a name; it must be {python_stdlib.NAME}, a folder under"
-            f" {datasets_dir}, or a hub id owner/name"
+            f"dataset {format_value(name)}: not a name; it must be {python_stdlib.NAME}, a folder"
+            f" under {datasets_dir}, or a hub id owner/name"
         )
     return datasets_dir.joinpath(*parts)
 
@@ -64,7 +64,7 @@ def open_dataset(name: str, datasets_dir: Path, *, update: bool = True) -> Datas
         UserError: where there is no such dataset, or it is damaged.
     """
     folder = folder_of(name, datasets_dir)
-    atomic_folder.recover(folder)
+    atomic_folder.recover_folder(folder)
     if "/" in name:
         hub_dataset.bring_up_to_date(name, folder, update=update)
     elif not is_there(folder):
@@ -163,10 +163,10 @@ def _build_named(name: str, folder: Path) -> None:
 
 def _build(folder: Path, fill: Callable[[Path], Source]) -> bool:
     """Build a dataset's folder with what `fill` writes, unless another process just has."""
-    with atomic_folder.locked(folder):
+    with atomic_folder.lock_folder(folder):
         if folder.exists():
             return False
-        with atomic_folder.replaced(folder) as partial:
+        with atomic_folder.replace_folder(folder) as partial:
             source = fill(partial)
             dataset.write_description(partial, dataset.describe(partial, source))
     return True

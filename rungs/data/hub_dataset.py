@@ -32,7 +32,7 @@ def bring_up_to_date(name: str, folder: Path, *, update: bool) -> None:
     try:
         state = hub.dataset_state(name)
         if known is None or known.source.revision != state.revision:
-            with atomic_folder.locked(folder):
+            with atomic_folder.lock_folder(folder):
                 _download(name, folder, state)
     except UserError as error:
         if not is_there(folder):
@@ -47,7 +47,7 @@ def _download(name: str, folder: Path, state: hub.HubDataset) -> None:
     wanted = [file for file in FILES if file in state.files]
     if FILES[0] not in wanted:
         raise UserError(f"{name}: not a dataset for us: there is no {FILES[0]} in it on the hub")
-    with atomic_folder.replaced(folder, resume=True) as partial:
+    with atomic_folder.replace_folder(folder, resume=True) as partial:
         _seed(partial, folder)
         hub.download_dataset(name, state.revision, wanted, partial)
         for file in set(FILES) - set(wanted):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rungs.common.errors import UserError
-from rungs.common.strict_json import shown
+from rungs.common.strict_json import format_value
 from rungs.data import dataset, text_dataset, token_file
 from rungs.data.text_dataset import Sections, TextSection
 from rungs.data.tokenizer import TOKENIZER_FILE, Tokenizer
@@ -91,7 +91,9 @@ def _tokenized(
         answers = tokenizer.encode_batch([pair.answer for pair in batch])
         for pair, answer_ids in zip(batch, answers, strict=True):
             if not answer_ids:
-                raise _wrong(pair.path, pair.place, f"answer: {shown(pair.answer)} has no tokens")
+                raise _wrong(
+                    pair.path, pair.place, f"answer: {format_value(pair.answer)} has no tokens"
+                )
             yield _encode_prompt(pair.prompt, tokenizer), answer_ids
 
 
@@ -143,12 +145,14 @@ def _parse(line: bytes) -> tuple[str, str]:
     except RecursionError as error:
         raise ValueError(f"unreadable JSON: {error}") from None
     if not isinstance(value, dict):
-        raise ValueError(f'must be {{"prompt": …, "answer": …}}, not {shown(value)}')
+        raise ValueError(f'must be {{"prompt": …, "answer": …}}, not {format_value(value)}')
     for key in value:
         if key not in _KEYS:
             close = difflib.get_close_matches(key, _KEYS, n=1)
             advice = f"did you mean {close[0]}?" if close else f"the keys are {' and '.join(_KEYS)}"
-            raise ValueError(f"{key if key.isprintable() else shown(key)}: unknown key; {advice}")
+            raise ValueError(
+                f"{key if key.isprintable() else format_value(key)}: unknown key; {advice}"
+            )
     return _text(value, "prompt"), _text(value, "answer")
 
 
@@ -157,7 +161,7 @@ def _with_each_key_once(items: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(value) < len(items):
         keys = [key for key, _ in items]
         twice = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(f"{shown(twice)}: given more than once; keep one")
+        raise ValueError(f"{format_value(twice)}: given more than once; keep one")
     return value
 
 
@@ -166,7 +170,7 @@ def _text(value: dict[str, Any], key: str) -> str:
         raise ValueError(f"{key}: missing; a pair needs prompt and answer")
     text = value[key]
     if not isinstance(text, str):
-        raise ValueError(f"{key}: {shown(text)} is not allowed; must be a string")
+        raise ValueError(f"{key}: {format_value(text)} is not allowed; must be a string")
     if key == "answer" and not text:
         raise ValueError("answer: empty; there is nothing to learn from it")
     try:

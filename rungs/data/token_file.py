@@ -26,7 +26,7 @@ from safetensors import SafetensorError, safe_open
 from rungs.common import disk
 from rungs.common.errors import RunFailure, UserError, reason
 from rungs.common.paths import require_regular
-from rungs.common.strict_json import shown_name
+from rungs.common.strict_json import format_name
 
 TENSOR = "tokens"
 BOUNDS = "pair_bounds"
@@ -74,7 +74,7 @@ def read_layout(path: Path) -> TokenLayout:
     except (SafetensorError, OSError) as error:
         raise UserError(f"{path}: not a whole safetensors file: {reason(error)}") from None
     if TENSOR not in types:
-        found = ", ".join(map(shown_name, names[:5])) or "none"
+        found = ", ".join(map(format_name, names[:5])) or "none"
         raise UserError(f"{path}: has no tensor {TENSOR!r} (its tensors: {found})")
     shape, code = types[TENSOR]
     if len(shape) != 1:

@@ -71,7 +71,7 @@ def find_form(model: ModelConfig, model_type: str | None = None) -> Form:
             nearest = misfits, family.model_type
     assert nearest is not None
     wanted = {key: now for key, (_, now) in nearest[0].items() if now is not None}
-    lacks = ", ".join(f"{key} {strict_json.shown(now)}" for key, now in wanted.items())
+    lacks = ", ".join(f"{key} {strict_json.format_value(now)}" for key, now in wanted.items())
     raise UserError(
         f"no published family can express this model; the nearest, {nearest[1]}, has no {lacks}"
         f" (families: {', '.join(sorted(FAMILIES))})"

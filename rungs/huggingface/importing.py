@@ -13,7 +13,7 @@ from tqdm import tqdm
 from rungs.checkpointing.weights_file import Origin, WeightsHeader
 from rungs.checkpointing.weights_index import WEIGHTS_FILE
 from rungs.common import hub
-from rungs.common.atomic_folder import created
+from rungs.common.atomic_folder import create_folder
 from rungs.common.errors import UserError
 from rungs.common.paths import checkout, is_file, is_folder, is_there
 from rungs.config.model_config import ModelConfig
@@ -192,7 +192,7 @@ def import_model(
     Raises:
         UserError: the folder cannot be written.
     """
-    with created(target) as folder:
+    with create_folder(target) as folder:
         run = RunFolder(folder)
         notes = _fill(found, run, target)
         check(run)

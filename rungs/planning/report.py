@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from rungs.common.text_table import duration
+from rungs.common.text_table import format_duration
 from rungs.planning.flops import TOKENS_PER_PARAMETER, Passes
 from rungs.planning.forecast import Forecast
 from rungs.planning.memory import shown
@@ -169,7 +169,7 @@ def _time(planned: Forecast) -> Iterator[str]:
     if pace is None:
         yield f"time      not known: {UNKNOWN_SPEED}"
         return
-    left = "" if seconds is None else f"{duration(seconds)} at "
+    left = "" if seconds is None else f"{format_duration(seconds)} at "
     yield f"time      {left}{pace.tokens_per_second:,.0f} tokens a second, {pace.reason}"
     if planned.tokens.done:
         yield f"          after {planned.tokens.done:,} tokens that are done"

@@ -46,7 +46,7 @@ class RunFolder:
         return self.path / "aside"
 
     @property
-    def capsules(self) -> Path:
+    def failed_steps(self) -> Path:
         """Steps that went wrong, each with what it takes to look at it again."""
         return self.path / "capsules"
 
@@ -60,7 +60,7 @@ class RunFolder:
         return sorted(self.path.glob(".*-chart.*.png"))
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
+    def lock(self) -> Iterator[None]:
         """Hold the run; a hold ends with its process. No trace is left of one that a mistake of
         the user's ended.
 
@@ -102,7 +102,7 @@ class RunFolder:
         mistake."""
         if error.errno not in disk.FULL:
             return UserError(f"{self.path}: cannot be written to: {error.strerror}")
-        return disk.failure(self.path, "the lock of the run", error)
+        return disk.write_failure(self.path, "the lock of the run", error)
 
 
 def _read(holder: Path) -> str:

@@ -180,7 +180,7 @@ def _replace(path: Path, content: bytes) -> None:
     disk.sync_to_disk(path.parent)
 
 
-class Unrecorded(MetricsLog):
+class NullMetricsLog(MetricsLog):
     """Keeps nothing: the first process of a run records for all."""
 
     def __init__(self) -> None: ...

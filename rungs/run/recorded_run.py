@@ -9,7 +9,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from rungs.common.text_table import aligned, duration
+from rungs.common.text_table import align_columns, format_duration
 from rungs.config import run_config
 from rungs.run import metrics
 
@@ -102,22 +102,22 @@ def running_median(x: FloatArray, y: FloatArray, points: int = 400) -> Curve:
     return x[places], np.array([np.median(w) if w.size else np.nan for w in numbers])
 
 
-def stretch_means(x: FloatArray, y: FloatArray, points: int) -> Curve:
+def binned_means(x: FloatArray, y: FloatArray, points: int) -> Curve:
     """The means of x and of y over up to so many equal stretches, NaN left out."""
     order, length = np.arange(1, len(y) + 1, dtype=float), math.ceil(len(y) / points)
     return by_interval(order, x, length).mean, by_interval(order, y, length).mean
 
 
-def finite(x: FloatArray, y: FloatArray) -> Curve:
+def finite_points(x: FloatArray, y: FloatArray) -> Curve:
     """The points whose y is not NaN."""
     return x[np.isfinite(y)], y[np.isfinite(y)]
 
 
-def figures_table(runs: list[RecordedRun]) -> str:
+def results_table(runs: list[RecordedRun]) -> str:
     """A line for each run: how far it went, its losses and its speed."""
     heading = ["run", "steps", "tokens seen", "train loss", "validation loss"]
     heading += ["best validation loss", "tokens/s", "wall time"]
-    return aligned([heading, *(_figures(run) for run in runs)])
+    return align_columns([heading, *(_figures(run) for run in runs)])
 
 
 def _figures(run: RecordedRun) -> list[str]:
@@ -132,7 +132,7 @@ def _figures(run: RecordedRun) -> list[str]:
         _loss(validated[-1].validation_loss if validated else None),
         f"{_loss(best.validation_loss)} at step {best.global_step}" if validated and best else "-",
         f"{last.tokens_seen / seconds:,.0f}" if seconds else "-",
-        duration(seconds),
+        format_duration(seconds),
     ]
 
 
@@ -150,7 +150,9 @@ def differences_table(runs: list[RecordedRun]) -> str:
         values = [json.dumps(_configs(run)[file][key], ensure_ascii=False) for run in runs]
         if key != "lineage" and len(set(values)) > 1:
             rows.append([file, key, *values])
-    return aligned(rows, left=2) if len(rows) > 1 else "The configs of these runs are the same."
+    return (
+        align_columns(rows, left=2) if len(rows) > 1 else "The configs of these runs are the same."
+    )
 
 
 def _configs(run: RecordedRun) -> dict[str, dict[str, Any]]:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator
 
-from rungs.common.text_table import aligned, duration
+from rungs.common.text_table import align_columns, format_duration
 from rungs.planning.flops import TOKENS_PER_PARAMETER
 from rungs.planning.forecast import Forecast, Speed
 from rungs.planning.memory import Memory, shown
@@ -28,9 +28,9 @@ def as_text(rungs: list[Rung], planned: Forecast, largest: Memory) -> str:
     if planned.speed is not None:
         headings.append("time")
         for row, rung in zip(rows, rungs, strict=True):
-            row.append(duration(rung.flops / planned.speed.flops))
+            row.append(format_duration(rung.flops / planned.speed.flops))
     notes = [*_of_all(rungs, planned.speed), *_of_data(rungs, planned)]
-    table = aligned([headings, *rows], left=0)
+    table = align_columns([headings, *rows], left=0)
     return "\n".join([table, "", *notes, _verdict(planned, largest)])
 
 
@@ -79,7 +79,7 @@ def _of_all(rungs: list[Rung], speed: Speed | None) -> Iterator[str]:
     if speed is None:
         yield f"all together {total:.2e} FLOPs; {UNKNOWN_SPEED}"
         return
-    time = duration(total / speed.flops)
+    time = format_duration(total / speed.flops)
     yield f"all together {total:.2e} FLOPs, {time} at {speed.flops / 1e12:.3g} TFLOP/s"
     yield f"({speed.reason}), starts and whatever keeps small runs from that left out"
 

@@ -9,7 +9,7 @@ import numpy as np
 from rungs.common.errors import UserError
 from rungs.optim.schedule import learning_rate_schedule
 from rungs.planning.flops import conventional_flops
-from rungs.run.recorded_run import FloatArray, RecordedRun, finite
+from rungs.run.recorded_run import FloatArray, RecordedRun, finite_points
 from rungs.scaling import power_law
 from rungs.scaling.power_law import LEAST_RUNS, Estimate, PowerLaw
 from rungs.step.state import shapes_of
@@ -41,7 +41,7 @@ class ScaledRun:
         """A run that has a validation loss."""
         model, train = run.config
         flops = conventional_flops(shapes_of(model, train.lora), model, run.config.sequence_length)
-        tokens, loss = finite(run.column("tokens_seen"), run.column("validation_loss"))
+        tokens, loss = finite_points(run.column("tokens_seen"), run.column("validation_loss"))
         return cls(run.name, tokens * flops, loss, _is_finished(run))
 
     @property
@@ -108,7 +108,7 @@ def _problems(runs: list[RecordedRun]) -> list[str]:
         if len(values := _values([getattr(run.config.train, key) for run in runs])) > 1
     ]
     for run in runs:
-        tokens, loss = finite(run.column("tokens_seen"), run.column("validation_loss"))
+        tokens, loss = finite_points(run.column("tokens_seen"), run.column("validation_loss"))
         if not loss.size:
             lines.append(f"{run.name} has no validation loss")
         elif not (loss[-1] > 0 and tokens[-1] > 0):

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.checkpointing.manifest import Checkpoint, read_checkpoint, run_config
-from rungs.common.atomic_folder import created
+from rungs.common.atomic_folder import create_folder
 from rungs.common.disk import link_or_copy
 from rungs.common.errors import RunFailure, UserError
 from rungs.common.strict_json import StrictModel, read_text
@@ -78,7 +78,7 @@ class Capsules:
         Returns:
             What to say of it.
         """
-        folder = self._run.capsules / f"step-{step:06d}"
+        folder = self._run.failed_steps / f"step-{step:06d}"
         if not processes.is_first():
             return "process 0 says where it is kept"
         if len(self._kept()) >= MOST_CAPSULES and not folder.exists():
@@ -91,7 +91,7 @@ class Capsules:
         return f"to look at it: uv run train.py {self._run.path} --replay {folder.name}"
 
     def _kept(self) -> list[Path]:
-        return list(self._run.capsules.glob("step-*"))
+        return list(self._run.failed_steps.glob("step-*"))
 
     def _write(
         self, folder: Path, step: int, bad: dict[int, str], skipped_steps: Collection[int]
@@ -109,7 +109,7 @@ class Capsules:
             train=self._config.train.as_json(),
             sharding=self._sharding,
         )
-        with created(folder) as unfinished:
+        with create_folder(folder) as unfinished:
             save_file(self._data.batch(step)._asdict(), unfinished / BATCH_FILE)
             text = meta.model_dump_json(indent=2) + "\n"
             (unfinished / CAPSULE_FILE).write_text(text, encoding="utf-8")
@@ -124,10 +124,12 @@ def open_capsule(run: RunFolder, name: str) -> Capsule:
     Raises:
         UserError: no such capsule, or it is damaged.
     """
-    folder = next((f for f in (Path(name), run.capsules / name) if f.is_dir()), None)
+    folder = next((f for f in (Path(name), run.failed_steps / name) if f.is_dir()), None)
     if folder is None:
-        there = ", ".join(sorted(f.name for f in run.capsules.glob("step-*"))) or "none"
-        raise UserError(f"--replay {name}: no such capsule in {run.capsules}; there are {there}")
+        there = ", ".join(sorted(f.name for f in run.failed_steps.glob("step-*"))) or "none"
+        raise UserError(
+            f"--replay {name}: no such capsule in {run.failed_steps}; there are {there}"
+        )
     path = folder / CAPSULE_FILE
     try:
         meta = CapsuleMeta.model_validate_json(read_text(path))

@@ -92,8 +92,8 @@ def put_aside(run: RunFolder, saved: Checkpoint | None) -> Path | None:
     aside = _with_copies(run, records)
     for path in sorted(later, reverse=True):
         path.rename(aside / "checkpoints" / path.name)
-    if saved is None and run.capsules.exists():
-        run.capsules.rename(aside / run.capsules.name)
+    if saved is None and run.failed_steps.exists():
+        run.failed_steps.rename(aside / run.failed_steps.name)
     for path in reversed(records) if saved is None else ():  # the metrics last: see above
         path.unlink()
     return aside

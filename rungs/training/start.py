@@ -42,7 +42,7 @@ from rungs.parallel.processes import (
 from rungs.planning import oom_advice
 from rungs.run import metrics
 from rungs.run.folder import RunFolder, Start
-from rungs.run.metrics import MetricsLog, StepMetrics, Unrecorded
+from rungs.run.metrics import MetricsLog, NullMetricsLog, StepMetrics
 from rungs.step.state import create_model_and_optimizer
 from rungs.training import run_report
 from rungs.training.chart_process import ChartDrawer
@@ -119,7 +119,7 @@ def launch(run: RunFolder, config: RunConfig, start: Start, datasets_dir: Path) 
         done_by_first(lambda: _tidy(run, saved))
     # 8. Model and optimizer are created or restored, then the steps are taken.
     inputs = Inputs(run, config, saved, weights, data, validation, provenance)
-    with run_log.failures_noted(), oom_advice.explained(config, mesh):
+    with run_log.log_failures(), oom_advice.explained(config, mesh):
         oom_advice.warn_if_too_large(config, mesh)
         return _train(inputs, mesh)
 
@@ -276,7 +276,7 @@ def _tidy(run: RunFolder, saved: Checkpoint | None) -> None:
     clean_up(run.checkpoints)
     for unfinished in run.unfinished_charts:
         unfinished.unlink(missing_ok=True)
-    run_log.keep(run.log)
+    run_log.log_to_file(run.log)
     if aside is not None:
         log.info("moved aside to %s", aside)
 
@@ -289,7 +289,7 @@ def _steps_before(run: RunFolder, saved: Checkpoint | None) -> list[StepMetrics]
 
 def _metrics_log(run: RunFolder, saved: Checkpoint | None) -> MetricsLog:
     if not is_first():
-        return Unrecorded()
+        return NullMetricsLog()
     return MetricsLog(run.metrics, last_step=saved.step if saved else -1)
 
 

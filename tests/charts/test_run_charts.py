@@ -20,12 +20,12 @@ from rungs.common.errors import UserError
 from rungs.run.metrics import StepMetrics
 from rungs.run.recorded_run import (
     RecordedRun,
+    binned_means,
     by_interval,
     differences_table,
-    figures_table,
     load_runs,
+    results_table,
     running_median,
-    stretch_means,
 )
 from tests.support.committed_runs import ROOT
 
@@ -191,7 +191,7 @@ def test_odd_runs_are_drawn_all_the_same(make_run: MakeRun, steps: list[StepMetr
 def test_odd_runs_are_compared_all_the_same(make_run: MakeRun, tmp_path: Path) -> None:
     runs = load_runs([make_run(name, steps) for name, steps in ODD_RUNS.items()])
     assert len(run_charts.draw_comparison(runs, tmp_path / "out")) == len(COMPARISON_CHARTS)
-    assert len(figures_table(runs).splitlines()) == 1 + len(runs)
+    assert len(results_table(runs).splitlines()) == 1 + len(runs)
 
 
 def test_a_value_that_is_not_finite_is_a_gap(make_run: MakeRun) -> None:
@@ -250,7 +250,7 @@ def test_running_median_forgets_single_spikes_and_gaps() -> None:
 
 
 def test_stretch_means_keep_the_mean_of_x_and_y_together() -> None:
-    x, y = stretch_means(np.arange(100.0), 2 * np.arange(100.0), points=20)
+    x, y = binned_means(np.arange(100.0), 2 * np.arange(100.0), points=20)
     assert x.tolist() == [2 + 5 * n for n in range(20)]
     assert y.tolist() == [2 * (2 + 5 * n) for n in range(20)]
 
@@ -356,7 +356,7 @@ def test_figures_are_those_of_the_metrics(make_run: MakeRun) -> None:
     run = RecordedRun.load(
         make_run("a", [step(n, validation_loss=validation.get(n)) for n in range(21)])
     )
-    _, line = figures_table([run]).splitlines()
+    _, line = results_table([run]).splitlines()
     assert line.split("  ")[0] == "a"
     cells = [cell.strip() for cell in line.split("  ") if cell.strip()]
     assert cells == ["a", "21", "672", "3.0476", "3.0000", "2.5000 at step 10", "64", "10.5 s"]

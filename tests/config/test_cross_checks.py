@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rungs.config.cross_checks import misfits
+from rungs.config.cross_checks import problems
 from tests.support.committed_runs import ROOT
 from tests.support.configs import model_config, train_config
 from tests.support.tiny_run import make_run
@@ -36,7 +36,7 @@ def lora(*targets: str) -> dict[str, Any]:
     ],
 )
 def test_what_goes_together(model: dict[str, Any], train: dict[str, Any]) -> None:
-    assert misfits(model_config(**model), train_config(**train)) == []
+    assert problems(model_config(**model), train_config(**train)) == []
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_what_goes_together(model: dict[str, Any], train: dict[str, Any]) -> Non
 def test_what_does_not_is_told_in_a_line_each(
     model: dict[str, Any], train: dict[str, Any], lines: list[str]
 ) -> None:
-    found = misfits(model_config(**model), train_config(**train))
+    found = problems(model_config(**model), train_config(**train))
     assert len(found) == len(lines)
     for line, pattern in zip(found, lines, strict=True):
         assert re.match(pattern, line), line

@@ -220,7 +220,7 @@ def test_bounds_that_are_none(
 
 def test_a_folder_appears_when_it_is_whole(tmp_path: Path) -> None:
     folder = tmp_path / "new"
-    with atomic_folder.locked(folder), atomic_folder.replaced(folder) as partial:
+    with atomic_folder.lock_folder(folder), atomic_folder.replace_folder(folder) as partial:
         (partial / "file").write_text("x")
         assert not folder.exists()
     assert (folder / "file").read_text() == "x"
@@ -238,7 +238,7 @@ def test_a_build_that_fails_leaves_things_as_they_were(tmp_path: Path) -> None:
 
 
 def _fail_to_replace(folder: Path) -> None:
-    with atomic_folder.locked(folder), atomic_folder.replaced(folder) as partial:
+    with atomic_folder.lock_folder(folder), atomic_folder.replace_folder(folder) as partial:
         (partial / "file").write_text("new")
         raise KeyboardInterrupt
 
@@ -254,7 +254,7 @@ def rename_or_die(path, target):
         os._exit(9)
     rename(path, target)
 Path.rename = rename_or_die
-with atomic_folder.locked(folder), atomic_folder.replaced(folder) as partial:
+with atomic_folder.lock_folder(folder), atomic_folder.replace_folder(folder) as partial:
     (partial / "train.safetensors").write_text("half")
 """
 
@@ -265,7 +265,7 @@ def test_what_a_killed_replacement_leaves_is_mended(tmp_path: Path) -> None:
     assert code.returncode == 9
     assert not folder.exists()  # killed at the worst moment
     assert len(open_dataset("mine", tmp_path).tokens("train")) == 2
-    with atomic_folder.locked(folder), atomic_folder.replaced(folder) as partial:
+    with atomic_folder.lock_folder(folder), atomic_folder.replace_folder(folder) as partial:
         assert list(partial.iterdir()) == []
     assert sorted(path.name for path in tmp_path.iterdir()) == [".mine.lock", "mine"]
 

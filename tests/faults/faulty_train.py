@@ -20,7 +20,7 @@ def put_in(fault: str) -> None:
 if __name__ == "__main__":
     fault, *arguments = sys.argv[1:]
     sys.argv = ["train.py", *arguments]
-    signals.end_at_once()
+    signals.exit_on_signal()
     put_in(fault)
 
     import train

@@ -194,7 +194,7 @@ def test_a_log_that_cannot_be_opened_does_not_stop_a_run(
 def test_no_room_for_the_lock(run: RunFolder) -> None:
     (run.path / "holder.lock").symlink_to("/dev/full")
     with pytest.raises(RunFailure, match="the lock of the run could not be written: No space"):
-        run.held().__enter__()
+        run.lock().__enter__()
 
 
 @pytest.mark.parametrize(("owner", "name"), [(shutil, "copy2"), (Path, "mkdir")])

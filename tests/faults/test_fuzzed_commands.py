@@ -109,8 +109,8 @@ def here(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "forecast.memory_of",
         "generation.Generator",
         "hosts.join",
-        "pretrained.created",
-        "published.importing.created",
+        "pretrained.create_folder",
+        "rungs.huggingface.importing.create_folder",
         "new_run._write_whole",
     ):
         monkeypatch.setattr(name, work)
@@ -314,7 +314,7 @@ def test_any_metrics_are_drawn_or_refused(lines: list[bytes], tmp_path: Path) ->
     recorded = attempt(lambda: RecordedRun.load(run.path), tmp_path)
     assert isinstance(recorded, RecordedRun)
     assert [step for step in recorded.steps if step.global_step < 3]
-    assert recorded_run.figures_table([recorded])
+    assert recorded_run.results_table([recorded])
     loss_by_step([recorded])
     put(run.metrics.with_name("again"), run.metrics.read_bytes())
     MetricsLog(run.metrics.with_name("again"), 2).__exit__()

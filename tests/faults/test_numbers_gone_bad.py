@@ -132,7 +132,10 @@ def test_a_microbatch_without_a_loss_is_left_out_and_kept_and_its_replay_names_t
         f" it: uv run train.py {run.path} --replay step-000007"
     ) in messages.text
     assert list(weights_of(run)) == [0, 5, 10, 15, 20, 23]
-    assert sorted(path.name for path in run.capsules.iterdir()) == ["step-000007", "step-000012"]
+    assert sorted(path.name for path in run.failed_steps.iterdir()) == [
+        "step-000007",
+        "step-000012",
+    ]
 
     before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
     capsys.readouterr()
@@ -179,7 +182,7 @@ def test_a_run_that_only_fails_stops_with_a_verdict(
     keys = json.loads(config_file.read_text())
     config_file.write_text(json.dumps(keys | {"max_non_finite_steps": 100}))
     assert go(run, datasets) == 0
-    assert len(list(run.capsules.glob("step-*"))) == MOST_CAPSULES
+    assert len(list(run.failed_steps.glob("step-*"))) == MOST_CAPSULES
 
 
 def test_a_gradient_without_a_number_is_named_where_the_way_back_meets_it(
@@ -310,7 +313,7 @@ def test_a_capsule_that_is_not_there_or_damaged_is_refused(
         replay.replay(run, "step-000007", datasets)
     overflow(monkeypatch)
     assert go(run, datasets) == 0
-    capsule = run.capsules / "step-000007"
+    capsule = run.failed_steps / "step-000007"
     for name in ("capsule.json", "batch.safetensors"):
         content = (capsule / name).read_bytes()
         (capsule / name).write_bytes(content[: len(content) // 2])
@@ -372,7 +375,7 @@ def test_a_capsule_that_cannot_be_made_does_not_end_the_run(
     monkeypatch.setattr("rungs.data.loader.TrainingData.batch", batch)
     assert go(run, datasets) == 0
     assert "microbatch 1 is not finite; not kept: the tokens have gone" in messages.text
-    assert list(run.capsules.iterdir()) == []
+    assert list(run.failed_steps.iterdir()) == []
 
 
 def test_a_capsule_of_more_devices_than_there_are_is_refused(
@@ -381,7 +384,7 @@ def test_a_capsule_of_more_devices_than_there_are_is_refused(
     run, datasets = make([(0, 1)], min_train_tokens=STEP_TOKENS)
     overflow(monkeypatch)
     assert go(run, datasets) == 0
-    path = run.capsules / "step-000000" / "capsule.json"
+    path = run.failed_steps / "step-000000" / "capsule.json"
     content = json.loads(path.read_text())
     content["train"]["sharding"] = {"mode": "tp", "tensor": 64}
     path.write_text(json.dumps(content))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rungs.checkpointing.weights_file import Weights, WeightsHeader, write_weights
-from rungs.common.atomic_folder import created
+from rungs.common.atomic_folder import create_folder
 from rungs.common.errors import UserError
 from rungs.config.model_config import ModelConfig
 from rungs.config.train_config import TrainConfig
@@ -45,7 +45,7 @@ def imported(name: str, target: Path, source: Path | None = None) -> RunFolder:
 
 
 def exported(place: Path, folder: Path) -> list[str]:
-    with created(folder) as partial:
+    with create_folder(folder) as partial:
         return Export(str(place)).write(partial)
 
 

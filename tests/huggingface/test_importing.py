@@ -13,7 +13,7 @@ import pytest
 from rungs.checkpointing.load import load_model, load_tokenizer
 from rungs.checkpointing.weights_file import Weights
 from rungs.common import strict_json
-from rungs.common.atomic_folder import created
+from rungs.common.atomic_folder import create_folder
 from rungs.common.errors import UserError
 from rungs.config import run_config
 from rungs.config.model_config import ModelConfig
@@ -238,7 +238,7 @@ def test_leftovers_of_a_killed_attempt_are_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / ".run.abc.partial").mkdir()
-    with caplog.at_level(logging.WARNING), created(tmp_path / "run"):
+    with caplog.at_level(logging.WARNING), create_folder(tmp_path / "run"):
         pass
     assert ".run.abc.partial: of an attempt that was cut off" in caplog.text
 
@@ -253,7 +253,7 @@ def test_what_is_there_is_never_replaced(tmp_path: Path) -> None:
 
 
 def _create_twice(target: Path) -> None:
-    with created(target) as folder:
+    with create_folder(target) as folder:
         (folder / "file").touch()
         target.mkdir()
 

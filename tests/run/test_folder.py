@@ -27,14 +27,14 @@ def test_a_run_is_held_by_one_process_and_no_dead_one() -> None:
     run = RunFolder(Path("runs/old"))
     (run.path / "train.lock").touch()  # as a process leaves them that was killed
     (run.path / "holder.lock").write_text("process 1 on another-host\n")
-    with run.held():
+    with run.lock():
         with pytest.raises(
             UserError, match=rf"by process {os.getpid()} on {socket.gethostname()};"
         ):
-            run.held().__enter__()
+            run.lock().__enter__()
         (run.path / "holder.lock").write_text("")  # as it is for a moment at the start
         with pytest.raises(UserError, match="being trained by another process;"):
-            run.held().__enter__()
+            run.lock().__enter__()
     assert not (run.path / "holder.lock").exists()
-    with run.held():
+    with run.lock():
         pass

@@ -521,7 +521,7 @@ def test_two_trainers_do_not_share_a_run(datasets_dir: Path, tmp_path: Path) -> 
     assert second.returncode == 2
     assert f"being trained by process {first.pid} on " in second.stderr
     change(run, epochs=100)
-    with run.held():
+    with run.lock():
         pass  # a dead holder's hold is over
 
 

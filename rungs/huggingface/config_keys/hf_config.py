@@ -84,7 +84,7 @@ class PublishedConfig:
 
     def refuse(self, key: str, allowed: str) -> None:
         """Note a value that there is no like of here."""
-        shown = strict_json.shown(self.values.get(key))
+        shown = strict_json.format_value(self.values.get(key))
         self.mistakes.append(f"{self.path}: {key}: {shown} is not supported; {allowed}")
 
     def ignore(self, keys: tuple[str, ...]) -> None:
@@ -95,13 +95,16 @@ class PublishedConfig:
         """Raises UserError, a line for each mistake and each key that nothing has read."""
         for key in sorted(self._unread):
             if key not in SUPPORTED_VALUES:
-                shown, name = strict_json.shown(self.values[key]), strict_json.shown_name(key)
+                shown, name = (
+                    strict_json.format_value(self.values[key]),
+                    strict_json.format_name(key),
+                )
                 self.mistakes.append(
                     f"{self.path}: {name}: unknown key (value {shown}); where it changes nothing in"
                     f" what the model computes, say so with --ignore-key {name}"
                 )
             elif self.values[key] not in SUPPORTED_VALUES[key]:
-                allowed = " or ".join(map(strict_json.shown, SUPPORTED_VALUES[key]))
+                allowed = " or ".join(map(strict_json.format_value, SUPPORTED_VALUES[key]))
                 self.refuse(key, f"must be {allowed}")
         if self.mistakes:
             raise UserError("\n".join(self.mistakes))

@@ -25,6 +25,6 @@ def family_of(published: PublishedConfig) -> Family:
         return FAMILIES[WITH_VISION.get(name, name)]
     known = ", ".join(sorted({*FAMILIES, *WITH_VISION}))
     raise UserError(
-        f"{published.path}: model_type: {strict_json.shown(name)} is not supported; supported are"
-        f" {known}"
+        f"{published.path}: model_type: {strict_json.format_value(name)} is not supported;"
+        f" supported are {known}"
     )

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rungs.common.errors import UserError
-from rungs.common.strict_json import shown_name
+from rungs.common.strict_json import format_name
 from rungs.huggingface.families.family import Family
 from rungs.huggingface.tensors.reader import TensorFolder
 from rungs.huggingface.tensors.rules import AbstractParameter, Rule
@@ -119,7 +119,7 @@ def _misfits(
         shape = rule.shape(parameters)
         expected |= {name: shape for _, name in rule.names(parameters[0])}
     yield from (f"{name}: missing" for name in expected if name not in names)
-    yield from (f"{shown_name(names[name])}: unknown" for name in names if name not in expected)
+    yield from (f"{format_name(names[name])}: unknown" for name in names if name not in expected)
     for name in expected.keys() & names.keys():
         found = tensors.types[names[name]]
         if found.shape != expected[name]:

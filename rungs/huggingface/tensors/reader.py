@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from rungs.checkpointing.weights_index import INDEX_FILE, WEIGHTS_FILE, read_index
 from rungs.common.errors import UserError, reason
 from rungs.common.paths import is_file, require_regular
-from rungs.common.strict_json import shown_name
+from rungs.common.strict_json import format_name
 from rungs.huggingface.tensors.torch_file import torch_bits, torch_types
 from rungs.huggingface.tensors.writer import CODES, TensorType, bits
 
@@ -75,7 +75,7 @@ class TensorFolder:
         for name, path in self._files.items():
             if name not in self.types:
                 raise UserError(
-                    f"{path}: tensor {shown_name(name)}: missing; {self._format.index_file} has it"
+                    f"{path}: tensor {format_name(name)}: missing; {self._format.index_file} has it"
                 )
 
     def bits(self, name: str) -> np.ndarray:

@@ -14,7 +14,7 @@ import numpy as np
 
 from rungs.common.errors import UserError, reason
 from rungs.common.paths import require_regular
-from rungs.common.strict_json import shown_name
+from rungs.common.strict_json import format_name
 from rungs.huggingface.tensors.torch_pickle import Tensor, tensors_in
 from rungs.huggingface.tensors.writer import TensorType, bits
 
@@ -39,7 +39,7 @@ def torch_bits(path: Path, name: str) -> np.ndarray:
             content = _read(archive, f"{root}/data/{tensor.storage.key}", path)
         return bits(_array(tensor, np.frombuffer(content, tensor.storage.dtype)))
     except (zipfile.BadZipFile, *_UNREADABLE) as error:
-        raise UserError(f"{path}: tensor {shown_name(name)}: damaged: {reason(error)}") from None
+        raise UserError(f"{path}: tensor {format_name(name)}: damaged: {reason(error)}") from None
 
 
 def _array(tensor: Tensor, numbers: np.ndarray) -> np.ndarray:
