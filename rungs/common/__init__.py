@@ -1,14 +1,14 @@
-"""What every other package may use and what knows nothing of models: errors, files, JSON, logging.
+"""Errors, files, JSON, logging: what every other package uses and what knows nothing of models.
 
     errors        UserError (exit code 2), RunFailure (1), how commands report them
     paths         checks on paths from users and files; where the checkout is
-    disk          writes that survive a power cut; messages for a full or read-only disk
-    atomic_folder folders that appear whole or not at all
-    strict_json   JSON parsed strictly, all mistakes in one pass
+    disk          writes that survive a power cut; messages for a full or read-only disk; free space
+    atomic_folder folders that appear complete or not at all, and the lock while one is built
+    strict_json   JSON parsed strictly, all errors reported at once
     text_table    aligned columns and durations for terminal output
-    hub           every use of the network: the Hugging Face hub
-    run_log       terminal messages and `train.log`
-    signals       SIGINT and SIGTERM
+    hub           the Hugging Face hub; nothing else uses the network
+    run_log       messages on the terminal and in `train.log`
+    signals       what SIGINT and SIGTERM do
 
 Imports no other package of Rungs.
 """

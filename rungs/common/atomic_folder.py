@@ -1,4 +1,4 @@
-"""Folders that appear whole or not at all, built by one process at a time."""
+"""Folders that appear complete or not at all, built by one process at a time."""
 
 import contextlib
 import glob
@@ -20,10 +20,10 @@ logger = logging.getLogger("rungs.atomic_folder")
 
 @contextlib.contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """Hold the right to build or replace `folder`, waiting for another process that has it.
+    """Hold the lock to build or replace `folder`. Waits while another process holds it.
 
     Raises:
-        UserError: where the folder cannot be written, also for an OSError within the block.
+        UserError: the folder cannot be written; an OSError raised in the block counts as that.
     """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -48,8 +48,7 @@ def replace_folder(folder: Path, *, resume: bool = False) -> Iterator[Path]:
     takes its name when the block ends.
 
     Args:
-        resume: whether the half-filled folder of an attempt that failed is kept and yielded to
-            the next.
+        resume: keep the partly filled folder of a failed attempt and yield it to the next one.
     """
     partial, old = _sibling(folder, "partial"), _sibling(folder, "old")
     if not resume:
@@ -70,14 +69,14 @@ def replace_folder(folder: Path, *, resume: bool = False) -> Iterator[Path]:
 
 
 def recover_folder(folder: Path) -> None:
-    """Bring a folder back whose replacement was cut off between its two renames."""
+    """Restore a folder whose replacement was interrupted between its two renames."""
     if is_there(_sibling(folder, "old")):
         with lock_folder(folder):
             pass
 
 
 def _restore(folder: Path) -> None:
-    """Undo a replacement that stopped between its two renames; drop an old folder left over."""
+    """Undo a replacement that stopped between its two renames; delete an old folder left over."""
     old = _sibling(folder, "old")
     if old.exists() and not folder.exists():
         old.rename(folder)
@@ -94,12 +93,12 @@ def _remove(folder: Path) -> None:
 
 @contextlib.contextmanager
 def create_folder(folder: Path) -> Iterator[Path]:
-    """Make a folder that was not there: yields an empty one beside it to fill, which is synced and
-    takes its name when the block ends, and is deleted where it raises.
+    """Create a new folder. Yields an empty folder to fill. When the block ends, it is synced to
+    disk and takes the name `folder`; if the block raises, it is deleted.
 
     Raises:
-        UserError: it cannot be written, also for an OSError within the block, or something of its
-            name appeared meanwhile.
+        UserError: the folder cannot be written (an OSError raised in the block counts as that), or
+            something with its name was created in the meantime.
     """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -113,7 +112,7 @@ def create_folder(folder: Path) -> Iterator[Path]:
             for path in [*new.rglob("*"), new]:
                 sync_to_disk(path)
             if os.path.lexists(folder):
-                raise UserError(f"{folder}: appeared meanwhile; it is left as it is")
+                raise UserError(f"{folder}: just created by another process; left unchanged")
             new.rename(folder)
         sync_to_disk(folder.parent)
     except OSError as error:
@@ -121,6 +120,6 @@ def create_folder(folder: Path) -> Iterator[Path]:
 
 
 def _warn_of_leftovers(folder: Path) -> None:
-    """Name what attempts left behind that were killed."""
+    """Warn of partial folders that killed attempts left behind."""
     for path in folder.parent.glob(f".{glob.escape(folder.name)}.*.partial"):
-        logger.warning("%s: of an attempt that was cut off, or runs now; delete it if not", path)
+        logger.warning("%s: left by an interrupted attempt; delete it unless one still runs", path)

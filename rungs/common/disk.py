@@ -1,5 +1,5 @@
-"""Files and folders that outlive the machine, where the system can promise it; and what is said
-where they cannot be written."""
+"""Files and folders that survive a power cut where the system can promise it, and clear messages
+when they cannot be written."""
 
 import contextlib
 import errno
@@ -13,15 +13,15 @@ from typing import IO, Any
 from rungs.common.errors import RunFailure
 
 FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC), errno.EFBIG)
-"""Errors of a full disk, an exhausted quota, a limit on the size of files."""
+"""Errors of a full disk, an exhausted quota or a limit on file size."""
 GONE = (errno.ENOENT, errno.ENOTDIR, getattr(errno, "ESTALE", errno.ENOENT))
 _NUMBER_IN_TEXT = re.compile(r"os[ _]error(?:_code)?\W+(\d+)", re.IGNORECASE)
-"""How libraries that are not written in Python name the system's error: `(os error 28)` in
+"""How libraries not written in Python give the system's error number: `(os error 28)` in
 safetensors, `[os_error_code='28']` in TensorStore."""
 
 
 def sync_to_disk(path: Path) -> None:
-    """Wait until a file's content, or a folder's list of names, would survive a power cut."""
+    """Wait until a file's content, or a folder's list of names, is on disk for good."""
     if path.is_dir() and os.name != "posix":
         return
     descriptor = os.open(path, os.O_RDONLY)
@@ -32,14 +32,14 @@ def sync_to_disk(path: Path) -> None:
 
 
 def flush(file: IO[Any]) -> None:
-    """Wait until what was written to an open file would survive a power cut."""
+    """Wait until what was written to an open file is on disk for good."""
     file.flush()
     os.fsync(file.fileno())
 
 
 def link_or_copy(source: str, target: str) -> None:
-    """Hard-link a file, or copy it where the file system cannot: for `shutil.copytree`, of files
-    that are replaced and never written to."""
+    """Hard-link a file, or copy it where that is not possible. A `copy_function` of
+    `shutil.copytree`, for files that are replaced and never modified."""
     with contextlib.suppress(OSError):
         os.link(source, target)
         return
@@ -50,16 +50,16 @@ def link_or_copy(source: str, target: str) -> None:
 def writing(
     path: Path, what: str, needed_bytes: int = 0, failures: type[Exception] = OSError
 ) -> Iterator[None]:
-    """Say in a line why something could not be written.
+    """Turn a failed write in the block into a `RunFailure` that explains it in one line.
 
     Args:
-        path: where it was to be written.
-        what: it is, as in «the metrics of step 3».
-        needed_bytes: that it takes, where that is known.
-        failures: what is told so when it is raised within the block.
+        path: where the block writes.
+        what: what it writes, as in "the metrics of step 3".
+        needed_bytes: how much it writes, if known.
+        failures: exceptions that count as a failed write.
 
     Raises:
-        RunFailure: instead of those.
+        RunFailure: in place of those exceptions.
     """
     try:
         yield
@@ -70,15 +70,15 @@ def writing(
 
 
 def check_free_space(path: Path, what: str, needed_bytes: int) -> None:
-    """Raises RunFailure where the file system of a folder has fewer bytes free than are needed. One
-    that does not say how large it is has room."""
+    """Raise RunFailure if a folder's file system has too little free space. A file system that does
+    not report its size passes."""
     usage = shutil.disk_usage(path)
     if usage.total and usage.free < needed_bytes:
         raise write_failure(path, what, OSError(errno.ENOSPC, ""), needed_bytes)
 
 
 def write_failure(path: Path, what: str, error: Exception, needed_bytes: int = 0) -> RunFailure:
-    """What ends a run where something could not be written, as `writing`."""
+    """Return the error that ends a run because something could not be written; see `writing`."""
     number = _number_of(error)
     if number is None and not path.exists():
         number = errno.ENOENT
@@ -92,12 +92,12 @@ def write_failure(path: Path, what: str, error: Exception, needed_bytes: int = 0
         reason += f" ({named})"
     return RunFailure(
         f"{path}: {what} could not be written: {reason}; {_remedy(number)}, then run the same"
-        " command, which goes on from the last checkpoint"
+        " command to resume from the last checkpoint"
     )
 
 
 def _number_of(error: Exception) -> int | None:
-    """The system's number of an error, also where a library only writes it into a text."""
+    """Return the system's error number, also if a library gives it only in its message."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno
     found = _NUMBER_IN_TEXT.search(str(error))
@@ -106,15 +106,15 @@ def _number_of(error: Exception) -> int | None:
 
 def _remedy(number: int | None) -> str:
     if number == errno.EFBIG:
-        return "raise the limit on the size of files (ulimit -f)"
+        return "raise the limit on file size (ulimit -f)"
     if number in FULL:
-        return "make room"
+        return "free some space"
     if number in GONE:
-        return "bring back what was removed or moved"
-    return "see to that"
+        return "restore what was removed or moved"
+    return "fix that"
 
 
 def _free_bytes(path: Path) -> int:
-    """Free on the file system that a path is on, or would be."""
-    there = next(place for place in (path, *path.absolute().parents) if place.exists())
-    return shutil.disk_usage(there).free
+    """Return the free space of the file system that holds a path, or would hold it."""
+    existing = next(place for place in (path, *path.absolute().parents) if place.exists())
+    return shutil.disk_usage(existing).free

@@ -1,4 +1,4 @@
-"""What commands report in a line instead of a traceback."""
+"""Errors that commands report in one line instead of a traceback, and their exit codes."""
 
 import io
 import sys
@@ -8,29 +8,29 @@ import click
 EXIT_BAD_INPUT = 2
 """Exit code of every command for bad input: a config, an argument, a dataset, a checkpoint."""
 EXIT_FAILED = 1
-"""Exit code of a command that could not go on."""
+"""Exit code of a command that could not finish."""
 EXIT_INTERRUPTED = 130
-"""Exit code after Ctrl-C where there was nothing to save."""
+"""Exit code after Ctrl-C when there was nothing to save."""
 _MOST_LINES, _MOST_CHARACTERS = 100, 600
 
 
 class UserError(ValueError):
-    """Something the user gave is wrong; each line of the message says what, and what to do."""
+    """User input is wrong. Each line of the message says what is wrong and what to do."""
 
     def __init__(self, message: str) -> None:
         super().__init__(_readable(message))
 
 
 class RunFailure(RuntimeError):
-    """A run cannot go on, through no mistake in what the user gave: a full disk, weights that are
-    not finite; each line of the message says what happened, and what to do."""
+    """A run cannot continue although its input is right: a full disk, weights that are not finite.
+    Each line of the message says what happened and what to do."""
 
     def __init__(self, message: str) -> None:
         super().__init__(_readable(message))
 
 
 def _readable(message: str) -> str:
-    """A message as lines that a terminal can show, whatever stood in the files it is about."""
+    """Return a message as printable lines of limited length, whatever it quotes from files."""
     lines = [_readable_line(line) for line in message.split("\n") if line.strip()]
     if len(lines) > _MOST_LINES:
         lines[_MOST_LINES - 1 :] = [f"… and {len(lines) - _MOST_LINES + 1:,} more"]
@@ -46,13 +46,13 @@ def _readable_line(line: str) -> str:
 
 
 def reason(error: Exception) -> str:
-    """What a library says is wrong, as one line."""
+    """Return a library's error message as one line."""
     return " ".join(str(error).split()) or type(error).__name__
 
 
 def run_command(command: click.Command) -> None:
-    """Run a command; a `UserError` becomes its message on stderr and exit code 2, a `RunFailure`
-    exit code 1, Ctrl-C 130."""
+    """Run a command. Errors go to stderr in one line each; the exit code is 2 for a `UserError`, 1
+    for a `RunFailure` and 130 for Ctrl-C."""
     try:
         command.main(standalone_mode=False)
     except (UserError, RunFailure) as error:

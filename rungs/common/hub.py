@@ -1,4 +1,4 @@
-"""The Hugging Face hub: every use of the network is in here."""
+"""The Hugging Face hub. No other module uses the network."""
 
 import contextlib
 from collections.abc import Iterable, Iterator
@@ -13,46 +13,46 @@ _TIMEOUT_SECONDS = 10
 
 
 class NotOnHub(UserError):
-    """The hub was reached, and has no such file."""
+    """The hub was reached and has no such file."""
 
 
 class HubDataset(NamedTuple):
-    """A dataset repository as the hub has it now."""
+    """The current state of a dataset repository on the hub."""
 
     revision: str
     """The commit."""
     files: dict[str, str | None]
-    """Names, each with the file's SHA-256 where the hub tells it, as it does for token files."""
+    """SHA-256 of each file by name, None if the hub has none; it has one for every token file."""
 
 
 def dataset_state(name: str) -> HubDataset:
-    """Ask the hub for a dataset's present state.
+    """Ask the hub for a dataset's current state.
 
     Raises:
-        UserError: where there is none or the hub cannot be reached.
+        UserError: the hub has no such dataset or cannot be reached.
     """
     from huggingface_hub import HfApi
 
-    with _explained(f"dataset {name}"):
+    with _hub_errors(f"dataset {name}"):
         info = HfApi().dataset_info(name, timeout=_TIMEOUT_SECONDS, files_metadata=True)
         files = {
             sibling.rfilename: sibling.lfs.sha256 if sibling.lfs else None
             for sibling in info.siblings or []
         }
-    _refuse_escapes(f"dataset {name}", files)
+    _check_inside(f"dataset {name}", files)
     return HubDataset(info.sha or "", files)
 
 
 def download_dataset(name: str, revision: str, files: list[str], folder: Path) -> None:
-    """Download some files of a dataset into a folder; those it holds unchanged are kept.
+    """Download some files of a dataset into a folder. Files already there and unchanged are kept.
 
     Raises:
-        UserError: where the hub cannot be reached; not always, though, where the folder holds
-            older files of these names.
+        UserError: the hub cannot be reached. It may pass unnoticed if the folder holds older
+            versions of these files.
     """
     from huggingface_hub import snapshot_download
 
-    with _explained(f"dataset {name}"):
+    with _hub_errors(f"dataset {name}"):
         snapshot_download(
             name,
             repo_type="dataset",
@@ -63,17 +63,17 @@ def download_dataset(name: str, revision: str, files: list[str], folder: Path) -
 
 
 def model_file(name: str, file: str) -> Path:
-    """A file of a model repository: from the hub's local cache, else from the hub.
+    """Return the path of a model repository's file, from the hub's local cache or downloaded.
 
     Raises:
-        NotOnHub: where the repository has no such file.
-        UserError: where there is no such repository, or the hub cannot be reached and the file is
-            not in the cache.
+        NotOnHub: the repository has no such file.
+        UserError: there is no such repository, or the file is not cached and the hub cannot be
+            reached.
     """
     from huggingface_hub import HfApi, hf_hub_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
-    with _explained(f"{file} of {name}"):
+    with _hub_errors(f"{file} of {name}"):
         try:
             return Path(hf_hub_download(name, file, local_files_only=True))
         except LocalEntryNotFoundError:
@@ -82,23 +82,23 @@ def model_file(name: str, file: str) -> Path:
 
 
 def download_model(name: str, revision: str | None = None) -> tuple[Path, str]:
-    """A published model in the hub's local cache: its weights, configs and tokenizer, downloaded
-    where they are not there as the hub has them now. Without a network, what the cache has.
+    """Download the weights, configs and tokenizer of a published model into the hub's local cache.
+    Files that are up to date are not downloaded again. Without a network, the cache is used.
 
     Args:
-        revision: a branch, tag or commit; the main branch where None.
+        revision: a branch, tag or commit; None for the main branch.
 
     Returns:
-        The folder, and the commit.
+        The folder and the commit.
 
     Raises:
-        UserError: where there is none, it cannot be reached and is not in the cache, or its weights
-            are in no format that can be read.
+        UserError: there is no such model, it is not cached and the hub cannot be reached, or its
+            weights are in no supported format.
     """
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import HTTPError, RepositoryNotFoundError
 
-    with _explained(f"model {name}"):
+    with _hub_errors(f"model {name}"):
         try:
             info = HfApi().model_info(name, revision=revision, timeout=_TIMEOUT_SECONDS)
         except RepositoryNotFoundError:
@@ -108,28 +108,28 @@ def download_model(name: str, revision: str | None = None) -> tuple[Path, str]:
                 raise
             return cached, cached.name
     files = [sibling.rfilename for sibling in info.siblings or []]
-    _refuse_escapes(f"model {name}", files)
+    _check_inside(f"model {name}", files)
     weights = _weights_patterns(name, files)
     patterns = [*weights, *_MODEL_COMPANIONS]
-    with _explained(f"model {name}"):
+    with _hub_errors(f"model {name}"):
         folder = Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
     return folder, folder.name
 
 
-def _refuse_escapes(what: str, files: Iterable[str]) -> None:
-    """Refuse a repository that lists a file outside of its folder."""
+def _check_inside(what: str, files: Iterable[str]) -> None:
+    """Raise UserError if a repository lists a file outside its own folder."""
     if strange := next((file for file in files if not is_inside(file)), None):
         raise UserError(
-            f"{what}: lists the file {format_value(strange)}, which is none of a repository"
+            f"{what}: lists the file {format_value(strange)}, which is outside the repository"
         )
 
 
 def _cached_model(name: str, revision: str | None) -> Path | None:
-    """A model's folder in the local cache, where it has its config and weights."""
+    """Return a model's folder in the local cache if it has the config and the weights."""
     from huggingface_hub import snapshot_download
 
     for known_by, patterns in _WEIGHTS_FORMATS:
-        with contextlib.suppress(OSError):  # it is not there, or not whole
+        with contextlib.suppress(OSError):  # not cached, or not completely
             folder = Path(
                 snapshot_download(
                     name,
@@ -159,23 +159,23 @@ _WEIGHTS_FORMATS = (
     ("pytorch_model.bin", ["pytorch_model.bin"]),
     ("pytorch_model.bin.index.json", ["pytorch_model.bin.index.json", "pytorch_model-*.bin"]),
 )
-"""The file by which weights in a format are known, and the patterns of all their files."""
+"""For each format of weights, the file that identifies it and the patterns of all its files."""
 
 
 def _weights_patterns(name: str, files: list[str]) -> list[str]:
-    """What to download of a model's files to have its weights, once."""
+    """Return the patterns of one complete set of a model's weights."""
     for known_by, patterns in _WEIGHTS_FORMATS:
         if known_by in files:
             return patterns
     raise UserError(
         f"model {name}: has no weights as safetensors or PyTorch files; look on the hub for a"
-        " revision that has (--revision), or for a copy in that format"
+        " revision that has them (--revision) or for a copy in such a format"
     )
 
 
 @contextlib.contextmanager
-def _explained(what: str) -> Iterator[None]:
-    """Tell the user what to do where the hub fails."""
+def _hub_errors(what: str) -> Iterator[None]:
+    """Turn errors of the hub into a UserError that says what to do."""
     from huggingface_hub.errors import (
         EntryNotFoundError,
         HTTPError,
@@ -187,15 +187,15 @@ def _explained(what: str) -> Iterator[None]:
         yield
     except RepositoryNotFoundError:
         raise UserError(
-            f"{what}: not on the Hugging Face hub, or not for everyone; check the name, or log in"
-            " with `hf auth login`"
+            f"{what}: not on the Hugging Face hub, or not public; check the name, or log in with"
+            " `hf auth login`"
         ) from None
-    # RuntimeError and ValueError: the hub's Xet back end, and names that it cannot have.
+    # RuntimeError and ValueError: from the Xet back end of the hub, and for invalid names.
     except (OSError, HTTPError, EntryNotFoundError, RuntimeError, ValueError) as error:
         if isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError):
             raise NotOnHub(f"{what}: not on the Hugging Face hub") from None
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UserError(
-            f"{what}: cannot be had from the Hugging Face hub ({reason}); check the connection and"
-            " HF_HUB_OFFLINE, or copy its folder from a machine that has it"
+            f"{what}: cannot be downloaded from the Hugging Face hub ({reason}); check the"
+            " connection and HF_HUB_OFFLINE, or copy its folder from a machine that has it"
         ) from error

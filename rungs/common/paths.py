@@ -1,7 +1,7 @@
-"""Paths that a user or a file gives: looked at so that no name and no kind of file is a surprise.
+"""Checks of paths that come from a user or from a file.
 
-`pathlib` raises where a name is too long, holds a NUL or lies in a folder that is closed to us; and
-opening a pipe or a device may wait, or read, for ever.
+`pathlib` raises on names that are too long or contain a NUL, and in folders without permission.
+Opening a pipe or a device may block, or read, forever.
 """
 
 import errno
@@ -10,49 +10,48 @@ import stat
 from pathlib import Path
 
 _NAME_BYTES = 200
-"""Below the 255 that file systems have, for what we put before and after a name."""
+"""Less than the limit of 255 of file systems: Rungs adds prefixes and suffixes to names."""
 
 
 def checkout() -> Path | None:
-    """Return the project's checkout that this package runs from, None where it was installed."""
+    """Return the checkout of Rungs that this package runs from, None for an installed package."""
     root = Path(__file__).parents[2]
     return root if (root / "train.py").is_file() else None
 
 
 def is_file(path: Path | str) -> bool:
-    """Whether a regular file is there."""
+    """Whether a path is a regular file."""
     return os.path.isfile(path)  # noqa: PTH113
 
 
 def is_folder(path: Path | str) -> bool:
-    """Whether a folder is there."""
+    """Whether a path is a folder."""
     return os.path.isdir(path)  # noqa: PTH112
 
 
 def is_there(path: Path | str) -> bool:
-    """Whether anything is there, were it a link that leads nowhere."""
+    """Whether a path exists, be it a broken link."""
     return os.path.lexists(path)
 
 
 def require_regular(path: Path) -> None:
-    """Raises OSError where a path leads to no file, or to a folder, a pipe or a device."""
+    """Raise OSError unless a path is a regular file: not missing, a folder, a pipe or a device."""
     try:
         mode = path.stat().st_mode
     except ValueError:
-        raise OSError(errno.EINVAL, "no possible name of a file", str(path)) from None
+        raise OSError(errno.EINVAL, "not a valid file name", str(path)) from None
     if not stat.S_ISREG(mode):
         raise OSError(errno.EINVAL, "not a regular file", str(path))
 
 
 def is_inside(path: str) -> bool:
-    """Whether a relative path that a file names, with slashes, stays below where it starts."""
+    """Whether a relative path with slashes stays inside the folder it starts from."""
     parts = path.split("/")
     return path.isprintable() and "\\" not in path and not {"", ".", ".."} & set(parts)
 
 
 def is_plain_name(name: str) -> bool:
-    """Whether a name is that of something right in a folder, and leads nowhere else on any
-    system."""
+    """Whether a name is a plain file name on every system, and leads into no other folder."""
     return (
         name.isprintable()
         and not name.startswith("~")

@@ -1,4 +1,4 @@
-"""What happens in a run, said on the terminal and kept in its `train.log`."""
+"""Messages of a run, on the terminal and in its `train.log`."""
 
 import contextlib
 import logging
@@ -16,7 +16,7 @@ log = logging.getLogger("rungs")
 
 
 class Terminal:
-    """stderr, for messages and bars. One that is gone is no reason to stop: after
+    """stderr, for messages and progress bars. A closed stderr does not stop a run: after
     `train.py … 2>&1 | tee log`, Ctrl-C ends `tee` too."""
 
     def write(self, text: str) -> int:
@@ -39,15 +39,15 @@ TERMINAL = Terminal()
 
 
 class _AboveTheBar(logging.Handler):
-    """Writes without tearing a progress bar."""
+    """Writes messages above the progress bar."""
 
     def emit(self, record: logging.LogRecord) -> None:
         tqdm.write(self.format(record), file=TERMINAL)
 
 
 class _File(logging.FileHandler):
-    """Messages in a file. One that it has no room for is no reason to stop: it is said once, on the
-    terminal, and what follows is tried again."""
+    """Writes messages to a file. A failed write does not stop the run: the first failure is
+    reported on the terminal, and later messages are tried again."""
 
     _has_failed = False
 
@@ -59,8 +59,8 @@ class _File(logging.FileHandler):
 
 
 def log_to_terminal() -> None:
-    """Messages on the terminal from now on; those before `log_to_file` are remembered for it. What
-    libraries note of errors is left out, for we get each as an exception and say it ourselves."""
+    """From now on write messages to the terminal, and keep them in memory for `log_to_file`. Errors
+    that libraries log are left out: they also raise them, and Rungs reports the exception."""
     logging.getLogger("absl").setLevel(logging.CRITICAL)
     log.setLevel(logging.INFO)
     log.propagate = False
@@ -68,7 +68,7 @@ def log_to_terminal() -> None:
 
 
 def only_warnings() -> None:
-    """No more than warnings from now on: another process says the rest."""
+    """From now on log only warnings, because another process logs the rest."""
     log.setLevel(logging.WARNING)
 
 
@@ -93,15 +93,15 @@ def log_to_file(path: Path) -> None:
 
 @contextlib.contextmanager
 def log_failures() -> Iterator[None]:
-    """Note what the run cannot go on for in the file; the terminal is told otherwise."""
+    """Log a `RunFailure` to the file. The command itself reports it on the terminal."""
     try:
         yield
     except RunFailure as failure:
-        _note(str(failure))
+        _log_to_file_only(str(failure))
         raise
 
 
-def _note(text: str) -> None:
+def _log_to_file_only(text: str) -> None:
     for line in text.splitlines():
         record = log.makeRecord(log.name, logging.ERROR, "", 0, line, (), None)
         for file in [handler for handler in log.handlers if isinstance(handler, _File)]:

@@ -1,4 +1,5 @@
-"""SIGINT and SIGTERM: the end of a start, and then a wish to stop at the next step boundary."""
+"""SIGINT and SIGTERM: they end a process that is starting, and ask a training one to stop after the
+current step."""
 
 import contextlib
 import os
@@ -8,26 +9,26 @@ from types import FrameType
 from typing import Self
 
 _STOPPING = (signal.SIGINT, signal.SIGTERM)
-_SECONDS_OF_ONE_WISH = 1.0
+_SECONDS_OF_ONE_REQUEST = 1.0
 
 
 def exit_on_signal() -> None:
-    """From now on SIGINT or SIGTERM ends this process with the exit code of one that it stopped:
-    until the first step there is nothing to save, and a kill harms nothing. An exception would pass
-    through whatever is being imported or built, some of which keeps such to itself."""
+    """From now on SIGINT and SIGTERM end this process at once, with exit code 128 + the signal's
+    number. Before the first step there is nothing to save. An exception would pass through
+    whatever is being imported or compiled, and some of that code swallows exceptions."""
     for number in _STOPPING:
         signal.signal(number, _end)
 
 
 def _end(number: int, _frame: FrameType | None = None) -> None:
-    _say(f"{signal.Signals(number).name}: stopped; the same command goes on")
+    _print(f"{signal.Signals(number).name}: stopped; run the same command to resume")
     os._exit(128 + number)
 
 
 class StopSignal:
-    """While entered, the first SIGINT or SIGTERM only sets `number`; a second one ends the process,
-    but not one that comes with the first: a launcher may pass on what the process has had already,
-    as `uv run` does where a whole group of processes is told to stop.
+    """While entered, the first SIGINT or SIGTERM only sets `number`; a second one ends the process.
+    A second signal within a second of the first is ignored: a launcher such as `uv run` may forward
+    a signal that the process has already received with its process group.
 
     Attributes:
         number: the signal received, or None.
@@ -54,14 +55,14 @@ class StopSignal:
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
         if self.number is not None:
-            if time.monotonic() - self._noted_at < _SECONDS_OF_ONE_WISH:
+            if time.monotonic() - self._noted_at < _SECONDS_OF_ONE_REQUEST:
                 return
             _end(number)
         self.number, self._noted_at = number, time.monotonic()
         name = signal.Signals(number).name
-        _say(f"{name}: saving after this step; once more to stop at once")
+        _print(f"{name}: saving after this step; send it again to stop at once")
 
 
-def _say(line: str) -> None:
-    with contextlib.suppress(OSError):  # a terminal that is gone must not cost the save
+def _print(line: str) -> None:
+    with contextlib.suppress(OSError):  # a closed terminal must not prevent the save
         os.write(2, f"\n{line}\n".encode())

@@ -1,4 +1,4 @@
-"""JSON files read strictly: every mistake found in one pass, a line each, in the reader's terms."""
+"""Strict reading of JSON files: all errors at once, one line each, in terms of the file's keys."""
 
 import difflib
 import json
@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, model_
 from rungs.common.errors import UserError
 from rungs.common.paths import require_regular
 
-_MOST_MISTAKES, _MOST_SHOWN = 50, 60
+_MOST_ERRORS, _MOST_SHOWN = 50, 60
 
 
 class StrictModel(BaseModel):
@@ -27,8 +27,8 @@ class StrictModel(BaseModel):
     )
 
     CHECKS: ClassVar[tuple[str, ...]] = ()
-    """Names of methods that check several keys together; each returns one line, «key: what is
-    wrong», or nothing."""
+    """Names of methods that check several keys together. Each returns None or one line, "key: what
+    is wrong"."""
 
     @model_validator(mode="after")
     def _keys_fit_together(self) -> Self:
@@ -37,7 +37,7 @@ class StrictModel(BaseModel):
         return self
 
     def problems(self) -> list[str]:
-        """What the checks over several keys find; a check whose keys are absent is left out."""
+        """Return the lines of the checks in `CHECKS`. A check whose keys are missing is skipped."""
         lines = []
         for check in self.CHECKS:
             try:
@@ -49,7 +49,7 @@ class StrictModel(BaseModel):
 
 
 def read_text(path: Path) -> str:
-    """Text of a file; raises UserError where it is missing, unreadable or not UTF-8."""
+    """Return a file's text; raises UserError if it is missing, unreadable or not UTF-8."""
     try:
         require_regular(path)
         return path.read_text(encoding="utf-8-sig")
@@ -67,13 +67,13 @@ M = TypeVar("M", bound=StrictModel)
 def parse(
     text: str, path: Path, model: type[M], elsewhere: Mapping[str, type[StrictModel]] | None = None
 ) -> M:
-    """Read `text`, the contents of `path`, as a `model`.
+    """Return `text`, the contents of `path`, as a `model`.
 
     Args:
-        elsewhere: the other files of the folder, by name, where a misplaced key may belong.
+        elsewhere: the other files of the folder by name; an unknown key may belong in one of them.
 
     Raises:
-        UserError: one line for each mistake, with file, key, value and what is allowed.
+        UserError: one line for each error, with file, key, value and what is allowed.
     """
     values, lines = _parse_object(text, path)
     try:
@@ -81,9 +81,9 @@ def parse(
     except ValidationError as error:
         others: dict[str, type[StrictModel]] = {path.name: model, **(elsewhere or {})}
         found = error.errors()
-        lines += [line for e in found[:_MOST_MISTAKES] for line in _mistakes(e, path, others)]
-        if (more := len(found) - _MOST_MISTAKES) > 0:
-            lines.append(f"{path}: and {more:,} mistakes more")
+        lines += [line for e in found[:_MOST_ERRORS] for line in _error_lines(e, path, others)]
+        if (more := len(found) - _MOST_ERRORS) > 0:
+            lines.append(f"{path}: and {more:,} more errors")
         if wrong := {str(e["loc"][0]) for e in found if e["loc"]}:
             lines += [f"{path}: {line}" for line in _partial(model, values, wrong).problems()]
     if lines:
@@ -92,7 +92,7 @@ def parse(
 
 
 def _parse_object(text: str, path: Path) -> tuple[dict[str, Any], list[str]]:
-    """The JSON object in `text`, and a line for each key given twice."""
+    """Return the JSON object in `text` and a line for each key given twice."""
     twice: list[str] = []
 
     def note_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -107,7 +107,7 @@ def _parse_object(text: str, path: Path) -> tuple[dict[str, Any], list[str]]:
     try:
         value = json.loads(text, object_pairs_hook=note_duplicates)
         json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:  # it could be written nowhere
+    except UnicodeEncodeError:  # it could not be written to any file
         raise UserError(f"{path}: holds half a character (a lone surrogate)") from None
     except json.JSONDecodeError as error:
         place = f"line {error.lineno}, column {error.colno}"
@@ -120,7 +120,7 @@ def _parse_object(text: str, path: Path) -> tuple[dict[str, Any], list[str]]:
 
 
 def _partial(model: type[M], values: dict[str, Any], wrong: set[str]) -> M:
-    """The object without the keys that are wrong, for the checks that can do without them."""
+    """Return the object without its wrong keys, for the checks that do not need them."""
     right = {key: _typed(model, key, values[key]) for key in values.keys() - wrong}
     partial = model.model_construct(**right)
     for key in wrong:
@@ -129,7 +129,7 @@ def _partial(model: type[M], values: dict[str, Any], wrong: set[str]) -> M:
 
 
 def _typed(model: type[M], key: str, value: Any) -> Any:
-    """A value that is right for a key, objects in it as what they stand for."""
+    """Return a valid value of a key with nested objects parsed."""
     if (field := model.model_fields.get(key)) is None:
         return value
     kind: Any = field.annotation
@@ -147,8 +147,8 @@ _WORDING = {
 }
 
 
-def _mistakes(error: Any, path: Path, models: Mapping[str, type[StrictModel]]) -> list[str]:
-    """Lines for one of pydantic's errors: file, key, value, what is allowed."""
+def _error_lines(error: Any, path: Path, models: Mapping[str, type[StrictModel]]) -> list[str]:
+    """Return one of pydantic's errors as lines with file, key, value and what is allowed."""
     parts = [str(part) for part in error["loc"] if not str(part).startswith("(")]
     key = format_name(".".join(parts))
     if error["type"] == "value_error" and not parts:
@@ -157,7 +157,7 @@ def _mistakes(error: Any, path: Path, models: Mapping[str, type[StrictModel]]) -
         advice = _advice(key, path.name, models) if len(parts) == 1 else ""
         return [f"{path}: {key}: unknown key (value {format_value(error['input'])}){advice}"]
     if error["type"] == "missing":
-        return [f"{path}: {key}: missing; this key is needed"]
+        return [f"{path}: {key}: missing; this key is required"]
     allowed = _ALLOWED.get(error["type"], error["msg"])
     for theirs, ours in _WORDING.items():
         allowed = allowed.replace(theirs, ours)
@@ -175,16 +175,16 @@ def _advice(key: str, name: str, models: Mapping[str, type[StrictModel]]) -> str
 
 
 def format_value(value: Any) -> str:
-    """A JSON value as one line of at most 60 characters."""
+    """Return a JSON value as one line of at most 60 characters."""
     try:
         text = json.dumps(value, ensure_ascii=False, default=str)
     except RecursionError:
-        return "what is nested too deeply to show"
+        return "a value nested too deeply to show"
     if not text.isprintable():
         text = json.dumps(value, default=str)
     return text if len(text) <= _MOST_SHOWN else text[: _MOST_SHOWN - 1] + "…"
 
 
 def format_name(name: str) -> str:
-    """A key's or tensor's name as it stands, or as JSON where that is long or cannot be seen."""
+    """Return the name of a key or tensor, as JSON if it is long or has unprintable characters."""
     return name if name.isprintable() and len(name) <= _MOST_SHOWN else format_value(name)

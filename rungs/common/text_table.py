@@ -1,10 +1,11 @@
-"""Tables of text, and times as they stand in them."""
+"""Aligned columns and durations for terminal output."""
 
 from collections.abc import Sequence
 
 
 def align_columns(rows: Sequence[Sequence[str]], left: int = 1) -> str:
-    """Rows as lines with aligned columns: the first `left` ones to the left, the others right."""
+    """Return rows as lines with aligned columns: the first `left` ones flush left, the others flush
+    right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:
@@ -17,7 +18,7 @@ def align_columns(rows: Sequence[Sequence[str]], left: int = 1) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """A time in its two largest units, as in `2 h 05 min`."""
+    """Return a duration in its two largest units, such as `2 h 05 min`."""
     if seconds < 60:
         return f"{seconds:.3g} s"
     minutes, rest = divmod(round(seconds), 60)

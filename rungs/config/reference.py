@@ -32,7 +32,7 @@ def _key_table(config_type: type[StrictModel]) -> list[str]:
     schema = config_type.model_json_schema()
     rows = ["| key | allowed | default | meaning |", "|---|---|---|---|"]
     for key, entry in schema["properties"].items():
-        default = json.dumps(entry["default"]) if "default" in entry else "needed"
+        default = json.dumps(entry["default"]) if "default" in entry else "required"
         meaning = entry.get("description", "").replace("\n", " ")
         if key in getattr(config_type, "MAY_CHANGE", ()):
             meaning += " *May change between two starts of a run.*"

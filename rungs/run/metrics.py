@@ -150,7 +150,7 @@ class MetricsLog:
         if run.is_dir():
             raise RunFailure(
                 f"{self._path}: removed, cut or replaced while it was written to; what is missing"
-                " of it is lost; run the same command, which goes on from the last checkpoint"
+                " of it is lost; run the same command to resume from the last checkpoint"
             )
         raise RunFailure(
             f"{run}: the run folder was removed or moved while it was trained; what was learned"

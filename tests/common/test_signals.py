@@ -27,5 +27,5 @@ def test_a_second_signal_acts_but_not_one_that_comes_with_the_first(
         check=False,
     )
     assert ended.returncode == exit_code, ended.stderr
-    assert "SIGTERM: saving after this step; once more to stop at once" in ended.stderr
+    assert "SIGTERM: saving after this step; send it again to stop at once" in ended.stderr
     assert ended.stdout == ("143\n" if exit_code == 0 else "")

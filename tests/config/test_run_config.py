@@ -96,7 +96,7 @@ def test_all_mistakes_of_both_files_are_told_at_once(tmp_path: Path) -> None:
         "train.json: dataset: 3 is not allowed; must be of type string",
         "train.json: drop_rate: 1.0 is not allowed; must be less than 1",
         "train.json: epochs: 0 is not allowed; must be at least 1",
-        "train.json: learning_rate: missing; this key is needed",
+        "train.json: learning_rate: missing; this key is required",
         "train.json: learning_rte: unknown key (value 1); did you mean learning_rate?",
     ]
 

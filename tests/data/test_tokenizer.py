@@ -382,9 +382,11 @@ def test_no_older_file_is_taken_while_the_hub_cannot_say_that_there_is_no_newer(
 
     def unreachable(model: str, name: str) -> Path:
         asked.append(name)
-        raise UserError(f"{name} of {model}: cannot be had from the Hugging Face hub (no network)")
+        raise UserError(
+            f"{name} of {model}: cannot be downloaded from the Hugging Face hub (no network)"
+        )
 
     monkeypatch.setattr(tokenizer_files.hub, "model_file", unreachable)
-    with pytest.raises(UserError, match="cannot be had"):
+    with pytest.raises(UserError, match="cannot be downloaded"):
         load_tokenizer(MODEL)
     assert asked == ["tokenizer.json"]

@@ -51,7 +51,7 @@ def wait_after_a_save(monkeypatch: pytest.MonkeyPatch) -> None:
     ("owner", "name", "fault", "reason"),
     [
         (weights_file, "write_weights", no_room, "No space left on device ("),
-        (weights_file, "write_weights", no_sense, "KeyError: 'a bug'; see to that"),
+        (weights_file, "write_weights", no_sense, "KeyError: 'a bug'; fix that"),
         (manifest, "write_manifest", no_room, "No space left on device ("),
         (saver, "_save_async", no_room, "No space left on device ("),
         (saver, "_save_async", lambda *_: FailedSave(), "No space left on device ("),

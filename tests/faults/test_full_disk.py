@@ -48,7 +48,7 @@ def test_a_small_disk(straight: RunFolder, datasets_dir: Path, tmp_path: Path) -
         run = short_run(disk / "run")
         message = error_line(train(run, datasets_dir))
         assert message.startswith(f"{run.checkpoints}: the checkpoint of step 6 could not be")
-        assert "make room, then run the same command" in message
+        assert "free some space, then run the same command" in message
         needed, free = room_of(message)
         assert needed == pytest.approx(CHECKPOINT_BYTES, rel=0.2)
         assert free < needed

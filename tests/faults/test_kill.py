@@ -73,7 +73,7 @@ def test_signals_lose_nothing(straight: RunFolder, datasets_dir: Path, tmp_path:
     for moment, number in zip(AT_THE_START, numbers, strict=False):
         before = state_of(run)
         said = stop_at(moment, run, datasets_dir, number, count=1)
-        assert f"{number.name}: stopped; the same command goes on" in said, moment
+        assert f"{number.name}: stopped; run the same command to resume" in said, moment
         assert state_of(run) == before, moment
     for moment, number in zip(IN_THE_LOOP, numbers, strict=False):
         stop_at(moment, run, datasets_dir, number, count=count_of(moment, 3))

@@ -67,7 +67,7 @@ def test_a_folder_that_cannot_be_written_to_any_more(
     message = failure(run, datasets_dir)
     assert f": {what} could not be written: {os.strerror(number)}" in message
     assert message.endswith(
-        "; see to that, then run the same command, which goes on from the last checkpoint"
+        "; fix that, then run the same command to resume from the last checkpoint"
     )
     assert len(losses(run)) <= 4
 
@@ -159,7 +159,7 @@ def test_checkpoints_that_are_removed_under_a_save(
     before_call(manifest, "write_manifest", 2, lambda *_: shutil.rmtree(run.checkpoints))
     message = failure(run, datasets_dir)
     assert "the checkpoint of step 3 could not be written: No such file or directory" in message
-    assert "bring back what was removed or moved" in message
+    assert "restore what was removed or moved" in message
 
 
 @pytest.mark.usefixtures("no_charts")

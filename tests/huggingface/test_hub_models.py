@@ -47,7 +47,9 @@ def test_models_of_the_hub_without_a_network(
     assert find_source(MODEL) == online
     assert hub.downloads() == []
     shutil.rmtree(online.folder)
-    with pytest.raises(UserError, match=f"model {MODEL}: cannot be had from the Hugging Face hub"):
+    with pytest.raises(
+        UserError, match=f"model {MODEL}: cannot be downloaded from the Hugging Face hub"
+    ):
         find_source(MODEL)
 
 

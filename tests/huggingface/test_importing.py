@@ -240,14 +240,14 @@ def test_leftovers_of_a_killed_attempt_are_named(
     (tmp_path / ".run.abc.partial").mkdir()
     with caplog.at_level(logging.WARNING), create_folder(tmp_path / "run"):
         pass
-    assert ".run.abc.partial: of an attempt that was cut off" in caplog.text
+    assert ".run.abc.partial: left by an interrupted attempt" in caplog.text
 
 
 def test_what_is_there_is_never_replaced(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     with pytest.raises(UserError, match="there already; choose another name"):
         target_folder(str(tmp_path / "run"))
-    with pytest.raises(UserError, match="appeared meanwhile"):
+    with pytest.raises(UserError, match="just created by another process; left unchanged"):
         _create_twice(tmp_path / "new")
     assert list((tmp_path / "new").iterdir()) == []
 
