@@ -13,7 +13,7 @@ from rungs.config.model_config import LayerKind, ModelConfig
 from rungs.model.kernels import cudnn_attention
 from rungs.model.kernels.blockwise_attention import causal_attention
 from rungs.model.layers import NO_DROPOUT, Dropout, Linear, initializer, make_norm, normed
-from rungs.model.remat import kept
+from rungs.model.remat import save_for_backward
 from rungs.model.rope import Rotary, rotary_for
 from rungs.parallel import collectives, target_device
 from rungs.parallel.axes import TENSOR
@@ -175,10 +175,10 @@ def plain_attention(
     scores = soft_capped(scores * (width**-0.5 if scale is None else scale), soft_cap)
     if mask is not None:
         scores = jnp.where(mask, scores, jnp.finfo(scores.dtype).min)
-    weights = kept(dropout(jax.nn.softmax(scores)).astype(value.dtype))
+    weights = save_for_backward(dropout(jax.nn.softmax(scores)).astype(value.dtype))
     weights = weights.reshape(*weights.shape[:-3], kv_heads, heads // kv_heads, *weights.shape[-2:])
     y = jnp.einsum("...kgst,...tkh->...skgh", weights, value, preferred_element_type=jnp.float32)
-    return kept(y.reshape(query.shape).astype(query.dtype))
+    return save_for_backward(y.reshape(query.shape).astype(query.dtype))
 
 
 def soft_capped(x: Array, cap: float | None) -> Array:

@@ -14,7 +14,7 @@ from jax import Array
 
 from rungs.config.model_config import FeedForwardKind, ModelConfig
 from rungs.model.layers import Axes, Initializer, Linear, initializer, joined, sums_over_split
-from rungs.model.remat import kept
+from rungs.model.remat import save_for_backward
 from rungs.parallel import collectives
 from rungs.parallel.axes import DATA, TENSOR
 
@@ -98,11 +98,11 @@ class MixtureOfExperts(nnx.Module):
         y = y.astype(jnp.float32) * weights[by_expert, None]
         y_MD = joined(jnp.zeros_like(x_MD, jnp.float32).at[tokens].add(y), self.down.kernel)
         routing = self._routing(counts_E, probabilities_ME)
-        return kept(y_MD.astype(x_BSD.dtype)).reshape(x_BSD.shape), routing
+        return save_for_backward(y_MD.astype(x_BSD.dtype)).reshape(x_BSD.shape), routing
 
     def _routing(self, counts_E: Array, probabilities_ME: Array) -> Routing:
         """Of the tokens of all devices along the data axis."""
-        counts_E = kept(collectives.psum(counts_E, DATA))
+        counts_E = save_for_backward(collectives.psum(counts_E, DATA))
         mean_E = probabilities_ME.mean(axis=0) / collectives.axis_size(DATA)
         shares_E = counts_E / counts_E.sum()
         return Routing(counts_E, self.n_experts * jnp.sum(shares_E * mean_E))
@@ -146,7 +146,7 @@ class ExpertLinear(nnx.Module):
             if is_part:
                 bias = collectives.to_varying(bias, TENSOR) / collectives.axis_size(TENSOR)
             y = y + bias[expert]
-        return kept(y if is_part else y.astype(x.dtype))
+        return save_for_backward(y if is_part else y.astype(x.dtype))
 
 
 def activated(activation: Activation, up: Array, gate: Array | None) -> Array:

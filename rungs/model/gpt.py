@@ -31,12 +31,10 @@ from rungs.model.layers import (
     make_norm,
     normed,
 )
-from rungs.model.remat import only_kept
+from rungs.model.remat import checkpoint_layer
 from rungs.parallel import collectives
 from rungs.parallel.axes import TENSOR
 from rungs.parallel.fsdp import unsharded
-
-ThroughBlock = Callable[[nnx.State, Array, View, Dropout], tuple[Array, Routing | None]]
 
 
 class Forward(NamedTuple):
@@ -319,7 +317,7 @@ def through_blocks(
             outcomes.append((x_BSD if keep_hidden_states else None, routing))
         return (x_BSD, number + len(outcomes)), jax.tree.map(lambda *a: jnp.stack(a), *outcomes)
 
-    apply = rematerialized(through_block, compute)
+    apply = checkpoint_layer(through_block, compute.remat, compute.whole is not unsharded)
     whole = periods * len(kinds)
     in_periods = jax.tree.map(
         lambda a: a[:whole].reshape(periods, len(kinds), *a.shape[1:]), stacked
@@ -332,24 +330,6 @@ def through_blocks(
         outcomes = jax.tree.map(lambda *a: jnp.concatenate(a), outcomes, last)
     hidden_LBSD, routing = outcomes
     return carry[0], None if hidden_LBSD is None else list(hidden_LBSD), routing
-
-
-def rematerialized(through_block: ThroughBlock, compute: Compute) -> ThroughBlock:
-    """A block of which the backward pass computes again what `remat` says, and makes whole again
-    the weights of which devices keep parts: the gathered ones would stay in memory otherwise."""
-    if compute.remat == "full":
-        return jax.checkpoint(through_block)
-    if compute.remat == "dots":
-        return jax.checkpoint(through_block, policy=only_kept)
-    if compute.whole is unsharded:
-        return through_block
-    return jax.checkpoint(through_block, policy=_all_but_gathered)
-
-
-def _all_but_gathered(primitive: Any, *_: Any, **__: Any) -> bool:
-    """A policy sees a function with its own derivative as one operation, here `gathered`; pvary and
-    reshape are what weights go through next, and cost nothing to do again."""
-    return primitive.name not in ("custom_vjp_call", "pvary", "reshape")
 
 
 def first_axis(tree: Any) -> int:

@@ -17,7 +17,7 @@ from jax import Array
 
 from rungs.config.model_config import ModelConfig
 from rungs.model.kernels import matmul
-from rungs.model.remat import kept
+from rungs.model.remat import save_for_backward
 from rungs.parallel import collectives
 from rungs.parallel.axes import TENSOR
 
@@ -103,7 +103,7 @@ class Linear(nnx.Module):
         y = joined(product(x, self.kernel), self.kernel)
         if self.low_rank is not None:
             y = y + self.low_rank(x)
-        return kept((y if self.bias is None else y + self.bias[...]).astype(x.dtype))
+        return save_for_backward((y if self.bias is None else y + self.bias[...]).astype(x.dtype))
 
 
 class LowRankParam(nnx.Param):

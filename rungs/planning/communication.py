@@ -18,6 +18,7 @@ from jax.sharding import AbstractMesh
 from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import RunConfig
 from rungs.config.train_config import Remat, ShardingConfig
+from rungs.model.remat import RECOMPUTED
 from rungs.optim.precision import dtype_of
 from rungs.parallel.axes import BLOCKS, DATA, TENSOR, VOCABULARY
 from rungs.parallel.mesh import MESH_AXIS_NAMES, Layout
@@ -113,8 +114,8 @@ def parameters(model: ModelConfig, layout: Layout) -> Iterator[ParameterLayout]:
 def traffic(run: RunConfig, layout: Layout) -> list[Sent]:
     """What the step asks for, by parameter and activation.
 
-    With `remat` "full" every bias counts as gathered again, though the backward pass does not need
-    all.
+    Where `remat` recomputes matmuls, every bias counts as gathered again, though the backward pass
+    does not need all.
 
     Raises:
         ValueError: the run trains a low-rank addition, which is not counted.
@@ -184,14 +185,15 @@ def _for_scalars(own: list[ParameterLayout], run: RunConfig, layout: Layout) -> 
 
 def _is_needed_again(one: ParameterLayout, remat: Remat) -> bool:
     """Whether the backward pass computes again what a parameter is added to or multiplied with."""
-    return remat == "full" or (remat == "dots" and one.is_of_norm)
+    recomputed = RECOMPUTED[remat]
+    return recomputed.matmuls or (recomputed.elementwise and one.is_of_norm)
 
 
 def _joins(run: RunConfig) -> tuple[int, int]:
     """How often a layer joins products, and how often the backward pass does so again: where
     something in the layer needs the sum to be computed again itself."""
     joins = 1 if run.model.feed_forward == "none" else 2
-    if run.train.remat != "full":
+    if not RECOMPUTED[run.train.remat].matmuls:
         return joins, 0
     return joins, joins - 1 if run.model.norm_placement == "before" else joins
 

@@ -14,6 +14,7 @@ from rungs.config.train_config import ShardingConfig
 from rungs.model.kernels import cudnn_attention
 from rungs.model.kernels.blockwise_attention import blocks
 from rungs.model.lora import DOWN, LOW_RANK_NAMES
+from rungs.model.remat import RECOMPUTED
 from rungs.optim.precision import dtype_of
 from rungs.parallel import target_device
 from rungs.planning.communication import layout_without_devices
@@ -167,9 +168,10 @@ def _of_layers(config: RunConfig) -> Passes:
     weights = sum(sizes.values())
     forward = 2 * (weights + sum(low_rank.values()))
     again = 0.0
-    if train.remat == "full":
+    recomputed = RECOMPUTED[train.remat]
+    if recomputed.matmuls:
         again = forward - 2 * _not_needed_again(sizes, model)
-    elif train.remat == "dots":
+    elif recomputed.elementwise:
         again = 2 * sum(size for name, size in low_rank.items() if name.endswith(DOWN))
     by_weights = 0 if train.lora else 2 * weights
     return Passes(forward, again, 2 * weights + by_weights + 4 * sum(low_rank.values()))
@@ -201,10 +203,12 @@ def _of_attention(config: RunConfig) -> Passes:
         window = model.sliding_window if kind == "sliding" else None
         pairs += length**2 if is_plain else _pairs(length, window)
     once = 2 * pairs * _heads_width(model) / length
+    recomputed = RECOMPUTED[train.remat]
     if is_plain:
-        return Passes(2 * once, {"none": 0, "dots": 1, "full": 2}[train.remat] * once, 4 * once)
+        # the softmax between the two matmuls needs the scores again
+        return Passes(2 * once, (recomputed.elementwise + recomputed.matmuls) * once, 4 * once)
     # in blocks the backward pass makes the scores again by itself
-    return Passes(2 * once, (3 if train.remat == "full" else 1) * once, 4 * once)
+    return Passes(2 * once, (1 + 2 * recomputed.matmuls) * once, 4 * once)
 
 
 def _in_blocks(config: RunConfig) -> bool:

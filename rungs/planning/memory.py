@@ -4,7 +4,7 @@ how it would go for a step that computes the same in less. Axes as in `model.py`
 
 import dataclasses
 import math
-from typing import NamedTuple, get_args
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ from rungs.config.run_config import RunConfig
 from rungs.config.train_config import Remat
 from rungs.model.gpt import GPT
 from rungs.model.kernels.cross_entropy import chunk_tokens
+from rungs.model.remat import RECOMPUTED
 from rungs.optim.optimizer import MultiSteps
 from rungs.optim.precision import dtype_of
 from rungs.parallel import target_device
@@ -86,7 +87,7 @@ def memory_of(config: RunConfig, mesh: Mesh) -> Memory:
     """
     abstract = AbstractState(config, 1, mesh)
     trained = _bytes_per_device({name: abstract.weights[name] for name in abstract.trained})
-    kept = {remat: _kept_for_backward(config, mesh, abstract, remat) for remat in get_args(Remat)}
+    kept = {remat: _kept_for_backward(config, mesh, abstract, remat) for remat in RECOMPUTED}
     return Memory(
         weights=_bytes_per_device(abstract.weights),
         moments=_bytes_per_device(abstract.optimizer),
@@ -148,7 +149,8 @@ def _of_layer(config: RunConfig, mesh: Mesh, kept: dict[Remat, int]) -> int:
     in_float32 = products * jnp.float32.dtype.itemsize // dtype_of(config.train).itemsize
     # of what is elementwise much is fused, and never there as a whole
     elementwise = min(none - products, int(_MOST_ELEMENTWISE * in_float32))
-    again = 0 if remat == "none" else elementwise + max(products - own, 0)
+    recomputed = RECOMPUTED[remat]
+    again = elementwise * recomputed.elementwise + max(products - own, 0) * recomputed.matmuls
     taken_out = products if layers > period else 0
     at_once = max(period * (2 * products + taken_out), period * again + taken_out)
     return at_once + period * _of_experts(config, mesh) + _copied(config, mesh)
@@ -162,7 +164,10 @@ def _of_experts(config: RunConfig, mesh: Mesh) -> int:
         return 0
     rows = _tokens(config, mesh) * (model.experts_per_token or 0) * model.n_experts
     inner, outer = model.hidden_dim // mesh.shape[TENSOR], model.emb_dim
-    copies = (4 * outer + 4 * inner) if config.train.remat == "full" else (2 * outer + 3 * inner)
+    if RECOMPUTED[config.train.remat].matmuls:
+        copies = 4 * outer + 4 * inner
+    else:
+        copies = 2 * outer + 3 * inner
     return rows * copies * jnp.float32.dtype.itemsize
 
 

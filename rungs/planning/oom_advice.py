@@ -7,14 +7,15 @@ import json
 import logging
 import math
 from collections.abc import Iterator
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import Mesh
 
 from rungs.common.errors import RunFailure
 from rungs.config.run_config import RunConfig
-from rungs.config.train_config import Remat, ShardingConfig, TrainConfig
+from rungs.config.train_config import ShardingConfig, TrainConfig
+from rungs.model.remat import settings_from
 from rungs.parallel.devices import memory_bytes
 from rungs.parallel.mesh import Layout
 from rungs.planning.memory import Memory, memory_of, shown
@@ -119,8 +120,7 @@ def device_bytes(mesh: Mesh) -> float:
 
 def _ways(config: RunConfig, mesh: Mesh) -> Iterator[dict[str, Any]]:
     """Keys that change how a step is computed, not what it computes."""
-    train, levels = config.train, get_args(Remat)
-    heavier = levels[levels.index(train.remat) :]
+    train, heavier = config.train, settings_from(config.train.remat)
     for remat in heavier:
         yield {} if remat == train.remat else {"remat": remat}
     is_dp = mesh.size > 1 and (train.sharding or ShardingConfig()).mode == "dp"

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec
 from rungs.config.run_config import RunConfig
 from rungs.model.attention import causal_mask, plain_attention
 from rungs.model.kernels import blockwise_attention, cross_entropy, cudnn_attention, matmul
-from rungs.model.remat import only_kept
+from rungs.model.remat import save_marked
 from rungs.parallel import collectives
 from rungs.parallel import mesh as mesh_module
 from rungs.parallel.axes import DATA
@@ -214,7 +214,7 @@ def test_on_a_gpu_a_layer_calls_cudnn_once_forwards_and_once_backwards(
         return jnp.sin(y.astype(jnp.float32)).sum()
 
     def step(query: jax.Array, key: jax.Array) -> Any:
-        layer = jax.checkpoint(loss, policy=only_kept)
+        layer = jax.checkpoint(loss, policy=save_marked)
         return collectives.psum(jax.value_and_grad(layer)(query, key), DATA)
 
     mesh, rows = mesh_of(2), PartitionSpec("data")

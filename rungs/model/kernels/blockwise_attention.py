@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from rungs.model.kernels.matmul import opaque, transposed
-from rungs.model.remat import kept
+from rungs.model.remat import save_for_backward
 from rungs.parallel import collectives
 
 SHORTEST, LONGEST, MOST = 64, 256, 8
@@ -98,8 +98,8 @@ def _forward(
         y_XQH = _dot(weights.astype(value.dtype), block.visible(value_XTH), 2, 1) / total
         parts.append(_by_group(query_XGSH, y_XQH))
         logarithms.append(largest + jnp.log(total))
-    y = kept(_as_queries(query, jnp.concatenate(parts, axis=2)))
-    logarithm = kept(jnp.concatenate(logarithms, axis=1))
+    y = save_for_backward(_as_queries(query, jnp.concatenate(parts, axis=2)))
+    logarithm = save_for_backward(jnp.concatenate(logarithms, axis=1))
     return y, (query, key, value, y, logarithm)
 
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from rungs.model.kernels import blockwise_attention
-from rungs.model.remat import kept
+from rungs.model.remat import save_for_backward
 from rungs.parallel import target_device
 
 WIDEST_HEAD = 128
@@ -27,7 +27,7 @@ def causal_attention(
     if not target_device.is_at_hand():
         return blockwise_attention.causal_attention(query_BSNH, key_BSKH, value_BSKH, scale, window)
     before = None if window is None else (window - 1, 0)
-    return kept(
+    return save_for_backward(
         jax.nn.dot_product_attention(
             query_BSNH,
             key_BSKH,
