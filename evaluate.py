@@ -11,8 +11,9 @@ from rungs.common.errors import UserError, run_command
 from rungs.config.run_config import RunConfig
 from rungs.config.train_config import TrainConfig
 from rungs.data.catalog import find_datasets_dir, open_dataset
-from rungs.data.loader import IGNORED, ValidationData
+from rungs.data.loader import ValidationData
 from rungs.data.provenance import refuse_other_tokenizers
+from rungs.data.sequences import IGNORED
 from rungs.parallel import jax_setup
 from rungs.parallel.mesh import one_device
 from rungs.step.eval_step import make_evaluation_step, mean_loss

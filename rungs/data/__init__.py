@@ -1,14 +1,28 @@
-"""From text to batches: tokenizers, dataset sources, dataset folders, the batch of each step.
+"""From text to batches: dataset builders, tokenizers, the batches of a run.
 
-    bpe           train a BPE tokenizer
-    tokenizer     encode and decode
-    tokenizer_files, tokenizer_config, sentencepiece_model   load a tokenizer from its files
-    python_stdlib, text_dataset, pair_dataset, hub_dataset   sources: each builds a dataset folder
-    dataset       a dataset folder and its dataset.json
-    token_file    one file of tokens, written and read in slices
-    catalog       open a dataset by name; build or download it if it is absent
-    loader        the batch of a step, a pure function of config and step; validation batches
-    provenance    what a checkpoint records of the data
+Build a dataset folder (`download_dataset.py` calls these through `catalog`):
+    text_dataset     BPE dataset builder: split text files, train a BPE tokenizer, write tokens
+    pair_dataset     dataset builder for prompts with answers
+    python_stdlib    dataset builder for the source of Python's standard library
+    hub_dataset      download a dataset from the Hugging Face hub
+
+Open a dataset folder:
+    catalog          open a dataset by name; build or download it if it is missing
+    dataset          a dataset folder and its dataset.json
+    token_file       one file of tokens, written and read in slices
+
+Tokenize:
+    tokenizer            encode and decode text
+    bpe                  train a BPE tokenizer
+    tokenizer_files      load a tokenizer from a folder or the hub
+    tokenizer_config     read tokenizer_config.json
+    sentencepiece_model  convert a SentencePiece tokenizer.model
+
+Make batches:
+    loader           the batch of a training step, and validation batches
+    sequences        slice text and pairs into sequences, mix datasets, pad
+    checks           check that the config fits the datasets
+    provenance       what a checkpoint records about its data
 
 Imports `common` and `config`.
 """

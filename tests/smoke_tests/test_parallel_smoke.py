@@ -12,7 +12,8 @@ import pytest
 
 from rungs.common.errors import UserError
 from rungs.config.run_config import RunConfig
-from rungs.data.loader import IGNORED, Batch, TrainingData
+from rungs.data.loader import Batch, TrainingData
+from rungs.data.sequences import IGNORED
 from rungs.diagnostics.parallel_check import trial as trial_module
 from rungs.diagnostics.parallel_check.trial import (
     Difference,

@@ -16,7 +16,7 @@ from jax import Array
 
 from rungs.config.model_config import ModelConfig
 from rungs.config.train_config import TrainConfig
-from rungs.data.loader import IGNORED
+from rungs.data.sequences import IGNORED
 from rungs.diagnostics.model_check import input_gradients
 from rungs.diagnostics.model_check.dead_parameters import ExaminedBatch, reach
 from rungs.diagnostics.model_check.input_gradients import Queries

@@ -18,8 +18,9 @@ from rungs.common.errors import UserError
 from rungs.config.run_config import RunConfig
 from rungs.config.train_config import TrainConfig
 from rungs.data.catalog import open_dataset
-from rungs.data.loader import IGNORED, TrainingData
+from rungs.data.loader import TrainingData
 from rungs.data.provenance import refuse_other_tokenizers
+from rungs.data.sequences import IGNORED
 from rungs.model.gpt import GPT
 from rungs.optim.optimizer import MultiSteps
 from rungs.parallel.devices import memory_bytes

@@ -21,7 +21,8 @@ from rungs.common.errors import UserError
 from rungs.config.run_config import RunConfig
 from rungs.config.train_config import Mode, ShardingConfig, mode_problem
 from rungs.data.catalog import open_dataset
-from rungs.data.loader import IGNORED, Batch, TrainingData
+from rungs.data.loader import Batch, TrainingData
+from rungs.data.sequences import IGNORED
 from rungs.model.gpt import GPT
 from rungs.optim.optimizer import MultiSteps
 from rungs.parallel.devices import memory_bytes
