@@ -1,11 +1,12 @@
-"""Published models in and out: import, export, comparison with transformers.
+"""Import and export Hugging Face models, and compare imports with transformers.
 
-    importing, exporting              a run folder from a Hugging Face model, and back
-    import_tokenizer, export_tokenizer
-    comparison                        hidden states next to those of transformers
-    families/                         one file per family: GPT-2, Llama, Gemma, …; add one here
-    config_keys/                      config.json keys to model.json keys and back
-    tensors/                          tensor names and shapes; readers and writers of weight files
+    families/           one file per family: GPT-2, Llama, Gemma, …; add a family here
+    config_keys/        how config.json keys map to model.json keys and back
+    tensors/            how tensor names map to parameters and back; weight file readers and writers
+    importing           make a run folder from a Hugging Face model
+    exporting           write a Hugging Face model from a run folder or checkpoint
+    hf_tokenizer        the tokenizer files of both
+    transformers_check  compare hidden states with those of transformers
 
 Imports `common`, `config`, `data`, `run`, `model`, `parallel`, `step` and `checkpointing`.
 """

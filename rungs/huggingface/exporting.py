@@ -1,4 +1,4 @@
-"""Models of Rungs made into folders that `transformers` loads."""
+"""Write a model as a folder that transformers loads."""
 
 import contextlib
 import dataclasses
@@ -22,154 +22,155 @@ from rungs.common.errors import UserError
 from rungs.config.model_config import ModelConfig
 from rungs.huggingface.config_keys.hf_config import (
     CONFIG_FILE,
-    WITHOUT_EFFECT,
-    PublishedConfig,
-    read_published_config,
+    NO_EFFECT_KEYS,
+    HFConfig,
+    read_hf_config,
 )
-from rungs.huggingface.export_tokenizer import write_tokenizer
 from rungs.huggingface.families.family import Family
 from rungs.huggingface.families.llama import QWEN2
-from rungs.huggingface.families.registry import FAMILIES, WITH_VISION
+from rungs.huggingface.families.registry import FAMILIES, VISION_MODELS
+from rungs.huggingface.hf_tokenizer import write_tokenizer
 from rungs.huggingface.importing import GENERATION_FILE
-from rungs.huggingface.tensors.rules import Rule, parameters, used
-from rungs.huggingface.tensors.writer import TensorType, TensorWriter, bits, cast
+from rungs.huggingface.tensors.rules import Rule, model_parameters, rules_for
+from rungs.huggingface.tensors.writer import TensorSpec, TensorWriter, bits, cast
 from rungs.step.state import shapes_of
 
-MOST_SHARD_BYTES = 5_000_000_000
+MAX_SHARD_BYTES = 5_000_000_000
 BIASES = ("qkv_bias", "attention_output_bias", "ffn_bias")
-"""Keys that a model may be given without changing what it computes, its biases 0."""
+"""Keys that can be turned on without changing what a model computes, if the biases are 0."""
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 @dataclasses.dataclass(frozen=True)
-class Form:
+class FamilyChoice:
     """The family that a model is written as."""
 
     family: Family
     model: ModelConfig
-    """With the biases that the family has and it had not."""
-    added: tuple[str, ...]
+    """With the biases that the family has and the model lacks."""
+    added_biases: tuple[str, ...]
     """The keys of those biases."""
 
 
-def find_form(model: ModelConfig, model_type: str | None = None) -> Form:
-    """The first family that can express a model, as it is or with biases of 0.
+def choose_family(model: ModelConfig, model_type: str | None = None) -> FamilyChoice:
+    """Return the first family that can express a model, as it is or with biases of 0.
 
     Args:
         model_type: of the family to try first.
 
     Raises:
-        UserError: none can; with what the nearest lacks.
+        UserError: none can. Says what the closest family lacks.
     """
-    nearest: tuple[dict[str, tuple[Any, Any]], str] | None = None
-    for family, added in _candidates(model, WITH_VISION.get(model_type or "", model_type)):
-        candidate = model.model_copy(update=dict.fromkeys(added, True))
-        misfits = _misfits(family, candidate)
-        if not misfits:
-            return Form(family, candidate, added)
-        if nearest is None or len(misfits) < len(nearest[0]):
-            nearest = misfits, family.model_type
-    assert nearest is not None
-    wanted = {key: now for key, (_, now) in nearest[0].items() if now is not None}
-    lacks = ", ".join(f"{key} {strict_json.format_value(now)}" for key, now in wanted.items())
+    closest: tuple[dict[str, tuple[Any, Any]], str] | None = None
+    for family, biases in _candidates(model, VISION_MODELS.get(model_type or "", model_type)):
+        candidate = model.model_copy(update=dict.fromkeys(biases, True))
+        differences = _differences(family, candidate)
+        if not differences:
+            return FamilyChoice(family, candidate, biases)
+        if closest is None or len(differences) < len(closest[0]):
+            closest = differences, family.model_type
+    assert closest is not None
+    lacking = {key: value for key, (_, value) in closest[0].items() if value is not None}
+    lacks = ", ".join(f"{key} {strict_json.format_value(value)}" for key, value in lacking.items())
     raise UserError(
-        f"no published family can express this model; the nearest, {nearest[1]}, has no {lacks}"
+        f"no supported family can express this model; the closest, {closest[1]}, has no {lacks}"
         f" (families: {', '.join(sorted(FAMILIES))})"
     )
 
 
 def _candidates(model: ModelConfig, first: str | None) -> list[tuple[Family, tuple[str, ...]]]:
-    """Families with the biases to add, in the order to try. Qwen 2 comes last unless it is the
-    first: transformers splits texts its way, whatever `tokenizer.json` says."""
+    """Return the families to try in order, each with biases to add. Qwen 2 comes last unless it is
+    `first`, because transformers splits texts its way, whatever `tokenizer.json` says."""
     absent = [key for key in BIASES if not getattr(model, key)]
-    added = [keys for n in range(len(absent) + 1) for keys in itertools.combinations(absent, n)]
-    pairs = [(family, keys) for keys in added for family in FAMILIES.values()]
+    subsets = [keys for n in range(len(absent) + 1) for keys in itertools.combinations(absent, n)]
+    pairs = [(family, keys) for keys in subsets for family in FAMILIES.values()]
     return sorted(pairs, key=lambda pair: (pair[0].model_type != first, pair[0] is QWEN2))
 
 
-def _misfits(family: Family, model: ModelConfig) -> dict[str, tuple[Any, Any]]:
-    """What a family does not express of a model."""
+def _differences(family: Family, model: ModelConfig) -> dict[str, tuple[Any, Any]]:
+    """Return the keys of a model that a family cannot express."""
     try:
-        written = PublishedConfig(Path(family.model_type), family.write(model))
-        return family.misfits(model, written)
-    except UserError:  # the values that it would need are none that it can have
+        written = HFConfig(Path(family.model_type), family.to_hf_config(model))
+        return family.differences(model, written)
+    except UserError:  # the config that it would need is invalid for the family
         return {key: (None, value) for key, value in model.as_json().items()}
 
 
 class Export:
-    """A model of Rungs as it will be published: nothing but the disk and what its type cannot hold
-    are in the way of writing it.
+    """A model that was checked and can be written. Writing fails only if the disk does, or if a
+    value overflows the dtype to write.
 
     Args:
         place: a run folder, a checkpoint or a `model.safetensors`.
 
     Raises:
-        UserError: it is not there, damaged, or no family can express it.
+        UserError: it does not exist, is damaged, or no family can express it.
     """
 
     def __init__(self, place: str) -> None:
         self.weights = MergedWeights(find_valid_weights(place))
         header = self.weights.header
         self.origin = header.origin
+        model_type = self.origin.model_type if self.origin else None
         try:
-            self.form = find_form(header.model, self.origin.model_type if self.origin else None)
+            self.choice = choose_family(header.model, model_type)
         except UserError as error:
             raise UserError(f"{place}: {error}") from None
         self.weights.check_tensors(shapes_of(header.model))
-        self.parameters = parameters(self.form.model)
-        self.rules = used(self.form.family.tensors, self.parameters)
-        self.companions = imported_folder(self.weights)
-        self.types = dict(self._tensor_types())
+        self.parameters = model_parameters(self.choice.model)
+        self.rules = rules_for(self.parameters, self.choice.family.tensors)
+        self.imported = imported_folder(self.weights)
+        self.specs = dict(self._tensor_specs())
 
     def summary(self) -> str:
-        """One line on what it is."""
-        size = sum(kind.bytes for kind in self.types.values())
-        dtypes = ", ".join(sorted({kind.dtype for kind in self.types.values()}))
-        zeros = ", ".join(self.form.added)
-        added = f"; biases of 0 added, which the family has ({zeros})" if zeros else ""
-        name = self.form.family.model_type
-        return f"{self.weights.path}: {name}, {size / 1e9:.2f} GB as {dtypes}{added}"
+        """Describe the export in one line."""
+        size = sum(spec.bytes for spec in self.specs.values())
+        dtypes = ", ".join(sorted({spec.dtype for spec in self.specs.values()}))
+        biases = ", ".join(self.choice.added_biases)
+        added = f"; adds biases of 0 that the family has ({biases})" if biases else ""
+        model_type = self.choice.family.model_type
+        return f"{self.weights.path}: {model_type}, {size / 1e9:.2f} GB as {dtypes}{added}"
 
     def write(self, folder: Path) -> list[str]:
-        """Fill an empty folder. Returns lines on what it lacks."""
+        """Fill an empty folder. Returns notes on what is missing."""
         self._write_weights(folder)
-        notes, token_ids = write_tokenizer(folder, self.weights, self.companions)
-        if self.form.family is QWEN2 and self.companions is None and not notes:
+        notes, token_ids = write_tokenizer(folder, self.weights, self.imported)
+        if self.choice.family is QWEN2 and self.imported is None and not notes:
             notes = [
                 "AutoTokenizer splits texts as Qwen 2 does; load the tokenizer with"
                 " PreTrainedTokenizerFast.from_pretrained"
             ]
         config = self._write_config(folder, token_ids)
-        published = self.companions and self.companions / GENERATION_FILE
-        if published and published.is_file():
-            shutil.copyfile(published, folder / GENERATION_FILE)
+        generation_file = self.imported and self.imported / GENERATION_FILE
+        if generation_file and generation_file.is_file():
+            shutil.copyfile(generation_file, folder / GENERATION_FILE)
         else:
             generation = {key: config[key] for key in TOKEN_IDS if config.get(key) is not None}
             _write_json(folder / GENERATION_FILE, {"_from_model_config": True} | generation)
         return notes
 
     def _dtype(self, name: str) -> str:
-        """The type that one of our parameters is published in."""
+        """Return the dtype to write a parameter in."""
         if self.origin is None:
             return "float32"
         return self.origin.other_dtypes.get(name, self.origin.dtype)
 
-    def _tensor_types(self) -> Iterator[tuple[str, TensorType]]:
+    def _tensor_specs(self) -> Iterator[tuple[str, TensorSpec]]:
         for rule in self.rules:
-            ours = [self.parameters[name] for name in rule.ours]
-            kind = TensorType(self._dtype(rule.ours[0]), rule.shape(ours))
-            yield from ((name, kind) for _, name in rule.names(ours[0]))
+            parameters = [self.parameters[name] for name in rule.parameters]
+            spec = TensorSpec(self._dtype(rule.parameters[0]), rule.shape(parameters))
+            yield from ((name, spec) for _, name in rule.hf_names(parameters[0]))
 
     def _write_weights(self, folder: Path) -> None:
-        sizes = {name: kind.bytes for name, kind in self.types.items()}
-        files = place_tensors(sizes, MOST_SHARD_BYTES)
+        sizes = {name: spec.bytes for name, spec in self.specs.items()}
+        files = place_tensors(sizes, MAX_SHARD_BYTES)
         with contextlib.ExitStack() as stack:
             writers: dict[str, TensorWriter] = {}
             for file, names in files.items():
-                types = {name: self.types[name] for name in names}
-                writer = stack.enter_context(TensorWriter(folder / file, types, {"format": "pt"}))
-                writers |= dict.fromkeys(types, writer)
-            progress = tqdm(total=len(self.types), unit=" tensors", disable=None)
+                specs = {name: self.specs[name] for name in names}
+                writer = stack.enter_context(TensorWriter(folder / file, specs, {"format": "pt"}))
+                writers |= dict.fromkeys(specs, writer)
+            progress = tqdm(total=len(self.specs), unit=" tensors", disable=None)
             for rule in self.rules:
                 for name, tensor in self._tensors(rule):
                     writers[name].write(name, tensor)
@@ -178,42 +179,42 @@ class Export:
         write_index(folder, files, sizes)
 
     def _tensors(self, rule: Rule) -> Iterator[tuple[str, np.ndarray]]:
-        """Every tensor of a rule, as its bits."""
-        ours = [self.parameters[name] for name in rule.ours]
-        weights = MergedWeights(self.weights.path)  # anew, so that what was read leaves memory
-        arrays = [array_of(weights, name, self.parameters[name].shape) for name in rule.ours]
-        dtype = self._dtype(rule.ours[0])
-        for index, name in rule.names(ours[0]):
+        """Yield name and bits of every tensor of a rule."""
+        parameters = [self.parameters[name] for name in rule.parameters]
+        weights = MergedWeights(self.weights.path)  # a new one, so that memory is freed after it
+        arrays = [load_or_zeros(weights, n, self.parameters[n].shape) for n in rule.parameters]
+        dtype = self._dtype(rule.parameters[0])
+        for index, name in rule.hf_names(parameters[0]):
             items = [cast(array[index], dtype) for array in arrays]
             if dtype == "float16" and not all(np.isfinite(item).all() for item in items):
                 raise UserError(
-                    f"{self.weights.path}: {rule.ours[0]}: has values that float16, in which it"
-                    f" was published, cannot hold"
+                    f"{self.weights.path}: {rule.parameters[0]}: has values that overflow float16,"
+                    " the dtype the model was published in"
                 )
-            yield name, rule.join([bits(item) for item in items], ours)
+            yield name, rule.join([bits(item) for item in items], parameters)
 
     def _write_config(self, folder: Path, token_ids: dict[str, int | None]) -> dict[str, Any]:
-        """Write `config.json`: the one that was imported, where it still says what the model is."""
-        form, origin = self.form, self.origin
+        """Write `config.json`: the imported one if it still describes the model."""
+        choice, origin = self.choice, self.origin
         keys: dict[str, Any] = dict(token_ids)
-        if self.companions is not None:
-            published = read_published_config(self.companions)
+        if self.imported is not None:
+            published = read_hf_config(self.imported)
             published.ignore(tuple(published.values))
-            same_kind = published.model_type == form.family.model_type
-            if same_kind and not form.family.misfits(form.model, published):
-                shutil.copyfile(self.companions / CONFIG_FILE, folder / CONFIG_FILE)
+            same_type = published.model_type == choice.family.model_type
+            if same_type and not choice.family.differences(choice.model, published):
+                shutil.copyfile(self.imported / CONFIG_FILE, folder / CONFIG_FILE)
                 return published.values
-            kept = published.values.items()
-            keys |= {key: value for key, value in kept if key in WITHOUT_EFFECT}
-        keys |= form.family.write(form.model) | {
+            items = published.values.items()
+            keys |= {key: value for key, value in items if key in NO_EFFECT_KEYS}
+        keys |= choice.family.to_hf_config(choice.model) | {
             "torch_dtype": origin.dtype if origin else "float32"
         }
         _write_json(folder / CONFIG_FILE, keys)
         return keys
 
 
-def array_of(weights: Weights, name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """One of the parameters to export; zeros where it is a bias that was added."""
+def load_or_zeros(weights: Weights, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Return a parameter to export, or zeros for an added bias."""
     if name in weights.names():
         return weights.array(name)
     assert name.endswith(".bias")
@@ -221,20 +222,21 @@ def array_of(weights: Weights, name: str, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def imported_folder(weights: Weights) -> Path | None:
-    """Where the files lie that were imported with the weights that these began as: with them, in
-    their run's `checkpoints/imported/`, or with what their run started from."""
-    header, seen = weights.header, weights.path.parent
+    """Return the folder with the Hugging Face files that a model was imported with, if it is still
+    there: the folder of the weights, `checkpoints/imported/` of their run, or that of the run they
+    started from."""
+    header, folder = weights.header, weights.path.parent
     if header.origin is None:
         return None
-    candidates = [seen, seen.parent / IMPORTED]
+    candidates = [folder, folder.parent / IMPORTED]
     start = header.train.start_from if header.train else None
     if start not in (None, IMPORTED):
         with contextlib.suppress(UserError):
             earlier = Weights(find_weights(str(start)))
             candidates.append(imported_folder(earlier) or earlier.path.parent)
-    for folder in candidates:
-        if (folder / CONFIG_FILE).is_file() and (folder / WEIGHTS_FILE).is_file():
-            return folder
+    for candidate in candidates:
+        if (candidate / CONFIG_FILE).is_file() and (candidate / WEIGHTS_FILE).is_file():
+            return candidate
     return None
 
 

@@ -1,4 +1,4 @@
-"""The command that imports and exports, and its comparison with transformers."""
+"""`pretrained.py`: import, export, and the comparison with transformers."""
 
 import importlib.util
 from pathlib import Path
@@ -10,11 +10,11 @@ from click.testing import CliRunner, Result
 import pretrained
 from rungs.common.errors import UserError
 from rungs.config.model_config import ModelConfig
-from rungs.huggingface import comparison
-from rungs.huggingface.comparison import (
+from rungs.huggingface import transformers_check
+from rungs.huggingface.transformers_check import (
     TOLERANCE,
-    Diverged,
-    ForwardResult,
+    Activations,
+    DivergenceError,
     relative_errors,
     sample_tokens,
 )
@@ -25,10 +25,10 @@ def run(*arguments: object) -> Result:
     return CliRunner().invoke(pretrained.main, list(map(str, arguments)))
 
 
-def test_there_and_back(tmp_path: Path) -> None:
+def test_import_then_export(tmp_path: Path) -> None:
     result = run("import", MODELS / "llama", tmp_path / "run")
     assert result.exit_code == 0, result.output
-    assert "llama: llama, 0.00 GB in tensors: 30 of float32" in result.output
+    assert "llama: llama, 0.00 GB, tensors: 30 float32" in result.output
     assert '"start_from": "imported"' in result.output
     result = run("export", tmp_path / "run", tmp_path / "out")
     assert result.exit_code == 0, result.output
@@ -36,12 +36,12 @@ def test_there_and_back(tmp_path: Path) -> None:
     assert_same(arrays(tmp_path / "out"), arrays(MODELS / "llama"))
 
 
-def test_what_was_left_out_is_said(tmp_path: Path) -> None:
+def test_notes_on_tensors_that_are_left_out_are_printed(tmp_path: Path) -> None:
     result = run("import", MODELS / "gemma3-vision", tmp_path / "run")
     assert "left out: 23 tensors (the vision tower and its projector)" in result.output
 
 
-def test_nothing_is_written_where_something_is_wrong(tmp_path: Path) -> None:
+def test_errors_leave_nothing_behind(tmp_path: Path) -> None:
     source = copy("llama", tmp_path / "source", odd=1)
     result = run("import", source, tmp_path / "run")
     assert isinstance(result.exception, UserError)
@@ -50,47 +50,47 @@ def test_nothing_is_written_where_something_is_wrong(tmp_path: Path) -> None:
     result = run("import", source, tmp_path / "run", "--ignore-key", "odd")
     assert result.exit_code == 0, result.output
     result = run("import", source, tmp_path / "run", "--ignore-key", "odd")
-    assert "there already" in str(result.exception)
+    assert "exists already" in str(result.exception)
     result = run("export", tmp_path / "run", tmp_path / "run")
-    assert "there already" in str(result.exception)
+    assert "exists already" in str(result.exception)
     result = run("export", tmp_path / "run", tmp_path / "out")
     assert result.exit_code == 0, result.output
     assert (tmp_path / "out/config.json").read_bytes() == (source / "config.json").read_bytes()
 
 
-def test_a_check_needs_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_needs_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     result = run("import", MODELS / "llama", tmp_path / "run", "--check")
     assert "uv run --with torch --with transformers pretrained.py import" in str(result.exception)
     assert not (tmp_path / "run").exists()
 
 
-# The comparison, with recorded values in place of transformers
+# The comparison, with recorded values instead of transformers
 
 
 @pytest.fixture
-def recorded(monkeypatch: pytest.MonkeyPatch) -> ForwardResult:
-    """What transformers computed of the model «gpt2»."""
+def recorded(monkeypatch: pytest.MonkeyPatch) -> Activations:
+    """What transformers computed for the fixture gpt2."""
     values = expected("gpt2")
-    outcome = ForwardResult(list(values["hidden_states"][:, 0]), values["logits"][0])
+    activations = Activations(list(values["hidden_states"][:, 0]), values["logits"][0])
     tokens_S = values["tokens"][0]
-    monkeypatch.setattr(comparison, "_of_transformers", lambda *_: (outcome, tokens_S))
-    monkeypatch.setattr(pretrained, "find_transformers", lambda: None)
-    return outcome
+    recorded = activations, tokens_S
+    monkeypatch.setattr(transformers_check, "_transformers_activations", lambda *_: recorded)
+    monkeypatch.setattr(pretrained, "require_transformers", lambda: None)
+    return activations
 
 
 @pytest.mark.usefixtures("recorded")
-def test_a_check_that_agrees(tmp_path: Path) -> None:
+def test_a_check_passes_if_all_layers_agree(tmp_path: Path) -> None:
     result = run("import", MODELS / "gpt2", tmp_path / "run", "--check")
     assert result.exit_code == 0, result.output
     assert "block 2" in result.output
     assert "diverges" not in result.output
 
 
-def test_a_check_names_the_first_layer_that_diverges(
-    tmp_path: Path, recorded: ForwardResult
+def test_a_failed_check_names_the_first_layer_and_undoes_the_import(
+    tmp_path: Path, recorded: Activations
 ) -> None:
-    """Nothing is left of such an import."""
     for state in recorded.hidden_states[2:]:
         state[5] *= 1.001
     result = run("import", MODELS / "gpt2", tmp_path / "run", "--check")
@@ -99,10 +99,10 @@ def test_a_check_names_the_first_layer_that_diverges(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_state_that_is_no_number_diverges(tmp_path: Path, recorded: ForwardResult) -> None:
+def test_a_nan_diverges(tmp_path: Path, recorded: Activations) -> None:
     recorded.hidden_states[0][0, 0] = np.nan
-    with pytest.raises(Diverged, match="at embedding"):
-        comparison.compare(MODELS / "gpt2", imported(tmp_path), lambda _: None)
+    with pytest.raises(DivergenceError, match="at embedding"):
+        transformers_check.compare(MODELS / "gpt2", imported(tmp_path), lambda _: None)
 
 
 def imported(folder: Path) -> Path:
@@ -110,16 +110,16 @@ def imported(folder: Path) -> Path:
     return folder / "run" / "checkpoints" / "imported"
 
 
-def test_errors_are_relative_to_each_token() -> None:
+def test_errors_are_relative_to_the_norm_of_each_token() -> None:
     states = np.asarray([[1e6, 0], [0, 1.0]], np.float32)
     other = states + np.asarray([[1.0, 0], [0, 0.01]], np.float32)
-    errors = relative_errors(ForwardResult([other], states), ForwardResult([states], states))
+    errors = relative_errors(Activations([other], states), Activations([states], states))
     assert errors["embedding"] == pytest.approx(0.01)
     assert errors["logits"] == 0
     assert TOLERANCE < 0.01
 
 
-def test_tokens_to_compare_pass_the_window_where_that_is_affordable() -> None:
+def test_sample_is_longer_than_the_window_if_affordable() -> None:
     def length(window: int | None, context: int) -> int:
         model = ModelConfig(
             vocab_size=9,

@@ -25,7 +25,7 @@ from rungs.config.run_config import RunConfig
 from rungs.config.train_config import ShardingConfig
 from rungs.data.bpe import train_bpe
 from rungs.data.token_file import read_layout
-from rungs.huggingface.tensors.reader import safetensors_types
+from rungs.huggingface.tensors.reader import safetensors_specs
 from rungs.run.folder import RunFolder, Start
 from rungs.step.state import shapes_of
 from rungs.training.resume import checkpoint_to_resume
@@ -291,4 +291,4 @@ def peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-READERS = (Weights, read_layout, lambda path: list(safetensors_types(path)))
+READERS = (Weights, read_layout, lambda path: list(safetensors_specs(path)))

@@ -17,7 +17,7 @@ from safetensors.numpy import save
 
 from rungs.common.errors import UserError
 from rungs.huggingface.importing import Import, find_source, import_model
-from rungs.huggingface.tensors.torch_file import torch_bits, torch_types
+from rungs.huggingface.tensors.torch_file import torch_bits, torch_specs
 from tests.faults.trouble import (
     Fault,
     attempt,
@@ -45,7 +45,7 @@ INDEX = "model.safetensors.index.json"
 
 def checked(folder: Path) -> Import:
     """All that an import does before it writes."""
-    found = Import.of(find_source(str(folder)))
+    found = Import.from_source(find_source(str(folder)))
     assert found.summary()
     for name in found.match.names.values():
         found.tensors.bits(name)
@@ -142,7 +142,7 @@ VALID = archive(pickled(a=MATRIX, b=tensor("0", 3, [3], [1])), NUMBERS.tobytes()
 
 
 def read(path: Path) -> dict[str, np.ndarray]:
-    return {name: torch_bits(path, name) for name, _ in list(torch_types(path))}
+    return {name: torch_bits(path, name) for name, _ in list(torch_specs(path))}
 
 
 def test_a_pickle_of_opcodes_is_read(tmp_path: Path) -> None:

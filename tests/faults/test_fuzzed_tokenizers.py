@@ -13,7 +13,7 @@ from rungs.common.errors import UserError
 from rungs.data.bpe import train_bpe
 from rungs.data.tokenizer import Tokenizer
 from rungs.data.tokenizer_files import load_tokenizer
-from rungs.huggingface.import_tokenizer import convert_tokenizer
+from rungs.huggingface.hf_tokenizer import convert_tokenizer
 from tests.faults.trouble import (
     assert_clear,
     attempt,

@@ -1,4 +1,4 @@
-"""Models written as published ones: the same tensors bit for bit, or a form that means the same."""
+"""Exporting: imported models come back bit for bit, others in a family that can express them."""
 
 import json
 from pathlib import Path
@@ -15,10 +15,10 @@ from rungs.config.model_config import ModelConfig
 from rungs.config.train_config import TrainConfig
 from rungs.data.bpe import train_bpe
 from rungs.huggingface import exporting
-from rungs.huggingface.exporting import Export, find_form, imported_folder
-from rungs.huggingface.families.registry import FAMILIES, WITH_VISION
+from rungs.huggingface.exporting import Export, choose_family, imported_folder
+from rungs.huggingface.families.registry import FAMILIES, VISION_MODELS
 from rungs.huggingface.importing import Import, find_source, import_model
-from rungs.huggingface.tensors.rules import parameters
+from rungs.huggingface.tensors.rules import model_parameters
 from rungs.run.folder import RunFolder
 from tests.support.configs import ONE_FILE
 from tests.support.published_models import MODELS, NAMES, Arrays, arrays, assert_same, copy
@@ -40,7 +40,7 @@ WINDOW: dict[str, Any] = {"sliding_window": 4, "layer_pattern": ["global", "slid
 
 
 def imported(name: str, target: Path, source: Path | None = None) -> RunFolder:
-    import_model(Import.of(find_source(str(source or MODELS / name))), target)
+    import_model(Import.from_source(find_source(str(source or MODELS / name))), target)
     return RunFolder(target)
 
 
@@ -55,7 +55,7 @@ def train_settings(**keys: Any) -> TrainConfig:
 
 
 def trained(folder: Path, weights: Arrays, header: WeightsHeader, tokenizer: bool = True) -> Path:
-    """A checkpoint as training leaves it, as far as an export looks at it."""
+    """Write a checkpoint with the files that an export reads."""
     checkpoint = folder / "checkpoints" / "20260101Z000000-step-000001"
     checkpoint.mkdir(parents=True)
     write_weights(checkpoint, weights, header, ONE_FILE)
@@ -65,10 +65,10 @@ def trained(folder: Path, weights: Arrays, header: WeightsHeader, tokenizer: boo
 
 
 def from_scratch(folder: Path, **keys: Any) -> tuple[Path, Arrays]:
-    """A checkpoint of a small model with random weights, and those."""
+    """Write a checkpoint of a small model with random weights; return it and the weights."""
     model = ModelConfig.model_validate(SMALL | keys)
     rng = np.random.default_rng(0)
-    shapes = {name: parameter.shape for name, parameter in parameters(model).items()}
+    shapes = {name: parameter.shape for name, parameter in model_parameters(model).items()}
     arrays = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
     return trained(folder, arrays, WeightsHeader(model, train_settings(), "none")), arrays
 
@@ -78,7 +78,7 @@ def config_of(folder: Path) -> dict[str, Any]:
     return values
 
 
-# There and back
+# Import, then export
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -98,7 +98,7 @@ def test_import_then_export_gives_the_same_tensors(name: str, tmp_path: Path) ->
     assert_same(arrays(tmp_path / "out"), wanted)
 
 
-def test_types_that_differ_come_back(tmp_path: Path) -> None:
+def test_mixed_dtypes_are_kept(tmp_path: Path) -> None:
     tensors = arrays(MODELS / "gpt2")
     for name in tensors:
         kind = np.float32 if ".ln_" in name else np.float16
@@ -108,7 +108,7 @@ def test_types_that_differ_come_back(tmp_path: Path) -> None:
     assert_same(arrays(tmp_path / "out"), tensors)
 
 
-def test_fine_tuned_weights_are_written_as_they_were_published(tmp_path: Path) -> None:
+def test_fine_tuned_weights_are_written_in_their_published_dtype(tmp_path: Path) -> None:
     run = imported("llama-sharded", tmp_path / "run")
     start = Weights(run.imported / "model.safetensors")
     masters = {name: start.array(name).astype(np.float32) for name in start.names()}
@@ -124,7 +124,7 @@ def test_fine_tuned_weights_are_written_as_they_were_published(tmp_path: Path) -
     assert imported_folder(Weights(other / "model.safetensors")) == run.imported
 
 
-def test_a_longer_context_changes_the_config_alone(tmp_path: Path) -> None:
+def test_a_longer_context_only_changes_the_config(tmp_path: Path) -> None:
     run = imported("llama-sharded", tmp_path / "run")
     start = Weights(run.imported / "model.safetensors")
     weights = {name: start.array(name) for name in start.names()}
@@ -137,7 +137,7 @@ def test_a_longer_context_changes_the_config_alone(tmp_path: Path) -> None:
     assert found["torch_dtype"] == "bfloat16"
 
 
-def test_values_that_the_published_type_cannot_hold(tmp_path: Path) -> None:
+def test_values_that_overflow_the_published_dtype_are_refused(tmp_path: Path) -> None:
     tensors = {name: a.astype(np.float16) for name, a in arrays(MODELS / "gpt2").items()}
     run = imported("gpt2", tmp_path / "run", copy("gpt2", tmp_path / "source", tensors))
     start = Weights(run.imported / "model.safetensors")
@@ -145,7 +145,7 @@ def test_values_that_the_published_type_cannot_hold(tmp_path: Path) -> None:
     masters["final_norm.scale"][0] = 1e6
     header = start.header._replace(train=train_settings(start_from="imported"))
     checkpoint = trained(run.path, masters, header)
-    with pytest.raises(UserError, match=r"final_norm.scale: has values that float16"):
+    with pytest.raises(UserError, match=r"final_norm.scale: has values that overflow float16"):
         exported(checkpoint, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -153,7 +153,7 @@ def test_values_that_the_published_type_cannot_hold(tmp_path: Path) -> None:
 def test_large_models_are_written_in_shards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exporting, "MOST_SHARD_BYTES", 40_000)
+    monkeypatch.setattr(exporting, "MAX_SHARD_BYTES", 40_000)
     run = imported("mixtral", tmp_path / "run")
     exported(run.path, tmp_path / "out")
     files = sorted(path.name for path in (tmp_path / "out").glob("*.safetensors"))
@@ -169,7 +169,7 @@ def test_large_models_are_written_in_shards(
     )
 
 
-def test_a_checkpoint_in_shards_is_written_as_one_file_is(tmp_path: Path) -> None:
+def test_a_sharded_checkpoint_is_exported_like_a_single_file(tmp_path: Path) -> None:
     run = imported("llama-sharded", tmp_path / "run")
     start = Weights(run.imported / "model.safetensors")
     masters = {name: start.array(name).astype(np.float32) for name in start.names()}
@@ -183,11 +183,11 @@ def test_a_checkpoint_in_shards_is_written_as_one_file_is(tmp_path: Path) -> Non
     assert config_of(tmp_path / "out") == config_of(MODELS / "llama-sharded")
 
 
-# The family of a model made here
+# The family of a model trained in Rungs
 
 
 @pytest.mark.parametrize(
-    ("keys", "family", "added"),
+    ("keys", "family", "biases"),
     [
         (SMALL, "gpt2", ("qkv_bias",)),
         (SMALL | {"qkv_bias": True, "tied_embeddings": True}, "gpt2", ()),
@@ -213,39 +213,39 @@ def test_a_checkpoint_in_shards_is_written_as_one_file_is(tmp_path: Path) -> Non
         ),
     ],
 )
-def test_families(keys: dict[str, Any], family: str, added: tuple[str, ...]) -> None:
-    form = find_form(ModelConfig.model_validate(keys))
-    assert (form.family.model_type, form.added) == (family, added)
+def test_chosen_family(keys: dict[str, Any], family: str, biases: tuple[str, ...]) -> None:
+    choice = choose_family(ModelConfig.model_validate(keys))
+    assert (choice.family.model_type, choice.added_biases) == (family, biases)
 
 
-def test_the_family_of_the_origin_comes_first() -> None:
-    assert find_form(ModelConfig.model_validate(LLAMA), "mistral").family is FAMILIES["mistral"]
+def test_the_family_that_a_model_was_imported_as_comes_first() -> None:
+    assert choose_family(ModelConfig.model_validate(LLAMA), "mistral").family is FAMILIES["mistral"]
     gemma3 = ModelConfig.model_validate(GEMMA | {"norm_placement": "around", "qk_norm": True})
-    assert find_form(gemma3, "gemma3").family is FAMILIES[WITH_VISION["gemma3"]]
+    assert choose_family(gemma3, "gemma3").family is FAMILIES[VISION_MODELS["gemma3"]]
 
 
 @pytest.mark.parametrize(
     ("keys", "lacks"),
     [
-        (SMALL | {"residual": False}, "the nearest, gpt2, has no residual false"),
+        (SMALL | {"residual": False}, "the closest, gpt2, has no residual false"),
         (SMALL | {"positions": "sinusoidal"}, 'gpt2, has no positions "sinusoidal"'),
         (LLAMA | {"feed_forward": "gelu"}, 'llama, has no feed_forward "gelu"'),
         (LLAMA | {"query_pre_attn_scalar": 3.0}, "llama, has no query_pre_attn_scalar 3"),
         (LLAMA | WINDOW | {"sliding_rope_theta": 7.0}, "has no sliding_rope_theta 7"),
         (GEMMA | {"norm_placement": "around", "query_pre_attn_scalar": 2.5}, "query_pre_attn_s"),
-        (SMALL | {"mup": {"base_emb_dim": 4}}, "the nearest, gpt2, has no mup {"),
+        (SMALL | {"mup": {"base_emb_dim": 4}}, "the closest, gpt2, has no mup {"),
         (LLAMA | {"mup": {"base_emb_dim": 4, "base_head_dim": 2}}, "llama, has no mup {"),
     ],
 )
-def test_models_of_no_family(keys: dict[str, Any], lacks: str) -> None:
+def test_models_that_no_family_can_express(keys: dict[str, Any], lacks: str) -> None:
     with pytest.raises(UserError, match=lacks) as caught:
-        find_form(ModelConfig.model_validate(keys))
+        choose_family(ModelConfig.model_validate(keys))
     assert "families: gemma, gemma2, gemma3_text, gpt2, llama" in str(caught.value)
 
 
-def test_biases_that_are_added_are_zero(tmp_path: Path) -> None:
+def test_added_biases_are_zero(tmp_path: Path) -> None:
     checkpoint, weights = from_scratch(tmp_path / "run")
-    assert "biases of 0 added, which the family has (qkv_bias)" in Export(str(checkpoint)).summary()
+    assert "adds biases of 0 that the family has (qkv_bias)" in Export(str(checkpoint)).summary()
     exported(checkpoint, tmp_path / "out")
     found = arrays(tmp_path / "out")
     np.testing.assert_array_equal(found["transformer.h.1.attn.c_attn.bias"], np.zeros(24))
@@ -254,7 +254,7 @@ def test_biases_that_are_added_are_zero(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found["lm_head.weight"], weights["head.kernel"].T)
 
 
-def test_what_stands_beside_a_model_made_here(tmp_path: Path) -> None:
+def test_config_and_tokenizer_files_of_a_trained_model(tmp_path: Path) -> None:
     checkpoint, _ = from_scratch(tmp_path / "run", **LLAMA)
     assert exported(checkpoint, tmp_path / "out") == []
     names = {path.name for path in (tmp_path / "out").iterdir()}
@@ -273,18 +273,18 @@ def test_what_stands_beside_a_model_made_here(tmp_path: Path) -> None:
     assert config_of(tmp_path / "out")["torch_dtype"] == "float32"
 
 
-def test_a_tokenizer_that_qwen_2_would_override_is_told(tmp_path: Path) -> None:
+def test_a_note_says_when_transformers_would_override_the_tokenizer(tmp_path: Path) -> None:
     checkpoint, _ = from_scratch(tmp_path / "run", **LLAMA, qkv_bias=True, **WINDOW)
     assert "AutoTokenizer splits texts as Qwen 2 does" in exported(checkpoint, tmp_path / "out")[0]
 
 
-def test_models_without_a_tokenizer(tmp_path: Path) -> None:
+def test_a_model_without_a_tokenizer(tmp_path: Path) -> None:
     run = imported("gpt2", tmp_path / "run")
     notes = exported(run.path, tmp_path / "out")
     assert notes == ["written without a tokenizer: it was imported without"]
 
 
-def test_imported_tokenizers_come_back_unless_another_was_trained_with(tmp_path: Path) -> None:
+def test_an_imported_tokenizer_is_kept_unless_training_used_another(tmp_path: Path) -> None:
     source = copy("gpt2", tmp_path / "source")
     train_bpe(["to be or not to be"], 270).save(source / "tokenizer.json")
     (source / "tokenizer_config.json").write_text('{"model_max_length": 7}')
@@ -304,13 +304,13 @@ def test_imported_tokenizers_come_back_unless_another_was_trained_with(tmp_path:
     header = header._replace(tokenizer="./nowhere")
     write_weights(checkpoint, masters, header, ONE_FILE)
     [note] = exported(checkpoint, tmp_path / "third")
-    assert note.startswith("written with the tokenizer that was imported, for want of another")
+    assert note.startswith("written with the imported tokenizer, since there is no other")
     assert json.loads((tmp_path / "third/tokenizer_config.json").read_text()) == {
         "model_max_length": 7
     }
 
 
-def test_a_checkpoint_that_lacks_a_tensor(tmp_path: Path) -> None:
+def test_a_missing_tensor_is_refused(tmp_path: Path) -> None:
     checkpoint, weights = from_scratch(tmp_path / "run")
     header = Weights(checkpoint / "model.safetensors").header
     del weights["final_norm.scale"]
@@ -319,7 +319,7 @@ def test_a_checkpoint_that_lacks_a_tensor(tmp_path: Path) -> None:
         Export(str(checkpoint))
 
 
-def test_low_rank_additions_are_merged(tmp_path: Path) -> None:
+def test_lora_weights_are_merged(tmp_path: Path) -> None:
     run = imported("gpt2", tmp_path / "run")
     start = Weights(run.imported / "model.safetensors")
     weights = {name: start.array(name) for name in start.names()}
@@ -345,7 +345,7 @@ def test_bfloat16_is_rounded_to_the_nearest(tmp_path: Path) -> None:
     run = imported("llama-sharded", tmp_path / "run")
     start = Weights(run.imported / "model.safetensors")
     masters = {name: start.array(name).astype(np.float32) for name in start.names()}
-    masters["final_norm.scale"][0] = 1.00390625 + 1e-4  # just above half of the way to the next
+    masters["final_norm.scale"][0] = 1.00390625 + 1e-4  # just above half way to the next bfloat16
     header = start.header._replace(train=train_settings(start_from="imported"))
     exported(trained(run.path, masters, header), tmp_path / "out")
     found = arrays(tmp_path / "out")["model.norm.weight"][0]

@@ -1,4 +1,4 @@
-"""Configs of published models, read and written."""
+"""Configs of Hugging Face models, read and written."""
 
 import json
 from pathlib import Path
@@ -9,9 +9,10 @@ import pytest
 from rungs.common.errors import UserError
 from rungs.config.model_config import ModelConfig, RopeScaling
 from rungs.config.run_config import differences
-from rungs.huggingface.config_keys.hf_config import PublishedConfig, read_published_config
-from rungs.huggingface.families.canonical import normal_form, shortest_period
-from rungs.huggingface.families.registry import FAMILIES, WITH_VISION, family_of
+from rungs.huggingface.config_keys.hf_config import HFConfig, read_hf_config
+from rungs.huggingface.config_keys.windows import shortest_period
+from rungs.huggingface.families.normal_form import normal_form
+from rungs.huggingface.families.registry import FAMILIES, VISION_MODELS, family_of
 from tests.support.published_configs import PUBLISHED
 from tests.support.published_models import MODELS, NAMES
 
@@ -29,9 +30,9 @@ QWEN2 = LLAMA | {"model_type": "qwen2", "num_key_value_heads": 4}
 
 
 def read(values: dict[str, Any], ignored: tuple[str, ...] = ()) -> ModelConfig:
-    published = PublishedConfig(Path("config.json"), values)
-    published.ignore(ignored)
-    return family_of(published).read(published)
+    hf_config = HFConfig(Path("config.json"), values)
+    hf_config.ignore(ignored)
+    return family_of(hf_config).to_model_config(hf_config)
 
 
 def message(values: dict[str, Any]) -> str:
@@ -41,23 +42,23 @@ def message(values: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_published_configs_mean_what_their_models_are(name: str) -> None:
-    theirs, ours = PUBLISHED[name]
-    assert differences(normal_form(read(theirs)), normal_form(ModelConfig(**ours))) == {}
+def test_published_configs_are_translated(name: str) -> None:
+    published, expected = PUBLISHED[name]
+    assert differences(normal_form(read(published)), normal_form(ModelConfig(**expected))) == {}
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_written_means_what_was_read(name: str) -> None:
-    published = read_published_config(MODELS / name)
+def test_a_config_survives_a_round_trip(name: str) -> None:
+    published = read_hf_config(MODELS / name)
     family = family_of(published)
-    model = family.read(published)
-    written = family.write(model)
-    assert WITH_VISION.get(published.model_type, published.model_type) == written["model_type"]
-    again = PublishedConfig(Path("config.json"), json.loads(json.dumps(written)))
-    assert family.misfits(model, again) == {}
+    model = family.to_model_config(published)
+    written = family.to_hf_config(model)
+    assert VISION_MODELS.get(published.model_type, published.model_type) == written["model_type"]
+    again = HFConfig(Path("config.json"), json.loads(json.dumps(written)))
+    assert family.differences(model, again) == {}
 
 
-def test_both_layouts_of_rotary_positions_are_read_alike() -> None:
+def test_both_layouts_of_rotary_positions_are_read() -> None:
     before: dict[str, Any] = {"rope_theta": 300, "rope_scaling": {"type": "linear", "factor": 2.0}}
     since: dict[str, Any] = {
         "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 300}
@@ -85,7 +86,7 @@ def test_windows_of_the_upper_layers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys", "told"),
+    ("keys", "error"),
     [
         (
             {"model_type": "gpt_neox"},
@@ -110,35 +111,38 @@ def test_windows_of_the_upper_layers() -> None:
         ({"rms_norm_eps": None}, "norm_epsilon: null is not allowed"),
     ],
 )
-def test_refusals(keys: dict[str, Any], told: str) -> None:
-    with pytest.raises(UserError, match=told):
+def test_unsupported_keys(keys: dict[str, Any], error: str) -> None:
+    with pytest.raises(UserError, match=error):
         read(LLAMA | keys)
 
 
 @pytest.mark.parametrize(
-    ("keys", "told"),
+    ("keys", "error"),
     [
         ({"use_bidirectional_attention": True}, "use_bidirectional_attention: true is not supp"),
-        ({"layer_types": ["full_attention"]}, "layer_types: .*it must name 4 layers"),
-        ({"layer_types": ["chunked_attention"] * 4}, "layer_types: .*a list of sliding_attention"),
+        ({"layer_types": ["full_attention"]}, "layer_types: .*; must name 4 layers"),
+        (
+            {"layer_types": ["chunked_attention"] * 4},
+            "layer_types: .*must be a list of sliding_attention",
+        ),
         ({"sliding_window": None}, "sliding_window: null is not supported"),
         ({"sliding_window_pattern": 0}, "sliding_window_pattern: 0 is not supported"),
-        ({"layer_types": [[]] * 4}, "layer_types: .*a list of sliding_attention"),
+        ({"layer_types": [[]] * 4}, "layer_types: .*must be a list of sliding_attention"),
         ({"rope_parameters": {"rope_type": "default"}}, "rope_parameters: .*sliding_attention"),
         ({"rope_parameters": 3}, "rope_parameters: 3 is not supported"),
         ({"rope_parameters": {"full_attention": 3}}, "rope_parameters: .*must hold objects"),
         ({"model_type": "gemma3"}, "text_config: missing; gemma3 needs it"),
     ],
 )
-def test_refusals_of_gemma_3(keys: dict[str, Any], told: str) -> None:
-    with pytest.raises(UserError, match=told):
+def test_unsupported_keys_of_gemma_3(keys: dict[str, Any], error: str) -> None:
+    with pytest.raises(UserError, match=error):
         read(GEMMA3 | keys)
 
 
 @pytest.mark.parametrize(
     "key", ["scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn", "add_cross_attention"]
 )
-def test_refusals_of_gpt_2(key: str) -> None:
+def test_unsupported_keys_of_gpt_2(key: str) -> None:
     assert f"{key}: true is not supported" in message({"model_type": "gpt2", key: True})
 
 
@@ -147,14 +151,14 @@ def test_refusals_of_gpt_2(key: str) -> None:
     [{"max_window_layers": None}, {"max_window_layers": "2"}, {"num_hidden_layers": "4"}],
     ids=str,
 )
-def test_refusals_of_qwen_2(keys: dict[str, Any]) -> None:
+def test_invalid_keys_of_qwen_2(keys: dict[str, Any]) -> None:
     windows = {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 5}
-    told = "n_layers" if "num_hidden_layers" in keys else "max_window_layers"
-    assert told in message(windows | keys)
+    expected = "n_layers" if "num_hidden_layers" in keys else "max_window_layers"
+    assert expected in message(windows | keys)
 
 
-def test_keys_that_only_some_published_models_have_change_nothing() -> None:
-    """Those of the larger GPT-2s, and of the larger Gemma 2s."""
+def test_keys_without_effect_are_accepted() -> None:
+    """The larger GPT-2 and Gemma 2 models have such keys."""
     odd = {"n_special": 0, "predict_special_tokens": True, "output_past": True}
     gpt2 = {"model_type": "gpt2"}
     assert read(gpt2 | odd) == read(gpt2)
@@ -162,16 +166,16 @@ def test_keys_that_only_some_published_models_have_change_nothing() -> None:
     assert read(gemma2 | {"sliding_window_size": 4096}) == read(gemma2)
 
 
-def test_every_mistake_has_its_line() -> None:
+def test_every_mistake_is_reported_in_its_own_line() -> None:
     lines = message(LLAMA | {"hidden_act": "relu", "odd": 1, "sliding_window": 5}).splitlines()
     assert len(lines) == 3
 
 
-def test_a_key_that_changes_nothing_can_be_ignored() -> None:
+def test_an_unknown_key_can_be_ignored() -> None:
     assert read(LLAMA | {"odd": 1}, ("odd",)) == read(LLAMA)
 
 
-def test_the_normal_form_is_of_what_is_computed() -> None:
+def test_normal_form_ignores_how_a_config_is_written() -> None:
     model = ModelConfig(
         vocab_size=8, context_length=4, emb_dim=8, n_layers=2, n_heads=2, ffn_dim=32, head_dim=4
     )
@@ -186,6 +190,6 @@ def test_shortest_period() -> None:
     assert shortest_period(["a"]) == ["a"]
 
 
-def test_all_families_are_tried() -> None:
-    read_types = {read_published_config(MODELS / name).model_type for name in NAMES}
-    assert {WITH_VISION.get(name, name) for name in read_types} == set(FAMILIES)
+def test_every_family_has_a_fixture() -> None:
+    read_types = {read_hf_config(MODELS / name).model_type for name in NAMES}
+    assert {VISION_MODELS.get(name, name) for name in read_types} == set(FAMILIES)

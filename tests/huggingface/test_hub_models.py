@@ -1,4 +1,4 @@
-"""Models of the hub, downloaded by the real client from a local stand-in."""
+"""Models downloaded from a local stand-in for the hub, by the real client."""
 
 import shutil
 from collections.abc import Iterator
@@ -28,8 +28,8 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubStandIn]
         yield stand_in
 
 
-def test_models_of_the_hub(hub: HubStandIn, tmp_path: Path) -> None:
-    found = Import.of(find_source(MODEL))
+def test_a_model_is_downloaded_and_imported(hub: HubStandIn, tmp_path: Path) -> None:
+    found = Import.from_source(find_source(MODEL))
     assert found.origin.source == MODEL
     assert found.origin.revision == hub.revision
     assert set(hub.downloads()) == hub.files.keys() - {"README.md", "consolidated.safetensors"}
@@ -38,9 +38,7 @@ def test_models_of_the_hub(hub: HubStandIn, tmp_path: Path) -> None:
     assert Weights(weights).header.tokenizer == MODEL
 
 
-def test_models_of_the_hub_without_a_network(
-    hub: HubStandIn, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cached_model_needs_no_network(hub: HubStandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     online = find_source(MODEL)
     hub.downloads()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
@@ -56,7 +54,7 @@ def test_models_of_the_hub_without_a_network(
 @pytest.mark.parametrize(
     "name", ["tokenizer/../../../../escape.json", "/escape.json", "tokenizer\\..\\escape", "a\0b"]
 )
-def test_a_listed_file_that_leads_elsewhere_is_refused(
+def test_a_file_outside_of_the_repository_is_refused(
     name: str, hub: HubStandIn, tmp_path: Path
 ) -> None:
     hub.files[name] = b"{}"
@@ -66,7 +64,7 @@ def test_a_listed_file_that_leads_elsewhere_is_refused(
     assert hub.downloads() == []
 
 
-def test_what_the_hub_does_not_have(hub: HubStandIn) -> None:
+def test_missing_models_and_weights_are_reported(hub: HubStandIn) -> None:
     with pytest.raises(UserError, match="model owner/other: not on the Hugging Face hub"):
         find_source("owner/other")
     hub.files = {"config.json": b"{}", "model.gguf": b""}

@@ -1,4 +1,4 @@
-"""PyTorch files, made here without PyTorch as it writes them."""
+"""PyTorch files, written here without PyTorch in the same format."""
 
 import pickle
 import sys
@@ -12,7 +12,7 @@ import pytest
 
 from rungs.common.errors import UserError
 from rungs.huggingface.importing import Import, find_source
-from rungs.huggingface.tensors.torch_file import torch_bits, torch_types
+from rungs.huggingface.tensors.torch_file import torch_bits, torch_specs
 from tests.support.published_models import MODELS, arrays, copy
 
 
@@ -38,7 +38,7 @@ class _Pickler(pickle.Pickler):
 
 @pytest.fixture
 def torch(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
-    """Modules that have the names a pickle of PyTorch's refers to."""
+    """Fake modules with the names that PyTorch's pickles refer to."""
     torch, utils = types.ModuleType("torch"), types.ModuleType("torch._utils")
     for name in ("FloatStorage", "HalfStorage", "ByteStorage"):
         setattr(torch, name, type(name, (), {"__module__": "torch"}))
@@ -75,7 +75,9 @@ def write(path: Path, content: Any) -> None:
             archive.writestr(f"archive/data/{key}", numbers.tobytes())
 
 
-def test_a_model_is_the_same_in_either_format(torch: types.ModuleType, tmp_path: Path) -> None:
+def test_safetensors_and_pytorch_files_give_the_same_model(
+    torch: types.ModuleType, tmp_path: Path
+) -> None:
     folder = copy("gpt2", tmp_path / "source")
     (folder / "model.safetensors").unlink()
     tensors = arrays(MODELS / "gpt2")
@@ -84,24 +86,27 @@ def test_a_model_is_the_same_in_either_format(torch: types.ModuleType, tmp_path:
         for number, (name, array) in enumerate(tensors.items())
     }
     write(folder / "pytorch_model.bin", content)
-    one, other = Import.of(find_source(str(folder))), Import.of(find_source(str(MODELS / "gpt2")))
+    one, other = (
+        Import.from_source(find_source(str(folder))),
+        Import.from_source(find_source(str(MODELS / "gpt2"))),
+    )
     assert one.match == other.match
     for name in one.match.names.values():
         np.testing.assert_array_equal(one.tensors.bits(name), other.tensors.bits(name))
 
 
-def test_tensors_may_share_a_storage(torch: types.ModuleType, tmp_path: Path) -> None:
+def test_tensors_can_share_a_storage(torch: types.ModuleType, tmp_path: Path) -> None:
     numbers = np.arange(12, dtype=np.float32)
     storage = _Storage(torch.FloatStorage, "0", numbers)
     content = {"a": _Tensor(storage, 0, (2, 3), (3, 1)), "b": _Tensor(storage, 6, (3, 2), (1, 3))}
     path = tmp_path / "model.bin"
     write(path, content)
-    assert {name: kind.shape for name, kind in torch_types(path)} == {"a": (2, 3), "b": (3, 2)}
+    assert {name: kind.shape for name, kind in torch_specs(path)} == {"a": (2, 3), "b": (3, 2)}
     rows = torch_bits(path, "b").view(np.float32)
     np.testing.assert_array_equal(rows, numbers[6:].reshape(2, 3).T)
 
 
-def test_a_number_keeps_its_shape(torch: types.ModuleType, tmp_path: Path) -> None:
+def test_a_scalar_keeps_its_shape(torch: types.ModuleType, tmp_path: Path) -> None:
     storage = _Storage(torch.FloatStorage, "0", np.array([3, 4], np.float32))
     path = tmp_path / "model.bin"
     write(path, {"a": _Tensor(storage, 1, (), ())})
@@ -109,15 +114,15 @@ def test_a_number_keeps_its_shape(torch: types.ModuleType, tmp_path: Path) -> No
     assert torch_bits(path, "a").shape == ()
 
 
-def test_a_tensor_beyond_its_storage_is_not_read(torch: types.ModuleType, tmp_path: Path) -> None:
+def test_a_tensor_beyond_its_storage_is_refused(torch: types.ModuleType, tmp_path: Path) -> None:
     storage = _Storage(torch.FloatStorage, "0", np.zeros(4, np.float32))
     path = tmp_path / "model.bin"
     write(path, {"a": _Tensor(storage, 2, (3,), (1,))})
     with pytest.raises(UserError, match="tensor a: damaged: it reaches beyond its storage"):
         torch_bits(path, "a")
     write(path, {"a": _Tensor(storage, 0, (3,), (-1,))})
-    with pytest.raises(UserError, match="a tensor of no possible shape"):
-        list(torch_types(path))
+    with pytest.raises(UserError, match="a tensor with an impossible shape"):
+        list(torch_specs(path))
 
 
 class _Attack:
@@ -126,11 +131,11 @@ class _Attack:
 
 
 @pytest.mark.parametrize("content", [{"a": _Attack()}, {"a": 1}, [1, 2]])
-def test_nothing_but_tensors_is_loaded(
+def test_anything_but_tensors_is_refused_and_never_run(
     content: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "model.bin"
     write(path, content)
-    with pytest.raises(UserError, match="holds more than tensors by name"):
-        list(torch_types(path))
+    with pytest.raises(UserError, match="holds more than named tensors"):
+        list(torch_specs(path))
     assert capsys.readouterr().out == ""

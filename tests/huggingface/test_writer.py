@@ -1,23 +1,23 @@
-"""Safetensors files written part by part."""
+"""Safetensors files written in parts."""
 
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 
-from rungs.huggingface.tensors.writer import TensorType, TensorWriter
+from rungs.huggingface.tensors.writer import TensorSpec, TensorWriter
 from tests.support.published_models import arrays
 
 
-def test_tensors_may_come_in_any_order_and_in_parts(tmp_path: Path) -> None:
-    types = {
-        "half": TensorType("bfloat16", (3,)),
-        "stacked": TensorType("float32", (2, 2, 3)),
-        "scalar": TensorType("float32", ()),
+def test_tensors_are_written_in_any_order_and_in_parts(tmp_path: Path) -> None:
+    specs = {
+        "half": TensorSpec("bfloat16", (3,)),
+        "stacked": TensorSpec("float32", (2, 2, 3)),
+        "scalar": TensorSpec("float32", ()),
     }
     half = np.arange(3).astype(ml_dtypes.bfloat16)
     stacked = np.arange(12, dtype=np.float32).reshape(2, 2, 3)
-    with TensorWriter(tmp_path / "model.safetensors", types, {"format": "pt"}) as writer:
+    with TensorWriter(tmp_path / "model.safetensors", specs, {"format": "pt"}) as writer:
         writer.write("scalar", np.asarray(7, np.float32))
         for index in ((1, 1), (0, 1), (1, 0), (0, 0)):
             writer.write("stacked", stacked[index], index)

@@ -80,7 +80,7 @@ def test_tokens_are_those_of_whole_forward_passes(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_published_models_say_what_they_say_in_transformers(name: str, tmp_path: Path) -> None:
-    importing.import_model(Import.of(find_source(str(MODELS / name))), tmp_path / "run")
+    importing.import_model(Import.from_source(find_source(str(MODELS / name))), tmp_path / "run")
     expected = load_file(MODELS / name / "expected.safetensors")
     prompt, greedy = expected["prompt"].tolist(), expected["greedy"].tolist()
     generator = Generator(load_model(tmp_path / "run"), take_over=True)

@@ -1,1 +1,7 @@
-"""Keys of `config.json` mapped to keys of `model.json` and back."""
+"""Map keys of a Hugging Face `config.json` to keys of `model.json` and back.
+
+hf_config  reads `config.json` and reports keys that nothing has read
+keys       one key with the same value, a flag, a choice, a fixed value
+rope       the keys of rotary positions
+windows    the keys of sliding-window attention
+"""

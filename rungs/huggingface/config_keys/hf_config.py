@@ -1,4 +1,4 @@
-"""A published model's `config.json`, read key by key so that none goes unnoticed."""
+"""Read a Hugging Face `config.json` key by key, so that no key goes unnoticed."""
 
 import json
 import re
@@ -10,7 +10,7 @@ from rungs.common.errors import UserError
 
 CONFIG_FILE = "config.json"
 
-WITHOUT_EFFECT = frozenset(
+NO_EFFECT_KEYS = frozenset(
     re.findall(
         r"\w+",
         """
@@ -33,8 +33,8 @@ WITHOUT_EFFECT = frozenset(
         """,
     )
 )
-"""Keys that change nothing in what a forward pass computes: names, token ids, generation,
-training. `pretraining_tp` splits a product in parts and adds them up again."""
+"""Keys that do not change what a forward pass computes: names, token ids, generation, training.
+`pretraining_tp` splits a matmul into parts and adds them up again."""
 
 SUPPORTED_VALUES: dict[str, tuple[Any, ...]] = {
     "add_cross_attention": (False,),
@@ -53,64 +53,10 @@ SUPPORTED_VALUES: dict[str, tuple[Any, ...]] = {
     "use_bidirectional_attention": (None, False),
     "use_mrope": (False,),
 }
-"""Keys of features that Rungs has no like of, with the values that say they are not used. A family
-that has such a key reads it before this is asked."""
+"""Keys of features that Rungs does not support, with the values that turn the feature off. A family
+that does support one of these keys takes it before this table is consulted."""
 
-
-class PublishedConfig:
-    """The keys of a `config.json`; it notes which were read, and what is wrong with them.
-
-    Attributes:
-        values: the language model's keys, those of `text_config` where there is a vision tower.
-        has_vision: whether there is one.
-    """
-
-    def __init__(self, path: Path, values: dict[str, Any]) -> None:
-        self.path, self.has_vision = path, "text_config" in values
-        self.model_type = str(values.get("model_type"))
-        if self.has_vision:
-            inner = values["text_config"] if isinstance(values["text_config"], dict) else {}
-            outer = {key: values[key] for key in _OF_BOTH & values.keys()}
-            tied = {key: outer[key] for key in ("tie_word_embeddings",) if key in outer}
-            values = outer | inner | tied
-        self.values = values
-        self.mistakes: list[str] = []
-        self._unread = set(values) - WITHOUT_EFFECT
-
-    def take(self, key: str, default: Any = None) -> Any:
-        """A key's value, noted as read."""
-        self._unread.discard(key)
-        return self.values.get(key, default)
-
-    def refuse(self, key: str, allowed: str) -> None:
-        """Note a value that there is no like of here."""
-        shown = strict_json.format_value(self.values.get(key))
-        self.mistakes.append(f"{self.path}: {key}: {shown} is not supported; {allowed}")
-
-    def ignore(self, keys: tuple[str, ...]) -> None:
-        """Take keys for ones without effect."""
-        self._unread -= set(keys)
-
-    def raise_mistakes(self) -> None:
-        """Raises UserError, a line for each mistake and each key that nothing has read."""
-        for key in sorted(self._unread):
-            if key not in SUPPORTED_VALUES:
-                shown, name = (
-                    strict_json.format_value(self.values[key]),
-                    strict_json.format_name(key),
-                )
-                self.mistakes.append(
-                    f"{self.path}: {name}: unknown key (value {shown}); where it changes nothing in"
-                    f" what the model computes, say so with --ignore-key {name}"
-                )
-            elif self.values[key] not in SUPPORTED_VALUES[key]:
-                allowed = " or ".join(map(strict_json.format_value, SUPPORTED_VALUES[key]))
-                self.refuse(key, f"must be {allowed}")
-        if self.mistakes:
-            raise UserError("\n".join(self.mistakes))
-
-
-_OF_BOTH = {
+TEXT_KEYS_OUTSIDE = {
     "bos_token_id",
     "dtype",
     "eos_token_id",
@@ -119,11 +65,64 @@ _OF_BOTH = {
     "tie_word_embeddings",
     "torch_dtype",
 }
-"""Keys that stand outside `text_config` and speak of the language model too."""
+"""Keys beside `text_config` that apply to the language model too."""
 
 
-def read_published_config(folder: Path) -> PublishedConfig:
-    """The `config.json` of a folder; raises UserError where there is none that can be read."""
+class HFConfig:
+    """The keys of a `config.json`. Records which of them were read, and collects errors.
+
+    Attributes:
+        values: the keys of the language model. In a vision model those of `text_config`.
+        has_vision: whether the config has a `text_config`.
+    """
+
+    def __init__(self, path: Path, values: dict[str, Any]) -> None:
+        self.path, self.has_vision = path, "text_config" in values
+        self.model_type = str(values.get("model_type"))
+        if self.has_vision:
+            inner = values["text_config"] if isinstance(values["text_config"], dict) else {}
+            outer = {key: values[key] for key in TEXT_KEYS_OUTSIDE & values.keys()}
+            tied = {key: outer[key] for key in ("tie_word_embeddings",) if key in outer}
+            values = outer | inner | tied
+        self.values = values
+        self.errors: list[str] = []
+        self._unread = set(values) - NO_EFFECT_KEYS
+
+    def take(self, key: str, default: Any = None) -> Any:
+        """Return the value of a key, and record it as read."""
+        self._unread.discard(key)
+        return self.values.get(key, default)
+
+    def reject(self, key: str, allowed: str) -> None:
+        """Add an error: the value of this key is not supported."""
+        value = strict_json.format_value(self.values.get(key))
+        self.errors.append(f"{self.path}: {key}: {value} is not supported; {allowed}")
+
+    def ignore(self, keys: tuple[str, ...]) -> None:
+        """Treat these keys as having no effect."""
+        self._unread -= set(keys)
+
+    def raise_errors(self) -> None:
+        """Raise UserError with a line for each error and for each key that nothing has read."""
+        for key in sorted(self._unread):
+            if key not in SUPPORTED_VALUES:
+                value, name = (
+                    strict_json.format_value(self.values[key]),
+                    strict_json.format_name(key),
+                )
+                self.errors.append(
+                    f"{self.path}: {name}: unknown key (value {value}); if it does not change what"
+                    f" the model computes, pass --ignore-key {name}"
+                )
+            elif self.values[key] not in SUPPORTED_VALUES[key]:
+                allowed = " or ".join(map(strict_json.format_value, SUPPORTED_VALUES[key]))
+                self.reject(key, f"must be {allowed}")
+        if self.errors:
+            raise UserError("\n".join(self.errors))
+
+
+def read_hf_config(folder: Path) -> HFConfig:
+    """Read the `config.json` of a folder; raises UserError if it is missing or unreadable."""
     path = folder / CONFIG_FILE
     try:
         values = json.loads(strict_json.read_text(path))
@@ -133,4 +132,4 @@ def read_published_config(folder: Path) -> PublishedConfig:
         raise UserError(f"{path}: unreadable JSON: {error}") from None
     if not isinstance(values, dict):
         raise UserError(f"{path}: must hold a JSON object {{…}}")
-    return PublishedConfig(path, values)
+    return HFConfig(path, values)

@@ -1,7 +1,7 @@
-"""Keys of published configs beside those of `model.json`, each described once for both ways.
+"""The common kinds of `config.json` keys. Each maps to `model.json` keys and back.
 
-Every description reads its keys from a `PublishedConfig` into ours, and writes them back from a
-`ModelConfig` in normal form. They are written as transformers 4 has them, which 5 reads too.
+`read` takes keys from an `HFConfig`, `write` returns them for a `ModelConfig` in normal form. Keys
+are written as transformers 4 names them, which transformers 5 reads too.
 """
 
 from collections.abc import Mapping
@@ -9,90 +9,90 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from rungs.config.model_config import ModelConfig
-from rungs.huggingface.config_keys.hf_config import PublishedConfig
+from rungs.huggingface.config_keys.hf_config import HFConfig
 
 Values = dict[str, Any]
 
 
 class Key(Protocol):
-    """How one or several of their keys correspond to ours."""
+    """One or several `config.json` keys that belong together."""
 
-    def read(self, published: PublishedConfig) -> Values:
-        """Our keys."""
+    def read(self, hf_config: HFConfig) -> Values:
+        """Return the `model.json` keys that they stand for."""
 
     def write(self, model: ModelConfig) -> Values:
-        """Theirs."""
+        """Return the `config.json` keys for a model."""
 
 
 @dataclass(frozen=True)
-class Same:
-    """A value that goes by two names."""
+class SameValue:
+    """One key under two names, with the same value."""
 
-    theirs: str
-    ours: str
+    hf_key: str
+    key: str
     default: Any = None
-    """What transformers takes where the key is absent."""
-    whole: bool = False
-    """Whether they have it as an integer, and we as a float."""
+    """What transformers assumes if the key is absent."""
+    is_integer: bool = False
+    """Whether `config.json` has an integer where `model.json` has a float."""
 
-    def read(self, published: PublishedConfig) -> Values:
-        return {self.ours: published.take(self.theirs, self.default)}
+    def read(self, hf_config: HFConfig) -> Values:
+        return {self.key: hf_config.take(self.hf_key, self.default)}
 
     def write(self, model: ModelConfig) -> Values:
-        value = getattr(model, self.ours)
-        return {self.theirs: int(value) if self.whole and value is not None else value}
+        value = getattr(model, self.key)
+        return {self.hf_key: int(value) if self.is_integer and value is not None else value}
 
 
 @dataclass(frozen=True)
 class Flag:
-    """One switch of theirs for one or several of ours."""
+    """One boolean of `config.json` for one or several of `model.json`."""
 
-    theirs: str
-    ours: tuple[str, ...]
+    hf_key: str
+    keys: tuple[str, ...]
     default: bool
 
-    def read(self, published: PublishedConfig) -> Values:
-        value = published.take(self.theirs)
-        return dict.fromkeys(self.ours, self.default if value is None else value)
+    def read(self, hf_config: HFConfig) -> Values:
+        value = hf_config.take(self.hf_key)
+        return dict.fromkeys(self.keys, self.default if value is None else value)
 
     def write(self, model: ModelConfig) -> Values:
-        return {self.theirs: any(getattr(model, key) for key in self.ours)}
+        return {self.hf_key: any(getattr(model, key) for key in self.keys)}
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A value out of a few, which have other names here."""
+    """A string out of a few, which `model.json` names differently."""
 
-    theirs: str
-    ours: str
+    hf_key: str
+    key: str
     names: Mapping[str, str]
-    """From their name to ours; where several have the same meaning, the first is written."""
+    """From `config.json` to `model.json`. If several mean the same, the first is written."""
     default: str
 
-    def read(self, published: PublishedConfig) -> Values:
-        value = published.take(self.theirs, self.default)
+    def read(self, hf_config: HFConfig) -> Values:
+        value = hf_config.take(self.hf_key, self.default)
         if value is None or (isinstance(value, str) and value in self.names):
-            return {self.ours: self.names[value or self.default]}
-        published.refuse(self.theirs, f"the values are {', '.join(self.names)}")
+            return {self.key: self.names[value or self.default]}
+        hf_config.reject(self.hf_key, f"the values are {', '.join(self.names)}")
         return {}
 
     def write(self, model: ModelConfig) -> Values:
-        value = getattr(model, self.ours)
-        fitting = [theirs for theirs, ours in self.names.items() if ours == value]
-        return {self.theirs: fitting[0]} if fitting else {}
+        value = getattr(model, self.key)
+        matches = [hf_value for hf_value, known in self.names.items() if known == value]
+        return {self.hf_key: matches[0]} if matches else {}
 
 
 @dataclass(frozen=True)
 class Only:
-    """A key of which one meaning is supported."""
+    """A key of which only one meaning is supported."""
 
-    theirs: str
+    hf_key: str
     allowed: tuple[Any, ...]
-    """The values that have it, that of an absent key first."""
+    """The values with that meaning. The first is assumed if the key is absent."""
 
-    def read(self, published: PublishedConfig) -> Values:
-        if published.take(self.theirs, self.allowed[0]) not in self.allowed:
-            published.refuse(self.theirs, f"must be {self.allowed[0]}")
+    def read(self, hf_config: HFConfig) -> Values:
+        if hf_config.take(self.hf_key, self.allowed[0]) not in self.allowed:
+            hf_config.reject(self.hf_key, f"must be {self.allowed[0]}")
         return {}
 
     def write(self, model: ModelConfig) -> Values:
@@ -102,12 +102,12 @@ class Only:
 
 @dataclass(frozen=True)
 class Unused:
-    """Keys that the family has, and that change nothing here."""
+    """Keys that this family's configs have and that do not change what is computed."""
 
-    theirs: tuple[str, ...]
+    hf_keys: tuple[str, ...]
 
-    def read(self, published: PublishedConfig) -> Values:
-        published.ignore(self.theirs)
+    def read(self, hf_config: HFConfig) -> Values:
+        hf_config.ignore(self.hf_keys)
         return {}
 
     def write(self, model: ModelConfig) -> Values:

@@ -1,6 +1,21 @@
-"""One file per family of published models: its config keys and tensor rules, read both ways.
+"""One file per family of models: GPT-2, Llama, Gemma, …
 
-family     the type of a family
-registry   the list of families; add yours to it
-canonical  the one form of model.json that a family's config stands for
+    family        the `Family` class: config keys and tensor names, used for import and for export
+    gpt2          GPT-2
+    llama         Llama, Mistral, Mixtral, Qwen 2 and Qwen 3
+    gemma         Gemma 1, 2 and 3
+    registry      the table of all families
+    normal_form   a `model.json` with defaults filled in, so that two of them can be compared
+
+To add a family:
+
+1. Write a `Family` here, starting from a copy of the most similar one. Take keys, defaults and
+   tensor names from transformers: `models/<model_type>/configuration_*.py` and `modeling_*.py`.
+   If `model.json` cannot express the architecture, extend `rungs/config/model_config.py` and
+   `rungs/model/` first.
+2. Add it to `FAMILIES` in `registry.py`.
+3. Add a small random model of it to `VARIANTS` in `tests/fixtures/make_models.py`, and write its
+   files with `uv run tests/fixtures/make_models.py NAME`. The tests then compare every hidden state
+   with transformers, and check that export gives back the same tensors.
+4. Add a published config of it, and what it means, to `tests/support/published_configs.py`.
 """

@@ -1,4 +1,4 @@
-"""A family of published models: their keys and their tensors, each described once for both ways."""
+"""The `Family` class: one kind of Hugging Face model."""
 
 import json
 from dataclasses import dataclass
@@ -7,24 +7,25 @@ from typing import Any
 from rungs.common import strict_json
 from rungs.config import run_config
 from rungs.config.model_config import ModelConfig
-from rungs.huggingface.config_keys.hf_config import PublishedConfig
+from rungs.huggingface.config_keys.hf_config import HFConfig
 from rungs.huggingface.config_keys.keys import Key
-from rungs.huggingface.families.canonical import normal_form
+from rungs.huggingface.families.normal_form import normal_form
 from rungs.huggingface.tensors.rules import Rule
 
 
 @dataclass(frozen=True)
 class Family:
-    """One kind of published model.
+    """One kind of Hugging Face model. Import and export use the same description.
 
     Attributes:
         model_type: its name in transformers.
-        architecture: the class that computes it there.
-        keys: of its config.
-        constants: keys of `model.json` that are the same for all of the family.
-        tensors: rules for every parameter that one of the family may have.
-        prefix: what the names of all tensors but the head's begin with.
-        buffers: patterns of the ends of names that are no parameters, each with what they are.
+        architecture: its class in transformers.
+        keys: its `config.json` keys.
+        constants: the `model.json` keys that are the same for the whole family.
+        tensors: rules for every parameter that a model of the family may have.
+        prefix: what all tensor names but the head's start with.
+        buffers: tensors that are not parameters: for each a regular expression for the end of the
+            name, and a description.
     """
 
     model_type: str
@@ -35,28 +36,30 @@ class Family:
     prefix: str = "model."
     buffers: tuple[tuple[str, str], ...] = ()
 
-    def read(self, published: PublishedConfig) -> ModelConfig:
-        """Their config as ours.
+    def to_model_config(self, hf_config: HFConfig) -> ModelConfig:
+        """Translate `config.json` to `model.json`.
 
         Raises:
-            UserError: with a line for each key that is unknown, or asks for what Rungs has not.
+            UserError: with a line for each key that is unknown or asks for an unsupported feature.
         """
         values = dict(self.constants)
         for key in self.keys:
-            values |= key.read(published)
-        published.raise_mistakes()
+            values |= key.read(hf_config)
+        hf_config.raise_errors()
         if values.get("sliding_window") is None:
             values.pop("sliding_rope_theta", None)
-        return strict_json.parse(json.dumps(values), published.path, ModelConfig)
+        return strict_json.parse(json.dumps(values), hf_config.path, ModelConfig)
 
-    def write(self, model: ModelConfig) -> dict[str, Any]:
-        """Our config as theirs; `misfits` says whether it means the same."""
+    def to_hf_config(self, model: ModelConfig) -> dict[str, Any]:
+        """Translate `model.json` to `config.json`. Call `differences` on the result: the family
+        may be unable to express the model."""
         keys: dict[str, Any] = {"architectures": [self.architecture], "model_type": self.model_type}
         for key in self.keys:
             keys |= key.write(normal_form(model))
         return keys
 
-    def misfits(self, model: ModelConfig, published: PublishedConfig) -> dict[str, tuple[Any, Any]]:
-        """The keys of a model that a config of theirs does not express, with its value for them
-        and the model's."""
-        return run_config.differences(normal_form(self.read(published)), normal_form(model))
+    def differences(self, model: ModelConfig, hf_config: HFConfig) -> dict[str, tuple[Any, Any]]:
+        """Return the `model.json` keys in which a config does not describe the model, each with
+        the config's value and the model's."""
+        described = self.to_model_config(hf_config)
+        return run_config.differences(normal_form(described), normal_form(model))

@@ -1,9 +1,9 @@
 """Gemma 1, 2 and 3.
 
-What a key or tensor means is as in transformers 5.23, `models/<model_type>`; so are the defaults.
+Meanings and defaults are those of transformers 5.23, `models/<model_type>`.
 """
 
-from rungs.huggingface.config_keys.keys import Choice, Key, Only, Same, Unused
+from rungs.huggingface.config_keys.keys import Choice, Key, Only, SameValue, Unused
 from rungs.huggingface.config_keys.rope import Rope, TwoRopes
 from rungs.huggingface.config_keys.windows import LayerTypes
 from rungs.huggingface.families.family import Family
@@ -35,11 +35,11 @@ GEMMA2_TENSORS = (*ATTENTION, *SANDWICH_NORMS, *FEED_FORWARD)
 
 
 def score_keys(attention_cap: float | None, final_cap: float | None) -> tuple[Key, ...]:
-    """The keys of what is done to attention scores and logits, with these caps as defaults."""
+    """Return the keys for attention scores and logits, with these soft caps as defaults."""
     return (
-        Same("query_pre_attn_scalar", "query_pre_attn_scalar", 256, whole=True),
-        Same("attn_logit_softcapping", "attention_soft_cap", attention_cap),
-        Same("final_logit_softcapping", "final_soft_cap", final_cap),
+        SameValue("query_pre_attn_scalar", "query_pre_attn_scalar", 256, is_integer=True),
+        SameValue("attn_logit_softcapping", "attention_soft_cap", attention_cap),
+        SameValue("final_logit_softcapping", "final_soft_cap", final_cap),
     )
 
 
@@ -72,7 +72,7 @@ GEMMA2 = Family(
         ATTENTION_BIAS,
         *score_keys(50.0, 30.0),
         LayerTypes(),
-        Unused(("sliding_window_size",)),  # the 9B and 27B say sliding_window twice
+        Unused(("sliding_window_size",)),  # the 9B and 27B have sliding_window twice
         Rope(),
     ),
     GEMMA_CONSTANTS | {"norm_placement": "around"},

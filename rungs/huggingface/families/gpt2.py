@@ -1,20 +1,20 @@
 """GPT-2, from 124M to 1.5B parameters.
 
-What a key or tensor means is as in transformers 5.23, `models/gpt2`; so are the defaults.
+Meanings and defaults are those of transformers 5.23, `models/gpt2`.
 """
 
-from rungs.huggingface.config_keys.keys import Choice, Flag, Only, Same, Unused
+from rungs.huggingface.config_keys.keys import Choice, Flag, Only, SameValue, Unused
 from rungs.huggingface.families.family import Family
 from rungs.huggingface.tensors.rules import Rule, as_is, linear, norm
 
-PLAIN = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
+ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
 GPT2_LAYER = "transformer.h.{layer}"
 
 
-def conv1d(theirs: str, *ours: str) -> tuple[Rule, Rule]:
-    """A Conv1D of GPT-2, which is (inputs, outputs) as ours are."""
-    weight = as_is(f"{theirs}.weight", *(f"{name}.kernel" for name in ours))
-    return weight, as_is(f"{theirs}.bias", *(f"{name}.bias" for name in ours))
+def conv1d(hf_name: str, *modules: str) -> tuple[Rule, Rule]:
+    """Return the rules of a GPT-2 `Conv1D`: its weight is (inputs, outputs), as in Rungs."""
+    weight = as_is(f"{hf_name}.weight", *(f"{module}.kernel" for module in modules))
+    return weight, as_is(f"{hf_name}.bias", *(f"{module}.bias" for module in modules))
 
 
 QUERY_KEY_VALUE = ("blocks.attention.query", "blocks.attention.key", "blocks.attention.value")
@@ -22,14 +22,14 @@ GPT2 = Family(
     "gpt2",
     "GPT2LMHeadModel",
     (
-        Same("vocab_size", "vocab_size", 50_257),
-        Same("n_positions", "context_length", 1024),
-        Same("n_embd", "emb_dim", 768),
-        Same("n_layer", "n_layers", 12),
-        Same("n_head", "n_heads", 12),
-        Same("n_inner", "ffn_dim"),
-        Choice("activation_function", "feed_forward", PLAIN, "gelu_new"),
-        Same("layer_norm_epsilon", "norm_epsilon", 1e-5),
+        SameValue("vocab_size", "vocab_size", 50_257),
+        SameValue("n_positions", "context_length", 1024),
+        SameValue("n_embd", "emb_dim", 768),
+        SameValue("n_layer", "n_layers", 12),
+        SameValue("n_head", "n_heads", 12),
+        SameValue("n_inner", "ffn_dim"),
+        Choice("activation_function", "feed_forward", ACTIVATIONS, "gelu_new"),
+        SameValue("layer_norm_epsilon", "norm_epsilon", 1e-5),
         Flag("tie_word_embeddings", ("tied_embeddings",), True),
         Only("scale_attn_weights", (True,)),
         Only("scale_attn_by_inverse_layer_idx", (False,)),
@@ -56,5 +56,5 @@ GPT2 = Family(
         *linear("lm_head", "head"),
     ),
     prefix="transformer.",
-    buffers=((r"\.attn\.(masked_)?bias", "causal masks, made here"),),
+    buffers=((r"\.attn\.(masked_)?bias", "causal masks, which Rungs computes"),),
 )

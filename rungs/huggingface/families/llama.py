@@ -1,9 +1,9 @@
-"""Llama and its near kin: Mistral, Mixtral, Qwen 2 and Qwen 3.
+"""Llama, and the families built like it: Mistral, Mixtral, Qwen 2 and Qwen 3.
 
-What a key or tensor means is as in transformers 5.23, `models/<model_type>`; so are the defaults.
+Meanings and defaults are those of transformers 5.23, `models/<model_type>`.
 """
 
-from rungs.huggingface.config_keys.keys import Choice, Flag, Key, Same
+from rungs.huggingface.config_keys.keys import Choice, Flag, Key, SameValue
 from rungs.huggingface.config_keys.rope import Rope
 from rungs.huggingface.config_keys.windows import UpperWindows
 from rungs.huggingface.families.family import Family
@@ -38,17 +38,17 @@ def sizes(
     tied: bool = False,
     head_dim: int | None = None,
 ) -> tuple[Key, ...]:
-    """The keys that all but GPT-2 have, with the family's defaults."""
+    """Return the keys that all families but GPT-2 share, with the given defaults."""
     return (
-        Same("vocab_size", "vocab_size", vocab_size),
-        Same("hidden_size", "emb_dim", hidden_size),
-        Same("intermediate_size", "ffn_dim", intermediate_size),
-        Same("num_hidden_layers", "n_layers", layers),
-        Same("num_attention_heads", "n_heads", heads),
-        Same("num_key_value_heads", "n_kv_heads", kv_heads),
-        Same("head_dim", "head_dim", head_dim),
-        Same("max_position_embeddings", "context_length", context_length),
-        Same("rms_norm_eps", "norm_epsilon", epsilon),
+        SameValue("vocab_size", "vocab_size", vocab_size),
+        SameValue("hidden_size", "emb_dim", hidden_size),
+        SameValue("intermediate_size", "ffn_dim", intermediate_size),
+        SameValue("num_hidden_layers", "n_layers", layers),
+        SameValue("num_attention_heads", "n_heads", heads),
+        SameValue("num_key_value_heads", "n_kv_heads", kv_heads),
+        SameValue("head_dim", "head_dim", head_dim),
+        SameValue("max_position_embeddings", "context_length", context_length),
+        SameValue("rms_norm_eps", "norm_epsilon", epsilon),
         Flag("tie_word_embeddings", ("tied_embeddings",), tied),
     )
 
@@ -83,7 +83,7 @@ EXPERTS = (
 )
 FEED_FORWARD_NORM = norm(f"{LAYER}.post_attention_layernorm", "blocks.feed_forward_norm")
 LLAMA_TENSORS = (*ATTENTION, *FEED_FORWARD_NORM, *FEED_FORWARD)
-LLAMA_BUFFERS = ((r"\.rotary_emb\.inv_freq", "rotary frequencies, computed here"),)
+LLAMA_BUFFERS = ((r"\.rotary_emb\.inv_freq", "rotary frequencies, which Rungs computes"),)
 
 LLAMA = Family(
     "llama",
@@ -105,7 +105,7 @@ MISTRAL = Family(
     (
         *sizes(32_000, 4096, 14_336, 32, 32, 8, 131_072),
         ACTIVATION,
-        Same("sliding_window", "sliding_window", 4096),
+        SameValue("sliding_window", "sliding_window", 4096),
         Rope(),
     ),
     LLAMA_CONSTANTS,
@@ -118,9 +118,9 @@ MIXTRAL = Family(
     (
         *sizes(32_000, 4096, 14_336, 32, 32, 8, 131_072, epsilon=1e-5),
         ACTIVATION,
-        Same("sliding_window", "sliding_window"),
-        Same("num_local_experts", "n_experts", 8),
-        Same("num_experts_per_tok", "experts_per_token", 2),
+        SameValue("sliding_window", "sliding_window"),
+        SameValue("num_local_experts", "n_experts", 8),
+        SameValue("num_experts_per_tok", "experts_per_token", 2),
         Rope(1_000_000.0),
     ),
     LLAMA_CONSTANTS,

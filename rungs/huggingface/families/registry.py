@@ -1,8 +1,8 @@
-"""All families of published models that Rungs reads and writes."""
+"""All families of models that Rungs imports and exports."""
 
 from rungs.common import strict_json
 from rungs.common.errors import UserError
-from rungs.huggingface.config_keys.hf_config import PublishedConfig
+from rungs.huggingface.config_keys.hf_config import HFConfig
 from rungs.huggingface.families.family import Family
 from rungs.huggingface.families.gemma import GEMMA, GEMMA2, GEMMA3
 from rungs.huggingface.families.gpt2 import GPT2
@@ -12,19 +12,20 @@ FAMILIES = {
     family.model_type: family
     for family in (LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, MIXTRAL, GPT2)
 }
-WITH_VISION = {"gemma3": "gemma3_text"}
-"""Models of text and images whose text part is of a family."""
+"""By model type. Export takes the first one that can express a model, so the order matters."""
+VISION_MODELS = {"gemma3": "gemma3_text"}
+"""Model types of vision models, each with the family of its language model."""
 
 
-def family_of(published: PublishedConfig) -> Family:
-    """The family of a published model; raises UserError where it is none of ours."""
-    name = published.model_type
-    if name in WITH_VISION and not published.has_vision:
-        raise UserError(f"{published.path}: text_config: missing; {name} needs it")
-    if name in WITH_VISION or (name in FAMILIES and not published.has_vision):
-        return FAMILIES[WITH_VISION.get(name, name)]
-    known = ", ".join(sorted({*FAMILIES, *WITH_VISION}))
+def family_of(hf_config: HFConfig) -> Family:
+    """Return the family of a model; raises UserError if it is not supported."""
+    name = hf_config.model_type
+    if name in VISION_MODELS and not hf_config.has_vision:
+        raise UserError(f"{hf_config.path}: text_config: missing; {name} needs it")
+    if name in VISION_MODELS or (name in FAMILIES and not hf_config.has_vision):
+        return FAMILIES[VISION_MODELS.get(name, name)]
+    known = ", ".join(sorted({*FAMILIES, *VISION_MODELS}))
     raise UserError(
-        f"{published.path}: model_type: {strict_json.format_value(name)} is not supported;"
+        f"{hf_config.path}: model_type: {strict_json.format_value(name)} is not supported;"
         f" supported are {known}"
     )

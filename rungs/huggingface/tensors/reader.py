@@ -1,4 +1,4 @@
-"""The tensors of a published model: one file, or shards with an index."""
+"""Read the tensors of a Hugging Face model: one file, or shards with an index."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,29 +11,29 @@ from rungs.checkpointing.weights_index import INDEX_FILE, WEIGHTS_FILE, read_ind
 from rungs.common.errors import UserError, reason
 from rungs.common.paths import is_file, require_regular
 from rungs.common.strict_json import format_name
-from rungs.huggingface.tensors.torch_file import torch_bits, torch_types
-from rungs.huggingface.tensors.writer import CODES, TensorType, bits
+from rungs.huggingface.tensors.torch_file import torch_bits, torch_specs
+from rungs.huggingface.tensors.writer import SAFETENSORS_DTYPES, TensorSpec, bits
 
-_DTYPES = {code: dtype for dtype, code in CODES.items()}
+_DTYPES = {code: dtype for dtype, code in SAFETENSORS_DTYPES.items()}
 
 
-def safetensors_types(path: Path) -> Iterator[tuple[str, TensorType]]:
-    """Every tensor of a file with its type; raises UserError where it cannot be read."""
+def safetensors_specs(path: Path) -> Iterator[tuple[str, TensorSpec]]:
+    """Yield name and spec of every tensor in a file; raises UserError if it is unreadable."""
     try:
         require_regular(path)
         with safe_open(path, framework="numpy") as file:
             for name in file.keys():  # noqa: SIM118 — no mapping
                 part = file.get_slice(name)
                 code = part.get_dtype()
-                yield name, TensorType(_DTYPES.get(code, code), tuple(part.get_shape()))
+                yield name, TensorSpec(_DTYPES.get(code, code), tuple(part.get_shape()))
     except FileNotFoundError:
-        raise UserError(f"{path}: no such file; the download or copy is not whole") from None
+        raise UserError(f"{path}: no such file; the download or copy is incomplete") from None
     except (OSError, SafetensorError) as error:
-        raise UserError(f"{path}: not a whole safetensors file: {reason(error)}") from None
+        raise UserError(f"{path}: not a complete safetensors file: {reason(error)}") from None
 
 
 def _safetensors_bits(path: Path, name: str) -> np.ndarray:
-    """The content of one tensor. The file is opened anew each time, so that nothing of it stays in
+    """Return the content of one tensor. Opens the file each time, so that none of it stays in
     memory."""
     with safe_open(path, framework="numpy") as file:
         return bits(file.get_tensor(name))
@@ -41,55 +41,56 @@ def _safetensors_bits(path: Path, name: str) -> np.ndarray:
 
 class _Format(NamedTuple):
     single: str
-    """The name of the file where there is one."""
+    """File name, if there is only one file."""
     index_file: str
-    """The name of the file that says in which shard each tensor is."""
-    types: Callable[[Path], Iterator[tuple[str, TensorType]]]
+    """Name of the file that says which shard holds each tensor."""
+    specs: Callable[[Path], Iterator[tuple[str, TensorSpec]]]
     bits: Callable[[Path, str], np.ndarray]
 
 
 _FORMATS = (
-    _Format(WEIGHTS_FILE, INDEX_FILE, safetensors_types, _safetensors_bits),
-    _Format("pytorch_model.bin", "pytorch_model.bin.index.json", torch_types, torch_bits),
+    _Format(WEIGHTS_FILE, INDEX_FILE, safetensors_specs, _safetensors_bits),
+    _Format("pytorch_model.bin", "pytorch_model.bin.index.json", torch_specs, torch_bits),
 )
 
 
 class TensorFolder:
-    """The tensors of a folder, read one at a time: of safetensors, else of PyTorch files.
+    """The tensors of a folder, read one at a time from its safetensors files, or else from its
+    PyTorch files.
 
     Attributes:
-        types: of each tensor by name; buffers may have types that no parameter has.
+        specs: dtype and shape of each tensor, by name. Buffers may have dtypes that are not
+            supported for parameters.
 
     Raises:
-        UserError: none there, or a shard is missing or damaged.
+        UserError: no weights, or a shard is missing or damaged.
     """
 
     def __init__(self, folder: Path) -> None:
-        self._format, self._files = _find(folder)
-        self.types: dict[str, TensorType] = {}
-        for path in sorted(set(self._files.values())):
-            for name, kind in self._format.types(path):
+        self._format, first, self._files = _find(folder)
+        self.specs: dict[str, TensorSpec] = {}
+        for path in sorted({first, *self._files.values()}):
+            for name, spec in self._format.specs(path):
                 if self._files.setdefault(name, path) == path:
-                    self.types[name] = kind
-        del self._files[""]
+                    self.specs[name] = spec
         for name, path in self._files.items():
-            if name not in self.types:
+            if name not in self.specs:
                 raise UserError(
                     f"{path}: tensor {format_name(name)}: missing; {self._format.index_file} has it"
                 )
 
     def bits(self, name: str) -> np.ndarray:
-        """The content of a tensor, as unsigned integers."""
+        """Return the content of a tensor, as unsigned integers."""
         return self._format.bits(self._files[name], name)
 
 
-def _find(folder: Path) -> tuple[_Format, dict[str, Path]]:
-    """The format of a folder's tensors, and the file of each that an index names; one of the files
-    under an empty name."""
-    for kind in _FORMATS:
-        if is_file(folder / kind.single):
-            return kind, {"": folder / kind.single}
-        if is_file(folder / kind.index_file):
-            files = read_index(folder / kind.index_file)
-            return kind, files | {"": next(iter(files.values()))}
-    raise UserError(f"{folder}: no weights there; needs {WEIGHTS_FILE} or {INDEX_FILE}")
+def _find(folder: Path) -> tuple[_Format, Path, dict[str, Path]]:
+    """Return the format of a folder's weights, one of the files, and the file of each tensor if
+    an index says so."""
+    for weights_format in _FORMATS:
+        if is_file(folder / weights_format.single):
+            return weights_format, folder / weights_format.single, {}
+        if is_file(folder / weights_format.index_file):
+            files = read_index(folder / weights_format.index_file)
+            return weights_format, next(iter(files.values())), files
+    raise UserError(f"{folder}: has no weights; needs {WEIGHTS_FILE} or {INDEX_FILE}")

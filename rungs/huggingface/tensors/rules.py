@@ -1,7 +1,7 @@
-"""Tensors of published models beside our parameters, each described once for both ways.
+"""Rules that say which tensor of a Hugging Face model holds which Rungs parameters.
 
-Our parameters are stacked: a leading axis L over the layers, then E over the experts where there
-are such. Theirs are named one by one, `{layer}` and `{expert}` standing for the numbers.
+Rungs stacks parameters: a leading axis L for the layers, then E for the experts, if any. Hugging
+Face models have one tensor per layer and expert; `{layer}` and `{expert}` stand for the numbers.
 """
 
 import itertools
@@ -17,24 +17,24 @@ from rungs.config.model_config import ModelConfig
 from rungs.parallel.axes import dotted
 from rungs.step.state import abstract_model
 
-_PLACES = ("{layer}", "{expert}")
-_STRIP = 128
+_STACKED_AXES = ("{layer}", "{expert}")
+_STRIP_ROWS = 128
 
 
 class AbstractParameter(NamedTuple):
-    """One of our parameters, in the abstract."""
+    """Shape of a Rungs parameter."""
 
     shape: tuple[int, ...]
     inputs: int
-    """How many axes, after those of layers and experts, a product sums over."""
+    """How many axes, after those of layers and experts, a matmul contracts."""
 
     def item_shape(self, stacked: int) -> tuple[int, ...]:
-        """Shape without the axes of layers and experts."""
+        """Return the shape without the stacked axes."""
         return self.shape[stacked:]
 
 
-def parameters(model: ModelConfig) -> dict[str, AbstractParameter]:
-    """All parameters of a model, by dotted name."""
+def model_parameters(model: ModelConfig) -> dict[str, AbstractParameter]:
+    """Return all parameters of a model, by dotted name."""
     state = nnx.state(abstract_model(model))
     return {
         dotted(path): AbstractParameter(
@@ -46,91 +46,92 @@ def parameters(model: ModelConfig) -> dict[str, AbstractParameter]:
 
 @dataclass(frozen=True)
 class Rule:
-    """Where a tensor of theirs stands in our parameters.
+    """A tensor name pattern, and the Rungs parameters that such tensors hold.
 
-    As a matrix ours are (inputs, outputs), and where several make one tensor of theirs, they stand
-    side by side in the outputs.
+    As matrices, Rungs parameters are (inputs, outputs). If one tensor holds several, they are
+    concatenated along the outputs.
     """
 
-    theirs: str
-    """Name, with places for the numbers of layer and expert."""
-    ours: tuple[str, ...]
+    hf_name: str
+    """With `{layer}` and `{expert}` for the numbers."""
+    parameters: tuple[str, ...]
     transposed: bool = False
-    """Whether theirs is (outputs, inputs), as PyTorch's Linear has it."""
+    """Whether the tensor is (outputs, inputs), as in PyTorch's Linear."""
 
     @property
     def stacked(self) -> int:
-        """Leading axes of ours that number layers and experts."""
-        return sum(place in self.theirs for place in _PLACES)
+        """Number of leading parameter axes that count layers and experts."""
+        return sum(axis in self.hf_name for axis in _STACKED_AXES)
 
-    def names(self, ours: AbstractParameter) -> Iterator[tuple[tuple[int, ...], str]]:
-        """Each tensor of theirs, with its place among the stacked axes of ours."""
-        for index in itertools.product(*map(range, ours.shape[: self.stacked])):
-            places = zip(("layer", "expert"), index, strict=False)
-            yield index, self.theirs.format(**dict(places))
+    def hf_names(self, parameter: AbstractParameter) -> Iterator[tuple[tuple[int, ...], str]]:
+        """Yield the name of each tensor, with its index into the stacked axes of the parameter."""
+        for index in itertools.product(*map(range, parameter.shape[: self.stacked])):
+            numbers = zip(("layer", "expert"), index, strict=False)
+            yield index, self.hf_name.format(**dict(numbers))
 
-    def shape(self, ours: list[AbstractParameter]) -> tuple[int, ...]:
-        """Shape of each tensor of theirs."""
-        *rows, _ = self._matrix(ours[0])
-        shape = (*rows, sum(self._matrix(parameter)[-1] for parameter in ours))
+    def shape(self, parameters: list[AbstractParameter]) -> tuple[int, ...]:
+        """Return the shape of each tensor."""
+        *rows, _ = self._matrix(parameters[0])
+        shape = (*rows, sum(self._matrix(parameter)[-1] for parameter in parameters))
         return shape[::-1] if self.transposed else shape
 
-    def split(self, theirs: np.ndarray, ours: list[AbstractParameter]) -> list[np.ndarray]:
-        """The items of our parameters in a tensor of theirs."""
-        matrix = _turned(theirs) if self.transposed else theirs
-        ends = list(itertools.accumulate(self._matrix(parameter)[-1] for parameter in ours))
+    def split(self, tensor: np.ndarray, parameters: list[AbstractParameter]) -> list[np.ndarray]:
+        """Return one item of each parameter from a tensor."""
+        matrix = _transpose(tensor) if self.transposed else tensor
+        ends = list(itertools.accumulate(self._matrix(parameter)[-1] for parameter in parameters))
         parts = np.split(matrix, ends[:-1], axis=-1)
         return [
             part.reshape(parameter.item_shape(self.stacked))
-            for part, parameter in zip(parts, ours, strict=True)
+            for part, parameter in zip(parts, parameters, strict=True)
         ]
 
-    def join(self, items: list[np.ndarray], ours: list[AbstractParameter]) -> np.ndarray:
-        """The tensor of theirs that items of our parameters make."""
+    def join(self, items: list[np.ndarray], parameters: list[AbstractParameter]) -> np.ndarray:
+        """Return the tensor that holds one item of each parameter."""
         matrices = [
             item.reshape(self._matrix(parameter))
-            for item, parameter in zip(items, ours, strict=True)
+            for item, parameter in zip(items, parameters, strict=True)
         ]
         matrix = matrices[0] if len(matrices) == 1 else np.concatenate(matrices, axis=-1)
-        return _turned(matrix) if self.transposed else matrix
+        return _transpose(matrix) if self.transposed else matrix
 
-    def _matrix(self, ours: AbstractParameter) -> tuple[int, ...]:
-        """Shape of an item as (inputs, outputs), or (outputs,) where it is no matrix."""
-        shape = ours.item_shape(self.stacked)
-        if not ours.inputs:
+    def _matrix(self, parameter: AbstractParameter) -> tuple[int, ...]:
+        """Return the shape of an item as (inputs, outputs), or (outputs,) if it is no matrix."""
+        shape = parameter.item_shape(self.stacked)
+        if not parameter.inputs:
             return (math.prod(shape),)
-        return math.prod(shape[: ours.inputs]), math.prod(shape[ours.inputs :])
+        return math.prod(shape[: parameter.inputs]), math.prod(shape[parameter.inputs :])
 
 
-def _turned(matrix: np.ndarray) -> np.ndarray:
-    """The transpose, copied in strips that fit a cache: 3.5 times as fast as in one go for
-    5632 · 2048 numbers of 16 bits. A vector is itself."""
+def _transpose(matrix: np.ndarray) -> np.ndarray:
+    """Return the transpose of a matrix, or a vector unchanged. Copies strips that fit a cache,
+    which is 3.5 times as fast as a plain copy for 5632 · 2048 numbers of 16 bits."""
     if matrix.ndim < 2:
         return matrix
-    turned = np.empty(matrix.shape[::-1], matrix.dtype)
-    for begin in range(0, len(matrix), _STRIP):
-        turned[:, begin : begin + _STRIP] = matrix[begin : begin + _STRIP].T
-    return turned
+    transposed = np.empty(matrix.shape[::-1], matrix.dtype)
+    for begin in range(0, len(matrix), _STRIP_ROWS):
+        transposed[:, begin : begin + _STRIP_ROWS] = matrix[begin : begin + _STRIP_ROWS].T
+    return transposed
 
 
-def as_is(theirs: str, *ours: str) -> Rule:
-    """Theirs holds the same numbers in the same order."""
-    return Rule(theirs, ours)
+def as_is(hf_name: str, *parameters: str) -> Rule:
+    """Return the rule of a tensor that holds the parameters in the same layout."""
+    return Rule(hf_name, parameters)
 
 
-def linear(theirs: str, ours: str) -> tuple[Rule, Rule]:
-    """A Linear of theirs, with the bias it may have."""
-    weight = Rule(f"{theirs}.weight", (f"{ours}.kernel",), transposed=True)
-    return weight, Rule(f"{theirs}.bias", (f"{ours}.bias",))
+def linear(hf_name: str, module: str) -> tuple[Rule, Rule]:
+    """Return the rules of a PyTorch Linear and its optional bias."""
+    weight = Rule(f"{hf_name}.weight", (f"{module}.kernel",), transposed=True)
+    return weight, Rule(f"{hf_name}.bias", (f"{module}.bias",))
 
 
-def norm(theirs: str, ours: str) -> tuple[Rule, Rule]:
-    """A norm, with the bias it may have."""
-    return as_is(f"{theirs}.weight", f"{ours}.scale"), as_is(f"{theirs}.bias", f"{ours}.bias")
+def norm(hf_name: str, module: str) -> tuple[Rule, Rule]:
+    """Return the rules of a norm and its optional bias."""
+    scale = as_is(f"{hf_name}.weight", f"{module}.scale")
+    return scale, as_is(f"{hf_name}.bias", f"{module}.bias")
 
 
-def used(rules: tuple[Rule, ...], ours: dict[str, AbstractParameter]) -> list[Rule]:
-    """The rules that a model with these parameters needs; each parameter is in exactly one."""
-    needed = [rule for rule in rules if set(rule.ours) <= ours.keys()]
-    assert sorted(name for rule in needed for name in rule.ours) == sorted(ours)
+def rules_for(parameters: dict[str, AbstractParameter], rules: tuple[Rule, ...]) -> list[Rule]:
+    """Return the rules that these parameters need; each parameter is in exactly one."""
+    needed = [rule for rule in rules if set(rule.parameters) <= parameters.keys()]
+    assert sorted(name for rule in needed for name in rule.parameters) == sorted(parameters)
     return needed

@@ -1,7 +1,8 @@
-"""What a PyTorch `.bin` file says of its tensors: a pickle, read without running it.
+"""Parse the pickle that describes the tensors of a PyTorch `.bin` file, without running it.
 
-`pickletools.genops` takes a pickle apart and executes nothing. Those opcodes are followed that
-PyTorch writes for tensors by name, on a stack of plain values; any other refuses the file.
+`pickletools.genops` splits a pickle into opcodes and executes nothing. This module follows those
+opcodes that PyTorch writes for named tensors, on a stack of plain values. Any other opcode is an
+error.
 
 The opcodes: https://docs.python.org/3/library/pickletools.html
 """
@@ -24,11 +25,11 @@ _STORAGES = {
 }
 _LITERALS = {"BINUNICODE", "BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT"}
 _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
-_LARGEST = 2**62
+_MAX_INTEGER = 2**62
 
 
 class Storage(NamedTuple):
-    """Numbers that tensors are made of."""
+    """The numbers that one or several tensors view."""
 
     dtype: np.dtype
     key: str
@@ -36,7 +37,7 @@ class Storage(NamedTuple):
 
 
 class Tensor(NamedTuple):
-    """Where a tensor's numbers stand in its storage."""
+    """A view of a storage."""
 
     storage: Storage
     offset: int
@@ -44,36 +45,36 @@ class Tensor(NamedTuple):
     strides: tuple[int, ...]
 
 
-class _Name(str):
-    """Module and name of a Python object, which is not looked up."""
+class _Global(str):
+    """Module and name of a Python object. It is never looked up."""
 
 
-def tensors_in(pickled: bytes) -> dict[str, Tensor]:
-    """The tensors that a pickle describes, by name.
+def parse_tensors(pickled: bytes) -> dict[str, Tensor]:
+    """Return the tensors that a pickle describes, by name.
 
     Raises:
         ValueError: it is damaged, or describes anything else.
     """
-    reader = _Reader()
+    parser = _Parser()
     try:
         for opcode, argument, _ in pickletools.genops(pickled):
-            reader.follow(opcode.name, argument)
-        (found,) = reader.stack
+            parser.follow(opcode.name, argument)
+        (value,) = parser.stack
     except (IndexError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"out of order ({error})") from None
-    if not isinstance(found, dict):
+        raise ValueError(f"opcodes out of order ({error})") from None
+    if not isinstance(value, dict):
         raise ValueError("no names")
-    if stranger := next((n for n, value in found.items() if not _is_named(n, value)), None):
-        raise ValueError(f"{stranger!r} is no tensor")
-    return found
+    if other := next((n for n, item in value.items() if not _is_named_tensor(n, item)), None):
+        raise ValueError(f"{other!r} is not a tensor")
+    return value
 
 
-def _is_named(name: Any, value: Any) -> bool:
+def _is_named_tensor(name: Any, value: Any) -> bool:
     return isinstance(name, str) and isinstance(value, Tensor)
 
 
-class _Reader:
-    """The stack, marks and memo of a pickle being followed."""
+class _Parser:
+    """Stack, marks and memo of a pickle machine that never calls anything."""
 
     def __init__(self) -> None:
         self.stack: list[Any] = []
@@ -81,7 +82,7 @@ class _Reader:
         self._memo: dict[int, Any] = {}
 
     def follow(self, opcode: str, argument: Any) -> None:
-        """Do what an opcode says; raises ValueError for one that tensors do not need."""
+        """Apply an opcode; raises ValueError for one that tensors do not need."""
         match opcode:
             case "PROTO" | "STOP":
                 pass
@@ -89,17 +90,17 @@ class _Reader:
                 self._marks.append(len(self.stack))
             case "BINPUT" | "LONG_BINPUT":
                 self._memo[argument] = self.stack[-1]
-            case "BUILD":  # versions of modules, which an OrderedDict carries along
+            case "BUILD":  # attributes of an OrderedDict: the versions of modules
                 self._pop(1)
             case "SETITEM":
                 self._set_items(self._pop(2))
             case "SETITEMS":
-                self._set_items(self._since_mark())
+                self._set_items(self._pop_to_mark())
             case _:
                 self.stack.append(self._value(opcode, argument))
 
     def _value(self, opcode: str, argument: Any) -> Any:
-        """What an opcode puts on the stack."""
+        """Return what an opcode pushes onto the stack."""
         if opcode in _LITERALS:
             return argument
         if opcode in _CONSTANTS:
@@ -110,15 +111,15 @@ class _Reader:
             case "BINGET" | "LONG_BINGET":
                 return self._memo[argument]
             case "TUPLE":
-                return tuple(self._since_mark())
+                return tuple(self._pop_to_mark())
             case "TUPLE1" | "TUPLE2" | "TUPLE3":
                 return tuple(self._pop(int(opcode[-1])))
             case "GLOBAL":
-                return _Name(argument)
+                return _Global(argument)
             case "BINPERSID":
                 return _storage(*self._pop(1))
             case "REDUCE":
-                return _made(*self._pop(2))
+                return _call(*self._pop(2))
         raise ValueError(f"it holds {opcode}")
 
     def _pop(self, count: int) -> list[Any]:
@@ -128,7 +129,7 @@ class _Reader:
         del self.stack[-count:]
         return values
 
-    def _since_mark(self) -> list[Any]:
+    def _pop_to_mark(self) -> list[Any]:
         start = self._marks.pop()
         values = self.stack[start:]
         del self.stack[start:]
@@ -137,20 +138,20 @@ class _Reader:
     def _set_items(self, values: list[Any]) -> None:
         target = self.stack[-1]
         if not isinstance(target, dict):
-            raise TypeError("items of no dictionary")
+            raise TypeError("items without a dictionary")
         target.update(zip(values[::2], values[1::2], strict=True))
 
 
 def _storage(reference: Any) -> Storage:
     kind, name, key, *_ = reference
-    if kind != "storage" or name not in _STORAGES or not isinstance(name, _Name):
+    if kind != "storage" or name not in _STORAGES or not isinstance(name, _Global):
         raise ValueError(f"a storage {name!r}")
     return Storage(_STORAGES[name], str(key))
 
 
-def _made(name: Any, arguments: Any) -> Any:
-    """What calling the object of a name would give."""
-    if isinstance(name, _Name) and isinstance(arguments, tuple):
+def _call(name: Any, arguments: Any) -> Any:
+    """Return what calling a global would return, for the few that tensors need."""
+    if isinstance(name, _Global) and isinstance(arguments, tuple):
         match name:
             case "collections OrderedDict" if arguments == ():
                 return {}
@@ -165,8 +166,8 @@ def _tensor(storage: Any, offset: Any, shape: Any, strides: Any) -> Tensor:
     numbers = (offset, *shape, *strides)
     if not isinstance(storage, Storage):
         raise ValueError("a tensor without storage")
-    if not all(type(number) is int and 0 <= number <= _LARGEST for number in numbers):
-        raise ValueError("a tensor of no possible shape")
+    if not all(type(number) is int and 0 <= number <= _MAX_INTEGER for number in numbers):
+        raise ValueError("a tensor with an impossible shape")
     if len(shape) != len(strides):
-        raise ValueError("a tensor of no possible shape")
+        raise ValueError("a tensor with an impossible shape")
     return Tensor(storage, offset, tuple(shape), tuple(strides))

@@ -1,4 +1,4 @@
-"""Safetensors files written tensor by tensor, each laid out before its content is known.
+"""Write safetensors files tensor by tensor, with a layout that is fixed up front.
 
 The format: https://github.com/huggingface/safetensors#format
 """
@@ -14,49 +14,49 @@ from typing import NamedTuple, Self
 import ml_dtypes
 import numpy as np
 
-CODES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
-"""The format's names of the types that parameters may have, by NumPy's."""
-_TYPES = {
+SAFETENSORS_DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+"""The dtypes that parameters may have: NumPy's name, and that of the safetensors format."""
+_DTYPES = {
     "float32": np.dtype(np.float32),
     "float16": np.dtype(np.float16),
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
 }
 
 
-class TensorType(NamedTuple):
-    """What a tensor is before its content is known."""
+class TensorSpec(NamedTuple):
+    """Dtype and shape of a tensor."""
 
     dtype: str
-    """NumPy's name for it, one of `CODES` where the tensor is to be written."""
+    """NumPy's name. To be written, the tensor needs one of `SAFETENSORS_DTYPES`."""
     shape: tuple[int, ...]
 
     @property
     def bytes(self) -> int:
-        """What it takes in a file."""
-        return _TYPES[self.dtype].itemsize * math.prod(self.shape)
+        """Size in a file."""
+        return _DTYPES[self.dtype].itemsize * math.prod(self.shape)
 
 
 class TensorWriter:
-    """A safetensors file whose tensors come in any order, also in parts.
+    """A safetensors file whose tensors are written in any order, whole or in parts.
 
     Args:
-        path: of the file, which is made.
-        types: of all its tensors, each of which must be written.
-        metadata: of its header.
+        path: the file to create.
+        specs: all its tensors. Each must be written.
+        metadata: for its header.
     """
 
     def __init__(
-        self, path: Path, types: Mapping[str, TensorType], metadata: Mapping[str, str]
+        self, path: Path, specs: Mapping[str, TensorSpec], metadata: Mapping[str, str]
     ) -> None:
         header: dict[str, object] = {"__metadata__": dict(metadata)}
         end, self._begins = 0, dict[str, int]()
-        self._types = types
-        for name in sorted(types, key=lambda name: (-_TYPES[types[name].dtype].itemsize, name)):
-            begin, end = end, end + types[name].bytes
+        self._specs = specs
+        for name in sorted(specs, key=lambda name: (-_DTYPES[specs[name].dtype].itemsize, name)):
+            begin, end = end, end + specs[name].bytes
             self._begins[name] = begin
             header[name] = {
-                "dtype": CODES[types[name].dtype],
-                "shape": list(types[name].shape),
+                "dtype": SAFETENSORS_DTYPES[specs[name].dtype],
+                "shape": list(specs[name].shape),
                 "data_offsets": [begin, end],
             }
         text = json.dumps(header).encode()
@@ -67,16 +67,16 @@ class TensorWriter:
         self._file.truncate(self._data + end)
 
     def write(self, name: str, array: np.ndarray, index: tuple[int, ...] = ()) -> None:
-        """Fill a tensor, or the part of it that `index` into its first axes stands for.
+        """Write a tensor, or the part at `index` of its first axes.
 
         Args:
-            array: of the tensor's type, or its bits as unsigned integers.
+            array: in the tensor's dtype, or its bits as unsigned integers.
         """
-        kind = self._types[name]
-        part_shape = kind.shape[len(index) :]
+        spec = self._specs[name]
+        part_shape = spec.shape[len(index) :]
         assert array.shape == part_shape
-        assert array.dtype.itemsize == _TYPES[kind.dtype].itemsize
-        number = np.ravel_multi_index(index, kind.shape[: len(index)]) if index else 0
+        assert array.dtype.itemsize == _DTYPES[spec.dtype].itemsize
+        number = np.ravel_multi_index(index, spec.shape[: len(index)]) if index else 0
         self._file.seek(self._data + self._begins[name] + int(number) * array.nbytes)
         self._file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
@@ -86,7 +86,7 @@ class TensorWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
-        """Close it and, where all went well, see it onto the disk."""
+        """Close the file. Without an error, flush it to disk first."""
         try:
             if error is None:
                 self._file.flush()
@@ -96,11 +96,11 @@ class TensorWriter:
 
 
 def cast(array: np.ndarray, dtype: str) -> np.ndarray:
-    """An array in a type of `CODES`, by NumPy's name; itself where it has that."""
-    with np.errstate(over="ignore"):  # what is too large becomes infinite
-        return array.astype(_TYPES[dtype], copy=False)
+    """Return an array in one of `SAFETENSORS_DTYPES`; the same array if it has that dtype."""
+    with np.errstate(over="ignore"):  # values that are too large become infinite
+        return array.astype(_DTYPES[dtype], copy=False)
 
 
 def bits(array: np.ndarray) -> np.ndarray:
-    """The bits of an array as unsigned integers, which are moved fast, and never changed."""
+    """Return an array as unsigned integers, which NumPy copies fast and never changes."""
     return array.view(f"u{array.dtype.itemsize}")

@@ -1,0 +1,148 @@
+"""The tokenizer files of an imported or exported model."""
+
+import json
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from rungs.checkpointing import load
+from rungs.checkpointing.weights_file import Weights
+from rungs.common.errors import UserError
+from rungs.common.strict_json import read_text
+from rungs.data.tokenizer import TOKENIZER_FILE, Tokenizer
+from rungs.data.tokenizer_files import load_tokenizer
+from rungs.huggingface.config_keys.hf_config import CONFIG_FILE
+
+SENTENCEPIECE_FILE, VOCABULARY_FILE, MERGES_FILE = "tokenizer.model", "vocab.json", "merges.txt"
+TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
+TOKENIZER_FILES = (
+    TOKENIZER_FILE,
+    TOKENIZER_CONFIG_FILE,
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    SENTENCEPIECE_FILE,
+    VOCABULARY_FILE,
+    MERGES_FILE,
+)
+
+TokenIds = dict[str, int | None]
+
+
+# Import
+
+
+def convert_tokenizer(folder: Path) -> list[str]:
+    """Write `tokenizer.json` into a folder that has tokenizer files of another kind.
+
+    Returns:
+        Notes on what was done.
+
+    Raises:
+        UserError: the files are damaged, or of a kind that cannot be converted.
+    """
+    if (folder / TOKENIZER_FILE).is_file():
+        load_tokenizer(folder)
+        return []
+    if (folder / SENTENCEPIECE_FILE).is_file():
+        load_tokenizer(folder).save(folder / TOKENIZER_FILE)
+        _use_tokenizer_json(folder)
+        return [f"converted {SENTENCEPIECE_FILE} to {TOKENIZER_FILE}; see {TOKENIZER_CONFIG_FILE}"]
+    if (folder / VOCABULARY_FILE).is_file():
+        load_tokenizer(folder).save(folder / TOKENIZER_FILE)
+        return [f"converted {VOCABULARY_FILE} and {MERGES_FILE} to {TOKENIZER_FILE}"]
+    return ["the model comes without a tokenizer; prompts and exports will be without one too"]
+
+
+def _use_tokenizer_json(folder: Path) -> None:
+    """Make transformers load `tokenizer.json` unchanged. Its classes for SentencePiece would build
+    their own pipeline, which for OpenLLaMA gives other tokens."""
+    path = folder / TOKENIZER_CONFIG_FILE
+    published = json.loads(read_text(path)) if path.is_file() else {}
+    content = json.loads(read_text(folder / TOKENIZER_FILE))
+    config = json.loads(read_text(folder / CONFIG_FILE))
+    names = {token["id"]: token["content"] for token in content["added_tokens"]}
+    special: dict[str, Any] = {
+        "bos_token": names.get(_first_id(config.get("bos_token_id"))),
+        "eos_token": names.get(_first_id(config.get("eos_token_id"))),
+        "unk_token": content["model"].get("unk_token"),
+    }
+    known = {key: name for key, name in special.items() if name is not None}
+    _write_json(path, known | published | {"tokenizer_class": "PreTrainedTokenizerFast"})
+
+
+def _first_id(ids: Any) -> int | None:
+    """Return an id, or the first of a list."""
+    first = next(iter(ids), None) if isinstance(ids, list) else ids
+    return first if isinstance(first, int) else None
+
+
+# Export
+
+
+def write_tokenizer(
+    folder: Path, weights: Weights, imported: Path | None
+) -> tuple[list[str], TokenIds]:
+    """Write a model's tokenizer into a folder.
+
+    Args:
+        imported: the folder with the files that were imported with the model, if it was imported.
+
+    Returns:
+        Notes on what is missing, and the ids of special tokens for `config.json`.
+    """
+    header = weights.header
+    published = imported / TOKENIZER_FILE if imported else None
+    if published is not None and not published.is_file():
+        published = None
+    if header.train is None and not weights.path.with_name(TOKENIZER_FILE).is_file():
+        return ["written without a tokenizer: it was imported without"], _token_ids(None)
+    notes = []
+    try:
+        tokenizer = load.load_tokenizer(weights.path)
+    except UserError as error:
+        if published is None:
+            return [f"written without a tokenizer: {error}"], _token_ids(None)
+        notes = [f"written with the imported tokenizer, since there is no other: {error}"]
+        tokenizer = load_tokenizer(published)
+    if published is not None and _is_same(published, tokenizer):
+        for name in TOKENIZER_FILES:
+            if (published.parent / name).is_file():
+                shutil.copyfile(published.parent / name, folder / name)
+    else:
+        tokenizer.save(folder / TOKENIZER_FILE)
+        _write_tokenizer_config(folder, tokenizer, header.model.context_length)
+    return notes, _token_ids(tokenizer)
+
+
+def _token_ids(tokenizer: Tokenizer | None) -> TokenIds:
+    end = tokenizer.end_of_text if tokenizer else None
+    return {"bos_token_id": end, "eos_token_id": end, "pad_token_id": None}
+
+
+def _write_tokenizer_config(folder: Path, tokenizer: Tokenizer, length: int) -> None:
+    """Write what `AutoTokenizer` needs beside `tokenizer.json`."""
+    keys = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": length,
+        "clean_up_tokenization_spaces": False,
+    }
+    if tokenizer.end_of_text is not None:
+        end = tokenizer.decode([tokenizer.end_of_text])
+        keys |= {"bos_token": end, "eos_token": end}
+    _write_json(folder / TOKENIZER_CONFIG_FILE, keys)
+
+
+def _write_json(path: Path, values: dict[str, Any]) -> None:
+    path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+
+
+def _is_same(path: Path, tokenizer: Tokenizer) -> bool:
+    """Whether a file holds this tokenizer, however it is formatted."""
+    with tempfile.TemporaryDirectory() as folder:
+        one, other = Path(folder) / "one.json", Path(folder) / "other.json"
+        load_tokenizer(path).save(one)
+        tokenizer.save(other)
+        return one.read_bytes() == other.read_bytes()
