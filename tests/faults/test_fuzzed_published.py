@@ -216,7 +216,7 @@ def test_a_compressed_entry_is_not_unpacked(tmp_path: Path) -> None:
     put(tmp_path / "model.bin", bomb)
     outcome = attempt(lambda: read(tmp_path / "model.bin"), tmp_path, "model.bin")
     assert isinstance(outcome, UserError)
-    assert "not stored as PyTorch does it" in str(outcome)
+    assert "not stored the way PyTorch does" in str(outcome)
 
 
 class _Attack:
