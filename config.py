@@ -1,4 +1,4 @@
-"""Bring the JSON schemas and the page of config keys up to date: `uv run config.py`."""
+"""Generate the JSON schemas and the page of config keys: `uv run config.py`."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from rungs.config.reference import write_generated_files
 
 @click.command()
 def main() -> None:
-    """Write schemas/ and docs/configuration.md anew, as the config types now are."""
+    """Write schemas/ and docs/configuration.md from the config types."""
     write_generated_files(Path(__file__).parent)
 
 

@@ -1,11 +1,11 @@
-"""The two files of a run, `model.json` and `train.json`: their keys, defaults and checks.
+"""The two config files of a run, `model.json` and `train.json`: keys, defaults and checks.
 
-    model_config  every key of model.json, with its default and documentation
-    train_config  every key of train.json
-    base          what both types share
-    cross_checks  what train.json asks of a model that model.json does not provide
-    run_config    both files read, checked together and compared
-    reference     JSON schemas and docs/configuration.md, generated
+    model_config  every key of model.json with its default, documentation and checks
+    train_config  the same for train.json
+    base          what the two have in common
+    cross_checks  checks of train.json against model.json
+    run_config    reads, checks and compares both files
+    reference     generates the JSON schemas and docs/configuration.md
 
-The only place where a default stands. Imports only `common`.
+Defaults are defined here and nowhere else. Imports only `common`.
 """

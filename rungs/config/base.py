@@ -1,4 +1,4 @@
-"""What every config file is: a strict, frozen JSON object; and the types that keys share."""
+"""The base class of both config files and the types that their keys share."""
 
 from typing import Annotated, Any
 
@@ -24,11 +24,11 @@ Positive = Annotated[float, Field(gt=0)]
 
 
 class Config(StrictModel):
-    """What both files share."""
+    """The base class of `ModelConfig` and `TrainConfig`."""
 
     schema_address: str | None = Field(default=None, alias="$schema")
-    """Where editors find the JSON schema of this file."""
+    """Path of the JSON schema of this file, for editors."""
 
     def as_json(self) -> dict[str, Any]:
-        """Every key with its value, defaults filled in, ready for `json.dumps`."""
+        """Return every key with its value, defaults included, ready for `json.dumps`."""
         return self.model_dump(mode="json", exclude={"schema_address"})

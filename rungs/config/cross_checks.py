@@ -1,18 +1,22 @@
-"""What `train.json` asks of a model that `model.json` does not give it."""
+"""Checks of `train.json` against `model.json`."""
 
 from rungs.config.model_config import ModelConfig
 from rungs.config.train_config import ATTENTION_TARGETS, LoraTarget, TrainConfig
 
 MUP_OPTIMIZERS = ("adamw", "muon")
-"""Those whose learning rates `update_rules.py` scales with the width."""
+"""Optimizers whose learning rates `update_rules.py` scales with the width in muP."""
 
 
 def problems(model: ModelConfig, train: TrainConfig) -> list[str]:
-    """Lines «key of train.json: what is wrong»."""
-    return [*_of_sequences(model, train), *_of_mup(model, train), *_of_lora(model, train)]
+    """Return a line "key of train.json: what is wrong" for each problem."""
+    return [
+        *_sequence_problems(model, train),
+        *_mup_problems(model, train),
+        *_lora_problems(model, train),
+    ]
 
 
-def _of_sequences(model: ModelConfig, train: TrainConfig) -> list[str]:
+def _sequence_problems(model: ModelConfig, train: TrainConfig) -> list[str]:
     length = train.sequence_length
     if length is None or length <= model.context_length:
         return []
@@ -22,35 +26,35 @@ def _of_sequences(model: ModelConfig, train: TrainConfig) -> list[str]:
     ]
 
 
-def _of_mup(model: ModelConfig, train: TrainConfig) -> list[str]:
+def _mup_problems(model: ModelConfig, train: TrainConfig) -> list[str]:
     if model.mup is None:
         return []
     lines = []
     if train.optimizer not in MUP_OPTIMIZERS:
         known = " or ".join(f'"{name}"' for name in MUP_OPTIMIZERS)
         lines.append(
-            f'optimizer: "{train.optimizer}" is not supported with mup in model.json; take {known},'
-            " or leave mup out"
+            f'optimizer: "{train.optimizer}" is not supported with mup in model.json; use {known},'
+            " or remove mup"
         )
     if train.lora:
-        lines.append("lora: not supported with mup in model.json; leave one of the two out")
+        lines.append("lora: not supported with mup in model.json; remove one of the two")
     return lines
 
 
-def _of_lora(model: ModelConfig, train: TrainConfig) -> list[str]:
+def _lora_problems(model: ModelConfig, train: TrainConfig) -> list[str]:
     targets = train.lora.targets if train.lora else []
-    reasons = {target: _why_not(target, model) for target in targets}
+    reasons = {target: _missing_target(target, model) for target in targets}
     return [f"lora.targets: {target}: {reason}" for target, reason in reasons.items() if reason]
 
 
-def _why_not(target: LoraTarget, model: ModelConfig) -> str | None:
-    """Why the architecture does not have a target of LoRA."""
+def _missing_target(target: LoraTarget, model: ModelConfig) -> str | None:
+    """Return why the architecture does not have a target of LoRA, None if it does."""
     if not model.n_layers:
         return "the model has no layers"
     if target in ATTENTION_TARGETS:
         return None
     if model.n_experts:
-        return "not supported in a mixture of experts; choose among query, key, value, output"
+        return "not supported in a mixture of experts; choose from query, key, value and output"
     if model.feed_forward == "none" or (target == "gate" and not model.is_gated):
         return f'feed_forward "{model.feed_forward}" has none'
     return None

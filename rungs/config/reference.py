@@ -1,4 +1,4 @@
-"""What documents the config files: their JSON schemas, and the page of all keys."""
+"""Generates the JSON schemas of the config files and the page of all their keys."""
 
 import json
 from pathlib import Path
@@ -10,16 +10,16 @@ from rungs.config.run_config import FILE_TYPES, NESTED
 
 
 def json_schema(config_type: type[Config]) -> str:
-    """The JSON schema of a config file, as the text that stands under `schemas/`."""
+    """Return the JSON schema of a config file, the content of its file in `schemas/`."""
     return json.dumps(config_type.model_json_schema(), indent=2, ensure_ascii=False) + "\n"
 
 
 def reference_page() -> str:
-    """Every key of both files with its type, default and meaning, as Markdown."""
+    """Return a Markdown page of every key of both files with its type, default and meaning."""
     lines = [
         "# Configuration",
         "",
-        "Every key of a run's two files. This page is written by `uv run config.py`.",
+        "Every key of a run's two files. `uv run config.py` generates this page.",
     ]
     for name, file_type in FILE_TYPES.items():
         lines += ["", f"## `{name}`", "", *_key_table(file_type)]
@@ -32,16 +32,16 @@ def _key_table(config_type: type[StrictModel]) -> list[str]:
     schema = config_type.model_json_schema()
     rows = ["| key | allowed | default | meaning |", "|---|---|---|---|"]
     for key, entry in schema["properties"].items():
-        default = json.dumps(entry["default"]) if "default" in entry else "required"
+        default = f"`{json.dumps(entry['default'])}`" if "default" in entry else "required"
         meaning = entry.get("description", "").replace("\n", " ")
         if key in getattr(config_type, "MAY_CHANGE", ()):
-            meaning += " *May change between two starts of a run.*"
-        rows.append(f"| `{key}` | {_allowed(entry)} | `{default}` | {meaning} |")
+            meaning += " *May change when a run is resumed.*"
+        rows.append(f"| `{key}` | {_allowed(entry)} | {default} | {meaning} |")
     return rows
 
 
 def _allowed(entry: dict[str, Any]) -> str:
-    """What a JSON schema's entry lets through, in words."""
+    """Return in words what an entry of a JSON schema allows."""
     if alternatives := entry.get("anyOf") or entry.get("oneOf"):
         return " or ".join(_allowed(alternative) for alternative in alternatives)
     if "enum" in entry:
@@ -49,13 +49,13 @@ def _allowed(entry: dict[str, Any]) -> str:
     if "const" in entry:
         return f"`{json.dumps(entry['const'])}`"
     limits = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
-    told = {limit: entry[limit] for limit in limits if abs(entry.get(limit, 2**31)) < 2**31 - 1}
-    words = [f"{limits[limit]} {value:,}" for limit, value in told.items()]
-    return " ".join([entry.get("type", "object"), *words])
+    given = {limit: entry[limit] for limit in limits if abs(entry.get(limit, 2**31)) < 2**31 - 1}
+    words = " and ".join(f"{limits[limit]} {value:,}" for limit, value in given.items())
+    return f"{entry.get('type', 'object')} {words}".rstrip()
 
 
 def write_generated_files(root: Path) -> None:
-    """Bring the JSON schemas and the page of keys up to date."""
+    """Write the JSON schemas and the page of keys."""
     for name, file_type in FILE_TYPES.items():
         path = root / "schemas" / name.replace(".json", ".schema.json")
         path.write_text(json_schema(file_type), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""`model.json` and `train.json` of a run folder: read, checked, compared."""
+"""Reads, checks and compares `model.json` and `train.json` of a run folder."""
 
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -13,7 +13,7 @@ from rungs.config.train_config import LoraConfig, ShardingConfig, TrainConfig
 
 
 class RunConfig(NamedTuple):
-    """Both files of a run folder, checked."""
+    """The configs of a run: both files, checked."""
 
     model: ModelConfig
     train: TrainConfig
@@ -35,38 +35,38 @@ NESTED: dict[str, dict[str, type[StrictModel]]] = {
     MODEL_FILE: {"rope_scaling": RopeScaling, "mup": MupConfig},
     TRAIN_FILE: {"sharding": ShardingConfig, "lora": LoraConfig},
 }
-"""The objects that keys of a file hold."""
+"""The keys of each file that hold an object."""
 
 
 def load_run(run_folder: Path | str) -> RunConfig:
     """Read and check `model.json` and `train.json` of a run folder.
 
     Raises:
-        UserError: with one line for each mistake in either file, or in the two together.
+        UserError: one line for each error in either file or in the two together.
     """
     return _check(run_folder, dict.fromkeys(FILE_TYPES))
 
 
 def check_texts(run_folder: Path | str, model_text: str, train_text: str) -> RunConfig:
-    """As `load_run`, for texts that do not stand in the folder yet."""
+    """Check the texts of both files before they are written to a folder; see `load_run`."""
     return _check(run_folder, {MODEL_FILE: model_text, TRAIN_FILE: train_text})
 
 
 def _check(run_folder: Path | str, texts: dict[str, str | None]) -> RunConfig:
     configs: dict[str, Any] = {}
-    mistakes: list[str] = []
+    errors: list[str] = []
     for name, text in texts.items():
         path = Path(run_folder) / name
         try:
             text = strict_json.read_text(path) if text is None else text
             configs[name] = strict_json.parse(text, path, FILE_TYPES[name], FILE_TYPES)
         except UserError as error:
-            mistakes.append(str(error))
-    if not mistakes:
+            errors.append(str(error))
+    if not errors:
         found = RunConfig(configs[MODEL_FILE], configs[TRAIN_FILE])
-        mistakes = [f"{Path(run_folder) / TRAIN_FILE}: {line}" for line in problems(*found)]
-    if mistakes:
-        raise UserError("\n".join(mistakes))
+        errors = [f"{Path(run_folder) / TRAIN_FILE}: {line}" for line in problems(*found)]
+    if errors:
+        raise UserError("\n".join(errors))
     return found
 
 
@@ -74,6 +74,6 @@ C = TypeVar("C", bound=Config)
 
 
 def differences(old: C, new: C) -> dict[str, tuple[Any, Any]]:
-    """The keys in which two configs differ, each with its old and its new value."""
+    """Return the keys in which two configs differ, each with its old and new value."""
     before, after = old.as_json(), new.as_json()
     return {key: (before[key], after[key]) for key in before if before[key] != after[key]}

@@ -18,52 +18,54 @@ NameOrMixture = Annotated[
 ]
 
 
-_DEEPEST = 20
-"""Objects and lists in one another, in what only a record of changes is."""
+_MAX_NESTING = 20
+"""Levels of objects and lists in the values of `lineage`."""
 Mode = Literal["dp", "fsdp", "tp", "fsdp_tp"]
 
 
 class ShardingConfig(StrictModel):
-    """How the devices share the work: a mode, on a mesh of data × tensor devices."""
+    """How devices share the work: a mode, and a mesh of data × tensor devices."""
 
     mode: Mode = "dp"
-    """dp: each device along `data` works on its part of every microbatch. fsdp: and keeps only its
-    part of parameters and optimizer state (Zhao et al. 2023; ZeRO-3, Rajbhandari et al. 2019). tp:
-    the devices along `tensor` share heads, hidden units and vocabulary (Shoeybi et al. 2019).
-    fsdp_tp: both."""
+    """dp (data parallelism): each device along `data` computes its share of every microbatch. fsdp:
+    the same, and each device stores only its shard of the parameters and the optimizer state (Zhao
+    et al. 2023; ZeRO-3, Rajbhandari et al. 2019). tp (tensor parallelism): the devices along
+    `tensor` divide heads, hidden units and vocabulary (Shoeybi et al. 2019). fsdp_tp: fsdp along
+    `data` and tp along `tensor`."""
     data: CountOrAll | None = None
-    """Devices along the data axis, which must divide microbatch_size; -1 takes the rest. Absent: 1
-    in tp, else the rest."""
+    """Devices along the data axis; must divide microbatch_size. -1: all remaining devices. Absent:
+    1 in tp, otherwise all remaining devices."""
     tensor: CountOrAll | None = None
-    """Devices along the tensor axis; -1 takes the rest. Absent: 1 in dp and fsdp, else the
-    rest."""
+    """Devices along the tensor axis. -1: all remaining devices. Absent: 1 in dp and fsdp, otherwise
+    all remaining devices."""
 
     CHECKS = ("_sizes_fit_mode",)
 
     def _sizes_fit_mode(self) -> str | None:
         data, tensor = self.sizes
         if (data, tensor) == (-1, -1):
-            return f"mode {self.mode!r} needs data or tensor; one of them can be -1, for the rest"
+            return f"mode {self.mode!r} needs data or tensor; one of them may be -1 (all remaining)"
         return mode_problem(self.mode, data, tensor)
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """Devices along data and tensor, -1 for the rest."""
+        """Devices along data and tensor; -1 for all remaining devices."""
         rest_of_tensor = -1 if "tp" in self.mode else 1
         data = self.data or (1 if self.mode == "tp" else -1)
         return data, self.tensor or rest_of_tensor
 
 
 def mode_problem(mode: str, data: int, tensor: int) -> str | None:
-    """What is wrong with a mode on so many devices along each axis, -1 for a number not known."""
+    """Return what is wrong with a mode on a mesh of data × tensor devices (-1: unknown), if
+    anything."""
     if mode in ("dp", "fsdp") and tensor != 1:
-        return f"mode {mode!r} needs tensor 1, not {tensor}; fsdp_tp has both axes"
+        return f"mode {mode!r} needs tensor 1, not {tensor}; for both axes use 'fsdp_tp'"
     if mode == "tp" and data != 1:
-        return f"mode 'tp' needs data 1, not {data}; fsdp_tp has both axes"
+        return f"mode 'tp' needs data 1, not {data}; for both axes use 'fsdp_tp'"
     if mode == "fsdp_tp" and 1 in (data, tensor):
         other = "tp" if data == 1 else "fsdp"
         return (
-            f"mode 'fsdp_tp' needs data and tensor above 1, not {data} and {tensor}; from 2 on, or"
+            f"mode 'fsdp_tp' needs data and tensor of at least 2, not {data} and {tensor}; or use"
             f" mode {other!r}"
         )
     return None
@@ -81,22 +83,23 @@ ATTENTION_TARGETS: tuple[LoraTarget, ...] = ("query", "key", "value", "output")
 
 
 class LoraConfig(StrictModel):
-    """Low-rank adaptation: the model's own weights stay, and beside each targeted projection W a
-    product A·B of low rank is trained: y = x·W + (alpha ÷ rank) · x·A·B (Hu et al. 2021)."""
+    """Low-rank adaptation, LoRA (Hu et al. 2021): the model's own weights are frozen. For each
+    targeted projection W, two small matrices A and B are trained:
+    y = x·W + (alpha ÷ rank) · x·A·B."""
 
     rank: Size
-    """Rank of A·B."""
+    """Inner dimension of A·B."""
     alpha: Positive
-    """A·B is scaled by alpha ÷ rank."""
+    """A·B is multiplied by alpha ÷ rank."""
     targets: Annotated[list[LoraTarget], Field(min_length=1)]
-    """The projections that get one, in every block: query, key, value and output of attention;
-    gate, up and down of the feed-forward part."""
+    """The projections that are adapted in every block: query, key, value and output of attention;
+    gate, up and down of the feed-forward sub-layer."""
 
 
 def _writable(values: dict[str, Any]) -> dict[str, Any]:
-    """What can be written into a checkpoint and read again: strictly speaking, JSON."""
-    if not _is_writable(values, _DEEPEST):
-        raise ValueError("must be finite numbers and nothing nested deeply")
+    """Return values that can be written to a checkpoint and read back: strict JSON."""
+    if not _is_writable(values, _MAX_NESTING):
+        raise ValueError("must have only finite numbers and no deep nesting")
     return values
 
 
@@ -108,7 +111,7 @@ def _is_writable(value: Any, depth: int) -> bool:
 
 
 class Lineage(StrictModel):
-    """Where a run folder made by `train.py --like` came from."""
+    """The run folder that `train.py --like` copied, and the changes."""
 
     like: str
     """The run folder that was copied."""
@@ -138,141 +141,145 @@ class TrainConfig(Config):
             "skip_spikes",
         }
     )
-    """Keys that may differ between two starts of one run: they change neither the mathematics
-    nor the order of the data, but for steps that have gone wrong."""
+    """Keys that may change when a run is resumed. They change neither the mathematics nor the order
+    of the data; two of them decide what happens in a failed step."""
 
     dataset: NameOrMixture
-    """Name of a dataset: `python-stdlib` (built in), a folder under `datasets/`, or a hub id
-    `owner/name`. Or a mixture: `{"name": weight, …}`."""
+    """Name of a dataset: `python-stdlib` (built in), a folder under `datasets/`, or a Hugging Face
+    id `owner/name`. Or a mixture of datasets: `{"name": weight, …}`."""
     microbatch_size: Size
-    """Sequences in one microbatch, over all devices together."""
+    """Sequences in one microbatch, counted over all devices."""
     learning_rate: Positive
     """Peak learning rate."""
     checkpoint_interval: Size
-    """Steps between checkpoints, counted from step 0; the last step always has one."""
+    """Steps between checkpoints, counted from step 0. The last step always has a checkpoint."""
     start_from: str | None = None
-    """Whose weights to start from: "imported", what `pretrained.py import` put into this run's
-    folder; or a run, a checkpoint or a model.safetensors. null: fresh ones."""
+    """Weights to start from: "imported" (what `pretrained.py import` put into this run folder), or
+    the path of a run folder, a checkpoint or a model.safetensors. null: random weights."""
     lora: LoraConfig | None = None
-    """Train a low-rank addition to the weights instead of the weights: `{"rank": 8, "alpha": 16,
+    """Train low-rank additions to the weights instead of the weights: `{"rank": 8, "alpha": 16,
     "targets": ["query", "value"]}`. Needs start_from, and no mup."""
     sequence_length: Size | None = None
-    """Tokens in a training sequence; the model's context_length where absent."""
+    """Tokens in a training sequence. Absent: the model's context_length."""
     tokenizer: str = "gpt2"
-    """Hub id of the tokenizer of datasets that come without one; others bring their own."""
+    """Hugging Face id of the tokenizer for datasets that do not come with one."""
     gradient_accumulation_steps: Size = 1
-    """Microbatches per step: the step's batch is this many times microbatch_size sequences."""
+    """Microbatches in a step: a step trains on this many × microbatch_size sequences."""
     min_train_tokens: CountOrAll = -1
-    """Tokens to train on in each epoch, rounded up to whole steps; -1 takes all whole steps."""
+    """Tokens to train on in each epoch, rounded up to full steps. -1: as many full steps as the
+    data has."""
     start_train_token: TokenIndex = 0
-    """Index in the training tokens at which to start."""
+    """Index of the first training token to use."""
     start_val_token: TokenIndex = 0
-    """Index in the validation tokens at which to start."""
+    """Index of the first validation token to use."""
     validation_tokens: Size = 524_288
-    """At most this many tokens are read in each validation, rounded up to a whole sequence."""
+    """The most tokens to use in each validation, rounded up to full sequences."""
     epochs: Size = 1
-    """How often to go through the training tokens."""
+    """Number of passes over the training tokens."""
     shuffle: bool = False
-    """Whether to visit the sequences in a random order, another in each epoch, drawn from seed."""
+    """Whether to shuffle the sequences, differently in each epoch. The order follows from seed."""
     target_offset: Literal[0, 1] = 1
-    """1: predict the next token. 0: predict the input itself (A-to-A)."""
+    """1: predict the next token. 0: predict the input token itself (A-to-A)."""
     optimizer: Optimizer = "adamw"
-    """How weights follow gradients. adamw (Loshchilov & Hutter 2019). muon (Jordan et al. 2024):
-    for the kernels of the blocks, scaled so that it takes AdamW's learning rates (Liu et al. 2025),
-    with AdamW for embeddings, head, norms, biases and routers. lion (Chen et al. 2023), which wants
-    a learning rate some three to ten times lower. adafactor (Shazeer & Stern 2018), which keeps the
-    least. sgd, with momentum."""
+    """adamw (Loshchilov & Hutter 2019). muon (Jordan et al. 2024): for the kernels of the blocks,
+    scaled to work with AdamW's learning rates (Liu et al. 2025); embeddings, head, norms, biases
+    and routers use AdamW. lion (Chen et al. 2023): needs a learning rate three to ten times lower.
+    adafactor (Shazeer & Stern 2018): has the smallest optimizer state. sgd: with momentum."""
     schedule: Schedule = "cosine"
-    """How the learning rate falls after the warm-up, to min_learning_rate_percent at the end:
-    along a cosine (Loshchilov & Hutter 2017), linear, constant (not at all), or
-    warmup_stable_decay: constant, then linear in the last decay_period_percent (Hu et al. 2024)."""
+    """How the learning rate falls to min_learning_rate_percent after the warm-up. cosine
+    (Loshchilov & Hutter 2017). linear. constant: it does not fall. warmup_stable_decay: constant,
+    then linear in the last decay_period_percent of the steps (Hu et al. 2024)."""
     decay_period_percent: Percent = 20.0
-    """warmup_stable_decay: share of all steps, at the end, in which the learning rate falls."""
+    """warmup_stable_decay: the percentage of all steps, at the end, in which the learning rate
+    falls."""
     warmup_period_percent: Percent = 5.0
-    """Share of all steps in which the learning rate rises to its peak."""
+    """The percentage of all steps, at the start, in which the learning rate rises to its peak."""
     start_learning_rate_percent: Percent = 0.001
-    """Learning rate at step 0, as a share of the peak."""
+    """Learning rate at step 0, as a percentage of the peak."""
     min_learning_rate_percent: Percent = 10.0
-    """Learning rate at the end of the schedule, as a share of the peak."""
+    """Learning rate at the end of the schedule, as a percentage of the peak."""
     beta1: BelowOne = 0.9
-    """adamw, muon's AdamW, lion: decay of the mean of gradients (lion: in the update)."""
+    """adamw and muon's AdamW: decay of the running mean of gradients. lion: weight of that mean in
+    the update."""
     beta2: BelowOne = 0.999
-    """adamw, muon's AdamW: decay of the mean of squared gradients. lion: of that of gradients,
-    published with 0.99."""
+    """adamw and muon's AdamW: decay of the running mean of squared gradients. lion: decay of the
+    running mean of gradients, 0.99 in its paper."""
     epsilon: Positive = 1e-8
-    """adamw, muon's AdamW: added to the root of the mean of squared gradients."""
+    """adamw and muon's AdamW: added to the root of the mean of squared gradients."""
     momentum: BelowOne = 0.95
-    """muon: decay of the mean of gradients. sgd: of their sum."""
+    """muon: decay of the running mean of gradients. sgd: decay of their running sum."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
-    """Decoupled weight decay: in a step, learning rate × this is taken off each weight."""
+    """Decoupled weight decay: each step subtracts learning rate × this × the weight."""
     decayed_parameters: Literal["matrices", "all"] = "matrices"
-    """What weight decay acts on: kernels and embeddings only, or biases and norms as well."""
+    """Which parameters weight decay applies to. matrices: kernels and embeddings. all: biases and
+    norms too."""
     clipping_max_norm: Positive | None = None
-    """Largest global norm of a step's gradient; a larger one is scaled down to it. null: off."""
+    """The largest global norm of a step's gradient. A larger gradient is scaled down to it. null:
+    off."""
     skip_spikes: bool = False
-    """Whether a step whose loss is a spike leaves weights and optimizer state as they are. A spike
-    is more than 1.5 times the median of up to 128 steps before, more than six standard deviations
-    above it, and more than 0.1 nats."""
+    """Whether to skip the update of a step with a loss spike, leaving weights and optimizer state
+    unchanged. A spike is a loss more than 1.5 times the median of up to 128 steps before it, and
+    more than six standard deviations and 0.1 nats above that median."""
     max_non_finite_steps: Size = 10
-    """Stop after so many steps in a row in which every microbatch had a loss or gradient that was
-    NaN or infinite."""
+    """Stop after this many steps in a row in which every microbatch had a NaN or infinite loss or
+    gradient."""
     drop_rate: BelowOne = 0.0
-    """Dropout after the embedding, on attention weights and on each sub-layer's output."""
+    """Dropout rate after the embedding, on attention weights and on each sub-layer's output."""
     load_balancing_weight: Annotated[float, Field(ge=0)] = 0.01
-    """Mixture of experts: what the load-balancing loss (Fedus et al. 2021, equation 4) counts in
-    the gradient, beside the cross-entropy."""
+    """Mixture of experts: weight of the load-balancing loss (Fedus et al. 2021, equation 4), which
+    is added to the cross-entropy."""
     compute_dtype: ComputeDtypeOrAuto = "auto"
-    """Type of activations and matrix products; weights, sums and the loss stay float32. float16
-    comes with dynamic loss scaling. auto: the fastest that is safe on the device that the run
-    starts on, bfloat16 where it has instructions for it; checkpoints record which, and later starts
-    keep it."""
+    """Dtype of activations and matmuls. Weights, sums and the loss stay float32. float16 uses
+    dynamic loss scaling. auto: the fastest safe dtype of the device on which the run starts:
+    bfloat16 if it has instructions for that, float16 on GPUs that have only those, otherwise
+    float32. Checkpoints record the choice, and resuming keeps it."""
     seed: Annotated[int, Field(ge=0, le=2**32 - 1)] = 0
-    """Seed of the initial weights, of dropout and of shuffling."""
+    """Seed of the initial weights, dropout and shuffling."""
     deterministic: bool = False
-    """Ask an accelerator for bit-reproducible operations (slower); a CPU always has them."""
+    """Use bit-reproducible operations on an accelerator (slower). A CPU always does."""
     sharding: ShardingConfig | None = None
-    """How devices share the work: `{"mode": "fsdp_tp", "data": 4, "tensor": 2}`. null:
-    data-parallel over all devices (on a CPU one per core) where microbatch_size divides by them,
-    else one device."""
+    """How devices share the work: `{"mode": "fsdp_tp", "data": 4, "tensor": 2}`. null: data
+    parallelism over all devices (on a CPU, one per core) if their number divides microbatch_size,
+    otherwise one device."""
     remat: Remat = "dots"
-    """What of a layer's forward pass the backward pass computes again. dots: all but products and
-    attention, which is little work, and less to keep and to fetch. none: nothing. full: all of it,
-    which takes the least memory (Chen et al. 2016)."""
+    """What the backward pass recomputes of a layer's forward pass. dots: everything but matmuls and
+    attention; this is cheap and saves memory. none: nothing. full: everything, which takes the
+    least memory (Chen et al. 2016)."""
     scan_unroll: Size = 1
-    """Layers, or periods of layer_pattern, compiled one after the other in each turn of the loop
-    over them: more may run faster, and takes longer to compile. In fsdp keep it below their number:
-    without a loop the compiler gathers all layers' weights at once, in the memory that fsdp
-    spares."""
+    """How many layers (or periods of layer_pattern) to unroll in each iteration of the loop over
+    layers. More may run faster and takes longer to compile. In fsdp, keep it below the number of
+    layers: without a loop the compiler all-gathers the weights of all layers at once, which takes
+    the memory that fsdp saves."""
     keep_checkpoints: CountOrAll = 3
-    """How many of the latest checkpoints to keep, besides the best; -1 keeps all."""
+    """How many of the latest checkpoints to keep, in addition to the best. -1: all."""
     max_weights_file_bytes: Bytes = 5_000_000_000
-    """Weights of more bytes are saved in several files, none larger but for a single tensor, with
-    an index: model-00001-of-0000N.safetensors and model.safetensors.index.json, as the Hugging Face
-    hub has it, instead of model.safetensors."""
+    """Larger weights are saved in several files of at most this many bytes (more only for a single
+    larger tensor) with an index, as on the Hugging Face hub: model-00001-of-0000N.safetensors and
+    model.safetensors.index.json instead of model.safetensors."""
     chart_style: Literal["plain", "hand-drawn"] = "plain"
-    """Look of the charts."""
+    """Style of the charts."""
     lineage: Lineage | None = None
     """Written by `train.py --like`."""
 
-    CHECKS = ("_microbatch_divides", "_lora_has_a_base", "_muon_has_kernels")
+    CHECKS = ("_microbatch_divides", "_lora_has_start_weights", "_muon_trains_kernels")
 
     def _microbatch_divides(self) -> str | None:
         data = self.sharding.sizes[0] if self.sharding else -1
         return None if data == -1 else indivisible_microbatch(self, data)
 
-    def _lora_has_a_base(self) -> str | None:
+    def _lora_has_start_weights(self) -> str | None:
         if self.lora and self.start_from is None:
-            return 'lora: needs start_from, the weights that it adapts, as "imported"'
+            return 'lora: needs start_from, the weights to adapt, for example "imported"'
         return None
 
-    def _muon_has_kernels(self) -> str | None:
+    def _muon_trains_kernels(self) -> str | None:
         if self.lora and self.optimizer == "muon":
-            return 'optimizer: "muon" is for kernels, but lora trains none; take "adamw"'
+            return 'optimizer: "muon" is for kernels, but lora trains none; use "adamw"'
         return None
 
     @property
     def sequences_per_step(self) -> int:
-        """Sequences in one global step."""
+        """Sequences in one step."""
         return self.microbatch_size * self.gradient_accumulation_steps
 
     @property
@@ -282,12 +289,13 @@ class TrainConfig(Config):
 
 
 def indivisible_microbatch(train: TrainConfig, data: int) -> str | None:
-    """What is wrong with a microbatch on so many devices along the data axis."""
+    """Return what is wrong with microbatch_size for a number of devices along the data axis, if
+    anything."""
     size = train.microbatch_size
     if size % data == 0:
         return None
     near = [count for count in (size // data * data, -(-size // data) * data) if count]
     return (
-        f"microbatch_size: {size} does not divide by the {data} devices of sharding.data;"
-        f" {' or '.join(map(str, near))} would"
+        f"microbatch_size: {size} is not divisible by the {data} devices of sharding.data;"
+        f" use {' or '.join(map(str, near))}"
     )

@@ -166,8 +166,8 @@ class Layout(NamedTuple):
             if size % parts and not (axis == "kv_heads" and parts % size == 0):
                 near = " or ".join(str(n) for n in _nearest_multiples(size, parts))
                 lines.append(
-                    f"{key}: {size} does not divide by the {parts} devices of sharding."
-                    f"{mesh_axis}; {near} would"
+                    f"{key}: {size} is not divisible by the {parts} devices of sharding."
+                    f"{mesh_axis}; use {near}"
                 )
         return lines
 

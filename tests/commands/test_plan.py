@@ -192,8 +192,8 @@ def test_on_a_processor_the_time_is_known_once_steps_were_taken(tmp_path: Path) 
         (["--sharding", "dp"], "--sharding dp: give it as dp:8"),
         (["--sharding", "dp:0"], "--sharding dp:0: at least one device"),
         (["--sharding", "dp:2x2"], "mode 'dp' needs tensor 1, not 2"),
-        (["--sharding", "dp:3"], "microbatch_size: 4 does not divide by the 3 devices"),
-        (["--sharding", "tp:4"], "n_heads: 2 does not divide by the 4 devices"),
+        (["--sharding", "dp:3"], "microbatch_size: 4 is not divisible by the 3 devices"),
+        (["--sharding", "tp:4"], "n_heads: 2 is not divisible by the 4 devices"),
         (["--device", "h1"], "--device h1: none of h100"),
     ],
 )

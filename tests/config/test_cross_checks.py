@@ -43,7 +43,7 @@ def test_what_goes_together(model: dict[str, Any], train: dict[str, Any]) -> Non
     ("model", "train", "lines"),
     [
         ({}, {"sequence_length": 9}, ["sequence_length: 9 is longer than .*; at most 8"]),
-        (MUP, {"optimizer": "sgd"}, ['optimizer: "sgd" .* mup .*; take "adamw" or "muon"']),
+        (MUP, {"optimizer": "sgd"}, ['optimizer: "sgd" .* mup .*; use "adamw" or "muon"']),
         (MUP, {"optimizer": "lion"}, ['optimizer: "lion" is not supported with mup']),
         (MUP, {"optimizer": "adafactor"}, ['optimizer: "adafactor" is not supported with mup']),
         (MUP, lora("query"), ["lora: not supported with mup"]),

@@ -103,15 +103,15 @@ def test_all_mistakes_of_both_files_are_told_at_once(tmp_path: Path) -> None:
 
 def test_keys_that_do_not_fit_together(tmp_path: Path) -> None:
     assert mistakes(tmp_path, REFERENCE_MODEL | {"n_heads": 7}) == [
-        "model.json: n_heads: 7 does not divide emb_dim 768; 6 is the nearest that does"
+        "model.json: n_heads: 7 does not divide emb_dim 768; the nearest that does is 6"
     ]
     assert mistakes(tmp_path, without(REFERENCE_MODEL, "n_heads")) == [
-        "model.json: n_heads: missing; needed where n_layers is above 0"
+        "model.json: n_heads: missing; required if n_layers is above 0"
     ]
     odd = {"emb_dim": 9, "n_heads": 3, "positions": "sinusoidal", "context_length": "8"}
     assert mistakes(tmp_path, REFERENCE_MODEL | odd) == [
         'model.json: context_length: "8" is not allowed; must be of type integer',
-        'model.json: emb_dim: 9 is odd; positions "sinusoidal" need it even',
+        'model.json: emb_dim: 9 is odd; positions "sinusoidal" needs an even number',
     ]
 
 
@@ -131,16 +131,16 @@ LORA = {"rank": 8, "alpha": 16, "targets": ["query"]}
     [
         (
             {"n_kv_heads": 5},
-            "n_kv_heads: 5 does not divide n_heads 12; 4 is the nearest that does",
+            "n_kv_heads: 5 does not divide n_heads 12; the nearest that does is 4",
         ),
         (
             {"n_kv_heads": 24},
-            "n_kv_heads: 24 does not divide n_heads 12; 12 is the nearest that does",
+            "n_kv_heads: 24 does not divide n_heads 12; the nearest that does is 12",
         ),
-        (ROPE | {"head_dim": 7}, 'head_dim: 7 is odd; positions "rope" need it even'),
+        (ROPE | {"head_dim": 7}, 'head_dim: 7 is odd; positions "rope" needs an even number'),
         (
             ROPE | {"emb_dim": 60},
-            'head_dim: 5 is odd; positions "rope" need it even',
+            'head_dim: 5 is odd; positions "rope" needs an even number',
         ),
         (
             {"rope_scaling": LLAMA_3},
@@ -162,22 +162,22 @@ LORA = {"rank": 8, "alpha": 16, "targets": ["query"]}
         ),
         (
             {"qk_norm": True, "norm": "none"},
-            'qk_norm: true, but norm is "none"; name one, or leave qk_norm out',
+            'qk_norm: true, but norm is "none"; choose a norm or remove qk_norm',
         ),
-        ({"n_experts": 4}, "n_experts and experts_per_token: give both, or none"),
-        ({"experts_per_token": 2}, "n_experts and experts_per_token: give both, or none"),
-        ({"n_experts": 4, "experts_per_token": 5}, "experts_per_token: 5 of n_experts 4"),
+        ({"n_experts": 4}, "n_experts and experts_per_token: give both or neither"),
+        ({"experts_per_token": 2}, "n_experts and experts_per_token: give both or neither"),
+        ({"n_experts": 4, "experts_per_token": 5}, "experts_per_token: 5 is above n_experts 4"),
         (
             {"n_experts": 4, "experts_per_token": 2, "feed_forward": "none"},
-            'n_experts: 4, but feed_forward is "none"; leave one of them out',
+            'n_experts: 4, but feed_forward is "none"; remove one of them',
         ),
         (
             {"ffn_dim": 64, "feed_forward": "none"},
-            'ffn_dim: 64, but feed_forward is "none"; leave one of them out',
+            'ffn_dim: 64, but feed_forward is "none"; remove one of them',
         ),
         (
             {"n_layers": 0, "norm_placement": "after"},
-            'norm_placement: "after" places no norm where n_layers is 0; set norm "none"',
+            'norm_placement: "after" has no effect if n_layers is 0; set norm to "none"',
         ),
     ],
 )
@@ -192,7 +192,7 @@ def test_architectures_that_do_not_fit_together(
     [
         (
             LLAMA_3 | {"type": "linear"},
-            'type "linear" has a factor only',
+            'type "linear" takes only factor',
         ),
         (
             without(LLAMA_3, "low_frequency_factor"),
@@ -231,7 +231,7 @@ def test_keys_of_objects_are_told_with_their_place(tmp_path: Path) -> None:
 
 def test_lora_needs_weights_to_adapt(tmp_path: Path) -> None:
     assert mistakes(tmp_path, train=REFERENCE_TRAIN | {"lora": LORA}) == [
-        'train.json: lora: needs start_from, the weights that it adapts, as "imported"'
+        'train.json: lora: needs start_from, the weights to adapt, for example "imported"'
     ]
 
 
@@ -285,7 +285,7 @@ def test_a_typo_is_told_beside_an_object(tmp_path: Path) -> None:
 
 def test_the_nearest_divisor_of_a_large_number_is_found_at_once(tmp_path: Path) -> None:
     model = REFERENCE_MODEL | {"emb_dim": 2**31 - 1, "n_heads": 12}
-    with pytest.raises(UserError, match="; 1 is the nearest that does"):
+    with pytest.raises(UserError, match=r"; the nearest that does is 1$"):
         run_config.load_run(write_run(tmp_path, model, REFERENCE_TRAIN))
 
 
@@ -295,7 +295,9 @@ def test_a_lineage_that_no_checkpoint_can_hold_is_refused(value: str, tmp_path: 
     text = (folder / "train.json").read_text().rstrip()[:-1]
     lineage = f'{text}, "lineage": {{"like": "x", "set": {{"seed": {value}}}}}}}'
     (folder / "train.json").write_text(lineage)
-    with pytest.raises(UserError, match=r"lineage\.set: .* is not allowed; must be finite numbers"):
+    with pytest.raises(
+        UserError, match=r"lineage\.set: .* is not allowed; must have only finite numbers"
+    ):
         run_config.load_run(folder)
 
 

@@ -258,8 +258,8 @@ def test_each_mode_has_its_table_and_no_other_name_has() -> None:
         ("dp", 4, 2, "'dp' needs tensor 1, not 2"),
         ("fsdp", 1, 8, "'fsdp' needs tensor 1, not 8"),
         ("tp", 2, 4, "'tp' needs data 1, not 2"),
-        ("fsdp_tp", 8, 1, "'fsdp_tp' needs data and tensor above 1, not 8 and 1"),
-        ("fsdp_tp", 1, 8, "'fsdp_tp' needs data and tensor above 1, not 1 and 8"),
+        ("fsdp_tp", 8, 1, "'fsdp_tp' needs data and tensor of at least 2, not 8 and 1"),
+        ("fsdp_tp", 1, 8, "'fsdp_tp' needs data and tensor of at least 2, not 1 and 8"),
     ],
 )
 def test_a_mesh_that_a_mode_does_not_have_is_refused(
@@ -340,25 +340,25 @@ UNEVEN = {"emb_dim": 12, "n_heads": 6, "n_kv_heads": 3, "ffn_dim": 20}
     [
         ("dp", (8, 1), UNEVEN, []),
         ("fsdp", (8, 1), {"emb_dim": 12, "n_heads": 8, "head_dim": 2, "ffn_dim": 16}, [
-            "emb_dim: 12 does not divide by the 8 devices of sharding.data; 8 or 16 would",
+            "emb_dim: 12 is not divisible by the 8 devices of sharding.data; use 8 or 16",
         ]),
         ("fsdp", (8, 1), {**UNEVEN, "emb_dim": 24}, []),  # GPT-2's 12 heads, say: emb_dim divides
         ("tp", (1, 4), UNEVEN, [
-            "n_heads: 6 does not divide by the 4 devices of sharding.tensor; 4 or 8 would",
-            "n_kv_heads: 3 does not divide by the 4 devices of sharding.tensor; 4 would",
+            "n_heads: 6 is not divisible by the 4 devices of sharding.tensor; use 4 or 8",
+            "n_kv_heads: 3 is not divisible by the 4 devices of sharding.tensor; use 4",
         ]),
         ("tp", (1, 8), {"emb_dim": 17, "n_heads": 1}, [
-            "n_heads: 1 does not divide by the 8 devices of sharding.tensor; 8 would",
-            "ffn_dim (4 × emb_dim): 68 does not divide by the 8 devices of sharding.tensor;"
-            " 64 or 72 would",
+            "n_heads: 1 is not divisible by the 8 devices of sharding.tensor; use 8",
+            "ffn_dim (4 × emb_dim): 68 is not divisible by the 8 devices of sharding.tensor;"
+            " use 64 or 72",
         ]),
         ("tp", (1, 8), {"n_heads": 8, "n_kv_heads": 2}, []),
         ("fsdp_tp", (4, 2), {**UNEVEN, "emb_dim": 18}, [
-            "emb_dim: 18 does not divide by the 4 devices of sharding.data; 16 or 20 would",
-            "n_kv_heads: 3 does not divide by the 2 devices of sharding.tensor; 2 or 4 would",
+            "emb_dim: 18 is not divisible by the 4 devices of sharding.data; use 16 or 20",
+            "n_kv_heads: 3 is not divisible by the 2 devices of sharding.tensor; use 2 or 4",
         ]),
         ("fsdp", (8, 1), {"emb_dim": 12, "n_layers": 0, "n_heads": None}, [
-            "emb_dim: 12 does not divide by the 8 devices of sharding.data; 8 or 16 would",
+            "emb_dim: 12 is not divisible by the 8 devices of sharding.data; use 8 or 16",
         ]),
         ("fsdp_tp", (2, 4), {"n_heads": 4, "feed_forward": "none"}, []),
     ],

@@ -60,7 +60,7 @@ def test_without_sharding_two_processes_share_each_microbatch(
     run = make_run(tmp_path / "run", microbatch_size=3, min_train_tokens=3 * 96)
     with together(run, datasets_dir) as both:
         assert both.exit_codes() == [2, 2], both.said()
-    assert "microbatch_size: 3 does not divide by the 2 devices" in both.said()[1]
+    assert "microbatch_size: 3 is not divisible by the 2 devices" in both.said()[1]
     change(run, microbatch_size=2, min_train_tokens=2 * 96)
     finish(run, datasets_dir)
     before = [path.name for path in run.checkpoints.iterdir()]

@@ -122,8 +122,8 @@ def test_the_largest_meshes_that_fit_are_taken() -> None:
     assert reasons == [
         "dp 8×1 does not fit: 12 sequences do not divide by 8",
         "fsdp 8×1 does not fit: 12 sequences do not divide by 8",
-        "tp 1×8 does not fit: n_heads: 4 does not divide by the 8 devices of sharding.tensor;"
-        " 8 would",
+        "tp 1×8 does not fit: n_heads: 4 is not divisible by the 8 devices of sharding.tensor;"
+        " use 8",
     ]
 
 

@@ -385,10 +385,10 @@ def test_a_microbatch_that_does_not_divide_by_the_devices(
     datasets_dir: Path, tmp_path: Path
 ) -> None:
     run = make_run(tmp_path / "run", sharding={"data": 3})
-    assert "microbatch_size: 4 does not divide by the 3 devices" in refusal(run, datasets_dir)
+    assert "microbatch_size: 4 is not divisible by the 3 devices" in refusal(run, datasets_dir)
     change(run, sharding={"data": -1}, microbatch_size=6)
     message = refusal(run, datasets_dir)
-    assert "train.json: microbatch_size: 6 does not divide by the 8 devices" in message
+    assert "train.json: microbatch_size: 6 is not divisible by the 8 devices" in message
     change(run, sharding={"data": 6}, microbatch_size=6)
     message = refusal(run, datasets_dir)
     assert "a mesh of data 6 × tensor 1 needs 6 devices; there are 8" in message
