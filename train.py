@@ -22,7 +22,7 @@ from rungs.config.run_config import RunConfig, load_run
 from rungs.data.catalog import find_datasets_dir
 from rungs.parallel.launchers import Cluster, find_cluster
 from rungs.run.derive import create_like
-from rungs.run.folder import RunFolder, Start, find_run
+from rungs.run.folder import RunFolder, StartOptions, find_run
 
 
 @click.command()
@@ -91,7 +91,7 @@ def main(
         # JAX takes seconds to import; config errors are reported before that.
         from rungs.training.start import launch
 
-        start = Start(fresh=fresh, rewind_to=rewind_to, extend=extend)
+        start = StartOptions(fresh=fresh, rewind_to=rewind_to, extend=extend)
         sys.exit(launch(folder, config, start, find_datasets_dir(datasets_dir)))
 
 

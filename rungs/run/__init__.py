@@ -1,9 +1,9 @@
-"""A run on disk: its folder, its metrics, new runs made from it.
+"""A run on disk: its folder, its metrics, and new runs made from it.
 
-    folder        find a run folder, its paths, the lock that one trainer holds
-    derive        make a run folder from another with keys changed
-    metrics       metrics.jsonl: the fields of a step, append, repair after a crash, read
-    recorded_run  a run's configs and metrics read back for charts and comparison
+    folder        finds a run folder, its paths, the lock that the training process holds
+    derive        makes a run folder from another with some keys changed
+    metrics       metrics.jsonl: the fields of a step; reading, appending, repair after a crash
+    recorded_run  configs and metrics of a run, as arrays and tables for charts and comparison
 
 Imports `common` and `config`.
 """

@@ -1,14 +1,14 @@
-"""A run folder made from another one, with some keys changed."""
+"""New run folders, made from another with some keys changed."""
 
 import dataclasses
 import json
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 from rungs.common import strict_json
+from rungs.common.atomic_folder import create_folder
 from rungs.common.errors import UserError
 from rungs.common.paths import is_there
 from rungs.config import run_config
@@ -18,22 +18,22 @@ from rungs.run.folder import RUNS, find_run
 
 @dataclasses.dataclass(frozen=True)
 class NewRun:
-    """A run folder before it is made."""
+    """A new run folder that is not written yet."""
 
     folder: Path
     texts: dict[str, str]
-    """Of its two files."""
+    """Contents of its two files, by name."""
 
     @classmethod
     def of(cls, folder: Path, origin: Path, changes: Mapping[str, Any]) -> Self:
-        """Nothing is written.
+        """Prepare the new run without writing anything.
 
         Args:
-            origin: the run folder that it is like.
-            changes: keys of either file, with their new values.
+            origin: the run folder to copy.
+            changes: keys of either file with their new values.
 
         Raises:
-            UserError: a change is wrong, or another run is there already.
+            UserError: a change is wrong, or `folder` already exists with other contents.
         """
         texts = _changed_files(origin, folder, changes)
         run_config.check_texts(folder, texts[MODEL_FILE], texts[TRAIN_FILE])
@@ -41,46 +41,33 @@ class NewRun:
             strict_json.read_text(folder / name) != text for name, text in texts.items()
         ):
             raise UserError(
-                f"{folder}: there already, with other keys than it would have as a copy of"
-                f" {origin}; choose another name, or go on with it as it is"
+                f"{folder}: already exists with other keys than this copy of {origin} would have;"
+                " choose another name, or start it without --like"
             )
         return cls(folder, texts)
 
     def make(self) -> Path:
-        """Write the folder, whole or not at all; one that is there is left as it is.
+        """Write the folder, completely or not at all. A folder that exists is left unchanged.
 
         Raises:
-            UserError: it cannot be made.
+            UserError: the folder cannot be written.
         """
         if not is_there(self.folder):
-            _write_whole(self.folder, self.texts)
+            with create_folder(self.folder) as new:
+                for name, text in self.texts.items():
+                    (new / name).write_text(text, encoding="utf-8")
         return self.folder
 
 
 def create_like(name: str, like: str, settings: Sequence[str]) -> Path:
-    """Make run folder `name` from run `like`, with the keys in `settings` (`key=value`) changed.
-
-    A folder that was made so before is left as it is, so that the same command goes on.
+    """Create the run folder `name` from the run `like`, with the keys in `settings` (`key=value`)
+    changed. If the same call created it before, it is left unchanged, so the same command resumes.
 
     Raises:
-        UserError: a setting or the folder is in the way of that; nothing is written then.
+        UserError: a setting is wrong, or the folder cannot be created. Nothing is written.
     """
     target = Path(name) if len(Path(name).parts) > 1 else RUNS / name
     return NewRun.of(target, find_run(like), _parse_settings(settings)).make()
-
-
-def _write_whole(folder: Path, texts: dict[str, str]) -> None:
-    """Make a folder with these files, or nothing."""
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".", dir=folder.parent) as unfinished:
-            new = Path(unfinished) / folder.name
-            new.mkdir()
-            for name, text in texts.items():
-                (new / name).write_text(text, encoding="utf-8")
-            new.rename(folder)
-    except OSError as error:
-        raise UserError(f"{folder}: cannot be made: {error.strerror}") from None
 
 
 def _parse_settings(settings: Sequence[str]) -> dict[str, Any]:
@@ -88,7 +75,7 @@ def _parse_settings(settings: Sequence[str]) -> dict[str, Any]:
     for setting in settings:
         key, equals, value = setting.partition("=")
         if not equals:
-            raise UserError(f"--set {setting}: give it as key=value")
+            raise UserError(f"--set {setting}: must have the form key=value")
         try:
             changes[key] = json.loads(value)
         except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""The folder that is a run: found by name, held by one trainer at a time."""
+"""A run's folder: found by name, its paths, and the lock that one training process holds."""
 
 import contextlib
 import dataclasses
@@ -19,7 +19,7 @@ RUNS = Path("runs")
 
 @dataclasses.dataclass(frozen=True)
 class RunFolder:
-    """Where everything of a run lies."""
+    """A run folder and the paths in it."""
 
     path: Path
 
@@ -29,7 +29,7 @@ class RunFolder:
 
     @property
     def imported(self) -> Path:
-        """What `pretrained.py import` put here."""
+        """The weights that `pretrained.py import` wrote."""
         return self.checkpoints / "imported"
 
     @property
@@ -42,12 +42,12 @@ class RunFolder:
 
     @property
     def aside(self) -> Path:
-        """Where `--fresh` and `--from` put what they leave behind."""
+        """Where `--fresh` and `--from` move the checkpoints and metrics that they set aside."""
         return self.path / "aside"
 
     @property
     def failed_steps(self) -> Path:
-        """Steps that went wrong, each with what it takes to look at it again."""
+        """Failed steps, each with what it takes to replay it."""
         return self.path / "capsules"
 
     @property
@@ -56,16 +56,16 @@ class RunFolder:
 
     @property
     def unfinished_charts(self) -> list[Path]:
-        """Those that a drawing which was killed left half-written."""
+        """Partly written charts that killed drawing processes left behind."""
         return sorted(self.path.glob(".*-chart.*.png"))
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the run; a hold ends with its process. No trace is left of one that a mistake of
-        the user's ended.
+        """Hold the run's lock, which also ends with the process. A UserError in the block leaves no
+        lock file behind.
 
         Raises:
-            UserError: another process holds it, or the folder cannot be written to.
+            UserError: another process holds the lock, or the folder cannot be written to.
         """
         lock_file, holder = self.path / "train.lock", self.path / "holder.lock"
         is_new = not lock_file.exists()
@@ -74,7 +74,7 @@ class RunFolder:
             lock.acquire(blocking=False)
         except Timeout:
             who = _read(holder) or "another process"
-            raise UserError(f"{self.path}: being trained by {who}; wait, or stop it") from None
+            raise UserError(f"{self.path}: in use by {who}; wait for it or stop it") from None
         except OSError as error:
             raise self._unwritable(error) from None
         try:
@@ -91,22 +91,22 @@ class RunFolder:
             lock.release()
 
     def _write_holder(self, holder: Path) -> None:
-        """Say who holds the run."""
+        """Write down which process holds the lock."""
         try:
             holder.write_text(f"process {os.getpid()} on {socket.gethostname()}\n")
         except OSError as error:
             raise self._unwritable(error) from None
 
     def _unwritable(self, error: OSError) -> UserError | RunFailure:
-        """A folder that cannot be written to is the user's to mend; that a disk is full is no
-        mistake."""
+        """Return the error for a folder that cannot be written to: a UserError, but a RunFailure if
+        the disk is full."""
         if error.errno not in disk.FULL:
             return UserError(f"{self.path}: cannot be written to: {error.strerror}")
         return disk.write_failure(self.path, "the lock of the run", error)
 
 
 def _read(holder: Path) -> str:
-    """Who holds a run; nothing where that is not written yet, or no longer."""
+    """Return which process holds a lock, or an empty string if that is not written down."""
     try:
         return holder.read_text().strip()
     except OSError:
@@ -114,8 +114,8 @@ def _read(holder: Path) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class Start:
-    """What the command line asks of a start."""
+class StartOptions:
+    """The options of `train.py` that decide how a run starts."""
 
     fresh: bool = False
     rewind_to: str | None = None
@@ -124,18 +124,20 @@ class Start:
 
 
 def find_run(name: str) -> Path:
-    """The run folder that `name` stands for: a path, or a folder under `runs/`.
+    """Return the run folder with a name: a path, or a folder in `runs/`.
 
     Raises:
-        UserError: no such folder.
+        UserError: there is no such folder.
     """
     for candidate in (Path(name), RUNS / name):
         if is_folder(candidate):
             return candidate
-    raise UserError(f"{name}: no such run folder, and none under {RUNS}/; {known_runs()}")
+    raise UserError(f"{name}: no such run folder, also not in {RUNS}/; {known_runs()}")
 
 
 def known_runs() -> str:
-    """The runs there are, as the end of a message about one that is not."""
+    """Return the names of all runs, as the end of a message about a run that does not exist."""
     runs = sorted(path.parent.name for path in RUNS.glob(f"*/{TRAIN_FILE}"))
-    return f"there are {', '.join(runs)}" if runs else "a run folder holds model.json, train.json"
+    if runs:
+        return f"existing runs: {', '.join(runs)}"
+    return "a run folder has a model.json and a train.json"

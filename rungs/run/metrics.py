@@ -1,4 +1,4 @@
-"""`metrics.jsonl`: a line per global step, each step exactly once, also after a crash."""
+"""`metrics.jsonl`: one line per global step, each step exactly once, also after a crash."""
 
 import contextlib
 import dataclasses
@@ -28,58 +28,59 @@ def _or_null(value: Any, check: Callable[[Any], float]) -> Any:
 
 Count = Annotated[int, Field(ge=0, le=2**62)]
 Figure = Annotated[float, WrapValidator(_or_null)]
-"""As it is read, also the null that stands for what was not finite."""
+"""A number, or null for one that was not finite."""
 
 
 @dataclasses.dataclass(frozen=True)
 class StepMetrics:
-    """What one global step left behind. A number that is not finite stands as null."""
+    """The metrics of one global step. Numbers that are not finite are written as null."""
 
     global_step: Count
     """Counted from 0."""
     tokens_seen: Count
-    """Training tokens seen up to and including this step."""
+    """Training tokens up to and including this step."""
     train_loss: float | None
-    """Mean cross-entropy over the step's finite microbatches, in nats per target that counts."""
+    """Mean cross-entropy over the step's finite microbatches, in nats per counted target."""
     learning_rate: float | None
     gradient_norm: float | None
     """Global norm of the accumulated gradient, before clipping."""
     clipped: bool
     dropped_microbatches: Count
-    """Microbatches left out because their loss or gradient was not finite."""
+    """Microbatches that were left out because their loss or gradient was not finite."""
     step_seconds: Figure
-    """From the completion of the step before to this one's, stalls included."""
+    """Time from the end of the previous step to the end of this one, stalls included."""
     tokens_per_second: Figure
     validation_loss: float | None = None
-    """Mean cross-entropy on the validation tokens; only at steps that have a validation."""
+    """Mean cross-entropy on the validation tokens, for steps with a validation."""
     load_balancing_loss: float | None = None
-    """Mixture of experts: mean over layers; 1 where every expert gets as many tokens."""
+    """Mixture of experts: mean over layers. 1 if all experts get the same number of tokens."""
     expert_tokens: list[list[Count]] | None = None
-    """Mixture of experts: tokens that went through each expert of each layer."""
+    """Mixture of experts: tokens that were routed to each expert of each layer."""
     spike: Spike | None = None
     """Where the loss is far above those before (`health.py`): whether the update was left out."""
     loss_scale: Figure | None = None
-    """In float16: what the loss was multiplied by. A microbatch whose gradients overflow at it is
-    left out and not counted as dropped; the next step has half of it."""
+    """float16: the factor on the loss. A microbatch whose gradients overflow with it is left out
+    and not counted as dropped; the next step uses half of it."""
 
     def as_line(self) -> str:
-        """The step's line in the file; what not every step has, only where this one has it."""
+        """Return the step's line in the file. Optional fields that it does not have are left
+        out."""
         values = {key: _finite(value) for key, value in dataclasses.asdict(self).items()}
-        for key in _NOT_IN_EVERY_STEP:
+        for key in _OPTIONAL_FIELDS:
             if values[key] is None:
                 del values[key]
         return json.dumps(values) + "\n"
 
 
-_NOT_IN_EVERY_STEP = [
+_OPTIONAL_FIELDS = [
     field.name for field in dataclasses.fields(StepMetrics) if field.default is None
 ]
 _STEP = TypeAdapter(StepMetrics)
 
 
 def read(path: Path) -> list[StepMetrics]:
-    """The steps recorded in the file, in order. A line that is torn, and what another version of
-    Rungs recorded besides, is left out."""
+    """Return the steps recorded in the file, in order. Damaged lines, and fields that only another
+    version of Rungs knows, are left out."""
     if not is_file(path):
         return []
     steps: list[StepMetrics] = []
@@ -90,38 +91,39 @@ def read(path: Path) -> list[StepMetrics]:
 
 
 class MetricsLog:
-    """The file, open for appending; what it held beyond `last_step` is dropped first."""
+    """The file, opened for appending. Steps after `last_step` are removed first."""
 
     def __init__(self, path: Path, last_step: int) -> None:
         kept = [step for step in read(path) if step.global_step <= last_step]
         if (missing := last_step + 1 - len(kept)) > 0:
-            log.warning("%s: %d steps before this start are not recorded", path, missing)
+            log.warning("%s: the metrics of %d earlier steps are missing", path, missing)
         self._path = path
         self._begin(kept)
 
     def append(self, step: StepMetrics) -> None:
-        """Add a step; the line outlives the process from here on.
+        """Add a step. When this returns, the line survives the end of the process.
 
         Raises:
-            RunFailure: there is no room, or the file is not what was written to it any more.
+            RunFailure: the disk is full, or the file has been removed or changed.
         """
         line = step.as_line().encode()
         with disk.writing(self._path, f"the metrics of step {step.global_step}", len(line)):
             self._add(line)
-            self._refuse_loss()
+            self._check_file()
 
     def replace_last(self, step: StepMetrics) -> None:
-        """Put this in the place of the last step's line; raises RunFailure."""
+        """Replace the last step; raises RunFailure."""
         self._file.close()
         self._begin([*read(self._path)[:-1], step])
 
     def sync(self) -> None:
-        """Wait until every line added so far would outlive the machine, too; raises RunFailure."""
+        """Wait until all lines added so far are on disk for good; raises RunFailure."""
         with disk.writing(self._path, "the metrics so far", self._bytes):
             disk.flush(self._file)
 
     def _begin(self, steps: list[StepMetrics]) -> None:
-        """Have just these steps in the file, or what was there; open it to append to."""
+        """Write exactly these steps to the file, or leave it unchanged; then open it for
+        appending."""
         content = "".join(step.as_line() for step in steps).encode()
         with disk.writing(self._path, "the metrics so far", len(content)):
             _replace(self._path, content)
@@ -129,7 +131,7 @@ class MetricsLog:
         self._bytes = len(content)
 
     def _add(self, line: bytes) -> None:
-        """Add all of a line or nothing."""
+        """Write a line completely or not at all."""
         rest = memoryview(line)
         try:
             while rest:
@@ -140,22 +142,21 @@ class MetricsLog:
             raise
         self._bytes += len(line)
 
-    def _refuse_loss(self) -> None:
-        """Raises RunFailure where nobody would find what is written: a file that was removed still
-        takes lines from the process that holds it open."""
+    def _check_file(self) -> None:
+        """Raise RunFailure if the file was removed or cut: a process that has it open could still
+        write to it, but the lines would be lost."""
         with contextlib.suppress(FileNotFoundError):
             if self._path.stat().st_size >= self._bytes:
                 return
         run = self._path.parent
         if run.is_dir():
             raise RunFailure(
-                f"{self._path}: removed, cut or replaced while it was written to; what is missing"
-                " of it is lost; run the same command to resume from the last checkpoint"
+                f"{self._path}: removed, truncated or replaced during training; the missing lines"
+                " are lost; run the same command to resume from the last checkpoint"
             )
         raise RunFailure(
-            f"{run}: the run folder was removed or moved while it was trained; what was learned"
-            " since its last checkpoint is lost; bring the folder back and run the same command,"
-            " or start over"
+            f"{run}: the run folder was removed or moved during training; the progress since its"
+            " last checkpoint is lost; restore the folder and run the same command, or start over"
         )
 
     def __enter__(self) -> Self:
@@ -166,7 +167,7 @@ class MetricsLog:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """Give a file other content, whole or not at all."""
+    """Replace a file's content, completely or not at all."""
     replacement = path.with_name(path.name + ".new")
     try:
         with replacement.open("wb") as file:
@@ -181,7 +182,7 @@ def _replace(path: Path, content: bytes) -> None:
 
 
 class NullMetricsLog(MetricsLog):
-    """Keeps nothing: the first process of a run records for all."""
+    """Writes nothing: the first process of a run writes the metrics for all."""
 
     def __init__(self) -> None: ...
 
@@ -195,8 +196,8 @@ class NullMetricsLog(MetricsLog):
 
 
 def best_step(steps: list[StepMetrics], checkpoint_interval: int) -> StepMetrics | None:
-    """The step of the best checkpoint: lowest validation loss or, where no step was validated,
-    lowest training loss among the steps at the interval and the last."""
+    """Return the step of the best checkpoint: the one with the lowest validation loss. Without
+    validation, the lowest training loss among the steps that have a checkpoint."""
     validated = [(step.validation_loss, step) for step in steps if step.validation_loss is not None]
     due = [step for step in steps if step.global_step % checkpoint_interval == 0] + steps[-1:]
     trained = [(step.train_loss, step) for step in due if step.train_loss is not None]

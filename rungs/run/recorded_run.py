@@ -1,4 +1,4 @@
-"""What runs have recorded: as arrays, reduced to lines an eye can follow, and as tables."""
+"""The configs and metrics of a run: as arrays, smoothed for charts, and as tables."""
 
 import dataclasses
 import json
@@ -15,12 +15,12 @@ from rungs.run import metrics
 
 FloatArray = NDArray[np.float64]
 Curve = tuple[FloatArray, FloatArray]
-"""The x and the y of a line's points."""
+"""x and y of the points of a line."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RecordedRun:
-    """A run's configs and metrics; nothing else in its folder is read."""
+    """A run's configs and metrics. Nothing else in its folder is read."""
 
     name: str
     config: run_config.RunConfig
@@ -28,23 +28,24 @@ class RecordedRun:
 
     @classmethod
     def load(cls, run_folder: Path, name: str | None = None) -> Self:
-        """The run in a folder, named as the folder where no name is given.
+        """Read the run in a folder. Without a name, it is called like the folder.
 
         Raises:
-            UserError: with one line for each mistake in its configs.
+            UserError: one line for each error in its configs.
         """
         configs = run_config.load_run(run_folder)
         steps = metrics.read(run_folder / metrics.METRICS_FILE)
         return cls(name or run_folder.resolve().name, configs, steps)
 
     def column(self, field: str) -> FloatArray:
-        """One field of all steps; NaN where it was not recorded or not finite."""
+        """Return one field of all steps, NaN where it was not recorded or not finite."""
         values = np.array([getattr(step, field) for step in self.steps], dtype=float)
         return np.where(np.isfinite(values), values, np.nan)
 
     @property
     def seconds(self) -> FloatArray:
-        """Training time from the start to the end of each step, pauses between starts left out."""
+        """Training time from the beginning to the end of each step, without pauses between
+        starts."""
         return np.cumsum(np.nan_to_num(self.column("step_seconds")))
 
     @property
@@ -54,7 +55,7 @@ class RecordedRun:
 
 
 def load_runs(run_folders: list[Path]) -> list[RecordedRun]:
-    """The runs in these folders; where two folders share a name, their paths tell them apart."""
+    """Return the runs in these folders. Folders with the same name are called by their paths."""
     names = [folder.resolve().name for folder in run_folders]
     return [
         RecordedRun.load(folder, str(folder) if names.count(name) > 1 else name)
@@ -64,11 +65,11 @@ def load_runs(run_folders: list[Path]) -> list[RecordedRun]:
 
 @dataclasses.dataclass(frozen=True)
 class Intervals:
-    """What a figure did between checkpoints. An interval ends with its checkpoint's step, so the
-    first one is step 0 alone."""
+    """Lowest, mean and highest value between checkpoints. An interval ends with the step of its
+    checkpoint, so the first interval is step 0 alone."""
 
     edges: FloatArray
-    """Where the intervals begin and end, halfway between steps: one more than there are."""
+    """Where intervals begin and end, halfway between steps; one more than there are intervals."""
     low: FloatArray
     mean: FloatArray
     high: FloatArray
@@ -79,8 +80,8 @@ class Intervals:
 
 
 def by_interval(steps: FloatArray, values: FloatArray, interval: int) -> Intervals:
-    """Reduce values to intervals that end at multiples of `interval`; NaN values do not count,
-    and an interval without any other has NaN."""
+    """Reduce values to intervals that end at multiples of `interval`. NaN values are ignored; an
+    interval with nothing else is NaN."""
     number = np.ceil(steps / interval)
     starts = np.flatnonzero(np.diff(number, prepend=number[0] - 1))
     counts = np.add.reduceat(np.isfinite(values).astype(int), starts)
@@ -94,7 +95,8 @@ def by_interval(steps: FloatArray, values: FloatArray, interval: int) -> Interva
 
 
 def running_median(x: FloatArray, y: FloatArray, points: int = 400) -> Curve:
-    """The median of y over a twentieth of all its values, NaN left out, at up to so many x."""
+    """Return the median of y over a window of a twentieth of its values, without NaN, at up to
+    `points` x."""
     places = np.unique(np.linspace(0, len(y) - 1, min(len(y), points)).astype(int))
     reach = max(2, len(y) // 40)
     windows = (y[max(0, place - reach) : place + reach + 1] for place in places)
@@ -103,18 +105,18 @@ def running_median(x: FloatArray, y: FloatArray, points: int = 400) -> Curve:
 
 
 def binned_means(x: FloatArray, y: FloatArray, points: int) -> Curve:
-    """The means of x and of y over up to so many equal stretches, NaN left out."""
+    """Return the means of x and y, without NaN, in up to `points` bins of equal size."""
     order, length = np.arange(1, len(y) + 1, dtype=float), math.ceil(len(y) / points)
     return by_interval(order, x, length).mean, by_interval(order, y, length).mean
 
 
 def finite_points(x: FloatArray, y: FloatArray) -> Curve:
-    """The points whose y is not NaN."""
+    """Return the points whose y is not NaN."""
     return x[np.isfinite(y)], y[np.isfinite(y)]
 
 
 def results_table(runs: list[RecordedRun]) -> str:
-    """A line for each run: how far it went, its losses and its speed."""
+    """Return a table with a row for each run: steps, losses and speed."""
     heading = ["run", "steps", "tokens seen", "train loss", "validation loss"]
     heading += ["best validation loss", "tokens/s", "wall time"]
     return align_columns([heading, *(_figures(run) for run in runs)])
@@ -143,7 +145,7 @@ def _loss(loss: float | None) -> str:
 
 
 def differences_table(runs: list[RecordedRun]) -> str:
-    """A line for each key of the configs in which the runs differ, defaults filled in."""
+    """Return a table with a row for each config key in which the runs differ, defaults included."""
     keys = [(file, key) for file, values in _configs(runs[0]).items() for key in values]
     rows = [["file", "key", *(run.name for run in runs)]]
     for file, key in keys:

@@ -24,10 +24,10 @@ from rungs.common.errors import UserError
 from rungs.config import run_config
 from rungs.config.run_config import MODEL_FILE, TRAIN_FILE, RunConfig
 from rungs.config.train_config import TrainConfig
-from rungs.run.folder import RunFolder, Start
+from rungs.run.folder import RunFolder, StartOptions
 
 
-def checkpoint_to_resume(run: RunFolder, start: Start) -> Checkpoint | None:
+def checkpoint_to_resume(run: RunFolder, start: StartOptions) -> Checkpoint | None:
     """The checkpoint that this start goes on from; None to start at step 0.
 
     Raises:

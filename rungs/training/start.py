@@ -41,7 +41,7 @@ from rungs.parallel.processes import (
 )
 from rungs.planning import oom_advice
 from rungs.run import metrics
-from rungs.run.folder import RunFolder, Start
+from rungs.run.folder import RunFolder, StartOptions
 from rungs.run.metrics import MetricsLog, NullMetricsLog, StepMetrics
 from rungs.step.state import create_model_and_optimizer
 from rungs.training import run_report
@@ -76,7 +76,7 @@ class Inputs(NamedTuple):
         return self.saved.step + 1 if self.saved else 0
 
 
-def launch(run: RunFolder, config: RunConfig, start: Start, datasets_dir: Path) -> int:
+def launch(run: RunFolder, config: RunConfig, start: StartOptions, datasets_dir: Path) -> int:
     """Train a run to its end, or until a signal.
 
     Steps 1 to 6 check everything that the user could have got wrong. Nothing on disk changes
@@ -124,7 +124,7 @@ def launch(run: RunFolder, config: RunConfig, start: Start, datasets_dir: Path) 
         return _train(inputs, mesh)
 
 
-def _find_checkpoint(run: RunFolder, start: Start) -> Checkpoint | None:
+def _find_checkpoint(run: RunFolder, start: StartOptions) -> Checkpoint | None:
     """Return the checkpoint to resume from; the first process chooses it for all."""
 
     def name() -> str:

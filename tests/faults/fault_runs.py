@@ -11,7 +11,7 @@ import pytest
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.common.errors import RunFailure
 from rungs.config import run_config
-from rungs.run.folder import RunFolder, Start
+from rungs.run.folder import RunFolder, StartOptions
 from rungs.training.start import launch
 from tests.support.committed_runs import ROOT
 from tests.support.tiny_run import command, make_run
@@ -43,7 +43,7 @@ def short_run(folder: Path, **train: Any) -> RunFolder:
 
 def go(run: RunFolder, datasets_dir: Path, **start: Any) -> int:
     """Start it in this process."""
-    return launch(run, run_config.load_run(run.path), Start(**start), datasets_dir)
+    return launch(run, run_config.load_run(run.path), StartOptions(**start), datasets_dir)
 
 
 def failure(run: RunFolder, datasets_dir: Path, **start: Any) -> str:

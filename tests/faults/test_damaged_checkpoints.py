@@ -18,7 +18,7 @@ from rungs.checkpointing.manifest import Checkpoint, refuse_damaged
 from rungs.common.errors import UserError
 from rungs.data.bpe import train_bpe
 from rungs.huggingface.exporting import Export
-from rungs.run.folder import RunFolder, Start
+from rungs.run.folder import RunFolder, StartOptions
 from rungs.training.resume import checkpoint_to_resume
 from tests.faults.fault_runs import error_line, go, short_run
 from tests.support.committed_runs import ROOT
@@ -76,7 +76,7 @@ def goes_on_from_the_one_before(run: RunFolder, damaged: Checkpoint, *named: str
         patch.setattr(
             checkpoint_folder.log, "warning", lambda text, *args: said.append(text % args)
         )
-        found = checkpoint_to_resume(run, Start())
+        found = checkpoint_to_resume(run, StartOptions())
     assert found is not None
     assert found.step == 6
     (warning,) = said
@@ -98,7 +98,7 @@ def test_damage_to_any_file(harm: Callable[[Path], None], copy: RunFolder) -> No
         harm(path)
         goes_on_from_the_one_before(copy, last, name)
         path.write_bytes(content)
-    assert checkpoint_to_resume(copy, Start()) == last
+    assert checkpoint_to_resume(copy, StartOptions()) == last
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_an_added_file_that_nothing_reads(
     last = newest(copy)
     for name in ("notes.txt", ".DS_Store", "optimizer/.DS_Store"):
         (last.folder / name).write_bytes(b"0")
-    assert checkpoint_to_resume(copy, Start()) == last
+    assert checkpoint_to_resume(copy, StartOptions()) == last
     added = ".DS_Store, notes.txt, optimizer/.DS_Store"
     assert f"{last.folder}: was saved without {added}; ignored" in messages.text
 
@@ -159,7 +159,7 @@ def test_a_damaged_meta_decides_nothing(copy: RunFolder) -> None:
     links.update_links(copy.checkpoints)
     assert (copy.checkpoints / "best").readlink() != Path(first.folder.name)
     with pytest.raises(UserError, match=r"damaged \(meta\.json\); name another"):
-        checkpoint_to_resume(copy, Start(rewind_to=first.folder.name))
+        checkpoint_to_resume(copy, StartOptions(rewind_to=first.folder.name))
 
 
 def test_checkpoints_that_are_a_file(run: RunFolder, datasets_dir: Path) -> None:

@@ -26,7 +26,7 @@ from rungs.config.train_config import ShardingConfig
 from rungs.data.bpe import train_bpe
 from rungs.data.token_file import read_layout
 from rungs.huggingface.tensors.reader import safetensors_specs
-from rungs.run.folder import RunFolder, Start
+from rungs.run.folder import RunFolder, StartOptions
 from rungs.step.state import shapes_of
 from rungs.training.resume import checkpoint_to_resume
 from tests.faults.trouble import (
@@ -118,7 +118,12 @@ def test_a_start_goes_on_from_the_checkpoint_whose_meta_json_is_whole(
     fault(checkpoints / NEW / "meta.json")
     found = attempt(lambda: newest_valid(checkpoints), run)
     read = attempt(lambda: read_checkpoint(checkpoints / NEW), run, "meta.json")
-    attempt(lambda: checkpoint_to_resume(RunFolder(run), Start(rewind_to="latest")), run, NEW, OLD)
+    attempt(
+        lambda: checkpoint_to_resume(RunFolder(run), StartOptions(rewind_to="latest")),
+        run,
+        NEW,
+        OLD,
+    )
     put(checkpoints / NEW / "meta.json", content)
     assert not isinstance(found, UserError | None)
     is_whole = not isinstance(read, UserError) and not read.damage()

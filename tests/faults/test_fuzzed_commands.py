@@ -111,7 +111,7 @@ def here(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "hosts.join",
         "pretrained.create_folder",
         "rungs.huggingface.importing.create_folder",
-        "new_run._write_whole",
+        "rungs.run.derive.create_folder",
     ):
         monkeypatch.setattr(name, work)
     monkeypatch.setattr("rungs.training.start.launch", train)

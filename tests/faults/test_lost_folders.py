@@ -76,7 +76,7 @@ def test_a_folder_that_cannot_be_written_to_any_more(
 def test_a_run_folder_that_is_removed(datasets_dir: Path, tmp_path: Path) -> None:
     run = short_run(tmp_path / "run", checkpoint_interval=100)
     line = error_line(faulty(f"storage_faults.remove_at_step:4:{run.path}", run, datasets_dir))
-    assert line.startswith(f"{run.path}: the run folder was removed or moved while it was trained")
+    assert line.startswith(f"{run.path}: the run folder was removed or moved during training")
     assert not run.path.exists()
 
 
@@ -123,7 +123,7 @@ def test_metrics_that_are_lost(
     monkeypatch.setattr(MetricsLog, "append", MetricsLog.append)
     before_call(MetricsLog, "append", 6, lose)
     message = failure(run, datasets_dir)
-    assert message.startswith(f"{run.metrics}: removed, cut or replaced while it was written to")
+    assert message.startswith(f"{run.metrics}: removed, truncated or replaced during training")
     assert whole_steps(run) == [0, 3]
 
 

@@ -10,7 +10,7 @@ import pytest
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.checkpointing.manifest import read_checkpoint
 from rungs.run import metrics
-from rungs.run.folder import RunFolder, Start
+from rungs.run.folder import RunFolder, StartOptions
 from rungs.training.resume import checkpoint_to_resume, put_aside
 from tests.faults.test_kill import faulty
 from tests.support.tiny_run import assert_same_outcome, make_dataset, make_run, train
@@ -40,9 +40,11 @@ def run(finished: RunFolder, tmp_path: Path) -> RunFolder:
     return RunFolder(tmp_path / "run")
 
 
-@pytest.mark.parametrize("start", [Start(fresh=True), Start(rewind_to="-step-000015")])
+@pytest.mark.parametrize(
+    "start", [StartOptions(fresh=True), StartOptions(rewind_to="-step-000015")]
+)
 def test_each_crash_between_two_moves_is_gone_on_from(
-    start: Start, run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start: StartOptions, run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = files(run.path)
     count = 0
@@ -114,7 +116,7 @@ def check_nothing_is_lost(run: RunFolder, before: dict[str, bytes]) -> None:
 
 def check_plain_start(run: RunFolder) -> None:
     """A start without options goes on with the old run or begins a new one."""
-    saved = checkpoint_to_resume(run, Start())
+    saved = checkpoint_to_resume(run, StartOptions())
     put_aside(run, saved)
     steps = [step.global_step for step in metrics.read(run.metrics)]
     if saved is None:

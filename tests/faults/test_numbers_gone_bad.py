@@ -25,7 +25,7 @@ from rungs.model.gpt import GPT
 from rungs.model.kernels.cross_entropy import target_losses
 from rungs.parallel import devices
 from rungs.run import metrics
-from rungs.run.folder import RunFolder, Start
+from rungs.run.folder import RunFolder, StartOptions
 from rungs.step.state import named_arrays
 from rungs.training import replay, trainer
 from rungs.training import start as start_module
@@ -65,7 +65,7 @@ def make(tmp_path: Path) -> Callable[..., tuple[RunFolder, Path]]:
 
 
 def go(run: RunFolder, datasets: Path, **start: Any) -> int:
-    return start_module.launch(run, run_config.load_run(run.path), Start(**start), datasets)
+    return start_module.launch(run, run_config.load_run(run.path), StartOptions(**start), datasets)
 
 
 def overflow(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ from rungs.model.kernels.cross_entropy import target_losses
 from rungs.optim.optimizer import MultiSteps
 from rungs.parallel.mesh import place_batch
 from rungs.run import metrics
-from rungs.run.folder import Start
+from rungs.run.folder import StartOptions
 from rungs.step.state import AbstractState, named_arrays
 from rungs.step.train_step import TrainStep, make_train_step
 from rungs.training.start import launch
@@ -311,7 +311,7 @@ def test_metrics_lines_tell_the_routing(tmp_path: Path) -> None:
     model = json.loads((run.path / "model.json").read_text())
     experts = {"n_experts": 4, "experts_per_token": 2}
     (run.path / "model.json").write_text(json.dumps(model | experts))
-    assert launch(run, run_config.load_run(run.path), Start(), tmp_path / "datasets") == 0
+    assert launch(run, run_config.load_run(run.path), StartOptions(), tmp_path / "datasets") == 0
     steps = metrics.read(run.metrics)
     assert len(steps) == 2
     for step in steps:

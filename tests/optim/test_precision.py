@@ -15,7 +15,7 @@ from rungs.config import run_config
 from rungs.optim import precision
 from rungs.optim.precision import FIRST_SCALE, STEPS_UNTIL_LARGER, LossScale
 from rungs.run import metrics
-from rungs.run.folder import RunFolder, Start
+from rungs.run.folder import RunFolder, StartOptions
 from rungs.step import train_step
 from rungs.training import spikes
 from rungs.training import start as start_module
@@ -31,7 +31,7 @@ def datasets(tmp_path: Path) -> Path:
 
 
 def go(run: RunFolder, datasets: Path, **start: Any) -> int:
-    return start_module.launch(run, run_config.load_run(run.path), Start(**start), datasets)
+    return start_module.launch(run, run_config.load_run(run.path), StartOptions(**start), datasets)
 
 
 def chosen(monkeypatch: pytest.MonkeyPatch, **device: Any) -> str:

@@ -14,7 +14,7 @@ from rungs.parallel.target_device import Target, planned
 from rungs.planning import flops
 from rungs.planning.communication import layout_without_devices
 from rungs.planning.memory import memory_of
-from rungs.run.folder import Start
+from rungs.run.folder import StartOptions
 from rungs.step.state import AbstractState, shapes_of
 from rungs.training.start import launch
 from tests.support.configs import model_config, train_config
@@ -145,7 +145,7 @@ def test_checkpoints_are_as_large_as_they_become(tmp_path: Path) -> None:
     make_dataset(tmp_path / "datasets")
     run = make_run(tmp_path / "run", min_train_tokens=128)
     settings = run_config.load_run(run.path)
-    assert launch(run, settings, Start(), tmp_path / "datasets") == 0
+    assert launch(run, settings, StartOptions(), tmp_path / "datasets") == 0
     arrays = [
         file
         for file in last_checkpoint(run).folder.rglob("*")

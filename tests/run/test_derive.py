@@ -59,14 +59,14 @@ def test_a_schema_that_is_no_path_stays(schema: str | None) -> None:
 
 def test_a_folder_that_cannot_be_made_is_told() -> None:
     Path("file").write_text("")
-    with pytest.raises(UserError, match="file/new: cannot be made"):
+    with pytest.raises(UserError, match="file/new: cannot be written"):
         create_like("file/new", "old", [])
 
 
 def test_the_same_command_again_goes_on_and_another_is_refused() -> None:
     settings = ["learning_rate=3e-4"]
     assert create_like("new", "old", settings) == create_like("new", "old", settings)
-    with pytest.raises(UserError, match="there already"):
+    with pytest.raises(UserError, match="already exists with other keys"):
         create_like("new", "old", ["learning_rate=4e-4"])
 
 
@@ -75,7 +75,7 @@ def test_the_same_command_again_goes_on_and_another_is_refused() -> None:
     [
         (["learning_rat=1"], r"learning_rat: unknown key .*did you mean learning_rate\?"),
         (["learning_rate=fast"], 'learning_rate: "fast" is not allowed'),
-        (["learning_rate"], "give it as key=value"),
+        (["learning_rate"], "must have the form key=value"),
         (["n_heads=3"], "n_heads: 3 does not divide emb_dim 32"),
     ],
 )

@@ -19,7 +19,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_run_is_found_by_path_or_by_name() -> None:
     assert find_run("runs/old") == find_run("old") == Path("runs/old")
-    with pytest.raises(UserError, match=r"new: no such run folder.*there are old"):
+    with pytest.raises(UserError, match=r"new: no such run folder.*existing runs: old"):
         find_run("new")
 
 
@@ -33,7 +33,7 @@ def test_a_run_is_held_by_one_process_and_no_dead_one() -> None:
         ):
             run.lock().__enter__()
         (run.path / "holder.lock").write_text("")  # as it is for a moment at the start
-        with pytest.raises(UserError, match="being trained by another process;"):
+        with pytest.raises(UserError, match="in use by another process;"):
             run.lock().__enter__()
     assert not (run.path / "holder.lock").exists()
     with run.lock():

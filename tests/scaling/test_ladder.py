@@ -175,7 +175,7 @@ def test_the_folders_are_runs_with_just_these_figures(tmp_path: Path) -> None:
     assert ladder(run, *options).exit_code == 0
     other = ladder(run, *options, "--ladder", "2e12")
     assert isinstance(other.exception, UserError)
-    assert "there already" in str(other.exception)
+    assert "already exists with other keys" in str(other.exception)
 
 
 def test_where_one_folder_cannot_be_made_none_is(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from rungs.common.errors import RunFailure, UserError
 from rungs.config import run_config
 from rungs.data.bpe import train_bpe
 from rungs.run import metrics as metrics_module
-from rungs.run.folder import RunFolder, Start
+from rungs.run.folder import RunFolder, StartOptions
 from rungs.step import eval_step
 from rungs.training.resume import checkpoint_to_resume
 from rungs.training.start import launch
@@ -75,7 +75,7 @@ def messages(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixt
 
 
 def go(run: RunFolder, datasets_dir: Path, **start: Any) -> int:
-    return launch(run, run_config.load_run(run.path), Start(**start), datasets_dir)
+    return launch(run, run_config.load_run(run.path), StartOptions(**start), datasets_dir)
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -482,7 +482,7 @@ def test_a_signal_cuts_a_validation_short_and_the_next_start_makes_up_for_it(
     before, after = (c for c in list_checkpoints(run.checkpoints) if c.step == 5)
     assert before.folder == cut_short.folder
     assert after.meta.selection_loss == metrics_module.read(run.metrics)[5].validation_loss
-    again = checkpoint_to_resume(run, Start(rewind_to="step-000005"))
+    again = checkpoint_to_resume(run, StartOptions(rewind_to="step-000005"))
     assert again is not None
     assert again.folder == after.folder
 
@@ -519,7 +519,7 @@ def test_two_trainers_do_not_share_a_run(datasets_dir: Path, tmp_path: Path) -> 
     first.kill()
     first.wait()
     assert second.returncode == 2
-    assert f"being trained by process {first.pid} on " in second.stderr
+    assert f"in use by process {first.pid} on " in second.stderr
     change(run, epochs=100)
     with run.lock():
         pass  # a dead holder's hold is over
