@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 from rungs.checkpointing.checkpoint_folder import CHECKPOINT_GLOB, list_checkpoints
 from rungs.run.folder import RunFolder
-from tests.faults import kills
+from tests.faults.injected_faults import AT_THE_START, IN_THE_LOOP
+from tests.faults.short_runs import FAULTY_TRAIN
 from tests.support.tiny_run import command
 
-FAULTY_TRAIN = Path(kills.__file__).with_name("faulty_train.py")
 KILLED, TERMINATED, INTERRUPTED, FAILED, FINISHED = -signal.SIGKILL, 143, 130, 1, 0
 _SECONDS_TO_A_KILL, _SECONDS_BETWEEN_LOOKS = 0.1, 0.001
 
@@ -38,13 +38,13 @@ class Fault(NamedTuple):
 def in_the_process() -> list[Fault]:
     """Kills, signals and full disks, at every moment that there is."""
     killed = [
-        Fault(f"SIGKILL {moment}", _at("kills.kill_at", moment, _calls(moment)), (KILLED,))
-        for moment in [*kills.AT_THE_START, *kills.IN_THE_LOOP]
+        Fault(f"SIGKILL {moment}", _at("kill_at", moment, _calls(moment)), (KILLED,))
+        for moment in [*AT_THE_START, *IN_THE_LOOP]
     ]
     told = [
         Fault(
             f"{' twice, '.join(signals[:1])}{' twice' * (len(signals) > 1)} {moment}",
-            _at("kills.signal_at", moment, (2, 3), *signals),
+            _at("signal_at", moment, (2, 3), *signals),
             (code,),
         )
         for moment in ("after a step is recorded", "in a validation", "before meta.json")
@@ -57,10 +57,10 @@ def in_the_process() -> list[Fault]:
     full = [
         Fault(
             "disk full in the weights",
-            _numbered("storage_faults.fill_up_in_weights", 2, 3),
+            _numbered("fill_disk_in_weights", 2, 3),
             (FAILED,),
         ),
-        Fault("files limited", lambda _: "storage_faults.limit_files:60000", (FAILED,)),
+        Fault("files limited", lambda _: "limit_file_size:60000", (FAILED,)),
     ]
     return [*killed, *told, *full]
 
@@ -90,7 +90,7 @@ def on_the_disk() -> list[Fault]:
 
 def _calls(moment: str) -> tuple[int, int]:
     """The call to choose: what comes again and again may go well once or twice."""
-    return (1, 1) if moment in kills.AT_THE_START or "compiled" in moment else (2, 3)
+    return (1, 1) if moment in AT_THE_START or "compiled" in moment else (2, 3)
 
 
 def _at(function: str, moment: str, counts: tuple[int, int], *rest: str) -> Callable[..., str]:

@@ -299,5 +299,5 @@ def test_of_two_processes_one_builds_and_the_other_waits(tmp_path: Path) -> None
         subprocess.Popen(command, cwd=here, stdout=subprocess.PIPE, text=True) as first,
         subprocess.Popen(command, cwd=here, stdout=subprocess.PIPE, text=True) as second,
     ):
-        outputs = sorted(process.communicate(timeout=30)[0].split() for process in (first, second))
+        outputs = sorted(process.communicate(timeout=600)[0].split() for process in (first, second))
     assert outputs == [["3"], ["building", "3"]]

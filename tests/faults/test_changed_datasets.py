@@ -1,5 +1,8 @@
-"""Token files that change while they are read: a line that names the file, the model saved, and the
-same end once the file is what it was."""
+"""Token files that change during training.
+
+The file is named in one line and the model is saved. Once the file is restored, the run ends as if
+nothing had happened.
+"""
 
 import errno
 import os
@@ -16,19 +19,17 @@ from rungs.data import token_file
 from rungs.data.dataset import Dataset, read_description
 from rungs.run.folder import RunFolder
 from rungs.run.metrics import MetricsLog
-from tests.faults.fault_runs import (
-    NoDrawer,
+from tests.faults.conftest import draw_no_charts
+from tests.faults.injected_faults import act_at_call, fail
+from tests.faults.short_runs import (
+    checkpoint_steps,
     error_line,
-    failure,
-    faulty,
-    go,
+    failure_message,
     short_run,
-    whole_steps,
+    train_here,
+    train_with_fault,
 )
-from tests.faults.storage_faults import before_call, fail
 from tests.support.tiny_run import assert_same_outcome
-
-pytest_plugins = ["fault_fixtures"]
 
 LONGER = {"epochs": 2, "checkpoint_interval": 100}
 
@@ -38,50 +39,48 @@ def copied_datasets(datasets_dir: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(datasets_dir, tmp_path / "datasets"))
 
 
-def cut(file: Path) -> None:
+def truncate(file: Path) -> None:
     os.truncate(file, 300)
 
 
 def overwrite(file: Path) -> None:
-    """Other tokens of the same number, in place."""
+    """Write other tokens in place, as many as before."""
     with file.open("r+b") as opened:
         opened.seek(1000)
         opened.write(bytes(30_000))
 
 
-def put_back(file: Path, datasets_dir: Path) -> None:
+def restore(file: Path, datasets_dir: Path) -> None:
     shutil.copyfile(datasets_dir / "tiny" / file.name, file)
 
 
 @pytest.fixture(scope="module")
-def straight_longer(tmp_path_factory: pytest.TempPathFactory, datasets_dir: Path) -> RunFolder:
-    """A run of twice as many steps, more than are read ahead, that nothing interrupted."""
-    run = short_run(tmp_path_factory.mktemp("longer") / "straight", **LONGER)
+def uninterrupted_longer(tmp_path_factory: pytest.TempPathFactory, datasets_dir: Path) -> RunFolder:
+    """A run of twice as many steps, more than are prefetched."""
+    run = short_run(tmp_path_factory.mktemp("longer") / "uninterrupted", **LONGER)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rungs.training.start.ChartDrawer", NoDrawer)
-        assert go(run, datasets_dir) == 0
+        draw_no_charts(patch)
+        assert train_here(run, datasets_dir) == 0
     return run
 
 
 @pytest.mark.long
-def test_a_file_that_is_cut_does_not_kill_the_process(
-    copied_datasets: Path, tmp_path: Path
-) -> None:
+def test_a_truncated_file_does_not_crash_the_process(copied_datasets: Path, tmp_path: Path) -> None:
     run = short_run(tmp_path / "run", **LONGER)
     file = copied_datasets / "tiny" / "train.safetensors"
-    line = error_line(faulty(f"storage_faults.cut_at_step:1:{file}:300", run, copied_datasets))
+    line = error_line(train_with_fault(f"truncate_at_step:1:{file}:300", run, copied_datasets))
     assert line.startswith(f"{file}: was changed while it was in use (had 40,")
     assert "bring back what it was, then run the same command" in line
-    assert whole_steps(run)[-1] > 1
+    assert checkpoint_steps(run)[-1] > 1
     with pytest.raises(UserError, match=r"train\.safetensors: not a whole safetensors file"):
-        go(run, copied_datasets)
+        train_here(run, copied_datasets)
 
 
-@pytest.mark.parametrize("change", [cut, overwrite])
+@pytest.mark.parametrize("change", [truncate, overwrite])
 @pytest.mark.usefixtures("no_charts")
-def test_the_model_is_saved_when_its_data_fails(
+def test_the_model_is_saved_when_its_training_data_changes(
     change: Callable[[Path], None],
-    straight_longer: RunFolder,
+    uninterrupted_longer: RunFolder,
     datasets_dir: Path,
     copied_datasets: Path,
     tmp_path: Path,
@@ -91,23 +90,23 @@ def test_the_model_is_saved_when_its_data_fails(
     file = copied_datasets / "tiny" / "train.safetensors"
     with monkeypatch.context() as patch:
         patch.setattr(MetricsLog, "append", MetricsLog.append)
-        before_call(MetricsLog, "append", 3, lambda *_: change(file))
-        assert f"{file}: was changed while it was in use" in failure(run, copied_datasets)
-    steps = whole_steps(run)
+        act_at_call(MetricsLog, "append", 3, lambda *_: change(file))
+        assert f"{file}: was changed while it was in use" in failure_message(run, copied_datasets)
+    steps = checkpoint_steps(run)
     assert len(steps) == 2
     assert 2 <= steps[-1] < 15
     assert len(run.metrics.read_text().splitlines()) == steps[-1] + 1
     if change is overwrite:
         with pytest.raises(UserError, match="its training tokens are not those this run was start"):
-            go(run, copied_datasets)
-    put_back(file, datasets_dir)
-    assert go(run, copied_datasets) == 0
-    assert_same_outcome(run, straight_longer)
+            train_here(run, copied_datasets)
+    restore(file, datasets_dir)
+    assert train_here(run, copied_datasets) == 0
+    assert_same_outcome(run, uninterrupted_longer)
 
 
 @pytest.mark.usefixtures("no_charts")
-def test_validation_tokens_that_change(
-    straight: RunFolder,
+def test_validation_data_that_changes(
+    uninterrupted: RunFolder,
     datasets_dir: Path,
     copied_datasets: Path,
     tmp_path: Path,
@@ -117,16 +116,18 @@ def test_validation_tokens_that_change(
     file = copied_datasets / "tiny" / "validation.safetensors"
     with monkeypatch.context() as patch:
         patch.setattr(MetricsLog, "append", MetricsLog.append)
-        before_call(MetricsLog, "append", 5, lambda *_: cut(file))
-        assert failure(run, copied_datasets).startswith(f"{file}: was changed while it was in use")
-    assert whole_steps(run) == [0, 3]
-    put_back(file, datasets_dir)
-    assert go(run, copied_datasets) == 0
-    assert_same_outcome(run, straight)
+        act_at_call(MetricsLog, "append", 5, lambda *_: truncate(file))
+        assert failure_message(run, copied_datasets).startswith(
+            f"{file}: was changed while it was in use"
+        )
+    assert checkpoint_steps(run) == [0, 3]
+    restore(file, datasets_dir)
+    assert train_here(run, copied_datasets) == 0
+    assert_same_outcome(run, uninterrupted)
 
 
 @pytest.mark.usefixtures("no_charts")
-def test_a_disk_that_cannot_be_read(
+def test_an_io_error_in_the_training_data(
     tmp_path: Path, datasets_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def break_disk(*_: Any) -> None:
@@ -134,11 +135,11 @@ def test_a_disk_that_cannot_be_read(
 
     run = short_run(tmp_path / "run", **LONGER)
     monkeypatch.setattr(MetricsLog, "append", MetricsLog.append)
-    before_call(MetricsLog, "append", 3, break_disk)
-    message = failure(run, datasets_dir)
+    act_at_call(MetricsLog, "append", 3, break_disk)
+    message = failure_message(run, datasets_dir)
     file = datasets_dir / "tiny" / "train.safetensors"
     assert message == f"{file}: cannot be read: Input/output error"
-    assert 2 <= whole_steps(run)[-1] < 15
+    assert 2 <= checkpoint_steps(run)[-1] < 15
 
 
 def write_tokens(path: Path, *ids: int) -> None:
@@ -146,7 +147,7 @@ def write_tokens(path: Path, *ids: int) -> None:
         writer.append(ids)
 
 
-def test_slices_of_a_file_that_changes(tmp_path: Path) -> None:
+def test_a_changed_file_is_noticed_and_a_deleted_one_still_read(tmp_path: Path) -> None:
     path = tmp_path / "train.safetensors"
     write_tokens(path, *range(100))
     tokens = token_file.open_tokens(path)
@@ -166,7 +167,7 @@ def test_reading_without_pread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     np.testing.assert_array_equal(tokens[:], np.arange(100))
 
 
-def test_a_file_that_was_written_after_its_description_is_read_again(tmp_path: Path) -> None:
+def test_a_file_newer_than_its_description_is_described_again(tmp_path: Path) -> None:
     path = tmp_path / "train.safetensors"
     write_tokens(path, 1, 2, 3)
     first = Dataset("x", tmp_path).description
@@ -179,14 +180,14 @@ def test_a_file_that_was_written_after_its_description_is_read_again(tmp_path: P
     assert read_description(tmp_path) == second
 
 
-def test_a_file_that_is_older_than_its_description_is_not_read_again(
+def test_a_file_older_than_its_description_is_not_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_tokens(tmp_path / "train.safetensors", 1, 2, 3)
     Dataset("x", tmp_path)
 
     def read(*_: Any) -> None:
-        raise AssertionError("read once more")
+        raise AssertionError("was read again")
 
     monkeypatch.setattr("rungs.data.dataset._read_through", read)
     assert Dataset("x", tmp_path).description.splits["train"].tokens == 3

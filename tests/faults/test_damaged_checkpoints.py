@@ -1,5 +1,4 @@
-"""Checkpoints that are not as they were saved: named, never used, and nothing made up in their
-place."""
+"""Damaged checkpoints: reported with the damaged file, and never used."""
 
 import shutil
 import subprocess
@@ -20,16 +19,15 @@ from rungs.data.bpe import train_bpe
 from rungs.huggingface.exporting import Export
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.training.resume import checkpoint_to_resume
-from tests.faults.fault_runs import error_line, go, short_run
+from tests.faults.conftest import draw_no_charts
+from tests.faults.short_runs import error_line, short_run, train_here
 from tests.support.committed_runs import ROOT
 from tests.support.tiny_run import assert_same_outcome, make_dataset
-
-pytest_plugins = ["fault_fixtures"]
 
 
 @pytest.fixture(scope="module")
 def with_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A datasets folder with a dataset that brings its tokenizer."""
+    """A datasets folder whose dataset has a tokenizer of its own."""
     folder = tmp_path_factory.mktemp("tokenized")
     make_dataset(folder)
     train_bpe(["a text"], 300).save(folder / "tiny" / "tokenizer.json")
@@ -38,11 +36,11 @@ def with_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory, with_tokenizer: Path) -> RunFolder:
-    """A run with weights in shards and a tokenizer; not to be changed."""
+    """A run with sharded weights and a tokenizer; tests must not change it."""
     run = short_run(tmp_path_factory.mktemp("saved") / "run", max_weights_file_bytes=60_000)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rungs.training.chart_process.ChartDrawer._begin", lambda _: None)
-        assert go(run, with_tokenizer) == 0
+        draw_no_charts(patch)
+        assert train_here(run, with_tokenizer) == 0
     return run
 
 
@@ -69,20 +67,19 @@ def empty(path: Path) -> None:
     path.write_bytes(b"")
 
 
-def goes_on_from_the_one_before(run: RunFolder, damaged: Checkpoint, *named: str) -> str:
-    """That a start takes the checkpoint before a damaged one; the warning that names its files."""
+def assert_resumes_from_the_one_before(run: RunFolder, damaged: Checkpoint, name: str) -> None:
+    """A start takes the checkpoint before the damaged one, and its warning names the file."""
     with pytest.MonkeyPatch.context() as patch:
-        said: list[str] = []
+        warnings: list[str] = []
         patch.setattr(
-            checkpoint_folder.log, "warning", lambda text, *args: said.append(text % args)
+            checkpoint_folder.log, "warning", lambda text, *args: warnings.append(text % args)
         )
         found = checkpoint_to_resume(run, StartOptions())
     assert found is not None
     assert found.step == 6
-    (warning,) = said
+    (warning,) = warnings
     assert warning.startswith(f"{damaged.folder}: damaged (")
-    assert all(name in warning for name in named)
-    return warning
+    assert name in warning
 
 
 @pytest.mark.parametrize("harm", [flip_a_bit, halve, empty, Path.unlink])
@@ -96,7 +93,7 @@ def test_damage_to_any_file(harm: Callable[[Path], None], copy: RunFolder) -> No
     for path in [path for path in files if path.stat().st_size]:
         content, name = path.read_bytes(), path.relative_to(last.folder).as_posix()
         harm(path)
-        goes_on_from_the_one_before(copy, last, name)
+        assert_resumes_from_the_one_before(copy, last, name)
         path.write_bytes(content)
     assert checkpoint_to_resume(copy, StartOptions()) == last
 
@@ -104,13 +101,13 @@ def test_damage_to_any_file(harm: Callable[[Path], None], copy: RunFolder) -> No
 @pytest.mark.parametrize(
     "name", ["model.safetensors", "model-x.safetensors", "optimizer/state/d/0"]
 )
-def test_an_added_file_that_would_be_read(name: str, copy: RunFolder) -> None:
+def test_an_added_file_that_would_be_read_is_damage(name: str, copy: RunFolder) -> None:
     last = newest(copy)
     (last.folder / name).write_bytes(b"0")
-    goes_on_from_the_one_before(copy, last, name)
+    assert_resumes_from_the_one_before(copy, last, name)
 
 
-def test_an_added_file_that_nothing_reads(
+def test_an_added_file_that_nothing_reads_is_reported_and_ignored(
     copy: RunFolder, messages: pytest.LogCaptureFixture
 ) -> None:
     last = newest(copy)
@@ -131,7 +128,7 @@ def test_a_damaged_checkpoint_is_moved_aside(
     last = newest(copy)
     flip_a_bit(next((last.folder / "optimizer/state/ocdbt.process_0/d").iterdir()))
     flip_a_bit(list_checkpoints(copy.checkpoints)[0].folder / "meta.json")
-    assert go(copy, with_tokenizer) == 0
+    assert train_here(copy, with_tokenizer) == 0
     assert f"{last.folder}: damaged (optimizer/state/ocdbt.process_0/d/" in messages.text
     (aside,) = copy.aside.iterdir()
     assert f"moved aside to {aside}" in messages.text
@@ -142,14 +139,14 @@ def test_a_damaged_checkpoint_is_moved_aside(
     assert_same_outcome(copy, saved)
 
 
-def test_where_none_is_whole(copy: RunFolder, with_tokenizer: Path) -> None:
+def test_no_valid_checkpoint_is_an_error(copy: RunFolder, with_tokenizer: Path) -> None:
     for found in list_checkpoints(copy.checkpoints):
         halve(found.folder / "model-00001-of-00003.safetensors")
     with pytest.raises(UserError, match="none of the checkpoints there is whole; start over with"):
-        go(copy, with_tokenizer)
+        train_here(copy, with_tokenizer)
 
 
-def test_a_damaged_meta_decides_nothing(copy: RunFolder) -> None:
+def test_a_damaged_meta_json_is_not_used_to_choose_the_best(copy: RunFolder) -> None:
     """A flipped digit of a loss could make any checkpoint the best."""
     first = list_checkpoints(copy.checkpoints)[0]
     text = (first.folder / "meta.json").read_text()
@@ -162,14 +159,16 @@ def test_a_damaged_meta_decides_nothing(copy: RunFolder) -> None:
         checkpoint_to_resume(copy, StartOptions(rewind_to=first.folder.name))
 
 
-def test_checkpoints_that_are_a_file(run: RunFolder, datasets_dir: Path) -> None:
+def test_a_file_in_place_of_the_checkpoints_folder(run: RunFolder, datasets_dir: Path) -> None:
     run.checkpoints.write_text("not a folder")
     with pytest.raises(UserError, match="checkpoints: must be a folder; move away what is there"):
-        go(run, datasets_dir)
+        train_here(run, datasets_dir)
 
 
 @pytest.mark.parametrize("as_text", [False, True])
-def test_links_that_lead_nowhere(as_text: bool, copy: RunFolder, with_tokenizer: Path) -> None:
+def test_dangling_links_are_an_error_and_a_start_repairs_them(
+    as_text: bool, copy: RunFolder, with_tokenizer: Path
+) -> None:
     for name in ("best", "latest"):
         (copy.checkpoints / name).unlink()
         if as_text:
@@ -183,11 +182,11 @@ def test_links_that_lead_nowhere(as_text: bool, copy: RunFolder, with_tokenizer:
     ):
         with pytest.raises(UserError, match=r"(best|latest): points to no checkpoint; name one"):
             load_model(path)
-    assert go(copy, with_tokenizer) == 0
+    assert train_here(copy, with_tokenizer) == 0
     assert load_model(copy.path).config.vocab_size == 64
 
 
-def test_a_link_that_leads_nowhere_does_not_stand_for_what_was_imported(copy: RunFolder) -> None:
+def test_a_dangling_link_does_not_fall_back_to_imported_weights(copy: RunFolder) -> None:
     last = newest(copy)
     (copy.checkpoints / "best").unlink()
     (copy.checkpoints / "best").symlink_to("no such checkpoint")
@@ -204,7 +203,7 @@ READERS: dict[str, Callable[[RunFolder], object]] = {
 
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("pattern", ["model-00002-of-*.safetensors", "*.index.json", "meta.json"])
-def test_no_reader_takes_damaged_weights(pattern: str, reader: str, copy: RunFolder) -> None:
+def test_no_command_uses_damaged_weights(pattern: str, reader: str, copy: RunFolder) -> None:
     (file,) = (copy.checkpoints / "best").resolve().glob(pattern)
     flip_a_bit(file)
     with pytest.raises(UserError, match="damaged") as raised:
@@ -212,7 +211,7 @@ def test_no_reader_takes_damaged_weights(pattern: str, reader: str, copy: RunFol
     assert file.name in str(raised.value)
 
 
-def test_no_reader_takes_a_damaged_tokenizer(copy: RunFolder) -> None:
+def test_no_command_uses_a_damaged_tokenizer(copy: RunFolder) -> None:
     file = copy.checkpoints / "best" / "tokenizer.json"
     file.write_text(file.read_text().replace('"a"', '"b"', 1))
     for read in (load_model, load_tokenizer):
@@ -228,11 +227,11 @@ def test_no_run_starts_from_damaged_weights(
     (file,) = (copy.checkpoints / "best").resolve().glob("model-00002-of-*.safetensors")
     flip_a_bit(file)
     with pytest.raises(UserError, match=rf"damaged \({file.name}\); name another checkpoint"):
-        go(run, with_tokenizer)
+        train_here(run, with_tokenizer)
     assert sorted(path.name for path in run.path.iterdir()) == ["model.json", "train.json"]
 
 
-def test_weights_without_a_meta_are_taken_as_they_are(copy: RunFolder, tmp_path: Path) -> None:
+def test_weights_without_a_meta_json_are_not_checked(copy: RunFolder, tmp_path: Path) -> None:
     shutil.copytree((copy.checkpoints / "best").resolve(), tmp_path / "alone")
     expected = load_model(tmp_path / "alone")(jnp.arange(8)[None])
     (tmp_path / "alone" / "meta.json").unlink()
@@ -242,16 +241,18 @@ def test_weights_without_a_meta_are_taken_as_they_are(copy: RunFolder, tmp_path:
 
 @pytest.mark.long
 @pytest.mark.parametrize("script", ["generate.py", "evaluate.py"])
-def test_commands_say_it_in_a_line(script: str, copy: RunFolder, with_tokenizer: Path) -> None:
+def test_commands_report_damage_in_one_line(
+    script: str, copy: RunFolder, with_tokenizer: Path
+) -> None:
     (file,) = (copy.checkpoints / "best").resolve().glob("model-00002-of-*.safetensors")
     flip_a_bit(file)
     arguments = ["a text"] if script == "generate.py" else ["--datasets-dir", str(with_tokenizer)]
-    done = subprocess.run(
+    ended = subprocess.run(
         [sys.executable, str(ROOT / script), str(copy.path), *arguments],
         capture_output=True,
         text=True,
         check=False,
         cwd=ROOT,
     )
-    assert f"damaged ({file.name})" in error_line(done, code=2)
-    assert done.stdout == ""
+    assert f"damaged ({file.name})" in error_line(ended, code=2)
+    assert ended.stdout == ""

@@ -1,5 +1,5 @@
-"""A disk that is full costs the steps since the last checkpoint, and says so; what is not needed to
-go on costs nothing."""
+"""A full disk ends the run with the bytes needed and free, and loses only the steps since the last
+checkpoint; charts, logs and caches that cannot be written do not end it."""
 
 import errno
 import re
@@ -15,51 +15,49 @@ from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.common.errors import RunFailure
 from rungs.run.folder import RunFolder
 from rungs.run.metrics import MetricsLog
-from tests.faults.fault_runs import (
-    assert_no_torn_line,
+from tests.faults.injected_faults import fail, fill_disk_in_weights
+from tests.faults.short_runs import (
+    assert_metrics_are_complete_lines,
+    checkpoint_steps,
     error_line,
-    failure,
-    faulty,
-    go,
+    failure_message,
     short_run,
-    whole_steps,
+    train_here,
+    train_with_fault,
 )
-from tests.faults.small_disk import free_bytes, grow, needs_mount, small_disk
-from tests.faults.storage_faults import fail, fill_up_in_weights
+from tests.faults.tmpfs import free_bytes, needs_mount, resize, tmpfs
 from tests.support.tiny_run import assert_same_outcome, train
 
-pytest_plugins = ["fault_fixtures"]
-
-ROOM = re.compile(r"No space left on device \(([\d,]+) bytes needed, ([\d,]+) free there\)")
+SPACE = re.compile(r"No space left on device \(([\d,]+) bytes needed, ([\d,]+) free there\)")
 CHECKPOINT_BYTES = 123_000 + 2 * 123_000
 
 
-def room_of(message: str) -> tuple[int, int]:
-    """Bytes needed and free, as a message says."""
-    found = ROOM.search(message)
+def space_in(message: str) -> tuple[int, int]:
+    """Return the bytes needed and free that a message reports."""
+    found = SPACE.search(message)
     assert found, message
     return int(found[1].replace(",", "")), int(found[2].replace(",", ""))
 
 
 @needs_mount
 @pytest.mark.long
-def test_a_small_disk(straight: RunFolder, datasets_dir: Path, tmp_path: Path) -> None:
-    with small_disk(tmp_path / "disk", 1_000_000) as disk:
+def test_a_real_full_disk(uninterrupted: RunFolder, datasets_dir: Path, tmp_path: Path) -> None:
+    with tmpfs(tmp_path / "disk", 1_000_000) as disk:
         run = short_run(disk / "run")
         message = error_line(train(run, datasets_dir))
         assert message.startswith(f"{run.checkpoints}: the checkpoint of step 6 could not be")
         assert "free some space, then run the same command" in message
-        needed, free = room_of(message)
+        needed, free = space_in(message)
         assert needed == pytest.approx(CHECKPOINT_BYTES, rel=0.2)
         assert free < needed
         charts = sum(chart.stat().st_size for chart in run.charts)  # drawn before or after
         assert free_bytes(disk) - 50_000 < free < free_bytes(disk) + charts + 50_000
-        assert whole_steps(run) == [0, 3]
-        assert_no_torn_line(run)
+        assert checkpoint_steps(run) == [0, 3]
+        assert_metrics_are_complete_lines(run)
         assert message in run.log.read_text()
-        grow(disk, 40_000_000)
+        resize(disk, 40_000_000)
         assert train(run, datasets_dir).returncode == 0
-        assert_same_outcome(run, straight)
+        assert_same_outcome(run, uninterrupted)
 
 
 @pytest.mark.long
@@ -67,68 +65,69 @@ def test_a_small_disk(straight: RunFolder, datasets_dir: Path, tmp_path: Path) -
 @pytest.mark.parametrize(
     "limit", [pytest.param(100_000, id="safetensors"), pytest.param(150_000, id="Orbax's threads")]
 )
-def test_files_that_may_not_grow(
-    limit: int, run: RunFolder, straight: RunFolder, datasets_dir: Path
+def test_a_limit_on_file_sizes(
+    limit: int, run: RunFolder, uninterrupted: RunFolder, datasets_dir: Path
 ) -> None:
-    message = error_line(faulty(f"storage_faults.limit_files:{limit}", run, datasets_dir))
+    message = error_line(train_with_fault(f"limit_file_size:{limit}", run, datasets_dir))
     assert message.startswith(f"{run.checkpoints}: the checkpoint of step 0 could not be written")
     assert "File too large" in message
     assert "ulimit -f" in message
-    assert whole_steps(run) == []
-    assert_no_torn_line(run)
-    assert go(run, datasets_dir) == 0
-    assert_same_outcome(run, straight)
+    assert checkpoint_steps(run) == []
+    assert_metrics_are_complete_lines(run)
+    assert train_here(run, datasets_dir) == 0
+    assert_same_outcome(run, uninterrupted)
 
 
 @pytest.mark.usefixtures("no_charts")
-def test_a_disk_that_fills_up_while_a_checkpoint_is_written(
-    run: RunFolder, straight: RunFolder, datasets_dir: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_disk_fills_up_while_a_checkpoint_is_written(
+    run: RunFolder, uninterrupted: RunFolder, datasets_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(weights_file, "write_weights", weights_file.write_weights)
-        fill_up_in_weights("2")
-        message = failure(run, datasets_dir)
+        fill_disk_in_weights("2")
+        message = failure_message(run, datasets_dir)
     assert "the checkpoint of step 3 could not be written" in message
-    assert room_of(message)[0] == pytest.approx(CHECKPOINT_BYTES, rel=0.2)
-    assert whole_steps(run) == [0]
-    assert_no_torn_line(run)
-    assert go(run, datasets_dir) == 0
-    assert_same_outcome(run, straight)
+    assert space_in(message)[0] == pytest.approx(CHECKPOINT_BYTES, rel=0.2)
+    assert checkpoint_steps(run) == [0]
+    assert_metrics_are_complete_lines(run)
+    assert train_here(run, datasets_dir) == 0
+    assert_same_outcome(run, uninterrupted)
 
 
 @pytest.mark.usefixtures("no_charts")
-def test_a_checkpoint_that_will_not_fit_is_not_begun(
+def test_a_checkpoint_that_will_not_fit_is_not_started(
     run: RunFolder, datasets_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = SimpleNamespace(total=10**6, free=CHECKPOINT_BYTES)
     monkeypatch.setattr("rungs.common.disk.shutil.disk_usage", lambda _: usage)
     monkeypatch.setattr(
-        "rungs.checkpointing.checkpoint_folder.checkpoint_name", lambda *_: pytest.fail("was begun")
+        "rungs.checkpointing.checkpoint_folder.checkpoint_name",
+        lambda *_: pytest.fail("was started"),
     )
-    assert room_of(failure(run, datasets_dir))[1] == CHECKPOINT_BYTES
+    assert space_in(failure_message(run, datasets_dir))[1] == CHECKPOINT_BYTES
 
 
 @pytest.mark.usefixtures("no_charts")
-def test_a_disk_that_does_not_say_how_large_it_is_has_room(
+def test_a_disk_of_unknown_size_is_taken_to_have_space(
     run: RunFolder, datasets_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
         "rungs.common.disk.shutil.disk_usage", lambda _: SimpleNamespace(total=0, free=0)
     )
-    assert go(run, datasets_dir) == 0
+    assert train_here(run, datasets_dir) == 0
 
 
-class Filled:
-    """A file with room for so many bytes."""
+class AlmostFullFile:
+    """A file that can grow by so many bytes."""
 
-    def __init__(self, file: Any, room: int) -> None:
-        self._file, self._room = file, room
+    def __init__(self, file: Any, space: int) -> None:
+        self._file, self._space = file, space
 
     def write(self, content: memoryview) -> int:
-        if not self._room:
+        if not self._space:
             fail(errno.ENOSPC)
-        written: int = self._file.write(content[: self._room])
-        self._room -= written
+        written: int = self._file.write(content[: self._space])
+        self._space -= written
         return written
 
     def __getattr__(self, name: str) -> Any:
@@ -136,50 +135,52 @@ class Filled:
 
 
 @pytest.mark.usefixtures("no_charts")
-def test_no_room_for_a_line_of_metrics(
-    run: RunFolder, straight: RunFolder, datasets_dir: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_disk_is_full_for_a_line_of_metrics(
+    run: RunFolder, uninterrupted: RunFolder, datasets_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
         created = MetricsLog.__init__
 
         def create(self: MetricsLog, path: Path, last_step: int) -> None:
             created(self, path, last_step)
-            self._file = Filled(self._file, room=1250)  # type: ignore[assignment]
+            self._file = AlmostFullFile(self._file, space=1250)  # type: ignore[assignment]
 
         patch.setattr(MetricsLog, "__init__", create)
-        message = failure(run, datasets_dir)
+        message = failure_message(run, datasets_dir)
     assert message.startswith(f"{run.metrics}: the metrics of step 4 could not be written: ")
-    assert room_of(message)[0] < 400
+    assert space_in(message)[0] < 400
     assert len(run.metrics.read_text().splitlines()) == 4
-    assert_no_torn_line(run)
-    assert go(run, datasets_dir) == 0
-    assert_same_outcome(run, straight)
+    assert_metrics_are_complete_lines(run)
+    assert train_here(run, datasets_dir) == 0
+    assert_same_outcome(run, uninterrupted)
 
 
 @pytest.mark.usefixtures("no_charts")
-def test_no_room_for_the_metrics_at_a_start(
+def test_the_disk_is_full_for_the_metrics_when_a_run_resumes(
     run: RunFolder, datasets_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert go(run, datasets_dir) == 0
+    assert train_here(run, datasets_dir) == 0
     before = run.metrics.read_bytes()
     shutil.rmtree(list_checkpoints(run.checkpoints)[-1].folder)
     monkeypatch.setattr("rungs.common.disk.flush", lambda _: fail(errno.ENOSPC))
-    message = failure(run, datasets_dir)
+    message = failure_message(run, datasets_dir)
     assert message.startswith(f"{run.metrics}: the metrics so far could not be written: No space")
     assert run.metrics.read_bytes() == before
     assert not list(run.path.glob("*.new"))
 
 
 @pytest.mark.long
-def test_charts_and_log_do_not_stop_a_run(run: RunFolder, datasets_dir: Path) -> None:
+def test_charts_and_log_that_cannot_be_written_do_not_stop_a_run(
+    run: RunFolder, datasets_dir: Path
+) -> None:
     run.log.symlink_to("/dev/full")
     (run.path / "loss-chart.png").mkdir()
-    done = train(run, datasets_dir)
-    assert done.returncode == 0
-    assert "Traceback" not in done.stderr
-    assert done.stderr.count("train.log: could not be written: [Errno 28] No space left") == 1
-    assert "the charts could not be drawn: " in done.stderr
-    assert whole_steps(run) == [0, 3, 6, 7]
+    ended = train(run, datasets_dir)
+    assert ended.returncode == 0
+    assert "Traceback" not in ended.stderr
+    assert ended.stderr.count("train.log: could not be written: [Errno 28] No space left") == 1
+    assert "the charts could not be drawn: " in ended.stderr
+    assert checkpoint_steps(run) == [0, 3, 6, 7]
 
 
 @pytest.mark.usefixtures("no_charts")
@@ -187,11 +188,11 @@ def test_a_log_that_cannot_be_opened_does_not_stop_a_run(
     run: RunFolder, datasets_dir: Path, messages: pytest.LogCaptureFixture
 ) -> None:
     run.log.mkdir()
-    assert go(run, datasets_dir) == 0
+    assert train_here(run, datasets_dir) == 0
     assert f"{run.log}: cannot be written to: Is a directory" in messages.text
 
 
-def test_no_room_for_the_lock(run: RunFolder) -> None:
+def test_the_disk_is_full_for_the_lock(run: RunFolder) -> None:
     (run.path / "holder.lock").symlink_to("/dev/full")
     with pytest.raises(RunFailure, match="the lock of the run could not be written: No space"):
         run.lock().__enter__()
@@ -199,29 +200,29 @@ def test_no_room_for_the_lock(run: RunFolder) -> None:
 
 @pytest.mark.parametrize(("owner", "name"), [(shutil, "copy2"), (Path, "mkdir")])
 @pytest.mark.usefixtures("no_charts")
-def test_no_room_to_move_aside_what_fresh_leaves_behind(
+def test_the_disk_is_full_for_what_fresh_moves_aside(
     owner: Any,
     name: str,
-    straight: RunFolder,
+    uninterrupted: RunFolder,
     datasets_dir: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    run = RunFolder(shutil.copytree(straight.path, tmp_path / "copy", symlinks=True))
+    run = RunFolder(shutil.copytree(uninterrupted.path, tmp_path / "copy", symlinks=True))
     original = getattr(owner, name)
 
-    def fail_below_aside(*paths: Any, **named: Any) -> Any:
+    def fail_in_aside(*paths: Any, **named: Any) -> Any:
         if any(run.aside in Path(path).parents for path in paths):
             fail(errno.ENOSPC)
         return original(*paths, **named)
 
     with monkeypatch.context() as patch:
-        patch.setattr(owner, name, fail_below_aside)
-        message = failure(run, datasets_dir, fresh=True)
+        patch.setattr(owner, name, fail_in_aside)
+        message = failure_message(run, datasets_dir, fresh=True)
     assert message.startswith(f"{run.path}: what this start changes could not be written: No space")
     assert not run.aside.exists() or not list(run.aside.iterdir())
-    assert_same_outcome(run, straight)
-    assert go(run, datasets_dir, fresh=True) == 0
-    assert_same_outcome(run, straight)
+    assert_same_outcome(run, uninterrupted)
+    assert train_here(run, datasets_dir, fresh=True) == 0
+    assert_same_outcome(run, uninterrupted)
     (aside,) = run.aside.iterdir()
-    assert_same_outcome(RunFolder(aside), straight)
+    assert_same_outcome(RunFolder(aside), uninterrupted)

@@ -1,8 +1,7 @@
-"""Whatever a checkpoint's files hold, it is damaged and not used, or refused in clear lines."""
+"""Whatever a checkpoint's files contain, it is used only if valid, else reported in clear lines."""
 
 import json
 import logging
-import resource
 import shutil
 from pathlib import Path
 
@@ -29,7 +28,7 @@ from rungs.huggingface.tensors.reader import safetensors_specs
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.step.state import shapes_of
 from rungs.training.resume import checkpoint_to_resume
-from tests.faults.trouble import (
+from tests.faults.fuzzing import (
     ODD_TEXTS,
     Fault,
     attempt,
@@ -38,6 +37,7 @@ from tests.faults.trouble import (
     bad_weights,
     examples,
     in_place,
+    limited_memory,
     put,
     safetensors,
 )
@@ -78,14 +78,14 @@ def _meta(step: int) -> CheckpointMeta:
 
 @pytest.fixture(autouse=True)
 def silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No word of each checkpoint that is not used."""
+    """Do not log each checkpoint that is skipped."""
     monkeypatch.setattr(logging.getLogger("rungs"), "disabled", True)
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with an old checkpoint and a new one, the new one in shards."""
-    run = tmp_path_factory.mktemp("whole") / "run"
+def unharmed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with an old and a new checkpoint, the new one sharded; tests must not change it."""
+    run = tmp_path_factory.mktemp("unharmed") / "run"
     for name, step, limit in ((OLD, 1, 2**40), (NEW, 2, IN_SHARDS)):
         folder = run / "checkpoints" / name
         folder.mkdir(parents=True)
@@ -98,8 +98,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def run(whole: Path, tmp_path: Path) -> Path:
-    shutil.copytree(whole, tmp_path / "run", symlinks=True)
+def run(unharmed: Path, tmp_path: Path) -> Path:
+    shutil.copytree(unharmed, tmp_path / "run", symlinks=True)
     return tmp_path / "run"
 
 
@@ -108,7 +108,7 @@ META = json.loads(_meta(2).with_own_checksum().model_dump_json())
 
 @examples(150)
 @given(data=st.data())
-def test_a_start_goes_on_from_the_checkpoint_whose_meta_json_is_whole(
+def test_a_run_resumes_from_the_newest_checkpoint_with_a_valid_meta_json(
     data: st.DataObject, run: Path
 ) -> None:
     checkpoints = run / "checkpoints"
@@ -126,17 +126,16 @@ def test_a_start_goes_on_from_the_checkpoint_whose_meta_json_is_whole(
     )
     put(checkpoints / NEW / "meta.json", content)
     assert not isinstance(found, UserError | None)
-    is_whole = not isinstance(read, UserError) and not read.damage()
-    assert found.step == (2 if is_whole else 1)
-    assert not is_whole or read == kept
+    is_valid = not isinstance(read, UserError) and not read.damage()
+    assert found.step == (2 if is_valid else 1)
+    assert not is_valid or read == kept
 
 
 @examples(150)
 @given(content=bad_object(META))
-def test_a_meta_json_with_a_right_checksum_is_believed_in_nothing_impossible(
+def test_a_manipulated_meta_json_with_a_valid_checksum_is_checked(
     content: bytes, run: Path
 ) -> None:
-    """As one is that was written with bad intent."""
     path = run / "checkpoints" / NEW / "meta.json"
     kept = path.read_bytes()
     try:
@@ -158,7 +157,7 @@ def test_a_meta_json_with_a_right_checksum_is_believed_in_nothing_impossible(
 
 
 @pytest.mark.parametrize("name", ["../../train.json", "/dev/zero", "/etc/passwd", "a\0b", "..", ""])
-def test_only_files_of_the_checkpoint_are_read(name: str, run: Path) -> None:
+def test_only_files_in_the_checkpoint_folder_are_read(name: str, run: Path) -> None:
     folder = run / "checkpoints" / NEW
     meta = read_checkpoint(folder).meta
     listed = meta.model_copy(update={"checksums": {name: "0" * 64}}).with_own_checksum()
@@ -177,7 +176,7 @@ texts = st.sampled_from(ODD_TEXTS)
 
 
 def _use(path: Path) -> tuple[jax.Array, ...]:
-    """What a start or a command takes from weights."""
+    """Load the weights as a start or a command does."""
     model = load_model(path)
     return tuple(jax.tree.leaves(nnx.state(model)))
 
@@ -213,7 +212,7 @@ def test_any_index_of_weights(fault: Fault, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["../model.safetensors", "/dev/zero", "a\0b", "..", "", "~", "a\\b"]
 )
-def test_an_index_names_files_beside_it_only(name: str, tmp_path: Path) -> None:
+def test_an_index_may_only_name_files_beside_it(name: str, tmp_path: Path) -> None:
     folder = tmp_path / "inner"
     folder.mkdir()
     put(tmp_path / "model.safetensors", WEIGHTS)
@@ -236,7 +235,7 @@ def test_any_text_file_in_place_of_a_link(content: bytes, run: Path) -> None:
 
 
 @pytest.mark.parametrize("target", ["..", "../../..", "/etc", "/"])
-def test_a_text_file_in_place_of_a_link_leads_to_a_checkpoint_only(target: str, run: Path) -> None:
+def test_a_text_file_in_place_of_a_link_may_only_name_a_checkpoint(target: str, run: Path) -> None:
     put(run / "checkpoints" / "best", target.encode())
     assert isinstance(attempt(lambda: find_weights(run), run, "best"), UserError)
 
@@ -251,7 +250,7 @@ dimensions = st.lists(st.sampled_from([0, 1, 2, 4]), max_size=4)
 
 @examples(100)
 @given(down=DOWN | dimensions, up=UP | dimensions, beside=st.sampled_from([QUERY, "x."]))
-def test_any_products_of_low_rank(
+def test_any_lora_weights(
     down: list[int] | None, up: list[int] | None, beside: str, tmp_path: Path
 ) -> None:
     right = {"low_rank.down": [1, 4, 2], "low_rank.up": [1, 2, 1, 4]}
@@ -279,21 +278,15 @@ def test_any_generation_config(fault: Fault, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("length", [2**27, 2**32, 2**62])
-def test_a_header_that_claims_to_be_huge_takes_no_memory(length: int, tmp_path: Path) -> None:
+def test_a_header_that_claims_a_huge_size_takes_no_memory(length: int, tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     entry = {"dtype": "F32", "shape": [length // 4], "data_offsets": [0, length]}
     header = json.dumps({"tokens": entry}).encode()
     for content in (safetensors(header, bytes(8)), safetensors(header, bytes(8), length)):
         put(path, content)
-        before = peak_bytes()
         for read in READERS:
-            assert isinstance(attempt(lambda: read(path), tmp_path), UserError)  # noqa: B023
-        assert peak_bytes() - before < 64 << 20
-
-
-def peak_bytes() -> int:
-    """The most memory that this process has had at a time."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+            with limited_memory(64 << 20):
+                assert isinstance(attempt(lambda: read(path), tmp_path), UserError)  # noqa: B023
 
 
 READERS = (Weights, read_layout, lambda path: list(safetensors_specs(path)))

@@ -1,5 +1,5 @@
-"""Whatever is typed after a command, it works or ends with clear lines and exit code 2; nothing is
-changed."""
+"""Whatever arguments a command gets, it works or ends with clear lines and exit code 2, and changes
+no file."""
 
 import json
 import os
@@ -35,7 +35,7 @@ from rungs.run.folder import RunFolder, find_run
 from rungs.run.metrics import MetricsLog
 from rungs.run.recorded_run import RecordedRun
 from tests.commands.test_commands import byte_model
-from tests.faults.trouble import (
+from tests.faults.fuzzing import (
     ODD_TEXTS,
     as_json,
     assert_clear,
@@ -69,9 +69,9 @@ STEP = {
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a run, weights, a dataset, a published model and things of wrong kinds."""
-    folder = tmp_path_factory.mktemp("place")
+    folder = tmp_path_factory.mktemp("workspace")
     make_run(folder / "run")
     make_dataset(folder / "datasets")
     Dataset("tiny", folder / "datasets" / "tiny")
@@ -86,29 +86,29 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-class Began(Exception):
-    """A command has taken all it was given, and would begin its work."""
+class Started(Exception):
+    """A command has checked its arguments and would start its work."""
 
 
 @pytest.fixture(autouse=True)
-def here(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In that folder, without a network and without the work that comes after all checks."""
+def in_workspace(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run in that folder, without a network and without the work that comes after all checks."""
 
     def work(*_: object, **__: object) -> None:
-        raise Began
+        raise Started
 
     def train(*_: object) -> None:
-        raise UserError("begins; as a mistake it leaves no trace of having held the run")
+        raise UserError("starts; an error of the user leaves no lock file behind")
 
-    monkeypatch.chdir(place)
+    monkeypatch.chdir(workspace)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     for name in (
         "charts.draw_comparison",
-        "dataset._build",
+        "rungs.data.catalog._build",
         "evaluate.mean_loss",
-        "forecast.memory_of",
-        "generation.Generator",
-        "hosts.join",
+        "rungs.planning.forecast.memory_of",
+        "rungs.model.generation.Generator",
+        "rungs.parallel.processes.join",
         "pretrained.create_folder",
         "rungs.huggingface.importing.create_folder",
         "rungs.run.derive.create_folder",
@@ -118,7 +118,7 @@ def here(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def assert_ends_well(command: click.Command, arguments: list[str], capsys: Capture) -> None:
-    """Exit code 0 or 2, clear lines, and no file changed."""
+    """The exit code is 0 or 2, the error lines are clear, and no file is changed."""
     before = snapshot(Path.cwd())
     code: object = 0
     try:
@@ -127,13 +127,13 @@ def assert_ends_well(command: click.Command, arguments: list[str], capsys: Captu
             run_command(command)
     except SystemExit as end:
         code = end.code or 0
-    except Began:
+    except Started:
         pass
-    said = capsys.readouterr().err
-    assert code in (0, EXIT_BAD_INPUT), said
-    assert "Traceback" not in said
+    errors = capsys.readouterr().err
+    assert code in (0, EXIT_BAD_INPUT), errors
+    assert "Traceback" not in errors
     if code == EXIT_BAD_INPUT:
-        assert_clear("\n".join(filter(None, said.split("\n"))))
+        assert_clear("\n".join(filter(None, errors.split("\n"))))
     assert snapshot(Path.cwd()) == before
 
 
@@ -154,23 +154,25 @@ settings_given = st.tuples(
 
 
 def arguments_of(*options: str) -> st.SearchStrategy[list[str]]:
-    """What may follow a command that has these options."""
+    """Return arguments for a command that has these options."""
     option = st.sampled_from([*options, "--help", "--unknown", "-x", "--", "--no-fresh"])
     given_one = st.tuples(option, words).map(list)
-    alone, joined = option.map(lambda name: [name]), given_one.map(lambda two: ["=".join(two)])
+    alone, with_equals = option.map(lambda name: [name]), given_one.map(lambda two: ["=".join(two)])
     setting = settings_given.map(lambda setting: ["--set", setting])
-    part = st.one_of(words.map(lambda word: [word]), given_one, given_one, alone, joined, setting)
+    part = st.one_of(
+        words.map(lambda word: [word]), given_one, given_one, alone, with_equals, setting
+    )
     return st.lists(part, max_size=5).map(lambda parts: [word for part in parts for word in part])
 
 
-def placed(strategy: st.SearchStrategy[list[str]], *first: str) -> st.SearchStrategy[list[str]]:
-    """The same, now and then after what the command needs."""
+def also_after(strategy: st.SearchStrategy[list[str]], *first: str) -> st.SearchStrategy[list[str]]:
+    """Return the same arguments, or those after arguments that the command accepts."""
     return strategy | strategy.map(lambda rest: [*first, *rest])
 
 
 @examples(150)
 @given(
-    arguments=placed(
+    arguments=also_after(
         arguments_of("--like", "--set", "--from", "--fresh", "--extend", "--datasets-dir")
         | arguments_of("--coordinator", "--processes", "--process"),
         "run",
@@ -189,7 +191,7 @@ def test_train_like(settings: list[str], name: str, capsys: Capture) -> None:
 
 @examples(100)
 @given(
-    arguments=placed(
+    arguments=also_after(
         arguments_of("--device", "--sharding", "--utilisation", "--tokens-per-second")
         | arguments_of("--device", "--sharding", "--json", "--datasets-dir")
         | arguments_of("--ladder", "--rungs", "--into", "--json"),
@@ -204,7 +206,7 @@ def test_plan(arguments: list[str], capsys: Capture, monkeypatch: pytest.MonkeyP
 
 @examples(100)
 @given(
-    arguments=placed(
+    arguments=also_after(
         arguments_of("--prompts-file", "--new-tokens", "--num-samples", "--temperature", "--top-k")
         | arguments_of("--top-p", "--min-p", "--repetition-penalty", "--seed", "--past-the-end")
         | arguments_of("--dtype", "--prompts-file"),
@@ -218,7 +220,7 @@ def test_generate(arguments: list[str], capsys: Capture) -> None:
 
 @examples(60)
 @given(
-    arguments=placed(
+    arguments=also_after(
         arguments_of("--dataset", "--datasets-dir"),
         "model.safetensors",
         "--dataset",
@@ -233,7 +235,7 @@ def test_evaluate(arguments: list[str], capsys: Capture) -> None:
 
 @examples(200)
 @given(
-    arguments=placed(
+    arguments=also_after(
         arguments_of("--text", "--pairs", "--name", "--vocab-size", "--tokenizer")
         | arguments_of("--validation-percent", "--datasets-dir", "--name", "--text"),
         "--text",
@@ -247,16 +249,16 @@ def test_download_dataset(arguments: list[str], capsys: Capture) -> None:
 
 
 @examples(60)
-@given(arguments=placed(arguments_of("--output-dir", "--style", "--power-law"), "run"))
+@given(arguments=also_after(arguments_of("--output-dir", "--style", "--power-law"), "run"))
 def test_charts(arguments: list[str], capsys: Capture) -> None:
     assert_ends_well(charts.main, arguments, capsys)
 
 
 @examples(100)
 @given(
-    arguments=placed(arguments_of("--revision", "--ignore-key"), "import", "model", "new")
-    | placed(arguments_of("--revision", "--ignore-key"), "import")
-    | placed(arguments_of(), "export")
+    arguments=also_after(arguments_of("--revision", "--ignore-key"), "import", "model", "new")
+    | also_after(arguments_of("--revision", "--ignore-key"), "import")
+    | also_after(arguments_of(), "export")
 )
 def test_pretrained(arguments: list[str], capsys: Capture) -> None:
     assert_ends_well(pretrained.main, arguments, capsys)
@@ -277,16 +279,15 @@ READERS: dict[str, Callable[[str], object]] = {
 
 @pytest.mark.parametrize("what", READERS)
 @pytest.mark.parametrize("name", ["x" * 300, "a/" * 2500, "file/inside", "\ud800", "a\0b", "link"])
-def test_a_place_that_cannot_be_is_told(what: str, name: str) -> None:
+def test_an_impossible_path_is_reported(what: str, name: str) -> None:
     outcome = attempt(lambda: READERS[what](name), Path.cwd())
     assert isinstance(outcome, UserError)
 
 
 @pytest.mark.parametrize("script", ["train", "download_dataset"])
-def test_a_real_process_ends_so_too(script: str, place: Path) -> None:
-    """Bytes that are no text, as a shell passes them on."""
+def test_a_process_with_arguments_that_are_not_utf8(script: str, workspace: Path) -> None:
     command = [sys.executable, str(ROOT / f"{script}.py"), "\udcff\x1b[31m", "--\udcfe"]
-    ended = subprocess.run(command, capture_output=True, check=False, cwd=place)
+    ended = subprocess.run(command, capture_output=True, check=False, cwd=workspace)
     assert ended.returncode == EXIT_BAD_INPUT
     assert b"Traceback" not in ended.stderr
     assert all(line.isprintable() for line in ended.stderr.decode().split("\n"))
@@ -303,14 +304,14 @@ Lines = st.lists(
 
 @examples(40)
 @given(lines=Lines)
-def test_any_metrics_are_drawn_or_refused(lines: list[bytes], tmp_path: Path) -> None:
+def test_any_metrics_are_drawn(lines: list[bytes], tmp_path: Path) -> None:
     run = (
         make_run(tmp_path / "run")
         if not (tmp_path / "run").exists()
         else RunFolder(tmp_path / "run")
     )
-    whole = [json.dumps(STEP | {"global_step": number}).encode() for number in range(3)]
-    put(run.metrics, b"\n".join([*whole, *lines]))
+    valid = [json.dumps(STEP | {"global_step": number}).encode() for number in range(3)]
+    put(run.metrics, b"\n".join([*valid, *lines]))
     recorded = attempt(lambda: RecordedRun.load(run.path), tmp_path)
     assert isinstance(recorded, RecordedRun)
     assert [step for step in recorded.steps if step.global_step < 3]

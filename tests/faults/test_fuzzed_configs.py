@@ -1,13 +1,11 @@
-"""Any `model.json` and `train.json` are read or refused in clear lines, and what was read can be
+"""Any `model.json` and `train.json` is read or reported in clear lines, and what was read can be
 written into a checkpoint and read again."""
 
 import json
 from pathlib import Path
 from typing import Any
 
-import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 from rungs.checkpointing.manifest import CheckpointMeta
 from rungs.checkpointing.weights_file import WeightsHeader
@@ -15,7 +13,7 @@ from rungs.common.errors import UserError
 from rungs.config import run_config
 from rungs.config.run_config import RunConfig, load_run
 from rungs.config.train_config import ShardingConfig
-from tests.faults.trouble import Fault, attempt, bad_json, examples, in_place, no_file, put
+from tests.faults.fuzzing import Fault, attempt, bad_json, examples, in_place, no_file, put
 from tests.support.tiny_run import MODEL, TRAIN
 
 FULL_MODEL: dict[str, Any] = MODEL | {
@@ -85,7 +83,7 @@ def _load(folder: Path) -> None:
 
 
 def assert_written_and_read(found: RunConfig) -> None:
-    """As a checkpoint's two headers hold both configs."""
+    """A checkpoint's meta.json and weights header both hold both configs."""
     header = WeightsHeader(*found, "tiny")
     again = WeightsHeader.from_metadata(header.as_metadata())
     assert run_config.differences(again.model, found.model) == {}
@@ -113,22 +111,9 @@ def assert_written_and_read(found: RunConfig) -> None:
         assert run_config.differences(then, now) == {}
 
 
-@pytest.mark.parametrize("count", [100_000])
-def test_very_many_keys_are_told_in_few_lines(count: int, tmp_path: Path) -> None:
+def test_very_many_unknown_keys_are_reported_in_few_lines(tmp_path: Path) -> None:
     write_valid(tmp_path)
-    unknown = {f"key_{number}": number for number in range(count)}
+    unknown = {f"key_{number}": number for number in range(100_000)}
     (tmp_path / "model.json").write_text(json.dumps(unknown)[:-1] + ',"key_0": 1}')
     error = attempt(lambda: load_run(tmp_path), tmp_path, "model.json")
     assert isinstance(error, UserError)
-
-
-settings_given = st.lists(
-    st.builds(
-        "{}={}".format,
-        st.sampled_from([*FULL_MODEL, *FULL_TRAIN, "", "unknown", "\ud800", "a\0b"]),
-        st.sampled_from(["", "1", "null", "NaN", "1e999", "{", "[" * 5000, '"\\ud800"', "\udcff"])
-        | st.text(max_size=5),
-    )
-    | st.text(max_size=10),
-    max_size=3,
-)

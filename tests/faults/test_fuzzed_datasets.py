@@ -1,4 +1,4 @@
-"""Whatever a dataset's files hold, what is read of it is right, or it is refused in clear lines."""
+"""Whatever a dataset's files contain, it is read correctly or reported in clear lines."""
 
 import json
 import shutil
@@ -16,7 +16,7 @@ from rungs.data.bpe import train_bpe
 from rungs.data.catalog import add_pairs, add_text, folder_of, open_dataset
 from rungs.data.dataset import DESCRIPTION_FILE, Dataset
 from rungs.data.loader import TrainingData
-from tests.faults.trouble import (
+from tests.faults.fuzzing import (
     ODD_TEXTS,
     Fault,
     assert_clear,
@@ -39,7 +39,7 @@ LINES = b'{"prompt": "a b", "answer": "c"}\n{"prompt": "", "answer": "d"}\n' * 4
 
 
 def make(datasets_dir: Path, content: bytes) -> Path:
-    """A dataset's folder, without a description yet."""
+    """Make a dataset's folder, without a description yet."""
     folder = datasets_dir / "tiny"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -49,7 +49,7 @@ def make(datasets_dir: Path, content: bytes) -> Path:
 
 
 def use(datasets_dir: Path) -> Dataset:
-    """What a start does: open it, and read all of it."""
+    """Open a dataset and read its first steps, as a start does."""
     found = open_dataset("tiny", datasets_dir)
     length = 31 if found.holds_pairs else 8
     train = train_config(dataset="tiny", sequence_length=length, microbatch_size=1)
@@ -84,7 +84,7 @@ bounds = st.sampled_from([-(2**63), -1, 0, 1, 2, 5, 9, 20, 39, 40, 41, 2**62, 2*
 
 @examples(100)
 @given(rows=st.lists(st.tuples(bounds, bounds), min_size=1, max_size=4))
-def test_any_bounds_of_pairs(rows: list[tuple[int, int]], tmp_path: Path) -> None:
+def test_any_pair_bounds(rows: list[tuple[int, int]], tmp_path: Path) -> None:
     content = save({"tokens": TOKENS, "pair_bounds": np.array(rows, np.int64)})
     (make(tmp_path, PAIRS) / "train.safetensors").write_bytes(content)
     attempt(lambda: use(tmp_path), tmp_path, "tiny", may_change=(DESCRIPTION_FILE,))
@@ -92,7 +92,7 @@ def test_any_bounds_of_pairs(rows: list[tuple[int, int]], tmp_path: Path) -> Non
 
 @examples(60)
 @given(dtype=st.sampled_from(["<u1", "<u4", "<i8", "<u8", "<f4"]), data=st.data())
-def test_tokens_of_any_type(dtype: str, data: st.DataObject, tmp_path: Path) -> None:
+def test_tokens_of_any_dtype(dtype: str, data: st.DataObject, tmp_path: Path) -> None:
     numbers = data.draw(st.lists(st.sampled_from([0, 1, 15, 16, 127]), min_size=1, max_size=30))
     if dtype in ("<i8", "<u8"):
         numbers += data.draw(st.lists(st.sampled_from([0, 2**31, 2**63 - 1]), max_size=2))
@@ -105,7 +105,7 @@ def test_tokens_of_any_type(dtype: str, data: st.DataObject, tmp_path: Path) -> 
 
 @examples(200)
 @given(data=st.data(), of_pairs=st.booleans())
-def test_any_dataset_json_is_right_or_mended(
+def test_any_dataset_json_is_valid_or_repaired(
     data: st.DataObject, of_pairs: bool, tmp_path: Path
 ) -> None:
     folder = make(tmp_path, PAIRS if of_pairs else TEXT)
@@ -126,7 +126,7 @@ def test_any_dataset_json_is_right_or_mended(
         {"pairs": {"pairs": 3, "longest_tokens": 3, "answer_tokens": 3}},
     ],
 )
-def test_a_dataset_json_that_lies_of_a_split_is_mended(
+def test_a_dataset_json_that_is_wrong_about_a_split_is_repaired(
     changed: dict[str, object], tmp_path: Path
 ) -> None:
     folder = make(tmp_path, PAIRS)
@@ -141,7 +141,7 @@ def test_a_dataset_json_that_lies_of_a_split_is_mended(
 
 
 ELSEWHERE = ("../x", "a/../b", "..", "/abs", "a\\b", "~", "~/x", "a\0b", "", "a/", "/", "\ud800")
-"""Names that lead out of the folder, or nowhere."""
+"""Names that lead out of the datasets folder, or nowhere."""
 PARTS = ["a", "..", ".", "/", "\\", "~", "\0", ":", "\ud800", " ", "a/b", "\n"]
 names = st.one_of(
     st.sampled_from(
@@ -154,7 +154,7 @@ names = st.one_of(
 
 @examples(300)
 @given(name=names)
-def test_any_name_of_a_dataset_stays_in_its_folder(name: str, tmp_path: Path) -> None:
+def test_any_dataset_name_stays_in_the_datasets_folder(name: str, tmp_path: Path) -> None:
     inner = tmp_path / "a" / "b" / "datasets"
     inner.mkdir(parents=True, exist_ok=True)
     found = attempt(lambda: folder_of(name, inner), tmp_path, "dataset")
@@ -167,7 +167,7 @@ def test_any_name_of_a_dataset_stays_in_its_folder(name: str, tmp_path: Path) ->
 
 @examples(100)
 @given(name=names)
-def test_a_dataset_of_any_name_is_not_there(
+def test_a_dataset_of_any_name_is_reported_as_absent(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -178,7 +178,7 @@ def test_a_dataset_of_any_name_is_not_there(
 
 
 @pytest.mark.parametrize("name", ELSEWHERE)
-def test_names_that_lead_elsewhere_are_refused(name: str, tmp_path: Path) -> None:
+def test_names_that_lead_elsewhere_are_an_error(name: str, tmp_path: Path) -> None:
     for action in (lambda: folder_of(name, tmp_path), lambda: open_dataset(name, tmp_path)):
         error = attempt(action, tmp_path)
         assert isinstance(error, UserError)
@@ -194,7 +194,7 @@ sources = st.one_of(bad_bytes(LINES), bad_json({"prompt": "a", "answer": "b"}))
 def test_any_source_of_a_dataset(
     fault: Fault, of_pairs: bool, percent: float, tmp_path: Path
 ) -> None:
-    """It is made whole or not at all."""
+    """The dataset is made completely or not at all."""
     datasets_dir, source = tmp_path / "datasets", tmp_path / "source.jsonl"
     shutil.rmtree(datasets_dir, ignore_errors=True)
     datasets_dir.mkdir()

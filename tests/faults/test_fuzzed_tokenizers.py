@@ -1,4 +1,4 @@
-"""Whatever the files of a tokenizer hold, it tokenizes, or it is refused in clear lines."""
+"""Whatever a tokenizer's files contain, it works or is reported in clear lines."""
 
 import json
 import shutil
@@ -14,7 +14,7 @@ from rungs.data.bpe import train_bpe
 from rungs.data.tokenizer import Tokenizer
 from rungs.data.tokenizer_files import load_tokenizer
 from rungs.huggingface.hf_tokenizer import convert_tokenizer
-from tests.faults.trouble import (
+from tests.faults.fuzzing import (
     assert_clear,
     attempt,
     bad_bytes,
@@ -39,9 +39,9 @@ GPT2_CONFIG = CONFIG | {"tokenizer_class": "GPT2Tokenizer", "added_tokens_decode
 ADDED = {"<new>": 400, "</s>": 2}
 
 
-def use(place: Path) -> Tokenizer:
-    """What data and generation ask of a tokenizer."""
-    tokenizer = load_tokenizer(place)
+def use(path: Path) -> Tokenizer:
+    """Use a tokenizer as data and generation do."""
+    tokenizer = load_tokenizer(path)
     for text in TEXTS:
         try:
             ids = tokenizer.encode_prompt(text)
@@ -55,7 +55,7 @@ def use(place: Path) -> Tokenizer:
     return tokenizer
 
 
-def copied(family: str, folder: Path) -> Path:
+def copy_tokenizer(family: str, folder: Path) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(FIXTURES / family, folder)
     (folder / "expected.json").unlink()
@@ -67,7 +67,7 @@ def valid(family: str, name: str) -> Any:
 
 
 def _small(family: str) -> dict[str, Any]:
-    """A `tokenizer.json` without most of its vocabulary."""
+    """Return a `tokenizer.json` without most of its vocabulary."""
     content: dict[str, Any] = valid(family, "tokenizer.json")
     vocabulary = content["model"]["vocab"]
     content["model"]["vocab"] = {token: vocabulary[token] for token in list(vocabulary)[:300]}
@@ -106,7 +106,7 @@ def test_any_other_kind_of_model(kind: str, data: st.DataObject, tmp_path: Path)
 @examples(100)
 @given(fault=in_place(bad_bytes((FIXTURES / "llama2" / "tokenizer.model").read_bytes())))
 def test_any_sentencepiece_model(fault: Any, tmp_path: Path) -> None:
-    folder = copied("llama2", tmp_path / "model")
+    folder = copy_tokenizer("llama2", tmp_path / "model")
     fault(folder / "tokenizer.model")
     attempt(lambda: use(folder), tmp_path, "tokenizer.model", str(folder))
     attempt(lambda: use(folder / "tokenizer.model"), tmp_path, "tokenizer.model")
@@ -121,7 +121,7 @@ def test_any_sentencepiece_model(fault: Any, tmp_path: Path) -> None:
 def test_any_files_beside_a_vocabulary(
     family: str, config: Any, added: Any, tmp_path: Path
 ) -> None:
-    folder = copied(family, tmp_path / "model")
+    folder = copy_tokenizer(family, tmp_path / "model")
     (folder / "tokenizer.json").unlink(missing_ok=True)
     config(folder / "tokenizer_config.json")
     if added:
@@ -136,7 +136,7 @@ def test_any_files_beside_a_vocabulary(
     merges=st.none() | in_place(bad_bytes((FIXTURES / "gpt2" / "merges.txt").read_bytes())),
 )
 def test_any_vocabulary_and_merges(vocabulary: Any, merges: Any, tmp_path: Path) -> None:
-    folder = copied("gpt2", tmp_path / "model")
+    folder = copy_tokenizer("gpt2", tmp_path / "model")
     (folder / "tokenizer.json").unlink()
     for name, fault in (("vocab.json", vocabulary), ("merges.txt", merges)):
         if fault:
@@ -146,28 +146,28 @@ def test_any_vocabulary_and_merges(vocabulary: Any, merges: Any, tmp_path: Path)
 
 @examples(60)
 @given(data=st.data())
-def test_any_tokenizer_is_imported_or_refused(data: st.DataObject, tmp_path: Path) -> None:
-    folder = copied("open-llama", tmp_path / "model")
+def test_any_tokenizer_is_imported_or_reported(data: st.DataObject, tmp_path: Path) -> None:
+    folder = copy_tokenizer("open-llama", tmp_path / "model")
     ids = {"bos_token_id": 1, "eos_token_id": [2, 3]}
     put(folder / "config.json", data.draw(bad_object(ids)))
     put(folder / "tokenizer_config.json", data.draw(bad_json(CONFIG)))
     try:
         json.loads((folder / "config.json").read_text())
     except (ValueError, RecursionError):
-        return  # an import has read it before
+        return  # an import reads it before
     made = ("tokenizer.json", "tokenizer_config.json")
     attempt(lambda: convert_tokenizer(folder), tmp_path, str(folder), may_change=made)
 
 
 @pytest.mark.parametrize("number", [2**31, 2**32 - 1])
-def test_an_id_beyond_all_models_takes_no_memory(number: int, tmp_path: Path) -> None:
+def test_a_huge_token_id_takes_no_memory(number: int, tmp_path: Path) -> None:
     content = json.loads(trained._tokenizer.to_str())
     content["model"]["vocab"]["zz"] = number
     put(tmp_path / "tokenizer.json", json.dumps(content).encode())
     attempt(lambda: use(tmp_path), tmp_path, "tokenizer.json")
 
 
-def test_a_very_long_piece_takes_no_time(tmp_path: Path) -> None:
+def test_a_very_long_piece_is_an_error_at_once(tmp_path: Path) -> None:
     piece = b"a" * 300_000
     length = _varint(len(piece)) + piece
     message = b"\x0a" + length

@@ -1,4 +1,4 @@
-"""`--fresh` and `--from`, cut off between any two of their moves: nothing is lost, nothing half."""
+"""`--fresh` and `--from` killed between any two of their moves: no file is lost or half copied."""
 
 import shutil
 import signal
@@ -12,38 +12,26 @@ from rungs.checkpointing.manifest import read_checkpoint
 from rungs.run import metrics
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.training.resume import checkpoint_to_resume, put_aside
-from tests.faults.test_kill import faulty
-from tests.support.tiny_run import assert_same_outcome, make_dataset, make_run, train
+from tests.faults.short_runs import train_with_fault
+from tests.support.tiny_run import assert_same_outcome, train
 
 
 class Killed(BaseException):
-    """Stands for a kill."""
-
-
-@pytest.fixture(scope="module")
-def datasets_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("datasets")
-    make_dataset(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory, datasets_dir: Path) -> RunFolder:
-    run = make_run(tmp_path_factory.mktemp("runs") / "straight")
-    assert train(run, datasets_dir).returncode == 0
-    return run
+    """Stands for SIGKILL."""
 
 
 @pytest.fixture
-def run(finished: RunFolder, tmp_path: Path) -> RunFolder:
-    shutil.copytree(finished.path, tmp_path / "run", symlinks=True)
-    return RunFolder(tmp_path / "run")
+def run(uninterrupted: RunFolder, tmp_path: Path) -> RunFolder:
+    """A finished run with a chart."""
+    run = RunFolder(shutil.copytree(uninterrupted.path, tmp_path / "run", symlinks=True))
+    (run.path / "loss-chart.png").write_bytes(b"a chart")
+    return run
 
 
 @pytest.mark.parametrize(
-    "start", [StartOptions(fresh=True), StartOptions(rewind_to="-step-000015")]
+    "start", [StartOptions(fresh=True), StartOptions(rewind_to="-step-000003")]
 )
-def test_each_crash_between_two_moves_is_gone_on_from(
+def test_a_run_resumes_after_a_crash_between_any_two_moves(
     start: StartOptions, run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = files(run.path)
@@ -71,13 +59,13 @@ def test_each_crash_between_two_moves_is_gone_on_from(
             }
             assert list(copy.checkpoints.iterdir()) == []
         else:
-            assert list_checkpoints(copy.checkpoints)[-1].step == 15
+            assert list_checkpoints(copy.checkpoints)[-1].step == 3
         shutil.rmtree(copy.path)
     assert count > 5
 
 
 def kill_at_change(count: int, patch: pytest.MonkeyPatch) -> None:
-    """Cut off before the `count`-th change on the disk; a file is copied in two."""
+    """Stop before the `count`-th change on the disk; a copied file may be half copied."""
     changes = iter(range(1, 1000))
 
     def wrap(owner: Any, name: str) -> None:
@@ -106,16 +94,16 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 def check_nothing_is_lost(run: RunFolder, before: dict[str, bytes]) -> None:
-    """Every file is in its place or in one of the folders aside, and none there is half."""
+    """Every file is complete in its place or in one of the folders in `aside/`."""
     places = [run.path, *run.aside.glob("[0-9]*")]
     for name, content in before.items():
         found = [(place / name).read_bytes() for place in places if (place / name).exists()]
         assert found, f"{name} is lost"
-        assert set(found) == {content}, f"{name} is half"
+        assert set(found) == {content}, f"{name} is half copied"
 
 
 def check_plain_start(run: RunFolder) -> None:
-    """A start without options goes on with the old run or begins a new one."""
+    """A start without options resumes the old run or begins a new one."""
     saved = checkpoint_to_resume(run, StartOptions())
     put_aside(run, saved)
     steps = [step.global_step for step in metrics.read(run.metrics)]
@@ -131,19 +119,19 @@ def check_plain_start(run: RunFolder) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("options", "again"),
-    [(("--fresh",), ()), (("--from", "step-000015"), ("--from", "step-000015"))],
+    [(("--fresh",), ()), (("--from", "step-000003"), ("--from", "step-000003"))],
 )
-def test_a_kill_between_two_moves_changes_nothing(
+def test_a_kill_between_two_moves_does_not_change_the_outcome(
     options: tuple[str, ...],
     again: tuple[str, ...],
     run: RunFolder,
-    finished: RunFolder,
+    uninterrupted: RunFolder,
     datasets_dir: Path,
 ) -> None:
     before = files(run.path)
-    died = faulty("kills.kill_at:between two moves:3", run, datasets_dir, *options)
-    assert died.returncode == -signal.SIGKILL, died.stderr
+    killed = train_with_fault("kill_at:between two moves:3", run, datasets_dir, *options)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
     check_nothing_is_lost(run, before)
-    went_on = train(run, datasets_dir, *again)
-    assert went_on.returncode == 0, went_on.stderr
-    assert_same_outcome(run, finished)
+    resumed = train(run, datasets_dir, *again)
+    assert resumed.returncode == 0, resumed.stderr
+    assert_same_outcome(run, uninterrupted)

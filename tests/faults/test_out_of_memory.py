@@ -1,6 +1,5 @@
-"""A step that needs more memory than there is: said before, and said after."""
+"""A step that needs more memory than there is."""
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -8,37 +7,33 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from tests.support.committed_runs import ROOT
-from tests.support.tiny_run import command, make_dataset, make_run, train
-
-FAULTY_TRAIN = ROOT / "tests" / "faults" / "faulty_train.py"
+from tests.faults.short_runs import train_with_fault
+from tests.support.tiny_run import make_dataset, make_run, train
 
 
 @pytest.mark.long
-@pytest.mark.skipif(sys.platform != "linux", reason="limits an address space by /proc")
-def test_it_says_where_the_memory_goes_and_which_edits_would_fit(tmp_path: Path) -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_error_says_where_the_memory_goes_and_which_edits_would_fit(tmp_path: Path) -> None:
     datasets = tmp_path / "datasets"
     make_dataset(datasets)
     tokens = datasets / "tiny" / "train.safetensors"
     save_file({"tokens": np.tile(load_file(tokens)["tokens"], 7)}, tokens)
     large = {"microbatch_size": 8192, "gradient_accumulation_steps": 1, "min_train_tokens": 131_072}
     run = make_run(tmp_path / "run", sharding={"data": 1}, **large)
-    _, _, *arguments = command(run, datasets)
-    script = [sys.executable, str(FAULTY_TRAIN), "memory_faults.too_little_for_a_step:400"]
-    ended = subprocess.run([*script, *arguments], capture_output=True, text=True, check=False)
+    ended = train_with_fault("limit_memory_of_steps:400", run, datasets)
     assert ended.returncode == 1, ended.stderr
     assert "Traceback" not in ended.stderr
     assert "this run needs more memory than there is" in ended.stderr
-    told = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
-    assert told[0] == "error: out of memory"
-    assert told[1].startswith("error: a step needs about ")
-    assert told[1].endswith(" on a device of 900.0 MB:")
+    errors = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
+    assert errors[0] == "error: out of memory"
+    assert errors[1].startswith("error: a step needs about ")
+    assert errors[1].endswith(" on a device of 900.0 MB:")
     parts = ["weights", "moments", "gradients", "accumulator", "gathered", "activations", "logits"]
-    assert [line.split()[1] for line in told[2:9]] == parts
+    assert [line.split()[1] for line in errors[2:9]] == parts
     edit = 'error:   "microbatch_size": 4096, "gradient_accumulation_steps": 2'
-    assert any(line.startswith(edit) for line in told)
+    assert any(line.startswith(edit) for line in errors)
     assert "out of memory" in run.log.read_text()
-    # nothing stands in the way of the edit
+    # the edit works
     text = (run.path / "train.json").read_text().replace("8192", "4096")
     edited = text.replace('"gradient_accumulation_steps": 1', '"gradient_accumulation_steps": 2')
     (run.path / "train.json").write_text(edited)

@@ -1,4 +1,4 @@
-"""A soak of a minute; `benchmarks/soak/soak.py --faults 200` is one of half an hour."""
+"""A short soak; `benchmarks/soak/soak.py --faults 200` is a longer one."""
 
 import subprocess
 import sys

@@ -13,6 +13,8 @@ from rungs.run.folder import RunFolder
 from tests.support.committed_runs import ROOT
 from tests.support.tiny_run import command
 
+PATIENCE_SECONDS = 900
+"""No promise: for a machine with much else to do."""
 FAULTY_TRAIN = str(ROOT / "tests" / "faults" / "faulty_train.py")
 
 
@@ -43,13 +45,13 @@ class Together:
 
     def wait_for_step(self, step: int) -> None:
         """Until the metrics have the step."""
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + PATIENCE_SECONDS
         while not (self._run.metrics.exists() and len(metrics.read(self._run.metrics)) > step):
             assert time.monotonic() < deadline, self.said()
             assert all(process.poll() is None for process in self.processes), self.said()
             time.sleep(0.05)
 
-    def exit_codes(self, seconds: float = 180) -> list[int]:
+    def exit_codes(self, seconds: float = PATIENCE_SECONDS) -> list[int]:
         """Of both, once they have ended."""
         return [process.wait(seconds) for process in self.processes]
 

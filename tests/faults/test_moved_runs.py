@@ -1,6 +1,5 @@
-"""A run that goes on elsewhere, or at another time, than it began."""
+"""A run that resumes in another folder, from an archive, or with a wrong clock."""
 
-import os
 import shutil
 import signal
 import subprocess
@@ -11,47 +10,44 @@ from pathlib import Path
 import pytest
 
 from rungs.run.folder import RunFolder
+from tests.faults.short_runs import train_with_fault
 from tests.support.committed_runs import ROOT
 from tests.support.tiny_run import (
     assert_same_outcome,
     last_checkpoint,
-    make_dataset,
     make_run,
     train,
 )
-from tests.support.together import FAULTY_TRAIN
 
 MORE_STEPS = {"min_train_tokens": 60 * 128}
 
 
 @pytest.mark.long
-def test_a_run_goes_on_wherever_and_whenever(tmp_path: Path) -> None:
-    datasets_dir = tmp_path / "datasets"
-    make_dataset(datasets_dir)
-    straight = make_run(tmp_path / "straight", **MORE_STEPS)
-    assert train(straight, datasets_dir).returncode == 0
+def test_a_run_resumes_wherever_and_whenever(datasets_dir: Path, tmp_path: Path) -> None:
+    uninterrupted = make_run(tmp_path / "uninterrupted", **MORE_STEPS)
+    assert train(uninterrupted, datasets_dir).returncode == 0
 
     run = make_run(tmp_path / "first", **MORE_STEPS)
-    kill("kills.kill_at:between write and rename:4", run, datasets_dir)
-    run = zipped(run, tmp_path / "second")
-    links_as_text(run)
-    kill("clocks.set_back:86400:before meta.json:3", run, datasets_dir, TZ="Pacific/Auckland")
+    kill("kill_at:between write and rename:4", run, datasets_dir)
+    run = zip_and_unzip(run, tmp_path / "second")
+    replace_links_by_text_files(run)
+    kill("set_clock_back:86400:before meta.json:3", run, datasets_dir, TZ="Pacific/Auckland")
     assert last_checkpoint(run).step == 20
     shutil.copytree(run.path, tmp_path / "third", ignore=shutil.ignore_patterns("best", "latest"))
     run = RunFolder(tmp_path / "third")
-    kill("clocks.set_back:172800:while links change:5", run, datasets_dir, TZ="America/Lima")
+    kill("set_clock_back:172800:while links change:5", run, datasets_dir, TZ="America/Lima")
     run = RunFolder(run.path.rename(tmp_path / "fourth"))
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     finished = subprocess.run(
-        [sys.executable, str(ROOT / "train.py"), "../fourth", "--datasets-dir", "../datasets"],
+        [sys.executable, str(ROOT / "train.py"), "../fourth", "--datasets-dir", str(datasets_dir)],
         cwd=elsewhere,
         capture_output=True,
         text=True,
         check=False,
     )
     assert finished.returncode == 0, finished.stderr
-    assert_same_outcome(run, straight)
+    assert_same_outcome(run, uninterrupted)
     assert " WARNING " not in run.log.read_text()
     assert not run.aside.exists()
     assert (run.checkpoints / "latest").readlink() == Path(last_checkpoint(run).folder.name)
@@ -59,20 +55,13 @@ def test_a_run_goes_on_wherever_and_whenever(tmp_path: Path) -> None:
 
 
 def kill(fault: str, run: RunFolder, datasets_dir: Path, **environment: str) -> None:
-    """Train until the fault kills."""
-    arguments = [fault, str(run.path), "--datasets-dir", str(datasets_dir)]
-    died = subprocess.run(
-        [sys.executable, FAULTY_TRAIN, *arguments],
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert died.returncode == -signal.SIGKILL, died.stderr
+    """Train until the fault kills the process."""
+    killed = train_with_fault(fault, run, datasets_dir, **environment)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
 
 
-def zipped(run: RunFolder, place: Path) -> RunFolder:
-    """The run out of an archive of its files, without links and empty folders."""
+def zip_and_unzip(run: RunFolder, place: Path) -> RunFolder:
+    """Return the run out of an archive of its files, which has no links and empty folders."""
     archive = place.with_suffix(".zip")
     with zipfile.ZipFile(archive, "w") as file:
         for path in run.path.rglob("*"):
@@ -83,7 +72,7 @@ def zipped(run: RunFolder, place: Path) -> RunFolder:
     return RunFolder(place)
 
 
-def links_as_text(run: RunFolder) -> None:
+def replace_links_by_text_files(run: RunFolder) -> None:
     """As a system without symlinks has them."""
     for name in ("best", "latest"):
         (run.checkpoints / name).write_text(last_checkpoint(run).folder.name + "\n")

@@ -1,10 +1,8 @@
-"""Training killed by SIGKILL or told to stop, over and over, ends where the uninterrupted run ends,
-bit by bit."""
+"""A run that is killed or stopped again and again ends bit-identical to an uninterrupted run."""
 
 import random
 import signal
 import subprocess
-import sys
 import time
 from itertools import cycle
 from pathlib import Path
@@ -13,17 +11,16 @@ import pytest
 
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.run.folder import RunFolder
-from tests.faults.kills import AT_THE_END, AT_THE_START, IN_THE_LOOP
+from tests.faults.injected_faults import AT_THE_END, AT_THE_START, IN_THE_LOOP
+from tests.faults.short_runs import train_with_fault
 from tests.support.tiny_run import (
     assert_same_outcome,
     command,
     last_checkpoint,
     losses,
-    make_dataset,
     make_run,
     train,
 )
-from tests.support.together import FAULTY_TRAIN
 
 RANDOM_KILLS = 4
 LONGER = {"epochs": 60, "shuffle": True, "checkpoint_interval": 20}
@@ -32,26 +29,19 @@ TWICE = (signal.SIGTERM, signal.SIGTERM)
 
 
 @pytest.fixture(scope="module")
-def datasets_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("datasets")
-    make_dataset(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def straight(tmp_path_factory: pytest.TempPathFactory, datasets_dir: Path) -> RunFolder:
-    run = make_run(tmp_path_factory.mktemp("straight") / "run", **LONGER)
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory, datasets_dir: Path) -> RunFolder:
+    run = make_run(tmp_path_factory.mktemp("uninterrupted") / "run", **LONGER)
     assert train(run, datasets_dir).returncode == 0
     return run
 
 
 @pytest.mark.long
-def test_kills_change_nothing(straight: RunFolder, datasets_dir: Path, tmp_path: Path) -> None:
+def test_kills_change_nothing(uninterrupted: RunFolder, datasets_dir: Path, tmp_path: Path) -> None:
     run = make_run(tmp_path / "killed", **LONGER, **SHARDED)
     rng = random.Random(0)
     late = [*IN_THE_LOOP, *["at random"] * RANDOM_KILLS]
     rng.shuffle(late)
-    kill_at("before meta.json", run, datasets_dir, count=3)  # so that all have what to go on from
+    kill_at("before meta.json", run, datasets_dir, count=3)  # so that all can resume
     for moment in AT_THE_START:
         kill_at(moment, run, datasets_dir, count=1)
     for moment in late:
@@ -61,19 +51,19 @@ def test_kills_change_nothing(straight: RunFolder, datasets_dir: Path, tmp_path:
             kill_at(moment, run, datasets_dir, count_of(moment, rng.randint(2, 4)))
     for moment in AT_THE_END:
         kill_at(moment, run, datasets_dir, count=0)
-    finish(run, datasets_dir, straight)
+    finish(run, datasets_dir, uninterrupted)
     assert len(list(last_checkpoint(run).folder.glob("model-*.safetensors"))) > 2
 
 
 @pytest.mark.long
-def test_signals_lose_nothing(straight: RunFolder, datasets_dir: Path, tmp_path: Path) -> None:
+def test_signals_lose_nothing(uninterrupted: RunFolder, datasets_dir: Path, tmp_path: Path) -> None:
     run = make_run(tmp_path / "stopped", **LONGER)
     numbers = cycle([signal.SIGTERM, signal.SIGINT])
     stop_at("before meta.json", run, datasets_dir, signal.SIGINT, count=3)
     for moment, number in zip(AT_THE_START, numbers, strict=False):
         before = state_of(run)
-        said = stop_at(moment, run, datasets_dir, number, count=1)
-        assert f"{number.name}: stopped; run the same command to resume" in said, moment
+        errors = stop_at(moment, run, datasets_dir, number, count=1)
+        assert f"{number.name}: stopped; run the same command to resume" in errors, moment
         assert state_of(run) == before, moment
     for moment, number in zip(IN_THE_LOOP, numbers, strict=False):
         stop_at(moment, run, datasets_dir, number, count=count_of(moment, 3))
@@ -85,55 +75,42 @@ def test_signals_lose_nothing(straight: RunFolder, datasets_dir: Path, tmp_path:
                 stop_at(moment, run, datasets_dir, number, count=1)
             else:
                 kill_at("between a late validation and its save", run, datasets_dir, count=1)
-            assert last_checkpoint(run).folder == saved.folder, "it was not made up for"
+            assert last_checkpoint(run).folder == saved.folder, "a checkpoint was saved"
     for moment in ("before the weights are written", "between write and rename"):
         newest = last_checkpoint(run).step
         stop_at(moment, run, datasets_dir, *TWICE, count=3)
-        assert last_checkpoint(run).step > newest, "the checkpoint before that one stands"
-    finish(run, datasets_dir, straight)
+        assert last_checkpoint(run).step > newest, "the newest checkpoint is the one before"
+    finish(run, datasets_dir, uninterrupted)
 
 
-def finish(run: RunFolder, datasets_dir: Path, straight: RunFolder) -> None:
+def finish(run: RunFolder, datasets_dir: Path, uninterrupted: RunFolder) -> None:
     finished = train(run, datasets_dir)
     assert finished.returncode == 0, finished.stderr
     assert "Traceback" not in finished.stderr
     assert " WARNING " not in run.log.read_text()
-    assert_same_outcome(run, straight)
+    assert_same_outcome(run, uninterrupted)
     assert [path.name for path in (*run.path.glob(".*"), *run.checkpoints.glob(".*"))] == []
     for link in ("best", "latest"):
-        assert step_of(run, link) == step_of(straight, link)
+        assert step_of(run, link) == step_of(uninterrupted, link)
 
 
 def count_of(moment: str, count: int) -> int:
-    """Which call is the one: the step is compiled once, a validation has four batches."""
+    """Return the call to choose: the step is compiled once, a validation has four batches."""
     once = {"while the step is compiled": 1, "in a validation": 4 * count - 2}
     return once.get(moment, count)
 
 
-def faulty(
-    fault: str, run: RunFolder, datasets_dir: Path, *options: str
-) -> subprocess.CompletedProcess[str]:
-    """Train with a fault from outside."""
-    _, _, *arguments = command(run, datasets_dir, *options)
-    return subprocess.run(
-        [sys.executable, FAULTY_TRAIN, fault, *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
 def kill_at(moment: str, run: RunFolder, datasets_dir: Path, count: int) -> None:
-    died = faulty(f"kills.kill_at:{moment}:{count}", run, datasets_dir)
-    assert died.returncode == -signal.SIGKILL, f"{moment}: {died.stderr}"
+    killed = train_with_fault(f"kill_at:{moment}:{count}", run, datasets_dir)
+    assert killed.returncode == -signal.SIGKILL, f"{moment}: {killed.stderr}"
 
 
 def stop_at(
     moment: str, run: RunFolder, datasets_dir: Path, *numbers: signal.Signals, count: int
 ) -> str:
-    """Send signals; what the process said."""
+    """Send signals; return what the process printed."""
     names = ":".join(number.name for number in numbers)
-    stopped = faulty(f"kills.signal_at:{moment}:{count}:{names}", run, datasets_dir)
+    stopped = train_with_fault(f"signal_at:{moment}:{count}:{names}", run, datasets_dir)
     assert stopped.returncode == 128 + numbers[0], f"{moment}: {stopped.stderr}"
     assert "Traceback" not in stopped.stderr, f"{moment}: {stopped.stderr}"
     assert last_checkpoint(run).damage() == [], moment
@@ -141,7 +118,7 @@ def stop_at(
 
 
 def state_of(run: RunFolder) -> tuple[list[str], int]:
-    """What a start that ends before its first step must not change."""
+    """Return what a start that ends before its first step must not change."""
     return [c.folder.name for c in list_checkpoints(run.checkpoints)], len(losses(run))
 
 
@@ -155,7 +132,7 @@ def kill_at_random(run: RunFolder, datasets_dir: Path, rng: random.Random) -> No
         time.sleep(0.01)
     time.sleep(rng.uniform(0, 0.3))
     process.kill()
-    assert process.wait() == -signal.SIGKILL, "the run was over before it was killed"
+    assert process.wait() == -signal.SIGKILL, "the run ended before it was killed"
 
 
 def step_of(run: RunFolder, link: str) -> str:

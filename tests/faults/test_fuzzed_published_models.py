@@ -1,5 +1,5 @@
-"""Whatever a published model's folder holds, it is imported or refused in clear lines; nothing of
-it is run."""
+"""Whatever a published model's folder contains, it is imported or reported in clear lines, and none
+of its code is run."""
 
 import io
 import json
@@ -18,7 +18,7 @@ from safetensors.numpy import save
 from rungs.common.errors import UserError
 from rungs.huggingface.importing import Import, find_source, import_model
 from rungs.huggingface.tensors.torch_file import torch_bits, torch_specs
-from tests.faults.trouble import (
+from tests.faults.fuzzing import (
     Fault,
     attempt,
     bad_bytes,
@@ -43,8 +43,8 @@ SHARDED = MODELS / "llama-sharded"
 INDEX = "model.safetensors.index.json"
 
 
-def checked(folder: Path) -> Import:
-    """All that an import does before it writes."""
+def check(folder: Path) -> Import:
+    """Do all that an import does before it writes."""
     found = Import.from_source(find_source(str(folder)))
     assert found.summary()
     for name in found.match.names.values():
@@ -52,7 +52,7 @@ def checked(folder: Path) -> Import:
     return found
 
 
-def copied(name: str, folder: Path) -> Path:
+def copy_model(name: str, folder: Path) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     for path in MODELS.joinpath(name).glob("[cmt]*"):
@@ -66,18 +66,18 @@ def copied(name: str, folder: Path) -> Path:
 def test_any_config_json(name: str, data: st.DataObject, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     if not folder.exists():
-        copied(name, folder)
+        copy_model(name, folder)
     data.draw(in_place(bad_json(CONFIGS[name])))(folder / "config.json")
-    attempt(lambda: checked(folder), tmp_path, "config.json", str(folder))
+    attempt(lambda: check(folder), tmp_path, "config.json", str(folder))
 
 
 @pytest.mark.parametrize("name", ["qwen2-sliding", "gemma2", "llama"])
-def test_a_config_of_very_many_layers_is_refused_at_once(name: str, tmp_path: Path) -> None:
-    folder = copied(name, tmp_path / "model")
+def test_a_config_of_very_many_layers_is_an_error_at_once(name: str, tmp_path: Path) -> None:
+    folder = copy_model(name, tmp_path / "model")
     config = json.loads((folder / "config.json").read_text()) | {"num_hidden_layers": 10**10}
     config.pop("layer_types", None)
     put(folder / "config.json", json.dumps(config).encode())
-    assert isinstance(attempt(lambda: checked(folder), tmp_path, "config.json"), UserError)
+    assert isinstance(attempt(lambda: check(folder), tmp_path, "config.json"), UserError)
 
 
 @examples(100)
@@ -85,9 +85,9 @@ def test_a_config_of_very_many_layers_is_refused_at_once(name: str, tmp_path: Pa
 def test_any_index(fault: Fault, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     if not folder.exists():
-        copied("llama-sharded", folder)
+        copy_model("llama-sharded", folder)
     fault(folder / INDEX)
-    attempt(lambda: checked(folder), tmp_path, str(folder))
+    attempt(lambda: check(folder), tmp_path, str(folder))
 
 
 GPT2 = arrays(MODELS / "gpt2")
@@ -98,12 +98,12 @@ GPT2 = arrays(MODELS / "gpt2")
 def test_any_safetensors_file(fault: Fault, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     if not folder.exists():
-        copied("gpt2", folder)
+        copy_model("gpt2", folder)
     fault(folder / "model.safetensors")
-    attempt(lambda: checked(folder), tmp_path, str(folder))
+    attempt(lambda: check(folder), tmp_path, str(folder))
 
 
-# PyTorch's files, whose pickles are put together from opcodes
+# PyTorch files, whose pickles are assembled from opcodes
 
 
 def word(text: str) -> bytes:
@@ -145,7 +145,7 @@ def read(path: Path) -> dict[str, np.ndarray]:
     return {name: torch_bits(path, name) for name, _ in list(torch_specs(path))}
 
 
-def test_a_pickle_of_opcodes_is_read(tmp_path: Path) -> None:
+def test_an_assembled_pickle_is_read(tmp_path: Path) -> None:
     put(tmp_path / "model.bin", VALID)
     found = read(tmp_path / "model.bin")
     np.testing.assert_array_equal(found["a"].view(np.float32), NUMBERS.reshape(2, 3))
@@ -173,10 +173,10 @@ opcodes = st.sampled_from(OPCODES)
 
 
 @examples(300)
-@given(parts=st.lists(opcodes, max_size=12), is_whole=st.booleans())
-def test_any_pickle(parts: list[bytes], is_whole: bool, tmp_path: Path) -> None:
+@given(parts=st.lists(opcodes, max_size=12), is_complete=st.booleans())
+def test_any_pickle(parts: list[bytes], is_complete: bool, tmp_path: Path) -> None:
     body = b"".join(parts)
-    content = pickled(a=MATRIX)[:-1] + body + b"." if is_whole else b"\x80\x02" + body + b"."
+    content = pickled(a=MATRIX)[:-1] + body + b"." if is_complete else b"\x80\x02" + body + b"."
     put(tmp_path / "model.bin", archive(content, NUMBERS.tobytes()))
     attempt(lambda: read(tmp_path / "model.bin"), tmp_path, "model.bin")
 
@@ -204,7 +204,7 @@ def test_any_shape_in_a_pytorch_file(
 
 
 @pytest.mark.parametrize("key", ["../data.pkl", "/etc/passwd", "", "1"])
-def test_a_storage_is_an_entry_of_its_file(key: str, tmp_path: Path) -> None:
+def test_a_storage_must_be_an_entry_of_its_file(key: str, tmp_path: Path) -> None:
     content = pickled(a=tensor(key, 0, [1], [1]))
     put(tmp_path / "model.bin", archive(content, NUMBERS.tobytes()))
     outcome = attempt(lambda: read(tmp_path / "model.bin"), tmp_path, "model.bin")
@@ -236,16 +236,16 @@ def test_no_pickle_is_run(protocol: int, tmp_path: Path) -> None:
     assert isinstance(outcome, UserError)
     assert not mark.exists()
     pickle.loads(content)
-    assert mark.exists()  # the attack is one
+    assert mark.exists()  # the attack works on an unpickler
 
 
-def test_code_beside_a_model_is_left_alone(tmp_path: Path) -> None:
-    folder = copied("gpt2", tmp_path / "model")
+def test_code_beside_a_model_is_not_copied_or_run(tmp_path: Path) -> None:
+    folder = copy_model("gpt2", tmp_path / "model")
     for name in ("modeling_gpt2.py", "configuration.py", "setup.py", "__init__.py"):
         (folder / name).write_text("raise SystemExit('executed')")
-    import_model(checked(folder), tmp_path / "run")
+    import_model(check(folder), tmp_path / "run")
     assert not list((tmp_path / "run").rglob("*.py"))
     config = CONFIGS["gpt2"] | {"auto_map": {"AutoModel": "modeling_gpt2.Evil"}}
     put(folder / "config.json", json.dumps(config).encode())
-    outcome = attempt(lambda: checked(folder), tmp_path, "config.json")
+    outcome = attempt(lambda: check(folder), tmp_path, "config.json")
     assert isinstance(outcome, UserError)

@@ -1,4 +1,4 @@
-"""What no file of the product does: run what it reads, or reach the network but for the hub."""
+"""Rungs never runs what it reads, and uses the network only through Hugging Face's hub library."""
 
 import ast
 from collections.abc import Iterator
@@ -34,12 +34,12 @@ FORBIDDEN_MODULES = {
 }
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__", "os.system", "os.popen", "torch.load"}
 FORBIDDEN_KEYWORDS = {"allow_pickle": {False}, "shell": {False}, "trust_remote_code": {False}}
-"""Each with the values that may be given."""
+"""Each with the values that are allowed."""
 ON_THE_HUB = {"hub.py"}
 
 
 def problems(source: str) -> list[str]:
-    """A line for each thing in a file that must not be."""
+    """Return a line for each forbidden thing in a file."""
     return list(_problems(ast.parse(source)))
 
 
@@ -76,12 +76,12 @@ def _is_allowed(keyword: ast.keyword) -> bool:
 
 
 @pytest.mark.parametrize("path", PRODUCT, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_nothing_read_is_run(path: Path) -> None:
+def test_no_code_is_run_that_was_read(path: Path) -> None:
     assert problems(path.read_text(encoding="utf-8")) == []
 
 
 @pytest.mark.parametrize("path", PRODUCT, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_the_hub_library_is_used_in_one_file(path: Path) -> None:
+def test_only_one_file_uses_the_hub_library(path: Path) -> None:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     modules = {module.split(".")[0] for node in ast.walk(tree) for module in _imported(node)}
     assert "huggingface_hub" not in modules or path.name in ON_THE_HUB
@@ -106,5 +106,5 @@ def test_the_hub_library_is_used_in_one_file(path: Path) -> None:
         "__import__('os').system('x')",
     ],
 )
-def test_it_would_be_seen(source: str) -> None:
+def test_forbidden_code_is_found(source: str) -> None:
     assert problems(source)

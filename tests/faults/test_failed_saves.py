@@ -1,4 +1,4 @@
-"""A save that fails behind the loop ends the run within a step or two, in a line."""
+"""A save that fails in the background ends the run within a step or two, with one line."""
 
 import errno
 from pathlib import Path
@@ -11,31 +11,29 @@ from rungs.checkpointing.checkpoint_folder import checkpoint_name, list_checkpoi
 from rungs.run.folder import RunFolder
 from rungs.step.nonfinite import Flags
 from rungs.training import trainer
-from tests.faults.fault_runs import failure, go, whole_steps
-from tests.faults.storage_faults import fail
+from tests.faults.injected_faults import fail
+from tests.faults.short_runs import checkpoint_steps, failure_message, train_here
 from tests.support.tiny_run import assert_same_outcome, losses
-
-pytest_plugins = ["fault_fixtures"]
 
 
 class FailedSave:
-    """What Orbax gives where its own thread fails."""
+    """What Orbax returns if its own thread fails."""
 
     def result(self) -> None:
         raise ValueError("RESOURCE_EXHAUSTED: Failed to write 9 bytes [os_error_code='28']")
 
 
-def no_room(*_: Any) -> None:
+def disk_full(*_: Any) -> None:
     fail(errno.ENOSPC)
 
 
-def no_sense(*_: Any) -> None:
+def bug(*_: Any) -> None:
     raise KeyError("a bug")
 
 
 @pytest.fixture
 def wait_after_a_save(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next step is taken when the save before it is over, well or not."""
+    """Let the next step wait until the save before it has ended or failed."""
     save = saver.Saver.save
 
     def save_and_wait(self: saver.Saver, *arguments: Any) -> Flags:
@@ -50,15 +48,15 @@ def wait_after_a_save(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("owner", "name", "fault", "reason"),
     [
-        (weights_file, "write_weights", no_room, "No space left on device ("),
-        (weights_file, "write_weights", no_sense, "KeyError: 'a bug'; fix that"),
-        (manifest, "write_manifest", no_room, "No space left on device ("),
-        (saver, "_save_async", no_room, "No space left on device ("),
+        (weights_file, "write_weights", disk_full, "No space left on device ("),
+        (weights_file, "write_weights", bug, "KeyError: 'a bug'; fix that"),
+        (manifest, "write_manifest", disk_full, "No space left on device ("),
+        (saver, "_save_async", disk_full, "No space left on device ("),
         (saver, "_save_async", lambda *_: FailedSave(), "No space left on device ("),
     ],
 )
 @pytest.mark.usefixtures("no_charts", "wait_after_a_save")
-def test_a_failure_behind_the_loop_is_told_at_the_next_step(
+def test_a_failure_in_the_background_is_reported_at_the_next_step(
     owner: Any,
     name: str,
     fault: Any,
@@ -82,34 +80,34 @@ def test_a_failure_behind_the_loop_is_told_at_the_next_step(
 
     monkeypatch.setattr(trainer, "make_train_step", count_steps)
     monkeypatch.setattr(owner, name, fault)
-    message = failure(run, datasets_dir)
+    message = failure_message(run, datasets_dir)
     assert message.startswith(f"{run.checkpoints}: the checkpoint of step 0 could not be written: ")
     assert reason in message
     assert steps == 1
-    assert whole_steps(run) == []
+    assert checkpoint_steps(run) == []
 
 
 @pytest.mark.usefixtures("no_charts")
-def test_a_failure_of_the_last_save_is_told(
-    run: RunFolder, straight: RunFolder, datasets_dir: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_failure_of_the_last_save_is_reported(
+    run: RunFolder, uninterrupted: RunFolder, datasets_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_manifest = manifest.write_manifest
 
     def write_or_fail(folder: Path, *arguments: Any) -> None:
         if folder.name.endswith("000007"):
-            no_sense()
+            bug()
         write_manifest(folder, *arguments)
 
     with monkeypatch.context() as patch:
         patch.setattr(manifest, "write_manifest", write_or_fail)
-        assert "the checkpoint of step 7" in failure(run, datasets_dir)
+        assert "the checkpoint of step 7" in failure_message(run, datasets_dir)
     assert len(losses(run)) == 8
-    assert go(run, datasets_dir) == 0
-    assert_same_outcome(run, straight)
+    assert train_here(run, datasets_dir) == 0
+    assert_same_outcome(run, uninterrupted)
 
 
 @pytest.mark.usefixtures("no_charts")
-def test_old_checkpoints_may_be_removed_by_hand(
+def test_pruning_ignores_a_checkpoint_that_is_already_gone(
     run: RunFolder, datasets_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     listed = checkpoint_folder.list_checkpoints
@@ -120,21 +118,21 @@ def test_old_checkpoints_may_be_removed_by_hand(
         meta = found[0].meta.model_copy(update={"selection_loss": None})
         return [manifest.Checkpoint(ghost, meta), *found]
 
-    assert go(run, datasets_dir) == 0
+    assert train_here(run, datasets_dir) == 0
     monkeypatch.setattr(checkpoint_folder, "list_checkpoints", list_a_ghost)
     retention.delete_old(run.checkpoints, keep=3)
-    assert whole_steps(run) == [3, 6, 7]
+    assert checkpoint_steps(run) == [3, 6, 7]
 
 
 @pytest.mark.parametrize("clock", ["stands still", "goes back"])
 @pytest.mark.usefixtures("no_charts")
-def test_a_step_saved_again_never_takes_the_place_of_the_first(
+def test_a_step_saved_again_never_overwrites_the_first_save(
     clock: str, run: RunFolder, datasets_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stamp = "20260101Z000000"
     earlier = "20250101Z000000" if clock == "goes back" else stamp
     monkeypatch.setattr(checkpoint_folder, "time_stamp", lambda: stamp)
-    assert go(run, datasets_dir) == 0
+    assert train_here(run, datasets_dir) == 0
     first = list_checkpoints(run.checkpoints)[-1]
     assert first.folder.name == f"{stamp}-step-000007"
     monkeypatch.setattr(checkpoint_folder, "time_stamp", lambda: earlier)

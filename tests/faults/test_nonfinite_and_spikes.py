@@ -1,13 +1,11 @@
-"""Losses, gradients and weights that are no number; losses that are far too large.
+"""Losses, gradients and weights that are not finite; loss spikes.
 
-The datasets here have a rare token, in the steps that a test says, so that a fault meets these
-steps only: its embedding is finite but overflows when it is squared, or its targets have a loss
-that is not what it should be.
+The datasets here have a rare token in the steps that a test chooses, so that a fault affects only
+these steps: the token's embedding overflows when it is squared, or its loss is made wrong.
 """
 
 import json
-import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,34 +18,26 @@ from safetensors.numpy import load_file, save_file
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.checkpointing.weights_file import Weights
 from rungs.common.errors import EXIT_FAILED, RunFailure, UserError
-from rungs.config import run_config
 from rungs.model.gpt import GPT
 from rungs.model.kernels.cross_entropy import target_losses
 from rungs.parallel import devices
 from rungs.run import metrics
-from rungs.run.folder import RunFolder, StartOptions
+from rungs.run.folder import RunFolder
 from rungs.step.state import named_arrays
-from rungs.training import replay, trainer
-from rungs.training import start as start_module
+from rungs.training import replay, start, trainer
 from rungs.training.failed_step import MOST_CAPSULES, open_capsule
+from tests.faults.short_runs import train_here
 from tests.support.tiny_run import MODEL, assert_same_outcome, final_arrays, make_dataset, make_run
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("no_charts")]
 
 RARE = 63
 STEP_TOKENS, MICROBATCH_TOKENS = 128, 64
 
 
-@pytest.fixture(autouse=True)
-def messages(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
-    logging.getLogger("rungs").propagate = True
-    with caplog.at_level(logging.INFO, "rungs"):
-        yield caplog
-
-
 @pytest.fixture
 def make(tmp_path: Path) -> Callable[..., tuple[RunFolder, Path]]:
-    """A run, and its datasets with the rare token in these microbatches: (step, microbatch)."""
+    """Make a run and datasets with the rare token in these microbatches: (step, microbatch)."""
 
     def make(places: list[tuple[int, int]], **train: Any) -> tuple[RunFolder, Path]:
         datasets = tmp_path / "datasets"
@@ -64,13 +54,9 @@ def make(tmp_path: Path) -> Callable[..., tuple[RunFolder, Path]]:
     return make
 
 
-def go(run: RunFolder, datasets: Path, **start: Any) -> int:
-    return start_module.launch(run, run_config.load_run(run.path), StartOptions(**start), datasets)
-
-
 def overflow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Begin with an embedding of the rare token whose square is infinite."""
-    create = start_module.create_model_and_optimizer
+    """Start with an embedding of the rare token whose square is infinite."""
+    create = start.create_model_and_optimizer
 
     def with_large_row(*args: Any) -> Any:
         model, optimizer = create(*args)
@@ -80,14 +66,17 @@ def overflow(monkeypatch: pytest.MonkeyPatch) -> None:
         table.set_value(jax.device_put(rows, table[...].sharding))
         return model, optimizer
 
-    monkeypatch.setattr(start_module, "create_model_and_optimizer", with_large_row)
+    monkeypatch.setattr(start, "create_model_and_optimizer", with_large_row)
 
 
 def change_losses(
     monkeypatch: pytest.MonkeyPatch, change: Callable[[jax.Array, jax.Array], jax.Array]
 ) -> None:
-    """In training and its replay: losses_BS as `change` makes them, of losses_BS and of where the
-    target is the rare token."""
+    """Change the loss of each target in training and replay.
+
+    Args:
+        change: from losses_BS, and where the target is the rare token, to new losses_BS.
+    """
 
     def changed(logits_BSV: jax.Array, targets_BS: jax.Array) -> jax.Array:
         return change(target_losses(logits_BSV, targets_BS), targets_BS == RARE)
@@ -102,7 +91,7 @@ def change_losses(
 
 
 def weights_of(run: RunFolder) -> dict[int, dict[str, np.ndarray]]:
-    """Of each checkpoint, all whole and of finite numbers."""
+    """Return the weights of each checkpoint; all must be valid and finite."""
     found = {}
     for checkpoint in list_checkpoints(run.checkpoints):
         assert checkpoint.damage() == []
@@ -117,12 +106,12 @@ def assert_equal(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> No
     assert all(one[name].tobytes() == array.tobytes() for name, array in other.items())
 
 
-def test_a_microbatch_without_a_loss_is_left_out_and_kept_and_its_replay_names_the_tensor(
+def test_a_microbatch_with_a_nonfinite_loss_is_skipped_and_its_replay_names_the_tensor(
     make: Any, monkeypatch: pytest.MonkeyPatch, messages: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, datasets = make([(7, 1), (12, 0)])
     overflow(monkeypatch)
-    assert go(run, datasets) == 0
+    assert train_here(run, datasets) == 0
     monkeypatch.undo()
     steps = metrics.read(run.metrics)
     assert [s.global_step for s in steps if s.dropped_microbatches] == [7, 12]
@@ -149,49 +138,49 @@ def test_a_microbatch_without_a_loss_is_left_out_and_kept_and_its_replay_names_t
     assert {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()} == before
 
 
-def test_a_step_without_a_number_at_a_checkpoint_changes_nothing(
+def test_a_nonfinite_step_at_a_checkpoint_changes_no_weights(
     make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, datasets = make([(10, 0), (10, 1)], checkpoint_interval=1)
     overflow(monkeypatch)
-    assert go(run, datasets) == 0
+    assert train_here(run, datasets) == 0
     weights = weights_of(run)
     assert_equal(weights[10], weights[9])
     assert any((weights[11][name] != array).any() for name, array in weights[10].items())
     assert [s.train_loss for s in metrics.read(run.metrics)].index(None) == 10
 
 
-def test_a_run_that_only_fails_stops_with_a_verdict(
+def test_too_many_nonfinite_steps_stop_the_run(
     make: Any, monkeypatch: pytest.MonkeyPatch, messages: Any
 ) -> None:
     bad = [(number, part) for number in range(8, 24) for part in (0, 1)]
     run, datasets = make([(3, 0), (3, 1), *bad], max_non_finite_steps=4)
     overflow(monkeypatch)
     with pytest.raises(RunFailure, match="step 11: no finite loss and gradient in 4 steps in"):
-        go(run, datasets)
+        train_here(run, datasets)
     assert "step 11: no finite loss and gradient in 4 steps in a row" in run.log.read_text()
     weights = weights_of(run)
     assert list(weights) == [0, 5, 10]
     assert [s.global_step for s in metrics.read(run.metrics)] == list(range(12))
     messages.clear()
     with pytest.raises(RunFailure, match="step 11: no finite loss and gradient in 4 steps in"):
-        go(run, datasets)
+        train_here(run, datasets)
     assert "4 steps before" not in messages.text
     assert_equal(weights_of(run)[10], weights[10])
     config_file = run.path / "train.json"
     keys = json.loads(config_file.read_text())
     config_file.write_text(json.dumps(keys | {"max_non_finite_steps": 100}))
-    assert go(run, datasets) == 0
+    assert train_here(run, datasets) == 0
     assert len(list(run.failed_steps.glob("step-*"))) == MOST_CAPSULES
 
 
-def test_a_gradient_without_a_number_is_named_where_the_way_back_meets_it(
+def test_the_replay_names_the_first_nonfinite_gradient_of_the_backward_pass(
     make: Any, monkeypatch: pytest.MonkeyPatch, messages: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, datasets = make([(7, 0)], drop_rate=0.2)
     # zero, of which the root has an infinite derivative
     change_losses(monkeypatch, lambda loss, rare: loss + jnp.sqrt(jnp.where(rare, 0 * loss, 1)) - 1)
-    assert go(run, datasets) == 0
+    assert train_here(run, datasets) == 0
     assert "step 7: 1 of 2 microbatches left out: the gradient of blocks." in messages.text
     weights_of(run)
     capsys.readouterr()
@@ -201,10 +190,10 @@ def test_a_gradient_without_a_number_is_named_where_the_way_back_meets_it(
     assert [line.split()[0] for line in lines[-5:-2]] == ["final_norm", "head", "the"]
 
 
-def test_weights_that_are_no_numbers_are_never_saved(
+def test_nonfinite_weights_are_never_saved(
     make: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As of a bit that a memory lost: the next step has no finite loss."""
+    """As if a bit of memory had flipped: the next step has no finite loss."""
     run, datasets = make([])
     make_step = trainer.make_train_step
     taken = 0
@@ -212,7 +201,7 @@ def test_weights_that_are_no_numbers_are_never_saved(
     def made(*args: Any) -> Any:
         train_step = make_step(*args)
 
-        def step_then_lose_a_bit(model: GPT, *rest: Any) -> Any:
+        def step_then_flip_a_bit(model: GPT, *rest: Any) -> Any:
             nonlocal taken
             result = train_step(model, *rest)
             taken += 1
@@ -222,53 +211,53 @@ def test_weights_that_are_no_numbers_are_never_saved(
                     scale[...] = scale[...].at[3].set(jnp.nan)
             return result
 
-        return step_then_lose_a_bit
+        return step_then_flip_a_bit
 
     monkeypatch.setattr(trainer, "make_train_step", made)
     with pytest.raises(RunFailure, match=r"step 8: final_norm.scale not finite; stopped, and not"):
-        go(run, datasets)
+        train_here(run, datasets)
     assert list(weights_of(run)) == [0, 5]
     assert replay.replay(run, "step-000008", datasets) == 0
-    said = capsys.readouterr().out
-    assert "all finite: this time nothing went wrong, so the hardware may have" in said
-    assert go(run, datasets) == 0
+    output = capsys.readouterr().out
+    assert "all finite: this time nothing went wrong, so the hardware may have" in output
+    assert train_here(run, datasets) == 0
     assert [s.global_step for s in metrics.read(run.metrics)] == list(range(24))
     assert all(s.train_loss is not None for s in metrics.read(run.metrics))
 
 
 @pytest.mark.parametrize(("at", "saved"), [(7, 10), (10, 10), (23, 23)])
-def test_moments_that_overflow_are_never_saved_and_the_replay_names_step_and_moment(
+def test_overflowing_moments_are_never_saved_and_the_replay_names_step_and_moment(
     at: int,
     saved: int,
     make: Any,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A gradient of 1e25 is finite, its square is not; step 23 is the last."""
+    """A gradient of 1e25 is finite, but its square is not; step 23 is the last."""
     run, datasets = make([(at, 0)], clipping_max_norm=None)
     change_losses(monkeypatch, lambda loss, rare: jnp.where(rare, 1e25, 1) * loss)
     monkeypatch.setattr("rungs.optim.optimizer.optax.tree_utils.tree_norm", norm_of_large_numbers)
     with pytest.raises(RunFailure, match=rf"step {saved}: opt_state.1.nu\."):
-        go(run, datasets)
+        train_here(run, datasets)
     assert list(weights_of(run)) == list(range(0, saved, 5))
     assert replay.replay(run, f"step-{saved:06d}", datasets) == EXIT_FAILED
     assert f"after step {at}: opt_state.1.nu." in capsys.readouterr().out
 
 
 def norm_of_large_numbers(tree: Any) -> jax.Array:
-    """The squares of the elements need not be finite."""
+    """Return the norm of a tree even if the squares of its elements are not finite."""
     leaves = [leaf.ravel() / 1e25 for leaf in jax.tree.leaves(tree)]
     return 1e25 * jnp.linalg.norm(jnp.concatenate(leaves))
 
 
 @pytest.mark.parametrize("skips", [False, True])
-def test_a_spike_is_seen_and_recorded_and_left_out_on_request(
+def test_a_spike_is_recorded_and_its_step_skipped_on_request(
     skips: bool, make: Any, monkeypatch: pytest.MonkeyPatch, messages: Any, tmp_path: Path
 ) -> None:
     longer = {"min_train_tokens": 44 * STEP_TOKENS, "checkpoint_interval": 1}
     run, datasets = make([(40, 0), (40, 1)], skip_spikes=skips, **longer)
     change_losses(monkeypatch, lambda loss, rare: jnp.where(rare.any(), 100, 1) * loss)
-    assert go(run, datasets) == 0
+    assert train_here(run, datasets) == 0
     steps = metrics.read(run.metrics)
     spikes = {s.global_step: s.spike for s in steps if s.spike}
     assert spikes == {40: "skipped" if skips else "seen"}
@@ -279,20 +268,20 @@ def test_a_spike_is_seen_and_recorded_and_left_out_on_request(
     weights = weights_of(run)
     changed = [name for name, array in weights[40].items() if (array != weights[39][name]).any()]
     assert bool(changed) != skips
-    # interrupted on the way, it comes to the same end: the limits are those of the whole run
+    # a run resumed from step 39 has the same limits
     uninterrupted = make_run(tmp_path / "uninterrupted", skip_spikes=skips, **longer)
-    assert go(uninterrupted, datasets) == 0
-    assert go(run, datasets, rewind_to="step-000039") == 0
+    assert train_here(uninterrupted, datasets) == 0
+    assert train_here(run, datasets, rewind_to="step-000039") == 0
     assert_same_outcome(run, uninterrupted)
 
 
-def test_a_skipped_step_leaves_the_moments_and_moves_the_schedule(
+def test_a_skipped_step_keeps_the_moments_and_advances_the_schedule(
     make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     longer = {"min_train_tokens": 41 * STEP_TOKENS, "checkpoint_interval": 1}
     run, datasets = make([(40, 0), (40, 1)], skip_spikes=True, **longer)
     change_losses(monkeypatch, lambda loss, rare: jnp.where(rare.any(), 100, 1) * loss)
-    assert go(run, datasets) == 0
+    assert train_here(run, datasets) == 0
     after = final_arrays(run)
     before = arrays_before_last(run)
     assert after.pop("optimizer.step") == before.pop("optimizer.step") + 1
@@ -305,14 +294,14 @@ def arrays_before_last(run: RunFolder) -> dict[str, np.ndarray]:
     return final_arrays(run)
 
 
-def test_a_capsule_that_is_not_there_or_damaged_is_refused(
+def test_an_absent_or_damaged_failed_step_cannot_be_replayed(
     make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, datasets = make([(7, 1)])
     with pytest.raises(UserError, match=r"--replay step-000007: no such capsule in .* none"):
         replay.replay(run, "step-000007", datasets)
     overflow(monkeypatch)
-    assert go(run, datasets) == 0
+    assert train_here(run, datasets) == 0
     capsule = run.failed_steps / "step-000007"
     for name in ("capsule.json", "batch.safetensors"):
         content = (capsule / name).read_bytes()
@@ -328,10 +317,11 @@ def test_a_capsule_that_is_not_there_or_damaged_is_refused(
         replay.replay(run, "step-000007", datasets)
 
 
-def test_a_norm_that_overflows_is_no_spike_and_its_replay_skips_what_was_skipped_and_names_it(
+def test_an_overflowing_norm_is_not_a_spike_and_its_replay_names_it(
     make: Any, monkeypatch: pytest.MonkeyPatch, messages: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Gradients of 1e25 are finite, so no module of a replay gives anything else."""
+    """Gradients of 1e25 are finite, so every module of the replay has finite ones. The replay also
+    skips the spike that the run skipped."""
     longer = {"min_train_tokens": 43 * STEP_TOKENS, "checkpoint_interval": 40}
     run, datasets = make([(41, 0), (41, 1), (42, 0), (42, 1)], skip_spikes=True, **longer)
     (run.path / "model.json").write_text(json.dumps(MODEL | {"n_layers": 0}))
@@ -341,7 +331,7 @@ def test_a_norm_that_overflows_is_no_spike_and_its_replay_skips_what_was_skipped
     save_file({"tokens": tokens}, path)
     factors = jnp.asarray([1, 100, 1e25])
     change_losses(monkeypatch, lambda loss, rare: factors[rare.sum()] * loss)
-    assert go(run, datasets) == 0
+    assert train_here(run, datasets) == 0
     assert "step 42: 2 of 2 microbatches left out: the norm of the gradients' sum is not" in (
         messages.text
     )
@@ -363,7 +353,7 @@ def test_a_norm_that_overflows_is_no_spike_and_its_replay_skips_what_was_skipped
     assert_equal(arrays, weights_of(run)[40])
 
 
-def test_a_capsule_that_cannot_be_made_does_not_end_the_run(
+def test_a_failed_step_that_cannot_be_kept_does_not_end_the_run(
     make: Any, monkeypatch: pytest.MonkeyPatch, messages: Any
 ) -> None:
     run, datasets = make([(7, 1)])
@@ -373,17 +363,17 @@ def test_a_capsule_that_cannot_be_made_does_not_end_the_run(
         raise RunFailure("the tokens have gone")
 
     monkeypatch.setattr("rungs.data.loader.TrainingData.batch", batch)
-    assert go(run, datasets) == 0
+    assert train_here(run, datasets) == 0
     assert "microbatch 1 is not finite; not kept: the tokens have gone" in messages.text
     assert list(run.failed_steps.iterdir()) == []
 
 
-def test_a_capsule_of_more_devices_than_there_are_is_refused(
+def test_a_failed_step_of_more_devices_than_there_are_cannot_be_replayed(
     make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, datasets = make([(0, 1)], min_train_tokens=STEP_TOKENS)
     overflow(monkeypatch)
-    assert go(run, datasets) == 0
+    assert train_here(run, datasets) == 0
     path = run.failed_steps / "step-000000" / "capsule.json"
     content = json.loads(path.read_text())
     content["train"]["sharding"] = {"mode": "tp", "tensor": 64}
@@ -397,9 +387,9 @@ def test_a_step_before_the_first_checkpoint_is_replayed_from_the_start(
 ) -> None:
     run, datasets = make([(0, 1)])
     overflow(monkeypatch)
-    assert go(run, datasets) == 0
+    assert train_here(run, datasets) == 0
     capsys.readouterr()
     assert replay.replay(run, "step-000000", datasets) == EXIT_FAILED
-    said = capsys.readouterr().out
-    assert "step 0, from the start: 0 steps trained again" in said
-    assert "blocks.0.attention_norm is the first that is not finite" in said
+    output = capsys.readouterr().out
+    assert "step 0, from the start: 0 steps trained again" in output
+    assert "blocks.0.attention_norm is the first that is not finite" in output

@@ -1,4 +1,4 @@
-"""The smoke test of resuming: it passes where nothing is lost, and names what is."""
+"""`smoke_tests/test_resume.py` passes if a resumed run loses nothing, and names what is lost."""
 
 import json
 import re
@@ -19,8 +19,8 @@ SCRIPT = ROOT / "smoke_tests" / "test_resume.py"
 RECORDER = SCRIPT.with_name("recording_train.py")
 FAULTY_RECORDER = """
 import runpy
-from tests.faults import resume_faults
-resume_faults.{fault}()
+from tests.faults import injected_faults
+injected_faults.{fault}()
 runpy.run_path({recorder!r}, run_name="__main__")
 """
 MIXTURE = {"tiny": 2, "pairs": 1}
@@ -58,7 +58,7 @@ def test_a_run_that_loses_nothing_passes(datasets_dir: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.long
-def test_a_fine_tuning_of_pairs_passes(datasets_dir: Path, tmp_path: Path) -> None:
+def test_fine_tuning_on_pairs_passes(datasets_dir: Path, tmp_path: Path) -> None:
     settings = {"lora": LORA, "dataset": "pairs", "min_train_tokens": -1, "microbatch_size": 2}
     run = imported_run(tmp_path / "run", **settings)
     result = smoke(run, datasets_dir, "--kills", "1")
@@ -69,7 +69,7 @@ def test_a_fine_tuning_of_pairs_passes(datasets_dir: Path, tmp_path: Path) -> No
 
 @pytest.fixture(scope="module")
 def resumption(datasets_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Resumption:
-    """Trained straight through."""
+    """The check of a run, which has been trained without a kill."""
     folder = tmp_path_factory.mktemp("resumption")
     run = make_run(folder / "run", **EPOCHS)
     configs = run_config.load_run(run.path)
@@ -83,13 +83,13 @@ def resumption(datasets_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 @pytest.mark.parametrize(
     ("fault", "what", "difference"),
     [
-        ("steps_counted_anew", "parameters", r"\w+.*\[\d.*\]: \S+ straight, \S+ killed; [\d,]+ of"),
-        ("moments_left_behind", "optimizer state", r".*\.mu\..*\]: \S+ straight, \S+ killed"),
-        ("data_one_step_ahead", "data order", r"step (\d+): process [2-9] .* that of step \d+"),
-        ("last_line_twice", "metrics", r"step (\d+) stands where step \d+ should"),
+        ("reset_step_count", "parameters", r"\w+.*\[\d.*\]: \S+ straight, \S+ killed; [\d,]+ of"),
+        ("reset_first_moments", "optimizer state", r".*\.mu\..*\]: \S+ straight, \S+ killed"),
+        ("skip_a_batch", "data order", r"step (\d+): process [2-9] .* that of step \d+"),
+        ("repeat_last_line", "metrics", r"step (\d+) stands where step \d+ should"),
     ],
 )
-def test_what_a_resumed_process_does_wrong_is_named(
+def test_what_a_resumed_process_does_wrong_is_reported(
     fault: str,
     what: str,
     difference: str,
@@ -101,11 +101,11 @@ def test_what_a_resumed_process_does_wrong_is_named(
     assert len(list(resumption.train_killed(1))) == 1
     found = {finding.what: finding.difference for finding in resumption.findings()}
     assert re.match(difference, found.pop(what) or "none"), found
-    if fault == "last_line_twice":
+    if fault == "repeat_last_line":
         assert set(found.values()) == {None}
 
 
-def test_a_mistake_in_the_run_is_told_in_a_line(datasets_dir: Path, tmp_path: Path) -> None:
+def test_a_bad_run_is_reported_in_one_line(datasets_dir: Path, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", dataset="absent")
     result = smoke(run, datasets_dir)
     assert result.returncode == 2

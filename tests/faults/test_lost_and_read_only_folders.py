@@ -1,5 +1,5 @@
-"""Folders that are read-only, or go while a run writes to them: a line, and no training for
-nobody."""
+"""Folders that are read-only, removed or moved during training: reported in one line, and no
+further steps are taken for nothing."""
 
 import errno
 import os
@@ -17,17 +17,22 @@ from rungs.common import disk as disk_module
 from rungs.run import metrics
 from rungs.run.folder import RunFolder
 from rungs.run.metrics import MetricsLog
-from tests.faults.fault_runs import error_line, failure, faulty, go, short_run, whole_steps
-from tests.faults.small_disk import make_read_only, make_writable, needs_mount, small_disk
-from tests.faults.storage_faults import before_call, fail, remove_at_step
+from tests.faults.injected_faults import act_at_call, fail, remove_at_step
+from tests.faults.short_runs import (
+    checkpoint_steps,
+    error_line,
+    failure_message,
+    short_run,
+    train_here,
+    train_with_fault,
+)
+from tests.faults.tmpfs import make_read_only, make_writable, needs_mount, tmpfs
 from tests.support.tiny_run import assert_same_outcome, final_arrays, losses, train
-
-pytest_plugins = ["fault_fixtures"]
 
 
 @needs_mount
-def test_a_read_only_run_folder_is_refused(datasets_dir: Path, tmp_path: Path) -> None:
-    with small_disk(tmp_path / "disk", 1_000_000) as disk:
+def test_a_read_only_run_folder_is_an_error(datasets_dir: Path, tmp_path: Path) -> None:
+    with tmpfs(tmp_path / "disk", 1_000_000) as disk:
         run = short_run(disk / "run")
         before = sorted(disk.rglob("*"))
         make_read_only(disk)
@@ -48,7 +53,7 @@ def test_a_read_only_run_folder_is_refused(datasets_dir: Path, tmp_path: Path) -
     ],
 )
 @pytest.mark.usefixtures("no_charts")
-def test_a_folder_that_cannot_be_written_to_any_more(
+def test_a_folder_that_becomes_unwritable(
     owner: Any,
     name: str,
     what: str,
@@ -57,14 +62,14 @@ def test_a_folder_that_cannot_be_written_to_any_more(
     datasets_dir: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    begin = MetricsLog.append
+    append = MetricsLog.append
 
     def append_then_break(self: MetricsLog, step: metrics.StepMetrics) -> None:
-        begin(self, step)
+        append(self, step)
         monkeypatch.setattr(owner, name, lambda *_: fail(number))
 
     monkeypatch.setattr(MetricsLog, "append", append_then_break)
-    message = failure(run, datasets_dir)
+    message = failure_message(run, datasets_dir)
     assert f": {what} could not be written: {os.strerror(number)}" in message
     assert message.endswith(
         "; fix that, then run the same command to resume from the last checkpoint"
@@ -73,17 +78,17 @@ def test_a_folder_that_cannot_be_written_to_any_more(
 
 
 @pytest.mark.long
-def test_a_run_folder_that_is_removed(datasets_dir: Path, tmp_path: Path) -> None:
+def test_a_removed_run_folder(datasets_dir: Path, tmp_path: Path) -> None:
     run = short_run(tmp_path / "run", checkpoint_interval=100)
-    line = error_line(faulty(f"storage_faults.remove_at_step:4:{run.path}", run, datasets_dir))
+    line = error_line(train_with_fault(f"remove_at_step:4:{run.path}", run, datasets_dir))
     assert line.startswith(f"{run.path}: the run folder was removed or moved during training")
     assert not run.path.exists()
 
 
 @pytest.mark.usefixtures("no_charts")
-def test_a_run_folder_that_is_moved_goes_on_where_it_is(
+def test_a_moved_run_folder_resumes_at_its_new_place(
     run: RunFolder,
-    straight: RunFolder,
+    uninterrupted: RunFolder,
     datasets_dir: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -97,22 +102,22 @@ def test_a_run_folder_that_is_moved_goes_on_where_it_is(
 
     with monkeypatch.context() as patch:
         patch.setattr(MetricsLog, "append", MetricsLog.append)
-        before_call(MetricsLog, "append", 6, move)
-        assert "was removed or moved" in failure(run, datasets_dir)
-    assert go(moved, datasets_dir) == 0
-    assert_same_outcome(moved, straight)
+        act_at_call(MetricsLog, "append", 6, move)
+        assert "was removed or moved" in failure_message(run, datasets_dir)
+    assert train_here(moved, datasets_dir) == 0
+    assert_same_outcome(moved, uninterrupted)
 
 
-@pytest.mark.parametrize("change", ["removed", "cut", "replaced"])
+@pytest.mark.parametrize("change", ["removed", "truncated", "replaced"])
 @pytest.mark.usefixtures("no_charts")
-def test_metrics_that_are_lost(
+def test_removed_truncated_or_replaced_metrics(
     change: str,
     run: RunFolder,
     datasets_dir: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def lose(*_: Any) -> None:
-        if change == "cut":
+        if change == "truncated":
             run.metrics.write_bytes(b"")
         else:
             text = run.metrics.read_bytes()
@@ -121,16 +126,16 @@ def test_metrics_that_are_lost(
                 run.metrics.write_bytes(text)
 
     monkeypatch.setattr(MetricsLog, "append", MetricsLog.append)
-    before_call(MetricsLog, "append", 6, lose)
-    message = failure(run, datasets_dir)
+    act_at_call(MetricsLog, "append", 6, lose)
+    message = failure_message(run, datasets_dir)
     assert message.startswith(f"{run.metrics}: removed, truncated or replaced during training")
-    assert whole_steps(run) == [0, 3]
+    assert checkpoint_steps(run) == [0, 3]
 
 
 @pytest.mark.usefixtures("no_charts")
-def test_checkpoints_that_are_removed_do_not_cost_what_is_being_learned(
+def test_a_removed_checkpoints_folder_does_not_lose_the_running_training(
     run: RunFolder,
-    straight: RunFolder,
+    uninterrupted: RunFolder,
     datasets_dir: Path,
     monkeypatch: pytest.MonkeyPatch,
     messages: pytest.LogCaptureFixture,
@@ -142,28 +147,28 @@ def test_checkpoints_that_are_removed_do_not_cost_what_is_being_learned(
 
     wait = Saver.wait
     monkeypatch.setattr(Saver, "wait", wait_then_remove)
-    assert go(run, datasets_dir) == 0
+    assert train_here(run, datasets_dir) == 0
     expected = f"{run.checkpoints}: was removed with all checkpoints in it; created again"
     assert expected in messages.text
-    assert whole_steps(run) == [6, 7]
-    assert losses(run) == losses(straight)
-    one, other = final_arrays(run), final_arrays(straight)
+    assert checkpoint_steps(run) == [6, 7]
+    assert losses(run) == losses(uninterrupted)
+    one, other = final_arrays(run), final_arrays(uninterrupted)
     assert all(one[name].tobytes() == array.tobytes() for name, array in other.items())
 
 
 @pytest.mark.usefixtures("no_charts")
-def test_checkpoints_that_are_removed_under_a_save(
+def test_a_checkpoints_folder_removed_during_a_save(
     run: RunFolder, datasets_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(manifest, "write_manifest", manifest.write_manifest)
-    before_call(manifest, "write_manifest", 2, lambda *_: shutil.rmtree(run.checkpoints))
-    message = failure(run, datasets_dir)
+    act_at_call(manifest, "write_manifest", 2, lambda *_: shutil.rmtree(run.checkpoints))
+    message = failure_message(run, datasets_dir)
     assert "the checkpoint of step 3 could not be written: No such file or directory" in message
     assert "restore what was removed or moved" in message
 
 
 @pytest.mark.usefixtures("no_charts")
-def test_a_checkpoint_whose_weights_are_removed_under_the_save_is_not_sealed(
+def test_a_checkpoint_whose_weights_are_removed_during_the_save_is_not_finished(
     run: RunFolder, datasets_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(manifest, "write_manifest", manifest.write_manifest)
@@ -171,14 +176,14 @@ def test_a_checkpoint_whose_weights_are_removed_under_the_save_is_not_sealed(
     def remove_weights(folder: Path, *_: Any) -> None:
         (folder / "model.safetensors").unlink()
 
-    before_call(manifest, "write_manifest", 2, remove_weights)
-    assert "the checkpoint of step 3 could not be written" in failure(run, datasets_dir)
-    assert whole_steps(run) == [0]
+    act_at_call(manifest, "write_manifest", 2, remove_weights)
+    assert "the checkpoint of step 3 could not be written" in failure_message(run, datasets_dir)
+    assert checkpoint_steps(run) == [0]
 
 
 @pytest.mark.usefixtures("no_charts")
-def test_a_dataset_that_is_removed_is_not_needed_before_the_next_start(
-    straight: RunFolder,
+def test_a_removed_dataset_is_not_needed_before_the_next_start(
+    uninterrupted: RunFolder,
     datasets_dir: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -187,7 +192,7 @@ def test_a_dataset_that_is_removed_is_not_needed_before_the_next_start(
     run = short_run(tmp_path / "run")
     monkeypatch.setattr(MetricsLog, "append", MetricsLog.append)
     remove_at_step("2", str(copy / "tiny"))
-    assert go(run, copy) == 0
-    assert_same_outcome(run, straight)
+    assert train_here(run, copy) == 0
+    assert_same_outcome(run, uninterrupted)
     with pytest.raises(ValueError, match="tiny: no such dataset"):
-        go(run, copy)
+        train_here(run, copy)

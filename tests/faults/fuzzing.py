@@ -1,15 +1,18 @@
-"""Files made bad in the ways that files go bad, and what must hold of whoever reads them.
+"""Fuzzing: Hypothesis strategies for bad files, and what must hold for whatever reads them.
 
-`RUNGS_FUZZ_FACTOR=20 pytest tests/faults/test_fuzzed_configs.py` tries twenty times as many
-examples, and others each time; without it the examples are few and always the same.
+By default the examples are few and always the same. With RUNGS_FUZZ_FACTOR=20 in the environment,
+`uv run pytest tests/faults -k fuzzed` tries 20 times as many, and others each time.
 """
 
 import contextlib
 import copy
 import json
 import os
+import re
+import resource
 import shutil
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -20,17 +23,17 @@ from hypothesis import strategies as st
 from rungs.common.errors import UserError
 
 FACTOR = int(os.environ.get("RUNGS_FUZZ_FACTOR", "1"))
-DEADLINE_SECONDS = 10
+DEADLINE_SECONDS = 60
 LONGEST_LINE = 1000
 
 T = TypeVar("T")
 Draw = Callable[[st.SearchStrategy[Any]], Any]
 Fault = Callable[[Path], None]
-"""Puts something bad in the place of a file."""
+"""Puts something bad in place of a file."""
 
 
 def examples(count: int) -> settings:
-    """So many examples, times the factor; stable where that is 1."""
+    """Return settings for so many examples, times the factor."""
     return settings(
         max_examples=count * FACTOR,
         derandomize=FACTOR == 1,
@@ -40,19 +43,19 @@ def examples(count: int) -> settings:
     )
 
 
-# What must hold
+# Assertions
 
 
 def attempt(
     action: Callable[[], T], folder: Path, *naming: str, may_change: tuple[str, ...] = ()
 ) -> T | UserError:
-    """What the action gives, or the UserError that it raises.
+    """Return the action's result, or the UserError that it raises.
 
-    Asserts that it ends in time and with lines that can be read, and leaves the folder as it was.
+    Asserts that it ends in time, that its error is readable and that it does not change the folder.
 
     Args:
-        naming: one of these has to stand in every line of the error.
-        may_change: names of files that are no user's.
+        naming: every line of the error must contain one of these.
+        may_change: names of files that Rungs may rewrite.
     """
     before = snapshot(folder, may_change)
     outcome: T | UserError
@@ -67,7 +70,7 @@ def attempt(
 
 
 def assert_clear(message: str, naming: tuple[str, ...] = ()) -> None:
-    """Every line says something that a terminal can show, and where."""
+    """Every line is short, printable and names what it is about."""
     lines = message.split("\n")
     assert len(lines) < 200
     for line in lines:
@@ -77,12 +80,12 @@ def assert_clear(message: str, naming: tuple[str, ...] = ()) -> None:
         assert not naming or any(name in line for name in naming), line
 
 
-def snapshot(folder: Path, but: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Every path under a folder with what is there."""
+def snapshot(folder: Path, ignored: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Return every path under a folder with its content."""
     return {
         path.relative_to(folder).as_posix(): _content(path)
         for path in sorted(folder.rglob("*"))
-        if path.name not in but
+        if path.name not in ignored
     }
 
 
@@ -94,7 +97,7 @@ def _content(path: Path) -> Any:
 
 @contextlib.contextmanager
 def deadline(seconds: float = DEADLINE_SECONDS) -> Iterator[None]:
-    """Fail a block that takes longer, also where it waits for a file."""
+    """Fail a block that takes longer, even if it waits for a file."""
 
     def give_up(*_: object) -> None:
         raise AssertionError(f"took more than {seconds} s")
@@ -108,6 +111,22 @@ def deadline(seconds: float = DEADLINE_SECONDS) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
+@contextlib.contextmanager
+def limited_memory(more_bytes: int) -> Iterator[None]:
+    """Let this process allocate only so many more bytes; only on Linux."""
+    if sys.platform != "linux":
+        yield
+        return
+    status = Path("/proc/self/status").read_text()
+    allocated = 1024 * int(re.findall(r"VmData:\s+(\d+)", status)[0])
+    before, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (allocated + more_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (before, hard))
+
+
 # Bad bytes
 
 _INSERTED = (b"\xef\xbb\xbf", b"\0", b"\xff\xfe", b"\xc3\x28", b"\xed\xa0\x80", b"{", b'"', b"\n\n")
@@ -115,7 +134,7 @@ _INSERTED = (b"\xef\xbb\xbf", b"\0", b"\xff\xfe", b"\xc3\x28", b"\xed\xa0\x80", 
 
 @st.composite
 def bad_bytes(draw: Draw, valid: bytes) -> bytes:
-    """A file cut off anywhere, with a byte flipped or some put in, doubled, padded, or emptied."""
+    """A file truncated, doubled, padded or emptied, or with bytes flipped, added or deleted."""
     place = draw(st.integers(0, max(len(valid) - 1, 0)))
     match draw(st.sampled_from(["cut", "flip", "insert", "delete", "double", "pad", "other"])):
         case "cut":
@@ -132,8 +151,8 @@ def bad_bytes(draw: Draw, valid: bytes) -> bytes:
             return valid + valid
         case "pad":
             return valid + bytes(draw(st.integers(1, 4096)))
-    whole: bytes = draw(st.sampled_from([b"", b"\xef\xbb\xbf" + valid]) | st.binary(max_size=64))
-    return whole
+    other: bytes = draw(st.sampled_from([b"", b"\xef\xbb\xbf" + valid]) | st.binary(max_size=64))
+    return other
 
 
 # Bad JSON
@@ -154,7 +173,7 @@ RAW_JSON = {
     "20,000 objects deep": '{"a":' * 20_000 + "1" + "}" * 20_000,
     "100,000 lists deep": "[" * 100_000 + "]" * 100_000,
 }
-"""Values that `json.dumps` does not write, by the names that stand for them until they are."""
+"""Values that `json.dumps` does not write, by the strings that stand for them until `as_json`."""
 ODD_TEXTS = (
     "",
     " ",
@@ -189,7 +208,7 @@ odd_values: st.SearchStrategy[Any] = st.one_of(
 
 
 def as_json(value: Any) -> bytes:
-    """The text of a value, with raw JSON where it is named."""
+    """Return a value as JSON, with the names of raw JSON replaced by it."""
     text = json.dumps(value)
     for name, raw in RAW_JSON.items():
         text = text.replace(json.dumps(name), raw)
@@ -197,7 +216,7 @@ def as_json(value: Any) -> bytes:
 
 
 def _key_of(draw: Draw, value: Any) -> Any:
-    """A key of an object or a place in a list; None where it is empty."""
+    """Draw a key of an object or an index of a list; None if it is empty."""
     keys = list(value) if isinstance(value, dict) else list(range(len(value)))
     return draw(st.sampled_from(keys)) if keys else None
 
@@ -229,11 +248,11 @@ def bad_object(draw: Draw, valid: dict[str, Any]) -> bytes:
 
 
 def bad_json(valid: dict[str, Any]) -> st.SearchStrategy[bytes]:
-    """The contents of a JSON file that may be wrong in any way."""
+    """Return strategies for the content of a JSON file that may be wrong in any way."""
     text = json.dumps(valid, indent=1).encode()
     encoded = st.sampled_from(["utf-16", "utf-32", "utf-8-sig"]).map(text.decode().encode)
-    whole = odd_values.map(as_json)
-    return st.one_of(bad_object(valid), bad_object(valid), bad_bytes(text), encoded, whole)
+    other = odd_values.map(as_json)
+    return st.one_of(bad_object(valid), bad_object(valid), bad_bytes(text), encoded, other)
 
 
 # Bad safetensors
@@ -243,31 +262,31 @@ _LENGTHS = [0, 1, 7, 2**31, 2**32, 2**62, 2**63, 2**64 - 1]
 
 
 def safetensors(header: bytes, data: bytes, length: int | None = None) -> bytes:
-    """A file of that header and data, whose header is said to be so long."""
-    said = len(header) if length is None else length
-    return said.to_bytes(8, "little") + header + data
+    """Return a file of this header and data that claims this length of its header."""
+    claimed = len(header) if length is None else length
+    return claimed.to_bytes(8, "little") + header + data
 
 
 @st.composite
 def bad_safetensors(draw: Draw, valid: bytes) -> bytes:
-    """A safetensors file whose header lies: of its length, or of types, shapes, places, names."""
+    """A safetensors file whose header is wrong about its length, a dtype, shape, offset or name."""
     length = int.from_bytes(valid[:8], "little")
     header, data = json.loads(valid[8 : 8 + length]), valid[8 + length :]
     names = sorted(set(header) - {"__metadata__"})
     name = draw(st.sampled_from(names))
     entry = header[name]
-    match draw(st.sampled_from(["length", "dtype", "shape", "place", "twice", "name", "keys"])):
+    match draw(st.sampled_from(["length", "dtype", "shape", "offset", "twice", "name", "keys"])):
         case "length":
-            said = draw(st.sampled_from(_LENGTHS) | st.integers(0, 2 * length))
-            return safetensors(as_json(header), data, said)
+            claimed = draw(st.sampled_from(_LENGTHS) | st.integers(0, 2 * length))
+            return safetensors(as_json(header), data, claimed)
         case "dtype":
             entry["dtype"] = draw(st.sampled_from(_DTYPES))
         case "shape":
             sizes = st.sampled_from([0, 1, 2, 2**31, 2**32, 2**62, 2**63, 2**64, -1])
             entry["shape"] = draw(st.lists(sizes, max_size=4))
-        case "place":
-            places = st.sampled_from([0, 8, len(data), len(data) + 8, 2**62, 2**64 - 1, 2**64, -8])
-            entry["data_offsets"] = draw(st.lists(places, min_size=1, max_size=3))
+        case "offset":
+            offsets = st.sampled_from([0, 8, len(data), len(data) + 8, 2**62, 2**64 - 1, 2**64, -8])
+            entry["data_offsets"] = draw(st.lists(offsets, min_size=1, max_size=3))
         case "twice":
             again = as_json({name: entry, draw(st.sampled_from(names)): entry})
             return safetensors(again[:-1] + b"," + as_json(header)[1:], data)
@@ -279,15 +298,15 @@ def bad_safetensors(draw: Draw, valid: bytes) -> bytes:
 
 
 def bad_weights(valid: bytes) -> st.SearchStrategy[bytes]:
-    """The contents of a safetensors file that may be wrong in any way."""
+    """Return strategies for the content of a safetensors file that may be wrong in any way."""
     return st.one_of(bad_safetensors(valid), bad_safetensors(valid), bad_bytes(valid))
 
 
 # Bad files
 
 
-class Written(NamedTuple):
-    """Contents put into a file."""
+class Write(NamedTuple):
+    """Writes content to a file."""
 
     content: bytes
 
@@ -296,14 +315,14 @@ class Written(NamedTuple):
 
 
 def in_place(content: st.SearchStrategy[bytes]) -> st.SearchStrategy[Fault]:
-    """Contents put into a file or, now and then, something that is no file in its place."""
-    written = content.map(Written)
-    return st.one_of(written, written, written, written, no_file)
+    """Return faults that write the content or, now and then, replace the file by something else."""
+    write = content.map(Write)
+    return st.one_of(write, write, write, write, no_file)
 
 
 def put(path: Path, content: bytes) -> None:
-    """Write a file, whatever is in its place."""
-    Written(content)(path)
+    """Write a file, whatever is there."""
+    Write(content)(path)
 
 
 def _replace(path: Path, make: Callable[[], object]) -> None:
@@ -314,16 +333,16 @@ def _replace(path: Path, make: Callable[[], object]) -> None:
     make()
 
 
-def gone(path: Path) -> None:
+def absent(path: Path) -> None:
     _replace(path, lambda: None)
 
 
-def folder_there(path: Path) -> None:
+def folder(path: Path) -> None:
     _replace(path, path.mkdir)
 
 
 def fifo(path: Path) -> None:
-    """A pipe that nobody writes to."""
+    """A pipe that nothing writes to."""
     _replace(path, lambda: os.mkfifo(path))
 
 
@@ -340,7 +359,7 @@ def link_without_end(path: Path) -> None:
 
 
 def unreadable(path: Path) -> None:
-    """A file without permissions; to root, who may read all, one that gives an I/O error."""
+    """A file without permissions; for root, who may read all files, one with an I/O error."""
     if os.geteuid():
         path.chmod(0)
     else:
@@ -348,5 +367,5 @@ def unreadable(path: Path) -> None:
 
 
 no_file: st.SearchStrategy[Fault] = st.sampled_from(
-    [gone, folder_there, fifo, link_to_nothing, link_to_itself, link_without_end, unreadable]
+    [absent, folder, fifo, link_to_nothing, link_to_itself, link_without_end, unreadable]
 )

@@ -1,4 +1,4 @@
-"""Two processes of one run, one of which is killed or told to stop at a moment of its own."""
+"""One of a run's two processes is killed or stopped."""
 
 import signal
 from pathlib import Path
@@ -11,7 +11,6 @@ from tests.support.tiny_run import (
     assert_same_outcome,
     last_checkpoint,
     losses,
-    make_dataset,
     make_run,
 )
 from tests.support.together import finish, together
@@ -21,18 +20,19 @@ NO_FAULT = ""
 
 
 @pytest.mark.long
-def test_one_of_two_killed_or_stopped_changes_nothing(tmp_path: Path) -> None:
-    datasets_dir = tmp_path / "datasets"
-    make_dataset(datasets_dir)
-    straight, run = (make_run(tmp_path / name, sharding=MESH) for name in ("straight", "run"))
-    finish(straight, datasets_dir)
+def test_a_killed_or_stopped_process_does_not_change_the_outcome(
+    datasets_dir: Path, tmp_path: Path
+) -> None:
+    names = ("uninterrupted", "run")
+    uninterrupted, run = (make_run(tmp_path / name, sharding=MESH) for name in names)
+    finish(uninterrupted, datasets_dir)
 
     kill("before the weights are written", 2, 0, run, datasets_dir)
     assert [c.step for c in list_checkpoints(run.checkpoints)] == [0]
     kill("between write and rename", 2, 0, run, datasets_dir)
     kill("in the optimizer's part", 1, 1, run, datasets_dir)
     saved = last_checkpoint(run).step
-    faults = (NO_FAULT, "kills.signal_at:in a validation:2:SIGTERM")
+    faults = (NO_FAULT, "signal_at:in a validation:2:SIGTERM")
     with together(run, datasets_dir, faults) as both:
         assert both.exit_codes() == [143, 143], both.said()
     stopped = last_checkpoint(run)
@@ -40,12 +40,12 @@ def test_one_of_two_killed_or_stopped_changes_nothing(tmp_path: Path) -> None:
     assert saved < stopped.step == len(losses(run)) - 1
     assert (stopped.step % 5, stopped.meta.selection_loss) == (0, None)
     finish(run, datasets_dir)
-    assert_same_outcome(run, straight)
+    assert_same_outcome(run, uninterrupted)
 
 
 def kill(moment: str, count: int, number: int, run: RunFolder, datasets_dir: Path) -> None:
-    """Have one process killed; the other is, too, once that has died."""
+    """Kill one process at a moment; the other is killed once that one is dead."""
     faults = [NO_FAULT, NO_FAULT]
-    faults[number] = f"kills.kill_at:{moment}:{count}"
+    faults[number] = f"kill_at:{moment}:{count}"
     with together(run, datasets_dir, tuple(faults)) as both:
-        assert both.processes[number].wait(180) == -signal.SIGKILL, both.said()
+        assert both.processes[number].wait(900) == -signal.SIGKILL, both.said()

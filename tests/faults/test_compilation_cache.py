@@ -1,4 +1,4 @@
-"""A cache of compiled code that cannot be read or written costs a compilation, and no run."""
+"""A compilation cache that cannot be read or written costs a compilation, but stops no run."""
 
 import os
 import subprocess
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.small_disk import make_read_only, make_writable, needs_mount, small_disk
+from tests.faults.tmpfs import make_read_only, make_writable, needs_mount, tmpfs
 from tests.support.committed_runs import ROOT
 
 PROGRAM = """
@@ -19,9 +19,9 @@ print(jax.jit(lambda x: x * 3 + 1)(2.0), jax.jit(lambda x: x - 9)(5.0))
 
 
 def start(cache: Path) -> list[str]:
-    """Compile two functions; what is said of it."""
+    """Compile two functions in a new process; return the lines of its stderr."""
     environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": str(cache), "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run(
+    ended = subprocess.run(
         [sys.executable, "-c", PROGRAM],
         capture_output=True,
         text=True,
@@ -29,37 +29,37 @@ def start(cache: Path) -> list[str]:
         cwd=ROOT,
         env=environment,
     )
-    assert done.stdout == "7.0 -4.0\n"
-    return done.stderr.splitlines()
+    assert ended.stdout == "7.0 -4.0\n"
+    return ended.stderr.splitlines()
 
 
 @pytest.mark.long
 @needs_mount
 def test_a_full_cache(tmp_path: Path) -> None:
-    with small_disk(tmp_path / "cache", 4096) as cache:
+    with tmpfs(tmp_path / "cache", 4096) as cache:
         (line,) = start(cache)
         assert line.startswith(f"{cache}: compiled code is not kept for later starts: OSError")
         assert "No space left on device" in line
-        assert len(start(cache)) <= 1  # of what fitted there, some is read
+        assert len(start(cache)) <= 1  # a part of it fitted and is read
 
 
 @pytest.mark.long
 @needs_mount
 def test_a_read_only_cache_with_torn_entries(tmp_path: Path) -> None:
-    with small_disk(tmp_path / "cache", 1_000_000) as cache:
+    with tmpfs(tmp_path / "cache", 1_000_000) as cache:
         assert start(cache) == []
         for entry in cache.glob("*-cache"):
             entry.write_bytes(entry.read_bytes()[:40])
         make_read_only(cache)
-        said = start(cache)
+        lines = start(cache)
         make_writable(cache)
-        assert len(said) <= 1
+        assert len(lines) <= 1
         assert start(cache) == []
         assert all(entry.stat().st_size > 40 for entry in cache.glob("*-cache"))
 
 
 @pytest.mark.long
-def test_a_cache_that_is_no_folder(tmp_path: Path) -> None:
+def test_a_cache_that_is_not_a_folder(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file")
     assert len(start(tmp_path / "cache")) <= 1
     assert len(start(tmp_path / "cache" / "below")) <= 1
