@@ -31,7 +31,7 @@ _UNTRAINED_LENGTH = 1024
 def main(checkpoint: str, dataset: str | None, datasets_dir: Path | None) -> None:
     """Evaluate CHECKPOINT (a run folder, a checkpoint or a model.safetensors) on a dataset's
     validation tokens, as many as `validation_tokens` says."""
-    jax_setup.cache_compiled_code()
+    jax_setup.enable_compilation_cache()
     folder = find_datasets_dir(datasets_dir)
     weights = Weights(find_weights(checkpoint))
     train = _settings(weights, dataset)

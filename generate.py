@@ -69,7 +69,7 @@ def main(
     from rungs.checkpointing.load import find_weights, load_model, load_tokenizer
     from rungs.model.generation import Generator, Request
 
-    jax_setup.cache_compiled_code()
+    jax_setup.enable_compilation_cache()
     weights, tokenizer = find_weights(checkpoint), load_tokenizer(checkpoint)
     rows = [read_prompt(text, tokenizer) for text in texts for _ in range(num_samples)]
     if not past_the_end:

@@ -12,7 +12,7 @@ from rungs.common.errors import run_command
 from rungs.common.text_table import align_columns
 from rungs.config.run_config import load_run
 from rungs.model.gpt import GPT
-from rungs.parallel.mesh import MESH_AXES
+from rungs.parallel.sharding import MESH_AXES
 from rungs.planning.model_summary import ArraySummary, ModelSummary, summarize
 from rungs.run.folder import find_run
 

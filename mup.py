@@ -106,7 +106,7 @@ def check(
     """Train RUN for a few steps at several widths and see whether its activations keep their size:
     exit code 1 where at some place they do not. The chart is RUN/coordinate-check.png."""
     folder, found = _fresh_run(run)
-    jax_setup.cache_compiled_code()
+    jax_setup.enable_compilation_cache()
     data = _training_data(found, datasets_dir)
     if data.total_steps <= steps:
         raise UserError(f"--steps {steps}: the run has {data.total_steps}, one of them to look at")

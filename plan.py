@@ -181,14 +181,14 @@ def _own_sharding(folder: RunFolder, config: RunConfig, is_here: bool) -> Shardi
     """That of `train.json`, on the devices of this machine where it is planned for them."""
     import jax
 
-    from rungs.parallel.devices import cpu_devices, sharding_on
+    from rungs.parallel.devices import cpu_device_count, resolve_sharding
 
     available = None
     if is_here:
         is_cpu = jax.default_backend() == "cpu"
-        available = cpu_devices(config.train, None) if is_cpu else jax.device_count()
+        available = cpu_device_count(config.train, None) if is_cpu else jax.device_count()
     try:
-        return sharding_on(config.train, available)
+        return resolve_sharding(config.train, available)
     except ValueError as error:
         raise UserError(f"{folder.path}/train.json: {error}") from None
 

@@ -104,14 +104,14 @@ def _held(folder: RunFolder, config: RunConfig, cluster: Cluster | None) -> Iter
         return
 
     from rungs.parallel import jax_setup
-    from rungs.parallel.processes import done_by_first, is_first, join
+    from rungs.parallel.processes import is_first_process, join, run_on_first
 
     jax_setup.prepare(config.train, processes=cluster.processes or 1)
     join(cluster)
-    if not is_first():
+    if not is_first_process():
         run_log.only_warnings()
     with contextlib.ExitStack() as hold:
-        done_by_first(lambda: hold.enter_context(folder.lock()))
+        run_on_first(lambda: hold.enter_context(folder.lock()))
         yield
 
 

@@ -10,7 +10,8 @@ from jax.sharding import Mesh, NamedSharding
 
 from rungs.config.run_config import RunConfig
 from rungs.config.train_config import ShardingConfig, TrainConfig
-from rungs.parallel.mesh import Layout, one_device, place_batch
+from rungs.parallel.mesh import one_device
+from rungs.parallel.sharding import Layout, place_batch
 from rungs.step.state import AbstractState, create_model_and_optimizer
 from rungs.step.train_step import make_train_step
 

@@ -58,7 +58,7 @@ def main(
     from rungs.parallel import jax_setup
 
     run_log.log_to_terminal()
-    jax_setup.cache_compiled_code()
+    jax_setup.enable_compilation_cache()
     limits = CheckLimits(sequences, tokens, steps)
     patient = admit(folder, config, find_datasets_dir(datasets_dir), limits)
     sys.exit(1 if failed_checks(folder.path, config, patient) else 0)

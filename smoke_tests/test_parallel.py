@@ -61,7 +61,7 @@ def main(
     from rungs.parallel import jax_setup
 
     run_log.log_to_terminal()
-    jax_setup.cache_compiled_code()
+    jax_setup.enable_compilation_cache()
     limits = TrialLimits(steps, sequences, tokens)
     trial = Trial.of_run(folder, config, find_datasets_dir(datasets_dir), limits)
     sys.exit(0 if is_all_alike(folder.path, config, trial, devices) else 1)

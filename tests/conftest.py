@@ -11,7 +11,7 @@ from rungs.optim import precision
 from rungs.parallel import jax_setup
 
 jax.config.update("jax_num_cpu_devices", 8)
-jax_setup.cache_compiled_code()
+jax_setup.enable_compilation_cache()
 assert jax.device_count() == 8
 precision.fastest_dtype = lambda: "float32"  # on every machine alike
 

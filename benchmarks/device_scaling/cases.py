@@ -8,7 +8,7 @@ from benchmarks.one_step import train_config
 from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import RunConfig
 from rungs.config.train_config import Mode, ShardingConfig
-from rungs.parallel.mesh import Layout
+from rungs.parallel.sharding import Layout
 from rungs.planning.communication import layout_without_devices
 from rungs.planning.hardware import named
 

@@ -7,7 +7,7 @@ starts at once: a bound, which real runs stay below.
 from typing import NamedTuple
 
 from benchmarks.device_scaling.cases import SEQUENCE, LinkedHardware, ScalingCase
-from rungs.parallel.axes import TENSOR
+from rungs.parallel.names import TENSOR
 from rungs.planning.communication import traffic
 
 

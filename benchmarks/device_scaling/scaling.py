@@ -40,8 +40,8 @@ from benchmarks.side_process import failure
 from rungs.common.errors import run_command
 from rungs.common.text_table import align_columns
 from rungs.config.run_config import RunConfig
-from rungs.parallel.axes import TENSOR
 from rungs.parallel.mesh import create_mesh
+from rungs.parallel.names import TENSOR
 from rungs.planning.communication import Sent, parameters, traffic
 from rungs.planning.flops import conventional_flops
 from rungs.step.state import shapes_of

@@ -20,9 +20,10 @@ from rungs.config.run_config import RunConfig
 from rungs.config.train_config import ShardingConfig
 from rungs.model.gpt import GPT
 from rungs.model.kernels.cross_entropy import target_losses
-from rungs.optim.optimizer import MultiSteps
+from rungs.optim.multi_steps import MultiSteps
 from rungs.parallel import jax_setup
-from rungs.parallel.mesh import create_mesh, one_device, place_batch
+from rungs.parallel.mesh import create_mesh, one_device
+from rungs.parallel.sharding import place_batch
 from rungs.step.state import create_model_and_optimizer
 from rungs.step.train_step import make_train_step
 
@@ -46,7 +47,7 @@ TakeStep = Callable[[], Any]
 
 def main() -> None:
     jax.config.update("jax_num_cpu_devices", 2)
-    jax_setup.cache_compiled_code()
+    jax_setup.enable_compilation_cache()
     turns = int(sys.argv[1])
     steps = {"plain": plain_step()}
     steps |= {name: sharded_step(sharding) for name, sharding in SHARDINGS.items()}

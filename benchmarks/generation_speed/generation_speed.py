@@ -48,7 +48,7 @@ Generate = Callable[[str, int], float]
 def main(batch_sizes: str, turns: int, torch_python: str | None) -> None:
     """Print a table of tokens per second."""
     sizes = [int(size) for size in batch_sizes.split(",")]
-    jax_setup.cache_compiled_code()
+    jax_setup.enable_compilation_cache()
     prompts = np.random.default_rng(0).integers(0, GPT2.vocab_size, (max(sizes), PROMPT_TOKENS))
     generators, weights = make_generators()
     bandwidth = read_bandwidth()

@@ -19,7 +19,7 @@ from rungs.common.errors import run_command
 from rungs.config.run_config import RunConfig
 from rungs.config.train_config import ComputeDtype
 from rungs.parallel import jax_setup
-from rungs.parallel.devices import mesh_of
+from rungs.parallel.devices import create_run_mesh
 from rungs.step.state import create_model_and_optimizer
 from rungs.step.train_step import make_train_step
 from rungs.training.trainer import PlacedAhead
@@ -59,7 +59,7 @@ def losses(
 ) -> np.ndarray:
     run = run_of(dtype, learning_rate)
     jax_setup.prepare(run.train)
-    mesh = mesh_of(run.train, run.model, None)
+    mesh = create_run_mesh(run.train, run.model, None)
     model, optimizer = create_model_and_optimizer(run, steps, mesh)
     step = make_train_step(run.train, mesh)
     placed = iter(PlacedAhead(mesh, batches(sequences), SEQUENCES))

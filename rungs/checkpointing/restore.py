@@ -12,7 +12,7 @@ from rungs.checkpointing.weights_file import Weights
 from rungs.config.run_config import RunConfig
 from rungs.model.gpt import GPT
 from rungs.model.lora import LOW_RANK_NAMES
-from rungs.optim.optimizer import MultiSteps
+from rungs.optim.multi_steps import MultiSteps
 from rungs.step.state import AbstractModel, AbstractState
 
 

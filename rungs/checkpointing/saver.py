@@ -22,9 +22,9 @@ from rungs.common.disk import sync_to_disk
 from rungs.config.run_config import RunConfig
 from rungs.data.tokenizer import TOKENIZER_FILE
 from rungs.model.gpt import GPT
-from rungs.optim.optimizer import MultiSteps
+from rungs.optim.multi_steps import MultiSteps
 from rungs.parallel import processes
-from rungs.step.nonfinite import Flags, flags_of, not_finite
+from rungs.step.nonfinite import Flags, finite_flags, nonfinite_names
 from rungs.step.state import host_copies, named_arrays
 
 _EXTRA_BYTES = 1 << 16
@@ -112,8 +112,8 @@ class Saver:
             RunFailure: this checkpoint cannot be written, or the pending one could not.
         """
         self.wait()
-        flags = flags_of(named_arrays(model) | named_arrays(optimizer))
-        begin = self._begin_shared if processes.is_one_of_several() else self._begin_alone
+        flags = finite_flags(named_arrays(model) | named_arrays(optimizer))
+        begin = self._begin_shared if processes.is_multi_process() else self._begin_alone
         self._pending = self._worker.submit(begin(model, optimizer, meta, flags))
         return flags
 
@@ -153,7 +153,7 @@ class Saver:
         """
         vocab_size = self._config.model.vocab_size
         weights, moments = named_arrays(model, vocab_size), named_arrays(optimizer, vocab_size)
-        gathered = {name: processes.whole(array) for name, array in weights.items()}
+        gathered = {name: processes.gather_to_first(array) for name, array in weights.items()}
         snapshot = _Snapshot(meta, flags, gathered, self._needed_bytes(weights, moments))
         with self._failures_of(snapshot):
             unfinished = self._create(snapshot, moments)
@@ -162,7 +162,7 @@ class Saver:
             with self._failures_of(snapshot):
                 unfinished.optimizer_save.result()
 
-        if processes.is_first():
+        if processes.is_first_process():
             return functools.partial(self._finish, snapshot, unfinished)
         return wait
 
@@ -179,7 +179,7 @@ class Saver:
         self, snapshot: _Snapshot, moments: Mapping[str, jax.Array | np.ndarray]
     ) -> _Unfinished:
         new_folder = functools.partial(self._new_folder, snapshot)
-        folder = self._folder / processes.said_by_first(new_folder)
+        folder = self._folder / processes.broadcast_from_first(new_folder)
         with _removed_on_failure(folder):
             return _Unfinished(folder, _save_async(folder / manifest.OPTIMIZER_FOLDER, moments))
 
@@ -206,7 +206,7 @@ class Saver:
         with self._failures_of(snapshot):
             with _removed_on_failure(unfinished.folder):
                 self._write_files(unfinished, snapshot)
-            if not_finite(snapshot.flags):  # the training loop reports it and stops
+            if nonfinite_names(snapshot.flags):  # the training loop reports it and stops
                 shutil.rmtree(unfinished.folder)
                 return
             unfinished.folder.rename(self._folder / unfinished.folder.name.removeprefix(UNFINISHED))
@@ -236,7 +236,7 @@ def _removed_on_failure(unfinished: Path) -> Iterator[None]:
     try:
         yield
     except Exception:
-        if not processes.is_one_of_several():
+        if not processes.is_multi_process():
             shutil.rmtree(unfinished, ignore_errors=True)
         raise
 

@@ -16,7 +16,7 @@ from rungs.model.layers import NO_DROPOUT, Dropout, Linear, initializer, make_no
 from rungs.model.remat import save_for_backward
 from rungs.model.rope import Rotary, rotary_for
 from rungs.parallel import collectives, target_device
-from rungs.parallel.axes import TENSOR
+from rungs.parallel.names import TENSOR
 
 
 class Cache(NamedTuple):

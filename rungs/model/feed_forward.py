@@ -16,7 +16,7 @@ from rungs.config.model_config import FeedForwardKind, ModelConfig
 from rungs.model.layers import Axes, Initializer, Linear, initializer, joined, sums_over_split
 from rungs.model.remat import save_for_backward
 from rungs.parallel import collectives
-from rungs.parallel.axes import DATA, TENSOR
+from rungs.parallel.names import DATA, TENSOR
 
 Activation = Callable[[Array], Array]
 ACTIVATIONS: dict[FeedForwardKind, Activation] = {

@@ -33,8 +33,8 @@ from rungs.model.layers import (
 )
 from rungs.model.remat import checkpoint_layer
 from rungs.parallel import collectives
-from rungs.parallel.axes import TENSOR
-from rungs.parallel.fsdp import unsharded
+from rungs.parallel.fsdp import no_gather
+from rungs.parallel.names import TENSOR
 
 
 class Forward(NamedTuple):
@@ -58,7 +58,7 @@ class Compute(NamedTuple):
     """What of a layer the backward pass computes again; see `TrainConfig.remat`."""
     unroll: int = 1
     """Periods of the layers' pattern compiled one after the other in each turn of the scan."""
-    whole: Callable[[nnx.State], nnx.State] = unsharded
+    whole: Callable[[nnx.State], nnx.State] = no_gather
     """Makes whole the weights of a layer of which each device keeps a part; the backward pass does
     so again."""
 
@@ -317,7 +317,7 @@ def through_blocks(
             outcomes.append((x_BSD if keep_hidden_states else None, routing))
         return (x_BSD, number + len(outcomes)), jax.tree.map(lambda *a: jnp.stack(a), *outcomes)
 
-    apply = checkpoint_layer(through_block, compute.remat, compute.whole is not unsharded)
+    apply = checkpoint_layer(through_block, compute.remat, compute.whole is not no_gather)
     whole = periods * len(kinds)
     in_periods = jax.tree.map(
         lambda a: a[:whole].reshape(periods, len(kinds), *a.shape[1:]), stacked

@@ -19,7 +19,7 @@ from rungs.config.model_config import ModelConfig
 from rungs.model.kernels import matmul
 from rungs.model.remat import save_for_backward
 from rungs.parallel import collectives
-from rungs.parallel.axes import TENSOR
+from rungs.parallel.names import TENSOR
 
 SPLIT_AXES = ("heads", "ffn", "vocab")
 """Array axes that the devices along the tensor axis share, in modes with more than one."""

@@ -1,10 +1,12 @@
 """From gradients to an update: optimizers, learning-rate schedules, compute dtype.
 
-    optimizer     the MultiSteps optimizer: clipping, weight decay, accumulation
-    update_rules  one function per optimizer (adamw, muon, lion, adafactor, sgd); muP factors
-    schedule      the learning rate of each step
-    precision     which dtype a run computes in; float16 loss scale
+    optimizers   one function per optimizer (adamw, muon, lion, adafactor, sgd), and muP's factors
+    multi_steps  `MultiSteps` around them: gradient accumulation, clipping, weight decay
+    schedule     the learning rate of each step
+    precision    the dtype a run computes in; the loss scale of float16
 
-Add an optimizer in `update_rules.py` and name it in `config/train_config.py`.
+To add an optimizer, add its name to `Optimizer` in `config/train_config.py` and a case to
+`update_rule` in `optimizers.py`. To add a schedule, add its name to `Schedule` and a case in
+`schedule.py`.
 Imports `common`, `config`, `parallel` and `model`.
 """

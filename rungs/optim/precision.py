@@ -1,5 +1,5 @@
-"""The type that a run computes in, and the scale that keeps small gradients of float16 from
-vanishing."""
+"""The dtype a run computes in, and the loss scale that keeps small float16 gradients from
+underflowing."""
 
 import re
 from pathlib import Path
@@ -16,14 +16,18 @@ AUTO: Literal["auto"] = "auto"
 FIRST_SCALE = 2.0**16
 LARGEST_SCALE = 2.0**24
 STEPS_UNTIL_LARGER = 2000
-"""Steps without an overflow after which a loss scale is doubled, as in PyTorch's GradScaler."""
+"""Steps without an overflow after which the loss scale doubles, as in PyTorch's GradScaler."""
 _CPU_INFO = Path("/proc/cpuinfo")
 _BFLOAT16_FLAGS = r"\b(amx_bf16|avx512_bf16)\b"
 
 
-def resolved(train: TrainConfig, recorded: ComputeDtypeOrAuto = AUTO) -> TrainConfig:
-    """With a type in the place of "auto": what a checkpoint recorded or, where there is none, what
-    is fastest here."""
+def resolve_compute_dtype(train: TrainConfig, recorded: ComputeDtypeOrAuto = AUTO) -> TrainConfig:
+    """Replace compute_dtype "auto" by a dtype.
+
+    Args:
+        recorded: the dtype that the run's last checkpoint recorded. "auto" if there is no
+            checkpoint; then the fastest dtype of the device is used.
+    """
     if train.compute_dtype != AUTO:
         return train
     dtype = fastest_dtype() if recorded == AUTO else recorded
@@ -31,13 +35,13 @@ def resolved(train: TrainConfig, recorded: ComputeDtypeOrAuto = AUTO) -> TrainCo
 
 
 def dtype_of(train: TrainConfig) -> jnp.dtype:
-    """The type of activations and products."""
-    return jnp.dtype(resolved(train).compute_dtype)
+    """Return the dtype of activations and matmuls."""
+    return jnp.dtype(resolve_compute_dtype(train).compute_dtype)
 
 
 def fastest_dtype() -> ComputeDtype:
-    """What the device multiplies fastest without losing a run: bfloat16 where it has
-    instructions for that, float16 on GPUs that have only those, else float32."""
+    """Return the fastest safe matmul dtype of the device: bfloat16 if it has instructions for it,
+    float16 on GPUs that only have those, else float32."""
     platform, compute_capability = target()
     if platform == "tpu":
         return "bfloat16"
@@ -53,23 +57,23 @@ def _cpu_has_bfloat16() -> bool:
 
 
 class LossScale(nnx.Module):
-    """What the loss is multiplied by, and its gradients are divided by, so that those in between
-    keep clear of the smallest numbers of float16 (Micikevicius et al. 2018, section 3.2).
+    """Dynamic loss scale for float16 (Micikevicius et al. 2018, section 3.2).
 
-    An overflow halves it; many steps without one double it.
+    The loss is multiplied by it and the gradients are divided by it, so that intermediate gradients
+    do not underflow. An overflow halves it; many steps without an overflow double it.
     """
 
     def __init__(self) -> None:
         self.scale = nnx.Variable(jnp.float32(FIRST_SCALE))
         self.steps = nnx.Variable(jnp.int32(0))
-        """Since it changed."""
+        """Steps since the scale last changed."""
 
     def adapt(self, overflowed: Array) -> None:
-        """After a step, in which gradients overflowed or did not."""
+        """Update the scale after a step, given whether its gradients overflowed."""
         steps = self.steps[...] + 1
-        is_calm = steps >= STEPS_UNTIL_LARGER
+        is_time_to_grow = steps >= STEPS_UNTIL_LARGER
         larger = jnp.minimum(self.scale[...] * 2, LARGEST_SCALE)
         smaller = jnp.maximum(self.scale[...] / 2, 1)
-        kept = jnp.where(is_calm, larger, self.scale[...])
-        self.scale.set_value(jnp.where(overflowed, smaller, kept))
-        self.steps.set_value(jnp.where(overflowed | is_calm, 0, steps))
+        grown = jnp.where(is_time_to_grow, larger, self.scale[...])
+        self.scale.set_value(jnp.where(overflowed, smaller, grown))
+        self.steps.set_value(jnp.where(overflowed | is_time_to_grow, 0, steps))

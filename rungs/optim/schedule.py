@@ -6,10 +6,10 @@ from rungs.config.train_config import TrainConfig
 
 
 def learning_rate_schedule(train: TrainConfig, total_steps: int) -> optax.Schedule:
-    """Linear warm-up to the peak, then what `schedule` in `train.json` names.
+    """Return a linear warm-up to the peak, followed by the schedule that `train.json` names.
 
-    Every schedule but the constant one would reach its end at step `total_steps`, which is the
-    first that is not taken.
+    Every schedule except "constant" reaches its final learning rate at step `total_steps`, one step
+    after the last.
     """
     peak, end = train.learning_rate, train.learning_rate * train.min_learning_rate_percent / 100
     warmup_steps = min(round(total_steps * train.warmup_period_percent / 100), total_steps - 1)
@@ -31,7 +31,8 @@ def _after_warmup(
             return optax.constant_schedule(peak)
         case "warmup_stable_decay":
             decay_steps = min(max(round(total_steps * train.decay_period_percent / 100), 1), steps)
-            # linear_schedule's own begin fails on nnx's unsigned count of steps: it wraps below 0.
+            # Not linear_schedule's transition_begin: subtracting it from nnx's unsigned step count
+            # wraps around.
             decay = optax.linear_schedule(peak, end, decay_steps)
             return optax.join_schedules(
                 [optax.constant_schedule(peak), decay], [steps - decay_steps]

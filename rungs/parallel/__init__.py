@@ -1,14 +1,17 @@
-"""Sharing work between devices and processes: mesh, sharding modes, collectives, process setup.
+"""Sharing work between devices and processes: sharding modes, mesh, collectives, process setup.
 
-    jax_setup      environment and flags set before JAX starts; compilation cache
+    sharding       the sharding modes (`MESH_AXES`); where arrays and batches live on the mesh
+    mesh           create the mesh of devices
+    devices        choose the devices of a run
+    fsdp           all-gather sharded weights, layer by layer
+    collectives    psum and others inside shard_map
+    names          names of mesh axes, array axes, parts of the model and parameters
     launchers      find the cluster a process is part of: Slurm, Open MPI, Kubernetes, TPU pods
-    processes      join, broadcast, agree between processes
-    devices        which devices a run uses
-    target_device  the device a program is traced for: the one here, or a planned one
-    mesh           the mesh and the sharding modes: which array axis goes on which mesh axis
-    axes           names of mesh axes, of parts of the model and of parameters
-    collectives    psum and its kin inside shard_map
-    fsdp           gather a layer's weights when they are used
+    processes      join the processes; broadcast and agree between them
+    jax_setup      what to set before JAX starts: compilation cache, CPU devices, determinism
+    target_device  the kind of device a program is traced for: the local one or a planned one
 
+To add a sharding mode, add its name to `Mode` and the mesh it needs to `mode_problem`, both in
+`config/train_config.py`, and its row to `MESH_AXES` in `sharding.py`.
 Imports `common` and `config`.
 """

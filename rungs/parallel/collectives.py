@@ -1,8 +1,8 @@
-"""`psum` and its kin over a mesh axis, which do nothing where there is no such axis.
+"""`psum`, `pmax` and others over a mesh axis; they do nothing if there is no such axis.
 
 Inside `jax.shard_map` each device runs the same program on its own part of every array. Along an
 axis that is absent (outside of `shard_map`) or has one device, these functions return their
-argument, so a model reads the same on one device and on many.
+argument, so the model's code is the same for one device and for many.
 """
 
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from jax import Array
 
-from rungs.parallel.axes import DATA, TENSOR
+from rungs.parallel.names import DATA, TENSOR
 
 
 def axis_size(axis: str) -> int:
@@ -31,8 +31,8 @@ def vocabulary_offset(rows: int) -> Array | int:
 
 def psum(x: Any, *axes: str) -> Any:
     """Return the sum of x, an array or a tree of arrays, over the devices along mesh axes."""
-    several = tuple(axis for axis in axes if axis_size(axis) > 1)
-    return jax.lax.psum(x, several) if several else x
+    present = tuple(axis for axis in axes if axis_size(axis) > 1)
+    return jax.lax.psum(x, present) if present else x
 
 
 def pmax(x: Array, axis: str) -> Array:
@@ -42,8 +42,8 @@ def pmax(x: Array, axis: str) -> Array:
 
 def pmin(x: Array) -> Array:
     """Return the minimum of x over all devices of the mesh."""
-    several = tuple(axis for axis in (DATA, TENSOR) if axis_size(axis) > 1)
-    return jax.lax.pmin(x, several) if several else x
+    present = tuple(axis for axis in (DATA, TENSOR) if axis_size(axis) > 1)
+    return jax.lax.pmin(x, present) if present else x
 
 
 def to_varying(x: Any, axis: str) -> Any:
@@ -58,11 +58,11 @@ def to_common_varying(*arrays: Array) -> tuple[Array, ...]:
     """Return the arrays, each varying along every mesh axis along which any of them varies."""
     axes = frozenset[str]().union(*map(_varying_axes, arrays))
 
-    def lifted(array: Array) -> Array:
+    def lift(array: Array) -> Array:
         missing = tuple(sorted(axes - _varying_axes(array)))
         return jax.lax.pcast(array, missing, to="varying") if missing else array
 
-    return tuple(map(lifted, arrays))
+    return tuple(map(lift, arrays))
 
 
 def _varying_axes(array: Array) -> frozenset[str]:

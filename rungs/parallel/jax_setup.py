@@ -1,6 +1,6 @@
-"""JAX set up before it starts: compiled-code cache, virtual CPU devices, determinism.
+"""Set up JAX before it starts: compilation cache, virtual CPU devices, determinism.
 
-Import nothing here that starts a backend; once one runs, these settings come too late.
+Import nothing here that starts a backend: once one runs, these settings have no effect.
 """
 
 import contextlib
@@ -17,13 +17,13 @@ import jax
 import platformdirs
 
 from rungs.config.train_config import ShardingConfig, TrainConfig
-from rungs.parallel.devices import cpu_devices
+from rungs.parallel.devices import cpu_device_count
 
-TORN_ENTRY = r"Error reading persistent compilation cache entry for '(.+?)'"
-UNWRITTEN_ENTRY = r"Error writing persistent compilation cache entry for '.+?': (.*)"
+TRUNCATED_ENTRY = r"Error reading persistent compilation cache entry for '(.+?)'"
+WRITE_FAILURE = r"Error writing persistent compilation cache entry for '.+?': (.*)"
 CACHE_VARIABLE = "JAX_COMPILATION_CACHE_DIR"
 _TRIM_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -4, -8
-"""Parameters of mallopt, as <malloc.h> numbers them."""
+"""Parameters of mallopt, from <malloc.h>."""
 
 log = logging.getLogger("rungs")
 
@@ -32,58 +32,60 @@ def prepare(train: TrainConfig, recorded: ShardingConfig | None = None, processe
     """Set JAX up for a run.
 
     Args:
-        recorded: mesh of the run's last checkpoint.
-        processes: that train it together.
+        recorded: sharding that the run's last checkpoint recorded.
+        processes: number of processes that train the run together.
     """
-    cache_compiled_code()
+    enable_compilation_cache()
     keep_freed_memory()
     if train.deterministic:
         flags = os.environ.get("XLA_FLAGS", "")
         os.environ["XLA_FLAGS"] = f"{flags} --xla_gpu_deterministic_ops=true".strip()
-    with contextlib.suppress(RuntimeError):  # JAX runs already, with the devices it has
-        jax.config.update("jax_num_cpu_devices", cpu_devices(train, recorded, processes))
+    with contextlib.suppress(RuntimeError):  # JAX has already started
+        jax.config.update("jax_num_cpu_devices", cpu_device_count(train, recorded, processes))
 
 
 def keep_freed_memory() -> None:
-    """Have the C library keep what a step frees for the next, instead of giving it back to the
-    system: on a CPU the pages of a step would be mapped, and zeroed, anew every time, which took a
-    fifth of it. Only with glibc; see mallopt(3)."""
+    """Make the C library keep freed memory instead of returning it to the system.
+
+    Otherwise, on a CPU, the memory of each step is mapped and zeroed again, which took a fifth of
+    the step. Only works with glibc; see mallopt(3).
+    """
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
         for parameter, value in ((_ARENA_MAX, 1), (_MMAP_MAX, 0), (_TRIM_THRESHOLD, 2**31 - 1)):
             libc.mallopt(parameter, value)
 
 
-def cache_compiled_code() -> None:
-    """Keep compiled code between starts, in the user's cache folder unless JAX's own variable
-    names another."""
+def enable_compilation_cache() -> None:
+    """Keep compiled code between starts, in the folder that JAX's own environment variable names,
+    else in the user's cache folder."""
     default = Path(platformdirs.user_cache_dir("rungs")) / "compiled"
     folder = Path(os.environ.get(CACHE_VARIABLE) or default)
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-    _see_to_troubles(folder)
+    _handle_cache_failures(folder)
 
 
-def _see_to_troubles(folder: Path) -> None:
-    """Do without a cache that fails, where JAX warns of it; it compiles anew then.
+def _handle_cache_failures(folder: Path) -> None:
+    """Intercept JAX's warnings about the compilation cache; JAX then compiles without it.
 
-    Entries that a kill left half-written are deleted: JAX never overwrites one, and so would warn
-    of it at every start. A cache that cannot be written is told once.
+    Truncated entries, left by a kill, are deleted: JAX never overwrites an entry, so it would warn
+    at every start. A failed write is logged once.
     """
     show = warnings.showwarning
-    has_told = False
+    has_warned = False
 
-    def show_or_mend(message: Any, *args: Any, **kwargs: Any) -> None:
-        nonlocal has_told
-        if torn := re.match(TORN_ENTRY, str(message)):
+    def show_or_handle(message: Any, *args: Any, **kwargs: Any) -> None:
+        nonlocal has_warned
+        if truncated := re.match(TRUNCATED_ENTRY, str(message)):
             with contextlib.suppress(OSError):
-                for entry in folder.glob(f"{torn[1]}-*"):
+                for entry in folder.glob(f"{truncated[1]}-*"):
                     entry.unlink(missing_ok=True)
-        elif failed := re.match(UNWRITTEN_ENTRY, str(message), re.DOTALL):
-            if not has_told:
-                log.warning("%s: compiled code is not kept for later starts: %s", folder, failed[1])
-            has_told = True
+        elif failed := re.match(WRITE_FAILURE, str(message), re.DOTALL):
+            if not has_warned:
+                log.warning("%s: cannot write the compilation cache: %s", folder, failed[1])
+            has_warned = True
         else:
             show(message, *args, **kwargs)
 
-    warnings.showwarning = show_or_mend
+    warnings.showwarning = show_or_handle

@@ -1,6 +1,6 @@
-"""Which processes train a run together, as the command line or the cluster's launcher says it.
+"""Find the processes that train a run together, from the command line or the cluster's launcher.
 
-JAX is not imported here: a mistake in the options is told before that takes its seconds.
+JAX is not imported here, so that wrong options are reported at once.
 """
 
 import importlib.util
@@ -12,22 +12,21 @@ from typing import NamedTuple
 from rungs.common.errors import UserError
 
 _TASK_COUNTS = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
-"""Set by the launcher of each task, to their number: Slurm's srun, Open MPI's mpirun."""
-_SEVERAL = ("JOBSET_NAME", "MEGASCALE_COORDINATOR_ADDRESS")
-"""Set in the pods of a Kubernetes JobSet, where its examples in docs/clusters.md do; and where
-there are several slices of a TPU."""
+"""The number of processes, set by launchers: Slurm's srun, Open MPI's mpirun."""
+_MULTI_PROCESS = ("JOBSET_NAME", "MEGASCALE_COORDINATOR_ADDRESS")
+"""Set in the pods of a Kubernetes JobSet as in docs/clusters.md, and with several TPU slices."""
 _TPU_HOSTS = "TPU_WORKER_HOSTNAMES"
 _TPU_CHIPS = ("/dev/accel0", "/dev/vfio/0")
 
 
 class Cluster(NamedTuple):
-    """The processes of a run, one or more on each host; what is None is found by JAX."""
+    """The processes of a run, one or more per host. JAX finds out what is None."""
 
     coordinator: str | None = None
-    """Address and port of process 0."""
+    """host:port of process 0."""
     processes: int | None = None
     process: int | None = None
-    """The number of this one, from 0."""
+    """Index of this process, from 0."""
 
 
 def find_cluster(
@@ -36,23 +35,23 @@ def find_cluster(
     process: int | None,
     environment: Mapping[str, str] = os.environ,
 ) -> Cluster | None:
-    """The processes that this one is to train with; None where it is alone.
+    """Return the processes that this one trains with; None if it is alone.
 
     Args:
-        coordinator, processes, process: as the command line gives them, all or none.
-        environment: where the signs of Slurm, Open MPI, Kubernetes and TPUs are looked for.
+        coordinator, processes, process: options of the command line, all or none.
+        environment: variables by which Slurm, Open MPI, Kubernetes and TPUs are detected.
 
     Raises:
-        UserError: some of the options are missing, or do not go together.
+        UserError: an option is missing or invalid.
     """
     given = (coordinator, processes, process)
     if coordinator is None or processes is None or process is None:
         if any(value is not None for value in given):
             raise UserError("--coordinator, --processes and --process: give all three, or none")
-        return _launched(environment)
+        return _detect(environment)
     host, _, port = coordinator.rpartition(":")
     if not host or not port.isdecimal():
-        raise UserError(f"--coordinator {coordinator}: give host:port, of process 0")
+        raise UserError(f"--coordinator {coordinator}: give host:port of process 0")
     if processes < 1:
         raise UserError(f"--processes {processes}: must be at least 1")
     if not 0 <= process < processes:
@@ -60,16 +59,16 @@ def find_cluster(
     return Cluster(coordinator, processes, process) if processes > 1 else None
 
 
-def _launched(environment: Mapping[str, str]) -> Cluster | None:
-    """The processes that a launcher started, this one among them."""
+def _detect(environment: Mapping[str, str]) -> Cluster | None:
+    """Return the processes that a launcher started, including this one."""
     for variable in _TASK_COUNTS:
         if (count := environment.get(variable, "")).isdecimal():
             return Cluster(processes=int(count)) if int(count) > 1 else None
-    is_among_others = any(variable in environment for variable in _SEVERAL)
-    return Cluster() if is_among_others or _is_tpu_of_several_hosts(environment) else None
+    is_multi_process = any(variable in environment for variable in _MULTI_PROCESS)
+    return Cluster() if is_multi_process or _is_multi_host_tpu(environment) else None
 
 
-def _is_tpu_of_several_hosts(environment: Mapping[str, str]) -> bool:
+def _is_multi_host_tpu(environment: Mapping[str, str]) -> bool:
     if _TPU_HOSTS in environment:
         return "," in environment[_TPU_HOSTS]
     has_library = importlib.util.find_spec("libtpu") is not None

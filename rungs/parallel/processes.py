@@ -1,5 +1,7 @@
-"""What the processes of a run, on several hosts, say to each other. One process is alone: every
-function here does then what it says without any others."""
+"""Join the processes of a run, and broadcast and agree between them.
+
+With one process, every function here does the same without communication.
+"""
 
 import functools
 import hashlib
@@ -14,135 +16,142 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from rungs.common.errors import RunFailure, UserError
 from rungs.parallel.launchers import Cluster
 
-SECONDS_TO_START = 300
-"""The processes wait so long for each other at the start."""
-SECONDS_TO_NOTICE = 30
-"""A process that gives no sign of life for so long is taken for dead; the others end, too."""
-_MOST_BYTES = 4096
-_RAISED_BY_ALL: dict[int, type[Exception]] = {1: UserError, 2: RunFailure}
-_RAISED_BY_ONE = 3
+START_TIMEOUT_SECONDS = 300
+"""How long processes wait for each other at the start."""
+HEARTBEAT_TIMEOUT_SECONDS = 30
+"""A process without a heartbeat for so long counts as dead, and the others end."""
+_MESSAGE_BYTES = 4096
+_NO_ERROR = 0
+_ERRORS_RAISED_BY_ALL: dict[int, type[Exception]] = {1: UserError, 2: RunFailure}
+_OTHER_ERROR = 3
 _PIECE_BYTES = 1 << 28
 
 
 def join(cluster: Cluster) -> None:
-    """Meet the other processes; before any other use of JAX. Where some do not come in time, JAX
-    ends this process.
+    """Connect to the other processes; call this before any other use of JAX.
+
+    If some do not arrive in time, JAX ends this process.
 
     Raises:
-        UserError: it is not to be found out who they are.
+        UserError: JAX cannot find out who the other processes are.
     """
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.config.update("jax_enable_preemption_service", False)  # it would swallow SIGTERM
+    jax.config.update("jax_enable_preemption_service", False)  # it would catch SIGTERM
     try:
         jax.distributed.initialize(
             *cluster,
-            initialization_timeout=SECONDS_TO_START,
-            heartbeat_timeout_seconds=SECONDS_TO_NOTICE,
-            shutdown_timeout_seconds=SECONDS_TO_NOTICE,
+            initialization_timeout=START_TIMEOUT_SECONDS,
+            heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT_SECONDS,
+            shutdown_timeout_seconds=HEARTBEAT_TIMEOUT_SECONDS,
         )
     except (ValueError, RuntimeError) as error:
-        named = "" if cluster.coordinator else "; name them: --coordinator, --processes, --process"
-        raise UserError(f"the processes of this run did not meet: {error}{named}") from None
+        advice = "" if cluster.coordinator else "; give --coordinator, --processes and --process"
+        message = f"the processes of this run cannot connect: {error}{advice}"
+        raise UserError(message) from None
 
 
-def is_one_of_several() -> bool:
-    """Whether this process has joined others."""
+def is_multi_process() -> bool:
+    """Return whether this process has joined others."""
     return jax.distributed.is_initialized()
 
 
-def is_first() -> bool:
-    """Whether this process is the one that writes what only one may write."""
-    return not is_one_of_several() or jax.process_index() == 0
+def is_first_process() -> bool:
+    """Return whether this is process 0, which writes what only one process may write."""
+    return not is_multi_process() or jax.process_index() == 0
 
 
-def said_by_first(say: Callable[[], str]) -> str:
-    """What the first process finds, told to all; only it looks.
+def broadcast_from_first(compute: Callable[[], str]) -> str:
+    """Return, in every process, the string that the first process computes.
 
     Raises:
-        UserError, RunFailure: in every process, where it does in the first. Where something else
-            is raised there, RuntimeError in the others.
+        UserError, RunFailure: in every process, if the first one raises it. If the first one raises
+            something else, the others raise RuntimeError.
     """
-    if not is_one_of_several():
-        return say()
+    if not is_multi_process():
+        return compute()
     text, failure = "", None
-    if is_first():
+    if is_first_process():
         try:
-            text = say()
-        except Exception as error:  # the others would wait for ever
+            text = compute()
+        except Exception as error:  # without a broadcast, the others would wait forever
             text, failure = str(error), error
-    kind, text = _told_by_first(_kind(failure), text)
+    code, text = _broadcast(_error_code(failure), text)
     if failure is not None:
         raise failure
-    if kind in _RAISED_BY_ALL:
-        raise _RAISED_BY_ALL[kind](text)
-    if kind == _RAISED_BY_ONE:
+    if code in _ERRORS_RAISED_BY_ALL:
+        raise _ERRORS_RAISED_BY_ALL[code](text)
+    if code == _OTHER_ERROR:
         raise RuntimeError(f"process 0 failed: {text}")
     return text
 
 
-def _kind(failure: Exception | None) -> int:
+def _error_code(failure: Exception | None) -> int:
     if failure is None:
-        return 0
-    kinds = (kind for kind, error in _RAISED_BY_ALL.items() if isinstance(failure, error))
-    return next(kinds, _RAISED_BY_ONE)
+        return _NO_ERROR
+    codes = (code for code, kind in _ERRORS_RAISED_BY_ALL.items() if isinstance(failure, kind))
+    return next(codes, _OTHER_ERROR)
 
 
-def _told_by_first(kind: int, text: str) -> tuple[int, str]:
-    buffer = np.zeros(_MOST_BYTES, np.uint8)
-    content = np.frombuffer(bytes([kind]) + text.encode()[: _MOST_BYTES - 1], np.uint8)
+def _broadcast(code: int, text: str) -> tuple[int, str]:
+    buffer = np.zeros(_MESSAGE_BYTES, np.uint8)
+    content = np.frombuffer(bytes([code]) + text.encode()[: _MESSAGE_BYTES - 1], np.uint8)
     buffer[: len(content)] = content
-    told = np.asarray(multihost_utils.broadcast_one_to_all(buffer), np.uint8).tobytes()
-    return told[0], told[1:].rstrip(b"\0").decode(errors="ignore")
+    received = np.asarray(multihost_utils.broadcast_one_to_all(buffer), np.uint8).tobytes()
+    return received[0], received[1:].rstrip(b"\0").decode(errors="ignore")
 
 
-def done_by_first(do: Callable[[], object]) -> None:
-    """Something that only the first process does, while the others wait."""
+def run_on_first(function: Callable[[], object]) -> None:
+    """Call a function in the first process only, while the others wait."""
 
-    def say() -> str:
-        do()
+    def compute() -> str:
+        function()
         return ""
 
-    said_by_first(say)
+    broadcast_from_first(compute)
 
 
-def refuse_to_differ(what: str, content: str) -> None:
-    """See that all processes have the same before them.
+def check_all_agree(what: str, content: str) -> None:
+    """Check that all processes have the same content.
 
     Raises:
-        UserError: in all, where they have not.
+        UserError: in every process, if one has another content than the first.
     """
-    if not is_one_of_several():
+    if not is_multi_process():
         return
     digest = np.frombuffer(hashlib.sha256(content.encode()).digest(), np.uint8)
     digests = np.asarray(multihost_utils.process_allgather(digest))
-    others = [number for number, other in enumerate(digests) if (other != digests[0]).any()]
+    others = [index for index, other in enumerate(digests) if (other != digests[0]).any()]
     if others:
         raise UserError(
-            f"processes {', '.join(map(str, others))} have other {what} than process 0; they need a"
-            " file system that they share"
+            f"processes {', '.join(map(str, others))} have other {what} than process 0;"
+            " use a shared file system"
         )
 
 
 def connect(mesh: Mesh) -> None:
-    """Open the ways between the devices of a mesh while all processes are at the same place: on
-    CPUs one that comes half a minute late to the first exchange would find nobody."""
-    if not is_one_of_several():
+    """Open the connections between the devices of a mesh while all processes are in step.
+
+    On CPUs, a process that is half a minute late for its first collective would fail.
+    """
+    if not is_multi_process():
         return
-    exchanges = [(axis,) for axis in mesh.axis_names] + [mesh.axis_names]
-    for axes in exchanges:
-        each = NamedSharding(mesh, PartitionSpec(axes))
+    for axes in [*((axis,) for axis in mesh.axis_names), mesh.axis_names]:
+        sharding = NamedSharding(mesh, PartitionSpec(axes))
         ones = jax.make_array_from_callback(
-            (math.prod(mesh.shape[axis] for axis in axes),), each, lambda _: np.ones(1)
+            (math.prod(mesh.shape[axis] for axis in axes),), sharding, lambda _: np.ones(1)
         )
         _any(ones, NamedSharding(mesh, PartitionSpec())).block_until_ready()
 
 
-def whole(array: jax.Array) -> np.ndarray | None:
-    """A copy of an array on the first process's host, wherever its parts are; None on the others.
-    All processes ask at once; the devices of each hold a piece of it for a moment."""
+def gather_to_first(array: jax.Array) -> np.ndarray | None:
+    """Return a host copy of the global array in the first process, None in the others.
+
+    All processes must call this together. It gathers the array in pieces, so that each device needs
+    memory for one piece only.
+    """
     if array.is_fully_addressable or array.is_fully_replicated:
-        return np.array(array) if is_first() else None
-    result = np.empty(array.shape, array.dtype) if is_first() else None
+        return np.array(array) if is_first_process() else None
+    result = np.empty(array.shape, array.dtype) if is_first_process() else None
     rows = max(_PIECE_BYTES // (array.nbytes // len(array)), 1)
     for start in range(0, len(array), rows):
         piece = multihost_utils.process_allgather(array[start : start + rows], tiled=True)
@@ -151,28 +160,31 @@ def whole(array: jax.Array) -> np.ndarray | None:
     return result
 
 
-class AnyHost:
-    """Whether something is so on any host, told to all at the same step: where there are several,
-    one step after it was asked, so that no step waits for the answer."""
+class AnyProcess:
+    """Whether a flag is set in any process.
+
+    With several processes the answer comes one call late, so that no step waits for it.
+    """
 
     def __init__(self, mesh: Mesh) -> None:
-        self._each = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
-        self._everywhere = NamedSharding(mesh, PartitionSpec())
-        self._asked: jax.Array | None = None
+        self._sharded = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
+        self._replicated = NamedSharding(mesh, PartitionSpec())
+        self._pending: jax.Array | None = None
 
-    def __call__(self, is_so: bool) -> bool:
-        """Ask; returns the answer to the question before, of one process to this one."""
-        if not is_one_of_several():
-            return is_so
-        asked, self._asked = self._asked, self._ask(is_so)
-        return asked is not None and bool(jax.device_get(asked))
+    def __call__(self, flag: bool) -> bool:
+        """Return whether the flag was set anywhere: with several processes, in the previous call;
+        with one process, in this call."""
+        if not is_multi_process():
+            return flag
+        pending, self._pending = self._pending, self._start(flag)
+        return pending is not None and bool(jax.device_get(pending))
 
-    def _ask(self, is_so: bool) -> jax.Array:
-        devices = self._each.mesh.size
-        flags = jax.make_array_from_callback((devices,), self._each, lambda _: np.array([is_so]))
-        return _any(flags, self._everywhere)
+    def _start(self, flag: bool) -> jax.Array:
+        devices = self._sharded.mesh.size
+        flags = jax.make_array_from_callback((devices,), self._sharded, lambda _: np.array([flag]))
+        return _any(flags, self._replicated)
 
 
 @functools.partial(jax.jit, static_argnums=1)
-def _any(flags: jax.Array, place: NamedSharding) -> jax.Array:
-    return jax.lax.with_sharding_constraint(flags.any(), place)
+def _any(flags: jax.Array, sharding: NamedSharding) -> jax.Array:
+    return jax.lax.with_sharding_constraint(flags.any(), sharding)

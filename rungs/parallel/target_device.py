@@ -1,5 +1,4 @@
-"""The kind of device that programs are traced for: the one at hand or, where a run is only planned,
-another one."""
+"""The kind of device that programs are traced for: the local one or, in a plan, another one."""
 
 import contextlib
 from collections.abc import Iterator
@@ -13,38 +12,39 @@ class Target(NamedTuple):
     """A kind of device."""
 
     platform: str
-    """As `jax.Device.platform`: cpu, gpu or tpu."""
+    """cpu, gpu or tpu, as in `jax.Device.platform`."""
     compute_capability: str = ""
-    """Of NVIDIA's."""
+    """Only of NVIDIA GPUs."""
 
 
-_planned: ContextVar[Target | None] = ContextVar("planned", default=None)
+_override: ContextVar[Target | None] = ContextVar("target", default=None)
 
 
 def target() -> Target:
-    """What is traced for."""
-    return _planned.get() or _at_hand()
+    """Return the kind of device that programs are traced for."""
+    return _override.get() or _local_device()
 
 
 def platform() -> str:
+    """Return the platform of the target: cpu, gpu or tpu."""
     return target().platform
 
 
-def is_at_hand() -> bool:
-    """Whether what is traced can run here."""
-    return _planned.get() in (None, _at_hand())
+def is_local() -> bool:
+    """Return whether programs for the target can run on this machine."""
+    return _override.get() in (None, _local_device())
 
 
 @contextlib.contextmanager
-def planned(target: Target | None) -> Iterator[None]:
-    """Trace for another kind of device; for the one at hand where it is None."""
-    token = _planned.set(target)
+def trace_for(target: Target | None) -> Iterator[None]:
+    """Trace programs for another kind of device; None means the local one."""
+    token = _override.set(target)
     try:
         yield
     finally:
-        _planned.reset(token)
+        _override.reset(token)
 
 
-def _at_hand() -> Target:
+def _local_device() -> Target:
     device = jax.devices()[0]
     return Target(device.platform, str(getattr(device, "compute_capability", "")))

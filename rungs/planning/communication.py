@@ -20,8 +20,9 @@ from rungs.config.run_config import RunConfig
 from rungs.config.train_config import Remat, ShardingConfig
 from rungs.model.remat import RECOMPUTED
 from rungs.optim.precision import dtype_of
-from rungs.parallel.axes import BLOCKS, DATA, TENSOR, VOCABULARY
-from rungs.parallel.mesh import MESH_AXIS_NAMES, Layout
+from rungs.parallel.mesh import MESH_AXIS_NAMES
+from rungs.parallel.names import BLOCKS, DATA, TENSOR, VOCABULARY
+from rungs.parallel.sharding import Layout
 from rungs.planning.compiled_communication import moved_bytes
 from rungs.step.state import abstract_model
 
@@ -95,7 +96,7 @@ def parameters(model: ModelConfig, layout: Layout) -> Iterator[ParameterLayout]:
         metadata, shape = variable.get_metadata(), list(variable.get_value().shape)
         axes, in_blocks = metadata["axes"], path[0] == BLOCKS
         if VOCABULARY in axes:
-            shape[axes.index(VOCABULARY)] = layout.padded(model.vocab_size)
+            shape[axes.index(VOCABULARY)] = layout.padded_vocab_size(model.vocab_size)
         spec = layout.spec(axes, shape)
         layers = shape[0] if in_blocks else 1
         parts = layout.mesh.shape[TENSOR] if TENSOR in spec else 1

@@ -117,7 +117,7 @@ def flops(config: RunConfig, vocabulary: int | None = None) -> Flops:
 def checkpoint_bytes(config: RunConfig) -> int:
     """Of a checkpoint's arrays, weights and optimizer state; the rest of it is small."""
     train = config.train.model_copy(update={"sharding": None})
-    with target_device.planned(target_device.Target("cpu")):  # without rows that stand for no token
+    with target_device.trace_for(target_device.Target("cpu")):  # no vocabulary padding
         mesh = layout_without_devices(ShardingConfig(data=1)).mesh
         state = AbstractState(RunConfig(config.model, train), 1, mesh)
     arrays = (*state.weights.values(), *state.optimizer.values())

@@ -14,7 +14,7 @@ from rungs.config.train_config import ShardingConfig, TrainConfig, indivisible_m
 from rungs.data.catalog import folder_of
 from rungs.data.dataset import TRAIN, Dataset, split_file
 from rungs.data.loader import TrainingData
-from rungs.optim.precision import dtype_of, resolved
+from rungs.optim.precision import dtype_of, resolve_compute_dtype
 from rungs.parallel import target_device
 from rungs.planning import flops as flops_module
 from rungs.planning.communication import layout_without_devices
@@ -117,7 +117,7 @@ class Forecast(NamedTuple):
     def remedies(self) -> list[str]:
         """Lines: what would fit into memory."""
         mesh = layout_without_devices(self.sharding).mesh
-        with target_device.planned(self.hardware.target):
+        with target_device.trace_for(self.hardware.target):
             return remedies(self.config, mesh, self.usable_bytes)
 
     @property
@@ -162,8 +162,8 @@ def forecast(
         UserError: a line for each reason why model, training, devices and datasets do not go
             together.
     """
-    with target_device.planned(hardware.target):
-        train = resolved(config.train).model_copy(update={"sharding": sharding})
+    with target_device.trace_for(hardware.target):
+        train = resolve_compute_dtype(config.train).model_copy(update={"sharding": sharding})
         found = _without_pace(run, RunConfig(config.model, train), hardware, datasets_dir)
     speed = _speed(found, utilisation, pace)
     return found._replace(speed=speed, pace=pace or (speed and _pace(found, speed)))
@@ -187,7 +187,7 @@ def _without_pace(
         active=flops_module.active_parameters(shapes, model),
         memory=memory_of(config, layout.mesh),
         usable_bytes=_usable_bytes(hardware, train.sharding),
-        flops=flops_module.flops(config, layout.padded(model.vocab_size)),
+        flops=flops_module.flops(config, layout.padded_vocab_size(model.vocab_size)),
         conventional_flops=flops_module.conventional_flops(shapes, model, config.sequence_length),
         tokens=tokens,
         disk=_disk(run, config, tokens.steps),
@@ -197,7 +197,7 @@ def _without_pace(
 
 def memory_like(planned: Forecast, config: RunConfig) -> Memory:
     """What another run takes on the same devices, in the same mode and type."""
-    with target_device.planned(planned.hardware.target):
+    with target_device.trace_for(planned.hardware.target):
         return memory_of(config, layout_without_devices(planned.sharding).mesh)
 
 

@@ -17,12 +17,12 @@ from rungs.config.train_config import Remat
 from rungs.model.gpt import GPT
 from rungs.model.kernels.cross_entropy import chunk_tokens
 from rungs.model.remat import RECOMPUTED
-from rungs.optim.optimizer import MultiSteps
+from rungs.optim.multi_steps import MultiSteps
 from rungs.optim.precision import dtype_of
 from rungs.parallel import target_device
-from rungs.parallel.axes import BLOCKS, DATA, HEAD, TENSOR
-from rungs.parallel.fsdp import Gathering
-from rungs.parallel.mesh import Layout
+from rungs.parallel.fsdp import WeightGatherer
+from rungs.parallel.names import BLOCKS, DATA, HEAD, TENSOR
+from rungs.parallel.sharding import Layout
 from rungs.step.state import AbstractArrays, AbstractState
 from rungs.step.train_step import objective
 
@@ -83,7 +83,7 @@ def memory_of(config: RunConfig, mesh: Mesh) -> Memory:
 
     Args:
         mesh: in the mode of `config.train.sharding`; of devices there are or, for those of
-            `target.planned`, without.
+            `target_device.trace_for`, without.
     """
     abstract = AbstractState(config, 1, mesh)
     trained = _bytes_per_device({name: abstract.weights[name] for name in abstract.trained})
@@ -200,7 +200,7 @@ def _copied(config: RunConfig, mesh: Mesh) -> int:
 
 def _vocabulary(config: RunConfig, mesh: Mesh) -> int:
     """Rows of it on each device."""
-    rows: int = Layout(mesh).padded(config.model.vocab_size) // mesh.shape[TENSOR]
+    rows: int = Layout(mesh).padded_vocab_size(config.model.vocab_size) // mesh.shape[TENSOR]
     return rows
 
 
@@ -247,7 +247,7 @@ def _residuals(
     train, layout = config.train, Layout.of(config.train.sharding, mesh)
     model, optimizer = abstract.fill(abstract.weights, abstract.optimizer)  # type: ignore[arg-type]
     graph, *states = nnx.split(model, optimizer.wrt, ...)
-    gathering = Gathering(layout, model, dtype_of(train))
+    gatherer = WeightGatherer(layout, model, dtype_of(train))
     found: list[jax.ShapeDtypeStruct] = []
 
     def on_each_device(
@@ -256,7 +256,7 @@ def _residuals(
         def loss_of(trained: nnx.State) -> Array:
             model = nnx.merge(graph, trained, frozen, copy=True)
             batch = inputs_BS, targets_BS, jnp.arange(rows), jax.random.key(0)
-            return objective(train, gathering, model, *batch)[0]
+            return objective(train, gatherer, model, *batch)[0]
 
         _, pull = jax.vjp(loss_of, trained)
         found.extend(jax.typeof(leaf) for leaf in jax.tree.leaves(pull))

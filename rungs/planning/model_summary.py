@@ -9,8 +9,9 @@ from flax import nnx
 
 from rungs.config.model_config import ModelConfig
 from rungs.config.train_config import LoraConfig, Mode, ShardingConfig
-from rungs.parallel.axes import dotted
-from rungs.parallel.mesh import MESH_AXES, MESH_AXIS_NAMES
+from rungs.parallel.mesh import MESH_AXIS_NAMES
+from rungs.parallel.names import dotted
+from rungs.parallel.sharding import MESH_AXES
 from rungs.planning.communication import layout_without_devices
 from rungs.step.state import abstract_model, build_model
 

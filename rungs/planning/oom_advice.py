@@ -17,7 +17,7 @@ from rungs.config.run_config import RunConfig
 from rungs.config.train_config import ShardingConfig, TrainConfig
 from rungs.model.remat import settings_from
 from rungs.parallel.devices import memory_bytes
-from rungs.parallel.mesh import Layout
+from rungs.parallel.sharding import Layout
 from rungs.planning.memory import Memory, memory_of, shown
 from rungs.step.state import shapes_of
 

@@ -17,7 +17,8 @@ from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import RunConfig
 from rungs.data.loader import TrainingData
 from rungs.model.gpt import GPT
-from rungs.parallel.mesh import one_device, place_batch
+from rungs.parallel.mesh import one_device
+from rungs.parallel.sharding import place_batch
 from rungs.scaling.widths import widened
 from rungs.step.state import create_model_and_optimizer
 from rungs.step.train_step import make_train_step

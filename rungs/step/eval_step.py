@@ -1,4 +1,4 @@
-"""A model's loss on validation data, each device with its part of every batch."""
+"""The validation loss of a model, with each batch split over the devices."""
 
 from collections.abc import Callable
 
@@ -12,48 +12,51 @@ from rungs.config.train_config import TrainConfig
 from rungs.data.loader import ValidationData
 from rungs.model.gpt import GPT, Compute
 from rungs.optim.precision import dtype_of
-from rungs.parallel.fsdp import Gathering
-from rungs.parallel.mesh import Layout, own_rows, place_batch
+from rungs.parallel.fsdp import WeightGatherer
+from rungs.parallel.sharding import Layout, place_batch, process_local_rows
 
 
-class CutShort(Exception):
-    """A validation was not finished, as it was wanted."""
+class ValidationInterrupted(Exception):
+    """Raised when a validation stops early because `should_stop` returned True."""
 
 
 EvaluationStep = Callable[[GPT, Array, Array], tuple[Array, Array]]
 
 
 def make_evaluation_step(train: TrainConfig, mesh: Mesh | None = None) -> EvaluationStep:
-    """A compiled function of (model, inputs_BS, targets_BS), without dropout, to each sequence's
-    summed loss and how many of its targets count.
+    """Return a compiled function of (model, inputs_BS, targets_BS), without dropout.
+
+    It returns each sequence's summed loss, and how many of its targets count.
 
     Args:
-        mesh: that the model was created on; one device where absent.
+        mesh: the mesh the model was created on; one device if absent.
     """
     layout = Layout.of(train.sharding, mesh)
-    everywhere = NamedSharding(layout.mesh, PartitionSpec())
+    replicated = NamedSharding(layout.mesh, PartitionSpec())
     batch, rows = layout.batch_spec(2), layout.batch_spec(2)
 
     def evaluation_step(model: GPT, inputs_BS: Array, targets_BS: Array) -> tuple[Array, Array]:
         graph, state = nnx.split(model)
-        gathering = Gathering(layout, model, dtype_of(train))
+        gatherer = WeightGatherer(layout, model, dtype_of(train))
 
         def on_each_device(
             state: nnx.State, inputs_BS: Array, targets_BS: Array
         ) -> tuple[Array, Array]:
             model = nnx.merge(graph, state)
-            gathering.outside_blocks(model)
-            compute = Compute(dtype_of(train), unroll=train.scan_unroll, whole=gathering.of_layer)
+            gatherer.gather_outside_blocks(model)
+            compute = Compute(
+                dtype_of(train), unroll=train.scan_unroll, whole=gatherer.gather_layer
+            )
             losses_BS = model.losses(inputs_BS, targets_BS, compute)
             return losses_BS.sum(axis=-1), (targets_BS >= 0).sum(axis=-1)
 
-        told = jax.shard_map(
+        sums_and_counts = jax.shard_map(
             on_each_device,
             mesh=layout.mesh,
             in_specs=(layout.specs(state), batch, batch),
             out_specs=(rows, rows),
         )(state, inputs_BS, targets_BS)
-        return jax.lax.with_sharding_constraint(told, everywhere)
+        return jax.lax.with_sharding_constraint(sums_and_counts, replicated)
 
     return nnx.jit(evaluation_step)
 
@@ -63,15 +66,15 @@ def mean_loss(
     evaluation_step: EvaluationStep,
     validation: ValidationData,
     mesh: Mesh,
-    is_unwanted: Callable[[], bool] = lambda: False,
+    should_stop: Callable[[], bool] = lambda: False,
 ) -> float:
-    """Mean cross-entropy over all targets that count, in nats.
+    """Return the mean cross-entropy, in nats, over all targets that count.
 
     Args:
-        is_unwanted: asked before each batch, while the one before it runs.
+        should_stop: called before each batch, while the previous one runs.
 
     Raises:
-        CutShort: it said so.
+        ValidationInterrupted: `should_stop` returned True.
     """
     size = validation.batch_size
     results: list[tuple[np.ndarray, np.ndarray]] = []
@@ -81,9 +84,9 @@ def mean_loss(
         (losses_B, counts_B), rows = jax.device_get(unread.pop())
         results.append((losses_B[:rows], counts_B[:rows]))
 
-    for inputs_BS, targets_BS, rows in validation.batches(own_rows(mesh, size)):
-        if is_unwanted():
-            raise CutShort
+    for inputs_BS, targets_BS, rows in validation.batches(process_local_rows(mesh, size)):
+        if should_stop():
+            raise ValidationInterrupted
         batch = place_batch(mesh, inputs_BS, targets_BS, size=size)
         running = evaluation_step(model, *batch), rows
         if unread:

@@ -1,4 +1,4 @@
-"""Which arrays hold a number that is none: NaN or infinity."""
+"""Find arrays with NaN or infinity, and name them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,49 +9,52 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
-from rungs.parallel.axes import dotted
+from rungs.parallel.names import dotted
 
-NONE = np.int32(np.iinfo(np.int32).max)
-"""In place of an array's number, where all arrays are finite."""
-NORM = "the norm of the gradients' sum"
-"""It can be infinite where all gradients are finite."""
+ALL_FINITE = np.int32(np.iinfo(np.int32).max)
+"""What `first_nonfinite` returns if all arrays are finite."""
+GRADIENT_NORM = "the gradient norm"
+"""It can be infinite although all gradients are finite."""
 
 Flags = dict[str, Array]
-"""For each array whether it is finite, by name."""
+"""For each array, by name, whether it is finite."""
 
 
-def first_not_finite(tree: Any) -> Array:
-    """The number of the first array in a tree that is not finite, among the tree's leaves; `NONE`
-    where all are."""
+def first_nonfinite(tree: Any) -> Array:
+    """Return the index, among the tree's leaves, of the first array that is not finite;
+    `ALL_FINITE` if all are."""
     finite = jnp.stack([_is_finite(leaf) for leaf in jax.tree.leaves(tree)])
-    return jnp.where(finite.all(), NONE, finite.argmin().astype(jnp.int32))
+    return jnp.where(finite.all(), ALL_FINITE, finite.argmin().astype(jnp.int32))
 
 
 def _is_finite(array: Array) -> Array:
-    """Whether all its numbers are: the largest of numbers with a NaN is NaN."""
+    """Return whether all elements are finite; the maximum of numbers with a NaN is NaN."""
     return jnp.isfinite(jnp.max(jnp.abs(array), initial=0))
 
 
-def suspects(model: nnx.Module, wrt: Any) -> list[str]:
-    """What a step looks at in each microbatch, by number: the loss, then the gradient of each
-    trained parameter.
+def checked_names(model: nnx.Module, wrt: Any) -> list[str]:
+    """Return the names of the arrays that a step checks in each microbatch, by index: the loss,
+    then the gradient of each trained parameter.
 
     Args:
-        wrt: the kind of parameters that are trained.
+        wrt: the kind of variables that are trained.
     """
     names = [dotted(path) for path, _ in nnx.to_flat_state(nnx.state(model, wrt))]
     return ["the loss", *(f"the gradient of {name}" for name in names)]
 
 
-def first_named(bad: dict[int, str]) -> str:
-    """Of what was not finite in each microbatch, the first, with its microbatch; the norm is that
-    of all microbatches."""
-    number, what = next(iter(bad.items()))
-    return what if what == NORM else f"{what} of microbatch {number}"
+def describe_first(nonfinite: dict[int, str]) -> str:
+    """Return the first non-finite array with its microbatch; the norm belongs to all of them.
+
+    Args:
+        nonfinite: by microbatch, as from `StepResult.nonfinite`.
+    """
+    microbatch, name = next(iter(nonfinite.items()))
+    return name if name == GRADIENT_NORM else f"{name} of microbatch {microbatch}"
 
 
-def flags_of(arrays: Mapping[str, Array]) -> Flags:
-    """Begin to find out which arrays are finite."""
+def finite_flags(arrays: Mapping[str, Array]) -> Flags:
+    """Start to compute which arrays are finite; read the result with `nonfinite_names`."""
     numbers = {k: v for k, v in arrays.items() if jnp.issubdtype(v.dtype, jnp.inexact)}
     return _are_finite(numbers)
 
@@ -61,6 +64,6 @@ def _are_finite(arrays: dict[str, Array]) -> Flags:
     return {name: _is_finite(array) for name, array in arrays.items()}
 
 
-def not_finite(flags: Flags) -> list[str]:
-    """The names of those that are not."""
+def nonfinite_names(flags: Flags) -> list[str]:
+    """Return the names of the arrays that are not finite."""
     return [name for name, is_finite in jax.device_get(flags).items() if not is_finite]

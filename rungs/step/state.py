@@ -1,4 +1,4 @@
-"""A model with its optimizer: born on the mesh, or described in the abstract to be restored."""
+"""Model and optimizer: created on the mesh, or described by shapes to be restored into."""
 
 import functools
 
@@ -13,31 +13,32 @@ from rungs.config.run_config import RunConfig
 from rungs.config.train_config import LoraConfig
 from rungs.model.gpt import GPT
 from rungs.model.lora import add_low_rank
-from rungs.optim.optimizer import MultiSteps
-from rungs.parallel.axes import DATA, VOCABULARY, dotted
-from rungs.parallel.mesh import Layout, keep_layout
+from rungs.optim.multi_steps import MultiSteps
+from rungs.parallel.names import DATA, VOCABULARY, dotted
+from rungs.parallel.sharding import Layout, keep_layout
 
 Arrays = dict[str, jax.Array]
 AbstractArrays = dict[str, jax.ShapeDtypeStruct]
 Shapes = dict[str, tuple[int, ...]]
 
 LOW_RANK = 0x10A
-"""Sets the random numbers of low-rank additions apart from those that start the weights."""
+"""Folded into the seed, so that low-rank additions and initial weights use different random
+numbers."""
 
 
 def create_model_and_optimizer(
     config: RunConfig, total_steps: int, mesh: Mesh | None = None, weights: Arrays | None = None
 ) -> tuple[GPT, MultiSteps]:
-    """A model and a fresh optimizer, each array born on its devices.
+    """Return a model and a new optimizer, with each array created on its devices.
 
     Args:
-        mesh: devices that share the work, in the mode of `config.train.sharding`; the first device
-            alone where absent.
-        weights: the model's parameters to start from, by dotted name; their memory is taken over.
-            Parameters that are not among them are fresh.
+        mesh: the devices, used in the mode of `config.train.sharding`; only the first device if
+            absent.
+        weights: parameters to start from, by dotted name; their memory is reused. Parameters that
+            are not in it are initialized.
 
     Raises:
-        ValueError: the mesh does not fit the mode, or the model's dimensions do not divide by it.
+        ValueError: the mesh does not fit the mode, or does not divide the model's dimensions.
     """
     layout = Layout.of(config.train.sharding, mesh)
     if lines := layout.problems(config.model):
@@ -53,14 +54,14 @@ def create_model_and_optimizer(
 
 
 class AbstractState:
-    """The shapes, types and places of a run's model and optimizer, by dotted name.
+    """The shapes, dtypes and shardings of a run's model and optimizer, by dotted name.
 
     Attributes:
-        weights: of the model's parameters.
+        weights: the model's parameters.
         trained: names of the parameters that the optimizer changes.
-        optimizer: of the optimizer's state.
-        shapes: of the model's parameters in files.
-        is_padded: whether some have more rows in memory than in files.
+        optimizer: the optimizer's state.
+        shapes: shapes of the model's parameters in files, without vocabulary padding.
+        is_padded: whether some parameters have vocabulary padding in memory.
 
     Raises:
         ValueError: the mesh does not fit the mode.
@@ -77,14 +78,14 @@ class AbstractState:
         self.is_padded = any(leaf.shape != self.shapes[n] for n, leaf in self.weights.items())
 
     def fill(self, weights: Arrays, optimizer: Arrays) -> tuple[GPT, MultiSteps]:
-        """The model and optimizer with these arrays."""
+        """Return model and optimizer with these arrays."""
         _fill(self._model, weights)
         _fill(self._optimizer, optimizer)
         return self._model, self._optimizer
 
 
 class AbstractModel:
-    """The shapes, types and places of a model's parameters, by dotted name, on one device."""
+    """The shapes, dtypes and shardings of a model's parameters on one device, by dotted name."""
 
     def __init__(self, config: ModelConfig) -> None:
         self._model = abstract_model(config)
@@ -92,19 +93,18 @@ class AbstractModel:
         self.shapes = shapes_of(config)
 
     def fill(self, weights: Arrays) -> GPT:
-        """The model with these parameters, in the types they have."""
+        """Return the model with these parameters, in the dtypes they have."""
         _fill(self._model, weights)
         return self._model
 
 
 def shapes_of(config: ModelConfig, lora: LoraConfig | None = None) -> Shapes:
-    """Shape of each of a model's parameters, low-rank additions among them, by dotted name."""
+    """Return the shape of each parameter, low-rank additions included, by dotted name."""
     return _shapes(abstract_model(config, lora), config.vocab_size)
 
 
 def abstract_model(config: ModelConfig, lora: LoraConfig | None = None) -> GPT:
-    """A model of which there are only shapes and types."""
-
+    """Return a model that has shapes and dtypes but no arrays."""
     model: GPT = nnx.eval_shape(lambda: build_model(config, lora, jax.random.key(0)))
     return model
 
@@ -118,18 +118,20 @@ def build_model(config: ModelConfig, lora: LoraConfig | None, key: jax.Array) ->
 
 
 def named_arrays(module: nnx.Module | nnx.Optimizer, vocab_size: int | None = None) -> Arrays:
-    """Every array of a model or optimizer by its dotted name.
+    """Return every array of a model or optimizer by its dotted name.
 
     Args:
-        vocab_size: of the model, to leave out the rows that a vocabulary has in memory only.
+        vocab_size: the model's vocabulary, to remove vocabulary padding.
     """
     flat = nnx.to_flat_state(nnx.state(module))
     return {dotted(path): _without_padding(variable, vocab_size) for path, variable in flat}
 
 
 def host_copies(module: nnx.Module | nnx.Optimizer, vocab_size: int) -> dict[str, np.ndarray]:
-    """As `named_arrays`, copied into this process's memory, all at once on their way there. Rows
-    that a vocabulary has in a device's memory only are left out here, not in more memory there."""
+    """Return host copies of every array by its dotted name, transferred concurrently.
+
+    Vocabulary padding is removed on the host, so that no device needs memory for it.
+    """
     flat = nnx.to_flat_state(nnx.state(module))
     for _, variable in flat:
         variable.get_value().copy_to_host_async()
@@ -138,9 +140,9 @@ def host_copies(module: nnx.Module | nnx.Optimizer, vocab_size: int) -> dict[str
 
 def _host_copy(variable: nnx.Variable, vocab_size: int) -> np.ndarray:
     array, axis = variable.get_value(), _vocabulary_axis(variable)
-    # On a CPU JAX lends NumPy the memory itself, which the next step takes over.
-    is_lent = next(iter(array.devices())).platform == "cpu"
-    copy = np.array(array) if is_lent else np.asarray(array)
+    # On a CPU, np.asarray shares JAX's memory, which the next step reuses.
+    is_shared = next(iter(array.devices())).platform == "cpu"
+    copy = np.array(array) if is_shared else np.asarray(array)
     if axis is None or copy.shape[axis] == vocab_size:
         return copy
     return copy.take(range(vocab_size), axis)
@@ -148,18 +150,19 @@ def _host_copy(variable: nnx.Variable, vocab_size: int) -> np.ndarray:
 
 def _build(config: RunConfig, total_steps: int, layout: Layout) -> tuple[GPT, MultiSteps]:
     model = build_model(config.model, config.train.lora, jax.random.key(config.train.seed))
-    _pad_vocabulary(model, layout.padded(config.model.vocab_size))
+    _pad_vocabulary(model, layout.padded_vocab_size(config.model.vocab_size))
     return model, MultiSteps(model, config.train, total_steps)
 
 
 def _pad_vocabulary(model: GPT, rows: int) -> None:
-    """Add rows of zeros that stand for no token; the step never changes them."""
+    """Add vocabulary padding: rows of zeros, which training never changes."""
     state = nnx.state(model)
     for _, variable in nnx.to_flat_state(state):
         axis, array = _vocabulary_axis(variable), variable.get_value()
         if axis is not None:
-            added = [(0, rows - array.shape[axis] if at == axis else 0) for at in range(array.ndim)]
-            variable.set_value(jnp.pad(array, added))
+            widths = [(0, 0)] * array.ndim
+            widths[axis] = (0, rows - array.shape[axis])
+            variable.set_value(jnp.pad(array, widths))
     nnx.update(model, state)
 
 
@@ -170,18 +173,18 @@ def _without_padding(variable: nnx.Variable, vocab_size: int | None) -> jax.Arra
         return array
     assert isinstance(array.sharding, NamedSharding)
     spec = [name if name == DATA else None for name in array.sharding.spec]
-    place = NamedSharding(array.sharding.mesh, PartitionSpec(*spec))
-    return _first_rows(array, vocab_size, axis, place)
+    sharding = NamedSharding(array.sharding.mesh, PartitionSpec(*spec))
+    return _first_rows(array, vocab_size, axis, sharding)
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))
-def _first_rows(array: jax.Array, rows: int, axis: int, place: NamedSharding) -> jax.Array:
+def _first_rows(array: jax.Array, rows: int, axis: int, sharding: NamedSharding) -> jax.Array:
     first = jax.lax.slice_in_dim(array, 0, rows, axis=axis)
-    return jax.lax.with_sharding_constraint(first, place)
+    return jax.lax.with_sharding_constraint(first, sharding)
 
 
 def _shapes(model: GPT, vocab_size: int) -> Shapes:
-    """Of each parameter, as files have it."""
+    """Return the shape of each parameter in files, without vocabulary padding."""
     shapes = {}
     for path, variable in nnx.to_flat_state(nnx.state(model)):
         shape = list(variable.get_value().shape)
@@ -197,17 +200,17 @@ def _vocabulary_axis(variable: nnx.Variable) -> int | None:
 
 
 def _abstract_arrays(state: nnx.State, layout: Layout) -> AbstractArrays:
-    places = dict(nnx.to_flat_state(layout.shardings(state)))
+    shardings = dict(nnx.to_flat_state(layout.shardings(state)))
     return {
         dotted(path): jax.ShapeDtypeStruct(
-            variable.get_value().shape, variable.get_value().dtype, sharding=places[path]
+            variable.get_value().shape, variable.get_value().dtype, sharding=shardings[path]
         )
         for path, variable in nnx.to_flat_state(state)
     }
 
 
 def _fill(module: nnx.Module | nnx.Optimizer, arrays: Arrays) -> None:
-    """Set the variables that are named."""
+    """Set the variables that `arrays` names."""
     state = nnx.state(module)
     for path, variable in nnx.to_flat_state(state):
         if (name := dotted(path)) in arrays:

@@ -79,7 +79,7 @@ class Capsules:
             What to say of it.
         """
         folder = self._run.failed_steps / f"step-{step:06d}"
-        if not processes.is_first():
+        if not processes.is_first_process():
             return "process 0 says where it is kept"
         if len(self._kept()) >= MOST_CAPSULES and not folder.exists():
             return f"not kept: there are {MOST_CAPSULES} already"

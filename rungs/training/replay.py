@@ -26,14 +26,14 @@ from rungs.model.generation import unstacked
 from rungs.model.gpt import GPT, Block
 from rungs.model.kernels.cross_entropy import target_losses
 from rungs.model.layers import Dropout
-from rungs.optim.optimizer import MultiSteps
+from rungs.optim.multi_steps import MultiSteps
 from rungs.optim.precision import dtype_of
 from rungs.parallel import jax_setup
-from rungs.parallel.axes import dotted
-from rungs.parallel.devices import mesh_of
-from rungs.parallel.mesh import place_batch
+from rungs.parallel.devices import create_run_mesh
+from rungs.parallel.names import dotted
+from rungs.parallel.sharding import place_batch
 from rungs.run.folder import RunFolder
-from rungs.step.nonfinite import first_named, flags_of, not_finite, suspects
+from rungs.step.nonfinite import checked_names, describe_first, finite_flags, nonfinite_names
 from rungs.step.state import AbstractState, named_arrays
 from rungs.step.train_step import StepResult, dropout_key, make_train_step
 from rungs.training.failed_step import Capsule, open_capsule
@@ -83,7 +83,7 @@ def replay(run: RunFolder, name: str, datasets_dir: Path) -> int:
 
 def _mesh_as_it_was(capsule: Capsule) -> Mesh:
     try:
-        return mesh_of(capsule.config.train, capsule.config.model, capsule.meta.sharding)
+        return create_run_mesh(capsule.config.train, capsule.config.model, capsule.meta.sharding)
     except ValueError as error:
         lines = str(error).splitlines()
         raise UserError("\n".join(f"{capsule.folder}: {line}" for line in lines)) from None
@@ -109,7 +109,7 @@ def _trained_again(
         limit = -np.inf if step in meta.skipped_steps else np.inf
         limits = (limit,) if config.train.skip_spikes else ()
         train_step(model, optimizer, *batch, *limits)
-        for name in not_finite(flags_of(named_arrays(model) | named_arrays(optimizer))):
+        for name in nonfinite_names(finite_flags(named_arrays(model) | named_arrays(optimizer))):
             click.echo(f"after step {step}: {name} is the first that is not finite")
             raise NotFinite
     return model, optimizer
@@ -158,12 +158,12 @@ def _through_microbatch(capsule: Capsule, model: GPT, wrt: Any, number: int) -> 
 def _through_step(capsule: Capsule, mesh: Mesh, model: GPT, optimizer: MultiSteps) -> None:
     """All microbatches as training has them; raises NotFinite where what no module gave is not
     finite: a norm, what is summed over modules or devices, what the compiler made of it."""
-    names = suspects(model, optimizer.wrt)
+    names = checked_names(model, optimizer.wrt)
     batch = place_batch(mesh, *capsule.batch)
     result = make_train_step(capsule.config.train, mesh)(model, optimizer, *batch)
-    if bad := StepResult(*jax.device_get(tuple(result))).bad(names):
+    if bad := StepResult(*jax.device_get(tuple(result))).nonfinite(names):
         click.echo("the whole step, compiled as in training")
-        click.echo(f"{first_named(bad)} is the first that is not finite")
+        click.echo(f"{describe_first(bad)} is the first that is not finite")
         raise NotFinite
 
 

@@ -9,9 +9,9 @@ import jax
 from rungs.checkpointing.saver import Saver
 from rungs.common.errors import RunFailure
 from rungs.model.gpt import GPT
-from rungs.optim.optimizer import MultiSteps
+from rungs.optim.multi_steps import MultiSteps
 from rungs.run.metrics import Spike, StepMetrics
-from rungs.step.nonfinite import Flags, first_named, flags_of, not_finite, suspects
+from rungs.step.nonfinite import Flags, checked_names, describe_first, finite_flags, nonfinite_names
 from rungs.step.state import named_arrays
 from rungs.step.train_step import StepResult
 from rungs.training.failed_step import Capsules
@@ -42,7 +42,7 @@ class StepReader:
     ) -> None:
         self.health = health
         self._tokens_per_step = tokens_per_step
-        self._suspects = suspects(model, optimizer.wrt)
+        self._suspects = checked_names(model, optimizer.wrt)
         self._capsules, self._saver = capsules, saver
         self._skipped_steps: list[int] = []
         self._clock = Clock()
@@ -51,9 +51,9 @@ class StepReader:
         """The step's metrics, once it is complete."""
         values = StepResult(*jax.device_get(tuple(result)))
         seconds = self._clock.lap()
-        bad, routing = values.bad(self._suspects), values.routing
+        bad, routing = values.nonfinite(self._suspects), values.routing
         if bad:
-            self._say_what_is_bad(step, bad, len(values.first_bad_A))
+            self._say_what_is_bad(step, bad, len(values.first_nonfinite_A))
         loss = values.loss
         metrics = StepMetrics(
             global_step=step,
@@ -76,12 +76,12 @@ class StepReader:
     def refuse_to_go_on(self, step: int, model: GPT) -> None:
         """Raises RunFailure where a step without a finite microbatch is one too many, or will be
         followed by no other, as a parameter is not finite."""
-        self.refuse_bad_state(step, flags_of(named_arrays(model)))
+        self.refuse_bad_state(step, finite_flags(named_arrays(model)))
         self.health.refuse_to_go_on(step)
 
     def refuse_bad_state(self, step: int, flags: Flags) -> None:
         """Raises RunFailure where a parameter or a moment is not finite."""
-        if names := not_finite(flags):
+        if names := nonfinite_names(flags):
             kept = self._kept(step, {})
             others = f" and {len(names) - 1} more" * (len(names) > 1)
             raise RunFailure(
@@ -109,7 +109,7 @@ class StepReader:
         kept = self._kept(step, bad)
         log.warning(
             "step %d: %d of %d microbatches left out: %s is not finite; %s",
-            *(step, len(bad), microbatches, first_named(bad), kept),
+            *(step, len(bad), microbatches, describe_first(bad), kept),
         )
 
     def _kept(self, step: int, bad: dict[int, str]) -> str:

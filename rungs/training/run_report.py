@@ -12,7 +12,7 @@ from rungs.config.run_config import RunConfig
 from rungs.config.train_config import ShardingConfig
 from rungs.data.loader import TrainingData
 from rungs.model.gpt import GPT
-from rungs.optim.optimizer import MultiSteps
+from rungs.optim.multi_steps import MultiSteps
 from rungs.optim.precision import dtype_of
 from rungs.planning import hardware, oom_advice
 from rungs.planning.flops import active_parameters, conventional_flops, parameters

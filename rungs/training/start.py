@@ -27,17 +27,17 @@ from rungs.data.dataset import Dataset
 from rungs.data.loader import TrainingData, ValidationData
 from rungs.data.provenance import Provenance, refuse_other_tokenizers
 from rungs.model.gpt import GPT
-from rungs.optim.optimizer import MultiSteps
-from rungs.optim.precision import dtype_of, resolved
+from rungs.optim.multi_steps import MultiSteps
+from rungs.optim.precision import dtype_of, resolve_compute_dtype
 from rungs.parallel import jax_setup
-from rungs.parallel.devices import mesh_of, recorded_of
+from rungs.parallel.devices import create_run_mesh, recorded_sharding
 from rungs.parallel.processes import (
+    broadcast_from_first,
+    check_all_agree,
     connect,
-    done_by_first,
-    is_first,
-    is_one_of_several,
-    refuse_to_differ,
-    said_by_first,
+    is_first_process,
+    is_multi_process,
+    run_on_first,
 )
 from rungs.planning import oom_advice
 from rungs.run import metrics
@@ -100,7 +100,7 @@ def launch(run: RunFolder, config: RunConfig, start: StartOptions, datasets_dir:
     # 3. The data. A resumed run uses the local copy, which must be the one it was started with.
     datasets = _open_datasets(config.train, datasets_dir, update=saved is None)
     provenance = Provenance.of(config.train, datasets)
-    refuse_to_differ("configs and datasets", f"{config} {provenance.datasets}")
+    check_all_agree("configs and datasets", f"{config} {provenance.datasets}")
     _check_data(config.train, provenance, datasets, saved, weights)
     with _errors_in(run):
         data = TrainingData(config, datasets)
@@ -108,7 +108,7 @@ def launch(run: RunFolder, config: RunConfig, start: StartOptions, datasets_dir:
     # 4. A finished run has nothing left to train.
     if saved is not None and saved.step + 1 >= data.total_steps:
         with disk.writing(run.path, "what is left to do"):
-            done_by_first(lambda: _finish(run, saved.step + 1))
+            run_on_first(lambda: _finish(run, saved.step + 1))
         return 0
     # 5. The devices: as train.json says, else as the checkpoint recorded, else all there are.
     mesh = _create_mesh(run, config, saved)
@@ -116,7 +116,7 @@ def launch(run: RunFolder, config: RunConfig, start: StartOptions, datasets_dir:
     config = _with_dtype(config)
     # 7. What this start leaves behind moves aside; what a crash left unfinished is removed.
     with disk.writing(run.path, "what this start changes"):
-        done_by_first(lambda: _tidy(run, saved))
+        run_on_first(lambda: _tidy(run, saved))
     # 8. Model and optimizer are created or restored, then the steps are taken.
     inputs = Inputs(run, config, saved, weights, data, validation, provenance)
     with run_log.log_failures(), oom_advice.explained(config, mesh):
@@ -131,13 +131,13 @@ def _find_checkpoint(run: RunFolder, start: StartOptions) -> Checkpoint | None:
         found = checkpoint_to_resume(run, start)
         return found.folder.name if found else ""
 
-    chosen = said_by_first(name)
+    chosen = broadcast_from_first(name)
     return read_checkpoint(run.checkpoints / chosen) if chosen else None
 
 
 def _with_recorded_dtype(config: RunConfig, saved: Checkpoint) -> RunConfig:
     recorded = saved.meta.run_config().train.compute_dtype
-    return config._replace(train=resolved(config.train, recorded))
+    return config._replace(train=resolve_compute_dtype(config.train, recorded))
 
 
 def _open_datasets(train: TrainConfig, datasets_dir: Path, update: bool) -> dict[str, Dataset]:
@@ -146,9 +146,9 @@ def _open_datasets(train: TrainConfig, datasets_dir: Path, update: bool) -> dict
     def open_all(update: bool) -> dict[str, Dataset]:
         return {name: open_dataset(name, datasets_dir, update=update) for name in train.datasets}
 
-    if not is_one_of_several():
+    if not is_multi_process():
         return open_all(update)
-    done_by_first(lambda: open_all(update))
+    run_on_first(lambda: open_all(update))
     return open_all(update=False)
 
 
@@ -167,17 +167,17 @@ def _check_data(
 
 def _create_mesh(run: RunFolder, config: RunConfig, saved: Checkpoint | None) -> Mesh:
     recorded = saved.meta.sharding if saved else None
-    if not is_one_of_several():
+    if not is_multi_process():
         jax_setup.prepare(config.train, recorded)
     with _errors_in(run):
-        mesh = _mesh_of(config, recorded)
+        mesh = _create_run_mesh(config, recorded)
     connect(mesh)
     return mesh
 
 
 def _with_dtype(config: RunConfig) -> RunConfig:
     """Set the dtype to compute in; the first process chooses it for all."""
-    dtype = said_by_first(lambda: dtype_of(config.train).name)
+    dtype = broadcast_from_first(lambda: dtype_of(config.train).name)
     return config._replace(train=config.train.model_copy(update={"compute_dtype": dtype}))
 
 
@@ -187,7 +187,12 @@ def _train(inputs: Inputs, mesh: Mesh) -> int:
     drawer = ChartDrawer(run.path)
     trainer = _make_trainer(inputs, mesh, drawer)
     run_report.log_start(
-        run, config, inputs.data, inputs.saved, inputs.weights, recorded_of(config.train, mesh)
+        run,
+        config,
+        inputs.data,
+        inputs.saved,
+        inputs.weights,
+        recorded_sharding(config.train, mesh),
     )
     run_report.log_size(run, config, inputs.data, trainer.model, trainer.optimizer, mesh)
     run_report.log_trainable(trainer.model, trainer.optimizer)
@@ -197,7 +202,7 @@ def _train(inputs: Inputs, mesh: Mesh) -> int:
         finally:
             drawer.finish()
     is_stopped = last.global_step + 1 < inputs.data.total_steps
-    done_by_first(lambda: run_report.log_end(run, config, last, is_stopped))
+    run_on_first(lambda: run_report.log_end(run, config, last, is_stopped))
     return (stop.exit_code or EXIT_STOPPED_ELSEWHERE) if is_stopped else 0
 
 
@@ -210,7 +215,7 @@ def _make_trainer(inputs: Inputs, mesh: Mesh, drawer: ChartDrawer) -> Trainer:
     saver = Saver(
         run.checkpoints, config, tokenizer_file, metrics_log.sync, drawer.request, weights
     )
-    capsules = Capsules(run, config, data, recorded_of(config.train, mesh))
+    capsules = Capsules(run, config, data, recorded_sharding(config.train, mesh))
     health = Health(config.train, steps)
     return Trainer(
         config=config,
@@ -257,9 +262,9 @@ def model_and_optimizer(
     return create_model_and_optimizer(config, total_steps, mesh, arrays)
 
 
-def _mesh_of(config: RunConfig, recorded: ShardingConfig | None) -> Mesh:
+def _create_run_mesh(config: RunConfig, recorded: ShardingConfig | None) -> Mesh:
     try:
-        return mesh_of(config.train, config.model, recorded)
+        return create_run_mesh(config.train, config.model, recorded)
     except ValueError as error:
         lines = str(error).splitlines()
         raise UserError("\n".join(f"{_file_of(line)}: {line}" for line in lines)) from None
@@ -288,7 +293,7 @@ def _steps_before(run: RunFolder, saved: Checkpoint | None) -> list[StepMetrics]
 
 
 def _metrics_log(run: RunFolder, saved: Checkpoint | None) -> MetricsLog:
-    if not is_first():
+    if not is_first_process():
         return NullMetricsLog()
     return MetricsLog(run.metrics, last_step=saved.step if saved else -1)
 

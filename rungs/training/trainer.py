@@ -20,12 +20,12 @@ from rungs.config.run_config import RunConfig
 from rungs.data.loader import TrainingData, ValidationData
 from rungs.data.provenance import Provenance
 from rungs.model.gpt import GPT
-from rungs.optim.optimizer import MultiSteps
-from rungs.parallel.devices import recorded_of
-from rungs.parallel.mesh import own_rows, place_batch
-from rungs.parallel.processes import AnyHost, is_first
+from rungs.optim.multi_steps import MultiSteps
+from rungs.parallel.devices import recorded_sharding
+from rungs.parallel.processes import AnyProcess, is_first_process
+from rungs.parallel.sharding import place_batch, process_local_rows
 from rungs.run.metrics import MetricsLog, StepMetrics
-from rungs.step.eval_step import CutShort, make_evaluation_step, mean_loss
+from rungs.step.eval_step import ValidationInterrupted, make_evaluation_step, mean_loss
 from rungs.step.nonfinite import Flags
 from rungs.step.train_step import StepResult, make_train_step
 from rungs.training.result_reader import StepReader
@@ -70,12 +70,12 @@ class Trainer:
         """
         steps = range(self.first_step, self.data.total_steps)
         size = self.config.train.microbatch_size
-        rows = own_rows(self.mesh, size)
+        rows = process_local_rows(self.mesh, size)
         batches = PlacedAhead(self.mesh, self.data.batches(self.first_step, rows), size)
-        is_on_any_host = AnyHost(self.mesh)
+        any_process = AnyProcess(self.mesh)
 
         def is_stop_wanted() -> bool:
-            return is_on_any_host(stop.number is not None or batches.failure is not None)
+            return any_process(stop.number is not None or batches.failure is not None)
 
         with self._bar(steps) as bar, self.metrics, self.saver:
             if self.unvalidated is not None and not self._validated_late(is_stop_wanted):
@@ -130,7 +130,7 @@ class Trainer:
             try:
                 loss = self._validate(step, (lambda: False) if is_last else is_stop_wanted)
                 metrics = dataclasses.replace(metrics, validation_loss=loss)
-            except CutShort:
+            except ValidationInterrupted:
                 is_cut_short = True
         self._record(metrics, bar)
         self._save(metrics, due and not is_cut_short)
@@ -153,7 +153,7 @@ class Trainer:
         assert self.unvalidated is not None
         try:
             loss = self._validate(self.unvalidated.global_step, is_stop_wanted)
-        except CutShort:
+        except ValidationInterrupted:
             return False
         if loss is not None:
             metrics = dataclasses.replace(self.unvalidated, validation_loss=loss)
@@ -161,11 +161,11 @@ class Trainer:
             self._save(metrics, due=True)
         return True
 
-    def _validate(self, step: int, is_unwanted: Callable[[], bool]) -> float | None:
-        """The validation loss; None where it is not finite. Raises CutShort."""
+    def _validate(self, step: int, should_stop: Callable[[], bool]) -> float | None:
+        """The validation loss; None where it is not finite. Raises ValidationInterrupted."""
         assert self.validation is not None
         parts = self.model, self._evaluation_step, self.validation, self.mesh
-        loss = mean_loss(*parts, is_unwanted)
+        loss = mean_loss(*parts, should_stop)
         if math.isfinite(loss):
             return loss
         log.warning("step %d: the validation loss is not finite", step)
@@ -198,7 +198,7 @@ class Trainer:
             train=self.config.train.as_json(),
             datasets=self.provenance.datasets,
             tokenizer=self.provenance.tokenizer,
-            sharding=recorded_of(self.config.train, self.mesh),
+            sharding=recorded_sharding(self.config.train, self.mesh),
             created=utc_now().isoformat(),
             versions=installed_versions(),
             checksums={},
@@ -213,7 +213,7 @@ class Trainer:
             unit="step",
             mininterval=seconds_between,
             dynamic_ncols=True,
-            disable=not is_first(),
+            disable=not is_first_process(),
         )
 
 

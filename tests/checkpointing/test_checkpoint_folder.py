@@ -24,7 +24,7 @@ from rungs.common.errors import RunFailure, UserError
 from rungs.config.run_config import RunConfig
 from rungs.config.train_config import ShardingConfig
 from rungs.model.gpt import GPT
-from rungs.optim.optimizer import MultiSteps
+from rungs.optim.multi_steps import MultiSteps
 from rungs.parallel.mesh import one_device
 from rungs.step.state import create_model_and_optimizer, host_copies, named_arrays
 from tests.support.configs import mesh_of, model_config, train_config

@@ -212,7 +212,7 @@ def test_a_run_on_all_devices_needs_to_be_told_how_many_there_would_be(tmp_path:
     run = make_run(tmp_path / "run", sharding={"mode": "fsdp"})
     found = command(run.path, "--device", "h100", "--datasets-dir", tmp_path)
     assert found.returncode == 2
-    assert "takes all devices there are; say how many with --sharding" in found.stderr
+    assert "uses all devices; give their number with --sharding" in found.stderr
 
 
 def test_mistakes_in_data_are_those_that_training_would_tell(tmp_path: Path) -> None:

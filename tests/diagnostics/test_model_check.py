@@ -20,7 +20,7 @@ from rungs.model import attention, feed_forward, generation, layers
 from rungs.model.attention import Cache
 from rungs.model.gpt import GPT
 from rungs.model.layers import LayerNorm
-from rungs.optim import optimizer
+from rungs.optim import multi_steps
 from tests.support.configs import model_config, train_config
 from tests.support.sharded_models import quick_compilation
 from tests.support.tiny_run import make_dataset, make_run
@@ -228,13 +228,13 @@ def padding_is_seen(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_learning_rate(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(optimizer, "learning_rate_schedule", lambda *_: lambda _: jnp.asarray(0.0))
+    patch.setattr(multi_steps, "learning_rate_schedule", lambda *_: lambda _: jnp.asarray(0.0))
 
 
 def uphill(patch: pytest.MonkeyPatch) -> None:
-    honest = optimizer.learning_rate_schedule
+    honest = multi_steps.learning_rate_schedule
     patch.setattr(
-        optimizer, "learning_rate_schedule", lambda *of: lambda count: -honest(*of)(count)
+        multi_steps, "learning_rate_schedule", lambda *of: lambda count: -honest(*of)(count)
     )
 
 

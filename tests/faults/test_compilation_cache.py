@@ -12,7 +12,7 @@ from tests.support.committed_runs import ROOT
 
 PROGRAM = """
 from rungs.parallel import jax_setup
-jax_setup.cache_compiled_code()
+jax_setup.enable_compilation_cache()
 import jax
 print(jax.jit(lambda x: x * 3 + 1)(2.0), jax.jit(lambda x: x - 9)(5.0))
 """
@@ -38,7 +38,7 @@ def start(cache: Path) -> list[str]:
 def test_a_full_cache(tmp_path: Path) -> None:
     with tmpfs(tmp_path / "cache", 4096) as cache:
         (line,) = start(cache)
-        assert line.startswith(f"{cache}: compiled code is not kept for later starts: OSError")
+        assert line.startswith(f"{cache}: cannot write the compilation cache: OSError")
         assert "No space left on device" in line
         assert len(start(cache)) <= 1  # a part of it fitted and is read
 

@@ -236,7 +236,7 @@ def test_overflowing_moments_are_never_saved_and_the_replay_names_step_and_momen
     """A gradient of 1e25 is finite, but its square is not; step 23 is the last."""
     run, datasets = make([(at, 0)], clipping_max_norm=None)
     change_losses(monkeypatch, lambda loss, rare: jnp.where(rare, 1e25, 1) * loss)
-    monkeypatch.setattr("rungs.optim.optimizer.optax.tree_utils.tree_norm", norm_of_large_numbers)
+    monkeypatch.setattr("rungs.optim.multi_steps.optax.tree_utils.tree_norm", norm_of_large_numbers)
     with pytest.raises(RunFailure, match=rf"step {saved}: opt_state.1.nu\."):
         train_here(run, datasets)
     assert list(weights_of(run)) == list(range(0, saved, 5))
@@ -332,9 +332,7 @@ def test_an_overflowing_norm_is_not_a_spike_and_its_replay_names_it(
     factors = jnp.asarray([1, 100, 1e25])
     change_losses(monkeypatch, lambda loss, rare: factors[rare.sum()] * loss)
     assert train_here(run, datasets) == 0
-    assert "step 42: 2 of 2 microbatches left out: the norm of the gradients' sum is not" in (
-        messages.text
-    )
+    assert "step 42: 2 of 2 microbatches left out: the gradient norm is not" in (messages.text)
     spike, last = metrics.read(run.metrics)[-2:]
     assert (spike.spike, spike.dropped_microbatches, spike.clipped) == ("skipped", 0, False)
     assert (last.train_loss, last.spike, last.dropped_microbatches) == (None, None, 2)
@@ -344,10 +342,12 @@ def test_an_overflowing_norm_is_not_a_spike_and_its_replay_names_it(
     assert lines[0].endswith("/step-000042/checkpoint: 1 steps trained again")
     assert lines[-2:] == [
         "the whole step, compiled as in training",
-        "the norm of the gradients' sum is the first that is not finite",
+        "the gradient norm is the first that is not finite",
     ]
     capsule = open_capsule(run, "step-000042")
-    mesh = devices.mesh_of(capsule.config.train, capsule.config.model, capsule.meta.sharding)
+    mesh = devices.create_run_mesh(
+        capsule.config.train, capsule.config.model, capsule.meta.sharding
+    )
     model, _ = replay._trained_again(run, capsule, mesh, datasets)
     arrays = {name: np.asarray(array) for name, array in named_arrays(model).items()}
     assert_equal(arrays, weights_of(run)[40])

@@ -25,8 +25,8 @@ from rungs.model.feed_forward import (
 )
 from rungs.model.gpt import GPT
 from rungs.model.kernels.cross_entropy import target_losses
-from rungs.optim.optimizer import MultiSteps
-from rungs.parallel.mesh import place_batch
+from rungs.optim.multi_steps import MultiSteps
+from rungs.parallel.sharding import place_batch
 from rungs.run import metrics
 from rungs.run.folder import StartOptions
 from rungs.step.state import AbstractState, named_arrays

@@ -16,9 +16,8 @@ from rungs.config.run_config import RunConfig
 from rungs.model.attention import causal_mask, plain_attention
 from rungs.model.kernels import blockwise_attention, cross_entropy, cudnn_attention, matmul
 from rungs.model.remat import save_marked
-from rungs.parallel import collectives
-from rungs.parallel import mesh as mesh_module
-from rungs.parallel.axes import DATA
+from rungs.parallel import collectives, sharding
+from rungs.parallel.names import DATA
 from rungs.step.state import create_model_and_optimizer, named_arrays
 from rungs.step.train_step import make_train_step
 from tests.support.configs import mesh_of, model_config, train_config
@@ -231,7 +230,7 @@ def test_rows_that_fill_a_tile_change_nothing(tied: bool, monkeypatch: pytest.Mo
     tokens_ABS = np.random.default_rng(0).integers(0, 50, (2, 4, 9), dtype=np.int32)
     found = []
     for is_cpu in (True, False):
-        monkeypatch.setattr(mesh_module, "_is_cpu", lambda _, it=is_cpu: it)
+        monkeypatch.setattr(sharding, "_is_cpu", lambda _, it=is_cpu: it)
         model, optimizer = create_model_and_optimizer(run, 10)
         assert len(model.token_embedding.embedding[...]) == (50 if is_cpu else 128)
         step = make_train_step(run.train)

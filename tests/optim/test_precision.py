@@ -155,11 +155,11 @@ def test_a_loss_that_is_not_finite_is_bad_at_any_scale() -> None:
         *(nothing, nothing, np.float32(1), nothing, None),  # type: ignore[arg-type]
         np.float32(8),  # type: ignore[arg-type]
     )
-    assert result.bad(["the loss", "a", "b", "c"]) == {1: "the loss"}
+    assert result.nonfinite(["the loss", "a", "b", "c"]) == {1: "the loss"}
     assert result.loss == 1.0
     assert result.trained_loss is None
     unscaled = result._replace(loss_scale=np.float32(1))  # type: ignore[arg-type]
-    assert unscaled.bad(["the loss", "a", "b", "c"]) == {0: "c", 1: "the loss"}
+    assert unscaled.nonfinite(["the loss", "a", "b", "c"]) == {0: "c", 1: "the loss"}
 
 
 def test_the_scale_doubles_after_many_steps_without_an_overflow() -> None:

@@ -69,7 +69,7 @@ def test_a_microbatch_that_does_not_divide_is_refused_with_the_next_that_does() 
     with pytest.raises(ValueError, match=r"microbatch_size: 6 .* the 4 devices .*; 4 or 8 would"):
         train(6, data=4)
     with pytest.raises(ValueError, match=r"microbatch_size: 6 .* the 8 devices .*; 8 would"):
-        devices.mesh_of(train(6, mode="fsdp"), model_config(), None)
+        devices.create_run_mesh(train(6, mode="fsdp"), model_config(), None)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_a_microbatch_that_does_not_divide_is_refused_with_the_next_that_does() 
 def test_a_run_takes_all_devices_where_its_batch_divides(
     sharding: dict[str, Any], microbatch_size: int, model: dict[str, Any], shape: tuple[int, int]
 ) -> None:
-    mesh = devices.mesh_of(train(microbatch_size, **sharding), model_config(**model), None)
+    mesh = devices.create_run_mesh(train(microbatch_size, **sharding), model_config(**model), None)
     assert shape_of(mesh) == shape
     assert mesh.devices.flat[0] == jax.devices()[0]
 
@@ -106,29 +106,33 @@ def test_a_run_that_goes_on_takes_as_many_as_before_if_they_are_there(
     recorded: dict[str, Any], microbatch_size: int, count: int
 ) -> None:
     before = ShardingConfig(**recorded)
-    mesh = devices.mesh_of(train(microbatch_size), model_config(), before)
+    mesh = devices.create_run_mesh(train(microbatch_size), model_config(), before)
     assert shape_of(mesh) == (count, 1)
 
 
 def test_all_that_does_not_go_together_is_told_at_once() -> None:
     settings = train(6, mode="fsdp_tp", data=-1, tensor=2)
     with pytest.raises(ValueError, match="does not divide") as raised:
-        devices.mesh_of(settings, model_config(n_heads=1, ffn_dim=15, emb_dim=18), None)
+        devices.create_run_mesh(settings, model_config(n_heads=1, ffn_dim=15, emb_dim=18), None)
     keys = [line.partition(":")[0] for line in str(raised.value).splitlines()]
     assert keys == ["emb_dim", "n_heads", "ffn_dim", "microbatch_size"]
 
 
 def test_a_mesh_that_needs_other_devices_than_there_are_is_refused() -> None:
     with pytest.raises(ValueError, match="needs 6 devices; there are 8"):
-        devices.mesh_of(train(6, mode="fsdp_tp", data=3, tensor=2), model_config(), None)
+        devices.create_run_mesh(train(6, mode="fsdp_tp", data=3, tensor=2), model_config(), None)
 
 
 def test_a_checkpoint_records_the_mesh_that_there_was() -> None:
     settings = train(4, mode="fsdp_tp", tensor=2)
-    mesh = devices.mesh_of(settings, model_config(), None)
-    assert devices.recorded_of(settings, mesh) == ShardingConfig(mode="fsdp_tp", data=4, tensor=2)
-    unasked = devices.mesh_of(train(16), model_config(), None)
-    assert devices.recorded_of(train(16), unasked) == ShardingConfig(mode="dp", data=8, tensor=1)
+    mesh = devices.create_run_mesh(settings, model_config(), None)
+    assert devices.recorded_sharding(settings, mesh) == ShardingConfig(
+        mode="fsdp_tp", data=4, tensor=2
+    )
+    unasked = devices.create_run_mesh(train(16), model_config(), None)
+    assert devices.recorded_sharding(train(16), unasked) == ShardingConfig(
+        mode="dp", data=8, tensor=1
+    )
 
 
 @pytest.mark.parametrize(
@@ -158,7 +162,7 @@ def test_a_processor_has_a_device_for_each_core_that_a_mesh_can_use(
     count: int,
 ) -> None:
     cores(monkeypatch, available)
-    assert devices.cpu_devices(train(microbatch_size, **sharding), None, processes) == count
+    assert devices.cpu_device_count(train(microbatch_size, **sharding), None, processes) == count
 
 
 def test_a_processor_has_the_devices_of_the_last_checkpoint(
@@ -166,6 +170,6 @@ def test_a_processor_has_the_devices_of_the_last_checkpoint(
 ) -> None:
     cores(monkeypatch, 6)
     recorded = ShardingConfig(mode="dp", data=3, tensor=1)
-    assert devices.cpu_devices(train(12), recorded) == 3
+    assert devices.cpu_device_count(train(12), recorded) == 3
     cores(monkeypatch, 2)
-    assert devices.cpu_devices(train(12), recorded) == 2
+    assert devices.cpu_device_count(train(12), recorded) == 2

@@ -22,11 +22,11 @@ from rungs.config.run_config import RunConfig
 from rungs.model.feed_forward import Routing
 from rungs.model.gpt import GPT
 from rungs.model.layers import Dropout
-from rungs.optim.optimizer import MultiSteps
-from rungs.parallel.mesh import Layout
-from rungs.step.nonfinite import NONE, suspects
+from rungs.optim.multi_steps import MultiSteps
+from rungs.parallel.sharding import Layout
+from rungs.step.nonfinite import ALL_FINITE, checked_names
 from rungs.step.state import AbstractState
-from rungs.step.train_step import Told, gradients
+from rungs.step.train_step import MicrobatchAux, gradients
 from tests.support.configs import mesh_of
 from tests.support.sharded_models import (
     RARE,
@@ -130,7 +130,7 @@ class OnMesh(NamedTuple):
     layout: Layout
     model: GPT
     optimizer: MultiSteps
-    compiled: Callable[..., tuple[nnx.State, Told, jax.Array]]
+    compiled: Callable[..., tuple[nnx.State, MicrobatchAux, jax.Array]]
 
     def gradients(self, inputs_ABS: np.ndarray, targets_ABS: np.ndarray) -> Any:
         batch = on(self.layout.mesh, inputs_ABS, targets_ABS)
@@ -149,17 +149,17 @@ def on_mesh(architecture: str, mode: str, data: int, tensor: int, *train: Any) -
     model, optimizer = lively_model(run, mesh)
     graph, wrt = nnx.graphdef(model), optimizer.wrt
 
-    def of(state: nnx.State, *batch: jax.Array) -> tuple[nnx.State, Told, jax.Array]:
+    def of(state: nnx.State, *batch: jax.Array) -> tuple[nnx.State, MicrobatchAux, jax.Array]:
         return gradients(run.train, layout, nnx.merge(graph, state), wrt, *batch)
 
     return OnMesh(run, layout, model, optimizer, jax.jit(of))
 
 
 def outcome(one: OnMesh, accumulation: int) -> Outcome:
-    gradient, told, first_bad_A = one.gradients(*step_batch(accumulation))
-    assert first_bad_A.tolist() == [NONE] * accumulation
+    gradient, aux, first_nonfinite_A = one.gradients(*step_batch(accumulation))
+    assert first_nonfinite_A.tolist() == [ALL_FINITE] * accumulation
     found = arrays_of(gradient, one.shapes)
-    return Outcome(found, np.asarray(told.losses_A), np.asarray(told.weights_A), told.routing)
+    return Outcome(found, np.asarray(aux.losses_A), np.asarray(aux.weights_A), aux.routing)
 
 
 FULL, DOTS = ("remat", "full"), ("remat", "dots")
@@ -236,15 +236,15 @@ def test_what_is_not_finite_on_one_device_costs_its_microbatch_on_all(
     architecture: str, mode: str, data: int, tensor: int, train: Any, value: float, named: str
 ) -> None:
     one = poisoned(on_mesh(architecture, mode, data, tensor, *train), RARE, value)
-    gradient, told, first_bad_A = one.gradients(*with_rare_token())
-    assert first_bad_A[0] == NONE
-    assert suspects(one.model, nnx.Param)[first_bad_A[1]] == named
-    for shard in first_bad_A.addressable_shards:
-        assert np.asarray(shard.data).tolist() == first_bad_A.tolist()
-    assert bool(np.isfinite(told.losses_A[1])) == (value == 0.0)
+    gradient, aux, first_nonfinite_A = one.gradients(*with_rare_token())
+    assert first_nonfinite_A[0] == ALL_FINITE
+    assert checked_names(one.model, nnx.Param)[first_nonfinite_A[1]] == named
+    for shard in first_nonfinite_A.addressable_shards:
+        assert np.asarray(shard.data).tolist() == first_nonfinite_A.tolist()
+    assert bool(np.isfinite(aux.losses_A[1])) == (value == 0.0)
     first = expected(architecture, 2, seen=SEQUENCES // 2)
     assert_close(arrays_of(gradient, one.shapes), first.gradients, ROUNDING)
-    np.testing.assert_allclose(told.losses_A[0], first.losses_A[0], rtol=1e-6)
+    np.testing.assert_allclose(aux.losses_A[0], first.losses_A[0], rtol=1e-6)
 
 
 def test_gradients_stay_where_their_parameters_are() -> None:

@@ -12,7 +12,7 @@ from tests.support.committed_runs import ROOT
 
 PROGRAM = """
 from rungs.parallel import jax_setup
-jax_setup.cache_compiled_code()
+jax_setup.enable_compilation_cache()
 import jax
 print(jax.jit(lambda x: x * 3 + 1)(2.0))
 """

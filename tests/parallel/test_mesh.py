@@ -13,12 +13,11 @@ from jax.sharding import AxisType, Mesh, PartitionSpec
 from rungs.config.run_config import RunConfig
 from rungs.config.train_config import Mode, ShardingConfig
 from rungs.model.gpt import GPT
-from rungs.parallel.mesh import (
-    MESH_AXIS_NAMES,
+from rungs.parallel.mesh import MESH_AXIS_NAMES, create_mesh
+from rungs.parallel.sharding import (
     Layout,
-    create_mesh,
     get_sharding_config_for_mode,
-    own_rows,
+    process_local_rows,
     validate_mesh_for_mode,
 )
 from rungs.step.state import AbstractState, create_model_and_optimizer, named_arrays
@@ -227,7 +226,7 @@ def test_a_batch_is_divided_along_data_and_whole_along_tensor(
         assert_lies_as_told("batch", array, ["2", "8/d", str(LENGTH)], mesh)
         for shard in array.addressable_shards:
             np.testing.assert_array_equal(shard.data, whole[shard.index])
-    assert own_rows(mesh, 8).tolist() == list(range(8))
+    assert process_local_rows(mesh, 8).tolist() == list(range(8))
     assert Layout(mesh, mode).batch_spec(3) == Layout(mesh).batch_spec(3)  # type: ignore[arg-type]
 
 

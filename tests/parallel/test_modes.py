@@ -21,8 +21,8 @@ from jax.sharding import Mesh, NamedSharding
 from rungs.config.run_config import RunConfig
 from rungs.config.train_config import Mode
 from rungs.model.gpt import GPT
-from rungs.optim.optimizer import MultiSteps
-from rungs.parallel.mesh import Layout
+from rungs.optim.multi_steps import MultiSteps
+from rungs.parallel.sharding import Layout
 from rungs.planning.compiled_communication import Collective, axis_of, collectives
 from rungs.step.eval_step import make_evaluation_step
 from rungs.step.state import AbstractState, Arrays, create_model_and_optimizer, named_arrays

@@ -10,7 +10,7 @@ import pytest
 from rungs.config import run_config
 from rungs.config.run_config import RunConfig
 from rungs.model.kernels import cross_entropy
-from rungs.parallel.target_device import Target, planned
+from rungs.parallel.target_device import Target, trace_for
 from rungs.planning import flops
 from rungs.planning.communication import layout_without_devices
 from rungs.planning.memory import memory_of
@@ -97,7 +97,7 @@ def test_a_processor_takes_every_token_through_every_expert(platform: str, share
     dense, mixed = (
         PlanCase(name, "none", "dp", 1, "bfloat16").run() for name in ("llama", "mixtral")
     )
-    with planned(Target(platform, "9.0")):
+    with trace_for(Target(platform, "9.0")):
         one, other = flops.flops(dense).layers.forward, flops.flops(mixed).layers.forward
     router, experts = 2 * 4 * 512 * 4, 2 * 4 * 3 * 512 * 704 * 2
     of_dense = 2 * 4 * 3 * 512 * 1408
@@ -163,7 +163,7 @@ def test_nothing_of_a_plan_depends_on_the_devices_there_are(sharding: tuple[Any,
     run = PlanCase("llama", "dots", "dp", 1, "bfloat16").run(microbatch_size=data, sharding=chosen)
     assert run.train.sharding is not None
     for target in (Target("gpu", "9.0"), Target("tpu")):
-        with planned(target):
+        with trace_for(target):
             layout = layout_without_devices(run.train.sharding)
             memory = memory_of(run, layout.mesh)
         parts = data * tensor

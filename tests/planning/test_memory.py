@@ -9,7 +9,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from rungs.config.run_config import RunConfig
 from rungs.config.train_config import Remat
-from rungs.parallel.mesh import Layout
+from rungs.parallel.sharding import Layout
 from rungs.planning import oom_advice
 from rungs.planning.memory import memory_of
 from rungs.planning.oom_advice import advice, edits

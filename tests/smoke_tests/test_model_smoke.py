@@ -13,9 +13,9 @@ from tests.support.tiny_run import MODEL, make_dataset, make_run
 SCRIPT = ROOT / "smoke_tests" / "test_model.py"
 STOP_THE_OPTIMIZER = f"""
 import runpy
-from rungs.optim import optimizer
+from rungs.optim import multi_steps
 
-optimizer.learning_rate_schedule = lambda *_: lambda _: 0.0
+multi_steps.learning_rate_schedule = lambda *_: lambda _: 0.0
 runpy.run_path({str(SCRIPT)!r}, run_name="__main__")
 """
 

@@ -32,7 +32,7 @@ FEW = ("--devices", "4", "--sequences", "2")
 BREAK_THE_LOSS = f"""
 import runpy
 from rungs.parallel import collectives
-from rungs.parallel.axes import DATA
+from rungs.parallel.names import DATA
 from rungs.step import train_step
 
 honest = train_step.objective

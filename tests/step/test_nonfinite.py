@@ -9,13 +9,13 @@ from flax import nnx
 
 from rungs.config.run_config import RunConfig
 from rungs.step.nonfinite import (
-    NONE,
-    NORM,
-    first_named,
-    first_not_finite,
-    flags_of,
-    not_finite,
-    suspects,
+    ALL_FINITE,
+    GRADIENT_NORM,
+    checked_names,
+    describe_first,
+    finite_flags,
+    first_nonfinite,
+    nonfinite_names,
 )
 from rungs.step.state import create_model_and_optimizer, named_arrays
 from rungs.step.train_step import StepResult
@@ -24,15 +24,15 @@ from tests.support.configs import model_config, train_config
 
 def test_the_first_array_is_named() -> None:
     model, optimizer = create_model_and_optimizer(RunConfig(model_config(), train_config()), 10)
-    names = suspects(model, optimizer.wrt)
+    names = checked_names(model, optimizer.wrt)
     gradient = nnx.state(model, optimizer.wrt)
-    assert first_not_finite((jnp.zeros(()), gradient)) == NONE
-    assert names[first_not_finite((jnp.asarray(jnp.inf), gradient))] == "the loss"
+    assert first_nonfinite((jnp.zeros(()), gradient)) == ALL_FINITE
+    assert names[first_nonfinite((jnp.asarray(jnp.inf), gradient))] == "the loss"
     flat = nnx.to_flat_state(gradient)
     for path, variable in flat:
         former = variable.get_value()
         variable.set_value(former.ravel().at[-1].set(jnp.nan).reshape(former.shape))
-        found = names[first_not_finite((jnp.zeros(()), gradient))]
+        found = names[first_nonfinite((jnp.zeros(()), gradient))]
         assert found == "the gradient of " + ".".join(map(str, path))
         variable.set_value(former)
 
@@ -44,16 +44,16 @@ def test_a_step_says_its_loss_and_what_was_bad_of_which_microbatch() -> None:
 
     names = ["the loss", "the gradient of w"]
     # one without targets has a loss of 0 / 0, and counts nothing
-    assert result([np.nan, 2.0, 4.0], [0.0, 0.5, 1.0], [NONE] * 3, 1.0).loss == 10 / 3
-    assert result([np.nan], [0.0], [NONE], 0.0).loss is None
-    left_out = result([1.0, np.inf, 3.0], [1.0, 1.0, 1.0], [NONE, 0, 1], 1.0)
+    assert result([np.nan, 2.0, 4.0], [0.0, 0.5, 1.0], [ALL_FINITE] * 3, 1.0).loss == 10 / 3
+    assert result([np.nan], [0.0], [ALL_FINITE], 0.0).loss is None
+    left_out = result([1.0, np.inf, 3.0], [1.0, 1.0, 1.0], [ALL_FINITE, 0, 1], 1.0)
     assert left_out.loss == 1.0
-    assert left_out.bad(names) == {1: "the loss", 2: "the gradient of w"}
-    assert first_named(left_out.bad(names)) == "the loss of microbatch 1"
-    of_norm = result([1.0, 2.0], [1.0, 1.0], [NONE, NONE], np.inf)
+    assert left_out.nonfinite(names) == {1: "the loss", 2: "the gradient of w"}
+    assert describe_first(left_out.nonfinite(names)) == "the loss of microbatch 1"
+    of_norm = result([1.0, 2.0], [1.0, 1.0], [ALL_FINITE, ALL_FINITE], np.inf)
     assert of_norm.loss is None
-    assert of_norm.bad(names) == {0: NORM, 1: NORM}
-    assert first_named(of_norm.bad(names)) == NORM
+    assert of_norm.nonfinite(names) == {0: GRADIENT_NORM, 1: GRADIENT_NORM}
+    assert describe_first(of_norm.nonfinite(names)) == GRADIENT_NORM
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -61,7 +61,7 @@ def test_what_is_not_finite_in_a_model_or_its_moments_is_named(value: float) -> 
     model, optimizer = create_model_and_optimizer(RunConfig(model_config(), train_config()), 10)
 
     def names() -> list[str]:
-        return not_finite(flags_of(named_arrays(model) | named_arrays(optimizer)))
+        return nonfinite_names(finite_flags(named_arrays(model) | named_arrays(optimizer)))
 
     assert names() == []
     up = model.blocks.feed_forward.up.kernel  # type: ignore[union-attr]

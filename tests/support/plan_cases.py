@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding
 
 from rungs.config.run_config import RunConfig
 from rungs.config.train_config import ComputeDtype, Mode, Remat
-from rungs.parallel.mesh import Layout
+from rungs.parallel.sharding import Layout
 from rungs.step.state import AbstractState
 from rungs.step.train_step import make_train_step
 from tests.support.configs import mesh_of, model_config, train_config

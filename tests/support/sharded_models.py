@@ -12,9 +12,9 @@ from jax.sharding import Mesh
 
 from rungs.config.run_config import RunConfig
 from rungs.model.gpt import GPT
-from rungs.optim.optimizer import MultiSteps
-from rungs.parallel.axes import dotted
-from rungs.parallel.mesh import place_batch
+from rungs.optim.multi_steps import MultiSteps
+from rungs.parallel.names import dotted
+from rungs.parallel.sharding import place_batch
 from rungs.step.state import AbstractState, Arrays
 from tests.support.configs import model_config, train_config
 

@@ -27,10 +27,12 @@ from rungs.model.generation import Generator
 from rungs.model.gpt import GPT, Compute
 from rungs.model.kernels.cross_entropy import target_losses
 from rungs.optim.precision import dtype_of
-from rungs.parallel.axes import dotted
-from rungs.parallel.mesh import Layout, one_device, place_batch
+from rungs.parallel.mesh import one_device
+from rungs.parallel.names import dotted
+from rungs.parallel.sharding import Layout, place_batch
+from rungs.step.nonfinite import ALL_FINITE
 from rungs.step.state import named_arrays
-from rungs.step.train_step import Told, gradients, make_train_step
+from rungs.step.train_step import MicrobatchAux, gradients, make_train_step
 
 ROUNDING = 1e-5
 """How far what is alike may be apart, relative to the largest logit or the norm of the gradient.
@@ -245,17 +247,21 @@ def gradient_of(
     """The gradient that a step would take, of inputs_BS and targets_BS."""
     layout, wrt = Layout.of(None), patient.optimizer.wrt
 
-    def of(model: GPT, inputs_ABS: Array, targets_ABS: Array) -> tuple[nnx.State, Told, Array]:
+    def of(
+        model: GPT, inputs_ABS: Array, targets_ABS: Array
+    ) -> tuple[nnx.State, MicrobatchAux, Array]:
         return gradients(train, layout, model, wrt, inputs_ABS, targets_ABS, jax.random.key(0))
 
     compiled = patient.compiled(of)
 
     def gradient(inputs_BS: np.ndarray, targets_BS: np.ndarray) -> Gradient:
-        state, told, finite_A = compiled(*patient.in_microbatches(inputs_BS, targets_BS))
+        state, aux, first_nonfinite_A = compiled(*patient.in_microbatches(inputs_BS, targets_BS))
         flat = nnx.to_flat_state(state)
         arrays = {dotted(path): np.asarray(variable.get_value()) for path, variable in flat}
-        losses_A = np.asarray(told.losses_A / told.weights_A)
-        return Gradient(arrays, losses_A, bool(finite_A.all()), told.routing)
+        losses_A = np.asarray(aux.losses_A / aux.weights_A)
+        return Gradient(
+            arrays, losses_A, bool((first_nonfinite_A == ALL_FINITE).all()), aux.routing
+        )
 
     return gradient
 

@@ -22,7 +22,7 @@ from rungs.data.loader import TrainingData
 from rungs.data.provenance import refuse_other_tokenizers
 from rungs.data.sequences import IGNORED
 from rungs.model.gpt import GPT
-from rungs.optim.optimizer import MultiSteps
+from rungs.optim.multi_steps import MultiSteps
 from rungs.parallel.devices import memory_bytes
 from rungs.parallel.mesh import one_device
 from rungs.run.folder import RunFolder

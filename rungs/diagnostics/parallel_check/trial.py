@@ -24,9 +24,10 @@ from rungs.data.catalog import open_dataset
 from rungs.data.loader import Batch, TrainingData
 from rungs.data.sequences import IGNORED
 from rungs.model.gpt import GPT
-from rungs.optim.optimizer import MultiSteps
+from rungs.optim.multi_steps import MultiSteps
 from rungs.parallel.devices import memory_bytes
-from rungs.parallel.mesh import Layout, create_mesh, place_batch
+from rungs.parallel.mesh import create_mesh
+from rungs.parallel.sharding import Layout, place_batch
 from rungs.planning.compiled_communication import Traffic, collectives, summary
 from rungs.run.folder import RunFolder
 from rungs.step.state import AbstractState, create_model_and_optimizer, named_arrays

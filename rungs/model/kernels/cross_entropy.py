@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from rungs.parallel import collectives, target_device
-from rungs.parallel.axes import TENSOR
+from rungs.parallel.names import TENSOR
 
 LOGITS_BYTES = {"cpu": 8 << 20}
 """Of a chunk, for each kind of device: those of a CPU stay in its cache."""

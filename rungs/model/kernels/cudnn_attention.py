@@ -24,7 +24,7 @@ def causal_attention(
 ) -> Array:
     """As `kernels.causal_attention.causal_attention`, without a soft cap; where that is planned
     only, its stand-in, which keeps the same for the backward pass."""
-    if not target_device.is_at_hand():
+    if not target_device.is_local():
         return blockwise_attention.causal_attention(query_BSNH, key_BSKH, value_BSKH, scale, window)
     before = None if window is None else (window - 1, 0)
     return save_for_backward(

@@ -1,8 +1,9 @@
-"""The `MultiSteps` optimizer: clipping and weight decay around the rule that `train.json` names.
+"""The `MultiSteps` optimizer: one update per global step on the mean gradient of its microbatches.
 
-`MultiSteps` is told the sum of a global step's finite microbatch gradients and their weight, and
-updates once on their mean. It does what `optax.MultiSteps` does, without running the inner
-optimizer on every microbatch, and a microbatch that is not finite costs only itself.
+It does what `optax.MultiSteps` does, with two differences: the inner optimizer runs once per global
+step instead of once per microbatch, and a microbatch with a non-finite gradient is left out instead
+of spoiling the step. `optimizers.py` has the optimizers themselves; clipping, weight decay and the
+learning rate are applied here.
 """
 
 from typing import Any, NamedTuple
@@ -16,33 +17,33 @@ from jax import Array
 from rungs.config.train_config import TrainConfig
 from rungs.model.gpt import GPT
 from rungs.model.layers import LowRankParam
+from rungs.optim.optimizers import update_rule
 from rungs.optim.precision import LossScale, dtype_of
 from rungs.optim.schedule import learning_rate_schedule
-from rungs.optim.update_rules import update_rule
 
 
 class Update(NamedTuple):
-    """What one update did; each a scalar."""
+    """What one update did. Every field is a scalar."""
 
     learning_rate: Array
     gradient_norm: Array
     """Global norm of the mean gradient before clipping."""
     clipped: Array
     applied: Array
-    """False where no microbatch was finite or the step was skipped: parameters and moments stayed
-    as they were."""
+    """False if no microbatch was finite or the step was skipped: parameters and optimizer state are
+    unchanged."""
 
 
 class MultiSteps(nnx.Optimizer):
-    """One optimizer update for each global step of several microbatches.
+    """An optimizer that updates once per global step of several microbatches.
 
-    The learning rate goes by the count of global steps, also of those that were not applied; the
-    moments and their bias correction go by the updates that were.
+    The learning rate follows the count of all global steps, applied or not. The moments and their
+    bias correction follow the count of applied updates.
 
     Args:
-        model: its `nnx.Param`s are what is optimized or, with LoRA, its low-rank additions only.
+        model: its `nnx.Param`s are trained or, with LoRA, only its low-rank additions.
         train: hyperparameters.
-        total_steps: global steps from the first to the last, at least 1.
+        total_steps: number of global steps in the run, at least 1.
     """
 
     def __init__(self, model: GPT, train: TrainConfig, total_steps: int) -> None:
@@ -50,20 +51,20 @@ class MultiSteps(nnx.Optimizer):
         self.clipping_max_norm = train.clipping_max_norm
         wrt = LowRankParam if train.lora else nnx.Param
         self.loss_scale = nnx.data(LossScale() if dtype_of(train) == jnp.float16 else None)
-        super().__init__(model, update_direction(train, model, wrt), wrt=wrt)
+        super().__init__(model, _transformation(train, model, wrt), wrt=wrt)
 
     def update(  # type: ignore[override]
         self, model: nnx.Module, gradient_sum: Any, weight: Array, skipped: Array | bool = False
     ) -> Update:
-        """Update the model on `gradient_sum / weight`.
+        """Update the model in place with the gradient `gradient_sum / weight`.
 
         Args:
-            model: the model given at construction; changed in place.
-            gradient_sum: sum of the finite microbatches' gradients, shaped as the trained
+            model: the model given at construction.
+            gradient_sum: sum of the finite microbatches' gradients, a tree like the trained
                 parameters.
-            weight: what those microbatches weigh together, a scalar: their number, where every
-                target counts.
-            skipped: whether model and moments are to stay as they are.
+            weight: total weight of those microbatches, a scalar; their number if every target
+                counts.
+            skipped: whether to leave model and moments unchanged.
         """
         weight_or_1 = jnp.where(weight > 0, weight, 1)
         norm = optax.tree_utils.tree_norm(gradient_sum) / weight_or_1
@@ -71,25 +72,27 @@ class MultiSteps(nnx.Optimizer):
         scale = jnp.where(norm > limit, limit / norm, 1) / weight_or_1
         applied = (weight > 0) & jnp.isfinite(norm) & ~jnp.asarray(skipped)
         learning_rate = self.schedule(self.step[...])
-        told = {"scale": scale, "learning_rate": learning_rate, "applied": applied}
-        super().update(model, gradient_sum, **told)
+        super().update(
+            model, gradient_sum, scale=scale, learning_rate=learning_rate, applied=applied
+        )
         return Update(learning_rate, norm, applied & (norm > limit), applied)
 
 
-def update_direction(
+def _transformation(
     train: TrainConfig, model: GPT, wrt: type[nnx.Param]
 ) -> optax.GradientTransformationExtraArgs:
-    """The rule on the scaled gradient, with decoupled weight decay."""
+    """Return the optimizer of `train.json` with scaling, decoupled weight decay and learning
+    rate."""
     direction = optax.chain(
-        scaled(),
+        _scale_gradient(),
         update_rule(train, nnx.state(model, wrt), model.config.width_multiplier),
-        optax.add_decayed_weights(train.weight_decay, decay_mask(train, model, wrt)),
+        optax.add_decayed_weights(train.weight_decay, _decay_mask(train, model, wrt)),
     )
-    return scaled_where_applied(direction)
+    return _apply_learning_rate(direction)
 
 
-def scaled() -> optax.GradientTransformationExtraArgs:
-    """Multiply the gradient by `scale`."""
+def _scale_gradient() -> optax.GradientTransformationExtraArgs:
+    """Multiply the gradient by the argument `scale`."""
 
     def update(
         gradient: optax.Updates, state: optax.OptState, _: optax.Params | None, *, scale: Array
@@ -99,10 +102,11 @@ def scaled() -> optax.GradientTransformationExtraArgs:
     return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
 
 
-def scaled_where_applied(
+def _apply_learning_rate(
     inner: optax.GradientTransformationExtraArgs,
 ) -> optax.GradientTransformationExtraArgs:
-    """Scale what `inner` proposes by −learning_rate; where not `applied`, nothing changes."""
+    """Multiply the direction of `inner` by −learning_rate. If not `applied`, the update is zero and
+    the state of `inner` stays as it is."""
 
     def update(
         gradient: optax.Updates,
@@ -113,18 +117,18 @@ def scaled_where_applied(
         learning_rate: Array,
         applied: Array,
     ) -> tuple[optax.Updates, optax.OptState]:
-        direction, moved = inner.update(gradient, state, params, scale=scale)
+        direction, new_state = inner.update(gradient, state, params, scale=scale)
         change = jax.tree.map(lambda d: jnp.where(applied, -learning_rate * d, 0), direction)
-        return change, jax.tree.map(lambda new, old: jnp.where(applied, new, old), moved, state)
+        return change, jax.tree.map(lambda new, old: jnp.where(applied, new, old), new_state, state)
 
     return optax.GradientTransformationExtraArgs(inner.init, update)
 
 
-def decay_mask(train: TrainConfig, model: nnx.Module, wrt: type[nnx.Param] = nnx.Param) -> Any:
-    """True for each trained parameter that weight decay acts on.
+def _decay_mask(train: TrainConfig, model: nnx.Module, wrt: type[nnx.Param]) -> Any:
+    """Return a tree with True for each trained parameter that has weight decay.
 
-    Matrices are known by their declared axes, not by their number of dimensions: stacked layers
-    give every bias a second one.
+    A matrix is recognized by its declared inputs, not by its number of dimensions: a bias of
+    stacked layers has two dimensions as well.
     """
     everything = train.decayed_parameters == "all"
     return jax.tree.map(

@@ -12,8 +12,8 @@ from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import RunConfig
 from rungs.config.train_config import Optimizer, ShardingConfig
 from rungs.model.gpt import GPT
-from rungs.optim.optimizer import MultiSteps
-from rungs.optim.update_rules import ADAM_RMS, is_hidden_matrix
+from rungs.optim.multi_steps import MultiSteps
+from rungs.optim.optimizers import ADAM_RMS, is_hidden_matrix
 from rungs.parallel.mesh import create_mesh, one_device
 from rungs.step.state import create_model_and_optimizer, named_arrays
 from tests.support.configs import model_config, train_config
