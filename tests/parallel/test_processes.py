@@ -2,11 +2,14 @@
 
 import signal
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
+from rungs.parallel import processes
+from rungs.parallel.launchers import Cluster
 from rungs.run import metrics
 from tests.support.tiny_run import (
     assert_same_outcome,
@@ -75,6 +78,16 @@ def test_a_signal_to_one_process_saves_and_stops_both(datasets_dir: Path, tmp_pa
     (*_, last) = list_checkpoints(run.checkpoints)
     assert last.damage() == []
     assert last.step == metrics.read(run.metrics)[-1].global_step > 2
+
+
+def test_a_dead_process_is_noticed_after_30_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings: dict[str, Any] = {}
+    monkeypatch.setattr(
+        "jax.distributed.initialize", lambda *_, **keywords: settings.update(keywords)
+    )
+    monkeypatch.setattr("jax.config.update", lambda *_: None)
+    processes.join(Cluster())
+    assert settings["heartbeat_timeout_seconds"] == 30
 
 
 @pytest.mark.long
