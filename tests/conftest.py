@@ -1,6 +1,9 @@
-"""Eight virtual CPU devices, and compiled code kept between runs of the tests."""
+"""Eight virtual CPU devices, compiled code cached between runs, and which tests run."""
 
+import datetime
 import os
+import re
+import zlib
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
@@ -13,16 +16,54 @@ from rungs.parallel import jax_setup
 jax.config.update("jax_num_cpu_devices", 8)
 jax_setup.enable_compilation_cache()
 assert jax.device_count() == 8
-precision.fastest_dtype = lambda: "float32"  # on every machine alike
+precision.fastest_dtype = lambda: "float32"  # the same on every machine
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    # Splits the long tests into N parts by a hash of their names, so that a test stays in its part
+    # when others come and go. `today` takes the next part each day. Other tests are not affected:
+    # `pytest tests -m "long or not long" --long-part=today/4` runs them all, and a quarter of the
+    # long ones.
+    parser.addoption(
+        "--long-part", metavar="K/N", help="Part K, or `today`, of N of the long tests."
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Leave the long tests out of a plain `pytest`; `pytest tests/faults` and any other choice of
-    tests runs all that it names."""
+    """Leave the long tests out of a plain `pytest`. `pytest tests/faults` and any other choice of
+    tests runs all of its tests."""
     config.addinivalue_line("markers", "long: left out of a plain `pytest`")
     is_plain = config.args_source is pytest.Config.ArgsSource.TESTPATHS
     if is_plain and not config.option.markexpr:
         config.option.markexpr = "not long"
+    if config.option.long_part is not None:
+        # workers get the option from here, and so the same day
+        config.option.long_part = "{}/{}".format(*long_part(config.option.long_part))
+
+
+def long_part(text: str) -> tuple[int, int]:
+    """Return K from 1 to N, and N."""
+    found = re.fullmatch(r"(\d+|today)/([1-9]\d*)", text)
+    if found is None:
+        raise pytest.UsageError(f"--long-part={text}: not K/N or today/N")
+    parts = int(found[2])
+    part = datetime.date.today().toordinal() % parts + 1 if found[1] == "today" else int(found[1])
+    if not 1 <= part <= parts:
+        raise pytest.UsageError(f"--long-part={text}: K must be from 1 to {parts}")
+    return part, parts
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.option.long_part is None:
+        return
+    part, parts = long_part(config.option.long_part)
+    others = [
+        item
+        for item in items
+        if item.get_closest_marker("long") and zlib.crc32(item.nodeid.encode()) % parts != part - 1
+    ]
+    config.hook.pytest_deselected(items=others)
+    items[:] = [item for item in items if item not in others]
 
 
 @pytest.fixture
