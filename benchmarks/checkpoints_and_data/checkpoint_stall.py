@@ -30,7 +30,7 @@ from rungs.common.errors import run_command
 from rungs.common.text_table import align_columns
 from rungs.data.catalog import find_datasets_dir
 from rungs.run import metrics
-from rungs.training.chart_process import ChartDrawer
+from rungs.training.chart_process import ChartProcess
 from rungs.training.trainer import Trainer
 
 INTERVAL = 20
@@ -132,7 +132,7 @@ def train_with_clocks(side: str, calls: Path, *arguments: str) -> None:
     """Be `train.py`, and write a line of JSON for each call of a timed function."""
     sys.argv = ["train.py", *arguments]
     if side == WITHOUT_CHARTS:
-        drawer: Any = ChartDrawer
+        drawer: Any = ChartProcess
         drawer.request = lambda _: None
     with calls.open("w", buffering=1) as file:
         for owner, function in TIMED:

@@ -22,7 +22,7 @@ from rungs.parallel import jax_setup
 from rungs.parallel.devices import create_run_mesh
 from rungs.step.state import create_model_and_optimizer
 from rungs.step.train_step import make_train_step
-from rungs.training.trainer import PlacedAhead
+from rungs.training.trainer import PrefetchedBatches
 
 SHAPE = Shape(vocab=8192, length=256, width=256, heads=8, layers=4)
 MICROBATCHES, SEQUENCES, LAST = 2, 8, 50
@@ -62,7 +62,7 @@ def losses(
     mesh = create_run_mesh(run.train, run.model, None)
     model, optimizer = create_model_and_optimizer(run, steps, mesh)
     step = make_train_step(run.train, mesh)
-    placed = iter(PlacedAhead(mesh, batches(sequences), SEQUENCES))
+    placed = iter(PrefetchedBatches(mesh, batches(sequences), SEQUENCES))
     return np.array([loss_of(step(model, optimizer, *next(placed))) for _ in range(steps)])
 
 

@@ -20,7 +20,7 @@ from rungs.parallel import jax_setup
 from rungs.parallel.devices import create_run_mesh
 from rungs.step.state import create_model_and_optimizer
 from rungs.step.train_step import StepResult, make_train_step
-from rungs.training.trainer import PlacedAhead
+from rungs.training.trainer import PrefetchedBatches
 
 TOTAL_STEPS = 1_000_000
 """So many that the learning rate stays at its peak."""
@@ -34,7 +34,7 @@ def main() -> None:
     mesh = create_run_mesh(run.train, run.model, None)
     model, optimizer = create_model_and_optimizer(run, TOTAL_STEPS, mesh)
     train_step = make_train_step(run.train, mesh)
-    placed = iter(PlacedAhead(mesh, batches(sequences), run.train.microbatch_size))
+    placed = iter(PrefetchedBatches(mesh, batches(sequences), run.train.microbatch_size))
     for line in sys.stdin:
         unread: StepResult | None = None
         for _ in range(int(line)):

@@ -48,6 +48,11 @@ class RunFolder:
     @property
     def failed_steps(self) -> Path:
         """Failed steps, each with what it takes to replay it."""
+        return self.path / "failed-steps"
+
+    @property
+    def old_failed_steps(self) -> Path:
+        """Where earlier versions of Rungs saved failed steps; still read."""
         return self.path / "capsules"
 
     @property

@@ -1,4 +1,4 @@
-"""Charts redrawn beside the training loop, in a process of their own that yields to it."""
+"""Charts redrawn while training continues, in another process of low priority."""
 
 import logging
 import os
@@ -11,58 +11,60 @@ from pathlib import Path
 log = logging.getLogger("rungs")
 
 CHARTS_COMMAND = [sys.executable, "-m", "rungs.charts.run_charts"]
-SECONDS_BETWEEN = 30
-"""From one drawing's beginning to the next one's; each takes some two seconds of a core."""
+MIN_SECONDS_BETWEEN = 30
+"""From one start of the process to the next; each takes about two seconds of a core."""
 
 
-class ChartDrawer:
-    """Redraws a run's charts on request, one drawing at a time, and not too often: a request that
-    comes too soon is kept for the next one or for `finish`."""
+class ChartProcess:
+    """Redraws a run's charts on request, in one process at a time.
+
+    A request that comes too soon after the last one waits for the next request or `finish`.
+    """
 
     def __init__(self, run_folder: Path) -> None:
         nice = ["nice", "-n", "19"] if shutil.which("nice") else []
         self._command = [*nice, *CHARTS_COMMAND, str(run_folder)]
-        self._drawing: subprocess.Popen[str] | None = None
-        self._stale = False
+        self._process: subprocess.Popen[str] | None = None
+        self._is_outdated = False
         self._not_before = time.monotonic()
 
     def request(self) -> None:
-        """Have the charts redrawn soon; returns at once."""
-        is_drawing = self._drawing is not None and self._drawing.poll() is None
-        if is_drawing or time.monotonic() < self._not_before:
-            self._stale = True
+        """Have the charts redrawn soon; return at once."""
+        is_running = self._process is not None and self._process.poll() is None
+        if is_running or time.monotonic() < self._not_before:
+            self._is_outdated = True
         else:
-            self._report()
-            self._begin()
+            self._wait()
+            self._start()
 
     def finish(self) -> None:
-        """Wait until the charts show all that was there at the last request."""
-        self._report()
-        if self._stale:
-            self._begin()
-            self._report()
+        """Wait until the charts show everything up to the last request."""
+        self._wait()
+        if self._is_outdated:
+            self._start()
+            self._wait()
 
-    def _begin(self) -> None:
-        self._stale = False
-        self._not_before = time.monotonic() + SECONDS_BETWEEN
+    def _start(self) -> None:
+        self._is_outdated = False
+        self._not_before = time.monotonic() + MIN_SECONDS_BETWEEN
         try:
-            self._drawing = subprocess.Popen(
+            self._process = subprocess.Popen(
                 self._command,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 text=True,
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-                start_new_session=True,  # Ctrl-C stops the training, not the drawing
+                start_new_session=True,  # so that Ctrl-C stops the training alone
             )
         except OSError as error:
             log.warning("the charts could not be drawn: %s", error)
 
-    def _report(self) -> None:
-        """Wait for the drawing under way, and say where it failed."""
-        if self._drawing is None:
+    def _wait(self) -> None:
+        """Wait for the process if there is one; log a warning if it failed."""
+        if self._process is None:
             return
-        _, errors = self._drawing.communicate()
-        if self._drawing.returncode:
+        _, errors = self._process.communicate()
+        if self._process.returncode:
             last_line = (errors.strip().splitlines() or ["no message"])[-1]
             log.warning("the charts could not be drawn: %s", last_line)
-        self._drawing = None
+        self._process = None

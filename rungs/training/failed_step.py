@@ -1,10 +1,12 @@
-"""A step that went wrong, with all it takes to do it again.
+"""Failed steps: a step with a NaN or infinity is saved with all that it takes to replay it.
 
-capsules/step-000123/
-  capsule.json        which step, what was not finite, both configs
+failed-steps/step-000123/
+  step.json           which step, what was not finite, both configs
   batch.safetensors   inputs and targets
-  checkpoint/         the newest checkpoint before it, in files that it shares with checkpoints/
-                      where the file system can; none in a step before the first checkpoint
+  checkpoint/         the newest checkpoint before the step, hard-linked to the files in
+                      checkpoints/ if possible; missing if the step came before any checkpoint
+
+Earlier versions called the folder `capsules/` and the file `capsule.json`; both are still read.
 """
 
 import shutil
@@ -26,41 +28,45 @@ from rungs.data.loader import Batch, TrainingData
 from rungs.parallel import processes
 from rungs.run.folder import RunFolder
 
-MOST_CAPSULES = 10
-"""So many at most are kept of a run; the first ones tell most."""
-CAPSULE_FILE, BATCH_FILE, CHECKPOINT_FOLDER = "capsule.json", "batch.safetensors", "checkpoint"
+MAX_FAILED_STEPS = 10
+"""So many are saved per run. The first ones tell most."""
+STEP_FILE, OLD_STEP_FILE = "step.json", "capsule.json"
+BATCH_FILE, CHECKPOINT_FOLDER = "batch.safetensors", "checkpoint"
 
 
-class CapsuleMeta(StrictModel):
-    """What `capsule.json` says."""
+class FailedStepMeta(StrictModel):
+    """The content of `step.json`."""
 
     global_step: int
     total_steps: int
     bad: dict[int, str]
-    """For each microbatch that was left out, the first tensor that was not finite."""
+    """The first tensor that was not finite, by the number of the dropped microbatch."""
     skipped_steps: list[int]
-    """Steps since the checkpoint that were left out as spikes."""
+    """Steps since the checkpoint that were skipped because of a loss spike."""
     model: dict[str, Any]
     train: dict[str, Any]
     sharding: ShardingConfig
-    """How devices shared the work."""
+    """The mesh and sharding mode it was trained on."""
 
 
-class Capsule(NamedTuple):
-    """What a capsule holds."""
+class FailedStep(NamedTuple):
+    """A failed step read from disk."""
 
     folder: Path
-    meta: CapsuleMeta
+    meta: FailedStepMeta
     config: RunConfig
     batch: Batch
     checkpoint: Checkpoint | None
 
 
-class Capsules:
-    """Those of a run; of several processes, the first one keeps them.
+class FailedStepRecorder:
+    """Saves the failed steps of a run; with several processes only the first one does.
 
     Args:
-        sharding: how devices share the work.
+        run: the run folder.
+        config: both configs.
+        data: gives the batch of a step.
+        sharding: the mesh and sharding mode.
     """
 
     def __init__(
@@ -68,30 +74,28 @@ class Capsules:
     ) -> None:
         self._run, self._config, self._data, self._sharding = run, config, data, sharding
 
-    def keep(self, step: int, bad: dict[int, str], skipped_steps: Collection[int]) -> str:
-        """Write one, unless it is there already or there are enough.
+    def record(self, step: int, bad: dict[int, str], skipped_steps: Collection[int]) -> str:
+        """Save a failed step, unless it exists already or there are enough.
 
         Args:
-            bad: for each microbatch that was left out, the first tensor that was not finite.
-            skipped_steps: that were left out as spikes.
+            step: the step.
+            bad: the first tensor that was not finite, by the number of the dropped microbatch.
+            skipped_steps: steps that were skipped because of a loss spike.
 
         Returns:
-            What to say of it.
+            The end of a log message: how to replay the step, or why it was not saved.
         """
         folder = self._run.failed_steps / f"step-{step:06d}"
         if not processes.is_first_process():
-            return "process 0 says where it is kept"
-        if len(self._kept()) >= MOST_CAPSULES and not folder.exists():
-            return f"not kept: there are {MOST_CAPSULES} already"
+            return "process 0 logs where the step is saved"
+        if len(_saved_in(self._run.failed_steps)) >= MAX_FAILED_STEPS and not folder.exists():
+            return f"not saved for replay: there are {MAX_FAILED_STEPS} failed steps already"
         try:
             if not folder.exists():
                 self._write(folder, step, bad, skipped_steps)
-        except (UserError, RunFailure) as error:  # the run can do without
-            return f"not kept: {error}"
-        return f"to look at it: uv run train.py {self._run.path} --replay {folder.name}"
-
-    def _kept(self) -> list[Path]:
-        return list(self._run.failed_steps.glob("step-*"))
+        except (UserError, RunFailure) as error:  # training continues without it
+            return f"not saved for replay: {error}"
+        return f"to replay it: uv run train.py {self._run.path} --replay {folder.name}"
 
     def _write(
         self, folder: Path, step: int, bad: dict[int, str], skipped_steps: Collection[int]
@@ -100,7 +104,7 @@ class Capsules:
 
         earlier = [c for c in list_checkpoints(self._run.checkpoints) if c.step < step]
         saved = earlier[-1] if earlier else None
-        meta = CapsuleMeta(
+        meta = FailedStepMeta(
             global_step=step,
             total_steps=self._data.total_steps,
             bad=bad,
@@ -112,27 +116,34 @@ class Capsules:
         with create_folder(folder) as unfinished:
             save_file(self._data.batch(step)._asdict(), unfinished / BATCH_FILE)
             text = meta.model_dump_json(indent=2) + "\n"
-            (unfinished / CAPSULE_FILE).write_text(text, encoding="utf-8")
+            (unfinished / STEP_FILE).write_text(text, encoding="utf-8")
             if saved is not None:
                 copy = unfinished / CHECKPOINT_FOLDER
                 shutil.copytree(saved.folder, copy, copy_function=link_or_copy)
 
 
-def open_capsule(run: RunFolder, name: str) -> Capsule:
-    """The capsule that `name` stands for: a path, or a folder in the run's `capsules/`.
+def open_failed_step(run: RunFolder, name: str) -> FailedStep:
+    """Read a failed step of a run.
+
+    Args:
+        run: the run folder.
+        name: the step's folder name, such as `step-000123`, or a path.
 
     Raises:
-        UserError: no such capsule, or it is damaged.
+        UserError: there is no such failed step, or it is damaged.
     """
-    folder = next((f for f in (Path(name), run.failed_steps / name) if f.is_dir()), None)
+    parents = run.failed_steps, run.old_failed_steps
+    folder = next((f for f in (Path(name), *(p / name for p in parents)) if f.is_dir()), None)
     if folder is None:
-        there = ", ".join(sorted(f.name for f in run.failed_steps.glob("step-*"))) or "none"
+        found = sorted(path.name for parent in parents for path in _saved_in(parent))
         raise UserError(
-            f"--replay {name}: no such capsule in {run.failed_steps}; there are {there}"
+            f"--replay {name}: no such failed step in {run.failed_steps};"
+            f" there are {', '.join(found) or 'none'}"
         )
-    path = folder / CAPSULE_FILE
+    is_old = (folder / OLD_STEP_FILE).is_file()
+    path = folder / (OLD_STEP_FILE if is_old else STEP_FILE)
     try:
-        meta = CapsuleMeta.model_validate_json(read_text(path))
+        meta = FailedStepMeta.model_validate_json(read_text(path))
     except ValidationError:
         raise UserError(f"{path}: damaged, or of another version of Rungs") from None
     checkpoint = None
@@ -141,7 +152,11 @@ def open_capsule(run: RunFolder, name: str) -> Capsule:
         if damage := checkpoint.damage():
             raise UserError(f"{checkpoint.folder}: damaged ({', '.join(damage)})")
     config, batch = run_config(meta.model, meta.train), _read_batch(folder / BATCH_FILE)
-    return Capsule(folder, meta, config, batch, checkpoint)
+    return FailedStep(folder, meta, config, batch, checkpoint)
+
+
+def _saved_in(folder: Path) -> list[Path]:
+    return list(folder.glob("step-*"))
 
 
 def _read_batch(path: Path) -> Batch:
@@ -151,4 +166,4 @@ def _read_batch(path: Path) -> Batch:
     try:
         return Batch(**load_file(path))
     except (OSError, SafetensorError, TypeError) as error:
-        raise UserError(f"{path}: not a batch that can be read: {error}") from None
+        raise UserError(f"{path}: cannot be read as a batch: {error}") from None

@@ -1,5 +1,7 @@
-"""What came of each step, read on the host: its metrics, what went wrong, and whether that ends the
-run."""
+"""The results of each step, read on the host: metrics, warnings, and failures that end the run.
+
+A new field of `metrics.jsonl` (see `rungs/run/metrics.py`) is filled in `ResultReader.read`.
+"""
 
 import logging
 import time
@@ -14,21 +16,22 @@ from rungs.run.metrics import Spike, StepMetrics
 from rungs.step.nonfinite import Flags, checked_names, describe_first, finite_flags, nonfinite_names
 from rungs.step.state import named_arrays
 from rungs.step.train_step import StepResult
-from rungs.training.failed_step import Capsules
-from rungs.training.spikes import Health
+from rungs.training.failed_step import FailedStepRecorder
+from rungs.training.loss_spikes import LossSpikeDetector
 
 log = logging.getLogger("rungs")
 
 
-class StepReader:
-    """Reads steps in their order.
+class ResultReader:
+    """Reads the results of steps, in order.
 
     Args:
         tokens_per_step: input tokens.
-        model, optimizer: that the steps train.
-        health: the losses before this start.
-        capsules: where a step that went wrong is kept.
-        saver: of the run's checkpoints; a capsule waits for the one under way.
+        model: the model that the steps train.
+        optimizer: its optimizer.
+        spikes: knows the losses before this start.
+        failed_steps: saves failed steps.
+        saver: of the run's checkpoints; a failed step waits for a pending save.
     """
 
     def __init__(
@@ -36,24 +39,24 @@ class StepReader:
         tokens_per_step: int,
         model: GPT,
         optimizer: MultiSteps,
-        health: Health,
-        capsules: Capsules,
+        spikes: LossSpikeDetector,
+        failed_steps: FailedStepRecorder,
         saver: Saver,
     ) -> None:
-        self.health = health
+        self.spikes = spikes
         self._tokens_per_step = tokens_per_step
         self._suspects = checked_names(model, optimizer.wrt)
-        self._capsules, self._saver = capsules, saver
+        self._failed_steps, self._saver = failed_steps, saver
         self._skipped_steps: list[int] = []
-        self._clock = Clock()
+        self._last_read = time.perf_counter()
 
     def read(self, step: int, result: StepResult) -> StepMetrics:
-        """The step's metrics, once it is complete."""
+        """Wait until a step is complete; return its metrics."""
         values = StepResult(*jax.device_get(tuple(result)))
-        seconds = self._clock.lap()
+        seconds = self._seconds_since_last()
         bad, routing = values.nonfinite(self._suspects), values.routing
         if bad:
-            self._say_what_is_bad(step, bad, len(values.first_nonfinite_A))
+            self._warn_of_dropped(step, bad, len(values.first_nonfinite_A))
         loss = values.loss
         metrics = StepMetrics(
             global_step=step,
@@ -70,61 +73,59 @@ class StepReader:
             spike=self._spike(step, values.trained_loss, bool(values.skipped)),
             loss_scale=None if values.loss_scale is None else float(values.loss_scale),
         )
-        self.health.note(metrics)
+        self.spikes.add(metrics)
         return metrics
 
-    def refuse_to_go_on(self, step: int, model: GPT) -> None:
-        """Raises RunFailure where a step without a finite microbatch is one too many, or will be
-        followed by no other, as a parameter is not finite."""
-        self.refuse_bad_state(step, finite_flags(named_arrays(model)))
-        self.health.refuse_to_go_on(step)
+    def check_failed_step(self, step: int, model: GPT) -> None:
+        """Raise RunFailure if the run cannot continue after a step without a finite microbatch.
 
-    def refuse_bad_state(self, step: int, flags: Flags) -> None:
-        """Raises RunFailure where a parameter or a moment is not finite."""
+        That is so if a parameter is not finite, or if too many steps in a row failed.
+        """
+        self.check_state(step, finite_flags(named_arrays(model)))
+        self.spikes.check_non_finite_steps(step)
+
+    def check_state(self, step: int, flags: Flags) -> None:
+        """Raise RunFailure if a parameter or an optimizer moment is not finite."""
         if names := nonfinite_names(flags):
-            kept = self._kept(step, {})
+            replay = self._record_failed(step, {})
             others = f" and {len(names) - 1} more" * (len(names) > 1)
             raise RunFailure(
                 f"step {step}: {names[0]}{others} not finite; stopped, and not saved: the same"
-                f" command goes on from the newest checkpoint; {kept}"
+                f" command resumes from the newest checkpoint; {replay}"
             )
 
+    def _seconds_since_last(self) -> float:
+        """Return the seconds since the last step was complete, stalls included."""
+        now = time.perf_counter()
+        seconds, self._last_read = now - self._last_read, now
+        return seconds
+
     def _spike(self, step: int, loss: float | None, is_skipped: bool) -> Spike | None:
-        if loss is None:  # then nothing was trained on, whatever the loss of single microbatches
+        """Return whether the step is a loss spike, with a warning if it is.
+
+        A step that trained on nothing is none, whatever the losses of single microbatches.
+        """
+        if loss is None:
             return None
-        limit = self.health.loss_limit(step)
+        limit = self.spikes.loss_limit(step)
         if is_skipped:
             self._skipped_steps.append(step)
-            left_out = "left out: weights and optimizer state are as before"
+            action = "skipped: weights and optimizer state are as before"
         elif loss > limit:
-            left_out = 'trained on; "skip_spikes": true would leave it out'
+            action = 'trained on; "skip_spikes": true would skip it'
         else:
             return None
-        log.warning(
-            "step %d: the loss, %.4g, is a spike, above %.4g; %s", step, loss, limit, left_out
-        )
+        log.warning("step %d: loss spike, %.4g is above %.4g; %s", step, loss, limit, action)
         return "skipped" if is_skipped else "seen"
 
-    def _say_what_is_bad(self, step: int, bad: dict[int, str], microbatches: int) -> None:
-        kept = self._kept(step, bad)
+    def _warn_of_dropped(self, step: int, bad: dict[int, str], microbatches: int) -> None:
+        replay = self._record_failed(step, bad)
         log.warning(
-            "step %d: %d of %d microbatches left out: %s is not finite; %s",
-            *(step, len(bad), microbatches, describe_first(bad), kept),
+            "step %d: %d of %d microbatches dropped: %s is not finite; %s",
+            *(step, len(bad), microbatches, describe_first(bad), replay),
         )
 
-    def _kept(self, step: int, bad: dict[int, str]) -> str:
-        """Keep a capsule of a step; returns what to say of it."""
-        self._saver.wait()  # for the newest checkpoint, and as it may delete the one before
-        return self._capsules.keep(step, bad, self._skipped_steps)
-
-
-class Clock:
-    """Seconds from one completed step to the next, stalls included."""
-
-    def __init__(self) -> None:
-        self._last = time.perf_counter()
-
-    def lap(self) -> float:
-        now = time.perf_counter()
-        seconds, self._last = now - self._last, now
-        return seconds
+    def _record_failed(self, step: int, bad: dict[int, str]) -> str:
+        """Save a failed step; return the end of a log message that says how to replay it."""
+        self._saver.wait()  # it may be saving the newest checkpoint or deleting an old one
+        return self._failed_steps.record(step, bad, self._skipped_steps)

@@ -1,6 +1,7 @@
-"""Where a start begins: which checkpoint, whether it may go on from it, what is put aside.
+"""Resuming: which checkpoint a start resumes from, which config changes are refused, and what
+`--fresh` and `--from` move to `aside/`.
 
-Nothing here changes the disk but `put_aside`, which moves and never deletes.
+Only `move_aside` changes the disk. It moves and copies, but never deletes a checkpoint.
 """
 
 import json
@@ -28,10 +29,11 @@ from rungs.run.folder import RunFolder, StartOptions
 
 
 def checkpoint_to_resume(run: RunFolder, start: StartOptions) -> Checkpoint | None:
-    """The checkpoint that this start goes on from; None to start at step 0.
+    """Return the checkpoint that this start resumes from, None to start at step 0.
 
     Raises:
-        UserError: the one asked for is not there or damaged, or none of those there is whole.
+        UserError: the named checkpoint is missing or damaged, or there are checkpoints but none is
+            valid.
     """
     if run.checkpoints.exists() and not run.checkpoints.is_dir():
         raise UserError(f"{run.checkpoints}: must be a folder; move away what is there")
@@ -39,22 +41,28 @@ def checkpoint_to_resume(run: RunFolder, start: StartOptions) -> Checkpoint | No
         return None
     if start.rewind_to is None:
         return _newest(run)
-    wanted = _named(run, start.rewind_to)
-    if damage := wanted.damage():
-        raise UserError(f"{wanted.folder}: damaged ({', '.join(damage)}); name another")
-    return wanted
+    named = _find_by_name(run, start.rewind_to)
+    if damage := named.damage():
+        raise UserError(f"{named.folder}: damaged ({', '.join(damage)}); name another")
+    return named
 
 
 def refuse_changes(saved: CheckpointMeta, now: RunConfig, run: RunFolder, extend: bool) -> None:
-    """Refuse to go on with a run whose mathematics or order of data would change.
+    """Refuse to resume a run with other mathematics or another order of the data.
+
+    Args:
+        saved: the checkpoint to resume from.
+        now: the configs of this start.
+        run: the run folder, for messages.
+        extend: whether more tokens or epochs are allowed.
 
     Raises:
-        UserError: a line for each such key, with its old and new value.
+        UserError: with a line for each key that must not change, its old and its new value.
     """
     before = saved.run_config()
-    allowed = TrainConfig.MAY_CHANGE | _same_in_other_parts(before, now)
+    allowed = TrainConfig.MAY_CHANGE | _microbatch_keys(before, now)
     if extend:
-        allowed |= _extension(before.train, now.train)
+        allowed |= _extendable_keys(before.train, now.train)
     changes = {
         f"{run.path / MODEL_FILE}: {key}": values
         for key, values in run_config.differences(before.model, now.model).items()
@@ -69,15 +77,22 @@ def refuse_changes(saved: CheckpointMeta, now: RunConfig, run: RunFolder, extend
         )
 
 
-def put_aside(run: RunFolder, saved: Checkpoint | None) -> Path | None:
-    """Move the checkpoints after `saved` (all, where it is None) and those that cannot be read
-    into a folder under `aside/`, with a copy of the metrics, log and charts as they stand.
+def move_aside(run: RunFolder, saved: Checkpoint | None) -> Path | None:
+    """Move checkpoints that this start leaves behind into a new folder under `aside/`.
 
-    A crash half-way leaves a run that resumes from the newest checkpoint still in place or, where
-    none is, metrics by which the next start sees that there is more to move.
+    These are the checkpoints after `saved` (all if it is None) and those that cannot be read.
+    Metrics, log and charts are copied along. A fresh start also moves failed steps, and removes
+    metrics, log and charts from the run.
+
+    After a crash half-way, the run resumes from the newest checkpoint that is still in place. If
+    there is none, the metrics still tell the next start that there is more to move.
+
+    Args:
+        run: the run folder.
+        saved: the checkpoint to resume from.
 
     Returns:
-        That folder; None where there was nothing to move.
+        The new folder, None if there was nothing to move.
     """
     later = [
         c.folder
@@ -89,18 +104,20 @@ def put_aside(run: RunFolder, saved: Checkpoint | None) -> Path | None:
         return None
     if saved is None:
         later = [path for path in run.checkpoints.glob("*") if path.name != IMPORTED]
-    aside = _with_copies(run, records)
+    aside = _create_aside(run, records)
     for path in sorted(later, reverse=True):
         path.rename(aside / "checkpoints" / path.name)
-    if saved is None and run.failed_steps.exists():
-        run.failed_steps.rename(aside / run.failed_steps.name)
-    for path in reversed(records) if saved is None else ():  # the metrics last: see above
-        path.unlink()
+    if saved is None:
+        for folder in (run.failed_steps, run.old_failed_steps):
+            if folder.exists():
+                folder.rename(aside / folder.name)
+        for path in reversed(records):  # metrics last, see above
+            path.unlink()
     return aside
 
 
-def _with_copies(run: RunFolder, records: list[Path]) -> Path:
-    """A new folder under `aside/` with copies of these files, which appears whole."""
+def _create_aside(run: RunFolder, records: list[Path]) -> Path:
+    """Create a folder under `aside/` with copies of these files, complete from the start."""
     for unfinished in run.aside.glob(UNFINISHED + "*"):
         shutil.rmtree(unfinished)
     aside = run.aside / f"{utc_now():%Y%m%dZ%H%M%S%f}"
@@ -120,23 +137,23 @@ def _newest(run: RunFolder) -> Checkpoint | None:
     newest = newest_valid(run.checkpoints)
     if newest is None and any(run.checkpoints.glob(CHECKPOINT_GLOB)):
         raise UserError(
-            f"{run.checkpoints}: none of the checkpoints there is whole; start over with --fresh,"
-            " which moves them aside"
+            f"{run.checkpoints}: none of the checkpoints is valid; start over with --fresh,"
+            " which moves them to aside/"
         )
     return newest
 
 
-def _named(run: RunFolder, name: str) -> Checkpoint:
+def _find_by_name(run: RunFolder, name: str) -> Checkpoint:
     checkpoints = list_checkpoints(run.checkpoints)
     if not checkpoints:
-        raise UserError(f"{run.path}: no checkpoints to go back to")
+        raise UserError(f"--from {name}: there are no checkpoints in {run.path}")
     if name == LATEST:
         return checkpoints[-1]
     if name == BEST:
         return best_of(checkpoints) or checkpoints[-1]
-    alike = [c for c in checkpoints if name and c.folder.name.endswith(name)]
-    if len({c.step for c in alike}) == 1:
-        return alike[-1]
+    matches = [c for c in checkpoints if name and c.folder.name.endswith(name)]
+    if len({c.step for c in matches}) == 1:
+        return matches[-1]
     for path in unreadable_checkpoints(run.checkpoints):
         if name and path.name.endswith(name):
             raise UserError(f"{path}: damaged ({META_FILE}); name another")
@@ -144,19 +161,22 @@ def _named(run: RunFolder, name: str) -> Checkpoint:
     raise UserError(f"--from {name}: no such checkpoint in {run.path}; there are {names}")
 
 
-def _same_in_other_parts(before: RunConfig, now: RunConfig) -> set[str]:
-    """The keys that divide a step into microbatches, where its sequences stay the same. With
-    experts they do not: the load-balancing loss is one of each microbatch."""
+def _microbatch_keys(before: RunConfig, now: RunConfig) -> set[str]:
+    """Return the keys that split a step into microbatches, if changing them keeps its result.
+
+    The step must have the same sequences, and no experts: their load-balancing loss is computed
+    per microbatch.
+    """
     is_same = before.train.sequences_per_step == now.train.sequences_per_step
     keys = {"microbatch_size", "gradient_accumulation_steps"}
     return keys if is_same and not now.model.n_experts else set()
 
 
-def _extension(before: TrainConfig, now: TrainConfig) -> set[str]:
-    """The keys that `--extend` lets through: those that add steps after the old ones.
+def _extendable_keys(before: TrainConfig, now: TrainConfig) -> set[str]:
+    """Return the keys that `--extend` may change: those that only add steps after the old ones.
 
-    More epochs always do. More tokens do only in one epoch in file order; else they would change
-    the order of the steps already taken.
+    More epochs always do. More tokens do so only in a single epoch in file order; otherwise they
+    change the order of steps that were already taken.
     """
     longer = {"epochs"} if now.epochs > before.epochs else set()
     in_order = before.epochs == now.epochs == 1 and not now.shuffle
@@ -167,12 +187,12 @@ def _extension(before: TrainConfig, now: TrainConfig) -> set[str]:
 def _refusal(place: str, before: Any, now: Any, train: TrainConfig) -> str:
     key = place.rpartition(" ")[2]
     if key == "epochs" or (key == "min_train_tokens" and not train.shuffle and train.epochs == 1):
-        hint = "add --extend to train for longer, or put it back"
+        hint = "add --extend to train longer, or change it back"
     elif key == "min_train_tokens":
-        hint = "put it back (a shuffled run, or one of several epochs, is extended by epochs)"
+        hint = "change it back (extend a shuffled run, or one of several epochs, by epochs)"
     else:
-        hint = "put it back"
+        hint = "change it back"
     return (
         f"{place}: was {json.dumps(before)} when this run was saved, is now {json.dumps(now)};"
-        f" {hint}, start another run with --like, or this one over with --fresh"
+        f" {hint}, start another run with --like, or start this one over with --fresh"
     )

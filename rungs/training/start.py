@@ -45,11 +45,11 @@ from rungs.run.folder import RunFolder, StartOptions
 from rungs.run.metrics import MetricsLog, NullMetricsLog, StepMetrics
 from rungs.step.state import create_model_and_optimizer
 from rungs.training import run_report
-from rungs.training.chart_process import ChartDrawer
-from rungs.training.failed_step import Capsules
-from rungs.training.result_reader import StepReader
-from rungs.training.resume import checkpoint_to_resume, put_aside, refuse_changes
-from rungs.training.spikes import Health
+from rungs.training.chart_process import ChartProcess
+from rungs.training.failed_step import FailedStepRecorder
+from rungs.training.loss_spikes import LossSpikeDetector
+from rungs.training.result_reader import ResultReader
+from rungs.training.resume import checkpoint_to_resume, move_aside, refuse_changes
 from rungs.training.trainer import Trainer
 
 EXIT_STOPPED_ELSEWHERE = 128 + signal.SIGTERM
@@ -184,7 +184,7 @@ def _with_dtype(config: RunConfig) -> RunConfig:
 def _train(inputs: Inputs, mesh: Mesh) -> int:
     """Take the steps and return the exit code."""
     run, config = inputs.run, inputs.config
-    drawer = ChartDrawer(run.path)
+    drawer = ChartProcess(run.path)
     trainer = _make_trainer(inputs, mesh, drawer)
     run_report.log_start(
         run,
@@ -206,7 +206,7 @@ def _train(inputs: Inputs, mesh: Mesh) -> int:
     return (stop.exit_code or EXIT_STOPPED_ELSEWHERE) if is_stopped else 0
 
 
-def _make_trainer(inputs: Inputs, mesh: Mesh, drawer: ChartDrawer) -> Trainer:
+def _make_trainer(inputs: Inputs, mesh: Mesh, drawer: ChartProcess) -> Trainer:
     run, config, saved, weights, data, validation, provenance = inputs
     model, optimizer = model_and_optimizer(config, data.total_steps, mesh, saved, weights)
     steps = _steps_before(run, saved)
@@ -215,8 +215,8 @@ def _make_trainer(inputs: Inputs, mesh: Mesh, drawer: ChartDrawer) -> Trainer:
     saver = Saver(
         run.checkpoints, config, tokenizer_file, metrics_log.sync, drawer.request, weights
     )
-    capsules = Capsules(run, config, data, recorded_sharding(config.train, mesh))
-    health = Health(config.train, steps)
+    failed_steps = FailedStepRecorder(run, config, data, recorded_sharding(config.train, mesh))
+    spikes = LossSpikeDetector(config.train, steps)
     return Trainer(
         config=config,
         data=data,
@@ -228,7 +228,7 @@ def _make_trainer(inputs: Inputs, mesh: Mesh, drawer: ChartDrawer) -> Trainer:
         first_step=inputs.first_step,
         metrics=metrics_log,
         saver=saver,
-        reader=StepReader(data.tokens_per_step, model, optimizer, health, capsules, saver),
+        reader=ResultReader(data.tokens_per_step, model, optimizer, spikes, failed_steps, saver),
         unvalidated=_unvalidated(saved, steps) if saved and validation else None,
         peak_tokens_per_second=run_report.peak_tokens_per_second(config, mesh),
     )
@@ -277,7 +277,7 @@ def _file_of(line: str) -> str:
 
 
 def _tidy(run: RunFolder, saved: Checkpoint | None) -> None:
-    aside = put_aside(run, saved)
+    aside = move_aside(run, saved)
     clean_up(run.checkpoints)
     for unfinished in run.unfinished_charts:
         unfinished.unlink(missing_ok=True)
@@ -312,7 +312,7 @@ def _unvalidated(saved: Checkpoint, steps: list[StepMetrics]) -> StepMetrics | N
 def _finish(run: RunFolder, steps: int) -> None:
     """Do what a kill just after the last checkpoint left undone."""
     clean_up(run.checkpoints)
-    drawer = ChartDrawer(run.path)
+    drawer = ChartProcess(run.path)
     drawer.request()
     drawer.finish()
     log.info(

@@ -1,4 +1,10 @@
-"""The training loop: steps, validation, metrics and checkpoints of one run."""
+"""The training loop of a run: steps, validation, metrics and checkpoints.
+
+The compiled step comes from `rungs/step`: `make_train_step` for the config and mesh, called with
+model, optimizer and a batch of token ids. Another loop, such as reinforcement learning that
+generates its own batches, can call the same step. `Trainer._record` gets the metrics of each step,
+so an experiment tracker goes there.
+"""
 
 import dataclasses
 import logging
@@ -28,7 +34,7 @@ from rungs.run.metrics import MetricsLog, StepMetrics
 from rungs.step.eval_step import ValidationInterrupted, make_evaluation_step, mean_loss
 from rungs.step.nonfinite import Flags
 from rungs.step.train_step import StepResult, make_train_step
-from rungs.training.result_reader import StepReader
+from rungs.training.result_reader import ResultReader
 
 log = logging.getLogger("rungs")
 
@@ -37,7 +43,7 @@ Batch = tuple[jax.Array, ...]
 
 @dataclasses.dataclass
 class Trainer:
-    """Everything a run needs to take its steps, from `first_step` to the data's last."""
+    """Takes a run's steps, from `first_step` to the last one of the data."""
 
     config: RunConfig
     data: TrainingData
@@ -49,11 +55,11 @@ class Trainer:
     first_step: int
     metrics: MetricsLog
     saver: Saver
-    reader: StepReader
+    reader: ResultReader
     unvalidated: StepMetrics | None = None
-    """The step before the first, where a signal cut its validation short."""
+    """The step before `first_step`, if a signal interrupted its validation."""
     peak_tokens_per_second: float | None = None
-    """At the devices' peak, where that is known."""
+    """What all devices could do at their peak FLOPS, if that is known."""
 
     def __post_init__(self) -> None:
         self._train_step = make_train_step(self.config.train, self.mesh)
@@ -61,9 +67,12 @@ class Trainer:
         self._saved: tuple[int, Flags] | None = None
 
     def train(self, stop: StopSignal) -> StepMetrics:
-        """Take the steps that are left, or those until `stop`; all is saved at the end.
+        """Take the remaining steps, or those until `stop`; the last one is saved.
 
-        The host reads a step's results while the next one runs.
+        The host reads a step's results while the next step runs on the devices.
+
+        Args:
+            stop: tells when a signal has arrived.
 
         Returns:
             The metrics of the last step taken.
@@ -71,41 +80,41 @@ class Trainer:
         steps = range(self.first_step, self.data.total_steps)
         size = self.config.train.microbatch_size
         rows = process_local_rows(self.mesh, size)
-        batches = PlacedAhead(self.mesh, self.data.batches(self.first_step, rows), size)
+        batches = PrefetchedBatches(self.mesh, self.data.batches(self.first_step, rows), size)
         any_process = AnyProcess(self.mesh)
 
         def is_stop_wanted() -> bool:
             return any_process(stop.number is not None or batches.failure is not None)
 
         with self._bar(steps) as bar, self.metrics, self.saver:
-            if self.unvalidated is not None and not self._validated_late(is_stop_wanted):
+            if self.unvalidated is not None and not self._validate_late(is_stop_wanted):
                 return self.unvalidated
             unread: tuple[int, StepResult] | None = None
             for step, batch in zip(steps, batches, strict=True):
                 limit = self._loss_limit(step)
                 with jax.transfer_guard("disallow"):
                     result = self._train_step(self.model, self.optimizer, *batch, *limit)
-                self._refuse_bad_state()
+                self._check_saved_state()
                 if unread is not None:
                     self._record(self.reader.read(*unread), bar)
                 unread = step, result
                 stopping = is_stop_wanted()
                 if self._is_due(step) or stopping:
-                    latest, is_cut_short = self._finish_step(step, result, bar, is_stop_wanted)
-                    stopping, unread = stopping or is_cut_short, None
+                    latest, is_interrupted = self._finish_step(step, result, bar, is_stop_wanted)
+                    stopping, unread = stopping or is_interrupted, None
                 if stopping:
                     break
                 self.saver.raise_failure()
-            self._refuse_bad_state()
+            self._check_saved_state()
         if batches.failure is not None:
             raise batches.failure
         return latest
 
     def _loss_limit(self, step: int) -> tuple[jax.Array, ...]:
-        """For the step to skip spikes by, if it is to."""
+        """Return the step's extra argument: the loss above which it skips, if it skips spikes."""
         if not self.config.train.skip_spikes:
             return ()
-        limit = np.float32(self.reader.health.loss_limit(step))
+        limit = np.float32(self.reader.spikes.loss_limit(step))
         everywhere = NamedSharding(self.mesh, PartitionSpec())
         return (jax.make_array_from_callback((), everywhere, lambda _: limit),)
 
@@ -116,40 +125,43 @@ class Trainer:
     def _finish_step(
         self, step: int, result: StepResult, bar: tqdm, is_stop_wanted: Callable[[], bool]
     ) -> tuple[StepMetrics, bool]:
-        """Validate where that is due, then record the step and save a checkpoint of it.
+        """Validate if that is due, then record the step and save a checkpoint.
 
         Returns:
-            The step's metrics, and whether its validation was cut short: the next start makes up
-            for that. The last step's never is, as no start comes after it.
+            The step's metrics, and whether its validation was interrupted. The next start then
+            repeats it; as no start follows the last step, its validation is never interrupted.
         """
         metrics = self.reader.read(step, result)
         due = self._is_due(step)
-        is_cut_short = False
+        is_interrupted = False
         if due and self.validation is not None:
             is_last = step == self.data.total_steps - 1
             try:
                 loss = self._validate(step, (lambda: False) if is_last else is_stop_wanted)
                 metrics = dataclasses.replace(metrics, validation_loss=loss)
             except ValidationInterrupted:
-                is_cut_short = True
+                is_interrupted = True
         self._record(metrics, bar)
-        self._save(metrics, due and not is_cut_short)
-        return metrics, is_cut_short
+        self._save(metrics, due and not is_interrupted)
+        return metrics, is_interrupted
 
     def _save(self, metrics: StepMetrics, due: bool) -> None:
-        """Start saving a checkpoint; whether what it holds is finite is found out meanwhile."""
+        """StartOptions saving a checkpoint, and computing whether its arrays are finite."""
         flags = self.saver.save(self.model, self.optimizer, self._meta(metrics, due))
         self._saved = metrics.global_step, flags
 
-    def _refuse_bad_state(self) -> None:
-        """Raises RunFailure where what was saved last was not finite."""
+    def _check_saved_state(self) -> None:
+        """Raise RunFailure if an array of the last checkpoint was not finite."""
         if self._saved is not None:
-            self.reader.refuse_bad_state(*self._saved)
+            self.reader.check_state(*self._saved)
             self._saved = None
 
-    def _validated_late(self, is_stop_wanted: Callable[[], bool]) -> bool:
-        """Give the step that is `unvalidated` its loss, and save it again with it; whether that
-        was not cut short."""
+    def _validate_late(self, is_stop_wanted: Callable[[], bool]) -> bool:
+        """Validate the `unvalidated` step and save it again with its loss.
+
+        Returns:
+            Whether the validation was completed.
+        """
         assert self.unvalidated is not None
         try:
             loss = self._validate(self.unvalidated.global_step, is_stop_wanted)
@@ -162,7 +174,7 @@ class Trainer:
         return True
 
     def _validate(self, step: int, should_stop: Callable[[], bool]) -> float | None:
-        """The validation loss; None where it is not finite. Raises ValidationInterrupted."""
+        """Return the validation loss, None if it is not finite. Raises ValidationInterrupted."""
         assert self.validation is not None
         parts = self.model, self._evaluation_step, self.validation, self.mesh
         loss = mean_loss(*parts, should_stop)
@@ -172,17 +184,18 @@ class Trainer:
         return None
 
     def _record(self, metrics: StepMetrics, bar: tqdm) -> None:
+        """Write a step's metrics to metrics.jsonl and show them in the progress bar."""
         self.metrics.append(metrics)
         if metrics.train_loss is None:
-            self.reader.refuse_to_go_on(metrics.global_step, self.model)
+            self.reader.check_failed_step(metrics.global_step, self.model)
         loss = "none" if metrics.train_loss is None else f"{metrics.train_loss:.4f}"
-        shown = {"loss": loss, "lr": f"{metrics.learning_rate:.2e}"}
+        postfix = {"loss": loss, "lr": f"{metrics.learning_rate:.2e}"}
         if metrics.validation_loss is not None:
-            shown["validation"] = f"{metrics.validation_loss:.4f}"
-        shown["tok/s"] = f"{metrics.tokens_per_second:,.0f}"
+            postfix["validation"] = f"{metrics.validation_loss:.4f}"
+        postfix["tok/s"] = f"{metrics.tokens_per_second:,.0f}"
         if self.peak_tokens_per_second is not None:
-            shown["MFU"] = f"{metrics.tokens_per_second / self.peak_tokens_per_second:.0%}"
-        bar.set_postfix(shown, refresh=False)
+            postfix["MFU"] = f"{metrics.tokens_per_second / self.peak_tokens_per_second:.0%}"
+        bar.set_postfix(postfix, refresh=False)
         bar.update()
 
     def _meta(self, metrics: StepMetrics, due: bool) -> CheckpointMeta:
@@ -217,14 +230,16 @@ class Trainer:
         )
 
 
-class PlacedAhead:
-    """The batches on their devices, the next one on its way while one is used.
+class PrefetchedBatches:
+    """Batches on their devices; the next one is transferred while one is used.
 
     Args:
+        mesh: the devices.
+        batches: arrays on the host.
         size: sequences of a microbatch, over all devices.
 
     Attributes:
-        failure: why the batch given last is the last that could be read; None while more can.
+        failure: why no batch after the last one could be read, None so far.
     """
 
     def __init__(self, mesh: Mesh, batches: Iterable[tuple[np.ndarray, ...]], size: int) -> None:
@@ -232,13 +247,13 @@ class PlacedAhead:
         self.failure: RunFailure | None = None
 
     def __iter__(self) -> Iterator[Batch]:
-        ahead: Batch | None = None
+        following: Batch | None = None
         for batch in self._readable():
-            ahead, ready = place_batch(self._mesh, *batch, size=self._size), ahead
+            following, ready = place_batch(self._mesh, *batch, size=self._size), following
             if ready is not None:
                 yield ready
-        if ahead is not None:
-            yield ahead
+        if following is not None:
+            yield following
         if self.failure is not None:
             raise self.failure
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rungs.run.folder import RunFolder
-from rungs.training.chart_process import ChartDrawer
+from rungs.training.chart_process import ChartProcess
 from tests.faults.short_runs import short_run, train_here
 from tests.support.tiny_run import make_dataset
 
@@ -42,7 +42,7 @@ def no_charts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def draw_no_charts(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ChartDrawer, "_begin", lambda _: None)
+    patch.setattr(ChartProcess, "_begin", lambda _: None)
 
 
 @pytest.fixture

@@ -39,7 +39,7 @@ from rungs.run import metrics
 from rungs.run.metrics import MetricsLog
 from rungs.step import eval_step, train_step
 from rungs.training import resume, start, trainer
-from rungs.training.chart_process import ChartDrawer
+from rungs.training.chart_process import ChartProcess
 
 SECONDS_TO_A_SECOND_SIGNAL = 1.2
 MACHINE_BYTES = 900_000_000
@@ -118,7 +118,7 @@ IN_THE_LOOP = {
     "between rename and links": Moment(links, "update_links"),
     "while links change": Moment(links, "_point"),
     "while pruning": Moment(retention.shutil, "rmtree", half_a_deletion),
-    "while charts are drawn": Moment(ChartDrawer, "request", half_a_chart),
+    "while charts are drawn": Moment(ChartProcess, "request", half_a_chart),
 }
 AT_THE_END = {
     "between the last rename and its links": Moment(links, "update_links", condition=is_last_step)
@@ -174,8 +174,8 @@ def _act_at(name: str, count: str, act: Callable[..., object]) -> None:
     """Act at a moment. Charts, which take more time than all the rest, are drawn only if the moment
     is about them."""
     owner, function, _, is_after, condition = MOMENTS[name]
-    if owner is not ChartDrawer:
-        ChartDrawer._begin = lambda _: None  # type: ignore[method-assign, assignment]
+    if owner is not ChartProcess:
+        ChartProcess._start = lambda _: None  # type: ignore[method-assign, assignment]
     act_at_call(owner, function, int(count), act, is_after, condition)
 
 

@@ -142,7 +142,7 @@ def test_a_damaged_checkpoint_is_moved_aside(
 def test_no_valid_checkpoint_is_an_error(copy: RunFolder, with_tokenizer: Path) -> None:
     for found in list_checkpoints(copy.checkpoints):
         halve(found.folder / "model-00001-of-00003.safetensors")
-    with pytest.raises(UserError, match="none of the checkpoints there is whole; start over with"):
+    with pytest.raises(UserError, match="none of the checkpoints is valid; start over with"):
         train_here(copy, with_tokenizer)
 
 

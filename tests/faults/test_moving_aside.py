@@ -11,7 +11,7 @@ from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.checkpointing.manifest import read_checkpoint
 from rungs.run import metrics
 from rungs.run.folder import RunFolder, StartOptions
-from rungs.training.resume import checkpoint_to_resume, put_aside
+from rungs.training.resume import checkpoint_to_resume, move_aside
 from tests.faults.short_runs import train_with_fault
 from tests.support.tiny_run import assert_same_outcome, train
 
@@ -43,7 +43,7 @@ def test_a_run_resumes_after_a_crash_between_any_two_moves(
         with monkeypatch.context() as patch:
             kill_at_change(count, patch)
             try:
-                put_aside(copy, checkpoint_to_resume(copy, start))
+                move_aside(copy, checkpoint_to_resume(copy, start))
             except Killed:
                 pass
             else:
@@ -51,7 +51,7 @@ def test_a_run_resumes_after_a_crash_between_any_two_moves(
         check_nothing_is_lost(copy, before)
         check_plain_start(RunFolder(shutil.copytree(copy.path, tmp_path / "p", symlinks=True)))
         shutil.rmtree(tmp_path / "p")
-        put_aside(copy, checkpoint_to_resume(copy, start))
+        move_aside(copy, checkpoint_to_resume(copy, start))
         check_nothing_is_lost(copy, before)
         if start.fresh:
             assert {path.name for path in copy.path.iterdir()} - {"train.lock"} == {
@@ -105,7 +105,7 @@ def check_nothing_is_lost(run: RunFolder, before: dict[str, bytes]) -> None:
 def check_plain_start(run: RunFolder) -> None:
     """A start without options resumes the old run or begins a new one."""
     saved = checkpoint_to_resume(run, StartOptions())
-    put_aside(run, saved)
+    move_aside(run, saved)
     steps = [step.global_step for step in metrics.read(run.metrics)]
     if saved is None:
         assert not run.metrics.exists()

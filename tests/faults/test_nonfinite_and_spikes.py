@@ -25,7 +25,7 @@ from rungs.run import metrics
 from rungs.run.folder import RunFolder
 from rungs.step.state import named_arrays
 from rungs.training import replay, start, trainer
-from rungs.training.failed_step import MOST_CAPSULES, open_capsule
+from rungs.training.failed_step import MAX_FAILED_STEPS, open_failed_step
 from tests.faults.short_runs import train_here
 from tests.support.tiny_run import MODEL, assert_same_outcome, final_arrays, make_dataset, make_run
 
@@ -117,7 +117,7 @@ def test_a_microbatch_with_a_nonfinite_loss_is_skipped_and_its_replay_names_the_
     assert [s.global_step for s in steps if s.dropped_microbatches] == [7, 12]
     assert all(s.train_loss is not None and s.gradient_norm is not None for s in steps)
     assert (
-        "step 7: 1 of 2 microbatches left out: the loss of microbatch 1 is not finite; to look at"
+        "step 7: 1 of 2 microbatches dropped: the loss of microbatch 1 is not finite; to replay"
         f" it: uv run train.py {run.path} --replay step-000007"
     ) in messages.text
     assert list(weights_of(run)) == [0, 5, 10, 15, 20, 23]
@@ -130,8 +130,8 @@ def test_a_microbatch_with_a_nonfinite_loss_is_skipped_and_its_replay_names_the_
     capsys.readouterr()
     assert replay.replay(run, "step-000007", datasets) == EXIT_FAILED
     lines = capsys.readouterr().out.splitlines()
-    assert lines[1] == "microbatch 1, which was left out because of the loss"
-    assert lines[-1] == "blocks.0.attention_norm is the first that is not finite"
+    assert lines[1] == "microbatch 1, which was dropped because of the loss"
+    assert lines[-1] == "blocks.0.attention_norm is the first tensor that is not finite"
     # sequence 0 and token 5 of it
     assert "32 of 2,048 not finite, the first at [0, 5, 0]" in lines[-2]
     assert all("not finite" not in line for line in lines[:-2])
@@ -171,7 +171,7 @@ def test_too_many_nonfinite_steps_stop_the_run(
     keys = json.loads(config_file.read_text())
     config_file.write_text(json.dumps(keys | {"max_non_finite_steps": 100}))
     assert train_here(run, datasets) == 0
-    assert len(list(run.failed_steps.glob("step-*"))) == MOST_CAPSULES
+    assert len(list(run.failed_steps.glob("step-*"))) == MAX_FAILED_STEPS
 
 
 def test_the_replay_names_the_first_nonfinite_gradient_of_the_backward_pass(
@@ -181,12 +181,12 @@ def test_the_replay_names_the_first_nonfinite_gradient_of_the_backward_pass(
     # zero, of which the root has an infinite derivative
     change_losses(monkeypatch, lambda loss, rare: loss + jnp.sqrt(jnp.where(rare, 0 * loss, 1)) - 1)
     assert train_here(run, datasets) == 0
-    assert "step 7: 1 of 2 microbatches left out: the gradient of blocks." in messages.text
+    assert "step 7: 1 of 2 microbatches dropped: the gradient of blocks." in messages.text
     weights_of(run)
     capsys.readouterr()
     assert replay.replay(run, "step-000007", datasets) == EXIT_FAILED
     lines = capsys.readouterr().out.splitlines()
-    assert lines[-1] == "gradient of the logits is the first that is not finite"
+    assert lines[-1] == "gradient of the logits is the first tensor that is not finite"
     assert [line.split()[0] for line in lines[-5:-2]] == ["final_norm", "head", "the"]
 
 
@@ -219,7 +219,7 @@ def test_nonfinite_weights_are_never_saved(
     assert list(weights_of(run)) == [0, 5]
     assert replay.replay(run, "step-000008", datasets) == 0
     output = capsys.readouterr().out
-    assert "all finite: this time nothing went wrong, so the hardware may have" in output
+    assert "all tensors are finite this time: suspect the hardware" in output
     assert train_here(run, datasets) == 0
     assert [s.global_step for s in metrics.read(run.metrics)] == list(range(24))
     assert all(s.train_loss is not None for s in metrics.read(run.metrics))
@@ -264,7 +264,7 @@ def test_a_spike_is_recorded_and_its_step_skipped_on_request(
     assert steps[40].train_loss is not None
     assert steps[39].train_loss is not None
     assert steps[40].train_loss > 50 * steps[39].train_loss
-    assert "step 40: the loss, " in messages.text
+    assert "step 40: loss spike, " in messages.text
     weights = weights_of(run)
     changed = [name for name, array in weights[40].items() if (array != weights[39][name]).any()]
     assert bool(changed) != skips
@@ -298,18 +298,18 @@ def test_an_absent_or_damaged_failed_step_cannot_be_replayed(
     make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, datasets = make([(7, 1)])
-    with pytest.raises(UserError, match=r"--replay step-000007: no such capsule in .* none"):
+    with pytest.raises(UserError, match=r"--replay step-000007: no such failed step in .* none"):
         replay.replay(run, "step-000007", datasets)
     overflow(monkeypatch)
     assert train_here(run, datasets) == 0
-    capsule = run.failed_steps / "step-000007"
-    for name in ("capsule.json", "batch.safetensors"):
-        content = (capsule / name).read_bytes()
-        (capsule / name).write_bytes(content[: len(content) // 2])
+    folder = run.failed_steps / "step-000007"
+    for name in ("step.json", "batch.safetensors"):
+        content = (folder / name).read_bytes()
+        (folder / name).write_bytes(content[: len(content) // 2])
         with pytest.raises(UserError, match=name):
             replay.replay(run, "step-000007", datasets)
-        (capsule / name).write_bytes(content)
-    weights = capsule / "checkpoint" / "model.safetensors"
+        (folder / name).write_bytes(content)
+    weights = folder / "checkpoint" / "model.safetensors"
     content = weights.read_bytes()
     weights.unlink()
     weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
@@ -332,7 +332,7 @@ def test_an_overflowing_norm_is_not_a_spike_and_its_replay_names_it(
     factors = jnp.asarray([1, 100, 1e25])
     change_losses(monkeypatch, lambda loss, rare: factors[rare.sum()] * loss)
     assert train_here(run, datasets) == 0
-    assert "step 42: 2 of 2 microbatches left out: the gradient norm is not" in (messages.text)
+    assert "step 42: 2 of 2 microbatches dropped: the gradient norm is not" in (messages.text)
     spike, last = metrics.read(run.metrics)[-2:]
     assert (spike.spike, spike.dropped_microbatches, spike.clipped) == ("skipped", 0, False)
     assert (last.train_loss, last.spike, last.dropped_microbatches) == (None, None, 2)
@@ -341,14 +341,12 @@ def test_an_overflowing_norm_is_not_a_spike_and_its_replay_names_it(
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].endswith("/step-000042/checkpoint: 1 steps trained again")
     assert lines[-2:] == [
-        "the whole step, compiled as in training",
-        "the gradient norm is the first that is not finite",
+        "all microbatches, compiled as in training",
+        "the gradient norm is the first tensor that is not finite",
     ]
-    capsule = open_capsule(run, "step-000042")
-    mesh = devices.create_run_mesh(
-        capsule.config.train, capsule.config.model, capsule.meta.sharding
-    )
-    model, _ = replay._trained_again(run, capsule, mesh, datasets)
+    failed = open_failed_step(run, "step-000042")
+    mesh = devices.create_run_mesh(failed.config.train, failed.config.model, failed.meta.sharding)
+    model, _ = replay._retrain(run, failed, mesh, datasets)
     arrays = {name: np.asarray(array) for name, array in named_arrays(model).items()}
     assert_equal(arrays, weights_of(run)[40])
 
@@ -364,7 +362,7 @@ def test_a_failed_step_that_cannot_be_kept_does_not_end_the_run(
 
     monkeypatch.setattr("rungs.data.loader.TrainingData.batch", batch)
     assert train_here(run, datasets) == 0
-    assert "microbatch 1 is not finite; not kept: the tokens have gone" in messages.text
+    assert "microbatch 1 is not finite; not saved for replay: the tokens have gone" in messages.text
     assert list(run.failed_steps.iterdir()) == []
 
 
@@ -374,7 +372,7 @@ def test_a_failed_step_of_more_devices_than_there_are_cannot_be_replayed(
     run, datasets = make([(0, 1)], min_train_tokens=STEP_TOKENS)
     overflow(monkeypatch)
     assert train_here(run, datasets) == 0
-    path = run.failed_steps / "step-000000" / "capsule.json"
+    path = run.failed_steps / "step-000000" / "step.json"
     content = json.loads(path.read_text())
     content["train"]["sharding"] = {"mode": "tp", "tensor": 64}
     path.write_text(json.dumps(content))
@@ -392,4 +390,4 @@ def test_a_step_before_the_first_checkpoint_is_replayed_from_the_start(
     assert replay.replay(run, "step-000000", datasets) == EXIT_FAILED
     output = capsys.readouterr().out
     assert "step 0, from the start: 0 steps trained again" in output
-    assert "blocks.0.attention_norm is the first that is not finite" in output
+    assert "blocks.0.attention_norm is the first tensor that is not finite" in output

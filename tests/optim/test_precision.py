@@ -17,7 +17,7 @@ from rungs.optim.precision import FIRST_SCALE, STEPS_UNTIL_LARGER, LossScale
 from rungs.run import metrics
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.step import train_step
-from rungs.training import spikes
+from rungs.training import loss_spikes
 from rungs.training import start as start_module
 from tests.support.tiny_run import change, final_arrays, last_checkpoint, make_dataset, make_run
 
@@ -125,7 +125,7 @@ def test_an_overflow_halves_the_scale_and_is_no_bad_step(
     assert scales[-1] == scales[-2]
     assert not any(step.dropped_microbatches for step in metrics.read(whole.metrics))
     assert all(step.train_loss for step in metrics.read(whole.metrics))
-    assert not (whole.path / "capsules").exists()
+    assert not (whole.path / "failed-steps").exists()
     assert go(cut, datasets) == 0
     assert go(cut, datasets, rewind_to="step-000005") == 0
     one, other = final_arrays(cut), final_arrays(whole)
@@ -137,7 +137,7 @@ def test_a_step_that_trained_on_nothing_is_no_spike(
     tmp_path: Path, datasets: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(precision, "FIRST_SCALE", 2.0**40)
-    monkeypatch.setattr(spikes.Health, "loss_limit", lambda *_: 0.0)
+    monkeypatch.setattr(loss_spikes.LossSpikeDetector, "loss_limit", lambda *_: 0.0)
     run = make_run(tmp_path / "run", compute_dtype="float16")
     assert go(run, datasets) == 0
     steps = metrics.read(run.metrics)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rungs.training import chart_process
-from rungs.training.chart_process import SECONDS_BETWEEN, ChartDrawer
+from rungs.training.chart_process import MIN_SECONDS_BETWEEN, ChartProcess
 
 
 @pytest.fixture
@@ -24,11 +24,11 @@ def times(drawn: Path) -> int:
 
 
 def test_what_comes_too_soon_is_drawn_once_at_the_end(drawn: Path, tmp_path: Path) -> None:
-    drawer = ChartDrawer(tmp_path)
+    drawer = ChartProcess(tmp_path)
     for _ in range(5):
         drawer.request()
-        if drawer._drawing is not None:
-            drawer._drawing.wait()
+        if drawer._process is not None:
+            drawer._process.wait()
     assert times(drawn) == 1
     drawer.finish()
     assert times(drawn) == 2
@@ -41,13 +41,17 @@ def test_what_comes_later_is_drawn_at_once(
 ) -> None:
     clock = iter([0.0, 0.0, 0.0])  # made, asked, begun
     monkeypatch.setattr(chart_process.time, "monotonic", lambda: next(clock))
-    drawer = ChartDrawer(tmp_path)
+    drawer = ChartProcess(tmp_path)
     drawer.request()
-    for readings in ([SECONDS_BETWEEN - 1.0], [SECONDS_BETWEEN] * 2, [2.0 * SECONDS_BETWEEN] * 2):
+    for readings in (
+        [MIN_SECONDS_BETWEEN - 1.0],
+        [MIN_SECONDS_BETWEEN] * 2,
+        [2.0 * MIN_SECONDS_BETWEEN] * 2,
+    ):
         clock = iter(readings)
         drawer.request()
-        assert drawer._drawing is not None
-        drawer._drawing.wait()
+        assert drawer._process is not None
+        drawer._process.wait()
     assert times(drawn) == 3
 
 
@@ -55,7 +59,7 @@ def test_a_drawing_that_fails_is_told(
     drawn: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     Path(chart_process.CHARTS_COMMAND[1]).write_text("raise ValueError('no ink')")
-    drawer = ChartDrawer(tmp_path)
+    drawer = ChartProcess(tmp_path)
     drawer.request()
     drawer.finish()
     assert "the charts could not be drawn: ValueError: no ink" in caplog.text

@@ -198,7 +198,7 @@ def test_every_optimizer_goes_on_bit_for_bit(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("rungs.training.chart_process.ChartDrawer._begin", lambda _: None)
+    monkeypatch.setattr("rungs.training.chart_process.ChartProcess._start", lambda _: None)
     keys: dict[str, Any] = {
         "optimizer": optimizer,
         "schedule": schedule,
@@ -241,7 +241,7 @@ def test_no_whole_checkpoint_is_no_reason_to_start_over(
 ) -> None:
     for saved in list_checkpoints(copy.checkpoints):
         (saved.folder / "meta.json").write_text("{")
-    assert "none of the checkpoints there is whole" in refusal(copy, datasets_dir)
+    assert "none of the checkpoints is valid" in refusal(copy, datasets_dir)
     (copy.path / "before").mkdir()
     assert go(copy, datasets_dir, fresh=True) == 0
 
@@ -321,17 +321,17 @@ def test_weights_may_come_to_stand_in_more_files_or_fewer(
 @pytest.mark.parametrize(
     ("file", "key", "value", "hint"),
     [
-        ("train.json", "learning_rate", 0.02, "put it back"),
-        ("train.json", "gradient_accumulation_steps", 4, "put it back"),
-        ("train.json", "seed", 1, "put it back"),
-        ("train.json", "shuffle", True, "put it back"),
+        ("train.json", "learning_rate", 0.02, "change it back"),
+        ("train.json", "gradient_accumulation_steps", 4, "change it back"),
+        ("train.json", "seed", 1, "change it back"),
+        ("train.json", "shuffle", True, "change it back"),
         (
             "train.json",
             "min_train_tokens",
             9000,
-            "add --extend to train for longer, or put it back",
+            "add --extend to train longer, or change it back",
         ),
-        ("model.json", "norm", "none", "put it back"),
+        ("model.json", "norm", "none", "change it back"),
     ],
 )
 def test_a_change_of_the_mathematics_is_refused(
@@ -355,7 +355,7 @@ def test_extending_goes_on_with_the_old_steps_unchanged(
     copy: RunFolder, finished: RunFolder, datasets_dir: Path
 ) -> None:
     change(copy, min_train_tokens=30 * 128)
-    assert "add --extend to train for longer, or put it back" in refusal(copy, datasets_dir)
+    assert "add --extend to train longer, or change it back" in refusal(copy, datasets_dir)
     assert go(copy, datasets_dir, extend=True) == 0
     assert losses(copy)[:24] == losses(finished)
     assert len(losses(copy)) == 30
@@ -366,7 +366,9 @@ def test_a_shuffled_run_is_extended_by_epochs_only(datasets_dir: Path, tmp_path:
     run = make_run(tmp_path / "shuffled", shuffle=True, min_train_tokens=256)
     assert go(run, datasets_dir) == 0
     change(run, min_train_tokens=512)
-    assert "is extended by epochs" in refusal(run, datasets_dir, extend=True)
+    assert "extend a shuffled run, or one of several epochs, by epochs" in refusal(
+        run, datasets_dir, extend=True
+    )
     change(run, min_train_tokens=256, epochs=2)
     assert go(run, datasets_dir, extend=True) == 0
     assert len(losses(run)) == 4

@@ -8,7 +8,7 @@ import pytest
 
 from rungs.common.errors import RunFailure
 from rungs.run.metrics import StepMetrics
-from rungs.training.spikes import LEAST_STEPS, WINDOW_STEPS, Health
+from rungs.training.loss_spikes import MIN_STEPS, WINDOW_STEPS, LossSpikeDetector
 from tests.support.configs import train_config
 
 
@@ -16,8 +16,10 @@ def taken(number: int, loss: float | None) -> StepMetrics:
     return StepMetrics(number, 0, loss, 1e-3, 1.0, False, 0, 1.0, 1.0)
 
 
-def after(losses: Sequence[float | None]) -> Health:
-    return Health(train_config(), (taken(step, loss) for step, loss in enumerate(losses)))
+def after(losses: Sequence[float | None]) -> LossSpikeDetector:
+    return LossSpikeDetector(
+        train_config(), (taken(step, loss) for step, loss in enumerate(losses))
+    )
 
 
 def noisy(count: int) -> list[float]:
@@ -53,18 +55,18 @@ def test_a_limit_is_the_same_before_and_after_the_step_before_was_read() -> None
 
 
 def test_a_start_has_no_limit_and_a_spike_does_not_hide_the_next() -> None:
-    losses: list[float | None] = list(noisy(LEAST_STEPS))
-    assert after(losses).loss_limit(LEAST_STEPS) == math.inf
-    assert after([*losses, None, 2.0]).loss_limit(LEAST_STEPS + 2) < 6
+    losses: list[float | None] = list(noisy(MIN_STEPS))
+    assert after(losses).loss_limit(MIN_STEPS) == math.inf
+    assert after([*losses, None, 2.0]).loss_limit(MIN_STEPS + 2) < 6
     spiked: list[float | None] = [*noisy(100), 300.0, 2.0, 2.0]
     assert after(spiked).loss_limit(103) < 6
 
 
 def test_too_many_steps_in_a_row_without_a_number_end_the_run() -> None:
-    health = Health(train_config(max_non_finite_steps=3))
+    detector = LossSpikeDetector(train_config(max_non_finite_steps=3))
     for step, loss in enumerate([1.0, None, None, 1.0, None, None]):
-        health.note(taken(step, loss))
-        health.refuse_to_go_on(step)
-    health.note(taken(6, None))
+        detector.add(taken(step, loss))
+        detector.check_non_finite_steps(step)
+    detector.add(taken(6, None))
     with pytest.raises(RunFailure, match="step 6: no finite loss and gradient in 3 steps in a row"):
-        health.refuse_to_go_on(6)
+        detector.check_non_finite_steps(6)

@@ -1,0 +1,97 @@
+"""Failed steps are saved and read back, also those of earlier versions."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rungs.common.errors import UserError
+from rungs.config.run_config import load_run
+from rungs.config.train_config import ShardingConfig
+from rungs.data.catalog import open_dataset
+from rungs.data.loader import TrainingData
+from rungs.run.folder import RunFolder
+from rungs.training.failed_step import MAX_FAILED_STEPS, FailedStepRecorder, open_failed_step
+from rungs.training.resume import move_aside
+from tests.support.tiny_run import make_dataset, make_run
+
+BAD = {1: "the loss"}
+
+
+@pytest.fixture(scope="module")
+def datasets_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("datasets")
+    make_dataset(folder)
+    return folder
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    return make_run(tmp_path / "run")
+
+
+@pytest.fixture
+def data(run: RunFolder, datasets_dir: Path) -> TrainingData:
+    config = load_run(run.path)
+    return TrainingData(config, {"tiny": open_dataset("tiny", datasets_dir, update=False)})
+
+
+@pytest.fixture
+def recorder(run: RunFolder, data: TrainingData) -> FailedStepRecorder:
+    sharding = ShardingConfig(mode="fsdp", data=2, tensor=1)
+    return FailedStepRecorder(run, load_run(run.path), data, sharding)
+
+
+def rename_as_in_earlier_versions(run: RunFolder) -> None:
+    run.failed_steps.rename(run.path / "capsules")
+    for file in run.path.glob("capsules/*/step.json"):
+        file.rename(file.with_name("capsule.json"))
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_a_saved_step_is_read_back(
+    is_old: bool, run: RunFolder, data: TrainingData, recorder: FailedStepRecorder
+) -> None:
+    message = recorder.record(7, BAD, [3])
+    assert message == f"to replay it: uv run train.py {run.path} --replay step-000007"
+    if is_old:
+        rename_as_in_earlier_versions(run)
+    failed = open_failed_step(run, "step-000007")
+    assert failed.folder.parent.name == ("capsules" if is_old else "failed-steps")
+    assert (failed.meta.global_step, failed.meta.total_steps) == (7, 24)
+    assert (failed.meta.bad, failed.meta.skipped_steps) == (BAD, [3])
+    assert failed.meta.sharding == ShardingConfig(mode="fsdp", data=2, tensor=1)
+    assert failed.config == load_run(run.path)
+    assert failed.checkpoint is None
+    for found, expected in zip(failed.batch, data.batch(7), strict=True):
+        np.testing.assert_array_equal(found, expected)
+    assert open_failed_step(run, str(failed.folder)).meta == failed.meta
+
+
+def test_failed_steps_of_earlier_versions_are_listed_and_moved_aside(
+    run: RunFolder, recorder: FailedStepRecorder
+) -> None:
+    recorder.record(3, BAD, [])
+    rename_as_in_earlier_versions(run)
+    recorder.record(7, BAD, [])
+    with pytest.raises(UserError, match=r"there are step-000003, step-000007$"):
+        open_failed_step(run, "step-000004")
+    run.checkpoints.mkdir()
+    run.metrics.touch()
+    aside = move_aside(run, None)
+    assert aside is not None
+    moved = {path.relative_to(aside).as_posix() for path in aside.glob("*/step-*")}
+    assert moved == {"capsules/step-000003", "failed-steps/step-000007"}
+    assert not run.failed_steps.exists()
+    assert not run.old_failed_steps.exists()
+
+
+def test_only_the_first_failed_steps_are_saved(
+    run: RunFolder, recorder: FailedStepRecorder
+) -> None:
+    for step in range(MAX_FAILED_STEPS):
+        recorder.record(step, BAD, [])
+    refused = recorder.record(MAX_FAILED_STEPS, BAD, [])
+    assert refused == f"not saved for replay: there are {MAX_FAILED_STEPS} failed steps already"
+    assert len(list(run.failed_steps.iterdir())) == MAX_FAILED_STEPS
+    assert recorder.record(4, BAD, []).endswith("--replay step-000004")
