@@ -42,7 +42,7 @@ def no_charts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def draw_no_charts(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ChartProcess, "_begin", lambda _: None)
+    patch.setattr(ChartProcess, "_start", lambda _: None)
 
 
 @pytest.fixture
