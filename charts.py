@@ -1,8 +1,8 @@
-"""Draw a run's charts again, or compare several runs.
+"""Draw the charts of a run, or compare several runs.
 
-uv run charts.py runs/a             draw that run's charts again
-uv run charts.py runs/a runs/b …    compare runs: charts under comparisons/, tables here
-uv run charts.py --power-law …      and put a power law of loss against compute through them
+uv run charts.py runs/a             draw the charts of one run again
+uv run charts.py runs/a runs/b …    compare runs: charts under comparisons/, tables printed
+uv run charts.py --power-law …      also fit a power law of loss against compute to the runs
 """
 
 import hashlib
@@ -12,7 +12,8 @@ from pathlib import Path
 import click
 
 from rungs.charts import drawing
-from rungs.charts.run_charts import draw_comparison, draw_run
+from rungs.charts.comparison_charts import draw_comparison
+from rungs.charts.run_charts import draw_run
 from rungs.common.errors import UserError, run_command
 from rungs.run import recorded_run
 from rungs.run.folder import find_run
@@ -23,19 +24,19 @@ from rungs.run.recorded_run import RecordedRun
 @click.command()
 @click.argument("runs", nargs=-1, required=True)
 @click.option("--output-dir", type=click.Path(path_type=Path), help="Where to write the charts.")
+@click.option("--style", "chart_style", type=click.Choice(drawing.STYLES), help="Chart style.")
 @click.option(
-    "--style", "chart_style", type=click.Choice(drawing.STYLES), help="Look of the charts."
-)
-@click.option(
-    "--power-law", is_flag=True, help="Put one of loss against compute through three RUNS or more."
+    "--power-law",
+    is_flag=True,
+    help="Fit a power law of loss against compute to three or more RUNS.",
 )
 def main(
     runs: tuple[str, ...], output_dir: Path | None, chart_style: str | None, power_law: bool
 ) -> None:
     """Draw the charts of one run again, or compare several RUNS.
 
-    A run is a folder, or the name of one under runs/. One run's charts go into its own folder;
-    a comparison's go under comparisons/, and its tables are printed.
+    A run is a folder, or the name of one under runs/. The charts of one run go into its folder.
+    Those of a comparison go under comparisons/, and its tables are printed.
     """
     folders = list({(path := find_run(run)).resolve(): path for run in runs}.values())
     if len(folders) > 1 or power_law:
@@ -61,29 +62,31 @@ def _compare(
         click.echo(path)
     click.echo(f"\n{recorded_run.results_table(runs)}\n\n{recorded_run.differences_table(runs)}")
     if len({str(run.config.train.dataset) for run in runs}) > 1:
-        click.echo("\nLosses of different datasets do not compare; evaluate.py has bits per byte.")
+        click.echo(
+            "\nThese runs use different datasets, so their losses are not comparable; compare bits"
+            " per byte with evaluate.py."
+        )
     if text:
         click.echo(f"\n{text}")
 
 
 def _draw_power_law(runs: list[RecordedRun], output_folder: Path, chart_style: str | None) -> str:
-    """Draw the power law through the runs; returns it in words.
+    """Draw the power law through the runs, and return it as text.
 
     Raises:
-        UserError: there is none, or its chart cannot be written.
+        UserError: no law fits, or its chart cannot be written.
     """
-    # JAX counts a model's weights, which takes no accelerator; it takes seconds to import.
+    # Counting parameters needs JAX, but no accelerator; JAX takes seconds to import.
     os.environ["JAX_PLATFORMS"] = "cpu"
 
     from rungs.charts.power_law_chart import power_law_chart
-    from rungs.scaling import power_law_table
     from rungs.scaling.scaled_runs import ScaledRuns
 
     scaled = ScaledRuns.of(runs)
-    with drawing.styled(chart_style or runs[0].config.train.chart_style):
+    with drawing.use_style(chart_style or runs[0].config.train.chart_style):
         written = drawing.write_all({"power-law-chart.png": power_law_chart}, scaled, output_folder)
     click.echo(written[0])
-    return power_law_table.as_text(scaled)
+    return scaled.as_text()
 
 
 def _no_steps(run_folder: Path) -> str:
@@ -91,7 +94,7 @@ def _no_steps(run_folder: Path) -> str:
 
 
 def comparison_folder(names: list[str]) -> Path:
-    """Where the charts of a comparison go by default: another folder for other runs."""
+    """Return the default folder of a comparison, which differs for different runs."""
     joined = "+".join(names)
     if len(joined) > 80:
         digest = hashlib.sha256(joined.encode()).hexdigest()[:8]

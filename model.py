@@ -18,21 +18,25 @@ from rungs.run.folder import find_run
 
 __all__ = ["GPT", "main"]
 
-MOST_PARAMETERS_DRAWN = 500_000_000
-"""Above this initial values are not drawn, as they may not fit into this machine's memory."""
+MAX_INITIALIZED_PARAMETERS = 500_000_000
+"""Larger models are not initialized, as they may not fit into this machine's memory."""
 
 
 @click.command()
 @click.argument("run")
 @click.option(
-    "--data", type=click.IntRange(1), default=2, show_default=True, help="Devices that split data."
+    "--data",
+    type=click.IntRange(1),
+    default=2,
+    show_default=True,
+    help="Devices along the data axis, in fsdp and fsdp_tp.",
 )
 @click.option(
     "--tensor",
     type=click.IntRange(1),
     default=2,
     show_default=True,
-    help="Devices that split matmuls, in tp and fsdp_tp.",
+    help="Devices along the tensor axis, in tp and fsdp_tp.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 def main(run: str, data: int, tensor: int, as_json: bool) -> None:
@@ -43,10 +47,13 @@ def main(run: str, data: int, tensor: int, as_json: bool) -> None:
     """
     os.environ["JAX_PLATFORMS"] = "cpu"
     config = load_run(find_run(run))
-    mesh_shape = data, tensor
-    summary = summarize(config.model, config.train.lora, mesh_shape, seed=None)
-    if summary.parameters <= MOST_PARAMETERS_DRAWN:
-        summary = summarize(config.model, config.train.lora, mesh_shape, seed=config.train.seed)
+    summary = summarize(
+        config.model,
+        config.train.lora,
+        (data, tensor),
+        seed=config.train.seed,
+        max_initialized=MAX_INITIALIZED_PARAMETERS,
+    )
     click.echo(_as_json(summary) if as_json else _as_text(summary))
 
 
@@ -63,8 +70,8 @@ def _as_json(summary: ModelSummary) -> str:
 
 def _as_text(summary: ModelSummary) -> str:
     header = ("array", "axes", "shape", "dtype", "initial std", "share", *MESH_AXES)
-    rows = [header, *map(_row, summary.arrays)]
-    return f"{_tree(summary)}\n\n{align_columns(rows, left=4)}"
+    table = align_columns([header, *map(_row, summary.arrays)], left=4)
+    return f"{_tree(summary)}\n\n{table}"
 
 
 def _tree(summary: ModelSummary) -> str:
@@ -83,9 +90,9 @@ def _row(array: ArraySummary) -> tuple[str, ...]:
         " ".join(array.axes),
         " × ".join(f"{size:,}" for size in array.shape),
         array.dtype,
-        "not drawn" if array.initial_std is None else f"{array.initial_std:.4g}",
+        "too large" if array.initial_std is None else f"{array.initial_std:.4g}",
         f"{array.share:.2%}",
-        *(_split(splits) for splits in array.splits.values()),
+        *map(_split, array.splits.values()),
     )
 
 

@@ -1,9 +1,9 @@
 """Does a run's learning rate carry over to wider models?
 
-    uv run mup.py check runs/mup                      a few steps at several widths
-    uv run mup.py sweep runs/mup --learning-rates …   whole small runs, loss by learning rate
+    uv run mup.py check runs/mup                      train a few steps at several widths
+    uv run mup.py sweep runs/mup --learning-rates …   train small runs to the end
 
-What they do is in `coordinate_check.py` and `learning_rate_sweep.py`.
+The experiments are in `rungs/scaling/coordinate_check.py` and `learning_rate_sweep.py`.
 """
 
 import functools
@@ -15,43 +15,39 @@ from typing import Any
 import click
 
 from rungs.charts import drawing
-from rungs.charts.coordinate_chart import coordinate_chart
-from rungs.charts.sweep_chart import sweep_chart
+from rungs.charts.mup_charts import coordinate_chart, sweep_chart
 from rungs.common.errors import EXIT_FAILED, UserError, run_command
-from rungs.config import run_config
 from rungs.config.model_config import ModelConfig
-from rungs.config.run_config import RunConfig
+from rungs.config.run_config import RunConfig, load_run
 from rungs.data.catalog import find_datasets_dir, open_dataset
 from rungs.data.loader import TrainingData
 from rungs.parallel import jax_setup
 from rungs.run.folder import find_run
 from rungs.scaling.coordinate_check import (
     LEARNING_RATE,
-    LEAST_STEPS,
-    MOST_SLOPE,
+    MAX_EXPONENT,
+    MIN_STEPS,
     Growth,
-    growths,
+    fit_growth,
     measure,
 )
 from rungs.scaling.learning_rate_sweep import (
     Point,
     SweepRun,
     best_rates,
-    is_at_end,
-    lines_of,
+    is_best_at_end,
+    points_by_series,
     sweep,
 )
-from rungs.scaling.widths import changes
+from rungs.scaling.widths import keys_for_width
 
 STANDARD, MUP = "standard", "muP"
-CHECK_TIMES = (1, 2, 4, 8)
-DATASETS_DIR = click.option(
-    "--datasets-dir", type=click.Path(path_type=Path), help="Where datasets lie, or will."
-)
+WIDTH_FACTORS = (1, 2, 4, 8)
+TRAIN_COMMAND = Path(__file__).with_name("train.py")
 
 
 class Numbers(click.ParamType):
-    """Numbers with commas between them."""
+    """Comma-separated numbers."""
 
     def __init__(self, kind: type[int] | type[float]) -> None:
         self.name, self._kind = "numbers", kind
@@ -59,23 +55,24 @@ class Numbers(click.ParamType):
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> list[Any]:
-        """All of them, each once, in order."""
+        """Return the distinct numbers, sorted."""
         try:
             numbers = sorted({self._kind(part) for part in str(value).split(",")})
         except ValueError:
-            self.fail(f"{value!r} is no list of numbers with commas between them", param, ctx)
+            self.fail(f"{value!r} is not a list of comma-separated numbers", param, ctx)
         if min(numbers) <= 0 or len(numbers) < 2 or max(numbers) == float("inf"):
-            self.fail(f"{value!r}: give two different positive numbers or more", param, ctx)
+            self.fail(f"{value!r}: give at least two different positive numbers", param, ctx)
         return numbers
 
 
 WIDTHS = click.option(
     "--widths",
     type=Numbers(int),
-    help="emb_dim of each model, as 64,128,256.  [default: 1, 2, 4 and 8 times the base's]",
+    help="emb_dim of each model, as 64,128,256.  [default: 1, 2, 4 and 8 times the base width]",
 )
-
-TRAIN_COMMAND = Path(__file__).with_name("train.py")
+DATASETS_DIR = click.option(
+    "--datasets-dir", type=click.Path(path_type=Path), help="The folder of datasets."
+)
 
 
 @click.group()
@@ -86,14 +83,25 @@ def main() -> None:
 @main.command()
 @click.argument("run")
 @WIDTHS
-@click.option("--steps", default=5, show_default=True, type=click.IntRange(LEAST_STEPS))
+@click.option(
+    "--steps",
+    default=5,
+    show_default=True,
+    type=click.IntRange(MIN_STEPS),
+    help="Training steps at each width.",
+)
 @click.option(
     "--learning-rate",
     default=LEARNING_RATE,
     show_default=True,
     type=click.FloatRange(0, min_open=True),
+    help="Constant, at every width.",
 )
-@click.option("--chart", type=click.Path(path_type=Path, dir_okay=False))
+@click.option(
+    "--chart",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Where to write the chart.  [default: RUN/coordinate-check.png]",
+)
 @DATASETS_DIR
 def check(
     run: str,
@@ -103,62 +111,73 @@ def check(
     chart: Path | None,
     datasets_dir: Path | None,
 ) -> None:
-    """Train RUN for a few steps at several widths and see whether its activations keep their size:
-    exit code 1 where at some place they do not. The chart is RUN/coordinate-check.png."""
-    folder, found = _fresh_run(run)
+    """Train RUN for a few steps at several widths and check that activations keep their size.
+
+    Exit code 1 if they do not at some place in the model.
+    """
+    folder, config = _scalable_run(run)
     jax_setup.enable_compilation_cache()
-    data = _training_data(found, datasets_dir)
+    data = _training_data(config, datasets_dir)
     if data.total_steps <= steps:
-        raise UserError(f"--steps {steps}: the run has {data.total_steps}, one of them to look at")
-    measured = measure(found, widths or _widths(found), data, steps, learning_rate)
-    told = growths(measured)
-    _print_growths(told, steps)
+        raise UserError(
+            f"--steps {steps}: the run has {data.total_steps} steps, and the last one is kept for"
+            " measuring; give fewer"
+        )
+    measurements = measure(config, widths or _default_widths(config), data, steps, learning_rate)
+    growth = fit_growth(measurements)
+    _print_growth(growth, steps)
     chart = chart or folder / "coordinate-check.png"
     draw = functools.partial(coordinate_chart, folder.name, steps)
-    with drawing.styled(found.train.chart_style):
-        drawing.write_all({chart.name: draw}, measured, chart.parent)
-    is_off = any(growth.is_off for growth in told)
-    verdict = "not muP: some grow or shrink by more than" if is_off else "muP: all stay within"
-    click.echo(f"{verdict} the power {MOST_SLOPE:g} of the width; {chart}")
-    if found.model.mup is None:
+    with drawing.use_style(config.train.chart_style):
+        drawing.write_all({chart.name: draw}, measurements, chart.parent)
+    is_off = any(place.is_off for place in growth)
+    verdict = "not muP: some exponents are beyond" if is_off else "muP: all exponents are within"
+    click.echo(f"{verdict} ±{MAX_EXPONENT:g}; {chart}")
+    if config.model.mup is None:
         click.echo(f'{folder}/model.json has no key mup: {{"base_emb_dim": …}} makes it muP')
     sys.exit(EXIT_FAILED if is_off else 0)
 
 
-def _fresh_run(run: str) -> tuple[Path, RunConfig]:
-    """A run of which there can be wider ones."""
+def _scalable_run(run: str) -> tuple[Path, RunConfig]:
+    """Return a run whose model can be made wider."""
     folder = find_run(run)
-    found = run_config.load_run(folder)
-    if found.train.start_from is not None:
-        raise UserError(f"{folder}: start_from has the width that it has; take a run without it")
-    return folder, found
+    config = load_run(folder)
+    if config.train.start_from is not None:
+        raise UserError(f"{folder}: start_from fixes the model's width; use a run without it")
+    return folder, config
 
 
-def _training_data(found: RunConfig, datasets_dir: Path | None) -> TrainingData:
-    place = find_datasets_dir(datasets_dir)
-    datasets = {name: open_dataset(name, place) for name in found.train.datasets}
-    return TrainingData(found, datasets)
+def _training_data(config: RunConfig, datasets_dir: Path | None) -> TrainingData:
+    folder = find_datasets_dir(datasets_dir)
+    datasets = {name: open_dataset(name, folder) for name in config.train.datasets}
+    return TrainingData(config, datasets)
 
 
-def _print_growths(told: Sequence[Growth], steps: int) -> None:
-    click.echo(f"{'':10} {'size':>9} {'change':>9}   power of the width, after {steps} steps")
-    for growth in told:
-        off = "   off" * growth.is_off
-        click.echo(f"{growth.place:10} {growth.of_size:>+9.2f} {growth.of_change:>+9.2f}{off}")
+def _print_growth(growth: Sequence[Growth], steps: int) -> None:
+    click.echo(f"{'':10} {'size':>9} {'change':>9}   exponents of the width, after {steps} steps")
+    for place in growth:
+        off = "   off" * place.is_off
+        click.echo(f"{place.place:10} {place.of_size:>+9.2f} {place.of_change:>+9.2f}{off}")
 
 
-def _widths(found: RunConfig) -> list[int]:
-    """From the base model's width, or the run's own."""
-    first = found.model.mup.base_emb_dim if found.model.mup else found.model.emb_dim
-    return [first * times for times in CHECK_TIMES]
+def _default_widths(config: RunConfig) -> list[int]:
+    model = config.model
+    base = model.mup.base_emb_dim if model.mup else model.emb_dim
+    return [base * factor for factor in WIDTH_FACTORS]
 
 
 @main.command("sweep")
 @click.argument("run")
-@click.option("--learning-rates", "rates", required=True, type=Numbers(float))
+@click.option(
+    "--learning-rates", "rates", required=True, type=Numbers(float), help="As 0.001,0.002,0.004."
+)
 @WIDTHS
-@click.option("--standard", is_flag=True, help="The same without the key mup, too.")
-@click.option("--into", type=click.Path(path_type=Path, file_okay=False), help="RUN-sweep.")
+@click.option("--standard", is_flag=True, help="Also train without the key mup.")
+@click.option(
+    "--into",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Where to write the run folders and the chart.  [default: RUN-sweep]",
+)
 @DATASETS_DIR
 def sweep_command(
     run: str,
@@ -168,52 +187,54 @@ def sweep_command(
     into: Path | None,
     datasets_dir: Path | None,
 ) -> None:
-    """Train RUN at each of the widths and learning rates, in run folders under RUN-sweep, and draw
-    its final loss. The same command goes on where it was interrupted."""
-    folder, found = _fresh_run(run)
-    place = find_datasets_dir(datasets_dir)
+    """Train RUN at each width and learning rate, and chart the final losses.
+
+    If it is interrupted, the same command continues where it stopped.
+    """
+    folder, config = _scalable_run(run)
+    datasets = find_datasets_dir(datasets_dir)
     into = into or folder.with_name(f"{folder.name}-sweep")
     sweeps: dict[str, list[Point]] = {}
-    for name, change in _parametrisations(found.model, standard).items():
-        cases = _cases(found.model, widths or _widths(found), rates, change)
+    for name, change in _parametrisations(config.model, standard).items():
+        runs = _sweep_runs(config.model, widths or _default_widths(config), rates, change)
         sweeps[name] = []
-        for point in sweep(folder, into / name.lower(), cases, place, TRAIN_COMMAND):
+        for point in sweep(folder, into / name.lower(), runs, datasets, TRAIN_COMMAND):
             sweeps[name].append(point)
-            _print_point(name, point, f"{len(sweeps[name])} of {len(cases)}")
-        _print_lines(name, sweeps[name])
+            _print_point(name, point, f"{len(sweeps[name])} of {len(runs)}")
+        _print_series(name, sweeps[name])
     draw = functools.partial(sweep_chart, f"{folder.name}: final loss by learning rate and width")
-    with drawing.styled(found.train.chart_style):
+    with drawing.use_style(config.train.chart_style):
         drawing.write_all({"learning-rates.png": draw}, sweeps, into)
     click.echo(f"{into / 'learning-rates.png'}")
 
 
 def _print_point(name: str, point: Point, number: str) -> None:
-    where = f"{name}, {point.line}, learning rate {point.learning_rate:g}"
-    click.echo(f"{number}: {where}: loss {point.loss:.4f}", err=True)
+    run = f"{name}, {point.series}, learning rate {point.learning_rate:g}"
+    click.echo(f"{number}: {run}: loss {point.loss:.4f}", err=True)
 
 
-def _print_lines(name: str, points: Sequence[Point]) -> None:
+def _print_series(name: str, points: Sequence[Point]) -> None:
     best = best_rates(points)
-    for line, of_line in lines_of(points).items():
-        losses = "  ".join(f"{point.learning_rate:g}: {point.loss:.4f}" for point in of_line)
-        beyond = "; at the end of those tried" * is_at_end(of_line)
-        click.echo(f"{name}, {line}: best {best[line]:.2g}{beyond}\n  {losses}")
+    for series, of_series in points_by_series(points).items():
+        losses = "  ".join(f"{point.learning_rate:g}: {point.loss:.4f}" for point in of_series)
+        at_end = "; the smallest or largest tried" * is_best_at_end(of_series)
+        click.echo(f"{name}, {series}: best {best[series]:.2g}{at_end}\n  {losses}")
 
 
 def _parametrisations(model: ModelConfig, standard: bool) -> dict[str, dict[str, Any]]:
-    """What to change of the run for each of them."""
+    """Return the keys to change for each parametrisation, by its name."""
     if model.mup is None:
         if standard:
-            raise UserError("--standard: the run has no key mup; leave it out")
+            raise UserError("--standard: the run has no key mup; leave the option out")
         return {STANDARD: {}}
     return {STANDARD: {"mup": None}, MUP: {}} if standard else {MUP: {}}
 
 
-def _cases(
+def _sweep_runs(
     model: ModelConfig, widths: list[int], rates: list[float], change: dict[str, Any]
 ) -> list[SweepRun]:
     return [
-        SweepRun(f"emb_dim {width}", rate, {**changes(model, width), **change})
+        SweepRun(f"emb_dim {width}", rate, {**keys_for_width(model, width), **change})
         for width in widths
         for rate in rates
     ]

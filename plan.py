@@ -1,8 +1,9 @@
-"""What a run will take, before it takes it: `uv run plan.py runs/layers --device h100`. And which
-runs of its kind make the most of a compute budget: `uv run plan.py runs/layers --ladder 1e15`.
+"""Show what a run needs before you start it: `uv run plan.py runs/layers --device h100`.
 
-Exit codes: 0 it fits; 1 it does not fit into memory or on the disk; 2 something given is wrong.
-Nothing is trained, and nothing written but what --into asks for.
+Or propose the best runs for a compute budget: `uv run plan.py runs/layers --ladder 1e15`.
+
+Exit codes: 0 it fits; 1 it does not fit into memory or on the disk; 2 bad input. Trains nothing,
+and writes nothing except the run folders of --into.
 """
 
 import math
@@ -18,6 +19,7 @@ from rungs.common.errors import UserError, run_command
 from rungs.config.run_config import RunConfig, load_run
 from rungs.config.train_config import ShardingConfig, mode_problem
 from rungs.data.catalog import find_datasets_dir
+from rungs.planning.hardware import DESCRIPTION_FORMAT, NAMES
 from rungs.run.folder import RunFolder, find_run
 
 if TYPE_CHECKING:
@@ -32,42 +34,44 @@ _SHARDING = re.compile(r"(dp|fsdp|tp|fsdp_tp):([0-9]{1,6})(?:x([0-9]{1,6}))?")
 @click.argument("run")
 @click.option(
     "--device",
-    metavar="NAME|NAME:FLOPS:BYTES:BANDWIDTH",
-    help="h100, h200, a100, rtx3090, rtx4090, tpu-v5e, tpu-v5p, cpu; or any other: FLOPs a second"
-    " in bfloat16, bytes of memory, bytes a second of that memory.  [default: this machine's]",
+    metavar=f"NAME|{DESCRIPTION_FORMAT}",
+    help=f"One of {', '.join(NAMES)}; or describe another device: its FLOP/s in bfloat16, bytes of"
+    " memory, and bytes per second of memory bandwidth.  [default: this machine's]",
 )
 @click.option(
     "--sharding",
     metavar="MODE:DEVICES",
-    help="As dp:8, fsdp:8, tp:8 or, data × tensor, fsdp_tp:4x2.  [default: as train.json says]",
+    help="As dp:8, fsdp:8, tp:8, or fsdp_tp:4x2 for data × tensor.  [default: from train.json]",
 )
 @click.option(
     "--utilisation",
     type=click.FloatRange(1, 100),
-    help="Percent of the devices' peak that the run is taken to reach.  "
-    f"[default: {UTILISATION}, unless the run's own latest steps tell]",
+    help="Assumed percentage of the devices' peak FLOP/s.  "
+    f"[default: measured in the run's latest steps, else {UTILISATION}]",
 )
 @click.option(
     "--tokens-per-second",
     type=click.FloatRange(0.001),
-    help="Of all devices, where you know it, instead of that.",
+    help="Throughput of all devices together, if you know it. Replaces --utilisation.",
 )
 @click.option(
     "--ladder",
     "budget",
     metavar="FLOPS",
     type=click.FloatRange(1e6, 1e30),
-    help="Propose runs: one for this budget, as 1e15, and others, each for √10 times less. What an"
-    " hour computes stands at the end of a plan.",
+    help="Propose runs: one for this budget, for example 1e15, and smaller ones, each for √10 times"
+    " less. A plan's last lines say how many FLOPs an hour is.",
 )
-@click.option("--rungs", type=click.IntRange(1, 20), help=f"So many runs.  [default: {RUNGS}]")
 @click.option(
-    "--into", type=click.Path(path_type=Path, file_okay=False), help="Write their run folders here."
+    "--rungs", type=click.IntRange(1, 20), help=f"Number of runs to propose.  [default: {RUNGS}]"
 )
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
 @click.option(
-    "--datasets-dir", type=click.Path(path_type=Path), help="Where datasets lie, or will."
+    "--into",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Write the run folders of the ladder here.",
 )
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+@click.option("--datasets-dir", type=click.Path(path_type=Path), help="The folder of datasets.")
 def main(
     run: str,
     device: str | None,
@@ -80,29 +84,31 @@ def main(
     as_json: bool,
     datasets_dir: Path | None,
 ) -> None:
-    """Say what RUN will take: parameters, memory, arithmetic, tokens, disk and time."""
+    """Show what RUN needs: parameters, memory, FLOPs, tokens, disk space and time."""
     if budget is None and (rungs or into):
-        raise UserError("--rungs and --into go with --ladder")
+        raise UserError("--rungs and --into need --ladder")
     if not all(math.isfinite(given or 0) for given in (utilisation, tokens_per_second, budget)):
-        raise UserError("--utilisation, --tokens-per-second and --ladder: give finite numbers")
+        raise UserError("--utilisation, --tokens-per-second and --ladder need finite numbers")
     folder = RunFolder(find_run(run))
     config = load_run(folder.path)
-    asked = parsed_sharding(sharding) if sharding else None
-    # JAX is to take no memory of a device, and none at all where another is asked about.
+    requested = parse_sharding(sharding) if sharding else None
+    # JAX must not allocate a device's memory, and must not use a device if another is planned for.
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
     if device is not None:
         os.environ["JAX_PLATFORMS"] = "cpu"
-    # It takes seconds to import; a mistake in a config is told before that.
+    # Imported late because JAX takes seconds to import; config errors are reported before that.
 
     from rungs.planning import report
 
-    place = find_datasets_dir(datasets_dir)
-    planned = _forecast(folder, config, device, asked, utilisation, tokens_per_second, place)
+    datasets = find_datasets_dir(datasets_dir)
+    forecast = _forecast(
+        folder, config, device, requested, utilisation, tokens_per_second, datasets
+    )
     if budget is not None:
-        fits = _propose(folder, planned, budget, rungs or RUNGS, into, as_json)
+        fits = _propose_ladder(folder, forecast, budget, rungs or RUNGS, into, as_json)
     else:
-        click.echo(report.as_json(planned) if as_json else report.as_text(folder, planned))
-        fits = planned.fits
+        click.echo(report.as_json(forecast) if as_json else report.as_text(folder, forecast))
+        fits = forecast.fits
     sys.exit(0 if fits else 1)
 
 
@@ -116,52 +122,52 @@ def _forecast(
     datasets_dir: Path,
 ) -> "Forecast":
     from rungs.planning import hardware
-    from rungs.planning.forecast import Pace, forecast, measured_pace
+    from rungs.planning.forecast import Throughput, forecast, recorded_throughput
 
-    pace = None
+    throughput = None
     if tokens_per_second is not None:
-        pace = Pace(tokens_per_second, "as given")
+        throughput = Throughput(tokens_per_second, "as given")
     elif device is None and sharding is None and utilisation is None:
-        pace = measured_pace(folder)
+        throughput = recorded_throughput(folder)
     return forecast(
         folder,
         config,
-        hardware.at_hand() if device is None else hardware.named(device),
-        sharding or _own_sharding(folder, config, is_here=device is None),
+        hardware.this_device() if device is None else hardware.device_by_name(device),
+        sharding or _configured_sharding(folder, config, is_here=device is None),
         datasets_dir,
         (utilisation or UTILISATION) / 100,
-        pace,
+        throughput,
     )
 
 
-def _propose(
+def _propose_ladder(
     folder: RunFolder,
-    planned: "Forecast",
+    forecast: "Forecast",
     budget: float,
     count: int,
     into: Path | None,
     as_json: bool,
 ) -> bool:
-    """Tell a ladder, and write it where it fits; returns whether it does."""
-    from rungs.planning.forecast import memory_like
-    from rungs.scaling import ladder, ladder_table
+    """Print a ladder, and write it if it fits; return whether it fits."""
+    from rungs.planning.forecast import memory_on_same_devices
+    from rungs.scaling import ladder
 
-    rungs = ladder.propose(planned.config, budget, count, planned.datasets)
-    largest = memory_like(planned, rungs[-1].config)
-    fits = largest.total <= planned.usable_bytes
-    made = ladder.make(rungs, folder.path, into) if into and fits else []
-    shown = ladder_table.as_json if as_json else ladder_table.as_text
-    click.echo(shown(rungs, planned, largest))
-    for path in made:
+    rungs = ladder.propose(forecast.config, budget, count, forecast.datasets)
+    largest = memory_on_same_devices(forecast, rungs[-1].config)
+    fits = largest.total <= forecast.usable_bytes
+    written = ladder.make(rungs, folder.path, into) if into and fits else []
+    as_output = ladder.as_json if as_json else ladder.as_text
+    click.echo(as_output(rungs, forecast, largest))
+    for path in written:
         click.echo(path, err=as_json)
     return fits
 
 
-def parsed_sharding(text: str) -> ShardingConfig:
-    """What `--sharding` asks for, both sizes given.
+def parse_sharding(text: str) -> ShardingConfig:
+    """Return the sharding of `--sharding`, with both sizes given.
 
     Raises:
-        UserError: it is none.
+        UserError: the text is not a sharding.
     """
     match = _SHARDING.fullmatch(text)
     if match is None:
@@ -171,14 +177,14 @@ def parsed_sharding(text: str) -> ShardingConfig:
     if mode == "tp" and sizes[1] is None:
         data, tensor = 1, data
     if min(data, tensor) < 1:
-        raise UserError(f"--sharding {text}: at least one device")
+        raise UserError(f"--sharding {text}: needs at least one device")
     if line := mode_problem(mode, data, tensor):
         raise UserError(f"--sharding {text}: {line}")
     return ShardingConfig.model_validate({"mode": mode, "data": data, "tensor": tensor})
 
 
-def _own_sharding(folder: RunFolder, config: RunConfig, is_here: bool) -> ShardingConfig:
-    """That of `train.json`, on the devices of this machine where it is planned for them."""
+def _configured_sharding(folder: RunFolder, config: RunConfig, is_here: bool) -> ShardingConfig:
+    """Return the sharding of `train.json`, on this machine's devices if the plan is for them."""
     import jax
 
     from rungs.parallel.devices import cpu_device_count, resolve_sharding

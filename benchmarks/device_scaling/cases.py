@@ -9,8 +9,8 @@ from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import RunConfig
 from rungs.config.train_config import Mode, ShardingConfig
 from rungs.parallel.sharding import Layout
-from rungs.planning.communication import layout_without_devices
-from rungs.planning.hardware import named
+from rungs.planning.communication import abstract_layout
+from rungs.planning.hardware import device_by_name
 
 SEQUENCE = 4096
 HOST = 8
@@ -56,7 +56,7 @@ class ScalingCase:
 
     @property
     def layout(self) -> Layout:
-        return layout_without_devices(self._sharding)
+        return abstract_layout(self._sharding)
 
     @property
     def _sharding(self) -> ShardingConfig:
@@ -100,13 +100,13 @@ class LinkedHardware(NamedTuple):
     @property
     def flops(self) -> float:
         """Of a device per second, dense, in bfloat16."""
-        flops = named(self.device).flops
+        flops = device_by_name(self.device).flops
         assert flops is not None
         return flops
 
     @property
     def memory_bytes(self) -> float:
-        return named(self.device).memory_bytes
+        return device_by_name(self.device).memory_bytes
 
 
 HARDWARE = (

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from benchmarks.device_scaling.cases import SEQUENCE, LinkedHardware, ScalingCase
 from rungs.parallel.names import TENSOR
-from rungs.planning.communication import traffic
+from rungs.planning.communication import planned_collectives
 
 
 class Balance(NamedTuple):
@@ -56,7 +56,7 @@ def link_seconds(
     The devices of an island stand together along `tensor` and then along `data`: a ring over all
     of them leaves each island once, so as many rings as it has devices share its network.
     """
-    sent = traffic(case.run(1, sequences=sequences), case.layout)
+    sent = planned_collectives(case.run(1, sequences=sequences), case.layout)
     total = sum(one.moved_bytes for one in sent)
     if case.devices <= hardware.island:
         return total / hardware.inner, 0.0

@@ -42,8 +42,8 @@ from rungs.common.text_table import align_columns
 from rungs.config.run_config import RunConfig
 from rungs.parallel.mesh import create_mesh
 from rungs.parallel.names import TENSOR
-from rungs.planning.communication import Sent, parameters, traffic
-from rungs.planning.flops import conventional_flops
+from rungs.planning.communication import PlannedCollective, parameter_layouts, planned_collectives
+from rungs.planning.flops import model_flops_per_token
 from rungs.step.state import shapes_of
 
 MICROBATCHES = 8
@@ -114,7 +114,7 @@ def traffic_rows(
             refusal = problems[0].partition(" of sharding")[0]
             yield (f"{case} refused: {refusal}", *[""] * 7)
             continue
-        once, sent = (traffic(case.run(n), case.layout) for n in (1, MICROBATCHES))
+        once, sent = (planned_collectives(case.run(n), case.layout) for n in (1, MICROBATCHES))
         by_tensor = [one for one in sent if one.axes == (TENSOR,)]
         sizes = state_bytes(case), moved(once), moved(sent), moved(by_tensor)
         program = ("", "", "")
@@ -125,9 +125,11 @@ def traffic_rows(
         yield (str(case), *(f"{size / 1e9:.2f}" for size in sizes), *program)
 
 
-def as_compiled(sent: list[Sent]) -> list[Sent]:
+def as_compiled(sent: list[PlannedCollective]) -> list[PlannedCollective]:
     """Count once the gathers that XLA's CPU compiler moves out of the loop over microbatches."""
-    return [one._replace(times=1) if one.purpose == "other weights" else one for one in sent]
+    return [
+        one._replace(runs_per_step=1) if one.purpose == "other weights" else one for one in sent
+    ]
 
 
 def print_flops() -> dict[str, float]:
@@ -137,7 +139,7 @@ def print_flops() -> dict[str, float]:
     for case in [*(ScalingCase(model, "dp", 1, 1) for model in MODELS), *cases(HOST)]:
         model = MODELS[case.model]
         flops = counted_flops(case)
-        formula = conventional_flops(shapes_of(model), model, model.context_length)
+        formula = model_flops_per_token(shapes_of(model), model, model.context_length)
         counted.setdefault(case.model, flops)
         rows.append(
             (str(case), f"{formula / 1e9:.2f}", f"{flops / 1e9:.2f}", f"{flops / formula:.4f}")
@@ -203,12 +205,12 @@ share the work between two virtual devices.
 
 def state_bytes(case: ScalingCase) -> float:
     """Return the bytes of each device's part of weights, moments and gradients."""
-    own = parameters(MODELS[case.model], case.layout)
-    parts = sum(one.size * one.layers / (case.data if one.is_gathered else 1) for one in own)
+    own = parameter_layouts(MODELS[case.model], case.layout)
+    parts = sum(one.size * one.layers / (case.data if one.is_split_over_data else 1) for one in own)
     return STATE_BYTES * parts
 
 
-def moved(sent: list[Sent]) -> int:
+def moved(sent: list[PlannedCollective]) -> int:
     return sum(one.moved_bytes for one in sent)
 
 

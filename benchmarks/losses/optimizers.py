@@ -11,11 +11,17 @@ from pathlib import Path
 import click
 
 from rungs.charts import drawing
-from rungs.charts.sweep_chart import sweep_chart
+from rungs.charts.mup_charts import sweep_chart
 from rungs.common.errors import run_command
 from rungs.data.catalog import find_datasets_dir
 from rungs.run.folder import find_run
-from rungs.scaling.learning_rate_sweep import SweepRun, best_rates, is_at_end, lines_of, sweep
+from rungs.scaling.learning_rate_sweep import (
+    SweepRun,
+    best_rates,
+    is_best_at_end,
+    points_by_series,
+    sweep,
+)
 
 TRAIN = Path(__file__).parents[2] / "train.py"
 RATES = {
@@ -44,14 +50,14 @@ def main(
     ]
     folder = find_run(run)
     points = list(sweep(folder, into, cases, find_datasets_dir(datasets_dir), TRAIN))
-    for optimizer, line in lines_of(points).items():
+    for optimizer, line in points_by_series(points).items():
         best = min(line, key=lambda point: point.loss)
-        at_end = "  the lowest or highest rate tried" * is_at_end(line)
+        at_end = "  the lowest or highest rate tried" * is_best_at_end(line)
         print(f"{optimizer:10} {best.loss:.4f} at {best.learning_rate:g}{at_end}")
         print("          ", "  ".join(f"{p.learning_rate:g}: {p.loss:.4f}" for p in line))
         print(f"           lowest point of a parabola at {best_rates(line)[optimizer]:.2g}")
     draw = functools.partial(sweep_chart, f"{folder.name}: final loss by optimizer")
-    with drawing.styled("plain"):
+    with drawing.use_style("plain"):
         drawing.write_all({"optimizers.png": draw}, {"": points}, into)
 
 

@@ -19,12 +19,21 @@ from matplotlib.ticker import NullLocator
 
 from benchmarks.one_step import TimedStep, train_config
 from benchmarks.report import spread
-from rungs.charts.drawing import BLACK, BLUE, VERMILLION, legend, line, log_ticks, styled, write_all
+from rungs.charts.drawing import (
+    BLACK,
+    BLUE,
+    VERMILLION,
+    legend,
+    line,
+    log_ticks,
+    use_style,
+    write_all,
+)
 from rungs.common.errors import run_command
 from rungs.common.text_table import align_columns
 from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import RunConfig
-from rungs.planning.flops import conventional_flops
+from rungs.planning.flops import model_flops_per_token
 from rungs.step.state import shapes_of
 
 BASE = ModelConfig(vocab_size=4096, context_length=128, emb_dim=128, n_layers=4, n_heads=4)
@@ -50,7 +59,9 @@ class MeasuredStep:
         memory = self._compiled.compiled.memory_analysis()
         model = run.model
         self.tokens = run.train.sequences_per_step * model.context_length
-        self.flops = self.tokens * conventional_flops(shapes_of(model), model, model.context_length)
+        self.flops = self.tokens * model_flops_per_token(
+            shapes_of(model), model, model.context_length
+        )
         self.memory_bytes = memory.argument_size_in_bytes + memory.temp_size_in_bytes
         self.seconds: list[float] = []
         """Of each turn."""
@@ -83,7 +94,7 @@ def main(turns: int, chart: Path | None) -> None:
     for axis, steps in costs.items():
         click.echo(f"\n{table(axis, steps)}")
     if chart is not None:
-        with styled("plain"):
+        with use_style("plain"):
             write_all({chart.name: functools.partial(draw, title=title)}, costs, chart.parent)
 
 

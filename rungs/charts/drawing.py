@@ -1,11 +1,10 @@
-"""What charts are drawn on: one look for figures, axes, lines and legends, and pictures on disk.
+"""What all charts share: one look for figures, axes, lines and legends, and writing PNG files.
 
-What a chart shows of a run is in `charts.py`; here is what all charts have in common. Both
-making a chart and writing it belong within `styled`: Matplotlib reads some of its settings as a
-figure is made, others only as it is drawn.
+Create and write charts inside `use_style`: Matplotlib reads some settings when a figure is made and
+others when it is drawn.
 
-Colours are those of Okabe & Ito (https://jfly.uni-koeln.de/color/), which the colour-blind tell
-apart; line styles and markers tell the same without any colour.
+Colours are those of Okabe & Ito (https://jfly.uni-koeln.de/color/), which colour-blind readers can
+distinguish. Line styles and markers differ too, so charts also work without colour.
 """
 
 import contextlib
@@ -27,9 +26,9 @@ from matplotlib.ticker import MaxNLocator, NullLocator
 
 from rungs.common.errors import UserError
 from rungs.config.train_config import TrainConfig
-from rungs.run.recorded_run import FloatArray, RecordedRun
+from rungs.run.recorded_run import Curve, FloatArray, RecordedRun
 
-# Okabe & Ito's palette without its yellow, too pale for lines on white.
+# Okabe & Ito's palette without yellow, which is too pale for lines on white.
 BLACK, ORANGE, SKY_BLUE, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
 BLUE, VERMILLION, PURPLE = "#0072B2", "#D55E00", "#CC79A7"
 COLOURS = (BLUE, VERMILLION, GREEN, BLACK, ORANGE, PURPLE, SKY_BLUE)
@@ -52,9 +51,9 @@ PLAIN = {
     "legend.frameon": False,
     "legend.handlelength": 3,
     "lines.markersize": 5,
-    # A line of a million points is drawn three times as fast in pieces.
+    # Drawing a line of a million points in chunks is three times as fast.
     "agg.path.chunksize": 10_000,
-    # A run's name may hold a dollar sign.
+    # The name of a run may contain a dollar sign.
     "text.parse_math": False,
 }
 HAND_FONTS = ("xkcd", "xkcd Script", "Humor Sans", "Comic Neue", "Comic Sans MS", "DejaVu Sans")
@@ -66,8 +65,8 @@ HAND_DRAWN = {
 }
 
 
-def styled(chart_style: str) -> contextlib.AbstractContextManager[None]:
-    """Matplotlib's settings while charts are made: the same on every machine."""
+def use_style(chart_style: str) -> contextlib.AbstractContextManager[None]:
+    """Return a context with Matplotlib settings that are the same on every machine."""
     if chart_style == "plain":
         return style.context(["default", PLAIN])
     installed = {font.name for font in font_manager.fontManager.ttflist}
@@ -76,15 +75,15 @@ def styled(chart_style: str) -> contextlib.AbstractContextManager[None]:
 
 
 def write_all(charts: dict[str, Callable[[Any], Figure]], data: Any, folder: Path) -> list[Path]:
-    """Draw and write one chart after the other, so that only one figure is held at a time."""
+    """Draw charts into PNG files of a folder, one figure at a time, and return their paths."""
     return [_write(draw(data), folder / name) for name, draw in charts.items()]
 
 
 def _write(figure: Figure, path: Path) -> Path:
-    """Write the picture whole or not at all, whoever reads or draws it at the same time."""
+    """Write a PNG file atomically, as others may read or write it at the same time."""
     picture = io.BytesIO()
     with warnings.catch_warnings():
-        # A run's name may be in a script that the font does not have; boxes stand for it then.
+        # The font may lack glyphs for the name of a run; Matplotlib draws boxes then.
         warnings.filterwarnings("ignore", "Glyph .* missing from font")
         FigureCanvasAgg(figure).print_png(picture)
     temporary = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
@@ -99,11 +98,11 @@ def _write(figure: Figure, path: Path) -> Path:
     return path
 
 
-def chart(title: str, x_label: str, y_label: str, panels: int = 1) -> tuple[Figure, list[Axes]]:
-    """An empty chart: its panels stand side by side and share their y axis."""
+def new_chart(title: str, x_label: str, y_label: str, panels: int = 1) -> tuple[Figure, list[Axes]]:
+    """Return an empty chart with panels side by side that share their y axis."""
     figure = Figure()
     axes = list(figure.subplots(1, panels, sharey=True, squeeze=False)[0])
-    figure.suptitle(_shortened(title, 80), x=0.01, horizontalalignment="left", fontsize=14)
+    figure.suptitle(_shorten(title, 80), x=0.01, horizontalalignment="left", fontsize=14)
     for panel in axes:
         panel.set_xlabel(x_label)
         panel.use_sticky_edges = False
@@ -111,22 +110,23 @@ def chart(title: str, x_label: str, y_label: str, panels: int = 1) -> tuple[Figu
     return figure, axes
 
 
-def _shortened(text: str, length: int) -> str:
+def _shorten(text: str, length: int) -> str:
+    """Return a text with its middle left out if it is too long."""
     if len(text) <= length:
         return text
     return f"{text[: length // 2 - 1]}…{text[-(length - length // 2) :]}"
 
 
 def legend(figure: Figure, lines: Mapping[str, Artist]) -> None:
-    """A legend below the chart, where it covers no data."""
-    # A space in front: Matplotlib leaves out what begins with an underscore, and a name may.
-    labels = [f" {_shortened(label, 42)}" for label in lines]
+    """Add a legend below the chart, where it covers no data."""
+    # The leading space: Matplotlib leaves out labels that begin with an underscore.
+    labels = [f" {_shorten(label, 42)}" for label in lines]
     columns = min(len(labels), max(1, 130 // (14 + max(map(len, labels)))))
     figure.legend(list(lines.values()), labels, loc="outside lower center", ncols=columns)
 
 
 def log_ticks(low: float, high: float) -> FloatArray:
-    """Up to nine round numbers from `low` to `high`, spread as a logarithmic axis needs them."""
+    """Return up to nine round numbers from `low` to `high`, spaced for a logarithmic axis."""
     if high < 3 * low:
         ticks = np.asarray(MaxNLocator(7, steps=[1, 2, 5, 10]).tick_values(low, high))
         return ticks[(low <= ticks) & (ticks <= high)]
@@ -139,8 +139,8 @@ def log_ticks(low: float, high: float) -> FloatArray:
     return ticks[:: len(ticks) // 10 + 1]
 
 
-def short(number: float, _position: float = 0) -> str:
-    """A large number as on an axis: 1500000 is 1.5M."""
+def format_number(number: float, _position: float = 0) -> str:
+    """Return a number as an axis shows it: 1500000 is 1.5M."""
     for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if abs(number) >= size:
             return f"{number / size:g}{letter}"
@@ -148,7 +148,7 @@ def short(number: float, _position: float = 0) -> str:
 
 
 def log_axis(axes: Axes) -> None:
-    """Make the y axis logarithmic, where it can be, and keep its limits from here on."""
+    """Make the y axis logarithmic, if there are positive values, and fix its limits."""
     if not any(np.isfinite(panel.dataLim.minposy) for panel in axes.figure.axes):
         return
     axes.set_yscale("log")
@@ -158,32 +158,40 @@ def log_axis(axes: Axes) -> None:
     axes.yaxis.set_major_formatter("{x:g}")
 
 
-def plain_axis(axes: Axes) -> None:
+def zero_based_axis(axes: Axes) -> None:
     """Begin the y axis at 0, so that heights can be compared."""
     axes.set_ylim(bottom=0)
     axes.yaxis.set_major_formatter("{x:g}")
 
 
+def throughput_axis(axes: Axes, medians: list[Curve]) -> None:
+    """Scale the y axis from 0 to above the running medians, so that a stall is visible and a step
+    that was timed too short does not squash the rest."""
+    highest = max(np.fmax.reduce(y, initial=0) for _, y in medians)
+    axes.set_ylim(0, 1.2 * highest or 1)
+    axes.yaxis.set_major_formatter(format_number)
+
+
 def x_axis(axes: Axes) -> None:
-    """Few, round ticks on the x axis, and large numbers short, so that labels have room."""
+    """Give the x axis few, round ticks with short labels."""
     axes.xaxis.set_major_locator(MaxNLocator(8, integer=True, steps=[1, 2, 5, 10], min_n_ticks=2))
-    axes.xaxis.set_major_formatter(short)
+    axes.xaxis.set_major_formatter(format_number)
 
 
 def step_axis(axes: Axes, run: RecordedRun) -> None:
-    """An x axis of steps; a single step is its only tick, as there is no other to name."""
+    """Make the x axis one of steps. If there is a single step, it is the only tick."""
     x_axis(axes)
     if len(run.steps) == 1:
         axes.set_xticks([run.steps[0].global_step])
 
 
 def line(axes: Axes, x: FloatArray, y: FloatArray, **look: Any) -> Line2D:
-    """A line; its points stand out where they are so few that a gap could hide one."""
+    """Draw a line. If it has few points they get markers, as gaps could hide them."""
     if np.isfinite(y).sum() <= 20:
         look.setdefault("marker", "o")
     return axes.plot(x, y, **look)[0]
 
 
-def raw(axes: Axes, x: FloatArray, y: FloatArray) -> Line2D:
-    """Every step's value, faint, behind what is to be read."""
+def faint_line(axes: Axes, x: FloatArray, y: FloatArray) -> Line2D:
+    """Draw every step's value as a pale line in the background."""
     return line(axes, x, y, color=PALE, linewidth=0.7, zorder=0.9, sketch_params=None)

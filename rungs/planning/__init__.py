@@ -1,13 +1,14 @@
-"""What a run will take, before it is paid for: memory, FLOPs, communication, disk, time.
+"""What a run needs, before it starts: memory, FLOPs, communication, disk, time.
 
     hardware                known devices: FLOP/s, memory, bandwidth; add a device here
     flops                   parameters and FLOPs per token
-    memory                  bytes per device by component
+    memory                  bytes per device, by component
     communication           bytes sent per step, computed from the config
     compiled_communication  bytes sent per step, read from a compiled program
-    forecast                all of these for one run
-    report                  a forecast as text
-    oom_advice              what to change when memory does not suffice
+    forecast                all of these for one run, with disk space and time
+    report                  a forecast as a table and as JSON; `plan.py` prints it
+    oom_advice              which keys to change when memory does not suffice
+    model_summary           modules and arrays of a model; `model.py` prints it
 
 Imports `common`, `config`, `data`, `run`, `parallel`, `model`, `optim`, `step` and `checkpointing`.
 """

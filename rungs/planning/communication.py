@@ -1,11 +1,10 @@
-"""What the devices of a mesh send one another in a training step, on paper.
+"""What the devices of a mesh send each other in a training step, computed from the configs.
 
-`traffic(run, layout)` goes through a model's parameters and activations and says for each which
-collectives the step runs, how often and on how many bytes. It reads the configs alone; nothing is
-compiled. `collectives.py` counts the same in a compiled program, which differs where the compiler
-moves or drops collectives.
+`planned_collectives(run, layout)` lists the collectives that a step runs for each parameter and
+activation, how often, and on how many bytes. Nothing is compiled. `compiled_communication.py`
+counts the same in a compiled program, which differs where the compiler moves or drops collectives.
 
-Axes as in `model.py`.
+Axis suffixes as in `rungs/model/gpt.py`.
 """
 
 import math
@@ -27,61 +26,61 @@ from rungs.planning.compiled_communication import moved_bytes
 from rungs.step.state import abstract_model
 
 FLOAT32_BYTES = 4
-Purpose = Literal["layers' weights", "other weights", "gradients", "activations", "scalars"]
+Purpose = Literal["layer weights", "other weights", "gradients", "activations", "scalars"]
 
 
-class Sent(NamedTuple):
+class PlannedCollective(NamedTuple):
     """A collective that a step runs, as each device sees it."""
 
     purpose: Purpose
     kind: str
-    """As in `collectives.KINDS`."""
+    """One of `compiled_communication.KINDS`."""
     axes: tuple[str, ...]
     """Mesh axes along which it runs."""
     devices: int
-    """How many take part."""
-    whole_bytes: int
-    """Of what is summed, or of all parts of what is gathered or handed out."""
-    times: int
+    """How many devices take part."""
+    array_bytes: int
+    """Size of the complete array: the one summed, the result of an all-gather, or the operand of a
+    reduce-scatter."""
+    runs_per_step: int
     """In one global step."""
 
     @property
     def moved_bytes(self) -> int:
-        """What one device sends in a step, counted as `collectives.py` does."""
-        return self.times * moved_bytes(self.kind, self.whole_bytes, self.devices)
+        """Bytes that one device sends in a step, counted as in `compiled_communication.py`."""
+        return self.runs_per_step * moved_bytes(self.kind, self.array_bytes, self.devices)
 
 
 class ParameterLayout(NamedTuple):
-    """A parameter as the devices of a layout have it."""
+    """A parameter, and how a layout splits it."""
 
     axes: tuple[str, ...]
     size: int
-    """Elements, in one layer, of this device's part along the tensor axis."""
+    """Elements in one layer, of this device's shard along the tensor axis."""
     layers: int
-    """1 outside of the blocks."""
+    """1 outside the blocks."""
     in_blocks: bool
     is_matrix: bool
     is_of_norm: bool
-    is_gathered: bool
-    """Whether each device along the data axis has a part only."""
-    is_split: bool
-    """Whether each along the tensor axis has."""
+    is_split_over_data: bool
+    is_split_over_tensor: bool
 
     @property
-    def meets_own_part(self) -> bool:
-        """Whether devices along the tensor axis have the whole of it and yet use it on heads or
-        hidden units of their own, so that its gradient is the sum of theirs."""
+    def has_partial_gradient(self) -> bool:
+        """Whether it is replicated along the tensor axis but used on each device's own heads or
+        hidden units, so that its gradient is an all-reduce along that axis."""
         of_partial_sums = "experts" in self.axes and not self.is_matrix
-        return not self.is_split and ("head_dim" in self.axes or of_partial_sums)
+        return not self.is_split_over_tensor and ("head_dim" in self.axes or of_partial_sums)
 
     @property
     def is_cast(self) -> bool:
-        """Whether it is gathered in the type of products: a layer's matrix, or the head."""
+        """Whether it is cast to the compute dtype before the all-gather: the matrices of the layers
+        and the head."""
         return self.is_matrix and (self.in_blocks or self.axes[-1] == VOCABULARY)
 
 
-def layout_without_devices(sharding: ShardingConfig) -> Layout:
-    """The layout of a mesh of any size, to ask what would be where.
+def abstract_layout(sharding: ShardingConfig) -> Layout:
+    """Return a layout that needs no devices, for a mesh of any size.
 
     Args:
         sharding: with both sizes given.
@@ -90,19 +89,17 @@ def layout_without_devices(sharding: ShardingConfig) -> Layout:
     return Layout(mesh, sharding.mode)  # type: ignore[arg-type]
 
 
-def parameters(model: ModelConfig, layout: Layout) -> Iterator[ParameterLayout]:
-    """Every parameter of a model."""
+def parameter_layouts(model: ModelConfig, layout: Layout) -> Iterator[ParameterLayout]:
+    """Yield every parameter of a model."""
     for path, variable in nnx.to_flat_state(nnx.state(abstract_model(model))):
-        metadata, shape = variable.get_metadata(), list(variable.get_value().shape)
-        axes, in_blocks = metadata["axes"], path[0] == BLOCKS
-        if VOCABULARY in axes:
-            shape[axes.index(VOCABULARY)] = layout.padded_vocab_size(model.vocab_size)
+        metadata, in_blocks = variable.get_metadata(), path[0] == BLOCKS
+        axes, shape = metadata["axes"], padded_shape(variable, layout)
         spec = layout.spec(axes, shape)
         layers = shape[0] if in_blocks else 1
-        parts = layout.mesh.shape[TENSOR] if TENSOR in spec else 1
+        shards = layout.mesh.shape[TENSOR] if TENSOR in spec else 1
         yield ParameterLayout(
             axes,
-            math.prod(shape) // layers // parts,
+            math.prod(shape) // layers // shards,
             layers,
             in_blocks,
             metadata["inputs"] > 0,
@@ -112,98 +109,120 @@ def parameters(model: ModelConfig, layout: Layout) -> Iterator[ParameterLayout]:
         )
 
 
-def traffic(run: RunConfig, layout: Layout) -> list[Sent]:
-    """What the step asks for, by parameter and activation.
+def padded_shape(variable: nnx.Variable, layout: Layout) -> list[int]:
+    """Return the shape that a parameter has on a layout's devices, vocabulary padding included."""
+    axes, shape = variable.get_metadata()["axes"], list(variable.get_value().shape)
+    if VOCABULARY in axes:
+        place = len(shape) - len(axes) + axes.index(VOCABULARY)
+        shape[place] = layout.padded_vocab_size(shape[place])
+    return shape
 
-    Where `remat` recomputes matmuls, every bias counts as gathered again, though the backward pass
-    does not need all.
+
+def planned_collectives(run: RunConfig, layout: Layout) -> list[PlannedCollective]:
+    """Return the collectives of one global step, by parameter and activation.
+
+    If `remat` recomputes matmuls, every bias counts as gathered twice, although the backward pass
+    does not need all of them again.
 
     Raises:
-        ValueError: the run trains a low-rank addition, which is not counted.
+        ValueError: the run trains LoRA adapters, whose communication is not counted.
     """
     if run.train.lora:
-        raise ValueError("lora: what it sends is not counted")
-    own = list(parameters(run.model, layout))
-    for_parameters = (sent for one in own for sent in _for_parameter(one, run, layout))
-    sent = (*for_parameters, *_for_activations(run, layout), *_for_scalars(own, run, layout))
-    return [one for one in sent if one.devices > 1 and one.moved_bytes]
+        raise ValueError("lora: its communication is not counted")
+    parameters = list(parameter_layouts(run.model, layout))
+    found = [
+        *(sent for parameter in parameters for sent in _for_parameter(parameter, run, layout)),
+        *_for_activations(run, layout),
+        *_for_scalars(parameters, run, layout),
+    ]
+    return [sent for sent in found if sent.devices > 1 and sent.moved_bytes]
 
 
-def _for_parameter(one: ParameterLayout, run: RunConfig, layout: Layout) -> Iterator[Sent]:
-    """Weights made whole and gradients summed."""
+def _for_parameter(
+    parameter: ParameterLayout, run: RunConfig, layout: Layout
+) -> Iterator[PlannedCollective]:
+    """Yield the all-gathers of weights and the sums of gradients."""
     data, tensor = (layout.mesh.shape[axis] for axis in (DATA, TENSOR))
-    times = run.train.gradient_accumulation_steps * one.layers
-    whole, in_compute_dtype = FLOAT32_BYTES * one.size, _width(run) * one.size
-    if one.meets_own_part:
-        summed = in_compute_dtype if one.is_gathered and one.is_cast else whole
-        yield Sent("gradients", "all-reduce", (TENSOR,), tensor, summed, times)
-    if not one.is_gathered:
-        yield Sent("gradients", "all-reduce", (DATA,), data, one.layers * whole, 1)
+    runs = run.train.gradient_accumulation_steps * parameter.layers
+    in_float32 = FLOAT32_BYTES * parameter.size
+    in_compute_dtype = _compute_bytes(run) * parameter.size
+    is_split = parameter.is_split_over_data
+    if parameter.has_partial_gradient:
+        summed = in_compute_dtype if is_split and parameter.is_cast else in_float32
+        yield PlannedCollective("gradients", "all-reduce", (TENSOR,), tensor, summed, runs)
+    if not is_split:
+        summed = parameter.layers * in_float32
+        yield PlannedCollective("gradients", "all-reduce", (DATA,), data, summed, 1)
         return
-    again = one.in_blocks and (one.is_matrix or _is_needed_again(one, run.train.remat))
-    gathered = in_compute_dtype if one.is_cast else whole
-    purpose: Purpose = "layers' weights" if one.in_blocks else "other weights"
-    yield Sent(purpose, "all-gather", (DATA,), data, gathered, (1 + again) * times)
-    yield Sent("gradients", "reduce-scatter", (DATA,), data, whole, times)
+    is_gathered_twice = parameter.in_blocks and (
+        parameter.is_matrix or _is_recomputed(parameter, run.train.remat)
+    )
+    gathered = in_compute_dtype if parameter.is_cast else in_float32
+    purpose: Purpose = "layer weights" if parameter.in_blocks else "other weights"
+    gathers = (1 + is_gathered_twice) * runs
+    yield PlannedCollective(purpose, "all-gather", (DATA,), data, gathered, gathers)
+    yield PlannedCollective("gradients", "reduce-scatter", (DATA,), data, in_float32, runs)
 
 
-def _for_activations(run: RunConfig, layout: Layout) -> Iterator[Sent]:
-    """What devices along the tensor axis sum: results of products forwards, in float32, and the
-    gradients of what goes into products backwards, in the type they are computed in."""
+def _for_activations(run: RunConfig, layout: Layout) -> Iterator[PlannedCollective]:
+    """Yield the all-reduces along the tensor axis: of matmul results in the forward pass, in
+    float32, and of the gradients of matmul inputs in the backward pass, in the compute dtype."""
     devices, model = layout.mesh.shape[TENSOR], run.model
     if devices == 1:
         return
-    tokens, (joins, again) = _tokens(run, layout), _joins(run)
+    tokens, (sums, recomputed_sums) = _tokens(run, layout), _sums_per_layer(run)
     routed = tokens * (model.experts_per_token or 0)
-    sums = [
-        (FLOAT32_BYTES * tokens * model.emb_dim, 1 + model.n_layers * (joins + again)),
-        (_width(run) * tokens * model.emb_dim, 1 + model.n_layers * joins),
+    all_reduces = [
+        (FLOAT32_BYTES * tokens * model.emb_dim, 1 + model.n_layers * (sums + recomputed_sums)),
+        (_compute_bytes(run) * tokens * model.emb_dim, 1 + model.n_layers * sums),
         (FLOAT32_BYTES * tokens, 3),  # of the loss: largest logit, sum, the target's logit
-        (FLOAT32_BYTES * routed, model.n_layers),  # weights of the experts chosen
+        (FLOAT32_BYTES * routed, model.n_layers),  # weights of the chosen experts
     ]
-    for whole, times in sums:
-        times *= run.train.gradient_accumulation_steps
-        yield Sent("activations", "all-reduce", (TENSOR,), devices, whole, times)
+    for array_bytes, runs in all_reduces:
+        runs *= run.train.gradient_accumulation_steps
+        yield PlannedCollective("activations", "all-reduce", (TENSOR,), devices, array_bytes, runs)
 
 
-def _for_scalars(own: list[ParameterLayout], run: RunConfig, layout: Layout) -> Iterator[Sent]:
-    """What there is to tell of each microbatch, whether it is finite, and the gradient's norm."""
+def _for_scalars(
+    parameters: list[ParameterLayout], run: RunConfig, layout: Layout
+) -> Iterator[PlannedCollective]:
+    """Yield the sums of each microbatch's metrics, its finite check, and the gradient norm."""
     model, sizes, axes = run.model, layout.mesh.shape, (DATA, TENSOR)
-    told = 2  # loss and weight
+    metrics = 2  # loss and weight
     if model.n_experts:
-        told += model.n_layers * (1 + model.n_experts)
+        metrics += model.n_layers * (1 + model.n_experts)
     microbatches = run.train.gradient_accumulation_steps
     sums = [
-        ((DATA,), told, microbatches),
+        ((DATA,), metrics, microbatches),
         (tuple(axis for axis in axes if sizes[axis] > 1), 1, microbatches),
-        ((DATA,), sum(one.is_gathered for one in own), 1),
-        ((TENSOR,), sum(one.is_split for one in own), 1),
+        ((DATA,), sum(parameter.is_split_over_data for parameter in parameters), 1),
+        ((TENSOR,), sum(parameter.is_split_over_tensor for parameter in parameters), 1),
     ]
-    for along, count, times in sums:
-        devices = math.prod(sizes[axis] for axis in along)
-        yield Sent("scalars", "all-reduce", along, devices, FLOAT32_BYTES * count, times)
+    for along, count, runs in sums:
+        devices, array_bytes = math.prod(sizes[axis] for axis in along), FLOAT32_BYTES * count
+        yield PlannedCollective("scalars", "all-reduce", along, devices, array_bytes, runs)
 
 
-def _is_needed_again(one: ParameterLayout, remat: Remat) -> bool:
-    """Whether the backward pass computes again what a parameter is added to or multiplied with."""
+def _is_recomputed(parameter: ParameterLayout, remat: Remat) -> bool:
+    """Whether the backward pass recomputes the operation that uses a vector."""
     recomputed = RECOMPUTED[remat]
-    return recomputed.matmuls or (recomputed.elementwise and one.is_of_norm)
+    return recomputed.matmuls or (recomputed.elementwise and parameter.is_of_norm)
 
 
-def _joins(run: RunConfig) -> tuple[int, int]:
-    """How often a layer joins products, and how often the backward pass does so again: where
-    something in the layer needs the sum to be computed again itself."""
-    joins = 1 if run.model.feed_forward == "none" else 2
+def _sums_per_layer(run: RunConfig) -> tuple[int, int]:
+    """How often a layer's forward pass sums along the tensor axis, and how often its backward pass
+    repeats that, because recomputing something later in the layer needs the sum."""
+    sums = 1 if run.model.feed_forward == "none" else 2
     if not RECOMPUTED[run.train.remat].matmuls:
-        return joins, 0
-    return joins, joins - 1 if run.model.norm_placement == "before" else joins
+        return sums, 0
+    return sums, sums - 1 if run.model.norm_placement == "before" else sums
 
 
 def _tokens(run: RunConfig, layout: Layout) -> int:
-    """Of a microbatch, on each device."""
+    """Tokens of a microbatch on each device."""
     return run.train.microbatch_size // layout.mesh.shape[DATA] * run.sequence_length
 
 
-def _width(run: RunConfig) -> int:
-    """Bytes of an element of activations."""
+def _compute_bytes(run: RunConfig) -> int:
+    """Bytes of one activation element."""
     return dtype_of(run.train).itemsize

@@ -1,14 +1,13 @@
-"""What the devices of a compiled program say to one another, read from the text of its HLO.
+"""What the devices of a compiled program send each other, read from its HLO text.
 
-`collectives(compiled)` lists each collective operation: which groups of devices take part, its
-bytes, and how many times it runs in one run of the program. `summary` adds them up by the axes of
-a mesh. XLA may add collectives that no line of the source asks for, so what a program sends can
-only be known after it is compiled.
+`collectives(compiled)` lists every collective operation: its groups of devices, its bytes, and how
+many times it runs in one run of the program. `summary` adds them up by mesh axes. XLA may add
+collectives that no line of the source asks for, so only the compiled program shows what it sends.
 
-A device's number is its place in the program's device assignment, which is `mesh.devices.flat`.
-XLA calls it a partition id, or a global device id where an operation says
-`use_global_device_ids`; the two are one in a program of one replica, which is all that `jax.jit`
-compiles.
+A device's number is its position in the program's device assignment, which is
+`mesh.devices.flat`. XLA calls it a partition id, or a global device id where an operation has
+`use_global_device_ids`. The two are the same in a program of one replica, and `jax.jit` compiles
+no other.
 """
 
 import math
@@ -23,7 +22,7 @@ from jax.sharding import AbstractMesh, Mesh
 from numpy.typing import NDArray
 
 Groups = tuple[tuple[int, ...], ...]
-"""Numbers of the devices that talk to each other."""
+"""Numbers of the devices in each group."""
 
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 UNCOUNTED_KINDS = ("collective-broadcast", "ragged-all-to-all", "send")
@@ -33,25 +32,25 @@ class Collective(NamedTuple):
     """A collective operation, as each device runs it."""
 
     kind: str
-    """One of KINDS, for the asynchronous forms too."""
+    """One of KINDS, also for an asynchronous form."""
     groups: Groups
-    """For a collective-permute the pairs (source, target), those of a device with itself left
-    out."""
+    """For a collective-permute the pairs (source, target), without those of a device with
+    itself."""
     result_bytes: int
-    """On one device, of all results where the operation has several."""
+    """On one device, all results together."""
     trips: int
     """How many times it runs in one run of the program."""
     op_name: str
-    """Where in the traced program it comes from; empty where XLA does not say."""
+    """Where in the traced program it comes from; empty if XLA does not say."""
 
     @property
     def group_size(self) -> int:
-        """Devices in a group, in the largest one where they differ."""
+        """Devices in the largest group."""
         return max(map(len, self.groups))
 
     @property
     def operand_bytes(self) -> int:
-        """On one device, of all operands."""
+        """On one device, all operands together."""
         if self.kind == "all-gather":
             return self.result_bytes // self.group_size
         if self.kind == "reduce-scatter":
@@ -60,53 +59,53 @@ class Collective(NamedTuple):
 
     @property
     def moved_bytes(self) -> int:
-        """What one device sends each time it runs."""
-        whole = max(self.operand_bytes, self.result_bytes)
-        return moved_bytes(self.kind, whole, self.group_size)
+        """Bytes that one device sends each time it runs."""
+        array_bytes = max(self.operand_bytes, self.result_bytes)
+        return moved_bytes(self.kind, array_bytes, self.group_size)
 
     @property
     def total_moved_bytes(self) -> int:
-        """What one device sends in one run of the program."""
+        """Bytes that one device sends in one run of the program."""
         return self.trips * self.moved_bytes
 
 
-def moved_bytes(kind: str, whole_bytes: int, devices: int) -> int:
-    """What one device sends in a collective, rounded up to whole bytes.
+def moved_bytes(kind: str, array_bytes: int, devices: int) -> int:
+    """Return the bytes that one device sends in a collective, rounded up.
 
-    By the algorithms that send least: a ring for all-reduce, which is a reduce-scatter and then an
-    all-gather (Patarasuk and Yuan 2009, https://doi.org/10.1016/j.jpdc.2008.09.002), and for those
-    two by themselves (Chan et al. 2007, https://doi.org/10.1002/cpe.1206); in an all-to-all each
-    device sends the others their share, without detours.
+    Assumes the algorithms that send least: a ring for all-reduce, which is a reduce-scatter and
+    then an all-gather (Patarasuk and Yuan 2009, https://doi.org/10.1016/j.jpdc.2008.09.002), and
+    for those two by themselves (Chan et al. 2007, https://doi.org/10.1002/cpe.1206). In an
+    all-to-all each device sends the others their shares directly.
 
     Args:
-        whole_bytes: of all parts together, where a device has a part before or after it.
+        array_bytes: size of the complete array, of which each device has a shard before or after.
         devices: in a group.
     """
     if kind == "collective-permute":
-        return whole_bytes
+        return array_bytes
     passes = 2 if kind == "all-reduce" else 1
-    return math.ceil(passes * whole_bytes * (devices - 1) / devices)
+    return math.ceil(passes * array_bytes * (devices - 1) / devices)
 
 
 class Traffic(NamedTuple):
-    """What all collectives of one kind along the same mesh axes come to, in one run."""
+    """All collectives of one kind along the same mesh axes, in one run of the program."""
 
     kind: str
     axes: tuple[str, ...]
     runs: int
     moved_bytes: int
-    """What one device sends."""
+    """Sent by one device."""
 
 
 def collectives(program: str | jax.stages.Compiled) -> list[Collective]:
-    """The collectives of a compiled program, each at the place where it is called from.
+    """Return the collectives of a compiled program, one entry for each call site.
 
-    Each branch of a conditional counts as if it always ran. Collectives whose groups are of one
-    device move nothing and are left out.
+    Each branch of a conditional counts as if it always ran. Collectives within a single device
+    send nothing and are left out.
 
     Raises:
-        ValueError: a loop holds a collective and XLA does not know how many times it runs; or
-            the text has a collective or a form that this module cannot count.
+        ValueError: a loop contains a collective and XLA does not know its trip count, or the text
+            has a collective or a syntax that this module cannot count.
     """
     text = program if isinstance(program, str) else program.as_text() or ""
     module = _Module.parse(text)
@@ -114,21 +113,21 @@ def collectives(program: str | jax.stages.Compiled) -> list[Collective]:
 
 
 def summary(found: Iterable[Collective], mesh: Mesh | AbstractMesh) -> list[Traffic]:
-    """Runs and bytes by kind and mesh axes, sorted by these."""
-    by_place: dict[tuple[str, tuple[str, ...]], list[Collective]] = defaultdict(list)
+    """Return runs and bytes by kind and mesh axes, sorted by these."""
+    grouped: dict[tuple[str, tuple[str, ...]], list[Collective]] = defaultdict(list)
     for collective in found:
-        by_place[collective.kind, axis_of(collective.groups, mesh)].append(collective)
+        grouped[collective.kind, axes_of(collective.groups, mesh)].append(collective)
     return [
-        Traffic(kind, axes, sum(c.trips for c in own), sum(c.total_moved_bytes for c in own))
-        for (kind, axes), own in sorted(by_place.items())
+        Traffic(kind, axes, sum(c.trips for c in group), sum(c.total_moved_bytes for c in group))
+        for (kind, axes), group in sorted(grouped.items())
     ]
 
 
-def axis_of(groups: Groups, mesh: Mesh | AbstractMesh) -> tuple[str, ...]:
-    """The mesh axes along which devices of a group differ, in the mesh's order.
+def axes_of(groups: Groups, mesh: Mesh | AbstractMesh) -> tuple[str, ...]:
+    """Return the mesh axes along which the devices of a group differ, in the mesh's order.
 
     Raises:
-        ValueError: a device number beyond the mesh.
+        ValueError: a device number is outside the mesh.
     """
     shape = tuple(mesh.shape.values())
     places = [np.unravel_index(group, shape) for group in groups]
@@ -142,14 +141,14 @@ def axis_of(groups: Groups, mesh: Mesh | AbstractMesh) -> tuple[str, ...]:
 class _Instruction(NamedTuple):
     name: str
     shape: str
-    """As written, as in `(f32[4,8]{1,0}, u32[])`."""
+    """As HLO writes it: `(f32[4,8]{1,0}, u32[])`."""
     opcode: str
     rest: str
-    """What follows: operands, attributes, metadata, the backend's own configuration."""
+    """Operands, attributes, metadata and the backend's configuration."""
 
     @property
     def attributes(self) -> str:
-        """The rest without metadata, which could say anything."""
+        """`rest` without the metadata, which may contain any text."""
         return self.rest.partition(", metadata={")[0]
 
     @property
@@ -159,7 +158,7 @@ class _Instruction(NamedTuple):
 
     @property
     def known_trips(self) -> int | None:
-        """Of a loop, where XLA knows it."""
+        """Trip count of a loop, if XLA knows it."""
         found = re.search(r"known_trip_count\W+n\W+(\d+)", self.rest)
         return int(found[1]) if found else None
 
@@ -172,7 +171,7 @@ _INSTRUCTION = re.compile(r"(?:ROOT )?%?([\w.-]+) = (.*?) ([a-z][a-z0-9-]*)\((.*
 
 
 class _Module(NamedTuple):
-    """The text of a program, split up."""
+    """A parsed program."""
 
     computations: dict[str, list[_Instruction]]
     entry: str
@@ -196,7 +195,7 @@ class _Module(NamedTuple):
 
 
 def _collectives_in(module: _Module, computation: str) -> Iterator[Collective]:
-    """Those of a computation and of all that it calls."""
+    """Yield the collectives of a computation and of everything that it calls."""
     for instruction in module.computations[computation]:
         yield from _collective(instruction, module.devices)
         for called, trips in _calls(instruction):
@@ -204,7 +203,7 @@ def _collectives_in(module: _Module, computation: str) -> Iterator[Collective]:
                 if trips is None:
                     raise ValueError(
                         f"{instruction}: XLA does not know how many times this loop runs, and it"
-                        f" holds {inner.kind} ({inner.op_name})"
+                        f" contains {inner.kind} ({inner.op_name})"
                     )
                 yield inner._replace(trips=trips * inner.trips)
 
@@ -216,9 +215,10 @@ _CALLED = re.compile(
 
 
 def _calls(instruction: _Instruction) -> Iterator[tuple[str, int | None]]:
-    """The computations that an instruction runs and how many times, None where it is not known.
+    """Yield the computations that an instruction calls, and how many times (None if unknown).
 
-    The two ends of an asynchronous operation may both name its computation: the start counts.
+    The start and the end of an asynchronous operation may both name its computation. Only the
+    start counts.
     """
     if instruction.opcode.endswith(("-update", "-done")):
         return
@@ -229,10 +229,10 @@ def _calls(instruction: _Instruction) -> Iterator[tuple[str, int | None]]:
 
 
 def _collective(instruction: _Instruction, devices: int) -> Iterator[Collective]:
-    """The collective that an instruction is, if it is one between devices."""
+    """Yield the instruction as a collective, if it is one that involves several devices."""
     kind = instruction.opcode.removesuffix("-start")
     if kind in UNCOUNTED_KINDS and "is_host_transfer=true" not in instruction.attributes:
-        raise ValueError(f"{instruction}: the bytes that a {kind} moves are not known here")
+        raise ValueError(f"{instruction}: the bytes of a {kind} cannot be counted")
     if kind not in KINDS:
         return
     if kind == "collective-permute":
@@ -245,9 +245,9 @@ def _collective(instruction: _Instruction, devices: int) -> Iterator[Collective]
 
 
 def _result(instruction: _Instruction) -> str:
-    """The shape of what a collective hands on.
+    """Return the shape of a collective's result.
 
-    An asynchronous start hands on (operands, results, …), but for that of an all-reduce:
+    An asynchronous start returns (operands, results, …), except that of an all-reduce:
     https://openxla.org/xla/async_ops.
     """
     elements = _elements(instruction.shape)
@@ -257,7 +257,7 @@ def _result(instruction: _Instruction) -> str:
 
 
 def _elements(shape: str) -> list[str]:
-    """The shapes that a tuple is made of; of an array, itself."""
+    """Return the shapes in a tuple, or the shape itself if it is an array."""
     if not shape.startswith("("):
         return [shape]
     depth, elements = 0, [""]
@@ -271,28 +271,28 @@ def _elements(shape: str) -> list[str]:
 
 
 def _bytes(shape: str) -> int:
-    """What a shape takes, all arrays of a tuple together."""
+    """Return the bytes of a shape, all arrays of a tuple together."""
     arrays = re.findall(r"(\w+)\[([^\]]*)\]", shape)
     return sum(-(-_bits(dtype) * _size(dimensions) // 8) for dtype, dimensions in arrays)
 
 
 def _bits(dtype: str) -> int:
-    """Of an element; of `f8e4m3fn` and the like the first number says it."""
+    """Return the bits of an element: the first number in names such as `f8e4m3fn`."""
     if dtype in ("pred", "token"):
         return {"pred": 8, "token": 0}[dtype]
     width = re.match(r"[a-z]+(\d+)", dtype)
     if not width:
-        raise ValueError(f"{dtype}: HLO type of unknown width")
+        raise ValueError(f"{dtype}: HLO dtype of unknown width")
     return int(width[1])
 
 
 def _size(dimensions: str) -> int:
-    """Elements of an array of these dimensions; the most there can be of a dynamic one, `<=8`."""
+    """Return the number of elements; of a dynamic dimension, `<=8`, its maximum."""
     return math.prod(int(number) for number in re.findall(r"\d+", dimensions))
 
 
 def _attribute(instruction: _Instruction, name: str) -> str:
-    """All that follows `name=`; `{}` where the instruction does not have it."""
+    """Return the text after `name=`, or `{}` if the instruction does not have it."""
     return instruction.attributes.partition(f"{name}=")[2] or "{}"
 
 
@@ -302,7 +302,7 @@ _MESH = re.compile(r"mesh\[([^\]]*)\](?:, device_ids=\(([^{]*)\))? \{([^}]*)\}")
 
 
 def _groups(text: str, devices: int) -> Groups:
-    """The groups that follow `replica_groups=`, in any of the three forms that XLA writes.
+    """Parse the groups after `replica_groups=`, in any of the three forms that XLA writes.
 
     `{{0,1},{2,3}}`, where `{}` means all devices; `[2,2]<=[4]`; and `mesh['a'=2,'b'=2] {'b'}`:
     https://github.com/openxla/xla/blob/main/xla/hlo/ir/replica_group.h.
@@ -319,13 +319,13 @@ def _groups(text: str, devices: int) -> Groups:
 
 
 def _mesh_groups(axes: str, device_ids: str, grouped: str) -> Groups:
-    """Groups of the devices that differ only in the grouped axes of a mesh, in the mesh's order.
+    """Return groups of the devices that differ only in the grouped mesh axes, in mesh order.
 
     Args:
         axes: as in `'a'=2,'b'=4`.
-        device_ids: those of the mesh, as in `[4,2]T(1,0)` or `1,0,2,…`; in order where empty.
-        grouped: as in `'a','b':(2)3`: all of axis a, and of axis b a factor of 3 that stands
-            after a factor of 2.
+        device_ids: of the mesh, as in `[4,2]T(1,0)` or `1,0,2,…`; in order if empty.
+        grouped: as in `'a','b':(2)3`: all of axis a, and of axis b a factor of 3 that follows a
+            factor of 2.
     """
     sizes = {name: int(size) for name, size in re.findall(r"([^',=]+)'?=(\d+)", axes)}
     places = dict(zip(sizes, np.indices(tuple(sizes.values())), strict=True))
@@ -345,7 +345,7 @@ def _device_ids(text: str, count: int) -> NDArray[np.int64]:
 
 
 def _iota(dimensions: str, order: str | None) -> NDArray[np.int64]:
-    """0, 1, 2, … as an array of these dimensions, with its axes put into an order, flat."""
+    """Return 0, 1, 2, … as an array of these dimensions, transposed and then flattened."""
     shape = _numbers(dimensions)
     array = np.arange(math.prod(shape)).reshape(shape)
     return array.transpose(_numbers(order) if order else None).ravel()
@@ -356,7 +356,7 @@ def _as_groups(rows: Iterable[NDArray[np.int64]]) -> Groups:
 
 
 def _numbers_in_braces(text: str) -> Groups:
-    """What a text of the form `{{0,1},{2,3}}, …` begins with."""
+    """Parse the groups at the start of a text such as `{{0,1},{2,3}}, …`."""
     outer = re.match(r"\{(?:\{[\d,]*\},?)*\}", text)
     if not outer:
         raise ValueError(f"{text[:80]}: unknown form of groups")

@@ -1,6 +1,6 @@
-"""What a run takes, from its configs alone: parameters, arithmetic, bytes of a checkpoint.
+"""Parameters and FLOPs per token of a run, computed from its configs.
 
-Axes as in `model.py`.
+Axis suffixes as in `rungs/model/gpt.py`.
 """
 
 import math
@@ -10,32 +10,32 @@ import jax
 
 from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import RunConfig
-from rungs.config.train_config import ShardingConfig
 from rungs.model.kernels import cudnn_attention
 from rungs.model.kernels.blockwise_attention import blocks
 from rungs.model.lora import DOWN, LOW_RANK_NAMES
 from rungs.model.remat import RECOMPUTED
 from rungs.optim.precision import dtype_of
 from rungs.parallel import target_device
-from rungs.planning.communication import layout_without_devices
-from rungs.step.state import AbstractState, Shapes, shapes_of
+from rungs.step.state import Shapes, shapes_of
 
 TOKENS_PER_PARAMETER = 20
-"""Of training, at which a model of a given budget is best (Hoffmann et al. 2022, table 3)."""
+"""Compute-optimal training tokens per parameter (Hoffmann et al. 2022, table 3)."""
 
 
-class Parameters(NamedTuple):
+class ParameterCounts(NamedTuple):
     """How many parameters a model has, by what they are for."""
 
     embedding: int
-    """Of tokens and of learned positions; the head, too, where it is tied to them."""
+    """Token embedding and learned positions. A tied head counts here."""
     attention: int
     feed_forward: int
-    """With the router of a mixture of experts."""
+    """Includes the router of a mixture of experts."""
     norms: int
     head: int
     low_rank: int
-    """What low-rank adaptation adds."""
+    """LoRA adapters."""
+    other: int
+    """Parameters that belong to none of these modules."""
 
     @property
     def total(self) -> int:
@@ -43,11 +43,11 @@ class Parameters(NamedTuple):
 
 
 class Passes(NamedTuple):
-    """FLOPs for each token of training."""
+    """FLOPs per token of training."""
 
     forward: float
-    again: float
-    """What the backward pass computes again of the forward pass."""
+    recompute: float
+    """The part of the forward pass that the backward pass repeats."""
     backward: float
 
     @property
@@ -56,55 +56,57 @@ class Passes(NamedTuple):
 
 
 class Flops(NamedTuple):
-    """FLOPs for each token of training, over all devices, as a step computes them: 2 for each
-    element of a product."""
+    """FLOPs per token of training, as a step computes them, all devices together. A multiplication
+    and an addition count as 2."""
 
     layers: Passes
-    """Products with the layers' weights."""
+    """Matmuls with the weights of the layers."""
     attention: Passes
-    """Queries with keys, and what they weigh with values."""
+    """Queries with keys, and attention weights with values."""
     head: Passes
-    """Products with the head's weights."""
+    """Matmuls with the weights of the head."""
 
     @property
     def total(self) -> float:
         return sum(part.total for part in self)
 
 
-def parameters(shapes: Shapes) -> Parameters:
-    """All parameters of a model.
+def count_parameters(shapes: Shapes) -> ParameterCounts:
+    """Return the number of all parameters of a model.
 
     Args:
-        shapes: as `state.shapes_of`.
+        shapes: from `state.shapes_of`.
     """
     return _by_group({name: math.prod(shape) for name, shape in shapes.items()})
 
 
-def active_parameters(shapes: Shapes, model: ModelConfig) -> Parameters:
-    """Those that a token meets: of each layer's experts those that it goes through."""
+def count_active_parameters(shapes: Shapes, model: ModelConfig) -> ParameterCounts:
+    """Return the number of parameters that a token uses: of the experts in each layer, only those
+    that it is routed to."""
     return _by_group(_active_sizes(shapes, model))
 
 
-def conventional_flops(shapes: Shapes, model: ModelConfig, length: int) -> float:
-    """FLOPs for each token of training by the usual formula, in which utilisation is told: 6 for
-    each active weight in a product (Kaplan et al. 2020, section 2.1), and 12 · L · N · H · S for
-    attention, all of the square S · S of it (Chowdhery et al. 2022, appendix B).
+def model_flops_per_token(shapes: Shapes, model: ModelConfig, length: int) -> float:
+    """Return the FLOPs per token of training that utilisation (MFU) is measured by: 6 for each
+    active weight in a matmul (Kaplan et al. 2020, section 2.1), and 12 · L · N · H · S for
+    attention over the full square S · S (Chowdhery et al. 2022, appendix B).
 
     Args:
         length: S, tokens in a sequence.
     """
     sizes = _active_sizes(shapes, model)
-    in_products = sum(sizes.values()) - sizes.get("position_embedding.embedding", 0)
+    in_matmuls = sum(sizes.values()) - sizes.get("position_embedding.embedding", 0)
     if not model.tied_embeddings:
-        in_products -= sizes["token_embedding.embedding"]
-    return 6 * in_products + 12 * model.n_layers * _heads_width(model) * length
+        in_matmuls -= sizes["token_embedding.embedding"]
+    return 6 * in_matmuls + 12 * model.n_layers * _heads_width(model) * length
 
 
-def flops(config: RunConfig, vocabulary: int | None = None) -> Flops:
-    """FLOPs of a step for each of its tokens; what is not a product is little beside them.
+def hardware_flops_per_token(config: RunConfig, vocabulary: int | None = None) -> Flops:
+    """Return the FLOPs per token that a step computes, recomputation included. Only matmuls count;
+    everything else is small beside them.
 
     Args:
-        vocabulary: rows that it has in memory, where those are more than `vocab_size`.
+        vocabulary: rows in memory, if there are more than `vocab_size`.
     """
     model = config.model
     return Flops(
@@ -114,31 +116,23 @@ def flops(config: RunConfig, vocabulary: int | None = None) -> Flops:
     )
 
 
-def checkpoint_bytes(config: RunConfig) -> int:
-    """Of a checkpoint's arrays, weights and optimizer state; the rest of it is small."""
-    train = config.train.model_copy(update={"sharding": None})
-    with target_device.trace_for(target_device.Target("cpu")):  # no vocabulary padding
-        mesh = layout_without_devices(ShardingConfig(data=1)).mesh
-        state = AbstractState(RunConfig(config.model, train), 1, mesh)
-    arrays = (*state.weights.values(), *state.optimizer.values())
-    return sum(array.size * array.dtype.itemsize for array in arrays)
-
-
-def _by_group(sizes: dict[str, int]) -> Parameters:
-    found = dict.fromkeys(Parameters._fields, 0)
+def _by_group(sizes: dict[str, int]) -> ParameterCounts:
+    found = dict.fromkeys(ParameterCounts._fields, 0)
     for name, size in sizes.items():
         found[_group(name)] += size
-    return Parameters(**found)
+    return ParameterCounts(**found)
 
 
 def _group(name: str) -> str:
-    """The field of `Parameters` that a parameter counts in."""
+    """Return the field of `ParameterCounts` that a parameter counts in."""
     if name.endswith(LOW_RANK_NAMES):
         return "low_rank"
     if "norm" in name:
         return "norms"
-    place = name.removeprefix("blocks.").split(".")[0]
-    return "embedding" if place.endswith("_embedding") else place
+    module = name.removeprefix("blocks.").split(".")[0]
+    if module.endswith("_embedding"):
+        return "embedding"
+    return module if module in ("attention", "feed_forward", "head") else "other"
 
 
 def _active_sizes(shapes: Shapes, model: ModelConfig) -> dict[str, int]:
@@ -149,7 +143,7 @@ def _active_sizes(shapes: Shapes, model: ModelConfig) -> dict[str, int]:
 
 
 def _is_of_experts(name: str) -> bool:
-    """Whether a parameter of a mixture of experts is one that each expert has its own of."""
+    """Whether each expert has its own copy of this parameter, in a mixture of experts."""
     return name.startswith("blocks.feed_forward.") and ".router." not in name
 
 
@@ -164,29 +158,29 @@ def _of_layers(config: RunConfig) -> Passes:
     }
     if model.n_experts:
         for name in filter(_is_of_experts, sizes):
-            sizes[name] = round(sizes[name] * _experts_met(model))
+            sizes[name] = round(sizes[name] * _share_of_experts(model))
     weights = sum(sizes.values())
     forward = 2 * (weights + sum(low_rank.values()))
-    again = 0.0
-    recomputed = RECOMPUTED[train.remat]
+    recompute, recomputed = 0.0, RECOMPUTED[train.remat]
     if recomputed.matmuls:
-        again = forward - 2 * _not_needed_again(sizes, model)
+        recompute = forward - 2 * _not_recomputed(sizes, model)
     elif recomputed.elementwise:
-        again = 2 * sum(size for name, size in low_rank.items() if name.endswith(DOWN))
-    by_weights = 0 if train.lora else 2 * weights
-    return Passes(forward, again, 2 * weights + by_weights + 4 * sum(low_rank.values()))
+        recompute = 2 * sum(size for name, size in low_rank.items() if name.endswith(DOWN))
+    weight_gradients = 0 if train.lora else 2 * weights
+    backward = 2 * weights + weight_gradients + 4 * sum(low_rank.values())
+    return Passes(forward, recompute, backward)
 
 
-def _experts_met(model: ModelConfig) -> float:
-    """With what share of all experts' weights a token is multiplied: with those of the experts it
-    goes through; on a CPU, where XLA has no ragged product, each time with all."""
+def _share_of_experts(model: ModelConfig) -> float:
+    """Return the share of all expert weights that a token is multiplied with: the experts it is
+    routed to. On a CPU XLA has no ragged matmul, so each of those costs as much as all experts."""
     each, total = model.experts_per_token or 0, model.n_experts or 1
     return each if target_device.platform() == "cpu" else each / total
 
 
-def _not_needed_again(sizes: dict[str, int], model: ModelConfig) -> int:
-    """Weights of a layer's last product: what it gives is added up and not looked at again, unless
-    a norm or the experts' weights come after."""
+def _not_recomputed(sizes: dict[str, int], model: ModelConfig) -> int:
+    """Return the weights of a layer's last matmul. Its result is only added to the residual stream,
+    so the backward pass does not need it, unless a norm or the expert weights follow."""
     is_normed = model.norm != "none" and model.norm_placement != "before"
     if is_normed or (model.n_experts and model.feed_forward != "none"):
         return 0
@@ -197,22 +191,22 @@ def _not_needed_again(sizes: dict[str, int], model: ModelConfig) -> int:
 def _of_attention(config: RunConfig) -> Passes:
     model, train = config
     length = config.sequence_length
-    is_plain = not _in_blocks(config)
+    is_blockwise = _is_blockwise(config)
     pairs = 0.0
     for kind in model.layer_kinds():
         window = model.sliding_window if kind == "sliding" else None
-        pairs += length**2 if is_plain else _pairs(length, window)
+        pairs += _pairs(length, window) if is_blockwise else length**2
     once = 2 * pairs * _heads_width(model) / length
     recomputed = RECOMPUTED[train.remat]
-    if is_plain:
-        # the softmax between the two matmuls needs the scores again
-        return Passes(2 * once, (recomputed.elementwise + recomputed.matmuls) * once, 4 * once)
-    # in blocks the backward pass makes the scores again by itself
-    return Passes(2 * once, (1 + 2 * recomputed.matmuls) * once, 4 * once)
+    if is_blockwise:
+        # the backward pass of blockwise attention always recomputes the scores
+        return Passes(2 * once, (1 + 2 * recomputed.matmuls) * once, 4 * once)
+    # to recompute the softmax between the two matmuls takes the scores
+    return Passes(2 * once, (recomputed.elementwise + recomputed.matmuls) * once, 4 * once)
 
 
-def _in_blocks(config: RunConfig) -> bool:
-    """Whether attention leaves out what no query sees, as `attention.attention` chooses."""
+def _is_blockwise(config: RunConfig) -> bool:
+    """Whether attention skips the blocks that no query sees, as `attention.attention` chooses."""
     model, train = config
     if train.drop_rate:
         return False
@@ -223,7 +217,7 @@ def _in_blocks(config: RunConfig) -> bool:
 
 
 def _pairs(length: int, window: int | None) -> int:
-    """Queries with keys that attention in blocks multiplies."""
+    """Return the number of query-key pairs that blockwise attention multiplies."""
     return sum((b.end - b.first) * (b.end - b.seen) for b in blocks(length, window))
 
 
@@ -233,5 +227,5 @@ def _of_head(config: RunConfig, vocabulary: int) -> Passes:
 
 
 def _heads_width(model: ModelConfig) -> int:
-    """Elements of all heads of a query."""
+    """Return the elements of a query, all heads together."""
     return (model.n_heads or 0) * model.head_width if model.n_layers else 0

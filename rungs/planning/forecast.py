@@ -1,4 +1,7 @@
-"""What a run will take, before it takes it: read from its two files, with nothing computed."""
+"""What a run needs on devices that may not be here: memory, FLOPs, tokens, disk and time.
+
+`forecast` computes all of it from the run's two config files; nothing is trained.
+"""
 
 import math
 import shutil
@@ -16,18 +19,24 @@ from rungs.data.dataset import TRAIN, Dataset, split_file
 from rungs.data.loader import TrainingData
 from rungs.optim.precision import dtype_of, resolve_compute_dtype
 from rungs.parallel import target_device
-from rungs.planning import flops as flops_module
-from rungs.planning.communication import layout_without_devices
-from rungs.planning.flops import Flops, Parameters
+from rungs.planning.communication import abstract_layout
+from rungs.planning.flops import (
+    Flops,
+    ParameterCounts,
+    count_active_parameters,
+    count_parameters,
+    hardware_flops_per_token,
+    model_flops_per_token,
+)
 from rungs.planning.hardware import Hardware
 from rungs.planning.memory import Memory, memory_of
 from rungs.planning.oom_advice import remedies
 from rungs.run import metrics
 from rungs.run.folder import RunFolder
-from rungs.step.state import shapes_of
+from rungs.step.state import AbstractState, shapes_of
 
-_LATEST_STEPS = 100
-"""Whose pace is taken for that of the steps to come."""
+_RECENT_STEPS = 100
+"""Recorded steps that the throughput is taken from."""
 
 
 class Tokens(NamedTuple):
@@ -35,11 +44,11 @@ class Tokens(NamedTuple):
 
     per_step: int
     steps: int | None
-    """None where that depends on a dataset which is not there yet."""
+    """None if that depends on a dataset that is not here yet."""
     done: int
-    """That its metrics record."""
+    """Tokens in the run's metrics."""
     in_datasets: dict[str, int | None]
-    """Tokens for training in each dataset; None where it is not there yet."""
+    """Training tokens of each dataset; None if it is not here yet."""
 
     @property
     def planned(self) -> int | None:
@@ -47,14 +56,14 @@ class Tokens(NamedTuple):
 
 
 class Disk(NamedTuple):
-    """What a run's checkpoints take."""
+    """Disk space of a run's checkpoints."""
 
     checkpoint_bytes: int
     checkpoints: int | None
-    """That stand at once, at most: those that are kept, the best, and one that is being written.
-    None where all are kept and nobody knows how many there will be."""
+    """The most that exist at the same time: those that are kept, the best one, and one being
+    written. None if all are kept and their number is not known."""
     free_bytes: int
-    """With those that the run's own checkpoints have taken already."""
+    """Includes the space of the run's own checkpoints."""
 
     @property
     def needed_bytes(self) -> int:
@@ -65,59 +74,58 @@ class Disk(NamedTuple):
         return self.needed_bytes <= self.free_bytes
 
 
-class Pace(NamedTuple):
-    """How fast a run goes on all devices together."""
+class Throughput(NamedTuple):
+    """Tokens per second, all devices together."""
 
     tokens_per_second: float
     reason: str
-    """Why that is thought."""
+    """Where the figure comes from."""
 
 
 class Speed(NamedTuple):
-    """How fast all devices together compute."""
+    """FLOP/s, all devices together."""
 
     flops: float
-    """Per second, by `estimate.conventional_flops`."""
+    """By `flops.model_flops_per_token`."""
     reason: str
-    """Why that is thought."""
+    """Where the figure comes from."""
 
 
 class Forecast(NamedTuple):
-    """All of it."""
+    """What a run needs."""
 
     config: RunConfig
-    """With a type to compute in."""
+    """With the compute dtype filled in."""
     hardware: Hardware
     sharding: ShardingConfig
-    parameters: Parameters
-    active: Parameters
+    parameters: ParameterCounts
+    active: ParameterCounts
     memory: Memory
     usable_bytes: float
     """Of each device's memory."""
     flops: Flops
-    conventional_flops: float
+    model_flops_per_token: float
     tokens: Tokens
     disk: Disk
     datasets: dict[str, Dataset]
-    """Those of the run's that are here."""
+    """The run's datasets that are here."""
     speed: Speed | None = None
-    """None where nobody knows what the device can do."""
-    pace: Pace | None = None
-    """Likewise."""
+    """None if the device's FLOP/s are not known."""
+    throughput: Throughput | None = None
+    """None if the device's FLOP/s are not known."""
 
     @property
     def devices(self) -> int:
         return math.prod(self.sharding.sizes)
 
     @property
-    def missing(self) -> list[str]:
-        """The run's datasets that are not here."""
+    def missing_datasets(self) -> list[str]:
         return [name for name in self.config.train.datasets if name not in self.datasets]
 
     def remedies(self) -> list[str]:
-        """Lines: what would fit into memory."""
-        mesh = layout_without_devices(self.sharding).mesh
-        with target_device.trace_for(self.hardware.target):
+        """Return lines that say what would fit into memory."""
+        mesh = abstract_layout(self.sharding).mesh
+        with target_device.trace_for(_target(self.hardware)):
             return remedies(self.config, mesh, self.usable_bytes)
 
     @property
@@ -136,9 +144,9 @@ class Forecast(NamedTuple):
     @property
     def seconds_left(self) -> float | None:
         planned = self.tokens.planned
-        if planned is None or self.pace is None:
+        if planned is None or self.throughput is None:
             return None
-        return max(planned - self.tokens.done, 0) / self.pace.tokens_per_second
+        return max(planned - self.tokens.done, 0) / self.throughput.tokens_per_second
 
 
 def forecast(
@@ -148,68 +156,82 @@ def forecast(
     sharding: ShardingConfig,
     datasets_dir: Path,
     utilisation: float,
-    pace: Pace | None = None,
+    throughput: Throughput | None = None,
 ) -> Forecast:
-    """What a run will take on devices that need not be there.
+    """Return what a run needs on devices that may not be here.
 
     Args:
         sharding: with both sizes given.
-        utilisation: share of the devices' peak that the run is taken to reach, by
-            `estimate.conventional_flops`.
-        pace: where it is known.
+        utilisation: assumed share of the devices' peak, by `flops.model_flops_per_token`.
+        throughput: if it is known.
 
     Raises:
         UserError: a line for each reason why model, training, devices and datasets do not go
             together.
     """
-    with target_device.trace_for(hardware.target):
+    with target_device.trace_for(_target(hardware)):
         train = resolve_compute_dtype(config.train).model_copy(update={"sharding": sharding})
-        found = _without_pace(run, RunConfig(config.model, train), hardware, datasets_dir)
-    speed = _speed(found, utilisation, pace)
-    return found._replace(speed=speed, pace=pace or (speed and _pace(found, speed)))
+        untimed = _without_time(run, RunConfig(config.model, train), hardware, datasets_dir)
+    speed = _speed(untimed, utilisation, throughput)
+    throughput = throughput or (speed and _throughput(untimed, speed))
+    return untimed._replace(speed=speed, throughput=throughput)
 
 
-def _without_pace(
+def _target(hardware: Hardware) -> target_device.Target:
+    return target_device.Target(hardware.platform, hardware.compute_capability)
+
+
+def _without_time(
     run: RunFolder, config: RunConfig, hardware: Hardware, datasets_dir: Path
 ) -> Forecast:
     model, train = config
     assert train.sharding is not None
-    layout = layout_without_devices(train.sharding)
-    _refuse_misfits(run, config, layout.problems(model))
+    layout = abstract_layout(train.sharding)
+    _check_divisibility(run, config, layout.problems(model))
     shapes = shapes_of(model, train.lora)
-    datasets = _datasets(train, datasets_dir)
+    datasets = _local_datasets(train, datasets_dir)
     tokens = _tokens(run, config, datasets)
     return Forecast(
         config=config,
         hardware=hardware,
         sharding=train.sharding,
-        parameters=flops_module.parameters(shapes),
-        active=flops_module.active_parameters(shapes, model),
+        parameters=count_parameters(shapes),
+        active=count_active_parameters(shapes, model),
         memory=memory_of(config, layout.mesh),
         usable_bytes=_usable_bytes(hardware, train.sharding),
-        flops=flops_module.flops(config, layout.padded_vocab_size(model.vocab_size)),
-        conventional_flops=flops_module.conventional_flops(shapes, model, config.sequence_length),
+        flops=hardware_flops_per_token(config, layout.padded_vocab_size(model.vocab_size)),
+        model_flops_per_token=model_flops_per_token(shapes, model, config.sequence_length),
         tokens=tokens,
         disk=_disk(run, config, tokens.steps),
         datasets=datasets,
     )
 
 
-def memory_like(planned: Forecast, config: RunConfig) -> Memory:
-    """What another run takes on the same devices, in the same mode and type."""
-    with target_device.trace_for(planned.hardware.target):
-        return memory_of(config, layout_without_devices(planned.sharding).mesh)
+def memory_on_same_devices(planned: Forecast, config: RunConfig) -> Memory:
+    """Return the memory of another run with the devices, mode and dtype of a forecast."""
+    with target_device.trace_for(_target(planned.hardware)):
+        return memory_of(config, abstract_layout(planned.sharding).mesh)
 
 
-def measured_pace(run: RunFolder) -> Pace | None:
-    """That of the latest steps that a run's metrics hold."""
-    steps = metrics.read(run.metrics)[-_LATEST_STEPS:]
+def recorded_throughput(run: RunFolder) -> Throughput | None:
+    """Return the median throughput of the latest steps in a run's metrics."""
+    steps = metrics.read(run.metrics)[-_RECENT_STEPS:]
     found = [step.tokens_per_second for step in steps if step.tokens_per_second]
-    return Pace(statistics.median(found), "as the latest steps took") if found else None
+    return Throughput(statistics.median(found), "as in the run's latest steps") if found else None
 
 
-def _datasets(train: TrainConfig, datasets_dir: Path) -> dict[str, Dataset]:
-    """Those that need not be built or downloaded."""
+def checkpoint_bytes(config: RunConfig) -> int:
+    """Return the size of a checkpoint's arrays, weights and optimizer state. The rest is small."""
+    train = config.train.model_copy(update={"sharding": None})
+    with target_device.trace_for(target_device.Target("cpu")):  # without vocabulary padding
+        mesh = abstract_layout(ShardingConfig(data=1)).mesh
+        state = AbstractState(RunConfig(config.model, train), 1, mesh)
+    arrays = (*state.weights.values(), *state.optimizer.values())
+    return sum(array.size * array.dtype.itemsize for array in arrays)
+
+
+def _local_datasets(train: TrainConfig, datasets_dir: Path) -> dict[str, Dataset]:
+    """Return the datasets that need not be built or downloaded."""
     folders = {name: folder_of(name, datasets_dir) for name in train.datasets}
     return {
         name: Dataset(name, folder)
@@ -218,21 +240,21 @@ def _datasets(train: TrainConfig, datasets_dir: Path) -> dict[str, Dataset]:
     }
 
 
-def _refuse_misfits(run: RunFolder, config: RunConfig, of_layout: list[str]) -> None:
+def _check_divisibility(run: RunFolder, config: RunConfig, model_problems: list[str]) -> None:
     train = config.train
     assert train.sharding is not None
-    lines = [f"{MODEL_FILE}: {line}" for line in of_layout]
+    lines = [f"{MODEL_FILE}: {line}" for line in model_problems]
     if line := indivisible_microbatch(train, train.sharding.sizes[0]):
         lines.append(f"{TRAIN_FILE}: {line}")
     if lines:
         raise UserError("\n".join(f"{run.path}/{line}" for line in lines))
 
 
-def _tokens(run: RunFolder, config: RunConfig, there: dict[str, Dataset]) -> Tokens:
+def _tokens(run: RunFolder, config: RunConfig, datasets: dict[str, Dataset]) -> Tokens:
     train, per_step = config.train, config.tokens_per_step
     steps: int | None
-    if len(there) == len(train.datasets):
-        steps = _training_data(run, config, there).total_steps
+    if len(datasets) == len(train.datasets):
+        steps = _training_data(run, config, datasets).total_steps
     elif train.min_train_tokens == -1:
         steps = None
     else:
@@ -243,7 +265,7 @@ def _tokens(run: RunFolder, config: RunConfig, there: dict[str, Dataset]) -> Tok
         steps,
         recorded[-1].tokens_seen if recorded else 0,
         {
-            name: there[name].description.splits[TRAIN].tokens if name in there else None
+            name: datasets[name].description.splits[TRAIN].tokens if name in datasets else None
             for name in train.datasets
         },
     )
@@ -260,8 +282,8 @@ def _training_data(run: RunFolder, config: RunConfig, datasets: dict[str, Datase
 def _disk(run: RunFolder, config: RunConfig, steps: int | None) -> Disk:
     train = config.train
     kept = None if train.keep_checkpoints == -1 else train.keep_checkpoints + 2
-    made = None if steps is None else math.ceil((steps - 1) / train.checkpoint_interval) + 1
-    counts = [count for count in (kept, made) if count is not None]
+    saved = None if steps is None else math.ceil((steps - 1) / train.checkpoint_interval) + 1
+    counts = [count for count in (kept, saved) if count is not None]
     own = sum(
         file.stat().st_size
         for folder in run.checkpoints.glob(CHECKPOINT_GLOB)
@@ -269,38 +291,39 @@ def _disk(run: RunFolder, config: RunConfig, steps: int | None) -> Disk:
         if file.is_file()
     )
     return Disk(
-        flops_module.checkpoint_bytes(config),
+        checkpoint_bytes(config),
         min(counts, default=None),
         shutil.disk_usage(run.path).free + own,
     )
 
 
 def _usable_bytes(hardware: Hardware, sharding: ShardingConfig) -> float:
-    """Of each device; those of a CPU are virtual, and share its memory."""
-    is_cpu = hardware.target.platform == "cpu"
-    return hardware.usable_bytes / (math.prod(sharding.sizes) if is_cpu else 1)
+    """Return the usable memory of each device. Virtual CPU devices share the machine's."""
+    sharing = math.prod(sharding.sizes) if hardware.platform == "cpu" else 1
+    return hardware.usable_bytes / sharing
 
 
-def _speed(found: Forecast, utilisation: float, pace: Pace | None) -> Speed | None:
-    if pace is not None:
-        return Speed(pace.tokens_per_second * found.conventional_flops, pace.reason)
-    peak = found.hardware.peak(dtype_of(found.config.train))
+def _speed(untimed: Forecast, utilisation: float, throughput: Throughput | None) -> Speed | None:
+    if throughput is not None:
+        flops = throughput.tokens_per_second * untimed.model_flops_per_token
+        return Speed(flops, throughput.reason)
+    peak = untimed.hardware.peak(dtype_of(untimed.config.train))
     if peak is None:
         return None
-    reason = f"{100 * utilisation:.3g}% of {found.devices} × {peak / 1e12:,.1f} TFLOP/s"
-    return Speed(utilisation * peak * found.devices, reason)
+    reason = f"{100 * utilisation:.3g}% of {untimed.devices} × {peak / 1e12:,.1f} TFLOP/s"
+    return Speed(utilisation * peak * untimed.devices, reason)
 
 
-def _pace(found: Forecast, speed: Speed) -> Pace:
-    seconds = found.conventional_flops * found.tokens.per_step / speed.flops
+def _throughput(untimed: Forecast, speed: Speed) -> Throughput:
+    seconds = untimed.model_flops_per_token * untimed.tokens.per_step / speed.flops
     reason = speed.reason
-    if (moving := _seconds_to_update(found)) > seconds:
-        seconds, reason = moving, "the weights' way through memory"
-    return Pace(found.tokens.per_step / seconds, reason)
+    if (update_seconds := _least_update_seconds(untimed)) > seconds:
+        seconds, reason = update_seconds, "limited by memory bandwidth"
+    return Throughput(untimed.tokens.per_step / seconds, reason)
 
 
-def _seconds_to_update(found: Forecast) -> float:
-    """What a step takes at least, as the optimizer reads and writes all weights and moments."""
-    memory, bandwidth = found.memory, found.hardware.bandwidth
+def _least_update_seconds(untimed: Forecast) -> float:
+    """Return the time in which the optimizer reads and writes all weights and moments once."""
+    memory, bandwidth = untimed.memory, untimed.hardware.bandwidth
     moved = 2 * (memory.weights + memory.moments) + memory.gradients
     return moved / bandwidth if bandwidth else 0.0

@@ -1,9 +1,11 @@
-"""Where the memory of a training step goes on each device, counted without computing anything; and
-how it would go for a step that computes the same in less. Axes as in `model.py`.
+"""Memory of a training step on each device, by component, computed without running anything.
+
+Axis suffixes as in `rungs/model/gpt.py`.
 """
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -26,8 +28,9 @@ from rungs.parallel.sharding import Layout
 from rungs.step.state import AbstractArrays, AbstractState
 from rungs.step.train_step import objective
 
-_MOST_ELEMENTWISE = 2.5
-"""Times what a layer's products give: as much is there at once of what is computed between them."""
+_MAX_ELEMENTWISE = 2.5
+"""Elementwise results that are in memory at the same time, as a multiple of a layer's matmul
+results in float32."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,35 +39,41 @@ class Memory:
 
     weights: int
     moments: int
-    """The optimizer's state."""
+    """Optimizer state."""
     gradients: int
-    """Those of a microbatch."""
+    """Of one microbatch."""
     accumulator: int
-    """The sum of all microbatches' gradients, where there are several."""
+    """Sum of the gradients of all microbatches, if there are several."""
     gathered: int
-    """Weights of which each device has a part, made whole: a layer's, and those outside of the
-    layers."""
+    """Full copies of weights that are sharded over the data axis: those of one layer, and those
+    outside the layers."""
     activations: int
     """What the forward pass of a microbatch keeps for the backward pass."""
     logits: int
-    """Those of a chunk of a microbatch, in whose place come their exponentials, and their
-    gradient; with the gradients of the head and of what it sees."""
+    """Logits of one chunk of a microbatch, replaced in place by their exponentials, with their
+    gradient and the gradients of the head and of its input."""
     layer: int
-    """What the backward pass of a layer has at once: what it computes again, and gradients, also
-    those of embedding and head once more. The logits have gone when it comes."""
+    """Backward pass of one layer: recomputed values, gradients, and a second copy of the gradients
+    of embedding and head. It does not overlap with the logits."""
     batch: int
     """Token ids of a step."""
 
     @property
     def total(self) -> int:
-        together = dataclasses.asdict(self)
-        after_one_another = together.pop("logits"), together.pop("layer")
-        return sum(together.values()) + max(after_one_another)
+        """Peak memory."""
+        parts = dataclasses.asdict(self)
+        logits, layer = parts.pop("logits"), parts.pop("layer")
+        return sum(parts.values()) + max(logits, layer)
 
-    def with_rows(self, config: RunConfig, before: int, mesh: Mesh) -> "Memory":
-        """Of a config with another microbatch_size, where this is of one of `before`."""
+    def with_microbatch(self, config: RunConfig, before: int, mesh: Mesh) -> "Memory":
+        """Return the memory of a config that differs only in microbatch_size.
+
+        Args:
+            config: with the new microbatch_size.
+            before: the microbatch_size that this memory belongs to.
+        """
         rows = config.train.microbatch_size
-        constant = _copied(config, mesh)
+        constant = _gradient_copies(config, mesh)
         return dataclasses.replace(
             self,
             accumulator=self.gradients if config.train.gradient_accumulation_steps > 1 else 0,
@@ -74,91 +83,132 @@ class Memory:
         )
 
 
-def memory_of(config: RunConfig, mesh: Mesh) -> Memory:
-    """The memory of a run's step.
+MEMORY_LABELS = {
+    "accumulator": "gradient sum",
+    "gathered": "all-gathered",
+    "layer": "backward",
+    "batch": "token ids",
+}
+"""How tables call the fields of `Memory`, where that is not their own name."""
 
-    Weights, moments and gradients are exact. Activations are what the derivative of the loss keeps.
-    What comes between is the compiler's choice: `layer` is a rule that its own analysis bears out,
-    as `test_memory.py` has it.
+
+class _Kept(NamedTuple):
+    """Bytes that a microbatch's forward pass keeps for the backward pass."""
+
+    in_layers: int
+    """In the loop over layers."""
+    total: int
+    """As the backward pass reads them: before it begins, XLA's CPU compiler widens all 16-bit
+    activations of a loop over layers to float32."""
+
+
+def memory_of(config: RunConfig, mesh: Mesh) -> Memory:
+    """Return the memory of a run's step.
+
+    Weights, moments and gradients are exact. Activations are what the derivative of the loss
+    keeps. Temporary arrays depend on the compiler: `layer` is a rule that agrees with the
+    compiler's own analysis, as `test_memory.py` checks.
 
     Args:
-        mesh: in the mode of `config.train.sharding`; of devices there are or, for those of
-            `target_device.trace_for`, without.
+        mesh: in the mode of `config.train.sharding`; abstract if the devices are only planned
+            (`target_device.trace_for`).
     """
+    return memory_by_remat(config, mesh, [config.train.remat])[config.train.remat]
+
+
+def memory_by_remat(
+    config: RunConfig, mesh: Mesh, settings: Sequence[Remat]
+) -> dict[Remat, Memory]:
+    """Return the memory of a run's step with other settings of `remat`, as `memory_of`. Settings
+    share their traces, which take most of the time."""
     abstract = AbstractState(config, 1, mesh)
-    trained = _bytes_per_device({name: abstract.weights[name] for name in abstract.trained})
-    kept = {remat: _kept_for_backward(config, mesh, abstract, remat) for remat in RECOMPUTED}
+    traced: set[Remat] = {"none", "dots", *settings} if config.model.n_layers else set(settings)
+    kept = {remat: _kept_for_backward(config, mesh, abstract, remat) for remat in traced}
+    return {remat: _memory(_with_remat(config, remat), mesh, abstract, kept) for remat in settings}
+
+
+def _memory(
+    config: RunConfig, mesh: Mesh, abstract: AbstractState, kept: dict[Remat, _Kept]
+) -> Memory:
+    trainable = _bytes_per_device({name: abstract.weights[name] for name in abstract.trained})
     return Memory(
         weights=_bytes_per_device(abstract.weights),
         moments=_bytes_per_device(abstract.optimizer),
-        gradients=trained,
-        accumulator=trained if config.train.gradient_accumulation_steps > 1 else 0,
+        gradients=trainable,
+        accumulator=trainable if config.train.gradient_accumulation_steps > 1 else 0,
         gathered=_gathered(config, abstract.weights),
-        activations=kept[config.train.remat].as_read,
+        activations=kept[config.train.remat].total,
         logits=_logits(config, mesh),
-        layer=_of_layer(config, mesh, {remat: one.stacked for remat, one in kept.items()}),
+        layer=_of_layer(config, mesh, {remat: one.in_layers for remat, one in kept.items()}),
         batch=_batch(config, mesh),
     )
 
 
-def at_rest(model: GPT, optimizer: MultiSteps) -> int:
-    """Bytes on each device of a model, its optimizer's state, a gradient and the sum of those."""
-    trained = nnx.state(model, optimizer.wrt)
-    states = nnx.state(model), nnx.state(optimizer), trained, trained
+def _with_remat(config: RunConfig, remat: Remat) -> RunConfig:
+    return RunConfig(config.model, config.train.model_copy(update={"remat": remat}))
+
+
+def state_bytes(model: GPT, optimizer: MultiSteps) -> int:
+    """Return the bytes on each device of a model, its optimizer state, one gradient and the sum of
+    gradients."""
+    trainable = nnx.state(model, optimizer.wrt)
+    states = nnx.state(model), nnx.state(optimizer), trainable, trainable
     return sum(
         math.prod(array.sharding.shard_shape(array.shape)) * array.dtype.itemsize
         for array in jax.tree.leaves(states)
     )
 
 
-def shown(size: float) -> str:
-    """Bytes as people read them."""
+def format_bytes(size: float) -> str:
+    """Return bytes in MB or GB."""
     return f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
 
 
 def _batch(config: RunConfig, mesh: Mesh) -> int:
-    """Bytes of a device's part of a step's inputs and targets."""
+    """Return the bytes of a device's shard of a step's inputs and targets."""
     sequences = config.train.sequences_per_step // mesh.shape[DATA]
     tokens = sequences * config.sequence_length
     return 2 * tokens * jnp.int32.dtype.itemsize
 
 
 def _logits(config: RunConfig, mesh: Mesh) -> int:
-    """Bytes of the logits that are there at once, with what is made of them."""
+    """Return the bytes of one chunk's logits and of what is computed from them."""
     width, float32_bytes = config.model.emb_dim, jnp.float32.dtype.itemsize
     vocabulary, tokens = _vocabulary(config, mesh), _tokens(config, mesh)
     chunk = chunk_tokens(tokens, vocabulary) * vocabulary
-    each = float32_bytes + dtype_of(config.train).itemsize
-    return chunk * each + (vocabulary + tokens) * width * float32_bytes
+    bytes_per_logit = float32_bytes + dtype_of(config.train).itemsize
+    return chunk * bytes_per_logit + (vocabulary + tokens) * width * float32_bytes
 
 
 def _of_layer(config: RunConfig, mesh: Mesh, kept: dict[Remat, int]) -> int:
-    """Bytes of a layer's backward pass; of all layers of a period, as they are compiled together.
+    """Return the bytes of a layer's backward pass. The layers of one period of `layer_pattern` are
+    compiled together, so they count together.
 
-    What was kept of the layer is taken out of the stack of all layers, and as much twice again is
-    the gradients; or instead of those it is what is computed again.
+    The layer's activations are copied out of the stack of all layers. Gradients take as much twice
+    again; or, if that is more, the recomputed values take their place.
 
     Args:
-        kept: of all layers for their backward pass, by policy.
+        kept: activations of all layers, by remat policy.
     """
     layers, remat = config.model.n_layers, config.train.remat
     if not layers:
         return 0
     period = len(config.model.repeated_kinds)
-    none, products, own = (kept[policy] // layers for policy in ("none", "dots", remat))
-    in_float32 = products * jnp.float32.dtype.itemsize // dtype_of(config.train).itemsize
-    # of what is elementwise much is fused, and never there as a whole
-    elementwise = min(none - products, int(_MOST_ELEMENTWISE * in_float32))
-    recomputed = RECOMPUTED[remat]
-    again = elementwise * recomputed.elementwise + max(products - own, 0) * recomputed.matmuls
-    taken_out = products if layers > period else 0
-    at_once = max(period * (2 * products + taken_out), period * again + taken_out)
-    return at_once + period * _of_experts(config, mesh) + _copied(config, mesh)
+    everything, matmuls, own = (kept[policy] // layers for policy in ("none", "dots", remat))
+    in_float32 = matmuls * jnp.float32.dtype.itemsize // dtype_of(config.train).itemsize
+    # most elementwise operations are fused, so their results are never complete in memory
+    elementwise = min(everything - matmuls, int(_MAX_ELEMENTWISE * in_float32))
+    again = RECOMPUTED[remat]
+    recomputed = elementwise * again.elementwise + max(matmuls - own, 0) * again.matmuls
+    copied_out = matmuls if layers > period else 0
+    peak = max(period * (2 * matmuls + copied_out), period * recomputed + copied_out)
+    return peak + period * _of_experts(config, mesh) + _gradient_copies(config, mesh)
 
 
 def _of_experts(config: RunConfig, mesh: Mesh) -> int:
-    """On a CPU, where XLA's ragged product is a product with every expert: the rows that go through
-    experts, once for each expert, with zeros in place of those of others."""
+    """Return the extra bytes of experts on a CPU, where XLA replaces a ragged matmul by one matmul
+    for each expert: the rows of all experts, once for each expert, zeroed where they belong to
+    another."""
     model = config.model
     if model.n_experts is None or target_device.platform() != "cpu":
         return 0
@@ -172,24 +222,24 @@ def _of_experts(config: RunConfig, mesh: Mesh) -> int:
 
 
 def _gathered(config: RunConfig, weights: AbstractArrays) -> int:
-    """Bytes of the weights that are whole at once, of which this device keeps a part."""
+    """Return the bytes of all-gathered weights that are in memory at the same time."""
     narrow, total = dtype_of(config.train).itemsize, 0
-    of_period = len(config.model.repeated_kinds) / max(config.model.n_layers, 1)
+    share_of_period = len(config.model.repeated_kinds) / max(config.model.n_layers, 1)
     for name, array in weights.items():
         assert isinstance(array.sharding, NamedSharding)
         if DATA in array.sharding.spec:
-            own = math.prod(array.sharding.shard_shape(array.shape))
-            whole = own * array.sharding.mesh.shape[DATA]
+            shard = math.prod(array.sharding.shard_shape(array.shape))
+            full = shard * array.sharding.mesh.shape[DATA]
             if name.startswith(BLOCKS):
-                total += int(whole * of_period) * narrow
+                total += int(full * share_of_period) * narrow
             else:
-                total += whole * (narrow if name.startswith(HEAD) else array.dtype.itemsize)
+                total += full * (narrow if name.startswith(HEAD) else array.dtype.itemsize)
     return total
 
 
-def _copied(config: RunConfig, mesh: Mesh) -> int:
-    """Bytes of the gradients of embedding and head in another order of their axes, as the loop over
-    layers is between the two; one of them, where they are handed out anyway."""
+def _gradient_copies(config: RunConfig, mesh: Mesh) -> int:
+    """Return the bytes of transposed copies of the gradients of embedding and head, which the loop
+    over layers separates. With FSDP only one is copied, as the other is reduce-scattered."""
     if not config.model.n_layers:
         return 0
     sharding = config.train.sharding
@@ -199,51 +249,41 @@ def _copied(config: RunConfig, mesh: Mesh) -> int:
 
 
 def _vocabulary(config: RunConfig, mesh: Mesh) -> int:
-    """Rows of it on each device."""
+    """Return the vocabulary rows on each device, padding included."""
     rows: int = Layout(mesh).padded_vocab_size(config.model.vocab_size) // mesh.shape[TENSOR]
     return rows
 
 
 def _tokens(config: RunConfig, mesh: Mesh) -> int:
-    """Of a microbatch, on each device."""
+    """Return the tokens of a microbatch on each device."""
     rows = config.train.microbatch_size // mesh.shape[DATA]
     return rows * config.sequence_length
-
-
-class _Kept(NamedTuple):
-    """Bytes of what a microbatch's forward pass keeps."""
-
-    stacked: int
-    """Of the loop over layers."""
-    as_read: int
-    """On a CPU in float32: XLA's compiler there widens what a loop over layers has kept in 16 bits,
-    all of it, before the backward pass begins."""
 
 
 def _kept_for_backward(
     config: RunConfig, mesh: Mesh, abstract: AbstractState, remat: Remat
 ) -> _Kept:
-    """A microbatch's activations under a policy.
+    """Return a microbatch's activations under a remat policy.
 
-    What is kept for twice as many sequences is compared: what has grown is theirs, the rest are
-    weights.
+    Compares one microbatch with one of twice as many sequences: what grows is activations, the
+    rest is weights.
     """
-    config = RunConfig(config.model, config.train.model_copy(update={"remat": remat}))
+    config = _with_remat(config, remat)
     rows = config.train.microbatch_size // mesh.shape[DATA]
     both = (_residuals(config, mesh, abstract, count * rows) for count in (1, 2))
-    stacked = as_read = 0
+    in_layers = total = 0
     for one, two in zip(*both, strict=True):
-        grown = _bytes(two) - _bytes(one)
-        stacked += grown if one.shape[:1] == two.shape[:1] else 0  # the first axis is the layers'
+        growth = _bytes(two) - _bytes(one)
+        in_layers += growth if one.shape[:1] == two.shape[:1] else 0  # the first axis is the layers
         is_widened = config.model.n_layers and one.dtype.itemsize == 2
-        as_read += grown * (2 if is_widened and target_device.platform() == "cpu" else 1)
-    return _Kept(stacked, as_read)
+        total += growth * (2 if is_widened and target_device.platform() == "cpu" else 1)
+    return _Kept(in_layers, total)
 
 
 def _residuals(
     config: RunConfig, mesh: Mesh, abstract: AbstractState, rows: int
 ) -> list[jax.ShapeDtypeStruct]:
-    """What a device keeps of the forward pass of so many sequences for the backward pass."""
+    """Return what a device keeps for the backward pass of this many sequences."""
     train, layout = config.train, Layout.of(config.train.sharding, mesh)
     model, optimizer = abstract.fill(abstract.weights, abstract.optimizer)  # type: ignore[arg-type]
     graph, *states = nnx.split(model, optimizer.wrt, ...)
@@ -251,15 +291,15 @@ def _residuals(
     found: list[jax.ShapeDtypeStruct] = []
 
     def on_each_device(
-        trained: nnx.State, frozen: nnx.State, inputs_BS: Array, targets_BS: Array
+        trainable: nnx.State, frozen: nnx.State, inputs_BS: Array, targets_BS: Array
     ) -> Array:
-        def loss_of(trained: nnx.State) -> Array:
-            model = nnx.merge(graph, trained, frozen, copy=True)
+        def loss_of(trainable: nnx.State) -> Array:
+            model = nnx.merge(graph, trainable, frozen, copy=True)
             batch = inputs_BS, targets_BS, jnp.arange(rows), jax.random.key(0)
             return objective(train, gatherer, model, *batch)[0]
 
-        _, pull = jax.vjp(loss_of, trained)
-        found.extend(jax.typeof(leaf) for leaf in jax.tree.leaves(pull))
+        _, pullback = jax.vjp(loss_of, trainable)
+        found.extend(jax.typeof(leaf) for leaf in jax.tree.leaves(pullback))
         return jnp.zeros(())
 
     batch = layout.batch_spec(2)

@@ -12,7 +12,7 @@ from rungs.config.train_config import LoraConfig, Mode, ShardingConfig
 from rungs.parallel.mesh import MESH_AXIS_NAMES
 from rungs.parallel.names import dotted
 from rungs.parallel.sharding import MESH_AXES
-from rungs.planning.communication import layout_without_devices
+from rungs.planning.communication import abstract_layout, padded_shape
 from rungs.step.state import abstract_model, build_model
 
 LAYERS = "layers"
@@ -36,7 +36,7 @@ class ArraySummary(NamedTuple):
     shape: list[int]
     dtype: str
     initial_std: float | None
-    """Standard deviation of the fresh values; None where they were not drawn."""
+    """Standard deviation of the initial values; None if they were not computed."""
     share: float
     """Of all parameters, between 0 and 1."""
     splits: dict[str, dict[str, str]]
@@ -56,38 +56,36 @@ def summarize(
     lora: LoraConfig | None,
     mesh_shape: tuple[int, int],
     *,
-    seed: int | None,
+    seed: int,
+    max_initialized: int,
 ) -> ModelSummary:
     """Describe the model that a run builds.
 
     Args:
         lora: adapters to add, as the run does.
-        mesh_shape: devices along the data and the tensor axis, where a mode uses the axis.
-        seed: draw the initial values with it to measure their standard deviation, which takes the
-            memory of the largest array; None leaves them out.
+        mesh_shape: devices along the data and the tensor axis, for the modes that use them.
+        seed: of the initial values, whose standard deviations are measured.
+        max_initialized: leave the standard deviations out if the model has more parameters.
     """
     model = abstract_model(config, lora)
     flat = nnx.to_flat_state(nnx.state(model))
     total = sum(variable.get_value().size for _, variable in flat)
-    spreads = {} if seed is None else _initial_stds(config, lora, seed)
-    arrays = []
-    for path, variable in flat:
-        value = variable.get_value()
-        axes = _axes(variable)
-        arrays.append(
-            ArraySummary(
-                name=dotted(path),
-                axes=axes,
-                shape=list(value.shape),
-                dtype=str(value.dtype),
-                initial_std=spreads.get(dotted(path)),
-                share=value.size / total,
-                splits={mode: _split(mode, mesh_shape, variable, axes) for mode in MESH_AXES},
-            )
+    stds = _initial_stds(config, lora, seed) if total <= max_initialized else {}
+    arrays = [
+        ArraySummary(
+            name=dotted(path),
+            axes=_axes(variable),
+            shape=list(variable.get_value().shape),
+            dtype=str(variable.get_value().dtype),
+            initial_std=stds.get(dotted(path)),
+            share=variable.get_value().size / total,
+            splits={mode: _splits(mode, mesh_shape, variable) for mode in MESH_AXES},
         )
-    modules = _modules(model)
-    places = {module.path: place for place, module in enumerate(modules)}
-    arrays.sort(key=lambda array: places[array.name.rpartition(".")[0]])
+        for path, variable in flat
+    ]
+    modules = _modules_of(config, lora)
+    position = {module.path: number for number, module in enumerate(modules)}
+    arrays.sort(key=lambda array: position[array.name.rpartition(".")[0]])
     return ModelSummary(total, modules, arrays)
 
 
@@ -96,20 +94,26 @@ def _axes(variable: nnx.Variable) -> list[str]:
     return [LAYERS] * (variable.get_value().ndim - len(names)) + names
 
 
-def _split(
-    mode: Mode, mesh_shape: tuple[int, int], variable: nnx.Variable, axes: list[str]
-) -> dict[str, str]:
+def _splits(mode: Mode, mesh_shape: tuple[int, int], variable: nnx.Variable) -> dict[str, str]:
     used = MESH_AXES[mode].values()
     data, tensor = (
         size if name in used else 1 for name, size in zip(MESH_AXIS_NAMES, mesh_shape, strict=True)
     )
-    layout = layout_without_devices(ShardingConfig(mode=mode, data=data, tensor=tensor))
-    spec = layout.spec(variable.get_metadata()["axes"], variable.get_value().shape)
-    return {axis: name for axis, name in zip(axes, spec, strict=False) if name is not None}
+    layout = abstract_layout(ShardingConfig(mode=mode, data=data, tensor=tensor))
+    spec = layout.spec(variable.get_metadata()["axes"], padded_shape(variable, layout))
+    axes = zip(_axes(variable), spec, strict=False)
+    return {axis: mesh_axis for axis, mesh_axis in axes if mesh_axis is not None}
+
+
+def _modules_of(config: ModelConfig, lora: LoraConfig | None) -> list[ModuleSummary]:
+    """Return the modules of a model, listed while it is built: the outermost are in the order of
+    definition then, which `abstract_model` loses."""
+    found: list[ModuleSummary] = []
+    jax.eval_shape(lambda: found.extend(_modules(build_model(config, lora, jax.random.key(0)))))
+    return found
 
 
 def _modules(module: nnx.Module, path: str = "") -> list[ModuleSummary]:
-    """Return a module and those in it, in the order in which they are defined."""
     values = jax.tree.leaves(nnx.state(module, nnx.Param))
     count = sum(math.prod(value.shape) for value in values)
     found = [ModuleSummary(path, type(module).__name__, count)]

@@ -1,10 +1,11 @@
-"""Several runs as one experiment: ladders, power laws, muP checks, learning-rate sweeps.
+"""Experiments of several runs: ladders, power laws, muP checks, learning-rate sweeps.
 
-    ladder               run folders of growing compute
+    ladder               model sizes for growing compute budgets; `plan.py --ladder`
+    power_law            fit loss against compute, with intervals
+    scaled_runs          recorded runs as points of a power law; `charts.py --power-law`
     widths               the same model at other widths
-    scaled_runs, power_law   loss against compute, fitted
-    coordinate_check     do activations keep their size as width grows (muP)
-    learning_rate_sweep  train at several learning rates and widths
+    coordinate_check     do activations keep their size as width grows; `mup.py check`
+    learning_rate_sweep  train at several learning rates; `mup.py sweep`
 
 Imports the packages below `training`.
 """

@@ -1,8 +1,8 @@
-"""The coordinate check: whether activations keep their size, and move as far, however wide a model
-is (Yang et al. 2022, «Tensor Programs V», appendix D.1).
+"""The coordinate check of muP: do activations, and their change in training, keep their size as the
+model gets wider (Yang et al. 2022, "Tensor Programs V", appendix D.1)?
 
-The same run is trained for a few steps at several widths. In muP both are all but constant; in the
-standard parametrisation they grow with the width, faster the deeper in the model.
+The same run is trained for a few steps at several widths. With muP both stay almost constant. In
+the standard parametrisation they grow with the width, faster in deeper layers.
 """
 
 from collections.abc import Sequence
@@ -19,31 +19,33 @@ from rungs.data.loader import TrainingData
 from rungs.model.gpt import GPT
 from rungs.parallel.mesh import one_device
 from rungs.parallel.sharding import place_batch
-from rungs.scaling.widths import widened
+from rungs.scaling.widths import with_width
 from rungs.step.state import create_model_and_optimizer
 from rungs.step.train_step import make_train_step
 
-MOST_SLOPE = 0.25
-"""Of a power of the width. By measurement (docs/log.md) the slopes of muP stay within 0.1, those of
-the standard parametrisation come to 0.6 and more."""
-LEAST_STEPS = 4
-"""Before training muP's logits fall with the root of the width; it takes steps to hide that."""
+MAX_EXPONENT = 0.25
+"""Of the width. In measurements (docs/log.md) exponents stay within 0.1 with muP and reach 0.6 and
+more in the standard parametrisation."""
+MIN_STEPS = 4
+"""muP's logits before training shrink with the square root of the width; it takes this many steps
+until that no longer shows."""
 LEARNING_RATE = 0.002
-"""Small enough that a few steps do not throw the activations about, which hides the slopes."""
+"""Small enough that a few steps leave the activations stable; otherwise noise hides the
+exponents."""
 
 
-class Measured(NamedTuple):
-    """Root mean squares of activations over a batch, at each place of a model of one width."""
+class WidthMeasurement(NamedTuple):
+    """Root mean squares of a batch's activations in a model of one width, by place."""
 
     width: int
     sizes: dict[str, float]
     """After training."""
     changes: dict[str, float]
-    """Of what training adds to them."""
+    """Of the difference between after and before training."""
 
 
 class Growth(NamedTuple):
-    """How activations at a place grow: as these powers of the width."""
+    """How activations grow with the width: exponents of a power law."""
 
     place: str
     of_size: float
@@ -51,8 +53,8 @@ class Growth(NamedTuple):
 
     @property
     def is_off(self) -> bool:
-        """Also where a power is NaN, of activations that are no longer finite."""
-        return not (abs(self.of_size) <= MOST_SLOPE and abs(self.of_change) <= MOST_SLOPE)
+        """Whether an exponent is too large, or NaN because activations are not finite."""
+        return not (abs(self.of_size) <= MAX_EXPONENT and abs(self.of_change) <= MAX_EXPONENT)
 
 
 def measure(
@@ -61,8 +63,8 @@ def measure(
     data: TrainingData,
     steps: int,
     learning_rate: float = LEARNING_RATE,
-) -> list[Measured]:
-    """Train at each width for a few steps, in float32."""
+) -> list[WidthMeasurement]:
+    """Train a model of each width for a few steps, in float32, and measure its activations."""
     changes = {
         "learning_rate": learning_rate,
         "warmup_period_percent": 0.0,
@@ -72,11 +74,11 @@ def measure(
         "drop_rate": 0.0,
     }
     train = config.train.model_copy(update=changes)
-    models = [widened(config.model, width) for width in widths]
-    return [_at_width(RunConfig(model, train), data, steps) for model in models]
+    models = [with_width(config.model, width) for width in widths]
+    return [_measure_one(RunConfig(model, train), data, steps) for model in models]
 
 
-def _at_width(config: RunConfig, data: TrainingData, steps: int) -> Measured:
+def _measure_one(config: RunConfig, data: TrainingData, steps: int) -> WidthMeasurement:
     mesh = one_device()
     model, optimizer = create_model_and_optimizer(config, steps, mesh)
     train_step = make_train_step(config.train, mesh)
@@ -87,7 +89,7 @@ def _at_width(config: RunConfig, data: TrainingData, steps: int) -> Measured:
     after = _activations(model, inputs_BS)
     places = _places(config.model)
     changes = [_rms(new - old) for new, old in zip(after, before, strict=True)]
-    return Measured(
+    return WidthMeasurement(
         config.model.emb_dim,
         dict(zip(places, map(_rms, after), strict=True)),
         dict(zip(places, changes, strict=True)),
@@ -100,29 +102,30 @@ def _places(model: ModelConfig) -> list[str]:
 
 @nnx.jit
 def _activations(model: GPT, inputs_BS: Array) -> list[Array]:
-    """The embedding's output, each block's but the last, which a norm follows, and the logits."""
-    told = model.forward(inputs_BS, keep_hidden_states=True)
-    assert told.hidden_states is not None
-    inner = told.hidden_states[:-1] or told.hidden_states
-    return [*inner, told.logits_BSV]
+    """Return the outputs of the embedding and of each block, and the logits. The last block is left
+    out, because a norm follows it."""
+    outputs = model.forward(inputs_BS, keep_hidden_states=True)
+    assert outputs.hidden_states is not None
+    inner = outputs.hidden_states[:-1] or outputs.hidden_states
+    return [*inner, outputs.logits_BSV]
 
 
 def _rms(x: Array) -> float:
     return float(jnp.sqrt(jnp.mean(jnp.square(x))))
 
 
-def growths(measured: Sequence[Measured]) -> list[Growth]:
-    """Of each place, from the first to the last."""
-    logs = np.log([one.width for one in measured])
+def fit_growth(measurements: Sequence[WidthMeasurement]) -> list[Growth]:
+    """Return the exponents of each place, from the first to the last."""
+    log_widths = np.log([one.width for one in measurements])
 
-    def power(values: Sequence[float]) -> float:
-        return float(np.polyfit(logs, np.log(values), 1)[0])
+    def exponent(values: Sequence[float]) -> float:
+        return float(np.polyfit(log_widths, np.log(values), 1)[0])
 
     return [
         Growth(
             place,
-            power([one.sizes[place] for one in measured]),
-            power([one.changes[place] for one in measured]),
+            exponent([one.sizes[place] for one in measurements]),
+            exponent([one.changes[place] for one in measurements]),
         )
-        for place in measured[0].sizes
+        for place in measurements[0].sizes
     ]

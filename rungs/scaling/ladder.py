@@ -1,51 +1,63 @@
-"""A ladder of runs: for a compute budget, and for smaller ones on the way to it, the model and the
-training that make the most of it.
+"""A ladder of runs: the best model size and training for a compute budget, and for smaller budgets
+on the way to it.
 
-All are of the kind of one run: its architecture, vocabulary, dataset and sequence length stay.
+All runs keep the architecture, vocabulary, dataset and sequence length of one origin run.
 """
 
+import json
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rungs.common.errors import UserError
+from rungs.common.text_table import align_columns, format_duration
 from rungs.config.run_config import RunConfig
 from rungs.data.dataset import Dataset
 from rungs.data.loader import TrainingData
-from rungs.planning.flops import TOKENS_PER_PARAMETER, active_parameters, conventional_flops
+from rungs.parallel.names import BLOCKS
+from rungs.planning.flops import (
+    TOKENS_PER_PARAMETER,
+    count_active_parameters,
+    model_flops_per_token,
+)
+from rungs.planning.forecast import Forecast, Speed
+from rungs.planning.memory import Memory, format_bytes
+from rungs.planning.report import UNKNOWN_SPEED
 from rungs.run.derive import NewRun
 from rungs.scaling import widths
-from rungs.step.state import shapes_of
+from rungs.step.state import Shapes, shapes_of
 
 SPACING = math.sqrt(10)
-"""From one budget to the next."""
+"""Factor between one budget and the next."""
 ASPECT_RATIOS = (96, 64, 48, 32)
-"""emb_dim ÷ n_layers of the shapes that are looked at: around them the loss hardly depends on it
+"""emb_dim ÷ n_layers of the candidates. Around these the loss hardly depends on the ratio
 (Kaplan et al. 2020, figure 5)."""
-_FINEST = 16
-"""Widths that are looked at lie this share of themselves apart at least."""
-_LEAST_SHARE = 0.7
-"""Of the usual tokens for each parameter, which the first rung is to have."""
-_TUNED = ("adamw", "muon")
-"""Optimizers whose updates are of the size that the law for learning rates was found with."""
+MAX_EPOCHS = 4
+"""Up to this many epochs, repeated tokens are worth nearly as much as new ones (Muennighoff et al.
+2023)."""
+_WIDTH_STEPS = 16
+"""Candidate widths differ by at least this fraction: one sixteenth."""
+_MIN_SHARE = 0.7
+"""Share of `TOKENS_PER_PARAMETER` that the first rung must reach."""
+_TUNED_OPTIMIZERS = ("adamw", "muon")
+"""Optimizers whose updates have the size that the learning-rate law was found with."""
 
 
 class ModelSize(NamedTuple):
-    """A model by its size."""
+    """The size of a model."""
 
     changes: dict[str, Any]
-    """The keys of `model.json` that make it."""
+    """The keys of `model.json` that give it."""
     parameters: int
-    """That a token meets."""
+    """Active ones: those that a token uses."""
     flops_per_token: float
 
     def tokens(self, budget: float) -> float:
-        """That a budget, in FLOPs, lasts for."""
+        """Return the training tokens that a budget in FLOPs pays for."""
         return budget / self.flops_per_token
 
     def tokens_per_parameter(self, budget: float) -> float:
-        """As `tokens`, for each parameter."""
         return self.tokens(budget) / self.parameters
 
 
@@ -54,11 +66,11 @@ class Rung(NamedTuple):
 
     budget: float
     """FLOPs."""
-    shape: ModelSize
+    size: ModelSize
     changes: dict[str, Any]
-    """All keys in which it differs from the run that it is made from."""
+    """All keys that differ from the origin run."""
     config: RunConfig
-    """With these."""
+    """With these changes."""
     steps: int
     tokens_per_step: int
 
@@ -68,41 +80,41 @@ class Rung(NamedTuple):
 
     @property
     def flops(self) -> float:
-        """What it takes, in whole steps."""
-        return self.tokens * self.shape.flops_per_token
+        """FLOPs of all steps; near the budget, as steps are whole."""
+        return self.tokens * self.size.flops_per_token
 
 
 def propose(
     config: RunConfig, budget: float, count: int, datasets: Mapping[str, Dataset]
 ) -> list[Rung]:
-    """The rungs up to a budget, the largest last.
+    """Return the rungs up to a budget, the largest last.
 
-    The shape is the one with nearest to `estimate.TOKENS_PER_PARAMETER` tokens for each parameter
-    of those with a usual ratio of width to depth.
+    Of the model sizes with a usual ratio of width to depth, each rung takes the one nearest to
+    `flops.TOKENS_PER_PARAMETER` tokens per parameter.
 
     Args:
-        config: of the run whose kind they are.
-        budget: FLOPs of the last one.
-        datasets: those of the run's that are here. Where that is all, they are repeated as often as
-            the tokens take.
+        config: of the origin run.
+        budget: FLOPs of the last rung.
+        datasets: those of the run's datasets that are here. If all are, they are repeated for as
+            many epochs as the tokens need.
 
     Raises:
-        UserError: the run is not of a kind that can be scaled, or a budget is too small for it, or
-            too large for the datasets.
+        UserError: the run cannot be scaled, or a budget is too small for it or too large for the
+            datasets.
     """
-    _refuse_misfits(config)
+    _check_scalable(config)
     budgets = [budget / SPACING**rest for rest in reversed(range(count))]
-    shapes = list(_shapes(config, budget))
-    _refuse_too_small(budgets, shapes[0], count)
-    return [_rung(config, one, _best(shapes, one), datasets) for one in budgets]
+    sizes = list(_sizes(config, budget))
+    _check_smallest_budget(budgets, sizes[0], count)
+    return [_rung(config, one, _best(sizes, one), datasets) for one in budgets]
 
 
 def make(rungs: list[Rung], origin: Path, folder: Path) -> list[Path]:
-    """Write the run folders; none where something else is in the place of one.
+    """Write the run folders, or none if something else is in the place of one.
 
     Args:
-        origin: the run folder that they are made from.
-        folder: to hold them.
+        origin: the run folder that they are derived from.
+        folder: parent of the new run folders.
 
     Raises:
         UserError: something else is there.
@@ -115,8 +127,9 @@ def make(rungs: list[Rung], origin: Path, folder: Path) -> list[Path]:
 
 
 def learning_rate(flops: float) -> float:
-    """The best peak for AdamW, 0.3118 · C^−0.125 (Bi et al. 2024, «DeepSeek LLM», section 3.1);
-    found from 1e17 FLOPs on, and not far off at 3e11 (docs/log.md).
+    """Return the best peak learning rate for AdamW, 0.3118 · C^−0.125 (Bi et al. 2024, "DeepSeek
+    LLM", section 3.1). The law was found from 1e17 FLOPs on and is not far off at 3e11
+    (docs/log.md).
 
     Args:
         flops: C, of training.
@@ -125,75 +138,125 @@ def learning_rate(flops: float) -> float:
 
 
 def batch_tokens(flops: float) -> float:
-    """The best batch, in tokens, 0.292 · C^0.3271 (as `learning_rate`)."""
+    """Return the best batch in tokens, 0.292 · C^0.3271 (source as for `learning_rate`)."""
     return 0.292 * flops**0.3271
 
 
-def _refuse_misfits(config: RunConfig) -> None:
+def as_text(rungs: list[Rung], forecast: Forecast, largest: Memory) -> str:
+    """Return a table of the rungs, with the time that each takes if that is known.
+
+    Args:
+        forecast: of the origin run, on the devices that the rungs are for.
+        largest: memory of the last rung.
+    """
+    headings = ["FLOPs", "emb_dim", "n_layers", "parameters", "tokens", "per parameter", "epochs"]
+    headings += ["tokens per step", "steps", "learning rate"]
+    rows = [_row(rung) for rung in rungs]
+    if forecast.speed is not None:
+        headings.append("time")
+        for row, rung in zip(rows, rungs, strict=True):
+            row.append(format_duration(rung.flops / forecast.speed.flops))
+    notes = [*_total(rungs, forecast.speed), *_data_notes(rungs, forecast)]
+    table = align_columns([headings, *rows], left=0)
+    return "\n".join([table, "", *notes, _verdict(forecast, largest)])
+
+
+def as_json(rungs: list[Rung], forecast: Forecast, largest: Memory) -> str:
+    """Return the same figures as JSON, with the changed keys of each rung."""
+    speed = forecast.speed
+    content = {
+        "rungs": [
+            {
+                "flops": rung.flops,
+                "parameters": rung.size.parameters,
+                "tokens": rung.tokens,
+                "steps": rung.steps,
+                "tokens_per_step": rung.tokens_per_step,
+                "seconds": speed and rung.flops / speed.flops,
+                "set": rung.changes,
+            }
+            for rung in rungs
+        ],
+        "missing_datasets": forecast.missing_datasets,
+        "bytes_per_device_of_largest": largest.total,
+        "fits": largest.total <= forecast.usable_bytes,
+    }
+    return json.dumps(content, indent=2)
+
+
+def _check_scalable(config: RunConfig) -> None:
     model, train = config
     if not model.n_layers:
-        raise UserError("--ladder: the run has no layers; take one that has")
+        raise UserError("--ladder: the run has no layers; use one that has")
     if train.start_from is not None:
-        raise UserError("--ladder: start_from has the size that it has; take a run without it")
-    if train.optimizer not in _TUNED:
-        known = " and ".join(_TUNED)
+        raise UserError("--ladder: start_from fixes the model's size; use a run without it")
+    if train.optimizer not in _TUNED_OPTIMIZERS:
+        known = " and ".join(_TUNED_OPTIMIZERS)
         raise UserError(f"--ladder: learning rates are known for {known}, not {train.optimizer}")
 
 
-def _refuse_too_small(budgets: list[float], least: ModelSize, count: int) -> None:
-    needed = least.flops_per_token * least.parameters * TOKENS_PER_PARAMETER
-    if budgets[0] < needed * _LEAST_SHARE:
-        enough = _rounded_up(needed * _LEAST_SHARE * SPACING ** (count - 1))
+def _check_smallest_budget(budgets: list[float], smallest: ModelSize, count: int) -> None:
+    needed = _MIN_SHARE * smallest.flops_per_token * smallest.parameters * TOKENS_PER_PARAMETER
+    if budgets[0] < needed:
+        enough = _rounded_up(needed * SPACING ** (count - 1))
         raise UserError(
-            f"--ladder: the first rung's {budgets[0]:.2g} FLOPs are too few for the least model of"
-            f" this kind, emb_dim {least.changes['emb_dim']} with {least.parameters:,} parameters;"
-            f" give {enough} or more, fewer --rungs, or a smaller vocabulary"
+            f"--ladder: the first rung's {budgets[0]:.2g} FLOPs are too few for the smallest model"
+            f" of this kind, emb_dim {smallest.changes['emb_dim']} with"
+            f" {smallest.parameters:,} parameters; give {enough} or more, fewer --rungs, or a"
+            " smaller vocabulary"
         )
 
 
 def _rounded_up(number: float) -> str:
-    """To three digits."""
+    """Return a number rounded up to three digits."""
     digit = 10.0 ** (math.floor(math.log10(number)) - 2)
     return f"{math.ceil(number / digit) * digit:.3g}"
 
 
-def _shapes(config: RunConfig, budget: float) -> Iterator[ModelSize]:
-    """From the least to one that is too large for the budget."""
-    grain = widths.step(config.model)
+def _sizes(config: RunConfig, budget: float) -> Iterator[ModelSize]:
+    """Yield candidates, from the smallest to one that is too large for the budget."""
+    grain = widths.smallest_width(config.model)
     width = grain
     while True:
-        depths = sorted({max(1, round(width / ratio)) for ratio in ASPECT_RATIOS})
-        of_width = [_shape(config, width, depth) for depth in depths]
+        of_width = _sizes_of_width(config, width)
         yield from of_width
         if of_width[0].tokens_per_parameter(budget) < TOKENS_PER_PARAMETER / 4:
             return
-        width += grain * max(1, width // (grain * _FINEST))
+        width += grain * max(1, width // (grain * _WIDTH_STEPS))
 
 
-def _shape(config: RunConfig, width: int, depth: int) -> ModelSize:
-    changes = {**widths.changes(config.model, width), "n_layers": depth}
-    model = widths.changed(config.model, changes)
-    shapes = shapes_of(model)
-    return ModelSize(
-        changes,
-        active_parameters(shapes, model).total,
-        conventional_flops(shapes, model, config.sequence_length),
-    )
+def _sizes_of_width(config: RunConfig, width: int) -> list[ModelSize]:
+    """Return the candidates of one width, the shallowest first. The model is traced once: other
+    depths differ only in the length of the axis along which the blocks are stacked."""
+    depths = sorted({max(1, round(width / ratio)) for ratio in ASPECT_RATIOS})
+    sizes: list[ModelSize] = []
+    traced: Shapes = {}
+    for depth in depths:
+        changes = {**widths.keys_for_width(config.model, width), "n_layers": depth}
+        model = widths.with_keys(config.model, changes)
+        traced = traced or shapes_of(model)
+        shapes = {
+            name: (depth, *shape[1:]) if name.startswith(BLOCKS) else shape
+            for name, shape in traced.items()
+        }
+        parameters = count_active_parameters(shapes, model).total
+        flops = model_flops_per_token(shapes, model, config.sequence_length)
+        sizes.append(ModelSize(changes, parameters, flops))
+    return sizes
 
 
-def _best(shapes: list[ModelSize], budget: float) -> ModelSize:
-    def miss(shape: ModelSize) -> float:
-        return abs(math.log(shape.tokens_per_parameter(budget) / TOKENS_PER_PARAMETER))
+def _best(sizes: list[ModelSize], budget: float) -> ModelSize:
+    def distance(size: ModelSize) -> float:
+        return abs(math.log(size.tokens_per_parameter(budget) / TOKENS_PER_PARAMETER))
 
-    return min(shapes, key=miss)
+    return min(sizes, key=distance)
 
 
 def _rung(
-    config: RunConfig, budget: float, shape: ModelSize, datasets: Mapping[str, Dataset]
+    config: RunConfig, budget: float, size: ModelSize, datasets: Mapping[str, Dataset]
 ) -> Rung:
-    tokens = shape.tokens(budget)
-    length = config.sequence_length
-    microbatch_tokens = config.train.microbatch_size * length
+    tokens = size.tokens(budget)
+    microbatch_tokens = config.train.microbatch_size * config.sequence_length
     microbatches = max(1, round(batch_tokens(budget) / microbatch_tokens))
     changes: dict[str, Any] = {"gradient_accumulation_steps": microbatches}
     if config.model.mup is None:
@@ -204,23 +267,73 @@ def _rung(
     steps_per_epoch = max(1, round(tokens / epochs / per_step))
     changes |= {"epochs": epochs, "min_train_tokens": steps_per_epoch * per_step}
     new = RunConfig(
-        widths.changed(config.model, shape.changes), config.train.model_copy(update=changes)
+        widths.with_keys(config.model, size.changes), config.train.model_copy(update=changes)
     )
     steps = steps_per_epoch * epochs
-    return Rung(budget, shape, {**shape.changes, **changes}, new, steps, per_step)
+    return Rung(budget, size, {**size.changes, **changes}, new, steps, per_step)
 
 
 def _epochs(config: RunConfig, tokens: float, datasets: Mapping[str, Dataset]) -> int:
-    """How often the datasets are gone through for so many tokens; 1 where they are not here."""
+    """Return the epochs that this many tokens need; 1 if a dataset is not here."""
     if len(datasets) < len(config.train.datasets):
         return 1
     one_epoch = config.train.model_copy(update={"min_train_tokens": -1, "epochs": 1})
     try:
         data = TrainingData(config._replace(train=one_epoch), dict(datasets))
     except UserError:
-        batch = config.tokens_per_step
         raise UserError(
-            f"--ladder: a batch of {batch:,} tokens for {tokens:.2g} in all is more than there are"
-            " to train on; give a smaller budget, or take a larger dataset"
+            f"--ladder: a batch of {config.tokens_per_step:,} tokens, for {tokens:.2g} tokens in"
+            " all, is more than the dataset has; give a smaller budget, or use a larger dataset"
         ) from None
     return math.ceil(tokens / (data.total_steps * data.tokens_per_step))
+
+
+def _row(rung: Rung) -> list[str]:
+    changes = rung.changes
+    return [
+        f"{rung.flops:.2e}",
+        f"{changes['emb_dim']:,}",
+        f"{changes['n_layers']:,}",
+        f"{rung.size.parameters:,}",
+        f"{rung.tokens:,}",
+        f"{rung.tokens / rung.size.parameters:.1f}",
+        f"{changes['epochs']:,}",
+        f"{rung.tokens_per_step:,}",
+        f"{rung.steps:,}",
+        f"{changes['learning_rate']:g}" if "learning_rate" in changes else "unchanged",
+    ]
+
+
+def _total(rungs: list[Rung], speed: Speed | None) -> Iterator[str]:
+    yield f"per parameter: tokens per parameter; {TOKENS_PER_PARAMETER} is compute-optimal"
+    flops = sum(rung.flops for rung in rungs)
+    if speed is None:
+        yield f"total: {flops:.2e} FLOPs; {UNKNOWN_SPEED}"
+        return
+    time = format_duration(flops / speed.flops)
+    yield (
+        f"total: {flops:.2e} FLOPs, {time} at {speed.flops / 1e12:.3g} TFLOP/s ({speed.reason});"
+        " start-up, and the lower speed of small runs, not included"
+    )
+
+
+def _data_notes(rungs: list[Rung], forecast: Forecast) -> Iterator[str]:
+    for name in forecast.missing_datasets:
+        yield (
+            f"{name} is not here, so the number of epochs is not known:"
+            f" uv run download_dataset.py {name}, then run this command again"
+        )
+    most = max(rung.changes["epochs"] for rung in rungs)
+    if most > MAX_EPOCHS:
+        yield (
+            f"the dataset is too small: {most:,} epochs. Beyond {MAX_EPOCHS} a repeated token is"
+            " worth less than a new one, and losses bend away from a power law"
+        )
+
+
+def _verdict(forecast: Forecast, largest: Memory) -> str:
+    needed, usable = format_bytes(largest.total), format_bytes(forecast.usable_bytes)
+    line = f"the largest rung needs {needed} of {usable} on each device"
+    if largest.total <= forecast.usable_bytes:
+        return f"{line}: it fits"
+    return f"{line}: it does not fit, and nothing is written; lower microbatch_size"

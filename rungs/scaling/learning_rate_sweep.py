@@ -1,5 +1,4 @@
-"""One run trained at several learning rates, and in several ways, each in a run folder of its
-own."""
+"""One run trained at several learning rates, in several variants, each in its own run folder."""
 
 import math
 import subprocess
@@ -16,67 +15,67 @@ from rungs.run.derive import NewRun
 from rungs.run.folder import RunFolder
 
 LAST_STEPS = 20
-"""Where there is no validation, the training loss is a mean over so many."""
+"""Without validation, the final loss is the mean training loss of this many steps."""
 
 
 class SweepRun(NamedTuple):
-    """A run to make."""
+    """A run to train."""
 
-    line: str
-    """What it has in common with others at other learning rates: `emb_dim 64`, `muon`."""
+    series: str
+    """What it shares with runs at other learning rates: `emb_dim 64`, `muon`."""
     learning_rate: float
     changes: Mapping[str, Any]
-    """The other keys in which it differs from the run that it is made from."""
+    """The other keys that differ from the origin run."""
 
 
 class Point(NamedTuple):
-    """How a run ended."""
+    """The result of a run."""
 
-    line: str
+    series: str
     learning_rate: float
     loss: float
-    """Validation loss at the end or, without validation, the mean of the last training losses;
-    infinite where they are not finite."""
+    """Validation loss at the end or, without validation, the mean of the last training losses.
+    Infinite if they are not finite."""
 
 
 def sweep(
-    origin: Path, folder: Path, cases: Sequence[SweepRun], datasets_dir: Path, train_command: Path
+    origin: Path, folder: Path, runs: Sequence[SweepRun], datasets_dir: Path, train_command: Path
 ) -> Iterator[Point]:
-    """Train each, or what is left of it, one after the other; yields it when it has ended.
+    """Train each run to its end, one after the other, and yield its result.
 
     Args:
-        origin: the run folder that they are made from.
-        folder: to hold their run folders.
-        datasets_dir: where datasets lie, or will.
+        origin: the run folder that they are derived from.
+        folder: parent of the new run folders.
         train_command: the path of `train.py`.
 
     Raises:
-        UserError: a change does not fit the run, or another run is there; none is made then.
-        RunFailure: a run failed through more than its learning rate.
+        UserError: a change does not fit the run, or another run is in the way. No folder is made
+            then.
+        RunFailure: a run failed, and not because of its learning rate.
     """
-    runs = [NewRun.of(folder / _name(case), origin, _changes(case)) for case in cases]
-    for case, run in zip(cases, runs, strict=True):
-        loss = _loss_of(RunFolder(run.make()), datasets_dir, train_command)
-        yield Point(case.line, case.learning_rate, loss)
+    new = [NewRun.of(folder / _name(run), origin, _changes(run)) for run in runs]
+    for run, new_run in zip(runs, new, strict=True):
+        loss = _train(RunFolder(new_run.make()), datasets_dir, train_command)
+        yield Point(run.series, run.learning_rate, loss)
 
 
 def best_rates(points: Sequence[Point]) -> dict[str, float]:
-    """Of each line the learning rate with the lowest loss, between those tried: the least of the
-    parabola through the best and its neighbours, in logarithms; the best itself at an end. NaN
-    where no loss is finite."""
-    return {line: _best_rate(of_line) for line, of_line in lines_of(points).items()}
+    """Return the learning rate with the lowest loss, by series. It is interpolated: the minimum of
+    the parabola through the best point and its neighbours, over the logarithm of the rate. The best
+    point itself if it is the first or last; NaN if no loss is finite."""
+    return {name: _best_rate(series) for name, series in points_by_series(points).items()}
 
 
-def lines_of(points: Sequence[Point]) -> dict[str, list[Point]]:
-    """The points of each line, by learning rate."""
-    names = dict.fromkeys(point.line for point in points)
+def points_by_series(points: Sequence[Point]) -> dict[str, list[Point]]:
+    """Return the points of each series, sorted by learning rate."""
+    names = dict.fromkeys(point.series for point in points)
     ordered = sorted(points, key=lambda point: point.learning_rate)
-    return {name: [point for point in ordered if point.line == name] for name in names}
+    return {name: [point for point in ordered if point.series == name] for name in names}
 
 
-def is_at_end(points: Sequence[Point]) -> bool:
-    """Whether the best of a line's points is the first or the last, so that a better one may lie
-    beyond."""
+def is_best_at_end(points: Sequence[Point]) -> bool:
+    """Whether the best point of a series is the first or last, so that a better learning rate may
+    lie outside the ones tried."""
     best = min(points, key=lambda point: point.loss)
     return best in (points[0], points[-1])
 
@@ -93,16 +92,16 @@ def _best_rate(points: Sequence[Point]) -> float:
     return float(np.exp(-curve[1] / (2 * curve[0]))) if curve[0] > 0 else around[1].learning_rate
 
 
-def _name(case: SweepRun) -> str:
-    return f"{case.line.replace(' ', '-')}-rate-{case.learning_rate:g}"
+def _name(run: SweepRun) -> str:
+    return f"{run.series.replace(' ', '-')}-rate-{run.learning_rate:g}"
 
 
-def _changes(case: SweepRun) -> dict[str, Any]:
-    return {**case.changes, "learning_rate": case.learning_rate}
+def _changes(run: SweepRun) -> dict[str, Any]:
+    return {**run.changes, "learning_rate": run.learning_rate}
 
 
-def _loss_of(run: RunFolder, datasets_dir: Path, train_command: Path) -> float:
-    """Of a run, trained to its end first."""
+def _train(run: RunFolder, datasets_dir: Path, train_command: Path) -> float:
+    """Train a run to its end and return its final loss."""
     command = [sys.executable, str(train_command), str(run.path)]
     command += ["--datasets-dir", str(datasets_dir)]
     done = subprocess.run(command, stderr=subprocess.PIPE, text=True)
@@ -117,5 +116,5 @@ def _final_loss(steps: Sequence[metrics.StepMetrics]) -> float:
     if steps[-1].validation_loss is not None:
         return steps[-1].validation_loss
     losses = [step.train_loss for step in steps[-LAST_STEPS:]]
-    whole = [loss for loss in losses if loss is not None]
-    return float(np.mean(whole)) if len(whole) == len(losses) else math.inf
+    finite = [loss for loss in losses if loss is not None]
+    return float(np.mean(finite)) if len(finite) == len(losses) else math.inf

@@ -15,8 +15,8 @@ from rungs.model.gpt import GPT
 from rungs.optim.multi_steps import MultiSteps
 from rungs.optim.precision import dtype_of
 from rungs.planning import hardware, oom_advice
-from rungs.planning.flops import active_parameters, conventional_flops, parameters
-from rungs.planning.memory import at_rest, shown
+from rungs.planning.flops import count_active_parameters, count_parameters, model_flops_per_token
+from rungs.planning.memory import format_bytes, state_bytes
 from rungs.run import metrics
 from rungs.run.folder import RunFolder
 from rungs.run.metrics import StepMetrics
@@ -64,9 +64,9 @@ def log_size(
 ) -> None:
     """Log the part of the plan that takes no tracing: parameters, FLOPs, tokens, memory."""
     shapes = shapes_of(config.model, config.train.lora)
-    total = parameters(shapes).total
-    active = active_parameters(shapes, config.model).total
-    flops = conventional_flops(shapes, config.model, config.sequence_length)
+    total = count_parameters(shapes).total
+    active = count_active_parameters(shapes, config.model).total
+    flops = model_flops_per_token(shapes, config.model, config.sequence_length)
     tokens = data.total_steps * data.tokens_per_step
     log.info(
         "%s parameters%s, %s MFLOPs per token; %s tokens, %.3g per parameter; weights, moments and"
@@ -76,8 +76,8 @@ def log_size(
         f"{flops / 1e6:,.1f}",
         f"{tokens:,}",
         tokens / active,
-        shown(at_rest(model, optimizer)),
-        shown(oom_advice.device_bytes(mesh)),
+        format_bytes(state_bytes(model, optimizer)),
+        format_bytes(oom_advice.device_bytes(mesh)),
         run.path,
     )
 
@@ -115,12 +115,12 @@ def log_end(run: RunFolder, config: RunConfig, last: StepMetrics, is_stopped: bo
 def peak_tokens_per_second(config: RunConfig, mesh: Mesh) -> float | None:
     """Return the tokens per second at the devices' peak FLOP/s, None if that is not known."""
     model, train = config
-    kind = hardware.of_kind(mesh.devices.flat[0].device_kind)
+    kind = hardware.device_of_kind(mesh.devices.flat[0].device_kind)
     peak = kind and kind.peak(dtype_of(train))
     if not peak:
         return None
     shapes = shapes_of(model, train.lora)
-    return mesh.size * peak / conventional_flops(shapes, model, config.sequence_length)
+    return mesh.size * peak / model_flops_per_token(shapes, model, config.sequence_length)
 
 
 def _devices(sharding: ShardingConfig) -> str:

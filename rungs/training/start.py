@@ -119,7 +119,7 @@ def launch(run: RunFolder, config: RunConfig, start: StartOptions, datasets_dir:
         run_on_first(lambda: _tidy(run, saved))
     # 8. Model and optimizer are created or restored, then the steps are taken.
     inputs = Inputs(run, config, saved, weights, data, validation, provenance)
-    with run_log.log_failures(), oom_advice.explained(config, mesh):
+    with run_log.log_failures(), oom_advice.report_out_of_memory(config, mesh):
         oom_advice.warn_if_too_large(config, mesh)
         return _train(inputs, mesh)
 

@@ -1,4 +1,4 @@
-"""What charts are drawn on: the ticks of a logarithmic axis."""
+"""Ticks of a logarithmic axis."""
 
 import pytest
 

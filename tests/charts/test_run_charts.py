@@ -1,4 +1,4 @@
-"""Charts and comparisons, on runs written by hand."""
+"""Charts of one run and of several, on hand-written runs."""
 
 import dataclasses
 import json
@@ -15,7 +15,7 @@ from matplotlib import image
 from matplotlib.lines import Line2D
 
 import charts
-from rungs.charts import drawing, run_charts
+from rungs.charts import comparison_charts, drawing, run_charts
 from rungs.common.errors import UserError
 from rungs.run.metrics import StepMetrics
 from rungs.run.recorded_run import (
@@ -97,7 +97,7 @@ def marks(lines: list[Line2D], marker: str) -> list[tuple[float, float]]:
 
 @pytest.mark.parametrize("chart_style", ["plain", "hand-drawn"])
 @pytest.mark.filterwarnings("error")
-def test_a_run_gets_its_four_pictures_and_nothing_else(
+def test_a_run_gets_four_charts_and_nothing_else(
     make_run: MakeRun, chart_style: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = make_run("a", [step(n) for n in range(40)], chart_style=chart_style)
@@ -111,7 +111,7 @@ def test_a_run_gets_its_four_pictures_and_nothing_else(
     assert not caplog.records
 
 
-def test_the_style_of_the_config_is_drawn_and_leaves_no_trace(make_run: MakeRun) -> None:
+def test_the_config_sets_the_style_of_its_own_run_only(make_run: MakeRun) -> None:
     steps = [step(n) for n in range(40)]
     plain = run_charts.draw_run(make_run("a", steps))[0].read_bytes()
     hand = make_run("hand/a", steps, chart_style="hand-drawn")
@@ -120,7 +120,7 @@ def test_the_style_of_the_config_is_drawn_and_leaves_no_trace(make_run: MakeRun)
     assert run_charts.draw_run(hand, chart_style="plain")[0].read_bytes() == plain
 
 
-def test_old_charts_stay_whole_where_drawing_fails(
+def test_old_charts_stay_intact_if_writing_fails(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = make_run("a", [step(n) for n in range(5)])
@@ -140,7 +140,7 @@ def test_old_charts_stay_whole_where_drawing_fails(
     assert names_in(folder) == before
 
 
-def test_a_damaged_checkpoint_breaks_no_chart(make_run: MakeRun) -> None:
+def test_a_damaged_checkpoint_does_not_matter(make_run: MakeRun) -> None:
     folder = make_run("a", [step(n) for n in range(5)])
     damaged = folder / "checkpoints" / "20260101T000000-step-000000"
     damaged.mkdir(parents=True)
@@ -149,7 +149,7 @@ def test_a_damaged_checkpoint_breaks_no_chart(make_run: MakeRun) -> None:
     assert len(run_charts.draw_run(folder)) == 4
 
 
-def test_without_a_step_nothing_is_drawn(make_run: MakeRun) -> None:
+def test_without_steps_nothing_is_drawn(make_run: MakeRun) -> None:
     folder = make_run("a", [])
     before = names_in(folder)
     assert run_charts.draw_run(folder) == []
@@ -179,7 +179,7 @@ ODD_RUNS = {
 
 @pytest.mark.parametrize("steps", ODD_RUNS.values(), ids=ODD_RUNS)
 @pytest.mark.filterwarnings("error")
-def test_odd_runs_are_drawn_all_the_same(make_run: MakeRun, steps: list[StepMetrics]) -> None:
+def test_odd_runs_are_drawn(make_run: MakeRun, steps: list[StepMetrics]) -> None:
     folder = make_run("$x^{$ 日本", steps)
     assert len(run_charts.draw_run(folder)) == 4
     figure = run_charts.loss_chart(RecordedRun.load(folder))
@@ -188,9 +188,9 @@ def test_odd_runs_are_drawn_all_the_same(make_run: MakeRun, steps: list[StepMetr
 
 
 @pytest.mark.filterwarnings("error")
-def test_odd_runs_are_compared_all_the_same(make_run: MakeRun, tmp_path: Path) -> None:
+def test_odd_runs_are_compared(make_run: MakeRun, tmp_path: Path) -> None:
     runs = load_runs([make_run(name, steps) for name, steps in ODD_RUNS.items()])
-    assert len(run_charts.draw_comparison(runs, tmp_path / "out")) == len(COMPARISON_CHARTS)
+    assert len(comparison_charts.draw_comparison(runs, tmp_path / "out")) == len(COMPARISON_CHARTS)
     assert len(results_table(runs).splitlines()) == 1 + len(runs)
 
 
@@ -217,11 +217,11 @@ def test_intervals_end_with_their_checkpoint() -> None:
             continue
         assert spans.low[i] == min(numbers)
         assert spans.high[i] == max(numbers)
-        # Sums of ten doubles in another order: a few units in the last place.
+        # The sum of ten doubles in another order differs by a few units in the last place.
         assert spans.mean[i] == pytest.approx(sum(numbers) / len(numbers), rel=1e-14)
 
 
-def test_the_band_and_its_mean_are_what_the_chart_shows(make_run: MakeRun) -> None:
+def test_the_loss_chart_shows_band_and_mean(make_run: MakeRun) -> None:
     run = RecordedRun.load(make_run("a", [step(n) for n in range(25)]))
     axes = run_charts.loss_chart(run).axes[0]
     losses = [3 + 1 / (n + 1) for n in range(25)]
@@ -235,7 +235,7 @@ def test_the_band_and_its_mean_are_what_the_chart_shows(make_run: MakeRun) -> No
     assert np.asarray(means.get_ydata()).tolist() == pytest.approx(expected, rel=1e-14)
 
 
-def test_running_median_forgets_single_spikes_and_gaps() -> None:
+def test_running_median_ignores_spikes_and_gaps() -> None:
     y = np.full(2000, 5.0)
     y[::50] = 1000.0
     y[7] = np.nan
@@ -249,13 +249,13 @@ def test_running_median_forgets_single_spikes_and_gaps() -> None:
     assert medians[inner].tolist() == places[inner].tolist()
 
 
-def test_stretch_means_keep_the_mean_of_x_and_y_together() -> None:
+def test_binned_means_average_x_and_y_together() -> None:
     x, y = binned_means(np.arange(100.0), 2 * np.arange(100.0), points=20)
     assert x.tolist() == [2 + 5 * n for n in range(20)]
     assert y.tolist() == [2 * (2 + 5 * n) for n in range(20)]
 
 
-def test_the_best_step_is_the_best_checkpoint(make_run: MakeRun) -> None:
+def test_the_best_step_is_that_of_the_best_checkpoint(make_run: MakeRun) -> None:
     losses = {0: 4.0, 10: 3.0, 20: 3.5}
     steps = [step(n, validation_loss=losses.get(n)) for n in range(29)]
     axes = run_charts.loss_chart(RecordedRun.load(make_run("a", steps))).axes[0]
@@ -280,7 +280,7 @@ def test_spikes_are_marked(make_run: MakeRun) -> None:
     figure = run_charts.loss_chart(RecordedRun.load(make_run("a", steps)))
     assert marks(list(figure.axes[0].get_lines()), "x") == [(n, 300.0 + n) for n in spikes]
     legend = [text.get_text().strip() for text in figure.legends[0].get_texts()]
-    assert "spikes (3 steps, 2 of them skipped)" in legend
+    assert "loss spikes (3 steps, 2 skipped)" in legend
 
 
 def test_clipped_and_dropped_steps_are_marked(make_run: MakeRun) -> None:
@@ -311,19 +311,19 @@ def test_comparison_shows_each_run_over_its_own_tokens_and_time(make_run: MakeRu
     slow = [step(n, step_seconds=2.0, tokens_seen=100 * n) for n in range(21)]
     runs = load_runs([make_run("fast", [step(n) for n in range(31)]), make_run("slow", slow)])
     for draw, ends in (
-        (run_charts.loss_by_tokens, (992, 2000)),
-        (run_charts.loss_by_time, (15.5, 42)),
+        (comparison_charts.loss_by_tokens, (992, 2000)),
+        (comparison_charts.loss_by_time, (15.5, 42)),
     ):
         training, validation = draw(runs).axes
         assert [np.asarray(line.get_xdata())[-1] for line in training.get_lines()] == list(ends)
         assert [len(np.asarray(line.get_xdata())) for line in validation.get_lines()] == [4, 3]
 
 
-def test_ten_runs_are_told_apart_without_colour(make_run: MakeRun, tmp_path: Path) -> None:
+def test_ten_runs_are_distinguishable_without_colour(make_run: MakeRun, tmp_path: Path) -> None:
     runs = load_runs([make_run(f"r{i}", [step(n) for n in range(30)]) for i in range(10)])
-    written = run_charts.draw_comparison(runs, tmp_path / "out")
+    written = comparison_charts.draw_comparison(runs, tmp_path / "out")
     assert {path.name for path in written} == names_in(tmp_path / "out") == COMPARISON_CHARTS
-    figure = run_charts.learning_rates(runs)
+    figure = comparison_charts.learning_rates(runs)
     lines = figure.axes[0].get_lines()
     assert len({(line.get_linestyle(), line.get_marker()) for line in lines}) == 10
     assert len({(line.get_linestyle(), line.get_color()) for line in lines}) == 10
@@ -333,9 +333,10 @@ def test_ten_runs_are_told_apart_without_colour(make_run: MakeRun, tmp_path: Pat
 
 
 @pytest.mark.filterwarnings("error")
-def test_every_run_is_in_the_legend_whatever_its_name(make_run: MakeRun) -> None:
+def test_every_name_of_a_run_works_in_the_legend(make_run: MakeRun) -> None:
     names = ["_a", " a", "$x^{$"]
-    figure = run_charts.loss_by_step(load_runs([make_run(name, [step(0)]) for name in names]))
+    runs = load_runs([make_run(name, [step(0)]) for name in names])
+    figure = comparison_charts.loss_by_step(runs)
     assert [text.get_text()[1:] for text in figure.legends[0].get_texts()] == names
 
 
@@ -343,15 +344,15 @@ def test_the_legend_stays_inside_the_picture(make_run: MakeRun) -> None:
     for length in (5, 12, 30, 80):
         names = [str(i).rjust(length, "n") for i in range(10)]
         runs = load_runs([make_run(name, [step(n) for n in range(3)]) for name in names])
-        with drawing.styled("plain"):
-            figure = run_charts.learning_rates(runs)
+        with drawing.use_style("plain"):
+            figure = comparison_charts.learning_rates(runs)
             figure.draw_without_rendering()
             box = figure.legends[0].get_window_extent()
         assert box.x0 >= 0
         assert box.x1 <= 1600
 
 
-def test_figures_are_those_of_the_metrics(make_run: MakeRun) -> None:
+def test_the_results_table_matches_the_metrics(make_run: MakeRun) -> None:
     validation = {0: 4.0, 10: 2.5, 20: 3.0}
     run = RecordedRun.load(
         make_run("a", [step(n, validation_loss=validation.get(n)) for n in range(21)])
@@ -362,7 +363,7 @@ def test_figures_are_those_of_the_metrics(make_run: MakeRun) -> None:
     assert cells == ["a", "21", "672", "3.0476", "3.0000", "2.5000 at step 10", "64", "10.5 s"]
 
 
-def test_differences_are_just_the_keys_that_differ(make_run: MakeRun) -> None:
+def test_the_differences_table_has_only_keys_that_differ(make_run: MakeRun) -> None:
     lineage = {"like": "runs/a", "set": {"seed": 7}}
     folders = [
         make_run("a", [step(0)], weight_decay=0.01),  # the default, written out
@@ -376,12 +377,12 @@ def test_differences_are_just_the_keys_that_differ(make_run: MakeRun) -> None:
     assert "same" in differences_table(load_runs(folders[:1] * 2))
 
 
-def test_runs_of_one_name_are_told_apart_by_their_paths(make_run: MakeRun) -> None:
+def test_runs_of_the_same_name_get_their_paths(make_run: MakeRun) -> None:
     folders = [make_run("a", [step(0)]), make_run("old/a", [step(0)]), make_run("b", [step(0)])]
     assert [run.name for run in load_runs(folders)] == [str(folders[0]), str(folders[1]), "b"]
 
 
-def test_the_folder_of_a_comparison_names_its_runs() -> None:
+def test_the_comparison_folder_names_its_runs() -> None:
     assert charts.comparison_folder(["a", "b"]) == Path("comparisons/a+b")
     many = [f"a-run-with-a-long-name-{i}" for i in range(20)]
     folder = charts.comparison_folder(many)
@@ -411,7 +412,7 @@ def test_command_redraws_one_run_and_compares_several(
     assert names_in(tmp_path / "out") == COMPARISON_CHARTS
 
 
-def test_command_answers_bad_input_in_one_line(
+def test_bad_input_is_reported_in_one_line(
     make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""`mup.py` on a tiny run: what holds in muP and not without it, and a sweep that goes on."""
+"""`mup.py` on a tiny run: the coordinate check with and without muP, and a sweep that resumes."""
 
 import json
 import subprocess
@@ -46,7 +46,7 @@ def test_the_coordinate_check_passes_in_mup_only(
     assert (run.path / "coordinate-check.png").stat().st_size > 10_000
 
 
-def test_a_sweep_trains_what_is_left_and_draws_it(tmp_path: Path, datasets: Path) -> None:
+def test_a_sweep_trains_what_is_left_and_draws_a_chart(tmp_path: Path, datasets: Path) -> None:
     run = run_with(tmp_path / "run", 32)
     options = ("--widths", "32,64", "--learning-rates", "0.001,0.01", "--datasets-dir", datasets)
     first = mup("sweep", run.path, *options)
@@ -63,7 +63,7 @@ def test_a_sweep_trains_what_is_left_and_draws_it(tmp_path: Path, datasets: Path
     assert metrics.read_text() == before
 
 
-def test_a_run_without_the_key_is_told_so(tmp_path: Path, datasets: Path) -> None:
+def test_unsuitable_runs_are_rejected(tmp_path: Path, datasets: Path) -> None:
     run = run_with(tmp_path / "run", None)
     rates = ("--learning-rates", "0.01,0.1", "--datasets-dir", datasets)
     done = mup("sweep", run.path, "--standard", *rates)
@@ -73,14 +73,14 @@ def test_a_run_without_the_key_is_told_so(tmp_path: Path, datasets: Path) -> Non
     for command in (("check",), ("sweep", *rates[:2])):
         done = mup(command[0], run.path, *command[1:])
         assert done.returncode == 2
-        assert "start_from has the width that it has" in done.stderr
+        assert "start_from fixes the model's width" in done.stderr
 
 
-def test_what_cannot_be_is_told_in_a_line(tmp_path: Path, datasets: Path) -> None:
+def test_bad_options_are_reported_in_one_line(tmp_path: Path, datasets: Path) -> None:
     run = run_with(tmp_path / "run", 32)
     for options, line in (
         (("--widths", "33,64"), "error: width 33: "),
-        (("--widths", "64"), "give two different positive numbers"),
+        (("--widths", "64"), "give at least two different positive numbers"),
         (("--steps", 8), "error: --steps 8: the run has 8"),
         (("--steps", 3), "3 is not in the range x>=4"),
     ):

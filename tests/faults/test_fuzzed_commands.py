@@ -20,7 +20,7 @@ import generate
 import plan
 import pretrained
 import train
-from rungs.charts.run_charts import loss_by_step
+from rungs.charts.comparison_charts import loss_by_step
 from rungs.checkpointing.load import find_weights
 from rungs.common.errors import EXIT_BAD_INPUT, UserError, run_command
 from rungs.data.bpe import train_bpe

@@ -15,9 +15,9 @@ from rungs.config.model_config import ModelConfig, MupConfig
 from rungs.config.run_config import RunConfig
 from rungs.model.gpt import GPT
 from rungs.parallel.mesh import one_device
-from rungs.scaling.coordinate_check import Measured, growths
+from rungs.scaling.coordinate_check import WidthMeasurement, fit_growth
 from rungs.scaling.learning_rate_sweep import Point, best_rates
-from rungs.scaling.widths import widened
+from rungs.scaling.widths import with_width
 from rungs.step.state import create_model_and_optimizer, named_arrays
 from tests.support.configs import model_config, train_config
 
@@ -134,27 +134,27 @@ def test_what_scales_with_the_width_otherwise_is_refused(
 
 def test_a_wider_model_has_more_heads_or_wider_ones() -> None:
     model = model_config(emb_dim=64, n_heads=4, n_kv_heads=2, ffn_dim=96)
-    wide = widened(model, 96)
+    wide = with_width(model, 96)
     assert (wide.n_heads, wide.n_kv_heads, wide.head_width, wide.ffn_dim) == (6, 3, 16, 144)
     mup = MupConfig(base_emb_dim=64, base_head_dim=16)
-    wide = widened(model.model_copy(update={"mup": mup}), 96)
+    wide = with_width(model.model_copy(update={"mup": mup}), 96)
     assert (wide.n_heads, wide.n_kv_heads, wide.head_width, wide.ffn_dim) == (4, 2, 24, 144)
-    assert widened(model, 64).as_json() == {**model.as_json(), "head_dim": 16}
+    assert with_width(model, 64).as_json() == {**model.as_json(), "head_dim": 16}
     with pytest.raises(UserError, match=r"width 80: n_kv_heads 2 .* multiples of 32"):
-        widened(model, 80)
+        with_width(model, 80)
     sines = model_config(emb_dim=64, n_layers=0, positions="sinusoidal")
     with pytest.raises(UserError, match="width 63: emb_dim: 63 is odd"):
-        widened(sines, 63)
+        with_width(sines, 63)
     with pytest.raises(UserError, match="width 99999999999999999999: "):
-        widened(sines, 99999999999999999999)
+        with_width(sines, 99999999999999999999)
 
 
 def test_growth_is_the_power_of_the_width_and_nan_is_off() -> None:
-    def measured(width: int) -> Measured:
+    def measured(width: int) -> WidthMeasurement:
         sizes = {"steady": 3.0, "large": width**0.75, "broken": math.nan}
-        return Measured(width, sizes, {"steady": 2.0, "large": 5 / width, "broken": 1.0})
+        return WidthMeasurement(width, sizes, {"steady": 2.0, "large": 5 / width, "broken": 1.0})
 
-    steady, large, broken = growths([measured(width) for width in (64, 128, 512)])
+    steady, large, broken = fit_growth([measured(width) for width in (64, 128, 512)])
     assert steady == ("steady", pytest.approx(0, abs=1e-9), pytest.approx(0, abs=1e-9))
     assert large == ("large", pytest.approx(0.75), pytest.approx(-1))
     assert (steady.is_off, large.is_off, broken.is_off) == (False, True, True)

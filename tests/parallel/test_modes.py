@@ -23,7 +23,7 @@ from rungs.config.train_config import Mode
 from rungs.model.gpt import GPT
 from rungs.optim.multi_steps import MultiSteps
 from rungs.parallel.sharding import Layout
-from rungs.planning.compiled_communication import Collective, axis_of, collectives
+from rungs.planning.compiled_communication import Collective, axes_of, collectives
 from rungs.step.eval_step import make_evaluation_step
 from rungs.step.state import AbstractState, Arrays, create_model_and_optimizer, named_arrays
 from rungs.step.train_step import StepResult, gradients, make_train_step
@@ -70,14 +70,14 @@ class Trained(NamedTuple):
 
     def sent_over(self, kind: str, *axes: str) -> list[Collective]:
         return [
-            one for one in self.sent if one.kind == kind and axis_of(one.groups, self.mesh) == axes
+            one for one in self.sent if one.kind == kind and axes_of(one.groups, self.mesh) == axes
         ]
 
     @property
     def kinds(self) -> set[tuple[str, tuple[str, ...]]]:
         """Of what is more than a few numbers."""
         return {
-            (one.kind, axis_of(one.groups, self.mesh))
+            (one.kind, axes_of(one.groups, self.mesh))
             for one in self.sent
             if one.operand_bytes > FEW
         }
@@ -280,7 +280,7 @@ def test_experts_are_summed_as_any_feed_forward_part_is() -> None:
     one = on_mesh("experts", "fsdp_tp", 4, 2)
     batch = on(one.layout.mesh, *step_batch(1))
     program = jax.jit(one.compiled).lower(nnx.state(one.model), *batch, KEY).compile()
-    sent = [c for c in collectives(program) if axis_of(c.groups, one.layout.mesh) == ("tensor",)]
+    sent = [c for c in collectives(program) if axes_of(c.groups, one.layout.mesh) == ("tensor",)]
     layers, tokens, n_experts, each = 2, SEQUENCES // 4 * S, 4, 2
     activations = tokens * (D * (4 * layers + 2) + 3)
     assert total(sent) == 4 * (activations + layers * (tokens * each + n_experts * D))

@@ -1,5 +1,5 @@
-"""What a compiled program sends: real programs on virtual devices against numbers by hand, and
-lines of HLO as XLA writes them for accelerators."""
+"""What compiled programs send: real programs on virtual devices against hand-computed numbers, and
+HLO text as XLA writes it for accelerators."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +11,7 @@ import pytest
 from jax import Array, lax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from rungs.planning.compiled_communication import Collective, Traffic, axis_of, collectives, summary
+from rungs.planning.compiled_communication import Collective, Traffic, axes_of, collectives, summary
 
 P = PartitionSpec
 AB = jnp.zeros((8, 16), jnp.float32)
@@ -29,7 +29,7 @@ COLUMNS, BOTH = P(None, "tensor"), P("data", "tensor")
 def found_in(
     f: Callable[..., Any], *arrays: Array, mesh: Mesh = MESH, ins: Any = BOTH, outs: Any = BOTH
 ) -> list[Collective]:
-    """The collectives of a function of each device's part."""
+    """Return the collectives of a function inside shard_map."""
     mapped = jax.shard_map(f, mesh=mesh, in_specs=ins, out_specs=outs, check_vma=False)
     return collectives(jax.jit(mapped).lower(*arrays).compile())
 
@@ -43,7 +43,7 @@ def found_in(
         (lambda x: lax.all_to_all(x, "data", 0, 1, tiled=True), "all-to-all", 128, 128, 64),
     ],
 )
-def test_each_kind_has_the_bytes_that_its_shapes_say(
+def test_bytes_of_each_kind(
     f: Callable[[Array], Array],
     kind: str,
     operand_bytes: int,
@@ -54,31 +54,31 @@ def test_each_kind_has_the_bytes_that_its_shapes_say(
     assert (found.kind, found.groups, found.trips) == (kind, ((0, 2), (1, 3)), 1)
     assert (found.operand_bytes, found.result_bytes) == (operand_bytes, result_bytes)
     assert (found.moved_bytes, found.total_moved_bytes) == (moved_bytes, moved_bytes)
-    assert axis_of(found.groups, MESH) == ("data",)
+    assert axes_of(found.groups, MESH) == ("data",)
 
 
-def test_four_devices_in_a_ring_send_three_quarters_twice() -> None:
+def test_a_ring_of_four_devices_sends_three_quarters_twice() -> None:
     (found,) = found_in(lambda x: lax.psum(x, ("data", "tensor")), AB)
     assert found.groups == ((0, 1, 2, 3),)
     assert found.moved_bytes == 2 * 3 * 128 // 4
-    assert axis_of(found.groups, MESH) == ("data", "tensor")
+    assert axes_of(found.groups, MESH) == ("data", "tensor")
 
 
-def test_a_permutation_is_its_pairs() -> None:
+def test_groups_of_a_permutation_are_its_pairs() -> None:
     (found,) = found_in(lambda x: lax.ppermute(x, "tensor", [(0, 1), (1, 0)]), AB)
     assert (found.kind, found.moved_bytes) == ("collective-permute", 128)
     assert set(found.groups) == {(0, 1), (1, 0), (2, 3), (3, 2)}
-    assert axis_of(found.groups, MESH) == ("tensor",)
+    assert axes_of(found.groups, MESH) == ("tensor",)
 
 
-def test_several_results_are_added_up() -> None:
+def test_several_results_add_up() -> None:
     found = found_in(
         lambda x: (lax.psum(x, "data"), lax.psum(x.sum(1), "data")), AB, outs=(COLUMNS, P())
     )
     assert sum(one.operand_bytes for one in found) == 128 + 4 * 4
 
 
-def test_a_scan_in_a_scan_multiplies() -> None:
+def test_nested_scans_multiply() -> None:
     def body(h: Array, _: None) -> tuple[Array, None]:
         inner = lax.scan(lambda h, _: (lax.psum(jnp.sin(h), "tensor"), None), h, None, length=3)
         return lax.psum(inner[0], "data"), None
@@ -92,9 +92,7 @@ def test_a_scan_in_a_scan_multiplies() -> None:
 
 
 @pytest.mark.parametrize(("recomputed", "sums"), [(False, 2 * 12), (True, 3 * 12)])
-def test_a_gradient_sums_again_and_once_more_where_activations_are_recomputed(
-    recomputed: bool, sums: int
-) -> None:
+def test_remat_repeats_the_sums_of_the_forward_pass(recomputed: bool, sums: int) -> None:
     def layer(h: Array, w: Array) -> tuple[Array, None]:
         def inner(h: Array, _: None) -> tuple[Array, None]:
             return jnp.tanh(lax.psum(h @ w, "tensor")), None
@@ -117,7 +115,7 @@ def test_a_branch_counts_as_if_it_always_ran() -> None:
     assert summary(found, MESH) == [Traffic("all-reduce", ("data",), 1, 128)]
 
 
-def test_a_loop_of_unknown_length_is_refused_only_with_a_collective() -> None:
+def test_a_loop_of_unknown_length_is_rejected_only_with_a_collective() -> None:
     def repeat(step: Callable[[Array], Array]) -> list[Collective]:
         def loop(x: Array, n: Array) -> Array:
             return lax.fori_loop(0, n, lambda _, x: step(x), x)
@@ -129,7 +127,7 @@ def test_a_loop_of_unknown_length_is_refused_only_with_a_collective() -> None:
         repeat(lambda x: lax.psum(x, "data"))
 
 
-def test_an_axis_of_one_device_moves_nothing() -> None:
+def test_an_axis_of_one_device_sends_nothing() -> None:
     one = mesh_of(4, 1)
     assert found_in(lambda x: lax.psum(x, "tensor"), AB, mesh=one) == []
     assert found_in(lambda x: lax.ppermute(x, "tensor", [(0, 0)]), AB, mesh=one) == []
@@ -144,7 +142,7 @@ def test_an_axis_of_one_device_moves_nothing() -> None:
         (("tensor", "data"), ("data", "tensor"), 2 * 3 * 256 // 4),
     ],
 )
-def test_a_sum_that_the_partitioner_adds_is_found_on_its_axes(
+def test_a_sum_that_the_partitioner_adds_is_found(
     contracted: Any, axes: tuple[str, ...], moved_bytes: int, order: tuple[int, ...]
 ) -> None:
     mesh = mesh_of(2, 2, order)
@@ -154,7 +152,7 @@ def test_a_sum_that_the_partitioner_adds_is_found_on_its_axes(
     assert summary(found, mesh) == [Traffic("all-reduce", axes, 1, moved_bytes)]
 
 
-def test_groups_are_places_in_the_mesh_and_not_ids_of_devices() -> None:
+def test_groups_are_positions_in_the_mesh_and_not_device_ids() -> None:
     mesh = mesh_of(2, 2, (2, 0, 1, 3))
     for f in (
         lambda x: lax.psum(x, "tensor"),
@@ -162,11 +160,11 @@ def test_groups_are_places_in_the_mesh_and_not_ids_of_devices() -> None:
         lambda x: lax.ppermute(x, "tensor", [(0, 1), (1, 0)]),
     ):
         (found,) = found_in(f, AB, mesh=mesh)
-        assert axis_of(found.groups, mesh) == ("tensor",)
+        assert axes_of(found.groups, mesh) == ("tensor",)
 
 
 def hlo(*lines: str, computations: str = "", devices: int = 8) -> str:
-    """A program with these lines in its entry."""
+    """Return a program with these lines in its entry."""
     body = "\n".join(f"  {line}" for line in lines)
     header = f"HloModule jit_step, is_scheduled=true, num_partitions={devices}"
     return f"{header}\n\n{computations}\nENTRY %main (p: f32[4]) -> f32[4] {{\n{body}\n}}\n"
@@ -198,9 +196,7 @@ def one_in(*lines: str, **program: Any) -> Collective:
         ("mesh[a=2,b=6] {b:(3)2}", tuple((i, i + 1) for i in range(0, 12, 2))),
     ],
 )
-def test_groups_in_each_form_that_xla_writes(
-    text: str, groups: tuple[tuple[int, ...], ...]
-) -> None:
+def test_groups_in_every_syntax(text: str, groups: tuple[tuple[int, ...], ...]) -> None:
     line = f"%r = f32[4]{{0}} all-reduce(%p), channel_id=1, replica_groups={text}, to_apply=%add"
     assert one_in(line, computations=ADD).groups == groups
 
@@ -229,7 +225,7 @@ ADD = """%add (x: f32[], y: f32[]) -> f32[] {
         ("((f32[4]{0}), f32[4]{0}, u32[]) all-to-all-start(%p)", "all-to-all-done", 16, 16),
     ],
 )
-def test_an_asynchronous_form_counts_once_and_by_its_results(
+def test_an_asynchronous_collective_counts_once_by_its_results(
     start: str, done: str, operand_bytes: int, result_bytes: int
 ) -> None:
     found = one_in(
@@ -261,7 +257,7 @@ WRAPPED = """%wrapped (q: f32[8]) -> f32[4] {
 """
 
 
-def test_an_asynchronous_wrapper_counts_where_it_starts() -> None:
+def test_an_asynchronous_wrapper_counts_at_its_start() -> None:
     found = one_in(
         "%s = ((f32[8]{0}), f32[4]{0}, u32[]{:S(2)}) async-start(%p), calls=%wrapped",
         "%u = ((f32[8]{0}), f32[4]{0}, u32[]{:S(2)}) async-update(%s), calls=%wrapped",
@@ -271,7 +267,7 @@ def test_an_asynchronous_wrapper_counts_where_it_starts() -> None:
     assert (found.kind, found.operand_bytes, found.result_bytes) == ("reduce-scatter", 32, 16)
 
 
-def test_calls_fusions_and_branches_are_entered() -> None:
+def test_calls_fusions_and_branches_are_followed() -> None:
     found = collectives(
         hlo(
             "%c = f32[4]{0} call(%p), to_apply=%wrapped",
@@ -308,12 +304,12 @@ def test_the_condition_of_a_loop_runs_once_more_than_its_body() -> None:
         ("f32[0,4]{1,0}", 0),
     ],
 )
-def test_bytes_of_types_tuples_and_layouts(shape: str, size: int) -> None:
+def test_bytes_of_dtypes_tuples_and_layouts(shape: str, size: int) -> None:
     line = f"%a = {shape} all-to-all(%p, /*index=5*/%q), replica_groups={{{{0,1}}}}"
     assert one_in(line).result_bytes == size
 
 
-def test_ring_steps_are_rounded_up_to_whole_bytes() -> None:
+def test_bytes_are_rounded_up() -> None:
     line = "%r = f32[] all-reduce(%p), replica_groups={{0,1,2}}, to_apply=%add"
     assert one_in(line, computations=ADD).moved_bytes == 6  # 2 · 4 · 2/3 = 5.3
 
@@ -326,19 +322,19 @@ def test_ring_steps_are_rounded_up_to_whole_bytes() -> None:
         (hlo("%r = f32[4] collective-permute(%p), source_target_pairs=[8]"), "unknown form"),
         (hlo("%r = float[4] all-gather(%p), replica_groups={}"), "float"),
         (hlo("%r = f32[4] ragged-all-to-all(%p), replica_groups={}"), "ragged-all-to-all"),
-        (hlo("%r = (f32[4], u32[], token[]) send(%p, %t), channel_id=1"), "a send moves"),
+        (hlo("%r = (f32[4], u32[], token[]) send(%p, %t), channel_id=1"), "bytes of a send cannot"),
     ],
 )
-def test_what_cannot_be_counted_is_refused(program: str, problem: str) -> None:
+def test_unsupported_hlo_is_rejected(program: str, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         collectives(program)
 
 
-def test_what_goes_to_the_host_is_no_collective() -> None:
+def test_a_send_to_the_host_is_not_a_collective() -> None:
     send = "%r = (f32[4], u32[], token[]) send(%p, %t), channel_id=1, is_host_transfer=true"
     assert collectives(hlo(send)) == []
 
 
-def test_a_program_of_a_larger_mesh_is_refused() -> None:
+def test_a_program_of_a_larger_mesh_is_rejected() -> None:
     with pytest.raises(ValueError, match="out of bounds"):
-        axis_of(((0, 4),), MESH)
+        axes_of(((0, 4),), MESH)

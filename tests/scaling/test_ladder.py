@@ -1,7 +1,8 @@
-"""A ladder of runs: sizes by hand, the laws beside published models, folders that load and plan."""
+"""Ladders: sizes by hand, scaling laws against published models, folders that load and plan."""
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +43,8 @@ def run_config(model: dict[str, Any] | None = None, **train: Any) -> RunConfig:
 
 
 def by_hand(rung: Rung) -> tuple[int, float]:
-    """Parameters and FLOPs for each token of a Llama with untied embeddings."""
-    keys = rung.shape.changes
+    """Return parameters and FLOPs per token of a Llama with untied embeddings."""
+    keys = rung.size.changes
     width, layers, hidden = keys["emb_dim"], keys["n_layers"], keys["ffn_dim"]
     attention = width * width * 2 + width * keys["n_kv_heads"] * 8 * 2
     of_layers = layers * (attention + 3 * width * hidden + 2 * width) + width
@@ -53,42 +54,40 @@ def by_hand(rung: Rung) -> tuple[int, float]:
 
 
 @pytest.mark.parametrize("budget", [3e13, 3e16])
-def test_a_rung_spends_its_budget_on_twenty_tokens_for_each_parameter(budget: float) -> None:
+def test_a_rung_spends_its_budget_on_twenty_tokens_per_parameter(budget: float) -> None:
     rungs = propose(run_config(), budget, 3, {})
     assert [rung.budget for rung in rungs] == pytest.approx([budget / 10, budget / 10**0.5, budget])
     for rung in rungs:
         parameters, flops = by_hand(rung)
-        assert rung.shape.parameters == parameters
-        assert rung.shape.flops_per_token == pytest.approx(flops, rel=1e-3)
+        assert rung.size.parameters == parameters
+        assert rung.size.flops_per_token == pytest.approx(flops, rel=1e-3)
         assert rung.flops == pytest.approx(rung.budget, rel=0.02)
         assert rung.tokens / parameters == pytest.approx(20, rel=0.3)
-        keys = rung.shape.changes
+        keys = rung.size.changes
         assert keys["n_layers"] == 1 or 25 < keys["emb_dim"] / keys["n_layers"] < 110
         assert keys["head_dim"] == 8
         assert keys["n_heads"] == 2 * keys["n_kv_heads"] == keys["emb_dim"] / 8
 
 
-def test_of_experts_those_count_that_a_token_meets() -> None:
+def test_only_active_experts_count() -> None:
     experts = {"n_experts": 8, "experts_per_token": 2}
     sparse = propose(run_config(experts), 1e15, 1, {})[0]
-    assert sparse.tokens / sparse.shape.parameters == pytest.approx(20, rel=0.3)
-    model = {**LLAMA, **experts, **sparse.shape.changes}
-    all_parameters = propose(run_config(), 1e15, 1, {})[0].shape.parameters
-    assert sparse.shape.parameters == pytest.approx(all_parameters, rel=0.5)
+    assert sparse.tokens / sparse.size.parameters == pytest.approx(20, rel=0.3)
+    model = {**LLAMA, **experts, **sparse.size.changes}
+    all_parameters = propose(run_config(), 1e15, 1, {})[0].size.parameters
+    assert sparse.size.parameters == pytest.approx(all_parameters, rel=0.5)
     assert model["n_experts"] * model["n_layers"] * 3 * model["emb_dim"] * model["ffn_dim"] > (
-        2 * sparse.shape.parameters
+        2 * sparse.size.parameters
     )
 
 
 @pytest.mark.parametrize(("flops", "batch", "rate"), PUBLISHED)
-def test_the_laws_are_those_of_the_models_made_by_them(
-    flops: float, batch: int, rate: float
-) -> None:
+def test_the_laws_match_published_models(flops: float, batch: int, rate: float) -> None:
     assert learning_rate(flops) == pytest.approx(rate, rel=0.03)
     assert batch_tokens(flops) == pytest.approx(batch, rel=0.05)
 
 
-def test_the_rungs_have_batches_and_learning_rates_of_the_laws() -> None:
+def test_rungs_follow_the_laws() -> None:
     small, large = propose(run_config(microbatch_size=2), 1e16, 2, {})
     for rung in (small, large):
         assert rung.tokens_per_step == rung.changes["gradient_accumulation_steps"] * 2 * 64
@@ -98,7 +97,7 @@ def test_the_rungs_have_batches_and_learning_rates_of_the_laws() -> None:
     assert small.changes["learning_rate"] > large.changes["learning_rate"]
 
 
-def test_in_mup_the_learning_rate_stays() -> None:
+def test_with_mup_the_learning_rate_stays() -> None:
     rung = propose(run_config({"mup": {"base_emb_dim": 32}}), 1e15, 1, {})[0]
     assert "learning_rate" not in rung.changes
 
@@ -107,21 +106,21 @@ def test_in_mup_the_learning_rate_stays() -> None:
     ("model", "train", "line"),
     [
         ({"n_layers": 0}, {}, "the run has no layers"),
-        ({}, {"start_from": "imported"}, "start_from has the size that it has"),
+        ({}, {"start_from": "imported"}, "start_from fixes the model's size"),
         ({}, {"optimizer": "sgd"}, "known for adamw and muon, not sgd"),
     ],
 )
-def test_what_cannot_be_scaled_is_refused(
+def test_a_run_that_cannot_be_scaled_is_rejected(
     model: dict[str, Any], train: dict[str, Any], line: str
 ) -> None:
     with pytest.raises(UserError, match=f"--ladder: .*{line}"):
         propose(run_config(model, **train), 1e15, 1, {})
 
 
-def test_a_budget_that_is_too_small_is_told_what_would_do() -> None:
-    with pytest.raises(UserError, match=r"first rung's 1e\+09 FLOPs are too few") as told:
+def test_a_budget_that_is_too_small_names_one_that_is_enough() -> None:
+    with pytest.raises(UserError, match=r"first rung's 1e\+09 FLOPs are too few") as error:
         propose(run_config(), 1e10, 3, {})
-    enough = float(str(told.value).partition("; give ")[2].split()[0])
+    enough = float(str(error.value).partition("; give ")[2].split()[0])
     assert len(propose(run_config(), enough, 3, {})) == 3
     with pytest.raises(UserError):
         propose(run_config(), enough * 0.9, 3, {})
@@ -132,8 +131,8 @@ def test_short_datasets_are_repeated(tmp_path: Path) -> None:
     datasets = {"tiny": Dataset("tiny", tmp_path / "tiny")}
     tiny = {"vocab_size": 64, "context_length": 16}
     rung = propose(run_config(tiny, dataset="tiny"), 3e12, 1, datasets)[0]
-    whole_steps = 20_000 // rung.tokens_per_step * rung.tokens_per_step
-    assert rung.changes["epochs"] == math.ceil(rung.shape.tokens(3e12) / whole_steps)
+    epoch_tokens = 20_000 // rung.tokens_per_step * rung.tokens_per_step
+    assert rung.changes["epochs"] == math.ceil(rung.size.tokens(3e12) / epoch_tokens)
     assert rung.changes["min_train_tokens"] <= 20_000
     assert rung.tokens == rung.changes["min_train_tokens"] * rung.changes["epochs"]
     assert rung.flops == pytest.approx(3e12, rel=0.05)
@@ -145,7 +144,7 @@ def ladder(run: RunFolder, *options: object) -> Any:
     )
 
 
-def test_the_folders_are_runs_with_just_these_figures(tmp_path: Path) -> None:
+def test_folders_are_runs_with_these_figures(tmp_path: Path) -> None:
     make_dataset(tmp_path / "datasets")
     run = make_run(tmp_path / "run")
     options: tuple[Any, ...] = ("--into", tmp_path / "ladder", "--json")
@@ -158,18 +157,23 @@ def test_the_folders_are_runs_with_just_these_figures(tmp_path: Path) -> None:
     content = json.loads(done.stdout)
     assert content["fits"] is True
     assert content["missing_datasets"] == []
-    for folder, told in zip(folders, content["rungs"], strict=True):
+    for folder, rung in zip(folders, content["rungs"], strict=True):
         read = run_config_module.load_run(folder)
         assert read.train.lineage is not None
-        assert read.train.lineage.set == told["set"]
-        sharding = plan.parsed_sharding("dp:1")
+        assert read.train.lineage.set == rung["set"]
+        sharding = plan.parse_sharding("dp:1")
         planned = forecast.forecast(
-            RunFolder(folder), read, hardware.named("h100"), sharding, tmp_path / "datasets", 0.4
+            RunFolder(folder),
+            read,
+            hardware.device_by_name("h100"),
+            sharding,
+            tmp_path / "datasets",
+            0.4,
         )
-        assert planned.tokens.steps == told["steps"]
-        assert planned.tokens.planned == told["tokens"]
-        assert planned.active.total == told["parameters"]
-        assert planned.conventional_flops * told["tokens"] == pytest.approx(told["flops"])
+        assert planned.tokens.steps == rung["steps"]
+        assert planned.tokens.planned == rung["tokens"]
+        assert planned.active.total == rung["parameters"]
+        assert planned.model_flops_per_token * rung["tokens"] == pytest.approx(rung["flops"])
         assert planned.seconds_left is not None
     assert planned.memory.total == content["bytes_per_device_of_largest"]
     assert ladder(run, *options).exit_code == 0
@@ -178,7 +182,7 @@ def test_the_folders_are_runs_with_just_these_figures(tmp_path: Path) -> None:
     assert "already exists with other keys" in str(other.exception)
 
 
-def test_where_one_folder_cannot_be_made_none_is(tmp_path: Path) -> None:
+def test_if_one_folder_is_taken_none_is_made(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     make_run(tmp_path / "ladder" / "rung-2")
     done = ladder(run, "--datasets-dir", tmp_path, "--into", tmp_path / "ladder")
@@ -186,17 +190,17 @@ def test_where_one_folder_cannot_be_made_none_is(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "ladder").iterdir()] == ["rung-2"]
 
 
-def test_the_table_has_times_where_the_pace_is_known(tmp_path: Path) -> None:
+def test_the_table_has_times_if_the_speed_is_known(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     without = ladder(run, "--datasets-dir", tmp_path).stdout
     assert "time" not in without.splitlines()[0]
     assert "or give --tokens-per-second" in without
-    assert "tiny is not here, so how often it is to be repeated is not known" in without
-    told = ladder(run, "--datasets-dir", tmp_path, "--device", "mine:1e10:1e9:1e12").stdout
-    assert told.splitlines()[0].endswith("learning rate        time")
-    assert told.splitlines()[2].endswith("4 min 10 s")  # 1e12 at 40% of 1e10 a second
+    assert "tiny is not here, so the number of epochs is not known" in without
+    timed = ladder(run, "--datasets-dir", tmp_path, "--device", "mine:1e10:1e9:1e12").stdout
+    assert timed.splitlines()[0].endswith("learning rate        time")
+    assert timed.splitlines()[2].endswith("4 min 10 s")  # 1e12 at 40% of 1e10 per second
     slow_memory = ladder(run, "--datasets-dir", tmp_path, "--device", "mine:1e10:1e9:1").stdout
-    assert slow_memory == told  # where its own batch waits for memory, the rungs' need not
+    assert slow_memory == timed  # memory bandwidth limits the origin run, not the rungs
 
 
 def test_a_ladder_that_does_not_fit_is_not_written(tmp_path: Path) -> None:
@@ -208,42 +212,42 @@ def test_a_ladder_that_does_not_fit_is_not_written(tmp_path: Path) -> None:
     assert not (tmp_path / "ladder").exists()
 
 
-def test_a_batch_beyond_the_dataset_is_told(tmp_path: Path) -> None:
+def test_a_batch_larger_than_the_dataset_is_reported(tmp_path: Path) -> None:
     make_dataset(tmp_path)
     datasets = {"tiny": Dataset("tiny", tmp_path / "tiny")}
     tiny = {"vocab_size": 64, "context_length": 16}
-    with pytest.raises(UserError, match=r"--ladder: a batch of .* is more than there are"):
+    with pytest.raises(UserError, match=r"--ladder: a batch of .* is more than the dataset has"):
         propose(run_config(tiny, dataset="tiny"), 1e16, 1, datasets)
 
 
-def test_repeating_a_dataset_often_is_told(tmp_path: Path) -> None:
+def test_many_epochs_are_reported(tmp_path: Path) -> None:
     make_dataset(tmp_path / "datasets")
     run = make_run(tmp_path / "run")
-    told = ladder(run, "--datasets-dir", tmp_path / "datasets").stdout
-    assert "the data is too small: repeated" in told
+    text = ladder(run, "--datasets-dir", tmp_path / "datasets").stdout
+    assert re.search(r"the dataset is too small: \d+ epochs", text)
 
 
-def test_heads_stay_even_where_rotary_positions_turn_pairs() -> None:
+def test_head_dim_stays_even_for_rotary_positions() -> None:
     wider_heads = {"mup": {"base_emb_dim": 32, "base_head_dim": 8}, "emb_dim": 32, "head_dim": 8}
     rung = propose(run_config({**wider_heads, "ffn_dim": None}), 1e12, 1, {})[0]
-    assert rung.shape.changes["head_dim"] % 2 == 0
+    assert rung.size.changes["head_dim"] % 2 == 0
 
 
 @pytest.mark.parametrize("budget", ["nan", "inf", "0", "ten"])
-def test_a_budget_is_a_finite_number(budget: str, tmp_path: Path) -> None:
+def test_the_budget_must_be_a_finite_number(budget: str, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     done = CliRunner().invoke(plan.main, [str(run.path), "--ladder", budget])
     assert done.exit_code == 2 or isinstance(done.exception, UserError)
 
 
-def test_its_options_go_together(tmp_path: Path) -> None:
+def test_rungs_needs_ladder(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     done = CliRunner().invoke(plan.main, [str(run.path), "--rungs", "2"])
     assert isinstance(done.exception, UserError)
-    assert "go with --ladder" in str(done.exception)
+    assert "need --ladder" in str(done.exception)
 
 
 def test_a_committed_run_has_a_ladder() -> None:
     found = run_config_module.load_run(ROOT / "runs/llama")
     rungs = propose(found, 1e16, 3, {})
-    assert len({rung.shape.parameters for rung in rungs}) == 3
+    assert len({rung.size.parameters for rung in rungs}) == 3

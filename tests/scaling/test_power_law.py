@@ -1,5 +1,5 @@
 """The power law against SciPy's regression, its intervals against simulation, and the command on
-runs written by hand."""
+hand-written runs."""
 
 import dataclasses
 import json
@@ -21,33 +21,32 @@ from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import RunConfig
 from rungs.config.train_config import TrainConfig
 from rungs.optim.schedule import learning_rate_schedule
-from rungs.planning.flops import conventional_flops
+from rungs.planning.flops import model_flops_per_token
 from rungs.run.metrics import StepMetrics
 from rungs.run.recorded_run import FloatArray, load_runs
 from rungs.scaling import power_law
-from rungs.scaling.power_law_table import as_text, shown
 from rungs.scaling.scaled_runs import ScaledRuns
 from rungs.step.state import shapes_of
 
 COMPUTE = np.geomspace(1e15, 1e18, 6)
-DRAWN = 2000
+SAMPLES = 2000
 
 
 def almost(share: float) -> Any:
-    """That share of what was drawn, within four standard deviations of a binomial."""
-    return pytest.approx(share, abs=4 * (share * (1 - share) / DRAWN) ** 0.5)
+    """Return that share of the samples, within four standard deviations of a binomial."""
+    return pytest.approx(share, abs=4 * (share * (1 - share) / SAMPLES) ** 0.5)
 
 
 def simulated(compute: FloatArray, bend: float = 0, noise: float = 0.02) -> list[FloatArray]:
-    """Losses along 20 · C^-0.05, bent, that scatter in logarithms."""
+    """Return losses along 20 · C^-0.05, bent, that scatter in logarithms."""
     rng = np.random.default_rng(7)
     x = np.log(compute)
     line = np.log(20) - 0.05 * x + bend * (x - x.mean()) ** 2
-    return [np.exp(line + noise * rng.normal(size=len(x))) for _ in range(DRAWN)]
+    return [np.exp(line + noise * rng.normal(size=len(x))) for _ in range(SAMPLES)]
 
 
 @pytest.mark.parametrize("runs", [3, 4, 9])
-def test_exponent_and_scatter_are_those_of_a_regression(runs: int) -> None:
+def test_exponent_and_scatter_match_a_regression(runs: int) -> None:
     compute = np.geomspace(1e15, 1e18, runs)
     loss = simulated(compute)[0]
     law = power_law.fit(compute, loss)
@@ -63,7 +62,7 @@ def test_exponent_and_scatter_are_those_of_a_regression(runs: int) -> None:
     assert (law.curvature is None) == (runs < 5)
 
 
-def test_the_prediction_is_the_line_and_its_curvature_a_parabola() -> None:
+def test_prediction_matches_the_line_and_curvature_a_parabola() -> None:
     compute = np.append(COMPUTE, [2e18, 3e18])
     loss = simulated(compute)[1]
     law = power_law.fit(compute, loss)
@@ -77,18 +76,18 @@ def test_the_prediction_is_the_line_and_its_curvature_a_parabola() -> None:
 
 
 @pytest.mark.parametrize("runs", [3, 4, 6])
-def test_intervals_hold_what_they_say(runs: int) -> None:
+def test_intervals_contain_the_truth_95_percent_of_the_time(runs: int) -> None:
     compute, new = np.geomspace(1e15, 1e18, runs), 1e19
     laws = [power_law.fit(compute, loss) for loss in simulated(compute)]
     assert np.mean([law.exponent.low <= 0.05 <= law.exponent.high for law in laws]) == almost(0.95)
     rng = np.random.default_rng(8)
-    further = 20 * new**-0.05 * np.exp(0.02 * rng.normal(size=DRAWN))
-    told = [law.predict(new) for law in laws]
-    hit = [one.low <= loss <= one.high for one, loss in zip(told, further, strict=True)]
+    further = 20 * new**-0.05 * np.exp(0.02 * rng.normal(size=SAMPLES))
+    predictions = [law.predict(new) for law in laws]
+    hit = [one.low <= loss <= one.high for one, loss in zip(predictions, further, strict=True)]
     assert np.mean(hit) == almost(0.95)
 
 
-def test_a_bend_is_found_where_there_is_one_and_seldom_where_not() -> None:
+def test_a_bend_is_found_and_seldom_invented() -> None:
     straight = [power_law.fit(COMPUTE, loss).bends for loss in simulated(COMPUTE)]
     assert np.mean(straight) == almost(0.05)
     for bend in (0.005, -0.005):
@@ -104,13 +103,13 @@ def test_a_floor_of_the_loss_bends_the_points_upward() -> None:
     assert law.curvature.value > 0
 
 
-def test_a_perfect_line_is_certain() -> None:
+def test_a_perfect_line_has_empty_intervals() -> None:
     law = power_law.fit(COMPUTE[:4], 20 * COMPUTE[:4] ** -0.05)
     assert law.exponent == pytest.approx((0.05, 0.05, 0.05), rel=1e-9)
     assert law.predict(1e19) == pytest.approx((20 * 1e19**-0.05,) * 3, rel=1e-9)
 
 
-def test_runs_of_the_same_compute_count_each() -> None:
+def test_runs_of_the_same_compute_count_separately() -> None:
     compute = [1e15, 1e15, 1e16, 1e17, 1e17]
     law = power_law.fit(compute, [5.0, 5.2, 4.5, 4.1, 4.0])
     known = stats.linregress(np.log(compute), np.log([5.0, 5.2, 4.5, 4.1, 4.0]))
@@ -119,34 +118,34 @@ def test_runs_of_the_same_compute_count_each() -> None:
 
 
 @pytest.mark.filterwarnings("error")
-def test_an_interval_may_be_without_end() -> None:
+def test_an_interval_may_be_infinite() -> None:
     law = power_law.fit([1, 1.4, 2], [1e-200, 1e200, 1e-200])
-    told = law.predict(20)
-    assert (told.low, told.high) == (0, np.inf)
+    prediction = law.predict(20)
+    assert (prediction.low, prediction.high) == (0, np.inf)
 
 
 @pytest.mark.parametrize(
     ("compute", "line"),
     [
-        ([1e15, 1e16], "different amounts of compute: 2; a power law takes 3 or more"),
+        ([1e15, 1e16], "different amounts of compute: 2; a power law needs 3 or more"),
         ([1e15, 1e15, 1e16], "different amounts of compute: 2"),
         ([1e15] * 4, "different amounts of compute: 1"),
         ([1e15, 1.2e15, 1.9e15], "the largest compute is 1.9 times the smallest"),
     ],
 )
-def test_too_little_to_go_by_is_refused(compute: list[float], line: str) -> None:
+def test_too_few_or_too_close_runs_are_rejected(compute: list[float], line: str) -> None:
     with pytest.raises(ValueError, match=line):
         power_law.fit(compute, [3.0] * len(compute))
 
 
-def test_a_number_is_told_to_two_digits_of_its_interval() -> None:
+def test_an_estimate_is_printed_to_two_digits_of_its_interval() -> None:
     for value, half, expected in [
         (0.05731, 0.0082, "0.0573 ± 0.0082"),
         (0.1218, 0.5731, "0.12 ± 0.57"),
         (0.05, 12.34, "0.05 ± 12.34"),
         (0.05, 0, "0.0500000 ± 0.0000000"),
     ]:
-        assert shown(power_law.Estimate(value, value - half, value + half)) == expected
+        assert str(power_law.Estimate(value, value - half, value + half)) == expected
 
 
 STEPS = 40
@@ -166,12 +165,12 @@ def config_of(width: int, **train: Any) -> RunConfig:
 
 def flops_of(width: int) -> float:
     model = config_of(width).model
-    return conventional_flops(shapes_of(model), model, 16) * TOKENS_PER_STEP * STEPS
+    return model_flops_per_token(shapes_of(model), model, 16) * TOKENS_PER_STEP * STEPS
 
 
 @pytest.fixture
 def make_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeRun:
-    """Runs under runs/ that end near 20 · C^-0.05, or at `end`; their best loss is lower."""
+    """Make runs under runs/ that end near 20 · C^-0.05, or at `end`; their best loss is lower."""
     monkeypatch.chdir(tmp_path)
 
     def make(width: int, name: str = "", end: Any = 0, stop: int = STEPS, **train: Any) -> Path:
@@ -204,32 +203,32 @@ def make_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeRun:
     return make
 
 
-def told_of(folders: list[Path]) -> str:
-    return as_text(ScaledRuns.of(load_runs(folders)))
+def text_of(folders: list[Path]) -> str:
+    return ScaledRuns.of(load_runs(folders)).as_text()
 
 
-def test_the_command_fits_the_last_losses_over_the_compute(make_run: MakeRun) -> None:
+def test_the_command_fits_final_losses_over_compute(make_run: MakeRun) -> None:
     folders = [make_run(width) for width in WIDTHS]
     run = CliRunner().invoke(charts.main, ["--power-law", *map(str, folders)])
     assert run.exit_code == 0
     lines = run.stdout.splitlines()
     ends = [20 * flops_of(width) ** -0.05 * (1 + 0.003 * (width % 3)) for width in WIDTHS]
     law = power_law.fit([flops_of(width) for width in WIDTHS], ends)
-    told = law.predict(10 * flops_of(128))
+    prediction = law.predict(10 * flops_of(128))
     text = "\n".join(lines[lines.index("") :])
     assert f"loss = {law.coefficient:.6g} · C^-{law.exponent.value:.6g}, C in FLOPs" in text
-    assert f"{told.value:.4g} at {10 * flops_of(128):.3g} FLOPs" in text
-    assert f"95% interval {told.low:.4g} to {told.high:.4g}" in text
+    assert f"{prediction.value:.4g} at {10 * flops_of(128):.3g} FLOPs" in text
+    assert f"95% interval {prediction.low:.4g} to {prediction.high:.4g}" in text
     assert f"scatter     {law.scatter_percent:.2g}% of the loss" in text
-    assert "No bend is seen" in text
+    assert "No curvature found" in text
     assert "not finished" not in text
     drawn = Path("comparisons") / "+".join(folder.name for folder in folders)
     assert lines[0] == str(drawn / "power-law-chart.png")
     assert len(list(drawn.iterdir())) == 7
 
 
-def test_three_runs_are_told_to_be_few(make_run: MakeRun) -> None:
-    text = told_of([make_run(16, end=4.0), make_run(32, end=2.0), make_run(64, end=3.0)])
+def test_three_runs_are_reported_as_few(make_run: MakeRun) -> None:
+    text = text_of([make_run(16, end=4.0), make_run(32, end=2.0), make_run(64, end=3.0)])
     assert "3 runs leave 1 degree of freedom, so the intervals are wide" in text
     assert "The exponent may be 0" in text
 
@@ -237,24 +236,24 @@ def test_three_runs_are_told_to_be_few(make_run: MakeRun) -> None:
 @pytest.mark.parametrize(
     ("bend", "line"),
     [
-        (0.005, "the points bend upward: beyond them a straight line is too low"),
-        (-0.005, "the points bend downward: beyond them a straight line is too high"),
+        (0.005, "the points bend upward, so the line's predictions beyond them are too low"),
+        (-0.005, "the points bend downward, so the line's predictions beyond them are too high"),
     ],
 )
-def test_a_bend_is_told_with_its_direction(make_run: MakeRun, bend: float, line: str) -> None:
+def test_a_bend_is_reported_with_its_direction(make_run: MakeRun, bend: float, line: str) -> None:
     x = {width: np.log(flops_of(width) / flops_of(16)) for width in WIDTHS}
     ends = {width: np.exp(1.3 - 0.05 * x[width] + bend * x[width] ** 2) for width in WIDTHS}
     folders = [make_run(width, end=end) for width, end in ends.items()]
-    assert f"Not a power law: {line} (term in log² C: {bend:.7f}" in told_of(folders)
+    assert f"Not a power law: {line} (coefficient of log² C: {bend:.7f}" in text_of(folders)
     figure = power_law_chart(ScaledRuns.of(load_runs(folders)))
     assert figure.axes[0].get_title().splitlines()[1:] == [line]
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "linear", "warmup_stable_decay"])
-def test_an_unfinished_run_is_told_and_drawn_hollow(make_run: MakeRun, schedule: str) -> None:
+def test_an_unfinished_run_is_reported_and_drawn_hollow(make_run: MakeRun, schedule: str) -> None:
     folders = [make_run(width, schedule=schedule) for width in WIDTHS[:3]]
     folders.append(make_run(96, stop=STEPS - 3, schedule=schedule))
-    lines = [line for line in told_of(folders).splitlines() if "not finished" in line]
+    lines = [line for line in text_of(folders).splitlines() if "not finished" in line]
     assert [line.split()[0] for line in lines] == ["w96"]
     scaled = ScaledRuns.of(load_runs(folders))
     assert scaled.runs[3].end[0] == pytest.approx(flops_of(96) * 21 / STEPS)
@@ -264,26 +263,26 @@ def test_an_unfinished_run_is_told_and_drawn_hollow(make_run: MakeRun, schedule:
     assert " w96 (not finished)" in [t.get_text() for t in figure.legends[0].get_texts()]
 
 
-def test_a_run_that_has_only_begun_is_not_finished(make_run: MakeRun) -> None:
+def test_a_run_of_one_step_is_not_finished(make_run: MakeRun) -> None:
     folders = [make_run(width, stop=1, warmup_period_percent=0) for width in WIDTHS[:3]]
-    assert told_of(folders).count("not finished") == 3
+    assert text_of(folders).count("not finished") == 3
 
 
-def test_a_constant_learning_rate_is_always_at_its_end(make_run: MakeRun) -> None:
+def test_a_constant_learning_rate_counts_as_finished(make_run: MakeRun) -> None:
     folders = [make_run(width, stop=30, schedule="constant") for width in WIDTHS[:3]]
-    assert "not finished" not in told_of(folders)
+    assert "not finished" not in text_of(folders)
 
 
-def test_what_the_fit_does_not_know_is_told(make_run: MakeRun) -> None:
+def test_what_the_fit_does_not_account_for_is_reported(make_run: MakeRun) -> None:
     folders = [make_run(width) for width in WIDTHS[:2]]
     folders.append(make_run(64, start_from="imported", validation_tokens=1000, sequence_length=8))
-    lines = told_of(folders).splitlines()[-3:]
+    lines = text_of(folders).splitlines()[-3:]
     assert lines[0].startswith("w64 starts from other weights")
     assert lines[1].startswith("sequence_length differs (16, 8)")
     assert lines[2].startswith("validation_tokens differs (524288, 1000)")
 
 
-def test_runs_that_make_no_law_are_refused_and_nothing_is_written(
+def test_unsuitable_runs_are_rejected_and_nothing_is_written(
     make_run: MakeRun, tmp_path: Path
 ) -> None:
     for width in WIDTHS[:3]:
@@ -295,8 +294,8 @@ def test_runs_that_make_no_law_are_refused_and_nothing_is_written(
     make_run(64, "copies", target_offset=0)
     make_run(64, "unseen", end=None)
     for names, lines in [
-        (["w16"], ["a power law takes 3 runs or more; 1 given"]),
-        (["w16", "w32"], ["a power law takes 3 runs or more; 2 given"]),
+        (["w16"], ["needs 3 runs or more; 1 given"]),
+        (["w16", "w32"], ["needs 3 runs or more; 2 given"]),
         (["w32", "again", "once-more"], ["different amounts of compute: 1"]),
         (["w16", "w32", "other"], ['dataset differs ("books", "novels")']),
         (["w16", "w32", "mixed"], ['dataset differs ("books", {"books": 2.0, "novels": 1.0})']),
@@ -306,20 +305,20 @@ def test_runs_that_make_no_law_are_refused_and_nothing_is_written(
     ]:
         with pytest.raises(UserError) as error:
             charts.main.main(["--power-law", *names], standalone_mode=False)
-        told = str(error.value).splitlines()
-        assert len(told) == len(lines)
-        for line, start in zip(told, lines, strict=True):
+        found = str(error.value).splitlines()
+        assert len(found) == len(lines)
+        for line, start in zip(found, lines, strict=True):
             assert line.startswith(f"--power-law: {start}")
     assert not (tmp_path / "comparisons").exists()
 
 
-def test_a_loss_of_zero_is_refused(make_run: MakeRun) -> None:
+def test_a_loss_of_zero_is_rejected(make_run: MakeRun) -> None:
     folders = [make_run(width) for width in WIDTHS[:3]]
     runs = load_runs(folders)
     for change in ({"validation_loss": 0.0}, {"tokens_seen": 0}):
         steps = [*runs[2].steps[:-1], dataclasses.replace(runs[2].steps[-1], **change)]
         odd = dataclasses.replace(runs[2], steps=steps)
-        with pytest.raises(UserError, match=r"w64 ends at loss .* takes both above 0"):
+        with pytest.raises(UserError, match=r"w64 ends at loss .* needs both above 0"):
             ScaledRuns.of([*runs[:2], odd])
 
 
@@ -329,12 +328,10 @@ def markers(figure: Figure) -> list[Any]:
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("ends", [{}, {16: 4.0, 32: 2.0, 64: 3.0}], ids=["narrow", "wide"])
-def test_the_chart_shows_the_runs_the_law_and_its_band(
-    make_run: MakeRun, ends: dict[int, float]
-) -> None:
+def test_the_chart_shows_runs_law_and_interval(make_run: MakeRun, ends: dict[int, float]) -> None:
     folders = [make_run(width, end=ends.get(width, 0)) for width in WIDTHS[:3]]
     scaled = ScaledRuns.of(load_runs(folders))
-    with drawing.styled("plain"):
+    with drawing.use_style("plain"):
         figure = power_law_chart(scaled)
         figure.draw_without_rendering()
         box = figure.legends[0].get_window_extent()

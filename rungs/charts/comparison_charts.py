@@ -1,0 +1,139 @@
+"""Charts of several runs in one picture. To add one, write a function and list it in
+`COMPARISON_CHARTS`."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from rungs.charts import drawing
+from rungs.charts.drawing import COLOURS, DASHES, MARKERS
+from rungs.run import recorded_run
+from rungs.run.recorded_run import Curve, FloatArray, RecordedRun
+
+POINTS = 50
+"""Points of a line, each the mean or median of a stretch of its run."""
+
+
+def draw_comparison(
+    runs: list[RecordedRun], output_folder: Path, chart_style: str | None = None
+) -> list[Path]:
+    """Draw charts with all the runs on each, and return the files written.
+
+    Args:
+        chart_style: one of `drawing.STYLES`; that of the first run if None.
+
+    Raises:
+        UserError: a chart cannot be written.
+    """
+    with drawing.use_style(chart_style or runs[0].config.train.chart_style):
+        return drawing.write_all(COMPARISON_CHARTS, runs, output_folder)
+
+
+def loss_by_step(runs: list[RecordedRun]) -> Figure:
+    """Loss of all runs over their steps."""
+    return _loss_comparison(runs, "step", [run.column("global_step") for run in runs])
+
+
+def loss_by_tokens(runs: list[RecordedRun]) -> Figure:
+    """Loss of all runs over the training tokens seen."""
+    tokens = [run.column("tokens_seen") for run in runs]
+    return _loss_comparison(runs, "training tokens seen", tokens)
+
+
+def loss_by_time(runs: list[RecordedRun]) -> Figure:
+    """Loss of all runs over training time."""
+    longest = max(run.seconds[-1] for run in runs)
+    units = {"seconds": 1, "minutes": 60, "hours": 3600, "days": 86400}
+    unit = [name for name, size in units.items() if size == 1 or longest >= 3 * size][-1]
+    times = [run.seconds / units[unit] for run in runs]
+    return _loss_comparison(runs, f"training time ({unit})", times)
+
+
+def _loss_comparison(runs: list[RecordedRun], x_label: str, xs: list[FloatArray]) -> Figure:
+    """Training loss on the left and, if any run has it, validation loss on the right."""
+    pairs = list(zip(xs, runs, strict=True))
+    training = [recorded_run.binned_means(x, run.column("train_loss"), POINTS) for x, run in pairs]
+    validation = [recorded_run.finite_points(x, run.column("validation_loss")) for x, run in pairs]
+    panels = {"training (mean over each 2% of the run)": training}
+    if any(x.size for x, _ in validation):
+        panels["validation"] = validation
+    figure, axes = _comparison(runs, x_label, "loss (nats per token)", panels)
+    drawing.log_axis(axes)
+    return figure
+
+
+def learning_rates(runs: list[RecordedRun]) -> Figure:
+    """The learning rate of all runs over their steps."""
+    curves = [(run.column("global_step"), run.column("learning_rate")) for run in runs]
+    figure, axes = _comparison(runs, "step", "learning rate", {"": curves})
+    drawing.zero_based_axis(axes)
+    return figure
+
+
+def gradient_norms(runs: list[RecordedRun]) -> Figure:
+    """The gradient norm before clipping of all runs over their steps."""
+    curves = [_medians(run, "gradient_norm") for run in runs]
+    label = "gradient norm before clipping (running median)"
+    figure, axes = _comparison(runs, "step", label, {"": curves})
+    drawing.log_axis(axes)
+    return figure
+
+
+def throughputs(runs: list[RecordedRun]) -> Figure:
+    """Training tokens per second of all runs over their steps."""
+    curves = [_medians(run, "tokens_per_second") for run in runs]
+    label = "training tokens per second (running median)"
+    figure, axes = _comparison(runs, "step", label, {"": curves})
+    drawing.throughput_axis(axes, curves)
+    return figure
+
+
+def _medians(run: RecordedRun, field: str) -> Curve:
+    return recorded_run.running_median(run.column("global_step"), run.column(field), POINTS)
+
+
+def _comparison(
+    runs: list[RecordedRun], x_label: str, y_label: str, panels: dict[str, list[Curve]]
+) -> tuple[Figure, Axes]:
+    """Draw panels side by side that share their y axis, each with one curve per run."""
+    names = ", ".join(run.name for run in runs)
+    subject = names if len(names) <= 60 else f"{len(runs)} runs"
+    title = f"{subject}: {y_label.partition(' (')[0]}"
+    figure, axes = drawing.new_chart(title, x_label, y_label, len(panels))
+    for panel, (title, curves) in zip(axes, panels.items(), strict=True):
+        panel.set_title(title, fontsize="medium")
+        drawing.x_axis(panel)
+        lines = _lines(panel, curves)
+    drawing.legend(figure, dict(zip((run.name for run in runs), lines, strict=True)))
+    return figure, axes[0]
+
+
+def _lines(axes: Axes, curves: list[Curve]) -> list[Line2D]:
+    """Draw lines that differ in colour, dashes and markers. Lower ones are wider, so that they show
+    where lines coincide."""
+    return [
+        axes.plot(
+            *curve,
+            color=COLOURS[i % len(COLOURS)],
+            linestyle=DASHES[i % len(DASHES)],
+            marker=MARKERS[i % len(MARKERS)],
+            markevery=(0.1 * i / len(curves), 0.1)
+            if recorded_run.finite_points(*curve)[0].size > 20
+            else None,
+            linewidth=2.6 - 1.4 * i / len(curves),
+        )[0]
+        for i, curve in enumerate(curves)
+    ]
+
+
+COMPARISON_CHARTS: dict[str, Callable[[list[RecordedRun]], Figure]] = {
+    "loss-by-step-chart.png": loss_by_step,
+    "loss-by-tokens-chart.png": loss_by_tokens,
+    "loss-by-time-chart.png": loss_by_time,
+    "learning-rate-chart.png": learning_rates,
+    "gradient-norm-chart.png": gradient_norms,
+    "throughput-chart.png": throughputs,
+}

@@ -1,0 +1,94 @@
+"""The summary of a model as it is built, and `model.py` as a user runs it."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import model as model_command
+from rungs.config.train_config import LoraConfig
+from rungs.planning.model_summary import ModelSummary, summarize
+from rungs.step.state import shapes_of
+from tests.support.configs import model_config
+from tests.support.tiny_run import make_run
+
+TIED_GPT = {"vocab_size": 61, "emb_dim": 64, "n_heads": 4, "tied_embeddings": True}
+
+
+def summary_of(max_initialized: int = 10**6, **changes: object) -> ModelSummary:
+    config = model_config(**changes)
+    return summarize(config, None, (2, 4), seed=0, max_initialized=max_initialized)
+
+
+def test_modules_and_arrays_add_up_to_the_model() -> None:
+    summary = summary_of()
+    shapes = shapes_of(model_config())
+    assert {array.name: tuple(array.shape) for array in summary.arrays} == shapes
+    assert summary.parameters == sum(map(math.prod, shapes.values()))
+    assert sum(array.share for array in summary.arrays) == pytest.approx(1)
+    sizes = {module.path: module.parameters for module in summary.modules}
+    assert sizes[""] == summary.parameters
+    for path, size in sizes.items():
+        prefix = f"{path}." if path else ""
+        arrays = [math.prod(a.shape) for a in summary.arrays if a.name.startswith(prefix)]
+        assert size == sum(arrays)
+
+
+def test_modules_are_in_the_order_of_definition() -> None:
+    paths = [module.path for module in summary_of().modules]
+    assert [path for path in paths if path and "." not in path] == [
+        *("token_embedding", "position_embedding", "blocks", "final_norm", "head"),
+    ]
+
+
+def test_arrays_have_their_axes_and_initial_values() -> None:
+    arrays = {array.name: array for array in summary_of(**TIED_GPT).arrays}
+    up = arrays["blocks.feed_forward.up.kernel"]
+    assert (up.axes, up.shape, up.dtype) == (["layers", "emb", "ffn"], [2, 64, 256], "float32")
+    assert up.initial_std == pytest.approx(0.02, rel=0.05)
+    assert arrays["final_norm.scale"].initial_std == 0
+
+
+def test_each_mode_splits_what_training_splits() -> None:
+    arrays = {array.name: array for array in summary_of(**TIED_GPT).arrays}
+    # 61 rows are padded to 64, so they divide by the 4 devices of the tensor axis
+    assert arrays["token_embedding.embedding"].splits == {
+        "dp": {},
+        "fsdp": {"emb": "data"},
+        "tp": {"vocab": "tensor"},
+        "fsdp_tp": {"vocab": "tensor", "emb": "data"},
+    }
+
+
+def test_adapters_are_part_of_the_summary() -> None:
+    lora = LoraConfig.model_validate({"rank": 2, "alpha": 2, "targets": ["query"]})
+    config = model_config()
+    summary = summarize(config, lora, (1, 1), seed=0, max_initialized=10**6)
+    names = {array.name for array in summary.arrays}
+    assert names == set(shapes_of(config, lora))
+    assert any("low_rank" in name for name in names)
+
+
+def test_the_initial_values_of_a_large_model_are_left_out() -> None:
+    assert all(array.initial_std is None for array in summary_of(max_initialized=1).arrays)
+
+
+def test_the_command_prints_a_table_or_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    run = make_run(tmp_path / "run")
+    table = CliRunner().invoke(model_command.main, [str(run.path)], catch_exceptions=False)
+    assert table.exit_code == 0
+    lines = table.stdout.splitlines()
+    assert lines[0].split() == ["module", "parameters"]
+    row = next(line for line in lines if line.startswith("token_embedding.embedding"))
+    assert row.split()[:6] == ["token_embedding.embedding", "vocab", "emb", "64", "×", "32"]
+    assert "vocab / tensor, emb / data" in row
+    found = CliRunner().invoke(model_command.main, [str(run.path), "--json", "--tensor", "1"])
+    content = json.loads(found.stdout)
+    assert content["parameters"] == sum(math.prod(array["shape"]) for array in content["arrays"])
+    assert content["arrays"][0]["splits"]["tp"] == {}
+    assert not (run.path / "checkpoints").exists()
