@@ -42,7 +42,7 @@ class NewRun:
         ):
             raise UserError(
                 f"{folder}: already exists with other keys than this copy of {origin} would have;"
-                " choose another name, or start it without --like"
+                " choose another name or use it as it is"
             )
         return cls(folder, texts)
 

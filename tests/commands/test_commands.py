@@ -1,4 +1,4 @@
-"""The commands as a user runs them: exit codes, what they print, what they leave alone."""
+"""Commands from the command line: exit codes, output, and files that they must not change."""
 
 import json
 import math
@@ -13,23 +13,24 @@ from safetensors.numpy import save_file
 from rungs.checkpointing.weights_file import Weights, WeightsHeader, write_weights
 from rungs.config.run_config import RunConfig
 from rungs.data.bpe import train_bpe
+from tests.support.commands import run_script
 from tests.support.committed_runs import ROOT
 from tests.support.configs import ONE_FILE, model_config, train_config
 from tests.support.tiny_run import make_dataset, make_run
 
 BYTES = 257
 IN_SHARDS = 300_000
-"""A limit above one of the byte model's two matrices and below both."""
+"""A size between that of one of the byte model's two matrices and that of both."""
 PROMPT = "Every effort moves you"
 
 
-def run(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / script), *map(str, arguments)]
+def start_training(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "train.py"), *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def byte_model(folder: Path, head_scale: float, **train: object) -> Path:
-    """An A-to-A model over single bytes whose logits are `head_scale` at the input's own id."""
+    """Write an A-to-A model of single bytes whose logit of the input byte is `head_scale`."""
     settings = {"dataset": "bytes", "target_offset": 0, "validation_tokens": 160, **train}
     config = RunConfig(
         model_config(vocab_size=BYTES, emb_dim=BYTES, n_layers=0, positions="none", norm="none"),
@@ -46,24 +47,24 @@ def byte_model(folder: Path, head_scale: float, **train: object) -> Path:
 
 
 @pytest.mark.parametrize("limit", [ONE_FILE, IN_SHARDS])
-def test_the_a_to_a_smoke_test_sees_a_perfect_copy(limit: int, tmp_path: Path) -> None:
+def test_a_to_a_smoke_test_passes_a_perfect_copy(limit: int, tmp_path: Path) -> None:
     model = byte_model(tmp_path, 9.0, max_weights_file_bytes=limit)
     assert model.is_file() == (limit == ONE_FILE)
-    result = run("smoke_tests/test_a_to_a.py", model)
+    result = run_script("smoke_tests/test_a_to_a.py", model)
     assert result.returncode == 0, result.stderr
     given, _, returned = result.stdout.partition("\nOutput:\n")
     assert given.startswith("Input:\nIt is an ancient Mariner,\n")
     assert returned.strip() == given.removeprefix("Input:\n").strip()
 
 
-def test_the_a_to_a_smoke_test_sees_an_imperfect_one(tmp_path: Path) -> None:
-    result = run("smoke_tests/test_a_to_a.py", byte_model(tmp_path, -9.0))
+def test_a_to_a_smoke_test_fails_an_imperfect_copy(tmp_path: Path) -> None:
+    result = run_script("smoke_tests/test_a_to_a.py", byte_model(tmp_path, -9.0))
     assert result.returncode == 1
     assert "0 of 132 tokens (0.0%) are right" in result.stdout
 
 
-def test_the_generation_smoke_test_continues_the_prompt(tmp_path: Path) -> None:
-    result = run("smoke_tests/test_generation.py", byte_model(tmp_path, 9.0))
+def test_generation_smoke_test_continues_the_prompt(tmp_path: Path) -> None:
+    result = run_script("smoke_tests/test_generation.py", byte_model(tmp_path, 9.0))
     assert result.returncode == 0, result.stderr
     assert result.stdout == f"{PROMPT}{'u' * 20}\n"
 
@@ -78,7 +79,7 @@ def test_evaluate_prints_loss_perplexity_and_bits_per_byte(limit: int, tmp_path:
     for split in ("train", "validation"):
         save_file({"tokens": tokens}, dataset / f"{split}.safetensors")
     model = byte_model(tmp_path, 0.0, max_weights_file_bytes=limit)
-    result = run("evaluate.py", model, "--datasets-dir", tmp_path / "datasets")
+    result = run_script("evaluate.py", model, "--datasets-dir", tmp_path / "datasets")
     assert result.returncode == 0, result.stderr
     figures = [line.split() for line in result.stdout.splitlines()]
     assert figures[0][1:] == ["bytes:", "160", "validation", "tokens"]
@@ -87,12 +88,12 @@ def test_evaluate_prints_loss_perplexity_and_bits_per_byte(limit: int, tmp_path:
     assert float(figures[3][-1]) == pytest.approx(math.log2(BYTES), abs=1e-4)
 
 
-def test_evaluate_takes_weights_that_were_not_trained_here(tmp_path: Path) -> None:
+def test_evaluate_of_untrained_weights_needs_a_dataset(tmp_path: Path) -> None:
     path = byte_model(tmp_path, 0.0)
     weights = Weights(path)
     arrays = {name: weights.array(name) for name in weights.names()}
     write_weights(tmp_path, arrays, weights.header._replace(train=None), ONE_FILE)
-    result = run("evaluate.py", path)
+    result = run_script("evaluate.py", path)
     assert result.returncode == 2
     assert "has not been trained yet, so name a --dataset" in result.stderr
     dataset = tmp_path / "datasets" / "bytes"
@@ -101,25 +102,27 @@ def test_evaluate_takes_weights_that_were_not_trained_here(tmp_path: Path) -> No
     save_file({"tokens": np.arange(100, dtype=np.uint16)}, dataset / "train.safetensors")
     save_file({"tokens": np.arange(100, dtype=np.uint16)}, dataset / "validation.safetensors")
     chosen = ("--dataset", "bytes", "--datasets-dir", tmp_path / "datasets")
-    result = run("evaluate.py", path, *chosen)
+    result = run_script("evaluate.py", path, *chosen)
     assert result.returncode == 0, result.stderr
     figures = [line.split() for line in result.stdout.splitlines()]
     assert figures[0][1:] == ["bytes:", "96", "validation", "tokens"]  # 12 times the context
     assert float(figures[1][1]) == pytest.approx(math.log(BYTES), abs=1e-4)
 
 
-def test_evaluate_counts_the_answers_of_pairs(tmp_path: Path) -> None:
-    """A model that foretells each byte as the one before it, so that prompts would mislead."""
+def test_evaluate_counts_only_the_answers_of_pairs(tmp_path: Path) -> None:
+    """The model predicts that each byte repeats, so counting prompts would change the loss."""
     model = byte_model(tmp_path, 3.0, dataset="pairs", target_offset=1, sequence_length=6)
     pairs = [("aaaa", "b"), ("q", "bbb"), ("a", "éé"), ("", "cc")] * 3
     lines = [json.dumps({"prompt": prompt, "answer": answer}) for prompt, answer in pairs]
     file, place = tmp_path / "pairs.jsonl", tmp_path / "datasets"
     file.write_text("\n".join([*lines, *lines]))
     chosen = ("--pairs", file, "--name", "pairs", "--tokenizer", tmp_path)
-    made = run("download_dataset.py", *chosen, "--validation-percent", 50, "--datasets-dir", place)
+    made = run_script(
+        "download_dataset.py", *chosen, "--validation-percent", 50, "--datasets-dir", place
+    )
     assert made.returncode == 0, made.stderr
     assert "12 pairs" in made.stdout
-    result = run("evaluate.py", model, "--datasets-dir", place)
+    result = run_script("evaluate.py", model, "--datasets-dir", place)
     assert result.returncode == 0, result.stderr
     hits, targets, text_bytes = 3 * (0 + 2 + 0 + 1), 3 * (2 + 4 + 5 + 2), 3 * (1 + 3 + 4 + 1)
     nats = targets * math.log(math.exp(3) + BYTES - 1) - 3 * hits
@@ -130,17 +133,17 @@ def test_evaluate_counts_the_answers_of_pairs(tmp_path: Path) -> None:
     assert float(figures[3][-1]) == pytest.approx(nats / math.log(2) / text_bytes, abs=1e-4)
 
 
-def test_evaluate_refuses_a_dataset_of_another_tokenizer(tmp_path: Path) -> None:
+def test_evaluate_rejects_a_dataset_of_another_tokenizer(tmp_path: Path) -> None:
     model = byte_model(tmp_path, 0.0)
     make_dataset(tmp_path / "datasets", "other")
     train_bpe(["ab ab ab ab"], BYTES + 1).save(tmp_path / "datasets/other/tokenizer.json")
     folder = tmp_path / "datasets"
-    result = run("evaluate.py", model, "--dataset", "other", "--datasets-dir", folder)
+    result = run_script("evaluate.py", model, "--dataset", "other", "--datasets-dir", folder)
     assert result.returncode == 2
     assert "not the model's tokenizer" in result.stderr
 
 
-def test_mistakes_in_configs_are_told_before_jax_is_imported(tmp_path: Path) -> None:
+def test_config_errors_are_reported_before_jax_is_imported(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", learning_rte=3, epochs=0).path
     code = f"""
 import sys, train
@@ -164,9 +167,9 @@ finally:
     assert sorted(path.name for path in folder.iterdir()) == ["model.json", "train.json"]
 
 
-def test_a_dataset_that_is_not_there_leaves_the_run_folder_as_it_was(tmp_path: Path) -> None:
+def test_a_missing_dataset_leaves_the_run_folder_unchanged(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run").path
-    result = run("train.py", folder, "--datasets-dir", tmp_path / "datasets")
+    result = start_training(folder, "--datasets-dir", tmp_path / "datasets")
     assert result.returncode == 2
     assert result.stderr.startswith("error: ")
     assert sorted(path.name for path in folder.iterdir()) == ["model.json", "train.json"]
@@ -175,10 +178,6 @@ def test_a_dataset_that_is_not_there_leaves_the_run_folder_as_it_was(tmp_path: P
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("train.py", "no-such-run"),
-        ("train.py",),
-        ("train.py", "no-such-run", "--set", "seed=1"),
-        ("train.py", "no-such-run", "--fresh", "--from", "best"),
         ("evaluate.py", "no-such-run"),
         ("plan.py", "no-such-run"),
         ("charts.py", "no-such-run"),
@@ -187,19 +186,37 @@ def test_a_dataset_that_is_not_there_leaves_the_run_folder_as_it_was(tmp_path: P
     ],
     ids=" ".join,
 )
-def test_bad_arguments_end_with_exit_code_2_and_no_traceback(arguments: tuple[str, ...]) -> None:
-    result = run(*arguments)
+def test_bad_arguments_end_with_exit_code_2(arguments: tuple[str, ...]) -> None:
+    result = run_script(*arguments)
+    assert result.returncode == 2
+    assert result.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("no-such-run",),
+        (),
+        ("no-such-run", "--set", "seed=1"),
+        ("no-such-run", "--fresh", "--from", "best"),
+    ],
+    ids=" ".join,
+)
+def test_bad_arguments_of_training_end_with_exit_code_2_and_no_traceback(
+    arguments: tuple[str, ...],
+) -> None:
+    result = start_training(*arguments)
     assert result.returncode == 2
     assert result.stderr
     assert "Traceback" not in result.stderr
 
 
-def test_a_run_made_like_another_trains_and_goes_on(tmp_path: Path) -> None:
+def test_a_copied_run_trains_and_the_same_command_resumes_it(tmp_path: Path) -> None:
     make_dataset(tmp_path / "datasets")
-    old = make_run(tmp_path / "old")
+    old = make_run(tmp_path / "old", min_train_tokens=2 * 128)
     arguments = (tmp_path / "new", "--like", old.path, "--set", "learning_rate=3e-4")
-    for expected in ("starts: 24 steps", "is finished: 24 steps"):
-        result = run("train.py", *arguments, "--datasets-dir", tmp_path / "datasets")
+    for expected in ("starts: 2 steps", "is finished: 2 steps"):
+        result = start_training(*arguments, "--datasets-dir", tmp_path / "datasets")
         assert result.returncode == 0, result.stderr
         assert expected in result.stderr
     train = json.loads((tmp_path / "new" / "train.json").read_text())

@@ -18,7 +18,7 @@ print(stop.exit_code)
 
 
 @pytest.mark.parametrize(("seconds_between", "exit_code"), [(0.9, 0), (1.1, 143)])
-def test_a_second_signal_acts_but_not_one_that_comes_with_the_first(
+def test_a_second_signal_ends_the_process_unless_it_comes_with_the_first(
     seconds_between: float, exit_code: int
 ) -> None:
     ended = subprocess.run(

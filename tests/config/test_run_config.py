@@ -1,4 +1,4 @@
-"""`config.py` and `strict_json.py`: mistakes are found all at once, and told to be mended."""
+"""Reading model.json and train.json: all errors at once, each in one line that says what to do."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ from rungs.config.run_config import FILE_TYPES
 from rungs.config.train_config import TrainConfig
 from tests.support.committed_runs import COMMITTED_RUNS, ROOT
 
-# Only the keys that run folders of the blog's reference have.
+# Only the keys that the run folders of the blog's reference code have.
 REFERENCE_MODEL = {
     "vocab_size": 50257,
     "context_length": 1024,
@@ -48,7 +48,9 @@ def write_run(folder: Path, model: Any, train: Any) -> Path:
     return folder
 
 
-def mistakes(folder: Path, model: Any = REFERENCE_MODEL, train: Any = REFERENCE_TRAIN) -> list[str]:
+def errors_of(
+    folder: Path, model: Any = REFERENCE_MODEL, train: Any = REFERENCE_TRAIN
+) -> list[str]:
     with pytest.raises(UserError) as raised:
         run_config.load_run(write_run(folder, model, train))
     return [line.removeprefix(f"{folder}/") for line in str(raised.value).splitlines()]
@@ -71,7 +73,7 @@ def without(content: dict[str, Any], *keys: str) -> dict[str, Any]:
         ),
     ],
 )
-def test_folders_with_only_the_reference_keys_mean_gpt2(
+def test_the_reference_keys_alone_describe_gpt2(
     tmp_path: Path, model: dict[str, Any], train: dict[str, Any]
 ) -> None:
     run = run_config.load_run(write_run(tmp_path, model, train))
@@ -83,11 +85,11 @@ def test_folders_with_only_the_reference_keys_mean_gpt2(
     assert run.train.target_offset == 1
 
 
-def test_all_mistakes_of_both_files_are_told_at_once(tmp_path: Path) -> None:
+def test_all_errors_of_both_files_are_reported_at_once(tmp_path: Path) -> None:
     model = REFERENCE_MODEL | {"n_heads": 7, "emb_dim": 768.0, "learning_rate": 1, "norms": "x"}
     model["mup"] = 128
     train = REFERENCE_TRAIN | {"epochs": 0, "learning_rte": 1, "drop_rate": 1.0, "dataset": 3}
-    lines = mistakes(tmp_path, model, without(train, "learning_rate"))
+    lines = errors_of(tmp_path, model, without(train, "learning_rate"))
     assert sorted(lines) == [
         "model.json: emb_dim: 768.0 is not allowed; must be of type integer",
         "model.json: learning_rate: unknown key (value 1); it belongs in train.json",
@@ -101,15 +103,15 @@ def test_all_mistakes_of_both_files_are_told_at_once(tmp_path: Path) -> None:
     ]
 
 
-def test_keys_that_do_not_fit_together(tmp_path: Path) -> None:
-    assert mistakes(tmp_path, REFERENCE_MODEL | {"n_heads": 7}) == [
+def test_inconsistent_sizes_are_reported(tmp_path: Path) -> None:
+    assert errors_of(tmp_path, REFERENCE_MODEL | {"n_heads": 7}) == [
         "model.json: n_heads: 7 does not divide emb_dim 768; the nearest that does is 6"
     ]
-    assert mistakes(tmp_path, without(REFERENCE_MODEL, "n_heads")) == [
+    assert errors_of(tmp_path, without(REFERENCE_MODEL, "n_heads")) == [
         "model.json: n_heads: missing; required if n_layers is above 0"
     ]
     odd = {"emb_dim": 9, "n_heads": 3, "positions": "sinusoidal", "context_length": "8"}
-    assert mistakes(tmp_path, REFERENCE_MODEL | odd) == [
+    assert errors_of(tmp_path, REFERENCE_MODEL | odd) == [
         'model.json: context_length: "8" is not allowed; must be of type integer',
         'model.json: emb_dim: 9 is odd; positions "sinusoidal" needs an even number',
     ]
@@ -181,10 +183,10 @@ LORA = {"rank": 8, "alpha": 16, "targets": ["query"]}
         ),
     ],
 )
-def test_architectures_that_do_not_fit_together(
+def test_inconsistent_architectures_are_reported(
     tmp_path: Path, changes: dict[str, Any], line: str
 ) -> None:
-    assert mistakes(tmp_path, REFERENCE_MODEL | changes) == [f"model.json: {line}"]
+    assert errors_of(tmp_path, REFERENCE_MODEL | changes) == [f"model.json: {line}"]
 
 
 @pytest.mark.parametrize(
@@ -210,18 +212,18 @@ def test_architectures_that_do_not_fit_together(
         ),
     ],
 )
-def test_rope_scalings_that_do_not_fit_together(
+def test_inconsistent_rope_scalings_are_reported(
     tmp_path: Path, scaling: dict[str, Any], line: str
 ) -> None:
-    (found,) = mistakes(tmp_path, REFERENCE_MODEL | ROPE | {"rope_scaling": scaling})
+    (found,) = errors_of(tmp_path, REFERENCE_MODEL | ROPE | {"rope_scaling": scaling})
     assert found.startswith("model.json: rope_scaling: {")
     assert found.endswith(f" is not allowed; {line}")
 
 
-def test_keys_of_objects_are_told_with_their_place(tmp_path: Path) -> None:
+def test_errors_in_nested_objects_name_the_full_key(tmp_path: Path) -> None:
     scaling = LLAMA_3 | {"factor": 0, "base": 1}
     train = REFERENCE_TRAIN | {"start_from": "imported", "lora": LORA | {"targets": ["q"]}}
-    assert mistakes(tmp_path, REFERENCE_MODEL | ROPE | {"rope_scaling": scaling}, train) == [
+    assert errors_of(tmp_path, REFERENCE_MODEL | ROPE | {"rope_scaling": scaling}, train) == [
         "model.json: rope_scaling.factor: 0 is not allowed; must be greater than 0",
         "model.json: rope_scaling.base: unknown key (value 1)",
         "train.json: lora.targets.0: \"q\" is not allowed; must be 'query', 'key', 'value',"
@@ -230,12 +232,12 @@ def test_keys_of_objects_are_told_with_their_place(tmp_path: Path) -> None:
 
 
 def test_lora_needs_weights_to_adapt(tmp_path: Path) -> None:
-    assert mistakes(tmp_path, train=REFERENCE_TRAIN | {"lora": LORA}) == [
+    assert errors_of(tmp_path, train=REFERENCE_TRAIN | {"lora": LORA}) == [
         'train.json: lora: needs start_from, the weights to adapt, for example "imported"'
     ]
 
 
-def test_a_layers_pattern_repeats_and_ends_where_the_layers_do() -> None:
+def test_the_layer_pattern_repeats_until_the_last_layer() -> None:
     def kinds(n_layers: int, **changes: Any) -> list[str]:
         architecture = REFERENCE_MODEL | {"n_layers": n_layers} | changes
         return list(ModelConfig.model_validate(architecture).layer_kinds())
@@ -258,22 +260,22 @@ def test_a_layers_pattern_repeats_and_ends_where_the_layers_do() -> None:
         ("[" * 100_000, "unreadable JSON: "),
     ],
 )
-def test_what_is_no_json_object(tmp_path: Path, text: str, line: str) -> None:
-    (found,) = mistakes(tmp_path, train=text)
+def test_malformed_json_is_reported(tmp_path: Path, text: str, line: str) -> None:
+    (found,) = errors_of(tmp_path, train=text)
     assert found.startswith(f"train.json: {line}")
 
 
-def test_duplicate_keys_and_nan(tmp_path: Path) -> None:
+def test_duplicate_keys_and_numbers_that_are_not_finite_are_reported(tmp_path: Path) -> None:
     text = json.dumps(REFERENCE_TRAIN)[:-1] + ', "epochs": 1, "beta1": NaN, "beta2": 1e999}'
-    assert sorted(mistakes(tmp_path, train=text)) == [
+    assert sorted(errors_of(tmp_path, train=text)) == [
         "train.json: beta1: NaN is not allowed; must be a finite number",
         "train.json: beta2: Infinity is not allowed; must be a finite number",
         "train.json: epochs: given more than once; keep one",
     ]
 
 
-def test_a_typo_is_told_beside_an_object(tmp_path: Path) -> None:
-    """The checks over several keys look into the objects that are right."""
+def test_a_typo_is_reported_beside_errors_across_keys(tmp_path: Path) -> None:
+    """Checks across keys also run when other keys are wrong, and see valid objects parsed."""
     train = {"sharding": {"mode": "dp", "data": 4}, "lora": None, "epoch": 1}
     with pytest.raises(UserError) as raised:
         run_config.load_run(write_run(tmp_path, REFERENCE_MODEL, REFERENCE_TRAIN | train))
@@ -283,14 +285,14 @@ def test_a_typo_is_told_beside_an_object(tmp_path: Path) -> None:
     assert [line.split(":")[0] for line in lines] == ["epoch", "microbatch_size"]
 
 
-def test_the_nearest_divisor_of_a_large_number_is_found_at_once(tmp_path: Path) -> None:
+def test_the_nearest_divisor_of_a_large_number_is_found_quickly(tmp_path: Path) -> None:
     model = REFERENCE_MODEL | {"emb_dim": 2**31 - 1, "n_heads": 12}
     with pytest.raises(UserError, match=r"; the nearest that does is 1$"):
         run_config.load_run(write_run(tmp_path, model, REFERENCE_TRAIN))
 
 
 @pytest.mark.parametrize("value", ["NaN", "[" * 300 + "]" * 300])
-def test_a_lineage_that_no_checkpoint_can_hold_is_refused(value: str, tmp_path: Path) -> None:
+def test_a_lineage_that_no_checkpoint_can_hold_is_rejected(value: str, tmp_path: Path) -> None:
     folder = write_run(tmp_path, REFERENCE_MODEL, REFERENCE_TRAIN)
     text = (folder / "train.json").read_text().rstrip()[:-1]
     lineage = f'{text}, "lineage": {{"like": "x", "set": {{"seed": {value}}}}}}}'
@@ -302,7 +304,7 @@ def test_a_lineage_that_no_checkpoint_can_hold_is_refused(value: str, tmp_path: 
 
 
 @pytest.mark.parametrize("member", [r'"tokenizer": "\ud800"', r'"lineage": {"\udfff": 1}'])
-def test_half_a_character_is_told(member: str, tmp_path: Path) -> None:
+def test_a_lone_surrogate_is_reported(member: str, tmp_path: Path) -> None:
     folder = write_run(tmp_path, REFERENCE_MODEL, REFERENCE_TRAIN)
     text = (folder / "train.json").read_text().rstrip()[:-1]
     (folder / "train.json").write_text(f"{text}, {member}}}")
@@ -310,7 +312,7 @@ def test_half_a_character_is_told(member: str, tmp_path: Path) -> None:
         run_config.load_run(folder)
 
 
-def test_missing_files_are_told(tmp_path: Path) -> None:
+def test_missing_files_are_reported(tmp_path: Path) -> None:
     with pytest.raises(UserError) as raised:
         run_config.load_run(tmp_path)
     assert [line.split(": ")[1] for line in str(raised.value).splitlines()] == ["no such file"] * 2
@@ -320,14 +322,14 @@ def test_missing_files_are_told(tmp_path: Path) -> None:
 def test_committed_schemas_are_current(name: str) -> None:
     committed = ROOT / "schemas" / name.replace(".json", ".schema.json")
     assert committed.read_text() == reference.json_schema(FILE_TYPES[name]), (
-        f"{committed} is not what config.py says: run `uv run config.py`"
+        f"{committed} is out of date: run `uv run config.py`"
     )
 
 
-def test_the_documented_keys_are_current() -> None:
+def test_the_page_of_keys_is_current() -> None:
     page = ROOT / "docs" / "configuration.md"
     assert page.read_text() == reference.reference_page(), (
-        f"{page} is not what config.py says: run `uv run config.py`"
+        f"{page} is out of date: run `uv run config.py`"
     )
 
 
@@ -339,7 +341,7 @@ def test_committed_runs_load_and_name_their_schemas(run: Path) -> None:
         assert (run / schema).resolve() == ROOT / "schemas" / name.replace(".json", ".schema.json")
 
 
-def test_defaults_come_back_from_json() -> None:
+def test_configs_survive_a_round_trip_through_json() -> None:
     model = ModelConfig.model_validate(REFERENCE_MODEL)
     train = TrainConfig.model_validate(REFERENCE_TRAIN | {"dataset": {"a": 1, "b": 0.5}})
     assert ModelConfig.model_validate_json(json.dumps(model.as_json())) == model
@@ -357,16 +359,16 @@ JSON = st.recursive(
     key=st.sampled_from([*ModelConfig.model_fields, *TrainConfig.model_fields]),
     value=JSON,
 )
-def test_any_value_of_any_key_loads_or_is_told(
+def test_any_value_of_any_key_loads_or_is_reported(
     tmp_path_factory: pytest.TempPathFactory, key: str, value: Any
 ) -> None:
     folder = tmp_path_factory.mktemp("run")
     in_model = key in ModelConfig.model_fields
     model = REFERENCE_MODEL | ({key: value} if in_model else {})
     train = REFERENCE_TRAIN | ({} if in_model else {key: value})
-    told = ""
+    message = ""
     try:
         run_config.load_run(write_run(folder, model, train))
     except UserError as error:
-        told = str(error)
-    assert all(line.startswith(f"{folder}/") for line in told.splitlines())
+        message = str(error)
+    assert all(line.startswith(f"{folder}/") for line in message.splitlines())

@@ -1,4 +1,4 @@
-"""Run folders made from another."""
+"""Run folders copied from another with keys changed."""
 
 import json
 from pathlib import Path
@@ -26,7 +26,7 @@ def read(name: str) -> dict[str, object]:
     return content
 
 
-def test_a_new_run_holds_the_old_keys_the_changes_and_where_it_came_from() -> None:
+def test_a_copy_has_the_old_keys_the_changes_and_its_lineage() -> None:
     assert create_like("new", "old", ["learning_rate=3e-4", "n_layers=1"]) == Path("runs/new")
     assert read("runs/new/model.json") == {**MODEL, "n_layers": 1, "$schema": "../../model.json"}
     expected = {**TRAIN, "learning_rate": 3e-4, "$schema": "../../train.json"}
@@ -43,13 +43,13 @@ def test_values_may_be_strings_lists_or_null() -> None:
     assert train.sharding.data == 1
 
 
-def test_the_schema_is_found_from_another_depth() -> None:
+def test_the_schema_path_is_adjusted_to_another_depth() -> None:
     create_like("elsewhere/deep/new", "old", [])
     assert read("elsewhere/deep/new/model.json")["$schema"] == "../../../model.json"
 
 
 @pytest.mark.parametrize("schema", [None, "https://example.org/model.json"])
-def test_a_schema_that_is_no_path_stays(schema: str | None) -> None:
+def test_a_schema_that_is_not_a_relative_path_is_unchanged(schema: str | None) -> None:
     path = Path("runs/old/model.json")
     path.write_text(json.dumps({**MODEL, "$schema": schema}))
     create_like("new", "old", [])
@@ -57,13 +57,13 @@ def test_a_schema_that_is_no_path_stays(schema: str | None) -> None:
     assert sorted(path.name for path in Path("runs").iterdir()) == ["new", "old"]
 
 
-def test_a_folder_that_cannot_be_made_is_told() -> None:
+def test_a_folder_that_cannot_be_written_is_reported() -> None:
     Path("file").write_text("")
     with pytest.raises(UserError, match="file/new: cannot be written"):
         create_like("file/new", "old", [])
 
 
-def test_the_same_command_again_goes_on_and_another_is_refused() -> None:
+def test_the_same_command_reuses_the_copy_and_another_is_rejected() -> None:
     settings = ["learning_rate=3e-4"]
     assert create_like("new", "old", settings) == create_like("new", "old", settings)
     with pytest.raises(UserError, match="already exists with other keys"):
@@ -79,7 +79,9 @@ def test_the_same_command_again_goes_on_and_another_is_refused() -> None:
         (["n_heads=3"], "n_heads: 3 does not divide emb_dim 32"),
     ],
 )
-def test_mistakes_are_told_and_nothing_is_made(settings: list[str], message: str) -> None:
+def test_bad_settings_are_reported_and_nothing_is_written(
+    settings: list[str], message: str
+) -> None:
     with pytest.raises(UserError, match=message):
         create_like("new", "old", settings)
     assert not Path("runs/new").exists()

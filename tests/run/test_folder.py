@@ -1,4 +1,4 @@
-"""Run folders: found by name, held by one process."""
+"""Run folders: found by name, locked by one process."""
 
 import os
 import socket
@@ -23,16 +23,16 @@ def test_a_run_is_found_by_path_or_by_name() -> None:
         find_run("new")
 
 
-def test_a_run_is_held_by_one_process_and_no_dead_one() -> None:
+def test_one_process_holds_the_lock_and_a_stale_lock_does_not_count() -> None:
     run = RunFolder(Path("runs/old"))
-    (run.path / "train.lock").touch()  # as a process leaves them that was killed
+    (run.path / "train.lock").touch()  # as a killed process leaves them
     (run.path / "holder.lock").write_text("process 1 on another-host\n")
     with run.lock():
         with pytest.raises(
             UserError, match=rf"by process {os.getpid()} on {socket.gethostname()};"
         ):
             run.lock().__enter__()
-        (run.path / "holder.lock").write_text("")  # as it is for a moment at the start
+        (run.path / "holder.lock").write_text("")  # as it is for a moment at first
         with pytest.raises(UserError, match="in use by another process;"):
             run.lock().__enter__()
     assert not (run.path / "holder.lock").exists()

@@ -1,4 +1,4 @@
-"""`metrics.jsonl`: each step once, whatever a crash left of the last line."""
+"""`metrics.jsonl`: each step exactly once, also if a crash has torn the last line."""
 
 import json
 import math
@@ -19,7 +19,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "metrics.jsonl"
 
 
-def test_what_was_appended_is_read_back_bit_for_bit(path: Path) -> None:
+def test_appended_steps_are_read_back_bit_for_bit(path: Path) -> None:
     steps = [step(0, loss=0.1 + 0.2), step(1, validation=1 / 3), step(2, loss=None)]
     with MetricsLog(path, last_step=-1) as log:
         for one in steps:
@@ -28,14 +28,14 @@ def test_what_was_appended_is_read_back_bit_for_bit(path: Path) -> None:
     assert "validation_loss" not in json.loads(path.read_text().splitlines()[0])
 
 
-def test_numbers_that_are_not_finite_stand_as_null(path: Path) -> None:
+def test_numbers_that_are_not_finite_are_written_as_null(path: Path) -> None:
     with MetricsLog(path, last_step=-1) as log:
         log.append(step(0, loss=math.nan))
     assert json.loads(path.read_text())["train_loss"] is None
 
 
 @pytest.mark.parametrize("torn", ['{"global_step": 2, "tok', "\0\0\0", "[1]", "7"])
-def test_a_torn_line_ends_what_is_read_and_is_gone_after_reopening(path: Path, torn: str) -> None:
+def test_a_torn_last_line_is_not_read_and_is_removed_on_reopening(path: Path, torn: str) -> None:
     with MetricsLog(path, last_step=-1) as log:
         log.append(step(0))
         log.append(step(1))
@@ -56,12 +56,12 @@ def test_reopening_drops_steps_after_the_checkpoint(path: Path) -> None:
     assert [p.name for p in path.parent.iterdir()] == [path.name]
 
 
-def test_keys_of_another_version_are_left_out(path: Path) -> None:
+def test_keys_of_another_version_are_ignored(path: Path) -> None:
     path.write_text(json.dumps(json.loads(step(0).as_line()) | {"of_a_later_version": [1]}) + "\n")
     assert metrics.read(path) == [step(0)]
 
 
-def test_the_best_step_is_one_that_has_a_checkpoint() -> None:
+def test_the_best_step_has_a_checkpoint() -> None:
     trained = [step(n, loss=5 - n) for n in range(5)]
     assert metrics.best_step(trained, checkpoint_interval=3) == trained[4]
     assert metrics.best_step(trained[:4], checkpoint_interval=2) == trained[3]
