@@ -1,9 +1,9 @@
-"""Does an A-to-A model give back what it is given?
+"""Does an A-to-A model repeat its input?
 
     uv run smoke_tests/test_a_to_a.py runs/a-to-a/checkpoints/best/model.safetensors
 
-Prints a text that no run has trained on and, token by token, the model's most likely target for
-it. Exit code 1 where the two differ.
+Prints a text that no run was trained on, and the model's most likely target for each of its tokens.
+Exits with code 1 if the two differ.
 """
 
 import sys
@@ -37,7 +37,7 @@ def main(checkpoint: str) -> None:
     print(f"Input:\n{TEXT}\nOutput:\n{tokenizer.decode(output)}")
     right = sum(a == b for a, b in zip(tokens, output, strict=True))
     if right < len(tokens):
-        print(f"{right} of {len(tokens)} tokens ({right / len(tokens):.1%}) are right")
+        print(f"{right} of {len(tokens)} tokens ({right / len(tokens):.1%}) are correct")
         sys.exit(1)
 
 

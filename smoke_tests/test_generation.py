@@ -1,8 +1,8 @@
-"""What does a model make of a prompt? Greedy, twenty tokens.
+"""How does a model continue a prompt? Generates twenty tokens, greedily.
 
     uv run smoke_tests/test_generation.py runs/a-to-a/checkpoints/best/model.safetensors
 
-An A-to-A model says the last token again and again.
+An A-to-A model repeats the last token.
 """
 
 import click

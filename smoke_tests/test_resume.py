@@ -1,11 +1,11 @@
-"""Does a run that is killed end where it ends by itself?
+"""Resume check: does a run that is killed and resumed end like one that is not?
 
     uv run smoke_tests/test_resume.py runs/layers
 
-Trains a short copy of a run straight through, then again with kills (SIGKILL) at random moments of
-its start, its steps, its validations and its saves, and compares parameters, optimizer state, the
-order of the data and the metrics, bit for bit. Exit code 1 where one differs, with the first
-difference. Nothing is written into the run folder.
+Trains a short copy of a run without interruption, then again with kills (SIGKILL) at random moments
+of its start, steps, validations and saves. Compares parameters, optimizer state, data order and
+metrics, bit for bit. Prints the first difference, and exits with code 1 if there is one. Writes
+nothing into the run folder.
 """
 
 import contextlib
@@ -21,54 +21,62 @@ from rungs.config.run_config import load_run
 from rungs.data.catalog import find_datasets_dir
 from rungs.run.folder import RunFolder, find_run
 
-RECORDER = [sys.executable, str(Path(__file__).with_name("recording_train.py"))]
+TRAIN_COMMAND = [sys.executable, str(Path(__file__).with_name("train_with_batch_log.py"))]
 
 
 @click.command()
 @click.argument("run")
-@click.option("--kills", type=click.IntRange(1), default=3, show_default=True)
+@click.option(
+    "--kills", type=click.IntRange(1), default=3, show_default=True, help="How often to kill it."
+)
 @click.option(
     "--tokens",
     type=click.IntRange(1),
     default=128,
     show_default=True,
-    help="At most so many of a sequence's tokens; pairs are never cut.",
+    help="Shorten sequences to this many tokens. Pairs are never cut.",
 )
 @click.option(
     "--keep",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="A new folder for the two trainings; a temporary one without.",
+    help="Train in this new folder and keep it. Default: a temporary folder.",
 )
 @click.option(
-    "--datasets-dir", type=click.Path(path_type=Path), help="Where datasets lie, or will."
+    "--datasets-dir",
+    type=click.Path(path_type=Path),
+    help="Where datasets are stored.",
 )
 def main(run: str, kills: int, tokens: int, keep: Path | None, datasets_dir: Path | None) -> None:
-    """Train a short copy of RUN with kills and without, and compare."""
+    """Train a short copy of RUN with and without kills, and compare."""
     folder = RunFolder(find_run(run))
     config = load_run(folder.path)
-    # JAX takes seconds to import; a mistake in a config is told before that.
+    # JAX takes seconds to import; report mistakes in the config before that.
 
     import jax
 
-    from rungs.diagnostics.resume_check.compare import Resumption, open_datasets, shortened
-    from rungs.diagnostics.resume_check.table import is_same
+    from rungs.diagnostics.resume_check.check import (
+        ResumeCheck,
+        open_datasets,
+        run_check,
+        shorten_run,
+    )
 
-    jax.config.update("jax_platforms", "cpu")  # an accelerator is for the trainings
+    jax.config.update("jax_platforms", "cpu")  # leave accelerators to the training processes
     run_log.log_to_terminal()
     datasets_dir = find_datasets_dir(datasets_dir)
-    short = shortened(folder, config, open_datasets(config, datasets_dir), tokens)
+    short = shorten_run(folder, config, open_datasets(config, datasets_dir), tokens)
     with contextlib.ExitStack() as stack:
         place = _new(keep) if keep else Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        resumption = Resumption(place, short, datasets_dir, RECORDER)
-        sys.exit(0 if is_same(folder.path, short, resumption, kills) else 1)
+        check = ResumeCheck(place, short, datasets_dir, TRAIN_COMMAND)
+        sys.exit(0 if run_check(folder.path, short, check, kills) else 1)
 
 
 def _new(folder: Path) -> Path:
     try:
         folder.mkdir(parents=True)
     except OSError as error:
-        raise UserError(f"--keep {folder}: cannot be made: {error.strerror}") from None
+        raise UserError(f"--keep {folder}: cannot be created: {error.strerror}") from None
     return folder
 
 

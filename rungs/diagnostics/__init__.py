@@ -1,8 +1,8 @@
-"""What the smoke tests call: checks of a user's own run.
+"""Checks that users run on their own runs; the scripts in `smoke_tests/` call them.
 
-    model_check/     a model as training starts: initial loss, causality, gradients, overfitting
-    parallel_check/  the same step in every sharding mode
-    resume_check/    a training killed and resumed, compared with one that was not
+    model_check/    is a model sound before training: initial loss, causality, gradients, …
+    parallel_check  does every sharding mode train like one device
+    resume_check/   does a run that is killed and resumed end like one that is not
 
 Imports the packages below `training`.
 """

@@ -60,7 +60,7 @@ def test_a_to_a_smoke_test_passes_a_perfect_copy(limit: int, tmp_path: Path) -> 
 def test_a_to_a_smoke_test_fails_an_imperfect_copy(tmp_path: Path) -> None:
     result = run_script("smoke_tests/test_a_to_a.py", byte_model(tmp_path, -9.0))
     assert result.returncode == 1
-    assert "0 of 132 tokens (0.0%) are right" in result.stdout
+    assert "0 of 132 tokens (0.0%) are correct" in result.stdout
 
 
 def test_generation_smoke_test_continues_the_prompt(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The checkup of a model: what is sound passes, and each fault fails the check that is for it."""
+"""The model check: sound models pass, and each fault fails the check that is meant for it."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,9 +13,9 @@ from jax import Array
 from rungs.common.errors import UserError
 from rungs.config.run_config import RunConfig, load_run
 from rungs.data.loader import Batch, TrainingData
-from rungs.diagnostics.model_check import subject
-from rungs.diagnostics.model_check.checks import CheckResult, findings
-from rungs.diagnostics.model_check.subject import CheckLimits, Patient
+from rungs.diagnostics.model_check import checked_model
+from rungs.diagnostics.model_check.checked_model import CheckedModel, CheckLimits
+from rungs.diagnostics.model_check.checks import CheckResult, check_results
 from rungs.model import attention, feed_forward, generation, layers
 from rungs.model.attention import Cache
 from rungs.model.gpt import GPT
@@ -41,7 +41,7 @@ def quick() -> Iterator[None]:
 
 
 class Walks:
-    """Data of sequences that repeat with noise, some targets of which may not count."""
+    """Data of sequences that repeat with noise. Targets at both ends can be ignored."""
 
     total_steps = 3
 
@@ -57,22 +57,22 @@ class Walks:
         return Batch(walk[..., :LENGTH], targets)
 
 
-def tiny_patient(data: Walks | None = None, train: Any = None, **model: Any) -> Patient:
+def tiny_model(data: Walks | None = None, train: Any = None, **model: Any) -> CheckedModel:
     config = RunConfig(
         model_config(emb_dim=32, **model),
         train_config(microbatch_size=2, drop_rate=0.5, **train or {}),
     )
-    return subject.of(
+    return CheckedModel.from_data(
         config, cast(TrainingData, data or Walks()), None, CheckLimits(4, LENGTH, 200)
     )
 
 
-def verdicts(found: Patient) -> dict[str, CheckResult]:
-    return {finding.check: finding for finding in findings(found)}
+def results_of(checked: CheckedModel) -> dict[str, CheckResult]:
+    return {result.check: result for result in check_results(checked)}
 
 
-def failed(found: dict[str, CheckResult]) -> set[str]:
-    return {check for check, finding in found.items() if finding.passed is False}
+def failed(results: dict[str, CheckResult]) -> set[str]:
+    return {check for check, result in results.items() if result.passed is False}
 
 
 SOUND: dict[str, dict[str, Any]] = {
@@ -102,18 +102,18 @@ SOUND: dict[str, dict[str, Any]] = {
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", SOUND)
-def test_what_is_sound_passes(name: str) -> None:
-    found = verdicts(tiny_patient(**SOUND[name]))
-    assert failed(found) == set(), found
-    assert all(finding.passed for finding in found.values()), found
-    assert list(found) == [
+def test_a_sound_model_passes(name: str) -> None:
+    results = results_of(tiny_model(**SOUND[name]))
+    assert failed(results) == set(), results
+    assert all(result.passed for result in results.values()), results
+    assert list(results) == [
         *("initial loss", "causality", "rows", "gradients"),
         *("finite", "padding", "cache", "overfitting"),
     ]
 
 
-def see(patch: pytest.MonkeyPatch, mask_of: Callable[[int, int | None], Array]) -> None:
-    """What whole sequences see, by their length and window."""
+def replace_mask(patch: pytest.MonkeyPatch, mask_of: Callable[[int, int | None], Array]) -> None:
+    """Replace the attention mask by one that depends on sequence length and window."""
 
     def masked(
         query: Array, key: Array, value: Array, scale: float, window: int | None, cap: float | None
@@ -125,103 +125,103 @@ def see(patch: pytest.MonkeyPatch, mask_of: Callable[[int, int | None], Array]) 
 
 
 def look_ahead(patch: pytest.MonkeyPatch) -> None:
-    see(patch, lambda length, _: jnp.ones((length, length), bool))
+    replace_mask(patch, lambda length, _: jnp.ones((length, length), bool))
 
 
-def sideways(numbers: Array) -> Array:
-    """Vectors that tell numbers, and are no constant that a norm would take away."""
+def as_vectors(numbers: Array) -> Array:
+    """Encode numbers as vectors that a norm does not remove."""
     return numbers[..., None] / 32 * jnp.linspace(0, 1, 32)
 
 
 def look_ahead_without_a_gradient(patch: pytest.MonkeyPatch) -> None:
-    """Every position is told which token comes last."""
-    honest = GPT.embed
+    """Tell every position the last token."""
+    original = GPT.embed
 
     def embed(self: GPT, tokens_BS: Array, positions_BS: Array) -> Array:
-        return honest(self, tokens_BS, positions_BS) + sideways(tokens_BS[:, -1:])
+        return original(self, tokens_BS, positions_BS) + as_vectors(tokens_BS[:, -1:])
 
     patch.setattr(GPT, "embed", embed)
 
 
 def look_at_nothing(patch: pytest.MonkeyPatch) -> None:
-    see(patch, lambda length, _: jnp.eye(length, dtype=bool))
+    replace_mask(patch, lambda length, _: jnp.eye(length, dtype=bool))
 
 
 def no_window(patch: pytest.MonkeyPatch) -> None:
-    see(patch, lambda length, _: attention.causal_mask(length))
+    replace_mask(patch, lambda length, _: attention.causal_mask(length))
 
 
 def norm_over_the_batch(patch: pytest.MonkeyPatch) -> None:
-    honest = LayerNorm.__call__
+    original = LayerNorm.__call__
 
     def normed(self: LayerNorm, x_BSD: Array) -> Array:
-        return honest(self, x_BSD - x_BSD.mean(axis=0))
+        return original(self, x_BSD - x_BSD.mean(axis=0))
 
     patch.setattr(LayerNorm, "__call__", normed)
 
 
 def rows_known_without_a_gradient(patch: pytest.MonkeyPatch) -> None:
-    honest = GPT.embed
+    original = GPT.embed
 
     def embed(self: GPT, tokens_BS: Array, positions_BS: Array) -> Array:
-        return honest(self, tokens_BS, positions_BS) + sideways(tokens_BS.mean(axis=0))
+        return original(self, tokens_BS, positions_BS) + as_vectors(tokens_BS.mean(axis=0))
 
     patch.setattr(GPT, "embed", embed)
 
 
 def detached_feed_forward(patch: pytest.MonkeyPatch) -> None:
-    honest = feed_forward.FeedForward.__call__
+    original = feed_forward.FeedForward.__call__
 
     def detached(self: Any, x_BSD: Array) -> Any:
-        y_BSD, routing = honest(self, x_BSD)
+        y_BSD, routing = original(self, x_BSD)
         return jax.lax.stop_gradient(y_BSD), routing
 
     patch.setattr(feed_forward.FeedForward, "__call__", detached)
 
 
 def large_start(patch: pytest.MonkeyPatch) -> None:
-    honest = layers.scaled_normal
+    original = layers.scaled_normal
 
     def large(key: Array, shape: tuple[int, ...], inputs: int, *, scale: float) -> Array:
-        return honest(key, shape, inputs, scale=20 * scale)
+        return original(key, shape, inputs, scale=20 * scale)
 
     patch.setattr(layers, "scaled_normal", large)
 
 
 def overflow_in_bfloat16(patch: pytest.MonkeyPatch) -> None:
-    honest = GPT.unembed
+    original = GPT.unembed
 
     def unembed(self: GPT, x_BSD: Array) -> Array:
-        logits_BSV = honest(self, x_BSD)
+        logits_BSV = original(self, x_BSD)
         return logits_BSV * jnp.inf if x_BSD.dtype == jnp.bfloat16 else logits_BSV
 
     patch.setattr(GPT, "unembed", unembed)
 
 
 def every_target_counts(patch: pytest.MonkeyPatch) -> None:
-    honest = GPT.summed_loss
+    original = GPT.summed_loss
 
     def summed_loss(self: GPT, tokens_BS: Array, targets_BS: Array, *how: Any) -> Any:
-        return honest(self, tokens_BS, jnp.maximum(targets_BS, 0), *how)
+        return original(self, tokens_BS, jnp.maximum(targets_BS, 0), *how)
 
     patch.setattr(GPT, "summed_loss", summed_loss)
 
 
 def cache_off_by_one(patch: pytest.MonkeyPatch) -> None:
-    honest = Cache.put
+    original = Cache.put
 
     def put(self: Cache, key_BSKH: Array, value_BSKH: Array, first_slot: Array) -> Cache:
-        return honest(self, key_BSKH, value_BSKH, jnp.maximum(first_slot - 1, 0))
+        return original(self, key_BSKH, value_BSKH, jnp.maximum(first_slot - 1, 0))
 
     patch.setattr(Cache, "put", put)
 
 
 def padding_is_seen(patch: pytest.MonkeyPatch) -> None:
-    honest = generation.cached_views
+    original = generation.cached_views
 
     def views(config: Any, first_slot: Any, length: int, slots: int, padding_B: Array) -> Any:
-        found = honest(config, first_slot, length, slots, padding_B)
-        unpadded = honest(config, first_slot, length, slots, jnp.zeros_like(padding_B))
+        found = original(config, first_slot, length, slots, padding_B)
+        unpadded = original(config, first_slot, length, slots, jnp.zeros_like(padding_B))
         return {kind: view._replace(mask=unpadded[kind].mask) for kind, view in found.items()}
 
     patch.setattr(generation, "cached_views", views)
@@ -232,9 +232,9 @@ def no_learning_rate(patch: pytest.MonkeyPatch) -> None:
 
 
 def uphill(patch: pytest.MonkeyPatch) -> None:
-    honest = multi_steps.learning_rate_schedule
+    original = multi_steps.learning_rate_schedule
     patch.setattr(
-        multi_steps, "learning_rate_schedule", lambda *of: lambda count: -honest(*of)(count)
+        multi_steps, "learning_rate_schedule", lambda *of: lambda count: -original(*of)(count)
     )
 
 
@@ -242,7 +242,7 @@ BFLOAT16 = {"compute_dtype": "bfloat16"}
 FAULTS: list[tuple[Fault, set[str], dict[str, Any], dict[str, Any]]] = [
     (look_ahead, {"causality"}, {}, {}),
     (look_ahead_without_a_gradient, {"causality"}, {}, {}),
-    # a softmax of one score has no gradient, and the token alone leaves its successor open
+    # a softmax of one score has no gradient, and one token does not determine the next
     (look_at_nothing, {"causality", "gradients", "overfitting"}, {}, {}),
     (no_window, {"causality"}, WINDOWS, {}),
     (norm_over_the_batch, {"rows"}, {}, {}),
@@ -262,7 +262,7 @@ FAULTS: list[tuple[Fault, set[str], dict[str, Any], dict[str, Any]]] = [
 @pytest.mark.parametrize(
     ("fault", "checks", "model", "train"), FAULTS, ids=[fault[0].__name__ for fault in FAULTS]
 )
-def test_a_fault_fails_the_check_that_is_for_it(
+def test_a_fault_fails_its_check(
     fault: Fault,
     checks: set[str],
     model: dict[str, Any],
@@ -270,61 +270,63 @@ def test_a_fault_fails_the_check_that_is_for_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fault(monkeypatch)
-    found = verdicts(tiny_patient(train=train, **model))
-    assert failed(found) == checks, found
+    results = results_of(tiny_model(train=train, **model))
+    assert failed(results) == checks, results
 
 
-def test_targets_that_are_the_inputs_are_told() -> None:
+def test_a_note_says_that_targets_are_the_inputs() -> None:
     model = NO_LAYERS | {"positions": "none"}
-    found = verdicts(tiny_patient(Walks(target_offset=0), {"target_offset": 0}, **model))
-    assert failed(found) == set(), found
-    (note,) = found["causality"].notes
+    results = results_of(tiny_model(Walks(target_offset=0), {"target_offset": 0}, **model))
+    assert failed(results) == set(), results
+    (note,) = results["causality"].notes
     assert "each position sees itself" in note
 
 
-def test_targets_that_do_not_count_are_left_out() -> None:
-    found = verdicts(tiny_patient(Walks(ignored=2)))
-    assert failed(found) == set(), found
-    assert found["overfitting"].passed
+def test_ignored_targets_do_not_count() -> None:
+    results = results_of(tiny_model(Walks(ignored=2)))
+    assert failed(results) == set(), results
+    assert results["overfitting"].passed
 
 
-def test_a_single_token_has_little_to_check() -> None:
+def test_a_single_token_skips_three_checks() -> None:
     data = cast(TrainingData, Walks())
     config = RunConfig(model_config(emb_dim=32), train_config())
-    found = verdicts(subject.of(config, data, None, CheckLimits(1, 1, 200)))
-    assert {check for check, finding in found.items() if finding.passed is None} == {
+    results = results_of(CheckedModel.from_data(config, data, None, CheckLimits(1, 1, 200)))
+    assert {check for check, result in results.items() if result.passed is None} == {
         *("rows", "padding", "cache")
     }
-    assert failed(found) == set(), found
+    assert failed(results) == set(), results
 
 
-def test_low_rank_additions_to_other_weights(tmp_path: Path) -> None:
+def test_lora_on_imported_weights(tmp_path: Path) -> None:
     make_dataset(tmp_path / "datasets")
     run = imported_run(tmp_path / "run", lora=LORA)
     before = files(run.path)
     config = load_run(run.path)
-    found = verdicts(
-        subject.admit(run, config, tmp_path / "datasets", CheckLimits(None, None, 200))
+    results = results_of(
+        CheckedModel.from_run(run, config, tmp_path / "datasets", CheckLimits(None, None, 200))
     )
-    assert failed(found) == set(), found
-    assert found["initial loss"].passed is None
-    assert found["gradients"].notes == (
-        "A of low-rank additions has none while B is zero, as it is at the start",
+    assert failed(results) == set(), results
+    assert results["initial loss"].passed is None
+    assert results["gradients"].notes == (
+        "LoRA's A has no gradient while B is zero, as it is at the start",
     )
     assert files(run.path) == before
 
 
-def test_what_memory_does_not_hold_is_refused(
+def test_a_model_too_large_for_memory_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_dataset(tmp_path / "datasets")
     run = make_run(tmp_path / "run")
-    monkeypatch.setattr(subject, "memory_bytes", lambda: 1000.0)
-    with pytest.raises(UserError, match=r"^.*run: takes about .* GB of memory to examine.*$"):
-        subject.admit(run, load_run(run.path), tmp_path / "datasets", CheckLimits(4, 8, 1))
+    monkeypatch.setattr(checked_model, "memory_bytes", lambda: 1000.0)
+    with pytest.raises(UserError, match=r"^.*run: the check needs about .* GB of memory.*$"):
+        CheckedModel.from_run(run, load_run(run.path), tmp_path / "datasets", CheckLimits(4, 8, 1))
 
 
-def test_no_target_in_what_is_examined_is_refused() -> None:
+def test_a_batch_without_targets_is_refused() -> None:
     data = cast(TrainingData, Walks(ignored=3))
-    with pytest.raises(UserError, match="no target is among the first 2 tokens"):
-        subject.of(RunConfig(model_config(), train_config()), data, None, CheckLimits(2, 2, 1))
+    with pytest.raises(UserError, match="no target among the first 2 tokens"):
+        CheckedModel.from_data(
+            RunConfig(model_config(), train_config()), data, None, CheckLimits(2, 2, 1)
+        )

@@ -9,19 +9,19 @@ from pathlib import Path
 import pytest
 
 from rungs.config import run_config
-from rungs.diagnostics.resume_check.compare import Resumption, open_datasets, shortened
+from rungs.diagnostics.resume_check.check import ResumeCheck, open_datasets, shorten_run
 from rungs.run.folder import RunFolder
 from tests.support.committed_runs import ROOT
 from tests.support.tiny_run import MODEL, make_dataset, make_pairs, make_run
 from tests.training.test_fine_tuning import LORA, imported_run
 
 SCRIPT = ROOT / "smoke_tests" / "test_resume.py"
-RECORDER = SCRIPT.with_name("recording_train.py")
-FAULTY_RECORDER = """
+TRAIN_SCRIPT = SCRIPT.with_name("train_with_batch_log.py")
+FAULTY_TRAIN = """
 import runpy
 from tests.faults import injected_faults
 injected_faults.{fault}()
-runpy.run_path({recorder!r}, run_name="__main__")
+runpy.run_path({script!r}, run_name="__main__")
 """
 MIXTURE = {"tiny": 2, "pairs": 1}
 SHARDING = {"mode": "fsdp", "data": 2}
@@ -68,38 +68,43 @@ def test_fine_tuning_on_pairs_passes(datasets_dir: Path, tmp_path: Path) -> None
 
 
 @pytest.fixture(scope="module")
-def resumption(datasets_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Resumption:
+def resume_check(datasets_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> ResumeCheck:
     """The check of a run, which has been trained without a kill."""
-    folder = tmp_path_factory.mktemp("resumption")
+    folder = tmp_path_factory.mktemp("resume_check")
     run = make_run(folder / "run", **EPOCHS)
     configs = run_config.load_run(run.path)
-    short = shortened(run, configs, open_datasets(configs, datasets_dir), tokens=16)
-    resumption = Resumption(folder / "short", short, datasets_dir, [sys.executable, str(RECORDER)])
-    resumption.train_straight()
-    return resumption
+    short = shorten_run(run, configs, open_datasets(configs, datasets_dir), tokens=16)
+    command = [sys.executable, str(TRAIN_SCRIPT)]
+    check = ResumeCheck(folder / "short", short, datasets_dir, command)
+    check.train_uninterrupted()
+    return check
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("fault", "what", "difference"),
     [
-        ("reset_step_count", "parameters", r"\w+.*\[\d.*\]: \S+ straight, \S+ killed; [\d,]+ of"),
-        ("reset_first_moments", "optimizer state", r".*\.mu\..*\]: \S+ straight, \S+ killed"),
-        ("skip_a_batch", "data order", r"step (\d+): process [2-9] .* that of step \d+"),
-        ("repeat_last_line", "metrics", r"step (\d+) stands where step \d+ should"),
+        (
+            "reset_step_count",
+            "parameters",
+            r"\w+.*\[\d.*\]: \S+ uninterrupted, \S+ killed; [\d,]+ of",
+        ),
+        ("reset_first_moments", "optimizer state", r".*\.mu\..*\]: \S+ uninterrupted, \S+ killed"),
+        ("skip_a_batch", "data order", r"step (\d+): process [2-9] .* the batch of step \d+"),
+        ("repeat_last_line", "metrics", r"step (\d+) in the place of step \d+"),
     ],
 )
 def test_what_a_resumed_process_does_wrong_is_reported(
     fault: str,
     what: str,
     difference: str,
-    resumption: Resumption,
+    resume_check: ResumeCheck,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    script = FAULTY_RECORDER.format(recorder=str(RECORDER), fault=fault)
-    monkeypatch.setattr(resumption._killed, "_recorder", [sys.executable, "-c", script])
-    assert len(list(resumption.train_killed(1))) == 1
-    found = {finding.what: finding.difference for finding in resumption.findings()}
+    code = FAULTY_TRAIN.format(script=str(TRAIN_SCRIPT), fault=fault)
+    monkeypatch.setattr(resume_check, "_train_command", [sys.executable, "-c", code])
+    assert len(list(resume_check.train_killed(1))) == 1
+    found = {comparison.what: comparison.difference for comparison in resume_check.comparisons()}
     assert re.match(difference, found.pop(what) or "none"), found
     if fault == "repeat_last_line":
         assert set(found.values()) == {None}

@@ -1,4 +1,4 @@
-"""The smoke test of a model: what it prints, its exit codes, what it leaves alone."""
+"""The model check as a command: output, exit codes, and that it writes nothing."""
 
 import json
 import subprocess
@@ -27,14 +27,14 @@ def run(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def arguments(tmp_path: Path) -> list[Path | str]:
-    """A run without layers, so that it compiles in seconds, and where its dataset lies."""
+    """A run without layers, which compiles in seconds, and its dataset."""
     make_dataset(tmp_path / "datasets")
     folder = make_run(tmp_path / "run").path
     (folder / "model.json").write_text(json.dumps(MODEL | {"n_layers": 0}))
     return [folder, "--datasets-dir", tmp_path / "datasets"]
 
 
-def test_a_sound_run_has_a_table_of_checks(arguments: list[Path | str]) -> None:
+def test_a_sound_run_passes(arguments: list[Path | str]) -> None:
     result = run(SCRIPT, *arguments)
     assert result.returncode == 0, result.stdout + result.stderr
     assert "the first 4 sequences, 16 of their 16 tokens" in result.stdout
@@ -43,14 +43,14 @@ def test_a_sound_run_has_a_table_of_checks(arguments: list[Path | str]) -> None:
     assert {path.name for path in Path(arguments[0]).iterdir()} == {"model.json", "train.json"}
 
 
-def test_the_checks_that_fail_are_named(arguments: list[Path | str]) -> None:
+def test_failed_checks_are_named(arguments: list[Path | str]) -> None:
     result = run("-c", STOP_THE_OPTIMIZER, *arguments, "--steps", "20")
     assert result.returncode == 1, result.stdout + result.stderr
     assert "\noverfitting    FAILED  4." in result.stdout
     assert result.stdout.endswith("failed: overfitting\n")
 
 
-def test_a_mistake_is_one_line(arguments: list[Path | str]) -> None:
+def test_errors_are_one_line(arguments: list[Path | str]) -> None:
     other = make_run(Path(arguments[0]).parent / "other", dataset="absent")
     for bad in ("no-such-run", other.path):
         result = run(SCRIPT, bad, *arguments[1:])

@@ -1,4 +1,4 @@
-"""The smoke test of many devices: what it trains, what it sees, what it leaves alone."""
+"""The parallel check: its cases, its comparison, and the command."""
 
 import json
 import math
@@ -14,13 +14,13 @@ from rungs.common.errors import UserError
 from rungs.config.run_config import RunConfig
 from rungs.data.loader import Batch, TrainingData
 from rungs.data.sequences import IGNORED
-from rungs.diagnostics.parallel_check import trial as trial_module
-from rungs.diagnostics.parallel_check.trial import (
+from rungs.diagnostics import parallel_check
+from rungs.diagnostics.parallel_check import (
+    CaseResult,
     Difference,
     ParallelCase,
-    Trial,
-    TrialLimits,
-    TrialResult,
+    ParallelCheck,
+    ParallelLimits,
     compare,
 )
 from tests.support.committed_runs import ROOT
@@ -35,16 +35,16 @@ from rungs.parallel import collectives
 from rungs.parallel.names import DATA
 from rungs.step import train_step
 
-honest = train_step.objective
+original = train_step.objective
 
 def objective(*args):
-    loss, told = honest(*args)
-    return loss * collectives.axis_size(DATA), told
+    loss, aux = original(*args)
+    return loss * collectives.axis_size(DATA), aux
 
 train_step.objective = objective
 runpy.run_path({str(SCRIPT)!r}, run_name="__main__")
 """
-"""Each device takes its part of the loss for the whole; what is told of the loss stays right."""
+"""Each device takes its share of the loss for all of it. The loss that is reported stays right."""
 
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -54,7 +54,7 @@ def run(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def arguments(tmp_path: Path) -> list[Path | str]:
-    """A run without layers, so that it compiles in seconds, and where its dataset lies."""
+    """A run without layers, which compiles in seconds, and its dataset."""
     make_dataset(tmp_path / "datasets")
     folder = make_run(tmp_path / "run").path
     (folder / "model.json").write_text(json.dumps(MODEL | {"n_layers": 0}))
@@ -68,7 +68,7 @@ def rows(output: str) -> dict[tuple[str, ...], list[str]]:
     return {tuple(row[:3]): row[3:5] for row in found if "×" in row[1]}
 
 
-WAYS = {
+CASES = {
     ("dp", "1×1", "1×2"),
     ("dp", "1×1", "2×1"),
     ("dp", "2×1", "1×2"),
@@ -79,28 +79,29 @@ WAYS = {
 }
 
 
-def test_every_mode_and_split_trains_as_one_device(arguments: list[Path | str]) -> None:
+def test_every_mode_and_split_trains_like_one_device(arguments: list[Path | str]) -> None:
     result = run(SCRIPT, *arguments, *FEW)
     assert result.returncode == 0, result.stdout + result.stderr
     assert "2 of the 8 sequences of 16 tokens" in result.stdout
-    assert "\nfsdp 4×1 does not fit: 2 sequences do not divide by 4\n" in result.stdout
+    assert "\nfsdp 4×1 does not fit: 2 sequences are not divisible by 4\n" in result.stdout
     found = rows(result.stdout)
-    assert found.keys() == WAYS
+    assert found.keys() == CASES
     assert found.pop(("dp", "1×1", "2×1")) == ["–", "–"]
     assert all(float(figure) < 2e-6 for figures in found.values() for figure in figures)
     assert "all-reduce tensor: " in result.stdout
     assert {path.name for path in Path(arguments[0]).iterdir()} == {"model.json", "train.json"}
 
 
-def test_what_a_device_does_wrong_is_seen_where_it_does(arguments: list[Path | str]) -> None:
+def test_a_wrong_gradient_is_found_in_the_modes_that_have_it(arguments: list[Path | str]) -> None:
     result = run("-c", BREAK_THE_LOSS, *arguments, *FEW)
     assert result.returncode == 1, result.stdout + result.stderr
-    marked = {way for way, (_, gradient) in rows(result.stdout).items() if gradient == "1.0e+00!"}
-    assert marked == {way for way in WAYS if way[1][0] == "2"}
-    assert "3 too far\ndp 2×1 1×2: most of it in " in result.stdout
+    table = rows(result.stdout)
+    marked = {case for case, (_, gradient) in table.items() if gradient == "1.0e+00!"}
+    assert marked == {case for case in CASES if case[1][0] == "2"}
+    assert "3 above tolerance\ndp 2×1 1×2: largest difference in " in result.stdout
 
 
-def test_a_mistake_is_one_line(arguments: list[Path | str]) -> None:
+def test_errors_are_one_line(arguments: list[Path | str]) -> None:
     other = make_run(Path(arguments[0]).parent / "other", dataset="absent")
     for bad in ("no-such-run", other.path):
         result = run(SCRIPT, bad, *arguments[1:])
@@ -109,62 +110,62 @@ def test_a_mistake_is_one_line(arguments: list[Path | str]) -> None:
         assert result.stderr.count("\n") == 1
 
 
-def trial(sequences: int = 8, **model: object) -> Trial:
-    """One that is planned only."""
+def planned_check(sequences: int = 8, **model: object) -> ParallelCheck:
+    """A check without data, for planning its cases."""
     train = train_config(microbatch_size=sequences // 2, gradient_accumulation_steps=2)
-    return Trial(RunConfig(model_config(**model), train), [], 10, None)
+    return ParallelCheck(RunConfig(model_config(**model), train), [], 10, None)
 
 
 def test_the_largest_meshes_that_fit_are_taken() -> None:
-    fitting, reasons = trial(sequences=12, n_heads=4, n_kv_heads=2).meshes(8)
+    fitting, reasons = planned_check(sequences=12, n_heads=4, n_kv_heads=2).meshes(8)
     tensor = [("tp", 1, 4), ("fsdp_tp", 2, 4), ("fsdp_tp", 4, 2)]
     assert fitting == [("dp", 1, 1), ("dp", 6, 1), ("fsdp", 4, 1), *tensor]
     assert reasons == [
-        "dp 8×1 does not fit: 12 sequences do not divide by 8",
-        "fsdp 8×1 does not fit: 12 sequences do not divide by 8",
+        "dp 8×1 does not fit: 12 sequences are not divisible by 8",
+        "fsdp 8×1 does not fit: 12 sequences are not divisible by 8",
         "tp 1×8 does not fit: n_heads: 4 is not divisible by the 8 devices of sharding.tensor;"
         " use 8",
     ]
 
 
-def test_what_memory_does_not_hold_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = trial()
-    state_bytes = whole._state_bytes(whole.reference())
+def test_meshes_too_large_for_memory_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    check = planned_check()
+    state_bytes = check._state_bytes(check.reference())
     monkeypatch.setattr(
-        trial_module, "memory_bytes", lambda: 4.5 * trial_module._MEMORY_FACTOR * state_bytes
+        parallel_check, "memory_bytes", lambda: 4.5 * parallel_check._MEMORY_FACTOR * state_bytes
     )
-    fitting, reasons = whole.meshes(8)
+    fitting, reasons = check.meshes(8)
     assert ("dp", 4, 1) in fitting
     assert ("fsdp", 8, 1) in fitting
-    assert reasons[0].startswith("dp 8×1 does not fit: takes about ")
+    assert reasons[0].startswith("dp 8×1 does not fit: needs ")
 
 
-def test_every_split_that_divides_over_the_data_axis() -> None:
-    assert [case[3:] for case in trial().splits("dp", 2, 1)] == [
+def test_splits_are_divisible_by_the_data_axis() -> None:
+    assert [case[3:] for case in planned_check().splits("dp", 2, 1)] == [
         (1, 8, False),
         (2, 4, False),
         (4, 2, False),
     ]
 
 
-def test_the_load_balancing_loss_is_compared_in_the_own_split_only() -> None:
-    whole = trial(n_experts=4, experts_per_token=2)
-    for case in whole.splits("dp", 2, 1):
+def test_the_load_balancing_loss_is_only_compared_in_the_runs_own_split() -> None:
+    check = planned_check(n_experts=4, experts_per_token=2)
+    for case in check.splits("dp", 2, 1):
         assert case.balanced == (case[3:5] == (2, 4))
-        assert whole.config_of(case).train.load_balancing_weight == 0.01 * case.balanced
-    assert whole.reference(balanced=False) == ParallelCase("dp", 1, 1, 2, 4, False)
+        assert check.config_of(case).train.load_balancing_weight == 0.01 * case.balanced
+    assert check.reference(balanced=False) == ParallelCase("dp", 1, 1, 2, 4, False)
 
 
-def outcome(
+def case_result(
     losses: tuple[float, ...], gradient: float, expert_tokens: tuple[int, ...]
-) -> TrialResult:
+) -> CaseResult:
     tokens = np.array([[expert_tokens]] * len(losses))
     parts = {"large": np.array([3.0, 4.0]), "small": np.array([gradient])}
-    return TrialResult(np.array(losses), parts, tokens, 0, [])
+    return CaseResult(np.array(losses), parts, tokens, 0, [])
 
 
-def test_a_difference_is_relative_to_the_whole() -> None:
-    found = compare(outcome((2.0, 4.04), 0.5, (9, 7)), outcome((2.0, 4.0), 0.0, (8, 8)))
+def test_differences_are_relative_to_all_parameters() -> None:
+    found = compare(case_result((2.0, 4.04), 0.5, (9, 7)), case_result((2.0, 4.0), 0.0, (8, 8)))
     assert found == (pytest.approx(0.01), pytest.approx(0.1), "small", 1)
 
 
@@ -179,14 +180,14 @@ def test_a_difference_is_relative_to_the_whole() -> None:
         (1e-4, 1e-3, 100, (True, True)),
     ],
 )
-def test_what_is_too_far(
+def test_tolerances(
     loss: float, gradient: float, rerouted: int, exceeds: tuple[bool, bool]
 ) -> None:
     assert Difference(loss, gradient, "", rerouted).exceeds == exceeds
 
 
 class OneBatch:
-    """Data of four sequences of eight tokens a step, of which only the last is a target."""
+    """Data with four sequences of eight tokens per step; only the last token is a target."""
 
     total_steps = 1
 
@@ -195,15 +196,15 @@ class OneBatch:
         return Batch(inputs_ABS, np.where(inputs_ABS % 8 == 7, 1, IGNORED))
 
 
-def test_a_trial_is_cut_from_the_start_of_each_step() -> None:
+def test_steps_are_cut_to_their_first_sequences_and_tokens() -> None:
     config = RunConfig(
         model_config(),
         train_config(microbatch_size=2, gradient_accumulation_steps=2, compute_dtype="bfloat16"),
     )
     data = cast(TrainingData, OneBatch())
-    cut = Trial.of(config, data, None, TrialLimits(5, 3, 8))
+    cut = ParallelCheck.from_data(config, data, None, ParallelLimits(5, 3, 8))
     assert [batch.inputs_ABS[0, :, 0].tolist() for batch in cut.batches] == [[0, 8, 16]]
     assert cut.reference() == ParallelCase("dp", 1, 1, 1, 3, False)
     assert cut.config.train.compute_dtype == "float32"
-    with pytest.raises(UserError, match="no target is among the first 7 tokens"):
-        Trial.of(config, data, None, TrialLimits(1, 4, 7))
+    with pytest.raises(UserError, match="no target among the first 7 tokens"):
+        ParallelCheck.from_data(config, data, None, ParallelLimits(1, 4, 7))

@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.checkpointing.manifest import Checkpoint
 from rungs.data.token_file import PairWriter
-from rungs.diagnostics.resume_check.compare import arrays_of
+from rungs.diagnostics.resume_check.check import read_arrays
 from rungs.run import metrics
 from rungs.run.folder import RunFolder
 from rungs.run.metrics import StepMetrics
@@ -99,7 +99,7 @@ def final_arrays(run: RunFolder) -> dict[str, np.ndarray]:
     """Weights and optimizer state of the last checkpoint, as they lie on the disk."""
     last = last_checkpoint(run)
     assert last.damage() == []
-    parameters, optimizer = arrays_of(last)
+    parameters, optimizer = read_arrays(last)
     return {f"model.{name}": array for name, array in parameters.items()} | {
         f"optimizer.{name}": array for name, array in optimizer.items()
     }

@@ -1,5 +1,7 @@
-"""Which embedded tokens a model's outputs depend on, by gradient. Axes as in `model.py`, and Q for
-the outputs that are asked about."""
+"""Find out by gradients which embedded tokens a model's outputs depend on.
+
+Axes as in `rungs/model/gpt.py`, and Q for the queries: the outputs to look at.
+"""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -11,30 +13,30 @@ from jax import Array
 
 from rungs.model.gpt import GPT
 
-MOST_QUERIES = 16
+MAX_QUERIES = 16
 
 
 class Queries(NamedTuple):
-    """Outputs, one at a position of a row for each number."""
+    """The outputs to look at: a row and a position for each."""
 
     row_Q: np.ndarray
     position_Q: np.ndarray
 
     @classmethod
-    def over(cls, rows: int, length: int) -> "Queries":
-        """Positions from the first to the last, the rows in turn."""
-        position_Q = np.unique(np.linspace(0, length - 1, MOST_QUERIES).astype(int))
+    def spread_over(cls, rows: int, length: int) -> "Queries":
+        """Return positions from the first to the last, with alternating rows."""
+        position_Q = np.unique(np.linspace(0, length - 1, MAX_QUERIES).astype(int))
         return cls(np.arange(len(position_Q)) % rows, position_Q)
 
 
-def on_logits(model: GPT, tokens_BS: Array, row_Q: Array, position_Q: Array) -> Array:
-    """influence_QBS: Σ |∂ (direction · logits at the query) ÷ ∂ x|, over D, of every embedded
-    token x. The direction is random, so that no two effects cancel."""
+def influence_on_logits(model: GPT, tokens_BS: Array, row_Q: Array, position_Q: Array) -> Array:
+    """Return influence_QBS: the sum over D of |∂(direction · logits of the query) / ∂x|, for every
+    embedded token x. The direction is random, so that no two effects cancel."""
     return _influence(lambda x: model.decode(x).logits_BSV, model, tokens_BS, row_Q, position_Q)
 
 
-def on_layers(model: GPT, tokens_BS: Array, row_Q: Array, position_Q: Array) -> Array:
-    """influence_LQBS: the same of each layer's hidden state."""
+def influence_on_layers(model: GPT, tokens_BS: Array, row_Q: Array, position_Q: Array) -> Array:
+    """Return influence_LQBS: the same for the hidden state after each layer."""
 
     def hidden(x_BSD: Array) -> Array:
         states = model.decode(x_BSD, keep_hidden_states=True).hidden_states

@@ -1,1 +1,5 @@
-"""Compare a training that is killed and resumed with one that is not."""
+"""Resume check: compare a training that is killed and resumed with an uninterrupted one.
+
+check   train both, compare them, print the tables
+kill    start training processes and kill them at random moments
+"""

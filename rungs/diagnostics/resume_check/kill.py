@@ -1,7 +1,7 @@
-"""A training process, killed at a random moment that is chosen by what it is doing.
+"""Kill a training process at a random moment of a chosen phase: start, compilation, step, …
 
-Most of a short training is its start, so moments drawn by the clock alone would hardly fall
-elsewhere. What a process does is seen from outside, by what it has written into its run folder.
+Most of a short training is its start, so a random point in time would rarely hit anything else.
+What a process is doing is seen from what it has written to its run folder.
 """
 
 import contextlib
@@ -25,135 +25,137 @@ Phase = Literal["start", "compile", "step", "validation", "save", "end"]
 EARLY: tuple[Phase, ...] = ("start", "compile")
 """Before there is anything new to lose."""
 LATE: tuple[Phase, ...] = ("step", "validation", "save")
-_SECONDS_BETWEEN_LOOKS = 0.0005
-_MOST_ATTEMPTS = 10
+_POLL_SECONDS = 0.0005
+_MAX_ATTEMPTS = 10
 
 
 class StepPlan(NamedTuple):
-    """When a run does what."""
+    """The steps of a run and its checkpoints."""
 
     steps: int
     interval: int
     """Steps between checkpoints."""
 
-    def is_due(self, step: int) -> bool:
-        """Whether the step has a validation and a checkpoint."""
+    def is_checkpoint_due(self, step: int) -> bool:
+        """Whether a validation and a checkpoint follow the step."""
         return step % self.interval == 0 or step == self.steps - 1
 
 
-class Sight(NamedTuple):
-    """What a training process is seen to be doing."""
+class Activity(NamedTuple):
+    """What a training process is doing."""
 
     phase: Phase
     step: int
-    """The step that comes next, or the one being saved."""
+    """The next step, or the one being saved."""
 
     def __str__(self) -> str:
         if self.phase == "start":
-            return "start, before anything was compiled"
+            return "start, before compilation"
         if self.phase == "compile":
             return f"compilation, before step {self.step}"
-        before = "save of " if self.phase == "save" else ""
-        return f"{before}step {self.step}" + " or its validation" * (self.phase == "validation")
+        prefix = "save of " if self.phase == "save" else ""
+        return f"{prefix}step {self.step}" + " or its validation" * (self.phase == "validation")
 
 
 class Kill(NamedTuple):
-    """One that hit."""
+    """A kill that hit."""
 
-    sight: Sight
-    """Of what the dead process left."""
+    activity: Activity
+    """What the process was doing, judged from what it left behind."""
     seconds: float
-    """Since its start."""
+    """Since the start of the process."""
 
 
-class Process:
-    """One start of a run's training, seen from outside.
+class TrainingProcess:
+    """A process that trains a run, observed from outside.
 
     Args:
-        account: the file that the recorder writes to.
+        batch_log: the file that the process writes its batches to.
         plan: of the run.
-        recorder: the command that trains; it takes `account`, then what `train.py` takes.
+        train_command: trains; takes `batch_log`, then the arguments of `train.py`.
     """
 
     def __init__(
         self,
         run: RunFolder,
         datasets_dir: Path,
-        account: Path,
+        batch_log: Path,
         plan: StepPlan,
-        recorder: Sequence[str],
+        train_command: Sequence[str],
     ) -> None:
         self._run, self._plan = run, plan
-        saved = list_checkpoints(run.checkpoints)
-        self._first_step = saved[-1].step + 1 if saved else 0
+        checkpoints = list_checkpoints(run.checkpoints)
+        self._first_step = checkpoints[-1].step + 1 if checkpoints else 0
         self._logged_bytes = _size(run.log)
-        self._said = account.with_suffix(".txt")
-        command = [*recorder, str(account), str(run.path), "--datasets-dir", str(datasets_dir)]
-        self._began = time.monotonic()
-        with self._said.open("wb") as said:
-            self._process = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT)
+        self._output = batch_log.with_suffix(".txt")
+        arguments = [str(batch_log), str(run.path), "--datasets-dir", str(datasets_dir)]
+        self._start = time.monotonic()
+        with self._output.open("wb") as output:
+            self._process = subprocess.Popen(
+                [*train_command, *arguments], stdout=output, stderr=subprocess.STDOUT
+            )
 
-    def sight(self) -> Sight:
-        """What it does now or, once dead, was doing."""
+    def activity(self) -> Activity:
+        """Return what the process is doing or, once it is dead, was doing."""
         if _size(self._run.log) == self._logged_bytes:
-            return Sight("start", self._first_step)
+            return Activity("start", self._first_step)
         for unfinished in self._run.checkpoints.glob(UNFINISHED + CHECKPOINT_GLOB):
-            return Sight("save", int(unfinished.name.rpartition("-")[2]))
+            return Activity("save", int(unfinished.name.rpartition("-")[2]))
         metrics = self._run.metrics
         step = metrics.read_bytes().count(b"\n") if metrics.exists() else 0
         if step <= self._first_step:
-            return Sight("compile", self._first_step)
+            return Activity("compile", self._first_step)
         if step == self._plan.steps:
-            return Sight("end", step)
-        return Sight("validation" if self._plan.is_due(step) else "step", step)
+            return Activity("end", step)
+        return Activity("validation" if self._plan.is_checkpoint_due(step) else "step", step)
 
-    def sights(self) -> Iterator[tuple[Sight, float]]:
-        """Each thing it does, with the seconds since its start, until it has ended."""
+    def activities(self) -> Iterator[tuple[Activity, float]]:
+        """Yield what the process is doing, with the seconds since its start, until it ends."""
         while self._process.poll() is None:
-            with contextlib.suppress(OSError):  # a file was replaced while it was looked at
-                yield self.sight(), time.monotonic() - self._began
-            time.sleep(_SECONDS_BETWEEN_LOOKS)
+            with contextlib.suppress(OSError):  # a file was replaced while it was read
+                yield self.activity(), time.monotonic() - self._start
+            time.sleep(_POLL_SECONDS)
 
-    def is_frozen_in(self, phases: tuple[Phase, ...]) -> bool:
-        """Hold it still, and say whether it is in one of these phases; where not, it goes on."""
+    def stop_if_in(self, phases: tuple[Phase, ...]) -> bool:
+        """Stop the process (SIGSTOP) if it is in one of these phases. Returns whether it is."""
         if not hasattr(signal, "SIGSTOP"):
             return True
         self._process.send_signal(signal.SIGSTOP)
         with contextlib.suppress(OSError):
-            if self.sight().phase in phases:
+            if self.activity().phase in phases:
                 return True
         self._process.send_signal(signal.SIGCONT)
         return False
 
     def kill(self) -> Kill | None:
-        """Kill it; None where that came too late: the last checkpoint stands."""
+        """Kill the process. Returns None if it was too late: the last checkpoint is complete."""
         self._process.kill()
         self._process.wait()
-        sight = self.sight()
-        return None if sight.phase == "end" else Kill(sight, time.monotonic() - self._began)
+        activity = self.activity()
+        return None if activity.phase == "end" else Kill(activity, time.monotonic() - self._start)
 
     def finish(self) -> None:
-        """Wait for its end.
+        """Wait for the process to end.
 
         Raises:
-            UserError, RunFailure: what it ended with.
+            UserError, RunFailure: the error that it ended with.
         """
         if code := self._process.wait():
-            lines = self._said.read_text(errors="replace").splitlines()
-            told = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-            if code == 2 and told:
-                raise UserError("\n".join(told))
-            last = "\n".join(told or lines[-5:])
+            lines = self._output.read_text(errors="replace").splitlines()
+            errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+            if code == 2 and errors:
+                raise UserError("\n".join(errors))
+            last = "\n".join(errors or lines[-5:])
             raise RunFailure(f"a training process ended with exit code {code}:\n{last}")
 
 
-class Killer:
-    """Trains a run again and again, and kills it.
+class ProcessKiller:
+    """Starts processes that train a run, and kills them.
 
     Args:
-        run: with its two files.
-        seconds: how long each phase lasts, as measured.
-        recorder: as for `Process`.
+        run: with its two config files.
+        seconds: measured duration of each phase.
+        train_command: as for `TrainingProcess`.
     """
 
     def __init__(
@@ -162,25 +164,25 @@ class Killer:
         datasets_dir: Path,
         plan: StepPlan,
         seconds: dict[Phase, float],
-        recorder: Sequence[str],
+        train_command: Sequence[str],
     ) -> None:
         self._run, self._datasets_dir = run, datasets_dir
-        self._plan, self._seconds, self._recorder = plan, dict(seconds), recorder
+        self._plan, self._seconds, self._train_command = plan, dict(seconds), train_command
         self._random = random.Random()
-        self.accounts: list[Path] = []
-        """What the recorders of all its processes wrote, in order."""
+        self.batch_logs: list[Path] = []
+        """Of all processes, in order."""
 
     def kill(self, times: int) -> Iterator[Kill]:
-        """Kill so many processes, those in their steps further and further on in the run: each
-        after a checkpoint that the next can go on from."""
+        """Start and kill this many processes. Those that are killed in a step or later get further
+        each time, beyond a checkpoint that the next process can resume from."""
         first = self._plan.interval + 1
-        room = self._plan.steps - first
-        for number, phase in enumerate(self._phases(times)):
-            start, end = (first + room * place // times for place in (number, number + 1))
-            yield self._hit(phase, range(start, max(end, start + 1)))
+        steps = self._plan.steps - first
+        for number, phase in enumerate(self._choose_phases(times)):
+            start, end = (first + steps * part // times for part in (number, number + 1))
+            yield self._kill_in(phase, range(start, max(end, start + 1)))
 
-    def _phases(self, times: int) -> list[Phase]:
-        """Random ones, late and early in turn, none again before all of its kind have been."""
+    def _choose_phases(self, times: int) -> list[Phase]:
+        """Return random phases, alternately late and early, each once before any repeats."""
         phases: list[Phase] = []
         while len(phases) < times:
             kind = EARLY if len(phases) % 2 else LATE
@@ -188,66 +190,73 @@ class Killer:
             phases.append(self._random.choice([phase for phase in kind if phase not in recent]))
         return phases
 
-    def _hit(self, phase: Phase, steps: range) -> Kill:
-        """Kill a process; one that came to its end does not count, and all it did is undone."""
-        before = self._run.path.with_name(f".{self._run.path.name}")
+    def _kill_in(self, phase: Phase, steps: range) -> Kill:
+        """Kill a process in a phase. If a process ends before that, undo what it did and retry."""
+        backup = self._run.path.with_name(f".{self._run.path.name}")
         wanted: tuple[Phase, ...] = (phase,)
-        for _ in range(_MOST_ATTEMPTS):
-            _copy(self._run.path, before)
-            kill = self._attempt(wanted, self._random.choice(steps))
+        for _ in range(_MAX_ATTEMPTS):
+            _copy(self._run.path, backup)
+            kill = self._try_kill(wanted, self._random.choice(steps))
             if kill is not None:
-                shutil.rmtree(before)
+                shutil.rmtree(backup)
                 return kill
             shutil.rmtree(self._run.path)
-            before.rename(self._run.path)
+            backup.rename(self._run.path)
             if phase in LATE:
-                wanted = LATE  # this one may be too short to be met
-        raise RunFailure(f"{_MOST_ATTEMPTS} processes had ended before they could be killed")
+                wanted = LATE  # the phase may be too short to be observed
+        raise RunFailure(f"{_MAX_ATTEMPTS} processes ended before they could be killed")
 
-    def _attempt(self, wanted: tuple[Phase, ...], step: int) -> Kill | None:
-        """Kill in one of these phases, not before the step; None where all were missed."""
+    def _try_kill(self, wanted: tuple[Phase, ...], step: int) -> Kill | None:
+        """Kill a process in one of these phases, not before the step. Returns None if it ended
+        first."""
         process = self.start()
-        deadline, last, since = math.inf, Sight("start", 0), 0.0
-        for sight, seconds in process.sights():
-            if sight != last:  # a start after the first finds code that is compiled already
-                lasted = min(self._seconds.get(last.phase, math.inf), seconds - since)
-                self._seconds[last.phase] = lasted
-                last, since = sight, seconds
-            is_wanted = sight.phase in wanted and (sight.phase in EARLY or sight.step >= step)
+        deadline, last, since = math.inf, Activity("start", 0), 0.0
+        for activity, seconds in process.activities():
+            if activity != last:  # later starts are shorter: the code is compiled already
+                duration = min(self._seconds.get(last.phase, math.inf), seconds - since)
+                self._seconds[last.phase] = duration
+                last, since = activity, seconds
+            is_wanted = activity.phase in wanted and (
+                activity.phase in EARLY or activity.step >= step
+            )
             if is_wanted and deadline == math.inf:
-                deadline = seconds + self._random.random() * self._seconds.get(sight.phase, 0)
-            if is_wanted and seconds >= deadline and process.is_frozen_in(wanted):
+                duration = self._seconds.get(activity.phase, 0)
+                deadline = seconds + self._random.random() * duration
+            if is_wanted and seconds >= deadline and process.stop_if_in(wanted):
                 return process.kill()
         process.finish()
         return None
 
-    def start(self) -> Process:
-        """Start the run's command."""
-        account = self._run.path.with_name(f"{self._run.path.name}-{len(self.accounts)}.jsonl")
-        self.accounts.append(account)
-        return Process(self._run, self._datasets_dir, account, self._plan, self._recorder)
+    def start(self) -> TrainingProcess:
+        """Start a process that trains the run."""
+        number, run = len(self.batch_logs), self._run.path
+        batch_log = run.with_name(f"{run.name}-{number}.jsonl")
+        self.batch_logs.append(batch_log)
+        return TrainingProcess(
+            self._run, self._datasets_dir, batch_log, self._plan, self._train_command
+        )
 
 
-def measured(process: Process) -> dict[Phase, float]:
-    """Watch a process to its end; the mean seconds that each phase lasts.
+def measure_phases(process: TrainingProcess) -> dict[Phase, float]:
+    """Watch a process until it ends; return the mean duration of each phase in seconds.
 
     Raises:
-        UserError, RunFailure: what it ended with.
+        UserError, RunFailure: the error that it ended with.
     """
-    lengths: dict[Sight, float] = defaultdict(float)
-    last, since = Sight("start", 0), 0.0
-    for sight, seconds in process.sights():
-        lengths[last] += seconds - since
-        last, since = sight, seconds
+    durations: dict[Activity, float] = defaultdict(float)
+    last, since = Activity("start", 0), 0.0
+    for activity, seconds in process.activities():
+        durations[last] += seconds - since
+        last, since = activity, seconds
     process.finish()
-    seconds_of: dict[Phase, list[float]] = defaultdict(list)
-    for sight, seconds in lengths.items():
-        seconds_of[sight.phase].append(seconds)
-    return {phase: sum(seconds) / len(seconds) for phase, seconds in seconds_of.items()}
+    by_phase: dict[Phase, list[float]] = defaultdict(list)
+    for activity, duration in durations.items():
+        by_phase[activity.phase].append(duration)
+    return {phase: sum(times) / len(times) for phase, times in by_phase.items()}
 
 
 def _copy(folder: Path, copy: Path) -> None:
-    """A run folder as it stands; what is in checkpoints never changes, so that is linked."""
+    """Copy a run folder. Files in checkpoints never change, so they are hard-linked."""
 
     def copy_file(source: str, target: str) -> None:
         is_in_checkpoints = "checkpoints" in Path(source).parts[len(folder.parts) :]

@@ -1,8 +1,8 @@
-"""`train.py` that records the batch of every step: `recording_train.py FILE RUN …`.
+"""Run `train.py` and log the batch of every step: `train_with_batch_log.py FILE RUN …`.
 
-FILE gets a line for the platform, then one for each step as it is taken: its number by the
-optimizer's own count, and a checksum of the very arrays that the step is given. `Account`
-in `rungs/diagnostics/resume_check/compare.py` reads them.
+FILE gets a line with the platform, then one for each step: its number, as the optimizer counts it,
+and a checksum of the arrays that the train step was given. `BatchLog` in
+`rungs/diagnostics/resume_check/check.py` reads the file.
 """
 
 import hashlib
@@ -18,25 +18,25 @@ import numpy as np
 from rungs.training import trainer
 
 
-def watch_steps(path: Path) -> None:
-    """Have every step that a trainer takes written down."""
+def log_batches(path: Path) -> None:
+    """Make every train step that a trainer creates log its batches to a file."""
     make_train_step = trainer.make_train_step
 
-    def make_watched_step(*args: Any) -> Callable[..., Any]:
+    def make_logged_step(*args: Any) -> Callable[..., Any]:
         train_step = make_train_step(*args)
         file = path.open("w")
         _write(file, jax.default_backend())
 
-        def watched_step(
+        def logged_step(
             model: Any, optimizer: Any, inputs: jax.Array, targets: jax.Array, *limit: jax.Array
         ) -> Any:
             step = int(jax.device_get(optimizer.step.get_value()))
             _write(file, (step, _checksum((inputs, targets))))
             return train_step(model, optimizer, inputs, targets, *limit)
 
-        return watched_step
+        return logged_step
 
-    trainer.make_train_step = make_watched_step  # type: ignore[assignment]
+    trainer.make_train_step = make_logged_step  # type: ignore[assignment]
 
 
 def _checksum(batch: tuple[jax.Array, ...]) -> str:
@@ -46,8 +46,8 @@ def _checksum(batch: tuple[jax.Array, ...]) -> str:
     return digest.hexdigest()
 
 
-def _write(file: TextIO, what: Any) -> None:
-    file.write(json.dumps(what) + "\n")
+def _write(file: TextIO, value: Any) -> None:
+    file.write(json.dumps(value) + "\n")
     file.flush()
 
 
@@ -55,5 +55,5 @@ if __name__ == "__main__":
     import train
     from rungs.common.errors import run_command
 
-    watch_steps(Path(sys.argv.pop(1)))
+    log_batches(Path(sys.argv.pop(1)))
     run_command(train.main)

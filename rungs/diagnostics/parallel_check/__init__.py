@@ -1,1 +1,0 @@
-"""Compare the first steps in every sharding mode with one device."""
