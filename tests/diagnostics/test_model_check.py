@@ -288,9 +288,10 @@ def test_ignored_targets_do_not_count() -> None:
     assert results["overfitting"].passed
 
 
-def test_a_single_token_skips_three_checks() -> None:
+@pytest.mark.parametrize("model", [NO_LAYERS, pytest.param({}, marks=pytest.mark.long)], ids=str)
+def test_a_single_token_skips_three_checks(model: dict[str, Any]) -> None:
     data = cast(TrainingData, Walks())
-    config = RunConfig(model_config(emb_dim=32), train_config())
+    config = RunConfig(model_config(emb_dim=32, **model), train_config())
     results = results_of(CheckedModel.from_data(config, data, None, CheckLimits(1, 1, 200)))
     assert {check for check, result in results.items() if result.passed is None} == {
         *("rows", "padding", "cache")
@@ -298,6 +299,7 @@ def test_a_single_token_skips_three_checks() -> None:
     assert failed(results) == set(), results
 
 
+@pytest.mark.long
 def test_lora_on_imported_weights(tmp_path: Path) -> None:
     make_dataset(tmp_path / "datasets")
     run = imported_run(tmp_path / "run", lora=LORA)

@@ -6,54 +6,57 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from rungs.common import run_log
+from rungs.optim import multi_steps
+from smoke_tests import test_model as script
 from tests.support.committed_runs import ROOT
 from tests.support.tiny_run import MODEL, make_dataset, make_run
 
-SCRIPT = ROOT / "smoke_tests" / "test_model.py"
-STOP_THE_OPTIMIZER = f"""
-import runpy
-from rungs.optim import multi_steps
-
-multi_steps.learning_rate_schedule = lambda *_: lambda _: 0.0
-runpy.run_path({str(SCRIPT)!r}, run_name="__main__")
-"""
-
-
-def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
-
 
 @pytest.fixture
-def arguments(tmp_path: Path) -> list[Path | str]:
+def arguments(tmp_path: Path) -> list[str]:
     """A run without layers, which compiles in seconds, and its dataset."""
     make_dataset(tmp_path / "datasets")
     folder = make_run(tmp_path / "run").path
     (folder / "model.json").write_text(json.dumps(MODEL | {"n_layers": 0}))
-    return [folder, "--datasets-dir", tmp_path / "datasets"]
+    return [str(folder), "--datasets-dir", str(tmp_path / "datasets")]
 
 
-def test_a_sound_run_passes(arguments: list[Path | str]) -> None:
-    result = run(SCRIPT, *arguments)
-    assert result.returncode == 0, result.stdout + result.stderr
+@pytest.fixture
+def runner(monkeypatch: pytest.MonkeyPatch) -> CliRunner:
+    """Runs the command in this process, and leaves its logging alone."""
+    monkeypatch.setattr(run_log, "log_to_terminal", lambda: None)
+    return CliRunner()
+
+
+def test_a_sound_run_passes(runner: CliRunner, arguments: list[str]) -> None:
+    result = runner.invoke(script.main, arguments)
+    assert result.exit_code == 0, result.output
     assert "the first 4 sequences, 16 of their 16 tokens" in result.stdout
     assert result.stdout.count(" ok ") == 8
     assert result.stdout.endswith("failed: none\n")
     assert {path.name for path in Path(arguments[0]).iterdir()} == {"model.json", "train.json"}
 
 
-def test_failed_checks_are_named(arguments: list[Path | str]) -> None:
-    result = run("-c", STOP_THE_OPTIMIZER, *arguments, "--steps", "20")
-    assert result.returncode == 1, result.stdout + result.stderr
+def test_failed_checks_are_named(
+    runner: CliRunner, arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(multi_steps, "learning_rate_schedule", lambda *_: lambda _: 0.0)
+    result = runner.invoke(script.main, [*arguments, "--steps", "20"])
+    assert result.exit_code == 1, result.output
     assert "\noverfitting    FAILED  4." in result.stdout
     assert result.stdout.endswith("failed: overfitting\n")
 
 
-def test_errors_are_one_line(arguments: list[Path | str]) -> None:
+def test_errors_are_one_line(arguments: list[str]) -> None:
     other = make_run(Path(arguments[0]).parent / "other", dataset="absent")
     for bad in ("no-such-run", other.path):
-        result = run(SCRIPT, bad, *arguments[1:])
+        command = [sys.executable, ROOT / "smoke_tests" / "test_model.py", bad, *arguments[1:]]
+        result = subprocess.run(
+            list(map(str, command)), capture_output=True, text=True, check=False
+        )
         assert result.returncode == 2
         assert result.stderr.startswith("error: ")
         assert result.stderr.count("\n") == 1

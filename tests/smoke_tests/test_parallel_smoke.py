@@ -5,11 +5,13 @@ import math
 import subprocess
 import sys
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
+from rungs.common import run_log
 from rungs.common.errors import UserError
 from rungs.config.run_config import RunConfig
 from rungs.data.loader import Batch, TrainingData
@@ -23,42 +25,32 @@ from rungs.diagnostics.parallel_check import (
     ParallelLimits,
     compare,
 )
+from rungs.parallel import collectives
+from rungs.parallel.names import DATA
+from rungs.step import train_step
+from smoke_tests import test_parallel as script
 from tests.support.committed_runs import ROOT
 from tests.support.configs import model_config, train_config
 from tests.support.tiny_run import MODEL, make_dataset, make_run
 
-SCRIPT = ROOT / "smoke_tests" / "test_parallel.py"
 FEW = ("--devices", "4", "--sequences", "2")
-BREAK_THE_LOSS = f"""
-import runpy
-from rungs.parallel import collectives
-from rungs.parallel.names import DATA
-from rungs.step import train_step
-
-original = train_step.objective
-
-def objective(*args):
-    loss, aux = original(*args)
-    return loss * collectives.axis_size(DATA), aux
-
-train_step.objective = objective
-runpy.run_path({str(SCRIPT)!r}, run_name="__main__")
-"""
-"""Each device takes its share of the loss for all of it. The loss that is reported stays right."""
-
-
-def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture
-def arguments(tmp_path: Path) -> list[Path | str]:
+def arguments(tmp_path: Path) -> list[str]:
     """A run without layers, which compiles in seconds, and its dataset."""
     make_dataset(tmp_path / "datasets")
     folder = make_run(tmp_path / "run").path
     (folder / "model.json").write_text(json.dumps(MODEL | {"n_layers": 0}))
-    return [folder, "--datasets-dir", tmp_path / "datasets"]
+    return [str(folder), "--datasets-dir", str(tmp_path / "datasets")]
+
+
+@pytest.fixture
+def runner(monkeypatch: pytest.MonkeyPatch) -> CliRunner:
+    """Runs the command in this process, which has enough devices, and leaves its logging alone."""
+    monkeypatch.setattr(script, "_restart_with", lambda _: None)
+    monkeypatch.setattr(run_log, "log_to_terminal", lambda: None)
+    return CliRunner()
 
 
 def rows(output: str) -> dict[tuple[str, ...], list[str]]:
@@ -79,9 +71,11 @@ CASES = {
 }
 
 
-def test_every_mode_and_split_trains_like_one_device(arguments: list[Path | str]) -> None:
-    result = run(SCRIPT, *arguments, *FEW)
-    assert result.returncode == 0, result.stdout + result.stderr
+def test_every_mode_and_split_trains_like_one_device(
+    runner: CliRunner, arguments: list[str]
+) -> None:
+    result = runner.invoke(script.main, [*arguments, *FEW])
+    assert result.exit_code == 0, result.output
     assert "2 of the 8 sequences of 16 tokens" in result.stdout
     assert "\nfsdp 4×1 does not fit: 2 sequences are not divisible by 4\n" in result.stdout
     found = rows(result.stdout)
@@ -92,19 +86,34 @@ def test_every_mode_and_split_trains_like_one_device(arguments: list[Path | str]
     assert {path.name for path in Path(arguments[0]).iterdir()} == {"model.json", "train.json"}
 
 
-def test_a_wrong_gradient_is_found_in_the_modes_that_have_it(arguments: list[Path | str]) -> None:
-    result = run("-c", BREAK_THE_LOSS, *arguments, *FEW)
-    assert result.returncode == 1, result.stdout + result.stderr
+def test_a_wrong_gradient_is_found_in_the_modes_that_have_it(
+    runner: CliRunner, arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each device takes its share of the loss for all of it. The loss that is reported stays
+    right."""
+    original = train_step.objective
+
+    def objective(*args: Any) -> Any:
+        loss, aux = original(*args)
+        return loss * collectives.axis_size(DATA), aux
+
+    monkeypatch.setattr(train_step, "objective", objective)
+    result = runner.invoke(script.main, [*arguments, *FEW])
+    assert result.exit_code == 1, result.output
     table = rows(result.stdout)
     marked = {case for case, (_, gradient) in table.items() if gradient == "1.0e+00!"}
     assert marked == {case for case in CASES if case[1][0] == "2"}
     assert "3 above tolerance\ndp 2×1 1×2: largest difference in " in result.stdout
 
 
-def test_errors_are_one_line(arguments: list[Path | str]) -> None:
+def test_errors_are_one_line(arguments: list[str]) -> None:
+    """The second one is raised after the restart with several devices."""
     other = make_run(Path(arguments[0]).parent / "other", dataset="absent")
     for bad in ("no-such-run", other.path):
-        result = run(SCRIPT, bad, *arguments[1:])
+        command = [sys.executable, ROOT / "smoke_tests" / "test_parallel.py", bad, *arguments[1:]]
+        result = subprocess.run(
+            list(map(str, command)), capture_output=True, text=True, check=False
+        )
         assert result.returncode == 2
         assert result.stderr.startswith("error: ")
         assert result.stderr.count("\n") == 1
