@@ -76,6 +76,7 @@ def test_a_truncated_file_does_not_crash_the_process(copied_datasets: Path, tmp_
         train_here(run, copied_datasets)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("change", [truncate, overwrite])
 @pytest.mark.usefixtures("no_charts")
 def test_the_model_is_saved_when_its_training_data_changes(

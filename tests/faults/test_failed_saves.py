@@ -49,9 +49,18 @@ def wait_after_a_save(monkeypatch: pytest.MonkeyPatch) -> None:
     ("owner", "name", "fault", "reason"),
     [
         (weights_file, "write_weights", disk_full, "No space left on device ("),
-        (weights_file, "write_weights", bug, "KeyError: 'a bug'; fix that"),
-        (manifest, "write_manifest", disk_full, "No space left on device ("),
-        (saver, "_save_async", disk_full, "No space left on device ("),
+        pytest.param(
+            *(weights_file, "write_weights", bug, "KeyError: 'a bug'; fix that"),
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            *(manifest, "write_manifest", disk_full, "No space left on device ("),
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            *(saver, "_save_async", disk_full, "No space left on device ("),
+            marks=pytest.mark.long,
+        ),
         (saver, "_save_async", lambda *_: FailedSave(), "No space left on device ("),
     ],
 )
@@ -87,6 +96,7 @@ def test_a_failure_in_the_background_is_reported_at_the_next_step(
     assert checkpoint_steps(run) == []
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("no_charts")
 def test_a_failure_of_the_last_save_is_reported(
     run: RunFolder, uninterrupted: RunFolder, datasets_dir: Path, monkeypatch: pytest.MonkeyPatch
@@ -106,6 +116,7 @@ def test_a_failure_of_the_last_save_is_reported(
     assert_same_outcome(run, uninterrupted)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("no_charts")
 def test_pruning_ignores_a_checkpoint_that_is_already_gone(
     run: RunFolder, datasets_dir: Path, monkeypatch: pytest.MonkeyPatch
@@ -124,7 +135,9 @@ def test_pruning_ignores_a_checkpoint_that_is_already_gone(
     assert checkpoint_steps(run) == [3, 6, 7]
 
 
-@pytest.mark.parametrize("clock", ["stands still", "goes back"])
+@pytest.mark.parametrize(
+    "clock", [pytest.param("stands still", marks=pytest.mark.long), "goes back"]
+)
 @pytest.mark.usefixtures("no_charts")
 def test_a_step_saved_again_never_overwrites_the_first_save(
     clock: str, run: RunFolder, datasets_dir: Path, monkeypatch: pytest.MonkeyPatch

@@ -107,6 +107,7 @@ def test_a_checkpoint_that_will_not_fit_is_not_started(
     assert space_in(failure_message(run, datasets_dir))[1] == CHECKPOINT_BYTES
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("no_charts")
 def test_a_disk_of_unknown_size_is_taken_to_have_space(
     run: RunFolder, datasets_dir: Path, monkeypatch: pytest.MonkeyPatch
@@ -134,6 +135,7 @@ class AlmostFullFile:
         return getattr(self._file, name)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("no_charts")
 def test_the_disk_is_full_for_a_line_of_metrics(
     run: RunFolder, uninterrupted: RunFolder, datasets_dir: Path, monkeypatch: pytest.MonkeyPatch
@@ -155,6 +157,7 @@ def test_the_disk_is_full_for_a_line_of_metrics(
     assert_same_outcome(run, uninterrupted)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("no_charts")
 def test_the_disk_is_full_for_the_metrics_when_a_run_resumes(
     run: RunFolder, datasets_dir: Path, monkeypatch: pytest.MonkeyPatch
@@ -183,6 +186,7 @@ def test_charts_and_log_that_cannot_be_written_do_not_stop_a_run(
     assert checkpoint_steps(run) == [0, 3, 6, 7]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("no_charts")
 def test_a_log_that_cannot_be_opened_does_not_stop_a_run(
     run: RunFolder, datasets_dir: Path, messages: pytest.LogCaptureFixture
@@ -198,7 +202,9 @@ def test_the_disk_is_full_for_the_lock(run: RunFolder) -> None:
         run.lock().__enter__()
 
 
-@pytest.mark.parametrize(("owner", "name"), [(shutil, "copy2"), (Path, "mkdir")])
+@pytest.mark.parametrize(
+    ("owner", "name"), [pytest.param(shutil, "copy2", marks=pytest.mark.long), (Path, "mkdir")]
+)
 @pytest.mark.usefixtures("no_charts")
 def test_the_disk_is_full_for_what_fresh_moves_aside(
     owner: Any,

@@ -106,7 +106,7 @@ def run(unharmed: Path, tmp_path: Path) -> Path:
 META = json.loads(_meta(2).with_own_checksum().model_dump_json())
 
 
-@examples(150)
+@examples(50)
 @given(data=st.data())
 def test_a_run_resumes_from_the_newest_checkpoint_with_a_valid_meta_json(
     data: st.DataObject, run: Path
@@ -131,7 +131,7 @@ def test_a_run_resumes_from_the_newest_checkpoint_with_a_valid_meta_json(
     assert not is_valid or read == kept
 
 
-@examples(150)
+@examples(50)
 @given(content=bad_object(META))
 def test_a_manipulated_meta_json_with_a_valid_checksum_is_checked(
     content: bytes, run: Path
@@ -181,7 +181,7 @@ def _use(path: Path) -> tuple[jax.Array, ...]:
     return tuple(jax.tree.leaves(nnx.state(model)))
 
 
-@examples(150)
+@examples(50)
 @given(fault=in_place(bad_weights(WEIGHTS)))
 def test_any_weights_file(fault: Fault, tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
@@ -189,7 +189,7 @@ def test_any_weights_file(fault: Fault, tmp_path: Path) -> None:
     attempt(lambda: _use(path), tmp_path, "model.safetensors")
 
 
-@examples(60)
+@examples(25)
 @given(key=st.sampled_from(["model", "train", "origin"]), data=st.data())
 def test_any_header_of_weights(key: str, data: st.DataObject, tmp_path: Path) -> None:
     texts = HEADER.as_metadata()
@@ -198,7 +198,7 @@ def test_any_header_of_weights(key: str, data: st.DataObject, tmp_path: Path) ->
     attempt(lambda: _use(tmp_path), tmp_path, "model.safetensors")
 
 
-@examples(150)
+@examples(50)
 @given(fault=in_place(bad_json(INDEX)))
 def test_any_index_of_weights(fault: Fault, tmp_path: Path) -> None:
     run, shards = tmp_path / "run", tmp_path / "run" / "checkpoints" / NEW
@@ -223,7 +223,7 @@ def test_an_index_may_only_name_files_beside_it(name: str, tmp_path: Path) -> No
     assert "damaged" in str(error)
 
 
-@examples(60)
+@examples(25)
 @given(
     content=st.sampled_from([text.encode("utf-8", "replace") for text in ODD_TEXTS]) | st.binary()
 )
@@ -248,7 +248,7 @@ DOWN, UP = st.sampled_from([None, [1, 4, 2]]), st.sampled_from([None, [1, 2, 1, 
 dimensions = st.lists(st.sampled_from([0, 1, 2, 4]), max_size=4)
 
 
-@examples(100)
+@examples(40)
 @given(down=DOWN | dimensions, up=UP | dimensions, beside=st.sampled_from([QUERY, "x."]))
 def test_any_lora_weights(
     down: list[int] | None, up: list[int] | None, beside: str, tmp_path: Path
@@ -268,7 +268,7 @@ def test_any_lora_weights(
     assert isinstance(found, UserError) != (fits or down is up is None)
 
 
-@examples(100)
+@examples(40)
 @given(fault=in_place(bad_json({"eos_token_id": [1, 2], "bos_token_id": 1})))
 def test_any_generation_config(fault: Fault, tmp_path: Path) -> None:
     fault(tmp_path / "generation_config.json")

@@ -170,7 +170,7 @@ def also_after(strategy: st.SearchStrategy[list[str]], *first: str) -> st.Search
     return strategy | strategy.map(lambda rest: [*first, *rest])
 
 
-@examples(150)
+@examples(50)
 @given(
     arguments=also_after(
         arguments_of("--like", "--set", "--from", "--fresh", "--extend", "--datasets-dir")
@@ -182,14 +182,14 @@ def test_train(arguments: list[str], capsys: Capture) -> None:
     assert_ends_well(train.main, arguments, capsys)
 
 
-@examples(150)
+@examples(50)
 @given(settings=st.lists(settings_given, max_size=3), name=paths | texts)
 def test_train_like(settings: list[str], name: str, capsys: Capture) -> None:
     pairs = [word for setting in settings for word in ("--set", setting)]
     assert_ends_well(train.main, [name, "--like", "run", *pairs], capsys)
 
 
-@examples(100)
+@examples(40)
 @given(
     arguments=also_after(
         arguments_of("--device", "--sharding", "--utilisation", "--tokens-per-second")
@@ -204,7 +204,7 @@ def test_plan(arguments: list[str], capsys: Capture, monkeypatch: pytest.MonkeyP
     assert_ends_well(plan.main, arguments, capsys)
 
 
-@examples(100)
+@examples(40)
 @given(
     arguments=also_after(
         arguments_of("--prompts-file", "--new-tokens", "--num-samples", "--temperature", "--top-k")
@@ -218,7 +218,7 @@ def test_generate(arguments: list[str], capsys: Capture) -> None:
     assert_ends_well(generate.main, arguments, capsys)
 
 
-@examples(60)
+@examples(25)
 @given(
     arguments=also_after(
         arguments_of("--dataset", "--datasets-dir"),
@@ -233,7 +233,7 @@ def test_evaluate(arguments: list[str], capsys: Capture) -> None:
     assert_ends_well(evaluate.main, arguments, capsys)
 
 
-@examples(200)
+@examples(60)
 @given(
     arguments=also_after(
         arguments_of("--text", "--pairs", "--name", "--vocab-size", "--tokenizer")
@@ -248,13 +248,13 @@ def test_download_dataset(arguments: list[str], capsys: Capture) -> None:
     assert_ends_well(download_dataset.main, arguments, capsys)
 
 
-@examples(60)
+@examples(25)
 @given(arguments=also_after(arguments_of("--output-dir", "--style", "--power-law"), "run"))
 def test_charts(arguments: list[str], capsys: Capture) -> None:
     assert_ends_well(charts.main, arguments, capsys)
 
 
-@examples(100)
+@examples(40)
 @given(
     arguments=also_after(arguments_of("--revision", "--ignore-key"), "import", "model", "new")
     | also_after(arguments_of("--revision", "--ignore-key"), "import")
@@ -284,7 +284,9 @@ def test_an_impossible_path_is_reported(what: str, name: str) -> None:
     assert isinstance(outcome, UserError)
 
 
-@pytest.mark.parametrize("script", ["train", "download_dataset"])
+@pytest.mark.parametrize(
+    "script", ["train", pytest.param("download_dataset", marks=pytest.mark.long)]
+)
 def test_a_process_with_arguments_that_are_not_utf8(script: str, workspace: Path) -> None:
     command = [sys.executable, str(ROOT / f"{script}.py"), "\udcff\x1b[31m", "--\udcfe"]
     ended = subprocess.run(command, capture_output=True, check=False, cwd=workspace)
@@ -302,7 +304,7 @@ Lines = st.lists(
 )
 
 
-@examples(40)
+@examples(20)
 @given(lines=Lines)
 def test_any_metrics_are_drawn(lines: list[bytes], tmp_path: Path) -> None:
     run = (

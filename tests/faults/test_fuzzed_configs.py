@@ -51,7 +51,7 @@ def write_valid(folder: Path) -> None:
 faults = {name: in_place(bad_json(keys)) for name, keys in FILES.items()}
 
 
-@examples(300)
+@examples(100)
 @given(model=faults["model.json"])
 def test_any_model_json(model: Fault, tmp_path: Path) -> None:
     write_valid(tmp_path)
@@ -59,7 +59,7 @@ def test_any_model_json(model: Fault, tmp_path: Path) -> None:
     _load(tmp_path)
 
 
-@examples(300)
+@examples(100)
 @given(train=faults["train.json"])
 def test_any_train_json(train: Fault, tmp_path: Path) -> None:
     write_valid(tmp_path)
@@ -67,7 +67,7 @@ def test_any_train_json(train: Fault, tmp_path: Path) -> None:
     _load(tmp_path)
 
 
-@examples(50)
+@examples(20)
 @given(model=faults["model.json"] | no_file, train=faults["train.json"] | no_file)
 def test_any_two_files(model: Fault, train: Fault, tmp_path: Path) -> None:
     write_valid(tmp_path)

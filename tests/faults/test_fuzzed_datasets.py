@@ -65,14 +65,14 @@ def use(datasets_dir: Path) -> Dataset:
     return found
 
 
-@examples(150)
+@examples(50)
 @given(fault=in_place(bad_weights(TEXT)))
 def test_any_token_file_of_text(fault: Fault, tmp_path: Path) -> None:
     fault(make(tmp_path, TEXT) / "train.safetensors")
     attempt(lambda: use(tmp_path), tmp_path, "tiny", may_change=(DESCRIPTION_FILE,))
 
 
-@examples(150)
+@examples(50)
 @given(fault=in_place(bad_weights(PAIRS)))
 def test_any_token_file_of_pairs(fault: Fault, tmp_path: Path) -> None:
     fault(make(tmp_path, PAIRS) / "train.safetensors")
@@ -82,7 +82,7 @@ def test_any_token_file_of_pairs(fault: Fault, tmp_path: Path) -> None:
 bounds = st.sampled_from([-(2**63), -1, 0, 1, 2, 5, 9, 20, 39, 40, 41, 2**62, 2**63 - 1])
 
 
-@examples(100)
+@examples(40)
 @given(rows=st.lists(st.tuples(bounds, bounds), min_size=1, max_size=4))
 def test_any_pair_bounds(rows: list[tuple[int, int]], tmp_path: Path) -> None:
     content = save({"tokens": TOKENS, "pair_bounds": np.array(rows, np.int64)})
@@ -90,7 +90,7 @@ def test_any_pair_bounds(rows: list[tuple[int, int]], tmp_path: Path) -> None:
     attempt(lambda: use(tmp_path), tmp_path, "tiny", may_change=(DESCRIPTION_FILE,))
 
 
-@examples(60)
+@examples(25)
 @given(dtype=st.sampled_from(["<u1", "<u4", "<i8", "<u8", "<f4"]), data=st.data())
 def test_tokens_of_any_dtype(dtype: str, data: st.DataObject, tmp_path: Path) -> None:
     numbers = data.draw(st.lists(st.sampled_from([0, 1, 15, 16, 127]), min_size=1, max_size=30))
@@ -103,7 +103,7 @@ def test_tokens_of_any_dtype(dtype: str, data: st.DataObject, tmp_path: Path) ->
     attempt(lambda: use(tmp_path), tmp_path, "tiny", may_change=(DESCRIPTION_FILE,))
 
 
-@examples(200)
+@examples(60)
 @given(data=st.data(), of_pairs=st.booleans())
 def test_any_dataset_json_is_valid_or_repaired(
     data: st.DataObject, of_pairs: bool, tmp_path: Path
@@ -152,7 +152,7 @@ names = st.one_of(
 )
 
 
-@examples(300)
+@examples(100)
 @given(name=names)
 def test_any_dataset_name_stays_in_the_datasets_folder(name: str, tmp_path: Path) -> None:
     inner = tmp_path / "a" / "b" / "datasets"
@@ -165,7 +165,7 @@ def test_any_dataset_name_stays_in_the_datasets_folder(name: str, tmp_path: Path
         assert not found.exists()
 
 
-@examples(100)
+@examples(40)
 @given(name=names)
 def test_a_dataset_of_any_name_is_reported_as_absent(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -189,7 +189,7 @@ TOKENIZER = train_bpe(["a b c d"], 257)
 sources = st.one_of(bad_bytes(LINES), bad_json({"prompt": "a", "answer": "b"}))
 
 
-@examples(100)
+@examples(40)
 @given(fault=in_place(sources), of_pairs=st.booleans(), percent=st.sampled_from([0.0, 10.0]))
 def test_any_source_of_a_dataset(
     fault: Fault, of_pairs: bool, percent: float, tmp_path: Path

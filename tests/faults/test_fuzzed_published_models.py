@@ -61,7 +61,7 @@ def copy_model(name: str, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-@examples(80)
+@examples(30)
 @given(data=st.data())
 def test_any_config_json(name: str, data: st.DataObject, tmp_path: Path) -> None:
     folder = tmp_path / "model"
@@ -80,7 +80,7 @@ def test_a_config_of_very_many_layers_is_an_error_at_once(name: str, tmp_path: P
     assert isinstance(attempt(lambda: check(folder), tmp_path, "config.json"), UserError)
 
 
-@examples(100)
+@examples(40)
 @given(fault=in_place(bad_json(json.loads((SHARDED / INDEX).read_text()))))
 def test_any_index(fault: Fault, tmp_path: Path) -> None:
     folder = tmp_path / "model"
@@ -93,7 +93,7 @@ def test_any_index(fault: Fault, tmp_path: Path) -> None:
 GPT2 = arrays(MODELS / "gpt2")
 
 
-@examples(150)
+@examples(50)
 @given(fault=in_place(bad_weights(save(GPT2, {"format": "pt"}))))
 def test_any_safetensors_file(fault: Fault, tmp_path: Path) -> None:
     folder = tmp_path / "model"
@@ -152,7 +152,7 @@ def test_an_assembled_pickle_is_read(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found["b"].view(np.float32), NUMBERS[3:])
 
 
-@examples(300)
+@examples(100)
 @given(fault=in_place(bad_bytes(VALID)))
 def test_any_pytorch_file(fault: Fault, tmp_path: Path) -> None:
     path = tmp_path / "model.bin"
@@ -172,7 +172,7 @@ OPCODES = (
 opcodes = st.sampled_from(OPCODES)
 
 
-@examples(300)
+@examples(100)
 @given(parts=st.lists(opcodes, max_size=12), is_complete=st.booleans())
 def test_any_pickle(parts: list[bytes], is_complete: bool, tmp_path: Path) -> None:
     body = b"".join(parts)
@@ -184,7 +184,7 @@ def test_any_pickle(parts: list[bytes], is_complete: bool, tmp_path: Path) -> No
 sizes = st.sampled_from([0, 1, 2, 3, 6, 7, -1, 2**31, 2**40, 2**62, 2**63, 2**70])
 
 
-@examples(300)
+@examples(100)
 @given(offset=sizes, axes=st.lists(st.tuples(sizes, sizes), max_size=3))
 @example(offset=0, axes=[(2**40, 0)])
 @example(offset=3, axes=[(2, -1)])

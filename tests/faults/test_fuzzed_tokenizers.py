@@ -79,7 +79,7 @@ trained = train_bpe(["ab ab ab"], 258)
 SMALL = [json.loads(trained._tokenizer.to_str()), *map(_small, ("gemma", "llama3", "qwen"))]
 
 
-@examples(200)
+@examples(60)
 @given(fault=in_place(st.sampled_from(SMALL).flatmap(bad_json)))
 def test_any_tokenizer_json(fault: Any, tmp_path: Path) -> None:
     fault(tmp_path / "tokenizer.json")
@@ -90,7 +90,7 @@ def test_any_tokenizer_json(fault: Any, tmp_path: Path) -> None:
 kinds = st.sampled_from(["WordLevel", "WordPiece", "Unigram", "BPE"])
 
 
-@examples(100)
+@examples(40)
 @given(kind=kinds, data=st.data())
 def test_any_other_kind_of_model(kind: str, data: st.DataObject, tmp_path: Path) -> None:
     vocabulary: Any = {"a": 0, "b": 1, "[UNK]": 2}
@@ -103,7 +103,7 @@ def test_any_other_kind_of_model(kind: str, data: st.DataObject, tmp_path: Path)
     attempt(lambda: use(tmp_path), tmp_path, "tokenizer.json")
 
 
-@examples(100)
+@examples(40)
 @given(fault=in_place(bad_bytes((FIXTURES / "llama2" / "tokenizer.model").read_bytes())))
 def test_any_sentencepiece_model(fault: Any, tmp_path: Path) -> None:
     folder = copy_tokenizer("llama2", tmp_path / "model")
@@ -112,7 +112,7 @@ def test_any_sentencepiece_model(fault: Any, tmp_path: Path) -> None:
     attempt(lambda: use(folder / "tokenizer.model"), tmp_path, "tokenizer.model")
 
 
-@examples(150)
+@examples(50)
 @given(
     family=st.sampled_from(["llama2", "gpt2"]),
     config=in_place(st.sampled_from([CONFIG, GPT2_CONFIG]).flatmap(bad_json)),
@@ -130,7 +130,7 @@ def test_any_files_beside_a_vocabulary(
     attempt(lambda: use(folder), tmp_path, *names)
 
 
-@examples(100)
+@examples(40)
 @given(
     vocabulary=st.none() | in_place(bad_json(valid("gpt2", "vocab.json"))),
     merges=st.none() | in_place(bad_bytes((FIXTURES / "gpt2" / "merges.txt").read_bytes())),
@@ -144,7 +144,7 @@ def test_any_vocabulary_and_merges(vocabulary: Any, merges: Any, tmp_path: Path)
     attempt(lambda: use(folder), tmp_path, str(folder))
 
 
-@examples(60)
+@examples(25)
 @given(data=st.data())
 def test_any_tokenizer_is_imported_or_reported(data: st.DataObject, tmp_path: Path) -> None:
     folder = copy_tokenizer("open-llama", tmp_path / "model")

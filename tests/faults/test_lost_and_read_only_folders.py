@@ -42,14 +42,23 @@ def test_a_read_only_run_folder_is_an_error(datasets_dir: Path, tmp_path: Path) 
         assert sorted(disk.rglob("*")) == before
 
 
-@pytest.mark.parametrize("number", [errno.EROFS, errno.EIO, errno.EACCES])
+@pytest.mark.parametrize(
+    "number",
+    [
+        errno.EROFS,
+        pytest.param(errno.EIO, marks=pytest.mark.long),
+        pytest.param(errno.EACCES, marks=pytest.mark.long),
+    ],
+)
 @pytest.mark.parametrize(
     ("owner", "name", "what"),
     [
-        (disk_module, "flush", "the metrics so far"),
+        pytest.param(disk_module, "flush", "the metrics so far", marks=pytest.mark.long),
         (checkpoint_folder, "checkpoint_name", "the checkpoint of step 0"),
-        (manifest, "write_manifest", "the checkpoint of step 0"),
-        (links, "update_links", "the names best and latest"),
+        pytest.param(
+            manifest, "write_manifest", "the checkpoint of step 0", marks=pytest.mark.long
+        ),
+        pytest.param(links, "update_links", "the names best and latest", marks=pytest.mark.long),
     ],
 )
 @pytest.mark.usefixtures("no_charts")
@@ -108,7 +117,14 @@ def test_a_moved_run_folder_resumes_at_its_new_place(
     assert_same_outcome(moved, uninterrupted)
 
 
-@pytest.mark.parametrize("change", ["removed", "truncated", "replaced"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        "removed",
+        pytest.param("truncated", marks=pytest.mark.long),
+        pytest.param("replaced", marks=pytest.mark.long),
+    ],
+)
 @pytest.mark.usefixtures("no_charts")
 def test_removed_truncated_or_replaced_metrics(
     change: str,
@@ -156,6 +172,7 @@ def test_a_removed_checkpoints_folder_does_not_lose_the_running_training(
     assert all(one[name].tobytes() == array.tobytes() for name, array in other.items())
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("no_charts")
 def test_a_checkpoints_folder_removed_during_a_save(
     run: RunFolder, datasets_dir: Path, monkeypatch: pytest.MonkeyPatch
@@ -167,6 +184,7 @@ def test_a_checkpoints_folder_removed_during_a_save(
     assert "restore what was removed or moved" in message
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("no_charts")
 def test_a_checkpoint_whose_weights_are_removed_during_the_save_is_not_finished(
     run: RunFolder, datasets_dir: Path, monkeypatch: pytest.MonkeyPatch
@@ -181,6 +199,7 @@ def test_a_checkpoint_whose_weights_are_removed_during_the_save_is_not_finished(
     assert checkpoint_steps(run) == [0]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("no_charts")
 def test_a_removed_dataset_is_not_needed_before_the_next_start(
     uninterrupted: RunFolder,
