@@ -77,7 +77,7 @@ def test_several_steps_equal_those_of_optax_multi_steps(clip: float | None) -> N
         assert_close(arrays(model), arrays(oracle_model))
 
 
-def test_accumulating_equals_one_larger_batch() -> None:
+def test_gradient_accumulation_equals_one_larger_batch() -> None:
     inputs_ABS, targets_ABS = batch(4)
     results = []
     for shape in ((4, 4, 8), (1, 16, 8)):
@@ -89,21 +89,21 @@ def test_accumulating_equals_one_larger_batch() -> None:
     assert_close(*results)
 
 
-def poisoned(module: Any, value: float) -> None:
+def poison_row(module: Any, value: float) -> None:
     """One row of the token embedding replaced: only microbatches with token 7 meet it."""
     table = module.token_embedding.embedding
     table[...] = table[...].at[7].set(value)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, 1e38])
-def test_a_bad_microbatch_costs_only_itself(value: float) -> None:
+def test_a_nonfinite_microbatch_drops_only_itself(value: float) -> None:
     inputs_ABS, targets_ABS = (jnp.where(part == 7, 8, part) for part in batch(4))
     with_bad = inputs_ABS.at[2, 1, 3].set(7)
     others = jnp.array([0, 1, 3])
     train, model, optimizer = fresh(clipping_max_norm=0.5)
     _, other_model, other_optimizer = fresh(clipping_max_norm=0.5)
-    poisoned(model, value)
-    poisoned(other_model, value)
+    poison_row(model, value)
+    poison_row(other_model, value)
     train_step = make_train_step(train)
     result = train_step(model, optimizer, with_bad, targets_ABS)
     train_step(other_model, other_optimizer, inputs_ABS[others], targets_ABS[others])
@@ -112,7 +112,7 @@ def test_a_bad_microbatch_costs_only_itself(value: float) -> None:
     assert_close(arrays(optimizer), arrays(other_optimizer))
 
 
-def test_where_only_the_norm_overflows_only_the_schedule_moves() -> None:
+def test_if_only_the_norm_overflows_only_the_schedule_moves() -> None:
     _, model, optimizer = fresh(clipping_max_norm=0.5)
     weights, state = arrays(model), arrays(optimizer)
     large = jax.tree.map(lambda w: jnp.full_like(w, 1e30), nnx.state(model, nnx.Param))
@@ -128,7 +128,7 @@ def test_without_a_finite_microbatch_only_the_schedule_moves() -> None:
     train, model, optimizer = fresh()
     train_step = make_train_step(train)
     train_step(model, optimizer, *batch(2, seed=3))
-    poisoned(model, math.nan)
+    poison_row(model, math.nan)
     weights, state = arrays(model), arrays(optimizer)
     all_bad = tuple(part.at[:, :, 0].set(7) for part in batch(2))
     result = train_step(model, optimizer, *all_bad)

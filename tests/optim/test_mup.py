@@ -125,9 +125,7 @@ def test_scores_fall_with_the_width_of_heads_that_are_wider_than_the_bases() -> 
         ),
     ],
 )
-def test_what_scales_with_the_width_otherwise_is_refused(
-    changes: dict[str, Any], line: str
-) -> None:
+def test_settings_that_conflict_with_mup_are_refused(changes: dict[str, Any], line: str) -> None:
     with pytest.raises(ValueError, match=line):
         mup_config(**changes)
 
@@ -160,7 +158,7 @@ def test_growth_is_the_power_of_the_width_and_nan_is_off() -> None:
     assert (steady.is_off, large.is_off, broken.is_off) == (False, True, True)
 
 
-def test_the_best_rate_lies_between_those_tried() -> None:
+def test_the_best_learning_rate_is_interpolated() -> None:
     def points(line: str, best: float) -> list[Point]:
         rates = (0.001, 0.004, 0.016, 0.064)
         return [Point(line, r, 2 + math.log(r / best) ** 2) for r in rates]

@@ -117,7 +117,7 @@ def muon(steps: list[np.ndarray]) -> np.ndarray:
 
 
 def adafactor(steps: list[np.ndarray]) -> np.ndarray:
-    """Of a stack of matrices, (layers, in, out), whose squares are told by rows and columns."""
+    """Of a stack of matrices, (layers, in, out), with row and column means of the squares."""
     rows, columns = 0.0, 0.0
     total = np.zeros_like(steps[0])
     for count, gradient in enumerate(steps, 1):
@@ -199,7 +199,7 @@ def test_sharded_as_on_one_device(name: Optimizer) -> None:
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_where_nothing_is_finite_nothing_moves(name: Optimizer) -> None:
+def test_without_a_finite_microbatch_nothing_moves(name: Optimizer) -> None:
     model, optimizer = fresh(name)
     first, second, _ = gradients(model)
     optimizer.update(model, first, jnp.asarray(1.0))
@@ -210,7 +210,7 @@ def test_where_nothing_is_finite_nothing_moves(name: Optimizer) -> None:
     assert all((after[part] == before[part]).all() for part in before)
 
 
-def test_the_same_kernels_are_hidden_in_every_model() -> None:
+def test_hidden_matrices_are_the_kernels_of_attention_and_experts() -> None:
     config = model_config(**MIXTRAL)
     model, _ = create_model_and_optimizer(RunConfig(config, train_config()), 1, one_device())
     flat = nnx.to_flat_state(nnx.state(model, nnx.Param))

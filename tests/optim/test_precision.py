@@ -1,4 +1,4 @@
-"""The type that a run computes in, and float16's scaled loss."""
+"""The dtype a run computes in, and the loss scale of float16."""
 
 import importlib
 from pathlib import Path
@@ -74,13 +74,13 @@ def test_a_cpu_computes_in_bfloat16_where_it_has_instructions_for_it(
         ({"platform": "other"}, "float32"),
     ],
 )
-def test_an_accelerator_computes_in_what_it_is_fast_in(
+def test_an_accelerator_computes_in_its_fastest_dtype(
     device: dict[str, str], dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert chosen(monkeypatch, **device) == dtype
 
 
-def test_what_a_start_chose_is_recorded_and_kept(
+def test_the_chosen_dtype_is_recorded_and_kept(
     tmp_path: Path, datasets: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = make_run(tmp_path / "run", compute_dtype="auto", min_train_tokens=6 * 128)
@@ -96,7 +96,7 @@ def test_what_a_start_chose_is_recorded_and_kept(
         go(run, datasets, extend=True)
 
 
-def test_every_type_learns_as_float32_does(tmp_path: Path, datasets: Path) -> None:
+def test_every_dtype_learns_like_float32(tmp_path: Path, datasets: Path) -> None:
     losses, norms = {}, {}
     for dtype in DTYPES:
         run = make_run(tmp_path / dtype, compute_dtype=dtype, drop_rate=0.0)
@@ -112,7 +112,7 @@ def test_every_type_learns_as_float32_does(tmp_path: Path, datasets: Path) -> No
         assert (losses[dtype] != losses["float32"]).any()
 
 
-def test_an_overflow_halves_the_scale_and_is_no_bad_step(
+def test_an_overflow_halves_the_loss_scale_and_is_not_a_failed_step(
     tmp_path: Path, datasets: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(precision, "FIRST_SCALE", 2.0**40)
@@ -133,7 +133,7 @@ def test_an_overflow_halves_the_scale_and_is_no_bad_step(
     assert all(one[name].tobytes() == other[name].tobytes() for name in other)
 
 
-def test_a_step_that_trained_on_nothing_is_no_spike(
+def test_a_step_without_a_counted_microbatch_is_not_a_spike(
     tmp_path: Path, datasets: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(precision, "FIRST_SCALE", 2.0**40)
@@ -146,7 +146,7 @@ def test_a_step_that_trained_on_nothing_is_no_spike(
     assert [step.spike == "seen" for step in steps] == was_trained
 
 
-def test_a_loss_that_is_not_finite_is_bad_at_any_scale() -> None:
+def test_a_nonfinite_loss_is_reported_at_any_loss_scale() -> None:
     nothing = np.float32(0)
     result = train_step.StepResult(
         np.array([1.0, np.nan]),  # type: ignore[arg-type]
@@ -162,7 +162,7 @@ def test_a_loss_that_is_not_finite_is_bad_at_any_scale() -> None:
     assert unscaled.nonfinite(["the loss", "a", "b", "c"]) == {0: "c", 1: "the loss"}
 
 
-def test_the_scale_doubles_after_many_steps_without_an_overflow() -> None:
+def test_the_loss_scale_doubles_after_many_steps_without_an_overflow() -> None:
     scale = LossScale()
     for _ in range(STEPS_UNTIL_LARGER - 1):
         scale.adapt(jnp.asarray(False))

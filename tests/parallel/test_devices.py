@@ -37,7 +37,7 @@ def shape_of(mesh: Mesh) -> tuple[int, ...]:
         ({"mode": "fsdp_tp", "data": 4, "tensor": 2}, (4, 2)),
     ],
 )
-def test_sizes_that_are_not_given_are_the_modes_own(
+def test_missing_sizes_have_the_default_of_the_mode(
     sharding: dict[str, Any], sizes: tuple[int, int]
 ) -> None:
     assert ShardingConfig(**sharding).sizes == sizes
@@ -60,12 +60,12 @@ def test_sizes_that_are_not_given_are_the_modes_own(
         ({"model": 2}, "model"),
     ],
 )
-def test_what_no_mode_can_be_is_refused(sharding: dict[str, Any], problem: str) -> None:
+def test_invalid_sharding_is_refused(sharding: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         ShardingConfig(**sharding)
 
 
-def test_a_microbatch_that_does_not_divide_is_refused_with_the_next_that_does() -> None:
+def test_an_indivisible_microbatch_is_refused_with_the_nearest_sizes() -> None:
     with pytest.raises(ValueError, match=r"microbatch_size: 6 .* the 4 devices .*; 4 or 8 would"):
         train(6, data=4)
     with pytest.raises(ValueError, match=r"microbatch_size: 6 .* the 8 devices .*; 8 would"):
@@ -84,7 +84,7 @@ def test_a_microbatch_that_does_not_divide_is_refused_with_the_next_that_does() 
         ({"mode": "fsdp_tp", "data": 2}, 2, {"n_heads": 4}, (2, 4)),
     ],
 )
-def test_a_run_takes_all_devices_where_its_batch_divides(
+def test_a_run_uses_all_devices_that_divide_its_batch(
     sharding: dict[str, Any], microbatch_size: int, model: dict[str, Any], shape: tuple[int, int]
 ) -> None:
     mesh = devices.create_run_mesh(train(microbatch_size, **sharding), model_config(**model), None)
@@ -102,7 +102,7 @@ def test_a_run_takes_all_devices_where_its_batch_divides(
         ({"mode": "tp", "data": 1, "tensor": 4}, 16, 8),
     ],
 )
-def test_a_run_that_goes_on_takes_as_many_as_before_if_they_are_there(
+def test_a_resumed_run_uses_as_many_devices_as_before_if_available(
     recorded: dict[str, Any], microbatch_size: int, count: int
 ) -> None:
     before = ShardingConfig(**recorded)
@@ -110,7 +110,7 @@ def test_a_run_that_goes_on_takes_as_many_as_before_if_they_are_there(
     assert shape_of(mesh) == (count, 1)
 
 
-def test_all_that_does_not_go_together_is_told_at_once() -> None:
+def test_all_sharding_problems_are_reported_at_once() -> None:
     settings = train(6, mode="fsdp_tp", data=-1, tensor=2)
     with pytest.raises(ValueError, match="does not divide") as raised:
         devices.create_run_mesh(settings, model_config(n_heads=1, ffn_dim=15, emb_dim=18), None)
@@ -118,12 +118,12 @@ def test_all_that_does_not_go_together_is_told_at_once() -> None:
     assert keys == ["emb_dim", "n_heads", "ffn_dim", "microbatch_size"]
 
 
-def test_a_mesh_that_needs_other_devices_than_there_are_is_refused() -> None:
+def test_a_mesh_of_another_number_of_devices_is_refused() -> None:
     with pytest.raises(ValueError, match="needs 6 devices; there are 8"):
         devices.create_run_mesh(train(6, mode="fsdp_tp", data=3, tensor=2), model_config(), None)
 
 
-def test_a_checkpoint_records_the_mesh_that_there_was() -> None:
+def test_a_checkpoint_records_the_mesh() -> None:
     settings = train(4, mode="fsdp_tp", tensor=2)
     mesh = devices.create_run_mesh(settings, model_config(), None)
     assert devices.recorded_sharding(settings, mesh) == ShardingConfig(
@@ -153,7 +153,7 @@ def test_a_checkpoint_records_the_mesh_that_there_was() -> None:
         (2, 8, {"mode": "fsdp_tp", "data": 4, "tensor": 2}, 4, 2),
     ],
 )
-def test_a_processor_has_a_device_for_each_core_that_a_mesh_can_use(
+def test_a_cpu_has_a_device_for_each_core_that_a_mesh_can_use(
     monkeypatch: pytest.MonkeyPatch,
     available: int,
     microbatch_size: int,
@@ -165,7 +165,7 @@ def test_a_processor_has_a_device_for_each_core_that_a_mesh_can_use(
     assert devices.cpu_device_count(train(microbatch_size, **sharding), None, processes) == count
 
 
-def test_a_processor_has_the_devices_of_the_last_checkpoint(
+def test_a_cpu_has_the_devices_of_the_last_checkpoint(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cores(monkeypatch, 6)

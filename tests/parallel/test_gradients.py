@@ -232,7 +232,7 @@ def with_rare_token() -> tuple[np.ndarray, np.ndarray]:
         ("no-layers", "fsdp_tp", 4, 2, (), 0.0, EMBEDDING),
     ],
 )
-def test_what_is_not_finite_on_one_device_costs_its_microbatch_on_all(
+def test_a_nonfinite_value_on_one_device_drops_the_microbatch_on_all(
     architecture: str, mode: str, data: int, tensor: int, train: Any, value: float, named: str
 ) -> None:
     one = poisoned(on_mesh(architecture, mode, data, tensor, *train), RARE, value)
@@ -247,7 +247,7 @@ def test_what_is_not_finite_on_one_device_costs_its_microbatch_on_all(
     np.testing.assert_allclose(aux.losses_A[0], first.losses_A[0], rtol=1e-6)
 
 
-def test_gradients_stay_where_their_parameters_are() -> None:
+def test_gradients_are_sharded_as_their_parameters() -> None:
     for mode, data, tensor, train in (("fsdp", 8, 1, (THRICE,)), ("fsdp_tp", 4, 2, ())):
         one = on_mesh("gpt2", mode, data, tensor, *train)
         gradient = one.gradients(*step_batch(2))[0]
@@ -272,7 +272,7 @@ def relative_errors(mode: str, mesh: tuple[int, int]) -> dict[str, float]:
     return {name: float(error / max(norm, least)) for name, (error, norm) in norms.items()}
 
 
-def test_bfloat16_products_lose_no_more_on_a_mesh() -> None:
+def test_bfloat16_matmuls_lose_no_more_precision_on_a_mesh() -> None:
     """bfloat16 keeps 8 bits, one part in 256, and a gradient comes through some ten products."""
     alone = relative_errors("dp", (1, 1))
     shared = relative_errors("fsdp_tp", (4, 2))
@@ -281,7 +281,7 @@ def test_bfloat16_products_lose_no_more_on_a_mesh() -> None:
         assert error < 1.5 * alone[name], name
 
 
-def test_layers_and_head_travel_in_bfloat16_and_their_gradients_in_float32() -> None:
+def test_layers_and_head_are_gathered_in_bfloat16_and_gradients_scattered_in_float32() -> None:
     """Read before compilation, as XLA's CPU compiler makes all of it float32."""
     one = on_mesh("gpt2", "fsdp", 8, 1, ("compute_dtype", "bfloat16"))
     batch = on(one.layout.mesh, *step_batch(1))

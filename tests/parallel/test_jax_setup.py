@@ -56,7 +56,7 @@ def start(cache: Path) -> str:
     return done.stderr
 
 
-def test_torn_entries_are_replaced_without_a_word(tmp_path: Path) -> None:
+def test_truncated_cache_entries_are_replaced_without_a_warning(tmp_path: Path) -> None:
     start(tmp_path)
     entries = sorted((tmp_path / "rungs" / "compiled").glob("*-cache"))
     assert entries

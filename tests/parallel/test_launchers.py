@@ -11,7 +11,7 @@ from rungs.parallel.launchers import Cluster, find_cluster
 NOTHING = (None, None, None)
 
 
-def test_a_process_without_signs_is_alone() -> None:
+def test_without_launcher_variables_a_process_is_alone() -> None:
     assert find_cluster(*NOTHING, environment={}) is None
 
 
@@ -31,11 +31,13 @@ def test_a_process_without_signs_is_alone() -> None:
         ({"MEGASCALE_COORDINATOR_ADDRESS": "t0"}, Cluster()),
     ],
 )
-def test_launchers_leave_signs(environment: dict[str, str], found: Cluster | None) -> None:
+def test_launchers_are_detected_by_their_variables(
+    environment: dict[str, str], found: Cluster | None
+) -> None:
     assert find_cluster(*NOTHING, environment=environment) == found
 
 
-def test_a_virtual_machine_with_tpu_chips_asks_for_the_others(
+def test_a_tpu_virtual_machine_is_part_of_a_cluster(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chip = tmp_path / "accel0"
@@ -46,7 +48,7 @@ def test_a_virtual_machine_with_tpu_chips_asks_for_the_others(
     assert find_cluster(*NOTHING, environment={}) == Cluster()
 
 
-def test_options_name_the_processes_and_come_before_signs() -> None:
+def test_options_override_launcher_variables() -> None:
     signs = {"SLURM_STEP_NUM_TASKS": "4"}
     assert find_cluster("host:1234", 2, 1, signs) == Cluster("host:1234", 2, 1)
     assert find_cluster("host:1234", 1, 0, signs) is None
@@ -63,7 +65,7 @@ def test_options_name_the_processes_and_come_before_signs() -> None:
         (("host:1234", 2, -1), "--process -1: must be from 0 to 1"),
     ],
 )
-def test_options_that_do_not_go_together(
+def test_invalid_options_are_refused(
     options: tuple[str | None, int | None, int | None], message: str
 ) -> None:
     with pytest.raises(UserError, match=message):

@@ -122,7 +122,7 @@ def part_of(axis: str, place: tuple[int, ...], mesh: Mesh) -> tuple[int, int]:
     return number * own, (number + 1) * own
 
 
-def assert_lies_as_told(name: str, array: jax.Array, axes: list[str], mesh: Mesh) -> None:
+def assert_sharded_as_listed(name: str, array: jax.Array, axes: list[str], mesh: Mesh) -> None:
     """Each device has the part of the array that its place in the mesh tells, and no other."""
     assert array.shape == tuple(int(axis.partition("/")[0]) for axis in axes), name
     shards = {shard.device: shard for shard in array.addressable_shards}
@@ -138,7 +138,7 @@ def assert_lies_as_told(name: str, array: jax.Array, axes: list[str], mesh: Mesh
         assert shard.data.devices() == {shard.device}
 
 
-def assert_all_lie_as_told(
+def assert_all_sharded_as_listed(
     architecture: str, mode: str, mesh: Mesh, *modules: nnx.Module | nnx.Optimizer
 ) -> None:
     """Parameters and both moments, which lie as the parameters do."""
@@ -148,7 +148,7 @@ def assert_all_lie_as_told(
         for name, array in named_arrays(module).items():
             of = name.partition("mu.")[2] or name.partition("nu.")[2] or name
             if of in names:
-                assert_lies_as_told(name, array, place_of(architecture, mode, of), mesh)
+                assert_sharded_as_listed(name, array, place_of(architecture, mode, of), mesh)
             else:
                 assert array.shape == ()
             moments |= {name} if of != name else set()
@@ -156,12 +156,12 @@ def assert_all_lie_as_told(
 
 
 @pytest.mark.parametrize(("architecture", "mode"), ALL_PLACES)
-def test_every_array_has_the_place_that_the_mode_promises(architecture: str, mode: str) -> None:
+def test_every_array_is_sharded_as_the_mode_says(architecture: str, mode: str) -> None:
     mesh = mesh_of(*MESHES[architecture][mode])
     run = run_of(architecture, mode, mesh)
     weights = lively_weights(run, mesh)
     for name, array in weights.items():
-        assert_lies_as_told(name, array, place_of(architecture, mode, name), mesh)
+        assert_sharded_as_listed(name, array, place_of(architecture, mode, name), mesh)
     optimizer = AbstractState(run, 1, mesh).optimizer
     for name in weights:
         for moment in ("mu", "nu"):
@@ -189,7 +189,7 @@ def test_every_array_has_the_place_that_the_mode_promises(architecture: str, mod
         ("fsdp", (1, 1), ("emb", "ffn"), (2, 16, 64), P()),
     ],
 )
-def test_a_mesh_axis_splits_the_first_axis_of_its_table_that_it_divides(
+def test_a_mesh_axis_splits_the_first_axis_in_the_table_that_it_divides(
     mode: Mode,
     mesh: tuple[int, int],
     axes: tuple[str, ...],
@@ -202,13 +202,13 @@ def test_a_mesh_axis_splits_the_first_axis_of_its_table_that_it_divides(
 @pytest.mark.parametrize(
     ("architecture", "mode"), [("experts", "fsdp_tp"), ("no-layers", "fsdp"), ("no-layers", "tp")]
 )
-def test_model_and_optimizer_are_born_there_with_the_values_of_one_device(
+def test_model_and_optimizer_are_created_sharded_with_the_values_of_one_device(
     architecture: str, mode: str
 ) -> None:
     mesh = mesh_of(*MESHES[architecture][mode])
     run = run_of(architecture, mode, mesh)
     model, optimizer = create_model_and_optimizer(run, 1, mesh)
-    assert_all_lie_as_told(architecture, mode, mesh, model, optimizer)
+    assert_all_sharded_as_listed(architecture, mode, mesh, model, optimizer)
     alone = named_arrays(GPT(run.model, jax.random.key(run.train.seed)))
     for name, array in named_arrays(model, run.model.vocab_size).items():
         np.testing.assert_allclose(array, alone[name], rtol=1e-6, err_msg=name)
@@ -217,13 +217,13 @@ def test_model_and_optimizer_are_born_there_with_the_values_of_one_device(
 @pytest.mark.parametrize(
     ("mode", "data", "tensor"), [("dp", 8, 1), ("fsdp", 4, 1), ("tp", 1, 8), ("fsdp_tp", 4, 2)]
 )
-def test_a_batch_is_divided_along_data_and_whole_along_tensor(
+def test_a_batch_is_split_along_data_and_replicated_along_tensor(
     mode: str, data: int, tensor: int
 ) -> None:
     mesh = mesh_of(data, tensor)
     inputs, targets = step_batch(2)
     for whole, array in zip((inputs, targets), on(mesh, inputs, targets), strict=True):
-        assert_lies_as_told("batch", array, ["2", "8/d", str(LENGTH)], mesh)
+        assert_sharded_as_listed("batch", array, ["2", "8/d", str(LENGTH)], mesh)
         for shard in array.addressable_shards:
             np.testing.assert_array_equal(shard.data, whole[shard.index])
     assert process_local_rows(mesh, 8).tolist() == list(range(8))
@@ -238,7 +238,7 @@ def test_without_a_mesh_everything_is_on_the_first_device() -> None:
             assert array.devices() == {jax.devices()[0]}, name
 
 
-def test_each_mode_has_its_table_and_no_other_name_has() -> None:
+def test_each_mode_has_its_table_and_other_names_are_refused() -> None:
     assert get_sharding_config_for_mode("dp") == {}
     assert set(get_sharding_config_for_mode("fsdp").values()) == {"data"}
     assert set(get_sharding_config_for_mode("tp").values()) == {"tensor"}
@@ -261,7 +261,7 @@ def test_each_mode_has_its_table_and_no_other_name_has() -> None:
         ("fsdp_tp", 1, 8, "'fsdp_tp' needs data and tensor of at least 2, not 1 and 8"),
     ],
 )
-def test_a_mesh_that_a_mode_does_not_have_is_refused(
+def test_a_mesh_that_does_not_fit_the_mode_is_refused(
     mode: Mode, data: int, tensor: int, problem: str
 ) -> None:
     mesh = mesh_of(data, tensor)
@@ -283,7 +283,7 @@ def test_a_mesh_that_a_mode_does_not_have_is_refused(
     [("dp", 1, 1), ("dp", 8, 1), ("fsdp", 2, 1), ("fsdp", 1, 1), ("tp", 1, 2), ("tp", 1, 1),
      ("fsdp_tp", 2, 2)],
 )  # fmt: skip
-def test_a_mesh_that_a_mode_has_is_taken(mode: str, data: int, tensor: int) -> None:
+def test_a_mesh_that_fits_the_mode_is_accepted(mode: str, data: int, tensor: int) -> None:
     validate_mesh_for_mode(mesh_of(data, tensor), mode)
 
 
@@ -298,14 +298,14 @@ def test_a_mesh_of_other_axes_is_refused() -> None:
     ("shape", "expected"),
     [((8, 1), (8, 1)), ((-1, 2), (4, 2)), ((1, -1), (1, 8)), ((-1, 8), (1, 8)), ((2, 4), (2, 4))],
 )
-def test_a_mesh_takes_all_devices(shape: tuple[int, int], expected: tuple[int, int]) -> None:
+def test_a_mesh_uses_all_devices(shape: tuple[int, int], expected: tuple[int, int]) -> None:
     mesh = create_mesh(shape)
     assert (mesh.axis_names, mesh.devices.shape) == (MESH_AXIS_NAMES, expected)
     assert set(mesh.devices.flat) == set(jax.devices())
     assert len(set(mesh.devices.flat)) == mesh.devices.size
 
 
-def test_neighbours_are_along_tensor() -> None:
+def test_neighboring_devices_are_along_tensor() -> None:
     assert [[d.id for d in row] for row in create_mesh((2, 4)).devices] == [
         [0, 1, 2, 3],
         [4, 5, 6, 7],
@@ -324,7 +324,7 @@ def test_neighbours_are_along_tensor() -> None:
         ((-1, 16), "16 does not divide the 8 devices"),
     ],
 )
-def test_sizes_that_do_not_come_to_the_devices_are_refused(
+def test_mesh_sizes_that_do_not_multiply_to_the_devices_are_refused(
     shape: tuple[int, int], problem: str
 ) -> None:
     with pytest.raises(ValueError, match=problem):
@@ -362,7 +362,7 @@ UNEVEN = {"emb_dim": 12, "n_heads": 6, "n_kv_heads": 3, "ffn_dim": 20}
         ("fsdp_tp", (2, 4), {"n_heads": 4, "feed_forward": "none"}, []),
     ],
 )  # fmt: skip
-def test_a_dimension_that_does_not_divide_is_told_with_the_nearest_that_do(
+def test_an_indivisible_dimension_is_reported_with_the_nearest_multiples(
     mode: Mode, mesh: tuple[int, int], model: dict[str, Any], problems: list[str]
 ) -> None:
     layout, config = Layout(mesh_of(*mesh), mode), model_config(**model)

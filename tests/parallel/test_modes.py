@@ -161,7 +161,7 @@ def test_a_step_has_the_results_of_one_device(mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_arrays_stay_where_they_were(mode: str) -> None:
+def test_a_step_keeps_the_sharding_of_its_arrays(mode: str) -> None:
     one = trained(mode)
     assert placement(one.model) | placement(one.optimizer) == one.at_first
 
@@ -180,7 +180,7 @@ def test_fsdp_keeps_an_eighth_of_everything_on_each_device() -> None:
 
 
 @pytest.mark.parametrize("mode", ["tp", "fsdp_tp"])
-def test_rows_that_stand_for_no_token_stay_zero_and_are_nowhere_else(mode: str) -> None:
+def test_vocabulary_padding_stays_zero_and_is_not_in_named_arrays(mode: str) -> None:
     one = trained(mode)
     moments = [name for name in named_arrays(one.optimizer) if "token_embedding" in name]
     assert len(moments) == 2
@@ -195,7 +195,7 @@ def test_rows_that_stand_for_no_token_stay_zero_and_are_nowhere_else(mode: str) 
     assert AbstractState(one.run, 1, one.mesh).shapes["token_embedding.embedding"] == (TOKENS, D)
 
 
-def test_a_padded_model_speaks_of_its_tokens_only_and_is_evaluated_as_on_one_device() -> None:
+def test_a_padded_model_has_logits_and_validation_loss_of_one_device() -> None:
     alone, shared = trained("one"), trained("fsdp_tp")
     inputs_BS, targets_BS = (part[0] for part in step_batch(1))
     expected, logits_BSV = (
@@ -274,7 +274,7 @@ def test_fsdp_tp_sends_what_both_do_each_along_its_axis() -> None:
     assert_activations_are_summed(one)
 
 
-def test_experts_are_summed_as_any_feed_forward_part_is() -> None:
+def test_experts_are_all_reduced_like_any_feed_forward_part() -> None:
     """And the gradients of the routing probabilities, one for each token and expert of it, and of
     the experts' last biases."""
     one = on_mesh("experts", "fsdp_tp", 4, 2)
@@ -308,13 +308,13 @@ def memory(mode: Mode, devices: int, remat: str, **model: Any) -> tuple[int, int
     return used.temp_size_in_bytes, sum(4 * like.size for like in state.weights.values())
 
 
-def test_the_more_is_computed_again_the_less_memory_it_takes() -> None:
+def test_more_remat_takes_less_memory() -> None:
     none, dots, full = (memory("dp", 1, remat)[0] for remat in ("none", "dots", "full"))
     assert full < dots / 2
     assert dots < 0.75 * none
 
 
-def test_of_gathered_weights_a_layer_or_two_are_in_memory() -> None:
+def test_fsdp_gathers_only_a_layer_or_two_at_a_time() -> None:
     """So many layers are wide that activations are little beside weights. Each device has an eighth
     of parameters and gradients, and what is gathered goes again."""
     temporary, whole = memory("fsdp", 8, "none", emb_dim=64, n_layers=32, context_length=2)

@@ -33,7 +33,7 @@ def datasets_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.long
-def test_two_killed_processes_go_on_and_match_one_process(
+def test_two_killed_processes_resume_and_match_one_process(
     datasets_dir: Path, tmp_path: Path
 ) -> None:
     alone = make_run(tmp_path / "alone", sharding=MESH)
@@ -92,7 +92,7 @@ def test_a_dead_process_is_noticed_after_30_seconds(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.long
 @pytest.mark.parametrize(("number", "sent"), [(0, signal.SIGSTOP), (1, signal.SIGKILL)])
-def test_a_process_that_is_stopped_or_killed_ends_the_other(
+def test_a_stopped_or_killed_process_ends_the_other(
     number: int, sent: int, datasets_dir: Path, tmp_path: Path
 ) -> None:
     run = make_run(tmp_path / "run", sharding=MESH, min_train_tokens=128 * 140)
@@ -102,7 +102,7 @@ def test_a_process_that_is_stopped_or_killed_ends_the_other(
         assert both.processes[1 - number].wait(600) != 0
 
 
-def test_a_mistake_ends_both_with_its_line(datasets_dir: Path, tmp_path: Path) -> None:
+def test_bad_config_ends_both_processes_with_its_line(datasets_dir: Path, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", sharding=MESH, dataset="tinny")
     with together(run, datasets_dir) as both:
         assert both.exit_codes() == [2, 2]

@@ -37,7 +37,7 @@ def test_the_first_array_is_named() -> None:
         variable.set_value(former)
 
 
-def test_a_step_says_its_loss_and_what_was_bad_of_which_microbatch() -> None:
+def test_a_step_result_has_its_loss_and_the_nonfinite_array_of_each_microbatch() -> None:
     def result(losses: list[float], weights: list[float], bad: list[Any], norm: float) -> Any:
         rest = np.False_, np.float32(1e-3), np.float32(norm), np.False_, None, None
         return StepResult(np.array(losses), np.array(weights), np.array(bad), *rest)  # type: ignore[arg-type]
@@ -57,7 +57,7 @@ def test_a_step_says_its_loss_and_what_was_bad_of_which_microbatch() -> None:
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_what_is_not_finite_in_a_model_or_its_moments_is_named(value: float) -> None:
+def test_nonfinite_parameters_and_moments_are_named(value: float) -> None:
     model, optimizer = create_model_and_optimizer(RunConfig(model_config(), train_config()), 10)
 
     def names() -> list[str]:
