@@ -1,4 +1,4 @@
-"""Loss, perplexity and bits per byte of a checkpoint: `uv run evaluate.py runs/a-to-a`."""
+"""Print loss, perplexity and bits per byte of a checkpoint: `uv run evaluate.py runs/a-to-a`."""
 
 import math
 from pathlib import Path
@@ -18,28 +18,33 @@ from rungs.parallel import jax_setup
 from rungs.parallel.mesh import one_device
 from rungs.step.eval_step import make_evaluation_step, mean_loss
 
-_UNTRAINED_LENGTH = 1024
-"""Tokens in a sequence, at most, where imported weights have not been trained at any length."""
+_MAX_UNTRAINED_LENGTH = 1024
+"""The longest sequence for imported weights, which have no train.json to take it from."""
 
 
 @click.command()
 @click.argument("checkpoint")
-@click.option("--dataset", metavar="NAME", help="Another dataset than the model was trained on.")
+@click.option("--dataset", metavar="NAME", help="Instead of the dataset the model was trained on.")
 @click.option(
-    "--datasets-dir", type=click.Path(path_type=Path), help="Where datasets lie, or will."
+    "--datasets-dir",
+    type=click.Path(path_type=Path),
+    help="The folder of datasets.",
 )
 def main(checkpoint: str, dataset: str | None, datasets_dir: Path | None) -> None:
-    """Evaluate CHECKPOINT (a run folder, a checkpoint or a model.safetensors) on a dataset's
-    validation tokens, as many as `validation_tokens` says."""
+    """Evaluate CHECKPOINT (a run folder, a checkpoint or a model.safetensors) on the validation
+    split of a dataset, on the number of tokens in `validation_tokens`."""
     jax_setup.enable_compilation_cache()
     folder = find_datasets_dir(datasets_dir)
     weights = Weights(find_weights(checkpoint))
-    train = _settings(weights, dataset)
+    train = _train_config(weights, dataset)
     datasets = {name: open_dataset(name, folder, update=False) for name in train.datasets}
     refuse_other_tokenizers(datasets, train.tokenizer, weights.tokenizer)
     validation = ValidationData.of(RunConfig(weights.header.model, train), datasets)
     if validation is None:
-        raise UserError(f"dataset {', '.join(datasets)}: no validation split to evaluate on")
+        raise UserError(
+            f"dataset {', '.join(datasets)}: has no validation split to evaluate on; choose another"
+            " with --dataset"
+        )
     tokenizer = load_tokenizer(checkpoint, folder)
     model, evaluation_step = load_model(checkpoint), make_evaluation_step(train)
     loss = mean_loss(model, evaluation_step, validation, one_device())
@@ -49,10 +54,10 @@ def main(checkpoint: str, dataset: str | None, datasets_dir: Path | None) -> Non
         for row in batch.targets_BS[: batch.real_rows]
     ]
     tokens, text_bytes = sum(map(len, targets)), sum(map(tokenizer.byte_count, targets))
-    of_answers = any(found.holds_pairs for found in datasets.values())
+    has_pairs = any(dataset.holds_pairs for dataset in datasets.values())
     click.echo(
         f"dataset        {', '.join(datasets)}: {tokens:,} validation tokens"
-        + " (of pairs, those of the answers)" * of_answers
+        + " (of pairs, only the answers)" * has_pairs
     )
     click.echo(f"loss           {loss:.4f} nats per token")
     click.echo(f"perplexity     {math.exp(loss):.2f}")
@@ -60,21 +65,21 @@ def main(checkpoint: str, dataset: str | None, datasets_dir: Path | None) -> Non
         click.echo(f"bits per byte  {loss / math.log(2) * tokens / text_bytes:.4f}")
 
 
-def _settings(weights: Weights, dataset: str | None) -> TrainConfig:
-    """How to evaluate: as the model was trained, or on another dataset."""
+def _train_config(weights: Weights, dataset: str | None) -> TrainConfig:
+    """Return the train.json that the model was trained with, on another dataset if there is one."""
     model, train, tokenizer, _ = weights.header
     if train is not None:
         return train.model_copy(
             update={"dataset": dataset, "start_val_token": 0} if dataset else {}
         )
     if dataset is None:
-        raise UserError(f"{weights.path}: has not been trained yet, so name a --dataset")
+        raise UserError(f"{weights.path}: has not been trained yet, so choose a --dataset")
     return TrainConfig(
         dataset=dataset,
-        sequence_length=min(model.context_length, _UNTRAINED_LENGTH),
+        sequence_length=min(model.context_length, _MAX_UNTRAINED_LENGTH),
         tokenizer=tokenizer,
         microbatch_size=1,
-        learning_rate=1.0,  # for no step to take
+        learning_rate=1.0,  # required, not used
         checkpoint_interval=1,
     )
 

@@ -1,6 +1,6 @@
-"""Continue prompts with a model: `uv run generate.py runs/layers "def main():"`.
+"""Generate text from a model: `uv run generate.py runs/layers "def main():"`.
 
-Greedy, unless a sampling option is given. A single text is printed as it grows.
+Greedy, unless a sampling option is given. A single text is printed while it is generated.
 """
 
 import json
@@ -19,8 +19,8 @@ from rungs.model.sampling import Sampling
 from rungs.parallel import jax_setup
 
 GENERATION_CONFIG_FILE = "generation_config.json"
-CUT_CHARACTER = "\ufffd"
-"""What bytes that are not a whole character yet are decoded to."""
+REPLACEMENT_CHARACTER = "\ufffd"
+"""Incomplete UTF-8 is decoded to this."""
 
 
 @click.command()
@@ -29,21 +29,33 @@ CUT_CHARACTER = "\ufffd"
 @click.option(
     "--prompts-file",
     type=click.Path(path_type=Path),
-    help='More prompts: a line each or, in a .jsonl file, {"prompt": "…"}.',
+    help='More prompts, one per line; in a .jsonl file as {"prompt": "…"}.',
 )
-@click.option("--new-tokens", type=click.IntRange(1), default=64, show_default=True)
-@click.option("--num-samples", type=click.IntRange(1), default=1, help="Texts for each prompt.")
+@click.option(
+    "--new-tokens",
+    type=click.IntRange(1),
+    default=64,
+    show_default=True,
+    help="Maximum number of tokens to generate per text.",
+)
+@click.option("--num-samples", type=click.IntRange(1), default=1, help="Texts per prompt.")
 @click.option("--temperature", type=float, help="Divides the logits; 0 is greedy.")
-@click.option("--top-k", type=int, help="Only the K most likely tokens.")
-@click.option("--top-p", type=float, help="Only the most likely that together reach P.")
-@click.option("--min-p", type=float, help="Only those at least P times as likely as the first.")
-@click.option("--repetition-penalty", type=float, help="Above 1: tokens come again less often.")
-@click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True)
-@click.option("--past-the-end", is_flag=True, help="Go on after the token that ends a text.")
+@click.option("--top-k", type=int, help="Sample from the K most likely tokens.")
+@click.option(
+    "--top-p", type=float, help="Sample from the most likely tokens with total probability P."
+)
+@click.option(
+    "--min-p", type=float, help="Sample from tokens with at least P times the highest probability."
+)
+@click.option("--repetition-penalty", type=float, help="Above 1: repeat tokens less often.")
+@click.option(
+    "--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="For sampling."
+)
+@click.option("--past-the-end", is_flag=True, help="Continue after the end-of-text token.")
 @click.option(
     "--dtype",
     type=click.Choice(["float32", "bfloat16"]),
-    help="Type of matrices, activations and cache; float32 on a CPU, else bfloat16.",
+    help="Of matrices, activations and cache. Default: float32 on a CPU, else bfloat16.",
 )
 def main(
     checkpoint: str,
@@ -56,12 +68,12 @@ def main(
     dtype: str | None,
     **settings: float | None,
 ) -> None:
-    """Continue each PROMPT with the model of a run folder (its best checkpoint, else what was
-    imported), a checkpoint or a model.safetensors."""
+    """Continue each PROMPT with the model of RUN_OR_CHECKPOINT: a run folder (its best checkpoint,
+    or the imported model), a checkpoint or a model.safetensors."""
     sampling = read_sampling(settings, num_samples)
     texts = [*prompts, *(read_prompts(prompts_file) if prompts_file else ())]
     if not texts:
-        raise UserError("no prompt; give one in quotes, or --prompts-file")
+        raise UserError("no prompt; add one in quotes, or --prompts-file")
 
     import jax
     import jax.numpy as jnp
@@ -71,148 +83,157 @@ def main(
 
     jax_setup.enable_compilation_cache()
     weights, tokenizer = find_weights(checkpoint), load_tokenizer(checkpoint)
-    rows = [read_prompt(text, tokenizer) for text in texts for _ in range(num_samples)]
+    rows = [encode_prompt(text, tokenizer) for text in texts for _ in range(num_samples)]
     if not past_the_end:
         sampling = sampling._replace(stop_tokens=stop_tokens(weights.parent, tokenizer))
     dtype = dtype or ("float32" if jax.default_backend() == "cpu" else "bfloat16")
     model = load_model(weights)
-    refuse_unknown_tokens(rows, model.config.vocab_size)
-    generator = Generator(model, jnp.dtype(dtype), take_over=True)
-    say_if_outgrown(generator.context_length, max(map(len, rows)), new_tokens)
+    check_token_ids(rows, model.config.vocab_size)
+    generator = Generator(model, jnp.dtype(dtype), donate=True)
+    warn_if_longer_than_context(generator.context_length, max(map(len, rows)), new_tokens)
     request = Request(new_tokens, sampling, seed)
     start = time.perf_counter()
     if len(rows) == 1:
-        growth = (news[0] for news in generator.stream(rows, request))
-        count = print_growing(rows[0], growth, tokenizer)
+        chunks = (chunk[0] for chunk in generator.stream(rows, request))
+        count = print_streamed(rows[0], chunks, tokenizer)
     else:
-        news = generator.continued(rows, request)
-        count = print_all(rows, news, num_samples, tokenizer)
+        continuations = generator.generate(rows, request)
+        count = print_all(rows, continuations, num_samples, tokenizer)
     seconds = time.perf_counter() - start
     device = jax.devices()[0].device_kind
     click.echo(
-        f"{count:,} tokens in {seconds:.1f} s, compilation included, on {device} in {dtype}, by"
-        f" {weights}",
+        f"{count:,} tokens in {seconds:.1f} s, including compilation, on {device} in {dtype},"
+        f" from {weights}",
         err=True,
     )
 
 
 def read_sampling(settings: dict[str, float | None], num_samples: int) -> Sampling:
-    """The sampling settings that were given; temperature is 1 where only others are.
+    """Return the sampling settings of the command line. If top-k, top-p or min-p is given without
+    a temperature, the temperature is 1.
 
     Raises:
-        UserError: a line for each that makes no sense.
+        UserError: with a line for each setting that is out of range or has no effect.
     """
     given = {name: value for name, value in settings.items() if value is not None}
-    draws = given.keys() & {"top_k", "top_p", "min_p"}
-    sampling = Sampling(**{"temperature": 1.0 if draws else 0.0, **given})  # type: ignore[arg-type]
+    needs_sampling = given.keys() & {"top_k", "top_p", "min_p"}
+    sampling = Sampling(**{"temperature": 1.0 if needs_sampling else 0.0, **given})  # type: ignore[arg-type]
     sampling.check()
-    if not sampling.temperature and draws:
-        name = min(draws).replace("_", "-")
-        raise UserError(f"--{name}: has no effect at temperature 0, which is greedy; leave one out")
+    if not sampling.temperature and needs_sampling:
+        name = min(needs_sampling).replace("_", "-")
+        raise UserError(
+            f"--{name}: has no effect at temperature 0, which is greedy; remove one of the two"
+        )
     if not sampling.temperature and num_samples > 1:
         raise UserError(
-            f"--num-samples {num_samples}: greedy texts are all alike; add --temperature 1"
+            f"--num-samples {num_samples}: greedy samples are all the same; add --temperature 1"
         )
     return sampling
 
 
 def read_prompts(path: Path) -> list[str]:
-    """The prompts in a file, a line each.
+    """Return the prompts in a file: its lines, or the "prompt" of each line of a .jsonl file.
 
     Raises:
-        UserError: not readable, or a line of a .jsonl file that has no prompt.
+        UserError: the file is not readable, or a line of a .jsonl file has no prompt.
     """
     lines = [(n, line) for n, line in enumerate(read_text(path).split("\n"), 1) if line.strip()]
     if path.suffix != ".jsonl":
         return [line for _, line in lines]
-    return [_prompt_in(line, f"{path}: line {number}") for number, line in lines]
+    return [_read_jsonl_prompt(line, f"{path}: line {number}") for number, line in lines]
 
 
-def _prompt_in(line: str, place: str) -> str:
+def _read_jsonl_prompt(line: str, place: str) -> str:
     try:
         prompt = json.loads(line)["prompt"]
     except (ValueError, KeyError, TypeError, RecursionError):
         prompt = None
     if not isinstance(prompt, str):
-        raise UserError(f'{place}: must be an object with a text, {{"prompt": "…"}}')
+        raise UserError(f'{place}: must be an object with a string, {{"prompt": "…"}}')
     return prompt
 
 
-def read_prompt(text: str, tokenizer: Tokenizer) -> list[int]:
-    """Token ids to go on from: the prompt's or, for an empty one, the end of a text before it."""
+def encode_prompt(text: str, tokenizer: Tokenizer) -> list[int]:
+    """Return the prompt's token ids; for an empty prompt the end-of-text token."""
     tokens = tokenizer.encode_prompt(text)
     if tokens:
         return tokens
     if tokenizer.end_of_text is None:
-        raise UserError("the prompt is empty, and the tokenizer has no token to begin a text with")
+        raise UserError(
+            "the prompt is empty, and the tokenizer has no end-of-text token to start with"
+        )
     return [tokenizer.end_of_text]
 
 
-def refuse_unknown_tokens(rows: Sequence[list[int]], vocab_size: int) -> None:
-    """Raises UserError where a prompt has a token that the model does not know."""
-    if (most := max(map(max, rows))) >= vocab_size:
+def check_token_ids(rows: Sequence[list[int]], vocab_size: int) -> None:
+    """Raise UserError if a prompt has a token id that the model doesn't have."""
+    if (largest := max(map(max, rows))) >= vocab_size:
         raise UserError(
-            f"a prompt has token id {most}, but the model's vocab_size is {vocab_size}: its"
-            " tokenizer knows tokens that it does not"
+            f"a prompt has token id {largest}, but the model's vocab_size is {vocab_size}: its"
+            " tokenizer has more tokens than the model"
         )
 
 
 def stop_tokens(folder: Path, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """The tokens that end a text: those of the imported model's generation_config.json, else the
-    tokenizer's end of text.
+    """Return the tokens that end a text: those in the imported model's generation_config.json, or
+    the tokenizer's end-of-text token.
 
     Raises:
-        UserError: that file is damaged.
+        UserError: generation_config.json is damaged.
     """
     path = folder / GENERATION_CONFIG_FILE
     try:
-        ends = json.loads(read_text(path))["eos_token_id"] if is_file(path) else None
+        eos = json.loads(read_text(path))["eos_token_id"] if is_file(path) else None
     except KeyError:
-        ends = None
+        eos = None
     except (ValueError, TypeError, RecursionError):
-        raise UserError(f"{path}: not a readable generation config") from None
-    if ends is None:
+        raise UserError(f"{path}: not a valid generation config; import the model again") from None
+    if eos is None:
         return () if tokenizer.end_of_text is None else (tokenizer.end_of_text,)
-    tokens = tuple(ends) if isinstance(ends, list) else (ends,)
+    tokens = tuple(eos) if isinstance(eos, list) else (eos,)
     if not all(isinstance(token, int) and 0 <= token < LARGEST_VOCAB for token in tokens):
-        raise UserError(f"{path}: eos_token_id: must be a token id, or a list of them")
+        raise UserError(f"{path}: eos_token_id: must be a token id or a list of token ids")
     return tokens
 
 
-def say_if_outgrown(context_length: int, prompt_tokens: int, new_tokens: int) -> None:
-    """Tell what becomes of texts longer than what the model sees at a time."""
+def warn_if_longer_than_context(context_length: int, prompt_tokens: int, new_tokens: int) -> None:
+    """Print a warning if texts may become longer than the context, and say what happens then."""
     if prompt_tokens + new_tokens > context_length + 1:
         click.echo(
-            f"texts may outgrow the model's context of {context_length:,} tokens; where they do,"
-            " they go on from its last half",
+            f"texts may become longer than the model's context of {context_length:,} tokens;"
+            " if so, the model continues from the last half of the context",
             err=True,
         )
 
 
-def print_growing(prompt: list[int], news: Iterator[list[int]], tokenizer: Tokenizer) -> int:
-    """Print a text as it grows, whole characters only; returns the number of new tokens."""
-    tokens, shown = list(prompt), ""
-    for new in news:
-        tokens += new
+def print_streamed(prompt: list[int], chunks: Iterator[list[int]], tokenizer: Tokenizer) -> int:
+    """Print a text while it is generated, complete characters only; return the number of new
+    tokens."""
+    tokens, printed = list(prompt), ""
+    for chunk in chunks:
+        tokens += chunk
         text = tokenizer.decode(tokens, skip_special_tokens=True)
-        if not text.endswith(CUT_CHARACTER):
-            _write(text.removeprefix(shown))
-            shown = text
+        if not text.endswith(REPLACEMENT_CHARACTER):
+            _write(text.removeprefix(printed))
+            printed = text
     text = tokenizer.decode(tokens, skip_special_tokens=True)
-    _write(text.removeprefix(shown) + "\n")
+    _write(text.removeprefix(printed) + "\n")
     return len(tokens) - len(prompt)
 
 
 def print_all(
-    rows: Sequence[list[int]], news: Sequence[list[int]], num_samples: int, tokenizer: Tokenizer
+    rows: Sequence[list[int]],
+    continuations: Sequence[list[int]],
+    num_samples: int,
+    tokenizer: Tokenizer,
 ) -> int:
-    """Print each text below a line that says which it is; returns the number of new tokens."""
-    for index, (prompt, new) in enumerate(zip(rows, news, strict=True)):
+    """Print each text below a line with its number; return the number of new tokens."""
+    for index, (prompt, new) in enumerate(zip(rows, continuations, strict=True)):
         number, sample = divmod(index, num_samples)
         of = f", sample {sample + 1} of {num_samples}" if num_samples > 1 else ""
         click.echo(f"--- prompt {number + 1} of {len(rows) // num_samples}{of}")
         click.echo(tokenizer.decode(prompt + new, skip_special_tokens=True))
-    return sum(map(len, news))
+    return sum(map(len, continuations))
 
 
 def _write(text: str) -> None:

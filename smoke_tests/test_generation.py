@@ -21,7 +21,7 @@ def main(checkpoint: str) -> None:
     """CHECKPOINT: a run folder, a checkpoint or a model.safetensors."""
     model, tokenizer = load_model(checkpoint), load_tokenizer(checkpoint)
     tokens = tokenizer.encode(PROMPT)
-    (new,) = Generator(model).continued([tokens], Request(NEW_TOKENS))
+    (new,) = Generator(model).generate([tokens], Request(NEW_TOKENS))
     print(tokenizer.decode(tokens + new))
 
 

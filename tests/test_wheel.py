@@ -11,7 +11,7 @@ import pytest
 from rungs.checkpointing.weights_file import WeightsHeader, write_weights
 from rungs.step.state import named_arrays
 from tests.support.configs import ONE_FILE, model_config
-from tests.support.tiny_model import lively
+from tests.support.tiny_model import random_model
 from tests.support.tiny_run import ROOT
 
 LOAD = """
@@ -47,7 +47,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
 @pytest.mark.long
 def test_the_wheel_works_alone(wheel: Path, tmp_path: Path) -> None:
     architecture = model_config()
-    arrays = {name: np.asarray(array) for name, array in named_arrays(lively()).items()}
+    arrays = {name: np.asarray(array) for name, array in named_arrays(random_model()).items()}
     header = WeightsHeader(architecture, None, "gpt2")
     (tmp_path / "model").mkdir()
     write_weights(tmp_path / "model", arrays, header, ONE_FILE)

@@ -1,15 +1,18 @@
 """The decoder: layers, attention, positions, generation.
 
-    gpt            GPT, the whole model, reads top to bottom as a transformer
-    layers         Linear, Embedding, norms, dropout, initializers
-    rope           rotary positions
-    attention      attention, its masks, windows and cache
+    gpt            GPT, the model: embedding, blocks, final norm, output head, loss
+    blocks         a block of attention and feed-forward; the scan over all blocks
+    attention      attention, its masks, sliding windows and key/value cache
     feed_forward   feed-forward layers and mixture of experts
-    lora           low-rank adapters
+    positions      position embeddings (learned, sinusoidal) and rotary positions (RoPE)
+    layers         Linear, Embedding, norms, dropout, initializers
+    lora           LoRA adapters
     remat          what the backward pass keeps and what it recomputes
-    generation     generate text from a model, batched and streamed
-    sampling       temperature, top-k, top-p, min-p, repetition penalty
-    kernels/       operations with a special fast form: attention, cross-entropy, matmul gradients
+    generation     generate text, batched and streamed, with a key/value cache
+    sampling       greedy, temperature, top-k, top-p, min-p, repetition penalty
+    kernels/       faster forms of attention, cross-entropy and matmul
+
+A new architecture option starts with a key in `config/model_config.py`.
 
 Imports `common`, `config` and `parallel`.
 """

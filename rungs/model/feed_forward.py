@@ -1,6 +1,6 @@
-"""The feed-forward part of a block: one for all tokens, or a mixture of experts.
+"""The feed-forward part of a block: one network for all tokens, or a mixture of experts.
 
-Axes as in `model.py`, and M for all tokens of a batch, B · S of them.
+Axes as in `gpt.py`.
 """
 
 import functools
@@ -13,7 +13,14 @@ from flax import nnx
 from jax import Array
 
 from rungs.config.model_config import FeedForwardKind, ModelConfig
-from rungs.model.layers import Axes, Initializer, Linear, initializer, joined, sums_over_split
+from rungs.model.layers import (
+    Axes,
+    Initializer,
+    Linear,
+    has_split_inputs,
+    initializer,
+    psum_if_split,
+)
 from rungs.model.remat import save_for_backward
 from rungs.parallel import collectives
 from rungs.parallel.names import DATA, TENSOR
@@ -29,18 +36,18 @@ ACTIVATIONS: dict[FeedForwardKind, Activation] = {
 
 
 class Routing(NamedTuple):
-    """Where the tokens of a batch went."""
+    """Which experts the tokens of a batch were routed to."""
 
     counts_E: Array
-    """Tokens that went through each expert, int32; they sum to experts_per_token · B · S."""
+    """Tokens per expert, int32; their sum is experts_per_token · B · S."""
     balance_loss: Array
     """Load-balancing loss: E · Σ fᵢ·pᵢ, with fᵢ expert i's share of the tokens and pᵢ its mean
-    routing probability; 1 where all are alike (Fedus et al. 2021, equation 4). On several devices,
-    what this one's tokens add to it."""
+    routing probability; 1 if all experts are used equally (Fedus et al. 2021, equation 4). On
+    several devices, the contribution of this device's tokens."""
 
 
 class FeedForward(nnx.Module):
-    """activation(x · up) · down or, gated, (activation(x · gate) ⊙ (x · up)) · down (Shazeer
+    """activation(x · up) · down or, if gated, (activation(x · gate) ⊙ (x · up)) · down (Shazeer
     2020)."""
 
     def __init__(self, config: ModelConfig, key: Array) -> None:
@@ -57,15 +64,15 @@ class FeedForward(nnx.Module):
     def __call__(self, x_BSD: Array) -> tuple[Array, Routing | None]:
         x_BSD = collectives.to_varying(x_BSD, TENSOR)
         gate = None if self.gate is None else self.gate(x_BSD)
-        return self.down(activated(self.activation, self.up(x_BSD), gate)), None
+        return self.down(activate(self.activation, self.up(x_BSD), gate)), None
 
 
 class MixtureOfExperts(nnx.Module):
-    """Each token goes through the few experts that a router gives the highest probability; their
-    outputs are weighted by it (Shazeer et al. 2017; Jiang et al. 2024, section 2.1).
+    """Each token goes through the few experts to which a router gives the highest probability.
+    Their outputs are weighted by it (Shazeer et al. 2017; Jiang et al. 2024, section 2.1).
 
-    The tokens are sorted by expert and every group, of whatever size, meets its expert's weights:
-    no expert has a capacity, so no token is dropped.
+    Tokens are sorted by expert, and each group is multiplied by its expert's weights, whatever its
+    size: experts have no capacity limit, and no token is dropped.
     """
 
     def __init__(self, config: ModelConfig, key: Array) -> None:
@@ -96,28 +103,28 @@ class MixtureOfExperts(nnx.Module):
         own_MD = collectives.to_varying(x_MD, TENSOR)
         y = self._through_experts(own_MD[tokens], chosen[by_expert], counts_E)
         y = y.astype(jnp.float32) * weights[by_expert, None]
-        y_MD = joined(jnp.zeros_like(x_MD, jnp.float32).at[tokens].add(y), self.down.kernel)
+        y_MD = psum_if_split(jnp.zeros_like(x_MD, jnp.float32).at[tokens].add(y), self.down.kernel)
         routing = self._routing(counts_E, probabilities_ME)
         return save_for_backward(y_MD.astype(x_BSD.dtype)).reshape(x_BSD.shape), routing
 
     def _routing(self, counts_E: Array, probabilities_ME: Array) -> Routing:
-        """Of the tokens of all devices along the data axis."""
+        """Return the routing, with counts summed over the data axis."""
         counts_E = save_for_backward(collectives.psum(counts_E, DATA))
         mean_E = probabilities_ME.mean(axis=0) / collectives.axis_size(DATA)
         shares_E = counts_E / counts_E.sum()
         return Routing(counts_E, self.n_experts * jnp.sum(shares_E * mean_E))
 
     def _through_experts(self, x: Array, expert: Array, counts_E: Array) -> Array:
-        """Rows that are sorted by expert, each through its own."""
+        """Return the output of each row, sorted by expert, from its own expert."""
         gate = None if self.gate is None else self.gate(x, expert, counts_E)
-        hidden = activated(self.activation, self.up(x, expert, counts_E), gate)
+        hidden = activate(self.activation, self.up(x, expert, counts_E), gate)
         return self.down(hidden, expert, counts_E)
 
 
 class ExpertLinear(nnx.Module):
     """A `Linear` for each expert; the parameters have a leading axis E.
 
-    Where devices share the axes that it sums over, each returns its part of the sum, in float32.
+    If its input axes are split over devices, each device returns its partial sum, in float32.
     """
 
     def __init__(
@@ -132,32 +139,36 @@ class ExpertLinear(nnx.Module):
         self.bias = nnx.Param(zeros, axes=(*experts, *outputs), inputs=0) if bias else None
 
     def __call__(self, x: Array, expert: Array, counts_E: Array) -> Array:
-        """Rows of x, sorted by the expert they are for.
+        """Return y for rows of x that are sorted by expert.
 
         Args:
-            expert: of each row.
-            counts_E: rows of each expert.
+            expert: the expert of each row.
+            counts_E: the number of rows per expert.
         """
         kernel = self.kernel[...].astype(x.dtype)
         y = jax.lax.ragged_dot(x, kernel, counts_E, preferred_element_type=jnp.float32)
-        is_part = sums_over_split(self.kernel)
+        is_partial_sum = has_split_inputs(self.kernel)
         if self.bias is not None:
             bias = self.bias[...]
-            if is_part:
+            if is_partial_sum:
                 bias = collectives.to_varying(bias, TENSOR) / collectives.axis_size(TENSOR)
             y = y + bias[expert]
-        return save_for_backward(y if is_part else y.astype(x.dtype))
+        return save_for_backward(y if is_partial_sum else y.astype(x.dtype))
 
 
-def activated(activation: Activation, up: Array, gate: Array | None) -> Array:
-    """activation(up) or, gated, activation(gate) ⊙ up, computed in float32; of the type of up."""
-    wide = up.astype(jnp.float32)
-    y = activation(wide) if gate is None else activation(gate.astype(jnp.float32)) * wide
+def activate(activation: Activation, up: Array, gate: Array | None) -> Array:
+    """Return activation(up) or, if gated, activation(gate) ⊙ up, in the dtype of up, computed in
+    float32."""
+    up_float32 = up.astype(jnp.float32)
+    if gate is None:
+        y = activation(up_float32)
+    else:
+        y = activation(gate.astype(jnp.float32)) * up_float32
     return y.astype(up.dtype)
 
 
 def make_feed_forward(config: ModelConfig, key: Array) -> FeedForward | MixtureOfExperts | None:
-    """The feed-forward part the config names, or none."""
+    """Return the feed-forward part that the config names; None for "none"."""
     if config.feed_forward == "none":
         return None
     return (MixtureOfExperts if config.n_experts else FeedForward)(config, key)

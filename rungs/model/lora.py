@@ -1,4 +1,4 @@
-"""Low-rank adaptation (LoRA, Hu et al. 2021): added to a model."""
+"""Add LoRA adapters to a model (low-rank adaptation, Hu et al. 2021). Axes as in `gpt.py`."""
 
 import math
 from collections.abc import Iterator
@@ -14,23 +14,23 @@ from rungs.model.layers import Linear, LowRank, LowRankParam
 LOW_RANK_NAMES = DOWN, UP = ("low_rank.down", "low_rank.up")
 
 
-def add_low_rank(model: GPT, lora: LoraConfig, key: Array) -> None:
-    """Put a product of low rank beside each targeted projection of the blocks; it is 0 at first."""
-    for number, linear in enumerate(_targeted(model, lora)):
+def add_lora(model: GPT, lora: LoraConfig, key: Array) -> None:
+    """Add an adapter to each targeted projection of the blocks, in place. It outputs 0 at first."""
+    for number, linear in enumerate(_target_projections(model, lora)):
         kernel = linear.kernel
         inputs = kernel.inputs
-        stack, *shape = kernel[...].shape
-        into, out = shape[:inputs], shape[inputs:]
-        sigma = 1 / math.sqrt(math.prod(into))
+        layers, *shape = kernel[...].shape
+        fan_in, fan_out = shape[:inputs], shape[inputs:]
+        sigma = 1 / math.sqrt(math.prod(fan_in))
         down_key = jax.random.fold_in(key, number)
         linear.low_rank = LowRank(
             LowRankParam(
-                sigma * jax.random.normal(down_key, (stack, *into, lora.rank)),
+                sigma * jax.random.normal(down_key, (layers, *fan_in, lora.rank)),
                 axes=(*kernel.axes[:inputs], "rank"),
                 inputs=inputs,
             ),
             LowRankParam(
-                jnp.zeros((stack, lora.rank, *out), jnp.float32),
+                jnp.zeros((layers, lora.rank, *fan_out), jnp.float32),
                 axes=("rank", *kernel.axes[inputs:]),
                 inputs=1,
             ),
@@ -38,7 +38,7 @@ def add_low_rank(model: GPT, lora: LoraConfig, key: Array) -> None:
         )
 
 
-def _targeted(model: GPT, lora: LoraConfig) -> Iterator[Linear]:
+def _target_projections(model: GPT, lora: LoraConfig) -> Iterator[Linear]:
     if model.blocks is not None:
         for target in lora.targets:
             in_attention = target in ATTENTION_TARGETS

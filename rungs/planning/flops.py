@@ -11,7 +11,7 @@ import jax
 from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import RunConfig
 from rungs.model.kernels import cudnn_attention
-from rungs.model.kernels.blockwise_attention import blocks
+from rungs.model.kernels.blockwise_attention import query_blocks
 from rungs.model.lora import DOWN, LOW_RANK_NAMES
 from rungs.model.remat import RECOMPUTED
 from rungs.optim.precision import dtype_of
@@ -213,12 +213,12 @@ def _is_blockwise(config: RunConfig) -> bool:
     if target_device.platform() == "cpu":
         return True
     query = jax.ShapeDtypeStruct((1, 1, 1, model.head_width), dtype_of(train))
-    return model.attention_soft_cap is None and cudnn_attention.takes(query)
+    return model.attention_soft_cap is None and cudnn_attention.supports(query)
 
 
 def _pairs(length: int, window: int | None) -> int:
     """Return the number of query-key pairs that blockwise attention multiplies."""
-    return sum((b.end - b.first) * (b.end - b.seen) for b in blocks(length, window))
+    return sum((b.end - b.first) * (b.end - b.first_key) for b in query_blocks(length, window))
 
 
 def _of_head(config: RunConfig, vocabulary: int) -> Passes:

@@ -10,7 +10,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rungs.config.train_config import TrainConfig
 from rungs.data.loader import ValidationData
-from rungs.model.gpt import GPT, Compute
+from rungs.model.blocks import Compute
+from rungs.model.gpt import GPT
 from rungs.optim.precision import dtype_of
 from rungs.parallel.fsdp import WeightGatherer
 from rungs.parallel.sharding import Layout, place_batch, process_local_rows
@@ -45,7 +46,7 @@ def make_evaluation_step(train: TrainConfig, mesh: Mesh | None = None) -> Evalua
             model = nnx.merge(graph, state)
             gatherer.gather_outside_blocks(model)
             compute = Compute(
-                dtype_of(train), unroll=train.scan_unroll, whole=gatherer.gather_layer
+                dtype_of(train), unroll=train.scan_unroll, gather=gatherer.gather_layer
             )
             losses_BS = model.losses(inputs_BS, targets_BS, compute)
             return losses_BS.sum(axis=-1), (targets_BS >= 0).sum(axis=-1)

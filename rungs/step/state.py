@@ -12,7 +12,7 @@ from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import RunConfig
 from rungs.config.train_config import LoraConfig
 from rungs.model.gpt import GPT
-from rungs.model.lora import add_low_rank
+from rungs.model.lora import add_lora
 from rungs.optim.multi_steps import MultiSteps
 from rungs.parallel.names import DATA, VOCABULARY, dotted
 from rungs.parallel.sharding import Layout, keep_layout
@@ -113,7 +113,7 @@ def build_model(config: ModelConfig, lora: LoraConfig | None, key: jax.Array) ->
     """Return the model that a run with this random key starts from, its vocabulary not padded."""
     model = GPT(config, key)
     if lora is not None:
-        add_low_rank(model, lora, jax.random.fold_in(key, LOW_RANK))
+        add_lora(model, lora, jax.random.fold_in(key, LOW_RANK))
     return model
 
 

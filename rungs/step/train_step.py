@@ -17,8 +17,9 @@ from jax import Array
 from jax.sharding import Mesh, PartitionSpec
 
 from rungs.config.train_config import TrainConfig
+from rungs.model.blocks import Compute
 from rungs.model.feed_forward import Routing
-from rungs.model.gpt import GPT, Compute
+from rungs.model.gpt import GPT
 from rungs.model.layers import Dropout
 from rungs.optim.multi_steps import MultiSteps
 from rungs.optim.precision import dtype_of

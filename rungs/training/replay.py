@@ -24,9 +24,9 @@ from rungs.common.errors import UserError
 from rungs.data.catalog import open_dataset
 from rungs.data.loader import TrainingData
 from rungs.data.provenance import Provenance
-from rungs.model.attention import View, views
-from rungs.model.generation import unstacked
-from rungs.model.gpt import GPT, Block
+from rungs.model.attention import AttentionContext, sequence_contexts
+from rungs.model.blocks import Block, unstack_layers
+from rungs.model.gpt import GPT
 from rungs.model.kernels.cross_entropy import target_losses
 from rungs.model.layers import Dropout
 from rungs.optim.multi_steps import MultiSteps
@@ -197,19 +197,19 @@ def _stages(failed: FailedStep, model: GPT, number: int) -> Iterator[Stage]:
 
     yield Stage("embedding", outer, embed)
     if blocks is not None:
-        layer_views = views(config, length)
+        contexts = sequence_contexts(config, length)
         graph, stacked = nnx.split(blocks)
-        layers = unstacked(stacked, config.n_layers, jnp.float32, take_over=False)
+        layers = unstack_layers(stacked, config.n_layers, jnp.float32)
         for layer, (kind, state) in enumerate(zip(config.layer_kinds(), layers, strict=True)):
             apply = functools.partial(
-                _apply_block, view=layer_views[kind], dropout=dropout.fold(layer + 1)
+                _apply_block, context=contexts[kind], dropout=dropout.fold(layer + 1)
             )
             yield Stage(f"blocks.{layer}", nnx.merge(graph, state), apply)
     yield Stage("head", outer, lambda outer, x_BSD: outer.unembed(x_BSD))
 
 
-def _apply_block(block: Block, x_BSD: Array, view: View, dropout: Dropout) -> Array:
-    return block(x_BSD, view, dropout)[0]
+def _apply_block(block: Block, x_BSD: Array, context: AttentionContext, dropout: Dropout) -> Array:
+    return block(x_BSD, context, dropout)[0]
 
 
 @contextlib.contextmanager

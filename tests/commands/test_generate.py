@@ -1,4 +1,4 @@
-"""`generate.py` as a user runs it, in this process: what it prints and what it refuses."""
+"""`generate.py` as a user runs it, in this process: what it prints and which input it refuses."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import generate
-from generate import print_growing, read_prompts, stop_tokens
+from generate import print_streamed, read_prompts, stop_tokens
 from rungs.checkpointing.weights_file import WeightsHeader, write_weights
 from rungs.common.errors import UserError
 from rungs.config.run_config import RunConfig
@@ -17,25 +17,25 @@ from rungs.data.tokenizer import Tokenizer
 from tests.commands.test_commands import BYTES, IN_SHARDS, byte_model
 from tests.support.configs import ONE_FILE, model_config, train_config
 
-HOT = ("--temperature", "1")
+SAMPLED = ("--temperature", "1")
 
 
 @pytest.fixture(scope="module")
-def copier(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that says the last byte again and again."""
-    return byte_model(tmp_path_factory.mktemp("copier"), 50.0)
+def copying_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that repeats the last byte."""
+    return byte_model(tmp_path_factory.mktemp("copying_model"), 50.0)
 
 
 @pytest.fixture(scope="module")
-def stutterer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that knows nothing: every byte is as likely."""
-    return byte_model(tmp_path_factory.mktemp("stutterer"), 0.0)
+def uniform_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model for which every byte is equally likely."""
+    return byte_model(tmp_path_factory.mktemp("uniform_model"), 0.0)
 
 
 @pytest.fixture(scope="module")
-def counter(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that says the next token id, and ends after «Z», the letter before the end."""
-    folder = tmp_path_factory.mktemp("counter")
+def counting_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that counts up token ids, and ends the text after "e"."""
+    folder = tmp_path_factory.mktemp("counting")
     tokenizer = train_bpe([], BYTES)
     (a,), (e,), end = tokenizer.encode("a"), tokenizer.encode("e"), tokenizer.end_of_text
     follower = np.roll(np.arange(BYTES), -1)
@@ -59,16 +59,16 @@ def run(*arguments: object) -> Result:
     return CliRunner().invoke(generate.main, [str(argument) for argument in arguments])
 
 
-def test_one_prompt_is_continued(copier: Path) -> None:
-    result = run(copier, "Well", "--new-tokens", 12)
+def test_one_prompt_is_continued(copying_model: Path) -> None:
+    result = run(copying_model, "Well", "--new-tokens", 12)
     assert result.stdout == "Wellllllllllllll\n"
-    outgrown, timed = result.stderr.splitlines()
-    assert outgrown.startswith("texts may outgrow the model's context of 8 tokens")
-    assert timed.startswith("12 tokens in ")
-    assert timed.endswith(f"by {copier}")
+    warning, timing = result.stderr.splitlines()
+    assert warning.startswith("texts may become longer than the model's context of 8 tokens")
+    assert timing.startswith("12 tokens in ")
+    assert timing.endswith(f"from {copying_model}")
 
 
-def test_weights_in_shards_are_named_as_one_file_is(tmp_path: Path) -> None:
+def test_sharded_weights_are_found_by_any_of_their_names(tmp_path: Path) -> None:
     path = byte_model(tmp_path, 50.0, max_weights_file_bytes=IN_SHARDS)
     assert not path.exists()
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": []}')
@@ -78,17 +78,17 @@ def test_weights_in_shards_are_named_as_one_file_is(tmp_path: Path) -> None:
         assert result.stderr.endswith("model.safetensors.index.json\n")
 
 
-def test_a_text_ends_where_the_model_ends_it(counter: Path) -> None:
-    assert run(counter, "a", "--new-tokens", 12).stdout == "abcde\n"
-    beyond = run(counter, "a", "--new-tokens", 12, "--past-the-end")
+def test_a_text_ends_at_the_end_of_text_token(counting_model: Path) -> None:
+    assert run(counting_model, "a", "--new-tokens", 12).stdout == "abcde\n"
+    beyond = run(counting_model, "a", "--new-tokens", 12, "--past-the-end")
     assert beyond.stdout.startswith("abcde")
     assert len(beyond.stdout) > len("abcde\n")
 
 
-def test_several_prompts_are_one_batch_each_below_its_number(counter: Path, tmp_path: Path) -> None:
+def test_several_prompts_are_numbered(counting_model: Path, tmp_path: Path) -> None:
     lines = tmp_path / "prompts.txt"
     lines.write_text("b\n\nxd\n")
-    result = run(counter, "a", "--prompts-file", lines)
+    result = run(counting_model, "a", "--prompts-file", lines)
     assert result.stdout.splitlines() == [
         "--- prompt 1 of 3",
         "abcde",
@@ -99,8 +99,8 @@ def test_several_prompts_are_one_batch_each_below_its_number(counter: Path, tmp_
     ]
 
 
-def test_samples_differ_and_come_again_with_the_same_seed(stutterer: Path) -> None:
-    arguments = (stutterer, "a", "--num-samples", 3, *HOT, "--new-tokens", 8)
+def test_samples_differ_and_are_reproducible(uniform_model: Path) -> None:
+    arguments = (uniform_model, "a", "--num-samples", 3, *SAMPLED, "--new-tokens", 8)
     first = run(*arguments).stdout
     assert "--- prompt 1 of 1, sample 3 of 3" in first
     assert len(set(first.split("--- prompt 1 of 1, sample ")[1:])) == 3
@@ -108,7 +108,7 @@ def test_samples_differ_and_come_again_with_the_same_seed(stutterer: Path) -> No
     assert run(*arguments, "--seed", 1).stdout != first
 
 
-def test_prompts_in_json_lines_keep_their_line_ends(tmp_path: Path) -> None:
+def test_prompts_in_jsonl_may_contain_line_breaks(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text(json.dumps({"prompt": "a\nb"}) + "\n" + json.dumps({"prompt": ""}) + "\n")
     assert read_prompts(path) == ["a\nb", ""]
@@ -123,11 +123,11 @@ def test_prompts_in_json_lines_keep_their_line_ends(tmp_path: Path) -> None:
         ((), "no prompt"),
         (("a", "--top-p", "1.5"), "--top-p: 1.5 is not allowed"),
         (("a", "--top-k", "5", "--temperature", "0"), "--top-k: has no effect at temperature 0"),
-        (("a", "--num-samples", "2"), "greedy texts are all alike"),
+        (("a", "--num-samples", "2"), "greedy samples are all the same"),
         (("a", "--prompts-file", "no-such-file"), "no-such-file: no such file"),
     ],
 )
-def test_what_makes_no_sense_is_refused_before_the_model_is_loaded(
+def test_invalid_arguments_are_refused_before_the_model_is_loaded(
     arguments: tuple[str, ...], message: str
 ) -> None:
     result = run("no-such-model", *arguments)
@@ -135,23 +135,23 @@ def test_what_makes_no_sense_is_refused_before_the_model_is_loaded(
     assert message in str(result.exception)
 
 
-def test_a_token_that_the_model_does_not_know_is_refused() -> None:
+def test_a_token_that_the_model_does_not_have_is_refused() -> None:
     with pytest.raises(UserError, match="token id 300, but the model's vocab_size is 257"):
-        generate.refuse_unknown_tokens([[1, 300]], BYTES)
+        generate.check_token_ids([[1, 300]], BYTES)
 
 
 @pytest.mark.parametrize("content", ["{", "[1]", '{"eos_token_id": "x"}'])
-def test_a_damaged_generation_config_is_told(content: str, tmp_path: Path) -> None:
+def test_a_damaged_generation_config_is_reported(content: str, tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text(content)
     with pytest.raises(UserError, match=r"generation_config\.json"):
         stop_tokens(tmp_path, train_bpe([], BYTES))
 
 
-def test_an_empty_prompt_begins_a_text(counter: Path) -> None:
-    assert run(counter, "", "--new-tokens", 3).exit_code == 0
+def test_an_empty_prompt_starts_with_the_end_of_text_token(counting_model: Path) -> None:
+    assert run(counting_model, "", "--new-tokens", 3).exit_code == 0
 
 
-def test_half_a_character_waits_for_its_other_half(capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_complete_characters_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     tokenizer = train_bpe([], BYTES)
     smile = tokenizer.encode("🙂")
     written: list[str] = []
@@ -161,13 +161,13 @@ def test_half_a_character_waits_for_its_other_half(capsys: pytest.CaptureFixture
             yield [token]
             written.append(capsys.readouterr().out)
 
-    count = print_growing(tokenizer.encode("é"), one_by_one(), tokenizer)  # type: ignore[arg-type]
+    count = print_streamed(tokenizer.encode("é"), one_by_one(), tokenizer)  # type: ignore[arg-type]
     assert count == len(smile) > 1
     assert "".join(written) + capsys.readouterr().out == "é🙂\n"
     assert not any("\ufffd" in piece for piece in written)
 
 
-def test_stop_tokens_are_the_published_ones(tmp_path: Path) -> None:
+def test_stop_tokens_come_from_the_generation_config(tmp_path: Path) -> None:
     tokenizer: Tokenizer = train_bpe([], BYTES)
     assert stop_tokens(tmp_path, tokenizer) == (tokenizer.end_of_text,)
     path = tmp_path / "generation_config.json"

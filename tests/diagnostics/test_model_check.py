@@ -208,23 +208,23 @@ def every_target_counts(patch: pytest.MonkeyPatch) -> None:
 
 
 def cache_off_by_one(patch: pytest.MonkeyPatch) -> None:
-    original = Cache.put
+    original = Cache.update
 
-    def put(self: Cache, key_BSKH: Array, value_BSKH: Array, first_slot: Array) -> Cache:
+    def update(self: Cache, key_BSKH: Array, value_BSKH: Array, first_slot: Array) -> Cache:
         return original(self, key_BSKH, value_BSKH, jnp.maximum(first_slot - 1, 0))
 
-    patch.setattr(Cache, "put", put)
+    patch.setattr(Cache, "update", update)
 
 
 def padding_is_seen(patch: pytest.MonkeyPatch) -> None:
-    original = generation.cached_views
+    original = generation.cache_contexts
 
-    def views(config: Any, first_slot: Any, length: int, slots: int, padding_B: Array) -> Any:
+    def contexts(config: Any, first_slot: Any, length: int, slots: int, padding_B: Array) -> Any:
         found = original(config, first_slot, length, slots, padding_B)
         unpadded = original(config, first_slot, length, slots, jnp.zeros_like(padding_B))
-        return {kind: view._replace(mask=unpadded[kind].mask) for kind, view in found.items()}
+        return {kind: one._replace(mask=unpadded[kind].mask) for kind, one in found.items()}
 
-    patch.setattr(generation, "cached_views", views)
+    patch.setattr(generation, "cache_contexts", contexts)
 
 
 def no_learning_rate(patch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from rungs.huggingface.importing import Import, find_source, import_model, targe
 from rungs.huggingface.tensors.writer import TensorWriter
 from rungs.run.folder import RunFolder
 from tests.support.published_models import MODELS, NAMES, Arrays, arrays, copy, expected
-from tests.support.tiny_model import compiled
+from tests.support.tiny_model import bind_and_jit
 
 
 def imported(folder: Path, target: Path) -> RunFolder:
@@ -49,7 +49,7 @@ def test_hidden_states_match_transformers(name: str, tmp_path: Path) -> None:
     differ from ours by rounding only: 2e-5 at most."""
     run = imported(MODELS / name, tmp_path / "run")
     recorded = expected(name)
-    forward = compiled(
+    forward = bind_and_jit(
         lambda model, tokens_BS: model.forward(tokens_BS, keep_hidden_states=True),
         load_model(run.path),
     )

@@ -1,9 +1,10 @@
-"""The mixture of experts: no token is dropped, and the load-balancing loss does what it should."""
+"""The mixture of experts: routing, gradients, the load-balancing loss."""
 
 import dataclasses
 import functools
 import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,13 @@ from rungs.step.train_step import TrainStep, make_train_step
 from rungs.training.start import launch
 from tests.support import reference_gpt
 from tests.support.configs import mesh_of, model_config, train_config
-from tests.support.tiny_model import compiled, lively, random_tokens, with_random_parameters
+from tests.support.sharded_models import quick_compilation
+from tests.support.tiny_model import (
+    bind_and_jit,
+    random_model,
+    random_tokens,
+    with_random_parameters,
+)
 from tests.support.tiny_run import make_dataset, make_run
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -51,7 +58,7 @@ def expert_config(**changes: Any) -> ModelConfig:
     return model_config(**few | changes)
 
 
-def lively_experts(architecture: ModelConfig) -> MixtureOfExperts:
+def random_experts(architecture: ModelConfig) -> MixtureOfExperts:
     def make() -> MixtureOfExperts:
         made = make_feed_forward(architecture, jax.random.key(0))
         assert isinstance(made, MixtureOfExperts)
@@ -60,8 +67,8 @@ def lively_experts(architecture: ModelConfig) -> MixtureOfExperts:
     return with_random_parameters(make)
 
 
-def some_tokens() -> jax.Array:
-    """x_BSD, of which no element is negative."""
+def nonnegative_inputs() -> jax.Array:
+    """Return x_BSD without negative elements."""
     return jnp.asarray(np.abs(np.random.default_rng(4).normal(size=(3, 7, 16))), jnp.float32)
 
 
@@ -70,32 +77,32 @@ def weights_of(module: nnx.Module) -> dict[str, np.ndarray]:
     return {f"blocks.feed_forward.{name}": np.asarray(a, np.float64) for name, a in arrays}
 
 
-def chances_ME(experts: MixtureOfExperts, x_BSD: jax.Array) -> np.ndarray:
+def router_probabilities(experts: MixtureOfExperts, x_BSD: jax.Array) -> np.ndarray:
     x_MD = np.asarray(x_BSD, np.float64).reshape(-1, x_BSD.shape[-1])
     kernel = np.asarray(experts.router.kernel[...], np.float64)
     return np.stack([reference_gpt.softmax(x_D @ kernel) for x_D in x_MD])
 
 
-def through(experts: MixtureOfExperts, x_BSD: jax.Array) -> tuple[jax.Array, Routing]:
-    y_BSD, routing = compiled(MixtureOfExperts.__call__, experts)(x_BSD)
+def apply_experts(experts: MixtureOfExperts, x_BSD: jax.Array) -> tuple[jax.Array, Routing]:
+    y_BSD, routing = bind_and_jit(MixtureOfExperts.__call__, experts)(x_BSD)
     assert routing is not None
     return y_BSD, routing
 
 
 def route_all_to(experts: MixtureOfExperts, *chosen: int) -> None:
-    """Make the router prefer these, in this order, for tokens without negative elements."""
+    """Make the router prefer these experts, in this order, for inputs without negative elements."""
     scores_E = np.full(experts.n_experts, -1.0)
     scores_E[list(chosen)] = np.linspace(2, 1, len(chosen))
     experts.router.kernel[...] = jnp.broadcast_to(scores_E, experts.router.kernel.shape)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_token_goes_through_its_most_likely_experts(kind: str) -> None:
-    architecture, x_BSD = expert_config(**KINDS[kind]), some_tokens()
-    experts = lively_experts(architecture)
-    y_BSD, routing = through(experts, x_BSD)
+def test_output_matches_the_float64_reference(kind: str) -> None:
+    architecture, x_BSD = expert_config(**KINDS[kind]), nonnegative_inputs()
+    experts = random_experts(architecture)
+    y_BSD, routing = apply_experts(experts, x_BSD)
     per_token = architecture.experts_per_token
-    best = np.argsort(-chances_ME(experts, x_BSD))[:, :per_token]
+    best = np.argsort(-router_probabilities(experts, x_BSD))[:, :per_token]
     counted = np.bincount(best.ravel(), minlength=experts.n_experts)
     assert counted.sum() == 21 * (per_token or 0)
     np.testing.assert_array_equal(routing.counts_E, counted)
@@ -106,45 +113,45 @@ def test_each_token_goes_through_its_most_likely_experts(kind: str) -> None:
 
 
 def test_no_token_is_dropped_when_all_go_to_one_expert() -> None:
-    architecture, x_BSD = expert_config(experts_per_token=1), some_tokens()
-    experts = lively_experts(architecture)
+    architecture, x_BSD = expert_config(experts_per_token=1), nonnegative_inputs()
+    experts = random_experts(architecture)
     route_all_to(experts, 2)
-    y_BSD, routing = through(experts, x_BSD)
+    y_BSD, routing = apply_experts(experts, x_BSD)
     assert routing.counts_E.tolist() == [0, 0, 21, 0]
     alone = with_random_parameters(lambda: FeedForward(architecture, jax.random.key(0)))
     for name in ("gate", "up", "down"):
         for part in ("kernel", "bias"):
             getattr(getattr(alone, name), part)[...] = getattr(getattr(experts, name), part)[2]
-    expected, _ = compiled(FeedForward.__call__, alone)(x_BSD)
+    expected, _ = bind_and_jit(FeedForward.__call__, alone)(x_BSD)
     np.testing.assert_allclose(y_BSD, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_all_tokens_through_the_same_two_experts() -> None:
-    experts = lively_experts(expert_config())
+def test_all_tokens_can_use_the_same_two_experts() -> None:
+    experts = random_experts(expert_config())
     route_all_to(experts, 3, 0)
-    _, routing = through(experts, some_tokens())
+    _, routing = apply_experts(experts, nonnegative_inputs())
     assert routing.counts_E.tolist() == [21, 0, 0, 21]
 
 
-def through_all(experts: MixtureOfExperts, x_BSD: jax.Array) -> jax.Array:
-    """The same by other means: every token through every expert, most of them weighted by 0."""
+def dense_mixture(experts: MixtureOfExperts, x_BSD: jax.Array) -> jax.Array:
+    """Return the same output, computed as every token through every expert, most weighted by 0."""
 
     def linear(name: str, x: jax.Array, letters: str) -> jax.Array:
         part = getattr(experts, name)
         return jnp.einsum(letters, x, part.kernel[...]) + part.bias[...]
 
-    chances_BSE = jax.nn.softmax(x_BSD @ experts.router.kernel[...])
-    bound = jnp.sort(chances_BSE)[..., -experts.experts_per_token, None]
-    kept_BSE = jnp.where(chances_BSE >= bound, chances_BSE, 0)
+    probabilities_BSE = jax.nn.softmax(x_BSD @ experts.router.kernel[...])
+    threshold = jnp.sort(probabilities_BSE)[..., -experts.experts_per_token, None]
+    weights_BSE = jnp.where(probabilities_BSE >= threshold, probabilities_BSE, 0)
     gate_BSEF = ACTIVATIONS["swiglu"](linear("gate", x_BSD, "bsd,edf->bsef"))
     hidden_BSEF = gate_BSEF * linear("up", x_BSD, "bsd,edf->bsef")
     y_BSED = linear("down", hidden_BSEF, "bsef,efd->bsed")
-    return jnp.einsum("bse,bsed->bsd", kept_BSE / kept_BSE.sum(-1, keepdims=True), y_BSED)
+    return jnp.einsum("bse,bsed->bsd", weights_BSE / weights_BSE.sum(-1, keepdims=True), y_BSED)
 
 
 @pytest.mark.parametrize("balanced", [True, False], ids=["spread", "all-to-two"])
-def test_gradients_are_those_of_all_tokens_through_all_experts(balanced: bool) -> None:
-    experts, x_BSD = lively_experts(expert_config()), some_tokens()
+def test_gradients_match_a_dense_mixture(balanced: bool) -> None:
+    experts, x_BSD = random_experts(expert_config()), nonnegative_inputs()
     if not balanced:
         route_all_to(experts, 3, 0)
 
@@ -152,8 +159,8 @@ def test_gradients_are_those_of_all_tokens_through_all_experts(balanced: bool) -
         return jnp.sin(jnp.arange(y_BSD.size).reshape(y_BSD.shape) + y_BSD).sum()
 
     gradients = [
-        compiled(nnx.grad(lambda m, x, f=f: loss(f(m, x)), argnums=(0, 1)), experts)(x_BSD)
-        for f in (lambda experts, x_BSD: experts(x_BSD)[0], through_all)
+        bind_and_jit(nnx.grad(lambda m, x, f=f: loss(f(m, x)), argnums=(0, 1)), experts)(x_BSD)
+        for f in (lambda experts, x_BSD: experts(x_BSD)[0], dense_mixture)
     ]
     found, expected = (jax.tree.leaves(gradient) for gradient in gradients)
     for one, other in zip(found, expected, strict=True):
@@ -161,40 +168,40 @@ def test_gradients_are_those_of_all_tokens_through_all_experts(balanced: bool) -
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5 * np.abs(other).max())
 
 
-def test_the_balance_loss_is_that_of_its_formula() -> None:
-    experts, x_BSD = lively_experts(expert_config()), some_tokens()
-    _, routing = through(experts, x_BSD)
-    chances = chances_ME(experts, x_BSD)
-    shares_E = np.bincount(np.argsort(-chances)[:, :2].ravel(), minlength=4) / 42
-    expected = 4 * (shares_E * chances.mean(axis=0)).sum()
+def test_balance_loss_matches_its_formula() -> None:
+    experts, x_BSD = random_experts(expert_config()), nonnegative_inputs()
+    _, routing = apply_experts(experts, x_BSD)
+    probabilities = router_probabilities(experts, x_BSD)
+    shares_E = np.bincount(np.argsort(-probabilities)[:, :2].ravel(), minlength=4) / 42
+    expected = 4 * (shares_E * probabilities.mean(axis=0)).sum()
     assert abs(expected - 1) > 0.01
     assert float(routing.balance_loss) == pytest.approx(expected, rel=1e-5)
 
 
-def test_the_balance_loss_is_one_where_all_are_alike_and_their_number_where_one_gets_all() -> None:
-    experts = lively_experts(expert_config(experts_per_token=1))
+def test_balance_loss_is_1_if_even_and_n_experts_if_one_expert_gets_all() -> None:
+    experts = random_experts(expert_config(experts_per_token=1))
     experts.router.kernel[...] = jnp.zeros((16, 4))
-    assert float(through(experts, some_tokens())[1].balance_loss) == pytest.approx(1)
+    assert float(apply_experts(experts, nonnegative_inputs())[1].balance_loss) == pytest.approx(1)
     route_all_to(experts, 1)
     experts.router.kernel[...] *= 100
-    assert float(through(experts, some_tokens())[1].balance_loss) == pytest.approx(4)
+    assert float(apply_experts(experts, nonnegative_inputs())[1].balance_loss) == pytest.approx(4)
 
 
-def test_the_gradient_of_the_balance_loss_reaches_the_router_and_nothing_else() -> None:
-    experts, x_BSD = lively_experts(expert_config()), some_tokens()
-    gradient = compiled(nnx.grad(lambda m, x_BSD: m(x_BSD)[1].balance_loss), experts)(x_BSD)
+def test_balance_loss_gradient_reaches_only_the_router() -> None:
+    experts, x_BSD = random_experts(expert_config()), nonnegative_inputs()
+    gradient = bind_and_jit(nnx.grad(lambda m, x_BSD: m(x_BSD)[1].balance_loss), experts)(x_BSD)
     for path, leaf in nnx.to_flat_state(gradient):
         assert bool((leaf.get_value() != 0).any()) == (path[0] == "router"), path
-    # by differences in float64, the shares of tokens held fast
-    shares_E = np.asarray(through(experts, x_BSD)[1].counts_E) / 42
+    # by finite differences in float64, with the shares of tokens held constant
+    shares_E = np.asarray(apply_experts(experts, x_BSD)[1].counts_E) / 42
     kernel_DE = np.asarray(experts.router.kernel[...], np.float64)
     x_MD = np.asarray(x_BSD, np.float64).reshape(-1, 16)
 
     def balance(d: int, e: int, by: float) -> float:
         moved_DE = kernel_DE.copy()
         moved_DE[d, e] += by
-        chances = np.stack([reference_gpt.softmax(x_D @ moved_DE) for x_D in x_MD])
-        return float(4 * (shares_E * chances.mean(axis=0)).sum())
+        probabilities = np.stack([reference_gpt.softmax(x_D @ moved_DE) for x_D in x_MD])
+        return float(4 * (shares_E * probabilities.mean(axis=0)).sum())
 
     expected_DE = np.zeros((16, 4))
     for d, e in np.ndindex(16, 4):
@@ -202,27 +209,33 @@ def test_the_gradient_of_the_balance_loss_reaches_the_router_and_nothing_else() 
     np.testing.assert_allclose(gradient["router"]["kernel"][...], expected_DE, atol=1e-6)
 
 
-def test_the_routing_of_every_layer_is_told_in_order() -> None:
+def test_routing_of_every_layer_is_returned_in_order() -> None:
     architecture = {"n_layers": 3, "layer_pattern": ["sliding", "global"], "sliding_window": 3}
-    model = lively(n_experts=4, experts_per_token=2, ffn_dim=10, **architecture)
+    model = random_model(n_experts=4, experts_per_token=2, ffn_dim=10, **architecture)
     blocks: Any = model.blocks
     blocks.feed_forward_norm.scale[...] = jnp.zeros((3, 16))
     blocks.feed_forward_norm.bias[...] = jnp.ones((3, 16))
     for layer in range(3):
         blocks.feed_forward.router.kernel[layer] = jnp.zeros((16, 4)).at[:, layer].set(1)
-    told = compiled(lambda model, tokens: model.forward(tokens), model)(random_tokens(2, 8))
-    assert told.routing is not None
-    assert told.routing.balance_loss.shape == (3,)
+    result = bind_and_jit(lambda model, tokens: model.forward(tokens), model)(random_tokens(2, 8))
+    assert result.routing is not None
+    assert result.routing.balance_loss.shape == (3,)
     # the first choice is the layer's own, the second the first of three equals
-    assert told.routing.counts_E.tolist() == [[16, 16, 0, 0], [16, 16, 0, 0], [16, 0, 16, 0]]
+    assert result.routing.counts_E.tolist() == [[16, 16, 0, 0], [16, 16, 0, 0], [16, 0, 16, 0]]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick() -> Iterator[None]:
+    with quick_compilation():
+        yield
 
 
 MIXTURE = RunConfig(expert_config(n_layers=3), train_config())
 
 
 def fresh(devices: int = 1) -> tuple[GPT, MultiSteps]:
-    """A model with random weights and its optimizer, without the time that initialisation
-    takes to compile."""
+    """Return a model with random weights and its optimizer, without compiling their
+    initialization."""
     state, rng = AbstractState(MIXTURE, 60, mesh_of(devices)), np.random.default_rng(5)
     weights = {
         name: jax.device_put(
@@ -250,7 +263,7 @@ def train_step(balancing: float, devices: int = 1) -> TrainStep:
 
 
 @pytest.mark.parametrize("balancing", [0.0, 1.0])
-def test_a_train_step_tells_the_routing_and_trains_on_both_losses(balancing: float) -> None:
+def test_train_step_returns_routing_and_trains_on_both_losses(balancing: float) -> None:
     model, optimizer = fresh()
     inputs_ABS, targets_ABS = batch()
 
@@ -260,16 +273,16 @@ def test_a_train_step_tells_the_routing_and_trains_on_both_losses(balancing: flo
         loss = target_losses(forward.logits_BSV, targets_BS).sum() / (targets_BS >= 0).sum()
         return loss + balancing * forward.routing.balance_loss.mean(), (loss, forward.routing)
 
-    told = compiled(nnx.value_and_grad(objective, has_aux=True), model)
+    value_and_grad = bind_and_jit(nnx.value_and_grad(objective, has_aux=True), model)
     pairs = zip(inputs_ABS, targets_ABS, strict=True)
-    values, gradients = zip(*(told(*pair) for pair in pairs), strict=True)
-    # of the second microbatch a quarter of the targets count
+    values, gradients = zip(*(value_and_grad(*pair) for pair in pairs), strict=True)
+    # only a quarter of the second microbatch's targets count
     mean = jax.tree.map(lambda one, other: (one + other / 4) / (1 + 1 / 4), *gradients)
     norm = math.sqrt(sum(float((leaf**2).sum()) for leaf in jax.tree.leaves(mean)))
     result = train_step(balancing)(model, optimizer, inputs_ABS, targets_ABS)
     assert float(result.gradient_norm) == pytest.approx(norm, rel=1e-4)
     losses, routings = zip(*(aux for _, aux in values), strict=True)
-    # what is recorded as the loss is the cross-entropy alone
+    # the recorded loss is the cross-entropy alone
     np.testing.assert_allclose(result.losses_A, losses, rtol=1e-5)
     assert result.routing is not None
     counts_LE = np.asarray(result.routing.counts_E)
@@ -279,19 +292,19 @@ def test_a_train_step_tells_the_routing_and_trains_on_both_losses(balancing: flo
     assert float(result.routing.balance_loss) == pytest.approx(balance, rel=1e-5)
 
 
-def test_four_devices_route_as_one_does() -> None:
-    told = []
+def test_four_devices_route_like_one() -> None:
+    results = []
     for devices in (1, 4):
         model, optimizer = fresh(devices)
         result = train_step(1.0, devices)(model, optimizer, *batch(devices=devices))
         assert result.routing is not None
-        told.append((result.routing, result.losses_A, result.gradient_norm))
-    assert told[0][0].counts_E.tolist() == told[1][0].counts_E.tolist()
-    for one, four in zip(*map(jax.tree.leaves, told), strict=True):
+        results.append((result.routing, result.losses_A, result.gradient_norm))
+    assert results[0][0].counts_E.tolist() == results[1][0].counts_E.tolist()
+    for one, four in zip(*map(jax.tree.leaves, results), strict=True):
         np.testing.assert_allclose(one, four, rtol=1e-4)
 
 
-def test_training_on_the_balance_loss_spreads_the_tokens() -> None:
+def test_training_on_the_balance_loss_evens_out_expert_use() -> None:
     unevenness = {}
     for balancing in (0.0, 1.0):
         model, optimizer = fresh()
@@ -305,7 +318,7 @@ def test_training_on_the_balance_loss_spreads_the_tokens() -> None:
     assert unevenness[1.0] < 0.2 * unevenness[0.0]
 
 
-def test_metrics_lines_tell_the_routing(tmp_path: Path) -> None:
+def test_metrics_lines_contain_the_routing(tmp_path: Path) -> None:
     make_dataset(tmp_path / "datasets")
     run = make_run(tmp_path / "run", min_train_tokens=256)
     model = json.loads((run.path / "model.json").read_text())
@@ -316,8 +329,8 @@ def test_metrics_lines_tell_the_routing(tmp_path: Path) -> None:
     assert len(steps) == 2
     for step in steps:
         assert np.sum(step.expert_tokens or [], axis=1).tolist() == [128 * 2] * 2
-        # a router that starts near zero gives all about the same chance
+        # a router that starts near zero gives all experts about the same probability
         assert step.load_balancing_loss == pytest.approx(1, abs=0.05)
         dense = dataclasses.replace(step, expert_tokens=None, load_balancing_loss=None)
-        told = json.loads(step.as_line()).keys() - json.loads(dense.as_line()).keys()
-        assert told == {"expert_tokens", "load_balancing_loss"}
+        added = json.loads(step.as_line()).keys() - json.loads(dense.as_line()).keys()
+        assert added == {"expert_tokens", "load_balancing_loss"}

@@ -1,4 +1,4 @@
-"""`model.py` against float64 NumPy, against JAX's own attention, and by what it must not do."""
+"""The model against a float64 NumPy reference; causality, initialization, dropout, bfloat16."""
 
 import functools
 import math
@@ -14,14 +14,15 @@ from flax import nnx
 from rungs.config import run_config
 from rungs.config.model_config import ModelConfig
 from rungs.model.attention import causal_mask, plain_attention
-from rungs.model.gpt import GPT, Compute, Forward
+from rungs.model.blocks import Compute
+from rungs.model.gpt import GPT, Forward
 from rungs.model.kernels.cross_entropy import target_losses
 from rungs.model.layers import Dropout
 from rungs.step.state import named_arrays
 from tests.support import reference_gpt
 from tests.support.committed_runs import COMMITTED_RUNS
 from tests.support.configs import model_config
-from tests.support.tiny_model import compiled, lively, quick_jit, random_tokens
+from tests.support.tiny_model import bind_and_jit, quick_jit, random_model, random_tokens
 
 LLAMA: dict[str, Any] = {
     "norm": "rms_norm",
@@ -76,7 +77,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "n_kv_heads": 2,
         "head_dim": 8,
         "rope_theta": 1000.0,
-        # of the four pairs, one turns fast enough to be kept, one is between, two are slow
+        # of the four pairs, one is fast enough to stay unscaled, one is in between, two are slow
         "rope_scaling": {
             "type": "llama3",
             "factor": 8.0,
@@ -130,33 +131,35 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def forward(model: GPT, tokens_BS: np.ndarray, **options: Any) -> Forward:
-    return compiled(lambda model, tokens_BS: model.forward(tokens_BS, **options), model)(tokens_BS)
+    return bind_and_jit(lambda model, tokens_BS: model.forward(tokens_BS, **options), model)(
+        tokens_BS
+    )
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_forward_pass_is_that_of_the_float64_reference(variant: str) -> None:
-    model = lively(**VARIANTS[variant])
+def test_forward_matches_the_float64_reference(variant: str) -> None:
+    model = random_model(**VARIANTS[variant])
     tokens_BS = random_tokens(3, 7)
     weights = {name: np.asarray(a, np.float64) for name, a in named_arrays(model).items()}
     expected = [reference_gpt.forward(model.config, weights, tokens) for tokens in tokens_BS]
-    told = forward(model, tokens_BS, keep_hidden_states=True)
-    assert told.logits_BSV.dtype == jnp.float32
-    assert told.hidden_states is not None
-    found = [*told.hidden_states, told.logits_BSV]
+    result = forward(model, tokens_BS, keep_hidden_states=True)
+    assert result.logits_BSV.dtype == jnp.float32
+    assert result.hidden_states is not None
+    found = [*result.hidden_states, result.logits_BSV]
     for one, other in zip(found, map(np.stack, zip(*expected, strict=True)), strict=True):
-        # float32 rounding: about 1e-7 a product, over sums of up to 64 terms and eight blocks
+        # float32 rounding: about 1e-7 per term, in sums of up to 64 terms and eight blocks
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5 * np.abs(other).max())
 
 
 @pytest.mark.parametrize("variant", ["a-to-a", "gpt2", "gemma-3", "mixtral"])
-def test_keeping_hidden_states_changes_nothing_else(variant: str) -> None:
-    model = lively(**VARIANTS[variant])
+def test_keeping_hidden_states_does_not_change_other_outputs(variant: str) -> None:
+    model = random_model(**VARIANTS[variant])
     tokens_BS = random_tokens(3, 7)
     kept, other = forward(model, tokens_BS, keep_hidden_states=True), forward(model, tokens_BS)
     assert other.hidden_states is None
     assert_same = functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-6)
     assert_same(kept.logits_BSV, other.logits_BSV)
-    assert_same(compiled(GPT.__call__, model)(tokens_BS), other.logits_BSV)
+    assert_same(bind_and_jit(GPT.__call__, model)(tokens_BS), other.logits_BSV)
     assert (kept.routing is None) == (other.routing is None) == (variant != "mixtral")
     jax.tree.map(assert_same, kept.routing, other.routing)
 
@@ -164,7 +167,9 @@ def test_keeping_hidden_states_changes_nothing_else(variant: str) -> None:
 @pytest.mark.parametrize("masked", [False, True], ids=["unmasked", "causal"])
 @pytest.mark.parametrize("batched", [False, True], ids=["three-axes", "four-axes"])
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
-def test_attention(masked: bool, batched: bool, kv_heads: int, key: jax.Array) -> None:
+def test_plain_attention_matches_jax_and_numpy(
+    masked: bool, batched: bool, kv_heads: int, key: jax.Array
+) -> None:
     before = (2, 6) if batched else (6,)
     query = jax.random.normal(key, (*before, 4, 5))
     key_, value = jax.random.normal(jax.random.fold_in(key, 1), (2, *before, kv_heads, 5))
@@ -181,8 +186,8 @@ def test_attention(masked: bool, batched: bool, kv_heads: int, key: jax.Array) -
     np.testing.assert_allclose(found, expected.reshape(query.shape), rtol=1e-5, atol=1e-6)
 
 
-def seen_by_whole_model(architecture: ModelConfig, length: int) -> np.ndarray:
-    """From (s, t) to whether token t reaches the logits at s, through layer after layer."""
+def reachable_positions(architecture: ModelConfig, length: int) -> np.ndarray:
+    """Return a matrix that is true at (s, t) if token t can reach the logits at s."""
     seen_SS = np.eye(length, dtype=bool)
     for kind in architecture.layer_kinds():
         window = architecture.sliding_window if kind == "sliding" else None
@@ -193,18 +198,17 @@ def seen_by_whole_model(architecture: ModelConfig, length: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("variant", [v for v in VARIANTS if VARIANTS[v].get("n_layers") != 0])
-def test_logits_depend_on_the_tokens_they_may_see_and_no_others(variant: str) -> None:
-    model = lively(**VARIANTS[variant])
+def test_logits_depend_on_visible_tokens_only(variant: str) -> None:
+    model = random_model(**VARIANTS[variant])
     length = model.config.context_length
     x_SD = np.random.default_rng(2).normal(size=(2, length, model.config.emb_dim))
     embedded_SD, direction_SD = jnp.asarray(x_SD, jnp.float32)
 
     def slopes(model: GPT) -> jax.Array:
-        """Of a mixture of the logits at s when the embedding at t moves: slope_SS, its first
-        axis s."""
+        """Return slope_SS: how a mixture of the logits at s changes with the embedding at t."""
 
         def decode(x_SD: jax.Array) -> jax.Array:
-            return model.decode(x_SD[None]).logits_BSV[0]
+            return model.forward_embedded(x_SD[None]).logits_BSV[0]
 
         logits_SV, pull = jax.vjp(decode, embedded_SD)
         mixture_V = jax.random.normal(jax.random.key(3), logits_SV.shape[1:])
@@ -215,34 +219,34 @@ def test_logits_depend_on_the_tokens_they_may_see_and_no_others(variant: str) ->
 
         return jax.lax.map(slope_S, jnp.eye(length))
 
-    influence_SS = np.abs(compiled(slopes, model)())
-    seen_SS = seen_by_whole_model(model.config, length)
+    influence_SS = np.abs(bind_and_jit(slopes, model)())
+    seen_SS = reachable_positions(model.config, length)
     assert not np.triu(seen_SS, k=1).any()
     assert (influence_SS[~seen_SS] == 0).all()
     assert (influence_SS[seen_SS] > 0).all()
 
 
-def test_in_one_windowed_layer_no_token_sees_beyond_the_window() -> None:
-    model = lively(sliding_window=3, n_layers=1)
+def test_tokens_do_not_see_beyond_a_sliding_window() -> None:
+    model = random_model(sliding_window=3, n_layers=1)
     tokens_BS = random_tokens(1, 8)
     changed_BS = tokens_BS.copy()
     changed_BS[0, 2] = (tokens_BS[0, 2] + 1) % 32
-    logits = compiled(GPT.__call__, model)
+    logits = bind_and_jit(GPT.__call__, model)
     different_BSV = np.asarray(logits(tokens_BS) != logits(changed_BS))
     assert np.flatnonzero(different_BSV.any(axis=-1)).tolist() == [2, 3, 4]
 
 
 @pytest.mark.parametrize("variant", ["gpt2", "mixtral"])
-def test_rows_of_a_batch_do_not_meet(variant: str) -> None:
-    model = lively(**VARIANTS[variant])
+def test_rows_of_a_batch_are_independent(variant: str) -> None:
+    model = random_model(**VARIANTS[variant])
     tokens_BS = random_tokens(4, 8)
-    logits = compiled(GPT.__call__, model)
+    logits = bind_and_jit(GPT.__call__, model)
     alone_BSV = np.concatenate([logits(row[None]) for row in tokens_BS])
     np.testing.assert_allclose(logits(tokens_BS), alone_BSV, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("run", COMMITTED_RUNS, ids=lambda path: path.name)
-def test_initial_loss_of_committed_runs_is_that_of_a_guess(run: Path) -> None:
+def test_initial_loss_of_committed_runs_is_ln_vocab_size(run: Path) -> None:
     architecture = run_config.load_run(run).model
     shape = (4, min(64, architecture.context_length) + 1)
     tokens_BS = np.random.default_rng(1).integers(architecture.vocab_size, size=shape)
@@ -252,8 +256,8 @@ def test_initial_loss_of_committed_runs_is_that_of_a_guess(run: Path) -> None:
         model = GPT(architecture, jax.random.key(0))
         return target_losses(model(tokens_BS[:, :-1]), tokens_BS[:, 1:]).mean()
 
-    guess = math.log(architecture.vocab_size)
-    assert float(initial_loss(tokens_BS)) == pytest.approx(guess, rel=0.02)
+    uniform = math.log(architecture.vocab_size)
+    assert float(initial_loss(tokens_BS)) == pytest.approx(uniform, rel=0.02)
 
 
 def fresh_model(architecture: ModelConfig) -> GPT:
@@ -264,22 +268,22 @@ def fresh_model(architecture: ModelConfig) -> GPT:
 
 @pytest.fixture(scope="module", params=[{}, GEMMA | EXPERTS], ids=["gpt2", "gemma-of-experts"])
 def fresh(request: pytest.FixtureRequest) -> GPT:
-    """A model as it starts, large enough for statistics."""
+    """A model with initial weights, large enough for statistics."""
     larger = {"vocab_size": 512, "emb_dim": 128, "ffn_dim": 256, "n_layers": 8}
     architecture = model_config(**request.param | larger)
     return fresh_model(architecture)
 
 
-def test_initial_loss_is_that_of_a_guess(fresh: GPT) -> None:
+def test_initial_loss_is_ln_vocab_size(fresh: GPT) -> None:
     tokens_BS = np.random.default_rng(1).integers(512, size=(8, 9))
     logits_BSV = forward(fresh, tokens_BS[:, :-1]).logits_BSV
-    # logits have a variance of 128 · 0.02², and half of that is what they add to ln V
+    # logits have a variance of 128 · 0.02², and add half of that to ln V
     assert float(target_losses(logits_BSV, jnp.asarray(tokens_BS[:, 1:])).mean()) == pytest.approx(
         math.log(512), rel=0.02
     )
 
 
-def test_gpt2_initialisation(fresh: GPT) -> None:
+def test_gpt2_initialization(fresh: GPT) -> None:
     weights, architecture = named_arrays(fresh), fresh.config
     assert ("head.kernel" in weights) != architecture.tied_embeddings
     for name, array in weights.items():
@@ -300,13 +304,13 @@ def test_gpt2_initialisation(fresh: GPT) -> None:
         assert not np.array_equal(experts[0], experts[1])
 
 
-def test_truncated_normal_initialisation() -> None:
+def test_truncated_normal_initialization() -> None:
     architecture = model_config(emb_dim=128, ffn_dim=384, init="truncated_normal")
     weights = named_arrays(fresh_model(architecture))
     kernel = weights["blocks.feed_forward.up.kernel"]
     sigma = math.sqrt(2 / (128 + 384))
     assert float(jnp.abs(kernel).max()) <= 3 * sigma
-    # cutting a normal at ±3σ leaves 0.98658 of its standard deviation
+    # a normal truncated at ±3σ has 0.98658 of its standard deviation
     assert float(kernel.std()) == pytest.approx(0.98658 * sigma, rel=0.01)
 
 
@@ -319,24 +323,28 @@ def test_dropout_keeps_the_mean_and_each_fold_has_its_own_mask(key: jax.Array) -
     assert not np.array_equal(dropout.fold(1)(x), dropout.fold(2)(x))
 
 
-def test_dropout_acts_in_every_block_and_only_when_asked(key: jax.Array) -> None:
-    model = lively(n_layers=2)
+def test_dropout_is_deterministic_and_off_by_default(key: jax.Array) -> None:
+    model = random_model(n_layers=2)
     tokens_BS = jnp.zeros((1, 8), jnp.int32)
-    quiet = model(tokens_BS)
-    none, half = (Dropout.of(rate, key, jnp.arange(1)) for rate in (0.0, 0.5))
-    assert np.array_equal(quiet, model(tokens_BS, none))
-    once, again = model(tokens_BS, half), model(tokens_BS, half)
+
+    def logits_at(rate: float) -> jax.Array:
+        dropout = Dropout.of(rate, key, jnp.arange(1))
+        return bind_and_jit(lambda model, tokens_BS: model(tokens_BS, dropout), model)(tokens_BS)
+
+    without = bind_and_jit(GPT.__call__, model)(tokens_BS)
+    assert np.array_equal(without, logits_at(0.0))
+    once, again = logits_at(0.5), logits_at(0.5)
     assert np.array_equal(once, again)
-    assert not np.array_equal(once, quiet)
+    assert not np.array_equal(once, without)
 
 
 @pytest.mark.parametrize("variant", ["gpt2", "gemma-2"])
 def test_bfloat16_stays_close_to_float32(variant: str) -> None:
-    model = lively(**VARIANTS[variant])
+    model = random_model(**VARIANTS[variant])
     tokens_BS = random_tokens(2, 8)
     exact = forward(model, tokens_BS).logits_BSV
     rounded = forward(model, tokens_BS, compute=Compute(jnp.dtype(jnp.bfloat16))).logits_BSV
     assert rounded.dtype == jnp.float32
     assert not np.array_equal(exact, rounded)
-    # bfloat16 keeps 8 bits: about 0.4% a rounding
+    # bfloat16 has 8 significant bits: about 0.4% per rounding
     assert np.std(rounded - exact) < 0.02 * np.std(exact)

@@ -1,4 +1,4 @@
-"""What is computed in a special way, against its plain form and float64."""
+"""Each kernel against its plain form and float64."""
 
 import functools
 import itertools
@@ -14,16 +14,20 @@ from jax.sharding import PartitionSpec
 
 from rungs.config.run_config import RunConfig
 from rungs.model.attention import causal_mask, plain_attention
-from rungs.model.kernels import blockwise_attention, cross_entropy, cudnn_attention, matmul
+from rungs.model.gpt import GPT
+from rungs.model.kernels import blockwise_attention, cross_entropy, cudnn_attention
+from rungs.model.kernels.matmul import matmul
 from rungs.model.remat import save_marked
 from rungs.parallel import collectives, sharding
 from rungs.parallel.names import DATA
 from rungs.step.state import create_model_and_optimizer, named_arrays
 from rungs.step.train_step import make_train_step
 from tests.support.configs import mesh_of, model_config, train_config
+from tests.support.sharded_models import quick_compilation
+from tests.support.tiny_model import bind_and_jit, quick_jit
 
 ROUNDING = {"float32": 2e-6, "bfloat16": 1.5e-2, "float16": 2e-3}
-"""Of the largest element, in a product or two of operands of these types."""
+"""Relative to the largest element, after one or two matmuls of operands in these dtypes."""
 
 
 def random(*shape: int, seed: int = 0, dtype: str = "float32") -> jax.Array:
@@ -31,10 +35,10 @@ def random(*shape: int, seed: int = 0, dtype: str = "float32") -> jax.Array:
     return jnp.asarray(array, jnp.float32).astype(dtype)
 
 
-def with_gradients(function: Any, *arrays: jax.Array) -> tuple[jax.Array, ...]:
-    """Of a random mixture of the outputs, by each array; and the outputs first."""
+def with_gradients(function: Any, *arrays: jax.Array, jit: Any = jax.jit) -> tuple[jax.Array, ...]:
+    """Return the output, and the gradient of a random mixture of it for each array."""
 
-    @jax.jit
+    @jit
     def both(*arrays: jax.Array) -> tuple[jax.Array, ...]:
         y, pull = jax.vjp(function, *arrays)
         return y, *pull(random(*y.shape, seed=9).astype(y.dtype))
@@ -51,25 +55,44 @@ def assert_near(found: Any, wanted: Any, tolerance: float) -> None:
         assert distance <= tolerance * np.abs(wide).max(initial=1.0)
 
 
+ROWS, INPUTS, OUTPUTS = (1, 16, 65), (1, 7, 64), (1, 5, 96)
+ALL_SHAPES = list(itertools.product(ROWS, INPUTS, OUTPUTS))
+EACH_PAIR = [(ROWS[i], INPUTS[j], OUTPUTS[(i + j) % 3]) for i in range(3) for j in range(3)]
+
+
 @pytest.mark.parametrize("dtype", ROUNDING)
-@pytest.mark.parametrize("is_turned", [False, True])
-def test_a_product_and_its_gradients_are_exact(dtype: str, is_turned: bool) -> None:
-    """In many shapes, as the compiler has another form for each, and turned, as a tied head is."""
-    for rows, inputs, outputs in itertools.product((1, 16, 65), (1, 7, 64), (1, 5, 96)):
+@pytest.mark.parametrize("is_transposed", [False, True])
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        pytest.param(EACH_PAIR, id="each-pair-of-sizes"),
+        pytest.param(ALL_SHAPES, id="all-shapes", marks=pytest.mark.long),
+    ],
+)
+def test_matmul_and_its_gradients_are_exact(
+    dtype: str, is_transposed: bool, shapes: list[tuple[int, int, int]]
+) -> None:
+    """In many shapes, because the compiler has different code for each; transposed, as for a tied
+    head."""
+    for rows, inputs, outputs in shapes:
         x = random(rows, inputs, dtype=dtype)
-        shape = (outputs, inputs) if is_turned else (inputs, outputs)
+        shape = (outputs, inputs) if is_transposed else (inputs, outputs)
         kernel = random(*shape, seed=1).astype(dtype).astype(jnp.float32)
         dy = np.asarray(random(rows, outputs, seed=9).astype(dtype), np.float64)
 
-        def product(x: jax.Array, kernel: jax.Array) -> jax.Array:
-            return matmul.product(x, kernel.T if is_turned else kernel)
+        def matmul_with(x: jax.Array, kernel: jax.Array) -> jax.Array:
+            return matmul(x, kernel.T if is_transposed else kernel)
 
-        y, dx, dkernel = with_gradients(product, x, kernel)
+        y, dx, dkernel = with_gradients(matmul_with, x, kernel)
         exact = np.asarray(kernel, np.float64)
-        straight = exact.T if is_turned else exact
+        upright = exact.T if is_transposed else exact
         wide = np.asarray(x, np.float64)
-        by_kernel = wide.T @ dy
-        wanted = wide @ straight, dy @ straight.T, by_kernel.T if is_turned else by_kernel
+        kernel_gradient = wide.T @ dy
+        wanted = (
+            wide @ upright,
+            dy @ upright.T,
+            kernel_gradient.T if is_transposed else kernel_gradient,
+        )
         assert (y.dtype, dx.dtype, dkernel.dtype) == (jnp.float32, x.dtype, jnp.float32)
         for found, exactly in zip((y, dx, dkernel), wanted, strict=True):
             distance = np.abs(np.asarray(found, np.float64) - exactly).max()
@@ -88,74 +111,76 @@ KINDS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("length", [1, 65, 150])
 @pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_attention_in_blocks_is_that_of_all_scores(length: int, kind: dict[str, Any]) -> None:
+def test_blockwise_attention_matches_plain_attention(length: int, kind: dict[str, Any]) -> None:
     query, key, value = (random(2, length, n, 8, seed=n) for n in (4, 2, 2))
     mask = causal_mask(length, kind.get("window"))
     cap = kind.get("soft_cap")
     plain = functools.partial(plain_attention, mask=mask, scale=0.7, soft_cap=cap)
-    special = functools.partial(blockwise_attention.causal_attention, scale=0.7, **kind)
-    found = with_gradients(special, query, key, value)
-    assert_near(found, with_gradients(plain, query, key, value), 3e-6)
+    blockwise = functools.partial(blockwise_attention.causal_attention, scale=0.7, **kind)
+    found = with_gradients(blockwise, query, key, value)
+    expected = with_gradients(plain, query, key, value, jit=quick_jit)
+    assert_near(found, expected, 3e-6)
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_attention_in_blocks_of_16_bits(kv_heads: int, dtype: str) -> None:
+def test_blockwise_attention_in_16_bits(kv_heads: int, dtype: str) -> None:
     arrays = [random(2, 192, n, 16, seed=n, dtype=dtype) for n in (4, kv_heads, kv_heads)]
     wide = [array.astype(jnp.float32) for array in arrays]
     plain = functools.partial(plain_attention, mask=causal_mask(192), scale=0.25)
-    special = functools.partial(blockwise_attention.causal_attention, scale=0.25)
-    found = with_gradients(special, *arrays)
+    blockwise = functools.partial(blockwise_attention.causal_attention, scale=0.25)
+    found = with_gradients(blockwise, *arrays)
     assert all(array.dtype == dtype for array in found)
-    wanted = [array.astype(dtype) for array in with_gradients(plain, *wide)]
+    wanted = [array.astype(dtype) for array in with_gradients(plain, *wide, jit=quick_jit)]
     assert_near(found, wanted, ROUNDING["bfloat16"])
 
 
-def test_no_query_of_a_block_sees_what_comes_after_it() -> None:
+def test_queries_of_a_block_do_not_attend_to_later_keys() -> None:
     query, key, value = (random(1, 130, 1, 4, seed=n) for n in range(3))
 
-    def last_of(key: jax.Array, at: int) -> jax.Array:
+    def output_at(key: jax.Array, at: jax.Array) -> jax.Array:
         return blockwise_attention.causal_attention(query, key, value, 0.5)[0, at].sum()
 
+    gradient_at = quick_jit(jax.grad(output_at))
     for at in (0, 63, 64, 100):
-        (gradient,) = jax.grad(last_of, argnums=(0,))(key, at)
-        assert not np.asarray(gradient)[0, at + 1 :].any()
-        assert at == 0 or np.asarray(gradient)[0, :at].any()
+        gradient = np.asarray(gradient_at(key, at))
+        assert not gradient[0, at + 1 :].any()
+        assert at == 0 or gradient[0, :at].any()
 
 
 def head(x_MD: jax.Array, matrix_DV: jax.Array) -> jax.Array:
-    return 3 * jnp.tanh(matmul.product(x_MD, matrix_DV) / 3)
+    return 3 * jnp.tanh(matmul(x_MD, matrix_DV) / 3)
 
 
 def plain_loss(x: jax.Array, matrix: jax.Array, targets: jax.Array) -> jax.Array:
-    """In the words of the definition."""
+    """Return the cross-entropy by its definition."""
     logarithms = jax.nn.log_softmax(head(x, matrix))
     own = logarithms[jnp.arange(len(targets)), jnp.maximum(targets, 0)]
     return -jnp.where(targets >= 0, own, 0).sum()
 
 
-@pytest.mark.parametrize("room", [1, 64 * 50 * 4, 1 << 30])
+@pytest.mark.parametrize("max_bytes", [1, 64 * 50 * 4, 1 << 30])
 @pytest.mark.parametrize("tokens", [1, 63, 64, 200, 333])
-def test_the_loss_in_chunks_is_that_of_all_logits(
-    tokens: int, room: int, monkeypatch: pytest.MonkeyPatch
+def test_loss_in_chunks_matches_the_loss_of_all_logits(
+    tokens: int, max_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(cross_entropy.LOGITS_BYTES, "cpu", room)
+    monkeypatch.setitem(cross_entropy.LOGITS_BYTES, "cpu", max_bytes)
     x, matrix = random(tokens, 16), random(16, 50, seed=1)
     targets = jnp.asarray(np.random.default_rng(2).integers(-1, 50, tokens), jnp.int32)
 
-    def special(x: jax.Array, matrix: jax.Array) -> jax.Array:
+    def chunked(x: jax.Array, matrix: jax.Array) -> jax.Array:
         return 7 * cross_entropy.summed_loss(head, x, matrix, targets)
 
-    found = with_gradients(special, x, matrix)
-    wanted = with_gradients(lambda x, m: 7 * plain_loss(x, m, targets), x, matrix)
+    found = with_gradients(chunked, x, matrix, jit=quick_jit)
+    wanted = with_gradients(lambda x, m: 7 * plain_loss(x, m, targets), x, matrix, jit=quick_jit)
     assert_near(found, wanted, 3e-6)
-    losses = cross_entropy.losses(head, x, matrix, targets)
+    losses = quick_jit(functools.partial(cross_entropy.losses, head))(x, matrix, targets)
     assert losses.shape == (tokens,)
-    assert float(losses.sum()) == pytest.approx(float(plain_loss(x, matrix, targets)), rel=2e-6)
+    assert float(losses.sum()) == pytest.approx(float(wanted[0]) / 7, rel=2e-6)
     assert not np.asarray(losses)[np.asarray(targets) < 0].any()
 
 
-def test_a_heads_gradient_in_16_bits_is_rounded_once_and_overflows_only_in_the_end() -> None:
+def test_gradient_of_a_float16_head_is_accumulated_in_float32() -> None:
     tokens, vocabulary = 1 << 17, 8
     x = jnp.ones((tokens, 2), jnp.float16)
     matrix = jnp.zeros((2, vocabulary), jnp.float16)
@@ -164,36 +189,36 @@ def test_a_heads_gradient_in_16_bits_is_rounded_once_and_overflows_only_in_the_e
     def mean(matrix: jax.Array) -> jax.Array:
         return cross_entropy.summed_loss(head, x, matrix, targets) / tokens
 
-    gradient = jax.grad(mean)(matrix)
+    gradient = quick_jit(jax.grad(mean))(matrix)
     assert gradient.dtype == jnp.float16
     wanted = np.full((2, vocabulary), 1 / vocabulary)
     wanted[:, 0] -= 1
     np.testing.assert_array_equal(gradient, wanted)
 
 
-def test_the_loss_never_holds_all_logits() -> None:
-    """By the compiler's own account, with a room for 1 MB of logits where there are 64."""
+def test_all_logits_never_exist_at_once() -> None:
+    """By the compiler's memory analysis, with a limit of 1/16 of the bytes of all logits."""
     tokens, vocabulary = 1024, 16384
     x, matrix = random(tokens, 16, dtype="bfloat16"), random(16, vocabulary)
     targets = jnp.zeros(tokens, jnp.int32)
 
-    def bytes_of(room: int) -> int:
+    def bytes_of(max_bytes: int) -> int:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setitem(cross_entropy.LOGITS_BYTES, "cpu", room)
+            patch.setitem(cross_entropy.LOGITS_BYTES, "cpu", max_bytes)
             loss = functools.partial(cross_entropy.summed_loss, head)
             gradient = jax.jit(lambda x, m: jax.grad(loss, (0, 1))(x, m, targets))
             analysis = gradient.lower(x, matrix).compile().memory_analysis()
         return int(analysis.temp_size_in_bytes)  # type: ignore[union-attr]
 
-    whole = tokens * vocabulary * 4
-    assert bytes_of(whole) > 0.9 * whole
-    assert bytes_of(whole // 16) < 0.3 * whole
+    all_logits = tokens * vocabulary * 4
+    assert bytes_of(all_logits) > 0.9 * all_logits
+    assert bytes_of(all_logits // 16) < 0.3 * all_logits
 
 
-def test_on_a_gpu_a_layer_calls_cudnn_once_forwards_and_once_backwards(
+def test_a_gpu_layer_calls_cudnn_once_forward_and_once_backward(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """By the program as it is lowered for CUDA; there is no GPU here to run it."""
+    """In the program as lowered for CUDA, so that no GPU is needed."""
     cudnn = "jax._src.cudnn.fused_attention_stablehlo"
     monkeypatch.setattr(f"{cudnn}.check_cudnn_version", lambda: 91000)
     monkeypatch.setattr(f"{cudnn}.check_compute_capability", lambda _: True)
@@ -201,12 +226,12 @@ def test_on_a_gpu_a_layer_calls_cudnn_once_forwards_and_once_backwards(
     query, key = random(4, 128, 4, 64, dtype="bfloat16"), random(4, 128, 2, 64, dtype="bfloat16")
     with monkeypatch.context() as patch:
         patch.setattr(jax, "devices", lambda: [gpu])
-        assert cudnn_attention.takes(query)
-        assert not cudnn_attention.takes(query.astype(jnp.float32))
-        assert not cudnn_attention.takes(random(1, 8, 1, 12, dtype="bfloat16"))
+        assert cudnn_attention.supports(query)
+        assert not cudnn_attention.supports(query.astype(jnp.float32))
+        assert not cudnn_attention.supports(random(1, 8, 1, 12, dtype="bfloat16"))
         gpu.compute_capability = "7.5"
-        assert not cudnn_attention.takes(query)
-    assert not cudnn_attention.takes(query)
+        assert not cudnn_attention.supports(query)
+    assert not cudnn_attention.supports(query)
 
     def loss(query: jax.Array, key: jax.Array) -> jax.Array:
         y = cudnn_attention.causal_attention(jnp.sin(query), key, key, 0.125, 64)
@@ -217,28 +242,29 @@ def test_on_a_gpu_a_layer_calls_cudnn_once_forwards_and_once_backwards(
         return collectives.psum(jax.value_and_grad(layer)(query, key), DATA)
 
     mesh, rows = mesh_of(2), PartitionSpec("data")
-    everywhere = jax.shard_map(step, mesh=mesh, in_specs=rows, out_specs=PartitionSpec())
-    text = jax.jit(everywhere).trace(query, key).lower(lowering_platforms=("cuda",)).as_text()
+    sharded = jax.shard_map(step, mesh=mesh, in_specs=rows, out_specs=PartitionSpec())
+    text = jax.jit(sharded).trace(query, key).lower(lowering_platforms=("cuda",)).as_text()
     assert len(re.findall(r"__cudnn\$fmhaSoftmax(?!Backward)", text)) == 1
     assert text.count("__cudnn$fmhaSoftmaxBackward") == 1
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_rows_that_fill_a_tile_change_nothing(tied: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on an accelerator: a vocabulary of 50 has 128 rows in memory."""
+def test_vocabulary_padding_changes_nothing(tied: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A vocabulary of 50 is padded to 128 rows, as on an accelerator."""
     run = RunConfig(model_config(vocab_size=50, tied_embeddings=tied), train_config())
     tokens_ABS = np.random.default_rng(0).integers(0, 50, (2, 4, 9), dtype=np.int32)
     found = []
-    for is_cpu in (True, False):
+    for is_cpu in (True, False):  # rows are padded on accelerators only
         monkeypatch.setattr(sharding, "_is_cpu", lambda _, it=is_cpu: it)
-        model, optimizer = create_model_and_optimizer(run, 10)
+        with quick_compilation():
+            model, optimizer = create_model_and_optimizer(run, 10)
+            step = make_train_step(run.train)
+            for _ in range(3):
+                result = step(model, optimizer, tokens_ABS[..., :-1], tokens_ABS[..., 1:])
         assert len(model.token_embedding.embedding[...]) == (50 if is_cpu else 128)
-        step = make_train_step(run.train)
-        for _ in range(3):
-            result = step(model, optimizer, tokens_ABS[..., :-1], tokens_ABS[..., 1:])
-        logits_BSV = model(jnp.asarray(tokens_ABS[0]))
+        logits_BSV = bind_and_jit(GPT.__call__, model)(tokens_ABS[0])
         assert logits_BSV.shape == (4, 9, 50)
         weights = named_arrays(model, 50)
         found.append([result.losses_A, logits_BSV, *weights.values()])
-    padded, plain = found
-    assert_near(padded, plain, 1e-5)
+    unpadded, padded = found
+    assert_near(unpadded, padded, 1e-5)

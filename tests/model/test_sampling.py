@@ -1,4 +1,4 @@
-"""`sampling.py`: what is drawn has the exact probabilities, and what is left out never comes."""
+"""Samples have the exact probabilities of the settings, and excluded tokens never occur."""
 
 import dataclasses
 
@@ -18,10 +18,10 @@ SEEN = np.array([True, False, False, True, False, True] + [False] * 6)
 
 @dataclasses.dataclass(frozen=True)
 class SamplingCase:
-    """Settings, and the chances that they leave, written out plainly."""
+    """Settings, and the token probabilities that they should give."""
 
     sampling: Sampling
-    chances: np.ndarray
+    probabilities: np.ndarray
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
@@ -29,19 +29,19 @@ def softmax(logits: np.ndarray) -> np.ndarray:
     return powers / powers.sum()
 
 
-def kept(chances: np.ndarray, tokens: list[int]) -> np.ndarray:
-    """The chances of these tokens alone."""
-    only = np.zeros_like(chances)
-    only[tokens] = chances[tokens]
+def renormalized(probabilities: np.ndarray, tokens: list[int]) -> np.ndarray:
+    """Return the probabilities if only these tokens are allowed."""
+    only = np.zeros_like(probabilities)
+    only[tokens] = probabilities[tokens]
     return only / only.sum()
 
 
-def nucleus(chances: np.ndarray, share: float) -> list[int]:
-    """The most likely tokens, one after the other until they reach the share."""
+def nucleus(probabilities: np.ndarray, top_p: float) -> list[int]:
+    """Return the most likely tokens that together just reach a probability."""
     tokens: list[int] = []
-    for token in sorted(range(VOCAB), key=lambda t: -chances[t]):
+    for token in sorted(range(VOCAB), key=lambda t: -probabilities[t]):
         tokens.append(token)
-        if chances[tokens].sum() >= share:
+        if probabilities[tokens].sum() >= top_p:
             break
     return tokens
 
@@ -59,30 +59,32 @@ CASES = {
     "plain": SamplingCase(Sampling(temperature=1.0), PLAIN),
     "cool": SamplingCase(Sampling(temperature=0.5), softmax(LOGITS / 0.5)),
     "hot": SamplingCase(Sampling(temperature=1.7), softmax(LOGITS / 1.7)),
-    "top-k": SamplingCase(Sampling(temperature=1.0, top_k=4), kept(PLAIN, BY_RANK[:4])),
+    "top-k": SamplingCase(Sampling(temperature=1.0, top_k=4), renormalized(PLAIN, BY_RANK[:4])),
     "top-k of all": SamplingCase(Sampling(temperature=1.0, top_k=99), PLAIN),
-    "top-p": SamplingCase(Sampling(temperature=1.0, top_p=0.75), kept(PLAIN, nucleus(PLAIN, 0.75))),
+    "top-p": SamplingCase(
+        Sampling(temperature=1.0, top_p=0.75), renormalized(PLAIN, nucleus(PLAIN, 0.75))
+    ),
     "top-p of little": SamplingCase(
-        Sampling(temperature=1.0, top_p=1e-6), kept(PLAIN, BY_RANK[:1])
+        Sampling(temperature=1.0, top_p=1e-6), renormalized(PLAIN, BY_RANK[:1])
     ),
     "min-p": SamplingCase(
         Sampling(temperature=1.0, min_p=0.2),
-        kept(PLAIN, [t for t in range(VOCAB) if PLAIN[t] >= 0.2 * PLAIN.max()]),
+        renormalized(PLAIN, [t for t in range(VOCAB) if PLAIN[t] >= 0.2 * PLAIN.max()]),
     ),
     "repetition": SamplingCase(
         Sampling(temperature=1.0, repetition_penalty=1.8), softmax(penalized(1.8))
     ),
     "temperature before top-p": SamplingCase(
-        Sampling(temperature=0.7, top_p=0.6), kept(COOL, nucleus(COOL, 0.6))
+        Sampling(temperature=0.7, top_p=0.6), renormalized(COOL, nucleus(COOL, 0.6))
     ),
     "top-k before top-p": SamplingCase(
         Sampling(temperature=1.0, top_k=5, top_p=0.7),
-        kept(PLAIN, nucleus(kept(PLAIN, BY_RANK[:5]), 0.7)),
+        renormalized(PLAIN, nucleus(renormalized(PLAIN, BY_RANK[:5]), 0.7)),
     ),
 }
 
 
-def draw(sampling: Sampling, rows: int = DRAWS) -> np.ndarray:
+def sample(sampling: Sampling, rows: int = DRAWS) -> np.ndarray:
     logits_BV = jnp.broadcast_to(jnp.asarray(LOGITS, jnp.float32), (rows, VOCAB))
     seen_BV = jnp.broadcast_to(jnp.asarray(SEEN), (rows, VOCAB))
     keys_B = jax.random.split(jax.random.key(7), rows)
@@ -90,39 +92,39 @@ def draw(sampling: Sampling, rows: int = DRAWS) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_draws_have_the_exact_probabilities(name: str) -> None:
+def test_samples_have_the_exact_probabilities(name: str) -> None:
     case = CASES[name]
-    counts = np.bincount(draw(case.sampling), minlength=VOCAB)
-    possible = case.chances > 0
+    counts = np.bincount(sample(case.sampling), minlength=VOCAB)
+    possible = case.probabilities > 0
     assert counts[~possible].sum() == 0
     if possible.sum() > 1:
-        expected = case.chances[possible] * DRAWS
-        # With a fixed seed this is no gamble; a wrong distribution gives p below 1e-10.
+        expected = case.probabilities[possible] * DRAWS
+        # the seed is fixed; a wrong distribution gives p below 1e-10
         assert stats.chisquare(counts[possible], expected).pvalue > 1e-3
 
 
-def test_the_cases_differ_enough_to_be_told_apart() -> None:
+def test_cases_differ_enough_to_be_distinguished() -> None:
     """The chi-square test would see any one case's draws under another's probabilities."""
-    counts = np.bincount(draw(CASES["plain"].sampling), minlength=VOCAB)
+    counts = np.bincount(sample(CASES["plain"].sampling), minlength=VOCAB)
     for name in ("cool", "hot", "repetition"):
-        expected = CASES[name].chances * DRAWS
+        expected = CASES[name].probabilities * DRAWS
         assert stats.chisquare(counts, expected).pvalue < 1e-10
 
 
-def test_greedy_takes_the_most_likely_after_the_penalty() -> None:
-    assert set(draw(Sampling(), rows=4)) == {0}
-    assert set(draw(Sampling(repetition_penalty=3.0), rows=4)) == {9}
+def test_greedy_takes_the_most_likely_token_after_the_penalty() -> None:
+    assert set(sample(Sampling(), rows=4)) == {0}
+    assert set(sample(Sampling(repetition_penalty=3.0), rows=4)) == {9}
 
 
-def test_equally_likely_tokens_at_the_kth_place_all_stay() -> None:
+def test_tokens_as_likely_as_the_kth_are_kept() -> None:
     logits_BV = jnp.zeros((2000, 3)).at[:, 0].set(-1.0)
     keys_B = jax.random.split(jax.random.key(0), 2000)
     sampling = Sampling(temperature=1.0, top_k=1)
-    drawn = next_tokens(sampling, logits_BV, jnp.zeros((2000, 3), bool), keys_B)
-    assert set(np.asarray(drawn).tolist()) == {1, 2}
+    sampled = next_tokens(sampling, logits_BV, jnp.zeros((2000, 3), bool), keys_B)
+    assert set(np.asarray(sampled).tolist()) == {1, 2}
 
 
-def test_settings_that_make_no_sense_are_told_together() -> None:
+def test_invalid_settings_are_reported_together() -> None:
     wrong = Sampling(repetition_penalty=0.0, temperature=-1.0, top_k=0, top_p=1.5, min_p=2.0)
     with pytest.raises(UserError) as raised:
         wrong.check()

@@ -33,9 +33,9 @@ from tests.support.sharded_models import (
     SEQUENCES,
     arrays_of,
     assert_close,
-    lively_model,
     on,
     quick_compilation,
+    random_model_and_optimizer,
     run_of,
     step_batch,
 )
@@ -101,7 +101,7 @@ def expected(architecture: str, accumulation: int, seen: int = SEQUENCES) -> Out
 @functools.cache
 def reference(architecture: str) -> tuple[nnx.State, nnx.State, Callable[..., Any]]:
     run = run_in(architecture, "dp", mesh_of(1))
-    model, optimizer = lively_model(run, mesh_of(1))
+    model, optimizer = random_model_and_optimizer(run, mesh_of(1))
     graph, *states = nnx.split(model, optimizer.wrt, ...)
     trained, frozen = states
 
@@ -146,7 +146,7 @@ def on_mesh(architecture: str, mode: str, data: int, tensor: int, *train: Any) -
     mesh = mesh_of(data, tensor)
     run = run_in(architecture, mode, mesh, **dict(train))
     layout = Layout.of(run.train.sharding, mesh)
-    model, optimizer = lively_model(run, mesh)
+    model, optimizer = random_model_and_optimizer(run, mesh)
     graph, wrt = nnx.graphdef(model), optimizer.wrt
 
     def of(state: nnx.State, *batch: jax.Array) -> tuple[nnx.State, MicrobatchAux, jax.Array]:

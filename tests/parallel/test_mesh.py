@@ -24,9 +24,9 @@ from rungs.step.state import AbstractState, create_model_and_optimizer, named_ar
 from tests.support.configs import mesh_of, model_config, train_config
 from tests.support.sharded_models import (
     LENGTH,
-    lively_weights,
     on,
     quick_compilation,
+    random_weights,
     run_of,
     step_batch,
 )
@@ -159,7 +159,7 @@ def assert_all_sharded_as_listed(
 def test_every_array_is_sharded_as_the_mode_says(architecture: str, mode: str) -> None:
     mesh = mesh_of(*MESHES[architecture][mode])
     run = run_of(architecture, mode, mesh)
-    weights = lively_weights(run, mesh)
+    weights = random_weights(run, mesh)
     for name, array in weights.items():
         assert_sharded_as_listed(name, array, place_of(architecture, mode, name), mesh)
     optimizer = AbstractState(run, 1, mesh).optimizer

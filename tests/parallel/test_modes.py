@@ -35,14 +35,14 @@ from tests.support.sharded_models import (
     TOKENS,
     TOTAL_STEPS,
     assert_close,
-    lively_weights,
     on,
     quick_compilation,
+    random_weights,
     run_of,
     step_batch,
     whole_bytes,
 )
-from tests.support.tiny_model import compiled
+from tests.support.tiny_model import bind_and_jit
 
 L, A, S, D = 3, 2, LENGTH, 16
 MESHES = {"one": (1, 1), "dp": (8, 1), "fsdp": (8, 1), "tp": (1, 4), "fsdp_tp": (2, 4)}
@@ -103,7 +103,7 @@ def trained(name: str) -> Trained:
         decayed_parameters="all",
         epsilon=1e-3,
     )
-    weights = lively_weights(run, mesh)
+    weights = random_weights(run, mesh)
     promised = {name: parts_of(array) for name, array in weights.items()}
     model, optimizer = create_model_and_optimizer(run, TOTAL_STEPS, mesh, weights)
     at_first = placement(model) | placement(optimizer)
@@ -199,7 +199,7 @@ def test_a_padded_model_has_logits_and_validation_loss_of_one_device() -> None:
     alone, shared = trained("one"), trained("fsdp_tp")
     inputs_BS, targets_BS = (part[0] for part in step_batch(1))
     expected, logits_BSV = (
-        np.asarray(compiled(GPT.__call__, one.model)(inputs_BS)) for one in (alone, shared)
+        np.asarray(bind_and_jit(GPT.__call__, one.model)(inputs_BS)) for one in (alone, shared)
     )
     assert logits_BSV.shape == (SEQUENCES, S, TOKENS)
     np.testing.assert_allclose(logits_BSV, expected, atol=1e-3 * np.abs(expected).max())

@@ -14,7 +14,7 @@ from rungs.config import run_config
 from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import RunConfig
 from rungs.config.train_config import ShardingConfig
-from rungs.model import gpt
+from rungs.model import blocks, gpt
 from rungs.model.kernels import cross_entropy
 from rungs.parallel.target_device import Target, trace_for
 from rungs.planning import flops
@@ -162,7 +162,7 @@ def test_lora_is_counted_and_its_base_has_no_gradient() -> None:
     assert other.backward == one.forward + 4 * added
 
 
-class GatedBlock(gpt.Block):
+class GatedBlock(blocks.Block):
     """A block with a parameter that no estimate knows."""
 
     def __init__(self, config: ModelConfig, key: Array) -> None:
@@ -181,7 +181,7 @@ class GPTWithMemory(gpt.GPT):
 @pytest.fixture
 def new_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
     """Build models with parameters that no estimate knows."""
-    monkeypatch.setattr(gpt, "Block", GatedBlock)
+    monkeypatch.setattr(blocks, "Block", GatedBlock)
     monkeypatch.setattr(state, "GPT", GPTWithMemory)
 
 

@@ -1,4 +1,4 @@
-"""Tiny models of several architectures on meshes of virtual devices, their weights alike on all."""
+"""Tiny models of several architectures on meshes of virtual devices, with equal weights on all."""
 
 import contextlib
 from collections.abc import Iterator
@@ -76,7 +76,7 @@ def run_of(architecture: str, mode: str, mesh: Mesh, **train: Any) -> RunConfig:
     return RunConfig(model, train_config(**settings | train))
 
 
-def lively_weights(run: RunConfig, mesh: Mesh) -> Arrays:
+def random_weights(run: RunConfig, mesh: Mesh) -> Arrays:
     """Random parameters, none of them 0 or 1, whose values are the same on every mesh."""
     state, rng = AbstractState(run, TOTAL_STEPS, mesh), np.random.default_rng(5)
 
@@ -89,9 +89,9 @@ def lively_weights(run: RunConfig, mesh: Mesh) -> Arrays:
     return {name: placed(name, like) for name, like in state.weights.items()}
 
 
-def lively_model(run: RunConfig, mesh: Mesh) -> tuple[GPT, MultiSteps]:
+def random_model_and_optimizer(run: RunConfig, mesh: Mesh) -> tuple[GPT, MultiSteps]:
     """A model with random parameters, and an optimizer that is there in the abstract only."""
-    return AbstractState(run, TOTAL_STEPS, mesh).fill(lively_weights(run, mesh), {})
+    return AbstractState(run, TOTAL_STEPS, mesh).fill(random_weights(run, mesh), {})
 
 
 def step_batch(accumulation: int = 2) -> tuple[np.ndarray, np.ndarray]:

@@ -1,4 +1,4 @@
-"""Tiny models with random weights, and functions of them compiled in little time."""
+"""Tiny models with random weights, and jit-compilation in little time."""
 
 import functools
 from collections.abc import Callable
@@ -19,21 +19,21 @@ Module = TypeVar("Module", bound=nnx.Module)
 quick_jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 
 
-def compiled(function: Callable[..., T], module: nnx.Module) -> Callable[..., T]:
-    """A function of a module and arrays, compiled for that module."""
+def bind_and_jit(function: Callable[..., T], module: nnx.Module) -> Callable[..., T]:
+    """Return a function with its first argument bound to a module, jit-compiled."""
     graph, state = nnx.split(module)
     jitted = quick_jit(lambda state, *arrays: function(nnx.merge(graph, state), *arrays))
     return functools.partial(jitted, state)
 
 
-def lively(**changes: Any) -> GPT:
-    """A tiny GPT-2 with keys changed, every parameter random."""
+def random_model(**changes: Any) -> GPT:
+    """Return a tiny GPT-2 with config keys changed and every parameter random."""
     architecture = model_config(**changes)
     return with_random_parameters(lambda: GPT(architecture, jax.random.key(0)))
 
 
 def with_random_parameters(make: Callable[[], Module]) -> Module:
-    """A module with every parameter random, so that none is hidden by a zero or a one."""
+    """Return a module with every parameter random: a zero or a one could hide a mistake."""
     module = nnx.eval_shape(make)
     state, rng = nnx.state(module), np.random.default_rng(0)
     for path, param in nnx.to_flat_state(state):

@@ -19,7 +19,7 @@ from rungs.config.model_config import ModelConfig
 from rungs.data.bpe import train_bpe
 from rungs.data.dataset import VALIDATION
 from rungs.model.gpt import GPT
-from rungs.model.lora import add_low_rank
+from rungs.model.lora import add_lora
 from rungs.run import metrics
 from rungs.run.folder import RunFolder
 from rungs.step.state import named_arrays
@@ -284,7 +284,7 @@ def test_merging_is_exact_in_float32(limit: int, tmp_path: Path, key: jax.Array)
     model = GPT(architecture, key)
     tokens_BS = jax.random.randint(key, (2, 8), 0, architecture.vocab_size)
     before = model(tokens_BS)
-    add_low_rank(model, train.lora, key)
+    add_lora(model, train.lora, key)
     assert np.array_equal(model(tokens_BS), before)
 
     state = nnx.state(model)

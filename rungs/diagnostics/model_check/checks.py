@@ -29,9 +29,10 @@ from rungs.diagnostics.model_check.reachable_loss import (
     guaranteed_window,
     reachable_loss,
 )
+from rungs.model.blocks import Compute
 from rungs.model.feed_forward import Routing
 from rungs.model.generation import Generator
-from rungs.model.gpt import GPT, Compute
+from rungs.model.gpt import GPT
 from rungs.model.kernels.cross_entropy import target_losses
 from rungs.optim.precision import dtype_of
 from rungs.parallel.mesh import one_device

@@ -32,14 +32,16 @@ class Queries(NamedTuple):
 def influence_on_logits(model: GPT, tokens_BS: Array, row_Q: Array, position_Q: Array) -> Array:
     """Return influence_QBS: the sum over D of |∂(direction · logits of the query) / ∂x|, for every
     embedded token x. The direction is random, so that no two effects cancel."""
-    return _influence(lambda x: model.decode(x).logits_BSV, model, tokens_BS, row_Q, position_Q)
+    return _influence(
+        lambda x: model.forward_embedded(x).logits_BSV, model, tokens_BS, row_Q, position_Q
+    )
 
 
 def influence_on_layers(model: GPT, tokens_BS: Array, row_Q: Array, position_Q: Array) -> Array:
     """Return influence_LQBS: the same for the hidden state after each layer."""
 
     def hidden(x_BSD: Array) -> Array:
-        states = model.decode(x_BSD, keep_hidden_states=True).hidden_states
+        states = model.forward_embedded(x_BSD, keep_hidden_states=True).hidden_states
         assert states is not None
         return jnp.stack(states[1:])
 

@@ -1,7 +1,7 @@
-"""Operations computed in a special way to be fast, each equal to a plain form.
+"""Operations with a faster implementation than the plain form, and the same result.
 
-blockwise_attention  attention a block of queries at a time, with its own gradient
-cudnn_attention      cuDNN's fused attention on NVIDIA GPUs
-cross_entropy        head and loss a chunk of tokens at a time, without all logits at once
-matmul               matmuls whose gradients take the compute dtype
+blockwise_attention  causal attention, one block of queries at a time
+cudnn_attention      causal attention by cuDNN, on NVIDIA GPUs
+cross_entropy        output head and loss, one chunk of tokens at a time
+matmul               matmul with weights, with gradients in the compute dtype
 """

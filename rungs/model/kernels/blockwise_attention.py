@@ -1,12 +1,13 @@
-"""Attention over whole sequences in blocks of queries, which never holds the scores of all.
+"""Causal attention over full sequences, one block of queries at a time.
 
-A block's queries meet only the keys that some of them may see, so half of the square is never
-computed. The backward pass makes the weights again from the logarithm of their sums, a float for
-each query (Dao et al. 2022, «FlashAttention», sections 3.1 and B.2). The plain form is
-`attention.plain_attention`.
+A block computes scores only for keys that one of its queries attends to, which is half of the
+square, and the scores of all queries never exist at once. The backward pass recomputes the
+attention weights from the log-sum-exp, a float for each query (Dao et al. 2022, "FlashAttention",
+sections 3.1 and B.2). The plain form is `attention.plain_attention`.
 
-Axes as in `model.py`, and X for the key heads of all sequences, B · K of them; G for the query
-heads that share one; Q for the queries of a block and those heads, G times the block's length.
+Axes as in `gpt.py`, and
+    X key heads of all sequences (B · K), G query heads per key head,
+    Q queries of a block times the heads that share a key head (G · the block's length).
 """
 
 import functools
@@ -17,14 +18,16 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from rungs.model.kernels.matmul import opaque, transposed
+from rungs.model.kernels.matmul import optimization_barrier, transpose_in_memory
 from rungs.model.remat import save_for_backward
 from rungs.parallel import collectives
 
-SHORTEST, LONGEST, MOST = 64, 256, 8
-"""Queries of a block, and blocks of a sequence where that allows it."""
-HIDDEN = -1e30
-"""In place of a score that is not to be seen; finite, as its difference from itself must be 0."""
+MIN_QUERIES, MAX_QUERIES = 64, 256
+"""Queries in a block."""
+PREFERRED_BLOCKS = 8
+"""Blocks in a sequence, if that gives an allowed number of queries."""
+MASKED_SCORE = -1e30
+"""Finite, because its difference from itself must be 0."""
 
 
 class Scoring(NamedTuple):
@@ -32,32 +35,34 @@ class Scoring(NamedTuple):
 
     scale: float
     window: int | None
-    """A query sees its own key and those before it, at most so many; None for all."""
+    """The number of keys up to its own that a query attends to at most; None for all."""
     soft_cap: float | None
 
 
 class QueryBlock(NamedTuple):
-    """Queries from `first` to before `end`; they see no key before `seen`, nor from `end` on."""
+    """The queries from `first` to before `end`, which attend to keys from `first_key` to before
+    `end`."""
 
     first: int
     end: int
-    seen: int
+    first_key: int
 
-    def own(self, x_XGSH: Array) -> Array:
-        """Its queries' part: x_XQH."""
+    def queries(self, x_XGSH: Array) -> Array:
+        """Return the part of x for the block's queries: x_XQH."""
         part = x_XGSH[:, :, self.first : self.end]
         return part.reshape(part.shape[0], -1, part.shape[3])
 
-    def visible(self, x_XTH: Array) -> Array:
-        return x_XTH[:, self.seen : self.end]
+    def keys(self, x_XTH: Array) -> Array:
+        """Return the part of x for the keys that the block attends to."""
+        return x_XTH[:, self.first_key : self.end]
 
 
-def blocks(length: int, window: int | None) -> Iterator[QueryBlock]:
-    """The blocks of a sequence, in order."""
-    size = min(max(-(-length // MOST), SHORTEST), LONGEST)
+def query_blocks(length: int, window: int | None) -> Iterator[QueryBlock]:
+    """Yield the blocks of a sequence, in order."""
+    size = min(max(-(-length // PREFERRED_BLOCKS), MIN_QUERIES), MAX_QUERIES)
     for first in range(0, length, size):
-        seen = 0 if window is None else max(first - window + 1, 0)
-        yield QueryBlock(first, min(first + size, length), seen)
+        first_key = 0 if window is None else max(first - window + 1, 0)
+        yield QueryBlock(first, min(first + size, length), first_key)
 
 
 def causal_attention(
@@ -68,13 +73,10 @@ def causal_attention(
     window: int | None = None,
     soft_cap: float | None = None,
 ) -> Array:
-    """Softmax of the scores that may be seen, times the values; sums are float32.
+    """Return y_BSNH in the dtype of query; matmuls accumulate in float32.
 
     Args:
-        scale, window, soft_cap: as in `Scoring`.
-
-    Returns:
-        y_BSNH of query's type.
+        scale, window, soft_cap: see `Scoring`.
     """
     scoring = Scoring(scale, window, soft_cap)
     return _attention(scoring, *collectives.to_common_varying(query_BSNH, key_BSKH, value_BSKH))
@@ -89,40 +91,49 @@ def _forward(
     scoring: Scoring, query: Array, key: Array, value: Array
 ) -> tuple[Array, tuple[Array, ...]]:
     query_XGSH, key_XTH, value_XTH = _queries(query, key), _keys(key), _keys(value)
-    parts, logarithms = [], []
-    for block in blocks(query.shape[1], scoring.window):
+    parts, log_sums = [], []
+    for block in query_blocks(query.shape[1], scoring.window):
         scores_XQT, _ = _scores(scoring, block, query_XGSH, key_XTH)
         largest = scores_XQT.max(axis=-1, keepdims=True)
         weights = jnp.exp(scores_XQT - largest)
         total = weights.sum(axis=-1, keepdims=True)
-        y_XQH = _dot(weights.astype(value.dtype), block.visible(value_XTH), 2, 1) / total
+        y_XQH = _dot(weights.astype(value.dtype), block.keys(value_XTH), 2, 1) / total
         parts.append(_by_group(query_XGSH, y_XQH))
-        logarithms.append(largest + jnp.log(total))
+        log_sums.append(largest + jnp.log(total))
     y = save_for_backward(_as_queries(query, jnp.concatenate(parts, axis=2)))
-    logarithm = save_for_backward(jnp.concatenate(logarithms, axis=1))
-    return y, (query, key, value, y, logarithm)
+    log_sum = save_for_backward(jnp.concatenate(log_sums, axis=1))
+    return y, (query, key, value, y, log_sum)
 
 
 def _backward(
     scoring: Scoring, residuals: tuple[Array, ...], gradient: Array
 ) -> tuple[Array, Array, Array]:
-    query, key, value, y, logarithm = residuals
+    query, key, value, y, log_sum = residuals
     query_XGSH, key_XTH, value_XTH = _queries(query, key), _keys(key), _keys(value)
     gradient_XGSH, y_XGSH = _queries(gradient, key), _queries(y, key)
-    query_parts, key_parts, value_parts, done = [], [], [], 0
-    for block in blocks(query.shape[1], scoring.window):
+    query_parts, key_parts, value_parts, row = [], [], [], 0
+    for block in query_blocks(query.shape[1], scoring.window):
         scores_XQT, slope = _scores(scoring, block, query_XGSH, key_XTH)
-        own_XQH, dy_XQH = block.own(query_XGSH), block.own(gradient_XGSH)
-        rows = own_XQH.shape[1]
-        weights = jnp.exp(scores_XQT - logarithm[:, done : done + rows])
-        done += rows
-        dot = dy_XQH.astype(jnp.float32) * block.own(y_XGSH).astype(jnp.float32)
-        by_weight = _dot(dy_XQH, block.visible(value_XTH), 2, 2) - dot.sum(axis=-1, keepdims=True)
-        by_score = (weights * by_weight * slope).astype(query.dtype)
-        query_parts.append(_by_group(query_XGSH, _dot(by_score, block.visible(key_XTH), 2, 1)))
-        key_parts.append((block, opaque(_dot(transposed(own_XQH), by_score, 2, 1))))
+        query_XQH, dy_XQH = block.queries(query_XGSH), block.queries(gradient_XGSH)
+        rows = query_XQH.shape[1]
+        weights = jnp.exp(scores_XQT - log_sum[:, row : row + rows])
+        row += rows
+        dy_times_y = dy_XQH.astype(jnp.float32) * block.queries(y_XGSH).astype(jnp.float32)
+        weight_gradient = _dot(dy_XQH, block.keys(value_XTH), 2, 2) - dy_times_y.sum(
+            axis=-1, keepdims=True
+        )
+        score_gradient = (weights * weight_gradient * slope).astype(query.dtype)
+        query_parts.append(_by_group(query_XGSH, _dot(score_gradient, block.keys(key_XTH), 2, 1)))
+        key_parts.append(
+            (
+                block,
+                optimization_barrier(_dot(transpose_in_memory(query_XQH), score_gradient, 2, 1)),
+            )
+        )
         weights = weights.astype(query.dtype)
-        value_parts.append((block, opaque(_dot(transposed(dy_XQH), weights, 2, 1))))
+        value_parts.append(
+            (block, optimization_barrier(_dot(transpose_in_memory(dy_XQH), weights, 2, 1)))
+        )
     return (
         _as_queries(query, jnp.concatenate(query_parts, axis=2)),
         _as_keys(key, key_parts),
@@ -136,22 +147,24 @@ _attention.defvjp(_forward, _backward)
 def _scores(
     scoring: Scoring, block: QueryBlock, query_XGSH: Array, key_XTH: Array
 ) -> tuple[Array, Array | float]:
-    """scores_XQT of a block, and their derivative by the bare products."""
-    scores = _dot(block.own(query_XGSH), block.visible(key_XTH), 2, 2) * scoring.scale
+    """Return scores_XQT of a block, and their derivative with respect to query · key."""
+    scores = _dot(block.queries(query_XGSH), block.keys(key_XTH), 2, 2) * scoring.scale
     slope: Array | float = scoring.scale
     if scoring.soft_cap is not None:
         share = jnp.tanh(scores / scoring.soft_cap)
         scores, slope = scoring.soft_cap * share, scoring.scale * (1 - share * share)
-    distance_ST = jnp.arange(block.first, block.end)[:, None] - jnp.arange(block.seen, block.end)
-    is_seen = distance_ST >= 0
+    distance_ST = jnp.arange(block.first, block.end)[:, None] - jnp.arange(
+        block.first_key, block.end
+    )
+    mask = distance_ST >= 0
     if scoring.window is not None:
-        is_seen &= distance_ST < scoring.window
-    is_seen = jnp.tile(is_seen, (query_XGSH.shape[1], 1))
-    return jnp.where(is_seen, scores, HIDDEN), slope
+        mask &= distance_ST < scoring.window
+    mask = jnp.tile(mask, (query_XGSH.shape[1], 1))
+    return jnp.where(mask, scores, MASKED_SCORE), slope
 
 
 def _queries(x_BSNH: Array, key_BSKH: Array) -> Array:
-    """x_XGSH."""
+    """Return x_XGSH."""
     batch, length, heads, width = x_BSNH.shape
     kv_heads = key_BSKH.shape[2]
     by_head = x_BSNH.reshape(batch, length, kv_heads, heads // kv_heads, width)
@@ -159,35 +172,34 @@ def _queries(x_BSNH: Array, key_BSKH: Array) -> Array:
 
 
 def _as_queries(query_BSNH: Array, x_XGSH: Array) -> Array:
-    """x in the order and type of the queries."""
+    """Return x in the layout and dtype of the queries."""
     batch, length, heads, width = query_BSNH.shape
     x = x_XGSH.reshape(batch, heads, length, width).swapaxes(1, 2)
     return x.astype(query_BSNH.dtype)
 
 
 def _keys(x_BSKH: Array) -> Array:
-    """x_XTH."""
+    """Return x_XTH."""
     batch, length, heads, width = x_BSKH.shape
     return x_BSKH.swapaxes(1, 2).reshape(batch * heads, length, width)
 
 
 def _as_keys(key_BSKH: Array, parts: list[tuple[QueryBlock, Array]]) -> Array:
-    """The sum of what blocks give for the keys they see, x_XHT each, in the order and type of the
-    keys."""
+    """Return the sum of the blocks' gradients x_XHT, in the layout and dtype of the keys."""
     batch, length, heads, width = key_BSKH.shape
-    room = [((0, 0), (0, 0), (block.seen, length - block.end)) for block, _ in parts]
-    padded = [jnp.pad(x_XHT, wide) for (_, x_XHT), wide in zip(parts, room, strict=True)]
+    padding = [((0, 0), (0, 0), (block.first_key, length - block.end)) for block, _ in parts]
+    padded = [jnp.pad(x_XHT, by) for (_, x_XHT), by in zip(parts, padding, strict=True)]
     x_XHT = functools.reduce(jnp.add, padded)
     x_BSKH = x_XHT.reshape(batch, heads, width, length).transpose(0, 3, 1, 2)
     return x_BSKH.astype(key_BSKH.dtype)
 
 
 def _by_group(x_XGSH: Array, part_XQH: Array) -> Array:
-    """A block's part with its heads apart: x_XGSH."""
+    """Return a block's part with an axis for its heads: x_XGSH."""
     groups, width = x_XGSH.shape[1], x_XGSH.shape[3]
     return part_XQH.reshape(part_XQH.shape[0], groups, -1, width)
 
 
 def _dot(left: Array, right: Array, left_axis: int, right_axis: int) -> Array:
-    over = (((left_axis,), (right_axis,)), ((0,), (0,)))
-    return jax.lax.dot_general(left, right, over, preferred_element_type=jnp.float32)
+    contracted = (((left_axis,), (right_axis,)), ((0,), (0,)))
+    return jax.lax.dot_general(left, right, contracted, preferred_element_type=jnp.float32)

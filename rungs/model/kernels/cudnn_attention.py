@@ -1,4 +1,4 @@
-"""Attention over whole sequences by cuDNN, through `jax.nn.dot_product_attention`."""
+"""Causal attention over full sequences by cuDNN, through `jax.nn.dot_product_attention`."""
 
 import jax
 import jax.numpy as jnp
@@ -8,25 +8,26 @@ from rungs.model.kernels import blockwise_attention
 from rungs.model.remat import save_for_backward
 from rungs.parallel import target_device
 
-WIDEST_HEAD = 128
-"""Elements of a head that cuDNN's fused attention takes on every GPU since Ampere."""
+MAX_HEAD_SIZE = 128
+"""The largest head size of cuDNN's fused attention on every GPU since Ampere."""
 
 
-def takes(query_BSNH: Array | jax.ShapeDtypeStruct) -> bool:
-    """Whether it can: on an NVIDIA GPU since Ampere, 16 bits, heads of whole eights."""
+def supports(query_BSNH: Array | jax.ShapeDtypeStruct) -> bool:
+    """Return whether cuDNN can compute attention of these queries: in 16 bits, with heads of a
+    multiple of 8 elements, on an NVIDIA GPU since Ampere."""
     width = query_BSNH.shape[-1]
-    fits = query_BSNH.dtype in (jnp.bfloat16, jnp.float16) and not width % 8
-    return fits and width <= WIDEST_HEAD and _is_ampere_or_later(target_device.target())
+    is_supported = query_BSNH.dtype in (jnp.bfloat16, jnp.float16) and not width % 8
+    return is_supported and width <= MAX_HEAD_SIZE and _is_ampere_or_later(target_device.target())
 
 
 def causal_attention(
     query_BSNH: Array, key_BSKH: Array, value_BSKH: Array, scale: float, window: int | None
 ) -> Array:
-    """As `kernels.causal_attention.causal_attention`, without a soft cap; where that is planned
-    only, its stand-in, which keeps the same for the backward pass."""
+    """Return the same as `blockwise_attention.causal_attention`, without a soft cap. In a plan for
+    another device that function stands in: it keeps as much for the backward pass."""
     if not target_device.is_local():
         return blockwise_attention.causal_attention(query_BSNH, key_BSKH, value_BSKH, scale, window)
-    before = None if window is None else (window - 1, 0)
+    local_window = None if window is None else (window - 1, 0)
     return save_for_backward(
         jax.nn.dot_product_attention(
             query_BSNH,
@@ -34,7 +35,7 @@ def causal_attention(
             value_BSKH,
             scale=scale,
             is_causal=True,
-            local_window_size=before,
+            local_window_size=local_window,
             implementation="cudnn",
         )
     )

@@ -1,4 +1,4 @@
-"""`rotary.py`: scores go by the distance of two tokens, frequencies by what the papers say."""
+"""Position embeddings and rotary positions, compared with the papers' formulas."""
 
 import math
 from typing import Any
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rungs.config.model_config import LayerKind, ModelConfig, RopeScaling
-from rungs.model.rope import Rotary, frequencies, rotary_for, scaled
+from rungs.model.positions import Rotary, rotary_for, rotary_frequencies, scale_frequencies
 from tests.support.configs import model_config
 
 LLAMA_3 = {
@@ -42,13 +42,13 @@ def random_heads(*shape: int) -> jnp.ndarray:
 
 
 @pytest.mark.parametrize("scaling", SCALINGS)
-def test_scores_go_by_the_distance_alone(scaling: str) -> None:
+def test_rotary_scores_depend_on_distance_only(scaling: str) -> None:
     architecture = rope_config(**SCALINGS[scaling])
     query_NH, key_NH = random_heads(2, 3, 128)
 
     def scores_N(query_position: int, key_position: int) -> np.ndarray:
-        turned = rotary(architecture, query_position, key_position)(jnp.stack([query_NH, key_NH]))
-        return np.asarray((turned[0] * turned[1]).sum(axis=-1))
+        rotated = rotary(architecture, query_position, key_position)(jnp.stack([query_NH, key_NH]))
+        return np.asarray((rotated[0] * rotated[1]).sum(axis=-1))
 
     for distance in (0, 1, 7, 300):
         expected = scores_N(distance, 0)
@@ -59,17 +59,17 @@ def test_scores_go_by_the_distance_alone(scaling: str) -> None:
             assert np.abs(expected - other).max() > 0.1
 
 
-def test_lengths_stay_and_the_first_position_is_not_turned() -> None:
+def test_rotation_keeps_lengths_and_leaves_position_0_unchanged() -> None:
     x_SNH = random_heads(5, 3, 128)
-    turned = rotary(rope_config(), 0, 1, 2, 3, 1000)(x_SNH)
-    np.testing.assert_array_equal(turned[0], x_SNH[0])
-    assert not np.isclose(turned[1:], x_SNH[1:]).all(axis=-1).any()
+    rotated = rotary(rope_config(), 0, 1, 2, 3, 1000)(x_SNH)
+    np.testing.assert_array_equal(rotated[0], x_SNH[0])
+    assert not np.isclose(rotated[1:], x_SNH[1:]).all(axis=-1).any()
     np.testing.assert_allclose(
-        jnp.linalg.norm(turned, axis=-1), jnp.linalg.norm(x_SNH, axis=-1), rtol=1e-6
+        jnp.linalg.norm(rotated, axis=-1), jnp.linalg.norm(x_SNH, axis=-1), rtol=1e-6
     )
 
 
-def test_each_row_of_a_batch_has_positions_of_its_own() -> None:
+def test_each_row_of_a_batch_has_its_own_positions() -> None:
     x_BSNH = random_heads(2, 4, 3, 128)
     positions_BS = jnp.asarray([[0, 1, 2, 3], [0, 0, 0, 1]])
     found = rotary_for(rope_config(), "global", positions_BS)
@@ -79,21 +79,21 @@ def test_each_row_of_a_batch_has_positions_of_its_own() -> None:
         np.testing.assert_allclose(found(x_BSNH)[row], expected, rtol=1e-6, atol=1e-6)
 
 
-def test_turns_are_computed_in_float32_and_rounded_once() -> None:
+def test_rotation_is_computed_in_float32_and_rounded_once() -> None:
     x_SNH = random_heads(2, 3, 128).astype(jnp.bfloat16)
-    turn = rotary(rope_config(), 500, 1001)
-    exact = turn(x_SNH.astype(jnp.float32))
-    assert turn(x_SNH).dtype == jnp.bfloat16
-    np.testing.assert_array_equal(turn(x_SNH), exact.astype(jnp.bfloat16))
+    rotate = rotary(rope_config(), 500, 1001)
+    exact = rotate(x_SNH.astype(jnp.float32))
+    assert rotate(x_SNH).dtype == jnp.bfloat16
+    np.testing.assert_array_equal(rotate(x_SNH), exact.astype(jnp.bfloat16))
 
 
-def test_frequencies_fall_from_one_by_equal_ratios() -> None:
-    found = frequencies(rope_config(), "global")
+def test_frequencies_fall_geometrically_from_1() -> None:
+    found = rotary_frequencies(rope_config(), "global")
     expected = [500_000 ** (-2 * pair / 128) for pair in range(64)]
     np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
-def test_linear_scaling_is_a_slower_clock() -> None:
+def test_linear_scaling_divides_positions_by_the_factor() -> None:
     architecture = rope_config(**SCALINGS["linear"])
     x_SNH = random_heads(3, 2, 128)
     stretched, plain = rotary(architecture, 4, 40, 400), rotary(rope_config(), 1, 10, 100)
@@ -101,8 +101,8 @@ def test_linear_scaling_is_a_slower_clock() -> None:
 
 
 def test_llama3_scaling_has_three_regimes() -> None:
-    plain = frequencies(rope_config(), "global")
-    found = frequencies(rope_config(rope_scaling=LLAMA_3), "global")
+    plain = rotary_frequencies(rope_config(), "global")
+    found = rotary_frequencies(rope_config(rope_scaling=LLAMA_3), "global")
     wavelengths = 2 * math.pi / plain
     fast, slow = wavelengths < 8192 / 4, wavelengths > 8192 / 1
     between = ~fast & ~slow
@@ -115,25 +115,25 @@ def test_llama3_scaling_has_three_regimes() -> None:
     assert (np.diff(found) < 0).all()
 
 
-def test_llama3_scaling_passes_smoothly_from_regime_to_regime() -> None:
+def test_llama3_scaling_is_continuous_between_regimes() -> None:
     scaling = RopeScaling.model_validate(LLAMA_3)
     for bound, ratio in ((8192 / 4, 1.0), (8192 / 1, 1 / 8)):
         around = 2 * math.pi / (bound * np.array([1 - 1e-9, 1, 1 + 1e-9]))
-        np.testing.assert_allclose(scaled(around, scaling) / around, ratio, rtol=1e-8)
+        np.testing.assert_allclose(scale_frequencies(around, scaling) / around, ratio, rtol=1e-8)
 
 
-def test_sliding_layers_may_have_a_base_of_their_own_that_is_never_scaled() -> None:
+def test_sliding_layers_may_have_their_own_base_which_is_never_scaled() -> None:
     keys = {"sliding_window": 4, "rope_scaling": {"type": "linear", "factor": 8.0}}
     own = rope_config(**keys, sliding_rope_theta=10_000.0)
     shared = rope_config(**keys)
-    in_global = frequencies(rope_config(), "global") / 8
-    np.testing.assert_array_equal(frequencies(own, "global"), in_global)
-    np.testing.assert_array_equal(frequencies(shared, "global"), in_global)
-    np.testing.assert_array_equal(frequencies(shared, "sliding"), in_global)
-    plain = frequencies(rope_config(rope_theta=10_000.0), "global")
-    np.testing.assert_array_equal(frequencies(own, "sliding"), plain)
+    in_global = rotary_frequencies(rope_config(), "global") / 8
+    np.testing.assert_array_equal(rotary_frequencies(own, "global"), in_global)
+    np.testing.assert_array_equal(rotary_frequencies(shared, "global"), in_global)
+    np.testing.assert_array_equal(rotary_frequencies(shared, "sliding"), in_global)
+    plain = rotary_frequencies(rope_config(rope_theta=10_000.0), "global")
+    np.testing.assert_array_equal(rotary_frequencies(own, "sliding"), plain)
 
 
 @pytest.mark.parametrize("positions", ["none", "learned", "sinusoidal"])
-def test_other_positions_turn_nothing(positions: str) -> None:
+def test_other_positions_rotate_nothing(positions: str) -> None:
     assert rotary_for(model_config(positions=positions), "global", jnp.arange(3)) is None

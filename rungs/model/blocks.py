@@ -1,0 +1,176 @@
+"""The decoder blocks: one `Block` is attention and feed-forward; `run_blocks` scans over all of
+them. Axes as in `gpt.py`."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+
+from rungs.config.model_config import ModelConfig
+from rungs.config.train_config import Remat
+from rungs.model.attention import Attention, AttentionContext, Cache, sequence_contexts
+from rungs.model.feed_forward import Routing, make_feed_forward
+from rungs.model.layers import NO_DROPOUT, Dropout, Norm, apply_norm, make_norm
+from rungs.model.remat import checkpoint_layer
+from rungs.parallel.fsdp import no_gather
+
+
+class Compute(NamedTuple):
+    """How a forward pass is computed. Results differ by rounding only."""
+
+    dtype: jnp.dtype = jnp.dtype(jnp.float32)
+    """Of activations and matmuls."""
+    remat: Remat = "dots"
+    """What the backward pass recomputes; see `remat.py`."""
+    unroll: int = 1
+    """Periods of the layer pattern per iteration of the scan."""
+    gather: Callable[[nnx.State], nnx.State] = no_gather
+    """All-gathers the weights of one layer; the backward pass gathers them again."""
+
+
+class Block(nnx.Module):
+    """Attention, then feed-forward, each with its norms, dropout and residual connection."""
+
+    def __init__(self, config: ModelConfig, key: Array) -> None:
+        attention_key, feed_forward_key = jax.random.split(key)
+        self.residual, self.norm_placement = config.residual, config.norm_placement
+        width = {"emb": config.emb_dim}
+        norms_around = config.norm_placement == "around"
+        self.attention_norm = make_norm(config, width)
+        self.attention = Attention(config, attention_key)
+        self.attention_output_norm = make_norm(config, width) if norms_around else None
+        self.feed_forward = make_feed_forward(config, feed_forward_key)
+        has_feed_forward = self.feed_forward is not None
+        self.feed_forward_norm = make_norm(config, width) if has_feed_forward else None
+        self.feed_forward_output_norm = (
+            make_norm(config, width) if has_feed_forward and norms_around else None
+        )
+
+    def __call__(
+        self,
+        x_BSD: Array,
+        context: AttentionContext,
+        dropout: Dropout = NO_DROPOUT,
+        cache: Cache | None = None,
+    ) -> tuple[Array, Cache | None, Routing | None]:
+        """Return x_BSD, the cache with these tokens added, and the routing of experts."""
+        attention_input = self._sublayer_input(x_BSD, self.attention_norm)
+        y_BSD, cache = self.attention(attention_input, context, dropout.fold(0), cache)
+        y_BSD = dropout.fold(1)(apply_norm(self.attention_output_norm, y_BSD))
+        x_BSD = self._add_sublayer(x_BSD, y_BSD, self.attention_norm)
+        if self.feed_forward is None:
+            return x_BSD, cache, None
+        y_BSD, routing = self.feed_forward(self._sublayer_input(x_BSD, self.feed_forward_norm))
+        y_BSD = dropout.fold(2)(apply_norm(self.feed_forward_output_norm, y_BSD))
+        return self._add_sublayer(x_BSD, y_BSD, self.feed_forward_norm), cache, routing
+
+    def _sublayer_input(self, x_BSD: Array, norm: Norm | None) -> Array:
+        return x_BSD if self.norm_placement == "after" else apply_norm(norm, x_BSD)
+
+    def _add_sublayer(self, x_BSD: Array, y_BSD: Array, norm: Norm | None) -> Array:
+        """Return the residual stream after a sublayer that returned y."""
+        y_BSD = x_BSD + y_BSD if self.residual else y_BSD
+        return apply_norm(norm, y_BSD) if self.norm_placement == "after" else y_BSD
+
+
+def make_blocks(config: ModelConfig, key: Array) -> Block:
+    """Return all blocks as one module whose parameters are stacked along a leading axis L."""
+    make = nnx.vmap(functools.partial(Block, config))
+    return make(jax.random.split(key, config.n_layers))
+
+
+def run_blocks(
+    blocks: Block,
+    config: ModelConfig,
+    x_BSD: Array,
+    dropout: Dropout,
+    compute: Compute,
+    keep_hidden_states: bool,
+) -> tuple[Array, list[Array] | None, Routing | None]:
+    """Apply the blocks in order, by a scan over the periods of the layer pattern. Each layer of a
+    period is compiled once; layers left over after the last full period follow the scan.
+
+    Returns:
+        x_BSD; each block's x_BSD if `keep_hidden_states`; the routing of all layers.
+    """
+    graph, stacked = nnx.split(blocks)
+    contexts = sequence_contexts(config, x_BSD.shape[-2])
+    kinds = config.repeated_kinds
+    periods, remainder = divmod(config.n_layers, len(kinds))
+
+    def run_layer(
+        layer: nnx.State, x_BSD: Array, context: AttentionContext, dropout: Dropout
+    ) -> tuple[Array, Routing | None]:
+        x_BSD, _, routing = nnx.merge(graph, compute.gather(layer))(x_BSD, context, dropout)
+        return x_BSD, routing
+
+    def run_period(
+        carry: tuple[Array, Array], layers: nnx.State
+    ) -> tuple[tuple[Array, Array], Any]:
+        x_BSD, number = carry
+        outputs = []
+        for place, kind in enumerate(kinds[: _leading_size(layers)]):
+            layer = jax.tree.map(lambda array, at=place: array[at], layers)
+            x_BSD, routing = run(layer, x_BSD, contexts[kind], dropout.fold(number + place))
+            outputs.append((x_BSD if keep_hidden_states else None, routing))
+        return (x_BSD, number + len(outputs)), jax.tree.map(lambda *a: jnp.stack(a), *outputs)
+
+    run = checkpoint_layer(run_layer, compute.remat, compute.gather is not no_gather)
+    scanned = periods * len(kinds)
+    by_period = jax.tree.map(
+        lambda a: a[:scanned].reshape(periods, len(kinds), *a.shape[1:]), stacked
+    )
+    start = x_BSD, jnp.asarray(1)
+    carry, outputs = jax.lax.scan(run_period, start, by_period, unroll=compute.unroll)
+    outputs = jax.tree.map(lambda a: a.reshape(scanned, *a.shape[2:]), outputs)
+    if remainder:
+        carry, last = run_period(carry, jax.tree.map(lambda a: a[scanned:], stacked))
+        outputs = jax.tree.map(lambda *a: jnp.concatenate(a), outputs, last)
+    hidden_LBSD, routing = outputs
+    return carry[0], None if hidden_LBSD is None else list(hidden_LBSD), routing
+
+
+def unstack_layers(
+    stacked: nnx.State, layers: int, dtype: jnp.dtype, donate: bool = False
+) -> list[nnx.State]:
+    """Return a copy of each layer's parameters, with matrices cast to a dtype.
+
+    Args:
+        stacked: the state of `make_blocks`' module.
+        donate: free each stacked parameter once its layers are copied.
+    """
+    params, tree = jax.tree.flatten(stacked, is_leaf=_is_param)
+    columns = []
+    for param in params:
+        array = param[...]
+        columns.append([_cast_if_matrix(param, array[layer], dtype) for layer in range(layers)])
+        if donate:
+            jax.block_until_ready([copy[...] for copy in columns[-1]])
+            array.delete()
+    return [jax.tree.unflatten(tree, parts) for parts in zip(*columns, strict=True)]
+
+
+def cast_matrices(state: nnx.State, dtype: jnp.dtype) -> nnx.State:
+    """Return the parameters, those that are operands of a matmul or embedding tables cast to a
+    dtype."""
+    return jax.tree.map(
+        lambda param: _cast_if_matrix(param, param[...], dtype), state, is_leaf=_is_param
+    )
+
+
+def _cast_if_matrix(param: Any, array: Array, dtype: jnp.dtype) -> Any:
+    return param.replace(array.astype(dtype) if param.inputs else array)
+
+
+def _is_param(node: Any) -> bool:
+    return isinstance(node, nnx.Variable)
+
+
+def _leading_size(tree: Any) -> int:
+    """Return the length of the leading axis that all arrays of a tree share."""
+    length: int = jax.tree.leaves(tree)[0].shape[0]
+    return length

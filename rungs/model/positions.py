@@ -1,0 +1,104 @@
+"""How the model knows where a token stands: each kind of `positions` in model.json.
+
+    none        it doesn't
+    learned     a trained vector for each position, added to the token embedding
+    sinusoidal  fixed sines and cosines, added to the token embedding
+    rope        queries and keys rotated in every attention layer
+
+`make_position_embedding` returns what is added to the token embedding, `rotary_for` what rotates
+queries and keys. A new kind is a name in `ModelConfig.positions` and a case in one of the two; the
+checks of the model in `diagnostics/model_check/reachable_loss.py` ask for the kind, too.
+
+Axes as in `gpt.py`, and R for the H ÷ 2 pairs of elements of a head.
+"""
+
+import math
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import Array
+
+from rungs.config.model_config import LayerKind, ModelConfig, RopeScaling
+from rungs.model.layers import Embedding, initializer
+
+SINUSOID_BASE = 10_000.0
+
+
+class Sinusoids(nnx.Module):
+    """Fixed position vectors: sines in the first half of D, cosines in the second, with wavelengths
+    from 2π to 10,000 · 2π (Vaswani et al. 2017, section 3.5)."""
+
+    def __init__(self, width: int) -> None:
+        self.width = width
+
+    def __call__(self, positions_BS: Array) -> Array:
+        """Return x_BSD, float32."""
+        frequencies = SINUSOID_BASE ** (-jnp.arange(0, self.width, 2) / self.width)
+        angles = positions_BS[..., None] * frequencies
+        return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)
+
+
+def make_position_embedding(config: ModelConfig, key: Array) -> Embedding | Sinusoids | None:
+    """Return what maps positions_BS to the vectors x_BSD that are added to the token embedding;
+    None if nothing is."""
+    if config.positions == "learned":
+        rows, width = {"position": config.context_length}, {"emb": config.emb_dim}
+        return Embedding(rows, width, initializer(config), key)
+    if config.positions == "sinusoidal":
+        return Sinusoids(config.emb_dim)
+    return None
+
+
+class Rotary(NamedTuple):
+    """A rotation for each position (Su et al. 2021): pairs of a head's elements turn by an angle
+    that grows with the position. A pair is an element of the first half of the head and the
+    corresponding one of the second half."""
+
+    cos_BSR: Array
+    sin_BSR: Array
+
+    def __call__(self, x_BSNH: Array) -> Array:
+        """Return the heads rotated, in the dtype of x, computed in float32."""
+        cos, sin = self.cos_BSR[..., None, :], self.sin_BSR[..., None, :]
+        first, second = jnp.split(x_BSNH.astype(jnp.float32), 2, axis=-1)
+        rotated = (first * cos - second * sin, second * cos + first * sin)
+        return jnp.concatenate(rotated, axis=-1).astype(x_BSNH.dtype)
+
+
+def rotary_for(config: ModelConfig, kind: LayerKind, positions_BS: Array) -> Rotary | None:
+    """Return what rotates queries and keys in layers of this kind; None without rotary positions.
+
+    Args:
+        positions_BS: the position of each token, with or without B.
+    """
+    if config.positions != "rope":
+        return None
+    angles_BSR = positions_BS[..., None] * jnp.asarray(
+        rotary_frequencies(config, kind), jnp.float32
+    )
+    return Rotary(jnp.cos(angles_BSR), jnp.sin(angles_BSR))
+
+
+def rotary_frequencies(config: ModelConfig, kind: LayerKind) -> np.ndarray:
+    """Return frequencies_R: radians per position of each pair, float64."""
+    sliding_base = config.sliding_rope_theta if kind == "sliding" else None
+    exponents = np.arange(0, config.head_width, 2) / config.head_width
+    frequencies = (sliding_base or config.rope_theta) ** -exponents
+    if sliding_base or config.rope_scaling is None:
+        return frequencies
+    return scale_frequencies(frequencies, config.rope_scaling)
+
+
+def scale_frequencies(frequencies: np.ndarray, scaling: RopeScaling) -> np.ndarray:
+    """Return the frequencies stretched over a longer context; see `model_config.RopeScaling`."""
+    if scaling.type == "linear":
+        return frequencies / scaling.factor
+    low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
+    assert low is not None
+    assert high is not None
+    assert scaling.original_context_length is not None
+    turns = scaling.original_context_length * frequencies / (2 * math.pi)
+    unscaled = np.clip((turns - low) / (high - low), 0, 1)
+    return unscaled * frequencies + (1 - unscaled) * frequencies / scaling.factor
