@@ -1,4 +1,4 @@
-"""Command: make a dataset ready: from the hub, from your own text or pairs, or the embedded one."""
+"""Command: build a dataset from your own files, or download one from the hub."""
 
 from pathlib import Path
 
@@ -12,34 +12,35 @@ from rungs.data.tokenizer_files import load_tokenizer
 
 @click.command(options_metavar="[OPTIONS]")
 @click.argument("what", nargs=-1, required=True, metavar="NAME | --text FILE... | --pairs FILE...")
-@click.option("--text", is_flag=True, help="Make a dataset of your own UTF-8 text files.")
+@click.option("--text", is_flag=True, help="Build a dataset from your own UTF-8 text files.")
 @click.option(
     "--pairs",
     is_flag=True,
-    help='Make one of your own JSON lines {"prompt": "...", "answer": "..."}.',
+    help='Build one from your own JSON lines {"prompt": "...", "answer": "..."}.',
 )
-@click.option("--name", help="Name of the dataset made of files.")
+@click.option("--name", help="Name of the dataset to build.")
 @click.option(
     "--vocab-size",
     type=int,
-    help=f"Tokens of the tokenizer trained on the text.  [default: {python_stdlib.VOCAB_SIZE}]",
+    help="Vocabulary size of the BPE tokenizer trained on the text."
+    f"  [default: {python_stdlib.VOCAB_SIZE}]",
 )
 @click.option(
     "--tokenizer",
-    help="A tokenizer.json, a folder with one, or a hub id: instead of training one; for pairs"
-    " that of the model to fine-tune.",
+    help="Use this tokenizer instead of training one: a tokenizer.json, a folder with one, or a"
+    " hub id. For pairs it must be the tokenizer of the model to fine-tune.",
 )
 @click.option(
     "--validation-percent",
     type=click.FloatRange(0, 100, max_open=True),
     default=python_stdlib.VALIDATION_PERCENT,
     show_default=True,
-    help="Share of the files that is for validation.",
+    help="Share of the text to use for validation.",
 )
 @click.option(
     "--datasets-dir",
     type=click.Path(path_type=Path, file_okay=False),
-    help=f"Where datasets are.  [default: ${catalog.VARIABLE}, else the project's datasets/]",
+    help=f"Folder of the datasets.  [default: ${catalog.VARIABLE}, else the project's datasets/]",
 )
 def main(
     what: tuple[str, ...],
@@ -51,35 +52,37 @@ def main(
     validation_percent: float,
     datasets_dir: Path | None,
 ) -> None:
-    """Make a dataset ready for training and say what is in it.
+    """Build or download a dataset, and print what is in it.
 
     NAME is python-stdlib (built in), or the id of a dataset on the Hugging Face hub, such as
-    gpjt/fineweb-gpt2-tokens. With --text, FILEs are tokenized into a dataset called by --name;
-    of several files some are for validation, of one its end. With --pairs likewise, each line of
-    a FILE a prompt and the answer to learn.
+    gpjt/fineweb-gpt2-tokens.
+
+    With --text, the dataset is built from FILEs of text. With --pairs, each line of a FILE is a
+    prompt and the answer to learn. Of several files, some are for validation; of a single file,
+    its end.
     """
-    place = catalog.find_datasets_dir(datasets_dir)
-    _refuse_misfits(what, text, pairs, name, vocab_size, tokenizer)
+    datasets_dir = catalog.find_datasets_dir(datasets_dir)
+    _check_options(what, text, pairs, name, vocab_size, tokenizer)
     files = [Path(file) for file in what]
     loaded = load_tokenizer(tokenizer) if tokenizer else None
     if name and pairs and loaded:
-        made = catalog.add_pairs(
-            name, files, place, tokenizer=loaded, validation_percent=validation_percent
+        dataset = catalog.build_pair_dataset(
+            name, files, datasets_dir, tokenizer=loaded, validation_percent=validation_percent
         )
     elif name:
-        made = catalog.add_text(
+        dataset = catalog.build_text_dataset(
             name,
             files,
-            place,
+            datasets_dir,
             tokenizer=loaded or vocab_size or python_stdlib.VOCAB_SIZE,
             validation_percent=validation_percent,
         )
     else:
-        made = catalog.open_dataset(what[0], place)
-    _report(made)
+        dataset = catalog.open_dataset(what[0], datasets_dir)
+    _report(dataset)
 
 
-def _refuse_misfits(
+def _check_options(
     what: tuple[str, ...],
     text: bool,
     pairs: bool,
@@ -87,34 +90,34 @@ def _refuse_misfits(
     vocab_size: int | None,
     tokenizer: str | None,
 ) -> None:
-    """Raises click.UsageError for options that do not go together."""
+    """Raise click.UsageError if options do not go together."""
     if text and pairs:
-        raise click.UsageError("--text and --pairs make different datasets; leave out one")
+        raise click.UsageError("--text and --pairs build different datasets; leave out one")
     if not (text or pairs) and (len(what) > 1 or name or vocab_size or tokenizer):
-        raise click.UsageError("to make a dataset of files, add --text or --pairs")
+        raise click.UsageError("to build a dataset from files, add --text or --pairs")
     if (text or pairs) and not name:
         raise click.UsageError(f"--{'text' if text else 'pairs'} needs a --name for the dataset")
     if pairs and (vocab_size or not tokenizer):
         raise click.UsageError("--pairs needs the --tokenizer of the model to fine-tune")
     if vocab_size and tokenizer:
-        raise click.UsageError("--vocab-size is for a tokenizer trained here; leave out one")
+        raise click.UsageError("--vocab-size and --tokenizer do not go together; leave out one")
 
 
-def _report(made: Dataset) -> None:
-    click.echo(f"{made.name}: {made.folder}")
-    for split in made.splits:
-        found = made.description.splits[split]
+def _report(dataset: Dataset) -> None:
+    click.echo(f"{dataset.name}: {dataset.folder}")
+    for split in dataset.splits:
+        contents = dataset.description.splits[split]
         click.echo(
-            f"  {split}: {found.tokens:,} tokens, largest id {found.largest_token_id},"
-            f" {found.file_bytes:,} bytes of {found.dtype}"
+            f"  {split}: {contents.tokens:,} tokens, largest id {contents.largest_token_id},"
+            f" {contents.file_bytes:,} bytes of {contents.dtype}"
         )
-        if found.pairs:
+        if pairs := contents.pairs:
             click.echo(
-                f"    {found.pairs.pairs:,} pairs, the longest of {found.pairs.longest_tokens:,}"
-                f" tokens; {found.pairs.answer_tokens:,} tokens in the answers"
+                f"    {pairs.pairs:,} pairs, the longest has {pairs.longest_tokens:,} tokens;"
+                f" {pairs.answer_tokens:,} tokens in the answers"
             )
-    if made.tokenizer_file:
-        click.echo(f"  tokenizer: vocab_size {load_tokenizer(made.folder).vocab_size}")
+    if dataset.tokenizer_file:
+        click.echo(f"  tokenizer: vocab_size {load_tokenizer(dataset.folder).vocab_size}")
 
 
 if __name__ == "__main__":

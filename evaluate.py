@@ -12,7 +12,7 @@ from rungs.config.run_config import RunConfig
 from rungs.config.train_config import TrainConfig
 from rungs.data.catalog import find_datasets_dir, open_dataset
 from rungs.data.loader import ValidationData
-from rungs.data.provenance import refuse_other_tokenizers
+from rungs.data.provenance import check_same_tokenizer
 from rungs.data.sequences import IGNORED
 from rungs.parallel import jax_setup
 from rungs.parallel.mesh import one_device
@@ -38,7 +38,7 @@ def main(checkpoint: str, dataset: str | None, datasets_dir: Path | None) -> Non
     weights = Weights(find_weights(checkpoint))
     train = _train_config(weights, dataset)
     datasets = {name: open_dataset(name, folder, update=False) for name in train.datasets}
-    refuse_other_tokenizers(datasets, train.tokenizer, weights.tokenizer)
+    check_same_tokenizer(datasets, train.tokenizer, weights.tokenizer)
     validation = ValidationData.of(RunConfig(weights.header.model, train), datasets)
     if validation is None:
         raise UserError(

@@ -13,7 +13,7 @@ from rungs.checkpointing.weights_index import WEIGHTS_FILE, file_or_index
 from rungs.common.errors import UserError
 from rungs.common.paths import is_file, is_folder, is_there
 from rungs.data import tokenizer_files
-from rungs.data.catalog import find_datasets_dir, folder_of
+from rungs.data.catalog import dataset_folder, find_datasets_dir
 from rungs.data.tokenizer import TOKENIZER_FILE, Tokenizer
 from rungs.model.gpt import GPT
 from rungs.run.folder import RUNS, known_runs
@@ -61,7 +61,7 @@ def load_tokenizer(path: Path | str, datasets_dir: Path | None = None) -> Tokeni
         raise UserError(
             f"{weights}: was imported without a tokenizer; put its tokenizer.json in that folder"
         )
-    folder = folder_of(name, find_datasets_dir(datasets_dir))
+    folder = dataset_folder(name, find_datasets_dir(datasets_dir))
     return tokenizer_files.load_tokenizer(folder if is_folder(folder) else name)
 
 

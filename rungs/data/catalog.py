@@ -1,4 +1,4 @@
-"""The `datasets` folder: a dataset by its name, wherever it comes from."""
+"""Open a dataset by its name. If it is missing, build it or download it first."""
 
 import difflib
 import logging
@@ -19,24 +19,27 @@ from rungs.data.tokenizer import Tokenizer
 logger = logging.getLogger("rungs.dataset")
 
 VARIABLE = "RUNGS_DATASETS_DIR"
-"""Environment variable that names another place for the folder."""
+"""Environment variable that sets the datasets folder."""
 _COMMAND = "uv run download_dataset.py"
 
 
 def find_datasets_dir(option: Path | None = None) -> Path:
-    """Where datasets are: as a command's option says, else the environment variable, else the
-    folder `datasets` of the checkout or, without one, of the working directory."""
+    """Return the folder that holds the datasets.
+
+    It is the command-line option if given, else the environment variable, else `datasets` in the
+    checkout, or in the working directory if Rungs was installed without a checkout.
+    """
     if option:
         return option
-    named = os.environ.get(VARIABLE)
-    return Path(named) if named else (checkout() or Path()) / "datasets"
+    variable = os.environ.get(VARIABLE)
+    return Path(variable) if variable else (checkout() or Path()) / "datasets"
 
 
-def folder_of(name: str, datasets_dir: Path) -> Path:
-    """Folder of a dataset, whether it is there or not.
+def dataset_folder(name: str, datasets_dir: Path) -> Path:
+    """Return the folder of a dataset, which may not exist.
 
     Raises:
-        UserError: for a name that cannot be one, such as one that leads out of the folder.
+        UserError: the name is not valid, for example because it leads out of `datasets_dir`.
     """
     parts = name.split("/")
     if len(parts) > 2 or not all(map(_is_name, parts)):
@@ -53,26 +56,26 @@ def _is_name(part: str) -> bool:
 
 
 def open_dataset(name: str, datasets_dir: Path, *, update: bool = True) -> Dataset:
-    """Open a dataset, built or downloaded first where it is absent.
+    """Open a dataset. If it is missing, build or download it first.
 
     Args:
         name: `python-stdlib`, a folder under `datasets_dir`, or a hub id `owner/name`.
-        update: whether a dataset from the hub is brought up to date; else the network is never
-            used where there is a copy.
+        update: download a newer version if the hub has one. If False, the network is used only
+            for a dataset that has not been downloaded yet.
 
     Raises:
-        UserError: where there is no such dataset, or it is damaged.
+        UserError: the dataset does not exist or is damaged.
     """
-    folder = folder_of(name, datasets_dir)
+    folder = dataset_folder(name, datasets_dir)
     atomic_folder.recover_folder(folder)
     if "/" in name:
-        hub_dataset.bring_up_to_date(name, folder, update=update)
+        hub_dataset.download(name, folder, update=update)
     elif not is_there(folder):
-        _build_named(name, folder)
+        _build_by_name(name, folder)
     return Dataset(name, folder)
 
 
-def add_text(
+def build_text_dataset(
     name: str,
     files: list[Path],
     datasets_dir: Path,
@@ -80,34 +83,26 @@ def add_text(
     tokenizer: Tokenizer | int,
     validation_percent: float,
 ) -> Dataset:
-    """Make a dataset of text files.
+    """Build a dataset from text files.
 
     Args:
-        tokenizer: what to tokenize with, or the size of the vocabulary to train on the text.
-        validation_percent: how much of the text is for validation, at least 0 and below 100.
+        tokenizer: a tokenizer, or the vocabulary size of one to train on the text.
+        validation_percent: share of the text to use for validation, at least 0 and below 100.
 
     Raises:
-        UserError: where the name is taken, or a file is missing or not UTF-8.
+        UserError: the name is taken, or a file is missing or not UTF-8.
     """
     if isinstance(tokenizer, int) and tokenizer < SMALLEST_VOCAB:
         raise UserError(f"a vocabulary of {tokenizer} is too small; at least {SMALLEST_VOCAB}")
-    whole = [TextSection.whole(path) for path in dict.fromkeys(files)]
-
-    def fill(partial: Path) -> Source:
-        sections = text_dataset.split_sections(whole, validation_percent)
-        text_dataset.write(
-            partial,
-            sections,
-            text_dataset.tokenizer_for(sections["train"], tokenizer)
-            if isinstance(tokenizer, int)
-            else tokenizer,
-        )
-        return Source(kind="text", files=[section.path.name for section in whole])
-
-    return _add(name, datasets_dir, fill)
+    texts = [TextSection.of_file(path) for path in dict.fromkeys(files)]
+    return _build_from_files(
+        name,
+        datasets_dir,
+        lambda folder: text_dataset.build(folder, texts, tokenizer, validation_percent),
+    )
 
 
-def add_pairs(
+def build_pair_dataset(
     name: str,
     files: list[Path],
     datasets_dir: Path,
@@ -115,58 +110,54 @@ def add_pairs(
     tokenizer: Tokenizer,
     validation_percent: float,
 ) -> Dataset:
-    """Make a dataset of files with a prompt and its answer in each line.
+    """Build a dataset from files that have a prompt and its answer on each line.
 
     Args:
-        tokenizer: that of the model which is to learn the answers.
-        validation_percent: how much of the files is for validation, at least 0 and below 100.
+        tokenizer: the tokenizer of the model to fine-tune.
+        validation_percent: share of the files to use for validation, at least 0 and below 100.
 
     Raises:
-        UserError: where the name is taken, or a file is missing, without a pair, or has a line
-            that is none.
+        UserError: the name is taken, a file is missing or has no pairs, or a line is not a pair.
     """
-    whole = [TextSection.whole(path) for path in dict.fromkeys(files)]
-
-    def fill(partial: Path) -> Source:
-        sections = pair_dataset.split_sections(whole, validation_percent)
-        pair_dataset.write(partial, sections, tokenizer)
-        return Source(kind="pairs", files=[section.path.name for section in whole])
-
-    return _add(name, datasets_dir, fill)
+    texts = [TextSection.of_file(path) for path in dict.fromkeys(files)]
+    return _build_from_files(
+        name,
+        datasets_dir,
+        lambda folder: pair_dataset.build(folder, texts, tokenizer, validation_percent),
+    )
 
 
-def _add(name: str, datasets_dir: Path, fill: Callable[[Path], Source]) -> Dataset:
-    """Make a dataset of the user's own files with what `fill` writes."""
-    folder = folder_of(name, datasets_dir)
+def _build_from_files(name: str, datasets_dir: Path, build: Callable[[Path], Source]) -> Dataset:
+    folder = dataset_folder(name, datasets_dir)
     if "/" in name or name == python_stdlib.NAME:
-        raise UserError(f"dataset {name!r}: this name is for another source; choose one without /")
-    if is_there(folder) or not _build(folder, fill):
-        raise UserError(f"{folder}: exists already; choose another name, or delete it first")
+        raise UserError(f"dataset {name!r}: this name is reserved; choose another one, without /")
+    if is_there(folder) or not _build_folder(folder, build):
+        raise UserError(f"{folder}: already exists; choose another name, or delete it first")
     return Dataset(name, folder)
 
 
-def _build_named(name: str, folder: Path) -> None:
+def _build_by_name(name: str, folder: Path) -> None:
     if name == python_stdlib.NAME:
-        logger.info("making dataset %s in %s", name, folder)
-        _build(folder, python_stdlib.fill)
+        logger.info("building dataset %s in %s", name, folder)
+        _build_folder(folder, python_stdlib.build)
         return
     known = [python_stdlib.NAME]
     if is_folder(folder.parent):
         known += [path.name for path in folder.parent.iterdir() if not path.name.startswith(".")]
     close = difflib.get_close_matches(name, known, n=1)
     raise UserError(
-        f"{folder}: no such dataset"
-        + (f"; did you mean {close[0]}? Or make it:" if close else "; make it with")
+        f"{folder}: no such dataset; "
+        + (f"did you mean {close[0]}? Or build it:" if close else "build it with")
         + f" {_COMMAND} --text FILE --name {name}"
     )
 
 
-def _build(folder: Path, fill: Callable[[Path], Source]) -> bool:
-    """Build a dataset's folder with what `fill` writes, unless another process just has."""
+def _build_folder(folder: Path, build: Callable[[Path], Source]) -> bool:
+    """Build a dataset's folder. Return False if it exists, perhaps built by another process."""
     with atomic_folder.lock_folder(folder):
         if folder.exists():
             return False
         with atomic_folder.replace_folder(folder) as partial:
-            source = fill(partial)
+            source = build(partial)
             dataset.write_description(partial, dataset.describe(partial, source))
     return True

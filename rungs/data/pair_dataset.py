@@ -1,8 +1,9 @@
-"""Datasets made of prompts with their answers: JSON lines, read and tokenized a few at a time.
+"""The dataset builder for pairs: make a dataset from JSON lines of prompts and answers.
 
-A pair's tokens are those of its prompt as the tokenizer begins a text, those of its answer, and
-the end of text. Prompt and answer are tokenized apart and nothing is put between them, so what
-stands between them, a line end or the marks of a chat, is the user's own text.
+A pair's tokens are those of its prompt (with the tokenizer's begin-of-text token, if any), those of
+its answer, and end of text. Prompt and answer are tokenized separately and nothing is added between
+them. A separator, such as a line end or the tokens of a chat template, must be part of the prompt
+or the answer.
 """
 
 import difflib
@@ -15,49 +16,67 @@ from typing import Any, NamedTuple
 from rungs.common.errors import UserError
 from rungs.common.strict_json import format_value
 from rungs.data import dataset, text_dataset, token_file
+from rungs.data.dataset import Source
 from rungs.data.text_dataset import Sections, TextSection
 from rungs.data.tokenizer import TOKENIZER_FILE, Tokenizer
 
 _KEYS = ("prompt", "answer")
-_PAIRS_AT_ONCE = 512
+_PAIRS_PER_BATCH = 512
 _BLOCK_BYTES = 1 << 20
 
 
 class Pair(NamedTuple):
-    """A prompt with its answer, and where it stands."""
+    """A prompt with its answer, and its position."""
 
     path: Path
-    place: int
-    """Of its line's first byte in the file."""
+    offset: int
+    """Position of its line's first byte in the file."""
     prompt: str
     answer: str
 
 
-def split_sections(sections: list[TextSection], percent: float) -> Sections:
-    """Part files of pairs into training and validation as text is parted, one file between two
-    pairs, each part with one at least.
+def build(
+    folder: Path, texts: list[TextSection], tokenizer: Tokenizer, validation_percent: float
+) -> Source:
+    """Write the token files and tokenizer of a dataset of pairs into its folder.
+
+    Args:
+        texts: one section per file.
 
     Raises:
-        UserError: for a file without a pair, or a single one that has only one.
+        UserError: a file has no pairs, a line is not a pair, or the tokenizer has no end of text.
+    """
+    write(folder, split_sections(texts, validation_percent), tokenizer)
+    return Source(kind="pairs", files=[text.path.name for text in texts])
+
+
+def split_sections(sections: list[TextSection], percent: float) -> Sections:
+    """Split files of pairs into training and validation.
+
+    It chooses files as `text_dataset.split_sections` does. A single file is cut between two pairs,
+    with at least one pair on each side.
+
+    Raises:
+        UserError: a file has no pairs, or a single file has only one.
     """
     for section in sections:
         if next(_lines(section), None) is None:
-            raise UserError(f"{section.path}: holds no pair; each line is to hold one")
-    return text_dataset.split_sections(sections, percent, _part)
+            raise UserError(f"{section.path}: has no pairs; each line must be a pair")
+    return text_dataset.split_sections(sections, percent, _split)
 
 
-def _part(section: TextSection, percent: float) -> tuple[TextSection, TextSection]:
-    """The section and its last `percent`, the last pair at least."""
+def _split(section: TextSection, percent: float) -> tuple[TextSection, TextSection]:
+    """Return the section without its last `percent`, and those, at least the last pair."""
     target = section.end - round(section.size * percent / 100)
-    places = (place for place, _ in _lines(section))
-    cut = first = next(places)
-    for cut in places:
+    offsets = (offset for offset, _ in _lines(section))
+    cut = first = next(offsets)
+    for cut in offsets:
         if cut >= target:
             break
     if cut == first:
         raise UserError(
-            f"{section.path}: line {_line_number(section.path, cut)}: the only pair, so none is"
-            " left for validation; give more, or a --validation-percent of 0"
+            f"{section.path}: line {_line_number(section.path, cut)}: this is the only pair, so"
+            " none is left for validation; give more pairs, or a --validation-percent of 0"
         )
     return section._replace(end=cut), section._replace(start=cut)
 
@@ -66,78 +85,77 @@ def write(folder: Path, sections: Sections, tokenizer: Tokenizer) -> None:
     """Write the token files and the tokenizer of a dataset of pairs into its folder.
 
     Raises:
-        UserError: for a line that is not a pair, or a tokenizer without an end of text.
+        UserError: a line is not a pair, or the tokenizer has no end of text.
     """
     end_of_text = tokenizer.end_of_text
     if end_of_text is None:
-        raise UserError("the tokenizer has no end-of-text token, which is to end every answer")
+        raise UserError("the tokenizer has no end-of-text token, which must end every answer")
     size = sum(section.size for split in sections.values() for section in split)
     with text_dataset.progress_bar("tokenizing", size) as bar:
         for split, parts in sections.items():
             path = folder / dataset.split_file(split)
-            with token_file.PairWriter(path, text_dataset.token_type(tokenizer)) as writer:
+            with token_file.PairWriter(path, text_dataset.token_dtype(tokenizer)) as writer:
                 for section in parts:
-                    pairs = pairs_of(section, bar.update)
-                    for prompt_ids, answer_ids in _tokenized(pairs, tokenizer):
+                    pairs = read_pairs(section, bar.update)
+                    for prompt_ids, answer_ids in _encode(pairs, tokenizer):
                         writer.append_pair(prompt_ids, [*answer_ids, end_of_text])
     tokenizer.save(folder / TOKENIZER_FILE)
 
 
-def _tokenized(
-    pairs: Iterator[Pair], tokenizer: Tokenizer
-) -> Iterator[tuple[list[int], list[int]]]:
-    """Token ids of each prompt and answer."""
-    while batch := list(itertools.islice(pairs, _PAIRS_AT_ONCE)):
+def _encode(pairs: Iterator[Pair], tokenizer: Tokenizer) -> Iterator[tuple[list[int], list[int]]]:
+    """Yield the token ids of each prompt and answer."""
+    while batch := list(itertools.islice(pairs, _PAIRS_PER_BATCH)):
         answers = tokenizer.encode_batch([pair.answer for pair in batch])
         for pair, answer_ids in zip(batch, answers, strict=True):
             if not answer_ids:
-                raise _wrong(
-                    pair.path, pair.place, f"answer: {format_value(pair.answer)} has no tokens"
-                )
+                problem = f"answer: {format_value(pair.answer)} has no tokens"
+                raise _line_error(pair.path, pair.offset, problem)
             yield _encode_prompt(pair.prompt, tokenizer), answer_ids
 
 
 def _encode_prompt(prompt: str, tokenizer: Tokenizer) -> list[int]:
-    """As the tokenizer begins a text, but not as some end one: the answer is to follow."""
+    """Return the ids of a prompt, without the end of text that some tokenizers' templates add."""
     ids = tokenizer.encode_prompt(prompt)
     if ids[-1:] == [tokenizer.end_of_text]:
-        own = tokenizer.encode(prompt)  # whose end may be the name of that token
-        if ids[-len(own) - 1 : -1] == own:
+        plain_ids = tokenizer.encode(prompt)  # the prompt itself may end with that token
+        if ids[-len(plain_ids) - 1 : -1] == plain_ids:
             return ids[:-1]
     return ids
 
 
-def pairs_of(section: TextSection, progress: Callable[[int], object]) -> Iterator[Pair]:
-    """The pairs of a section, one a line; blank lines are left out. `progress` is told of each
-    line's bytes.
+def read_pairs(section: TextSection, progress: Callable[[int], object]) -> Iterator[Pair]:
+    """Yield the pairs of a section, one per line. Blank lines are skipped.
+
+    Args:
+        progress: called with the number of bytes of each line.
 
     Raises:
-        UserError: for a line that is not a pair, naming file and line.
+        UserError: a line is not a pair; it names the file and the line.
     """
-    for place, line in _lines(section):
+    for offset, line in _lines(section):
         try:
             prompt, answer = _parse(line)
         except ValueError as error:
-            raise _wrong(section.path, place, str(error)) from None
-        yield Pair(section.path, place, prompt, answer)
+            raise _line_error(section.path, offset, str(error)) from None
+        yield Pair(section.path, offset, prompt, answer)
         progress(len(line))
 
 
 def _lines(section: TextSection) -> Iterator[tuple[int, bytes]]:
-    """The lines of a section that are not blank, each with the place of its first byte."""
-    place = section.start
+    """Yield the lines of a section that are not blank, each with the offset of its first byte."""
+    offset = section.start
     with section.path.open("rb") as file:
-        file.seek(place)
-        while place < section.end and (line := file.readline()):
+        file.seek(offset)
+        while offset < section.end and (line := file.readline()):
             if line.strip():
-                yield place, line
-            place += len(line)
+                yield offset, line
+            offset += len(line)
 
 
 def _parse(line: bytes) -> tuple[str, str]:
-    """Prompt and answer of a line; raises ValueError with what is wrong."""
+    """Return the prompt and the answer of a line; raises ValueError if it is not a pair."""
     try:
-        value = json.loads(line.rstrip().decode(), object_pairs_hook=_with_each_key_once)
+        value = json.loads(line.rstrip().decode(), object_pairs_hook=_object_with_unique_keys)
     except UnicodeDecodeError as error:
         raise ValueError(f"not UTF-8 text, near byte {error.start + 1}; convert it first") from None
     except json.JSONDecodeError as error:
@@ -156,7 +174,7 @@ def _parse(line: bytes) -> tuple[str, str]:
     return _text(value, "prompt"), _text(value, "answer")
 
 
-def _with_each_key_once(items: list[tuple[str, Any]]) -> dict[str, Any]:
+def _object_with_unique_keys(items: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(items)
     if len(value) < len(items):
         keys = [key for key, _ in items]
@@ -172,23 +190,23 @@ def _text(value: dict[str, Any], key: str) -> str:
     if not isinstance(text, str):
         raise ValueError(f"{key}: {format_value(text)} is not allowed; must be a string")
     if key == "answer" and not text:
-        raise ValueError("answer: empty; there is nothing to learn from it")
+        raise ValueError("answer: must not be empty")
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise ValueError(f"{key}: holds half a character (a lone surrogate)") from None
+        raise ValueError(f"{key}: has half a character (a lone surrogate)") from None
     return text
 
 
-def _wrong(path: Path, place: int, problem: str) -> UserError:
-    return UserError(f"{path}: line {_line_number(path, place)}: {problem}")
+def _line_error(path: Path, offset: int, problem: str) -> UserError:
+    return UserError(f"{path}: line {_line_number(path, offset)}: {problem}")
 
 
-def _line_number(path: Path, place: int) -> int:
-    """Number of the line that starts at a place, counted from 1."""
+def _line_number(path: Path, offset: int) -> int:
+    """Return the number of the line that starts at an offset, counted from 1."""
     number = 1
     with path.open("rb") as file:
-        while place and (block := file.read(min(place, _BLOCK_BYTES))):
+        while offset and (block := file.read(min(offset, _BLOCK_BYTES))):
             number += block.count(b"\n")
-            place -= len(block)
+            offset -= len(block)
     return number

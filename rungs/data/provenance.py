@@ -1,4 +1,4 @@
-"""Where a run's tokens come from: what its checkpoints record of the data, and bring along."""
+"""What a checkpoint records about a run's data: checksums and the tokenizer."""
 
 import dataclasses
 from pathlib import Path
@@ -12,18 +12,18 @@ from rungs.data.tokenizer_files import load_tokenizer
 
 @dataclasses.dataclass(frozen=True)
 class Provenance:
-    """The data of a run, by checksum and tokenizer."""
+    """The data of a run."""
 
     datasets: dict[str, dict[str, str]]
-    """For each dataset, the sha256 of each split's file."""
+    """The sha256 of each split's file, by dataset."""
     tokenizer: str
-    """The dataset that brings its tokenizer along, else the hub id in train.json."""
+    """Name of the dataset that has the tokenizer, or the hub id in train.json."""
     tokenizer_file: Path | None
 
     @classmethod
     def of(cls, train: TrainConfig, datasets: dict[str, Dataset]) -> Self:
-        """Raises UserError where the datasets' tokenizers differ."""
-        refuse_other_tokenizers(datasets, train.tokenizer)
+        """Return the provenance of a run; raises UserError if the datasets' tokenizers differ."""
+        check_same_tokenizer(datasets, train.tokenizer)
         checksums: dict[str, dict[str, str]] = {
             name: {split: dataset.description.splits[split].sha256 for split in dataset.splits}
             for name, dataset in datasets.items()
@@ -32,46 +32,47 @@ class Provenance:
         tokenizer = name if first.tokenizer_file else train.tokenizer
         return cls(checksums, tokenizer, first.tokenizer_file)
 
-    def refuse_other_than(self, before: dict[str, dict[str, str]]) -> None:
-        """Raises UserError where the training tokens are not those of `before`, as `datasets`."""
+    def check_same_tokens(self, before: dict[str, dict[str, str]]) -> None:
+        """Raise UserError if the training tokens differ from those of `before`, a checkpoint's
+        `datasets`."""
         for name, checksums in self.datasets.items():
             if before[name]["train"] != checksums["train"]:
                 raise UserError(
                     f"dataset {name}: its training tokens are not those this run was started with"
-                    f" (sha256 {before[name]['train']}, now {checksums['train']}); bring those"
-                    " back, or start over with --fresh"
+                    f" (sha256 {before[name]['train']}, now {checksums['train']}); restore those,"
+                    " or start over with --fresh"
                 )
 
 
-def refuse_other_tokenizers(
+def check_same_tokenizer(
     datasets: dict[str, Dataset], hub_id: str, model: Path | str | None = None
 ) -> None:
-    """Refuse datasets whose token ids mean different things, to each other or to a model.
+    """Check that a token id means the same in all datasets, and to a model.
 
     Args:
-        hub_id: tokenizer of datasets that come without one.
-        model: a model's `tokenizer.json`, or its tokenizer's name: a dataset's, or a hub id.
+        hub_id: the tokenizer of datasets that have none of their own.
+        model: a model's `tokenizer.json`, or the name of its tokenizer: a dataset or a hub id.
 
     Raises:
-        UserError: naming each dataset with its tokenizer.
+        UserError: two tokenizers differ; it names each dataset with its tokenizer.
     """
     places: dict[str, Path | str] = {
         name: dataset.tokenizer_file or hub_id for name, dataset in datasets.items()
     }
     model = places.get(str(model), model)
-    every = {*places.values(), *([model] if model else [])}
-    contents = {place.read_bytes() if isinstance(place, Path) else place for place in every}
-    if len(contents) > 1 and len(set(map(_definition, every))) > 1:
-        shown = ", ".join(f"{name} ({place})" for name, place in places.items())
-        kind = "not the model's tokenizer" if model else "tokenizers that differ"
+    tokenizers = {*places.values(), *([model] if model else [])}
+    contents = {place.read_bytes() if isinstance(place, Path) else place for place in tokenizers}
+    if len(contents) > 1 and len(set(map(_definition, tokenizers))) > 1:
+        pairs = ", ".join(f"{name} ({place})" for name, place in places.items())
+        problem = "not the model's tokenizer" if model else "their tokenizers differ"
         raise UserError(
-            f"dataset {shown}: {kind}, so a token id means different things; make it anew with"
-            f" download_dataset.py … --tokenizer {model or next(iter(places.values()))}"
+            f"dataset {pairs}: {problem}, so a token id means different things; build it again"
+            f" with download_dataset.py … --tokenizer {model or next(iter(places.values()))}"
         )
 
 
 def _definition(place: Path | str) -> str:
-    """What the tokenizer there is; one that cannot be had is like no other."""
+    """Return the definition of a tokenizer. One that cannot be loaded equals no other."""
     try:
         return load_tokenizer(place).definition
     except UserError:

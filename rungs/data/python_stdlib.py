@@ -1,7 +1,7 @@
-"""The embedded dataset `python-stdlib`: the source of the running Python's standard library.
+"""Build the dataset `python-stdlib` from the source code of Python's standard library.
 
-It needs no network, every Python has it, and its licence (PSF) lets anyone use it. The same
-Python gives the same bytes each time; other versions give other ones.
+It needs no network: every Python has the source, and its license (PSF) lets anyone use it. The
+same Python version gives the same bytes each time; other versions give different bytes.
 """
 
 import os
@@ -17,7 +17,7 @@ from rungs.data.text_dataset import Sections, TextSection
 NAME = "python-stdlib"
 VOCAB_SIZE = 4096
 VALIDATION_PERCENT = 5
-_LEFT_OUT = frozenset(
+_EXCLUDED = frozenset(
     {
         "__pycache__",
         "_bundled",
@@ -32,40 +32,41 @@ _LEFT_OUT = frozenset(
 )
 
 
-def fill(folder: Path) -> Source:
-    """Write token files and tokenizer into the dataset's folder.
+def build(folder: Path) -> Source:
+    """Write the dataset's token files and tokenizer into a folder.
 
     Raises:
-        UserError: where this Python comes without its source.
+        UserError: this Python has no source code of its standard library.
     """
-    sections = _sections(Path(sysconfig.get_path("stdlib")))
-    tokenizer = text_dataset.tokenizer_for(sections["train"], VOCAB_SIZE)
+    sections = _split_library(Path(sysconfig.get_path("stdlib")))
+    tokenizer = text_dataset.train_tokenizer(sections["train"], VOCAB_SIZE)
     text_dataset.write(folder, sections, tokenizer)
     return Source(kind="python-stdlib", python_version=platform.python_version())
 
 
-def _sections(library: Path) -> Sections:
-    """The library's files, each in training or validation by a hash of its path."""
+def _split_library(library: Path) -> Sections:
+    """Assign each file to training or validation by a hash of its path."""
     sections: Sections = {"train": [], "validation": []}
     for path in _source_files(library):
-        place = text_dataset.stable_hash(path.relative_to(library).as_posix()) % 100
-        sections["validation" if place < VALIDATION_PERCENT else "train"].append(
-            TextSection.whole(path)
+        number = text_dataset.stable_hash(path.relative_to(library).as_posix()) % 100
+        sections["validation" if number < VALIDATION_PERCENT else "train"].append(
+            TextSection.of_file(path)
         )
     if not all(sections.values()):
         raise UserError(
-            f"{library}: this Python comes without the source of its standard library; use another"
+            f"{library}: this Python has no source code of its standard library; use another"
             " Python, or your own text (download_dataset.py --text)"
         )
     return sections
 
 
 def _source_files(library: Path) -> list[Path]:
-    """Sorted, without tests, other people's packages and what differs between machines."""
+    """Return the library's source files in order, without tests, third-party packages and files
+    that differ between machines."""
     found = []
     for folder, subfolders, files in os.walk(library):
         subfolders[:] = [
-            name for name in subfolders if name not in _LEFT_OUT and not name.startswith("config-")
+            name for name in subfolders if name not in _EXCLUDED and not name.startswith("config-")
         ]
         found += [
             Path(folder, name)

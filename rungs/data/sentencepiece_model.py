@@ -1,8 +1,8 @@
-"""SentencePiece models (`tokenizer.model`): read without their own library, made into tokenizers.
+"""Convert SentencePiece models (`tokenizer.model`) to tokenizers, without SentencePiece's library.
 
-The numbers of fields, kinds and model types are those of
-https://github.com/google/sentencepiece/blob/master/src/sentencepiece_model.proto, the wire format
-that of https://protobuf.dev/programming-guides/encoding/.
+Field numbers, kinds and model types:
+https://github.com/google/sentencepiece/blob/master/src/sentencepiece_model.proto
+Wire format: https://protobuf.dev/programming-guides/encoding/
 """
 
 import math
@@ -24,14 +24,14 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 _UNIGRAM, _BPE = 1, 2
 
 _LONGEST_PIECE = 1000
-"""In characters, each of which is a place to cut it; SentencePiece trains pieces of up to 16."""
-_SPACE = "▁"  # U+2581 LOWER ONE EIGHTH BLOCK, which stands for a space inside pieces
+"""In characters. The number of merges grows with it; SentencePiece trains pieces of up to 16."""
+_SPACE = "▁"  # U+2581 LOWER ONE EIGHTH BLOCK stands for a space inside pieces
 
 _Fields = dict[int, int | bytes]
 
 
 class Piece(NamedTuple):
-    """A token of the vocabulary; its id is its place."""
+    """A token of the vocabulary; its id is its index."""
 
     text: str
     score: float
@@ -39,34 +39,34 @@ class Piece(NamedTuple):
 
 
 class SentencePieceModel(NamedTuple):
-    """A byte-pair vocabulary of SentencePiece, and what it does to the spaces of a text (Kudo &
-    Richardson 2018, https://aclanthology.org/D18-2012)."""
+    """A BPE vocabulary of SentencePiece and its normalization of spaces (Kudo & Richardson 2018,
+    https://aclanthology.org/D18-2012)."""
 
     pieces: list[Piece]
     byte_fallback: bool
-    """Characters that are no piece become their bytes, not the unknown piece."""
+    """Characters without a piece become their bytes, not the unknown piece."""
     bos: str | None
     eos: str | None
     adds_dummy_prefix: bool
-    """A space is put before every text."""
+    """Adds a space before every text."""
     removes_extra_spaces: bool
-    """Spaces at both ends are dropped, runs of them are one."""
+    """Removes spaces at both ends, and all but one of several in a row."""
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """Read the contents of a `tokenizer.model`.
+        """Parse the contents of a `tokenizer.model`.
 
         Raises:
-            ValueError: it is damaged, not SentencePiece's, or of a kind that cannot be converted.
+            ValueError: it is damaged, not from SentencePiece, or cannot be converted.
         """
         parts = list(_fields(data))
         specs = dict(parts)
         if _TRAINER not in specs or _NORMALIZER not in specs:
-            raise ValueError("it ends too soon")
+            raise ValueError("it is incomplete")
         trainer = dict(_fields(_as_bytes(specs[_TRAINER])))
         normalizer = dict(_fields(_as_bytes(specs[_NORMALIZER])))
         pieces = [_piece(value) for field, value in parts if field == _PIECES]
-        _refuse_unsupported(pieces, trainer, normalizer)
+        _check_supported(pieces, trainer, normalizer)
         controls = {piece.text for piece in pieces if piece.kind == CONTROL}
         bos = _as_bytes(trainer.get(_BOS_PIECE, b"<s>")).decode()
         eos = _as_bytes(trainer.get(_EOS_PIECE, b"</s>")).decode()
@@ -80,44 +80,49 @@ class SentencePieceModel(NamedTuple):
         )
 
     def to_tokenizer(self, *, prefix_after_special_tokens: bool = False) -> tokenizers.Tokenizer:
-        """The tokenizer that gives the ids SentencePiece does.
+        """Return a tokenizer that gives the same ids as SentencePiece.
 
-        The names of control and unknown pieces inside a text become these pieces; SentencePiece
-        itself takes them for text. Two more differences: a dummy prefix is neither put before a
-        text that starts with a user-defined piece nor becomes part of one, and among pieces of
-        equal score, which trained models do not have, the order of merging is another.
+        There are three differences:
+
+        - The name of a control or unknown piece inside a text becomes that piece. SentencePiece
+          treats it as text.
+        - A dummy prefix is not added before a user-defined piece, and never becomes part of one.
+        - Pieces of equal score, which trained models do not have, are merged in another order.
 
         Args:
-            prefix_after_special_tokens: put the dummy prefix also after each special token inside
+            prefix_after_special_tokens: add the dummy prefix also after each special token inside
                 a text, not only at its start: `"legacy": true` in `tokenizer_config.json`.
         """
-        made = tokenizers.Tokenizer(self._model())
-        made.normalizer = self._normalizer()
-        cleaned = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+        tokenizer = tokenizers.Tokenizer(self._model())
+        tokenizer.normalizer = self._normalizer()
+        decoding = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
         if self.adds_dummy_prefix:
-            made.pre_tokenizer = _dummy_prefix("always" if prefix_after_special_tokens else "first")
-            cleaned.append(decoders.Strip(" ", 1, 0))
-        made.decoder = decoders.Sequence(cleaned)
-        made.add_special_tokens([AddedToken(t, normalized=False) for t in self._of(CONTROL)])
-        made.add_special_tokens([AddedToken(t, normalized=False) for t in self._of(UNKNOWN)])
-        # Where spaces are ▁ already, for pieces such as Gemma's runs of them.
-        made.add_tokens([AddedToken(t, normalized=True) for t in self._of(USER_DEFINED)])
-        return made
+            scheme = "always" if prefix_after_special_tokens else "first"
+            tokenizer.pre_tokenizer = _dummy_prefix(scheme)
+            decoding.append(decoders.Strip(" ", 1, 0))
+        tokenizer.decoder = decoders.Sequence(decoding)
+        for kind in (CONTROL, UNKNOWN):
+            special = [AddedToken(text, normalized=False) for text in self._texts_of(kind)]
+            tokenizer.add_special_tokens(special)
+        # They match after spaces became ▁: some pieces, as in Gemma, are several spaces.
+        user_defined = self._texts_of(USER_DEFINED)
+        tokenizer.add_tokens([AddedToken(text, normalized=True) for text in user_defined])
+        return tokenizer
 
-    def _of(self, kind: int) -> list[str]:
+    def _texts_of(self, kind: int) -> list[str]:
         return [piece.text for piece in self.pieces if piece.kind == kind]
 
     def _model(self) -> models.BPE:
         return models.BPE(
             {piece.text: number for number, piece in enumerate(self.pieces)},
             self._merges(),
-            unk_token=self._of(UNKNOWN)[0],
+            unk_token=self._texts_of(UNKNOWN)[0],
             fuse_unk=True,
             byte_fallback=self.byte_fallback,
         )
 
     def _merges(self) -> list[tuple[str, str]]:
-        """Every way to put a piece together from two, the best piece first."""
+        """Return every way to merge two pieces into a third, the best third piece first."""
         scores = {piece.text: piece.score for piece in self.pieces if piece.kind == NORMAL}
         merges = [
             (-score, -cut, (text[:cut], text[cut:]))
@@ -129,8 +134,11 @@ class SentencePieceModel(NamedTuple):
         return [pair for _, _, pair in merges]
 
     def _normalizer(self) -> normalizers.Normalizer:
-        """What becomes of spaces. Where extra ones go and there is a dummy prefix, one left at the
-        start stays a space, by which `_dummy_prefix` knows that it is there."""
+        """Return the normalization of spaces.
+
+        If extra spaces are removed and there is a dummy prefix, a space at the start of a text
+        stays a space, so that `_dummy_prefix` can see it.
+        """
         if not self.removes_extra_spaces:
             return normalizers.Replace(" ", _SPACE)
         start = [] if self.adds_dummy_prefix else [_replace(r"\A +", "")]
@@ -139,8 +147,10 @@ class SentencePieceModel(NamedTuple):
 
 
 def _dummy_prefix(scheme: str) -> pre_tokenizers.PreTokenizer:
-    """Put ▁ before a text that does not start with a true space, and where that stands. (A lone
-    Metaspace of ▁ would put none before a text that starts with a space of its own.)"""
+    """Add ▁ before a text, or replace the space it starts with.
+
+    A single Metaspace of ▁ would add none before a text whose own first space is already ▁.
+    """
     return pre_tokenizers.Sequence(
         [
             pre_tokenizers.Metaspace(" ", prepend_scheme=scheme, split=False),
@@ -153,10 +163,10 @@ def _replace(pattern: str, by: str) -> normalizers.Replace:
     return normalizers.Replace(tokenizers.Regex(pattern), by)
 
 
-def _refuse_unsupported(pieces: list[Piece], trainer: _Fields, normalizer: _Fields) -> None:
+def _check_supported(pieces: list[Piece], trainer: _Fields, normalizer: _Fields) -> None:
     kinds = Counter(piece.kind for piece in pieces)
     if len({piece.text for piece in pieces}) < len(pieces) or kinds[UNKNOWN] != 1:
-        raise ValueError("its pieces are not all different, with one for what is unknown")
+        raise ValueError("its pieces are not all different, with one for unknown text")
     if (found := trainer.get(_MODEL_TYPE, _UNIGRAM)) != _BPE:
         kind = "a unigram model" if found == _UNIGRAM else f"of model type {found!r}"
         raise ValueError(f"it is {kind}; only BPE can be converted")
@@ -165,7 +175,7 @@ def _refuse_unsupported(pieces: list[Piece], trainer: _Fields, normalizer: _Fiel
         # https://github.com/huggingface/tokenizers/issues/2334
         raise ValueError("it replaces characters before it splits (NFKC or the like)")
     if trainer.get(_SPACE_AS_SUFFIX) or not normalizer.get(_MARKED_SPACES, 1):
-        raise ValueError("it does not mark spaces by ▁ at the start of words")
+        raise ValueError("it does not mark spaces with ▁ at the start of words")
     if any(piece.kind == NORMAL and len(piece.text) > _LONGEST_PIECE for piece in pieces):
         raise ValueError(f"a piece has more than {_LONGEST_PIECE} characters")
     if kinds[UNUSED]:
@@ -187,42 +197,42 @@ def _piece(message: int | bytes) -> Piece:
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Numbers and values of a message's fields: integers, or the bytes of everything else."""
-    place = 0
-    while place < len(message):
-        key, place = _varint(message, place)
+    """Yield the number and the value of each field: an integer, or bytes for all other types."""
+    offset = 0
+    while offset < len(message):
+        key, offset = _varint(message, offset)
         field, wire_type = key >> 3, key & 7
         if wire_type == 0:
-            number, place = _varint(message, place)
+            number, offset = _varint(message, offset)
             yield field, number
             continue
         if wire_type == 2:
-            length, place = _varint(message, place)
+            length, offset = _varint(message, offset)
         elif wire_type in (1, 5):
             length = 8 if wire_type == 1 else 4
         else:
-            raise ValueError(f"byte {place} is part of no field")
-        if place + length > len(message):
-            raise ValueError("it ends too soon")
-        yield field, message[place : place + length]
-        place += length
+            raise ValueError(f"byte {offset} is not part of a field")
+        if offset + length > len(message):
+            raise ValueError("it is incomplete")
+        yield field, message[offset : offset + length]
+        offset += length
 
 
-def _varint(message: bytes, place: int) -> tuple[int, int]:
-    """An integer of seven bits a byte, the lowest first, and the place after it."""
+def _varint(message: bytes, offset: int) -> tuple[int, int]:
+    """Decode an integer of seven bits per byte, lowest bits first; return it and its end."""
     number = 0
     for shift in range(0, 70, 7):
-        if place == len(message):
-            raise ValueError("it ends too soon")
-        byte = message[place]
-        place += 1
+        if offset == len(message):
+            raise ValueError("it is incomplete")
+        byte = message[offset]
+        offset += 1
         number |= (byte & 0x7F) << shift
         if byte < 0x80:
-            return number, place
-    raise ValueError(f"byte {place} is part of no number")
+            return number, offset
+    raise ValueError(f"byte {offset} is not part of a number")
 
 
 def _as_bytes(value: int | bytes) -> bytes:
     if isinstance(value, int):
-        raise ValueError(f"the number {value} is where text should be")
+        raise ValueError(f"the number {value} is in the place of text")
     return value

@@ -1,5 +1,9 @@
-"""Datasets made of text: a tokenizer and a stream of tokens, in memory that does not grow with
-the text."""
+"""The BPE dataset builder: make a dataset from UTF-8 text.
+
+It splits the text into training and validation, trains a BPE tokenizer on the training text (or
+uses a given tokenizer), and writes the token files. The text is streamed, so memory does not grow
+with it.
+"""
 
 import codecs
 import hashlib
@@ -15,12 +19,12 @@ from rungs.common.errors import UserError
 from rungs.common.paths import require_regular
 from rungs.data import dataset, token_file
 from rungs.data.bpe import train_bpe
-from rungs.data.dataset import Split
+from rungs.data.dataset import Source, Split
 from rungs.data.tokenizer import TOKENIZER_FILE, Tokenizer
 
 _PIECE_BYTES = 1 << 20
 _TRAINING_BYTES = 32 << 20
-"""Text that a tokenizer is trained on at most, in pieces from all over."""
+"""Most text to train a tokenizer on, in pieces spread evenly over all of it."""
 _LARGEST_UINT16_VOCAB = 1 << 16
 _BOM = codecs.BOM_UTF8
 
@@ -33,8 +37,8 @@ class TextSection(NamedTuple):
     end: int
 
     @classmethod
-    def whole(cls, path: Path) -> "TextSection":
-        """All of a file but a byte order mark; raises UserError where there is none to read."""
+    def of_file(cls, path: Path) -> "TextSection":
+        """Return all of a file except a byte order mark; raises UserError if it is unreadable."""
         try:
             require_regular(path)
             with path.open("rb") as file:
@@ -45,65 +49,87 @@ class TextSection(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes of text."""
+        """Number of bytes."""
         return self.end - self.start
 
     def pieces(self, progress: Callable[[int], object]) -> Iterator[str]:
-        """The text, a piece at a time; all line ends as "\\n". `progress` is told of each
-        piece's bytes.
+        """Yield the text in pieces, with every line end as "\\n".
+
+        Args:
+            progress: called with the number of bytes of each piece.
 
         Raises:
-            UserError: for bytes that are not UTF-8.
+            UserError: the bytes are not UTF-8.
         """
         utf8 = codecs.getincrementaldecoder("utf-8")()
         decoder = io.IncrementalNewlineDecoder(utf8, translate=True)
         with self.path.open("rb") as file:
             file.seek(self.start)
-            for place in range(self.start, self.end, _PIECE_BYTES):
-                end = min(place + _PIECE_BYTES, self.end)
+            for offset in range(self.start, self.end, _PIECE_BYTES):
+                end = min(offset + _PIECE_BYTES, self.end)
                 try:
-                    yield decoder.decode(file.read(end - place), final=end == self.end)
+                    yield decoder.decode(file.read(end - offset), final=end == self.end)
                 except UnicodeDecodeError as error:
                     raise UserError(
-                        f"{self.path}: not UTF-8 text, near byte {place + error.start}; convert it"
-                        " first"
+                        f"{self.path}: not UTF-8 text, near byte {offset + error.start}; convert"
+                        " it first"
                     ) from None
-                progress(end - place)
+                progress(end - offset)
 
     def split(self, percent: float) -> tuple["TextSection", "TextSection"]:
-        """The section and its last `percent`, parted at a line end where there is one near."""
+        """Return the section without its last `percent`, and those. Cut at a line end if near."""
         target = self.end - round(self.size * percent / 100)
         with self.path.open("rb") as file:
             file.seek(target)
             following = file.read(min(_PIECE_BYTES, self.end - target))
         cut = following.find(b"\n") + 1
         if cut in (0, len(following)):
-            starts = (place for place, byte in enumerate(following) if byte & 0xC0 != 0x80)
-            cut = next(starts, len(following))  # of a character
+            character_starts = (i for i, byte in enumerate(following) if byte & 0xC0 != 0x80)
+            cut = next(character_starts, len(following))
         return self._replace(end=target + cut), self._replace(start=target + cut)
 
 
 Sections = dict[Split, list[TextSection]]
 
 
+def build(
+    folder: Path, texts: list[TextSection], tokenizer: Tokenizer | int, validation_percent: float
+) -> Source:
+    """Write the token files and tokenizer of a dataset into its folder.
+
+    Args:
+        texts: one section per file.
+        tokenizer: a tokenizer, or the vocabulary size of one to train on the training text.
+
+    Raises:
+        UserError: the text is not UTF-8, or a split has no text.
+    """
+    sections = split_sections(texts, validation_percent)
+    if isinstance(tokenizer, int):
+        tokenizer = train_tokenizer(sections["train"], tokenizer)
+    write(folder, sections, tokenizer)
+    return Source(kind="text", files=[text.path.name for text in texts])
+
+
 def split_sections(
     sections: list[TextSection],
     percent: float,
-    part: Callable[[TextSection, float], tuple[TextSection, TextSection]] = TextSection.split,
+    split: Callable[[TextSection, float], tuple[TextSection, TextSection]] = TextSection.split,
 ) -> Sections:
-    """Part text into training and validation: one file near its end, several file by file.
+    """Split text into training and validation.
 
-    Of several, those are taken, in the order of a hash of their names, that fit into `percent`
-    of the bytes; where none does, the smallest.
+    A single file is cut near its end. Of several files, some are for validation: those that fit
+    into `percent` of the bytes, tried in the order of a hash of their names, or the smallest file
+    if none fits.
 
     Args:
-        part: how one file is parted.
+        split: cuts a single file.
     """
     sections = [section for section in sections if section.size]
     if percent == 0:
         return {"train": sections}
     if len(sections) <= 1:
-        parts = [part(section, percent) for section in sections]
+        parts = [split(section, percent) for section in sections]
         return {"train": [first for first, _ in parts], "validation": [last for _, last in parts]}
     room = sum(section.size for section in sections) * percent / 100
     chosen: set[TextSection] = set()
@@ -119,12 +145,12 @@ def split_sections(
 
 
 def stable_hash(name: str) -> int:
-    """A number that looks random, always the same for a name."""
+    """Return a pseudorandom number that depends only on the name."""
     return int.from_bytes(hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()[:8])
 
 
-def tokenizer_for(sections: list[TextSection], vocab_size: int) -> Tokenizer:
-    """Train a tokenizer on text, or on a sample of it, evenly spread, where it is large."""
+def train_tokenizer(sections: list[TextSection], vocab_size: int) -> Tokenizer:
+    """Train a BPE tokenizer on text, or on an evenly spread sample of it if there is much."""
     size = sum(section.size for section in sections)
     every = -(-size // _TRAINING_BYTES)
     with progress_bar("training the tokenizer", size) as bar:
@@ -135,12 +161,12 @@ def tokenizer_for(sections: list[TextSection], vocab_size: int) -> Tokenizer:
 def write(folder: Path, sections: Sections, tokenizer: Tokenizer) -> None:
     """Write the token files and the tokenizer of a dataset into its folder.
 
-    The end-of-text token, where the tokenizer has one, follows each section.
+    Each section ends with an end-of-text token, if the tokenizer has one.
 
     Raises:
-        UserError: for text that is not UTF-8, or a split without any.
+        UserError: the text is not UTF-8, or a split has no text.
     """
-    dtype = token_type(tokenizer)
+    dtype = token_dtype(tokenizer)
     size = sum(section.size for split in sections.values() for section in split)
     with progress_bar("tokenizing", size) as bar:
         for split, parts in sections.items():
@@ -153,17 +179,17 @@ def write(folder: Path, sections: Sections, tokenizer: Tokenizer) -> None:
                         writer.append([tokenizer.end_of_text])
             if not writer.tokens:
                 raise UserError(
-                    f"there is no text for the {split} split; give more text, or let another"
-                    " percentage of it be for validation"
+                    f"there is no text for the {split} split; give more text or change"
+                    " --validation-percent"
                 )
     tokenizer.save(folder / TOKENIZER_FILE)
 
 
-def token_type(tokenizer: Tokenizer) -> str:
-    """Code of the smallest type, of two or four bytes, that holds every id of a tokenizer."""
+def token_dtype(tokenizer: Tokenizer) -> str:
+    """Return the safetensors name of the dtype, 2 or 4 bytes, that holds every token id."""
     return "U16" if tokenizer.vocab_size <= _LARGEST_UINT16_VOCAB else "U32"
 
 
 def progress_bar(what: str, size: int) -> "tqdm[NoReturn]":
-    """A bar over so many bytes, shown where it takes a while."""
+    """Return a progress bar over `size` bytes, shown after a second."""
     return tqdm(total=size, desc=what, unit="B", unit_scale=True, delay=1)

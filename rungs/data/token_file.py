@@ -1,9 +1,9 @@
-"""Token files: safetensors with one 1-D tensor `tokens`, read a slice at a time and written as a
-stream, so that neither takes memory in proportion to the text.
+"""Token files: safetensors with a 1-D tensor `tokens`, read in slices and written as a stream.
 
-Where the tokens are prompts with their answers, one after the other, a second tensor
-`pair_bounds` says where each answer starts and where it ends. Both stand in one file, so one
-checksum covers them. Axes: P pairs, 2 for the answer's start and end.
+Memory does not grow with the number of tokens. A file of pairs (prompts and answers) has a second
+tensor `pair_bounds` with the start and the end of each answer. One checksum covers both tensors.
+
+Axes: P pairs, 2 for the answer's start and end.
 
 The format: https://github.com/huggingface/safetensors#format
 """
@@ -35,69 +35,71 @@ DTYPES = {
     for kind in "UI"
     for size in (1, 2, 4, 8)
 }
-"""The integer types of safetensors; all of the format is little-endian."""
+"""The integer dtypes of safetensors, which is little-endian."""
 _HEADER_BYTES = 120
-"""Room for the header of a file being written, whose length is known only at its end."""
+"""Space reserved for the header, which is written last."""
 _HEADER_BYTES_OF_PAIRS = 248
 _BOUNDS_CODE = "I64"
 
 
 class TokenLayout(NamedTuple):
-    """Where the tokens stand in a file, and the bounds of its pairs where it holds such."""
+    """Positions of the tokens, and of the pair bounds if any, in a file."""
 
     dtype: np.dtype[np.integer]
     offset: int
-    """Of the first token, in bytes from the start of the file."""
+    """Position of the first token, in bytes."""
     tokens: int
     pairs: int
     """0 in a file of text."""
     bounds_offset: int
-    """Of the first pair's bounds, in bytes from the start of the file; 0 in a file of text."""
+    """Position of the first pair's bounds, in bytes; 0 in a file of text."""
 
 
 def read_layout(path: Path) -> TokenLayout:
-    """Check a token file's header, without reading the tokens.
+    """Read and check a token file's header, without reading the tokens.
 
     Raises:
-        UserError: for a file that is missing, not whole, or without a 1-D integer `tokens`; or
-            with `pair_bounds` that are not int64 of shape (P, 2).
+        UserError: the file is missing or incomplete, `tokens` is not a 1-D integer tensor, or
+            `pair_bounds` is not int64 of shape (P, 2).
     """
     try:
         require_regular(path)
         with safe_open(path, framework="np") as file:
             names = list(file.keys())
-            parts = {name: file.get_slice(name) for name in (TENSOR, BOUNDS) if name in names}
-            types = {name: (part.get_shape(), part.get_dtype()) for name, part in parts.items()}
+            tensors = {name: file.get_slice(name) for name in (TENSOR, BOUNDS) if name in names}
+            headers = {
+                name: (tensor.get_shape(), tensor.get_dtype()) for name, tensor in tensors.items()
+            }
         offsets = _data_offsets(path)
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
     except (SafetensorError, OSError) as error:
-        raise UserError(f"{path}: not a whole safetensors file: {reason(error)}") from None
-    if TENSOR not in types:
+        raise UserError(f"{path}: not a complete safetensors file: {reason(error)}") from None
+    if TENSOR not in headers:
         found = ", ".join(map(format_name, names[:5])) or "none"
         raise UserError(f"{path}: has no tensor {TENSOR!r} (its tensors: {found})")
-    shape, code = types[TENSOR]
+    shape, code = headers[TENSOR]
     if len(shape) != 1:
-        raise UserError(f"{path}: {TENSOR!r} has the shape {shape}; it must have one dimension")
+        raise UserError(f"{path}: {TENSOR!r} has shape {shape}; it must have one dimension")
     if code not in DTYPES:
-        raise UserError(f"{path}: {TENSOR!r} is of type {code}; it must be of an integer type")
+        raise UserError(f"{path}: {TENSOR!r} has dtype {code}; it must be an integer dtype")
     if shape[0] == 0:
         raise UserError(f"{path}: {TENSOR!r} is empty")
-    pairs = _count_pairs(path, *types[BOUNDS]) if BOUNDS in types else 0
+    pairs = _count_pairs(path, *headers[BOUNDS]) if BOUNDS in headers else 0
     return TokenLayout(DTYPES[code], offsets[TENSOR], shape[0], pairs, offsets.get(BOUNDS, 0))
 
 
 def _count_pairs(path: Path, shape: list[int], code: str) -> int:
     if code != _BOUNDS_CODE or len(shape) != 2 or shape[1] != 2 or shape[0] == 0:
         raise UserError(
-            f"{path}: {BOUNDS!r} is of type {code} and shape {shape}; it must be of type"
-            f" {_BOUNDS_CODE} and have a row of 2 for each pair"
+            f"{path}: {BOUNDS!r} has dtype {code} and shape {shape}; it must have dtype"
+            f" {_BOUNDS_CODE} and a row of 2 for each pair"
         )
     return shape[0]
 
 
 def _data_offsets(path: Path) -> dict[str, int]:
-    """Offsets of the tensors in a file whose header safetensors has checked."""
+    """Return the offsets of the tensors in a file whose header safetensors has checked."""
     with path.open("rb") as file:
         header_bytes = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(header_bytes))
@@ -107,13 +109,14 @@ def _data_offsets(path: Path) -> dict[str, int]:
 
 
 class FileArray:
-    """An array in a file, of which slices along the first axis are read, as read-only arrays.
+    """An array in a file. Slices along the first axis are read as read-only NumPy arrays.
 
-    Not a memory map, whose pages end the process without a word where they cannot be read: those
-    of a file that was cut, or on a disk that fails. A file that was removed can still be read.
+    This is not a memory map: if a page of a memory map cannot be read, because the file was
+    truncated or the disk fails, the process dies without a message. A file that is deleted while
+    open can still be read.
 
     Attributes:
-        shape, dtype: as of a NumPy array.
+        shape, dtype: as in NumPy.
     """
 
     def __init__(
@@ -130,42 +133,41 @@ class FileArray:
         return self.shape[0]
 
     def __getitem__(self, rows: slice) -> np.ndarray:
-        """Some rows.
+        """Read a slice.
 
         Raises:
-            RunFailure: they cannot be read, or the file was changed since it was opened.
+            RunFailure: it cannot be read, or the file was changed after it was opened.
         """
-        first, after, _ = rows.indices(len(self))
-        size = max(after - first, 0) * self._row_bytes
+        start, stop, _ = rows.indices(len(self))
+        size = max(stop - start, 0) * self._row_bytes
         try:
-            content = _read_at(self._descriptor, self._offset + first * self._row_bytes, size)
+            content = _read_at(self._descriptor, self._offset + start * self._row_bytes, size)
         except OSError as error:
             raise RunFailure(f"{self._path}: cannot be read: {error.strerror}") from error
         if len(content) < size or self._size_and_time() != self._as_opened:
             raise RunFailure(
                 f"{self._path}: was changed while it was in use (had {self._as_opened[0]:,} bytes,"
-                f" has {self._size_and_time()[0]:,}); bring back what it was, then run the same"
-                " command"
+                f" has {self._size_and_time()[0]:,}); restore it, then run the same command"
             )
         return np.frombuffer(content, self.dtype).reshape(-1, *self.shape[1:])
 
     def _size_and_time(self) -> tuple[int, int]:
-        now = os.fstat(self._descriptor)
-        return now.st_size, now.st_mtime_ns
+        status = os.fstat(self._descriptor)
+        return status.st_size, status.st_mtime_ns
 
 
-_WITHOUT_PREAD = threading.Lock()
+_SEEK_LOCK = threading.Lock()
 
 
 def _read_at(descriptor: int, offset: int, size: int) -> bytes:
-    """Bytes of a file, fewer where it ends before."""
+    """Return `size` bytes of a file, or fewer if it ends before."""
     content = b""
     while len(content) < size:
         start, missing = offset + len(content), size - len(content)
         if hasattr(os, "pread"):
             more = os.pread(descriptor, missing, start)
         else:  # Windows
-            with _WITHOUT_PREAD:
+            with _SEEK_LOCK:
                 os.lseek(descriptor, start, os.SEEK_SET)
                 more = os.read(descriptor, missing)
         if not more:
@@ -175,23 +177,23 @@ def _read_at(descriptor: int, offset: int, size: int) -> bytes:
 
 
 def open_tokens(path: Path) -> FileArray:
-    """The tokens of a file, of shape (tokens,).
-
-    What has been read counts as page cache, not as the process's own memory.
+    """Open the tokens of a file, of shape (tokens,).
 
     Raises:
-        UserError: as `read_layout`.
+        UserError: the file is not a valid token file; see `read_layout`.
     """
     layout = read_layout(path)
     return FileArray(path, layout.dtype, layout.offset, (layout.tokens,))
 
 
 def open_pair_bounds(path: Path) -> FileArray | None:
-    """Of each pair, the index in `tokens` of its answer's first token, and the one after its last,
-    where the next pair starts: int64 of shape (P, 2). Nothing where the file holds text.
+    """Open the bounds of the pairs, int64 of shape (P, 2), or return None for a file of text.
+
+    A row has the index in `tokens` of the answer's first token and the index after its last token,
+    where the next pair starts.
 
     Raises:
-        UserError: as `read_layout`.
+        UserError: the file is not a valid token file; see `read_layout`.
     """
     layout = read_layout(path)
     if not layout.pairs:
@@ -200,8 +202,11 @@ def open_pair_bounds(path: Path) -> FileArray | None:
 
 
 class TokenWriter:
-    """A token file being written. Only at the end of a `with` block that raised nothing does it
-    get its header; before, nothing takes it for a token file."""
+    """Writes a token file, in a `with` block.
+
+    The header is written at the end of the block. If the block raises, the file has no header and
+    is not a valid token file.
+    """
 
     _header_bytes = _HEADER_BYTES
 
@@ -212,7 +217,7 @@ class TokenWriter:
         self.tokens = 0
 
     def append(self, ids: Sequence[int] | np.ndarray) -> None:
-        """Add tokens; raises OverflowError for an id that the type cannot hold."""
+        """Write tokens; raises OverflowError if an id does not fit the dtype."""
         self._file.write(np.array(ids, DTYPES[self._code]).tobytes())
         self.tokens += len(ids)
 
@@ -241,8 +246,10 @@ class TokenWriter:
 
 
 class PairWriter(TokenWriter):
-    """A token file of pairs being written. Their bounds wait in a file without a name, so that
-    memory does not grow with their number."""
+    """Writes a token file of pairs.
+
+    The bounds are kept in a temporary file until the end, so memory does not grow with them.
+    """
 
     _header_bytes = _HEADER_BYTES_OF_PAIRS
 
@@ -252,7 +259,7 @@ class PairWriter(TokenWriter):
         self.pairs = 0
 
     def append_pair(self, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> None:
-        """Add a prompt and its answer; raises OverflowError for an id that the type cannot hold."""
+        """Write a pair; raises OverflowError if an id does not fit the dtype."""
         self.append(prompt_ids)
         start = self.tokens
         self.append(answer_ids)

@@ -1,6 +1,6 @@
-"""What the files beside a vocabulary say of it: `tokenizer_config.json`, `added_tokens.json`.
+"""Read `tokenizer_config.json` and `added_tokens.json`, and apply them to a tokenizer.
 
-A `tokenizer.json` says all by itself; the older files of a vocabulary leave these things open.
+Only older vocabulary files need them: a `tokenizer.json` contains all of this itself.
 Keys: https://huggingface.co/docs/transformers/main_classes/tokenizer
 """
 
@@ -19,7 +19,7 @@ _TOKEN_KEYS = ("lstrip", "rstrip", "single_word", "normalized", "special")
 
 
 class TokenizerConfig(NamedTuple):
-    """Absent keys are None: what they stand for depends on the tokenizer."""
+    """The keys that matter. A missing key is None: its default depends on the tokenizer."""
 
     tokenizer_class: str | None
     add_bos_token: bool | None
@@ -27,14 +27,14 @@ class TokenizerConfig(NamedTuple):
     add_prefix_space: bool | None
     legacy: bool | None
     added_tokens: dict[int, AddedToken]
-    """Tokens by id, some of which the vocabulary may already hold."""
+    """Tokens by id. The vocabulary may already have some of them."""
 
     @classmethod
     def read(cls, config: Path | None, added_tokens: Path | None) -> Self:
-        """Read the two files, where they are there.
+        """Read the two files. None stands for a file that does not exist.
 
         Raises:
-            UserError: one cannot be read or holds something else.
+            UserError: a file is unreadable or has other contents.
         """
         keys = _object(config)
         try:
@@ -59,10 +59,10 @@ class TokenizerConfig(NamedTuple):
             raise UserError(f"{names}: not as transformers writes it: {reason(error)}") from None
 
     def add_tokens(self, tokenizer: tokenizers.Tokenizer) -> None:
-        """Add the tokens that the vocabulary does not hold, and match all of them in texts.
+        """Add the tokens that the vocabulary lacks, and make texts match all of them.
 
         Raises:
-            ValueError: one cannot have its id, because another has, or none before it.
+            ValueError: a token cannot get its id: another token has it, or a smaller id is unused.
         """
         for number, token in sorted(self.added_tokens.items(), key=lambda item: item[0]):
             tokenizer.add_tokens([token])
@@ -75,8 +75,11 @@ class TokenizerConfig(NamedTuple):
     def add_template(
         self, tokenizer: tokenizers.Tokenizer, *, bos: str | None, eos: str | None, adds_bos: bool
     ) -> None:
-        """Have the tokenizer put begin and end of text around prompts, as the keys ask for;
-        `adds_bos` where they do not say."""
+        """Make the tokenizer add begin and end of text to prompts, if the keys say so.
+
+        Args:
+            adds_bos: the default of `add_bos_token`.
+        """
         starts = bos if self.add_bos_token or (self.add_bos_token is None and adds_bos) else None
         ends = eos if self.add_eos_token else None
         if special := {token for token in (starts, ends) if token is not None}:
@@ -98,7 +101,7 @@ def _typed(keys: dict[str, Any], key: str, kind: type) -> Any:
 
 
 def _object(path: Path | None) -> dict[str, Any]:
-    """A JSON object, empty where there is no file."""
+    """Return the JSON object in a file, empty if there is no file."""
     if path is None:
         return {}
     try:

@@ -14,7 +14,7 @@ from rungs.common.errors import UserError
 from rungs.common.paths import is_there
 from rungs.config.run_config import MODEL_FILE, TRAIN_FILE, RunConfig
 from rungs.config.train_config import ShardingConfig, TrainConfig, indivisible_microbatch
-from rungs.data.catalog import folder_of
+from rungs.data.catalog import dataset_folder
 from rungs.data.dataset import TRAIN, Dataset, split_file
 from rungs.data.loader import TrainingData
 from rungs.optim.precision import dtype_of, resolve_compute_dtype
@@ -232,7 +232,7 @@ def checkpoint_bytes(config: RunConfig) -> int:
 
 def _local_datasets(train: TrainConfig, datasets_dir: Path) -> dict[str, Dataset]:
     """Return the datasets that need not be built or downloaded."""
-    folders = {name: folder_of(name, datasets_dir) for name in train.datasets}
+    folders = {name: dataset_folder(name, datasets_dir) for name in train.datasets}
     return {
         name: Dataset(name, folder)
         for name, folder in folders.items()

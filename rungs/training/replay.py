@@ -131,7 +131,7 @@ def _data(failed: FailedStep, datasets_dir: Path) -> TrainingData:
     datasets = {name: open_dataset(name, datasets_dir, update=False) for name in train.datasets}
     if failed.checkpoint is not None:
         before = failed.checkpoint.meta.datasets
-        Provenance.of(train, datasets).refuse_other_than(before)
+        Provenance.of(train, datasets).check_same_tokens(before)
     return TrainingData(failed.config, datasets)
 
 

@@ -25,7 +25,7 @@ from rungs.config.train_config import ShardingConfig, TrainConfig
 from rungs.data.catalog import open_dataset
 from rungs.data.dataset import Dataset
 from rungs.data.loader import TrainingData, ValidationData
-from rungs.data.provenance import Provenance, refuse_other_tokenizers
+from rungs.data.provenance import Provenance, check_same_tokenizer
 from rungs.model.gpt import GPT
 from rungs.optim.multi_steps import MultiSteps
 from rungs.optim.precision import dtype_of, resolve_compute_dtype
@@ -160,9 +160,9 @@ def _check_data(
     weights: Weights | None,
 ) -> None:
     if saved is not None:
-        provenance.refuse_other_than(saved.meta.datasets)
+        provenance.check_same_tokens(saved.meta.datasets)
     elif weights is not None:
-        refuse_other_tokenizers(datasets, train.tokenizer, weights.tokenizer)
+        check_same_tokenizer(datasets, train.tokenizer, weights.tokenizer)
 
 
 def _create_mesh(run: RunFolder, config: RunConfig, saved: Checkpoint | None) -> Mesh:

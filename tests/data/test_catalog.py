@@ -1,4 +1,4 @@
-"""Datasets by name, and what is known about their folders."""
+"""Datasets by name, their folders and their descriptions."""
 
 import hashlib
 import json
@@ -26,10 +26,10 @@ def token_folder(place: Path, name: str = "mine", **splits: list[int]) -> Path:
     return folder
 
 
-# Names and places
+# Names and folders
 
 
-def test_where_datasets_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_datasets_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("RUNGS_DATASETS_DIR", raising=False)
     assert find_datasets_dir() == ROOT / "datasets"
     monkeypatch.setenv("RUNGS_DATASETS_DIR", str(tmp_path))
@@ -37,29 +37,43 @@ def test_where_datasets_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     assert find_datasets_dir(Path("here")) == Path("here")
 
 
-names = ["", " ", ".", "..", "../up", "a/..", "/etc", "a/b/c", "a//b", "a/", "/a", "a\\b", "C:/x"]
-more_names = ["a\0b", ".hidden", "owner/.hidden", "a..b", "a\n", "~/../x", "x.", "x/ "]
+INVALID_NAMES = [
+    "",
+    " ",
+    ".",
+    "..",
+    "../up",
+    "a/..",
+    "/etc",
+    "a/b/c",
+    "a//b",
+    "a/",
+    "/a",
+    "a\\b",
+    "C:/x",
+]
+INVALID_NAMES += ["a\0b", ".hidden", "owner/.hidden", "a..b", "a\n", "~/../x", "x.", "x/ "]
 
 
-@pytest.mark.parametrize("name", names + more_names)
-def test_what_is_not_a_name(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", INVALID_NAMES)
+def test_an_invalid_name_is_reported(name: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="not a name"):
         open_dataset(name, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_dataset_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_dataset_is_reported(tmp_path: Path) -> None:
     token_folder(tmp_path, "shakespeare", train=[1])
     with pytest.raises(UserError, match=r"did you mean shakespeare\?.*--name shakespere"):
         open_dataset("shakespere", tmp_path)
     with pytest.raises(UserError, match="did you mean python-stdlib"):
         open_dataset("python_stdlib", tmp_path)
-    with pytest.raises(UserError, match="no such dataset; make it with"):
+    with pytest.raises(UserError, match="no such dataset; build it with"):
         open_dataset("x", tmp_path / "nowhere")
     assert not (tmp_path / "nowhere").exists()
 
 
-# A folder that the user made
+# A folder that the user put there
 
 
 def test_a_folder_is_described(tmp_path: Path) -> None:
@@ -83,7 +97,7 @@ def test_a_folder_is_described(tmp_path: Path) -> None:
     assert read_description(folder) == found.description
 
 
-def test_the_description_covers_the_whole_of_a_large_file(
+def test_the_description_covers_all_of_a_large_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dataset_module, "_BLOCK_TOKENS", 7)
@@ -100,14 +114,14 @@ def test_the_description_covers_the_whole_of_a_large_file(
         assert described.sha256 == hashlib.sha256(content).hexdigest()
 
 
-def test_a_description_is_not_made_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_description_is_reused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     token_folder(tmp_path, train=[1, 2])
     first = open_dataset("mine", tmp_path).description
-    monkeypatch.setattr(dataset_module, "_read_through", None)
+    monkeypatch.setattr(dataset_module, "_largest_id_and_checksum", None)
     assert open_dataset("mine", tmp_path).description == first
 
 
-def test_files_that_changed_are_described_again(tmp_path: Path) -> None:
+def test_changed_files_are_described_again(tmp_path: Path) -> None:
     folder = token_folder(tmp_path, train=[1, 2], validation=[3])
     before = open_dataset("mine", tmp_path).description
     token_folder(tmp_path, train=[1, 2, 8])
@@ -120,16 +134,14 @@ def test_files_that_changed_are_described_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["", "{", "[]", '{"source": 3}', "\x00", '{"splits": {}}'])
-def test_a_damaged_description_is_made_again(tmp_path: Path, damage: str) -> None:
+def test_a_damaged_description_is_written_again(tmp_path: Path, damage: str) -> None:
     folder = token_folder(tmp_path, train=[1, 2])
     (folder / "dataset.json").write_text(damage)
     assert open_dataset("mine", tmp_path).description.splits["train"].tokens == 2
     assert json.loads((folder / "dataset.json").read_text())["source"] == {"kind": "folder"}
 
 
-def test_a_folder_that_cannot_be_written_to_is_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_read_only_folder_can_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = token_folder(tmp_path, train=[1, 2])
 
     def refuse(*_: object) -> None:
@@ -140,15 +152,15 @@ def test_a_folder_that_cannot_be_written_to_is_used(
     assert [path.name for path in folder.iterdir()] == ["train.safetensors"]
 
 
-def test_folders_that_are_no_datasets(tmp_path: Path) -> None:
+def test_folders_that_are_not_datasets_are_reported(tmp_path: Path) -> None:
     token_folder(tmp_path, "empty")
-    with pytest.raises(UserError, match=r"no train\.safetensors in it"):
+    with pytest.raises(UserError, match=r"it has no train\.safetensors"):
         open_dataset("empty", tmp_path)
     token_folder(tmp_path, "negative", train=[1, -1])
-    with pytest.raises(UserError, match="token id -1; none may be negative"):
+    with pytest.raises(UserError, match="token id -1; ids must not be negative"):
         open_dataset("negative", tmp_path)
     (token_folder(tmp_path, "torn", train=[1]) / "train.safetensors").write_bytes(b"x" * 9)
-    with pytest.raises(UserError, match="not a whole safetensors file"):
+    with pytest.raises(UserError, match="not a complete safetensors file"):
         open_dataset("torn", tmp_path)
 
 
@@ -176,7 +188,7 @@ def test_pairs_are_described(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert open_dataset("pairs", tmp_path).description == found.description
 
 
-def test_pairs_in_place_of_text_are_described_again(tmp_path: Path) -> None:
+def test_pairs_that_replace_text_are_described_again(tmp_path: Path) -> None:
     text = {"tokens": np.arange(10, dtype=np.uint16), "other": np.array([[1, 2], [2, 10]])}
     folder = pair_folder(tmp_path, [[1, 2], [2, 10]])
     size = (folder / "train.safetensors").stat().st_size
@@ -201,7 +213,7 @@ def test_pairs_in_place_of_text_are_described_again(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("block", [1, 2, 100])
-def test_bounds_that_are_none(
+def test_invalid_bounds_are_reported(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     bounds: list[list[int]],
@@ -215,10 +227,10 @@ def test_bounds_that_are_none(
     assert [path.name for path in folder.iterdir()] == ["train.safetensors"]
 
 
-# Folders that appear whole
+# Atomic folders
 
 
-def test_a_folder_appears_when_it_is_whole(tmp_path: Path) -> None:
+def test_a_folder_appears_when_it_is_complete(tmp_path: Path) -> None:
     folder = tmp_path / "new"
     with atomic_folder.lock_folder(folder), atomic_folder.replace_folder(folder) as partial:
         (partial / "file").write_text("x")
@@ -227,7 +239,7 @@ def test_a_folder_appears_when_it_is_whole(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == [".new.lock", "new"]
 
 
-def test_a_build_that_fails_leaves_things_as_they_were(tmp_path: Path) -> None:
+def test_a_failed_build_changes_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "old"
     folder.mkdir()
     (folder / "file").write_text("old")
@@ -259,7 +271,7 @@ with atomic_folder.lock_folder(folder), atomic_folder.replace_folder(folder) as 
 """
 
 
-def test_what_a_killed_replacement_leaves_is_mended(tmp_path: Path) -> None:
+def test_a_killed_replacement_is_recovered(tmp_path: Path) -> None:
     folder = token_folder(tmp_path, train=[1, 2])
     code = subprocess.run([sys.executable, "-c", KILLED, folder], cwd=ROOT)
     assert code.returncode == 9
@@ -270,7 +282,7 @@ def test_what_a_killed_replacement_leaves_is_mended(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == [".mine.lock", "mine"]
 
 
-def test_a_place_that_cannot_be_written_to(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(UserError, match="cannot be built"):
         open_dataset("python-stdlib", tmp_path / "file")
@@ -281,18 +293,18 @@ import sys, time
 from pathlib import Path
 from rungs.data import catalog, python_stdlib, token_file
 from rungs.data.dataset import Source
-def fill(folder):
+def build(folder):
     print("building", flush=True)
-    time.sleep(1)
+    time.sleep(0.5)
     with token_file.TokenWriter(folder / "train.safetensors", "U16") as writer:
         writer.append([1, 2, 3])
     return Source(kind="python-stdlib")
-python_stdlib.fill = fill
+python_stdlib.build = build
 print(len(catalog.open_dataset("python-stdlib", Path(sys.argv[1])).tokens("train")))
 """
 
 
-def test_of_two_processes_one_builds_and_the_other_waits(tmp_path: Path) -> None:
+def test_one_of_two_processes_builds_and_the_other_waits(tmp_path: Path) -> None:
     command = [sys.executable, "-c", BUILD, str(tmp_path)]
     here = ROOT
     with (

@@ -1,4 +1,4 @@
-"""Datasets of the hub, downloaded by the real client from a local stand-in."""
+"""Datasets on the hub, downloaded by the real client from a local server."""
 
 import logging
 import shutil
@@ -34,22 +34,22 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubStandIn]:
             "README.md": b"read me",
             "loader.py": b"raise SystemExit",
         }
-        reach(stand_in.address, monkeypatch)
+        use_server(stand_in.address, monkeypatch)
         yield stand_in
 
 
-def reach(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take the server at an address for the hub."""
+def use_server(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the hub's client use the server at an address."""
     file_address = address + "/{repo_id}/resolve/{revision}/{filename}"
     monkeypatch.setattr(constants, "ENDPOINT", address)
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", file_address)
 
 
-def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+def go_offline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
 
 
-def test_an_absent_dataset_is_downloaded_without_anything_else(
+def test_a_missing_dataset_is_downloaded_without_other_files(
     hub: HubStandIn, tmp_path: Path
 ) -> None:
     found = open_dataset(DATASET, tmp_path)
@@ -62,7 +62,9 @@ def test_an_absent_dataset_is_downloaded_without_anything_else(
     assert sorted(path.name for path in found.folder.parent.iterdir()) == [".data.lock", "data"]
 
 
-def test_a_listed_file_that_leads_elsewhere_is_refused(hub: HubStandIn, tmp_path: Path) -> None:
+def test_a_file_name_that_leads_out_of_the_folder_is_refused(
+    hub: HubStandIn, tmp_path: Path
+) -> None:
     hub.files["../train.safetensors"] = token_bytes(10)
     with pytest.raises(UserError, match=f"dataset {DATASET}: lists the file"):
         open_dataset(DATASET, tmp_path / "datasets")
@@ -92,14 +94,14 @@ def test_only_changed_files_of_an_outdated_copy_are_downloaded(
     np.testing.assert_array_equal(old_tokens[:], np.arange(50))  # still open
 
 
-def test_a_split_that_the_hub_dropped_is_dropped(hub: HubStandIn, tmp_path: Path) -> None:
+def test_a_split_removed_from_the_hub_is_removed(hub: HubStandIn, tmp_path: Path) -> None:
     open_dataset(DATASET, tmp_path)
     hub.revision = "b" * 40
     del hub.files["validation.safetensors"]
     assert open_dataset(DATASET, tmp_path).splits == ("train",)
 
 
-def test_without_update_the_network_is_left_alone(hub: HubStandIn, tmp_path: Path) -> None:
+def test_without_update_the_network_is_not_used(hub: HubStandIn, tmp_path: Path) -> None:
     open_dataset(DATASET, tmp_path)
     hub.requests.clear()
     hub.revision, hub.files["train.safetensors"] = "b" * 40, token_bytes(7)
@@ -107,7 +109,7 @@ def test_without_update_the_network_is_left_alone(hub: HubStandIn, tmp_path: Pat
     assert hub.requests == []
 
 
-def test_offline_the_copy_is_used(
+def test_the_copy_is_used_offline(
     hub: HubStandIn,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -115,7 +117,7 @@ def test_offline_the_copy_is_used(
 ) -> None:
     open_dataset(DATASET, tmp_path)
     hub.requests.clear()
-    offline(monkeypatch)
+    go_offline(monkeypatch)
     with caplog.at_level(logging.WARNING, "rungs"):
         assert len(open_dataset(DATASET, tmp_path).tokens("train")) == 1000
     assert "may be outdated" in caplog.text
@@ -123,42 +125,40 @@ def test_offline_the_copy_is_used(
 
 
 @pytest.mark.usefixtures("hub")
-def test_offline_without_a_copy_says_what_to_do(
+def test_offline_without_a_copy_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    offline(monkeypatch)
+    go_offline(monkeypatch)
     with pytest.raises(UserError, match="HF_HUB_OFFLINE"):
         open_dataset(DATASET, tmp_path)
     assert not (tmp_path / "owner").exists()
 
 
-def test_an_unreachable_hub_is_like_being_offline(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reach("http://127.0.0.1:9", monkeypatch)
+def test_an_unreachable_hub_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_server("http://127.0.0.1:9", monkeypatch)
     with pytest.raises(UserError, match="check the connection"):
         open_dataset(DATASET, tmp_path)
 
 
 @pytest.mark.usefixtures("hub")
-def test_a_dataset_that_is_not_on_the_hub(tmp_path: Path) -> None:
+def test_a_dataset_missing_on_the_hub_is_reported(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="check the name"):
         open_dataset("owner/other", tmp_path)
 
 
-def test_a_repository_without_token_files(hub: HubStandIn, tmp_path: Path) -> None:
+def test_a_repository_without_token_files_is_reported(hub: HubStandIn, tmp_path: Path) -> None:
     del hub.files["train.safetensors"]
     with pytest.raises(UserError, match=r"no train\.safetensors"):
         open_dataset(DATASET, tmp_path)
 
 
-def test_a_connection_lost_during_an_update_leaves_the_old_copy(
+def test_a_connection_lost_during_an_update_keeps_the_old_copy(
     hub: HubStandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     open_dataset(DATASET, tmp_path)
     hub.revision, hub.files["train.safetensors"] = "b" * 40, token_bytes(2000)
     with monkeypatch.context() as patch:
-        # The client falls back on files of the old revision, and says nothing.
+        # The client silently keeps the files of the old revision.
         patch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: None)
         kept = open_dataset(DATASET, tmp_path)
     assert len(kept.tokens("train")) == 1000
@@ -179,7 +179,7 @@ def test_an_interrupted_download_is_resumed(
     assert hub.downloads() == ["tokenizer.json"]
 
 
-def test_an_update_given_up_does_not_touch_the_old_copy(
+def test_an_interrupted_update_does_not_change_the_old_copy(
     hub: HubStandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old = open_dataset(DATASET, tmp_path).folder
@@ -198,7 +198,7 @@ def _interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def test_a_folder_of_the_users_own_is_never_replaced(hub: HubStandIn, tmp_path: Path) -> None:
+def test_the_users_own_folder_is_never_replaced(hub: HubStandIn, tmp_path: Path) -> None:
     folder = tmp_path / "owner" / "data"
     folder.mkdir(parents=True)
     (folder / "train.safetensors").write_bytes(token_bytes(7))
@@ -215,7 +215,7 @@ def test_a_tokenizer_from_the_hub(
     trained.save(tmp_path / "t.json")
     hub.files["tokenizer.json"] = (tmp_path / "t.json").read_bytes()
     assert load_tokenizer(MODEL).encode("some text") == trained.encode("some text")
-    offline(monkeypatch)
+    go_offline(monkeypatch)
     assert load_tokenizer(MODEL).vocab_size == trained.vocab_size  # from the client's cache
     with pytest.raises(UserError, match="HF_HUB_OFFLINE"):
         load_tokenizer("owner/other")
@@ -223,7 +223,7 @@ def test_a_tokenizer_from_the_hub(
         load_tokenizer("other")
 
 
-def test_a_model_without_a_tokenizer(
+def test_a_model_without_a_tokenizer_is_reported(
     hub: HubStandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))

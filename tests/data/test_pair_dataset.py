@@ -1,5 +1,5 @@
-"""Datasets of prompts and answers: each pair's tokens as tokenized by itself, every mistake told
-with its line, nothing left of a build that fails."""
+"""Datasets of pairs: each pair's tokens, errors with their line number, and no remains of a failed
+build."""
 
 import json
 import subprocess
@@ -9,16 +9,19 @@ from pathlib import Path
 
 import pytest
 import tokenizers
+from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers, processors
 
+import download_dataset
 from rungs.common.errors import UserError
+from rungs.data import dataset as dataset_module
 from rungs.data import pair_dataset
 from rungs.data.bpe import train_bpe
-from rungs.data.catalog import add_pairs
+from rungs.data.catalog import build_pair_dataset
 from rungs.data.dataset import Dataset, Split
-from rungs.data.pair_dataset import pairs_of, split_sections
+from rungs.data.pair_dataset import read_pairs, split_sections
 from rungs.data.text_dataset import TextSection
 from rungs.data.tokenizer import Tokenizer
 from rungs.data.tokenizer_files import load_tokenizer
@@ -38,11 +41,13 @@ def write(folder: Path, name: str, *lines: str | bytes, end: bytes = b"\n") -> P
     return path
 
 
-def made(
+def build(
     tmp_path: Path, *files: Path, percent: float = 0, tokenizer: Tokenizer = TOKENIZER
 ) -> Dataset:
     place = tmp_path / "datasets"
-    return add_pairs("chats", list(files), place, tokenizer=tokenizer, validation_percent=percent)
+    return build_pair_dataset(
+        "chats", list(files), place, tokenizer=tokenizer, validation_percent=percent
+    )
 
 
 def read(dataset: Dataset, split: Split = "train") -> list[tuple[list[int], list[int]]]:
@@ -62,35 +67,33 @@ def tokenized(pairs: list[tuple[str, str]]) -> list[tuple[list[int], list[int]]]
     return [(TOKENIZER.encode(prompt), [*TOKENIZER.encode(x), end]) for prompt, x in pairs]
 
 
-# What is built
+# Tokens
 
 
 @pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\n \t\n\n"])
-def test_prompt_and_answer_are_tokenized_apart(
+def test_prompt_and_answer_are_tokenized_separately(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: bytes
 ) -> None:
-    monkeypatch.setattr(pair_dataset, "_PAIRS_AT_ONCE", 7)
+    monkeypatch.setattr(pair_dataset, "_PAIRS_PER_BATCH", 7)
     lines = [line(*pair, ascii=i % 2 == 0) for i, pair in enumerate(PAIRS)]
     lines[0] = "\ufeff" + lines[0]
-    dataset = made(tmp_path, write(tmp_path, "a", *lines, end=end))
+    dataset = build(tmp_path, write(tmp_path, "a", *lines, end=end))
     assert read(dataset) == tokenized(PAIRS)
     assert dataset.description.source.kind == "pairs"
     assert dataset.description.source.files == ["a.jsonl"]
     assert load_tokenizer(dataset.folder).encode("é x") == TOKENIZER.encode("é x")
 
 
-def test_the_last_line_may_lack_its_end(tmp_path: Path) -> None:
+def test_the_last_line_needs_no_line_end(tmp_path: Path) -> None:
     lines = "\n".join(line(*pair) for pair in PAIRS)
-    assert read(made(tmp_path, write(tmp_path, "a", lines, end=b""))) == tokenized(PAIRS)
+    assert read(build(tmp_path, write(tmp_path, "a", lines, end=b""))) == tokenized(PAIRS)
 
 
 def test_a_prompt_may_be_empty(tmp_path: Path) -> None:
-    assert read(made(tmp_path, write(tmp_path, "a", line("", "x")))) == tokenized([("", "x")])
+    assert read(build(tmp_path, write(tmp_path, "a", line("", "x")))) == tokenized([("", "x")])
 
 
-def test_a_prompt_begins_as_its_tokenizer_begins_a_text_and_does_not_end(
-    tmp_path: Path,
-) -> None:
+def test_a_prompt_gets_a_begin_token_but_no_end_token(tmp_path: Path) -> None:
     words = tokenizers.Tokenizer(
         models.WordLevel({"<s>": 0, "</s>": 1, "a": 2, "b": 3, "?": 4}, unk_token="?")
     )
@@ -100,16 +103,16 @@ def test_a_prompt_begins_as_its_tokenizer_begins_a_text_and_does_not_end(
         single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 1)]
     )
     lines = [line("a b", "b a"), line("", "a"), line("b</s>", "a")]
-    dataset = made(tmp_path, write(tmp_path, "a", *lines), tokenizer=Tokenizer(words))
+    dataset = build(tmp_path, write(tmp_path, "a", *lines), tokenizer=Tokenizer(words))
     assert read(dataset) == [([0, 2, 3], [3, 2, 1]), ([0], [2, 1]), ([0, 3, 1], [2, 1])]
 
 
-def test_the_tokens_come_whole_whatever_their_type(
+def test_a_large_vocabulary_needs_4_byte_tokens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokenizer = train_bpe([], 300)
     monkeypatch.setattr(tokenizer, "vocab_size", 65_537)
-    dataset = made(tmp_path, write(tmp_path, "a", line("a", "b")), tokenizer=tokenizer)
+    dataset = build(tmp_path, write(tmp_path, "a", line("a", "b")), tokenizer=tokenizer)
     assert dataset.tokens("train").dtype == "uint32"
 
 
@@ -122,14 +125,14 @@ def test_the_tokens_come_whole_whatever_their_type(
     blanks=st.integers(0, 3),
     percent=st.floats(0.1, 90),
 )
-def test_a_file_is_parted_between_two_pairs(
+def test_a_file_is_split_between_two_pairs(
     tmp_path: Path, sizes: list[int], blanks: int, percent: float
 ) -> None:
     lines = [line("x" * size, str(i)) for i, size in enumerate(sizes)]
     path = write(tmp_path, "a", *lines, end=b"\n" * (blanks + 1))
-    parts = split_sections([TextSection.whole(path)], percent)
+    parts = split_sections([TextSection.of_file(path)], percent)
     answers = {
-        split: [int(pair.answer) for section in sections for pair in pairs_of(section, int)]
+        split: [int(pair.answer) for section in sections for pair in read_pairs(section, int)]
         for split, sections in parts.items()
     }
     assert answers["train"] + answers["validation"] == list(range(len(sizes)))
@@ -143,7 +146,7 @@ def test_a_file_is_parted_between_two_pairs(
 
 def test_several_files_are_split_by_file(tmp_path: Path) -> None:
     files = [write(tmp_path, f"f{i}", *[line(str(i), str(k)) for k in range(9)]) for i in range(20)]
-    dataset = made(tmp_path, *files, percent=10)
+    dataset = build(tmp_path, *files, percent=10)
     found = {split: read(dataset, split) for split in dataset.splits}
     assert (len(found["train"]), len(found["validation"])) == (18 * 9, 2 * 9)
     prompts = {split: {tuple(prompt) for prompt, _ in pairs} for split, pairs in found.items()}
@@ -151,7 +154,7 @@ def test_several_files_are_split_by_file(tmp_path: Path) -> None:
     assert not prompts["train"] & prompts["validation"]
 
 
-# What the user can mend
+# Errors
 
 GOOD = line("a", "b")
 
@@ -174,20 +177,20 @@ GOOD = line("a", "b")
         (line(None, "b"), "prompt: null is not allowed"),
         (line(["a"], "b"), 'prompt: ["a"] is not allowed'),
         (line({"role": "user"}, "b"), 'prompt: {"role": "user"} is not allowed'),
-        (line("a", ""), "answer: empty"),
+        (line("a", ""), "answer: must not be empty"),
         ('{"prompt": "a", "anser": "b"}', "anser: unknown key; did you mean answer?"),
         (
             '{"prompt": "a", "answer": "b", "id": 3}',
             "id: unknown key; the keys are prompt and answer",
         ),
         ('{"prompt": "a", "prompt": "b", "answer": "c"}', '"prompt": given more than once'),
-        (line("a", "\ud800", ascii=True), "answer: holds half a character"),
-        (line("\udc00", "b", ascii=True), "prompt: holds half a character"),
+        (line("a", "\ud800", ascii=True), "answer: has half a character"),
+        (line("\udc00", "b", ascii=True), "prompt: has half a character"),
         ('{"prompt": "a\tb", "answer": "c"}', "malformed JSON at column 14: Invalid control"),
     ],
 )
 @pytest.mark.parametrize("percent", [0, 50])
-def test_a_bad_line_is_named_and_nothing_is_left(
+def test_a_bad_line_is_reported_and_nothing_is_built(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     bad: str | bytes,
@@ -197,7 +200,7 @@ def test_a_bad_line_is_named_and_nothing_is_left(
     monkeypatch.setattr(pair_dataset, "_BLOCK_BYTES", 50)
     path = write(tmp_path, "a", *[GOOD] * 5, "", bad, GOOD)
     with pytest.raises(UserError) as caught:
-        made(tmp_path, path, percent=percent)
+        build(tmp_path, path, percent=percent)
     found = str(caught.value)
     assert found.startswith(f"{path}: line 7: ")
     assert any(option in found for option in message.split("|"))
@@ -205,87 +208,95 @@ def test_a_bad_line_is_named_and_nothing_is_left(
     assert [file.name for file in (tmp_path / "datasets").iterdir()] == [".chats.lock"]
 
 
-def test_an_answer_without_tokens(tmp_path: Path) -> None:
+def test_an_answer_without_tokens_is_reported(tmp_path: Path) -> None:
     words = tokenizers.Tokenizer(models.WordLevel({"</s>": 0, "a": 1}))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     path = write(tmp_path, "a", line("a", "a"), line("a", "  "))
     with pytest.raises(UserError, match='line 2: answer: "  " has no tokens'):
-        made(tmp_path, path, tokenizer=Tokenizer(words))
+        build(tmp_path, path, tokenizer=Tokenizer(words))
 
 
 @pytest.mark.parametrize("lines", [[], ["", "  ", "\t"]])
-def test_a_file_without_pairs_is_named(tmp_path: Path, lines: list[str]) -> None:
+def test_a_file_without_pairs_is_reported(tmp_path: Path, lines: list[str]) -> None:
     files = [write(tmp_path, "a", GOOD), write(tmp_path, "b", *lines)]
     for chosen in (files, files[1:]):
-        with pytest.raises(UserError, match=r"b\.jsonl: holds no pair"):
-            made(tmp_path, *chosen)
+        with pytest.raises(UserError, match=r"b\.jsonl: has no pairs"):
+            build(tmp_path, *chosen)
     assert [file.name for file in (tmp_path / "datasets").iterdir()] == [".chats.lock"]
 
 
-def test_a_single_pair_is_for_training_only(tmp_path: Path) -> None:
+def test_a_single_pair_cannot_be_split(tmp_path: Path) -> None:
     path = write(tmp_path, "a", "", GOOD, "")
-    with pytest.raises(UserError, match=r"line 2: the only pair.* --validation-percent of 0"):
-        made(tmp_path, path, percent=5)
-    assert made(tmp_path, path, percent=0).splits == ("train",)
+    with pytest.raises(
+        UserError, match=r"line 2: this is the only pair.* --validation-percent of 0"
+    ):
+        build(tmp_path, path, percent=5)
+    assert build(tmp_path, path, percent=0).splits == ("train",)
 
 
-def test_a_tokenizer_without_an_end_of_text(tmp_path: Path) -> None:
+def test_a_tokenizer_without_end_of_text_is_reported(tmp_path: Path) -> None:
     words = Tokenizer(tokenizers.Tokenizer(models.WordLevel({"a": 0})))
     with pytest.raises(UserError, match="no end-of-text token"):
-        made(tmp_path, write(tmp_path, "a", line("a", "a")), tokenizer=words)
+        build(tmp_path, write(tmp_path, "a", line("a", "a")), tokenizer=words)
 
 
-def test_a_name_that_is_taken(tmp_path: Path) -> None:
+def test_a_taken_name_is_reported(tmp_path: Path) -> None:
     path = write(tmp_path, "a", GOOD)
-    made(tmp_path, path)
-    with pytest.raises(UserError, match="exists already"):
-        made(tmp_path, path)
+    build(tmp_path, path)
+    with pytest.raises(UserError, match="already exists"):
+        build(tmp_path, path)
 
 
 # Memory
 
 
-def test_memory_does_not_grow_with_the_pairs(tmp_path: Path) -> None:
+def test_memory_does_not_grow_with_the_pairs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pair_dataset, "_PAIRS_PER_BATCH", 64)
+    monkeypatch.setattr(dataset_module, "_BLOCK_TOKENS", 4096)
+    monkeypatch.setattr(dataset_module, "_BLOCK_PAIRS", 512)
     peaks = []
-    for count in (3000, 30_000):
+    for count in (100, 1000, 10_000):
         path = write(tmp_path, "a", *[line("prompt " * 20, f"{i}") for i in range(count)])
         tracemalloc.start()
-        made(tmp_path / str(count), path, percent=5)
+        build(tmp_path / str(count), path, percent=5)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
-    assert peaks[1] < 1.2 * peaks[0] + 500_000  # of 5 MB of lines, and 0.5 MB of bounds
+    assert peaks[2] < peaks[1] + 100_000  # 1.5 MB more of lines, 0.14 MB more of bounds
 
 
 # The command
 
 
-def command(tmp_path: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
-    place = ["--datasets-dir", str(tmp_path / "datasets")]
-    program = [sys.executable, str(ROOT / "download_dataset.py"), *map(str, arguments), *place]
-    return subprocess.run(program, capture_output=True, text=True, check=False)
+def options(tmp_path: Path, *arguments: object) -> list[str]:
+    return [*map(str, arguments), "--datasets-dir", str(tmp_path / "datasets")]
 
 
-def test_the_command_makes_a_dataset_of_pairs(tmp_path: Path) -> None:
+def test_the_command_builds_a_dataset_of_pairs(tmp_path: Path) -> None:
     TOKENIZER.save(tmp_path / "tokenizer.json")
     lines = [line(*pair) for pair in PAIRS]
     files = [write(tmp_path, "a", *lines[:80]), write(tmp_path, "b", *lines[80:])]
     chosen = ("--pairs", *files, "--name", "chats", "--tokenizer", tmp_path)
-    result = command(tmp_path, *chosen, "--validation-percent", "20")
-    assert result.returncode == 0, result.stderr
-    assert "    80 pairs, the longest of " in result.stdout
-    assert "    20 pairs, the longest of " in result.stdout
+    arguments = options(tmp_path, *chosen, "--validation-percent", "20")
+    result = CliRunner().invoke(download_dataset.main, arguments)
+    assert result.exit_code == 0, result.stderr
+    assert "    80 pairs, the longest has " in result.stdout
+    assert "    20 pairs, the longest has " in result.stdout
     dataset = Dataset("chats", tmp_path / "datasets" / "chats")
     assert read(dataset) == tokenized(PAIRS[:80])
     assert read(dataset, "validation") == tokenized(PAIRS[80:])
 
 
-def test_the_command_tells_mistakes_in_a_line(tmp_path: Path) -> None:
+def test_the_command_reports_errors_in_one_line(tmp_path: Path) -> None:
     TOKENIZER.save(tmp_path / "tokenizer.json")
     path = write(tmp_path, "a", GOOD, "{")
-    result = command(tmp_path, "--pairs", path, "--name", "chats", "--tokenizer", tmp_path)
+    program = [sys.executable, str(ROOT / "download_dataset.py")]
+    arguments = options(tmp_path, "--pairs", path, "--name", "chats", "--tokenizer", tmp_path)
+    result = subprocess.run([*program, *arguments], capture_output=True, text=True, check=False)
     assert result.returncode == 2
-    (told,) = result.stderr.splitlines()
-    assert told.startswith(f"error: {path}: line 2: malformed JSON")
+    (error,) = result.stderr.splitlines()
+    assert error.startswith(f"error: {path}: line 2: malformed JSON")
 
 
 @pytest.mark.parametrize(
@@ -297,10 +308,10 @@ def test_the_command_tells_mistakes_in_a_line(tmp_path: Path) -> None:
         (("--pairs", "a", "--name", "x", "--tokenizer", "t", "--vocab-size", "9"), "--tokenizer"),
     ],
 )
-def test_options_that_do_not_go_together(
+def test_conflicting_options_are_reported(
     tmp_path: Path, arguments: tuple[str, ...], message: str
 ) -> None:
-    result = command(tmp_path, *arguments)
-    assert result.returncode == 2
+    result = CliRunner().invoke(download_dataset.main, options(tmp_path, *arguments))
+    assert result.exit_code == 2
     assert message in result.stderr
     assert not (tmp_path / "datasets").exists()

@@ -1,8 +1,9 @@
-"""The embedded dataset, and the command that makes datasets."""
+"""The dataset python-stdlib, and the command download_dataset.py."""
 
 import hashlib
 import logging
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -19,9 +20,29 @@ from rungs.data.dataset import Dataset
 from rungs.data.tokenizer_files import load_tokenizer
 from tests.support.committed_runs import ROOT
 
+STDLIB = Path(sysconfig.get_path("stdlib"))
+PACKAGES = ("asyncio", "email", "http", "json", "logging", "unittest", "xml")
+
 
 @pytest.fixture(scope="module")
-def embedded(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A part of the standard library."""
+    folder = tmp_path_factory.mktemp("library")
+    for package in PACKAGES:
+        shutil.copytree(STDLIB / package, folder / package)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def part_dataset(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    """The dataset built from a part of the library."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sysconfig, "get_path", lambda _: str(library))
+        return open_dataset("python-stdlib", tmp_path_factory.mktemp("datasets"))
+
+
+@pytest.fixture(scope="module")
+def full_dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     return open_dataset("python-stdlib", tmp_path_factory.mktemp("datasets"))
 
 
@@ -33,50 +54,79 @@ def checksums(folder: Path) -> dict[str, str]:
     }
 
 
-def test_another_process_builds_the_same_bytes(embedded: Dataset, tmp_path: Path) -> None:
+OTHER_PROCESS = """
+import sys, sysconfig
+import download_dataset
+library = sys.argv.pop()
+sysconfig.get_path = lambda _: library
+download_dataset.main(["python-stdlib"])
+"""
+
+
+def build_elsewhere(datasets_dir: Path, *program: object) -> str:
+    """Run a program that builds the dataset with one thread and another hash seed."""
     environment = {
         "RAYON_NUM_THREADS": "1",
         "PYTHONHASHSEED": "7",
-        "RUNGS_DATASETS_DIR": str(tmp_path),
+        "RUNGS_DATASETS_DIR": str(datasets_dir),
     }
-    output = subprocess.run(
-        [sys.executable, "download_dataset.py", "python-stdlib"],
+    return subprocess.run(
+        [sys.executable, *map(str, program)],
         cwd=ROOT,
-        env={**os.environ, **environment, "RUNGS_DATASETS_DIR": str(tmp_path)},
+        env={**os.environ, **environment},
         check=True,
         capture_output=True,
         text=True,
     ).stdout
-    assert checksums(tmp_path / "python-stdlib") == checksums(embedded.folder)
-    assert f"{embedded.description.splits['train'].tokens:,} tokens" in output
+
+
+def assert_same_build(dataset: Dataset, datasets_dir: Path, output: str) -> None:
+    assert checksums(datasets_dir / "python-stdlib") == checksums(dataset.folder)
+    assert f"{dataset.description.splits['train'].tokens:,} tokens" in output
     assert "vocab_size 4096" in output
 
 
-def test_what_it_holds(embedded: Dataset) -> None:
-    tokenizer = load_tokenizer(embedded.folder)
+def test_another_process_builds_the_same_bytes(
+    part_dataset: Dataset, library: Path, tmp_path: Path
+) -> None:
+    output = build_elsewhere(tmp_path, "-c", OTHER_PROCESS, library)
+    assert_same_build(part_dataset, tmp_path, output)
+
+
+@pytest.mark.long
+def test_another_process_builds_the_same_bytes_of_the_full_library(
+    full_dataset: Dataset, tmp_path: Path
+) -> None:
+    output = build_elsewhere(tmp_path, "download_dataset.py", "python-stdlib")
+    assert_same_build(full_dataset, tmp_path, output)
+
+
+@pytest.mark.long
+def test_the_contents_of_the_full_dataset(full_dataset: Dataset) -> None:
+    tokenizer = load_tokenizer(full_dataset.folder)
     assert tokenizer.vocab_size == 4096
     assert len(tokenizer.encode(" you")) == 1
-    assert embedded.description.source.python_version == sys.version.split()[0]
+    assert full_dataset.description.source.python_version == sys.version.split()[0]
     texts = {
-        split: tokenizer.decode(embedded.tokens(split)[:]).split("<|endoftext|>")[:-1]
-        for split in embedded.splits
+        split: tokenizer.decode(full_dataset.tokens(split)[:]).split("<|endoftext|>")[:-1]
+        for split in full_dataset.splits
     }
-    argparse = Path(sysconfig.get_path("stdlib"), "argparse.py").read_text(encoding="utf-8")
+    argparse = (STDLIB / "argparse.py").read_text(encoding="utf-8")
     assert argparse in texts["train"] + texts["validation"]
     assert not set(filter(None, texts["train"])) & set(filter(None, texts["validation"]))
     assert 300 < len(texts["train"]) < 1500
-    tokens = [embedded.description.splits[split].tokens for split in ("train", "validation")]
+    tokens = [full_dataset.description.splits[split].tokens for split in ("train", "validation")]
     assert 2e6 < tokens[0] < 6e6
     assert 0.02 < tokens[1] / sum(tokens) < 0.1
 
 
-def test_it_is_built_once(embedded: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(python_stdlib, "fill", None)
-    again = open_dataset("python-stdlib", embedded.folder.parent)
-    assert again.description == embedded.description
+def test_it_is_built_once(part_dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(python_stdlib, "build", None)
+    again = open_dataset("python-stdlib", part_dataset.folder.parent)
+    assert again.description == part_dataset.description
 
 
-def test_which_files_it_takes(tmp_path: Path) -> None:
+def test_the_files_it_includes(tmp_path: Path) -> None:
     (tmp_path / "bad.py").write_bytes(b"\xff")
     for place in [
         "test/a.py",
@@ -91,7 +141,7 @@ def test_which_files_it_takes(tmp_path: Path) -> None:
     (tmp_path / "part").mkdir()
     for place in wanted:
         (tmp_path / place).write_text(place)
-    sections = python_stdlib._sections(tmp_path)
+    sections = python_stdlib._split_library(tmp_path)
     places = {
         split: [part.path.relative_to(tmp_path).as_posix() for part in parts]
         for split, parts in sections.items()
@@ -101,15 +151,15 @@ def test_which_files_it_takes(tmp_path: Path) -> None:
     assert all(names == sorted(names) for names in places.values())
 
 
-def test_a_python_without_its_source(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="comes without the source"):
-        python_stdlib._sections(tmp_path)
+def test_a_python_without_source_code_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="has no source code"):
+        python_stdlib._split_library(tmp_path)
 
 
 # The command
 
 
-def test_the_command_makes_a_dataset_of_text(
+def test_the_command_builds_a_dataset_from_text(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
@@ -140,11 +190,11 @@ def test_the_command_makes_a_dataset_of_text(
         ["--text", "a", "--name", "b", "--validation-percent", "100"],
     ],
 )
-def test_wrong_use_of_the_command(arguments: list[str]) -> None:
+def test_conflicting_options_are_reported(arguments: list[str]) -> None:
     assert CliRunner().invoke(download_dataset.main, arguments).exit_code == 2
 
 
-def test_the_command_starts_without_heavy_modules() -> None:
+def test_the_command_imports_no_heavy_modules() -> None:
     script = (
         "import sys, download_dataset; print({'jax', 'grain', 'huggingface_hub'} & {*sys.modules})"
     )

@@ -1,4 +1,4 @@
-"""SentencePiece models: converted ids are the library's own, and damage is never passed over."""
+"""SentencePiece models: conversion gives the library's ids, and damage is always reported."""
 
 import json
 import shutil
@@ -24,7 +24,7 @@ UNIGRAM, BPE, WORD = 1, 2, 3
 
 
 def field(number: int, value: int | bytes | float) -> bytes:
-    """A field of Protocol Buffers; `tests/fixtures` has files that their own library wrote."""
+    """A Protocol Buffers field; `tests/fixtures` has files that their own library wrote."""
     if isinstance(value, float):
         return varint(number << 3 | 5) + struct.pack("<f", value)
     if isinstance(value, int):
@@ -48,7 +48,7 @@ START = [piece("<unk>", kind=UNKNOWN), piece("<s>", kind=CONTROL), piece("</s>",
 LETTERS = [piece(letter, -10.0 - i) for i, letter in enumerate("▁abc")]
 TRAINER = field(3, BPE)
 BARE = field(3, 0) + field(4, 0)
-"""A normalizer that leaves spaces as they are."""
+"""A normalizer that does not change spaces."""
 
 
 def model(*pieces: bytes, trainer: bytes = TRAINER, normalizer: bytes = BARE) -> bytes:
@@ -59,10 +59,10 @@ def tokens(data: bytes, text: str) -> list[str]:
     return SentencePieceModel.from_bytes(data).to_tokenizer().encode(text).tokens
 
 
-# Conversion: `test_tokenization.py` holds it against the library's ids
+# Conversion (`test_tokenizer.py` compares its ids with the library's)
 
 
-def test_what_is_read() -> None:
+def test_the_model_is_parsed() -> None:
     read = SentencePieceModel.from_bytes((LLAMA / "tokenizer.model").read_bytes())
     assert len(read.pieces) == 600
     assert [(p.text, p.kind) for p in read.pieces[:4]] == [
@@ -77,7 +77,7 @@ def test_what_is_read() -> None:
     assert not read.removes_extra_spaces
 
 
-def test_absent_fields_have_the_defaults_of_the_format() -> None:
+def test_missing_fields_have_the_defaults_of_the_format() -> None:
     read = SentencePieceModel.from_bytes(model(normalizer=b""))
     assert read.adds_dummy_prefix
     assert read.removes_extra_spaces
@@ -85,7 +85,7 @@ def test_absent_fields_have_the_defaults_of_the_format() -> None:
     assert (read.bos, read.eos) == ("<s>", "</s>")
 
 
-def test_begin_and_end_may_have_other_names_or_be_absent() -> None:
+def test_begin_and_end_may_have_other_names_or_be_missing() -> None:
     named = model(piece("<b>", kind=CONTROL), trainer=TRAINER + field(46, b"<b>"))
     assert SentencePieceModel.from_bytes(named).bos == "<b>"
     absent = model(trainer=TRAINER + field(46, b"<b>") + field(41, 2**64 - 1))
@@ -97,18 +97,18 @@ def test_the_best_piece_is_merged_first() -> None:
     assert tokens(model(piece("ab", -2.0), piece("bc", -1.0)), "abc") == ["a", "bc"]
 
 
-def test_a_piece_that_no_two_others_make_is_never_reached() -> None:
+def test_a_piece_that_no_merge_makes_is_never_used() -> None:
     assert tokens(model(piece("abc", -1.0)), "abc") == ["a", "b", "c"]
 
 
-def test_the_name_of_a_byte_in_a_text_is_text() -> None:
+def test_a_byte_name_in_a_text_is_text() -> None:
     pieces = [piece(character, -20.0) for character in "<0xA>"]
     pieces += [piece("<0x", -2.0), piece("<0", -1.0), piece("0A>", -4.0), piece("0A", -3.0)]
     data = model(*pieces, piece("<0x0A>", kind=BYTE))
     assert tokens(data, "<0x0A>") == ["<0x", "0A>"]
 
 
-def test_without_bytes_unknown_characters_in_a_row_are_one_piece() -> None:
+def test_unknown_characters_in_a_row_are_one_piece_without_byte_fallback() -> None:
     assert tokens(model(), "a??b?") == ["a", "<unk>", "b", "<unk>"]
 
 
@@ -121,29 +121,29 @@ def test_a_saved_conversion_is_the_same(tmp_path: Path) -> None:
         assert saved.decode(saved.encode(text)) == converted.decode(converted.encode(text))
 
 
-# Refusals
+# Errors
 
 
-def test_a_cut_file_is_refused_wherever_it_is_cut() -> None:
+def test_a_truncated_file_is_reported() -> None:
     whole = model()
     SentencePieceModel.from_bytes(whole)
     for end in range(len(whole)):
-        with pytest.raises(ValueError, match="ends too soon"):
+        with pytest.raises(ValueError, match="it is incomplete"):
             SentencePieceModel.from_bytes(whole[:end])
 
 
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"IQ== 0\nIg== 1\n", "ends too soon"),  # as Llama 3's own tokenizer.model starts
-        (b'{"version": "1.0"}', "byte 1 is part of no field"),
-        (b"\xff" * 20, "byte 10 is part of no number"),
-        (field(1, 7) + model(), "the number 7 is where text should be"),
+        (b"IQ== 0\nIg== 1\n", "it is incomplete"),  # as Llama 3's own tokenizer.model starts
+        (b'{"version": "1.0"}', "byte 1 is not part of a field"),
+        (b"\xff" * 20, "byte 10 is not part of a number"),
+        (field(1, 7) + model(), "the number 7 is in the place of text"),
         (model(field(1, field(1, b"\xff"))), "utf-8"),
         (model(piece("d", kind=9)), "a piece cannot be read"),
         (model(piece("d", float("nan"))), "a piece has the score nan"),
         (model(piece("a")), "not all different"),
-        (model(piece("d", kind=UNKNOWN)), "not all different, with one for what is unknown"),
+        (model(piece("d", kind=UNKNOWN)), "not all different, with one for unknown text"),
         (model(piece("d", kind=UNUSED)), "marked as unused"),
         (model(trainer=b""), "it is a unigram model; only BPE"),
         (model(trainer=field(3, UNIGRAM)), "it is a unigram model; only BPE"),
@@ -153,12 +153,12 @@ def test_a_cut_file_is_refused_wherever_it_is_cut() -> None:
         (model(normalizer=field(2, b"map")), "replaces characters before it splits"),
     ],
 )
-def test_what_cannot_be_converted_is_refused(data: bytes, message: str) -> None:
+def test_unsupported_models_are_reported(data: bytes, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         SentencePieceModel.from_bytes(data)
 
 
-def test_a_refusal_names_the_file_and_says_what_to_do(tmp_path: Path) -> None:
+def test_the_error_names_the_file_and_says_what_to_do(tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.model"
     path.write_bytes(model(trainer=field(3, UNIGRAM)))
     with pytest.raises(UserError, match=r"tokenizer\.model: .*unigram.*get the model's tokenizer"):
@@ -170,7 +170,7 @@ def test_a_refusal_names_the_file_and_says_what_to_do(tmp_path: Path) -> None:
         load_tokenizer(tmp_path)
 
 
-# What the files beside it say
+# tokenizer_config.json and added_tokens.json
 
 
 def llama_folder(folder: Path, **config: object) -> Path:
@@ -189,7 +189,7 @@ def llama_folder(folder: Path, **config: object) -> Path:
         ({"add_bos_token": None, "add_eos_token": True}, [1], [2]),
     ],
 )
-def test_begin_and_end_of_prompts(
+def test_the_config_adds_begin_and_end_to_prompts(
     tmp_path: Path, config: dict[str, object], before: list[int], after: list[int]
 ) -> None:
     tokenizer = load_tokenizer(llama_folder(tmp_path, **config))
@@ -202,7 +202,7 @@ def test_begin_and_end_of_prompts(
     ]
 
 
-def test_without_a_config_a_prompt_begins_with_the_begin_of_text(tmp_path: Path) -> None:
+def test_without_a_config_a_prompt_gets_begin_of_text(tmp_path: Path) -> None:
     (llama_folder(tmp_path) / "tokenizer_config.json").unlink()
     tokenizer = load_tokenizer(tmp_path)
     assert tokenizer.encode_prompt("the") == [1, *tokenizer.encode("the")]
@@ -218,7 +218,7 @@ def test_the_dummy_prefix_after_special_tokens(tmp_path: Path) -> None:
     assert new.encode("the</s> the") == [*start, end, *start]
 
 
-def test_the_dummy_prefix_left_out(tmp_path: Path) -> None:
+def test_no_dummy_prefix(tmp_path: Path) -> None:
     bare = load_tokenizer(llama_folder(tmp_path, add_prefix_space=False))
     assert bare.encode(" the") == load_tokenizer(LLAMA).encode("the")
     assert bare.decode(bare.encode("the lamp")) == "the lamp"
@@ -247,7 +247,7 @@ def test_added_tokens(tmp_path: Path) -> None:
         ({"[PAD]": "x"}, "not as transformers writes it"),
     ],
 )
-def test_added_tokens_that_do_not_fit(
+def test_wrong_added_tokens_are_reported(
     tmp_path: Path, added: dict[str, object], message: str
 ) -> None:
     llama_folder(tmp_path)
@@ -269,7 +269,7 @@ def test_added_tokens_that_do_not_fit(
         '{"added_tokens_decoder": {"600": "y"}}',
     ],
 )
-def test_a_damaged_config_is_named(tmp_path: Path, text: str) -> None:
+def test_a_damaged_config_is_reported(tmp_path: Path, text: str) -> None:
     (llama_folder(tmp_path) / "tokenizer_config.json").write_text(text)
     with pytest.raises(UserError, match=r"tokenizer_config\.json: not "):
         load_tokenizer(tmp_path)

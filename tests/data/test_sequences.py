@@ -130,7 +130,9 @@ def inputs_and_targets(
 tokens_of_a_pair = st.lists(st.integers(0, 20), max_size=6)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=50
+)
 @given(
     pairs=st.lists(
         st.tuples(tokens_of_a_pair, tokens_of_a_pair.filter(len)), min_size=1, max_size=12

@@ -1,4 +1,4 @@
-"""Datasets of the user's own text: the same ids as if it were all in memory, and no leaks."""
+"""Datasets built from text: the ids of the full text, and no text shared between splits."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rungs.common.errors import UserError
 from rungs.data import text_dataset
 from rungs.data.bpe import train_bpe
-from rungs.data.catalog import add_text
+from rungs.data.catalog import build_text_dataset
 from rungs.data.dataset import Dataset, read_description
 from rungs.data.text_dataset import TextSection, split_sections
 from rungs.data.tokenizer_files import load_tokenizer
@@ -26,22 +26,22 @@ def write(folder: Path, **texts: str | bytes) -> list[Path]:
     return paths
 
 
-def made(
+def build(
     tmp_path: Path, files: list[Path], vocab_size: int = 300, percent: float = 5, name: str = "mine"
 ) -> Dataset:
     place = tmp_path / "datasets"
-    return add_text(name, files, place, tokenizer=vocab_size, validation_percent=percent)
+    return build_text_dataset(name, files, place, tokenizer=vocab_size, validation_percent=percent)
 
 
 def read(section: TextSection) -> str:
     return "".join(section.pieces(int))
 
 
-def test_one_file_ends_in_validation_and_loses_nothing(
+def test_the_end_of_a_single_file_is_for_validation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(text_dataset, "_PIECE_BYTES", 4097)
-    dataset = made(tmp_path, write(tmp_path, a=TEXT))
+    dataset = build(tmp_path, write(tmp_path, a=TEXT))
     tokenizer = load_tokenizer(dataset.folder)
     parts = [tokenizer.decode(dataset.tokens(split)[:]) for split in ("train", "validation")]
     assert all(part.endswith("\n<|endoftext|>") for part in parts)
@@ -53,9 +53,9 @@ def test_one_file_ends_in_validation_and_loses_nothing(
     assert [list(dataset.tokens(split)[:]) for split in ("train", "validation")] == whole
 
 
-def test_the_tokenizer_knows_the_training_text_only(tmp_path: Path) -> None:
+def test_the_tokenizer_is_trained_on_the_training_text_only(tmp_path: Path) -> None:
     files = write(tmp_path, a="training " * 2000, b="zqzqzq " * 30)
-    dataset = made(tmp_path, files, vocab_size=400)
+    dataset = build(tmp_path, files, vocab_size=400)
     tokenizer = load_tokenizer(dataset.folder)
     assert len(tokenizer.encode(" training")) == 1
     assert len(tokenizer.encode(" zqzqzq")) == 7
@@ -63,7 +63,7 @@ def test_the_tokenizer_knows_the_training_text_only(tmp_path: Path) -> None:
 
 def test_several_files_are_split_by_file(tmp_path: Path) -> None:
     files = write(tmp_path, **{f"f{i}": f"file {i} " * 100 for i in range(40)})
-    dataset = made(tmp_path, files, percent=10)
+    dataset = build(tmp_path, files, percent=10)
     tokenizer = load_tokenizer(dataset.folder)
     documents = {
         split: tokenizer.decode(dataset.tokens(split)[:]).split("<|endoftext|>")[:-1]
@@ -77,9 +77,9 @@ def test_several_files_are_split_by_file(tmp_path: Path) -> None:
     assert dataset.description.source.files == [path.name for path in files]
 
 
-def test_of_few_files_the_smallest_is_for_validation(tmp_path: Path) -> None:
+def test_the_smallest_of_few_files_is_for_validation(tmp_path: Path) -> None:
     paths = write(tmp_path, a="a" * 99, b="b" * 50, c="c" * 98, d="")
-    parts = split_sections([TextSection.whole(path) for path in paths], 5)
+    parts = split_sections([TextSection.of_file(path) for path in paths], 5)
     assert [section.path.stem for section in parts["train"]] == ["a", "c"]
     assert [section.path.stem for section in parts["validation"]] == ["b"]
 
@@ -89,43 +89,43 @@ def test_of_few_files_the_smallest_is_for_validation(tmp_path: Path) -> None:
     text=st.lists(st.sampled_from(["a", "é", "😀", "\n", "\r\n", "\r"]), min_size=1).map("".join),
     percent=st.floats(0, 99),
 )
-def test_parting_a_text_loses_nothing(tmp_path: Path, text: str, percent: float) -> None:
+def test_splitting_a_text_loses_nothing(tmp_path: Path, text: str, percent: float) -> None:
     (path,) = write(tmp_path, a=text)
-    first, last = TextSection.whole(path).split(percent)
+    first, last = TextSection.of_file(path).split(percent)
     assert first.end == last.start
     translated = text.replace("\r\n", "\n").replace("\r", "\n")
     if not text.encode()[: first.end].endswith(b"\r"):
         assert read(first) + read(last) == translated
 
 
-def test_no_validation_where_none_is_wanted(tmp_path: Path) -> None:
-    assert made(tmp_path, write(tmp_path, a=TEXT), percent=0).splits == ("train",)
+def test_no_validation_split_at_0_percent(tmp_path: Path) -> None:
+    assert build(tmp_path, write(tmp_path, a=TEXT), percent=0).splits == ("train",)
 
 
 @pytest.mark.parametrize(("vocab_size", "dtype"), [(65_536, "uint16"), (65_537, "uint32")])
-def test_the_type_holds_every_id(
+def test_the_dtype_holds_every_id(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vocab_size: int, dtype: str
 ) -> None:
     tokenizer = train_bpe([TEXT], 300)
     monkeypatch.setattr(tokenizer, "vocab_size", vocab_size)
     (file,) = write(tmp_path, a=TEXT)
-    dataset = add_text("x", [file], tmp_path, tokenizer=tokenizer, validation_percent=5)
+    dataset = build_text_dataset("x", [file], tmp_path, tokenizer=tokenizer, validation_percent=5)
     assert dataset.tokens("train").dtype == dtype
     assert dataset.tokens("train")[:].max() == max(tokenizer.encode(TEXT))
 
 
-def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
+def test_a_byte_order_mark_is_skipped(tmp_path: Path) -> None:
     (path,) = write(tmp_path, a=b"\xef\xbb\xbfabc")
-    assert read(TextSection.whole(path)) == "abc"
+    assert read(TextSection.of_file(path)) == "abc"
 
 
-def test_a_large_text_is_sampled_all_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_text_is_sampled_evenly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text_dataset, "_PIECE_BYTES", 1000)
     monkeypatch.setattr(text_dataset, "_TRAINING_BYTES", 10_000)
     seen: list[str] = []
     monkeypatch.setattr(text_dataset, "train_bpe", lambda texts, _: seen.extend(texts))
     (path,) = write(tmp_path, a="".join(f"{i:99}\n" for i in range(1000)))
-    text_dataset.tokenizer_for([TextSection.whole(path)], 300)
+    text_dataset.train_tokenizer([TextSection.of_file(path)], 300)
     assert sum(map(len, seen)) == 10_000
     assert int(seen[-1].split()[0]) > 850
 
@@ -133,34 +133,39 @@ def test_a_large_text_is_sampled_all_over(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("texts", "options", "message"),
     [
-        ({"a": "text\n" * 1_000_000 + "\udcff"}, {}, "a.txt: not UTF-8 text, near byte 5000000"),
+        ({"a": "text\n" * 10_000 + "\udcff"}, {}, "a.txt: not UTF-8 text, near byte 50000"),
         ({"a": ""}, {}, "no text for the train split"),
         ({"a": "x"}, {}, "no text for the validation split"),
         ({"a": TEXT}, {"vocab_size": 256}, "256 is too small; at least 257"),
-        ({"a": TEXT}, {"name": "owner/data"}, "choose one without /"),
-        ({"a": TEXT}, {"name": "python-stdlib"}, "is for another source"),
+        ({"a": TEXT}, {"name": "owner/data"}, "choose another one, without /"),
+        ({"a": TEXT}, {"name": "python-stdlib"}, "this name is reserved"),
         ({"a": TEXT}, {"name": "../up"}, "not a name"),
     ],
 )
-def test_what_the_user_can_mend(
-    tmp_path: Path, texts: dict[str, str], options: dict[str, object], message: str
+def test_errors_are_reported_and_nothing_is_built(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    texts: dict[str, str],
+    options: dict[str, object],
+    message: str,
 ) -> None:
+    monkeypatch.setattr(text_dataset, "_PIECE_BYTES", 10_000)
     files = write(tmp_path, **{k: v.encode("utf-8", "surrogateescape") for k, v in texts.items()})
     with pytest.raises(UserError, match=message):
-        made(tmp_path, files, **options)  # type: ignore[arg-type]
+        build(tmp_path, files, **options)  # type: ignore[arg-type]
     assert not list(tmp_path.glob("datasets/[!.]*"))
     assert not list(tmp_path.glob("datasets/.*.partial"))
 
 
-def test_missing_files(tmp_path: Path) -> None:
+def test_missing_files_are_reported(tmp_path: Path) -> None:
     for path in (tmp_path / "absent.txt", tmp_path):
         with pytest.raises(UserError, match="cannot be read"):
-            made(tmp_path, [path])
+            build(tmp_path, [path])
 
 
-def test_a_name_that_is_taken(tmp_path: Path) -> None:
-    dataset = made(tmp_path, write(tmp_path, a=TEXT))
+def test_a_taken_name_is_reported(tmp_path: Path) -> None:
+    dataset = build(tmp_path, write(tmp_path, a=TEXT))
     before = read_description(dataset.folder)
-    with pytest.raises(UserError, match="exists already; choose another name"):
-        made(tmp_path, write(tmp_path, a=TEXT[:1000]))
+    with pytest.raises(UserError, match="already exists; choose another name"):
+        build(tmp_path, write(tmp_path, a=TEXT[:1000]))
     assert read_description(dataset.folder) == before

@@ -1,5 +1,4 @@
-"""Token files: what is written is read, what is not a token file is refused, and reading takes
-no memory of its own."""
+"""Token files: reading what was written, errors in damaged files, and memory use."""
 
 import json
 import subprocess
@@ -23,7 +22,7 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("code", ["U8", "U16", "U32", "I32", "I64"])
-def test_written_tokens_are_read_by_safetensors_and_by_us(path: Path, code: str) -> None:
+def test_safetensors_and_we_read_the_written_tokens(path: Path, code: str) -> None:
     with token_file.TokenWriter(path, code) as writer:
         writer.append([3, 1])
         writer.append([])
@@ -34,7 +33,7 @@ def test_written_tokens_are_read_by_safetensors_and_by_us(path: Path, code: str)
         assert tokens.dtype == expected.dtype
 
 
-def test_written_pairs_are_read_by_safetensors_and_by_us(path: Path) -> None:
+def test_safetensors_and_we_read_the_written_pairs(path: Path) -> None:
     with token_file.PairWriter(path, "U16") as writer:
         writer.append_pair([3, 1], [9])
         writer.append_pair([], [4, 4, 9])
@@ -54,8 +53,8 @@ def test_text_has_no_pairs(path: Path) -> None:
     assert token_file.open_pair_bounds(path) is None
 
 
-def test_the_bytes_of_a_text_are_what_they_were(path: Path) -> None:
-    """Runs are held to the checksum of their tokens, also where these are made anew."""
+def test_the_file_format_has_not_changed(path: Path) -> None:
+    """A run checks its tokens' checksum, also if the dataset was built again."""
     with token_file.TokenWriter(path, "U16") as writer:
         writer.append([3, 1])
     header = b'{"tokens": {"dtype": "U16", "shape": [2], "data_offsets": [0, 4]}}'
@@ -79,10 +78,10 @@ def test_a_header_of_any_length_is_read(path: Path) -> None:
         np.testing.assert_array_equal(token_file.open_tokens(path)[:], np.arange(9))
 
 
-def test_a_file_whose_writing_failed_is_not_a_token_file(path: Path) -> None:
+def test_a_failed_write_leaves_no_valid_file(path: Path) -> None:
     with pytest.raises(OverflowError), token_file.TokenWriter(path, "U16") as writer:
         writer.append([*range(1000), 65_536])
-    with pytest.raises(UserError, match="not a whole safetensors file"):
+    with pytest.raises(UserError, match="not a complete safetensors file"):
         token_file.open_tokens(path)
 
 
@@ -90,18 +89,18 @@ def test_a_file_whose_writing_failed_is_not_a_token_file(path: Path) -> None:
     ("tensors", "message"),
     [
         ({"token": np.arange(3)}, "has no tensor 'tokens' .its tensors: token."),
-        ({"tokens": np.ones((2, 3), np.uint16)}, r"has the shape \[2, 3\]; .* one dimension"),
-        ({"tokens": np.array(3, np.uint16)}, r"has the shape \[\]; .* one dimension"),
-        ({"tokens": np.ones(3, np.float32)}, "is of type F32; it must be of an integer type"),
-        ({"tokens": np.ones(3, np.bool_)}, "is of type BOOL"),
+        ({"tokens": np.ones((2, 3), np.uint16)}, r"has shape \[2, 3\]; .* one dimension"),
+        ({"tokens": np.array(3, np.uint16)}, r"has shape \[\]; .* one dimension"),
+        ({"tokens": np.ones(3, np.float32)}, "has dtype F32; it must be an integer dtype"),
+        ({"tokens": np.ones(3, np.bool_)}, "has dtype BOOL"),
         ({"tokens": np.ones(0, np.uint16)}, "is empty"),
         ({"tokens": np.arange(3), "pair_bounds": np.ones((2, 3), np.int64)}, r"shape \[2, 3\]"),
         ({"tokens": np.arange(3), "pair_bounds": np.ones(2, np.int64)}, "a row of 2 for each"),
         ({"tokens": np.arange(3), "pair_bounds": np.ones((0, 2), np.int64)}, r"shape \[0, 2\]"),
-        ({"tokens": np.arange(3), "pair_bounds": np.ones((2, 2), np.int32)}, "is of type I32"),
+        ({"tokens": np.arange(3), "pair_bounds": np.ones((2, 2), np.int32)}, "has dtype I32"),
     ],
 )
-def test_tensors_that_are_not_tokens(
+def test_wrong_tensors_are_reported(
     path: Path, tensors: dict[str, np.ndarray], message: str
 ) -> None:
     save_file(tensors, path)
@@ -110,21 +109,21 @@ def test_tensors_that_are_not_tokens(
     assert str(path) in str(caught.value)
 
 
-def test_files_that_are_not_whole(path: Path) -> None:
+def test_incomplete_files_are_reported(path: Path) -> None:
     with pytest.raises(UserError, match="no such file"):
         token_file.open_tokens(path)
     save_file({"tokens": np.arange(1000, dtype=np.uint16)}, path)
-    whole = path.read_bytes()
-    for size in (0, 5, 60, len(whole) - 1):
-        path.write_bytes(whole[:size])
-        with pytest.raises(UserError, match="not a whole safetensors file"):
+    content = path.read_bytes()
+    for size in (0, 5, 60, len(content) - 1):
+        path.write_bytes(content[:size])
+        with pytest.raises(UserError, match="not a complete safetensors file"):
             token_file.open_tokens(path)
-    path.write_bytes(whole.replace(b"1000", b"9999"))
-    with pytest.raises(UserError, match="not a whole safetensors file"):
+    path.write_bytes(content.replace(b"1000", b"9999"))
+    with pytest.raises(UserError, match="not a complete safetensors file"):
         token_file.open_tokens(path)
     path.unlink()
     path.mkdir()
-    with pytest.raises(UserError, match="not a whole safetensors file"):
+    with pytest.raises(UserError, match="not a complete safetensors file"):
         token_file.open_tokens(path)
 
 
@@ -149,27 +148,27 @@ headers = st.dictionaries(
     claimed=st.integers(-3, 3) | st.integers(0, 2**63),
     body=st.binary(max_size=40),
 )
-def test_any_header_works_or_is_refused(
+def test_any_header_works_or_is_reported(
     path: Path, header: bytes, claimed: int, body: bytes
 ) -> None:
     size = len(header) + claimed if claimed <= 3 else claimed
     path.write_bytes(max(size, 0).to_bytes(8, "little") + header + body)
-    _works_or_is_refused(path)
+    _open_or_fail_clearly(path)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(data=st.data())
-def test_any_damage_to_a_header_works_or_is_refused(path: Path, data: st.DataObject) -> None:
+def test_any_damage_to_a_header_works_or_is_reported(path: Path, data: st.DataObject) -> None:
     bounds = {"pair_bounds": np.array([[3, 9], [12, 20]])} if data.draw(st.booleans()) else {}
     save_file({"tokens": np.arange(20, dtype=np.uint16), **bounds}, path)
     damaged = bytearray(path.read_bytes())
     for place in data.draw(st.lists(st.integers(0, len(damaged) - 1), min_size=1, max_size=4)):
         damaged[place] = data.draw(st.integers(0, 255))
     path.write_bytes(damaged)
-    _works_or_is_refused(path)
+    _open_or_fail_clearly(path)
 
 
-def _works_or_is_refused(path: Path) -> None:
+def _open_or_fail_clearly(path: Path) -> None:
     try:
         tokens = token_file.open_tokens(path)[:]
         bounds = token_file.open_pair_bounds(path)

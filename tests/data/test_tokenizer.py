@@ -1,5 +1,4 @@
-"""Tokenizers: what is encoded comes back, texts in pieces give the ids of the whole, and other
-libraries give the same ids."""
+"""Tokenizers: encoding, decoding, streams, loading from files, and the ids of other libraries."""
 
 import itertools
 import json
@@ -51,7 +50,7 @@ def tokenizer() -> Tokenizer:
 
 
 def byte_fallback_tokenizer() -> Tokenizer:
-    """One of the SentencePiece kind, as Llama's: it marks the start of every text."""
+    """A tokenizer like Llama's (SentencePiece): it marks the start of every text."""
     pieces = ["▁", "a", "b", "</s>"]
     vocabulary = {
         **{f"<0x{i:02X}>": i for i in range(256)},
@@ -72,13 +71,13 @@ def byte_fallback_tokenizer() -> Tokenizer:
 
 
 @given(text=st.text().filter(lambda text: END_OF_TEXT not in text))
-def test_any_text_comes_back(tokenizer: Tokenizer, text: str) -> None:
+def test_any_text_survives_encoding_and_decoding(tokenizer: Tokenizer, text: str) -> None:
     ids = tokenizer.encode(text)
     assert tokenizer.decode(ids) == text
     assert tokenizer.byte_count(ids) == len(text.encode())
 
 
-def test_every_byte_is_represented(tokenizer: Tokenizer) -> None:
+def test_every_byte_has_a_token(tokenizer: Tokenizer) -> None:
     untrained = train_bpe([], 257)
     assert untrained.vocab_size == 257
     ids = untrained.encode("naïve")
@@ -87,7 +86,7 @@ def test_every_byte_is_represented(tokenizer: Tokenizer) -> None:
     assert 257 < tokenizer.vocab_size <= 400
 
 
-def test_no_space_is_put_before_a_text(tokenizer: Tokenizer) -> None:
+def test_no_space_is_added_before_a_text(tokenizer: Tokenizer) -> None:
     assert tokenizer.encode("you") != tokenizer.encode(" you")
     assert len(tokenizer.encode(" you")) == 1
 
@@ -111,7 +110,7 @@ def test_byte_counts_add_up_where_a_cut_splits_a_character(
     assert sum(map(tokenizer.byte_count, parts)) == len(("日本語 naïve 😀" * 20).encode())
 
 
-def test_ids_beyond_the_vocabulary_stand_for_nothing(tokenizer: Tokenizer) -> None:
+def test_ids_beyond_the_vocabulary_are_ignored(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("you")
     assert tokenizer.decode([*ids, 10_000]) == "you"
     assert tokenizer.byte_count([*ids, 10_000]) == 3
@@ -119,7 +118,7 @@ def test_ids_beyond_the_vocabulary_stand_for_nothing(tokenizer: Tokenizer) -> No
     assert tokenizer.decode([]) == ""
 
 
-def test_half_a_character_is_refused(tokenizer: Tokenizer) -> None:
+def test_half_a_character_is_reported(tokenizer: Tokenizer) -> None:
     with pytest.raises(UserError, match="half a character"):
         tokenizer.encode("a\udc80")
 
@@ -135,7 +134,7 @@ def test_a_tokenizer_that_is_not_byte_level() -> None:
     )
 
 
-def test_truncation_padding_and_templates_are_left_out(tmp_path: Path) -> None:
+def test_encode_ignores_truncation_padding_and_templates(tmp_path: Path) -> None:
     trained = train_bpe([SAMPLE], 300)
     trained.save(tmp_path / "tokenizer.json")
     raw = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
@@ -159,7 +158,7 @@ def expected(family: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_ids_are_those_of_other_libraries(family: str) -> None:
+def test_ids_equal_those_of_other_libraries(family: str) -> None:
     loaded = load_tokenizer(TOKENIZERS / family)
     for text, entry in expected(family).items():
         assert (text, loaded.encode(text)) == (text, entry["plain"])
@@ -169,15 +168,15 @@ def test_ids_are_those_of_other_libraries(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_what_is_decoded_is_what_other_libraries_decode(family: str) -> None:
+def test_decoded_texts_equal_those_of_other_libraries(family: str) -> None:
     loaded = load_tokenizer(TOKENIZERS / family)
     for text, entry in expected(family).items():
         assert loaded.decode(entry["plain"]) == entry.get("decoded", text)
 
 
-def test_most_texts_come_back() -> None:
-    """All but composed characters and extra spaces, where the tokenizers are made to change them,
-    and some that a leading space or a name of bytes makes ambiguous."""
+def test_few_texts_change_when_decoded() -> None:
+    """They have composed characters or extra spaces, which some tokenizers normalize, or a leading
+    space or a byte name, which is ambiguous."""
     changed = {
         family: [text for text, entry in expected(family).items() if "decoded" in entry]
         for family in FAMILIES
@@ -189,22 +188,22 @@ def test_most_texts_come_back() -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_end_of_text_of_every_family(family: str) -> None:
-    """Not the end of a turn, nor Gemma's HTML tag that other families have for it."""
+def test_end_of_text_of_every_family(family: str) -> None:
+    """It is not the end of a turn, nor </s>, which is an HTML tag in Gemma."""
     loaded = load_tokenizer(TOKENIZERS / family)
     assert loaded.end_of_text is not None
     assert loaded.decode([loaded.end_of_text]) == ENDS_OF_TEXT[family]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_what_is_added_to_a_prompt(family: str) -> None:
+def test_prompts_get_begin_of_text(family: str) -> None:
     loaded = load_tokenizer(TOKENIZERS / family)
     added = [loaded.encode(BEGINS[family])[-1]] if family in BEGINS else []
     assert loaded.encode_prompt("") == added
     assert loaded.encode_prompt("the lamp") == [*added, *loaded.encode("the lamp")]
 
 
-def test_nothing_is_added_to_the_prompts_of_tokenizers_trained_here(tokenizer: Tokenizer) -> None:
+def test_tokenizers_trained_here_add_nothing_to_prompts(tokenizer: Tokenizer) -> None:
     assert tokenizer.encode_prompt(SAMPLE) == tokenizer.encode(SAMPLE)
     with pytest.raises(UserError, match="half a character"):
         tokenizer.encode_prompt("a\udc80")
@@ -234,7 +233,7 @@ words = st.sampled_from([*spaces, "word", " you", "it's", ".", "1234", "é", "�
 
 
 @given(text=st.lists(words, min_size=1, max_size=40).map("".join), seed=st.integers(0, 9))
-def test_a_stream_gives_the_ids_of_the_whole_text(
+def test_a_stream_gives_the_ids_of_the_full_text(
     tokenizer: Tokenizer, text: str, seed: int
 ) -> None:
     text = (text + "and\n") * 30
@@ -246,8 +245,8 @@ def test_streams_of_unusual_texts_lose_nothing(tokenizer: Tokenizer, text: str) 
     assert tokenizer.decode(streamed(tokenizer, text)) == text
 
 
-def test_a_stream_of_text_as_gpt4_splits_it() -> None:
-    """Its pattern joins punctuation and line ends, which GPT-2's never does."""
+def test_a_stream_with_gpt4_splitting() -> None:
+    """GPT-4's pattern joins punctuation and line ends; GPT-2's does not."""
     pattern = r"\p{L}+| ?[^\s\p{L}\p{N}]+[\r\n]*|\p{N}|\s*[\r\n]+|\s+(?!\S)|\s+"
     raw = tokenizers.Tokenizer.from_str(train_bpe([SAMPLE], 600)._tokenizer.to_str())
     raw.pre_tokenizer = pre_tokenizers.Sequence(
@@ -280,20 +279,20 @@ def test_a_missing_file_is_not_looked_for_on_the_hub(
         load_tokenizer(place)
 
 
-def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
+def test_a_folder_without_a_tokenizer_is_reported(tmp_path: Path) -> None:
     (tmp_path / "vocab.json").write_text("{}")
     with pytest.raises(UserError, match=r"has no tokenizer: neither tokenizer\.json nor .*model"):
         load_tokenizer(tmp_path)
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b"\xff", b'{"model": {"type": "BPE"}}'])
-def test_a_damaged_file(tmp_path: Path, content: bytes) -> None:
+def test_a_damaged_file_is_reported(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "tokenizer.json").write_bytes(content)
     with pytest.raises(UserError, match="tokenizer file"):
         load_tokenizer(tmp_path)
 
 
-def test_a_vocabulary_with_holes(tmp_path: Path) -> None:
+def test_a_vocabulary_with_unused_ids(tmp_path: Path) -> None:
     raw = {
         "version": "1.0",
         "added_tokens": [],
@@ -314,7 +313,7 @@ def gpt2_folder(folder: Path, **config: object) -> Path:
 
 
 @pytest.mark.parametrize("config", [{}, {"tokenizer_class": "GPT2Tokenizer", "legacy": None}])
-def test_the_two_files_of_gpt2(tmp_path: Path, config: dict[str, object]) -> None:
+def test_gpt2_files(tmp_path: Path, config: dict[str, object]) -> None:
     loaded = load_tokenizer(gpt2_folder(tmp_path, **config))
     for text, entry in expected("gpt2").items():
         assert loaded.encode(text) == entry["plain"]
@@ -323,7 +322,7 @@ def test_the_two_files_of_gpt2(tmp_path: Path, config: dict[str, object]) -> Non
     assert loaded.decode([0], skip_special_tokens=True) == ""
 
 
-def test_what_a_config_says_of_gpt2s_files(tmp_path: Path) -> None:
+def test_gpt2_files_with_a_config(tmp_path: Path) -> None:
     loaded = load_tokenizer(gpt2_folder(tmp_path, add_bos_token=True, add_prefix_space=True))
     assert loaded.encode_prompt("the lamp") == [0, *loaded.encode(" the lamp")]
 
@@ -338,7 +337,7 @@ def test_what_a_config_says_of_gpt2s_files(tmp_path: Path) -> None:
         ("tokenizer_config.json", b'{"tokenizer_class": "Qwen2Tokenizer"}', "Qwen2Tokenizer.*get"),
     ],
 )
-def test_gpt2_files_that_do_not_fit(
+def test_damaged_gpt2_files_are_reported(
     tmp_path: Path, name: str, content: bytes, message: str
 ) -> None:
     (gpt2_folder(tmp_path) / name).write_bytes(content)
@@ -346,8 +345,8 @@ def test_gpt2_files_that_do_not_fit(
         load_tokenizer(tmp_path)
 
 
-def test_a_gpt2_vocabulary_without_some_bytes(tmp_path: Path) -> None:
-    """The library would leave these characters out of every text without a word."""
+def test_a_gpt2_vocabulary_without_some_bytes_is_reported(tmp_path: Path) -> None:
+    """The library would silently drop these characters from every text."""
     gpt2_folder(tmp_path)
     vocabulary = json.loads((tmp_path / "vocab.json").read_text(encoding="utf-8"))
     vocabulary["renamed"] = vocabulary.pop("Q")
@@ -375,13 +374,13 @@ def test_older_files_from_the_hub(
         assert loaded.encode_prompt(text) == entry["prompt"]
 
 
-def test_no_older_file_is_taken_while_the_hub_cannot_say_that_there_is_no_newer(
+def test_older_files_are_not_used_if_the_hub_cannot_be_reached(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked = []
+    requested = []
 
     def unreachable(model: str, name: str) -> Path:
-        asked.append(name)
+        requested.append(name)
         raise UserError(
             f"{name} of {model}: cannot be downloaded from the Hugging Face hub (no network)"
         )
@@ -389,4 +388,4 @@ def test_no_older_file_is_taken_while_the_hub_cannot_say_that_there_is_no_newer(
     monkeypatch.setattr(tokenizer_files.hub, "model_file", unreachable)
     with pytest.raises(UserError, match="cannot be downloaded"):
         load_tokenizer(MODEL)
-    assert asked == ["tokenizer.json"]
+    assert requested == ["tokenizer.json"]

@@ -70,9 +70,9 @@ def test_a_truncated_file_does_not_crash_the_process(copied_datasets: Path, tmp_
     file = copied_datasets / "tiny" / "train.safetensors"
     line = error_line(train_with_fault(f"truncate_at_step:1:{file}:300", run, copied_datasets))
     assert line.startswith(f"{file}: was changed while it was in use (had 40,")
-    assert "bring back what it was, then run the same command" in line
+    assert "restore it, then run the same command" in line
     assert checkpoint_steps(run)[-1] > 1
-    with pytest.raises(UserError, match=r"train\.safetensors: not a whole safetensors file"):
+    with pytest.raises(UserError, match=r"train\.safetensors: not a complete safetensors file"):
         train_here(run, copied_datasets)
 
 
@@ -190,5 +190,5 @@ def test_a_file_older_than_its_description_is_not_read_again(
     def read(*_: Any) -> None:
         raise AssertionError("was read again")
 
-    monkeypatch.setattr("rungs.data.dataset._read_through", read)
+    monkeypatch.setattr("rungs.data.dataset._largest_id_and_checksum", read)
     assert Dataset("x", tmp_path).description.splits["train"].tokens == 3

@@ -273,7 +273,7 @@ READERS: dict[str, Callable[[str], object]] = {
     "a dataset": lambda place: open_dataset("tiny", Path(place)),
     "a dataset of the hub": lambda place: open_dataset("owner/name", Path(place)),
     "prompts": lambda place: generate.read_prompts(Path(place)),
-    "text": lambda place: TextSection.whole(Path(place)),
+    "text": lambda place: TextSection.of_file(Path(place)),
 }
 
 

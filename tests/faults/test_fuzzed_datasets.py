@@ -13,7 +13,7 @@ from safetensors.numpy import save
 from rungs.common.errors import UserError
 from rungs.config.run_config import RunConfig
 from rungs.data.bpe import train_bpe
-from rungs.data.catalog import add_pairs, add_text, folder_of, open_dataset
+from rungs.data.catalog import build_pair_dataset, build_text_dataset, dataset_folder, open_dataset
 from rungs.data.dataset import DESCRIPTION_FILE, Dataset
 from rungs.data.loader import TrainingData
 from tests.faults.fuzzing import (
@@ -157,7 +157,7 @@ names = st.one_of(
 def test_any_dataset_name_stays_in_the_datasets_folder(name: str, tmp_path: Path) -> None:
     inner = tmp_path / "a" / "b" / "datasets"
     inner.mkdir(parents=True, exist_ok=True)
-    found = attempt(lambda: folder_of(name, inner), tmp_path, "dataset")
+    found = attempt(lambda: dataset_folder(name, inner), tmp_path, "dataset")
     if isinstance(found, Path):
         assert inner in found.parents
         assert found.resolve() == found
@@ -179,7 +179,7 @@ def test_a_dataset_of_any_name_is_reported_as_absent(
 
 @pytest.mark.parametrize("name", ELSEWHERE)
 def test_names_that_lead_elsewhere_are_an_error(name: str, tmp_path: Path) -> None:
-    for action in (lambda: folder_of(name, tmp_path), lambda: open_dataset(name, tmp_path)):
+    for action in (lambda: dataset_folder(name, tmp_path), lambda: open_dataset(name, tmp_path)):
         error = attempt(action, tmp_path)
         assert isinstance(error, UserError)
         assert "not a name" in str(error)
@@ -199,7 +199,7 @@ def test_any_source_of_a_dataset(
     shutil.rmtree(datasets_dir, ignore_errors=True)
     datasets_dir.mkdir()
     fault(source)
-    add = add_pairs if of_pairs else add_text
+    add = build_pair_dataset if of_pairs else build_text_dataset
 
     before = {path: path.lstat().st_mode for path in tmp_path.iterdir()}
     try:

@@ -421,7 +421,7 @@ def test_datasets_of_different_tokenizers_do_not_mix(tmp_path: Path) -> None:
         (tmp_path / "one" / "tokenizer.json").read_text().replace('"a"', '"ã"')
     )
     run = make_run(tmp_path / "run", dataset={"one": 1, "two": 2})
-    assert "tokenizers that differ" in refusal(run, tmp_path)
+    assert "their tokenizers differ" in refusal(run, tmp_path)
     make_dataset(tmp_path, "plain")
     change(run, dataset={"one": 1, "plain": 1})
     message = refusal(run, tmp_path)

@@ -20,7 +20,7 @@ from rungs.config.run_config import RunConfig
 from rungs.config.train_config import TrainConfig
 from rungs.data.catalog import open_dataset
 from rungs.data.loader import TrainingData
-from rungs.data.provenance import refuse_other_tokenizers
+from rungs.data.provenance import check_same_tokenizer
 from rungs.data.sequences import IGNORED
 from rungs.model.gpt import GPT
 from rungs.optim.multi_steps import MultiSteps
@@ -87,7 +87,7 @@ class CheckedModel(NamedTuple):
         start_weights, names = find_starting_weights(run, config), config.train.datasets
         datasets = {name: open_dataset(name, datasets_dir, update=False) for name in names}
         if start_weights is not None:
-            refuse_other_tokenizers(datasets, config.train.tokenizer, start_weights.tokenizer)
+            check_same_tokenizer(datasets, config.train.tokenizer, start_weights.tokenizer)
         data = TrainingData(config, datasets)
         _check_memory(run, config)
         return cls.from_data(config, data, start_weights, limits)
