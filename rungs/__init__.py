@@ -1,28 +1,28 @@
-"""Train language models in JAX from run folders.
+"""Rungs trains language models in JAX from run folders.
 
     import rungs
-    model = rungs.load_model("runs/layers")   # model(tokens_BS) gives logits_BSV
-    config = rungs.load_run("runs/layers")    # model.json and train.json, checked
+    model = rungs.load_model("runs/layers")   # model(tokens_BS) returns logits_BSV
+    config = rungs.load_run("runs/layers")    # reads and checks model.json and train.json
 
-Each package's first lines say what it is for and what it may import:
+The docstring of each package lists its files and says what it may import. From the bottom up:
 
     common         errors, files, JSON, logging
     config         model.json and train.json
-    run            a run folder and its metrics
+    run            run folders and their metrics
     data           tokenizers, datasets, batches
-    parallel       mesh, sharding modes, collectives, processes
+    parallel       meshes, sharding modes, collectives, processes
     model          the decoder, its kernels, generation
     optim          optimizers, schedules, precision
     step           the compiled training and evaluation steps
     checkpointing  checkpoints and weight files
-    planning       memory, FLOPs, communication, time
+    planning       forecasts of memory, FLOPs, communication and time
     huggingface    import and export of published models
-    training       start, loop, resume, failed steps
+    training       starting, the training loop, resuming, failed steps
     scaling        ladders, power laws, muP
-    diagnostics    checks of a run that smoke tests call
-    charts         pictures
+    diagnostics    checks of a run, called by the smoke tests
+    charts         drawings of all charts
 
-The names below are imported when they are first used; `import rungs` alone imports nothing heavy.
+The names below are imported when first used, so `import rungs` itself is fast.
 """
 
 import importlib

@@ -23,7 +23,7 @@ from rungs.model.feed_forward import Routing
 from rungs.model.gpt import GPT
 from rungs.model.layers import Dropout
 from rungs.optim.multi_steps import MultiSteps
-from rungs.parallel.sharding import Layout
+from rungs.parallel.sharding import Layout, place_batch
 from rungs.step.nonfinite import ALL_FINITE, checked_names
 from rungs.step.state import AbstractState
 from rungs.step.train_step import MicrobatchAux, gradients
@@ -33,7 +33,6 @@ from tests.support.sharded_models import (
     SEQUENCES,
     arrays_of,
     assert_close,
-    on,
     quick_compilation,
     random_model_and_optimizer,
     run_of,
@@ -133,7 +132,7 @@ class OnMesh(NamedTuple):
     compiled: Callable[..., tuple[nnx.State, MicrobatchAux, jax.Array]]
 
     def gradients(self, inputs_ABS: np.ndarray, targets_ABS: np.ndarray) -> Any:
-        batch = on(self.layout.mesh, inputs_ABS, targets_ABS)
+        batch = place_batch(self.layout.mesh, inputs_ABS, targets_ABS)
         return self.compiled(nnx.state(self.model), *batch, KEY)
 
     @property
@@ -284,7 +283,7 @@ def test_bfloat16_matmuls_lose_no_more_precision_on_a_mesh() -> None:
 def test_layers_and_head_are_gathered_in_bfloat16_and_gradients_scattered_in_float32() -> None:
     """Read before compilation, as XLA's CPU compiler makes all of it float32."""
     one = on_mesh("gpt2", "fsdp", 8, 1, ("compute_dtype", "bfloat16"))
-    batch = on(one.layout.mesh, *step_batch(1))
+    batch = place_batch(one.layout.mesh, *step_batch(1))
     text = jax.jit(one.compiled).lower(nnx.state(one.model), *batch, KEY).as_text()
     gathered = re.findall(r"stablehlo.all_gather.*-> tensor<(.*)>", text)
     scattered = re.findall(r"stablehlo.reduce_scatter(?:.*\n)*?.*-> tensor<(.*)>", text)

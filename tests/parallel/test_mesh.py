@@ -17,6 +17,7 @@ from rungs.parallel.mesh import MESH_AXIS_NAMES, create_mesh
 from rungs.parallel.sharding import (
     Layout,
     get_sharding_config_for_mode,
+    place_batch,
     process_local_rows,
     validate_mesh_for_mode,
 )
@@ -24,7 +25,6 @@ from rungs.step.state import AbstractState, create_model_and_optimizer, named_ar
 from tests.support.configs import mesh_of, model_config, train_config
 from tests.support.sharded_models import (
     LENGTH,
-    on,
     quick_compilation,
     random_weights,
     run_of,
@@ -222,7 +222,7 @@ def test_a_batch_is_split_along_data_and_replicated_along_tensor(
 ) -> None:
     mesh = mesh_of(data, tensor)
     inputs, targets = step_batch(2)
-    for whole, array in zip((inputs, targets), on(mesh, inputs, targets), strict=True):
+    for whole, array in zip((inputs, targets), place_batch(mesh, inputs, targets), strict=True):
         assert_sharded_as_listed("batch", array, ["2", "8/d", str(LENGTH)], mesh)
         for shard in array.addressable_shards:
             np.testing.assert_array_equal(shard.data, whole[shard.index])

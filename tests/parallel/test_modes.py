@@ -22,7 +22,7 @@ from rungs.config.run_config import RunConfig
 from rungs.config.train_config import Mode
 from rungs.model.gpt import GPT
 from rungs.optim.multi_steps import MultiSteps
-from rungs.parallel.sharding import Layout
+from rungs.parallel.sharding import Layout, place_batch
 from rungs.planning.compiled_communication import Collective, axes_of, collectives
 from rungs.step.eval_step import make_evaluation_step
 from rungs.step.state import AbstractState, Arrays, create_model_and_optimizer, named_arrays
@@ -35,12 +35,11 @@ from tests.support.sharded_models import (
     TOKENS,
     TOTAL_STEPS,
     assert_close,
-    on,
     quick_compilation,
     random_weights,
     run_of,
     step_batch,
-    whole_bytes,
+    total_bytes,
 )
 from tests.support.tiny_model import bind_and_jit
 
@@ -108,7 +107,7 @@ def trained(name: str) -> Trained:
     model, optimizer = create_model_and_optimizer(run, TOTAL_STEPS, mesh, weights)
     at_first = placement(model) | placement(optimizer)
     assert at_first.items() >= promised.items()
-    batch = on(mesh, *step_batch(A))
+    batch = place_batch(mesh, *step_batch(A))
     program = make_train_step(run.train, mesh).lower(model, optimizer, *batch).compile()  # type: ignore[attr-defined]
     results = [jax.device_get(program(model, optimizer, *batch)) for _ in range(2)]
     sent = collectives(program.compiled)
@@ -176,7 +175,7 @@ def test_fsdp_keeps_an_eighth_of_everything_on_each_device() -> None:
                 for shard in array.addressable_shards
                 if shard.device == device
             )
-            assert own <= 1.02 * whole_bytes(arrays) / 8
+            assert own <= 1.02 * total_bytes(arrays) / 8
 
 
 @pytest.mark.parametrize("mode", ["tp", "fsdp_tp"])
@@ -204,7 +203,9 @@ def test_a_padded_model_has_logits_and_validation_loss_of_one_device() -> None:
     assert logits_BSV.shape == (SEQUENCES, S, TOKENS)
     np.testing.assert_allclose(logits_BSV, expected, atol=1e-3 * np.abs(expected).max())
     evaluation_step = make_evaluation_step(shared.run.train, shared.mesh)
-    loss_B, count_B = evaluation_step(shared.model, *on(shared.mesh, inputs_BS, targets_BS))
+    loss_B, count_B = evaluation_step(
+        shared.model, *place_batch(shared.mesh, inputs_BS, targets_BS)
+    )
     losses_BS = optax.softmax_cross_entropy_with_integer_labels(expected, targets_BS % TOKENS)
     counts_BS = targets_BS >= 0
     np.testing.assert_allclose(loss_B, (losses_BS * counts_BS).sum(axis=-1), rtol=1e-4)
@@ -216,7 +217,7 @@ def test_dp_sums_the_gradients_once_a_step_and_sends_nothing_else() -> None:
     assert one.kinds == {("all-reduce", ("data",))}
     (gradients,) = (c for c in one.sent if c.operand_bytes > FEW)
     assert gradients.trips == 1
-    assert gradients.operand_bytes == whole_bytes(named_arrays(one.model))
+    assert gradients.operand_bytes == total_bytes(named_arrays(one.model))
 
 
 def assert_weights_are_gathered_and_gradients_scattered(one: Trained) -> None:
@@ -278,7 +279,7 @@ def test_experts_are_all_reduced_like_any_feed_forward_part() -> None:
     """And the gradients of the routing probabilities, one for each token and expert of it, and of
     the experts' last biases."""
     one = on_mesh("experts", "fsdp_tp", 4, 2)
-    batch = on(one.layout.mesh, *step_batch(1))
+    batch = place_batch(one.layout.mesh, *step_batch(1))
     program = jax.jit(one.compiled).lower(nnx.state(one.model), *batch, KEY).compile()
     sent = [c for c in collectives(program) if axes_of(c.groups, one.layout.mesh) == ("tensor",)]
     layers, tokens, n_experts, each = 2, SEQUENCES // 4 * S, 4, 2

@@ -20,7 +20,7 @@ from tests.support.tiny_run import (
     make_run,
     train,
 )
-from tests.support.together import finish, together
+from tests.support.two_processes import train_to_end, two_processes
 
 MESH = {"mode": "fsdp_tp", "data": 2, "tensor": 2}
 
@@ -39,13 +39,13 @@ def test_two_killed_processes_resume_and_match_one_process(
     alone = make_run(tmp_path / "alone", sharding=MESH)
     assert train(alone, datasets_dir).returncode == 0
     straight, killed = (make_run(tmp_path / name, sharding=MESH) for name in ("straight", "killed"))
-    finish(straight, datasets_dir)
-    with together(killed, datasets_dir) as both:
+    train_to_end(straight, datasets_dir)
+    with two_processes(killed, datasets_dir) as both:
         both.wait_for_step(12)
         for process in both.processes:
             process.kill()
     assert len(list_checkpoints(killed.checkpoints)) >= 1
-    finish(killed, datasets_dir)
+    train_to_end(killed, datasets_dir)
     assert_same_outcome(killed, straight)
     for found, expected in zip(losses(killed), losses(alone), strict=True):
         assert found[2] == pytest.approx(expected[2], rel=1e-6)
@@ -59,22 +59,22 @@ def test_without_sharding_two_processes_share_each_microbatch(
     datasets_dir: Path, tmp_path: Path
 ) -> None:
     run = make_run(tmp_path / "run", microbatch_size=3, min_train_tokens=3 * 96)
-    with together(run, datasets_dir) as both:
-        assert both.exit_codes() == [2, 2], both.said()
-    assert "microbatch_size: 3 is not divisible by the 2 devices" in both.said()[1]
+    with two_processes(run, datasets_dir) as both:
+        assert both.exit_codes() == [2, 2], both.outputs()
+    assert "microbatch_size: 3 is not divisible by the 2 devices" in both.outputs()[1]
     change(run, microbatch_size=2, min_train_tokens=2 * 96)
-    finish(run, datasets_dir)
+    train_to_end(run, datasets_dir)
     before = [path.name for path in run.checkpoints.iterdir()]
-    finish(run, datasets_dir)  # is finished, and stays so
+    train_to_end(run, datasets_dir)  # is finished, and stays so
     assert [path.name for path in run.checkpoints.iterdir()] == before
 
 
 def test_a_signal_to_one_process_saves_and_stops_both(datasets_dir: Path, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", sharding=MESH, min_train_tokens=128 * 140)
-    with together(run, datasets_dir) as both:
+    with two_processes(run, datasets_dir) as both:
         both.wait_for_step(3)
         both.processes[1].send_signal(signal.SIGTERM)
-        assert both.exit_codes() == [143, 143], both.said()
+        assert both.exit_codes() == [143, 143], both.outputs()
     (*_, last) = list_checkpoints(run.checkpoints)
     assert last.damage() == []
     assert last.step == metrics.read(run.metrics)[-1].global_step > 2
@@ -96,7 +96,7 @@ def test_a_stopped_or_killed_process_ends_the_other(
     number: int, sent: int, datasets_dir: Path, tmp_path: Path
 ) -> None:
     run = make_run(tmp_path / "run", sharding=MESH, min_train_tokens=128 * 140)
-    with together(run, datasets_dir) as both:
+    with two_processes(run, datasets_dir) as both:
         both.wait_for_step(3)
         both.processes[number].send_signal(sent)
         assert both.processes[1 - number].wait(600) != 0
@@ -104,8 +104,8 @@ def test_a_stopped_or_killed_process_ends_the_other(
 
 def test_bad_config_ends_both_processes_with_its_line(datasets_dir: Path, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", sharding=MESH, dataset="tinny")
-    with together(run, datasets_dir) as both:
+    with two_processes(run, datasets_dir) as both:
         assert both.exit_codes() == [2, 2]
-        for said in both.said():
+        for said in both.outputs():
             assert "tinny: no such dataset; did you mean tiny?" in said
     assert {path.name for path in run.path.iterdir()} == {"model.json", "train.json"}

@@ -1,5 +1,5 @@
-"""The repository and the run folders that are committed in it. A user's own runs lie beside these
-under `runs/`, so no test may list that folder."""
+"""The path of the repository and its committed run folders. `runs/` also holds the user's own runs,
+so no test may list that folder."""
 
 from pathlib import Path
 

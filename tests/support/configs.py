@@ -8,17 +8,17 @@ from rungs.config.train_config import TrainConfig
 from rungs.parallel.mesh import create_mesh
 
 ONE_FILE = 2**40
-"""A limit that no tiny model's weights reach."""
+"""A file size that no tiny model's weights reach."""
 
 
 def model_config(**changes: object) -> ModelConfig:
-    """A tiny GPT-2, with keys changed."""
+    """Return a tiny GPT-2 with some keys changed."""
     tiny = {"vocab_size": 32, "context_length": 8, "emb_dim": 16, "n_layers": 2, "n_heads": 2}
     return ModelConfig.model_validate({**tiny, **changes})
 
 
 def train_config(**changes: object) -> TrainConfig:
-    """A small training, with keys changed."""
+    """Return the config of a small training with some keys changed."""
     small = {
         "dataset": "none",
         "microbatch_size": 4,
@@ -29,5 +29,5 @@ def train_config(**changes: object) -> TrainConfig:
 
 
 def mesh_of(data: int, tensor: int = 1) -> Mesh:
-    """A mesh of the first devices."""
+    """Return a mesh of the first data × tensor devices."""
     return create_mesh((data, tensor), devices=jax.devices()[: data * tensor])

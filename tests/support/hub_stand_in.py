@@ -1,5 +1,5 @@
-"""A small local server that answers huggingface_hub as the hub would, for one dataset and one
-model repository, both with the same files."""
+"""A local server that answers huggingface_hub like the hub, for one dataset repository and one
+model repository with the same files."""
 
 import hashlib
 import json
@@ -11,7 +11,7 @@ DATASET, MODEL = "owner/data", "owner/model"
 
 
 class HubStandIn:
-    """Serves `files` as of `revision`; `requests` lists the paths asked for."""
+    """Serves `files` as `revision`. `requests` lists the requested paths."""
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
@@ -21,7 +21,7 @@ class HubStandIn:
         self.address = f"http://127.0.0.1:{self._server.server_port}"
 
     def downloads(self) -> list[str]:
-        """Names of the files whose content was sent, since the last call."""
+        """Return the names of the files that were downloaded since the last call."""
         paths = [path for path in self.requests if path.startswith("GET") and "/resolve/" in path]
         self.requests.clear()
         return sorted(path.rsplit("/", 1)[1] for path in paths)
@@ -35,7 +35,7 @@ class HubStandIn:
         self._server.server_close()
 
     def answer(self, path: str) -> tuple[int, bytes, dict[str, str]]:
-        """Status, body and headers for a path."""
+        """Return status, body and headers for a path."""
         for kind, name in (("datasets", DATASET), ("models", MODEL)):
             if path.startswith(f"/api/{kind}/{name}/tree/"):
                 entries = [{"type": "file", "path": name, **_entry(name)} for name in self.files]
@@ -80,7 +80,7 @@ class HubStandIn:
             do_HEAD = do_GET
 
             def log_message(self, *_: object) -> None:
-                """Say nothing."""
+                """Do not log requests."""
 
         return Handler
 

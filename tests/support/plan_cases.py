@@ -1,5 +1,5 @@
-"""Runs of every family, of a size at which estimates mean something, and their steps as the
-compiler sees them. Nothing is allocated."""
+"""Runs of every model family, large enough for meaningful estimates, and their compiled steps.
+Nothing is allocated."""
 
 import itertools
 from collections.abc import Iterator
@@ -48,13 +48,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "a-to-a": {**SIZE, "n_layers": 0, "n_heads": None, "positions": "none", "norm": "none"},
 }
 UNOPTIMIZED: dict[str, str | bool] = {"xla_backend_optimization_level": "0"}
-"""Machine code only: what is where in memory is the same, and half the time."""
+"""Compile in half the time. The memory layout is the same as with optimization."""
 SEQUENCES = 16
-"""Of a microbatch, on each device."""
+"""Sequences of a microbatch on each device."""
 
 
 class PlanCase(NamedTuple):
-    """A run."""
+    """A run of a model family."""
 
     family: str
     remat: Remat
@@ -67,7 +67,7 @@ class PlanCase(NamedTuple):
         return 1 if self.mode == "dp" else 2
 
     def run(self, **changes: Any) -> RunConfig:
-        """Its configs, with keys of `train.json` changed."""
+        """Return its configs with some keys of `train.json` changed."""
         settings = {
             "microbatch_size": SEQUENCES * self.data,
             "gradient_accumulation_steps": self.accumulation,
@@ -84,33 +84,33 @@ class PlanCase(NamedTuple):
 
 
 def cases(family: str) -> Iterator[PlanCase]:
-    """Twelve of a family: each policy of remat on one device and on two, once with one microbatch
-    and once with four, the types by turns."""
+    """Yield twelve cases of a family: each remat policy, on one device and on two, with one
+    microbatch and with four, alternating the dtype."""
     dtypes = itertools.cycle(get_args(ComputeDtype)[:2])
     modes: tuple[Mode, ...] = "dp", "fsdp"
     for remat, mode, accumulation in itertools.product(get_args(Remat), modes, (1, 4)):
         yield PlanCase(family, remat, mode, accumulation, next(dtypes))
         if accumulation == 4:
-            next(dtypes)  # so that a type meets both
+            next(dtypes)  # so that each dtype meets both
 
 
 def lowered(run: RunConfig) -> jax.stages.Lowered:
-    """Its step, from shapes."""
+    """Return the lowered step of a run, from shapes alone."""
     model, train = run
     assert train.sharding is not None
     mesh = mesh_of(*train.sharding.sizes)
     state = AbstractState(run, 10, mesh)
-    filled = state.fill(state.weights, state.optimizer)  # type: ignore[arg-type]
+    abstract = state.fill(state.weights, state.optimizer)  # type: ignore[arg-type]
     shape = train.gradient_accumulation_steps, train.microbatch_size, model.context_length
     place = NamedSharding(mesh, Layout(mesh).batch_spec(3))
     batch = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=place)
-    found: jax.stages.Lowered = make_train_step(train, mesh).lower(*filled, batch, batch)  # type: ignore[attr-defined]
+    found: jax.stages.Lowered = make_train_step(train, mesh).lower(*abstract, batch, batch)  # type: ignore[attr-defined]
     return found
 
 
 def compiled_bytes(run: RunConfig) -> int:
-    """What its compiled step has at once on each device: what comes in, what goes out and is not
-    in its place, and what comes and goes."""
+    """Return the bytes that the compiled step needs on each device: inputs, outputs that do not
+    reuse an input's memory, and temporaries."""
     compiled = lowered(run).compile(UNOPTIMIZED).compiled  # type: ignore[attr-defined]
     analysis = compiled.memory_analysis()
     out = analysis.output_size_in_bytes - analysis.alias_size_in_bytes

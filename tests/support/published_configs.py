@@ -1,5 +1,5 @@
-"""Configs as their makers published them, each with what it means in `model.json`. The license of a
-model covers its weights; these are facts about it."""
+"""Published configs of models, each with the `model.json` that it corresponds to. A model's license
+covers its weights; these are facts about it."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Published models in small: the committed ones, and others made from them."""
+"""Small models in published formats: the committed ones and modified copies of them."""
 
 import json
 import shutil
@@ -15,7 +15,7 @@ Arrays = dict[str, np.ndarray]
 
 
 def arrays(folder: Path) -> Arrays:
-    """All tensors of a folder."""
+    """Return all tensors of a folder."""
     found: Arrays = {}
     for path in folder.glob("model*.safetensors"):
         with safe_open(path, framework="numpy") as file:
@@ -24,13 +24,13 @@ def arrays(folder: Path) -> Arrays:
 
 
 def expected(name: str) -> Arrays:
-    """What transformers computes of a committed model."""
+    """Return what transformers computes with a committed model."""
     with safe_open(MODELS / name / "expected.safetensors", framework="numpy") as file:
         return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
 
 
 def copy(name: str, folder: Path, changed: Arrays | None = None, **keys: Any) -> Path:
-    """A committed model in a new folder, with other tensors or with keys of its config changed."""
+    """Copy a committed model to a new folder, with other tensors or with config keys changed."""
     folder.mkdir(parents=True)
     config = json.loads((MODELS / name / "config.json").read_text()) | keys
     (folder / "config.json").write_text(json.dumps(config))
@@ -43,7 +43,7 @@ def copy(name: str, folder: Path, changed: Arrays | None = None, **keys: Any) ->
 
 
 def assert_same(found: Arrays, wanted: Arrays) -> None:
-    """Same names, types and bits."""
+    """Assert the same names, dtypes and bits."""
     assert found.keys() == wanted.keys()
     for name, array in wanted.items():
         assert found[name].dtype == array.dtype, name

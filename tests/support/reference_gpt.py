@@ -1,6 +1,6 @@
-"""The decoder once more, in float64 NumPy, written from the papers: the model's oracle.
+"""A second decoder, written from the papers in float64 NumPy: what the model is compared with.
 
-Slow and plain on purpose: loops over sequences, heads, positions and tokens, no JAX.
+Slow and simple on purpose: loops over sequences, heads, positions and tokens, no JAX.
 """
 
 import cmath
@@ -18,8 +18,8 @@ EXPERTS = tuple(f"blocks.feed_forward.{name}." for name in ("gate", "up", "down"
 
 
 def forward(config: ModelConfig, weights: Weights, tokens: NDArray[np.int32]) -> list[Floats]:
-    """One sequence of token ids (S,) to the embedding (S, D) and the output of each block, the
-    last of them through the final norm; then the logits (S, V)."""
+    """Return, for one sequence of token ids (S,), the embedding (S, D), the output of each block
+    (the last one after the final norm), and the logits (S, V)."""
     embedding = weights["token_embedding.embedding"]
     scale = math.sqrt(config.emb_dim) if config.embedding_scale == "sqrt_emb_dim" else 1.0
     states = [embedding[tokens] * scale + positions(config, weights, len(tokens))]
@@ -46,7 +46,7 @@ def positions(config: ModelConfig, weights: Weights, length: int) -> Floats:
 
 
 def is_sliding(config: ModelConfig, number: int) -> bool:
-    """Whether the layer of this number, from 0, has the sliding window."""
+    """Whether layer `number`, counted from 0, has the sliding window."""
     if config.layer_pattern is None:
         return config.sliding_window is not None
     return config.layer_pattern[number % len(config.layer_pattern)] == "sliding"
@@ -54,15 +54,15 @@ def is_sliding(config: ModelConfig, number: int) -> bool:
 
 def block(config: ModelConfig, layer: Weights, x: Floats, sliding: bool) -> Floats:
     """(S, D) to (S, D)."""
-    feed_forward = gated_or_not if config.n_experts is None else experts
-    parts = ["attention"] if config.feed_forward == "none" else ["attention", "feed_forward"]
-    for part in parts:
+    feed_forward_part = feed_forward if config.n_experts is None else experts
+    sublayers = ["attention"] if config.feed_forward == "none" else ["attention", "feed_forward"]
+    for part in sublayers:
         name = f"blocks.{part}"
         y = x if config.norm_placement == "after" else norm(config, layer, f"{name}_norm", x)
         if part == "attention":
             y = self_attention(config, layer, y, sliding)
         else:
-            y = feed_forward(config, layer, y)
+            y = feed_forward_part(config, layer, y)
         if config.norm_placement == "around":
             y = norm(config, layer, f"{name}_output_norm", y)
         x = x + y if config.residual else y
@@ -99,12 +99,12 @@ def self_attention(config: ModelConfig, layer: Weights, x: Floats, sliding: bool
         y = y + layer[f"blocks.attention.{name}.bias"] if config.qkv_bias else y
         if config.qk_norm and name != "value":
             y = norm(config, layer, f"blocks.attention.{name}_norm", y)
-        return rotated(config, y, sliding) if config.positions == "rope" and name != "value" else y
+        return rotate(config, y, sliding) if config.positions == "rope" and name != "value" else y
 
     visible = np.zeros((len(x), len(x)), bool)
     for s in range(len(x)):
-        seen = min(s + 1, config.sliding_window) if sliding and config.sliding_window else s + 1
-        visible[s, s + 1 - seen : s + 1] = True
+        width = min(s + 1, config.sliding_window) if sliding and config.sliding_window else s + 1
+        visible[s, s + 1 - width : s + 1] = True
     query, key, value = project("query"), project("key"), project("value")
     scale = 1 / math.sqrt(config.query_pre_attn_scalar or query.shape[2])
     y = attention(query, key, value, visible, scale, config.attention_soft_cap)
@@ -120,8 +120,8 @@ def attention(
     scale: float | None = None,
     cap: float | None = None,
 ) -> Floats:
-    """One sequence: (S, N, H), (T, K, H), (T, K, H) and (S, T) to (S, N, H). The first N ÷ K
-    query heads share the first key head, and so on (Ainslie et al. 2023, figure 2)."""
+    """For one sequence, from (S, N, H), (T, K, H), (T, K, H) and (S, T) to (S, N, H). The first
+    N ÷ K query heads share the first key head, and so on (Ainslie et al. 2023, figure 2)."""
     scale = 1 / math.sqrt(query.shape[2]) if scale is None else scale
     sharing = query.shape[1] // key.shape[1]
     result = np.zeros(query.shape[:2] + value.shape[2:])
@@ -144,9 +144,9 @@ def soft_cap(x: Floats, cap: float | None) -> Floats:
     return x if cap is None else cap * np.tanh(x / cap)
 
 
-def rotated(config: ModelConfig, x: Floats, sliding: bool) -> Floats:
-    """Heads (S, N, H) at positions 0 to S − 1: element i and element i + H/2 are a complex number
-    that is turned by position · 2π ÷ wavelength (Su et al. 2021, equation 13)."""
+def rotate(config: ModelConfig, x: Floats, sliding: bool) -> Floats:
+    """Rotate heads (S, N, H) at positions 0 to S − 1. Elements i and i + H/2 are a complex number
+    that rotates by position · 2π ÷ wavelength (Su et al. 2021, equation 13)."""
     half = x.shape[2] // 2
     result = np.zeros(x.shape)
     for s, n, i in np.ndindex(x.shape[0], x.shape[1], half):
@@ -157,7 +157,7 @@ def rotated(config: ModelConfig, x: Floats, sliding: bool) -> Floats:
 
 
 def wavelength(config: ModelConfig, pair: int, width: int, sliding: bool) -> float:
-    """Positions in which a pair of a head of this width turns once."""
+    """Return the number of positions for a full turn of a pair in a head of this width."""
     if sliding and config.sliding_rope_theta is not None:
         return 2 * math.pi * config.sliding_rope_theta ** (2 * pair / width)
     plain = 2 * math.pi * config.rope_theta ** (2 * pair / width)
@@ -179,8 +179,8 @@ def wavelength(config: ModelConfig, pair: int, width: int, sliding: bool) -> flo
     return 1 / ((1 - smooth) / (plain * scaling.factor) + smooth / plain)
 
 
-def gated_or_not(config: ModelConfig, layer: Weights, x: Floats) -> Floats:
-    """A feed-forward part: (S, D) to (S, D), also without S."""
+def feed_forward(config: ModelConfig, layer: Weights, x: Floats) -> Floats:
+    """From (S, D) to (S, D), or (D,) to (D,)."""
 
     def linear(name: str, x: Floats) -> Floats:
         y = x @ layer[f"blocks.feed_forward.{name}.kernel"]
@@ -205,12 +205,12 @@ def gelu(x: Floats, tanh_form: bool) -> Floats:
 
 
 def experts(config: ModelConfig, layer: Weights, x: Floats) -> Floats:
-    """A mixture of experts: (S, D) to (S, D) (Jiang et al. 2024, section 2.1)."""
+    """Mixture of experts, from (S, D) to (S, D) (Jiang et al. 2024, section 2.1)."""
     result = np.zeros(x.shape)
     for s in range(len(x)):
-        chances = softmax(x[s] @ layer["blocks.feed_forward.router.kernel"])
-        best = sorted(range(len(chances)), key=lambda e: -chances[e])[: config.experts_per_token]
-        for e in best:
+        scores = softmax(x[s] @ layer["blocks.feed_forward.router.kernel"])
+        chosen = sorted(range(len(scores)), key=lambda e: -scores[e])[: config.experts_per_token]
+        for e in chosen:
             own = {name: w[e] for name, w in layer.items() if name.startswith(EXPERTS)}
-            result[s] += chances[e] / chances[best].sum() * gated_or_not(config, own, x[s])
+            result[s] += scores[e] / scores[chosen].sum() * feed_forward(config, own, x[s])
     return result

@@ -14,15 +14,14 @@ from rungs.config.run_config import RunConfig
 from rungs.model.gpt import GPT
 from rungs.optim.multi_steps import MultiSteps
 from rungs.parallel.names import dotted
-from rungs.parallel.sharding import place_batch
 from rungs.step.state import AbstractState, Arrays
 from tests.support.configs import model_config, train_config
 
 TOTAL_STEPS = 20
 SEQUENCES, LENGTH, TOKENS = 16, 8, 61
-"""A step's sequences, their length, and a vocabulary that no number of devices divides."""
+"""Sequences in a step, their length, and a vocabulary size that is a prime number."""
 RARE = 7
-"""A token that is in no sequence."""
+"""A token that no sequence contains."""
 
 SMALL: dict[str, Any] = {"vocab_size": TOKENS, "context_length": LENGTH, "emb_dim": 16}
 ARCHITECTURES: dict[str, dict[str, Any]] = {
@@ -68,7 +67,8 @@ ARCHITECTURES["even-llama"] = {**ARCHITECTURES["llama"], "layer_pattern": None}
 
 
 def run_of(architecture: str, mode: str, mesh: Mesh, **train: Any) -> RunConfig:
-    """A run of an architecture in a mode, with keys of its training changed."""
+    """Return a run of an architecture in a sharding mode, with some keys of its training
+    changed."""
     data, tensor = mesh.shape.values()
     sharding = {"mode": mode, "data": data, "tensor": tensor}
     settings = {"sharding": sharding, "microbatch_size": SEQUENCES // 2}
@@ -77,26 +77,26 @@ def run_of(architecture: str, mode: str, mesh: Mesh, **train: Any) -> RunConfig:
 
 
 def random_weights(run: RunConfig, mesh: Mesh) -> Arrays:
-    """Random parameters, none of them 0 or 1, whose values are the same on every mesh."""
+    """Return random parameters, none of them 0 or 1, with the same values on every mesh."""
     state, rng = AbstractState(run, TOTAL_STEPS, mesh), np.random.default_rng(5)
 
-    def placed(name: str, like: jax.ShapeDtypeStruct) -> jax.Array:
+    def place(name: str, like: jax.ShapeDtypeStruct) -> jax.Array:
         shape = state.shapes[name]
         values = 0.2 * rng.normal(size=shape) + name.endswith("scale")
-        padding = [(0, whole - own) for whole, own in zip(like.shape, shape, strict=True)]
+        padding = [(0, padded - own) for padded, own in zip(like.shape, shape, strict=True)]
         return jax.device_put(np.pad(values, padding).astype(np.float32), like.sharding)
 
-    return {name: placed(name, like) for name, like in state.weights.items()}
+    return {name: place(name, like) for name, like in state.weights.items()}
 
 
 def random_model_and_optimizer(run: RunConfig, mesh: Mesh) -> tuple[GPT, MultiSteps]:
-    """A model with random parameters, and an optimizer that is there in the abstract only."""
+    """Return a model with random parameters, and an optimizer without arrays."""
     return AbstractState(run, TOTAL_STEPS, mesh).fill(random_weights(run, mesh), {})
 
 
 def step_batch(accumulation: int = 2) -> tuple[np.ndarray, np.ndarray]:
-    """inputs_ABS and targets_ABS of the same sequences, however divided into microbatches. Of some
-    targets none counts, of others a few."""
+    """Return inputs_ABS and targets_ABS. The sequences are the same for any number of microbatches;
+    from zero to all targets of a sequence are ignored."""
     rng = np.random.default_rng(1)
     shape = (accumulation, SEQUENCES // accumulation, LENGTH)
     inputs, targets = rng.integers(RARE + 1, TOKENS, size=(2, SEQUENCES, LENGTH), dtype=np.int32)
@@ -105,13 +105,8 @@ def step_batch(accumulation: int = 2) -> tuple[np.ndarray, np.ndarray]:
     return inputs.reshape(shape), targets.reshape(shape)
 
 
-def on(mesh: Mesh, *arrays: np.ndarray) -> tuple[jax.Array, ...]:
-    """A batch on a mesh."""
-    return place_batch(mesh, *arrays)
-
-
 def arrays_of(state: nnx.State, shapes: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
-    """Arrays by dotted name, cut down to shapes; what is cut off is zero."""
+    """Return arrays by dotted name without their padding, which must be zero."""
     arrays = {}
     for path, variable in nnx.to_flat_state(state):
         name, array = dotted(path), np.asarray(variable.get_value())
@@ -124,8 +119,9 @@ def arrays_of(state: nnx.State, shapes: dict[str, tuple[int, ...]]) -> dict[str,
 def assert_close(
     found: dict[str, np.ndarray], expected: dict[str, np.ndarray], within: float
 ) -> None:
-    """Each array's largest error is below a share of its largest element; where all of an array is
-    next to nothing, as the gradient of a key's bias is, of a hundredth of the largest of all."""
+    """Assert that each array's largest error is at most `within` times its largest element. For an
+    array of tiny values, such as the gradient of a key's bias, a hundredth of the largest element
+    of all arrays counts instead."""
     assert found.keys() == expected.keys()
     largest = {name: np.abs(array).max() for name, array in expected.items()}
     least = max(largest.values()) / 100
@@ -136,7 +132,7 @@ def assert_close(
 
 @contextlib.contextmanager
 def quick_compilation() -> Iterator[None]:
-    """For programs that take longer to compile than to run."""
+    """Disable most optimizations, for programs that take longer to compile than to run."""
     flag = "jax_disable_most_optimizations"
     jax.config.update(flag, True)
     try:
@@ -145,6 +141,6 @@ def quick_compilation() -> Iterator[None]:
         jax.config.update(flag, False)
 
 
-def whole_bytes(arrays: dict[str, np.ndarray] | Arrays) -> int:
-    """Of all of them together."""
+def total_bytes(arrays: dict[str, np.ndarray] | Arrays) -> int:
+    """Return the bytes of all arrays."""
     return sum(int(jnp.size(array)) * array.dtype.itemsize for array in arrays.values())

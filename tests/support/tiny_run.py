@@ -1,4 +1,4 @@
-"""A run folder and dataset small enough to train many times, in processes of their own."""
+"""A run folder and a dataset small enough to train many times, also in other processes."""
 
 import json
 import subprocess
@@ -35,7 +35,7 @@ TRAIN = {
 
 
 def make_dataset(datasets_dir: Path, name: str = "tiny", seed: int = 0) -> None:
-    """Tokens that repeat with noise, so that there is something to learn."""
+    """Write a dataset of tokens that follow a noisy pattern, so there is something to learn."""
     folder = datasets_dir / name
     folder.mkdir(parents=True)
     rng = np.random.default_rng(seed)
@@ -45,7 +45,7 @@ def make_dataset(datasets_dir: Path, name: str = "tiny", seed: int = 0) -> None:
 
 
 def make_pairs(datasets_dir: Path, name: str = "pairs", count: int = 40) -> None:
-    """Prompts with answers of up to 15 tokens together, and their end of text."""
+    """Write a dataset of prompts with answers, of up to 15 tokens with their end of text."""
     folder = datasets_dir / name
     folder.mkdir(parents=True)
     rng = np.random.default_rng(0)
@@ -56,7 +56,7 @@ def make_pairs(datasets_dir: Path, name: str = "pairs", count: int = 40) -> None
 
 
 def make_run(folder: Path, **train: Any) -> RunFolder:
-    """A run folder with the tiny config, keys of `train.json` changed."""
+    """Write a run folder with the tiny config and some keys of `train.json` changed."""
     folder.mkdir(parents=True)
     (folder / "model.json").write_text(json.dumps(MODEL))
     (folder / "train.json").write_text(json.dumps(TRAIN | train))
@@ -79,14 +79,14 @@ def command(
 def train(
     run: RunFolder, datasets_dir: Path, *options: str, **popen: Any
 ) -> subprocess.CompletedProcess[str]:
-    """Run the command to its end."""
+    """Run the command in a process of its own, to its end."""
     return subprocess.run(
         command(run, datasets_dir, *options), capture_output=True, text=True, check=False, **popen
     )
 
 
 def losses(run: RunFolder) -> list[tuple[Any, ...]]:
-    """What must be bit-equal in the metrics of two runs: all but the times."""
+    """Return all metrics but the times: what must be bit-equal in two runs."""
 
     def untimed(step: StepMetrics) -> tuple[Any, ...]:
         values = vars(step).items()
@@ -96,7 +96,7 @@ def losses(run: RunFolder) -> list[tuple[Any, ...]]:
 
 
 def final_arrays(run: RunFolder) -> dict[str, np.ndarray]:
-    """Weights and optimizer state of the last checkpoint, as they lie on the disk."""
+    """Return weights and optimizer state of the last checkpoint, as they are on disk."""
     last = last_checkpoint(run)
     assert last.damage() == []
     parameters, optimizer = read_arrays(last)
@@ -110,7 +110,7 @@ def last_checkpoint(run: RunFolder) -> Checkpoint:
 
 
 def assert_same_outcome(found: RunFolder, expected: RunFolder) -> None:
-    """Final weights, optimizer state and metrics bit-equal."""
+    """Assert that final weights, optimizer state and metrics are bit-equal."""
     assert losses(found) == losses(expected)
     one, other = final_arrays(found), final_arrays(expected)
     assert one.keys() == other.keys()

@@ -1,4 +1,4 @@
-"""Two processes over loopback that train one run together."""
+"""Two processes that train one run together over the loopback interface."""
 
 import contextlib
 import os
@@ -13,22 +13,24 @@ from rungs.run.folder import RunFolder
 from tests.support.committed_runs import ROOT
 from tests.support.tiny_run import command
 
-PATIENCE_SECONDS = 900
-"""No promise: for a machine with much else to do."""
+TIMEOUT_SECONDS = 900
+"""Long enough for a very busy machine."""
 FAULTY_TRAIN = str(ROOT / "tests" / "faults" / "faulty_train.py")
 
 
-class Together:
-    """Two processes of a run, with what they print.
+class TwoProcesses:
+    """The two processes of a run.
 
     Args:
-        faults: put into each from outside, where there are some.
+        faults: a fault to inject into each process; empty for none.
     """
 
     def __init__(self, run: RunFolder, datasets_dir: Path, faults: tuple[str, ...] = ()) -> None:
         self._run = run
         port = free_port()
-        self._outputs = [run.path.with_name(f"{run.path.name}-{n}.txt").open("w+") for n in (0, 1)]
+        self._output_files = [
+            run.path.with_name(f"{run.path.name}-{n}.txt").open("w+") for n in (0, 1)
+        ]
         self.processes = [
             subprocess.Popen(
                 [
@@ -40,33 +42,33 @@ class Together:
                 stderr=subprocess.STDOUT,
                 env=os.environ | {"JAX_PLATFORMS": "cpu"},
             )
-            for number, output in enumerate(self._outputs)
+            for number, output in enumerate(self._output_files)
         ]
 
     def wait_for_step(self, step: int) -> None:
-        """Until the metrics have the step."""
-        deadline = time.monotonic() + PATIENCE_SECONDS
+        """Wait until the metrics have the step."""
+        deadline = time.monotonic() + TIMEOUT_SECONDS
         while not (self._run.metrics.exists() and len(metrics.read(self._run.metrics)) > step):
-            assert time.monotonic() < deadline, self.said()
-            assert all(process.poll() is None for process in self.processes), self.said()
+            assert time.monotonic() < deadline, self.outputs()
+            assert all(process.poll() is None for process in self.processes), self.outputs()
             time.sleep(0.05)
 
-    def exit_codes(self, seconds: float = PATIENCE_SECONDS) -> list[int]:
-        """Of both, once they have ended."""
+    def exit_codes(self, seconds: float = TIMEOUT_SECONDS) -> list[int]:
+        """Wait for both processes to end and return their exit codes."""
         return [process.wait(seconds) for process in self.processes]
 
-    def said(self) -> list[str]:
-        """What each printed."""
-        for output in self._outputs:
+    def outputs(self) -> list[str]:
+        """Return what each process has printed."""
+        for output in self._output_files:
             output.seek(0)
-        return [output.read() for output in self._outputs]
+        return [output.read() for output in self._output_files]
 
 
 @contextlib.contextmanager
-def together(
+def two_processes(
     run: RunFolder, datasets_dir: Path, faults: tuple[str, ...] = ()
-) -> Iterator[Together]:
-    both = Together(run, datasets_dir, faults)
+) -> Iterator[TwoProcesses]:
+    both = TwoProcesses(run, datasets_dir, faults)
     try:
         yield both
     finally:
@@ -87,6 +89,6 @@ def free_port() -> int:
         return port
 
 
-def finish(run: RunFolder, datasets_dir: Path) -> None:
-    with together(run, datasets_dir) as both:
-        assert both.exit_codes() == [0, 0], both.said()
+def train_to_end(run: RunFolder, datasets_dir: Path) -> None:
+    with two_processes(run, datasets_dir) as both:
+        assert both.exit_codes() == [0, 0], both.outputs()
