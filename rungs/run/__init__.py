@@ -5,5 +5,8 @@
     metrics       metrics.jsonl: the fields of a step; reading, appending, repair after a crash
     recorded_run  configs and metrics of a run, as arrays and tables for charts and comparison
 
+The trainer writes each step through `MetricsLog` in `metrics`. To send metrics to an experiment
+tracker as well, start there; `rungs/training/start.py` creates the log.
+
 Imports `common` and `config`.
 """

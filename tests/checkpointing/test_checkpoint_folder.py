@@ -1,4 +1,4 @@
-"""Checkpoints: whole or not there, linked, pruned, loaded, and nothing wrong taken for right."""
+"""A run's checkpoints: saved, linked, deleted, restored, loaded; damage is detected."""
 
 import json
 from pathlib import Path
@@ -74,19 +74,19 @@ def config(request: pytest.FixtureRequest) -> RunConfig:
 
 @pytest.fixture
 def folder(tmp_path: Path, state: tuple[GPT, MultiSteps], config: RunConfig) -> Path:
-    """Five checkpoints saved, of which the last two and the best stay."""
+    """The checkpoints that are left of five: the newest two and the best."""
     losses = [3.0, 1.0, 2.0, 2.0]
     metas = [meta(step, loss) for step, loss in enumerate(losses)]
     return save(tmp_path / "checkpoints", state, *metas, meta(4), config=config)
 
 
-def test_the_last_and_the_best_stay(folder: Path) -> None:
+def test_the_newest_and_the_best_checkpoint_are_kept(folder: Path) -> None:
     assert [c.step for c in list_checkpoints(folder)] == [1, 3, 4]
     assert read_checkpoint(folder / "best").step == 1
     assert read_checkpoint(folder / "latest").step == 4
 
 
-def test_weights_above_the_limit_are_in_shards(folder: Path, config: RunConfig) -> None:
+def test_weights_above_the_limit_are_sharded(folder: Path, config: RunConfig) -> None:
     (best,) = [c.folder for c in list_checkpoints(folder) if c.step == 1]
     files = {path.name for path in best.glob("model*")}
     checksums = list_checkpoints(folder)[0].meta.checksums
@@ -126,7 +126,7 @@ def test_a_model_is_loaded_from_its_weights_alone(
     assert np.array_equal(load_model(run / path)(tokens_BS), state[0](tokens_BS))
 
 
-def test_text_files_stand_in_for_links(folder: Path) -> None:
+def test_links_may_be_text_files(folder: Path) -> None:
     for name in ("best", "latest"):
         target = (folder / name).readlink()
         (folder / name).unlink()
@@ -136,7 +136,7 @@ def test_text_files_stand_in_for_links(folder: Path) -> None:
     assert [c.step for c in list_checkpoints(folder)] == [1, 3, 4]
 
 
-def test_any_flipped_bit_or_missing_file_is_seen(folder: Path) -> None:
+def test_any_flipped_bit_or_missing_file_is_detected(folder: Path) -> None:
     saved = list_checkpoints(folder)[-1]
     for path in [p for p in saved.folder.rglob("*") if p.is_file() and p.stat().st_size]:
         content = path.read_bytes()
@@ -164,7 +164,7 @@ def test_any_meta_json_is_read_or_refused(
     assert list_checkpoints(folder.parent) == []
 
 
-def test_what_a_crash_left_is_cleaned_up(folder: Path) -> None:
+def test_unfinished_checkpoints_of_a_crash_are_deleted(folder: Path) -> None:
     (folder / ".20260101Z000000-step-000009").mkdir()
     (folder / ".20260101Z000000-step-000009" / "model.safetensors").write_bytes(b"half")
     (folder / "best").unlink()
@@ -173,7 +173,7 @@ def test_what_a_crash_left_is_cleaned_up(folder: Path) -> None:
     assert read_checkpoint(folder / "best").step == 1
 
 
-def test_the_best_has_the_lowest_loss_and_the_first_of_equals() -> None:
+def test_the_best_has_the_lowest_loss_and_is_the_first_of_equals() -> None:
     def at(step: int, loss: float | None) -> manifest.Checkpoint:
         return manifest.Checkpoint(Path(f"step-{step}"), meta(step, loss))
 
@@ -182,7 +182,7 @@ def test_the_best_has_the_lowest_loss_and_the_first_of_equals() -> None:
     assert best_of([at(1, None)]) is None
 
 
-def test_a_failed_write_surfaces_and_leaves_nothing_whole(
+def test_a_failed_write_is_raised_and_leaves_no_checkpoint(
     tmp_path: Path, state: tuple[GPT, MultiSteps], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: Any) -> None:
@@ -198,14 +198,14 @@ def test_a_failed_write_surfaces_and_leaves_nothing_whole(
 
 
 @pytest.mark.parametrize("content", [b"", b"\x08" + b"\0" * 7 + b"not json", b"\xff" * 16])
-def test_a_file_that_is_no_safetensors_is_refused(content: bytes, tmp_path: Path) -> None:
+def test_a_file_that_is_not_safetensors_is_refused(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     path.write_bytes(content)
     with pytest.raises(UserError, match="not readable as safetensors"):
         load_model(path)
 
 
-def test_a_copy_stays_what_it_was_and_has_no_padding() -> None:
+def test_host_copies_do_not_change_and_have_no_padding() -> None:
     train = train_config(sharding=ShardingConfig(mode="fsdp_tp", data=2))
     config = RunConfig(model_config(vocab_size=33), train)
     model, optimizer = create_model_and_optimizer(config, 10, mesh_of(2, 2))
@@ -226,7 +226,7 @@ def test_a_copy_stays_what_it_was_and_has_no_padding() -> None:
     assert all(copy.flags.c_contiguous for copy in copies.values())
 
 
-def test_weights_that_do_not_fit_are_named(folder: Path) -> None:
+def test_tensors_that_do_not_match_are_named(folder: Path) -> None:
     weights = Weights(find_weights(folder.parent))
     shapes = {name: weights.array(name).shape for name in weights.names()}
     del shapes["head.kernel"]
@@ -251,7 +251,7 @@ def test_meta_of_another_version_is_refused_by_name() -> None:
         other.run_config()
 
 
-def test_where_there_is_nothing_to_load(tmp_path: Path) -> None:
+def test_loading_from_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such run, checkpoint"):
         find_weights(tmp_path / "nothing")
     with pytest.raises(UserError, match="no checkpoint there yet; train it first"):

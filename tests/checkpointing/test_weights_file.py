@@ -1,4 +1,4 @@
-"""Weights in one file and in shards: each file describes itself, and what is amiss is told."""
+"""Weights in one file and in shards: headers, round trip, damage."""
 
 import json
 from pathlib import Path
@@ -26,7 +26,7 @@ LIMIT = 2_000
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """The arrays in shards of at most 2,000 bytes, but for one array of 4,800."""
+    """The arrays in shards of at most 2,000 bytes; one array has 4,800."""
     write_weights(tmp_path, ARRAYS, HEADER, LIMIT)
     return tmp_path
 
@@ -55,7 +55,7 @@ def test_large_weights_are_shards_that_an_index_names(folder: Path) -> None:
     assert index["weight_map"].keys() == ARRAYS.keys()
 
 
-def test_each_shard_describes_itself(folder: Path) -> None:
+def test_each_shard_has_the_header(folder: Path) -> None:
     assert [Weights(path).header for path in shards(folder)] == [HEADER] * 3
 
 
@@ -68,7 +68,7 @@ def test_the_order_of_the_arrays_changes_nothing(folder: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "model.safetensors.index.json"])
-def test_shards_are_read_as_one_file_is(name: str, folder: Path) -> None:
+def test_shards_are_read_like_one_file(name: str, folder: Path) -> None:
     weights = Weights(folder / name)
     assert weights.path == folder / "model.safetensors.index.json"
     assert weights.header == HEADER
@@ -79,7 +79,7 @@ def test_shards_are_read_as_one_file_is(name: str, folder: Path) -> None:
         assert weights.array(tensor).tobytes() == array.tobytes()
 
 
-def test_the_tokenizer_of_shards_stands_beside_them(folder: Path) -> None:
+def test_the_tokenizer_of_shards_is_in_their_folder(folder: Path) -> None:
     assert Weights(folder / "model.safetensors").tokenizer == "gpt2"
     (folder / "tokenizer.json").write_text("{}")
     assert Weights(folder / "model.safetensors").tokenizer_file == folder / "tokenizer.json"
@@ -98,13 +98,13 @@ def test_a_missing_shard_is_named(folder: Path) -> None:
     assert refusal(folder).startswith(f"{path}: no such file, but model.safetensors.index.json")
 
 
-def test_a_cut_shard_is_named(folder: Path) -> None:
+def test_a_truncated_shard_is_named(folder: Path) -> None:
     path = shards(folder)[1]
     path.write_bytes(path.read_bytes()[:-1])
     assert refusal(folder).startswith(f"{path}: not readable as safetensors")
 
 
-def test_shards_that_changed_places_are_refused(folder: Path) -> None:
+def test_swapped_shards_are_refused(folder: Path) -> None:
     first, second, _ = shards(folder)
     one, other = first.read_bytes(), second.read_bytes()
     first.write_bytes(other)
@@ -131,7 +131,7 @@ def test_a_shard_of_another_model_is_refused(folder: Path, tmp_path: Path) -> No
     assert refusal(folder).startswith(expected)
 
 
-def test_shards_of_no_model_of_ours_are_refused(tmp_path: Path) -> None:
+def test_shards_without_a_rungs_header_are_refused(tmp_path: Path) -> None:
     from safetensors.numpy import save_file
 
     save_file({"a": ARRAYS["half"]}, tmp_path / "x.safetensors", metadata={"format": "pt"})

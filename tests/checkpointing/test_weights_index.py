@@ -1,4 +1,4 @@
-"""Which tensor stands in which file, and the index that says so, as Hugging Face has them."""
+"""Which tensor is in which file, and the index, in the format of Hugging Face."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ SIZES = st.dictionaries(st.text("ab.", min_size=1, max_size=4), st.integers(0, 1
 
 
 @given(sizes=SIZES.filter(bool), limit=st.integers(1, 30))
-def test_the_places_are_those_of_hugging_face(sizes: dict[str, int], limit: int) -> None:
+def test_shards_are_those_of_hugging_face(sizes: dict[str, int], limit: int) -> None:
     theirs = split_state_dict_into_shards_factory(
         sizes,
         get_storage_size=lambda size: size,
@@ -26,17 +26,17 @@ def test_the_places_are_those_of_hugging_face(sizes: dict[str, int], limit: int)
     assert place_tensors(sizes, limit) == theirs.filename_to_tensors
 
 
-def test_a_tensor_larger_than_the_limit_stands_alone() -> None:
+def test_a_tensor_larger_than_the_limit_gets_its_own_shard() -> None:
     files = place_tensors({"a": 4, "large": 11, "b": 4, "c": 4}, 10)
     assert list(files.values()) == [["large"], ["a", "b"], ["c"]]
 
 
-def test_a_limit_that_is_just_reached_takes_one_file() -> None:
+def test_weights_of_exactly_the_limit_take_one_file() -> None:
     assert place_tensors({"a": 4, "b": 6}, 10) == {"model.safetensors": ["a", "b"]}
     assert place_tensors({}, 10) == {"model.safetensors": []}
 
 
-def test_the_index_says_where_each_tensor_is(tmp_path: Path) -> None:
+def test_the_index_names_the_file_of_each_tensor(tmp_path: Path) -> None:
     write_index(tmp_path, {"model-1.safetensors": ["b"], "model-2.safetensors": ["a"]}, SIZE)
     assert json.loads((tmp_path / "model.safetensors.index.json").read_text()) == {
         "metadata": {"total_size": 7},
@@ -56,7 +56,7 @@ def test_one_file_has_no_index(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", "{}", '{"weight_map": {}}', '{"weight_map": {"a": 1}}', "[" * 100_000]
 )
-def test_a_damaged_index_is_told(text: str, tmp_path: Path) -> None:
+def test_a_damaged_index_is_refused(text: str, tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors.index.json"
     with pytest.raises(UserError, match="no such file"):
         read_index(path)
@@ -65,14 +65,14 @@ def test_a_damaged_index_is_told(text: str, tmp_path: Path) -> None:
         read_index(path)
 
 
-def test_an_index_names_files_beside_it_only(tmp_path: Path) -> None:
+def test_an_index_must_name_files_in_its_own_folder(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors.index.json"
     path.write_text('{"weight_map": {"a": "../../elsewhere.safetensors"}}')
     with pytest.raises(UserError, match="damaged; it must have a weight_map"):
         read_index(path)
 
 
-def test_the_file_comes_before_the_index(tmp_path: Path) -> None:
+def test_a_single_file_takes_precedence_over_an_index(tmp_path: Path) -> None:
     file, index = tmp_path / "model.safetensors", tmp_path / "model.safetensors.index.json"
     assert file_or_index(file) == file
     index.write_text("{}")

@@ -1,4 +1,4 @@
-"""Charts are drawn at once where that is not too often, and never miss the end."""
+"""Charts are redrawn on request, but not too often, and always at the end."""
 
 import sys
 from pathlib import Path
@@ -11,7 +11,7 @@ from rungs.training.chart_process import MIN_SECONDS_BETWEEN, ChartProcess
 
 @pytest.fixture
 def drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file that gets a line from each drawing."""
+    """A file to which each drawing appends a line."""
     file = tmp_path / "drawn"
     script = tmp_path / "charts.py"
     script.write_text(f"open({str(file)!r}, 'a').write('drawn\\n')")
@@ -23,7 +23,7 @@ def times(drawn: Path) -> int:
     return len(drawn.read_text().splitlines())
 
 
-def test_what_comes_too_soon_is_drawn_once_at_the_end(drawn: Path, tmp_path: Path) -> None:
+def test_early_requests_are_drawn_once_at_the_end(drawn: Path, tmp_path: Path) -> None:
     drawer = ChartProcess(tmp_path)
     for _ in range(5):
         drawer.request()
@@ -36,10 +36,10 @@ def test_what_comes_too_soon_is_drawn_once_at_the_end(drawn: Path, tmp_path: Pat
     assert times(drawn) == 2
 
 
-def test_what_comes_later_is_drawn_at_once(
+def test_later_requests_are_drawn_at_once(
     drawn: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = iter([0.0, 0.0, 0.0])  # made, asked, begun
+    clock = iter([0.0, 0.0, 0.0])  # created, requested, started
     monkeypatch.setattr(chart_process.time, "monotonic", lambda: next(clock))
     drawer = ChartProcess(tmp_path)
     drawer.request()
@@ -55,7 +55,7 @@ def test_what_comes_later_is_drawn_at_once(
     assert times(drawn) == 3
 
 
-def test_a_drawing_that_fails_is_told(
+def test_a_failed_drawing_is_logged(
     drawn: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     Path(chart_process.CHARTS_COMMAND[1]).write_text("raise ValueError('no ink')")

@@ -1,4 +1,4 @@
-"""Runs that start from weights there are: all of them trained, or a low-rank addition to them."""
+"""Runs that start from saved weights: full fine-tuning and LoRA."""
 
 import logging
 from pathlib import Path
@@ -35,6 +35,8 @@ from tests.support.tiny_run import (
 )
 from tests.training.test_start import StoppedEarly, crash_after, files, go, refusal
 
+pytestmark = pytest.mark.usefixtures("no_charts")
+
 LORA = {"rank": 3, "alpha": 12.0, "targets": ["query", "output", "up", "down"]}
 ORIGIN = Origin(source="someone/small", model_type="gpt2", dtype="bfloat16")
 CONFIG = ModelConfig.model_validate(MODEL)
@@ -54,7 +56,7 @@ def propagated() -> None:
 
 
 def imported_run(folder: Path, **train: Any) -> RunFolder:
-    """A run with weights that were published in bfloat16."""
+    """Make a run with imported weights in bfloat16."""
     settings = {"start_from": "imported", "drop_rate": 0.0, "min_train_tokens": 12 * 128}
     run = make_run(folder, **{**settings, **train})
     run.imported.mkdir(parents=True)
@@ -74,7 +76,7 @@ def first_loss(run: RunFolder) -> float:
 
 
 def loss_on_first_batch(model: GPT, datasets_dir: Path) -> float:
-    """Of the first 8 sequences, computed apart from the training's own code."""
+    """Return the loss of the first 8 sequences, without the code that training uses."""
     from safetensors.numpy import load_file
 
     tokens = load_file(datasets_dir / "tiny" / "train.safetensors")["tokens"].astype(np.int32)
@@ -83,7 +85,7 @@ def loss_on_first_batch(model: GPT, datasets_dir: Path) -> float:
     return float(-np.take_along_axis(chances, rows[:, 1:, None], axis=-1).mean())
 
 
-def test_training_starts_from_what_was_imported(datasets_dir: Path, tmp_path: Path) -> None:
+def test_training_starts_from_imported_weights(datasets_dir: Path, tmp_path: Path) -> None:
     run = imported_run(tmp_path / "run")
     imported = files(run.imported)
     expected = loss_on_first_batch(load_model(run.path), datasets_dir)
@@ -98,7 +100,7 @@ def test_training_starts_from_what_was_imported(datasets_dir: Path, tmp_path: Pa
     assert {saved.array(name).dtype.name for name in saved.names()} == {"float32"}
 
 
-def test_a_crash_of_a_fine_tuning_loses_nothing(
+def test_fine_tuning_resumes_bit_for_bit_after_a_crash(
     datasets_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     straight = imported_run(tmp_path / "straight", lora=LORA)
@@ -113,9 +115,7 @@ def test_a_crash_of_a_fine_tuning_loses_nothing(
     assert Weights(last_checkpoint(crashed).folder / "model.safetensors").header.origin == ORIGIN
 
 
-def test_a_fresh_start_begins_with_the_imported_weights_again(
-    datasets_dir: Path, tmp_path: Path
-) -> None:
+def test_a_fresh_start_uses_the_imported_weights_again(datasets_dir: Path, tmp_path: Path) -> None:
     run = imported_run(tmp_path / "run", min_train_tokens=4 * 128)
     assert go(run, datasets_dir) == 0
     before = losses(run)
@@ -126,9 +126,7 @@ def test_a_fresh_start_begins_with_the_imported_weights_again(
 
 
 @pytest.mark.parametrize("limit", [ONE_FILE, 10_000])
-def test_another_run_can_be_what_to_start_from(
-    limit: int, datasets_dir: Path, tmp_path: Path
-) -> None:
+def test_a_run_can_start_from_another_run(limit: int, datasets_dir: Path, tmp_path: Path) -> None:
     first = imported_run(tmp_path / "first", lora=LORA, max_weights_file_bytes=limit)
     assert go(first, datasets_dir) == 0
     assert (first.checkpoints / "best/model.safetensors").exists() == (limit == ONE_FILE)
@@ -138,7 +136,7 @@ def test_another_run_can_be_what_to_start_from(
     assert first_loss(second) == pytest.approx(loss_on_first_batch(best, datasets_dir), rel=1e-4)
 
 
-def test_low_rank_adaptation_changes_only_what_it_adds(datasets_dir: Path, tmp_path: Path) -> None:
+def test_lora_changes_only_the_tensors_it_adds(datasets_dir: Path, tmp_path: Path) -> None:
     run = imported_run(tmp_path / "run", lora=LORA)
     base = Weights(run.imported / "model.safetensors")
     expected = loss_on_first_batch(load_model(run.path), datasets_dir)
@@ -162,7 +160,7 @@ def test_low_rank_adaptation_changes_only_what_it_adds(datasets_dir: Path, tmp_p
     assert {key.partition(".mu.")[2] for key in moments} == added
 
 
-def test_merged_weights_are_the_kernel_plus_the_scaled_product(
+def test_merged_weights_are_the_kernel_plus_the_scaled_low_rank_matmul(
     datasets_dir: Path, tmp_path: Path
 ) -> None:
     run = imported_run(tmp_path / "run", lora=LORA)
@@ -177,7 +175,7 @@ def test_merged_weights_are_the_kernel_plus_the_scaled_product(
     expected = kernel + 12.0 / 3 * np.einsum("lnhr,lrd->lnhd", down, up)
     found = merged.array(name)
     assert found.dtype.name == "bfloat16"
-    # a rounding to bfloat16 is within one part in 2^9 of the value
+    # rounding to bfloat16 changes a value by at most one part in 2^9
     np.testing.assert_allclose(found.astype(np.float64), expected, rtol=2**-8, atol=1e-6)
     untouched = "blocks.attention.key.kernel"
     assert merged.array(untouched).tobytes() == plain.array(untouched).tobytes()
@@ -204,7 +202,7 @@ def validation_losses(model: GPT, datasets_dir: Path) -> list[float]:
         ({"start_from": "no-such-run"}, "no-such-run: no such run, checkpoint"),
     ],
 )
-def test_what_cannot_be_started_from_is_refused(
+def test_unknown_weights_to_start_from_are_refused(
     train: dict[str, Any], message: str, datasets_dir: Path, tmp_path: Path
 ) -> None:
     run = imported_run(tmp_path / "run", **train)
@@ -224,7 +222,7 @@ def test_weights_of_another_architecture_are_refused_key_by_key(
     ]
 
 
-def test_weights_with_a_tensor_too_few_are_refused_before_anything_moves(
+def test_weights_with_a_missing_tensor_are_refused_before_anything_moves(
     datasets_dir: Path, tmp_path: Path
 ) -> None:
     run = imported_run(tmp_path / "run", min_train_tokens=2 * 128)
@@ -235,14 +233,12 @@ def test_weights_with_a_tensor_too_few_are_refused_before_anything_moves(
     assert "tensor head.kernel: missing" in refusal(run, datasets_dir, fresh=True)
 
 
-def test_imported_weights_are_never_passed_over_in_silence(
-    datasets_dir: Path, tmp_path: Path
-) -> None:
+def test_imported_weights_are_never_ignored_silently(datasets_dir: Path, tmp_path: Path) -> None:
     run = imported_run(tmp_path / "run", start_from=None)
     assert "start_from: missing, but" in refusal(run, datasets_dir)
 
 
-def test_imported_weights_may_be_in_shards(tmp_path: Path) -> None:
+def test_imported_weights_may_be_sharded(tmp_path: Path) -> None:
     run = imported_run(tmp_path / "run")
     whole = Weights(run.imported / "model.safetensors")
     arrays = {name: whole.array(name) for name in whole.names()}
@@ -253,12 +249,14 @@ def test_imported_weights_may_be_in_shards(tmp_path: Path) -> None:
     assert found.path == run.imported / "model.safetensors.index.json"
 
 
-def test_nothing_imported_is_told(datasets_dir: Path, tmp_path: Path) -> None:
+def test_start_from_imported_without_an_import_is_refused(
+    datasets_dir: Path, tmp_path: Path
+) -> None:
     run = make_run(tmp_path / "run", start_from="imported")
     assert "nothing was imported" in refusal(run, datasets_dir)
 
 
-def test_a_dataset_of_another_tokenizer_is_refused(tmp_path: Path) -> None:
+def test_a_dataset_with_another_tokenizer_is_refused(tmp_path: Path) -> None:
     make_dataset(tmp_path)
     train_bpe(["a text"], 300).save(tmp_path / "tiny" / "tokenizer.json")
     run = imported_run(tmp_path / "run")
@@ -274,8 +272,8 @@ def test_a_shorter_sequence_than_the_context_trains(datasets_dir: Path, tmp_path
 
 @pytest.mark.parametrize("limit", [ONE_FILE, 1])
 def test_merging_is_exact_in_float32(limit: int, tmp_path: Path, key: jax.Array) -> None:
-    """The merged model's logits are those of the model with its low-rank additions, also where
-    every tensor is in a file of its own."""
+    """The merged model has the logits of the model with LoRA, also if each tensor has its own
+    file."""
     architecture = model_config(feed_forward="swiglu", n_kv_heads=1)
     targets = ["query", "key", "value", "output", "gate", "up", "down"]
     lora = {"rank": 2, "alpha": 3.0, "targets": targets}
@@ -296,5 +294,5 @@ def test_merging_is_exact_in_float32(limit: int, tmp_path: Path, key: jax.Array)
     assert float(jnp.abs(expected - before).max()) > 0.1
     weights = {name: np.asarray(array) for name, array in named_arrays(model).items()}
     write_weights(tmp_path, weights, WeightsHeader(architecture, train, "gpt2"), limit)
-    # rounding, which the norms enlarge, gives 1e-5; a wrong scale or sum gives more than 0.01
+    # rounding, which norms amplify, gives 1e-5; a wrong scale or sum gives more than 0.01
     np.testing.assert_allclose(load_model(tmp_path)(tokens_BS), expected, rtol=0, atol=1e-4)

@@ -1,4 +1,4 @@
-"""Starts of a run: resumed, rewound, begun anew, extended, refused."""
+"""Starting a run: resume, rewind, start over, extend, refuse."""
 
 import json
 import logging
@@ -35,12 +35,14 @@ from tests.support.tiny_run import (
     train,
 )
 
+pytestmark = pytest.mark.usefixtures("no_charts")
+
 WIDE = {"emb_dim": 128}
-"""As wide as adafactor's matrices have to be for it to keep means of rows and columns only."""
+"""Wide enough that adafactor factors the second moments of matrices."""
 
 
 class StoppedEarly(Exception):
-    """Stands for a crash."""
+    """Simulates a crash."""
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +55,7 @@ def datasets_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory, datasets_dir: Path) -> RunFolder:
-    """A run of 24 steps that nothing interrupted; not to be changed."""
+    """An uninterrupted run of 24 steps; tests must not change it."""
     run = make_run(tmp_path_factory.mktemp("runs") / "straight")
     assert go(run, datasets_dir) == 0
     return run
@@ -84,7 +86,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 def refusal(run: RunFolder, datasets_dir: Path, **start: Any) -> str:
-    """The message with which a start is refused; the folder must stay as it was."""
+    """Return the message of a refused start; the run folder must not change."""
     before = files(run.path)
     with pytest.raises(UserError) as raised:
         go(run, datasets_dir, **start)
@@ -93,7 +95,7 @@ def refusal(run: RunFolder, datasets_dir: Path, **start: Any) -> str:
 
 
 def crash_after(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fail when the step is recorded."""
+    """Raise StoppedEarly once the step is recorded."""
     append = metrics_module.MetricsLog.append
 
     def append_or_fail(
@@ -106,7 +108,7 @@ def crash_after(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics_module.MetricsLog, "append", append_or_fail)
 
 
-def test_a_run_leaves_what_it_should(finished: RunFolder) -> None:
+def test_a_finished_run_has_checkpoints_metrics_and_charts(finished: RunFolder) -> None:
     assert [c.step for c in list_checkpoints(finished.checkpoints)][-3:] == [15, 20, 23]
     steps = metrics_module.read(finished.metrics)
     assert [step.global_step for step in steps] == list(range(24))
@@ -128,9 +130,13 @@ def test_a_run_leaves_what_it_should(finished: RunFolder) -> None:
     assert steps[-1].tokens_seen == 24 * 128
 
 
-def test_a_finished_run_says_so(
-    copy: RunFolder, datasets_dir: Path, messages: pytest.LogCaptureFixture
+def test_starting_a_finished_run_repairs_links_and_charts(
+    copy: RunFolder,
+    datasets_dir: Path,
+    messages: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.undo()  # of no_charts
     for chart in copy.charts:
         chart.unlink()
     before = files(copy.path)
@@ -143,7 +149,7 @@ def test_a_finished_run_says_so(
     assert {name: after[name] for name in before} == before
 
 
-def test_a_copy_that_followed_the_links_goes_on(
+def test_a_copy_made_with_links_followed_resumes(
     finished: RunFolder, datasets_dir: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(finished.path, tmp_path / "copy")
@@ -156,7 +162,7 @@ def test_a_copy_that_followed_the_links_goes_on(
     assert {path.name[-4:] for path in run.aside.iterdir()} == {"best", "test"}
 
 
-def test_records_without_their_checkpoints_are_moved_aside_not_lost(
+def test_metrics_without_checkpoints_are_moved_aside(
     copy: RunFolder, finished: RunFolder, datasets_dir: Path
 ) -> None:
     shutil.rmtree(copy.checkpoints)
@@ -166,7 +172,7 @@ def test_records_without_their_checkpoints_are_moved_aside_not_lost(
     assert_same_outcome(copy, finished)
 
 
-def test_a_crash_costs_only_what_came_after_the_last_checkpoint(
+def test_a_crash_loses_only_the_steps_after_the_last_checkpoint(
     finished: RunFolder, datasets_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = make_run(tmp_path / "crashed")
@@ -191,14 +197,13 @@ def test_a_crash_costs_only_what_came_after_the_last_checkpoint(
         ("sgd", "cosine"),
     ],
 )
-def test_every_optimizer_goes_on_bit_for_bit(
+def test_every_optimizer_resumes_bit_for_bit(
     optimizer: str,
     schedule: str,
     datasets_dir: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("rungs.training.chart_process.ChartProcess._start", lambda _: None)
     keys: dict[str, Any] = {
         "optimizer": optimizer,
         "schedule": schedule,
@@ -219,7 +224,7 @@ def test_every_optimizer_goes_on_bit_for_bit(
     assert_same_outcome(stopped, straight)
 
 
-def test_damaged_checkpoints_are_passed_over(
+def test_damaged_checkpoints_are_skipped(
     copy: RunFolder, finished: RunFolder, datasets_dir: Path, messages: pytest.LogCaptureFixture
 ) -> None:
     *_, whole, second, newest = list_checkpoints(copy.checkpoints)
@@ -236,7 +241,7 @@ def test_damaged_checkpoints_are_passed_over(
     assert len(list(copy.aside.glob("*/checkpoints/*"))) == 2
 
 
-def test_no_whole_checkpoint_is_no_reason_to_start_over(
+def test_a_run_without_a_valid_checkpoint_does_not_start_over_by_itself(
     copy: RunFolder, datasets_dir: Path
 ) -> None:
     for saved in list_checkpoints(copy.checkpoints):
@@ -262,7 +267,7 @@ def test_rewinding_moves_later_steps_aside_and_repeats_them(
         assert len(metrics_module.read(next(copy.aside.glob("*/metrics.jsonl")))) == 24
 
 
-def test_an_unknown_checkpoint_is_refused_with_the_names_there_are(
+def test_an_unknown_checkpoint_is_refused_with_the_existing_names(
     copy: RunFolder, datasets_dir: Path
 ) -> None:
     message = refusal(copy, datasets_dir, rewind_to="../../x")
@@ -283,7 +288,7 @@ def test_fresh_starts_over_and_deletes_nothing(
     }
 
 
-def test_what_may_change_between_starts(
+def test_sharding_and_checkpoint_keys_may_change_between_starts(
     copy: RunFolder, finished: RunFolder, datasets_dir: Path
 ) -> None:
     checkpoints = list_checkpoints(copy.checkpoints)
@@ -303,18 +308,18 @@ def test_what_may_change_between_starts(
         assert one[name] == pytest.approx(array, rel=1e-3, abs=1e-5), name
 
 
-def test_weights_may_come_to_stand_in_more_files_or_fewer(
+def test_the_shard_size_may_change_between_starts(
     copy: RunFolder, finished: RunFolder, datasets_dir: Path
 ) -> None:
-    def go_on_from(step: int, limit: int) -> None:
+    def resume_from(step: int, limit: int) -> None:
         change(copy, max_weights_file_bytes=limit)
         assert go(copy, datasets_dir, rewind_to=f"-step-{step:06d}") == 0
         assert_same_outcome(copy, finished)
 
-    go_on_from(15, limit=20_000)
+    resume_from(15, limit=20_000)
     for saved in list_checkpoints(copy.checkpoints)[-2:]:
         assert len(list(saved.folder.glob("model-*.safetensors"))) == 5
-    go_on_from(20, limit=5_000_000_000)
+    resume_from(20, limit=5_000_000_000)
     assert (last_checkpoint(copy).folder / "model.safetensors").is_file()
 
 
@@ -334,7 +339,7 @@ def test_weights_may_come_to_stand_in_more_files_or_fewer(
         ("model.json", "norm", "none", "change it back"),
     ],
 )
-def test_a_change_of_the_mathematics_is_refused(
+def test_changed_hyperparameters_are_refused(
     file: str, key: str, value: Any, hint: str, copy: RunFolder, datasets_dir: Path
 ) -> None:
     text = (copy.path / file).read_text()
@@ -345,13 +350,13 @@ def test_a_change_of_the_mathematics_is_refused(
     assert f"is now {json.dumps(value)}; {hint}" in message
 
 
-def test_other_training_tokens_are_refused(copy: RunFolder, tmp_path: Path) -> None:
+def test_changed_training_tokens_are_refused(copy: RunFolder, tmp_path: Path) -> None:
     make_dataset(tmp_path / "datasets", seed=5)
     message = refusal(copy, tmp_path / "datasets")
     assert "its training tokens are not those this run was started with" in message
 
 
-def test_extending_goes_on_with_the_old_steps_unchanged(
+def test_extending_keeps_the_old_steps(
     copy: RunFolder, finished: RunFolder, datasets_dir: Path
 ) -> None:
     change(copy, min_train_tokens=30 * 128)
@@ -374,7 +379,7 @@ def test_a_shuffled_run_is_extended_by_epochs_only(datasets_dir: Path, tmp_path:
     assert len(losses(run)) == 4
 
 
-def test_data_that_does_not_fit_is_refused_before_anything_is_written(
+def test_too_little_data_is_refused_before_anything_is_written(
     datasets_dir: Path, tmp_path: Path
 ) -> None:
     run = make_run(tmp_path / "run", min_train_tokens=10**6)
@@ -383,7 +388,7 @@ def test_data_that_does_not_fit_is_refused_before_anything_is_written(
     assert "nothing" in refusal(run, datasets_dir)
 
 
-def test_a_microbatch_that_does_not_divide_by_the_devices(
+def test_a_microbatch_that_does_not_divide_by_the_devices_is_refused(
     datasets_dir: Path, tmp_path: Path
 ) -> None:
     run = make_run(tmp_path / "run", sharding={"data": 3})
@@ -396,7 +401,7 @@ def test_a_microbatch_that_does_not_divide_by_the_devices(
     assert "a mesh of data 6 × tensor 1 needs 6 devices; there are 8" in message
 
 
-def test_a_validation_loss_that_is_not_finite_is_never_the_best(
+def test_a_nonfinite_validation_loss_is_never_the_best(
     datasets_dir: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -413,7 +418,7 @@ def test_a_validation_loss_that_is_not_finite_is_never_the_best(
     assert best.step == 0
 
 
-def test_datasets_of_different_tokenizers_do_not_mix(tmp_path: Path) -> None:
+def test_datasets_with_different_tokenizers_are_refused(tmp_path: Path) -> None:
     for name, size in (("one", 300), ("two", 310)):
         make_dataset(tmp_path, name)
         train_bpe(["a text"], size).save(tmp_path / name / "tokenizer.json")
@@ -441,10 +446,9 @@ def test_a_failing_checkpoint_write_stops_the_training(
     assert list_checkpoints(run.checkpoints) == []
 
 
-@pytest.mark.parametrize(
-    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.long), signal.SIGTERM]
-)
-def test_a_signal_saves_at_the_next_step_and_the_same_command_goes_on(
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_at_the_next_step_and_the_same_command_resumes(
     number: signal.Signals, datasets_dir: Path, tmp_path: Path
 ) -> None:
     straight = make_run(tmp_path / "straight", epochs=20, checkpoint_interval=60)
@@ -464,7 +468,7 @@ def test_a_signal_saves_at_the_next_step_and_the_same_command_goes_on(
     assert_same_outcome(stopped, straight)
 
 
-def test_a_signal_cuts_a_validation_short_and_the_next_start_makes_up_for_it(
+def test_a_signal_interrupts_a_validation_and_the_next_start_repeats_it(
     finished: RunFolder, datasets_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = make_run(tmp_path / "run")
@@ -490,7 +494,7 @@ def test_a_signal_cuts_a_validation_short_and_the_next_start_makes_up_for_it(
 
 
 def stop_in_validation(patch: pytest.MonkeyPatch, batch: int) -> None:
-    """Send SIGTERM as the batch of that number, of all validations, goes to its devices."""
+    """Send SIGTERM when that batch, counted over all validations, is placed on the devices."""
     place_batch = eval_step.place_batch
     numbers = iter(range(1, 1000))
 
@@ -502,7 +506,8 @@ def stop_in_validation(patch: pytest.MonkeyPatch, batch: int) -> None:
     patch.setattr(eval_step, "place_batch", place_or_stop)
 
 
-def test_a_terminal_that_is_gone_does_not_cost_the_save(datasets_dir: Path, tmp_path: Path) -> None:
+@pytest.mark.long
+def test_a_signal_saves_even_if_the_terminal_is_closed(datasets_dir: Path, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", epochs=100)
     process = subprocess.Popen(command(run, datasets_dir), stderr=subprocess.PIPE)
     wait_for(lambda: len(losses(run)) > 10)
@@ -513,7 +518,8 @@ def test_a_terminal_that_is_gone_does_not_cost_the_save(datasets_dir: Path, tmp_
     assert last_checkpoint(run).step == len(losses(run)) - 1
 
 
-def test_two_trainers_do_not_share_a_run(datasets_dir: Path, tmp_path: Path) -> None:
+@pytest.mark.long
+def test_a_second_training_process_is_refused(datasets_dir: Path, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", epochs=100)
     first = subprocess.Popen(command(run, datasets_dir), stderr=subprocess.DEVNULL)
     wait_for(lambda: run.metrics.exists())
@@ -524,7 +530,7 @@ def test_two_trainers_do_not_share_a_run(datasets_dir: Path, tmp_path: Path) -> 
     assert f"in use by process {first.pid} on " in second.stderr
     change(run, epochs=100)
     with run.lock():
-        pass  # a dead holder's hold is over
+        pass  # the lock of a dead process is stale
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
