@@ -104,7 +104,7 @@ def in_workspace(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     for name in (
         "charts.draw_comparison",
-        "rungs.data.catalog._build",
+        "rungs.data.catalog._build_folder",
         "evaluate.mean_loss",
         "rungs.planning.forecast.memory_of",
         "rungs.model.generation.Generator",

@@ -370,6 +370,6 @@ def test_an_indivisible_dimension_is_reported_with_the_nearest_multiples(
     if problems:
         sharding = {"mode": mode, "data": mesh[0], "tensor": mesh[1]}
         run = RunConfig(config, train_config(microbatch_size=8, sharding=sharding))
-        with pytest.raises(ValueError, match="does not divide") as raised:
+        with pytest.raises(ValueError, match="is not divisible") as raised:
             create_model_and_optimizer(run, 1, layout.mesh)
         assert str(raised.value).splitlines() == problems
