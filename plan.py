@@ -11,13 +11,13 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import click
 
 from rungs.common.errors import UserError, run_command
 from rungs.config.run_config import RunConfig, load_run
-from rungs.config.train_config import ShardingConfig, mode_problem
+from rungs.config.train_config import Mode, ShardingConfig, mode_problem
 from rungs.data.catalog import find_datasets_dir
 from rungs.planning.hardware import DESCRIPTION_FORMAT, NAMES
 from rungs.run.folder import RunFolder, find_run
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 RUNGS = 5
 UTILISATION = 40.0
-_SHARDING = re.compile(r"(dp|fsdp|tp|fsdp_tp):([0-9]{1,6})(?:x([0-9]{1,6}))?")
+_SHARDING = re.compile(rf"({'|'.join(get_args(Mode))}):([0-9]{{1,6}})(?:x([0-9]{{1,6}}))?")
 
 
 @click.command()

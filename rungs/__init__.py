@@ -17,8 +17,8 @@ The docstring of each package lists its files and says what it may import. From 
     checkpointing  checkpoints and weight files
     planning       forecasts of memory, FLOPs, communication and time
     huggingface    import and export of published models
-    training       starting, the training loop, resuming, failed steps
     scaling        ladders, power laws, muP
+    training       starting, the training loop, resuming, failed steps
     diagnostics    checks of a run, called by the smoke tests
     charts         drawings of all charts
 

@@ -1,6 +1,7 @@
 """Checkpoint retention: which checkpoints of a run are deleted, and when.
 
 After each save the newest `keep_checkpoints` (a key of train.json) and the best one stay.
+`MOST_EXTRA` checkpoints are on disk besides while one is written; forecasts of disk space count it.
 """
 
 import contextlib
@@ -9,6 +10,9 @@ from pathlib import Path
 
 from rungs.checkpointing import checkpoint_folder, links
 from rungs.checkpointing.checkpoint_folder import CHECKPOINT_GLOB, UNFINISHED, best_of
+
+MOST_EXTRA = 2
+"""Checkpoints on disk besides the newest `keep_checkpoints`: the best, and the one being written."""
 
 
 def delete_old(folder: Path, keep: int) -> None:

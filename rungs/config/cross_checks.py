@@ -4,7 +4,7 @@ from rungs.config.model_config import ModelConfig
 from rungs.config.train_config import ATTENTION_TARGETS, LoraTarget, TrainConfig
 
 MUP_OPTIMIZERS = ("adamw", "muon")
-"""Optimizers whose learning rates `update_rules.py` scales with the width in muP."""
+"""Optimizers whose learning rates `optimizers.py` scales with the width in muP."""
 
 
 def problems(model: ModelConfig, train: TrainConfig) -> list[str]:

@@ -1,6 +1,6 @@
 """Import and export Hugging Face models, and compare imports with transformers.
 
-    families/           one file per family: GPT-2, Llama, Gemma, …; add a family here
+    families/           families of models: GPT-2, Llama, Gemma, …; add a family here
     config_keys/        how config.json keys map to model.json keys and back
     tensors/            how tensor names map to parameters and back; weight file readers and writers
     importing           make a run folder from a Hugging Face model

@@ -11,7 +11,8 @@
     jax_setup      what to set before JAX starts: compilation cache, CPU devices, determinism
     target_device  the kind of device a program is traced for: the local one or a planned one
 
-To add a sharding mode, add its name to `Mode` and the mesh it needs to `mode_problem`, both in
-`config/train_config.py`, and its row to `MESH_AXES` in `sharding.py`.
+To add a sharding mode, add its name to `Mode` and the mesh it needs to `ShardingConfig.sizes` and
+`mode_problem`, all in `config/train_config.py`, and its row to `MESH_AXES` in `sharding.py`.
+`planning/memory.py` and `planning/communication.py` estimate what it needs.
 Imports `common` and `config`.
 """

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rungs.checkpointing.checkpoint_folder import CHECKPOINT_GLOB
+from rungs.checkpointing.retention import MOST_EXTRA
 from rungs.common.errors import UserError
 from rungs.common.paths import is_there
 from rungs.config.run_config import MODEL_FILE, TRAIN_FILE, RunConfig
@@ -281,7 +282,7 @@ def _training_data(run: RunFolder, config: RunConfig, datasets: dict[str, Datase
 
 def _disk(run: RunFolder, config: RunConfig, steps: int | None) -> Disk:
     train = config.train
-    kept = None if train.keep_checkpoints == -1 else train.keep_checkpoints + 2
+    kept = None if train.keep_checkpoints == -1 else train.keep_checkpoints + MOST_EXTRA
     saved = None if steps is None else math.ceil((steps - 1) / train.checkpoint_interval) + 1
     counts = [count for count in (kept, saved) if count is not None]
     own = sum(

@@ -5,8 +5,13 @@
     metrics       metrics.jsonl: the fields of a step; reading, appending, repair after a crash
     recorded_run  configs and metrics of a run, as arrays and tables for charts and comparison
 
-The trainer writes each step through `MetricsLog` in `metrics`. To send metrics to an experiment
-tracker as well, start there; `rungs/training/start.py` creates the log.
+To add a metric: compute it as a field of `StepResult` in `rungs/step/train_step.py`, add it to
+`StepMetrics` in `metrics`, fill it in `ResultReader.read` in `rungs/training/result_reader.py`, and
+draw it in `RUN_CHARTS` in `rungs/charts/run_charts.py`.
+
+To add an experiment tracker: write another `MetricsLog` (`append`, `replace_last`, `sync`; see
+`NullMetricsLog`) and create it in `_metrics_log` in `rungs/training/start.py`, which gives every
+process but the first a null log.
 
 Imports `common` and `config`.
 """

@@ -5,5 +5,9 @@
     state       create model and optimizer on the mesh, or describe them without arrays
     nonfinite   find NaN and infinity, and name the array
 
+The loss of a step is the cross-entropy of `targets_ABS`; negative targets don't count. For another
+loss, such as per-token weights of a policy gradient, change `objective` in `train_step` and
+`GPT.summed_loss` in `rungs/model/gpt.py`.
+
 Imports `common`, `config`, `data`, `parallel`, `model` and `optim`.
 """

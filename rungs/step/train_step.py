@@ -84,7 +84,7 @@ class StepResult(NamedTuple):
 
     def nonfinite(self, checked_names: Sequence[str]) -> dict[int, str]:
         """Return the name of the first non-finite array for each microbatch that was left out,
-        except is_overflow of the scaled loss.
+        except for overflows of the scaled loss.
 
         Args:
             checked_names: `nonfinite.checked_names` of the model.
@@ -187,7 +187,7 @@ def gradients(
 
     Each device accumulates gradients of its own part of the batch; one psum at the end adds up
     those of all devices. Gradients of sharded parameters are reduce-scattered in each microbatch
-    instead, because accumulating them no_gather would take the memory that sharding saves.
+    instead, because accumulating whole gradients would take the memory that sharding saves.
 
     Args:
         wrt: the kind of variables to differentiate.

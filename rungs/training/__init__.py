@@ -10,10 +10,9 @@
     replay         run a failed step again and name its first tensor that is not finite
     chart_process  redraw charts in another process
 
-An experiment tracker (such as Weights & Biases) gets each step's metrics where they are written:
-`Trainer._record` in `trainer` passes them to `MetricsLog` of `rungs/run/metrics.py`, and `start`
-creates that log. Another training loop, such as reinforcement learning on its own batches, can
-reuse the compiled step: `make_train_step` in `rungs/step/train_step.py`, as `trainer` does.
+To add an experiment tracker, see `rungs/run`. To add another training loop, such as reinforcement
+learning on its own batches, put it beside `trainer` and call `make_train_step` of `rungs/step`, as
+`trainer` does.
 
-Imports every package above except `huggingface`, `scaling`, `diagnostics` and `charts`.
+Imports the packages listed before it in `rungs/__init__.py`, except `huggingface` and `scaling`.
 """

@@ -2,8 +2,7 @@
 
 The compiled step comes from `rungs/step`: `make_train_step` for the config and mesh, called with
 model, optimizer and a batch of token ids. Another loop, such as reinforcement learning that
-generates its own batches, can call the same step. `Trainer._record` gets the metrics of each step,
-so an experiment tracker goes there.
+generates its own batches, is a file beside this one that calls the same step.
 """
 
 import dataclasses
@@ -146,7 +145,7 @@ class Trainer:
         return metrics, is_interrupted
 
     def _save(self, metrics: StepMetrics, due: bool) -> None:
-        """StartOptions saving a checkpoint, and computing whether its arrays are finite."""
+        """Start saving a checkpoint, and computing whether its arrays are finite."""
         flags = self.saver.save(self.model, self.optimizer, self._meta(metrics, due))
         self._saved = metrics.global_step, flags
 

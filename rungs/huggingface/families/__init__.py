@@ -1,4 +1,4 @@
-"""One file per family of models: GPT-2, Llama, Gemma, …
+"""Families of models, a file for each group of similar ones: GPT-2, Llama, Gemma, …
 
     family        the `Family` class: config keys and tensor names, used for import and for export
     gpt2          GPT-2
@@ -9,7 +9,7 @@
 
 To add a family:
 
-1. Write a `Family` here, starting from a copy of the most similar one. Take keys, defaults and
+1. Write a `Family` in the file of the most similar one, or in a new file. Take keys, defaults and
    tensor names from transformers: `models/<model_type>/configuration_*.py` and `modeling_*.py`.
    If `model.json` cannot express the architecture, extend `rungs/config/model_config.py` and
    `rungs/model/` first.
