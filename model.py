@@ -26,14 +26,14 @@ MAX_INITIALIZED_PARAMETERS = 500_000_000
 @click.argument("run")
 @click.option(
     "--data",
-    type=click.IntRange(1),
+    type=click.IntRange(2),
     default=2,
     show_default=True,
     help="Devices along the data axis, in fsdp and fsdp_tp.",
 )
 @click.option(
     "--tensor",
-    type=click.IntRange(1),
+    type=click.IntRange(2),
     default=2,
     show_default=True,
     help="Devices along the tensor axis, in tp and fsdp_tp.",

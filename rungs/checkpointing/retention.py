@@ -12,7 +12,7 @@ from rungs.checkpointing import checkpoint_folder, links
 from rungs.checkpointing.checkpoint_folder import CHECKPOINT_GLOB, UNFINISHED, best_of
 
 MOST_EXTRA = 2
-"""Checkpoints on disk besides the newest `keep_checkpoints`: the best, and the one being written."""
+"""Checkpoints on disk besides the newest `keep_checkpoints`: the best, and one being written."""
 
 
 def delete_old(folder: Path, keep: int) -> None:

@@ -63,7 +63,8 @@ def summarize(
 
     Args:
         lora: adapters to add, as the run does.
-        mesh_shape: devices along the data and the tensor axis, for the modes that use them.
+        mesh_shape: devices along the data and the tensor axis, for the modes that use
+            them; at least 2 each.
         seed: of the initial values, whose standard deviations are measured.
         max_initialized: leave the standard deviations out if the model has more parameters.
     """

@@ -57,7 +57,7 @@ class StepMetrics:
     expert_tokens: list[list[Count]] | None = None
     """Mixture of experts: tokens that were routed to each expert of each layer."""
     spike: Spike | None = None
-    """Where the loss is far above those before (`loss_spikes.py`): whether the update was left out."""
+    """A loss far above the recent ones (`loss_spikes.py`): whether the update was left out."""
     loss_scale: Figure | None = None
     """float16: the factor on the loss. A microbatch whose gradients overflow with it is left out
     and not counted as dropped; the next step uses half of it."""

@@ -65,7 +65,7 @@ def test_each_mode_splits_what_training_splits() -> None:
 def test_adapters_are_part_of_the_summary() -> None:
     lora = LoraConfig.model_validate({"rank": 2, "alpha": 2, "targets": ["query"]})
     config = model_config()
-    summary = summarize(config, lora, (1, 1), seed=0, max_initialized=10**6)
+    summary = summarize(config, lora, (2, 2), seed=0, max_initialized=10**6)
     names = {array.name for array in summary.arrays}
     assert names == set(shapes_of(config, lora))
     assert any("low_rank" in name for name in names)
@@ -87,8 +87,9 @@ def test_the_command_prints_a_table_or_json(
     row = next(line for line in lines if line.startswith("token_embedding.embedding"))
     assert row.split()[:6] == ["token_embedding.embedding", "vocab", "emb", "64", "×", "32"]
     assert "vocab / tensor, emb / data" in row
-    found = CliRunner().invoke(model_command.main, [str(run.path), "--json", "--tensor", "1"])
+    found = CliRunner().invoke(model_command.main, [str(run.path), "--json"])
     content = json.loads(found.stdout)
     assert content["parameters"] == sum(math.prod(array["shape"]) for array in content["arrays"])
-    assert content["arrays"][0]["splits"]["tp"] == {}
+    assert content["arrays"][0]["splits"]["tp"] == {"vocab": "tensor"}
+    assert CliRunner().invoke(model_command.main, [str(run.path), "--tensor", "1"]).exit_code == 2
     assert not (run.path / "checkpoints").exists()
