@@ -51,10 +51,10 @@ def test_missing_sizes_have_the_default_of_the_mode(
         ({"mode": "fsdp", "data": 2, "tensor": 2}, "'fsdp' needs tensor 1, not 2"),
         ({"mode": "fsdp", "tensor": -1}, "needs"),
         ({"mode": "tp", "data": 2}, "'tp' needs data 1, not 2"),
-        ({"mode": "fsdp_tp", "data": 1, "tensor": 8}, "above 1, not 1 and 8"),
-        ({"mode": "fsdp_tp", "data": 8, "tensor": 1}, "above 1, not 8 and 1"),
+        ({"mode": "fsdp_tp", "data": 1, "tensor": 8}, "at least 2, not 1 and 8"),
+        ({"mode": "fsdp_tp", "data": 8, "tensor": 1}, "at least 2, not 8 and 1"),
         ({"mode": "fsdp_tp"}, "needs data or tensor"),
-        ({"mode": "fsdp_tp", "data": -1, "tensor": -1}, "one of them can be -1"),
+        ({"mode": "fsdp_tp", "data": -1, "tensor": -1}, "one of them may be -1"),
         ({"data": 0}, "data"),
         ({"data": -2}, "data"),
         ({"model": 2}, "model"),
@@ -66,9 +66,9 @@ def test_invalid_sharding_is_refused(sharding: dict[str, Any], problem: str) -> 
 
 
 def test_an_indivisible_microbatch_is_refused_with_the_nearest_sizes() -> None:
-    with pytest.raises(ValueError, match=r"microbatch_size: 6 .* the 4 devices .*; 4 or 8 would"):
+    with pytest.raises(ValueError, match=r"microbatch_size: 6 .* the 4 devices .*; use 4 or 8"):
         train(6, data=4)
-    with pytest.raises(ValueError, match=r"microbatch_size: 6 .* the 8 devices .*; 8 would"):
+    with pytest.raises(ValueError, match=r"microbatch_size: 6 .* the 8 devices .*; use 8"):
         devices.create_run_mesh(train(6, mode="fsdp"), model_config(), None)
 
 
@@ -112,7 +112,7 @@ def test_a_resumed_run_uses_as_many_devices_as_before_if_available(
 
 def test_all_sharding_problems_are_reported_at_once() -> None:
     settings = train(6, mode="fsdp_tp", data=-1, tensor=2)
-    with pytest.raises(ValueError, match="does not divide") as raised:
+    with pytest.raises(ValueError, match="is not divisible") as raised:
         devices.create_run_mesh(settings, model_config(n_heads=1, ffn_dim=15, emb_dim=18), None)
     keys = [line.partition(":")[0] for line in str(raised.value).splitlines()]
     assert keys == ["emb_dim", "n_heads", "ffn_dim", "microbatch_size"]
