@@ -33,10 +33,10 @@ from rungs.run.recorded_run import RecordedRun
 def main(
     runs: tuple[str, ...], output_dir: Path | None, chart_style: str | None, power_law: bool
 ) -> None:
-    """Draw the charts of one run again, or compare several RUNS.
+    """Redraw the charts of one run, or compare several RUNS.
 
-    A run is a folder, or the name of one under runs/. The charts of one run go into its folder.
-    Those of a comparison go under comparisons/, and its tables are printed.
+    A run is a folder, or the name of one under runs/. The charts of one run are written
+    to its folder. Comparison charts are written under comparisons/, and tables are printed.
     """
     folders = list({(path := find_run(run)).resolve(): path for run in runs}.values())
     if len(folders) > 1 or power_law:

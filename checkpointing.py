@@ -23,12 +23,12 @@ HEADER = ("step", "train loss", "validation loss", "size", "saved (UTC)", "", "s
 
 @click.command()
 @click.argument("run")
-@click.option("--verify", is_flag=True, help="Hash every file and compare with its checksum.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+@click.option("--verify", is_flag=True, help="Check every file against its checksum.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def main(run: str, verify: bool, as_json: bool) -> None:
-    """List the checkpoints of RUN: step, losses, size, date, which are best and latest, damage.
+    """List the checkpoints of RUN with step, losses, size and date, and report damaged ones.
 
-    Without --verify only missing files and a damaged meta.json are found.
+    Without --verify, only missing files and a damaged meta.json are detected.
     """
     folder = RunFolder(find_run(run))
     checkpoints = list_run(folder, verify=verify)

@@ -16,7 +16,7 @@ from rungs.data.tokenizer_files import load_tokenizer
 @click.option(
     "--pairs",
     is_flag=True,
-    help='Build one from your own JSON lines {"prompt": "...", "answer": "..."}.',
+    help='Build a dataset from your own JSON lines {"prompt": "...", "answer": "..."}.',
 )
 @click.option("--name", help="Name of the dataset to build.")
 @click.option(
@@ -40,7 +40,7 @@ from rungs.data.tokenizer_files import load_tokenizer
 @click.option(
     "--datasets-dir",
     type=click.Path(path_type=Path, file_okay=False),
-    help=f"Folder of the datasets.  [default: ${catalog.VARIABLE}, else the project's datasets/]",
+    help=f"Where datasets are stored.  [default: ${catalog.VARIABLE}, else the project's datasets/]",
 )
 def main(
     what: tuple[str, ...],
@@ -58,8 +58,8 @@ def main(
     gpjt/fineweb-gpt2-tokens.
 
     With --text, the dataset is built from FILEs of text. With --pairs, each line of a FILE is a
-    prompt and the answer to learn. Of several files, some are for validation; of a single file,
-    its end.
+    prompt and the answer to learn. Some of the files are kept for validation; if there is only
+    one, its end is.
     """
     datasets_dir = catalog.find_datasets_dir(datasets_dir)
     _check_options(what, text, pairs, name, vocab_size, tokenizer)

@@ -24,15 +24,18 @@ _MAX_UNTRAINED_LENGTH = 1024
 
 @click.command()
 @click.argument("checkpoint")
-@click.option("--dataset", metavar="NAME", help="Instead of the dataset the model was trained on.")
+@click.option("--dataset", metavar="NAME", help="Default: the dataset the model was trained on.")
 @click.option(
     "--datasets-dir",
     type=click.Path(path_type=Path),
-    help="The folder of datasets.",
+    help="Where datasets are stored.",
 )
 def main(checkpoint: str, dataset: str | None, datasets_dir: Path | None) -> None:
-    """Evaluate CHECKPOINT (a run folder, a checkpoint or a model.safetensors) on the validation
-    split of a dataset, on the number of tokens in `validation_tokens`."""
+    """Print the loss, perplexity and bits per byte of CHECKPOINT (a run folder, a checkpoint or a
+    model.safetensors) on the validation split of a dataset.
+
+    Uses the number of tokens that `validation_tokens` in train.json says.
+    """
     jax_setup.enable_compilation_cache()
     folder = find_datasets_dir(datasets_dir)
     weights = Weights(find_weights(checkpoint))

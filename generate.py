@@ -39,7 +39,7 @@ REPLACEMENT_CHARACTER = "\ufffd"
     help="Maximum number of tokens to generate per text.",
 )
 @click.option("--num-samples", type=click.IntRange(1), default=1, help="Texts per prompt.")
-@click.option("--temperature", type=float, help="Divides the logits; 0 is greedy.")
+@click.option("--temperature", type=float, help="Sampling temperature; 0 is greedy.")
 @click.option("--top-k", type=int, help="Sample from the K most likely tokens.")
 @click.option(
     "--top-p", type=float, help="Sample from the most likely tokens with total probability P."
@@ -47,15 +47,21 @@ REPLACEMENT_CHARACTER = "\ufffd"
 @click.option(
     "--min-p", type=float, help="Sample from tokens with at least P times the highest probability."
 )
-@click.option("--repetition-penalty", type=float, help="Above 1: repeat tokens less often.")
 @click.option(
-    "--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="For sampling."
+    "--repetition-penalty", type=float, help="Above 1, repeated tokens become less likely."
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(0, 2**32 - 1),
+    default=0,
+    show_default=True,
+    help="Seed for sampling.",
 )
 @click.option("--past-the-end", is_flag=True, help="Continue after the end-of-text token.")
 @click.option(
     "--dtype",
     type=click.Choice(["float32", "bfloat16"]),
-    help="Of matrices, activations and cache. Default: float32 on a CPU, else bfloat16.",
+    help="Dtype of matrices, activations and cache. Default: float32 on a CPU, else bfloat16.",
 )
 def main(
     checkpoint: str,

@@ -38,9 +38,9 @@ MAX_INITIALIZED_PARAMETERS = 500_000_000
     show_default=True,
     help="Devices along the tensor axis, in tp and fsdp_tp.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 def main(run: str, data: int, tensor: int, as_json: bool) -> None:
-    """Show the model of RUN as it is built, before any training.
+    """Show the model of RUN as it is before training.
 
     Prints the module tree, then each array's name, axes, shape, dtype, initial standard deviation
     and share of the parameters, and along which axis each sharding mode splits it.

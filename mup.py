@@ -68,16 +68,16 @@ class Numbers(click.ParamType):
 WIDTHS = click.option(
     "--widths",
     type=Numbers(int),
-    help="emb_dim of each model, as 64,128,256.  [default: 1, 2, 4 and 8 times the base width]",
+    help="emb_dim of each model, for example 64,128,256.  [default: 1, 2, 4 and 8 times the base width]",
 )
 DATASETS_DIR = click.option(
-    "--datasets-dir", type=click.Path(path_type=Path), help="The folder of datasets."
+    "--datasets-dir", type=click.Path(path_type=Path), help="Where datasets are stored."
 )
 
 
 @click.group()
 def main() -> None:
-    """Does a run's learning rate carry over to wider models?"""
+    """Check muP on RUN, or find the best learning rate at several widths."""
 
 
 @main.command()
@@ -95,7 +95,7 @@ def main() -> None:
     default=LEARNING_RATE,
     show_default=True,
     type=click.FloatRange(0, min_open=True),
-    help="Constant, at every width.",
+    help="Constant learning rate for every width.",
 )
 @click.option(
     "--chart",
@@ -113,7 +113,7 @@ def check(
 ) -> None:
     """Train RUN for a few steps at several widths and check that activations keep their size.
 
-    Exit code 1 if they do not at some place in the model.
+    The exit code is 1 if they do not somewhere in the model.
     """
     folder, config = _scalable_run(run)
     jax_setup.enable_compilation_cache()
@@ -169,10 +169,14 @@ def _default_widths(config: RunConfig) -> list[int]:
 @main.command("sweep")
 @click.argument("run")
 @click.option(
-    "--learning-rates", "rates", required=True, type=Numbers(float), help="As 0.001,0.002,0.004."
+    "--learning-rates",
+    "rates",
+    required=True,
+    type=Numbers(float),
+    help="Peak learning rates to try, for example 0.001,0.002,0.004.",
 )
 @WIDTHS
-@click.option("--standard", is_flag=True, help="Also train without the key mup.")
+@click.option("--standard", is_flag=True, help="Also train without muP.")
 @click.option(
     "--into",
     type=click.Path(path_type=Path, file_okay=False),

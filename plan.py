@@ -35,13 +35,13 @@ _SHARDING = re.compile(rf"({'|'.join(get_args(Mode))}):([0-9]{{1,6}})(?:x([0-9]{
 @click.option(
     "--device",
     metavar=f"NAME|{DESCRIPTION_FORMAT}",
-    help=f"One of {', '.join(NAMES)}; or describe another device: its FLOP/s in bfloat16, bytes of"
-    " memory, and bytes per second of memory bandwidth.  [default: this machine's]",
+    help=f"One of {', '.join(NAMES)}; or describe another device by name, FLOP/s in bfloat16,"
+    " bytes of memory, and memory bandwidth in bytes per second.  [default: this machine's]",
 )
 @click.option(
     "--sharding",
     metavar="MODE:DEVICES",
-    help="As dp:8, fsdp:8, tp:8, or fsdp_tp:4x2 for data × tensor.  [default: from train.json]",
+    help="For example dp:8, fsdp:8, tp:8, or fsdp_tp:4x2 (data × tensor).  [default: from train.json]",
 )
 @click.option(
     "--utilisation",
@@ -59,8 +59,8 @@ _SHARDING = re.compile(rf"({'|'.join(get_args(Mode))}):([0-9]{{1,6}})(?:x([0-9]{
     "budget",
     metavar="FLOPS",
     type=click.FloatRange(1e6, 1e30),
-    help="Propose runs: one for this budget, for example 1e15, and smaller ones, each for √10 times"
-    " less. A plan's last lines say how many FLOPs an hour is.",
+    help="Propose runs: one for this compute budget, for example 1e15, and smaller ones, each with √10"
+    " times less. The last lines of a plan say how many FLOPs fit in an hour.",
 )
 @click.option(
     "--rungs", type=click.IntRange(1, 20), help=f"Number of runs to propose.  [default: {RUNGS}]"
@@ -70,8 +70,8 @@ _SHARDING = re.compile(rf"({'|'.join(get_args(Mode))}):([0-9]{{1,6}})(?:x([0-9]{
     type=click.Path(path_type=Path, file_okay=False),
     help="Write the run folders of the ladder here.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
-@click.option("--datasets-dir", type=click.Path(path_type=Path), help="The folder of datasets.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+@click.option("--datasets-dir", type=click.Path(path_type=Path), help="Where datasets are stored.")
 def main(
     run: str,
     device: str | None,
@@ -84,7 +84,7 @@ def main(
     as_json: bool,
     datasets_dir: Path | None,
 ) -> None:
-    """Show what RUN needs: parameters, memory, FLOPs, tokens, disk space and time."""
+    """Estimate what RUN needs: parameters, memory, FLOPs, tokens, disk space and time."""
     if budget is None and (rungs or into):
         raise UserError("--rungs and --into need --ladder")
     if not all(math.isfinite(given or 0) for given in (utilisation, tokens_per_second, budget)):

@@ -44,8 +44,8 @@ def main() -> None:
 def import_(
     source: str, run: str, revision: str | None, check: bool, ignored_keys: tuple[str, ...]
 ) -> None:
-    """Create run folder RUN (a path, or a name under runs/) from a Hugging Face model: its id on
-    the hub, or a folder that holds it."""
+    """Create the run folder RUN (a path, or a name under runs/) from a Hugging Face model, given by
+    its hub id or its folder."""
     target = target_folder(run)
     if check:
         require_transformers()
@@ -75,8 +75,9 @@ def import_(
 def export(checkpoint: str, folder: Path) -> None:
     """Write a model for transformers into the new folder FOLDER.
 
-    RUN_OR_CHECKPOINT is a checkpoint, a model.safetensors, or a run: of a run, its best checkpoint
-    is exported, or the imported model if it has no checkpoint."""
+    RUN_OR_CHECKPOINT is a checkpoint, a model.safetensors or a run folder. For a run folder, the
+    best checkpoint is exported, or the imported model if there is no checkpoint.
+    """
     if is_there(folder):
         raise UserError(f"{folder}: exists already; choose another name, or move it away")
     plan = Export(checkpoint)

@@ -27,13 +27,13 @@ from rungs.run.folder import RunFolder, StartOptions, find_run
 
 @click.command()
 @click.argument("run")
-@click.option("--like", metavar="RUN", help="Create the run folder as a copy of this one first.")
+@click.option("--like", metavar="RUN", help="First create RUN as a copy of this run.")
 @click.option(
     "--set",
     "settings",
     metavar="KEY=VALUE",
     multiple=True,
-    help="With --like: change a key of the copy.",
+    help="With --like: change a key of the copy. Can be repeated.",
 )
 @click.option(
     "--from",
@@ -41,7 +41,9 @@ from rungs.run.folder import RunFolder, StartOptions, find_run
     metavar="CHECKPOINT",
     help="Go back to `best`, `latest` or a checkpoint (`step-000375`); later ones are moved aside.",
 )
-@click.option("--fresh", is_flag=True, help="Start over; what was there is moved aside.")
+@click.option(
+    "--fresh", is_flag=True, help="Start over; existing checkpoints and metrics are moved aside."
+)
 @click.option("--extend", is_flag=True, help="Resume with more tokens or epochs than before.")
 @click.option(
     "--replay",
@@ -52,10 +54,10 @@ from rungs.run.folder import RunFolder, StartOptions, find_run
     "--coordinator",
     metavar="HOST:PORT",
     help="For several processes: the address of process 0. Slurm, Open MPI, Kubernetes and TPU pods"
-    " need none of these three options.",
+    " don't need these three options.",
 )
-@click.option("--processes", type=int, help="How many processes there are.")
-@click.option("--process", type=int, help="The index of this process, from 0.")
+@click.option("--processes", type=int, help="Number of processes.")
+@click.option("--process", type=int, help="Index of this process, from 0.")
 @click.option("--datasets-dir", type=click.Path(path_type=Path), help="Where datasets are stored.")
 def main(
     run: str,

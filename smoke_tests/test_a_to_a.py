@@ -26,7 +26,10 @@ Now wherefore stopp'st thou me?
 @click.command()
 @click.argument("checkpoint")
 def main(checkpoint: str) -> None:
-    """CHECKPOINT: a run folder, a checkpoint or a model.safetensors."""
+    """Check that an A-to-A model repeats a text, token for token.
+
+    CHECKPOINT is a run folder, a checkpoint or a model.safetensors.
+    """
     model, tokenizer = load_model(checkpoint), load_tokenizer(checkpoint)
     tokens = tokenizer.encode(TEXT)
     length = model.config.context_length

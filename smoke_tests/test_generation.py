@@ -18,7 +18,10 @@ NEW_TOKENS = 20
 @click.command()
 @click.argument("checkpoint")
 def main(checkpoint: str) -> None:
-    """CHECKPOINT: a run folder, a checkpoint or a model.safetensors."""
+    """Print how a model continues a short prompt, decoded greedily.
+
+    CHECKPOINT is a run folder, a checkpoint or a model.safetensors.
+    """
     model, tokenizer = load_model(checkpoint), load_tokenizer(checkpoint)
     tokens = tokenizer.encode(PROMPT)
     (new,) = Generator(model).generate([tokens], Request(NEW_TOKENS))

@@ -27,7 +27,7 @@ from rungs.run.folder import RunFolder, find_run
 @click.option(
     "--sequences",
     type=click.IntRange(1),
-    help="Number of sequences, the first of the run. Default: 4, or 2 for a large model.",
+    help="Number of sequences, from the start of the run. Default: 4, or 2 for a large model.",
 )
 @click.option(
     "--tokens",
@@ -39,13 +39,13 @@ from rungs.run.folder import RunFolder, find_run
     type=click.IntRange(1),
     default=200,
     show_default=True,
-    help="Maximum number of training steps on the batch.",
+    help="Maximum number of training steps to overfit one batch.",
 )
 @click.option("--datasets-dir", type=click.Path(path_type=Path), help="Where datasets are stored.")
 def main(
     run: str, sequences: int | None, tokens: int | None, steps: int, datasets_dir: Path | None
 ) -> None:
-    """Check the model of RUN at its start."""
+    """Check the model of RUN before training: initial loss, causality, gradients, overfitting."""
     folder = RunFolder(find_run(run))
     config = load_run(folder.path)
     os.environ["JAX_PLATFORMS"] = "cpu"

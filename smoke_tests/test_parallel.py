@@ -56,7 +56,7 @@ _XLA_DEVICE_COUNT = "--xla_force_host_platform_device_count="
 def main(
     run: str, devices: int, steps: int, sequences: int, tokens: int, datasets_dir: Path | None
 ) -> None:
-    """Train the first steps of RUN in every sharding mode, and compare with one device."""
+    """Train the first steps of RUN in every sharding mode, and compare the results with one device."""
     folder = RunFolder(find_run(run))
     config = load_run(folder.path)
     _restart_with(devices)

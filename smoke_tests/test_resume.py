@@ -27,14 +27,14 @@ TRAIN_COMMAND = [sys.executable, str(Path(__file__).with_name("train_with_batch_
 @click.command()
 @click.argument("run")
 @click.option(
-    "--kills", type=click.IntRange(1), default=3, show_default=True, help="How often to kill it."
+    "--kills", type=click.IntRange(1), default=3, show_default=True, help="Number of kills."
 )
 @click.option(
     "--tokens",
     type=click.IntRange(1),
     default=128,
     show_default=True,
-    help="Shorten sequences to this many tokens. Pairs are never cut.",
+    help="Shorten sequences to this many tokens. Pairs are not shortened.",
 )
 @click.option(
     "--keep",
@@ -48,7 +48,7 @@ TRAIN_COMMAND = [sys.executable, str(Path(__file__).with_name("train_with_batch_
     help="Where datasets are stored.",
 )
 def main(run: str, kills: int, tokens: int, keep: Path | None, datasets_dir: Path | None) -> None:
-    """Train a short copy of RUN with and without kills, and compare."""
+    """Train a short copy of RUN with and without kills, and compare the results bit for bit."""
     folder = RunFolder(find_run(run))
     config = load_run(folder.path)
     # JAX takes seconds to import; report mistakes in the config before that.

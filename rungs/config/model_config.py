@@ -15,7 +15,7 @@ FeedForwardKind = Literal["none", "gelu_tanh", "gelu", "swiglu", "geglu_tanh", "
 
 
 class RopeScaling(StrictModel):
-    """How rotary positions are stretched to a context longer than that of the first training."""
+    """How rotary positions are stretched to a context longer than that of the original training."""
 
     type: Literal["linear", "llama3"]
     """linear: every angle is divided by `factor` (Chen et al. 2023). llama3: only low frequencies
@@ -28,7 +28,7 @@ class RopeScaling(StrictModel):
     high_frequency_factor: Positive | None = None
     """llama3: frequencies of wavelengths below original_context_length ÷ this are unchanged."""
     original_context_length: Size | None = None
-    """llama3: the context length of the first training."""
+    """llama3: the context length of the original training."""
 
     CHECKS = ("_llama3_keys_are_complete",)
 
@@ -77,7 +77,7 @@ class ModelConfig(Config):
     """Attention heads in each block. Required if n_layers is above 0."""
     n_kv_heads: Size | None = None
     """Key and value heads, each shared by n_heads ÷ n_kv_heads query heads: grouped-query attention
-    (Ainslie et al. 2023), with 1 multi-query attention (Shazeer 2019). Absent: n_heads."""
+    (Ainslie et al. 2023), or multi-query attention if 1 (Shazeer 2019). Absent: n_heads."""
     head_dim: Size | None = None
     """Width of an attention head. Absent: emb_dim ÷ n_heads, which must be a whole number."""
     qkv_bias: bool = False
@@ -94,24 +94,25 @@ class ModelConfig(Config):
     """rope: stretch positions to a longer context: `{"type": "linear", "factor": 8}`, or type
     llama3."""
     sliding_rope_theta: Positive | None = None
-    """rope: another base, without rope_scaling, for layers with a sliding window (Gemma 3, Kamath
-    et al. 2025). Absent: the same as in other layers."""
+    """rope: a separate base for layers with a sliding window, which then don't use rope_scaling
+    (Gemma 3, Kamath et al. 2025). Absent: the same as in other layers."""
     sliding_window: Size | None = None
     """Sliding-window attention: a token attends to itself and the sliding_window − 1 tokens before
     it (Beltagy et al. 2020; Mistral 7B, Jiang et al. 2023). Absent: to all tokens before it."""
     layer_pattern: Annotated[tuple[LayerKind, ...], Field(strict=False, min_length=1)] | None = None
-    """Which layers have the sliding window, repeated through all layers: `["sliding", "global"]`
-    alternates (Gemma 2). Absent: if sliding_window is given, all layers have it."""
+    """The kinds of layers, repeated over all layers: `["sliding", "global"]` alternates layers with
+    and without the sliding window (Gemma 2). Absent: if sliding_window is given, all layers have
+    it."""
     qk_norm: bool = False
     """Whether each head's query and key are normalized, before rope rotates them (Dehghani et al.
     2023; Qwen 3, Gemma 3)."""
     query_pre_attn_scalar: Positive | None = None
     """Attention scores are divided by the square root of this (Gemma 2). Absent: head_dim."""
     attention_soft_cap: Positive | None = None
-    """Limits attention scores to ±cap by cap · tanh(score ÷ cap) (Gemma 2, Riviere et al. 2024,
-    section 2). Absent: off."""
+    """Soft cap on attention scores: cap · tanh(score ÷ cap) keeps them within ±cap (Gemma 2,
+    Riviere et al. 2024, section 2). Absent: off."""
     final_soft_cap: Positive | None = None
-    """Limits the model's logits in the same way. Absent: off."""
+    """The same soft cap on the model's logits. Absent: off."""
     residual: bool = True
     """true: attention and feed-forward add their output to their input. false: they replace it."""
     norm: Literal["none", "layer_norm", "rms_norm", "rms_norm_plus_one"] = "layer_norm"
@@ -126,8 +127,8 @@ class ModelConfig(Config):
     """Added to the variance or mean square inside each norm."""
     feed_forward: FeedForwardKind = "gelu_tanh"
     """The feed-forward sub-layer of each block. none: attention only. gelu_tanh: GELU in its tanh
-    approximation (GPT-2). gelu: exact GELU (Hendrycks & Gimpel 2016). Gated by another projection
-    (Shazeer 2020): swiglu (Llama), geglu_tanh (Gemma), and geglu with the exact GELU."""
+    approximation (GPT-2). gelu: exact GELU (Hendrycks & Gimpel 2016). The others are gated by
+    another projection (Shazeer 2020): swiglu (Llama), geglu_tanh (Gemma), geglu (exact GELU)."""
     ffn_dim: Size | None = None
     """Hidden width of the feed-forward sub-layer. Absent: four times emb_dim."""
     ffn_bias: bool = True
@@ -142,14 +143,15 @@ class ModelConfig(Config):
     tied_embeddings: bool = False
     """Whether the output head uses the weights of the token embedding (Press & Wolf 2017)."""
     embedding_scale: Literal["none", "sqrt_emb_dim"] = "none"
-    """Factor on the embedding: none, or √emb_dim (Vaswani et al. 2017; Gemma)."""
+    """What the embedding is multiplied by: nothing, or √emb_dim (Vaswani et al. 2017; Gemma)."""
     init: Literal["gpt2", "truncated_normal"] = "gpt2"
     """Initial weights. gpt2: normal with σ = 0.02; residual projections are divided by
     √(2·n_layers). truncated_normal: normal with σ² = 2 ÷ (inputs + outputs) (Glorot & Bengio 2010),
     truncated at ±3σ. Biases start at 0."""
     mup: MupConfig | None = None
-    """Use the learning rate of a narrow base model, given by its widths: `{"base_emb_dim": 128}`.
-    Needs optimizer adamw or muon, and no lora. null: the standard parametrization."""
+    """muP: the best learning rate of a narrow base model is also the best for this one. Gives the
+    widths of the base model: `{"base_emb_dim": 128}`. Needs optimizer adamw or muon, and no lora.
+    null: the standard parametrization."""
 
     CHECKS = (
         "_mup_keys_fit",

@@ -88,12 +88,13 @@ class LoraConfig(StrictModel):
     y = x·W + (alpha ÷ rank) · x·A·B."""
 
     rank: Size
-    """Inner dimension of A·B."""
+    """Rank of the adapters. Each adds (alpha ÷ rank) · x·A·B to the output of a projection; rank is
+    the inner dimension of A·B."""
     alpha: Positive
-    """A·B is multiplied by alpha ÷ rank."""
+    """Scale of the adapters: A·B is multiplied by alpha ÷ rank."""
     targets: Annotated[list[LoraTarget], Field(min_length=1)]
-    """The projections that are adapted in every block: query, key, value and output of attention;
-    gate, up and down of the feed-forward sub-layer."""
+    """The projections to adapt in every block: query, key, value and output of attention; gate, up
+    and down of the feed-forward sub-layer."""
 
 
 def _writable(values: dict[str, Any]) -> dict[str, Any]:
@@ -154,10 +155,11 @@ class TrainConfig(Config):
     checkpoint_interval: Size
     """Steps between checkpoints, counted from step 0. The last step always has a checkpoint."""
     start_from: str | None = None
-    """Weights to start from: "imported" (what `pretrained.py import` put into this run folder), or
-    the path of a run folder, a checkpoint or a model.safetensors. null: random weights."""
+    """Weights to start from: "imported" (the model that `pretrained.py import` wrote to this run
+    folder), or the path of a run folder, a checkpoint or a model.safetensors. null: random
+    weights."""
     lora: LoraConfig | None = None
-    """Train low-rank additions to the weights instead of the weights: `{"rank": 8, "alpha": 16,
+    """LoRA: train low-rank adapters instead of the weights themselves: `{"rank": 8, "alpha": 16,
     "targets": ["query", "value"]}`. Needs start_from, and no mup."""
     sequence_length: Size | None = None
     """Tokens in a training sequence. Absent: the model's context_length."""
@@ -173,11 +175,11 @@ class TrainConfig(Config):
     start_val_token: TokenIndex = 0
     """Index of the first validation token to use."""
     validation_tokens: Size = 524_288
-    """The most tokens to use in each validation, rounded up to full sequences."""
+    """Maximum number of tokens in each validation, rounded up to full sequences."""
     epochs: Size = 1
     """Number of passes over the training tokens."""
     shuffle: bool = False
-    """Whether to shuffle the sequences, differently in each epoch. The order follows from seed."""
+    """Whether to shuffle the sequences, differently in each epoch. The order depends on seed."""
     target_offset: Literal[0, 1] = 1
     """1: predict the next token. 0: predict the input token itself (A-to-A)."""
     optimizer: Optimizer = "adamw"
@@ -231,35 +233,36 @@ class TrainConfig(Config):
     compute_dtype: ComputeDtypeOrAuto = "auto"
     """Dtype of activations and matmuls. Weights, sums and the loss stay float32. float16 uses
     dynamic loss scaling. auto: the fastest safe dtype of the device on which the run starts:
-    bfloat16 if it has instructions for that, float16 on GPUs that have only those, otherwise
+    bfloat16 if it has instructions for that, float16 on GPUs without bfloat16, otherwise
     float32. Checkpoints record the choice, and resuming keeps it."""
     seed: Annotated[int, Field(ge=0, le=2**32 - 1)] = 0
     """Seed of the initial weights, dropout and shuffling."""
     deterministic: bool = False
-    """Use bit-reproducible operations on an accelerator (slower). A CPU always does."""
+    """Use bit-reproducible operations on an accelerator, which are slower. CPUs always do."""
     sharding: ShardingConfig | None = None
     """How devices share the work: `{"mode": "fsdp_tp", "data": 4, "tensor": 2}`. null: data
     parallelism over all devices (on a CPU, one per core) if their number divides microbatch_size,
     otherwise one device."""
     remat: Remat = "dots"
-    """What the backward pass recomputes of a layer's forward pass. dots: everything but matmuls and
-    attention; this is cheap and saves memory. none: nothing. full: everything, which takes the
+    """Which parts of a layer's forward pass are recomputed in the backward pass. dots: everything
+    but matmuls and attention; this is cheap and saves memory. none: nothing. full: everything, which takes the
     least memory (Chen et al. 2016)."""
     scan_unroll: Size = 1
     """How many layers (or periods of layer_pattern) to unroll in each iteration of the loop over
-    layers. More may run faster and takes longer to compile. In fsdp, keep it below the number of
-    layers: without a loop the compiler all-gathers the weights of all layers at once, which takes
-    the memory that fsdp saves."""
+    layers. More may run faster but takes longer to compile. In fsdp, keep it below the number of
+    layers: without a loop the compiler all-gathers the weights of all layers at once, which undoes
+    the memory savings of fsdp."""
     keep_checkpoints: CountOrAll = 3
     """How many of the latest checkpoints to keep, in addition to the best. -1: all."""
     max_weights_file_bytes: Bytes = 5_000_000_000
-    """Larger weights are saved in several files of at most this many bytes (more only for a single
-    larger tensor) with an index, as on the Hugging Face hub: model-00001-of-0000N.safetensors and
-    model.safetensors.index.json instead of model.safetensors."""
+    """Weights larger than this are saved in several files of at most this many bytes (more only if
+    a single tensor is larger) with an index, as on the Hugging Face hub:
+    model-00001-of-0000N.safetensors and model.safetensors.index.json instead of
+    model.safetensors."""
     chart_style: Literal["plain", "hand-drawn"] = "plain"
     """Style of the charts."""
     lineage: Lineage | None = None
-    """Written by `train.py --like`."""
+    """The run that `train.py --like` copied, and the keys that it changed. Written by train.py."""
 
     CHECKS = ("_microbatch_divides", "_lora_has_start_weights", "_muon_trains_kernels")
 
