@@ -40,7 +40,8 @@ from rungs.data.tokenizer_files import load_tokenizer
 @click.option(
     "--datasets-dir",
     type=click.Path(path_type=Path, file_okay=False),
-    help=f"Where datasets are stored.  [default: ${catalog.VARIABLE}, else the project's datasets/]",
+    help="Where datasets are stored."
+    f"  [default: ${catalog.VARIABLE}, else the project's datasets/]",
 )
 def main(
     what: tuple[str, ...],

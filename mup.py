@@ -68,7 +68,8 @@ class Numbers(click.ParamType):
 WIDTHS = click.option(
     "--widths",
     type=Numbers(int),
-    help="emb_dim of each model, for example 64,128,256.  [default: 1, 2, 4 and 8 times the base width]",
+    help="emb_dim of each model, for example 64,128,256."
+    "  [default: 1, 2, 4 and 8 times the base width]",
 )
 DATASETS_DIR = click.option(
     "--datasets-dir", type=click.Path(path_type=Path), help="Where datasets are stored."

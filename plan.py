@@ -41,7 +41,8 @@ _SHARDING = re.compile(rf"({'|'.join(get_args(Mode))}):([0-9]{{1,6}})(?:x([0-9]{
 @click.option(
     "--sharding",
     metavar="MODE:DEVICES",
-    help="For example dp:8, fsdp:8, tp:8, or fsdp_tp:4x2 (data × tensor).  [default: from train.json]",
+    help="For example dp:8, fsdp:8, tp:8, or fsdp_tp:4x2 (data × tensor)."
+    "  [default: from train.json]",
 )
 @click.option(
     "--utilisation",
@@ -59,8 +60,8 @@ _SHARDING = re.compile(rf"({'|'.join(get_args(Mode))}):([0-9]{{1,6}})(?:x([0-9]{
     "budget",
     metavar="FLOPS",
     type=click.FloatRange(1e6, 1e30),
-    help="Propose runs: one for this compute budget, for example 1e15, and smaller ones, each with √10"
-    " times less. The last lines of a plan say how many FLOPs fit in an hour.",
+    help="Propose runs: one for this compute budget, for example 1e15, and smaller ones, each with"
+    " √10 times less. The last lines of a plan say how many FLOPs fit in an hour.",
 )
 @click.option(
     "--rungs", type=click.IntRange(1, 20), help=f"Number of runs to propose.  [default: {RUNGS}]"

@@ -56,7 +56,8 @@ _XLA_DEVICE_COUNT = "--xla_force_host_platform_device_count="
 def main(
     run: str, devices: int, steps: int, sequences: int, tokens: int, datasets_dir: Path | None
 ) -> None:
-    """Train the first steps of RUN in every sharding mode, and compare the results with one device."""
+    """Train the first steps of RUN in every sharding mode, and compare losses and gradients
+    with those of one device."""
     folder = RunFolder(find_run(run))
     config = load_run(folder.path)
     _restart_with(devices)

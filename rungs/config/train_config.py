@@ -245,8 +245,8 @@ class TrainConfig(Config):
     otherwise one device."""
     remat: Remat = "dots"
     """Which parts of a layer's forward pass are recomputed in the backward pass. dots: everything
-    but matmuls and attention; this is cheap and saves memory. none: nothing. full: everything, which takes the
-    least memory (Chen et al. 2016)."""
+    but matmuls and attention; this is cheap and saves memory. none: nothing. full: everything,
+    which takes the least memory (Chen et al. 2016)."""
     scan_unroll: Size = 1
     """How many layers (or periods of layer_pattern) to unroll in each iteration of the loop over
     layers. More may run faster but takes longer to compile. In fsdp, keep it below the number of
