@@ -211,6 +211,7 @@ def test_bad_arguments_of_training_end_with_exit_code_2_and_no_traceback(
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.long
 def test_a_copied_run_trains_and_the_same_command_resumes_it(tmp_path: Path) -> None:
     make_dataset(tmp_path / "datasets")
     old = make_run(tmp_path / "old", min_train_tokens=2 * 128)

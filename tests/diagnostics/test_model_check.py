@@ -282,6 +282,7 @@ def test_a_note_says_that_targets_are_the_inputs() -> None:
     assert "each position sees itself" in note
 
 
+@pytest.mark.long
 def test_ignored_targets_do_not_count() -> None:
     results = results_of(tiny_model(Walks(ignored=2)))
     assert failed(results) == set(), results

@@ -105,6 +105,7 @@ def test_the_model_is_saved_when_its_training_data_changes(
     assert_same_outcome(run, uninterrupted_longer)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("no_charts")
 def test_validation_data_that_changes(
     uninterrupted: RunFolder,
@@ -127,6 +128,7 @@ def test_validation_data_that_changes(
     assert_same_outcome(run, uninterrupted)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("no_charts")
 def test_an_io_error_in_the_training_data(
     tmp_path: Path, datasets_dir: Path, monkeypatch: pytest.MonkeyPatch

@@ -94,6 +94,7 @@ def test_a_removed_run_folder(datasets_dir: Path, tmp_path: Path) -> None:
     assert not run.path.exists()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("no_charts")
 def test_a_moved_run_folder_resumes_at_its_new_place(
     run: RunFolder,

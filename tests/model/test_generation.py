@@ -18,6 +18,7 @@ from rungs.model.generation import Generator, Request
 from rungs.model.gpt import GPT
 from rungs.model.sampling import Sampling
 from tests.support.configs import model_config
+from tests.support.long import long_except
 from tests.support.published_models import MODELS, NAMES
 from tests.support.tiny_model import bind_and_jit
 
@@ -67,7 +68,7 @@ def generate_without_cache(model: GPT, prompt: list[int], count: int) -> list[in
     return text[len(prompt) :]
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", long_except({"llama", "experts"}, ARCHITECTURES))
 def test_greedy_tokens_match_full_forward_passes(name: str) -> None:
     model = varied_model(**ARCHITECTURES[name])
     generator = Generator(model)
@@ -79,7 +80,7 @@ def test_greedy_tokens_match_full_forward_passes(name: str) -> None:
         assert all(len(set(new)) > 3 for new in expected)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", long_except({"gpt2", "gemma3", "mixtral"}, NAMES))
 def test_published_models_generate_the_same_as_in_transformers(name: str, tmp_path: Path) -> None:
     importing.import_model(Import.from_source(find_source(str(MODELS / name))), tmp_path / "run")
     expected = load_file(MODELS / name / "expected.safetensors")

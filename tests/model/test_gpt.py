@@ -22,6 +22,7 @@ from rungs.step.state import named_arrays
 from tests.support import reference_gpt
 from tests.support.committed_runs import COMMITTED_RUNS
 from tests.support.configs import model_config
+from tests.support.long import long_except
 from tests.support.tiny_model import bind_and_jit, quick_jit, random_model, random_tokens
 
 LLAMA: dict[str, Any] = {
@@ -197,7 +198,12 @@ def reachable_positions(architecture: ModelConfig, length: int) -> np.ndarray:
     return seen_SS
 
 
-@pytest.mark.parametrize("variant", [v for v in VARIANTS if VARIANTS[v].get("n_layers") != 0])
+LAYERED = [name for name in VARIANTS if VARIANTS[name].get("n_layers") != 0]
+QUICK = {"gpt2", "windowed", "no-residual", "mixtral", "gemma-2", "gemma-3"}
+"""Not long."""
+
+
+@pytest.mark.parametrize("variant", long_except(QUICK, LAYERED))
 def test_logits_depend_on_visible_tokens_only(variant: str) -> None:
     model = random_model(**VARIANTS[variant])
     length = model.config.context_length
@@ -245,7 +251,11 @@ def test_rows_of_a_batch_are_independent(variant: str) -> None:
     np.testing.assert_allclose(logits(tokens_BS), alone_BSV, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("run", COMMITTED_RUNS, ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "run",
+    long_except({"a-to-a", "layers", "mistral"}, COMMITTED_RUNS, lambda path: path.name),
+    ids=lambda path: path.name,
+)
 def test_initial_loss_of_committed_runs_is_ln_vocab_size(run: Path) -> None:
     architecture = run_config.load_run(run).model
     shape = (4, min(64, architecture.context_length) + 1)

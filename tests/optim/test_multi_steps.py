@@ -54,7 +54,10 @@ def gradients_of(model: GPT, inputs_ABS: jax.Array, targets_ABS: jax.Array) -> l
     return [nnx.grad(loss)(model, i, t) for i, t in zip(inputs_ABS, targets_ABS, strict=True)]
 
 
-@pytest.mark.parametrize("clip", [None, 0.05], ids=["unclipped", "clipped"])
+@pytest.mark.parametrize(
+    "clip",
+    [pytest.param(None, id="unclipped", marks=pytest.mark.long), pytest.param(0.05, id="clipped")],
+)
 def test_several_steps_equal_those_of_optax_multi_steps(clip: float | None) -> None:
     train, model, optimizer = fresh(clipping_max_norm=clip, gradient_accumulation_steps=3)
     oracle_model = nnx.clone(model)
@@ -173,6 +176,7 @@ def test_dropout_differs_between_microbatches_and_steps_and_repeats_with_the_see
     assert make_train_step(train)(model, optimizer, *same).losses_A.tolist() == losses[0]
 
 
+@pytest.mark.long
 def test_data_parallel_over_four_devices_gives_the_same_step() -> None:
     results = []
     for devices in (1, 4):

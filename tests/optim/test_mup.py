@@ -71,7 +71,10 @@ def test_kernels_of_blocks_start_smaller_by_the_root_of_the_width(changes: dict[
         np.testing.assert_allclose(wide[name], factor * array, rtol=1e-6, err_msg=name)
 
 
-@pytest.mark.parametrize("changes", [{}, EXPERTS], ids=["dense", "experts"])
+@pytest.mark.parametrize(
+    "changes",
+    [pytest.param({}, id="dense"), pytest.param(EXPERTS, id="experts", marks=pytest.mark.long)],
+)
 @pytest.mark.parametrize(("optimizer", "hidden"), [("adamw", 4.0), ("muon", 2.0)])
 def test_kernels_of_blocks_learn_slower_by_the_width_or_in_muon_its_root(
     optimizer: str, hidden: float, changes: dict[str, Any]

@@ -17,6 +17,7 @@ from rungs.optim.optimizers import ADAM_RMS, is_hidden_matrix
 from rungs.parallel.mesh import create_mesh, one_device
 from rungs.step.state import create_model_and_optimizer, named_arrays
 from tests.support.configs import model_config, train_config
+from tests.support.long import long_except
 
 OPTIMIZERS: tuple[Optimizer, ...] = ("adamw", "muon", "lion", "adafactor", "sgd")
 STEPS = 3
@@ -148,7 +149,10 @@ def test_every_parameter_moves_by_the_formula(name: Optimizer, rule: Any) -> Non
 MIXTRAL = {"n_experts": 3, "experts_per_token": 2, "feed_forward": "swiglu", "ffn_bias": False}
 
 
-@pytest.mark.parametrize("changes", [{}, MIXTRAL], ids=["gpt2", "experts"])
+@pytest.mark.parametrize(
+    "changes",
+    [pytest.param({}, id="gpt2"), pytest.param(MIXTRAL, id="experts", marks=pytest.mark.long)],
+)
 def test_muon_makes_each_layers_and_experts_kernel_orthogonal(changes: dict[str, Any]) -> None:
     config = model_config(**changes)
     model, _ = fresh("muon", config)
@@ -173,6 +177,7 @@ def test_muon_makes_each_layers_and_experts_kernel_orthogonal(changes: dict[str,
     assert matrices == 2 * (4 + (9 if changes else 2))
 
 
+@pytest.mark.long
 def test_adafactor_keeps_rows_and_columns_of_matrices_of_a_hundred_and_more() -> None:
     config = model_config(emb_dim=128, n_heads=2, vocab_size=130)
     model, optimizer = fresh("adafactor", config)
@@ -187,7 +192,7 @@ def test_adafactor_keeps_rows_and_columns_of_matrices_of_a_hundred_and_more() ->
     assert held < 0.1 * sum(array.size for array in before.values())
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", long_except({"muon"}, OPTIMIZERS))
 def test_sharded_as_on_one_device(name: Optimizer) -> None:
     outcomes = []
     for devices in (1, 2):

@@ -80,6 +80,7 @@ def test_an_accelerator_computes_in_its_fastest_dtype(
     assert chosen(monkeypatch, **device) == dtype
 
 
+@pytest.mark.long
 def test_the_chosen_dtype_is_recorded_and_kept(
     tmp_path: Path, datasets: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,6 +97,7 @@ def test_the_chosen_dtype_is_recorded_and_kept(
         go(run, datasets, extend=True)
 
 
+@pytest.mark.long
 def test_every_dtype_learns_like_float32(tmp_path: Path, datasets: Path) -> None:
     losses, norms = {}, {}
     for dtype in DTYPES:
@@ -112,6 +114,7 @@ def test_every_dtype_learns_like_float32(tmp_path: Path, datasets: Path) -> None
         assert (losses[dtype] != losses["float32"]).any()
 
 
+@pytest.mark.long
 def test_an_overflow_halves_the_loss_scale_and_is_not_a_failed_step(
     tmp_path: Path, datasets: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -181,11 +181,17 @@ CASES: list[tuple[str, str, int, int, int, tuple[Any, ...]]] = [
     ("no-layers", "fsdp_tp", 4, 2, 2, ()),
 ]
 
+QUICK = {"gpt2-dp-8x1", "llama-fsdp_tp-2x4", "no-layers-fsdp_tp-4x2"}
+"""Not long."""
+
 
 @pytest.mark.parametrize(
     ("architecture", "mode", "data", "tensor", "accumulation", "train"),
-    CASES,
-    ids=[f"{name}-{mode}-{data}x{tensor}" for name, mode, data, tensor, _, _ in CASES],
+    [
+        pytest.param(*case, id=name, marks=() if name in QUICK else pytest.mark.long)
+        for case in CASES
+        for name in ["{}-{}-{}x{}".format(*case)]
+    ],
 )
 def test_the_gradient_of_every_parameter_is_that_of_one_device(
     architecture: str, mode: str, data: int, tensor: int, accumulation: int, train: Any
@@ -271,6 +277,7 @@ def relative_errors(mode: str, mesh: tuple[int, int]) -> dict[str, float]:
     return {name: float(error / max(norm, least)) for name, (error, norm) in norms.items()}
 
 
+@pytest.mark.long
 def test_bfloat16_matmuls_lose_no_more_precision_on_a_mesh() -> None:
     """bfloat16 keeps 8 bits, one part in 256, and a gradient comes through some ten products."""
     alone = relative_errors("dp", (1, 1))

@@ -56,6 +56,7 @@ def start(cache: Path) -> str:
     return done.stderr
 
 
+@pytest.mark.long
 def test_truncated_cache_entries_are_replaced_without_a_warning(tmp_path: Path) -> None:
     start(tmp_path)
     entries = sorted((tmp_path / "rungs" / "compiled").glob("*-cache"))

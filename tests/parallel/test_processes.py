@@ -69,6 +69,7 @@ def test_without_sharding_two_processes_share_each_microbatch(
     assert [path.name for path in run.checkpoints.iterdir()] == before
 
 
+@pytest.mark.long
 def test_a_signal_to_one_process_saves_and_stops_both(datasets_dir: Path, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", sharding=MESH, min_train_tokens=128 * 140)
     with two_processes(run, datasets_dir) as both:

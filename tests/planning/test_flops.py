@@ -195,7 +195,8 @@ def test_new_parameters_are_planned_in_a_group_of_their_own(tmp_path: Path) -> N
     assert f"  other       {4 * 32 + 2 * 32:18,}" in as_text(run, found)
 
 
-@pytest.mark.parametrize("is_new", [True, pytest.param(False, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("is_new", [True, False])
 def test_checkpoint_bytes_match_a_checkpoint_on_disk(
     is_new: bool, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

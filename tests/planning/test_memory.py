@@ -125,6 +125,7 @@ def test_each_edit_fits_and_keeps_the_global_batch(monkeypatch: pytest.MonkeyPat
     assert "no microbatch_size and remat would fit" in advice(config, mesh)[-1]
 
 
+@pytest.mark.long
 def test_no_edit_suggests_a_mode_whose_mesh_does_not_divide_the_model() -> None:
     mesh = mesh_of(4)
     for width, is_offered in ((64, True), (66, False)):

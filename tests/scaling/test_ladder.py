@@ -144,6 +144,7 @@ def ladder(run: RunFolder, *options: object) -> Any:
     )
 
 
+@pytest.mark.long
 def test_folders_are_runs_with_these_figures(tmp_path: Path) -> None:
     make_dataset(tmp_path / "datasets")
     run = make_run(tmp_path / "run")

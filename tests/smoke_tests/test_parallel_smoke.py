@@ -86,6 +86,7 @@ def test_every_mode_and_split_trains_like_one_device(
     assert {path.name for path in Path(arguments[0]).iterdir()} == {"model.json", "train.json"}
 
 
+@pytest.mark.long
 def test_a_wrong_gradient_is_found_in_the_modes_that_have_it(
     runner: CliRunner, arguments: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

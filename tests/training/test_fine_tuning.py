@@ -24,6 +24,7 @@ from rungs.run import metrics
 from rungs.run.folder import RunFolder
 from rungs.step.state import named_arrays
 from tests.support.configs import ONE_FILE, model_config, train_config
+from tests.support.long import long_except
 from tests.support.tiny_run import (
     MODEL,
     assert_same_outcome,
@@ -100,6 +101,7 @@ def test_training_starts_from_imported_weights(datasets_dir: Path, tmp_path: Pat
     assert {saved.array(name).dtype.name for name in saved.names()} == {"float32"}
 
 
+@pytest.mark.long
 def test_fine_tuning_resumes_bit_for_bit_after_a_crash(
     datasets_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,6 +117,7 @@ def test_fine_tuning_resumes_bit_for_bit_after_a_crash(
     assert Weights(last_checkpoint(crashed).folder / "model.safetensors").header.origin == ORIGIN
 
 
+@pytest.mark.long
 def test_a_fresh_start_uses_the_imported_weights_again(datasets_dir: Path, tmp_path: Path) -> None:
     run = imported_run(tmp_path / "run", min_train_tokens=4 * 128)
     assert go(run, datasets_dir) == 0
@@ -125,6 +128,7 @@ def test_a_fresh_start_uses_the_imported_weights_again(datasets_dir: Path, tmp_p
     assert len(list(run.aside.glob("*/checkpoints/*-step-*"))) == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("limit", [ONE_FILE, 10_000])
 def test_a_run_can_start_from_another_run(limit: int, datasets_dir: Path, tmp_path: Path) -> None:
     first = imported_run(tmp_path / "first", lora=LORA, max_weights_file_bytes=limit)
@@ -160,6 +164,7 @@ def test_lora_changes_only_the_tensors_it_adds(datasets_dir: Path, tmp_path: Pat
     assert {key.partition(".mu.")[2] for key in moments} == added
 
 
+@pytest.mark.long
 def test_merged_weights_are_the_kernel_plus_the_scaled_low_rank_matmul(
     datasets_dir: Path, tmp_path: Path
 ) -> None:
@@ -222,6 +227,7 @@ def test_weights_of_another_architecture_are_refused_key_by_key(
     ]
 
 
+@pytest.mark.long
 def test_weights_with_a_missing_tensor_are_refused_before_anything_moves(
     datasets_dir: Path, tmp_path: Path
 ) -> None:
@@ -264,13 +270,14 @@ def test_a_dataset_with_another_tokenizer_is_refused(tmp_path: Path) -> None:
     assert "not the model's tokenizer" in refusal(run, tmp_path)
 
 
+@pytest.mark.long
 def test_a_shorter_sequence_than_the_context_trains(datasets_dir: Path, tmp_path: Path) -> None:
     run = imported_run(tmp_path / "run", sequence_length=8, min_train_tokens=4 * 64)
     assert go(run, datasets_dir) == 0
     assert metrics.read(run.metrics)[-1].tokens_seen == 4 * 8 * 8
 
 
-@pytest.mark.parametrize("limit", [ONE_FILE, 1])
+@pytest.mark.parametrize("limit", long_except({1}, [ONE_FILE, 1]))
 def test_merging_is_exact_in_float32(limit: int, tmp_path: Path, key: jax.Array) -> None:
     """The merged model has the logits of the model with LoRA, also if each tensor has its own
     file."""

@@ -162,6 +162,7 @@ def test_a_copy_made_with_links_followed_resumes(
     assert {path.name[-4:] for path in run.aside.iterdir()} == {"best", "test"}
 
 
+@pytest.mark.long
 def test_metrics_without_checkpoints_are_moved_aside(
     copy: RunFolder, finished: RunFolder, datasets_dir: Path
 ) -> None:
@@ -288,6 +289,7 @@ def test_fresh_starts_over_and_deletes_nothing(
     }
 
 
+@pytest.mark.long
 def test_sharding_and_checkpoint_keys_may_change_between_starts(
     copy: RunFolder, finished: RunFolder, datasets_dir: Path
 ) -> None:
@@ -308,6 +310,7 @@ def test_sharding_and_checkpoint_keys_may_change_between_starts(
         assert one[name] == pytest.approx(array, rel=1e-3, abs=1e-5), name
 
 
+@pytest.mark.long
 def test_the_shard_size_may_change_between_starts(
     copy: RunFolder, finished: RunFolder, datasets_dir: Path
 ) -> None:
@@ -356,6 +359,7 @@ def test_changed_training_tokens_are_refused(copy: RunFolder, tmp_path: Path) ->
     assert "its training tokens are not those this run was started with" in message
 
 
+@pytest.mark.long
 def test_extending_keeps_the_old_steps(
     copy: RunFolder, finished: RunFolder, datasets_dir: Path
 ) -> None:
@@ -367,6 +371,7 @@ def test_extending_keeps_the_old_steps(
     assert last_checkpoint(copy).meta.total_steps == 30
 
 
+@pytest.mark.long
 def test_a_shuffled_run_is_extended_by_epochs_only(datasets_dir: Path, tmp_path: Path) -> None:
     run = make_run(tmp_path / "shuffled", shuffle=True, min_train_tokens=256)
     assert go(run, datasets_dir) == 0
@@ -401,6 +406,7 @@ def test_a_microbatch_that_does_not_divide_by_the_devices_is_refused(
     assert "a mesh of data 6 × tensor 1 needs 6 devices; there are 8" in message
 
 
+@pytest.mark.long
 def test_a_nonfinite_validation_loss_is_never_the_best(
     datasets_dir: Path,
     tmp_path: Path,
@@ -468,6 +474,7 @@ def test_a_signal_saves_at_the_next_step_and_the_same_command_resumes(
     assert_same_outcome(stopped, straight)
 
 
+@pytest.mark.long
 def test_a_signal_interrupts_a_validation_and_the_next_start_repeats_it(
     finished: RunFolder, datasets_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
