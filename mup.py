@@ -194,7 +194,7 @@ def sweep_command(
 ) -> None:
     """Train RUN at each width and learning rate, and chart the final losses.
 
-    If it is interrupted, the same command continues where it stopped.
+    If it is interrupted, the same command resumes it.
     """
     folder, config = _scalable_run(run)
     datasets = find_datasets_dir(datasets_dir)

@@ -130,11 +130,9 @@ def _flops(forecast: Forecast) -> Iterator[str]:
     for name, passes in parts.items():
         yield _flops_row(name, passes)
     yield _flops_row("total", Passes(*map(sum, zip(*parts.values(), strict=True))))
-    yield (
-        f"  model FLOPs, for utilisation (MFU): {forecast.model_flops_per_token / 1e6:,.1f}"
-        " = 6 × active weights in matmuls"
-    )
-    yield "  + 12 × layers × heads × head width × sequence length"
+    yield f"  {'model FLOPs':14}{forecast.model_flops_per_token / 1e6:48,.1f}"
+    yield "  Utilisation (MFU) is measured in model FLOPs: 6 × active weights in matmuls"
+    yield "  + 12 × layers × heads × head width × sequence length."
 
 
 def _flops_row(name: str, passes: Passes) -> str:

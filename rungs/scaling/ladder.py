@@ -149,7 +149,15 @@ def as_text(rungs: list[Rung], forecast: Forecast, largest: Memory) -> str:
         forecast: of the origin run, on the devices that the rungs are for.
         largest: memory of the last rung.
     """
-    headings = ["FLOPs", "emb_dim", "n_layers", "parameters", "tokens", "per parameter", "epochs"]
+    headings = [
+        "FLOPs",
+        "emb_dim",
+        "n_layers",
+        "parameters",
+        "tokens",
+        "tokens/parameter",
+        "epochs",
+    ]
     headings += ["tokens per step", "steps", "learning rate"]
     rows = [_row(rung) for rung in rungs]
     if forecast.speed is not None:
@@ -305,7 +313,7 @@ def _row(rung: Rung) -> list[str]:
 
 
 def _total(rungs: list[Rung], speed: Speed | None) -> Iterator[str]:
-    yield f"per parameter: tokens per parameter; {TOKENS_PER_PARAMETER} is compute-optimal"
+    yield f"{TOKENS_PER_PARAMETER} tokens per parameter are compute-optimal"
     flops = sum(rung.flops for rung in rungs)
     if speed is None:
         yield f"total: {flops:.2e} FLOPs; {UNKNOWN_SPEED}"

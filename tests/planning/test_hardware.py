@@ -1,12 +1,16 @@
 """Devices by name, by description, and by what JAX calls them."""
 
+import subprocess
+import sys
+
 import jax.numpy as jnp
 import pytest
 
 from rungs.common.errors import UserError
 from rungs.parallel import devices
 from rungs.planning import hardware
-from rungs.planning.hardware import DEVICES, SHARE_VARIABLES, device_by_name, device_of_kind
+from rungs.planning.hardware import DEVICES, NAMES, SHARE_VARIABLES, device_by_name, device_of_kind
+from tests.support.committed_runs import ROOT
 
 
 @pytest.mark.parametrize(
@@ -39,6 +43,15 @@ def test_every_device_is_found_by_its_name() -> None:
     assert {one.name for one in DEVICES} == {
         *("h100", "h200", "a100", "rtx3090", "rtx4090", "tpu-v5e", "tpu-v5p")
     }
+
+
+def test_the_help_of_the_command_names_every_device_without_loading_jax() -> None:
+    script = "import plan, sys; plan.main(['--help'], standalone_mode=False)"
+    command = [sys.executable, "-c", f"{script}; print('jax' in sys.modules)"]
+    shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    text = " ".join(shown.split())
+    assert f"One of {', '.join(NAMES)};" in text
+    assert text.endswith("False")
 
 
 def test_float32_is_slower_on_tensor_cores() -> None:
