@@ -27,9 +27,12 @@ def test_the_error_says_where_the_memory_goes_and_which_edits_would_fit(tmp_path
     errors = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
     assert errors[0] == "error: out of memory"
     assert errors[1].startswith("error: a step needs about ")
-    assert errors[1].endswith(" on a device of 900.0 MB:")
-    parts = ["weights", "moments", "gradients", "accumulator", "gathered", "activations", "logits"]
-    assert [line.split()[1] for line in errors[2:9]] == parts
+    assert errors[1].endswith(" on one device with 900.0 MB:")
+    labels = [line.removeprefix("error: ").rsplit(maxsplit=2)[0].strip() for line in errors[2:9]]
+    assert labels == [
+        *("weights", "moments", "gradients", "gradient sum", "all-gathered", "activations"),
+        "logits",
+    ]
     edit = 'error:   "microbatch_size": 4096, "gradient_accumulation_steps": 2'
     assert any(line.startswith(edit) for line in errors)
     assert "out of memory" in run.log.read_text()
