@@ -135,7 +135,7 @@ def check(
     verdict = "not muP: some exponents are beyond" if is_off else "muP: all exponents are within"
     click.echo(f"{verdict} ±{MAX_EXPONENT:g}; {chart}")
     if config.model.mup is None:
-        click.echo(f'{folder}/model.json has no key mup: {{"base_emb_dim": …}} makes it muP')
+        click.echo(f'{folder}/model.json has no key mup: {{"base_emb_dim": …}} makes the model muP')
     sys.exit(EXIT_FAILED if is_off else 0)
 
 
@@ -222,7 +222,7 @@ def _print_series(name: str, points: Sequence[Point]) -> None:
     best = best_rates(points)
     for series, of_series in points_by_series(points).items():
         losses = "  ".join(f"{point.learning_rate:g}: {point.loss:.4f}" for point in of_series)
-        at_end = "; the smallest or largest tried" * is_best_at_end(of_series)
+        at_end = "; at the edge of those tried" * is_best_at_end(of_series)
         click.echo(f"{name}, {series}: best {best[series]:.2g}{at_end}\n  {losses}")
 
 

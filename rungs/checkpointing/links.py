@@ -57,6 +57,6 @@ def follow_link(path: Path) -> Path:
 
 def broken_link(link: Path) -> UserError:
     return UserError(
-        f"{link}: points to no checkpoint; name one of those in {link.parent}, or repair the link"
+        f"{link}: does not point to a checkpoint; choose one in {link.parent}, or repair the link"
         " by starting the run: uv run train.py"
     )

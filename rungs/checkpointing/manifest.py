@@ -183,7 +183,7 @@ def refuse_damaged(weights: Path, only: str | None = None) -> None:
         return name == only if only else not name.startswith(OPTIMIZER_FOLDER)
 
     if damage := read_checkpoint(folder).damage(is_read):
-        raise UserError(f"{folder}: damaged ({', '.join(damage)}); name another checkpoint")
+        raise UserError(f"{folder}: damaged ({', '.join(damage)}); choose another checkpoint")
 
 
 def file_checksum(path: Path) -> str | None:

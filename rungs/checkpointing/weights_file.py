@@ -203,7 +203,7 @@ def _open_shards(index: Path) -> _Opened:
             raise UserError(f"{path}: no such file, but {index.name} names it; copy all shards")
         held, header = _open(path)
         if held.keys() != {name for name, place in places.items() if place == path}:
-            raise UserError(f"{path}: does not hold the tensors that {index.name} lists for it")
+            raise UserError(f"{path}: its tensors differ from those that {index.name} lists")
         files |= held
         headers.append(header)
         if header != headers[0]:

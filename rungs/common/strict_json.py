@@ -108,7 +108,7 @@ def _parse_object(text: str, path: Path) -> tuple[dict[str, Any], list[str]]:
         value = json.loads(text, object_pairs_hook=note_duplicates)
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:  # it could not be written to any file
-        raise UserError(f"{path}: holds half a character (a lone surrogate)") from None
+        raise UserError(f"{path}: holds an invalid character (a lone surrogate)") from None
     except json.JSONDecodeError as error:
         place = f"line {error.lineno}, column {error.colno}"
         raise UserError(f"{path}: malformed JSON at {place}: {error.msg}") from None

@@ -93,7 +93,7 @@ def build_text_dataset(
         UserError: the name is taken, or a file is missing or not UTF-8.
     """
     if isinstance(tokenizer, int) and tokenizer < SMALLEST_VOCAB:
-        raise UserError(f"a vocabulary of {tokenizer} is too small; at least {SMALLEST_VOCAB}")
+        raise UserError(f"a vocabulary of {tokenizer} is too small; use at least {SMALLEST_VOCAB}")
     texts = [TextSection.of_file(path) for path in dict.fromkeys(files)]
     return _build_from_files(
         name,

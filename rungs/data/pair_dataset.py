@@ -194,7 +194,7 @@ def _text(value: dict[str, Any], key: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise ValueError(f"{key}: has half a character (a lone surrogate)") from None
+        raise ValueError(f"{key}: has an invalid character (a lone surrogate)") from None
     return text
 
 

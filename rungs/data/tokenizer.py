@@ -69,7 +69,7 @@ class Tokenizer:
                 list(texts), add_special_tokens=add_special_tokens
             )
         except TypeError:
-            raise UserError("the text has half a character (a lone surrogate)") from None
+            raise UserError("the text has an invalid character (a lone surrogate)") from None
         except Exception as error:  # the library raises no narrower type
             raise UserError(f"the text cannot be tokenized: {reason(error)}") from None
         return [encoding.ids for encoding in encodings]

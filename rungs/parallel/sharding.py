@@ -41,7 +41,7 @@ def get_sharding_config_for_mode(mode: str) -> dict[str, str]:
         ValueError: no such mode.
     """
     if mode not in MESH_AXES:
-        raise ValueError(f"sharding.mode: {mode!r} is none of {', '.join(MESH_AXES)}")
+        raise ValueError(f"sharding.mode: {mode!r} must be one of {', '.join(MESH_AXES)}")
     return MESH_AXES[mode]
 
 

@@ -97,7 +97,7 @@ def remedies(config: RunConfig, mesh: Mesh, limit: float) -> list[str]:
             *(f"  {_as_keys(edit.keys)}  ({format_bytes(edit.memory.total)})" for edit in fitting),
         ]
     return [
-        "no microbatch_size and remat would fit: use more devices that share the weights"
+        "no combination of microbatch_size and remat fits: use more devices that share the weights"
         ' ("sharding": {"mode": "fsdp"}), a shorter sequence_length, an optimizer with less state'
         " (lion, sgd, adafactor) or a smaller model"
     ]

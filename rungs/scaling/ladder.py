@@ -195,7 +195,7 @@ def as_json(rungs: list[Rung], forecast: Forecast, largest: Memory) -> str:
 def _check_scalable(config: RunConfig) -> None:
     model, train = config
     if not model.n_layers:
-        raise UserError("--ladder: the run has no layers; use one that has")
+        raise UserError("--ladder: the model has no layers (n_layers is 0); choose another run")
     if train.start_from is not None:
         raise UserError("--ladder: start_from fixes the model's size; use a run without it")
     if train.optimizer not in _TUNED_OPTIMIZERS:

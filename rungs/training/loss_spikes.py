@@ -75,6 +75,7 @@ class LossSpikeDetector:
         if self.non_finite_steps >= self._train.max_non_finite_steps:
             raise RunFailure(
                 f"step {step}: no finite loss and gradient in {self.non_finite_steps} steps in a"
-                " row; stopped, with weights and optimizer state as before them. The failed steps"
-                " are in failed-steps/ (see --replay); --from goes back to an earlier checkpoint"
+                " row; training stopped, with weights and optimizer state unchanged by them. The"
+                " failed steps are in failed-steps/ (see --replay); --from goes back to an earlier"
+                " checkpoint"
             )

@@ -111,7 +111,7 @@ def _retrain(
     before = find_starting_weights(run, config) if saved is None else None
     model, optimizer = model_and_optimizer(config, meta.total_steps, mesh, saved, before)
     origin = saved.folder if saved else "the start"
-    click.echo(f"step {meta.global_step}, from {origin}: {last - first} steps trained again")
+    click.echo(f"step {meta.global_step}, from {origin}: {last - first} steps retrained")
     if first == last:
         return model, optimizer
     data, train_step = _data(failed, datasets_dir), make_train_step(config.train, mesh)

@@ -90,8 +90,8 @@ class ResultReader:
             replay = self._record_failed(step, {})
             others = f" and {len(names) - 1} more" * (len(names) > 1)
             raise RunFailure(
-                f"step {step}: {names[0]}{others} not finite; stopped, and not saved: the same"
-                f" command resumes from the newest checkpoint; {replay}"
+                f"step {step}: {names[0]}{others} not finite; training stopped without saving: the"
+                f" same command resumes from the newest checkpoint; {replay}"
             )
 
     def _seconds_since_last(self) -> float:
@@ -112,7 +112,7 @@ class ResultReader:
             self._skipped_steps.append(step)
             action = "skipped: weights and optimizer state are as before"
         elif loss > limit:
-            action = 'trained on; "skip_spikes": true would skip it'
+            action = 'update applied; "skip_spikes": true skips such steps'
         else:
             return None
         log.warning("step %d: loss spike, %.4g is above %.4g; %s", step, loss, limit, action)

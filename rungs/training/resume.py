@@ -36,14 +36,14 @@ def checkpoint_to_resume(run: RunFolder, start: StartOptions) -> Checkpoint | No
             valid.
     """
     if run.checkpoints.exists() and not run.checkpoints.is_dir():
-        raise UserError(f"{run.checkpoints}: must be a folder; move away what is there")
+        raise UserError(f"{run.checkpoints}: is not a folder; move or rename it")
     if start.fresh:
         return None
     if start.rewind_to is None:
         return _newest(run)
     named = _find_by_name(run, start.rewind_to)
     if damage := named.damage():
-        raise UserError(f"{named.folder}: damaged ({', '.join(damage)}); name another")
+        raise UserError(f"{named.folder}: damaged ({', '.join(damage)}); choose another")
     return named
 
 
@@ -156,7 +156,7 @@ def _find_by_name(run: RunFolder, name: str) -> Checkpoint:
         return matches[-1]
     for path in unreadable_checkpoints(run.checkpoints):
         if name and path.name.endswith(name):
-            raise UserError(f"{path}: damaged ({META_FILE}); name another")
+            raise UserError(f"{path}: damaged ({META_FILE}); choose another")
     names = ", ".join([BEST, LATEST, *(c.folder.name for c in checkpoints)])
     raise UserError(f"--from {name}: no such checkpoint in {run.path}; there are {names}")
 
@@ -189,7 +189,7 @@ def _refusal(place: str, before: Any, now: Any, train: TrainConfig) -> str:
     if key == "epochs" or (key == "min_train_tokens" and not train.shuffle and train.epochs == 1):
         hint = "add --extend to train longer, or change it back"
     elif key == "min_train_tokens":
-        hint = "change it back (extend a shuffled run, or one of several epochs, by epochs)"
+        hint = "change it back; a run that is shuffled or has several epochs is extended by epochs"
     else:
         hint = "change it back"
     return (

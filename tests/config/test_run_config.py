@@ -308,7 +308,7 @@ def test_a_lone_surrogate_is_reported(member: str, tmp_path: Path) -> None:
     folder = write_run(tmp_path, REFERENCE_MODEL, REFERENCE_TRAIN)
     text = (folder / "train.json").read_text().rstrip()[:-1]
     (folder / "train.json").write_text(f"{text}, {member}}}")
-    with pytest.raises(UserError, match=r"train\.json: holds half a character"):
+    with pytest.raises(UserError, match=r"train\.json: holds an invalid character"):
         run_config.load_run(folder)
 
 

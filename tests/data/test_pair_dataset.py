@@ -184,8 +184,8 @@ GOOD = line("a", "b")
             "id: unknown key; the keys are prompt and answer",
         ),
         ('{"prompt": "a", "prompt": "b", "answer": "c"}', '"prompt": given more than once'),
-        (line("a", "\ud800", ascii=True), "answer: has half a character"),
-        (line("\udc00", "b", ascii=True), "prompt: has half a character"),
+        (line("a", "\ud800", ascii=True), "answer: has an invalid character"),
+        (line("\udc00", "b", ascii=True), "prompt: has an invalid character"),
         ('{"prompt": "a\tb", "answer": "c"}', "malformed JSON at column 14: Invalid control"),
     ],
 )

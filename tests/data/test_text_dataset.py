@@ -136,7 +136,7 @@ def test_a_large_text_is_sampled_evenly(tmp_path: Path, monkeypatch: pytest.Monk
         ({"a": "text\n" * 10_000 + "\udcff"}, {}, "a.txt: not UTF-8 text, near byte 50000"),
         ({"a": ""}, {}, "no text for the train split"),
         ({"a": "x"}, {}, "no text for the validation split"),
-        ({"a": TEXT}, {"vocab_size": 256}, "256 is too small; at least 257"),
+        ({"a": TEXT}, {"vocab_size": 256}, "256 is too small; use at least 257"),
         ({"a": TEXT}, {"name": "owner/data"}, "choose another one, without /"),
         ({"a": TEXT}, {"name": "python-stdlib"}, "this name is reserved"),
         ({"a": TEXT}, {"name": "../up"}, "not a name"),

@@ -119,7 +119,7 @@ def test_ids_beyond_the_vocabulary_are_ignored(tokenizer: Tokenizer) -> None:
 
 
 def test_half_a_character_is_reported(tokenizer: Tokenizer) -> None:
-    with pytest.raises(UserError, match="half a character"):
+    with pytest.raises(UserError, match="an invalid character"):
         tokenizer.encode("a\udc80")
 
 
@@ -205,7 +205,7 @@ def test_prompts_get_begin_of_text(family: str) -> None:
 
 def test_tokenizers_trained_here_add_nothing_to_prompts(tokenizer: Tokenizer) -> None:
     assert tokenizer.encode_prompt(SAMPLE) == tokenizer.encode(SAMPLE)
-    with pytest.raises(UserError, match="half a character"):
+    with pytest.raises(UserError, match="an invalid character"):
         tokenizer.encode_prompt("a\udc80")
 
 

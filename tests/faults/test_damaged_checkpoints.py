@@ -155,13 +155,13 @@ def test_a_damaged_meta_json_is_not_used_to_choose_the_best(copy: RunFolder) -> 
     assert first.step not in [c.step for c in list_checkpoints(copy.checkpoints)]
     links.update_links(copy.checkpoints)
     assert (copy.checkpoints / "best").readlink() != Path(first.folder.name)
-    with pytest.raises(UserError, match=r"damaged \(meta\.json\); name another"):
+    with pytest.raises(UserError, match=r"damaged \(meta\.json\); choose another"):
         checkpoint_to_resume(copy, StartOptions(rewind_to=first.folder.name))
 
 
 def test_a_file_in_place_of_the_checkpoints_folder(run: RunFolder, datasets_dir: Path) -> None:
     run.checkpoints.write_text("not a folder")
-    with pytest.raises(UserError, match="checkpoints: must be a folder; move away what is there"):
+    with pytest.raises(UserError, match="checkpoints: is not a folder; move or rename it"):
         train_here(run, datasets_dir)
 
 
@@ -226,7 +226,7 @@ def test_no_run_starts_from_damaged_weights(
     run = short_run(tmp_path / "run", start_from=str(copy.path))
     (file,) = (copy.checkpoints / "best").resolve().glob("model-00002-of-*.safetensors")
     flip_a_bit(file)
-    with pytest.raises(UserError, match=rf"damaged \({file.name}\); name another checkpoint"):
+    with pytest.raises(UserError, match=rf"damaged \({file.name}\); choose another checkpoint"):
         train_here(run, with_tokenizer)
     assert sorted(path.name for path in run.path.iterdir()) == ["model.json", "train.json"]
 

@@ -339,7 +339,7 @@ def test_an_overflowing_norm_is_not_a_spike_and_its_replay_names_it(
     capsys.readouterr()
     assert replay.replay(run, "step-000042", datasets) == EXIT_FAILED
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].endswith("/step-000042/checkpoint: 1 steps trained again")
+    assert lines[0].endswith("/step-000042/checkpoint: 1 steps retrained")
     assert lines[-2:] == [
         "all microbatches, compiled as in training",
         "the gradient norm is the first tensor that is not finite",
@@ -389,5 +389,5 @@ def test_a_step_before_the_first_checkpoint_is_replayed_from_the_start(
     capsys.readouterr()
     assert replay.replay(run, "step-000000", datasets) == EXIT_FAILED
     output = capsys.readouterr().out
-    assert "step 0, from the start: 0 steps trained again" in output
+    assert "step 0, from the start: 0 steps retrained" in output
     assert "blocks.0.attention_norm is the first tensor that is not finite" in output

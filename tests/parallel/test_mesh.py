@@ -247,7 +247,7 @@ def test_each_mode_has_its_table_and_other_names_are_refused() -> None:
         get_sharding_config_for_mode,
         lambda mode: validate_mesh_for_mode(mesh_of(1), mode),
     ):
-        with pytest.raises(ValueError, match="'zero3' is none of dp, fsdp, tp, fsdp_tp"):
+        with pytest.raises(ValueError, match="'zero3' must be one of dp, fsdp, tp, fsdp_tp"):
             function("zero3")
 
 

@@ -122,7 +122,7 @@ def test_each_edit_fits_and_keeps_the_global_batch(monkeypatch: pytest.MonkeyPat
     assert "on each of 4 devices with " in lines[0]
     assert "these edits of train.json would fit, with the same global batch:" in lines
     monkeypatch.setattr(oom_advice, "device_bytes", lambda _: 1_000_000)
-    assert "no microbatch_size and remat would fit" in advice(config, mesh)[-1]
+    assert "no combination of microbatch_size and remat fits" in advice(config, mesh)[-1]
 
 
 @pytest.mark.long

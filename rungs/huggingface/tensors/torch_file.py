@@ -74,7 +74,9 @@ def _describe(path: Path) -> tuple[str, dict[str, Tensor]]:
     try:
         return entry.removesuffix(_DESCRIPTION), parse_tensors(pickled)
     except ValueError as error:
-        raise UserError(f"{path}: holds more than named tensors: {reason(error)}") from None
+        raise UserError(
+            f"{path}: contains objects other than named tensors: {reason(error)}"
+        ) from None
 
 
 def _read(archive: zipfile.ZipFile, name: str, path: Path) -> bytes:
