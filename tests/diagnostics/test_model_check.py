@@ -274,6 +274,30 @@ def test_a_fault_fails_its_check(
     assert failed(results) == checks, results
 
 
+@jax.custom_vjp
+def infinite_gradient(x: Array) -> Array:
+    return x
+
+
+infinite_gradient.defvjp(lambda x: (x, None), lambda _, g: (g * jnp.inf,))
+
+
+@pytest.mark.long
+def test_a_gradient_that_overflows_while_the_loss_is_finite_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    original = GPT.summed_loss
+
+    def summed_loss(self: GPT, *of: Any) -> Any:
+        loss, routing = original(self, *of)
+        return infinite_gradient(loss), routing
+
+    monkeypatch.setattr(GPT, "summed_loss", summed_loss)
+    results = results_of(tiny_model())
+    assert results["initial loss"].passed
+    assert "finite" in failed(results)
+
+
 def test_a_note_says_that_targets_are_the_inputs() -> None:
     model = NO_LAYERS | {"positions": "none"}
     results = results_of(tiny_model(Walks(target_offset=0), {"target_offset": 0}, **model))
