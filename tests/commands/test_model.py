@@ -99,13 +99,13 @@ def test_splits_are_those_of_the_sharding_modes(summary: dict[str, Any]) -> None
     assert all(splits["dp"] == {} for splits in found.values())
 
 
-def test_one_device_splits_nothing_along_its_axis() -> None:
-    found = arrays(show("--json", "--data", "1", "--tensor", "2", is_json=True))
+def test_an_axis_that_is_not_divisible_is_not_split() -> None:
+    found = arrays(show("--json", "--data", "4", "--tensor", "3", is_json=True))
     assert found["blocks.feed_forward.up.kernel"]["splits"] == {
         "dp": {},
-        "fsdp": {},
-        "tp": {"ffn": "tensor"},
-        "fsdp_tp": {"ffn": "tensor"},
+        "fsdp": {"emb": "data"},
+        "tp": {},
+        "fsdp_tp": {"emb": "data"},
     }
 
 

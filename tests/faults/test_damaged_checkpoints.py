@@ -180,7 +180,9 @@ def test_dangling_links_are_an_error_and_a_start_repairs_them(
         copy.checkpoints / "best",
         copy.checkpoints / "latest/model.safetensors",
     ):
-        with pytest.raises(UserError, match=r"(best|latest): points to no checkpoint; name one"):
+        with pytest.raises(
+            UserError, match=r"(best|latest): does not point to a checkpoint; choose one"
+        ):
             load_model(path)
     assert train_here(copy, with_tokenizer) == 0
     assert load_model(copy.path).config.vocab_size == 64
@@ -191,7 +193,7 @@ def test_a_dangling_link_does_not_fall_back_to_imported_weights(copy: RunFolder)
     (copy.checkpoints / "best").unlink()
     (copy.checkpoints / "best").symlink_to("no such checkpoint")
     shutil.copytree(last.folder, copy.checkpoints / "imported")
-    with pytest.raises(UserError, match="points to no checkpoint"):
+    with pytest.raises(UserError, match="does not point to a checkpoint"):
         find_weights(copy.path)
 
 
