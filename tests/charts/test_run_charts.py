@@ -177,6 +177,7 @@ ODD_RUNS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("steps", ODD_RUNS.values(), ids=ODD_RUNS)
 @pytest.mark.filterwarnings("error")
 def test_odd_runs_are_drawn(make_run: MakeRun, steps: list[StepMetrics]) -> None:
@@ -391,6 +392,7 @@ def test_the_comparison_folder_names_its_runs() -> None:
     assert folder != charts.comparison_folder([*many[:-1], "another"])
 
 
+@pytest.mark.long
 def test_command_redraws_one_run_and_compares_several(
     make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -440,6 +442,7 @@ finally:
 """
 
 
+@pytest.mark.long
 def test_command_exits_with_2_and_starts_without_jax() -> None:
     command = [sys.executable, "-c", START_AND_LIST_MODULES]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

@@ -117,6 +117,7 @@ def test_restored_state_is_bit_equal(folder: Path, state: tuple[GPT, MultiSteps]
             assert np.asarray(found[name]).tobytes() == np.asarray(array).tobytes(), name
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("path", ["latest", "best/model.safetensors", "."])
 def test_a_model_is_loaded_from_its_weights_alone(
     path: str, folder: Path, state: tuple[GPT, MultiSteps]
@@ -205,6 +206,7 @@ def test_a_file_that_is_not_safetensors_is_refused(content: bytes, tmp_path: Pat
         load_model(path)
 
 
+@pytest.mark.long
 def test_host_copies_do_not_change_and_have_no_padding() -> None:
     train = train_config(sharding=ShardingConfig(mode="fsdp_tp", data=2))
     config = RunConfig(model_config(vocab_size=33), train)

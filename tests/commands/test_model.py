@@ -56,6 +56,7 @@ def arrays(summary: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {array["name"]: array for array in summary["arrays"]}
 
 
+@pytest.mark.long
 def test_shapes_and_shares_match_a_count_by_hand(summary: dict[str, Any]) -> None:
     assert summary["parameters"] == PARAMETERS == 1_856_768
     found = arrays(summary)

@@ -75,6 +75,7 @@ def test_figures_of_gpt2_small() -> None:
     assert found.seconds_left == pytest.approx(33_165 * 98_304 / (0.4 * at_peak))
 
 
+@pytest.mark.long
 def test_the_command_prints_a_table_and_writes_nothing(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     make_dataset(tmp_path / "datasets")
@@ -107,6 +108,7 @@ def test_json_has_the_same_figures(tmp_path: Path) -> None:
     assert content["pace"]["tokens_per_second"] > 0
 
 
+@pytest.mark.long
 def test_too_little_memory_is_exit_code_1_with_edits_that_fit(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", microbatch_size=64, gradient_accumulation_steps=1)
     need = planned(run).memory.total
@@ -120,6 +122,7 @@ def test_too_little_memory_is_exit_code_1_with_edits_that_fit(tmp_path: Path) ->
     assert command(run.path, "--device", enough, "--datasets-dir", tmp_path).exit_code == 0
 
 
+@pytest.mark.long
 def test_too_little_disk_space_does_not_fit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,6 +139,7 @@ def test_too_little_disk_space_does_not_fit(
     assert "Its checkpoints do not fit on the disk" in report.as_text(run, found)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("keys", "checkpoints"),
     [
@@ -175,6 +179,7 @@ def test_a_small_step_is_limited_by_memory_bandwidth(tmp_path: Path) -> None:
     assert slow.throughput.tokens_per_second == pytest.approx(128 * 1e6 / moved, rel=0.01)
 
 
+@pytest.mark.long
 def test_on_a_cpu_the_time_is_known_after_some_steps(tmp_path: Path) -> None:
     make_dataset(tmp_path / "datasets")
     run = make_run(tmp_path / "run")

@@ -86,6 +86,7 @@ def assert_same_build(dataset: Dataset, datasets_dir: Path, output: str) -> None
     assert "vocab_size 4096" in output
 
 
+@pytest.mark.long
 def test_another_process_builds_the_same_bytes(
     part_dataset: Dataset, library: Path, tmp_path: Path
 ) -> None:

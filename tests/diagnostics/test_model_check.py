@@ -298,6 +298,7 @@ def test_a_gradient_that_overflows_while_the_loss_is_finite_is_found(
     assert "finite" in failed(results)
 
 
+@pytest.mark.long
 def test_a_note_says_that_targets_are_the_inputs() -> None:
     model = NO_LAYERS | {"positions": "none"}
     results = results_of(tiny_model(Walks(target_offset=0), {"target_offset": 0}, **model))

@@ -45,6 +45,7 @@ def wait_after_a_save(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(saver.Saver, "save", save_and_wait)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("owner", "name", "fault", "reason"),
     [

@@ -78,6 +78,7 @@ def test_a_limit_on_file_sizes(
     assert_same_outcome(run, uninterrupted)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("no_charts")
 def test_the_disk_fills_up_while_a_checkpoint_is_written(
     run: RunFolder, uninterrupted: RunFolder, datasets_dir: Path, monkeypatch: pytest.MonkeyPatch
@@ -202,6 +203,7 @@ def test_the_disk_is_full_for_the_lock(run: RunFolder) -> None:
         run.lock().__enter__()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("owner", "name"), [pytest.param(shutil, "copy2", marks=pytest.mark.long), (Path, "mkdir")]
 )

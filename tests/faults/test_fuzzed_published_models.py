@@ -60,6 +60,7 @@ def copy_model(name: str, folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", FAMILIES)
 @examples(30)
 @given(data=st.data())

@@ -118,6 +118,7 @@ def test_a_moved_run_folder_resumes_at_its_new_place(
     assert_same_outcome(moved, uninterrupted)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "change",
     [
@@ -149,6 +150,7 @@ def test_removed_truncated_or_replaced_metrics(
     assert checkpoint_steps(run) == [0, 3]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("no_charts")
 def test_a_removed_checkpoints_folder_does_not_lose_the_running_training(
     run: RunFolder,

@@ -110,6 +110,7 @@ def test_what_a_resumed_process_does_wrong_is_reported(
         assert set(found.values()) == {None}
 
 
+@pytest.mark.long
 def test_a_bad_run_is_reported_in_one_line(datasets_dir: Path, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", dataset="absent")
     result = smoke(run, datasets_dir)

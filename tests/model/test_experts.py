@@ -263,6 +263,7 @@ def train_step(balancing: float, devices: int = 1) -> TrainStep:
     return make_train_step(train_config(load_balancing_weight=balancing), mesh_of(devices))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("balancing", long_except({1.0}, [0.0, 1.0]))
 def test_train_step_returns_routing_and_trains_on_both_losses(balancing: float) -> None:
     model, optimizer = fresh()
@@ -293,6 +294,7 @@ def test_train_step_returns_routing_and_trains_on_both_losses(balancing: float) 
     assert float(result.routing.balance_loss) == pytest.approx(balance, rel=1e-5)
 
 
+@pytest.mark.long
 def test_four_devices_route_like_one() -> None:
     results = []
     for devices in (1, 4):
@@ -305,6 +307,7 @@ def test_four_devices_route_like_one() -> None:
         np.testing.assert_allclose(one, four, rtol=1e-4)
 
 
+@pytest.mark.long
 def test_training_on_the_balance_loss_evens_out_expert_use() -> None:
     unevenness = {}
     for balancing in (0.0, 1.0):

@@ -68,7 +68,7 @@ def generate_without_cache(model: GPT, prompt: list[int], count: int) -> list[in
     return text[len(prompt) :]
 
 
-@pytest.mark.parametrize("name", long_except({"llama", "experts"}, ARCHITECTURES))
+@pytest.mark.parametrize("name", long_except({"llama"}, ARCHITECTURES))
 def test_greedy_tokens_match_full_forward_passes(name: str) -> None:
     model = varied_model(**ARCHITECTURES[name])
     generator = Generator(model)
@@ -80,6 +80,7 @@ def test_greedy_tokens_match_full_forward_passes(name: str) -> None:
         assert all(len(set(new)) > 3 for new in expected)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", long_except({"gpt2", "gemma3", "mixtral"}, NAMES))
 def test_published_models_generate_the_same_as_in_transformers(name: str, tmp_path: Path) -> None:
     importing.import_model(Import.from_source(find_source(str(MODELS / name))), tmp_path / "run")
@@ -105,6 +106,7 @@ def test_stream_yields_the_same_tokens(generator: Generator, chunk_size: int) ->
     assert texts == generator.generate(PROMPTS, request)
 
 
+@pytest.mark.long
 def test_samples_depend_on_seed_and_row_but_not_on_other_rows(
     generator: Generator,
 ) -> None:
@@ -131,6 +133,7 @@ def test_generation_stops_when_all_texts_have_ended(generator: Generator) -> Non
     assert list(generator.stream(PROMPTS[:1], request, chunk_size=4)) == [[[]]]
 
 
+@pytest.mark.long
 def test_a_text_beyond_the_context_continues_from_its_last_half() -> None:
     model = varied_model(context_length=10)
     text = [5, 1, 30]
@@ -142,6 +145,7 @@ def test_a_text_beyond_the_context_continues_from_its_last_half() -> None:
     assert Generator(model).generate([[5, 1, 30]], Request(25)) == [text[3:]]
 
 
+@pytest.mark.long
 def test_a_text_beyond_the_context_does_not_depend_on_other_rows() -> None:
     generator = Generator(varied_model(context_length=16))
     prompts = [[5, 1, 30, 7, 2, 9, 4, 11, 3, 8], [7, 2], [6] * 20]
@@ -181,6 +185,7 @@ def test_each_bucket_compiles_once_for_all_lengths() -> None:
     assert compile_counts(generator) == (2, 2)
 
 
+@pytest.mark.long
 def test_generating_does_not_change_the_model() -> None:
     model = varied_model()
     tokens_BS = jnp.arange(8)[None]
@@ -189,6 +194,7 @@ def test_generating_does_not_change_the_model() -> None:
     assert np.array_equal(before, model(tokens_BS))
 
 
+@pytest.mark.long
 def test_bfloat16_gives_nearly_the_same_probabilities() -> None:
     """The first tokens of many samples in bfloat16 have the probabilities of float32."""
     model = varied_model()

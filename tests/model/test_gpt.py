@@ -152,6 +152,7 @@ def test_forward_matches_the_float64_reference(variant: str) -> None:
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5 * np.abs(other).max())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("variant", ["a-to-a", "gpt2", "gemma-3", "mixtral"])
 def test_keeping_hidden_states_does_not_change_other_outputs(variant: str) -> None:
     model = random_model(**VARIANTS[variant])
@@ -165,6 +166,7 @@ def test_keeping_hidden_states_does_not_change_other_outputs(variant: str) -> No
     jax.tree.map(assert_same, kept.routing, other.routing)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("masked", [False, True], ids=["unmasked", "causal"])
 @pytest.mark.parametrize("batched", [False, True], ids=["three-axes", "four-axes"])
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
@@ -251,6 +253,7 @@ def test_rows_of_a_batch_are_independent(variant: str) -> None:
     np.testing.assert_allclose(logits(tokens_BS), alone_BSV, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "run",
     long_except({"a-to-a", "layers", "mistral"}, COMMITTED_RUNS, lambda path: path.name),
@@ -284,6 +287,7 @@ def fresh(request: pytest.FixtureRequest) -> GPT:
     return fresh_model(architecture)
 
 
+@pytest.mark.long
 def test_initial_loss_is_ln_vocab_size(fresh: GPT) -> None:
     tokens_BS = np.random.default_rng(1).integers(512, size=(8, 9))
     logits_BSV = forward(fresh, tokens_BS[:, :-1]).logits_BSV
@@ -348,6 +352,7 @@ def test_dropout_is_deterministic_and_off_by_default(key: jax.Array) -> None:
     assert not np.array_equal(once, without)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("variant", ["gpt2", "gemma-2"])
 def test_bfloat16_stays_close_to_float32(variant: str) -> None:
     model = random_model(**VARIANTS[variant])

@@ -110,7 +110,7 @@ KINDS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("length", [1, 65, 150])
+@pytest.mark.parametrize("length", long_except({65}, [1, 65, 150]))
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_blockwise_attention_matches_plain_attention(length: int, kind: dict[str, Any]) -> None:
     query, key, value = (random(2, length, n, 8, seed=n) for n in (4, 2, 2))
@@ -123,6 +123,7 @@ def test_blockwise_attention_matches_plain_attention(length: int, kind: dict[str
     assert_near(found, expected, 3e-6)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kv_heads", long_except({2}, [1, 2, 4]))
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_blockwise_attention_in_16_bits(kv_heads: int, dtype: str) -> None:
@@ -249,6 +250,7 @@ def test_a_gpu_layer_calls_cudnn_once_forward_and_once_backward(
     assert text.count("__cudnn$fmhaSoftmaxBackward") == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("tied", long_except({True}, [False, True]))
 def test_vocabulary_padding_changes_nothing(tied: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A vocabulary of 50 is padded to 128 rows, as on an accelerator."""

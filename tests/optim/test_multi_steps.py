@@ -54,6 +54,7 @@ def gradients_of(model: GPT, inputs_ABS: jax.Array, targets_ABS: jax.Array) -> l
     return [nnx.grad(loss)(model, i, t) for i, t in zip(inputs_ABS, targets_ABS, strict=True)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "clip",
     [pytest.param(None, id="unclipped", marks=pytest.mark.long), pytest.param(0.05, id="clipped")],
@@ -80,6 +81,7 @@ def test_several_steps_equal_those_of_optax_multi_steps(clip: float | None) -> N
         assert_close(arrays(model), arrays(oracle_model))
 
 
+@pytest.mark.long
 def test_gradient_accumulation_equals_one_larger_batch() -> None:
     inputs_ABS, targets_ABS = batch(4)
     results = []
@@ -115,6 +117,7 @@ def test_a_nonfinite_microbatch_drops_only_itself(value: float) -> None:
     assert_close(arrays(optimizer), arrays(other_optimizer))
 
 
+@pytest.mark.long
 def test_if_only_the_norm_overflows_only_the_schedule_moves() -> None:
     _, model, optimizer = fresh(clipping_max_norm=0.5)
     weights, state = arrays(model), arrays(optimizer)
@@ -127,6 +130,7 @@ def test_if_only_the_norm_overflows_only_the_schedule_moves() -> None:
         assert all((found[name] == array).all() for name, array in expected.items())
 
 
+@pytest.mark.long
 def test_without_a_finite_microbatch_only_the_schedule_moves() -> None:
     train, model, optimizer = fresh()
     train_step = make_train_step(train)
@@ -166,6 +170,7 @@ def test_one_compilation_serves_all_steps() -> None:
     assert train_step.jitted_fn._cache_size() == 1  # type: ignore[attr-defined]
 
 
+@pytest.mark.long
 def test_dropout_differs_between_microbatches_and_steps_and_repeats_with_the_seed() -> None:
     train, model, optimizer = fresh(drop_rate=0.5, learning_rate=1e-12)
     same = tuple(jnp.broadcast_to(part, (2, *part.shape[1:])) for part in batch(1))

@@ -51,6 +51,7 @@ def is_kernel_of_block(name: str) -> bool:
     return name.startswith("blocks") and name.endswith("kernel")
 
 
+@pytest.mark.long
 def test_a_model_as_wide_as_its_base_is_the_model_without_the_key() -> None:
     for one, other in zip(moved(mup_config(128)), moved(model_config(**WIDE)), strict=True):
         assert all((one[name] == array).all() for name, array in other.items())
@@ -61,6 +62,7 @@ def test_a_model_as_wide_as_its_base_is_the_model_without_the_key() -> None:
     np.testing.assert_array_equal(wide, plain)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("changes", [{}, EXPERTS], ids=["dense", "experts"])
 def test_kernels_of_blocks_start_smaller_by_the_root_of_the_width(changes: dict[str, Any]) -> None:
     wide = weights(GPT(mup_config(32, **changes), jax.random.key(0)))
@@ -71,6 +73,7 @@ def test_kernels_of_blocks_start_smaller_by_the_root_of_the_width(changes: dict[
         np.testing.assert_allclose(wide[name], factor * array, rtol=1e-6, err_msg=name)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "changes",
     [pytest.param({}, id="dense"), pytest.param(EXPERTS, id="experts", marks=pytest.mark.long)],

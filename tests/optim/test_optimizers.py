@@ -149,6 +149,7 @@ def test_every_parameter_moves_by_the_formula(name: Optimizer, rule: Any) -> Non
 MIXTRAL = {"n_experts": 3, "experts_per_token": 2, "feed_forward": "swiglu", "ffn_bias": False}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "changes",
     [pytest.param({}, id="gpt2"), pytest.param(MIXTRAL, id="experts", marks=pytest.mark.long)],
@@ -192,6 +193,7 @@ def test_adafactor_keeps_rows_and_columns_of_matrices_of_a_hundred_and_more() ->
     assert held < 0.1 * sum(array.size for array in before.values())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", long_except({"muon"}, OPTIMIZERS))
 def test_sharded_as_on_one_device(name: Optimizer) -> None:
     outcomes = []
@@ -215,6 +217,7 @@ def test_without_a_finite_microbatch_nothing_moves(name: Optimizer) -> None:
     assert all((after[part] == before[part]).all() for part in before)
 
 
+@pytest.mark.long
 def test_hidden_matrices_are_the_kernels_of_attention_and_experts() -> None:
     config = model_config(**MIXTRAL)
     model, _ = create_model_and_optimizer(RunConfig(config, train_config()), 1, one_device())

@@ -136,6 +136,7 @@ def test_an_overflow_halves_the_loss_scale_and_is_not_a_failed_step(
     assert all(one[name].tobytes() == other[name].tobytes() for name in other)
 
 
+@pytest.mark.long
 def test_a_step_without_a_counted_microbatch_is_not_a_spike(
     tmp_path: Path, datasets: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -69,6 +69,7 @@ def test_truncated_cache_entries_are_replaced_without_a_warning(tmp_path: Path) 
         assert entry.stat().st_size > size / 2
 
 
+@pytest.mark.long
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no mallopt")
 def test_freed_memory_is_kept_and_used_again_by_any_thread() -> None:
     def growth(how: str) -> int:

@@ -160,6 +160,7 @@ def test_a_step_has_the_results_of_one_device(mode: str) -> None:
     assert_close(floats(shared.optimizer), floats(alone.optimizer), within=2e-4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", MODES)
 def test_a_step_keeps_the_sharding_of_its_arrays(mode: str) -> None:
     one = trained(mode)
@@ -195,6 +196,7 @@ def test_vocabulary_padding_stays_zero_and_is_not_in_named_arrays(mode: str) -> 
     assert AbstractState(one.run, 1, one.mesh).shapes["token_embedding.embedding"] == (TOKENS, D)
 
 
+@pytest.mark.long
 def test_a_padded_model_has_logits_and_validation_loss_of_one_device() -> None:
     alone, shared = trained("one"), trained("fsdp_tp")
     inputs_BS, targets_BS = (part[0] for part in step_batch(1))
@@ -276,6 +278,7 @@ def test_fsdp_tp_sends_what_both_do_each_along_its_axis() -> None:
     assert_activations_are_summed(one)
 
 
+@pytest.mark.long
 def test_experts_are_all_reduced_like_any_feed_forward_part() -> None:
     """And the gradients of the routing probabilities, one for each token and expert of it, and of
     the experts' last biases."""
@@ -310,12 +313,14 @@ def memory(mode: Mode, devices: int, remat: str, **model: Any) -> tuple[int, int
     return used.temp_size_in_bytes, sum(4 * like.size for like in state.weights.values())
 
 
+@pytest.mark.long
 def test_more_remat_takes_less_memory() -> None:
     none, dots, full = (memory("dp", 1, remat)[0] for remat in ("none", "dots", "full"))
     assert full < dots / 2
     assert dots < 0.75 * none
 
 
+@pytest.mark.long
 def test_fsdp_gathers_only_a_layer_or_two_at_a_time() -> None:
     """So many layers are wide that activations are little beside weights. Each device has an eighth
     of parameters and gradients, and what is gathered goes again."""

@@ -103,6 +103,7 @@ def test_a_stopped_or_killed_process_ends_the_other(
         assert both.processes[1 - number].wait(600) != 0
 
 
+@pytest.mark.long
 def test_bad_config_ends_both_processes_with_its_line(datasets_dir: Path, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", sharding=MESH, dataset="tinny")
     with two_processes(run, datasets_dir) as both:

@@ -79,6 +79,7 @@ def bytes_in_program(run: RunConfig) -> dict[tuple[str, tuple[str, ...]], int]:
     return {(one.kind, one.axes): one.moved_bytes for one in summary(collectives(compiled), mesh)}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("architecture", "mode", "mesh", "train"),
     [

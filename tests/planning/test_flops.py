@@ -216,6 +216,7 @@ def test_checkpoint_bytes_match_a_checkpoint_on_disk(
     assert checkpoint_bytes(settings) == pytest.approx(on_disk, rel=0.1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sharding", [("dp", 1, 1), ("fsdp_tp", 64, 4)])
 def test_a_plan_does_not_depend_on_local_devices(sharding: tuple[Any, ...]) -> None:
     mode, data, tensor = sharding

@@ -43,6 +43,7 @@ def compiled(config: RunConfig, mesh: Mesh) -> tuple[int, int]:
     return analysis.argument_size_in_bytes - batch_bytes, analysis.temp_size_in_bytes
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("mode", "data", "tensor", "remat"),
     [
@@ -72,6 +73,7 @@ QUICK = [PlanCase("llama", "dots", "dp", 4, "bfloat16")]
 REST = [case for family in FAMILIES for case in cases(family) if case not in QUICK]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "case", QUICK + [pytest.param(case, marks=pytest.mark.long) for case in REST], ids=str
 )
@@ -100,6 +102,7 @@ def test_only_logits_and_gradients_grow_with_the_vocabulary() -> None:
     assert other.activations == pytest.approx(one.activations, rel=0.01)
 
 
+@pytest.mark.long
 def test_each_edit_fits_and_keeps_the_global_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     mesh = mesh_of(4)
     config = run_of(mesh, remat="none")

@@ -22,6 +22,7 @@ def summary_of(max_initialized: int = 10**6, **changes: object) -> ModelSummary:
     return summarize(config, None, (2, 4), seed=0, max_initialized=max_initialized)
 
 
+@pytest.mark.long
 def test_modules_and_arrays_add_up_to_the_model() -> None:
     summary = summary_of()
     shapes = shapes_of(model_config())
@@ -62,6 +63,7 @@ def test_each_mode_splits_what_training_splits() -> None:
     }
 
 
+@pytest.mark.long
 def test_adapters_are_part_of_the_summary() -> None:
     lora = LoraConfig.model_validate({"rank": 2, "alpha": 2, "targets": ["query"]})
     config = model_config()
@@ -75,6 +77,7 @@ def test_the_initial_values_of_a_large_model_are_left_out() -> None:
     assert all(array.initial_std is None for array in summary_of(max_initialized=1).arrays)
 
 
+@pytest.mark.long
 def test_the_command_prints_a_table_or_json(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

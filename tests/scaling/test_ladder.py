@@ -53,6 +53,7 @@ def by_hand(rung: Rung) -> tuple[int, float]:
     return of_layers + 2 * embedding, flops
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("budget", [3e13, 3e16])
 def test_a_rung_spends_its_budget_on_twenty_tokens_per_parameter(budget: float) -> None:
     rungs = propose(run_config(), budget, 3, {})
@@ -191,6 +192,7 @@ def test_if_one_folder_is_taken_none_is_made(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "ladder").iterdir()] == ["rung-2"]
 
 
+@pytest.mark.long
 def test_the_table_has_times_if_the_speed_is_known(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     without = ladder(run, "--datasets-dir", tmp_path).stdout

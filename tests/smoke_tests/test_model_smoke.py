@@ -50,6 +50,7 @@ def test_failed_checks_are_named(
     assert result.stdout.endswith("failed: overfitting\n")
 
 
+@pytest.mark.long
 def test_errors_are_one_line(arguments: list[str]) -> None:
     other = make_run(Path(arguments[0]).parent / "other", dataset="absent")
     for bad in ("no-such-run", other.path):

@@ -140,6 +140,7 @@ def test_a_run_can_start_from_another_run(limit: int, datasets_dir: Path, tmp_pa
     assert first_loss(second) == pytest.approx(loss_on_first_batch(best, datasets_dir), rel=1e-4)
 
 
+@pytest.mark.long
 def test_lora_changes_only_the_tensors_it_adds(datasets_dir: Path, tmp_path: Path) -> None:
     run = imported_run(tmp_path / "run", lora=LORA)
     base = Weights(run.imported / "model.safetensors")
@@ -277,6 +278,7 @@ def test_a_shorter_sequence_than_the_context_trains(datasets_dir: Path, tmp_path
     assert metrics.read(run.metrics)[-1].tokens_seen == 4 * 8 * 8
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("limit", long_except({1}, [ONE_FILE, 1]))
 def test_merging_is_exact_in_float32(limit: int, tmp_path: Path, key: jax.Array) -> None:
     """The merged model has the logits of the model with LoRA, also if each tensor has its own

@@ -130,6 +130,7 @@ def test_a_finished_run_has_checkpoints_metrics_and_charts(finished: RunFolder) 
     assert steps[-1].tokens_seen == 24 * 128
 
 
+@pytest.mark.long
 def test_starting_a_finished_run_repairs_links_and_charts(
     copy: RunFolder,
     datasets_dir: Path,
@@ -149,6 +150,7 @@ def test_starting_a_finished_run_repairs_links_and_charts(
     assert {name: after[name] for name in before} == before
 
 
+@pytest.mark.long
 def test_a_copy_made_with_links_followed_resumes(
     finished: RunFolder, datasets_dir: Path, tmp_path: Path
 ) -> None:
@@ -225,6 +227,7 @@ def test_every_optimizer_resumes_bit_for_bit(
     assert_same_outcome(stopped, straight)
 
 
+@pytest.mark.long
 def test_damaged_checkpoints_are_skipped(
     copy: RunFolder, finished: RunFolder, datasets_dir: Path, messages: pytest.LogCaptureFixture
 ) -> None:
@@ -242,6 +245,7 @@ def test_damaged_checkpoints_are_skipped(
     assert len(list(copy.aside.glob("*/checkpoints/*"))) == 2
 
 
+@pytest.mark.long
 def test_a_run_without_a_valid_checkpoint_does_not_start_over_by_itself(
     copy: RunFolder, datasets_dir: Path
 ) -> None:
@@ -276,6 +280,7 @@ def test_an_unknown_checkpoint_is_refused_with_the_existing_names(
     assert last_checkpoint(copy).folder.name in message
 
 
+@pytest.mark.long
 def test_fresh_starts_over_and_deletes_nothing(
     copy: RunFolder, finished: RunFolder, datasets_dir: Path
 ) -> None:
@@ -439,6 +444,7 @@ def test_datasets_with_different_tokenizers_are_refused(tmp_path: Path) -> None:
     assert f"one ({tmp_path / 'one' / 'tokenizer.json'}), plain (gpt2)" in message
 
 
+@pytest.mark.long
 def test_a_failing_checkpoint_write_stops_the_training(
     datasets_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
