@@ -17,6 +17,7 @@ from matplotlib.lines import Line2D
 
 from rungs.charts import drawing
 from rungs.charts.drawing import BLACK, BLUE, ORANGE, SKY_BLUE, VERMILLION
+from rungs.common.errors import UserError
 from rungs.run import recorded_run
 from rungs.run.metrics import StepMetrics
 from rungs.run.recorded_run import FloatArray, RecordedRun
@@ -180,4 +181,7 @@ RUN_CHARTS: dict[str, Callable[[RecordedRun], Figure]] = {
 
 
 if __name__ == "__main__":
-    draw_run(Path(sys.argv[1]))
+    try:
+        draw_run(Path(sys.argv[1]))
+    except UserError as error:
+        sys.exit(str(error))
