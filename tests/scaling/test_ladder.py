@@ -106,7 +106,7 @@ def test_with_mup_the_learning_rate_stays() -> None:
 @pytest.mark.parametrize(
     ("model", "train", "line"),
     [
-        ({"n_layers": 0}, {}, "the run has no layers"),
+        ({"n_layers": 0}, {}, "the model has no layers"),
         ({}, {"start_from": "imported"}, "start_from fixes the model's size"),
         ({}, {"optimizer": "sgd"}, "known for adamw and muon, not sgd"),
     ],
