@@ -7,18 +7,22 @@ model of a run, a checkpoint or a weights file.
 import json
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import click
 
+import rungs
 from rungs.checkpointing.listing import ListedCheckpoint, list_run
-from rungs.checkpointing.load import load_model, load_tokenizer
 from rungs.common.errors import EXIT_FAILED, UserError, run_command
 from rungs.common.text_table import align_columns
 from rungs.run.folder import RunFolder, find_run
 
-__all__ = ["load_model", "load_tokenizer", "main"]
-
 HEADER = ("step", "train loss", "validation loss", "size", "saved (UTC)", "", "state", "checkpoint")
+
+
+def __getattr__(name: str) -> Any:
+    """Import `load_model` when it is asked for: it needs JAX, and the command doesn't."""
+    return getattr(rungs, name)
 
 
 @click.command()

@@ -6,6 +6,7 @@ import click
 
 from rungs.common.errors import run_command
 from rungs.data import catalog, python_stdlib
+from rungs.data.catalog import DATASETS_DIR_OPTION
 from rungs.data.dataset import Dataset
 from rungs.data.tokenizer_files import load_tokenizer
 
@@ -37,12 +38,7 @@ from rungs.data.tokenizer_files import load_tokenizer
     show_default=True,
     help="Share of the text to use for validation.",
 )
-@click.option(
-    "--datasets-dir",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Where datasets are stored."
-    f"  [default: ${catalog.VARIABLE}, else the project's datasets/]",
-)
+@DATASETS_DIR_OPTION
 def main(
     what: tuple[str, ...],
     text: bool,

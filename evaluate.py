@@ -10,7 +10,7 @@ from rungs.checkpointing.weights_file import Weights
 from rungs.common.errors import UserError, run_command
 from rungs.config.run_config import RunConfig
 from rungs.config.train_config import TrainConfig
-from rungs.data.catalog import find_datasets_dir, open_dataset
+from rungs.data.catalog import DATASETS_DIR_OPTION, find_datasets_dir, open_dataset
 from rungs.data.loader import ValidationData
 from rungs.data.provenance import check_same_tokenizer
 from rungs.data.sequences import IGNORED
@@ -25,11 +25,7 @@ _MAX_UNTRAINED_LENGTH = 1024
 @click.command()
 @click.argument("checkpoint")
 @click.option("--dataset", metavar="NAME", help="Default: the dataset the model was trained on.")
-@click.option(
-    "--datasets-dir",
-    type=click.Path(path_type=Path),
-    help="Where datasets are stored.",
-)
+@DATASETS_DIR_OPTION
 def main(checkpoint: str, dataset: str | None, datasets_dir: Path | None) -> None:
     """Print the loss, perplexity and bits per byte of CHECKPOINT (a run folder, a checkpoint or a
     model.safetensors) on the validation split of a dataset.

@@ -5,21 +5,26 @@ In Python, `from model import GPT` gives the model itself.
 
 import json
 import os
+from typing import TYPE_CHECKING, Any
 
 import click
 
+import rungs
 from rungs.common.errors import run_command
 from rungs.common.text_table import align_columns
 from rungs.config.run_config import load_run
-from rungs.model.gpt import GPT
-from rungs.parallel.sharding import MESH_AXES
-from rungs.planning.model_summary import ArraySummary, ModelSummary, summarize
 from rungs.run.folder import find_run
 
-__all__ = ["GPT", "main"]
+if TYPE_CHECKING:
+    from rungs.planning.model_summary import ArraySummary, ModelSummary
 
 MAX_INITIALIZED_PARAMETERS = 500_000_000
 """Larger models are not initialized, as they may not fit into this machine's memory."""
+
+
+def __getattr__(name: str) -> Any:
+    """Import `GPT` when it is asked for: JAX takes seconds to import."""
+    return getattr(rungs, name)
 
 
 @click.command()
@@ -45,8 +50,11 @@ def main(run: str, data: int, tensor: int, as_json: bool) -> None:
     Prints the module tree, then each array's name, axes, shape, dtype, initial standard deviation
     and share of the parameters, and along which axis each sharding mode splits it.
     """
-    os.environ["JAX_PLATFORMS"] = "cpu"
     config = load_run(find_run(run))
+    # JAX takes seconds to import, and reads the variable then; config errors are reported before.
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    from rungs.planning.model_summary import summarize
+
     summary = summarize(
         config.model,
         config.train.lora,
@@ -57,7 +65,7 @@ def main(run: str, data: int, tensor: int, as_json: bool) -> None:
     click.echo(_as_json(summary) if as_json else _as_text(summary))
 
 
-def _as_json(summary: ModelSummary) -> str:
+def _as_json(summary: "ModelSummary") -> str:
     return json.dumps(
         {
             "parameters": summary.parameters,
@@ -68,13 +76,13 @@ def _as_json(summary: ModelSummary) -> str:
     )
 
 
-def _as_text(summary: ModelSummary) -> str:
-    header = ("array", "axes", "shape", "dtype", "initial std", "share", *MESH_AXES)
+def _as_text(summary: "ModelSummary") -> str:
+    header = ("array", "axes", "shape", "dtype", "initial std", "share", *summary.arrays[0].splits)
     table = align_columns([header, *map(_row, summary.arrays)], left=4)
     return f"{_tree(summary)}\n\n{table}"
 
 
-def _tree(summary: ModelSummary) -> str:
+def _tree(summary: "ModelSummary") -> str:
     rows = []
     for module in summary.modules:
         depth = module.path.count(".") + 1 if module.path else 0
@@ -84,7 +92,7 @@ def _tree(summary: ModelSummary) -> str:
     return align_columns([("module", "parameters"), *rows])
 
 
-def _row(array: ArraySummary) -> tuple[str, ...]:
+def _row(array: "ArraySummary") -> tuple[str, ...]:
     return (
         array.name,
         " ".join(array.axes),

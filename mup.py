@@ -19,7 +19,7 @@ from rungs.charts.mup_charts import coordinate_chart, sweep_chart
 from rungs.common.errors import EXIT_FAILED, UserError, run_command
 from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import RunConfig, load_run
-from rungs.data.catalog import find_datasets_dir, open_dataset
+from rungs.data.catalog import DATASETS_DIR_OPTION, find_datasets_dir, open_dataset
 from rungs.data.loader import TrainingData
 from rungs.parallel import jax_setup
 from rungs.run.folder import find_run
@@ -71,9 +71,6 @@ WIDTHS = click.option(
     help="emb_dim of each model, for example 64,128,256."
     "  [default: 1, 2, 4 and 8 times the base width]",
 )
-DATASETS_DIR = click.option(
-    "--datasets-dir", type=click.Path(path_type=Path), help="Where datasets are stored."
-)
 
 
 @click.group()
@@ -103,7 +100,7 @@ def main() -> None:
     type=click.Path(path_type=Path, dir_okay=False),
     help="Where to write the chart.  [default: RUN/coordinate-check.png]",
 )
-@DATASETS_DIR
+@DATASETS_DIR_OPTION
 def check(
     run: str,
     widths: list[int] | None,
@@ -183,7 +180,7 @@ def _default_widths(config: RunConfig) -> list[int]:
     type=click.Path(path_type=Path, file_okay=False),
     help="Where to write the run folders and the chart.  [default: RUN-sweep]",
 )
-@DATASETS_DIR
+@DATASETS_DIR_OPTION
 def sweep_command(
     run: str,
     rates: list[float],

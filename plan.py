@@ -18,7 +18,7 @@ import click
 from rungs.common.errors import UserError, run_command
 from rungs.config.run_config import RunConfig, load_run
 from rungs.config.train_config import Mode, ShardingConfig, mode_problem
-from rungs.data.catalog import find_datasets_dir
+from rungs.data.catalog import DATASETS_DIR_OPTION, find_datasets_dir
 from rungs.planning.hardware import DESCRIPTION_FORMAT, NAMES
 from rungs.run.folder import RunFolder, find_run
 
@@ -72,7 +72,7 @@ _SHARDING = re.compile(rf"({'|'.join(get_args(Mode))}):([0-9]{{1,6}})(?:x([0-9]{
     help="Write the run folders of the ladder here.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
-@click.option("--datasets-dir", type=click.Path(path_type=Path), help="Where datasets are stored.")
+@DATASETS_DIR_OPTION
 def main(
     run: str,
     device: str | None,

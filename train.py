@@ -19,7 +19,7 @@ import click
 from rungs.common import run_log
 from rungs.common.errors import UserError, run_command
 from rungs.config.run_config import RunConfig, load_run
-from rungs.data.catalog import find_datasets_dir
+from rungs.data.catalog import DATASETS_DIR_OPTION, find_datasets_dir
 from rungs.parallel.launchers import Cluster, find_cluster
 from rungs.run.derive import create_like
 from rungs.run.folder import RunFolder, StartOptions, find_run
@@ -58,7 +58,7 @@ from rungs.run.folder import RunFolder, StartOptions, find_run
 )
 @click.option("--processes", type=int, help="Number of processes.")
 @click.option("--process", type=int, help="Index of this process, from 0.")
-@click.option("--datasets-dir", type=click.Path(path_type=Path), help="Where datasets are stored.")
+@DATASETS_DIR_OPTION
 def main(
     run: str,
     like: str | None,

@@ -18,7 +18,7 @@ import click
 from rungs.common import run_log
 from rungs.common.errors import run_command
 from rungs.config.run_config import load_run
-from rungs.data.catalog import find_datasets_dir
+from rungs.data.catalog import DATASETS_DIR_OPTION, find_datasets_dir
 from rungs.run.folder import RunFolder, find_run
 
 
@@ -41,7 +41,7 @@ from rungs.run.folder import RunFolder, find_run
     show_default=True,
     help="Maximum number of training steps to overfit one batch.",
 )
-@click.option("--datasets-dir", type=click.Path(path_type=Path), help="Where datasets are stored.")
+@DATASETS_DIR_OPTION
 def main(
     run: str, sequences: int | None, tokens: int | None, steps: int, datasets_dir: Path | None
 ) -> None:

@@ -19,7 +19,7 @@ import click
 from rungs.common import run_log
 from rungs.common.errors import run_command
 from rungs.config.run_config import load_run
-from rungs.data.catalog import find_datasets_dir
+from rungs.data.catalog import DATASETS_DIR_OPTION, find_datasets_dir
 from rungs.run.folder import RunFolder, find_run
 
 _XLA_DEVICE_COUNT = "--xla_force_host_platform_device_count="
@@ -52,7 +52,7 @@ _XLA_DEVICE_COUNT = "--xla_force_host_platform_device_count="
     show_default=True,
     help="Shorten sequences to this many tokens.",
 )
-@click.option("--datasets-dir", type=click.Path(path_type=Path), help="Where datasets are stored.")
+@DATASETS_DIR_OPTION
 def main(
     run: str, devices: int, steps: int, sequences: int, tokens: int, datasets_dir: Path | None
 ) -> None:

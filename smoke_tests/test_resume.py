@@ -18,7 +18,7 @@ import click
 from rungs.common import run_log
 from rungs.common.errors import UserError, run_command
 from rungs.config.run_config import load_run
-from rungs.data.catalog import find_datasets_dir
+from rungs.data.catalog import DATASETS_DIR_OPTION, find_datasets_dir
 from rungs.run.folder import RunFolder, find_run
 
 TRAIN_COMMAND = [sys.executable, str(Path(__file__).with_name("train_with_batch_log.py"))]
@@ -42,11 +42,7 @@ TRAIN_COMMAND = [sys.executable, str(Path(__file__).with_name("train_with_batch_
     metavar="DIR",
     help="Train in this new folder and keep it. Default: a temporary folder.",
 )
-@click.option(
-    "--datasets-dir",
-    type=click.Path(path_type=Path),
-    help="Where datasets are stored.",
-)
+@DATASETS_DIR_OPTION
 def main(run: str, kills: int, tokens: int, keep: Path | None, datasets_dir: Path | None) -> None:
     """Train a short copy of RUN with and without kills, and compare the results bit for bit."""
     folder = RunFolder(find_run(run))

@@ -6,6 +6,8 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import click
+
 from rungs.common import atomic_folder
 from rungs.common.errors import UserError
 from rungs.common.paths import checkout, is_folder, is_plain_name, is_there
@@ -20,6 +22,12 @@ logger = logging.getLogger("rungs.dataset")
 
 VARIABLE = "RUNGS_DATASETS_DIR"
 """Environment variable that sets the datasets folder."""
+DATASETS_DIR_OPTION = click.option(
+    "--datasets-dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    help=f"Where datasets are stored.  [default: ${VARIABLE}, else the project's datasets/]",
+)
+"""The option of every command that reads or makes datasets, for `find_datasets_dir`."""
 _COMMAND = "uv run download_dataset.py"
 
 

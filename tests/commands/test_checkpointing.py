@@ -1,6 +1,8 @@
 """`checkpointing.py` lists a run's checkpoints and exits with 1 if one is damaged."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ import checkpointing
 from rungs.checkpointing import load
 from rungs.run.folder import RunFolder
 from tests.support.commands import Finished, run_script
+from tests.support.committed_runs import ROOT
 from tests.support.tiny_run import make_run
 from tests.support.written_checkpoints import (
     NEW,
@@ -93,3 +96,13 @@ def test_a_run_without_checkpoints_is_refused(tmp_path: Path) -> None:
 def test_the_module_gives_the_loading_functions() -> None:
     assert checkpointing.load_model is load.load_model
     assert checkpointing.load_tokenizer is load.load_tokenizer
+
+
+def test_listing_does_not_load_jax_but_the_import_of_load_model_does() -> None:
+    code = (
+        "import sys, checkpointing; print('jax' in sys.modules);"
+        "from checkpointing import load_model; print('jax' in sys.modules)"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "True"]

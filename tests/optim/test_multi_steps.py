@@ -1,4 +1,4 @@
-"""`optimizer.py` and `step.py` against optax's own MultiSteps, and against larger batches."""
+"""`multi_steps.py` and `train_step.py` against optax's MultiSteps, and against larger batches."""
 
 import math
 from typing import Any

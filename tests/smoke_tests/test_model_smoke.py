@@ -1,6 +1,5 @@
 """The model check as a command: output, exit codes, and that it writes nothing."""
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -12,16 +11,7 @@ from rungs.common import run_log
 from rungs.optim import multi_steps
 from smoke_tests import test_model as script
 from tests.support.committed_runs import ROOT
-from tests.support.tiny_run import MODEL, make_dataset, make_run
-
-
-@pytest.fixture
-def arguments(tmp_path: Path) -> list[str]:
-    """A run without layers, which compiles in seconds, and its dataset."""
-    make_dataset(tmp_path / "datasets")
-    folder = make_run(tmp_path / "run").path
-    (folder / "model.json").write_text(json.dumps(MODEL | {"n_layers": 0}))
-    return [str(folder), "--datasets-dir", str(tmp_path / "datasets")]
+from tests.support.tiny_run import make_run
 
 
 @pytest.fixture

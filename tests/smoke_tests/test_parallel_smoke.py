@@ -1,6 +1,5 @@
 """The parallel check: its cases, its comparison, and the command."""
 
-import json
 import math
 import subprocess
 import sys
@@ -31,18 +30,9 @@ from rungs.step import train_step
 from smoke_tests import test_parallel as script
 from tests.support.committed_runs import ROOT
 from tests.support.configs import model_config, train_config
-from tests.support.tiny_run import MODEL, make_dataset, make_run
+from tests.support.tiny_run import make_run
 
 FEW = ("--devices", "4", "--sequences", "2")
-
-
-@pytest.fixture
-def arguments(tmp_path: Path) -> list[str]:
-    """A run without layers, which compiles in seconds, and its dataset."""
-    make_dataset(tmp_path / "datasets")
-    folder = make_run(tmp_path / "run").path
-    (folder / "model.json").write_text(json.dumps(MODEL | {"n_layers": 0}))
-    return [str(folder), "--datasets-dir", str(tmp_path / "datasets")]
 
 
 @pytest.fixture

@@ -137,7 +137,7 @@ def test_starting_a_finished_run_repairs_links_and_charts(
     messages: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.undo()  # of no_charts
+    monkeypatch.undo()  # charts are drawn again
     for chart in copy.charts:
         chart.unlink()
     before = files(copy.path)
