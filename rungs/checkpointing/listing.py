@@ -6,6 +6,7 @@ from typing import NamedTuple
 from rungs.checkpointing.checkpoint_folder import CHECKPOINT_GLOB, IMPORTED
 from rungs.checkpointing.links import BEST, LATEST, link_target
 from rungs.checkpointing.manifest import META_FILE, read_checkpoint
+from rungs.common.disk import folder_bytes
 from rungs.common.errors import UserError
 from rungs.run.folder import RunFolder
 
@@ -43,10 +44,12 @@ def list_run(run: RunFolder, *, verify: bool) -> list[ListedCheckpoint]:
 
     imported = [folder / IMPORTED] if (folder / IMPORTED).is_dir() else []
     saved = sorted(folder.glob(CHECKPOINT_GLOB))
-    return [
+    listed = [
         *(_without_manifest(path, links(path), damage=[]) for path in imported),
         *(_listed(path, links(path), verify) for path in saved),
     ]
+    # a run that is training may have deleted some
+    return [checkpoint for checkpoint in listed if (folder / checkpoint.name).is_dir()]
 
 
 def _listed(folder: Path, links: list[str], verify: bool) -> ListedCheckpoint:
@@ -57,15 +60,13 @@ def _listed(folder: Path, links: list[str], verify: bool) -> ListedCheckpoint:
     meta = checkpoint.meta
     damage = checkpoint.damage() if verify else checkpoint.missing()
     losses = meta.train_loss, meta.validation_loss
-    size = _bytes(folder)
+    size = folder_bytes(folder)
     return ListedCheckpoint(
         folder.name, meta.global_step, *losses, size, meta.created, links, damage, True
     )
 
 
 def _without_manifest(folder: Path, links: list[str], damage: list[str]) -> ListedCheckpoint:
-    return ListedCheckpoint(folder.name, None, None, None, _bytes(folder), "", links, damage, False)
-
-
-def _bytes(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    return ListedCheckpoint(
+        folder.name, None, None, None, folder_bytes(folder), "", links, damage, False
+    )

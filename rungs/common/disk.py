@@ -118,3 +118,12 @@ def _free_bytes(path: Path) -> int:
     """Return the free space of the file system that holds a path, or would hold it."""
     existing = next(place for place in (path, *path.absolute().parents) if place.exists())
     return shutil.disk_usage(existing).free
+
+
+def folder_bytes(folder: Path) -> int:
+    """Return the size of all files in a folder, without those that are deleted meanwhile."""
+    total = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            total += path.stat().st_size if path.is_file() else 0
+    return total

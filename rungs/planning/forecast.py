@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from rungs.checkpointing.checkpoint_folder import CHECKPOINT_GLOB
 from rungs.checkpointing.retention import MOST_EXTRA
+from rungs.common.disk import folder_bytes
 from rungs.common.errors import UserError
 from rungs.common.paths import is_there
 from rungs.config.run_config import MODEL_FILE, TRAIN_FILE, RunConfig
@@ -285,12 +286,7 @@ def _disk(run: RunFolder, config: RunConfig, steps: int | None) -> Disk:
     kept = None if train.keep_checkpoints == -1 else train.keep_checkpoints + MOST_EXTRA
     saved = None if steps is None else math.ceil((steps - 1) / train.checkpoint_interval) + 1
     counts = [count for count in (kept, saved) if count is not None]
-    own = sum(
-        file.stat().st_size
-        for folder in run.checkpoints.glob(CHECKPOINT_GLOB)
-        for file in folder.rglob("*")
-        if file.is_file()
-    )
+    own = sum(map(folder_bytes, run.checkpoints.glob(CHECKPOINT_GLOB)))
     return Disk(
         checkpoint_bytes(config),
         min(counts, default=None),

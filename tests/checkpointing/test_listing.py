@@ -1,11 +1,14 @@
 """What the list of a run's checkpoints says: losses, links, damage, imported weights."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
+from rungs.checkpointing import listing
 from rungs.checkpointing.listing import list_run
+from rungs.checkpointing.manifest import Checkpoint
 from rungs.run.folder import RunFolder
 from tests.support.written_checkpoints import (
     NEW,
@@ -83,3 +86,17 @@ def test_links_may_be_text_files(run: RunFolder) -> None:
         (run.checkpoints / name).unlink()
         (run.checkpoints / name).write_text(f"{target}\n")
     assert [c.links for c in list_run(run, verify=False)] == [["best"], ["latest"]]
+
+
+def test_a_checkpoint_that_training_deletes_meanwhile_is_left_out(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = listing.read_checkpoint
+
+    def delete_old_and_read(folder: Path) -> Checkpoint:
+        if folder.name == OLD:
+            shutil.rmtree(folder)
+        return read(folder)
+
+    monkeypatch.setattr(listing, "read_checkpoint", delete_old_and_read)
+    assert [(found.name, found.damage) for found in list_run(run, verify=True)] == [(NEW, [])]
