@@ -28,6 +28,7 @@ def run(uninterrupted: RunFolder, tmp_path: Path) -> RunFolder:
     return run
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "start", [StartOptions(fresh=True), StartOptions(rewind_to="-step-000003")]
 )

@@ -150,6 +150,7 @@ def test_without_a_finite_microbatch_only_the_schedule_moves() -> None:
             assert np.array_equal(before[name], now[name], equal_nan=True), name
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scope", ["matrices", "all"])
 def test_decay_acts_on_matrices_not_on_stacked_biases(scope: str) -> None:
     _, model, optimizer = fresh(weight_decay=0.5, decayed_parameters=scope, warmup_period_percent=0)
@@ -162,6 +163,7 @@ def test_decay_acts_on_matrices_not_on_stacked_biases(scope: str) -> None:
         np.testing.assert_allclose(array, expected, rtol=1e-6, err_msg=name)
 
 
+@pytest.mark.long
 def test_one_compilation_serves_all_steps() -> None:
     train, model, optimizer = fresh()
     train_step = make_train_step(train)

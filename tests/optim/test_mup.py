@@ -89,6 +89,7 @@ def test_kernels_of_blocks_learn_slower_by_the_width_or_in_muon_its_root(
         np.testing.assert_allclose(slower * wide[name], array, rtol=2e-4, atol=1e-6, err_msg=name)
 
 
+@pytest.mark.long
 def test_weight_decay_is_the_same_at_every_width() -> None:
     for optimizer in ("adamw", "muon"):
         keys = {"optimizer": optimizer, "learning_rate": 1.0}

@@ -181,7 +181,7 @@ CASES: list[tuple[str, str, int, int, int, tuple[Any, ...]]] = [
     ("no-layers", "fsdp_tp", 4, 2, 2, ()),
 ]
 
-QUICK = {"gpt2-dp-8x1", "llama-fsdp_tp-2x4", "no-layers-fsdp_tp-4x2"}
+QUICK = {"llama-fsdp_tp-2x4", "no-layers-fsdp_tp-4x2"}
 """Not long."""
 
 
@@ -226,6 +226,7 @@ def with_rare_token() -> tuple[np.ndarray, np.ndarray]:
     return inputs_ABS, targets_ABS
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("architecture", "mode", "data", "tensor", "train", "value", "named"),
     [

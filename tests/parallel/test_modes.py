@@ -29,7 +29,6 @@ from rungs.step.state import AbstractState, Arrays, create_model_and_optimizer, 
 from rungs.step.train_step import StepResult, gradients, make_train_step
 from tests.parallel.test_gradients import KEY, on_mesh
 from tests.support.configs import mesh_of, model_config, train_config
-from tests.support.long import long_except
 from tests.support.sharded_models import (
     LENGTH,
     SEQUENCES,
@@ -146,7 +145,8 @@ def floats(module: GPT | MultiSteps) -> dict[str, np.ndarray]:
     return {name: np.asarray(array) for name, array in arrays.items() if array.ndim}
 
 
-@pytest.mark.parametrize("mode", long_except({"fsdp_tp"}, MODES))
+@pytest.mark.long
+@pytest.mark.parametrize("mode", MODES)
 def test_a_step_has_the_results_of_one_device(mode: str) -> None:
     alone, shared = trained("one"), trained(mode)
     for expected, found in zip(alone.results, shared.results, strict=True):
@@ -180,6 +180,7 @@ def test_fsdp_keeps_an_eighth_of_everything_on_each_device() -> None:
             assert own <= 1.02 * total_bytes(arrays) / 8
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", ["tp", "fsdp_tp"])
 def test_vocabulary_padding_stays_zero_and_is_not_in_named_arrays(mode: str) -> None:
     one = trained(mode)

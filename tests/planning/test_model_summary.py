@@ -1,5 +1,6 @@
 """The summary of a model as it is built, and `model.py` as a user runs it."""
 
+import functools
 import json
 import math
 from pathlib import Path
@@ -17,6 +18,7 @@ from tests.support.tiny_run import make_run
 TIED_GPT = {"vocab_size": 61, "emb_dim": 64, "n_heads": 4, "tied_embeddings": True}
 
 
+@functools.cache
 def summary_of(max_initialized: int = 10**6, **changes: object) -> ModelSummary:
     config = model_config(**changes)
     return summarize(config, None, (2, 4), seed=0, max_initialized=max_initialized)

@@ -61,6 +61,7 @@ CASES = {
 }
 
 
+@pytest.mark.long
 def test_every_mode_and_split_trains_like_one_device(
     runner: CliRunner, arguments: list[str]
 ) -> None:
@@ -97,6 +98,7 @@ def test_a_wrong_gradient_is_found_in_the_modes_that_have_it(
     assert "3 above tolerance\ndp 2×1 1×2: largest difference in " in result.stdout
 
 
+@pytest.mark.long
 def test_errors_are_one_line(arguments: list[str]) -> None:
     """The second one is raised after the restart with several devices."""
     other = make_run(Path(arguments[0]).parent / "other", dataset="absent")
