@@ -165,6 +165,7 @@ def test_a_file_in_place_of_the_checkpoints_folder(run: RunFolder, datasets_dir:
         train_here(run, datasets_dir)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("as_text", [False, True])
 def test_dangling_links_are_an_error_and_a_start_repairs_them(
     as_text: bool, copy: RunFolder, with_tokenizer: Path

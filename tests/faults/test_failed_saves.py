@@ -136,6 +136,7 @@ def test_pruning_ignores_a_checkpoint_that_is_already_gone(
     assert checkpoint_steps(run) == [3, 6, 7]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "clock", [pytest.param("stands still", marks=pytest.mark.long), "goes back"]
 )

@@ -46,21 +46,20 @@ def test_a_read_only_run_folder_is_an_error(datasets_dir: Path, tmp_path: Path) 
     "number",
     [
         errno.EROFS,
-        pytest.param(errno.EIO, marks=pytest.mark.long),
-        pytest.param(errno.EACCES, marks=pytest.mark.long),
+        errno.EIO,
+        errno.EACCES,
     ],
 )
 @pytest.mark.parametrize(
     ("owner", "name", "what"),
     [
-        pytest.param(disk_module, "flush", "the metrics so far", marks=pytest.mark.long),
+        (disk_module, "flush", "the metrics so far"),
         (checkpoint_folder, "checkpoint_name", "the checkpoint of step 0"),
-        pytest.param(
-            manifest, "write_manifest", "the checkpoint of step 0", marks=pytest.mark.long
-        ),
-        pytest.param(links, "update_links", "the names best and latest", marks=pytest.mark.long),
+        (manifest, "write_manifest", "the checkpoint of step 0"),
+        (links, "update_links", "the names best and latest"),
     ],
 )
+@pytest.mark.long
 @pytest.mark.usefixtures("no_charts")
 def test_a_folder_that_becomes_unwritable(
     owner: Any,

@@ -253,6 +253,7 @@ def test_a_nonfinite_value_on_one_device_drops_the_microbatch_on_all(
     np.testing.assert_allclose(aux.losses_A[0], first.losses_A[0], rtol=1e-6)
 
 
+@pytest.mark.long
 def test_gradients_are_sharded_as_their_parameters() -> None:
     for mode, data, tensor, train in (("fsdp", 8, 1, (THRICE,)), ("fsdp_tp", 4, 2, ())):
         one = on_mesh("gpt2", mode, data, tensor, *train)

@@ -262,12 +262,14 @@ def assert_activations_are_summed(one: Trained) -> None:
     assert 0 <= total(one.sent_over("all-reduce", "tensor")) - expected <= FEW
 
 
+@pytest.mark.long
 def test_tp_sums_activations_along_tensor_and_gathers_nothing() -> None:
     one = trained("tp")
     assert one.kinds == {("all-reduce", ("tensor",))}
     assert_activations_are_summed(one)
 
 
+@pytest.mark.long
 def test_fsdp_tp_sends_what_both_do_each_along_its_axis() -> None:
     one = trained("fsdp_tp")
     assert one.kinds == {

@@ -70,6 +70,7 @@ def test_a_rung_spends_its_budget_on_twenty_tokens_per_parameter(budget: float) 
         assert keys["n_heads"] == 2 * keys["n_kv_heads"] == keys["emb_dim"] / 8
 
 
+@pytest.mark.long
 def test_only_active_experts_count() -> None:
     experts = {"n_experts": 8, "experts_per_token": 2}
     sparse = propose(run_config(experts), 1e15, 1, {})[0]
@@ -184,6 +185,7 @@ def test_folders_are_runs_with_these_figures(tmp_path: Path) -> None:
     assert "already exists with other keys" in str(other.exception)
 
 
+@pytest.mark.long
 def test_if_one_folder_is_taken_none_is_made(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     make_run(tmp_path / "ladder" / "rung-2")

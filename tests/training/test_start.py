@@ -22,6 +22,7 @@ from rungs.run.folder import RunFolder, StartOptions
 from rungs.step import eval_step
 from rungs.training.resume import checkpoint_to_resume
 from rungs.training.start import launch
+from tests.support.long import long_except
 from tests.support.tiny_run import (
     MODEL,
     assert_same_outcome,
@@ -256,7 +257,7 @@ def test_a_run_without_a_valid_checkpoint_does_not_start_over_by_itself(
     assert go(copy, datasets_dir, fresh=True) == 0
 
 
-@pytest.mark.parametrize("name", ["best", "latest", "by name"])
+@pytest.mark.parametrize("name", long_except({"by name"}, ["best", "latest", "by name"]))
 def test_rewinding_moves_later_steps_aside_and_repeats_them(
     name: str, copy: RunFolder, finished: RunFolder, datasets_dir: Path
 ) -> None:
