@@ -85,7 +85,7 @@ def _transformation(
     rate."""
     direction = optax.chain(
         _scale_gradient(),
-        update_rule(train, nnx.state(model, wrt), model.config.width_multiplier),
+        update_rule(train, nnx.state(model, wrt), model.config),
         optax.add_decayed_weights(train.weight_decay, _decay_mask(train, model, wrt)),
     )
     return _apply_learning_rate(direction)

@@ -7,17 +7,20 @@ from its number of dimensions, because stacking layers adds one to all of them.
 
 import functools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import optax
 from flax import nnx
 from jax import Array
 from optax import contrib
 
+from rungs.config.model_config import ModelConfig
 from rungs.config.train_config import Optimizer, TrainConfig
 from rungs.model.layers import LowRankParam
-from rungs.parallel.names import BLOCKS
+from rungs.parallel.names import BLOCKS, dotted
+from rungs.parallel.sharding import padded_axis
 
 ADAM_RMS = 0.2
 """Typical root mean square of an AdamW update. Muon's updates are scaled to it, so that both use
@@ -26,13 +29,13 @@ MATRIX, OTHER = "matrix", "other"
 
 
 def update_rule(
-    train: TrainConfig, params: nnx.State, width_multiplier: float
+    train: TrainConfig, params: nnx.State, model: ModelConfig
 ) -> optax.GradientTransformationExtraArgs:
     """Return the optimizer that `train.json` names; with muP, its directions are scaled.
 
     Args:
         params: the trained parameters.
-        width_multiplier: muP's width multiplier; 1 without muP.
+        model: for muP's width multiplier, and the size of the vocabulary without padding.
     """
     match train.optimizer:
         case "adamw":
@@ -44,11 +47,11 @@ def update_rule(
         case "lion":
             rule = optax.scale_by_lion(train.beta1, train.beta2)
         case "adafactor":
-            rule = _on_matrices(_adafactor(), params)
+            rule = _on_matrices(_adafactor(), params, model.vocab_size)
         case "sgd":
             rule = optax.trace(train.momentum)
-    if width_multiplier != 1:
-        scale = functools.partial(_mup_scale, train.optimizer, width_multiplier)
+    if model.width_multiplier != 1:
+        scale = functools.partial(_mup_scale, train.optimizer, model.width_multiplier)
         rule = optax.chain(rule, _multiply_by(nnx.map_state(scale, params)))
     return optax.with_extra_args_support(rule)
 
@@ -142,39 +145,63 @@ def _first_input(param: nnx.Variable) -> int:
     return param.get_value().ndim - len(param.axes) + is_expert
 
 
+class _Matrix(NamedTuple):
+    """A parameter as the stack of matrices that a factored rule works on."""
+
+    param: nnx.Variable
+    vocab_size: int
+
+    @property
+    def _own_shape(self) -> tuple[int, ...]:
+        """The parameter's shape without vocabulary padding."""
+        shape = list(self.param.get_value().shape)
+        if (axis := padded_axis(self.param)) is not None:
+            shape[axis] = self.vocab_size
+        return tuple(shape)
+
+    @property
+    def _stacked_shape(self) -> tuple[int, ...]:
+        """(layers and experts…, all inputs, all outputs); of other parameters, their own shape."""
+        shape = self._own_shape
+        if not self.param.inputs:
+            return shape
+        first = _first_input(self.param)
+        middle = first + self.param.inputs
+        return (*shape[:first], math.prod(shape[first:middle]), math.prod(shape[middle:]))
+
+    def of(self, array: Array) -> Array:
+        """Return an array that has the parameter's shape as a stack of matrices."""
+        own = jax.lax.slice(array, (0,) * array.ndim, self._own_shape)
+        return own.reshape(self._stacked_shape)
+
+    def back(self, matrices: Array) -> Array:
+        """Return a stack of matrices in the parameter's shape, zero in the padding."""
+        sizes = zip(self.param.get_value().shape, self._own_shape, strict=True)
+        own = matrices.reshape(self._own_shape)
+        return jnp.pad(own, [(0, size - without) for size, without in sizes])
+
+
 def _on_matrices(
-    rule: optax.GradientTransformation, params: nnx.State
+    rule: optax.GradientTransformation, params: nnx.State, vocab_size: int
 ) -> optax.GradientTransformation:
     """Apply a rule that works on rows and columns to kernels with several input or output axes.
 
-    Each kernel is reshaped to a stack of matrices. The rule's state therefore has other shapes than
-    the parameters, and declares no axes.
+    The rule sees each kernel as a stack of matrices without vocabulary padding, which would count
+    in its means. Its state therefore has other shapes than the parameters, the same on every mesh,
+    and declares no axes.
     """
     flat = nnx.to_flat_state(params)
-    shapes = {".".join(map(str, path)): _matrix_shape(param) for path, param in flat}
+    views = {dotted(path): _Matrix(param, vocab_size) for path, param in flat}
 
     def matrices(tree: optax.Params) -> dict[str, Array]:
-        leaves = jax.tree.leaves(tree)
-        pairs = zip(shapes.items(), leaves, strict=True)
-        return {name: leaf.reshape(shape) for (name, shape), leaf in pairs}
+        pairs = zip(views.items(), jax.tree.leaves(tree), strict=True)
+        return {name: view.of(leaf) for (name, view), leaf in pairs}
 
     def update(
         gradient: optax.Updates, state: optax.OptState, params: optax.Params | None = None
     ) -> tuple[optax.Updates, optax.OptState]:
         directions, state = rule.update(matrices(gradient), state, matrices(params))
-        leaves, structure = jax.tree.flatten(gradient)
-        pairs = zip(shapes, leaves, strict=True)
-        reshaped = [directions[name].reshape(leaf.shape) for name, leaf in pairs]
-        return jax.tree.unflatten(structure, reshaped), state
+        leaves = [view.back(directions[name]) for name, view in views.items()]
+        return jax.tree.unflatten(jax.tree.structure(gradient), leaves), state
 
     return optax.GradientTransformation(lambda params: rule.init(matrices(params)), update)
-
-
-def _matrix_shape(param: nnx.Variable) -> tuple[int, ...]:
-    """Return (layers and experts…, all inputs, all outputs); other parameters keep their shape."""
-    shape = param.get_value().shape
-    if not param.inputs:
-        return shape
-    first = _first_input(param)
-    middle = first + param.inputs
-    return (*shape[:first], math.prod(shape[first:middle]), math.prod(shape[middle:]))

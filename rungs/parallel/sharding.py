@@ -18,7 +18,7 @@ from rungs.config.model_config import ModelConfig
 from rungs.config.train_config import Mode, ShardingConfig, mode_problem
 from rungs.parallel import target_device
 from rungs.parallel.mesh import MESH_AXIS_NAMES, one_device
-from rungs.parallel.names import DATA, TENSOR
+from rungs.parallel.names import DATA, TENSOR, VOCABULARY
 
 TILE = 128
 """Columns of a matmul that accelerators compute at once."""
@@ -139,6 +139,12 @@ class Layout(NamedTuple):
                     f"{mesh_axis}; use {near}"
                 )
         return lines
+
+
+def padded_axis(variable: nnx.Variable) -> int | None:
+    """Return which axis of a parameter or moment is the vocabulary, the one that is padded."""
+    axes = variable.get_metadata().get("axes", ())
+    return axes.index(VOCABULARY) if VOCABULARY in axes else None
 
 
 def is_spec(node: Any) -> bool:

@@ -21,7 +21,7 @@ from rungs.model.remat import RECOMPUTED
 from rungs.optim.precision import dtype_of
 from rungs.parallel.mesh import MESH_AXIS_NAMES
 from rungs.parallel.names import BLOCKS, DATA, TENSOR, VOCABULARY
-from rungs.parallel.sharding import Layout
+from rungs.parallel.sharding import Layout, padded_axis
 from rungs.planning.compiled_communication import moved_bytes
 from rungs.step.state import abstract_model
 
@@ -111,10 +111,9 @@ def parameter_layouts(model: ModelConfig, layout: Layout) -> Iterator[ParameterL
 
 def padded_shape(variable: nnx.Variable, layout: Layout) -> list[int]:
     """Return the shape that a parameter has on a layout's devices, vocabulary padding included."""
-    axes, shape = variable.get_metadata()["axes"], list(variable.get_value().shape)
-    if VOCABULARY in axes:
-        place = len(shape) - len(axes) + axes.index(VOCABULARY)
-        shape[place] = layout.padded_vocab_size(shape[place])
+    shape = list(variable.get_value().shape)
+    if (axis := padded_axis(variable)) is not None:
+        shape[axis] = layout.padded_vocab_size(shape[axis])
     return shape
 
 

@@ -14,8 +14,8 @@ from rungs.config.train_config import LoraConfig
 from rungs.model.gpt import GPT
 from rungs.model.lora import add_lora
 from rungs.optim.multi_steps import MultiSteps
-from rungs.parallel.names import DATA, VOCABULARY, dotted
-from rungs.parallel.sharding import Layout, keep_layout
+from rungs.parallel.names import DATA, dotted
+from rungs.parallel.sharding import Layout, keep_layout, padded_axis
 
 Arrays = dict[str, jax.Array]
 AbstractArrays = dict[str, jax.ShapeDtypeStruct]
@@ -139,7 +139,7 @@ def host_copies(module: nnx.Module | nnx.Optimizer, vocab_size: int) -> dict[str
 
 
 def _host_copy(variable: nnx.Variable, vocab_size: int) -> np.ndarray:
-    array, axis = variable.get_value(), _vocabulary_axis(variable)
+    array, axis = variable.get_value(), padded_axis(variable)
     # On a CPU, np.asarray shares JAX's memory, which the next step reuses.
     is_shared = next(iter(array.devices())).platform == "cpu"
     copy = np.array(array) if is_shared else np.asarray(array)
@@ -158,7 +158,7 @@ def _pad_vocabulary(model: GPT, rows: int) -> None:
     """Add vocabulary padding: rows of zeros, which training never changes."""
     state = nnx.state(model)
     for _, variable in nnx.to_flat_state(state):
-        axis, array = _vocabulary_axis(variable), variable.get_value()
+        axis, array = padded_axis(variable), variable.get_value()
         if axis is not None:
             widths = [(0, 0)] * array.ndim
             widths[axis] = (0, rows - array.shape[axis])
@@ -168,7 +168,7 @@ def _pad_vocabulary(model: GPT, rows: int) -> None:
 
 def _without_padding(variable: nnx.Variable, vocab_size: int | None) -> jax.Array:
     array: jax.Array = variable.get_value()
-    axis = _vocabulary_axis(variable)
+    axis = padded_axis(variable)
     if vocab_size is None or axis is None or array.shape[axis] == vocab_size:
         return array
     assert isinstance(array.sharding, NamedSharding)
@@ -188,15 +188,10 @@ def _shapes(model: GPT, vocab_size: int) -> Shapes:
     shapes = {}
     for path, variable in nnx.to_flat_state(nnx.state(model)):
         shape = list(variable.get_value().shape)
-        if (axis := _vocabulary_axis(variable)) is not None:
+        if (axis := padded_axis(variable)) is not None:
             shape[axis] = vocab_size
         shapes[dotted(path)] = tuple(shape)
     return shapes
-
-
-def _vocabulary_axis(variable: nnx.Variable) -> int | None:
-    axes = variable.get_metadata().get("axes", ())
-    return axes.index(VOCABULARY) if VOCABULARY in axes else None
 
 
 def _abstract_arrays(state: nnx.State, layout: Layout) -> AbstractArrays:

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax.sharding import Mesh
 
 from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import RunConfig
@@ -14,9 +15,9 @@ from rungs.config.train_config import Optimizer, ShardingConfig
 from rungs.model.gpt import GPT
 from rungs.optim.multi_steps import MultiSteps
 from rungs.optim.optimizers import ADAM_RMS, is_hidden_matrix
-from rungs.parallel.mesh import create_mesh, one_device
+from rungs.parallel.mesh import one_device
 from rungs.step.state import create_model_and_optimizer, named_arrays
-from tests.support.configs import model_config, train_config
+from tests.support.configs import mesh_of, model_config, train_config
 from tests.support.long import long_except
 
 OPTIMIZERS: tuple[Optimizer, ...] = ("adamw", "muon", "lion", "adafactor", "sgd")
@@ -37,12 +38,14 @@ INPUTS = {"output.kernel": 2}
 
 
 def fresh(
-    optimizer: Optimizer, model: ModelConfig | None = None, devices: int = 1, **changes: Any
+    optimizer: Optimizer,
+    model: ModelConfig | None = None,
+    mesh: Mesh | None = None,
+    **changes: Any,
 ) -> tuple[GPT, MultiSteps]:
     train = train_config(optimizer=optimizer, **{**CONFIG, **changes})
-    mesh = create_mesh((devices, 1), devices=jax.devices()[:devices])
     run = RunConfig(model or model_config(), train)
-    return create_model_and_optimizer(run, 20, mesh)
+    return create_model_and_optimizer(run, 20, mesh or one_device())
 
 
 def gradients(model: GPT) -> list[nnx.State]:
@@ -206,10 +209,42 @@ def test_sharded_as_on_one_device(name: Optimizer) -> None:
     outcomes = []
     for devices in (1, 2):
         changes: dict[str, Any] = {"sharding": ShardingConfig(mode="fsdp")} if devices > 1 else {}
-        outcomes.append(trained(name, devices=devices, **changes)[1])
+        outcomes.append(trained(name, mesh=mesh_of(devices), **changes)[1])
     one, two = outcomes
     for parameter, array in one.items():
         np.testing.assert_allclose(two[parameter], array, atol=1e-6, err_msg=parameter)
+
+
+@pytest.mark.parametrize("name", long_except({"adafactor"}, OPTIMIZERS))
+def test_padding_of_the_vocabulary_changes_no_update(name: Optimizer) -> None:
+    """129 rows are split over two devices as 65 each, the last one padding; Adafactor factors the
+    second moments of matrices of 128 and more."""
+    config = model_config(vocab_size=129, emb_dim=128, n_layers=0, n_heads=None)
+    sharding = ShardingConfig(mode="tp", tensor=2)
+    model, optimizer = fresh(name, config)
+    padded, padded_optimizer = fresh(name, config, mesh_of(1, 2), sharding=sharding)
+    assert nnx.state(padded)["head"]["kernel"].get_value().shape == (128, 130)
+    for gradient in gradients(model):
+        optimizer.update(model, gradient, jnp.asarray(1.0))
+        padded_optimizer.update(padded, _padded(gradient, padded), jnp.asarray(1.0))
+    expected, found = (named_arrays(module, 129) for module in (model, padded))
+    for parameter, array in expected.items():
+        np.testing.assert_allclose(found[parameter], array, atol=1e-6, err_msg=parameter)
+    shapes, padded_shapes = (
+        {path: array.shape for path, array in named_arrays(state, 129).items()}
+        for state in (optimizer, padded_optimizer)
+    )
+    assert shapes == padded_shapes
+
+
+def _padded(gradient: nnx.State, model: GPT) -> nnx.State:
+    """The gradient with zeros for the padding that a model has."""
+
+    def pad(array: jax.Array, like: jax.Array) -> jax.Array:
+        widths = [(0, size - own) for size, own in zip(like.shape, array.shape, strict=True)]
+        return jnp.pad(array, widths)
+
+    return jax.tree.map(pad, gradient, nnx.state(model, nnx.Param))
 
 
 @pytest.mark.long
