@@ -3,10 +3,11 @@
     uv run smoke_tests/test_parallel.py runs/layers
 
 Trains the first steps of a run on virtual CPU devices, in every sharding mode and every split of
-the gradient accumulation. Prints how far loss and gradient are from those of one device, how many
-bytes a device holds, and how many it sends. Exits with code 1 if a difference exceeds its
-tolerance; `rungs/diagnostics/parallel_check.py` explains the tolerances. Writes nothing into the
-run folder. The first time, compilation takes minutes even for a small run.
+the gradient accumulation. Prints how far loss, gradient and the optimizer's update are from those
+of one device, how many bytes a device holds, and how many it sends. Exits with code 1 if a
+difference exceeds its tolerance; `rungs/diagnostics/parallel_check/comparison.py` explains the
+tolerances. Writes nothing into the run folder. The first time, compilation takes minutes even for a
+small run.
 """
 
 import os
@@ -56,14 +57,15 @@ _XLA_DEVICE_COUNT = "--xla_force_host_platform_device_count="
 def main(
     run: str, devices: int, steps: int, sequences: int, tokens: int, datasets_dir: Path | None
 ) -> None:
-    """Train the first steps of RUN in every sharding mode, and compare losses and gradients
-    with those of one device."""
+    """Train the first steps of RUN in every sharding mode, and compare losses, gradients and
+    updates with those of one device."""
     folder = RunFolder(find_run(run))
     config = load_run(folder.path)
     _restart_with(devices)
     # JAX takes seconds to import, which the process before the restart can spare.
 
-    from rungs.diagnostics.parallel_check import ParallelCheck, ParallelLimits, run_check
+    from rungs.diagnostics.parallel_check.check import ParallelCheck, ParallelLimits
+    from rungs.diagnostics.parallel_check.table import run_check
     from rungs.parallel import jax_setup
 
     run_log.log_to_terminal()

@@ -68,9 +68,17 @@ def place_weights(
 
     def place(name: str, leaf: jax.ShapeDtypeStruct) -> jax.Array:
         array = weights.array(name)
-        array = array.astype(leaf.dtype, copy=False) if name in cast else array
-        padding = [(0, size - own) for size, own in zip(leaf.shape, array.shape, strict=True)]
-        array = np.pad(array, padding) if leaf.shape != array.shape else array
-        return jax.make_array_from_callback(leaf.shape, leaf.sharding, lambda at: array[at])
+        return place_padded(array.astype(leaf.dtype, copy=False) if name in cast else array, leaf)
 
     return {name: place(name, abstract.weights[name]) for name in names}
+
+
+def place_padded(array: np.ndarray, like: jax.Array | jax.ShapeDtypeStruct) -> jax.Array:
+    """Put an array onto its devices, with zeros for the padding of the vocabulary.
+
+    Args:
+        like: has the padded shape and the sharding.
+    """
+    padding = [(0, size - own) for size, own in zip(like.shape, array.shape, strict=True)]
+    padded = np.pad(array, padding) if like.shape != array.shape else array
+    return jax.make_array_from_callback(like.shape, like.sharding, lambda at: padded[at])

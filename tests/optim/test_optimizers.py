@@ -223,7 +223,7 @@ def test_padding_of_the_vocabulary_changes_no_update(name: Optimizer) -> None:
     sharding = ShardingConfig(mode="tp", tensor=2)
     model, optimizer = fresh(name, config)
     padded, padded_optimizer = fresh(name, config, mesh_of(1, 2), sharding=sharding)
-    assert nnx.state(padded)["head"]["kernel"].get_value().shape == (128, 130)
+    assert named_arrays(padded)["head.kernel"].shape == (128, 130)
     for gradient in gradients(model):
         optimizer.update(model, gradient, jnp.asarray(1.0))
         padded_optimizer.update(padded, _padded(gradient, padded), jnp.asarray(1.0))

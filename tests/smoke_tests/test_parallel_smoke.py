@@ -15,15 +15,15 @@ from rungs.common.errors import UserError
 from rungs.config.run_config import RunConfig
 from rungs.data.loader import Batch, TrainingData
 from rungs.data.sequences import IGNORED
-from rungs.diagnostics import parallel_check
-from rungs.diagnostics.parallel_check import (
+from rungs.diagnostics.parallel_check import check as parallel_check
+from rungs.diagnostics.parallel_check.check import ParallelCheck, ParallelLimits
+from rungs.diagnostics.parallel_check.comparison import (
     CaseResult,
     Difference,
     ParallelCase,
-    ParallelCheck,
-    ParallelLimits,
     compare,
 )
+from rungs.optim import optimizers
 from rungs.parallel import collectives
 from rungs.parallel.names import DATA
 from rungs.step import train_step
@@ -44,10 +44,10 @@ def runner(monkeypatch: pytest.MonkeyPatch) -> CliRunner:
 
 
 def rows(output: str) -> dict[tuple[str, ...], list[str]]:
-    """The table: mode, mesh and split to loss and gradient."""
+    """The table: mode, mesh and split to loss, gradient and update."""
     table = output.partition("mode  ")[2].partition("\n\n")[0]
     found = [line.split() for line in table.splitlines()[1:]]
-    return {tuple(row[:3]): row[3:5] for row in found if "×" in row[1]}
+    return {tuple(row[:3]): row[3:6] for row in found if "×" in row[1]}
 
 
 CASES = {
@@ -71,7 +71,7 @@ def test_every_mode_and_split_trains_like_one_device(
     assert "\nfsdp 4×1 does not fit: 2 sequences are not divisible by 4\n" in result.stdout
     found = rows(result.stdout)
     assert found.keys() == CASES
-    assert found.pop(("dp", "1×1", "2×1")) == ["–", "–"]
+    assert found.pop(("dp", "1×1", "2×1")) == ["–", "–", "–"]
     assert all(float(figure) < 2e-6 for figures in found.values() for figure in figures)
     assert "all-reduce tensor: " in result.stdout
     assert {path.name for path in Path(arguments[0]).iterdir()} == {"model.json", "train.json"}
@@ -93,7 +93,7 @@ def test_a_wrong_gradient_is_found_in_the_modes_that_have_it(
     result = runner.invoke(script.main, [*arguments, *FEW])
     assert result.exit_code == 1, result.output
     table = rows(result.stdout)
-    marked = {case for case, (_, gradient) in table.items() if gradient == "1.0e+00!"}
+    marked = {case for case, (_, gradient, _) in table.items() if gradient == "1.0e+00!"}
     assert marked == {case for case in CASES if case[1][0] == "2"}
     assert "3 above tolerance\ndp 2×1 1×2: largest difference in " in result.stdout
 
@@ -110,6 +110,34 @@ def test_errors_are_one_line(arguments: list[str]) -> None:
         assert result.returncode == 2
         assert result.stderr.startswith("error: ")
         assert result.stderr.count("\n") == 1
+
+
+class Sequences:
+    """Data with eight random sequences per step."""
+
+    total_steps = 2
+
+    def batch(self, step: int) -> Batch:
+        tokens = np.random.default_rng(step).integers(0, 61, (2, 4, 9), np.int32)
+        return Batch(tokens[..., :-1], tokens[..., 1:])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("is_padding_seen", [False, True])
+def test_updates_that_depend_on_padding_are_found(
+    is_padding_seen: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """61 rows of the vocabulary are 62 on two devices."""
+    if is_padding_seen:
+        monkeypatch.setattr(optimizers, "padded_axis", lambda _: None)
+    run = RunConfig(
+        model_config(vocab_size=61), train_config(optimizer="adafactor", clipping_max_norm=1.0)
+    )
+    data = cast(TrainingData, Sequences())
+    check = ParallelCheck.from_data(run, data, None, ParallelLimits(2, 8, 8))
+    one = check.train(ParallelCase("dp", 1, 1, 1, 8, False))
+    split = check.train(ParallelCase("tp", 1, 2, 1, 8, False), one.gradient)
+    assert compare(split, one).exceeds == (False, False, is_padding_seen)
 
 
 def planned_check(sequences: int = 8, **model: object) -> ParallelCheck:
@@ -163,29 +191,29 @@ def case_result(
 ) -> CaseResult:
     tokens = np.array([[expert_tokens]] * len(losses))
     parts = {"large": np.array([3.0, 4.0]), "small": np.array([gradient])}
-    return CaseResult(np.array(losses), parts, tokens, 0, [])
+    return CaseResult(np.array(losses), parts, parts, tokens, 0, [])
 
 
 def test_differences_are_relative_to_all_parameters() -> None:
     found = compare(case_result((2.0, 4.04), 0.5, (9, 7)), case_result((2.0, 4.0), 0.0, (8, 8)))
-    assert found == (pytest.approx(0.01), pytest.approx(0.1), "small", 1)
+    assert found == (pytest.approx(0.01), pytest.approx(0.1), pytest.approx(0.1), "small", 1)
 
 
 @pytest.mark.parametrize(
-    ("loss", "gradient", "rerouted", "exceeds"),
+    ("loss", "gradient", "update", "rerouted", "exceeds"),
     [
-        (1e-6, 1e-6, 0, (False, False)),
-        (1e-4, 1e-6, 0, (True, False)),
-        (math.nan, math.nan, 0, (True, True)),
-        (1e-4, 1e-3, 1, (False, False)),
-        (1e-4, 1e-1, 1, (False, True)),
-        (1e-4, 1e-3, 100, (True, True)),
+        (1e-6, 1e-6, 1e-6, 0, (False, False, False)),
+        (1e-4, 1e-6, 1e-4, 0, (True, False, True)),
+        (math.nan, math.nan, math.nan, 0, (True, True, True)),
+        (1e-4, 1e-3, 1e-6, 1, (False, False, False)),
+        (1e-4, 1e-1, 1e-4, 1, (False, True, True)),
+        (1e-4, 1e-3, 1e-6, 100, (True, True, False)),
     ],
 )
 def test_tolerances(
-    loss: float, gradient: float, rerouted: int, exceeds: tuple[bool, bool]
+    loss: float, gradient: float, update: float, rerouted: int, exceeds: tuple[bool, bool, bool]
 ) -> None:
-    assert Difference(loss, gradient, "", rerouted).exceeds == exceeds
+    assert Difference(loss, gradient, update, "", rerouted).exceeds == exceeds
 
 
 class OneBatch:
@@ -201,12 +229,18 @@ class OneBatch:
 def test_steps_are_cut_to_their_first_sequences_and_tokens() -> None:
     config = RunConfig(
         model_config(),
-        train_config(microbatch_size=2, gradient_accumulation_steps=2, compute_dtype="bfloat16"),
+        train_config(
+            microbatch_size=2,
+            gradient_accumulation_steps=2,
+            compute_dtype="bfloat16",
+            optimizer="lion",
+        ),
     )
     data = cast(TrainingData, OneBatch())
     cut = ParallelCheck.from_data(config, data, None, ParallelLimits(5, 3, 8))
     assert [batch.inputs_ABS[0, :, 0].tolist() for batch in cut.batches] == [[0, 8, 16]]
     assert cut.reference() == ParallelCase("dp", 1, 1, 1, 3, False)
     assert cut.config.train.compute_dtype == "float32"
+    assert cut.config.train.optimizer == "lion"
     with pytest.raises(UserError, match="no target among the first 7 tokens"):
         ParallelCheck.from_data(config, data, None, ParallelLimits(1, 4, 7))
