@@ -13,6 +13,7 @@ from flax import nnx
 from jax import Array
 
 from rungs.config.model_config import FeedForwardKind, ModelConfig
+from rungs.model.kernels.grouped_matmul import grouped_matmul
 from rungs.model.layers import (
     Axes,
     Initializer,
@@ -145,8 +146,7 @@ class ExpertLinear(nnx.Module):
             expert: the expert of each row.
             counts_E: the number of rows per expert.
         """
-        kernel = self.kernel[...].astype(x.dtype)
-        y = jax.lax.ragged_dot(x, kernel, counts_E, preferred_element_type=jnp.float32)
+        y = grouped_matmul(x, self.kernel[...], counts_E)
         is_partial_sum = has_split_inputs(self.kernel)
         if self.bias is not None:
             bias = self.bias[...]

@@ -35,6 +35,12 @@ def is_local() -> bool:
     return _override.get() in (None, _local_device())
 
 
+def is_ampere_or_later() -> bool:
+    """Return whether the target is an NVIDIA GPU of compute capability 8.0 or more."""
+    generation = target().compute_capability.split(".")[0]
+    return generation.isdigit() and int(generation) >= 8
+
+
 @contextlib.contextmanager
 def trace_for(target: Target | None) -> Iterator[None]:
     """Trace programs for another kind of device; None means the local one."""

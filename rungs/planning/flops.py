@@ -10,7 +10,7 @@ import jax
 
 from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import RunConfig
-from rungs.model.kernels import cudnn_attention
+from rungs.model.kernels import cudnn_attention, grouped_matmul
 from rungs.model.kernels.blockwise_attention import query_blocks
 from rungs.model.lora import DOWN, LOW_RANK_NAMES
 from rungs.model.remat import RECOMPUTED
@@ -173,9 +173,9 @@ def _of_layers(config: RunConfig) -> Passes:
 
 def _share_of_experts(model: ModelConfig) -> float:
     """Return the share of all expert weights that a token is multiplied with: the experts it is
-    routed to. On a CPU XLA has no ragged matmul, so each of those costs as much as all experts."""
+    routed to. Where XLA has no grouped matmul, each of those costs as much as all experts."""
     each, total = model.experts_per_token or 0, model.n_experts or 1
-    return each if target_device.platform() == "cpu" else each / total
+    return each if grouped_matmul.is_dense() else each / total
 
 
 def _not_recomputed(sizes: dict[str, int], model: ModelConfig) -> int:

@@ -17,6 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from rungs.config.run_config import RunConfig
 from rungs.config.train_config import Remat
 from rungs.model.gpt import GPT
+from rungs.model.kernels import grouped_matmul
 from rungs.model.kernels.cross_entropy import chunk_tokens
 from rungs.model.remat import RECOMPUTED
 from rungs.optim.multi_steps import MultiSteps
@@ -206,11 +207,11 @@ def _of_layer(config: RunConfig, mesh: Mesh, kept: dict[Remat, int]) -> int:
 
 
 def _of_experts(config: RunConfig, mesh: Mesh) -> int:
-    """Return the extra bytes of experts on a CPU, where XLA replaces a ragged matmul by one matmul
-    for each expert: the rows of all experts, once for each expert, zeroed where they belong to
-    another."""
+    """Return the extra bytes of experts where XLA has no grouped matmul, as on a CPU, and uses one
+    matmul for each expert: the rows of all experts, once for each expert, zeroed where they belong
+    to another."""
     model = config.model
-    if model.n_experts is None or target_device.platform() != "cpu":
+    if model.n_experts is None or not grouped_matmul.is_dense():
         return 0
     rows = _tokens(config, mesh) * (model.experts_per_token or 0) * model.n_experts
     inner, outer = model.hidden_dim // mesh.shape[TENSOR], model.emb_dim

@@ -110,12 +110,15 @@ def test_flops_by_hand() -> None:
     assert conventional == 6 * (weights + 800 + others) + 12 * 3 * 8 * 16
 
 
-@pytest.mark.parametrize(("platform", "share"), [("cpu", 4), ("gpu", 1), ("tpu", 1)])
-def test_a_cpu_multiplies_each_token_with_every_expert(platform: str, share: int) -> None:
+@pytest.mark.parametrize(
+    ("target", "share"),
+    [(Target("cpu"), 4), (Target("gpu", "7.5"), 4), (Target("gpu", "8.0"), 1), (Target("tpu"), 1)],
+)
+def test_without_a_grouped_matmul_each_token_has_every_expert(target: Target, share: int) -> None:
     dense, mixed = (
         PlanCase(name, "none", "dp", 1, "bfloat16").run() for name in ("llama", "mixtral")
     )
-    with trace_for(Target(platform, "9.0")):
+    with trace_for(target):
         one, other = (
             flops.hardware_flops_per_token(dense).layers.forward,
             flops.hardware_flops_per_token(mixed).layers.forward,

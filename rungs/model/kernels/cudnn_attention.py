@@ -17,7 +17,7 @@ def supports(query_BSNH: Array | jax.ShapeDtypeStruct) -> bool:
     multiple of 8 elements, on an NVIDIA GPU since Ampere."""
     width = query_BSNH.shape[-1]
     is_supported = query_BSNH.dtype in (jnp.bfloat16, jnp.float16) and not width % 8
-    return is_supported and width <= MAX_HEAD_SIZE and _is_ampere_or_later(target_device.target())
+    return is_supported and width <= MAX_HEAD_SIZE and target_device.is_ampere_or_later()
 
 
 def causal_attention(
@@ -39,8 +39,3 @@ def causal_attention(
             implementation="cudnn",
         )
     )
-
-
-def _is_ampere_or_later(kind: target_device.Target) -> bool:
-    generation = kind.compute_capability.split(".")[0]
-    return generation.isdigit() and int(generation) >= 8
