@@ -2,8 +2,8 @@
 
 A pair's tokens are those of its prompt (with the tokenizer's begin-of-text token, if any), those of
 its answer, and end of text. Prompt and answer are tokenized separately and nothing is added between
-them. A separator, such as a line end or the tokens of a chat template, must be part of the prompt
-or the answer.
+them, not even the space that SentencePiece adds before a text. A separator, such as a line end or
+the tokens of a chat template, must be part of the prompt or the answer.
 """
 
 import difflib
@@ -105,8 +105,9 @@ def write(folder: Path, sections: Sections, tokenizer: Tokenizer) -> None:
 def _encode(pairs: Iterator[Pair], tokenizer: Tokenizer) -> Iterator[tuple[list[int], list[int]]]:
     """Yield the token ids of each prompt and answer."""
     while batch := list(itertools.islice(pairs, _PAIRS_PER_BATCH)):
-        answers = tokenizer.encode_batch([pair.answer for pair in batch])
-        for pair, answer_ids in zip(batch, answers, strict=True):
+        answers = tokenizer.continuing.encode_batch([pair.answer for pair in batch])
+        for pair, continuing_ids in zip(batch, answers, strict=True):
+            answer_ids = continuing_ids if pair.prompt else tokenizer.encode(pair.answer)
             if not answer_ids:
                 problem = f"answer: {format_value(pair.answer)} has no tokens"
                 raise _line_error(pair.path, pair.offset, problem)

@@ -4,6 +4,7 @@ import functools
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tokenizers
@@ -22,6 +23,12 @@ _CHUNK_CHARACTERS = 1 << 18
 _CHUNKS_PER_BATCH = 8
 _CONTEXT_CHARACTERS = 200
 _MAX_CUTS_TRIED = 100
+_NO_PREFIX: dict[str, dict[str, object]] = {
+    "ByteLevel": {"add_prefix_space": False},
+    "Metaspace": {"prepend_scheme": "never"},
+    "Prepend": {"prepend": ""},
+}
+"""What makes each part of a tokenizer that adds a space before texts leave it out."""
 
 
 class Tokenizer:
@@ -73,6 +80,16 @@ class Tokenizer:
         except Exception as error:  # the library raises no narrower type
             raise UserError(f"the text cannot be tokenized: {reason(error)}") from None
         return [encoding.ids for encoding in encodings]
+
+    @functools.cached_property
+    def continuing(self) -> "Tokenizer":
+        """The tokenizer for texts that continue another text, such as answers.
+
+        It leaves out the space that SentencePiece tokenizers and some others add before a text (in
+        the oldest ones also after each special token).
+        """
+        definition = json.loads(self._tokenizer.to_str(), object_hook=_without_prefix)
+        return Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(definition)))
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = False) -> str:
         """Return the text of token ids.
@@ -159,6 +176,10 @@ class Tokenizer:
         right = text[cut : cut + _CONTEXT_CHARACTERS]
         uncut, first, second = self.encode_batch([left + right, left, right])
         return uncut == first + second
+
+
+def _without_prefix(part: dict[str, Any]) -> dict[str, Any]:
+    return part | _NO_PREFIX.get(part.get("type", ""), {})
 
 
 def _rfind_all(text: str, separator: str, end: int) -> Iterator[int]:

@@ -107,6 +107,22 @@ def test_a_prompt_gets_a_begin_token_but_no_end_token(tmp_path: Path) -> None:
     assert read(dataset) == [([0, 2, 3], [3, 2, 1]), ([0], [2, 1]), ([0, 3, 1], [2, 1])]
 
 
+def test_an_answer_gets_no_space_that_it_does_not_have(tmp_path: Path) -> None:
+    """SentencePiece adds a space before every text: before the prompt, or the answer if there is no
+    prompt."""
+    llama = load_tokenizer(Path(__file__).parents[1] / "fixtures" / "tokenizers" / "llama2")
+    pairs = [("Is it so?", "yes"), ("Is it so?", " yes"), ("", "yes")]
+    lines = [line(*pair) for pair in pairs]
+    (_, tight), (_, spaced), (_, alone) = read(
+        build(tmp_path, write(tmp_path, "a", *lines), tokenizer=llama)
+    )
+    assert alone == spaced == [*llama.encode("yes"), llama.end_of_text]
+    assert tight != spaced
+    prompt = llama.encode("Is it so?")
+    for answer, (_, text) in zip([tight, spaced], pairs[:2], strict=True):
+        assert llama.decode([*prompt, *answer[:-1]]) == "Is it so?" + text
+
+
 def test_a_large_vocabulary_needs_4_byte_tokens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

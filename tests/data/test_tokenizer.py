@@ -18,7 +18,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from rungs.common.errors import UserError
 from rungs.data import tokenizer_files
-from rungs.data.bpe import train_bpe
+from rungs.data.bpe import byte_level_tokenizer, train_bpe
 from rungs.data.tokenizer import END_OF_TEXT, Tokenizer
 from rungs.data.tokenizer_files import load_tokenizer
 from tests.support.hub_stand_in import MODEL, HubStandIn
@@ -146,6 +146,33 @@ def test_encode_ignores_truncation_padding_and_templates(tmp_path: Path) -> None
     raw.save(str(tmp_path / "tokenizer.json"))
     text = "a longer text with you in it"
     assert load_tokenizer(tmp_path).encode(text) == trained.encode(text)
+
+
+@pytest.mark.parametrize("scheme", ["first", "always"])
+def test_a_continuation_gets_no_prefix(scheme: str) -> None:
+    raw = tokenizers.Tokenizer(models.BPE({"▁": 0, "a": 1, "b": 2, "type": 3}, []))
+    metaspace = pre_tokenizers.Metaspace(prepend_scheme=scheme)
+    raw.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Punctuation(), metaspace])
+    tokenizer = Tokenizer(raw)
+    assert tokenizer.encode("ab") == [0, 1, 2]
+    assert tokenizer.continuing.encode("ab") == [1, 2]
+    assert tokenizer.continuing.encode(" a b") == [0, 1, 0, 2]
+    assert tokenizer.encode("ab") == [0, 1, 2]
+
+
+def test_a_byte_level_continuation_gets_no_prefix(tokenizer: Tokenizer) -> None:
+    raw = byte_level_tokenizer(models.BPE({"Ġ": 0, "a": 1}, []), add_prefix_space=True)
+    assert Tokenizer(raw).encode("a") == [0, 1]
+    assert Tokenizer(raw).continuing.encode("a") == [1]
+    assert tokenizer.continuing.encode(SAMPLE) == tokenizer.encode(SAMPLE)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("second", ["yes", " yes", "\n\nno", "é 😀"])
+def test_a_text_and_its_continuation_decode_to_both(family: str, second: str) -> None:
+    tokenizer = load_tokenizer(TOKENIZERS / family)
+    ids = tokenizer.encode("Is it so?") + tokenizer.continuing.encode(second)
+    assert tokenizer.decode(ids) == "Is it so?" + second
 
 
 # The ids of other libraries
