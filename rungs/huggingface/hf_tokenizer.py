@@ -27,6 +27,7 @@ TOKENIZER_FILES = (
     VOCABULARY_FILE,
     MERGES_FILE,
 )
+_VOCABULARIES = (TOKENIZER_FILE, SENTENCEPIECE_FILE, VOCABULARY_FILE)
 
 TokenIds = dict[str, int | None]
 
@@ -34,26 +35,43 @@ TokenIds = dict[str, int | None]
 # Import
 
 
-def convert_tokenizer(folder: Path) -> list[str]:
+def convert_tokenizer(folder: Path, vocab_size: int) -> list[str]:
     """Write `tokenizer.json` into a folder that has tokenizer files of another kind.
 
+    Args:
+        vocab_size: the model's number of tokens.
+
     Returns:
-        Notes on what was done.
+        Notes on what was done, and a warning if the tokenizer has more tokens than the model.
 
     Raises:
         UserError: the files are damaged, or of a kind that cannot be converted.
     """
+    if not any((folder / name).is_file() for name in _VOCABULARIES):
+        return ["the model comes without a tokenizer; prompts and exports will be without one too"]
+    tokenizer = load_tokenizer(folder)
+    return [*_write_tokenizer_json(folder, tokenizer), *_size_warnings(tokenizer, vocab_size)]
+
+
+def _write_tokenizer_json(folder: Path, tokenizer: Tokenizer) -> list[str]:
     if (folder / TOKENIZER_FILE).is_file():
-        load_tokenizer(folder)
         return []
-    if (folder / SENTENCEPIECE_FILE).is_file():
-        load_tokenizer(folder).save(folder / TOKENIZER_FILE)
-        _use_tokenizer_json(folder)
-        return [f"converted {SENTENCEPIECE_FILE} to {TOKENIZER_FILE}; see {TOKENIZER_CONFIG_FILE}"]
-    if (folder / VOCABULARY_FILE).is_file():
-        load_tokenizer(folder).save(folder / TOKENIZER_FILE)
+    tokenizer.save(folder / TOKENIZER_FILE)
+    if not (folder / SENTENCEPIECE_FILE).is_file():
         return [f"converted {VOCABULARY_FILE} and {MERGES_FILE} to {TOKENIZER_FILE}"]
-    return ["the model comes without a tokenizer; prompts and exports will be without one too"]
+    _use_tokenizer_json(folder)
+    return [f"converted {SENTENCEPIECE_FILE} to {TOKENIZER_FILE}; see {TOKENIZER_CONFIG_FILE}"]
+
+
+def _size_warnings(tokenizer: Tokenizer, vocab_size: int) -> list[str]:
+    largest = tokenizer.vocab_size - 1
+    if largest < vocab_size:
+        return []
+    return [
+        f"warning: the tokenizer has ids up to {largest} ({tokenizer.decode([largest])!r}), but the"
+        f" model only {vocab_size} tokens; prompts and datasets with an id from {vocab_size} are"
+        " refused"
+    ]
 
 
 def _use_tokenizer_json(folder: Path) -> None:

@@ -179,6 +179,6 @@ def _fill(plan: Import, run: RunFolder, target: Path) -> list[str]:
     for name in KEPT_FILES:
         if is_file(plan.source.folder / name):
             shutil.copyfile(plan.source.folder / name, run.imported / name)
-    notes = convert_tokenizer(run.imported)
+    notes = convert_tokenizer(run.imported, plan.model.vocab_size)
     plan.write_weights(run.imported / WEIGHTS_FILE)
     return notes

@@ -156,7 +156,7 @@ def test_any_tokenizer_is_imported_or_reported(data: st.DataObject, tmp_path: Pa
     except (ValueError, RecursionError):
         return  # an import reads it before
     made = ("tokenizer.json", "tokenizer_config.json")
-    attempt(lambda: convert_tokenizer(folder), tmp_path, str(folder), may_change=made)
+    attempt(lambda: convert_tokenizer(folder, 100), tmp_path, str(folder), may_change=made)
 
 
 @pytest.mark.parametrize("number", [2**31, 2**32 - 1])

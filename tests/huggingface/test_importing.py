@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+import tokenizers
+from tokenizers import models
 
 from rungs.checkpointing.load import load_model, load_tokenizer
 from rungs.checkpointing.weights_file import Weights
@@ -307,8 +309,9 @@ def test_a_sentencepiece_model_is_converted_to_tokenizer_json(tmp_path: Path) ->
     published = MODELS.parent / "tokenizers" / "open-llama"
     for name in ("tokenizer.model", "tokenizer_config.json"):
         shutil.copy(published / name, source)
-    notes = import_model(Import.from_source(find_source(str(source))), tmp_path / "run")
-    assert notes == ["converted tokenizer.model to tokenizer.json; see tokenizer_config.json"]
+    note, warning = import_model(Import.from_source(find_source(str(source))), tmp_path / "run")
+    assert note == "converted tokenizer.model to tokenizer.json; see tokenizer_config.json"
+    assert warning.startswith("warning: ")
     folder = tmp_path / "run" / "checkpoints" / "imported"
     described = json.loads((folder / "tokenizer_config.json").read_text())
     before = json.loads((source / "tokenizer_config.json").read_text())
@@ -322,6 +325,26 @@ def test_a_sentencepiece_model_is_converted_to_tokenizer_json(tmp_path: Path) ->
     assert load_tokenizer(tmp_path / "run").encode(text) == tokenizer_files.load_tokenizer(
         published
     ).encode(text)
+
+
+@pytest.mark.parametrize(("added", "warns"), [([], False), (["<pad>"], True)])
+def test_a_tokenizer_with_more_tokens_than_the_model_is_reported(
+    added: list[str], warns: bool, tmp_path: Path
+) -> None:
+    """Fewer are common: published models pad their vocabulary."""
+    source = copy("llama", tmp_path / "source")
+    words = {
+        f"w{i}": i for i in range(Import.from_source(find_source(str(source))).model.vocab_size)
+    }
+    tokenizer = tokenizers.Tokenizer(models.WordLevel(words, unk_token="w0"))
+    tokenizer.add_special_tokens(added)
+    tokenizer.save(str(source / "tokenizer.json"))
+    notes = import_model(Import.from_source(find_source(str(source))), tmp_path / "run")
+    wanted = (
+        "warning: the tokenizer has ids up to 67 ('<pad>'), but the model only 67 tokens; prompts"
+        " and datasets with an id from 67 are refused"
+    )
+    assert notes == [wanted] * warns
 
 
 def test_vocab_and_merges_are_converted_to_tokenizer_json(tmp_path: Path) -> None:
