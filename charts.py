@@ -64,7 +64,7 @@ def _compare(
     if len({str(run.config.train.dataset) for run in runs}) > 1:
         click.echo(
             "\nThese runs use different datasets, so their losses are not comparable; compare bits"
-            " per byte with evaluate.py."
+            " per byte: uv run evaluate.py RUN"
         )
     if text:
         click.echo(f"\n{text}")

@@ -58,5 +58,5 @@ def follow_link(path: Path) -> Path:
 def broken_link(link: Path) -> UserError:
     return UserError(
         f"{link}: does not point to a checkpoint; choose one in {link.parent}, or repair the link"
-        " by starting the run: uv run train.py"
+        f" by starting the run: uv run train.py {link.parent.parent}"
     )

@@ -32,8 +32,8 @@ def find_starting_weights(run: RunFolder, config: RunConfig) -> Weights | None:
     path = imported if name == IMPORTED else find_weights(name)
     if not is_file(path):
         raise UserError(
-            f"{run.path / TRAIN_FILE}: start_from: nothing was imported into this run; import into"
-            " a new folder with uv run pretrained.py import, or name a run or a checkpoint"
+            f"{run.path / TRAIN_FILE}: start_from: nothing was imported into this run; name a run"
+            " or a checkpoint, or import into a new folder: uv run pretrained.py import HUB_ID RUN"
         )
     refuse_damaged(path)
     weights = MergedWeights(path)
@@ -53,8 +53,8 @@ def _refuse_to_ignore_imported(run: RunFolder) -> None:
     if run.imported.exists():
         raise UserError(
             f"{run.path / TRAIN_FILE}: start_from: missing, but {run.imported} holds an imported"
-            ' model; add "start_from": "imported", or train from random weights in another folder'
-            " with --like"
+            ' model; add "start_from": "imported", or train from random weights in another folder:'
+            f" uv run train.py RUN --like {run.path}"
         )
 
 

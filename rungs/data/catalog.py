@@ -28,7 +28,6 @@ DATASETS_DIR_OPTION = click.option(
     help=f"Where datasets are stored.  [default: ${VARIABLE}, else the project's datasets/]",
 )
 """The option of every command that reads or makes datasets, for `find_datasets_dir`."""
-_COMMAND = "uv run download_dataset.py"
 
 
 def find_datasets_dir(option: Path | None = None) -> Path:
@@ -156,7 +155,7 @@ def _build_by_name(name: str, folder: Path) -> None:
     raise UserError(
         f"{folder}: no such dataset; "
         + (f"did you mean {close[0]}? Or build it:" if close else "build it with")
-        + f" {_COMMAND} --text FILE --name {name}"
+        + f" uv run download_dataset.py --text FILE --name {name}"
     )
 
 

@@ -65,10 +65,18 @@ def check_same_tokenizer(
     if len(contents) > 1 and len(set(map(_definition, tokenizers))) > 1:
         pairs = ", ".join(f"{name} ({place})" for name, place in places.items())
         problem = "not the model's tokenizer" if model else "their tokenizers differ"
+        has_pairs = any(dataset.holds_pairs for dataset in datasets.values())
+        tokenizer = model or next(iter(places.values()))
         raise UserError(
-            f"dataset {pairs}: {problem}, so a token id means different things; build it again"
-            f" with download_dataset.py … --tokenizer {model or next(iter(places.values()))}"
+            f"dataset {pairs}: {problem}, so a token id means different things; build another one:"
+            f" {_how_to_build(has_pairs, tokenizer)}"
         )
+
+
+def _how_to_build(has_pairs: bool, tokenizer: Path | str) -> str:
+    if has_pairs:
+        return f"uv run download_dataset.py --pairs FILE --name NAME --tokenizer {tokenizer}"
+    return f"uv run download_dataset.py --text FILE --name NAME --tokenizer {tokenizer}"
 
 
 def _definition(place: Path | str) -> str:

@@ -55,7 +55,7 @@ def _split_library(library: Path) -> Sections:
     if not all(sections.values()):
         raise UserError(
             f"{library}: this Python has no source code of its standard library; use another"
-            " Python, or your own text (download_dataset.py --text)"
+            " Python, or your own text: uv run download_dataset.py --text FILE --name NAME"
         )
     return sections
 

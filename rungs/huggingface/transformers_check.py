@@ -47,7 +47,7 @@ def require_transformers() -> None:
     if absent:
         raise UserError(
             f"--check needs {' and '.join(absent)}; run: uv run --with torch --with transformers"
-            " pretrained.py import … --check"
+            " pretrained.py import HUB_ID_OR_FOLDER RUN --check"
         )
 
 

@@ -143,6 +143,22 @@ def test_evaluate_rejects_a_dataset_of_another_tokenizer(tmp_path: Path) -> None
     assert "not the model's tokenizer" in result.stderr
 
 
+def test_evaluate_says_how_to_build_a_dataset_with_the_models_tokenizer(tmp_path: Path) -> None:
+    """The built-in dataset cannot be built with another tokenizer, so the advice is another one."""
+    model, place = byte_model(tmp_path, 0.0), ("--datasets-dir", tmp_path / "datasets")
+    make_dataset(tmp_path / "datasets", "python-stdlib")
+    train_bpe(["ab ab ab ab"], BYTES + 1).save(tmp_path / "datasets/python-stdlib/tokenizer.json")
+    refused = run_script("evaluate.py", model, "--dataset", "python-stdlib", *place)
+    assert refused.returncode == 2
+    advice = refused.stderr.partition(": uv run download_dataset.py ")[2].split()
+    (tmp_path / "text").write_text("a new text\n" * 50)
+    values = {"FILE": str(tmp_path / "text"), "NAME": "mine"}
+    built = run_script("download_dataset.py", *(values.get(x, x) for x in advice), *place)
+    assert built.returncode == 0, built.stderr
+    result = run_script("evaluate.py", model, "--dataset", "mine", *place)
+    assert result.returncode == 0, result.stderr
+
+
 def test_config_errors_are_reported_before_jax_is_imported(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", learning_rte=3, epochs=0).path
     code = f"""

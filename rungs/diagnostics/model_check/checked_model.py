@@ -186,7 +186,7 @@ def _check_memory(run: RunFolder, config: RunConfig) -> None:
     if needed > available:
         raise UserError(
             f"{run.path}: the check needs about {needed / 1e9:,.1f} GB of memory, and there are"
-            f" {available / 1e9:,.1f} GB; check a copy with fewer layers (--like, --set n_layers=2)"
+            f" {available / 1e9:,.1f} GB; check a copy of the folder with fewer n_layers"
         )
 
 

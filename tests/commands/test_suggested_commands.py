@@ -1,0 +1,117 @@
+"""Every command and option that a message or a page suggests is one that exists."""
+
+import ast
+import importlib
+import inspect
+import itertools
+import re
+import shlex
+from collections.abc import Iterable, Iterator
+
+import click
+import pytest
+
+import download_dataset
+from tests.support.committed_runs import ROOT
+
+SCRIPTS = [
+    path.relative_to(ROOT).as_posix()
+    for path in [*sorted(ROOT.glob("*.py")), *sorted(ROOT.glob("smoke_tests/*.py"))]
+    if "\nimport click\n" in path.read_text()
+]
+SOURCES = [
+    *SCRIPTS,
+    *sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("rungs/**/*.py")),
+]
+PAGES = [
+    "README.md",
+    "runs/README.md",
+    "CONTRIBUTING.md",
+    *(f"docs/{p.name}" for p in ROOT.glob("docs/*.md")),
+]
+FILLED_IN = "1"
+"""Stands for the values that a message fills in."""
+
+_SCRIPT = "|".join(map(re.escape, SCRIPTS))
+_END = r"[,;)](?:\s|$)|[`\n]|$"
+SUGGESTED = re.compile(
+    rf"uv run (?:--(?:extra|with) \S+ )*(?P<script>{_SCRIPT})(?P<arguments>.*?)(?={_END})"
+)
+"""A command ends with its line, at a backtick, or before a comma, a semicolon or a bracket."""
+NAMED = re.compile(rf"(?<![\w/.])({_SCRIPT})\b")
+OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*(?![\w-])")
+
+
+def messages(source: str) -> Iterator[str]:
+    """Yield the strings of a file that are not docstrings."""
+    nodes: list[ast.AST] = [ast.parse((ROOT / source).read_text())]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, ast.JoinedStr):
+            yield "".join(
+                str(part.value) if isinstance(part, ast.Constant) else FILLED_IN
+                for part in node.values
+            )
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value.replace("%s", FILLED_IN)
+        elif not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
+            nodes += ast.iter_child_nodes(node)
+
+
+def command_of(script: str) -> click.Command:
+    command: click.Command = importlib.import_module(
+        script.removesuffix(".py").replace("/", ".")
+    ).main
+    return command
+
+
+def options_of(command: click.Command) -> set[str]:
+    inner = command.commands.values() if isinstance(command, click.Group) else ()
+    own = {option for parameter in command.params for option in parameter.opts}
+    return own.union({"--help"}, *map(options_of, inner))
+
+
+def parse(found: re.Match[str]) -> None:
+    """Raise click.UsageError if the command does not take these arguments."""
+    command = command_of(found["script"])
+    words = shlex.split(found["arguments"].removesuffix("&"), comments=True)
+    arguments = [FILLED_IN if word in ("N", "…") else word for word in words]
+    while isinstance(command, click.Group):
+        command = command.commands[arguments.pop(0)]
+    options = command.make_context(found["script"], arguments).params
+    if found["script"] == "download_dataset.py":
+        wanted = inspect.signature(download_dataset._check_options).parameters
+        download_dataset._check_options(**{name: options[name] for name in wanted})
+
+
+def suggestions(texts: Iterable[str]) -> list[re.Match[str]]:
+    return [found for text in texts for found in SUGGESTED.finditer(text)]
+
+
+def test_suggested_commands_take_their_arguments() -> None:
+    found = {name: suggestions(messages(name)) for name in SOURCES}
+    assert all(found[name] for name in ("pretrained.py", "rungs/data/catalog.py"))
+    for command in itertools.chain(*found.values()):
+        assert "…" not in command["arguments"], f"{command[0]}: incomplete"
+        parse(command)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_on_pages_take_their_arguments(page: str) -> None:
+    for command in suggestions([(ROOT / page).read_text()]):
+        parse(command)
+
+
+def test_messages_name_commands_in_full() -> None:
+    for text in itertools.chain(*map(messages, SOURCES)):
+        if " " in text:
+            assert len(NAMED.findall(text)) == len(suggestions([text])), text
+
+
+def test_options_in_messages_exist() -> None:
+    """A command names its own options, and the packages those of any command."""
+    every = set[str]().union(*(options_of(command_of(script)) for script in SCRIPTS))
+    for source in SOURCES:
+        known = options_of(command_of(source)) if source in SCRIPTS else every
+        for text in messages(source):
+            assert set(OPTION.findall(SUGGESTED.sub("", text))) <= known, text
