@@ -57,6 +57,8 @@ def main(
     With --text, the dataset is built from FILEs of text. With --pairs, each line of a FILE is a
     prompt and the answer to learn. Some of the files are kept for validation; if there is only
     one, its end is.
+
+    The name of a special token inside a text, such as <|endoftext|>, becomes that token.
     """
     datasets_dir = catalog.find_datasets_dir(datasets_dir)
     _check_options(what, text, pairs, name, vocab_size, tokenizer)

@@ -14,7 +14,8 @@ SMALLEST_VOCAB = 257
 def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     """Train a tokenizer with `vocab_size` tokens: the 256 bytes, end of text, and BPE merges.
 
-    It has fewer tokens if the texts run out of pairs that occur twice.
+    It has fewer tokens if the texts run out of pairs that occur twice. The end-of-text token's name
+    inside a text becomes that token when the text is encoded, so its letters are left out here.
     """
     tokenizer = byte_level_tokenizer(models.BPE())
     trainer = trainers.BpeTrainer(
@@ -24,7 +25,8 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(texts, trainer)
+    documents = (document for text in texts for document in text.split(END_OF_TEXT))
+    tokenizer.train_from_iterator(documents, trainer)
     return Tokenizer(tokenizer)
 
 

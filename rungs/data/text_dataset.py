@@ -9,6 +9,8 @@ import codecs
 import hashlib
 import io
 import itertools
+import json
+import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple, NoReturn
@@ -22,11 +24,14 @@ from rungs.data.bpe import train_bpe
 from rungs.data.dataset import Source, Split
 from rungs.data.tokenizer import TOKENIZER_FILE, Tokenizer
 
+logger = logging.getLogger("rungs.text_dataset")
+
 _PIECE_BYTES = 1 << 20
 _TRAINING_BYTES = 32 << 20
 """Most text to train a tokenizer on, in pieces spread evenly over all of it."""
 _LARGEST_UINT16_VOCAB = 1 << 16
 _BOM = codecs.BOM_UTF8
+_JSON_SUFFIXES = (".json", ".jsonl", ".ndjson")
 
 
 class TextSection(NamedTuple):
@@ -104,11 +109,34 @@ def build(
     Raises:
         UserError: the text is not UTF-8, or a split has no text.
     """
+    _warn_about_json([section.path for section in texts if _is_json(section)])
     sections = split_sections(texts, validation_percent)
     if isinstance(tokenizer, int):
         tokenizer = train_tokenizer(sections["train"], tokenizer)
     write(folder, sections, tokenizer)
     return Source(kind="text", files=[text.path.name for text in texts])
+
+
+def _warn_about_json(paths: list[Path]) -> None:
+    if paths:
+        logger.warning(
+            "%s: looks like JSON%s; with --text its brackets, keys and escapes are trained on, too."
+            " Put the plain text into files of their own, or use --pairs for prompts and answers",
+            paths[0],
+            f", and so do {len(paths) - 1:,} other files" if len(paths) > 1 else "",
+        )
+
+
+def _is_json(section: TextSection) -> bool:
+    """Whether a file's name or its first line says that it is JSON."""
+    if section.path.suffix in _JSON_SUFFIXES:
+        return True
+    with section.path.open("rb") as file:
+        first_line, *_ = file.read(_PIECE_BYTES).strip().splitlines() or [b""]
+    try:
+        return isinstance(json.loads(first_line), dict)
+    except (RecursionError, ValueError):
+        return False
 
 
 def split_sections(

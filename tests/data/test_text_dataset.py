@@ -157,6 +157,27 @@ def test_errors_are_reported_and_nothing_is_built(
     assert not list(tmp_path.glob("datasets/.*.partial"))
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "warns"),
+    [
+        ("pairs.jsonl", '{"prompt": "a", "answer": "b"}\n' * 50, True),
+        ("pairs", '\n{"prompt": "a", "answer": "b"}\n' * 50, True),
+        ("list.json", "[\n" + '"a",\n' * 50 + '"b"\n]\n', True),
+        ("notes.txt", "{This} is a text.\n" * 50, False),
+        ("notes", "[1] This is a text.\n" * 50, False),
+    ],
+)
+def test_json_as_text_is_reported(
+    name: str, text: str, warns: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+    build(tmp_path, [path])
+    messages = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert len(messages) == warns
+    assert all(message.startswith(f"{path}: looks like JSON") for message in messages)
+
+
 def test_missing_files_are_reported(tmp_path: Path) -> None:
     for path in (tmp_path / "absent.txt", tmp_path):
         with pytest.raises(UserError, match="cannot be read"):

@@ -70,6 +70,17 @@ def byte_fallback_tokenizer() -> Tokenizer:
     return Tokenizer(raw)
 
 
+def test_a_tokenizer_is_trained_without_the_names_of_special_tokens() -> None:
+    """Encoding makes them one token, so a merge of their letters would never be used."""
+    documents = [SAMPLE[i : i + 300] for i in range(0, len(SAMPLE), 300)]
+    trained = train_bpe([END_OF_TEXT.join(documents)], 400)
+    assert trained.definition == train_bpe(documents, 400).definition
+    used = {number for text in documents for number in trained.encode(text)}
+    merged = range(257, trained.vocab_size)
+    assert {trained.decode([number]) for number in merged} & {"<|", "|>", "endoftext"} == set()
+    assert len(used.intersection(merged)) > 0.8 * len(merged)
+
+
 @given(text=st.text().filter(lambda text: END_OF_TEXT not in text))
 def test_any_text_survives_encoding_and_decoding(tokenizer: Tokenizer, text: str) -> None:
     ids = tokenizer.encode(text)
