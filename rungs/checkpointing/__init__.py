@@ -10,6 +10,7 @@
     load               load_model, load_tokenizer, and find the weights that a path stands for
     start_from         the weights that `start_from` in train.json names
     weights_file       model.safetensors, in one file or in shards
+    tensor_writer      write a safetensors file tensor by tensor
     weights_index      which tensor is in which file
     merged_weights     weights with LoRA merged in
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from pydantic import Field, ValidationError
 
+from rungs.checkpointing.tensor_writer import SAFETENSORS_DTYPES, TensorSpec, TensorWriter
 from rungs.checkpointing.weights_index import (
     INDEX_FILE,
     file_or_index,
@@ -24,9 +25,6 @@ from rungs.common.strict_json import StrictModel, format_name
 from rungs.config.model_config import ModelConfig
 from rungs.config.train_config import TrainConfig
 from rungs.data.tokenizer import TOKENIZER_FILE
-
-_DTYPES = ("F32", "BF16", "F16")
-"""Safetensors' names of the dtypes that parameters may have."""
 
 
 class Origin(StrictModel):
@@ -92,13 +90,14 @@ def write_weights(
     Returns:
         The names of the files that hold arrays.
     """
-    from safetensors.numpy import save_file
-
-    sizes = {name: weights[name].nbytes for name in sorted(weights)}
+    specs = {name: TensorSpec(weights[name].dtype.name, weights[name].shape) for name in weights}
+    sizes = {name: specs[name].bytes for name in sorted(specs)}
     files = place_tensors(sizes, max_file_bytes)
     for file, names in files.items():
-        tensors = {name: weights[name] for name in names}
-        save_file(tensors, folder / file, metadata=header.as_metadata())
+        held = {name: specs[name] for name in names}
+        with TensorWriter(folder / file, held, header.as_metadata()) as writer:
+            for name in names:
+                writer.write(name, weights[name])
     write_index(folder, files, sizes)
     return list(files)
 
@@ -167,9 +166,10 @@ class Weights:
             if self.shape(name) != shapes[name]
         ]
         lines += [
-            f"{self.path}: tensor {name}: has dtype {code}, must have {' or '.join(_DTYPES)}"
+            f"{self.path}: tensor {name}: has dtype {code}, must have"
+            f" {' or '.join(SAFETENSORS_DTYPES.values())}"
             for name in shapes.keys() & self.names()
-            if (code := self._dtype(name)) not in _DTYPES
+            if (code := self._dtype(name)) not in SAFETENSORS_DTYPES.values()
         ]
         if lines:
             raise UserError("\n".join(sorted(lines)))

@@ -2,7 +2,7 @@
 
     families/           families of models: GPT-2, Llama, Gemma, …; add a family here
     config_keys/        how config.json keys map to model.json keys and back
-    tensors/            how tensor names map to parameters and back; weight file readers and writers
+    tensors/            how tensor names map to parameters and back; weight file readers
     importing           make a run folder from a Hugging Face model
     exporting           write a Hugging Face model from a run folder or checkpoint
     hf_tokenizer        the tokenizer files of both

@@ -15,6 +15,7 @@ from tqdm import tqdm
 from rungs.checkpointing.checkpoint_folder import IMPORTED
 from rungs.checkpointing.load import find_valid_weights, find_weights
 from rungs.checkpointing.merged_weights import MergedWeights
+from rungs.checkpointing.tensor_writer import TensorSpec, TensorWriter, bits, cast
 from rungs.checkpointing.weights_file import Weights
 from rungs.checkpointing.weights_index import WEIGHTS_FILE, place_tensors, write_index
 from rungs.common import strict_json
@@ -32,7 +33,6 @@ from rungs.huggingface.families.registry import FAMILIES, VISION_MODELS
 from rungs.huggingface.hf_tokenizer import write_tokenizer
 from rungs.huggingface.importing import GENERATION_FILE
 from rungs.huggingface.tensors.rules import Rule, model_parameters, rules_for
-from rungs.huggingface.tensors.writer import TensorSpec, TensorWriter, bits, cast
 from rungs.step.state import shapes_of
 
 MAX_SHARD_BYTES = 5_000_000_000

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from rungs.checkpointing.tensor_writer import TensorWriter
 from rungs.checkpointing.weights_file import Origin, WeightsHeader
 from rungs.checkpointing.weights_index import WEIGHTS_FILE
 from rungs.common import hub
@@ -25,7 +26,6 @@ from rungs.huggingface.hf_tokenizer import TOKENIZER_FILES, convert_tokenizer
 from rungs.huggingface.tensors.match import Match, match
 from rungs.huggingface.tensors.reader import TensorFolder
 from rungs.huggingface.tensors.rules import AbstractParameter, Rule, model_parameters, rules_for
-from rungs.huggingface.tensors.writer import TensorWriter
 from rungs.run.folder import RUNS, RunFolder
 
 GENERATION_FILE = "generation_config.json"

@@ -137,6 +137,17 @@ def test_links_may_be_text_files(folder: Path) -> None:
     assert [c.step for c in list_checkpoints(folder)] == [1, 3, 4]
 
 
+def test_equal_weights_and_configs_give_equal_files(
+    tmp_path: Path, state: tuple[GPT, MultiSteps], config: RunConfig
+) -> None:
+    def checksums(name: str) -> dict[str, str]:
+        save(tmp_path / name, state, meta(1), config=config)
+        saved = read_checkpoint(tmp_path / name / "latest").meta.checksums
+        return {file: sha256 for file, sha256 in saved.items() if "optimizer/" not in file}
+
+    assert checksums("one") == checksums("other")
+
+
 def test_any_flipped_bit_or_missing_file_is_detected(folder: Path) -> None:
     saved = list_checkpoints(folder)[-1]
     for path in [p for p in saved.folder.rglob("*") if p.is_file() and p.stat().st_size]:

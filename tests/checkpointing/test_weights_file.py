@@ -67,6 +67,18 @@ def test_the_order_of_the_arrays_changes_nothing(folder: Path, tmp_path: Path) -
     assert (other / index).read_bytes() == (folder / index).read_bytes()
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_equal_weights_and_headers_give_equal_files(folder: Path, tmp_path: Path) -> None:
+    for number in range(5):
+        again = tmp_path / f"again-{number}"
+        again.mkdir()
+        write_weights(again, ARRAYS, HEADER, LIMIT)
+        assert contents(again) == {name: (folder / name).read_bytes() for name in contents(again)}
+
+
 @pytest.mark.parametrize("name", ["model.safetensors", "model.safetensors.index.json"])
 def test_shards_are_read_like_one_file(name: str, folder: Path) -> None:
     weights = Weights(folder / name)

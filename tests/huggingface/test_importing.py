@@ -13,6 +13,7 @@ import tokenizers
 from tokenizers import models
 
 from rungs.checkpointing.load import load_model, load_tokenizer
+from rungs.checkpointing.tensor_writer import TensorWriter
 from rungs.checkpointing.weights_file import Weights
 from rungs.common import strict_json
 from rungs.common.atomic_folder import create_folder
@@ -23,7 +24,6 @@ from rungs.data import tokenizer_files
 from rungs.data.bpe import train_bpe
 from rungs.huggingface import importing
 from rungs.huggingface.importing import Import, find_source, import_model, target_folder
-from rungs.huggingface.tensors.writer import TensorWriter
 from rungs.run.folder import RunFolder
 from tests.support.published_models import MODELS, NAMES, Arrays, arrays, copy, expected
 from tests.support.tiny_model import bind_and_jit

@@ -5,5 +5,4 @@ match         compare a model's tensors with what its family expects
 reader        read tensors from a folder, one at a time
 torch_file    read PyTorch's `.bin` files
 torch_pickle  parse the pickle in a `.bin` file without running it
-writer        write safetensors files, one tensor at a time
 """

@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from rungs.checkpointing.tensor_writer import SAFETENSORS_DTYPES, TensorSpec
 from rungs.common.errors import UserError
 from rungs.common.strict_json import format_name
 from rungs.huggingface.families.family import Family
 from rungs.huggingface.tensors.reader import TensorFolder
 from rungs.huggingface.tensors.rules import AbstractParameter, Rule
-from rungs.huggingface.tensors.writer import SAFETENSORS_DTYPES, TensorSpec
 
 HEAD = "lm_head.weight"
 _VISION = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\.")

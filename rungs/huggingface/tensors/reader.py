@@ -7,12 +7,12 @@ from typing import NamedTuple
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from rungs.checkpointing.tensor_writer import SAFETENSORS_DTYPES, TensorSpec, bits
 from rungs.checkpointing.weights_index import INDEX_FILE, WEIGHTS_FILE, read_index
 from rungs.common.errors import UserError, reason
 from rungs.common.paths import is_file, require_regular
 from rungs.common.strict_json import format_name
 from rungs.huggingface.tensors.torch_file import torch_bits, torch_specs
-from rungs.huggingface.tensors.writer import SAFETENSORS_DTYPES, TensorSpec, bits
 
 _DTYPES = {code: dtype for dtype, code in SAFETENSORS_DTYPES.items()}
 

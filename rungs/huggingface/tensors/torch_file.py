@@ -12,11 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
+from rungs.checkpointing.tensor_writer import TensorSpec, bits
 from rungs.common.errors import UserError, reason
 from rungs.common.paths import require_regular
 from rungs.common.strict_json import format_name
 from rungs.huggingface.tensors.torch_pickle import Tensor, parse_tensors
-from rungs.huggingface.tensors.writer import TensorSpec, bits
 
 _DESCRIPTION = "/data.pkl"
 _READ_ERRORS = (OSError, ValueError, KeyError, EOFError, RuntimeError, OverflowError, struct.error)

@@ -5,7 +5,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
-from rungs.huggingface.tensors.writer import TensorSpec, TensorWriter
+from rungs.checkpointing.tensor_writer import TensorSpec, TensorWriter
 from tests.support.published_models import arrays
 
 
