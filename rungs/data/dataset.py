@@ -33,6 +33,7 @@ SPLITS = (TRAIN, VALIDATION)
 DESCRIPTION_FILE = "dataset.json"
 _BLOCK_TOKENS = 1 << 18
 _BLOCK_PAIRS = 1 << 14
+_SAMPLES, _SAMPLE_BYTES = 64, 4096
 
 
 class Source(StrictModel):
@@ -68,6 +69,8 @@ class SplitDescription(StrictModel):
     file_bytes: int
     sha256: str
     """Checksum of the file, in hexadecimal."""
+    sample_sha256: str | None = None
+    """Checksum of a sample of the file's bytes; absent if an earlier version wrote this."""
     pairs: PairsDescription | None = None
     """Absent if the file holds text."""
 
@@ -103,8 +106,9 @@ def split_file(split: Split) -> str:
 class Dataset:
     """A dataset's folder, open for reading.
 
-    If `dataset.json` is missing, or older than a token file or different from it, the token file
-    is read once and `dataset.json` is written again (unless the folder is read-only).
+    If `dataset.json` is missing, or older than a token file or different from it (in size, header
+    or a sample of its bytes), the token file is read once and `dataset.json` is written again
+    (unless the folder is read-only).
 
     Raises:
         UserError: there is no training split, or a token file is not valid.
@@ -202,12 +206,12 @@ def describe(
 
 
 def _describe_split(path: Path, known: SplitDescription | None) -> SplitDescription:
-    layout = token_file.read_layout(path)
+    layout, sample = token_file.read_layout(path), _sample_checksum(path)
     actual = (path.stat().st_size, layout.tokens, layout.dtype.name, layout.pairs)
-    if known:
+    if known and known.sample_sha256 in (None, sample):
         known_pairs = known.pairs.pairs if known.pairs else 0
         if actual == (known.file_bytes, known.tokens, known.dtype, known_pairs):
-            return known
+            return known.model_copy(update={"sample_sha256": sample})
     pairs = _describe_pairs(path, layout) if layout.pairs else None
     largest, sha256 = _largest_id_and_checksum(path, layout)
     return SplitDescription(
@@ -216,8 +220,18 @@ def _describe_split(path: Path, known: SplitDescription | None) -> SplitDescript
         largest_token_id=largest,
         file_bytes=path.stat().st_size,
         sha256=sha256,
+        sample_sha256=sample,
         pairs=pairs,
     )
+
+
+def _sample_checksum(path: Path) -> str:
+    """Return the sha256 of blocks spread evenly over a file: of all of it if it is small."""
+    size = path.stat().st_size
+    file, digest = FileArray(path, np.dtype(np.uint8), 0, (size,)), hashlib.sha256()
+    for start in np.linspace(0, max(size - _SAMPLE_BYTES, 0), _SAMPLES, dtype=int):
+        digest.update(file[start : start + _SAMPLE_BYTES].data)
+    return digest.hexdigest()
 
 
 def _describe_pairs(path: Path, layout: token_file.TokenLayout) -> PairsDescription:

@@ -90,6 +90,7 @@ def test_a_folder_is_described(tmp_path: Path) -> None:
         "largest_token_id": 900,
         "file_bytes": len(content),
         "sha256": hashlib.sha256(content).hexdigest(),
+        "sample_sha256": hashlib.sha256(64 * content).hexdigest(),
         "pairs": None,
     }
     assert "pairs" not in (folder / "dataset.json").read_text()

@@ -16,7 +16,7 @@ import pytest
 
 from rungs.common.errors import RunFailure, UserError
 from rungs.data import token_file
-from rungs.data.dataset import Dataset, read_description
+from rungs.data.dataset import Dataset, read_description, write_description
 from rungs.run.folder import RunFolder
 from rungs.run.metrics import MetricsLog
 from tests.faults.conftest import draw_no_charts
@@ -181,6 +181,39 @@ def test_a_file_newer_than_its_description_is_described_again(tmp_path: Path) ->
     assert second.splits["train"].sha256 != first.splits["train"].sha256
     assert second.splits["train"].largest_token_id == 4
     assert read_description(tmp_path) == second
+
+
+def overwrite_unnoticed(path: Path, *ids: int) -> None:
+    """Write other tokens, as many as before, and keep the time of the last change."""
+    before = path.stat()
+    write_tokens(path, *ids)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert path.stat().st_size == before.st_size
+
+
+@pytest.mark.parametrize("count", [3, 30_000])
+def test_a_file_with_the_size_and_time_of_the_old_one_is_described_again(
+    count: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "train.safetensors"
+    write_tokens(path, *range(10, 10 + count))
+    first = Dataset("x", tmp_path).description
+    overwrite_unnoticed(path, *range(9, 9 + count))
+    second = Dataset("x", tmp_path).description
+    assert second.splits["train"].sha256 != first.splits["train"].sha256
+    assert read_description(tmp_path) == second
+
+
+def test_a_description_without_a_sample_is_completed_without_reading_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_tokens(tmp_path / "train.safetensors", 1, 2, 3)
+    first = Dataset("x", tmp_path).description
+    old = first.splits["train"].model_copy(update={"sample_sha256": None})
+    write_description(tmp_path, first.model_copy(update={"splits": {"train": old}}))
+    monkeypatch.setattr("rungs.data.dataset._largest_id_and_checksum", fail)
+    assert Dataset("x", tmp_path).description == first
+    assert read_description(tmp_path) == first
 
 
 def test_a_file_older_than_its_description_is_not_read_again(
