@@ -6,6 +6,7 @@
     listing            the table that `checkpointing.py` prints
     saver              write checkpoints in the background while training continues
     manifest           meta.json of one checkpoint: what it records, checksums, damage
+    checksums          sha256 of files; SHA256SUMS, the checksums of an imported model
     restore            saved arrays onto devices: resume, or start from saved weights
     load               load_model, load_tokenizer, and find the weights that a path stands for
     start_from         the weights that `start_from` in train.json names

@@ -4,10 +4,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rungs.checkpointing.checkpoint_folder import CHECKPOINT_GLOB, IMPORTED
+from rungs.checkpointing.checksums import CHECKSUMS_FILE, changed_files, read_checksums
 from rungs.checkpointing.links import BEST, LATEST, link_target
 from rungs.checkpointing.manifest import META_FILE, read_checkpoint
 from rungs.common.disk import folder_bytes
 from rungs.common.errors import UserError
+from rungs.common.paths import is_file
 from rungs.run.folder import RunFolder
 
 
@@ -45,7 +47,7 @@ def list_run(run: RunFolder, *, verify: bool) -> list[ListedCheckpoint]:
     imported = [folder / IMPORTED] if (folder / IMPORTED).is_dir() else []
     saved = sorted(folder.glob(CHECKPOINT_GLOB))
     listed = [
-        *(_without_manifest(path, links(path), damage=[]) for path in imported),
+        *(_imported(path, verify) for path in imported),
         *(_listed(path, links(path), verify) for path in saved),
     ]
     # a run that is training may have deleted some
@@ -56,7 +58,7 @@ def _listed(folder: Path, links: list[str], verify: bool) -> ListedCheckpoint:
     try:
         checkpoint = read_checkpoint(folder)
     except UserError:
-        return _without_manifest(folder, links, damage=[META_FILE])
+        return _without_manifest(folder, links, [META_FILE], has_checksums=False)
     meta = checkpoint.meta
     damage = checkpoint.damage() if verify else checkpoint.missing()
     losses = meta.train_loss, meta.validation_loss
@@ -66,7 +68,16 @@ def _listed(folder: Path, links: list[str], verify: bool) -> ListedCheckpoint:
     )
 
 
-def _without_manifest(folder: Path, links: list[str], damage: list[str]) -> ListedCheckpoint:
-    return ListedCheckpoint(
-        folder.name, None, None, None, folder_bytes(folder), "", links, damage, False
-    )
+def _imported(folder: Path, verify: bool) -> ListedCheckpoint:
+    if not is_file(folder / CHECKSUMS_FILE):  # an earlier version imported it
+        return _without_manifest(folder, [], [], has_checksums=False)
+    missing = [name for name in read_checksums(folder) if not is_file(folder / name)]
+    damage = changed_files(folder) if verify else missing
+    return _without_manifest(folder, [], damage, has_checksums=True)
+
+
+def _without_manifest(
+    folder: Path, links: list[str], damage: list[str], *, has_checksums: bool
+) -> ListedCheckpoint:
+    size = folder_bytes(folder)
+    return ListedCheckpoint(folder.name, None, None, None, size, "", links, damage, has_checksums)

@@ -21,11 +21,12 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, ValidationError
 
+from rungs.checkpointing.checksums import CHECKSUMS_FILE, changed_files, file_checksum
 from rungs.checkpointing.weights_file import Weights
 from rungs.checkpointing.weights_index import WEIGHTS_FILE
 from rungs.common.disk import sync_to_disk
 from rungs.common.errors import UserError
-from rungs.common.paths import is_file, is_inside, require_regular
+from rungs.common.paths import is_file, is_inside
 from rungs.common.strict_json import StrictModel, read_text
 from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import RunConfig
@@ -166,7 +167,8 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 def refuse_damaged(weights: Path, only: str | None = None) -> None:
     """Check weights and their tokenizer against the checksums in the same folder.
 
-    Imported weights have no `meta.json` and so cannot be checked.
+    Weights without `meta.json` or `SHA256SUMS`, such as those that an earlier version imported,
+    cannot be checked.
 
     Args:
         weights: a `model.safetensors`, or the index of its shards.
@@ -176,24 +178,19 @@ def refuse_damaged(weights: Path, only: str | None = None) -> None:
         UserError: files are damaged; the message names them.
     """
     folder = weights.parent
-    if not (folder / META_FILE).exists():
-        return
 
     def is_read(name: str) -> bool:
         return name == only if only else not name.startswith(OPTIMIZER_FOLDER)
 
-    if damage := read_checkpoint(folder).damage(is_read):
-        raise UserError(f"{folder}: damaged ({', '.join(damage)}); choose another checkpoint")
-
-
-def file_checksum(path: Path) -> str | None:
-    """Return the sha256 of a file, None if it cannot be read."""
-    try:
-        require_regular(path)
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError:
-        return None
+    if (folder / META_FILE).exists():
+        damage, remedy = read_checkpoint(folder).damage(is_read), "choose another checkpoint"
+    elif (folder / CHECKSUMS_FILE).exists():
+        damage = changed_files(folder, is_read)
+        remedy = f"import it again, or delete {CHECKSUMS_FILE} if you changed them on purpose"
+    else:
+        return
+    if damage:
+        raise UserError(f"{folder}: damaged ({', '.join(damage)}); {remedy}")
 
 
 def write_manifest(folder: Path, meta: CheckpointMeta, needed: Collection[str] = ()) -> None:

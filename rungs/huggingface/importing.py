@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from rungs.checkpointing.checksums import write_checksums
 from rungs.checkpointing.tensor_writer import TensorWriter
 from rungs.checkpointing.weights_file import Origin, WeightsHeader
 from rungs.checkpointing.weights_index import WEIGHTS_FILE
@@ -181,4 +182,5 @@ def _fill(plan: Import, run: RunFolder, target: Path) -> list[str]:
             shutil.copyfile(plan.source.folder / name, run.imported / name)
     notes = convert_tokenizer(run.imported, plan.model.vocab_size)
     plan.write_weights(run.imported / WEIGHTS_FILE)
+    write_checksums(run.imported)
     return notes

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from rungs.checkpointing import listing
+from rungs.checkpointing.checksums import write_checksums
 from rungs.checkpointing.listing import list_run
 from rungs.checkpointing.manifest import Checkpoint
 from rungs.run.folder import RunFolder
@@ -68,13 +69,26 @@ def test_a_damaged_meta_json_is_found_without_hashing(
     assert not damaged.has_checksums
 
 
-def test_imported_weights_come_first_and_cannot_be_verified(run: RunFolder) -> None:
+def test_imported_weights_come_first_even_without_checksums(
+    run: RunFolder,
+) -> None:
     write_model(run.imported)
     imported, *saved = list_run(run, verify=True)
     assert (imported.name, imported.step, imported.damage) == ("imported", None, [])
     assert imported.bytes == (run.imported / "model.safetensors").stat().st_size
     assert not imported.has_checksums
     assert [c.name for c in saved] == [OLD, NEW]
+
+
+def test_imported_weights_with_checksums_are_verified(run: RunFolder) -> None:
+    write_model(run.imported)
+    write_checksums(run.imported)
+    assert list_run(run, verify=True)[0].has_checksums
+    flip_byte(run.imported / "model.safetensors")
+    assert list_run(run, verify=False)[0].damage == []
+    assert list_run(run, verify=True)[0].damage == ["model.safetensors"]
+    (run.imported / "model.safetensors").unlink()
+    assert list_run(run, verify=False)[0].damage == ["model.safetensors"]
 
 
 def test_a_run_without_checkpoints_has_an_empty_list(tmp_path: Path) -> None:

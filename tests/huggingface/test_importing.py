@@ -2,7 +2,9 @@
 
 import json
 import logging
+import os
 import shutil
+import subprocess
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -23,6 +25,7 @@ from rungs.config.model_config import ModelConfig
 from rungs.data import tokenizer_files
 from rungs.data.bpe import train_bpe
 from rungs.huggingface import importing
+from rungs.huggingface.exporting import Export
 from rungs.huggingface.importing import Import, find_source, import_model, target_folder
 from rungs.run.folder import RunFolder
 from tests.support.published_models import MODELS, NAMES, Arrays, arrays, copy, expected
@@ -80,6 +83,7 @@ def test_run_folder_contents(tmp_path: Path) -> None:
         "checkpoints/imported",
         *(f"checkpoints/imported/{name}" for name in ("config.json", "generation_config.json")),
         "checkpoints/imported/model.safetensors",
+        "checkpoints/imported/SHA256SUMS",
     }
     kept = (run.imported / "config.json").read_bytes()
     assert kept == (MODELS / "llama-sharded" / "config.json").read_bytes()
@@ -289,6 +293,28 @@ def test_model_json_names_its_schema_within_the_project(
     assert keys["$schema"] == "../../schemas/model.schema.json"
 
 
+@pytest.mark.skipif(not shutil.which("sha256sum"), reason="needs sha256sum")
+def test_imported_files_have_the_checksums_that_sha256sum_computes(tmp_path: Path) -> None:
+    run = imported(MODELS / "gpt2", tmp_path / "run")
+    command = ["sha256sum", "--check", "--strict", "SHA256SUMS"]
+    assert subprocess.run(command, cwd=run.imported, check=False).returncode == 0
+    names = {line.split("  ")[1] for line in (run.imported / "SHA256SUMS").read_text().splitlines()}
+    assert names == {path.name for path in run.imported.iterdir()} - {"SHA256SUMS"}
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+def test_imported_files_that_have_changed_are_refused(name: str, tmp_path: Path) -> None:
+    run = imported(MODELS / "gpt2", tmp_path / "run")
+    with (run.imported / name).open("r+b") as file:
+        file.seek(-9, os.SEEK_END)
+        file.write(b"~")
+    for read in (load_model, Export):
+        with pytest.raises(UserError, match=rf"imported: damaged \({name}\); import it again"):
+            read(str(run.path))
+    (run.imported / "SHA256SUMS").unlink()
+    load_model(run.path)
+
+
 # Tokenizers
 
 
@@ -299,7 +325,8 @@ def test_tokenizer_files_are_copied(tmp_path: Path) -> None:
     (source / "training_args.bin").write_bytes(b"not wanted")
     run = imported(source, tmp_path / "run")
     names = {path.name for path in run.imported.iterdir()}
-    assert names == {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+    kept = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+    assert names == kept | {"SHA256SUMS"}
     assert load_tokenizer(run.path).encode("to be") == load_tokenizer(run.path).encode("to be")
 
 
