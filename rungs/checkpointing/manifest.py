@@ -6,6 +6,7 @@ It is written last: a folder without it is not a checkpoint.
   model.safetensors   weights by dotted name; the header holds both configs and the tokenizer id;
                       large weights are in shards with an index, each shard with that header
   tokenizer.json      if the dataset has one
+  published/          files that an imported model was published with besides its weights
   optimizer/          optimizer state, written by Orbax
   meta.json           step, losses, configs, dataset checksums, versions, checksums of all files
 """
@@ -34,7 +35,7 @@ from rungs.config.train_config import ShardingConfig, TrainConfig
 from rungs.data.tokenizer import TOKENIZER_FILE
 
 META_FILE = "meta.json"
-OPTIMIZER_FOLDER = "optimizer"
+OPTIMIZER_FOLDER, PUBLISHED_FOLDER = "optimizer", "published"
 PACKAGES = ("jax", "flax", "optax", "orbax-checkpoint", "grain", "safetensors", "numpy")
 
 
@@ -149,6 +150,8 @@ def _would_be_read(name: str) -> bool:
     first, _, rest = name.partition("/")
     if first == OPTIMIZER_FOLDER:
         return not Path(rest).name.startswith(".")
+    if first == PUBLISHED_FOLDER:
+        return True
     return name == TOKENIZER_FILE or name.startswith(Path(WEIGHTS_FILE).stem)
 
 

@@ -15,7 +15,8 @@ import numpy as np
 from rungs.checkpointing import checkpoint_folder, links, manifest, retention, weights_file
 from rungs.checkpointing.checkpoint_folder import UNFINISHED
 from rungs.checkpointing.links import BEST, LATEST
-from rungs.checkpointing.manifest import CheckpointMeta
+from rungs.checkpointing.manifest import PUBLISHED_FOLDER, CheckpointMeta
+from rungs.checkpointing.published import read_published
 from rungs.checkpointing.weights_file import Weights, WeightsHeader
 from rungs.common import disk
 from rungs.common.disk import sync_to_disk
@@ -71,8 +72,9 @@ class Saver:
             or checkpoint may be gone later.
         before: called in the background before each checkpoint is written.
         after: called in the background after each checkpoint is complete.
-        starts_from: the weights that this start continues from, if any. Their origin is passed on,
-            and so is their tokenizer if the dataset has none.
+        starts_from: the weights that this start continues from, if any. Their origin and the files
+            they were published with are passed on, and so is their tokenizer if the dataset has
+            none.
     """
 
     def __init__(
@@ -87,7 +89,10 @@ class Saver:
         self._folder, self._config = folder, config
         self._origin = starts_from.header.origin if starts_from else None
         tokenizer_file = tokenizer_file or (starts_from.tokenizer_file if starts_from else None)
-        self._tokenizer = tokenizer_file.read_bytes() if tokenizer_file else None
+        published = read_published(starts_from)
+        self._copied = {f"{PUBLISHED_FOLDER}/{name}": published[name] for name in published}
+        if tokenizer_file:
+            self._copied[TOKENIZER_FILE] = tokenizer_file.read_bytes()
         self._before, self._after = before, after
         self._is_there = folder.is_dir()
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
@@ -168,7 +173,7 @@ class Saver:
 
     def _needed_bytes(self, *arrays: Mapping[str, jax.Array | np.ndarray]) -> int:
         held = sum(array.nbytes for part in arrays for array in part.values())
-        return held + len(self._tokenizer or b"") + _EXTRA_BYTES
+        return held + sum(map(len, self._copied.values())) + _EXTRA_BYTES
 
     def _failures_of(self, snapshot: _Snapshot) -> contextlib.AbstractContextManager[None]:
         """Turn any exception into a failure of the run with a one-line message."""
@@ -222,8 +227,9 @@ class Saver:
         try:
             self._before()
             needed = weights_file.write_weights(unfinished.folder, snapshot.weights, header, limit)
-            if self._tokenizer is not None:
-                (unfinished.folder / TOKENIZER_FILE).write_bytes(self._tokenizer)
+            for name, content in self._copied.items():
+                (unfinished.folder / name).parent.mkdir(exist_ok=True)
+                (unfinished.folder / name).write_bytes(content)
         finally:
             # Orbax's threads would keep the process alive for a long time if nobody waited.
             unfinished.optimizer_save.result()

@@ -13,16 +13,16 @@ import numpy as np
 from tqdm import tqdm
 
 from rungs.checkpointing.checkpoint_folder import IMPORTED
-from rungs.checkpointing.load import find_valid_weights, find_weights
+from rungs.checkpointing.load import find_valid_weights
 from rungs.checkpointing.merged_weights import MergedWeights
+from rungs.checkpointing.published import CONFIG_FILE, GENERATION_FILE, published_folder
 from rungs.checkpointing.tensor_writer import TensorSpec, TensorWriter, bits, cast
 from rungs.checkpointing.weights_file import Weights
-from rungs.checkpointing.weights_index import WEIGHTS_FILE, place_tensors, write_index
+from rungs.checkpointing.weights_index import place_tensors, write_index
 from rungs.common import strict_json
 from rungs.common.errors import UserError
 from rungs.config.model_config import ModelConfig
 from rungs.huggingface.config_keys.hf_config import (
-    CONFIG_FILE,
     NO_EFFECT_KEYS,
     HFConfig,
     read_hf_config,
@@ -31,7 +31,6 @@ from rungs.huggingface.families.family import Family
 from rungs.huggingface.families.llama import QWEN2
 from rungs.huggingface.families.registry import FAMILIES, VISION_MODELS
 from rungs.huggingface.hf_tokenizer import write_tokenizer
-from rungs.huggingface.importing import GENERATION_FILE
 from rungs.huggingface.tensors.rules import Rule, model_parameters, rules_for
 from rungs.step.state import shapes_of
 
@@ -119,7 +118,7 @@ class Export:
         self.weights.check_tensors(shapes_of(header.model))
         self.parameters = model_parameters(self.choice.model)
         self.rules = rules_for(self.parameters, self.choice.family.tensors)
-        self.imported = imported_folder(self.weights)
+        self.published = published_folder(self.weights)
         self.specs = dict(self._tensor_specs())
 
     def summary(self) -> str:
@@ -134,20 +133,31 @@ class Export:
     def write(self, folder: Path) -> list[str]:
         """Fill an empty folder. Returns notes on what is missing."""
         self._write_weights(folder)
-        notes, token_ids = write_tokenizer(folder, self.weights, self.imported)
-        if self.choice.family is QWEN2 and self.imported is None and not notes:
+        notes, token_ids = write_tokenizer(folder, self.weights, self.published)
+        if self.choice.family is QWEN2 and self.published is None and not notes:
             notes = [
                 "AutoTokenizer splits texts as Qwen 2 does; load the tokenizer with"
                 " PreTrainedTokenizerFast.from_pretrained"
             ]
         config = self._write_config(folder, token_ids)
-        generation_file = self.imported and self.imported / GENERATION_FILE
+        generation_file = self.published and self.published / GENERATION_FILE
         if generation_file and generation_file.is_file():
             shutil.copyfile(generation_file, folder / GENERATION_FILE)
         else:
             generation = {key: config[key] for key in TOKEN_IDS if config.get(key) is not None}
             _write_json(folder / GENERATION_FILE, {"_from_model_config": True} | generation)
-        return notes
+        return notes + self._missing_files()
+
+    def _missing_files(self) -> list[str]:
+        """Return a note if the files that the model was published with are gone."""
+        if self.origin is None or self.published is not None:
+            return []
+        return [
+            "written without the chat template, generation config and other files that the model"
+            f" was published with: {IMPORTED}/ is gone; for those, import {self.origin.source}"
+            f" again, copy checkpoints/{IMPORTED} to {self.weights.path.parent.parent / IMPORTED},"
+            " and repeat this"
+        ]
 
     def _dtype(self, name: str) -> str:
         """Return the dtype to write a parameter in."""
@@ -197,12 +207,12 @@ class Export:
         """Write `config.json`: the imported one if it still describes the model."""
         choice, origin = self.choice, self.origin
         keys: dict[str, Any] = dict(token_ids)
-        if self.imported is not None:
-            published = read_hf_config(self.imported)
+        if self.published is not None:
+            published = read_hf_config(self.published)
             published.ignore(tuple(published.values))
             same_type = published.model_type == choice.family.model_type
             if same_type and not choice.family.differences(choice.model, published):
-                shutil.copyfile(self.imported / CONFIG_FILE, folder / CONFIG_FILE)
+                shutil.copyfile(self.published / CONFIG_FILE, folder / CONFIG_FILE)
                 return published.values
             items = published.values.items()
             keys |= {key: value for key, value in items if key in NO_EFFECT_KEYS}
@@ -219,25 +229,6 @@ def load_or_zeros(weights: Weights, name: str, shape: tuple[int, ...]) -> np.nda
         return weights.array(name)
     assert name.endswith(".bias")
     return np.zeros(shape, np.float32)
-
-
-def imported_folder(weights: Weights) -> Path | None:
-    """Return the folder with the Hugging Face files that a model was imported with, if it is still
-    there: the folder of the weights, `checkpoints/imported/` of their run, or that of the run they
-    started from."""
-    header, folder = weights.header, weights.path.parent
-    if header.origin is None:
-        return None
-    candidates = [folder, folder.parent / IMPORTED]
-    start = header.train.start_from if header.train else None
-    if start not in (None, IMPORTED):
-        with contextlib.suppress(UserError):
-            earlier = Weights(find_weights(str(start)))
-            candidates.append(imported_folder(earlier) or earlier.path.parent)
-    for candidate in candidates:
-        if (candidate / CONFIG_FILE).is_file() and (candidate / WEIGHTS_FILE).is_file():
-            return candidate
-    return None
 
 
 def _write_json(path: Path, values: dict[str, Any]) -> None:

@@ -7,26 +7,19 @@ from pathlib import Path
 from typing import Any
 
 from rungs.checkpointing import load
+from rungs.checkpointing.published import CONFIG_FILE, TOKENIZER_FILES
 from rungs.checkpointing.weights_file import Weights
 from rungs.common.errors import UserError
 from rungs.common.strict_json import read_text
 from rungs.data.tokenizer import TOKENIZER_FILE, Tokenizer
-from rungs.data.tokenizer_files import load_tokenizer
-from rungs.huggingface.config_keys.hf_config import CONFIG_FILE
-
-SENTENCEPIECE_FILE, VOCABULARY_FILE, MERGES_FILE = "tokenizer.model", "vocab.json", "merges.txt"
-TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
-TOKENIZER_FILES = (
-    TOKENIZER_FILE,
-    TOKENIZER_CONFIG_FILE,
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.jinja",
-    "chat_template.json",
+from rungs.data.tokenizer_config import CONFIG_FILE as TOKENIZER_CONFIG_FILE
+from rungs.data.tokenizer_files import (
+    MERGES_FILE,
     SENTENCEPIECE_FILE,
     VOCABULARY_FILE,
-    MERGES_FILE,
+    load_tokenizer,
 )
+
 _VOCABULARIES = (TOKENIZER_FILE, SENTENCEPIECE_FILE, VOCABULARY_FILE)
 
 TokenIds = dict[str, int | None]

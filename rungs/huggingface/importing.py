@@ -11,6 +11,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from rungs.checkpointing.checksums import write_checksums
+from rungs.checkpointing.published import PUBLISHED_FILES
 from rungs.checkpointing.tensor_writer import TensorWriter
 from rungs.checkpointing.weights_file import Origin, WeightsHeader
 from rungs.checkpointing.weights_index import WEIGHTS_FILE
@@ -20,18 +21,14 @@ from rungs.common.errors import UserError
 from rungs.common.paths import checkout, is_file, is_folder, is_there
 from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import MODEL_FILE
-from rungs.huggingface.config_keys.hf_config import CONFIG_FILE, HFConfig, read_hf_config
+from rungs.huggingface.config_keys.hf_config import HFConfig, read_hf_config
 from rungs.huggingface.families.family import Family
 from rungs.huggingface.families.registry import family_of
-from rungs.huggingface.hf_tokenizer import TOKENIZER_FILES, convert_tokenizer
+from rungs.huggingface.hf_tokenizer import convert_tokenizer
 from rungs.huggingface.tensors.match import Match, match
 from rungs.huggingface.tensors.reader import TensorFolder
 from rungs.huggingface.tensors.rules import AbstractParameter, Rule, model_parameters, rules_for
 from rungs.run.folder import RUNS, RunFolder
-
-GENERATION_FILE = "generation_config.json"
-KEPT_FILES = (CONFIG_FILE, GENERATION_FILE, *TOKENIZER_FILES)
-"""The files beside a model's weights that are copied into `checkpoints/imported/`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,7 +174,7 @@ def _fill(plan: Import, run: RunFolder, target: Path) -> list[str]:
         schema = os.path.relpath(root / "schemas" / "model.schema.json", target.resolve())
         keys = {"$schema": Path(schema).as_posix()} | keys
     (run.path / MODEL_FILE).write_text(json.dumps(keys, indent=2) + "\n", encoding="utf-8")
-    for name in KEPT_FILES:
+    for name in PUBLISHED_FILES:
         if is_file(plan.source.folder / name):
             shutil.copyfile(plan.source.folder / name, run.imported / name)
     notes = convert_tokenizer(run.imported, plan.model.vocab_size)

@@ -1,6 +1,7 @@
 """Exporting: imported models come back bit for bit, others in a family that can express them."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -8,20 +9,27 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from rungs.checkpointing.checkpoint_folder import list_checkpoints
+from rungs.checkpointing.published import published_folder
+from rungs.checkpointing.saver import Saver
 from rungs.checkpointing.weights_file import Weights, WeightsHeader, write_weights
 from rungs.common.atomic_folder import create_folder
 from rungs.common.errors import UserError
 from rungs.config.model_config import ModelConfig
+from rungs.config.run_config import RunConfig
 from rungs.config.train_config import TrainConfig
 from rungs.data.bpe import train_bpe
 from rungs.huggingface import exporting
-from rungs.huggingface.exporting import Export, choose_family, imported_folder
+from rungs.huggingface.exporting import Export, choose_family
 from rungs.huggingface.families.registry import FAMILIES, VISION_MODELS
 from rungs.huggingface.importing import Import, find_source, import_model
 from rungs.huggingface.tensors.rules import model_parameters
+from rungs.parallel.mesh import one_device
 from rungs.run.folder import RunFolder
+from rungs.step.state import create_model_and_optimizer
 from tests.support.configs import ONE_FILE
 from tests.support.published_models import MODELS, NAMES, Arrays, arrays, assert_same, copy
+from tests.support.written_checkpoints import checkpoint_meta
 
 SMALL = {"vocab_size": 300, "context_length": 16, "emb_dim": 8, "n_layers": 2, "n_heads": 2}
 LLAMA = SMALL | {
@@ -121,7 +129,56 @@ def test_fine_tuned_weights_are_written_in_their_published_dtype(tmp_path: Path)
     assert (tmp_path / "out" / "tokenizer_config.json").is_file()
     elsewhere = header._replace(train=train_settings(start_from=str(run.path)))
     other = trained(tmp_path / "other", masters, elsewhere)
-    assert imported_folder(Weights(other / "model.safetensors")) == run.imported
+    assert published_folder(Weights(other / "model.safetensors")) == run.imported
+
+
+CHAT_TEMPLATE = "{{ messages[0].content }}"
+
+
+def imported_chat_model(folder: Path) -> RunFolder:
+    """Import a model with a tokenizer, a chat template and a generation config."""
+    source = copy("gpt2", folder / "source")
+    train_bpe(["to be or not to be"], 270).save(source / "tokenizer.json")
+    (source / "generation_config.json").write_text('{"top_k": 7}')
+    (source / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+    return imported("", folder / "run", source)
+
+
+def fine_tuned(run: RunFolder, start: Path) -> Path:
+    """Save a checkpoint of a run that continues from the weights in a folder, and return it."""
+    weights = Weights(start / "model.safetensors")
+    config = RunConfig(weights.header.model, train_settings(start_from="imported"))
+    state = create_model_and_optimizer(config, 10, one_device())
+    with Saver(run.checkpoints, config, None, lambda: None, lambda: None, weights) as saver:
+        saver.save(*state, checkpoint_meta(config, step=len(list_checkpoints(run.checkpoints))))
+    return list_checkpoints(run.checkpoints)[-1].folder
+
+
+def test_checkpoints_keep_the_files_that_a_model_was_published_with(tmp_path: Path) -> None:
+    run = imported_chat_model(tmp_path)
+    first = fine_tuned(run, run.imported)
+    shutil.rmtree(run.imported)
+    resumed = fine_tuned(run, first)
+    alone = Path(shutil.copytree(resumed, tmp_path / "alone"))
+    assert exported(alone, tmp_path / "out") == []
+    assert (tmp_path / "out" / "chat_template.jinja").read_text() == CHAT_TEMPLATE
+    assert (tmp_path / "out" / "generation_config.json").read_text() == '{"top_k": 7}'
+    assert config_of(tmp_path / "out") == config_of(tmp_path / "source")
+    (alone / "published" / "chat_template.jinja").write_text("another one")
+    with pytest.raises(UserError, match=r"damaged \(published/chat_template\.jinja\)"):
+        exported(alone, tmp_path / "again")
+
+
+def test_an_export_without_the_published_files_says_so(tmp_path: Path) -> None:
+    run = imported_chat_model(tmp_path)
+    weights = Weights(run.imported / "model.safetensors")
+    masters = {name: weights.array(name) for name in weights.names()}
+    header = weights.header._replace(train=train_settings(start_from="imported"))
+    checkpoint = trained(run.path, masters, header)  # as earlier versions saved it
+    shutil.rmtree(run.imported)
+    [note] = exported(checkpoint, tmp_path / "out")
+    assert note.startswith("written without the chat template, generation config")
+    assert "import source again" in note
 
 
 def test_a_longer_context_only_changes_the_config(tmp_path: Path) -> None:

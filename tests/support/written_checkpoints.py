@@ -7,6 +7,7 @@ import numpy as np
 from rungs.checkpointing import links
 from rungs.checkpointing.manifest import CheckpointMeta, write_manifest
 from rungs.checkpointing.weights_file import WeightsHeader, write_weights
+from rungs.config.run_config import RunConfig
 from rungs.config.train_config import ShardingConfig
 from tests.support.configs import ONE_FILE, model_config, train_config
 
@@ -25,15 +26,21 @@ def write_checkpoint(folder: Path, step: int, validation_loss: float) -> None:
     write_model(folder)
     (folder / "optimizer").mkdir()
     (folder / "optimizer" / "moments").write_bytes(bytes(100))
-    meta = CheckpointMeta(
+    write_manifest(folder, checkpoint_meta(RunConfig(MODEL, TRAIN), step, validation_loss))
+
+
+def checkpoint_meta(
+    config: RunConfig, step: int, validation_loss: float | None = None
+) -> CheckpointMeta:
+    return CheckpointMeta(
         global_step=step,
         total_steps=100,
         tokens_seen=step,
-        train_loss=validation_loss + 1,
+        train_loss=(validation_loss or 0) + 1,
         validation_loss=validation_loss,
         selection_loss=validation_loss,
-        model=MODEL.as_json(),
-        train=TRAIN.as_json(),
+        model=config.model.as_json(),
+        train=config.train.as_json(),
         datasets={},
         tokenizer="gpt2",
         sharding=ShardingConfig(data=1, tensor=1),
@@ -41,7 +48,6 @@ def write_checkpoint(folder: Path, step: int, validation_loss: float) -> None:
         versions={},
         checksums={},
     )
-    write_manifest(folder, meta)
 
 
 def write_model(folder: Path) -> None:

@@ -5,10 +5,9 @@ import re
 from pathlib import Path
 from typing import Any
 
+from rungs.checkpointing.published import CONFIG_FILE
 from rungs.common import strict_json
 from rungs.common.errors import UserError
-
-CONFIG_FILE = "config.json"
 
 NO_EFFECT_KEYS = frozenset(
     re.findall(

@@ -1,0 +1,61 @@
+"""The files that a model was published with besides its weights: config, tokenizer, chat template.
+
+`pretrained.py import` puts them beside the weights, in `checkpoints/imported/`. Each checkpoint of
+a run that starts from those has a copy in `published/`, so that it can be exported on its own.
+"""
+
+import contextlib
+from pathlib import Path
+
+from rungs.checkpointing.checkpoint_folder import IMPORTED
+from rungs.checkpointing.load import find_weights
+from rungs.checkpointing.manifest import PUBLISHED_FOLDER
+from rungs.checkpointing.weights_file import Weights
+from rungs.common.errors import UserError
+from rungs.common.paths import is_file
+from rungs.data.tokenizer import TOKENIZER_FILE
+from rungs.data.tokenizer_config import ADDED_TOKENS_FILE
+from rungs.data.tokenizer_config import CONFIG_FILE as TOKENIZER_CONFIG_FILE
+from rungs.data.tokenizer_files import MERGES_FILE, SENTENCEPIECE_FILE, VOCABULARY_FILE
+
+CONFIG_FILE, GENERATION_FILE = "config.json", "generation_config.json"
+TOKENIZER_FILES = (
+    TOKENIZER_FILE,
+    TOKENIZER_CONFIG_FILE,
+    "special_tokens_map.json",
+    ADDED_TOKENS_FILE,
+    "chat_template.jinja",
+    "chat_template.json",
+    SENTENCEPIECE_FILE,
+    VOCABULARY_FILE,
+    MERGES_FILE,
+)
+PUBLISHED_FILES = (CONFIG_FILE, GENERATION_FILE, *TOKENIZER_FILES)
+
+
+def published_folder(weights: Weights) -> Path | None:
+    """Return the folder with the files that a model was published with, None if there is none.
+
+    It is the folder of the weights, `published/` in it, `imported/` of their run, or that of the
+    weights they started from.
+    """
+    header, folder = weights.header, weights.path.parent
+    if header.origin is None:
+        return None
+    for candidate in (folder, folder / PUBLISHED_FOLDER, folder.parent / IMPORTED):
+        if is_file(candidate / CONFIG_FILE):
+            return candidate
+    start = header.train.start_from if header.train else None
+    if start not in (None, IMPORTED):
+        with contextlib.suppress(UserError):
+            return published_folder(Weights(find_weights(str(start))))
+    return None
+
+
+def read_published(weights: Weights | None) -> dict[str, bytes]:
+    """Return the contents of the files that a model was published with, by name."""
+    folder = published_folder(weights) if weights else None
+    if folder is None:
+        return {}
+    found = (name for name in PUBLISHED_FILES if is_file(folder / name))
+    return {name: (folder / name).read_bytes() for name in found}
