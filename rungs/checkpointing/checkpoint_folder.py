@@ -54,9 +54,23 @@ def newest_valid(folder: Path) -> Checkpoint | None:
 
 
 def best_of(checkpoints: list[Checkpoint]) -> Checkpoint | None:
-    """Return the checkpoint with the lowest selection loss, the earliest of equals."""
-    ranked = [(c.meta.selection_loss, c.order, c) for c in checkpoints]
-    return min((r for r in ranked if r[0] is not None), default=(None, None, None))[2]
+    """Return the checkpoint with the lowest selection loss, the earliest of equals.
+
+    Only losses on the same validation data as the latest one are compared.
+
+    Args:
+        checkpoints: ordered by step.
+    """
+    rated = [c for c in checkpoints if c.meta.selection_loss is not None]
+    return best_by_validation_data(rated)[rated[-1].meta.validation_data] if rated else None
+
+
+def best_by_validation_data(checkpoints: list[Checkpoint]) -> dict[str | None, Checkpoint]:
+    """Return the best checkpoint for each validation data that losses were measured on."""
+    ranked = sorted(
+        (loss, c.order, c) for c in checkpoints if (loss := c.meta.selection_loss) is not None
+    )
+    return {c.meta.validation_data: c for *_, c in reversed(ranked)}
 
 
 def checkpoint_name(folder: Path, step: int) -> str:

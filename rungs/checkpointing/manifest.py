@@ -32,6 +32,7 @@ from rungs.common.strict_json import StrictModel, read_text
 from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import RunConfig
 from rungs.config.train_config import ShardingConfig, TrainConfig
+from rungs.data.provenance import describe_validation
 from rungs.data.tokenizer import TOKENIZER_FILE
 
 META_FILE = "meta.json"
@@ -76,6 +77,14 @@ class CheckpointMeta(StrictModel):
     """sha256 of each other file, by path relative to the checkpoint."""
     own_checksum: str = ""
     """sha256 of this file's content without this key."""
+
+    @property
+    def validation_data(self) -> str | None:
+        """What `validation_loss` was measured on, None if the run has no validation."""
+        train = {"validation_tokens": 0, "start_val_token": 0} | self.train
+        return describe_validation(
+            self.datasets, train["validation_tokens"], train["start_val_token"]
+        )
 
     def run_config(self) -> RunConfig:
         """Return the configs of the run; raise UserError if this version cannot read them."""

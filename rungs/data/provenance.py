@@ -6,8 +6,11 @@ from typing import Self
 
 from rungs.common.errors import UserError
 from rungs.config.train_config import TrainConfig
-from rungs.data.dataset import Dataset
+from rungs.data.dataset import VALIDATION, Dataset
 from rungs.data.tokenizer_files import load_tokenizer
+
+_SHOWN_DIGITS = 16
+"""Of a sha256: enough that two files never have the same."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +35,10 @@ class Provenance:
         tokenizer = name if first.tokenizer_file else train.tokenizer
         return cls(checksums, tokenizer, first.tokenizer_file)
 
+    def validation_data(self, train: TrainConfig) -> str | None:
+        """Return what validation losses are measured on; see `describe_validation`."""
+        return describe_validation(self.datasets, train.validation_tokens, train.start_val_token)
+
     def check_same_tokens(self, before: dict[str, dict[str, str]]) -> None:
         """Raise UserError if the training tokens differ from those of `before`, a checkpoint's
         `datasets`."""
@@ -42,6 +49,29 @@ class Provenance:
                     f" (sha256 {before[name]['train']}, now {checksums['train']}); restore those,"
                     " or start over with --fresh"
                 )
+
+
+def describe_validation(
+    datasets: dict[str, dict[str, str]], tokens: int, start_token: int
+) -> str | None:
+    """Return what validation losses are measured on. Equal descriptions mean comparable losses.
+
+    Args:
+        datasets: the sha256 of each split's file, by dataset.
+        tokens: at most so many are used.
+        start_token: index of the first.
+
+    Returns:
+        The description, None if no dataset has a validation split.
+    """
+    files = [
+        f"{name} (sha256 {checksums[VALIDATION][:_SHOWN_DIGITS]})"
+        for name, checksums in datasets.items()
+        if VALIDATION in checksums
+    ]
+    if not files:
+        return None
+    return f"up to {tokens} tokens from token {start_token} of {', '.join(files)}"
 
 
 def check_same_tokenizer(

@@ -61,6 +61,8 @@ class StepMetrics:
     loss_scale: Figure | None = None
     """float16: the factor on the loss. A microbatch whose gradients overflow with it is left out
     and not counted as dropped; the next step uses half of it."""
+    validation_data: str | None = None
+    """What `validation_loss` was measured on: number of tokens, the first one, sha256 of files."""
 
     def as_line(self) -> str:
         """Return the step's line in the file. Optional fields that it does not have are left
@@ -196,9 +198,13 @@ class NullMetricsLog(MetricsLog):
 
 
 def best_step(steps: list[StepMetrics], checkpoint_interval: int) -> StepMetrics | None:
-    """Return the step of the best checkpoint: the one with the lowest validation loss. Without
-    validation, the lowest training loss among the steps that have a checkpoint."""
-    validated = [(step.validation_loss, step) for step in steps if step.validation_loss is not None]
+    """Return the step of the best checkpoint: the one with the lowest validation loss, on the data
+    that the latest one was measured on. Earlier versions didn't record the data; their losses are
+    compared. Without validation, the lowest training loss among the steps that have a checkpoint.
+    """
+    data = next((s.validation_data for s in reversed(steps) if s.validation_loss is not None), None)
+    alike = [step for step in steps if step.validation_data in (None, data)]
+    validated = [(step.validation_loss, step) for step in alike if step.validation_loss is not None]
     due = [step for step in steps if step.global_step % checkpoint_interval == 0] + steps[-1:]
     trained = [(step.train_loss, step) for step in due if step.train_loss is not None]
     return min(validated or trained, key=lambda pair: pair[0], default=(None, None))[1]

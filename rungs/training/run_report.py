@@ -54,6 +54,16 @@ def log_start(
     )
 
 
+def log_validation_change(before: str | None, now: str | None) -> None:
+    """Log if validation losses are no longer comparable with those before this start."""
+    if now != before:
+        log.info(
+            "validation data: was %s, is now %s; best compares only losses on the same data, so it"
+            " starts over with the next checkpoint; the best one so far is kept",
+            *(data or "none (the training loss decides)" for data in (before, now)),
+        )
+
+
 def log_size(
     run: RunFolder,
     config: RunConfig,

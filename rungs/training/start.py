@@ -194,6 +194,9 @@ def _train(inputs: Inputs, mesh: Mesh) -> int:
         inputs.weights,
         recorded_sharding(config.train, mesh),
     )
+    if inputs.saved is not None:
+        data = inputs.provenance.validation_data(config.train)
+        run_report.log_validation_change(inputs.saved.meta.validation_data, data)
     run_report.log_size(run, config, inputs.data, trainer.model, trainer.optimizer, mesh)
     run_report.log_trainable(trainer.model, trainer.optimizer)
     with StopSignal() as stop:

@@ -137,7 +137,7 @@ class Trainer:
             is_last = step == self.data.total_steps - 1
             try:
                 loss = self._validate(step, (lambda: False) if is_last else is_stop_wanted)
-                metrics = dataclasses.replace(metrics, validation_loss=loss)
+                metrics = self._with_validation(metrics, loss)
             except ValidationInterrupted:
                 is_interrupted = True
         self._record(metrics, bar)
@@ -167,7 +167,7 @@ class Trainer:
         except ValidationInterrupted:
             return False
         if loss is not None:
-            metrics = dataclasses.replace(self.unvalidated, validation_loss=loss)
+            metrics = self._with_validation(self.unvalidated, loss)
             self.metrics.replace_last(metrics)
             self._save(metrics, due=True)
         return True
@@ -181,6 +181,12 @@ class Trainer:
             return loss
         log.warning("step %d: the validation loss is not finite", step)
         return None
+
+    def _with_validation(self, metrics: StepMetrics, loss: float | None) -> StepMetrics:
+        data = self.provenance.validation_data(self.config.train)
+        return dataclasses.replace(
+            metrics, validation_loss=loss, validation_data=None if loss is None else data
+        )
 
     def _record(self, metrics: StepMetrics, bar: tqdm) -> None:
         """Write a step's metrics to metrics.jsonl and show them in the progress bar."""

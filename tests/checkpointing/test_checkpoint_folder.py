@@ -194,6 +194,41 @@ def test_the_best_has_the_lowest_loss_and_is_the_first_of_equals() -> None:
     assert best_of([at(1, None)]) is None
 
 
+def measured(step: int, loss: float | None, **changes: Any) -> CheckpointMeta:
+    """Return the meta of a checkpoint with a validation split, and with some of `train` changed."""
+    sha256 = changes.pop("sha256", "a" * 64)
+    train = CONFIG.train.as_json() | changes
+    return meta(step, loss).model_copy(
+        update={"train": train, "datasets": {"d": {"train": "b" * 64, "validation": sha256}}}
+    )
+
+
+@pytest.mark.parametrize(
+    "changes", [{"validation_tokens": 32}, {"start_val_token": 7}, {"sha256": "c" * 64}]
+)
+def test_the_best_is_chosen_among_losses_on_the_same_validation_data(
+    changes: dict[str, Any],
+) -> None:
+    def at(step: int, loss: float | None, **changes: Any) -> manifest.Checkpoint:
+        return manifest.Checkpoint(Path(f"step-{step}"), measured(step, loss, **changes))
+
+    easy = [at(0, 0.5, **changes), at(1, 0.4, **changes), at(2, 0.6, **changes)]
+    assert best_of(easy) == easy[1]
+    assert best_of([*easy, at(3, None)]) == easy[1]
+    assert best_of([*easy, at(3, 2.0), at(4, 1.5), at(5, 1.7)]) == at(4, 1.5)
+    trained = manifest.Checkpoint(Path("step-6"), meta(6, 9.0))
+    assert best_of([*easy, trained]) == trained
+
+
+def test_the_best_on_earlier_validation_data_is_kept(
+    tmp_path: Path, state: tuple[GPT, MultiSteps]
+) -> None:
+    easy = [measured(0, 0.5, validation_tokens=32), measured(1, 0.4, validation_tokens=32)]
+    folder = save(tmp_path / "c", state, *easy, *(measured(n, 3.0 - n / 10) for n in range(2, 6)))
+    assert [c.step for c in list_checkpoints(folder)] == [1, 4, 5]
+    assert read_checkpoint(folder / "best").step == 5
+
+
 def test_a_failed_write_is_raised_and_leaves_no_checkpoint(
     tmp_path: Path, state: tuple[GPT, MultiSteps], monkeypatch: pytest.MonkeyPatch
 ) -> None:

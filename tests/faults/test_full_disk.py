@@ -146,7 +146,7 @@ def test_the_disk_is_full_for_a_line_of_metrics(
 
         def create(self: MetricsLog, path: Path, last_step: int) -> None:
             created(self, path, last_step)
-            self._file = AlmostFullFile(self._file, space=1250)  # type: ignore[assignment]
+            self._file = AlmostFullFile(self._file, space=1425)  # type: ignore[assignment]
 
         patch.setattr(MetricsLog, "__init__", create)
         message = failure_message(run, datasets_dir)

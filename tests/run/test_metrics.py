@@ -1,5 +1,6 @@
 """`metrics.jsonl`: each step exactly once, also if a crash has torn the last line."""
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -69,3 +70,13 @@ def test_the_best_step_has_a_checkpoint() -> None:
     assert metrics.best_step(validated, checkpoint_interval=2) == validated[2]
     assert metrics.best_step([step(0, None)], checkpoint_interval=1) is None
     assert metrics.best_step([], checkpoint_interval=1) is None
+
+
+def test_the_best_step_is_chosen_among_losses_on_the_same_validation_data() -> None:
+    def on(data: str | None, number: int, loss: float) -> StepMetrics:
+        return dataclasses.replace(step(number, 5.0, loss), validation_data=data)
+
+    steps = [on("easy", 0, 0.4), on("hard", 1, 2.0), step(2), on("hard", 3, 2.5)]
+    assert metrics.best_step(steps, checkpoint_interval=1) == steps[1]
+    of_an_earlier_version = [on(None, 0, 1.0), on("hard", 1, 2.0)]
+    assert metrics.best_step(of_an_earlier_version, 1) == of_an_earlier_version[0]

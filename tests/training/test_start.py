@@ -317,6 +317,25 @@ def test_sharding_and_checkpoint_keys_may_change_between_starts(
 
 
 @pytest.mark.long
+def test_best_starts_over_when_the_validation_data_changes(
+    copy: RunFolder, datasets_dir: Path, messages: pytest.LogCaptureFixture
+) -> None:
+    before = list_checkpoints(copy.checkpoints)
+    change(copy, validation_tokens=64, keep_checkpoints=1)
+    assert go(copy, datasets_dir, rewind_to=before[-2].folder.name) == 0
+    (line,) = [text for text in messages.messages if text.startswith("validation data: was ")]
+    assert "was up to 256 tokens from token 0 of tiny (sha256 " in line
+    assert "is now up to 64 tokens from token 0 of tiny (sha256 " in line
+    assert (copy.checkpoints / "best").readlink() == (copy.checkpoints / "latest").readlink()
+    steps = metrics_module.read(copy.metrics)
+    assert "up to 64 tokens" in (steps[-1].validation_data or "")
+    assert metrics_module.best_step(steps, checkpoint_interval=5) == steps[-1]
+    messages.clear()
+    assert go(copy, datasets_dir, rewind_to="best") == 0
+    assert "validation data" not in messages.text
+
+
+@pytest.mark.long
 def test_the_shard_size_may_change_between_starts(
     copy: RunFolder, finished: RunFolder, datasets_dir: Path
 ) -> None:
