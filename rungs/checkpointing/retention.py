@@ -2,11 +2,13 @@
 
 After each save the newest `keep_checkpoints` (a key of train.json) and the best one stay. If the
 validation data was changed between starts, so do the best ones on the earlier data.
-`MOST_EXTRA` checkpoints are on disk besides while one is written; forecasts of disk space count it.
+If the next checkpoint would not fit on the disk, old ones are deleted before it is written.
 """
 
 import contextlib
+import logging
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 from rungs.checkpointing import checkpoint_folder, links
@@ -14,22 +16,54 @@ from rungs.checkpointing.checkpoint_folder import (
     CHECKPOINT_GLOB,
     UNFINISHED,
     best_by_validation_data,
+    best_of,
+    newest_valid,
 )
+from rungs.checkpointing.manifest import Checkpoint
+from rungs.common import disk
 
-MOST_EXTRA = 2
-"""Checkpoints on disk besides the newest `keep_checkpoints`: the best, and one being written."""
+log = logging.getLogger("rungs")
+
+
+def most_needed(keep: int) -> int | None:
+    """Return how many checkpoints must fit on the disk at the same time, None if all are kept: the
+    newest `keep` with the one being written, but at least one besides it, and the best."""
+    return None if keep == -1 else max(keep, 2) + 1
 
 
 def delete_old(folder: Path, keep: int) -> None:
     """Delete all but the newest `keep` checkpoints and the best ones; none if `keep` is -1."""
     checkpoints = checkpoint_folder.list_checkpoints(folder)
     best = best_by_validation_data(checkpoints).values()
-    for old in checkpoints[:-keep] if keep > 0 else ():
-        if old not in best:
-            renamed = old.folder.with_name(UNFINISHED + old.folder.name)
-            with contextlib.suppress(FileNotFoundError):  # deleted by the user already
-                old.folder.rename(renamed)
-                shutil.rmtree(renamed)
+    _delete(old for old in _older(checkpoints, keep) if old not in best)
+
+
+def make_room(folder: Path, keep: int, needed_bytes: int) -> None:
+    """Delete old checkpoints if the next one would not fit on the disk.
+
+    The newest `keep` - 1 (at least one), the best and the newest valid one stay.
+    """
+    if keep == -1 or disk.has_space(folder, needed_bytes):
+        return
+    checkpoints = checkpoint_folder.list_checkpoints(folder)
+    needed = best_of(checkpoints), newest_valid(folder)
+    old = [c for c in _older(checkpoints, max(keep - 1, 1)) if c not in needed]
+    if old:
+        names = ", ".join(checkpoint.folder.name for checkpoint in old)
+        log.warning("%s: too little space for the next checkpoint; deleting %s", folder, names)
+    _delete(old)
+
+
+def _older(checkpoints: list[Checkpoint], keep: int) -> list[Checkpoint]:
+    return checkpoints[:-keep] if keep > 0 else []
+
+
+def _delete(checkpoints: Iterable[Checkpoint]) -> None:
+    for checkpoint in checkpoints:
+        renamed = checkpoint.folder.with_name(UNFINISHED + checkpoint.folder.name)
+        with contextlib.suppress(FileNotFoundError):  # deleted by the user already
+            checkpoint.folder.rename(renamed)
+            shutil.rmtree(renamed)
 
 
 def clean_up(folder: Path) -> None:

@@ -201,6 +201,8 @@ class Saver:
         self._folder.mkdir(exist_ok=True)
         self._is_there = True
         sync_to_disk(self._folder.parent)
+        keep = self._config.train.keep_checkpoints
+        retention.make_room(self._folder, keep, snapshot.needed_bytes)
         disk.check_free_space(self._folder, snapshot.description, snapshot.needed_bytes)
         name = UNFINISHED + checkpoint_folder.checkpoint_name(self._folder, step)
         (self._folder / name).mkdir()

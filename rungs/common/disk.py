@@ -69,11 +69,16 @@ def writing(
         raise write_failure(path, what, error, needed_bytes) from error
 
 
+def has_space(path: Path, needed_bytes: int) -> bool:
+    """Return whether a folder's file system has enough free space, or does not report its size."""
+    usage = shutil.disk_usage(path)
+    return not usage.total or usage.free >= needed_bytes
+
+
 def check_free_space(path: Path, what: str, needed_bytes: int) -> None:
     """Raise RunFailure if a folder's file system has too little free space. A file system that does
     not report its size passes."""
-    usage = shutil.disk_usage(path)
-    if usage.total and usage.free < needed_bytes:
+    if not has_space(path, needed_bytes):
         raise write_failure(path, what, OSError(errno.ENOSPC, ""), needed_bytes)
 
 

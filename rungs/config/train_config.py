@@ -253,7 +253,8 @@ class TrainConfig(Config):
     layers: without a loop the compiler all-gathers the weights of all layers at once, which undoes
     the memory savings of fsdp."""
     keep_checkpoints: CountOrAll = 3
-    """How many of the latest checkpoints to keep, in addition to the best. -1: all."""
+    """How many of the latest checkpoints to keep, in addition to the best. If the next one would
+    not fit on the disk, one fewer while it is written, but at least one. -1: all."""
     max_weights_file_bytes: Bytes = 5_000_000_000
     """Weights larger than this are saved in several files of at most this many bytes (more only if
     a single tensor is larger) with an index, as on the Hugging Face hub:

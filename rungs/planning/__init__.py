@@ -5,7 +5,8 @@
     memory                  bytes per device, by component
     communication           bytes sent per step, computed from the config
     compiled_communication  bytes sent per step, read from a compiled program
-    forecast                all of these for one run, with disk space and time
+    disk_space              what the checkpoints of a run need, with a warning at its start
+    forecast                all of these for one run, with time
     report                  a forecast as a table and as JSON; `plan.py` prints it
     oom_advice              which keys to change when memory does not suffice
     model_summary           modules and arrays of a model; `model.py` prints it

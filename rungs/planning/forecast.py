@@ -4,14 +4,10 @@
 """
 
 import math
-import shutil
 import statistics
 from pathlib import Path
 from typing import NamedTuple
 
-from rungs.checkpointing.checkpoint_folder import CHECKPOINT_GLOB
-from rungs.checkpointing.retention import MOST_EXTRA
-from rungs.common.disk import folder_bytes
 from rungs.common.errors import UserError
 from rungs.common.paths import is_there
 from rungs.config.run_config import MODEL_FILE, TRAIN_FILE, RunConfig
@@ -22,6 +18,7 @@ from rungs.data.loader import TrainingData
 from rungs.optim.precision import dtype_of, resolve_compute_dtype
 from rungs.parallel import target_device
 from rungs.planning.communication import abstract_layout
+from rungs.planning.disk_space import DiskSpace, disk_space
 from rungs.planning.flops import (
     Flops,
     ParameterCounts,
@@ -35,7 +32,7 @@ from rungs.planning.memory import Memory, memory_of
 from rungs.planning.oom_advice import remedies
 from rungs.run import metrics
 from rungs.run.folder import RunFolder
-from rungs.step.state import AbstractState, shapes_of
+from rungs.step.state import shapes_of
 
 _RECENT_STEPS = 100
 """Recorded steps that the throughput is taken from."""
@@ -55,25 +52,6 @@ class Tokens(NamedTuple):
     @property
     def planned(self) -> int | None:
         return None if self.steps is None else self.steps * self.per_step
-
-
-class Disk(NamedTuple):
-    """Disk space of a run's checkpoints."""
-
-    checkpoint_bytes: int
-    checkpoints: int | None
-    """The most that exist at the same time: those that are kept, the best one, and one being
-    written. None if all are kept and their number is not known."""
-    free_bytes: int
-    """Includes the space of the run's own checkpoints."""
-
-    @property
-    def needed_bytes(self) -> int:
-        return self.checkpoint_bytes * (self.checkpoints or 1)
-
-    @property
-    def fits(self) -> bool:
-        return self.needed_bytes <= self.free_bytes
 
 
 class Throughput(NamedTuple):
@@ -108,7 +86,7 @@ class Forecast(NamedTuple):
     flops: Flops
     model_flops_per_token: float
     tokens: Tokens
-    disk: Disk
+    disk: DiskSpace
     datasets: dict[str, Dataset]
     """The run's datasets that are here."""
     speed: Speed | None = None
@@ -204,7 +182,7 @@ def _without_time(
         flops=hardware_flops_per_token(config, layout.padded_vocab_size(model.vocab_size)),
         model_flops_per_token=model_flops_per_token(shapes, model, config.sequence_length),
         tokens=tokens,
-        disk=_disk(run, config, tokens.steps),
+        disk=disk_space(run, config, tokens.steps),
         datasets=datasets,
     )
 
@@ -220,16 +198,6 @@ def recorded_throughput(run: RunFolder) -> Throughput | None:
     steps = metrics.read(run.metrics)[-_RECENT_STEPS:]
     found = [step.tokens_per_second for step in steps if step.tokens_per_second]
     return Throughput(statistics.median(found), "as in the run's latest steps") if found else None
-
-
-def checkpoint_bytes(config: RunConfig) -> int:
-    """Return the size of a checkpoint's arrays, weights and optimizer state. The rest is small."""
-    train = config.train.model_copy(update={"sharding": None})
-    with target_device.trace_for(target_device.Target("cpu")):  # without vocabulary padding
-        mesh = abstract_layout(ShardingConfig(data=1)).mesh
-        state = AbstractState(RunConfig(config.model, train), 1, mesh)
-    arrays = (*state.weights.values(), *state.optimizer.values())
-    return sum(array.size * array.dtype.itemsize for array in arrays)
 
 
 def _local_datasets(train: TrainConfig, datasets_dir: Path) -> dict[str, Dataset]:
@@ -279,19 +247,6 @@ def _training_data(run: RunFolder, config: RunConfig, datasets: dict[str, Datase
     except UserError as error:
         lines = str(error).splitlines()
         raise UserError("\n".join(f"{run.path}/{line}" for line in lines)) from None
-
-
-def _disk(run: RunFolder, config: RunConfig, steps: int | None) -> Disk:
-    train = config.train
-    kept = None if train.keep_checkpoints == -1 else train.keep_checkpoints + MOST_EXTRA
-    saved = None if steps is None else math.ceil((steps - 1) / train.checkpoint_interval) + 1
-    counts = [count for count in (kept, saved) if count is not None]
-    own = sum(map(folder_bytes, run.checkpoints.glob(CHECKPOINT_GLOB)))
-    return Disk(
-        checkpoint_bytes(config),
-        min(counts, default=None),
-        shutil.disk_usage(run.path).free + own,
-    )
 
 
 def _usable_bytes(hardware: Hardware, sharding: ShardingConfig) -> float:

@@ -177,8 +177,8 @@ def _disk(forecast: Forecast) -> Iterator[str]:
         yield f"disk      {format_bytes(disk.checkpoint_bytes)} per checkpoint; all are kept"
     else:
         yield (
-            f"disk      {format_bytes(disk.checkpoint_bytes)} per checkpoint × up to"
-            f" {disk.checkpoints} checkpoints = {format_bytes(disk.needed_bytes)}"
+            f"disk      {format_bytes(disk.checkpoint_bytes)} per checkpoint ×"
+            f" {disk.checkpoints} at the same time = {format_bytes(disk.needed_bytes)}"
         )
     yield f"          {format_bytes(disk.free_bytes)} free"
 

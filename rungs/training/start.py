@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 from rungs.checkpointing.manifest import Checkpoint, read_checkpoint
 from rungs.checkpointing.restore import place_starting_weights, restore
-from rungs.checkpointing.retention import clean_up
+from rungs.checkpointing.retention import clean_up, delete_old
 from rungs.checkpointing.saver import Saver
 from rungs.checkpointing.start_from import find_starting_weights
 from rungs.checkpointing.weights_file import Weights
@@ -39,7 +39,7 @@ from rungs.parallel.processes import (
     is_multi_process,
     run_on_first,
 )
-from rungs.planning import oom_advice
+from rungs.planning import disk_space, oom_advice
 from rungs.run import metrics
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.run.metrics import MetricsLog, NullMetricsLog, StepMetrics
@@ -114,9 +114,10 @@ def launch(run: RunFolder, config: RunConfig, start: StartOptions, datasets_dir:
     mesh = _create_mesh(run, config, saved)
     # 6. The dtype to compute in, which "auto" leaves to the devices.
     config = _with_dtype(config)
-    # 7. What this start leaves behind moves aside; what a crash left unfinished is removed.
+    # 7. What this start leaves behind moves aside; what a crash left unfinished is removed, and so
+    #    are old checkpoints if keep_checkpoints was lowered.
     with disk.writing(run.path, "what this start changes"):
-        run_on_first(lambda: _tidy(run, saved))
+        run_on_first(lambda: _tidy(run, config, data.total_steps, saved))
     # 8. Model and optimizer are created or restored, then the steps are taken.
     inputs = Inputs(run, config, saved, weights, data, validation, provenance)
     with run_log.log_failures(), oom_advice.report_out_of_memory(config, mesh):
@@ -279,14 +280,16 @@ def _file_of(line: str) -> str:
     return MODEL_FILE if key and key[0] in ModelConfig.model_fields else TRAIN_FILE
 
 
-def _tidy(run: RunFolder, saved: Checkpoint | None) -> None:
+def _tidy(run: RunFolder, config: RunConfig, steps: int, saved: Checkpoint | None) -> None:
     aside = move_aside(run, saved)
     clean_up(run.checkpoints)
+    delete_old(run.checkpoints, config.train.keep_checkpoints)  # it may have been lowered
     for unfinished in run.unfinished_charts:
         unfinished.unlink(missing_ok=True)
     run_log.log_to_file(run.log)
     if aside is not None:
         log.info("moved aside to %s", aside)
+    disk_space.warn_if_short(run, config, steps)
 
 
 def _steps_before(run: RunFolder, saved: Checkpoint | None) -> list[StepMetrics]:

@@ -14,7 +14,7 @@ from rungs.common import disk
 from rungs.common.errors import UserError, run_command
 from rungs.config import run_config
 from rungs.config.train_config import ShardingConfig
-from rungs.planning import forecast, hardware, report
+from rungs.planning import disk_space, forecast, hardware, report
 from rungs.run import metrics
 from rungs.run.folder import RunFolder
 from tests.support.committed_runs import COMMITTED_RUNS, ROOT
@@ -68,7 +68,7 @@ def test_figures_of_gpt2_small() -> None:
     assert found.tokens.planned == 33_165 * 98_304
     assert found.tokens_per_parameter == pytest.approx(20, abs=0.01)
     assert found.disk.checkpoint_bytes == pytest.approx(3 * 4 * 163_009_536, rel=1e-6)
-    assert found.disk.checkpoints == 5
+    assert found.disk.checkpoints == 4
     assert found.throughput is not None
     at_peak = 494.7e12 / found.model_flops_per_token  # in float32, as in all tests
     assert found.throughput.tokens_per_second == pytest.approx(0.4 * at_peak)
@@ -131,7 +131,7 @@ def test_too_little_disk_space_does_not_fit(
     usage = disk.shutil.disk_usage(tmp_path)
     for free, fits in ((needed, True), (needed - 1, False)):
         monkeypatch.setattr(
-            forecast.shutil, "disk_usage", lambda _, free=free: usage._replace(free=free)
+            disk_space.shutil, "disk_usage", lambda _, free=free: usage._replace(free=free)
         )
         found = planned(run)
         assert found.fits_memory
@@ -143,8 +143,9 @@ def test_too_little_disk_space_does_not_fit(
 @pytest.mark.parametrize(
     ("keys", "checkpoints"),
     [
-        ({}, 5),  # three that are kept, the best, one being written
-        ({"keep_checkpoints": 1}, 3),
+        ({}, 4),  # the newest two, the best, one being written
+        ({"keep_checkpoints": 2}, 3),
+        ({"keep_checkpoints": 1}, 3),  # the newest is deleted only once the next is complete
         ({"keep_checkpoints": -1}, 6),  # at steps 0, 5, 10, 15, 20 and the last, 23
         ({"checkpoint_interval": 23}, 2),
         ({"checkpoint_interval": 100}, 2),

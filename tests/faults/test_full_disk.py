@@ -12,6 +12,7 @@ import pytest
 
 from rungs.checkpointing import weights_file
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
+from rungs.common.disk import folder_bytes
 from rungs.common.errors import RunFailure
 from rungs.run.folder import RunFolder
 from rungs.run.metrics import MetricsLog
@@ -26,7 +27,7 @@ from tests.faults.short_runs import (
     train_with_fault,
 )
 from tests.faults.tmpfs import free_bytes, needs_mount, resize, tmpfs
-from tests.support.tiny_run import assert_same_outcome, train
+from tests.support.tiny_run import assert_same_outcome, change, train
 
 SPACE = re.compile(r"No space left on device \(([\d,]+) bytes needed, ([\d,]+) free there\)")
 CHECKPOINT_BYTES = 123_000 + 2 * 123_000
@@ -58,6 +59,43 @@ def test_a_real_full_disk(uninterrupted: RunFolder, datasets_dir: Path, tmp_path
         resize(disk, 40_000_000)
         assert train(run, datasets_dir).returncode == 0
         assert_same_outcome(run, uninterrupted)
+
+
+@needs_mount
+@pytest.mark.long
+@pytest.mark.usefixtures("no_charts")
+def test_lowering_keep_checkpoints_lets_a_run_on_a_full_disk_continue(
+    uninterrupted: RunFolder, datasets_dir: Path, tmp_path: Path
+) -> None:
+    with tmpfs(tmp_path / "disk", 1_000_000) as disk:
+        run = short_run(disk / "run")
+        assert "the checkpoint of step 6 could not be written" in failure_message(run, datasets_dir)
+        change(run, keep_checkpoints=1)
+        assert train_here(run, datasets_dir) == 0
+        assert_same_outcome(run, uninterrupted)
+        assert checkpoint_steps(run)[-1] == 7
+
+
+@pytest.mark.usefixtures("no_charts")
+def test_a_start_warns_of_a_disk_that_is_too_small_and_makes_room(
+    run: RunFolder,
+    datasets_dir: Path,
+    messages: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The disk has space for three checkpoints, but two are kept besides the best."""
+
+    def usage(_: Path) -> SimpleNamespace:
+        used = sum(map(folder_bytes, run.checkpoints.glob("*-step-*")))
+        return SimpleNamespace(total=10**7, free=int(3.3 * CHECKPOINT_BYTES) - used)
+
+    monkeypatch.setattr("shutil.disk_usage", usage)
+    change(run, keep_checkpoints=3)
+    assert train_here(run, datasets_dir) == 0
+    assert "its checkpoints need" in messages.text
+    assert "free some space, or lower keep_checkpoints" in messages.text
+    assert "too little space for the next checkpoint; deleting" in messages.text
+    assert checkpoint_steps(run)[-2:] == [6, 7]
 
 
 @pytest.mark.long

@@ -1,0 +1,68 @@
+"""Which checkpoints stay: after each save, and before one that would not fit."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from rungs.checkpointing.checkpoint_folder import list_checkpoints
+from rungs.checkpointing.retention import delete_old, make_room, most_needed
+from rungs.common.disk import folder_bytes
+from tests.support.written_checkpoints import flip_byte, write_checkpoint
+
+LOSSES = {1: 2.0, 2: 2.5, 3: 2.4, 4: 2.3}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The checkpoints of steps 1 (the best) to 4."""
+    for step, loss in LOSSES.items():
+        write_checkpoint(tmp_path / f"20260101Z00000{step}-step-00000{step}", step, loss)
+    return tmp_path
+
+
+@pytest.fixture
+def space(folder: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+    """The bytes of a checkpoint. The disk is full: only what is deleted becomes free."""
+    total = folder_bytes(folder)
+
+    def usage(_: Path) -> SimpleNamespace:
+        return SimpleNamespace(total=total, free=total - folder_bytes(folder))
+
+    monkeypatch.setattr("rungs.common.disk.shutil.disk_usage", usage)
+    return total // len(LOSSES)
+
+
+def steps(folder: Path) -> list[int]:
+    return [checkpoint.step for checkpoint in list_checkpoints(folder)]
+
+
+@pytest.mark.parametrize(("keep", "left"), [(-1, [1, 2, 3, 4]), (3, [1, 2, 3, 4]), (1, [1, 4])])
+def test_old_checkpoints_are_deleted_after_a_save(keep: int, left: list[int], folder: Path) -> None:
+    delete_old(folder, keep)
+    assert steps(folder) == left
+
+
+@pytest.mark.parametrize(
+    ("keep", "left"), [(-1, [1, 2, 3, 4]), (3, [1, 3, 4]), (2, [1, 4]), (1, [1, 4])]
+)
+def test_room_is_made_for_a_checkpoint_that_would_not_fit(
+    keep: int, left: list[int], folder: Path, space: int
+) -> None:
+    make_room(folder, keep, space)
+    assert steps(folder) == left
+    if keep > 0:
+        assert len(left) + 1 <= most_needed(keep)  # type: ignore[operator]
+
+
+def test_nothing_is_deleted_for_a_checkpoint_that_fits(folder: Path) -> None:
+    make_room(folder, 1, needed_bytes=1)
+    assert steps(folder) == list(LOSSES)
+
+
+def test_the_newest_valid_checkpoint_is_never_deleted_to_make_room(
+    folder: Path, space: int
+) -> None:
+    flip_byte(list_checkpoints(folder)[-1].folder / "model.safetensors")
+    make_room(folder, 1, space)
+    assert steps(folder) == [1, 3, 4]
