@@ -53,7 +53,7 @@ def _compare(
     folders: list[Path], output_dir: Path | None, chart_style: str | None, power_law: bool
 ) -> None:
     runs = recorded_run.load_runs(folders)
-    empty = [folder for folder, run in zip(folders, runs, strict=True) if not run.steps]
+    empty = [folder for folder, run in zip(folders, runs, strict=True) if not len(run)]
     if empty:
         raise UserError("\n".join(map(_no_steps, empty)))
     output = output_dir or comparison_folder([folder.resolve().name for folder in folders])

@@ -87,7 +87,7 @@ def throughputs(runs: list[RecordedRun]) -> Figure:
     curves = [_medians(run, "tokens_per_second") for run in runs]
     label = "training tokens per second (running median)"
     figure, axes = _comparison(runs, "step", label, {"": curves})
-    drawing.throughput_axis(axes, curves)
+    drawing.throughput_axis(axes, [median for _, median in curves])
     return figure
 
 
@@ -116,7 +116,7 @@ def _lines(axes: Axes, curves: list[Curve]) -> list[Line2D]:
     where lines coincide."""
     return [
         axes.plot(
-            *curve,
+            *drawing.thin_line(*curve),
             color=COLOURS[i % len(COLOURS)],
             linestyle=DASHES[i % len(DASHES)],
             marker=MARKERS[i % len(MARKERS)],

@@ -23,10 +23,11 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, NullLocator
+from numpy.typing import NDArray
 
 from rungs.common.errors import UserError
 from rungs.config.train_config import TrainConfig
-from rungs.run.recorded_run import Curve, FloatArray, RecordedRun
+from rungs.run.recorded_run import Curve, FloatArray, RecordedRun, finite_points
 
 # Okabe & Ito's palette without yellow, which is too pale for lines on white.
 BLACK, ORANGE, SKY_BLUE, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
@@ -35,6 +36,11 @@ COLOURS = (BLUE, VERMILLION, GREEN, BLACK, ORANGE, PURPLE, SKY_BLUE)
 DASHES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 PALE = "0.75"
+STRETCHES = 1500
+"""That a line is thinned to; a chart is about as many pixels wide."""
+GRID = (300, 150)
+"""Columns and rows that markers are thinned to: their cells are smaller than a marker."""
+TINY = float(np.finfo(np.float64).tiny)
 
 STYLES: tuple[str, ...] = get_args(TrainConfig.model_fields["chart_style"].annotation)
 PLAIN = {
@@ -51,8 +57,6 @@ PLAIN = {
     "legend.frameon": False,
     "legend.handlelength": 3,
     "lines.markersize": 5,
-    # Drawing a line of a million points in chunks is three times as fast.
-    "agg.path.chunksize": 10_000,
     # The name of a run may contain a dollar sign.
     "text.parse_math": False,
 }
@@ -164,10 +168,10 @@ def zero_based_axis(axes: Axes) -> None:
     axes.yaxis.set_major_formatter("{x:g}")
 
 
-def throughput_axis(axes: Axes, medians: list[Curve]) -> None:
+def throughput_axis(axes: Axes, medians: list[FloatArray]) -> None:
     """Scale the y axis from 0 to above the running medians, so that a stall is visible and a step
     that was timed too short does not squash the rest."""
-    highest = max(np.fmax.reduce(y, initial=0) for _, y in medians)
+    highest = max(np.fmax.reduce(y, initial=0) for y in medians)
     axes.set_ylim(0, 1.2 * highest or 1)
     axes.yaxis.set_major_formatter(format_number)
 
@@ -181,17 +185,55 @@ def x_axis(axes: Axes) -> None:
 def step_axis(axes: Axes, run: RecordedRun) -> None:
     """Make the x axis one of steps. If there is a single step, it is the only tick."""
     x_axis(axes)
-    if len(run.steps) == 1:
-        axes.set_xticks([run.steps[0].global_step])
+    if len(run) == 1:
+        axes.set_xticks(run.column("global_step"))
 
 
 def line(axes: Axes, x: FloatArray, y: FloatArray, **look: Any) -> Line2D:
     """Draw a line. If it has few points they get markers, as gaps could hide them."""
     if np.isfinite(y).sum() <= 20:
         look.setdefault("marker", "o")
-    return axes.plot(x, y, **look)[0]
+    return axes.plot(*thin_line(x, y), **look)[0]
 
 
 def faint_line(axes: Axes, x: FloatArray, y: FloatArray) -> Line2D:
     """Draw every step's value as a pale line in the background."""
     return line(axes, x, y, color=PALE, linewidth=0.7, zorder=0.9, sketch_params=None)
+
+
+def marks(axes: Axes, x: FloatArray, y: FloatArray, marker: str, **look: Any) -> Line2D:
+    """Draw a marker at every point."""
+    return axes.plot(*thin_marks(x, y), marker, **look)[0]
+
+
+def thin_line(x: FloatArray, y: FloatArray) -> Curve:
+    """Return points whose line looks like that of all points: the lowest and the highest of each of
+    `STRETCHES` stretches, each where it was. A stretch without a number is a gap."""
+    length = -(-len(y) // STRETCHES)
+    if length <= 2:
+        return x, y
+    starts = np.arange(0, len(y), length)
+    stretches = np.full((len(starts), length), np.nan)
+    stretches.flat[: len(y)] = y
+    lowest = np.where(np.isnan(stretches), np.inf, stretches).argmin(axis=1)
+    highest = np.where(np.isnan(stretches), -np.inf, stretches).argmax(axis=1)
+    places = np.unique([starts + lowest, starts + highest])
+    return x[places], y[places]
+
+
+def thin_marks(x: FloatArray, y: FloatArray) -> Curve:
+    """Return points whose markers cover the same area as those of all points: the highest of each
+    cell of `GRID`, on a logarithmic axis."""
+    x, y = finite_points(x, y)
+    if len(y) <= STRETCHES:
+        return x, y
+    down = np.argsort(-y)
+    columns, rows = GRID
+    cells = _parts(x, columns) * rows + _parts(np.log(np.maximum(y, TINY)), rows)
+    kept = np.sort(down[np.unique(cells[down], return_index=True)[1]])
+    return x[kept], y[kept]
+
+
+def _parts(values: FloatArray, count: int) -> NDArray[np.intp]:
+    """Return for each value in which of `count` equal parts of the values' range it is."""
+    return np.searchsorted(np.linspace(values.min(), values.max(), count + 1)[1:-1], values)

@@ -52,7 +52,7 @@ def _runs(axes: Axes, scaled: ScaledRuns) -> dict[str, Artist]:
     ends: dict[str, Artist] = {}
     for number, run in enumerate(scaled.runs):
         colour = COLOURS[number % len(COLOURS)]
-        axes.plot(run.compute, run.loss, color=colour, alpha=0.35, linewidth=1)
+        axes.plot(*drawing.thin_line(run.compute, run.loss), color=colour, alpha=0.35, linewidth=1)
         name = run.name if run.is_finished else f"{run.name} (not finished)"
         ends[name] = axes.plot(
             *run.end,

@@ -22,6 +22,9 @@ from rungs.run import recorded_run
 from rungs.run.metrics import StepMetrics
 from rungs.run.recorded_run import FloatArray, RecordedRun
 
+MAX_INTERVALS = 500
+"""Of the loss between checkpoints; more would be too narrow to see."""
+
 
 def draw_run(
     run_folder: Path, output_folder: Path | None = None, chart_style: str | None = None
@@ -41,7 +44,7 @@ def draw_run(
         UserError: a config is wrong, or a chart cannot be written.
     """
     run = RecordedRun.load(run_folder)
-    if not run.steps:
+    if not len(run):
         return []
     with drawing.use_style(chart_style or run.config.train.chart_style):
         return drawing.write_all(RUN_CHARTS, run, output_folder or run_folder)
@@ -54,7 +57,8 @@ def loss_chart(run: RecordedRun) -> Figure:
     lines = _training_loss(axes, run)
     validation = recorded_run.finite_points(steps, run.column("validation_loss"))
     if validation[0].size:
-        lines["validation"] = axes.plot(*validation, "s--", color=VERMILLION, linewidth=1.5)[0]
+        look: dict[str, Any] = {"marker": "s", "linestyle": "--", "linewidth": 1.5}
+        lines["validation"] = drawing.line(axes, *validation, color=VERMILLION, **look)
     lines |= _spikes(axes, run)
     drawing.log_axis(axes)
     drawing.step_axis(axes, run)
@@ -66,26 +70,34 @@ def loss_chart(run: RecordedRun) -> Figure:
 
 def _training_loss(axes: Axes, run: RecordedRun) -> dict[str, Artist]:
     steps, loss = run.column("global_step"), run.column("train_loss")
-    spans = recorded_run.by_interval(steps, loss, run.config.train.checkpoint_interval)
+    interval = _interval(run)
+    spans = recorded_run.by_interval(steps, loss, interval)
     return {
         "training, each step": drawing.faint_line(axes, steps, loss),
-        "training, min to max between checkpoints": axes.stairs(
+        f"training, min to max of {interval:,} steps": axes.stairs(
             spans.high, spans.edges, baseline=spans.low, fill=True, color=SKY_BLUE, alpha=0.35
         ),
-        "training, mean between checkpoints": drawing.line(
+        f"training, mean of {interval:,} steps": drawing.line(
             axes, spans.middles, spans.mean, color=BLUE, linewidth=2
         ),
     }
 
 
+def _interval(run: RecordedRun) -> int:
+    """Return the interval of the checkpoints, or the multiple of it that is wide enough to see."""
+    interval = run.config.train.checkpoint_interval
+    return interval * -(-len(run) // (interval * MAX_INTERVALS))
+
+
 def _spikes(axes: Axes, run: RecordedRun) -> dict[str, Artist]:
-    spikes = [(s.global_step, s.train_loss) for s in run.steps if s.spike is not None]
+    spikes = [step for step in run.notable if step.spike is not None]
     if not spikes:
         return {}
-    skipped = sum(step.spike == "skipped" for step in run.steps)
+    skipped = sum(step.spike == "skipped" for step in spikes)
     label = f"loss spikes ({len(spikes):,} steps, {skipped:,} skipped)"
+    x, y = np.array([(step.global_step, step.train_loss) for step in spikes], dtype=float).T
     look: dict[str, Any] = {"color": VERMILLION, "markersize": 9, "markeredgewidth": 2}
-    return {label: axes.plot(*zip(*spikes, strict=True), "x", **look)[0]}
+    return {label: drawing.marks(axes, x, y, "x", **look)}
 
 
 def _mark_best(axes: Axes, best: StepMetrics) -> Line2D:
@@ -142,13 +154,14 @@ def _marked_steps(axes: Axes, run: RecordedRun) -> dict[str, Artist]:
     if clipped.any():
         label = f"clipped ({clipped.sum():,} of {len(steps):,} steps)"
         look: dict[str, Any] = {"color": ORANGE, "markersize": 5.5, "zorder": 2.5}
-        marks[label] = axes.plot(steps[clipped], norm[clipped], "v", **look)[0]
+        marks[label] = drawing.marks(axes, steps[clipped], norm[clipped], "v", **look)
     if dropped.any():
         # At the bottom, because a step that dropped all its microbatches has no gradient norm.
         label = f"dropped microbatches (in {dropped.sum():,} of {len(steps):,} steps)"
         look = {"color": VERMILLION, "markersize": 12, "markeredgewidth": 2}
         look["transform"] = axes.get_xaxis_transform()
-        marks[label] = axes.plot(steps[dropped], np.full(dropped.sum(), 0.02), "|", **look)[0]
+        heights = np.full(dropped.sum(), 0.02)
+        marks[label] = drawing.marks(axes, steps[dropped], heights, "|", **look)
     return marks
 
 
@@ -165,9 +178,9 @@ def throughput_chart(run: RecordedRun) -> Figure:
     """Training tokens per second of each step."""
     title = f"{run.name}: throughput"
     figure, (axes,) = drawing.new_chart(title, "step", "training tokens per second")
-    steps, speed = run.column("global_step"), run.column("tokens_per_second")
-    drawing.legend(figure, _steps_and_median(axes, steps, speed))
-    drawing.throughput_axis(axes, [recorded_run.running_median(steps, speed)])
+    lines = _steps_and_median(axes, run.column("global_step"), run.column("tokens_per_second"))
+    drawing.legend(figure, lines)
+    drawing.throughput_axis(axes, [np.asarray(axes.get_lines()[-1].get_ydata(), dtype=float)])
     drawing.step_axis(axes, run)
     return figure
 

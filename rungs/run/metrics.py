@@ -5,11 +5,12 @@ import dataclasses
 import json
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, TypeAdapter, WrapValidator
+from pydantic import Field, GetPydanticSchema, TypeAdapter
+from pydantic_core import core_schema
 
 from rungs.common import disk
 from rungs.common.errors import RunFailure
@@ -22,12 +23,10 @@ Spike = Literal["seen", "skipped"]
 log = logging.getLogger("rungs")
 
 
-def _or_null(value: Any, check: Callable[[Any], float]) -> Any:
-    return None if value is None else check(value)
-
-
 Count = Annotated[int, Field(ge=0, le=2**62)]
-Figure = Annotated[float, WrapValidator(_or_null)]
+Figure = Annotated[
+    float, GetPydanticSchema(lambda kind, schema: core_schema.nullable_schema(schema(kind)))
+]
 """A number, or null for one that was not finite."""
 
 
@@ -83,13 +82,20 @@ _STEP = TypeAdapter(StepMetrics)
 def read(path: Path) -> list[StepMetrics]:
     """Return the steps recorded in the file, in order. Damaged lines, and fields that only another
     version of Rungs knows, are left out."""
+    return list(stream(path))
+
+
+def stream(path: Path) -> Iterator[StepMetrics]:
+    """Yield what `read` returns, one step at a time: a million steps take a gigabyte."""
     if not is_file(path):
-        return []
-    steps: list[StepMetrics] = []
-    for line in path.read_bytes().splitlines():
-        with contextlib.suppress(ValueError, RecursionError):
-            steps.append(_STEP.validate_python(json.loads(line)))
-    return steps
+        return
+    with path.open("rb") as lines:
+        for line in lines:
+            try:
+                step = _STEP.validator.validate_json(line)
+            except ValueError:
+                continue
+            yield step
 
 
 class MetricsLog:

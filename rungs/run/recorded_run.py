@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import math
+import operator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,13 +20,25 @@ Curve = tuple[FloatArray, FloatArray]
 """x and y of the points of a line."""
 
 
+COLUMNS = (
+    *("global_step", "tokens_seen", "train_loss", "validation_loss", "learning_rate"),
+    *("gradient_norm", "clipped", "dropped_microbatches", "step_seconds", "tokens_per_second"),
+)
+"""The metrics that are drawn as curves."""
+_row = operator.attrgetter(*COLUMNS)
+
+
 @dataclasses.dataclass(frozen=True)
 class RecordedRun:
     """A run's configs and metrics. Nothing else in its folder is read."""
 
     name: str
     config: run_config.RunConfig
-    steps: list[metrics.StepMetrics]
+    table: FloatArray
+    """A row for each step and a column for each of `COLUMNS`: a tenth of the steps' memory. NaN
+    where a value was not recorded or not finite."""
+    notable: list[metrics.StepMetrics]
+    """The steps with a validation, a checkpoint or a loss spike, and the last step."""
 
     @classmethod
     def load(cls, run_folder: Path, name: str | None = None) -> Self:
@@ -33,14 +47,18 @@ class RecordedRun:
         Raises:
             UserError: one line for each error in its configs.
         """
-        configs = run_config.load_run(run_folder)
-        steps = metrics.read(run_folder / metrics.METRICS_FILE)
-        return cls(name or run_folder.resolve().name, configs, steps)
+        config = run_config.load_run(run_folder)
+        notable: list[metrics.StepMetrics] = []
+        steps = metrics.stream(run_folder / metrics.METRICS_FILE)
+        steps = _pick_notable(steps, config.train.checkpoint_interval, notable)
+        return cls(name or run_folder.resolve().name, config, _table(steps), notable)
+
+    def __len__(self) -> int:
+        return len(self.table)
 
     def column(self, field: str) -> FloatArray:
-        """Return one field of all steps, NaN where it was not recorded or not finite."""
-        values = np.array([getattr(step, field) for step in self.steps], dtype=float)
-        return np.where(np.isfinite(values), values, np.nan)
+        """Return one of `COLUMNS` of all steps."""
+        return self.table[:, COLUMNS.index(field)]
 
     @property
     def seconds(self) -> FloatArray:
@@ -51,7 +69,28 @@ class RecordedRun:
     @property
     def best_step(self) -> metrics.StepMetrics | None:
         """The step of the best checkpoint."""
-        return metrics.best_step(self.steps, self.config.train.checkpoint_interval)
+        return metrics.best_step(self.notable, self.config.train.checkpoint_interval)
+
+
+def _pick_notable(
+    steps: Iterator[metrics.StepMetrics], interval: int, notable: list[metrics.StepMetrics]
+) -> Iterator[metrics.StepMetrics]:
+    """Yield the steps, and add the notable ones to a list."""
+    step = None
+    for step in steps:
+        is_measured = step.spike is not None or step.validation_loss is not None
+        if is_picked := is_measured or step.global_step % interval == 0:
+            notable.append(step)
+        yield step
+    if step is not None and not is_picked:
+        notable.append(step)
+
+
+def _table(steps: Iterator[metrics.StepMetrics]) -> FloatArray:
+    rows = np.fromiter(map(_row, steps), dtype=np.dtype((np.float64, len(COLUMNS))))
+    table = rows.view(np.float64)
+    table[~np.isfinite(table)] = np.nan
+    return table
 
 
 def load_runs(run_folders: list[Path]) -> list[RecordedRun]:
@@ -123,12 +162,12 @@ def results_table(runs: list[RecordedRun]) -> str:
 
 
 def _figures(run: RecordedRun) -> list[str]:
-    last, best = run.steps[-1], run.best_step
-    validated = [step for step in run.steps if step.validation_loss is not None]
+    last, best = run.notable[-1], run.best_step
+    validated = [step for step in run.notable if step.validation_loss is not None]
     seconds = float(run.seconds[-1])
     return [
         run.name,
-        f"{len(run.steps):,}",
+        f"{len(run):,}",
         f"{last.tokens_seen:,}",
         _loss(last.train_loss),
         _loss(validated[-1].validation_loss if validated else None),

@@ -58,7 +58,7 @@ def _is_finished(run: RecordedRun) -> bool:
     """Judge by the learning rate alone, because the dataset's tokens are not known here."""
     train = run.config.train
     at = np.flatnonzero(np.isfinite(run.column("validation_loss")))[-1]
-    step = min(run.steps[at].global_step, _MAX_STEPS - 1)
+    step = min(int(run.column("global_step")[at]), _MAX_STEPS - 1)
     if step == 0:
         return False
     at_end = float(learning_rate_schedule(train, step + 1)(step))

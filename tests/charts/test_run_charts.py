@@ -4,6 +4,7 @@ import dataclasses
 import json
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from matplotlib import image
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 import charts
@@ -254,6 +256,51 @@ def test_binned_means_average_x_and_y_together() -> None:
     x, y = binned_means(np.arange(100.0), 2 * np.arange(100.0), points=20)
     assert x.tolist() == [2 + 5 * n for n in range(20)]
     assert y.tolist() == [2 * (2 + 5 * n) for n in range(20)]
+
+
+PIXELS = 1600
+ODD_STEPS: dict[int, dict[str, Any]] = {
+    7_003: {"train_loss": 90.0, "gradient_norm": 70.0, "tokens_per_second": 1.0},
+    12_345: {"train_loss": 0.5, "gradient_norm": 0.01, "learning_rate": 0.5},
+}
+CURVES: dict[str, Callable[[RecordedRun], Figure]] = {
+    "train_loss": run_charts.loss_chart,
+    "learning_rate": run_charts.learning_rate_chart,
+    "gradient_norm": run_charts.gradient_norm_chart,
+    "tokens_per_second": run_charts.throughput_chart,
+}
+
+
+@pytest.fixture
+def long_run(make_run: MakeRun) -> Path:
+    """A run with every mark at every step."""
+    marked: dict[str, Any] = {"clipped": True, "spike": "seen", "validation_loss": 4.0}
+    steps = [step(n, **marked | ODD_STEPS.get(n, {})) for n in range(20_000)]
+    return make_run("a", steps, checkpoint_interval=1)
+
+
+def test_charts_of_many_steps_draw_few_points_and_every_extreme(long_run: Path) -> None:
+    run = RecordedRun.load(long_run)
+    for field, draw in CURVES.items():
+        axes = draw(run).axes[0]
+        drawn = [np.asarray(line.get_xydata()).tolist() for line in axes.get_lines()]
+        drawn += [band.get_data().values.tolist() for band in axes.patches]  # type: ignore[attr-defined]
+        assert max(map(len, drawn)) <= 2 * PIXELS
+        extremes = [[number, odd[field]] for number, odd in ODD_STEPS.items() if field in odd]
+        assert all(extreme in drawn[0] for extreme in extremes)
+    compared = comparison_charts.learning_rates([run]).axes[0].get_lines()[0]
+    assert len(np.asarray(compared.get_xdata())) <= 2 * PIXELS
+
+
+def test_a_run_of_many_steps_takes_little_memory(make_run: MakeRun) -> None:
+    folder = make_run("a", [step(n) for n in range(20_000)], checkpoint_interval=1000)
+    RecordedRun.load(folder)
+    tracemalloc.start()
+    run = RecordedRun.load(folder)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    # A list of `StepMetrics` takes 900 bytes a step.
+    assert peak < 400 * len(run)
 
 
 def test_the_best_step_is_that_of_the_best_checkpoint(make_run: MakeRun) -> None:

@@ -23,7 +23,7 @@ from rungs.config.train_config import TrainConfig
 from rungs.optim.schedule import learning_rate_schedule
 from rungs.planning.flops import model_flops_per_token
 from rungs.run.metrics import StepMetrics
-from rungs.run.recorded_run import FloatArray, load_runs
+from rungs.run.recorded_run import COLUMNS, FloatArray, load_runs
 from rungs.scaling import power_law
 from rungs.scaling.scaled_runs import ScaledRuns
 from rungs.step.state import shapes_of
@@ -315,9 +315,10 @@ def test_unsuitable_runs_are_rejected_and_nothing_is_written(
 def test_a_loss_of_zero_is_rejected(make_run: MakeRun) -> None:
     folders = [make_run(width) for width in WIDTHS[:3]]
     runs = load_runs(folders)
-    for change in ({"validation_loss": 0.0}, {"tokens_seen": 0}):
-        steps = [*runs[2].steps[:-1], dataclasses.replace(runs[2].steps[-1], **change)]
-        odd = dataclasses.replace(runs[2], steps=steps)
+    for field in ("validation_loss", "tokens_seen"):
+        table = runs[2].table.copy()
+        table[-1, COLUMNS.index(field)] = 0
+        odd = dataclasses.replace(runs[2], table=table)
         with pytest.raises(UserError, match=r"w64 ends at loss .* needs both above 0"):
             ScaledRuns.of([*runs[:2], odd])
 
