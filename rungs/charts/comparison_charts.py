@@ -1,6 +1,7 @@
 """Charts of several runs in one picture. To add one, write a function and list it in
 `COMPARISON_CHARTS`."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +15,8 @@ from rungs.run import recorded_run
 from rungs.run.recorded_run import Curve, FloatArray, RecordedRun
 
 POINTS = 50
-"""Points of a line, each the mean or median of a stretch of its run."""
+"""Points of the longest run's line, each the mean or median of a stretch. The other runs have
+stretches of as many steps, so that equal runs have equal lines as far as both go."""
 
 
 def draw_comparison(
@@ -55,9 +57,10 @@ def loss_by_time(runs: list[RecordedRun]) -> Figure:
 def _loss_comparison(runs: list[RecordedRun], x_label: str, xs: list[FloatArray]) -> Figure:
     """Training loss on the left and, if any run has it, validation loss on the right."""
     pairs = list(zip(xs, runs, strict=True))
-    training = [recorded_run.binned_means(x, run.column("train_loss"), POINTS) for x, run in pairs]
+    length = math.ceil(_longest(runs) / POINTS)
+    training = [recorded_run.binned_means(x, run.column("train_loss"), length) for x, run in pairs]
     validation = [recorded_run.finite_points(x, run.column("validation_loss")) for x, run in pairs]
-    panels = {"training (mean over each 2% of the run)": training}
+    panels = {f"training (mean of {length:,} steps)" if length > 1 else "training": training}
     if any(x.size for x, _ in validation):
         panels["validation"] = validation
     figure, axes = _comparison(runs, x_label, "loss (nats per token)", panels)
@@ -75,7 +78,7 @@ def learning_rates(runs: list[RecordedRun]) -> Figure:
 
 def gradient_norms(runs: list[RecordedRun]) -> Figure:
     """The gradient norm before clipping of all runs over their steps."""
-    curves = [_medians(run, "gradient_norm") for run in runs]
+    curves = [_medians(run, "gradient_norm", _longest(runs)) for run in runs]
     label = "gradient norm before clipping (running median)"
     figure, axes = _comparison(runs, "step", label, {"": curves})
     drawing.log_axis(axes)
@@ -84,15 +87,19 @@ def gradient_norms(runs: list[RecordedRun]) -> Figure:
 
 def throughputs(runs: list[RecordedRun]) -> Figure:
     """Training tokens per second of all runs over their steps."""
-    curves = [_medians(run, "tokens_per_second") for run in runs]
+    curves = [_medians(run, "tokens_per_second", _longest(runs)) for run in runs]
     label = "training tokens per second (running median)"
     figure, axes = _comparison(runs, "step", label, {"": curves})
     drawing.throughput_axis(axes, [median for _, median in curves])
     return figure
 
 
-def _medians(run: RecordedRun, field: str) -> Curve:
-    return recorded_run.running_median(run.column("global_step"), run.column(field), POINTS)
+def _longest(runs: list[RecordedRun]) -> int:
+    return max(map(len, runs))
+
+
+def _medians(run: RecordedRun, field: str, steps: int) -> Curve:
+    return recorded_run.running_median(run.column("global_step"), run.column(field), steps, POINTS)
 
 
 def _comparison(

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from rungs.charts import drawing
-from rungs.charts.drawing import BLACK, BLUE, ORANGE, SKY_BLUE, VERMILLION
+from rungs.charts.drawing import BLACK, BLUE, ORANGE, PURPLE, SKY_BLUE, VERMILLION
 from rungs.common.errors import UserError
 from rungs.run import recorded_run
 from rungs.run.metrics import StepMetrics
@@ -64,6 +64,7 @@ def loss_chart(run: RecordedRun) -> Figure:
     drawing.step_axis(axes, run)
     if run.best_step:
         lines["best step"] = _mark_best(axes, run.best_step)
+    lines |= _resumes(axes, run)
     drawing.legend(figure, lines)
     return figure
 
@@ -130,6 +131,8 @@ def learning_rate_chart(run: RecordedRun) -> Figure:
     )
     drawing.zero_based_axis(axes)
     drawing.step_axis(axes, run)
+    if resumes := _resumes(axes, run):
+        drawing.legend(figure, resumes)
     return figure
 
 
@@ -140,7 +143,7 @@ def gradient_norm_chart(run: RecordedRun) -> Figure:
     lines = _steps_and_median(axes, run.column("global_step"), run.column("gradient_norm"))
     if limit := run.config.train.clipping_max_norm:
         lines[f"clipping at {limit:g}"] = axes.axhline(limit, color=BLACK, linestyle="--")
-    lines |= _marked_steps(axes, run)
+    lines |= _marked_steps(axes, run) | _resumes(axes, run)
     drawing.log_axis(axes)
     drawing.step_axis(axes, run)
     drawing.legend(figure, lines)
@@ -158,18 +161,31 @@ def _marked_steps(axes: Axes, run: RecordedRun) -> dict[str, Artist]:
     if dropped.any():
         # At the bottom, because a step that dropped all its microbatches has no gradient norm.
         label = f"dropped microbatches (in {dropped.sum():,} of {len(steps):,} steps)"
-        look = {"color": VERMILLION, "markersize": 12, "markeredgewidth": 2}
-        look["transform"] = axes.get_xaxis_transform()
-        heights = np.full(dropped.sum(), 0.02)
-        marks[label] = drawing.marks(axes, steps[dropped], heights, "|", **look)
+        marks[label] = _strokes(axes, steps[dropped], 0.02, VERMILLION)
     return marks
+
+
+def _resumes(axes: Axes, run: RecordedRun) -> dict[str, Artist]:
+    """Mark at the top the steps at which training was resumed."""
+    steps = run.column("global_step")[run.column("resumed") > 0]
+    if not steps.size:
+        return {}
+    label = f"resumed ({steps.size:,} time{'s' * (steps.size > 1)})"
+    return {label: _strokes(axes, steps, 0.98, PURPLE)}
+
+
+def _strokes(axes: Axes, steps: FloatArray, height: float, colour: str) -> Line2D:
+    """Draw short vertical strokes at a share of the chart's height."""
+    look = {"color": colour, "markersize": 12, "markeredgewidth": 2}
+    heights, transform = np.full(steps.size, height), axes.get_xaxis_transform()
+    return drawing.marks(axes, steps, heights, "|", **look, transform=transform)
 
 
 def _steps_and_median(axes: Axes, x: FloatArray, y: FloatArray) -> dict[str, Artist]:
     return {
         "each step": drawing.faint_line(axes, x, y),
         "running median": drawing.line(
-            axes, *recorded_run.running_median(x, y), color=BLUE, linewidth=2
+            axes, *recorded_run.running_median(x, y, len(y)), color=BLUE, linewidth=2
         ),
     }
 
@@ -179,9 +195,9 @@ def throughput_chart(run: RecordedRun) -> Figure:
     title = f"{run.name}: throughput"
     figure, (axes,) = drawing.new_chart(title, "step", "training tokens per second")
     lines = _steps_and_median(axes, run.column("global_step"), run.column("tokens_per_second"))
-    drawing.legend(figure, lines)
     drawing.throughput_axis(axes, [np.asarray(axes.get_lines()[-1].get_ydata(), dtype=float)])
     drawing.step_axis(axes, run)
+    drawing.legend(figure, lines | _resumes(axes, run))
     return figure
 
 

@@ -62,6 +62,14 @@ class StepMetrics:
     and not counted as dropped; the next step uses half of it."""
     validation_data: str | None = None
     """What `validation_loss` was measured on: number of tokens, the first one, sha256 of files."""
+    resumed: bool | None = None
+    """Whether training was resumed at this step."""
+
+    @property
+    def reproducible(self) -> dict[str, Any]:
+        """The fields that are bit-equal whether or not the run is stopped and resumed."""
+        varying = {"step_seconds", "tokens_per_second", "resumed"}
+        return {key: value for key, value in vars(self).items() if key not in varying}
 
     def as_line(self) -> str:
         """Return the step's line in the file. Optional fields that it does not have are left

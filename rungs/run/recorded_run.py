@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import math
 import operator
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,8 +22,9 @@ Curve = tuple[FloatArray, FloatArray]
 COLUMNS = (
     *("global_step", "tokens_seen", "train_loss", "validation_loss", "learning_rate"),
     *("gradient_norm", "clipped", "dropped_microbatches", "step_seconds", "tokens_per_second"),
+    "resumed",
 )
-"""The metrics that are drawn as curves."""
+"""The metrics that charts show."""
 _row = operator.attrgetter(*COLUMNS)
 
 
@@ -133,19 +133,24 @@ def by_interval(steps: FloatArray, values: FloatArray, interval: int) -> Interva
     )
 
 
-def running_median(x: FloatArray, y: FloatArray, points: int = 400) -> Curve:
-    """Return the median of y over a window of a twentieth of its values, without NaN, at up to
-    `points` x."""
-    places = np.unique(np.linspace(0, len(y) - 1, min(len(y), points)).astype(int))
-    reach = max(2, len(y) // 40)
+def running_median(x: FloatArray, y: FloatArray, steps: int, points: int = 400) -> Curve:
+    """Return the median of y over a twentieth of a run, without NaN, at up to `points` x
+    and at the last one.
+
+    Args:
+        steps: of the run, of which x and y may be the beginning. Then they are reduced like it.
+    """
+    places = np.linspace(0, steps - 1, min(steps, points)).astype(int)
+    places = np.unique([*places[places < len(y)], len(y) - 1])
+    reach = max(2, steps // 40)
     windows = (y[max(0, place - reach) : place + reach + 1] for place in places)
     numbers = (window[np.isfinite(window)] for window in windows)
     return x[places], np.array([np.median(w) if w.size else np.nan for w in numbers])
 
 
-def binned_means(x: FloatArray, y: FloatArray, points: int) -> Curve:
-    """Return the means of x and y, without NaN, in up to `points` bins of equal size."""
-    order, length = np.arange(1, len(y) + 1, dtype=float), math.ceil(len(y) / points)
+def binned_means(x: FloatArray, y: FloatArray, length: int) -> Curve:
+    """Return the means of x and y, without NaN, in bins of `length` values."""
+    order = np.arange(1, len(y) + 1, dtype=float)
     return by_interval(order, x, length).mean, by_interval(order, y, length).mean
 
 

@@ -26,6 +26,7 @@ class ResultReader:
     """Reads the results of steps, in order.
 
     Args:
+        first_step: of this start.
         tokens_per_step: input tokens.
         model: the model that the steps train.
         optimizer: its optimizer.
@@ -36,6 +37,7 @@ class ResultReader:
 
     def __init__(
         self,
+        first_step: int,
         tokens_per_step: int,
         model: GPT,
         optimizer: MultiSteps,
@@ -44,7 +46,7 @@ class ResultReader:
         saver: Saver,
     ) -> None:
         self.spikes = spikes
-        self._tokens_per_step = tokens_per_step
+        self._first_step, self._tokens_per_step = first_step, tokens_per_step
         self._suspects = checked_names(model, optimizer.wrt)
         self._failed_steps, self._saver = failed_steps, saver
         self._skipped_steps: list[int] = []
@@ -72,6 +74,7 @@ class ResultReader:
             expert_tokens=routing.counts_E.tolist() if routing else None,
             spike=self._spike(step, values.trained_loss, bool(values.skipped)),
             loss_scale=None if values.loss_scale is None else float(values.loss_scale),
+            resumed=step == self._first_step > 0 or None,
         )
         self.spikes.add(metrics)
         return metrics

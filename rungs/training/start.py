@@ -232,7 +232,10 @@ def _make_trainer(inputs: Inputs, mesh: Mesh, drawer: ChartProcess) -> Trainer:
         first_step=inputs.first_step,
         metrics=metrics_log,
         saver=saver,
-        reader=ResultReader(data.tokens_per_step, model, optimizer, spikes, failed_steps, saver),
+        reader=ResultReader(
+            *(inputs.first_step, data.tokens_per_step, model, optimizer),
+            *(spikes, failed_steps, saver),
+        ),
         unvalidated=_unvalidated(saved, steps) if saved and validation else None,
         peak_tokens_per_second=run_report.peak_tokens_per_second(config, mesh),
     )

@@ -242,18 +242,29 @@ def test_running_median_ignores_spikes_and_gaps() -> None:
     y = np.full(2000, 5.0)
     y[::50] = 1000.0
     y[7] = np.nan
-    x, medians = running_median(np.arange(2000.0) * 3, y)
+    x, medians = running_median(np.arange(2000.0) * 3, y, 2000)
     assert len(x) == 400
     assert (x[0], x[-1]) == (0, 5997)
     assert set(medians.tolist()) == {5.0}
     ramp = np.arange(2000.0)
-    places, medians = running_median(ramp, ramp)
+    places, medians = running_median(ramp, ramp, 2000)
     inner = (places > 50) & (places < 1949)
     assert medians[inner].tolist() == places[inner].tolist()
 
 
+def test_the_beginning_of_a_longer_run_has_the_same_medians() -> None:
+    y = np.random.default_rng(0).normal(size=2000)
+    x = np.arange(2000.0)
+    whole = dict(zip(*running_median(x, y, 2000, points=50), strict=True))
+    part = dict(zip(*running_median(x[:701], y[:701], 2000, points=50), strict=True))
+    shared = [place for place in part if place in whole and place < 701 - 50]
+    assert len(shared) == 16
+    assert [part[place] for place in shared] == [whole[place] for place in shared]
+    assert max(part) == 700
+
+
 def test_binned_means_average_x_and_y_together() -> None:
-    x, y = binned_means(np.arange(100.0), 2 * np.arange(100.0), points=20)
+    x, y = binned_means(np.arange(100.0), 2 * np.arange(100.0), length=5)
     assert x.tolist() == [2 + 5 * n for n in range(20)]
     assert y.tolist() == [2 * (2 + 5 * n) for n in range(20)]
 
@@ -344,6 +355,28 @@ def test_clipped_and_dropped_steps_are_marked(make_run: MakeRun) -> None:
     assert any(set(np.asarray(line.get_ydata()).tolist()) == {1.0} for line in lines)
     legend = {text.get_text().strip() for text in figure.legends[0].get_texts()}
     assert {"clipping at 1", "clipped (1 of 30 steps)"} < legend
+
+
+def test_resumes_are_marked_in_every_chart(make_run: MakeRun) -> None:
+    steps = [step(n, resumed=n in (7, 23) or None) for n in range(30)]
+    run = RecordedRun.load(make_run("a", steps))
+    for draw in run_charts.RUN_CHARTS.values():
+        figure = draw(run)
+        assert [x for x, _ in marks(list(figure.axes[0].get_lines()), "|")] == [7, 23]
+        legend = [text.get_text().strip() for text in figure.legends[0].get_texts()]
+        assert "resumed (2 times)" in legend
+
+
+def test_a_part_of_a_run_is_smoothed_like_the_whole(make_run: MakeRun) -> None:
+    rng = np.random.default_rng(0)
+    steps = [step(n, train_loss=3 + value) for n, value in enumerate(rng.normal(size=1000))]
+    runs = load_runs([make_run("whole", steps), make_run("part", steps[:400])])
+    for draw, shared in ((comparison_charts.loss_by_step, 20), (comparison_charts.throughputs, 19)):
+        axes = draw(runs).axes[0]
+        whole, part = (np.asarray(line.get_xydata()) for line in axes.get_lines())
+        np.testing.assert_array_equal(part[:shared], whole[:shared])
+        assert len(part) <= shared + 2
+    assert "mean of 20 steps" in comparison_charts.loss_by_step(runs).axes[0].get_title()
 
 
 def test_a_stall_or_a_mistimed_step_does_not_squash_the_throughput(make_run: MakeRun) -> None:

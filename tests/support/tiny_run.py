@@ -15,7 +15,6 @@ from rungs.data.token_file import PairWriter
 from rungs.diagnostics.resume_check.check import read_arrays
 from rungs.run import metrics
 from rungs.run.folder import RunFolder
-from rungs.run.metrics import StepMetrics
 from tests.support.committed_runs import ROOT
 
 VOCAB = 64
@@ -86,13 +85,8 @@ def train(
 
 
 def losses(run: RunFolder) -> list[tuple[Any, ...]]:
-    """Return all metrics but the times: what must be bit-equal in two runs."""
-
-    def untimed(step: StepMetrics) -> tuple[Any, ...]:
-        values = vars(step).items()
-        return tuple(value for key, value in values if "second" not in key)
-
-    return [untimed(step) for step in metrics.read(run.metrics)]
+    """Return the metrics that must be bit-equal in two runs."""
+    return [tuple(step.reproducible.values()) for step in metrics.read(run.metrics)]
 
 
 def final_arrays(run: RunFolder) -> dict[str, np.ndarray]:

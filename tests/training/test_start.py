@@ -187,6 +187,9 @@ def test_a_crash_loses_only_the_steps_after_the_last_checkpoint(
     assert len(losses(run)) == 14
     assert last_checkpoint(run).step == 10
     assert go(run, datasets_dir) == 0
+    resumed = [step.global_step for step in metrics_module.read(run.metrics) if step.resumed]
+    assert resumed == [11]
+    assert "resumed" not in finished.metrics.read_text()
     assert_same_outcome(run, finished)
 
 

@@ -300,8 +300,8 @@ def _compare_metrics(uninterrupted: TrainedRun, killed: TrainedRun) -> str | Non
     for expected, found in zip(uninterrupted.metrics, killed.metrics, strict=False):
         if found.global_step != expected.global_step:
             return f"step {found.global_step} in the place of step {expected.global_step}"
-        for key, value in vars(expected).items():
-            if "second" not in key and getattr(found, key) != value:
+        for key, value in expected.reproducible.items():
+            if getattr(found, key) != value:
                 values = f"{value} uninterrupted, {getattr(found, key)} killed"
                 return f"step {expected.global_step}: {key}: {values}"
     if len(uninterrupted.metrics) != len(killed.metrics):
