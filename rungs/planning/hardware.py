@@ -13,6 +13,7 @@ import numpy as np
 
 from rungs.common.errors import UserError
 
+GIB = 2**30
 PREALLOCATED_SHARE = 0.75
 """Share of a GPU's memory that JAX takes unless one of `SHARE_VARIABLES` is set:
 https://docs.jax.dev/en/latest/gpu_memory_allocation.html."""
@@ -34,6 +35,7 @@ class Hardware(NamedTuple):
     """FLOP/s in float32 with JAX's default matmul precision: TF32 on NVIDIA GPUs, bfloat16 on
     TPUs."""
     memory_bytes: float
+    """As the device reports it: more than its name says in decimal GB, less than in GiB."""
     bandwidth: float | None
     """Memory bandwidth in bytes per second."""
     compute_capability: str = ""
@@ -80,13 +82,13 @@ def _tpu(name: str, kinds: tuple[str, ...], flops: float, memory: float, band: f
 
 
 DEVICES = (
-    _nvidia("h100", "H100 80GB HBM3", _HOPPER, 989.4e12, 494.7e12, 80e9, 3.35e12),
-    _nvidia("h200", "H200", _HOPPER, 989.4e12, 494.7e12, 141e9, 4.8e12),
-    _nvidia("a100", "A100-SXM4-80GB", _AMPERE, 312e12, 156e12, 80e9, 2.039e12),
-    _nvidia("rtx3090", "GeForce RTX 3090", _AMPERE, 71e12, 35.6e12, 24e9, 0.936e12),
-    _nvidia("rtx4090", "GeForce RTX 4090", _ADA, 165.2e12, 82.6e12, 24e9, 1.008e12),
-    _tpu("tpu-v5e", ("TPU v5 ?lite", "TPU v5e"), 197e12, 16e9, 0.819e12),
-    _tpu("tpu-v5p", ("TPU v5p?",), 459e12, 95e9, 2.765e12),
+    _nvidia("h100", "H100 80GB HBM3", _HOPPER, 989.4e12, 494.7e12, 79.11 * GIB, 3.35e12),
+    _nvidia("h200", "H200", _HOPPER, 989.4e12, 494.7e12, 139.8 * GIB, 4.8e12),
+    _nvidia("a100", "A100-SXM4-80GB", _AMPERE, 312e12, 156e12, 79.25 * GIB, 2.039e12),
+    _nvidia("rtx3090", "GeForce RTX 3090", _AMPERE, 71e12, 35.6e12, 23.69 * GIB, 0.936e12),
+    _nvidia("rtx4090", "GeForce RTX 4090", _ADA, 165.2e12, 82.6e12, 23.64 * GIB, 1.008e12),
+    _tpu("tpu-v5e", ("TPU v5 ?lite", "TPU v5e"), 197e12, 15.75 * GIB, 0.819e12),
+    _tpu("tpu-v5p", ("TPU v5p?",), 459e12, 95.74 * GIB, 2.765e12),
 )
 """Tensor-core figures without sparsity, accumulating in float32. H100 and H200 are the SXM models,
 whose 989.4 and 494.7 are half of the published figures with sparsity; A100 is the SXM model with
@@ -94,7 +96,11 @@ whose 989.4 and 494.7 are half of the published figures with sparsity; A100 is t
 https://www.nvidia.com/en-us/data-center/h200/, https://www.nvidia.com/en-us/data-center/a100/;
 https://www.nvidia.com/content/PDF/nvidia-ampere-ga-102-gpu-architecture-whitepaper-v2.pdf, table 9;
 https://images.nvidia.com/aem-dam/Solutions/geforce/ada/nvidia-ada-gpu-architecture.pdf, table 2;
-https://cloud.google.com/tpu/docs/v5e, https://cloud.google.com/tpu/docs/v5p."""
+https://cloud.google.com/tpu/docs/v5e, https://cloud.google.com/tpu/docs/v5p.
+
+Memory is what CUDA and libtpu report, of which JAX takes its share: H100 and A100 in
+https://github.com/openxla/xla/tree/main/xla/backends/gpu/target_config/specs; the other GPUs as the
+"total capacity" in PyTorch's out-of-memory errors; TPUs as the "hbm" in XLA's."""
 NAMES = (*(device.name for device in DEVICES), "cpu")
 
 

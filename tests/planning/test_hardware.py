@@ -61,17 +61,32 @@ def test_float32_is_slower_on_tensor_cores() -> None:
     assert v5e.peak(jnp.dtype("float32")) == v5e.peak(jnp.dtype("bfloat16")) == 197e12
 
 
+def test_memory_is_what_a_device_reports_not_what_it_is_called() -> None:
+    reported = {  # by openxla/xla's target_config, PyTorch and libtpu
+        "h100": 84_942_979_072,
+        "h200": 150.1e9,
+        "a100": 85_100_068_864,
+        "rtx3090": 25.44e9,
+        "rtx4090": 25.38e9,
+        "tpu-v5e": 16.91e9,
+        "tpu-v5p": 102.8e9,
+    }
+    for name, size in reported.items():
+        assert device_by_name(name).memory_bytes == pytest.approx(size, rel=1e-3)
+
+
 def test_jax_preallocates_a_share_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in SHARE_VARIABLES:
         monkeypatch.delenv(name, raising=False)
-    assert device_by_name("h100").usable_bytes == 60e9
-    assert device_by_name("tpu-v5p").usable_bytes == 95e9
-    for name, share, usable in zip(SHARE_VARIABLES[::-1], (".9", "0.5"), (72e9, 40e9), strict=True):
-        monkeypatch.setenv(name, share)  # the newer variable wins
-        assert device_by_name("h100").usable_bytes == pytest.approx(usable)
+    h100, tpu = device_by_name("h100"), device_by_name("tpu-v5p")
+    assert h100.usable_bytes == 0.75 * h100.memory_bytes
+    assert tpu.usable_bytes == tpu.memory_bytes
+    for name, share in zip(SHARE_VARIABLES[::-1], (0.9, 0.5), strict=True):
+        monkeypatch.setenv(name, str(share))  # the newer variable wins
+        assert h100.usable_bytes == pytest.approx(share * h100.memory_bytes)
     for none in ("0", "nan", "-1", "half"):
         monkeypatch.setenv(SHARE_VARIABLES[0], none)
-        assert device_by_name("h100").usable_bytes == 60e9
+        assert h100.usable_bytes == 0.75 * h100.memory_bytes
 
 
 def test_a_cpu_has_the_memory_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
