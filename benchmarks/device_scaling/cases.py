@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from benchmarks.one_step import train_config
 from rungs.config.model_config import ModelConfig
@@ -84,36 +83,4 @@ def cases(devices: int) -> Iterator[ScalingCase]:
             yield ScalingCase(model, "fsdp_tp", devices // HOST, HOST)
 
 
-class LinkedHardware(NamedTuple):
-    """Devices of one kind and the links between them; bytes per second in one direction."""
-
-    name: str
-    device: str
-    """As `rungs.planning.hardware` names it."""
-    island: int
-    """Devices joined by the inner links."""
-    inner: float
-    """All inner links of a device together."""
-    outer: float
-    """A device's share of the network between islands."""
-
-    @property
-    def flops(self) -> float:
-        """Of a device per second, dense, in bfloat16."""
-        flops = device_by_name(self.device).flops
-        assert flops is not None
-        return flops
-
-    @property
-    def memory_bytes(self) -> float:
-        return device_by_name(self.device).memory_bytes
-
-
-HARDWARE = (
-    LinkedHardware("H100", "h100", 8, 450e9, 50e9),
-    LinkedHardware("TPU v5p", "tpu-v5p", 8960, 600e9, 6.25e9),
-)
-"""H100 SXM in hosts of eight with NVLink and a 400 Gb/s adapter for each device:
-https://docs.nvidia.com/dgx/dgxh100-user-guide/introduction-to-dgxh100.html.
-TPU v5p, whose inner links join a whole pod: https://cloud.google.com/tpu/docs/v5p; its table gives
-both directions together."""
+HARDWARE = tuple(map(device_by_name, ("h100", "tpu-v5p")))

@@ -6,9 +6,10 @@ starts at once: a bound, which real runs stay below.
 
 from typing import NamedTuple
 
-from benchmarks.device_scaling.cases import SEQUENCE, LinkedHardware, ScalingCase
+from benchmarks.device_scaling.cases import SEQUENCE, ScalingCase
 from rungs.parallel.names import TENSOR
-from rungs.planning.communication import planned_collectives
+from rungs.planning.communication import link_bandwidth, planned_collectives
+from rungs.planning.hardware import Hardware
 
 
 class Balance(NamedTuple):
@@ -23,11 +24,12 @@ class Balance(NamedTuple):
     if more tokens do not help."""
 
 
-def balance(case: ScalingCase, hardware: LinkedHardware, flops_per_token: float) -> Balance:
+def balance(case: ScalingCase, hardware: Hardware, flops_per_token: float) -> Balance:
     """Compare communication and computing of a case, with one sequence per device along `data`.
 
     The bytes are a constant plus a part that grows with the tokens, so two batch sizes give both.
     """
+    assert hardware.flops
     computing = flops_per_token / hardware.flops
     tokens = SEQUENCE * case.data / case.devices
     one, two = (link_seconds(case, hardware, sequences) for sequences in (1, 2))
@@ -48,18 +50,14 @@ def _even_tokens(one: float, two: float, tokens: float, computing: float) -> flo
     return constant / (computing - growth) if growth < computing else float("inf")
 
 
-def link_seconds(
-    case: ScalingCase, hardware: LinkedHardware, sequences: int
-) -> tuple[float, float]:
-    """Return the seconds of a step's communication over inner and outer links.
-
-    The devices of an island stand together along `tensor` and then along `data`: a ring over all
-    of them leaves each island once, so as many rings as it has devices share its network.
-    """
-    sent = planned_collectives(case.run(1, sequences=sequences), case.layout)
-    total = sum(one.moved_bytes for one in sent)
-    if case.devices <= hardware.island:
-        return total / hardware.inner, 0.0
-    tensor = sum(one.moved_bytes for one in sent if one.axes == (TENSOR,))
-    network = min(hardware.inner, hardware.island // case.tensor * hardware.outer)
-    return tensor / hardware.inner, (total - tensor) / network
+def link_seconds(case: ScalingCase, hardware: Hardware, sequences: int) -> tuple[float, float]:
+    """Return the seconds of a step's communication over inner links and over the network."""
+    assert hardware.links
+    inner = outer = 0.0
+    for one in planned_collectives(case.run(1, sequences=sequences), case.layout):
+        bandwidth = link_bandwidth(one.axes, case.layout, hardware.links)
+        if one.axes == (TENSOR,) or case.devices <= hardware.links.island:
+            inner += one.moved_bytes / bandwidth
+        else:
+            outer += one.moved_bytes / bandwidth
+    return inner, outer

@@ -29,7 +29,6 @@ from benchmarks.device_scaling.cases import (
     MODELS,
     SEQUENCE,
     SIZES,
-    LinkedHardware,
     ScalingCase,
     cases,
 )
@@ -44,6 +43,7 @@ from rungs.parallel.mesh import create_mesh
 from rungs.parallel.names import TENSOR
 from rungs.planning.communication import PlannedCollective, parameter_layouts, planned_collectives
 from rungs.planning.flops import model_flops_per_token
+from rungs.planning.hardware import Hardware
 from rungs.step.state import shapes_of
 
 MICROBATCHES = 8
@@ -171,7 +171,7 @@ def counted_flops(case: ScalingCase) -> float:
 
 
 def print_balance(
-    every_case: list[ScalingCase], hardware: LinkedHardware, flops: dict[str, float]
+    every_case: list[ScalingCase], hardware: Hardware, flops: dict[str, float]
 ) -> None:
     rows = []
     for case in every_case:

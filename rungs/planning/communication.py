@@ -23,6 +23,7 @@ from rungs.parallel.mesh import MESH_AXIS_NAMES
 from rungs.parallel.names import BLOCKS, DATA, TENSOR, VOCABULARY
 from rungs.parallel.sharding import Layout, padded_axis
 from rungs.planning.compiled_communication import moved_bytes
+from rungs.planning.hardware import Links
 from rungs.step.state import abstract_model
 
 FLOAT32_BYTES = 4
@@ -49,6 +50,19 @@ class PlannedCollective(NamedTuple):
     def moved_bytes(self) -> int:
         """Bytes that one device sends in a step, counted as in `compiled_communication.py`."""
         return self.runs_per_step * moved_bytes(self.kind, self.array_bytes, self.devices)
+
+
+class Communication(NamedTuple):
+    """Seconds that the communication of a step takes if all links reach their peak."""
+
+    tensor: float
+    """Along the tensor axis: of activations, for which computing waits."""
+    data: float
+    """Along the data axis: of weights and gradients, while something else is computed."""
+
+    def step_seconds(self, computing: float) -> float:
+        """Return the seconds of a step that computes for that long."""
+        return max(computing + self.tensor, self.data)
 
 
 class ParameterLayout(NamedTuple):
@@ -89,6 +103,38 @@ def abstract_layout(sharding: ShardingConfig) -> Layout:
     return Layout(mesh, sharding.mode)  # type: ignore[arg-type]
 
 
+def communication_of(run: RunConfig, layout: Layout, links: Links) -> Communication:
+    """Return how long the communication of a step takes at least.
+
+    Raises:
+        ValueError: it is not known, for the reason that the message gives.
+    """
+    seconds = {True: 0.0, False: 0.0}
+    for one in planned_collectives(run, layout):
+        is_along_tensor = one.axes == (TENSOR,)
+        seconds[is_along_tensor] += one.moved_bytes / link_bandwidth(one.axes, layout, links)
+    return Communication(tensor=seconds[True], data=seconds[False])
+
+
+def link_bandwidth(axes: tuple[str, ...], layout: Layout, links: Links) -> float:
+    """Return the bytes per second that a device sends in a collective along mesh axes.
+
+    The devices of an island stand together along `tensor` and then along `data`. A ring leaves each
+    island once, so it has the network of as many devices as it has in an island.
+
+    Raises:
+        ValueError: it uses a network of unknown speed.
+    """
+    sizes = layout.mesh.shape
+    is_along_tensor, tensor = axes == (TENSOR,), sizes[TENSOR]
+    if (tensor if is_along_tensor else tensor * sizes[DATA]) <= links.island:
+        return links.inner
+    if links.outer is None:
+        raise ValueError(f"the network between hosts of {links.island} is not known")
+    together = links.island if is_along_tensor else max(links.island // tensor, 1)
+    return min(links.inner, together * links.outer)
+
+
 def parameter_layouts(model: ModelConfig, layout: Layout) -> Iterator[ParameterLayout]:
     """Yield every parameter of a model."""
     for path, variable in nnx.to_flat_state(nnx.state(abstract_model(model))):
@@ -127,7 +173,7 @@ def planned_collectives(run: RunConfig, layout: Layout) -> list[PlannedCollectiv
         ValueError: the run trains LoRA adapters, whose communication is not counted.
     """
     if run.train.lora:
-        raise ValueError("lora: its communication is not counted")
+        raise ValueError("lora: the communication of adapters is not known")
     parameters = list(parameter_layouts(run.model, layout))
     found = [
         *(sent for parameter in parameters for sent in _for_parameter(parameter, run, layout)),

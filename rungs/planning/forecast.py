@@ -17,7 +17,8 @@ from rungs.data.dataset import TRAIN, Dataset, split_file
 from rungs.data.loader import TrainingData
 from rungs.optim.precision import dtype_of, resolve_compute_dtype
 from rungs.parallel import target_device
-from rungs.planning.communication import abstract_layout
+from rungs.parallel.sharding import Layout
+from rungs.planning.communication import Communication, abstract_layout, communication_of
 from rungs.planning.disk_space import DiskSpace, disk_space
 from rungs.planning.flops import (
     Flops,
@@ -89,6 +90,10 @@ class Forecast(NamedTuple):
     disk: DiskSpace
     datasets: dict[str, Dataset]
     """The run's datasets that are here."""
+    communication: Communication | None
+    """Of a step; None on one device, or if it is not known."""
+    uncounted: str
+    """Why the communication of several devices is not known."""
     speed: Speed | None = None
     """None if the device's FLOP/s are not known."""
     throughput: Throughput | None = None
@@ -171,6 +176,7 @@ def _without_time(
     shapes = shapes_of(model, train.lora)
     datasets = _local_datasets(train, datasets_dir)
     tokens = _tokens(run, config, datasets)
+    communication, uncounted = _communication(config, layout, hardware)
     return Forecast(
         config=config,
         hardware=hardware,
@@ -184,6 +190,8 @@ def _without_time(
         tokens=tokens,
         disk=disk_space(run, config, tokens.steps),
         datasets=datasets,
+        communication=communication,
+        uncounted=uncounted,
     )
 
 
@@ -249,6 +257,20 @@ def _training_data(run: RunFolder, config: RunConfig, datasets: dict[str, Datase
         raise UserError("\n".join(f"{run.path}/{line}" for line in lines)) from None
 
 
+def _communication(
+    config: RunConfig, layout: Layout, hardware: Hardware
+) -> tuple[Communication | None, str]:
+    """Return a step's communication, or None and why it is not known."""
+    if layout.mesh.size == 1:
+        return None, ""
+    if hardware.links is None:
+        return None, f"the links of {hardware.name} are not known"
+    try:
+        return communication_of(config, layout, hardware.links), ""
+    except ValueError as error:
+        return None, str(error)
+
+
 def _usable_bytes(hardware: Hardware, sharding: ShardingConfig) -> float:
     """Return the usable memory of each device. Virtual CPU devices share the machine's."""
     sharing = math.prod(sharding.sizes) if hardware.platform == "cpu" else 1
@@ -262,12 +284,19 @@ def _speed(untimed: Forecast, utilisation: float, throughput: Throughput | None)
     peak = untimed.hardware.peak(dtype_of(untimed.config.train))
     if peak is None:
         return None
-    reason = f"{100 * utilisation:.3g}% of {untimed.devices} × {peak / 1e12:,.1f} TFLOP/s"
-    return Speed(utilisation * peak * untimed.devices, reason)
+    reason = f"assuming {100 * utilisation:.3g}% of {untimed.devices} × {peak / 1e12:,.1f} TFLOP/s"
+    flops, all_flops = utilisation * peak * untimed.devices, _step_flops(untimed)
+    if untimed.communication is not None:
+        flops = all_flops / untimed.communication.step_seconds(all_flops / flops)
+    return Speed(flops, reason)
+
+
+def _step_flops(untimed: Forecast) -> float:
+    return untimed.model_flops_per_token * untimed.tokens.per_step
 
 
 def _throughput(untimed: Forecast, speed: Speed) -> Throughput:
-    seconds = untimed.model_flops_per_token * untimed.tokens.per_step / speed.flops
+    seconds = _step_flops(untimed) / speed.flops
     reason = speed.reason
     if (update_seconds := _least_update_seconds(untimed)) > seconds:
         seconds, reason = update_seconds, "limited by memory bandwidth"

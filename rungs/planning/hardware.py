@@ -18,9 +18,22 @@ PREALLOCATED_SHARE = 0.75
 """Share of a GPU's memory that JAX takes unless one of `SHARE_VARIABLES` is set:
 https://docs.jax.dev/en/latest/gpu_memory_allocation.html."""
 SHARE_VARIABLES = "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"
+HIGH_SHARE = 0.9
+"""A share that leaves enough for what else uses the GPU."""
 DESCRIPTION_FORMAT = "NAME:FLOPS:BYTES:BANDWIDTH"
 _AMPERE, _ADA, _HOPPER = "8.0", "8.9", "9.0"
 """Compute capabilities."""
+
+
+class Links(NamedTuple):
+    """How devices of a kind are connected: bytes per second of one device in one direction."""
+
+    island: int
+    """Devices joined by the inner links."""
+    inner: float
+    """All inner links of a device together."""
+    outer: float | None = None
+    """A device's share of the network between islands; None if there is no usual one."""
 
 
 class Hardware(NamedTuple):
@@ -38,6 +51,8 @@ class Hardware(NamedTuple):
     """As the device reports it: more than its name says in decimal GB, less than in GiB."""
     bandwidth: float | None
     """Memory bandwidth in bytes per second."""
+    links: Links | None = None
+    """None if they are not known."""
     compute_capability: str = ""
     """Of NVIDIA GPUs."""
     jax_kinds: tuple[str, ...] = ()
@@ -63,6 +78,7 @@ def _nvidia(
     float32_flops: float,
     memory_bytes: float,
     bandwidth: float,
+    links: Links,
 ) -> Hardware:
     return Hardware(
         name,
@@ -71,24 +87,35 @@ def _nvidia(
         float32_flops,
         memory_bytes,
         bandwidth,
+        links,
         compute_capability,
         jax_kinds=(f"NVIDIA {kind}",),
         is_preallocated=True,
     )
 
 
-def _tpu(name: str, kinds: tuple[str, ...], flops: float, memory: float, band: float) -> Hardware:
-    return Hardware(name, "tpu", flops, flops, memory, band, jax_kinds=kinds)
+def _tpu(
+    name: str,
+    kinds: tuple[str, ...],
+    flops: float,
+    memory_bytes: float,
+    bandwidth: float,
+    links: Links,
+) -> Hardware:
+    return Hardware(name, "tpu", flops, flops, memory_bytes, bandwidth, links, jax_kinds=kinds)
 
 
+_DGX_H100, _DGX_A100 = Links(8, 450e9, 50e9), Links(8, 300e9, 25e9)
+_PCIE = Links(8, 31.5e9)
+_V5E, _V5P = Links(256, 200e9, 3.125e9), Links(8960, 600e9, 6.25e9)
 DEVICES = (
-    _nvidia("h100", "H100 80GB HBM3", _HOPPER, 989.4e12, 494.7e12, 79.11 * GIB, 3.35e12),
-    _nvidia("h200", "H200", _HOPPER, 989.4e12, 494.7e12, 139.8 * GIB, 4.8e12),
-    _nvidia("a100", "A100-SXM4-80GB", _AMPERE, 312e12, 156e12, 79.25 * GIB, 2.039e12),
-    _nvidia("rtx3090", "GeForce RTX 3090", _AMPERE, 71e12, 35.6e12, 23.69 * GIB, 0.936e12),
-    _nvidia("rtx4090", "GeForce RTX 4090", _ADA, 165.2e12, 82.6e12, 23.64 * GIB, 1.008e12),
-    _tpu("tpu-v5e", ("TPU v5 ?lite", "TPU v5e"), 197e12, 15.75 * GIB, 0.819e12),
-    _tpu("tpu-v5p", ("TPU v5p?",), 459e12, 95.74 * GIB, 2.765e12),
+    _nvidia("h100", "H100 80GB HBM3", _HOPPER, 989.4e12, 494.7e12, 79.11 * GIB, 3.35e12, _DGX_H100),
+    _nvidia("h200", "H200", _HOPPER, 989.4e12, 494.7e12, 139.8 * GIB, 4.8e12, _DGX_H100),
+    _nvidia("a100", "A100-SXM4-80GB", _AMPERE, 312e12, 156e12, 79.25 * GIB, 2.039e12, _DGX_A100),
+    _nvidia("rtx3090", "GeForce RTX 3090", _AMPERE, 71e12, 35.6e12, 23.69 * GIB, 0.936e12, _PCIE),
+    _nvidia("rtx4090", "GeForce RTX 4090", _ADA, 165.2e12, 82.6e12, 23.64 * GIB, 1.008e12, _PCIE),
+    _tpu("tpu-v5e", ("TPU v5 ?lite", "TPU v5e"), 197e12, 15.75 * GIB, 0.819e12, _V5E),
+    _tpu("tpu-v5p", ("TPU v5p?",), 459e12, 95.74 * GIB, 2.765e12, _V5P),
 )
 """Tensor-core figures without sparsity, accumulating in float32. H100 and H200 are the SXM models,
 whose 989.4 and 494.7 are half of the published figures with sparsity; A100 is the SXM model with
@@ -100,7 +127,13 @@ https://cloud.google.com/tpu/docs/v5e, https://cloud.google.com/tpu/docs/v5p.
 
 Memory is what CUDA and libtpu report, of which JAX takes its share: H100 and A100 in
 https://github.com/openxla/xla/tree/main/xla/backends/gpu/target_config/specs; the other GPUs as the
-"total capacity" in PyTorch's out-of-memory errors; TPUs as the "hbm" in XLA's."""
+"total capacity" in PyTorch's out-of-memory errors; TPUs as the "hbm" in XLA's.
+
+Links: hosts of eight with NVLink and an InfiniBand adapter for each GPU, as in
+https://docs.nvidia.com/dgx/dgxh100-user-guide/introduction-to-dgxh100.html and
+https://docs.nvidia.com/dgx/dgxa100-user-guide/introduction-to-dgxa100.html; for GeForce cards PCIe
+4.0 × 16 and no network; for TPUs half of the bidirectional bandwidth, and a chip's share of its
+network."""
 NAMES = (*(device.name for device in DEVICES), "cpu")
 
 
@@ -145,7 +178,7 @@ def this_device() -> Hardware:
     found = device_of_kind(device.device_kind)
     if found is None:
         capability = str(getattr(device, "compute_capability", ""))
-        figures = None, None, memory_bytes(), None
+        figures = None, None, memory_bytes(), None, None
         found = Hardware(device.device_kind, device.platform, *figures, capability)
     stats = device.memory_stats() or {}
     if "bytes_limit" not in stats:
@@ -173,10 +206,18 @@ def _described(text: str) -> Hardware:
         raise UserError(
             f"--device {text}: {DESCRIPTION_FORMAT} needs a name and three numbers of at least 1"
         )
-    return Hardware(name, "gpu", flops, flops, size, bandwidth, _AMPERE)
+    return Hardware(name, "gpu", flops, flops, size, bandwidth, compute_capability=_AMPERE)
+
+
+def share_advice(memory: str) -> str:
+    """Say how much of a GPU's memory JAX takes, and what raises that."""
+    share = _preallocated_share()
+    raises = f"; {SHARE_VARIABLES[0]}={HIGH_SHARE} raises that" if share < HIGH_SHARE else ""
+    return f"JAX takes {share:.0%} of {memory}{raises}"
 
 
 def _preallocated_share() -> float:
+    """Return the share of a GPU's memory that JAX takes."""
     given = (os.environ[name] for name in SHARE_VARIABLES if name in os.environ)
     try:
         share = float(next(given, PREALLOCATED_SHARE))

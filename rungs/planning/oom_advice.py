@@ -19,6 +19,7 @@ from rungs.config.train_config import ShardingConfig, TrainConfig
 from rungs.model.remat import settings_from
 from rungs.parallel.devices import memory_bytes
 from rungs.parallel.sharding import Layout
+from rungs.planning.hardware import share_advice
 from rungs.planning.memory import (
     MEMORY_LABELS,
     Memory,
@@ -81,6 +82,8 @@ def advice(config: RunConfig, mesh: Mesh) -> list[str]:
             for name, size in parts.items()
         ),
     ]
+    if mesh.devices.flat[0].platform == "gpu":
+        lines.append(share_advice("a GPU's memory"))
     # the run is out of memory, so it needs more than this estimate
     return lines + remedies(config, mesh, min(limit, memory.total))
 

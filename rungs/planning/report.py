@@ -8,6 +8,7 @@ from typing import Any
 from rungs.common.text_table import format_duration
 from rungs.planning.flops import TOKENS_PER_PARAMETER, Passes
 from rungs.planning.forecast import Forecast
+from rungs.planning.hardware import share_advice
 from rungs.planning.memory import MEMORY_LABELS, format_bytes
 from rungs.run.folder import RunFolder
 
@@ -55,6 +56,8 @@ def as_json(forecast: Forecast) -> str:
         },
         "disk": {**disk._asdict(), "needed_bytes": disk.needed_bytes},
         "pace": throughput and throughput._asdict(),
+        "communication_seconds_per_step": forecast.communication
+        and forecast.communication._asdict(),
         "seconds_left": forecast.seconds_left,
         "fits": forecast.fits,
     }
@@ -119,8 +122,7 @@ def _usable(forecast: Forecast) -> str:
     usable, hardware = format_bytes(forecast.usable_bytes), forecast.hardware
     if not hardware.is_preallocated:
         return usable
-    share = forecast.usable_bytes / hardware.memory_bytes
-    return f"{usable}; JAX preallocates {share:.0%} of {format_bytes(hardware.memory_bytes)}"
+    return f"{usable}; {share_advice(format_bytes(hardware.memory_bytes))}"
 
 
 def _flops(forecast: Forecast) -> Iterator[str]:
@@ -193,10 +195,21 @@ def _time(forecast: Forecast) -> Iterator[str]:
         f"time      {left}{throughput.tokens_per_second:,.0f} tokens per second"
         f" ({throughput.reason})"
     )
+    yield from _communication(forecast)
     if forecast.tokens.done:
         yield f"          {forecast.tokens.done:,} tokens are already done"
     if forecast.speed is not None:
         yield f"          one hour is {3600 * forecast.speed.flops:.1e} FLOPs"
+
+
+def _communication(forecast: Forecast) -> Iterator[str]:
+    if forecast.uncounted:
+        yield f"          communication is not counted: {forecast.uncounted}"
+    if forecast.communication is not None:
+        tensor, data = forecast.communication
+        seconds = f"{tensor:.2g} s along tensor, {data:.2g} s along data"
+        yield f"          communication per step: {seconds}, assuming links at their peak;"
+        yield "          only that along data overlaps with computing"
 
 
 def _verdict(forecast: Forecast) -> str:

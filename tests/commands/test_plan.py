@@ -14,7 +14,10 @@ from rungs.common import disk
 from rungs.common.errors import UserError, run_command
 from rungs.config import run_config
 from rungs.config.train_config import ShardingConfig
+from rungs.parallel import target_device
+from rungs.parallel.names import DATA, TENSOR
 from rungs.planning import disk_space, forecast, hardware, report
+from rungs.planning.communication import abstract_layout, planned_collectives
 from rungs.run import metrics
 from rungs.run.folder import RunFolder
 from tests.support.committed_runs import COMMITTED_RUNS, ROOT
@@ -22,6 +25,7 @@ from tests.support.tiny_run import make_dataset, make_run, train
 
 NOWHERE = Path("nowhere")
 TINY_TOKENS = 24 * 128
+LORA = {"rank": 2, "alpha": 2, "targets": ["query"]}
 
 
 QUICK_RUNS = ("gemma", "mixtral")
@@ -178,6 +182,53 @@ def test_a_small_step_is_limited_by_memory_bandwidth(tmp_path: Path) -> None:
     assert slow.throughput.reason == "limited by memory bandwidth"
     moved = 7 * slow.memory.weights  # weights and moments read and written, and the gradient
     assert slow.throughput.tokens_per_second == pytest.approx(128 * 1e6 / moved, rel=0.01)
+
+
+@pytest.mark.parametrize("mode", ["tp", "fsdp"])
+def test_communication_takes_time(mode: str, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    alone, both = planned(run), planned(run, sharding=f"{mode}:2")
+    with target_device.trace_for(target_device.Target("gpu", "9.0")):
+        sent = planned_collectives(both.config, abstract_layout(both.sharding))
+    along: dict[tuple[str, ...], float] = {(TENSOR,): 0.0, (DATA,): 0.0}
+    for one in sent:
+        along[one.axes] += one.moved_bytes / 450e9  # NVLink, in one direction
+    waiting, overlapping = along.values()
+    assert (waiting > 0) == (mode == "tp")
+    assert alone.speed is not None
+    step_flops = alone.model_flops_per_token * alone.tokens.per_step
+    seconds = max(step_flops / (2 * alone.speed.flops) + waiting, overlapping)
+    assert both.speed is not None
+    assert both.speed.flops == pytest.approx(step_flops / seconds)
+    assert both.speed.flops < 1.5 * alone.speed.flops
+    assert "assuming 40% of 2 ×" in both.speed.reason
+    content = json.loads(report.as_json(both))["communication_seconds_per_step"]
+    assert content == {"tensor": pytest.approx(waiting), "data": pytest.approx(overlapping)}
+    assert "s along data" in report.as_text(run, both)
+
+
+@pytest.mark.parametrize(
+    ("keys", "device", "reason"),
+    [
+        ({}, "mine:1e15:1e9:1e12", "the links of mine are not known"),
+        ({"lora": LORA, "start_from": "runs/other"}, "h100", "lora"),
+    ],
+)
+def test_communication_that_is_not_counted_is_named(
+    keys: dict[str, Any], device: str, reason: str, tmp_path: Path
+) -> None:
+    run = make_run(tmp_path / "run", **keys)
+    found = planned(run, device, "dp:2")
+    assert found.communication is None
+    (line,) = [line for line in report.as_text(run, found).splitlines() if "not counted" in line]
+    assert reason in line
+
+
+def test_the_share_that_jax_takes_of_a_gpu_is_shown_with_what_raises_it(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    text = report.as_text(run, planned(run))
+    assert "JAX takes 75% of 84.94 GB; XLA_CLIENT_MEM_FRACTION=0.9 raises that" in text
+    assert "XLA_CLIENT" not in report.as_text(run, planned(run, "tpu-v5p"))
 
 
 @pytest.mark.long
