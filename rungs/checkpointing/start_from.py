@@ -1,6 +1,7 @@
 """The weights that `start_from` in train.json names: found and checked against model.json."""
 
 import json
+from pathlib import Path
 
 from rungs.checkpointing.checkpoint_folder import IMPORTED
 from rungs.checkpointing.load import find_weights
@@ -24,17 +25,10 @@ def find_starting_weights(run: RunFolder, config: RunConfig) -> Weights | None:
         UserError: the weights do not exist or have another architecture than `model.json`; or the
             run holds imported weights that `start_from` does not ask for.
     """
-    name = config.train.start_from
-    if name is None:
+    path = _starting_file(run, config)
+    if path is None:
         _refuse_to_ignore_imported(run)
         return None
-    imported = file_or_index(run.imported / WEIGHTS_FILE)
-    path = imported if name == IMPORTED else find_weights(name)
-    if not is_file(path):
-        raise UserError(
-            f"{run.path / TRAIN_FILE}: start_from: nothing was imported into this run; name a run"
-            " or a checkpoint, or import into a new folder: uv run pretrained.py import HUB_ID RUN"
-        )
     refuse_damaged(path)
     weights = MergedWeights(path)
     lines = [
@@ -47,6 +41,31 @@ def find_starting_weights(run: RunFolder, config: RunConfig) -> Weights | None:
         raise UserError("\n".join(lines))
     weights.check_tensors(shapes_of(weights.header.model))
     return weights
+
+
+def starting_dtypes(run: RunFolder, config: RunConfig) -> dict[str, str] | None:
+    """Return the dtypes of the parameters that a fresh start reads, by name. There are none if the
+    weights are random; None means that they are not here, or not readable."""
+    try:
+        path = _starting_file(run, config)
+        return {} if path is None else MergedWeights(path).dtypes()
+    except UserError:
+        return None
+
+
+def _starting_file(run: RunFolder, config: RunConfig) -> Path | None:
+    """Return the file that `start_from` names, None if it names none; raises UserError."""
+    name = config.train.start_from
+    if name is None:
+        return None
+    imported = file_or_index(run.imported / WEIGHTS_FILE)
+    path = imported if name == IMPORTED else find_weights(name)
+    if not is_file(path):
+        raise UserError(
+            f"{run.path / TRAIN_FILE}: start_from: nothing was imported into this run; name a run"
+            " or a checkpoint, or import into a new folder: uv run pretrained.py import HUB_ID RUN"
+        )
+    return path
 
 
 def _refuse_to_ignore_imported(run: RunFolder) -> None:

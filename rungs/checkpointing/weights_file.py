@@ -140,6 +140,12 @@ class Weights:
         """Return the shape of a tensor without reading it."""
         return tuple(self._files[name].get_slice(name).get_shape())
 
+    def dtypes(self) -> dict[str, str]:
+        """Return NumPy's names of the tensors' dtypes without reading the tensors."""
+        dtypes = {code: dtype for dtype, code in SAFETENSORS_DTYPES.items()}
+        codes = {name: self._dtype(name) for name in self.names()}
+        return {name: dtypes[code] for name, code in codes.items() if code in dtypes}
+
     def _dtype(self, name: str) -> str:
         code: str = self._files[name].get_slice(name).get_dtype()
         return code

@@ -8,6 +8,7 @@ import statistics
 from pathlib import Path
 from typing import NamedTuple
 
+from rungs.checkpointing.start_from import starting_dtypes
 from rungs.common.errors import UserError
 from rungs.common.paths import is_there
 from rungs.config.run_config import MODEL_FILE, TRAIN_FILE, RunConfig
@@ -29,7 +30,7 @@ from rungs.planning.flops import (
     model_flops_per_token,
 )
 from rungs.planning.hardware import Hardware
-from rungs.planning.memory import Memory, memory_of
+from rungs.planning.memory import Dtypes, Memory, memory_of
 from rungs.planning.oom_advice import remedies
 from rungs.run import metrics
 from rungs.run.folder import RunFolder
@@ -82,6 +83,8 @@ class Forecast(NamedTuple):
     parameters: ParameterCounts
     active: ParameterCounts
     memory: Memory
+    stored: Dtypes | None
+    """Dtypes of the weights that the run starts from; None if they are not here."""
     usable_bytes: float
     """Of each device's memory."""
     flops: Flops
@@ -111,7 +114,7 @@ class Forecast(NamedTuple):
         """Return lines that say what would fit into memory."""
         mesh = abstract_layout(self.sharding).mesh
         with target_device.trace_for(_target(self.hardware)):
-            return remedies(self.config, mesh, self.usable_bytes)
+            return remedies(self.config, mesh, self.usable_bytes, self.stored)
 
     @property
     def fits_memory(self) -> bool:
@@ -176,6 +179,7 @@ def _without_time(
     shapes = shapes_of(model, train.lora)
     datasets = _local_datasets(train, datasets_dir)
     tokens = _tokens(run, config, datasets)
+    stored = starting_dtypes(run, config)
     communication, uncounted = _communication(config, layout, hardware)
     return Forecast(
         config=config,
@@ -183,7 +187,8 @@ def _without_time(
         sharding=train.sharding,
         parameters=count_parameters(shapes),
         active=count_active_parameters(shapes, model),
-        memory=memory_of(config, layout.mesh),
+        memory=memory_of(config, layout.mesh, stored),
+        stored=stored,
         usable_bytes=_usable_bytes(hardware, train.sharding),
         flops=hardware_flops_per_token(config, layout.padded_vocab_size(model.vocab_size)),
         model_flops_per_token=model_flops_per_token(shapes, model, config.sequence_length),

@@ -5,7 +5,7 @@ Axis suffixes as in `rungs/model/gpt.py`.
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -29,6 +29,8 @@ from rungs.parallel.sharding import Layout
 from rungs.step.state import AbstractArrays, AbstractState
 from rungs.step.train_step import objective
 
+Dtypes = Mapping[str, str]
+"""NumPy's names of dtypes, by the names of parameters."""
 _MAX_ELEMENTWISE = 2.5
 """Elementwise results that are in memory at the same time, as a multiple of a layer's matmul
 results in float32."""
@@ -103,7 +105,7 @@ class _Kept(NamedTuple):
     activations of a loop over layers to float32."""
 
 
-def memory_of(config: RunConfig, mesh: Mesh) -> Memory:
+def memory_of(config: RunConfig, mesh: Mesh, stored: Dtypes | None = None) -> Memory:
     """Return the memory of a run's step.
 
     Weights, moments and gradients are exact. Activations are what the derivative of the loss
@@ -113,19 +115,30 @@ def memory_of(config: RunConfig, mesh: Mesh) -> Memory:
     Args:
         mesh: in the mode of `config.train.sharding`; abstract if the devices are only planned
             (`target_device.trace_for`).
+        stored: dtypes of the file that the weights come from. With LoRA, frozen weights keep them.
     """
-    return memory_by_remat(config, mesh, [config.train.remat])[config.train.remat]
+    return memory_by_remat(config, mesh, [config.train.remat], stored)[config.train.remat]
 
 
 def memory_by_remat(
-    config: RunConfig, mesh: Mesh, settings: Sequence[Remat]
+    config: RunConfig, mesh: Mesh, settings: Sequence[Remat], stored: Dtypes | None = None
 ) -> dict[Remat, Memory]:
     """Return the memory of a run's step with other settings of `remat`, as `memory_of`. Settings
     share their traces, which take most of the time."""
     abstract = AbstractState(config, 1, mesh)
+    abstract.weights = _as_stored(abstract, stored or {})
     traced: set[Remat] = {"none", "dots", *settings} if config.model.n_layers else set(settings)
     kept = {remat: _kept_for_backward(config, mesh, abstract, remat) for remat in traced}
     return {remat: _memory(_with_remat(config, remat), mesh, abstract, kept) for remat in settings}
+
+
+def _as_stored(abstract: AbstractState, stored: Dtypes) -> AbstractArrays:
+    return {
+        name: array
+        if name in abstract.trained or name not in stored
+        else jax.ShapeDtypeStruct(array.shape, jnp.dtype(stored[name]), sharding=array.sharding)
+        for name, array in abstract.weights.items()
+    }
 
 
 def _memory(

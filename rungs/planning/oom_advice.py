@@ -22,6 +22,7 @@ from rungs.parallel.sharding import Layout
 from rungs.planning.hardware import share_advice
 from rungs.planning.memory import (
     MEMORY_LABELS,
+    Dtypes,
     Memory,
     format_bytes,
     memory_by_remat,
@@ -46,32 +47,40 @@ class Edit(NamedTuple):
 
 
 @contextlib.contextmanager
-def report_out_of_memory(config: RunConfig, mesh: Mesh) -> Iterator[None]:
-    """Turn JAX's out-of-memory error or a MemoryError into a RunFailure with advice."""
+def report_out_of_memory(
+    config: RunConfig, mesh: Mesh, stored: Dtypes | None = None
+) -> Iterator[None]:
+    """Turn JAX's out-of-memory error or a MemoryError into a RunFailure with advice.
+
+    Args:
+        stored: as for `memory_of`, here and below.
+    """
     try:
         yield
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
         if isinstance(error, MemoryError) or any(
             sign in str(error) for sign in OUT_OF_MEMORY_SIGNS
         ):
-            raise RunFailure("\n".join(["out of memory", *advice(config, mesh)])) from error
+            raise RunFailure("\n".join(["out of memory", *advice(config, mesh, stored)])) from error
         raise
 
 
-def warn_if_too_large(config: RunConfig, mesh: Mesh) -> None:
+def warn_if_too_large(config: RunConfig, mesh: Mesh, stored: Dtypes | None = None) -> None:
     """Log advice on a CPU if the run needs too much memory: the system kills a process that runs
     out of memory without any message."""
     if mesh.devices.flat[0].platform != "cpu":
         return
     limit = device_bytes(mesh)
-    if _rough_bytes(config) > mesh.size * limit / 4 and memory_of(config, mesh).total > limit:
-        for line in ["this run needs more memory than there is", *advice(config, mesh)]:
+    if _rough_bytes(config) < mesh.size * limit / 4:
+        return
+    if memory_of(config, mesh, stored).total > limit:
+        for line in ["this run needs more memory than there is", *advice(config, mesh, stored)]:
             log.warning("%s", line)
 
 
-def advice(config: RunConfig, mesh: Mesh) -> list[str]:
+def advice(config: RunConfig, mesh: Mesh, stored: Dtypes | None = None) -> list[str]:
     """Return lines that say where the memory of a step goes and which edits would fit."""
-    memory, limit = memory_of(config, mesh), device_bytes(mesh)
+    memory, limit = memory_of(config, mesh, stored), device_bytes(mesh)
     parts = dataclasses.asdict(memory)
     parts["layer"] = max(memory.layer - memory.logits, 0)  # the two do not overlap
     total = format_bytes(memory.total)
@@ -85,16 +94,18 @@ def advice(config: RunConfig, mesh: Mesh) -> list[str]:
     if mesh.devices.flat[0].platform == "gpu":
         lines.append(share_advice("a GPU's memory"))
     # the run is out of memory, so it needs more than this estimate
-    return lines + remedies(config, mesh, min(limit, memory.total))
+    return lines + remedies(config, mesh, min(limit, memory.total), stored)
 
 
-def remedies(config: RunConfig, mesh: Mesh, limit: float) -> list[str]:
+def remedies(
+    config: RunConfig, mesh: Mesh, limit: float, stored: Dtypes | None = None
+) -> list[str]:
     """Return lines with the edits that would fit.
 
     Args:
         limit: bytes of each device.
     """
-    if fitting := list(edits(config, mesh, USABLE_SHARE * limit)):
+    if fitting := list(edits(config, mesh, USABLE_SHARE * limit, stored)):
         return [
             "these edits of train.json would fit, with the same global batch:",
             *(f"  {_as_keys(edit.keys)}  ({format_bytes(edit.memory.total)})" for edit in fitting),
@@ -106,7 +117,9 @@ def remedies(config: RunConfig, mesh: Mesh, limit: float) -> list[str]:
     ]
 
 
-def edits(config: RunConfig, mesh: Mesh, limit: float) -> Iterator[Edit]:
+def edits(
+    config: RunConfig, mesh: Mesh, limit: float, stored: Dtypes | None = None
+) -> Iterator[Edit]:
     """Yield the largest microbatch that fits for each remat policy and sharding mode, the fastest
     first, at most `MAX_EDITS` of them.
 
@@ -116,18 +129,19 @@ def edits(config: RunConfig, mesh: Mesh, limit: float) -> Iterator[Edit]:
     found = (
         edit
         for sharding in _shardings(config, mesh)
-        for edit in _edits_of_sharding(config, mesh, limit, sharding)
+        for edit in _edits_of_sharding(config, mesh, limit, sharding, stored)
     )
     yield from itertools.islice(found, MAX_EDITS)
 
 
 def _edits_of_sharding(
-    config: RunConfig, mesh: Mesh, limit: float, sharding: dict[str, Any]
+    config: RunConfig, mesh: Mesh, limit: float, sharding: dict[str, Any], stored: Dtypes | None
 ) -> Iterator[Edit]:
     own = config.train
     base = TrainConfig.model_validate({**own.as_json(), **sharding})
     settings = settings_from(own.remat)
-    for remat, memory in memory_by_remat(RunConfig(config.model, base), mesh, settings).items():
+    planned = memory_by_remat(RunConfig(config.model, base), mesh, settings, stored)
+    for remat, memory in planned.items():
         keys = sharding | ({} if remat == own.remat else {"remat": remat})
         for size in _microbatch_sizes(base, mesh.shape["data"]):
             split = _split(base, size)

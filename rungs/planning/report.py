@@ -13,6 +13,7 @@ from rungs.planning.memory import MEMORY_LABELS, format_bytes
 from rungs.run.folder import RunFolder
 
 UNKNOWN_SPEED = "train some steps first, or give --tokens-per-second or another --device"
+COUNTED_AS_FLOAT32 = "all in float32, as those that start_from names are not here yet"
 _GROUP_LABELS = {"low_rank": "LoRA", "feed_forward": "feed-forward"}
 _OPTIONAL_GROUPS = ("low_rank", "other")
 """Parameter groups that are left out if they are empty."""
@@ -108,8 +109,11 @@ def _parameters_row(name: str, *counts: int | None) -> str:
 def _memory(forecast: Forecast) -> Iterator[str]:
     memory = forecast.memory
     yield "memory" if forecast.devices == 1 else "memory per device"
+    notes = dict(_MEMORY_NOTES)
+    if forecast.config.train.lora and forecast.stored is None:
+        notes["weights"] = COUNTED_AS_FLOAT32
     for name, size in dataclasses.asdict(memory).items():
-        yield _memory_row(MEMORY_LABELS.get(name, name), size, _MEMORY_NOTES.get(name, ""))
+        yield _memory_row(MEMORY_LABELS.get(name, name), size, notes.get(name, ""))
     share = memory.total / forecast.usable_bytes
     yield _memory_row("peak", memory.total, f"{share:.0%} of {_usable(forecast)}")
 

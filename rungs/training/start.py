@@ -120,8 +120,9 @@ def launch(run: RunFolder, config: RunConfig, start: StartOptions, datasets_dir:
         run_on_first(lambda: _tidy(run, config, data.total_steps, saved))
     # 8. Model and optimizer are created or restored, then the steps are taken.
     inputs = Inputs(run, config, saved, weights, data, validation, provenance)
-    with run_log.log_failures(), oom_advice.report_out_of_memory(config, mesh):
-        oom_advice.warn_if_too_large(config, mesh)
+    stored = weights.dtypes() if weights else None
+    with run_log.log_failures(), oom_advice.report_out_of_memory(config, mesh, stored):
+        oom_advice.warn_if_too_large(config, mesh, stored)
         return _train(inputs, mesh)
 
 

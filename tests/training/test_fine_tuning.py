@@ -1,6 +1,7 @@
 """Runs that start from saved weights: full fine-tuning and LoRA."""
 
 import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,13 @@ from rungs.data.bpe import train_bpe
 from rungs.data.dataset import VALIDATION
 from rungs.model.gpt import GPT
 from rungs.model.lora import add_lora
+from rungs.planning import report
 from rungs.run import metrics
 from rungs.run.folder import RunFolder
 from rungs.step.state import named_arrays
-from tests.support.configs import ONE_FILE, model_config, train_config
+from rungs.training.start import model_and_optimizer
+from tests.commands.test_plan import planned
+from tests.support.configs import ONE_FILE, mesh_of, model_config, train_config
 from tests.support.long import long_except
 from tests.support.tiny_run import (
     MODEL,
@@ -138,6 +142,22 @@ def test_a_run_can_start_from_another_run(limit: int, datasets_dir: Path, tmp_pa
     assert go(second, datasets_dir) == 0
     best = load_model(first.path)
     assert first_loss(second) == pytest.approx(loss_on_first_batch(best, datasets_dir), rel=1e-4)
+
+
+def test_a_plan_counts_frozen_weights_in_the_dtype_of_their_file(tmp_path: Path) -> None:
+    run = imported_run(tmp_path / "run", lora=LORA)
+    config = run_config.load_run(run.path)
+    model, _ = model_and_optimizer(config, 1, mesh_of(1), None, find_starting_weights(run, config))
+    arrays = named_arrays(model).values()
+    assert {array.dtype.name for array in arrays} == {"bfloat16", "float32"}
+    found = planned(run, "mine:1e12:1e9:1e9")  # without padding
+    padding = 2 * 2 * (128 - 64) * 32  # of embedding and head, to a multiple of 128
+    assert found.memory.weights == sum(array.nbytes for array in arrays) + padding
+    assert report.COUNTED_AS_FLOAT32 not in report.as_text(run, found)
+    shutil.rmtree(run.imported)
+    missing = planned(run, "mine:1e12:1e9:1e9")
+    assert missing.memory.weights > 1.8 * found.memory.weights
+    assert report.COUNTED_AS_FLOAT32 in report.as_text(run, missing)
 
 
 @pytest.mark.long
