@@ -188,16 +188,19 @@ def _configured_sharding(folder: RunFolder, config: RunConfig, is_here: bool) ->
     """Return the sharding of `train.json`, on this machine's devices if the plan is for them."""
     import jax
 
-    from rungs.parallel.devices import cpu_device_count, resolve_sharding
+    from rungs.parallel.devices import cpu_device_count, idle_devices, resolve_sharding
 
     available = None
     if is_here:
         is_cpu = jax.default_backend() == "cpu"
         available = cpu_device_count(config.train, None) if is_cpu else jax.device_count()
     try:
-        return resolve_sharding(config.train, available)
+        sharding = resolve_sharding(config.train, available)
     except ValueError as error:
         raise UserError(f"{folder.path}/train.json: {error}") from None
+    if available and (line := idle_devices(config.train, math.prod(sharding.sizes), available)):
+        click.echo(f"warning: {line}", err=True)
+    return sharding
 
 
 if __name__ == "__main__":

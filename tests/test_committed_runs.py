@@ -44,6 +44,11 @@ def test_the_first_step_compiles(run: Path) -> None:
     lowered.compile({"xla_backend_optimization_level": 0})  # it is not run; this is half the time
 
 
+@pytest.mark.parametrize("run", COMMITTED_RUNS, ids=lambda path: path.name)
+def test_eight_devices_divide_the_microbatch(run: Path) -> None:
+    assert run_config.load_run(run).train.microbatch_size % 8 == 0
+
+
 def test_gpt2_small_has_the_size_it_says() -> None:
     abstract = AbstractState(run_config.load_run(ROOT / "runs" / "gpt2-small"), 10, one_device())
     assert sum(leaf.size for leaf in abstract.weights.values()) == 163_009_536

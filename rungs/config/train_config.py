@@ -241,8 +241,7 @@ class TrainConfig(Config):
     """Use bit-reproducible operations on an accelerator, which are slower. CPUs always do."""
     sharding: ShardingConfig | None = None
     """How devices share the work: `{"mode": "fsdp_tp", "data": 4, "tensor": 2}`. null: data
-    parallelism over all devices (on a CPU, one per core) if their number divides microbatch_size,
-    otherwise one device."""
+    parallelism over as many devices as divide microbatch_size (on a CPU, devices are cores)."""
     remat: Remat = "dots"
     """Which parts of a layer's forward pass are recomputed in the backward pass. dots: everything
     but matmuls and attention; this is cheap and saves memory. none: nothing. full: everything,

@@ -1,5 +1,5 @@
 """Choose the devices of a run: those that `sharding` in `train.json` asks for, else as many as
-divide its batch."""
+divide its microbatch."""
 
 import contextlib
 import math
@@ -30,7 +30,7 @@ def cpu_device_count(
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     available = (cores or 1) * processes
     if train.sharding is None:
-        return max(_default_data_size(train, available, recorded) // processes, 1)
+        return max(_default_data_size(train, available, recorded, processes) // processes, 1)
     data, tensor = train.sharding.sizes
     needed = abs(data * tensor)
     rest = max(available // needed, 1) if -1 in (data, tensor) else 1
@@ -103,12 +103,37 @@ def recorded_sharding(train: TrainConfig, mesh: Mesh) -> ShardingConfig:
     return ShardingConfig(mode=mode, data=mesh.shape["data"], tensor=mesh.shape["tensor"])
 
 
-def _default_data_size(train: TrainConfig, available: int, recorded: ShardingConfig | None) -> int:
+def _default_data_size(
+    train: TrainConfig, available: int, recorded: ShardingConfig | None, processes: int = 1
+) -> int:
     """Return the devices along `data` if `train.json` has no `sharding`.
 
-    It is the recorded number if that many are available, else all; one if the microbatch does not
-    divide by it.
+    It is the recorded number if that many are available, else the largest number that divides the
+    microbatch and is the same in each process.
     """
     before = recorded.data if recorded and recorded.mode == "dp" else None
-    count = before if before and before <= available else available
-    return count if train.microbatch_size % count == 0 else 1
+    if before and before <= available and train.microbatch_size % before == 0:
+        return before
+    counts = range(processes, available + 1, processes)
+    return max((count for count in counts if train.microbatch_size % count == 0), default=1)
+
+
+def idle_devices(train: TrainConfig, used: int, available: int) -> str | None:
+    """Return a line that says how many devices a run leaves idle and what would use them, if it
+    does so without being told to."""
+    if train.sharding is not None or used == available:
+        return None
+    return f"{available - used} of {available} devices are idle: {_cause(train, used, available)}"
+
+
+def _cause(train: TrainConfig, used: int, available: int) -> str:
+    size, in_step = train.microbatch_size, train.sequences_per_step
+    if size % available == 0:
+        return f'the last checkpoint used {used}; "sharding": {{"mode": "dp"}} would use all'
+    cause = f"microbatch_size {size} is not divisible by {available};"
+    fitting = [count for count in range(available, in_step + 1, available) if in_step % count == 0]
+    if not fitting:
+        return f'{cause} "microbatch_size": {-(-size // available) * available} would use all'
+    near = min(fitting, key=lambda count: abs(count - size))
+    keys = f'"microbatch_size": {near}, "gradient_accumulation_steps": {in_step // near}'
+    return f"{cause} {keys} would use all, with as many tokens per step"

@@ -9,11 +9,12 @@ from jax.sharding import Mesh
 from rungs.checkpointing.manifest import Checkpoint
 from rungs.checkpointing.weights_file import Weights
 from rungs.config.run_config import RunConfig
-from rungs.config.train_config import ShardingConfig
+from rungs.config.train_config import ShardingConfig, TrainConfig
 from rungs.data.loader import TrainingData
 from rungs.model.gpt import GPT
 from rungs.optim.multi_steps import MultiSteps
 from rungs.optim.precision import dtype_of
+from rungs.parallel.devices import idle_devices
 from rungs.planning import hardware, oom_advice
 from rungs.planning.flops import count_active_parameters, count_parameters, model_flops_per_token
 from rungs.planning.memory import format_bytes, state_bytes
@@ -131,6 +132,14 @@ def peak_tokens_per_second(config: RunConfig, mesh: Mesh) -> float | None:
         return None
     shapes = shapes_of(model, train.lora)
     return mesh.size * peak / model_flops_per_token(shapes, model, config.sequence_length)
+
+
+def warn_of_idle_devices(train: TrainConfig, mesh: Mesh) -> None:
+    """Warn if some accelerators have nothing to do. Virtual CPU devices share all cores."""
+    is_cpu = mesh.devices.flat[0].platform == "cpu"
+    line = None if is_cpu else idle_devices(train, mesh.size, jax.device_count())
+    if line:
+        log.warning("%s", line)
 
 
 def _devices(sharding: ShardingConfig) -> str:

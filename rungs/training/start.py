@@ -201,6 +201,7 @@ def _train(inputs: Inputs, mesh: Mesh) -> int:
         run_report.log_validation_change(inputs.saved.meta.validation_data, data)
     run_report.log_size(run, config, inputs.data, trainer.model, trainer.optimizer, mesh)
     run_report.log_trainable(trainer.model, trainer.optimizer)
+    run_report.warn_of_idle_devices(config.train, mesh)
     with StopSignal() as stop:
         try:
             last = trainer.train(stop)

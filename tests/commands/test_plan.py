@@ -325,6 +325,17 @@ def test_a_run_on_all_devices_needs_their_number(
     assert "uses all devices; give their number with --sharding" in capsys.readouterr().err
 
 
+def test_a_plan_for_this_machine_names_idle_devices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(tmp_path / "run", microbatch_size=6)
+    monkeypatch.setattr("jax.default_backend", lambda: "gpu")
+    found = command(run.path, "--datasets-dir", tmp_path)
+    assert found.exit_code == 0
+    assert found.stderr.startswith("warning: 2 of 8 devices are idle: microbatch_size 6 is not")
+    assert "on 6 ×" in found.stdout
+
+
 def test_data_problems_are_reported_as_in_training(tmp_path: Path) -> None:
     make_dataset(tmp_path / "datasets")
     run = make_run(tmp_path / "run", min_train_tokens=10**9)

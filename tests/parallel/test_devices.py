@@ -1,6 +1,7 @@
 """Which devices a run takes, where `train.json` says and where it does not."""
 
 import os
+import re
 from typing import Any
 
 import jax
@@ -76,7 +77,9 @@ def test_an_indivisible_microbatch_is_refused_with_the_nearest_sizes() -> None:
     ("sharding", "microbatch_size", "model", "shape"),
     [
         ({}, 16, {}, (8, 1)),
-        ({}, 6, {}, (1, 1)),
+        ({}, 6, {}, (6, 1)),
+        ({}, 7, {}, (7, 1)),
+        ({}, 11, {}, (1, 1)),
         ({"mode": "dp"}, 8, {}, (8, 1)),
         ({"mode": "fsdp"}, 8, {"n_heads": 8}, (8, 1)),
         ({"mode": "tp"}, 3, {"n_heads": 8}, (1, 8)),
@@ -97,7 +100,7 @@ def test_a_run_uses_all_devices_that_divide_its_batch(
     [
         ({"mode": "dp", "data": 2, "tensor": 1}, 16, 2),
         ({"mode": "dp", "data": 16, "tensor": 1}, 16, 8),
-        ({"mode": "dp", "data": 4, "tensor": 1}, 6, 1),
+        ({"mode": "dp", "data": 1, "tensor": 1}, 6, 1),
         ({"mode": "fsdp", "data": 4, "tensor": 1}, 16, 8),
         ({"mode": "tp", "data": 1, "tensor": 4}, 16, 8),
     ],
@@ -108,6 +111,34 @@ def test_a_resumed_run_uses_as_many_devices_as_before_if_available(
     before = ShardingConfig(**recorded)
     mesh = devices.create_run_mesh(train(microbatch_size), model_config(), before)
     assert shape_of(mesh) == (count, 1)
+
+
+@pytest.mark.parametrize(
+    ("size", "microbatches", "used", "advice"),
+    [
+        (6, 16, 6, '"microbatch_size": 8, "gradient_accumulation_steps": 12'),
+        (96, 1, 1, '"sharding": {"mode": "dp"}'),  # as recorded by a checkpoint
+        (6, 1, 6, '"microbatch_size": 8 would'),
+        (20, 2, 5, '"microbatch_size": 8, "gradient_accumulation_steps": 5'),
+    ],
+)
+def test_idle_devices_come_with_the_microbatch_that_uses_them(
+    size: int, microbatches: int, used: int, advice: str
+) -> None:
+    settings = train_config(microbatch_size=size, gradient_accumulation_steps=microbatches)
+    line = devices.idle_devices(settings, used, 8)
+    assert line is not None
+    assert line.startswith(f"{8 - used} of 8 devices are idle: ")
+    assert advice in line
+    if '"microbatch_size"' in advice:
+        match = re.search(r'"microbatch_size": (\d+)', line)
+        assert match
+        devices.create_run_mesh(train(int(match[1]), mode="dp"), model_config(), None)
+
+
+def test_no_device_is_idle_if_all_are_used_or_the_config_says_how_many() -> None:
+    assert devices.idle_devices(train(16), 8, 8) is None
+    assert devices.idle_devices(train(16, data=2), 2, 8) is None
 
 
 def test_all_sharding_problems_are_reported_at_once() -> None:
@@ -139,7 +170,8 @@ def test_a_checkpoint_records_the_mesh() -> None:
     ("available", "microbatch_size", "sharding", "processes", "count"),
     [
         (6, 12, {}, 1, 6),
-        (6, 4, {}, 1, 1),  # 4 sequences do not divide by 6
+        (6, 4, {}, 1, 4),
+        (4, 10, {}, 2, 1),  # of 8 in all, 5 would divide 10, but not among two processes
         (6, 12, {"data": 4}, 1, 4),
         (6, 12, {"mode": "fsdp"}, 1, 6),
         (6, 12, {"mode": "fsdp_tp", "data": 4, "tensor": 2}, 1, 8),
