@@ -44,15 +44,28 @@ def prepare(train: TrainConfig, recorded: ShardingConfig | None = None, processe
         jax.config.update("jax_num_cpu_devices", cpu_device_count(train, recorded, processes))
 
 
+def settle(platform: str) -> None:
+    """Undo what only helps on a CPU, now that JAX has chosen a platform: cpu, gpu or tpu."""
+    if platform != "cpu":
+        _mallopt(arena_max=0, mmap_max=65_536, trim_threshold=128 * 1024)
+
+
 def keep_freed_memory() -> None:
     """Make the C library keep freed memory instead of returning it to the system.
 
     Otherwise, on a CPU, the memory of each step is mapped and zeroed again, which took a fifth of
-    the step. Only works with glibc; see mallopt(3).
+    the step. It must be set before JAX starts its threads, even if it turns out that there is an
+    accelerator: there it would keep the memory of every checkpoint's copy, so `settle` undoes it.
     """
+    _mallopt(arena_max=1, mmap_max=0, trim_threshold=2**31 - 1)
+
+
+def _mallopt(arena_max: int, mmap_max: int, trim_threshold: int) -> None:
+    """Set parameters of glibc's malloc; see mallopt(3), which has their defaults."""
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
-        for parameter, value in ((_ARENA_MAX, 1), (_MMAP_MAX, 0), (_TRIM_THRESHOLD, 2**31 - 1)):
-            libc.mallopt(parameter, value)
+        libc.mallopt(_ARENA_MAX, arena_max)
+        libc.mallopt(_MMAP_MAX, mmap_max)
+        libc.mallopt(_TRIM_THRESHOLD, trim_threshold)
 
 
 def enable_compilation_cache() -> None:

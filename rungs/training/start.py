@@ -173,6 +173,7 @@ def _create_mesh(run: RunFolder, config: RunConfig, saved: Checkpoint | None) ->
         jax_setup.prepare(config.train, recorded)
     with _errors_in(run):
         mesh = _create_run_mesh(config, recorded)
+    jax_setup.settle(mesh.devices.flat[0].platform)
     connect(mesh)
     return mesh
 
