@@ -241,7 +241,8 @@ class TrainConfig(Config):
     """Use bit-reproducible operations on an accelerator, which are slower. CPUs always do."""
     sharding: ShardingConfig | None = None
     """How devices share the work: `{"mode": "fsdp_tp", "data": 4, "tensor": 2}`. null: data
-    parallelism over as many devices as divide microbatch_size (on a CPU, devices are cores)."""
+    parallelism over as many devices as divide microbatch_size. On a CPU there is a virtual device
+    per core, at most 8, and fewer if their copies of the weights would take much of the memory."""
     remat: Remat = "dots"
     """Which parts of a layer's forward pass are recomputed in the backward pass. dots: everything
     but matmuls and attention; this is cheap and saves memory. none: nothing. full: everything,

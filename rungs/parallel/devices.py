@@ -14,27 +14,46 @@ from rungs.config.train_config import ShardingConfig, TrainConfig, indivisible_m
 from rungs.parallel.mesh import create_mesh
 from rungs.parallel.sharding import Layout
 
+MAX_CPU_DEVICES = 8
+"""By default. Each has a copy of the weights, and all copies are summed in every step; cores beyond
+these work within operations."""
+_FEW = 2
+"""CPU devices that a run may have whatever its size."""
+_COPIES_SHARE = 0.5
+"""Share of the memory that the copies may take; the rest is for activations."""
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 def cpu_device_count(
-    train: TrainConfig, recorded: ShardingConfig | None, processes: int = 1
+    train: TrainConfig, copy_bytes: int, recorded: ShardingConfig | None, processes: int = 1
 ) -> int:
     """Return how many virtual CPU devices each process uses.
 
     It is one per core if such a mesh is possible: that is faster than threads within operations.
+    Without `sharding` it is at most `MAX_CPU_DEVICES`, and fewer if the copies would take much of
+    the memory, unless the last checkpoint recorded more.
 
     Args:
+        copy_bytes: of one copy of weights, moments and gradients.
         recorded: sharding that the run's last checkpoint recorded.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    available = (cores or 1) * processes
+    available = core_count() * processes
     if train.sharding is None:
-        return max(_default_data_size(train, available, recorded, processes) // processes, 1)
+        copies = max(int(_COPIES_SHARE * memory_bytes() / copy_bytes), _FEW)
+        most = min(available, MAX_CPU_DEVICES * processes, copies * processes)
+        count = _recorded_data_size(train, available, recorded)
+        return max((count or _divisor(train, most, processes)) // processes, 1)
     data, tensor = train.sharding.sizes
     needed = abs(data * tensor)
     rest = max(available // needed, 1) if -1 in (data, tensor) else 1
     return max(needed * rest // processes, 1)
+
+
+def core_count() -> int:
+    """Return how many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def memory_bytes() -> float:
@@ -63,7 +82,8 @@ def create_run_mesh(
             the batch do not fit together.
     """
     if train.sharding is None and jax.process_count() == 1:
-        data = _default_data_size(train, jax.device_count(), recorded)
+        count = jax.device_count()
+        data = _recorded_data_size(train, count, recorded) or _divisor(train, count)
         return create_mesh((data, 1), devices=jax.devices()[:data])
     mesh = create_mesh(train.sharding.sizes if train.sharding else (-1, 1))
     lines = Layout.of(train.sharding, mesh).problems(model)
@@ -85,9 +105,7 @@ def resolve_sharding(train: TrainConfig, available: int | None) -> ShardingConfi
         ValueError: `train.json` asks for all devices, but `available` is None.
     """
     if train.sharding is None:
-        return ShardingConfig(
-            mode="dp", data=_default_data_size(train, available or 1, None), tensor=1
-        )
+        return ShardingConfig(mode="dp", data=_divisor(train, available or 1), tensor=1)
     data, tensor = train.sharding.sizes
     if -1 in (data, tensor):
         if available is None:
@@ -103,18 +121,20 @@ def recorded_sharding(train: TrainConfig, mesh: Mesh) -> ShardingConfig:
     return ShardingConfig(mode=mode, data=mesh.shape["data"], tensor=mesh.shape["tensor"])
 
 
-def _default_data_size(
-    train: TrainConfig, available: int, recorded: ShardingConfig | None, processes: int = 1
-) -> int:
-    """Return the devices along `data` if `train.json` has no `sharding`.
-
-    It is the recorded number if that many are available, else the largest number that divides the
-    microbatch and is the same in each process.
-    """
+def _recorded_data_size(
+    train: TrainConfig, available: int, recorded: ShardingConfig | None
+) -> int | None:
+    """Return the devices along `data` that a checkpoint recorded, None if they are not there."""
     before = recorded.data if recorded and recorded.mode == "dp" else None
     if before and before <= available and train.microbatch_size % before == 0:
         return before
-    counts = range(processes, available + 1, processes)
+    return None
+
+
+def _divisor(train: TrainConfig, most: int, processes: int = 1) -> int:
+    """Return the largest number of devices that divides the microbatch and is the same in each
+    process; one if there is none."""
+    counts = range(processes, most + 1, processes)
     return max((count for count in counts if train.microbatch_size % count == 0), default=1)
 
 

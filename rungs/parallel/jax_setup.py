@@ -28,10 +28,16 @@ _TRIM_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -4, -8
 log = logging.getLogger("rungs")
 
 
-def prepare(train: TrainConfig, recorded: ShardingConfig | None = None, processes: int = 1) -> None:
+def prepare(
+    train: TrainConfig,
+    copy_bytes: int,
+    recorded: ShardingConfig | None = None,
+    processes: int = 1,
+) -> None:
     """Set JAX up for a run.
 
     Args:
+        copy_bytes: of one copy of weights, moments and gradients.
         recorded: sharding that the run's last checkpoint recorded.
         processes: number of processes that train the run together.
     """
@@ -41,7 +47,8 @@ def prepare(train: TrainConfig, recorded: ShardingConfig | None = None, processe
         flags = os.environ.get("XLA_FLAGS", "")
         os.environ["XLA_FLAGS"] = f"{flags} --xla_gpu_deterministic_ops=true".strip()
     with contextlib.suppress(RuntimeError):  # JAX has already started
-        jax.config.update("jax_num_cpu_devices", cpu_device_count(train, recorded, processes))
+        count = cpu_device_count(train, copy_bytes, recorded, processes)
+        jax.config.update("jax_num_cpu_devices", count)
 
 
 def settle(platform: str) -> None:

@@ -1,6 +1,7 @@
 """Model and optimizer: created on the mesh, or described by shapes to be restored into."""
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -101,6 +102,12 @@ class AbstractModel:
 def shapes_of(config: ModelConfig, lora: LoraConfig | None = None) -> Shapes:
     """Return the shape of each parameter, low-rank additions included, by dotted name."""
     return _shapes(abstract_model(config, lora), config.vocab_size)
+
+
+def copy_bytes(config: RunConfig) -> int:
+    """Return the bytes of a run's weights, two moments and gradients in float32. Starts no backend
+    of JAX."""
+    return 16 * sum(map(math.prod, shapes_of(config.model, config.train.lora).values()))
 
 
 def abstract_model(config: ModelConfig, lora: LoraConfig | None = None) -> GPT:

@@ -14,7 +14,8 @@ from rungs.data.loader import TrainingData
 from rungs.model.gpt import GPT
 from rungs.optim.multi_steps import MultiSteps
 from rungs.optim.precision import dtype_of
-from rungs.parallel.devices import idle_devices
+from rungs.parallel.devices import core_count, idle_devices
+from rungs.parallel.processes import is_multi_process
 from rungs.planning import hardware, oom_advice
 from rungs.planning.flops import count_active_parameters, count_parameters, model_flops_per_token
 from rungs.planning.memory import format_bytes, state_bytes
@@ -140,6 +141,18 @@ def warn_of_idle_devices(train: TrainConfig, mesh: Mesh) -> None:
     line = None if is_cpu else idle_devices(train, mesh.size, jax.device_count())
     if line:
         log.warning("%s", line)
+
+
+def log_shared_cores(train: TrainConfig, mesh: Mesh) -> None:
+    """Log the number of virtual CPU devices if nobody asked for it and it is not that of cores."""
+    cores, is_cpu = core_count(), mesh.devices.flat[0].platform == "cpu"
+    if is_cpu and train.sharding is None and mesh.size < cores and not is_multi_process():
+        log.info(
+            "virtual CPU devices: %d on %d cores, as they must divide microbatch_size and each has"
+            ' a copy of weights and moments; "sharding": {"data": N} sets their number',
+            mesh.size,
+            cores,
+        )
 
 
 def _devices(sharding: ShardingConfig) -> str:

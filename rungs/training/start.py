@@ -43,7 +43,7 @@ from rungs.planning import disk_space, oom_advice
 from rungs.run import metrics
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.run.metrics import MetricsLog, NullMetricsLog, StepMetrics
-from rungs.step.state import create_model_and_optimizer
+from rungs.step.state import copy_bytes, create_model_and_optimizer
 from rungs.training import run_report
 from rungs.training.chart_process import ChartProcess
 from rungs.training.failed_step import FailedStepRecorder
@@ -170,7 +170,7 @@ def _check_data(
 def _create_mesh(run: RunFolder, config: RunConfig, saved: Checkpoint | None) -> Mesh:
     recorded = saved.meta.sharding if saved else None
     if not is_multi_process():
-        jax_setup.prepare(config.train, recorded)
+        jax_setup.prepare(config.train, copy_bytes(config), recorded)
     with _errors_in(run):
         mesh = _create_run_mesh(config, recorded)
     jax_setup.settle(mesh.devices.flat[0].platform)
@@ -203,6 +203,7 @@ def _train(inputs: Inputs, mesh: Mesh) -> int:
     run_report.log_size(run, config, inputs.data, trainer.model, trainer.optimizer, mesh)
     run_report.log_trainable(trainer.model, trainer.optimizer)
     run_report.warn_of_idle_devices(config.train, mesh)
+    run_report.log_shared_cores(config.train, mesh)
     with StopSignal() as stop:
         try:
             last = trainer.train(stop)

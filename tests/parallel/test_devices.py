@@ -12,6 +12,9 @@ from rungs.config.train_config import ShardingConfig, TrainConfig
 from rungs.parallel import devices
 from tests.support.configs import model_config, train_config
 
+COPY_BYTES = 10**6
+"""Of a tiny model's weights, moments and gradients."""
+
 
 def cores(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(count)), raising=False)
@@ -194,7 +197,36 @@ def test_a_cpu_has_a_device_for_each_core_that_a_mesh_can_use(
     count: int,
 ) -> None:
     cores(monkeypatch, available)
-    assert devices.cpu_device_count(train(microbatch_size, **sharding), None, processes) == count
+    settings = train(microbatch_size, **sharding)
+    assert devices.cpu_device_count(settings, COPY_BYTES, None, processes) == count
+
+
+@pytest.mark.parametrize(
+    ("available", "copy_bytes", "microbatch_size", "count"),
+    [
+        (64, 10**6, 64, 8),  # more have not been measured
+        (64, 10**6, 12, 6),
+        (64, 3 * 10**9, 64, 4),  # 5 copies take half of the memory, and 4 divides 64
+        (64, 30 * 10**9, 64, 2),
+        (2, 30 * 10**9, 64, 2),
+        (1, 30 * 10**9, 64, 1),
+    ],
+)
+def test_copies_of_the_weights_leave_memory_on_a_cpu_of_many_cores(
+    monkeypatch: pytest.MonkeyPatch,
+    available: int,
+    copy_bytes: int,
+    microbatch_size: int,
+    count: int,
+) -> None:
+    cores(monkeypatch, available)
+    monkeypatch.setattr(devices, "memory_bytes", lambda: 32e9)
+    assert devices.cpu_device_count(train(microbatch_size), copy_bytes, None) == count
+    recorded = ShardingConfig(mode="dp", data=microbatch_size, tensor=1)
+    expected = microbatch_size if microbatch_size <= available else count
+    assert devices.cpu_device_count(train(microbatch_size), copy_bytes, recorded) == expected
+    asked = train(microbatch_size, data=microbatch_size)
+    assert devices.cpu_device_count(asked, copy_bytes, None) == microbatch_size
 
 
 def test_a_cpu_has_the_devices_of_the_last_checkpoint(
@@ -202,6 +234,6 @@ def test_a_cpu_has_the_devices_of_the_last_checkpoint(
 ) -> None:
     cores(monkeypatch, 6)
     recorded = ShardingConfig(mode="dp", data=3, tensor=1)
-    assert devices.cpu_device_count(train(12), recorded) == 3
+    assert devices.cpu_device_count(train(12), COPY_BYTES, recorded) == 3
     cores(monkeypatch, 2)
-    assert devices.cpu_device_count(train(12), recorded) == 2
+    assert devices.cpu_device_count(train(12), COPY_BYTES, recorded) == 2
