@@ -1,7 +1,7 @@
 """Train a run, or resume it where it stopped: `uv run train.py runs/a-to-a`.
 
-Exit codes: 0 finished; 2 bad input, nothing was changed; 130 and 143 stopped by SIGINT (Ctrl-C) and
-SIGTERM, saved if a step had been taken; 1 anything else.
+Exit codes: 0 finished; 2 bad input, nothing was changed; 130, 143 and 129 stopped by SIGINT
+(Ctrl-C), SIGTERM and SIGHUP, saved if a step had been taken; 1 anything else.
 """
 
 from rungs.common import signals

@@ -8,7 +8,7 @@
     text_table    aligned columns and durations for terminal output
     hub           the Hugging Face hub; nothing else uses the network
     run_log       messages on the terminal and in `train.log`
-    signals       what SIGINT and SIGTERM do
+    signals       what SIGINT, SIGTERM and SIGHUP do
 
 Imports no other package of Rungs.
 """
