@@ -3,20 +3,112 @@ after the current step."""
 
 import contextlib
 import os
+import select
 import signal
+import socket
+import threading
 import time
-from types import FrameType
+from collections.abc import Callable
 from typing import Self
 
 _SECONDS_OF_ONE_REQUEST = 1.0
+
+Action = Callable[[int], None]
+"""What a signal does, called with its number."""
 
 
 def exit_on_signal() -> None:
     """From now on SIGINT, SIGTERM and SIGHUP end this process at once, with exit code 128 + the
     signal's number. Before the first step there is nothing to save. An exception would pass through
     whatever is being imported or compiled, and some of that code swallows exceptions."""
-    for number in _stopping():
-        signal.signal(number, _end)
+    _Listener(_end)
+
+
+def _end(number: int) -> None:
+    _print(f"{signal.Signals(number).name}: stopped; run the same command to resume")
+    os._exit(128 + number)
+
+
+class StopSignal:
+    """After `begin`, and until the end of the `with` block, the first SIGINT, SIGTERM or SIGHUP
+    only sets `number`; a second one ends the process. A second signal within a second of the first
+    is ignored: a launcher such as `uv run` may forward a signal that the process has already
+    received with its process group.
+
+    Attributes:
+        number: the signal received, or None.
+    """
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+        self._noted_at = 0.0
+        self._listener: _Listener | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """128 + the signal's number: 130 after SIGINT (Ctrl-C), 143 after SIGTERM, 129 after
+        SIGHUP; 0 without."""
+        return 128 + self.number if self.number else 0
+
+    def begin(self) -> None:
+        """Note signals from now on: there is something to save."""
+        if self._listener is None:
+            self._listener = _Listener(self._note)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._listener is not None:
+            self._listener.close()
+
+    def _note(self, number: int) -> None:
+        if self.number is not None:
+            if time.monotonic() - self._noted_at < _SECONDS_OF_ONE_REQUEST:
+                return
+            _end(number)
+        self.number, self._noted_at = number, time.monotonic()
+        name = signal.Signals(number).name
+        _print(f"{name}: saving after this step; send it again to stop at once")
+
+
+class _Listener:
+    """Acts on each signal once and at once, until `close`. Python calls a handler only in the main
+    thread and between two instructions, so not while XLA compiles or a step runs: a thread of its
+    own acts then. Both learn of a signal from the byte that the system writes to a socket, see
+    `signal.set_wakeup_fd`."""
+
+    def __init__(self, action: Action) -> None:
+        self._action, self._numbers, self._acting = action, _stopping(), threading.RLock()
+        self._receiver, self._sender = socket.socketpair()
+        self._receiver.setblocking(False)
+        self._sender.setblocking(False)
+        threading.Thread(target=self._listen, daemon=True).start()
+        self._former_fd = signal.set_wakeup_fd(self._sender.fileno())
+        self._former = {number: signal.signal(number, self._act) for number in self._numbers}
+
+    def close(self) -> None:
+        for number, handler in self._former.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._former_fd)
+        self._sender.close()  # ends the thread
+
+    def _listen(self) -> None:
+        with self._receiver:
+            while select.select([self._receiver], [], []) and self._act():
+                pass
+
+    def _act(self, *_: object) -> bool:
+        """Act on the signals received so far; return whether more may come."""
+        with self._acting:
+            try:
+                received = self._receiver.recv(64)
+            except BlockingIOError:  # the other thread was faster
+                return True
+            for number in received:
+                if number in self._numbers:
+                    self._action(number)
+            return bool(received)
 
 
 def _stopping() -> list[signal.Signals]:
@@ -26,50 +118,6 @@ def _stopping() -> list[signal.Signals]:
     if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
         numbers.append(signal.SIGHUP)
     return numbers
-
-
-def _end(number: int, _frame: FrameType | None = None) -> None:
-    _print(f"{signal.Signals(number).name}: stopped; run the same command to resume")
-    os._exit(128 + number)
-
-
-class StopSignal:
-    """While entered, the first SIGINT, SIGTERM or SIGHUP only sets `number`; a second one ends the
-    process. A second signal within a second of the first is ignored: a launcher such as `uv run`
-    may forward a signal that the process has already received with its process group.
-
-    Attributes:
-        number: the signal received, or None.
-    """
-
-    def __init__(self) -> None:
-        self.number: int | None = None
-        self._noted_at = 0.0
-        self._former: dict[int, signal._HANDLER] = {}
-
-    @property
-    def exit_code(self) -> int:
-        """128 + the signal's number: 130 after SIGINT (Ctrl-C), 143 after SIGTERM, 129 after
-        SIGHUP; 0 without."""
-        return 128 + self.number if self.number else 0
-
-    def __enter__(self) -> Self:
-        for number in _stopping():
-            self._former[number] = signal.signal(number, self._note)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._former.items():
-            signal.signal(number, handler)
-
-    def _note(self, number: int, _frame: FrameType | None) -> None:
-        if self.number is not None:
-            if time.monotonic() - self._noted_at < _SECONDS_OF_ONE_REQUEST:
-                return
-            _end(number)
-        self.number, self._noted_at = number, time.monotonic()
-        name = signal.Signals(number).name
-        _print(f"{name}: saving after this step; send it again to stop at once")
 
 
 def _print(line: str) -> None:

@@ -66,7 +66,8 @@ class Trainer:
         self._saved: tuple[int, Flags] | None = None
 
     def train(self, stop: StopSignal) -> StepMetrics:
-        """Take the remaining steps, or those until `stop`; the last one is saved.
+        """Take the remaining steps, or those until `stop`; the last one is saved. Until the first
+        one is compiled there is nothing to save, and a signal ends the process.
 
         The host reads a step's results while the next step runs on the devices.
 
@@ -86,13 +87,14 @@ class Trainer:
             return any_process(stop.number is not None or batches.failure is not None)
 
         with self._bar(steps) as bar, self.metrics, self.saver:
-            if self.unvalidated is not None and not self._validate_late(is_stop_wanted):
-                return self.unvalidated
+            if self.unvalidated is not None:
+                self._validate_late(self.unvalidated)
             unread: tuple[int, StepResult] | None = None
             for step, batch in zip(steps, batches, strict=True):
                 limit = self._loss_limit(step)
                 with jax.transfer_guard("disallow"):
                     result = self._train_step(self.model, self.optimizer, *batch, *limit)
+                stop.begin()
                 self._check_saved_state()
                 if unread is not None:
                     self._record(self.reader.read(*unread), bar)
@@ -136,7 +138,7 @@ class Trainer:
         if due and self.validation is not None:
             is_last = step == self.data.total_steps - 1
             try:
-                loss = self._validate(step, (lambda: False) if is_last else is_stop_wanted)
+                loss = self._validate(step, _never if is_last else is_stop_wanted)
                 metrics = self._with_validation(metrics, loss)
             except ValidationInterrupted:
                 is_interrupted = True
@@ -155,22 +157,13 @@ class Trainer:
             self.reader.check_state(*self._saved)
             self._saved = None
 
-    def _validate_late(self, is_stop_wanted: Callable[[], bool]) -> bool:
-        """Validate the `unvalidated` step and save it again with its loss.
-
-        Returns:
-            Whether the validation was completed.
-        """
-        assert self.unvalidated is not None
-        try:
-            loss = self._validate(self.unvalidated.global_step, is_stop_wanted)
-        except ValidationInterrupted:
-            return False
+    def _validate_late(self, metrics: StepMetrics) -> None:
+        """Validate a step that was saved without its validation loss, and save it again with it."""
+        loss = self._validate(metrics.global_step, _never)
         if loss is not None:
-            metrics = self._with_validation(self.unvalidated, loss)
+            metrics = self._with_validation(metrics, loss)
             self.metrics.replace_last(metrics)
             self._save(metrics, due=True)
-        return True
 
     def _validate(self, step: int, should_stop: Callable[[], bool]) -> float | None:
         """Return the validation loss, None if it is not finite. Raises ValidationInterrupted."""
@@ -233,6 +226,10 @@ class Trainer:
             dynamic_ncols=True,
             disable=not is_first_process(),
         )
+
+
+def _never() -> bool:
+    return False
 
 
 class PrefetchedBatches:

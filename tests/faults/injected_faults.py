@@ -94,16 +94,16 @@ AT_THE_START = {
     "while the holder is written": Moment(
         pathlib.Path, "write_text", an_empty_file, condition=is_holder
     ),
-    "before train.log is opened": Moment(run_log, "keep"),
-    "while train.log is opened": Moment(run_log, "keep", is_after=True),
+    "before train.log is opened": Moment(run_log, "log_to_file"),
+    "while train.log is opened": Moment(run_log, "log_to_file", is_after=True),
     "while the checkpoint is restored": Moment(restore, "place_weights", is_after=True),
     "before the metrics are cut": Moment(metrics, "_replace"),
     "while the metrics are cut": Moment(metrics, "_replace", is_after=True),
     "before the first step": Moment(start, "_train"),
+    "while the step is compiled": Moment(train_step, "gradients"),
 }
 """Each happens once in a start that resumes."""
 IN_THE_LOOP = {
-    "while the step is compiled": Moment(train_step, "gradients"),
     "before a step is recorded": Moment(MetricsLog, "append", half_a_line),
     "after a step is recorded": Moment(MetricsLog, "append", is_after=True),
     "before a validation": Moment(trainer, "mean_loss"),

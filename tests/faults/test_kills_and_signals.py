@@ -95,9 +95,8 @@ def finish(run: RunFolder, datasets_dir: Path, uninterrupted: RunFolder) -> None
 
 
 def count_of(moment: str, count: int) -> int:
-    """Return the call to choose: the step is compiled once, a validation has four batches."""
-    once = {"while the step is compiled": 1, "in a validation": 4 * count - 2}
-    return once.get(moment, count)
+    """Return the call to choose: a validation has four batches."""
+    return 4 * count - 2 if moment == "in a validation" else count
 
 
 def kill_at(moment: str, run: RunFolder, datasets_dir: Path, count: int) -> None:

@@ -514,10 +514,6 @@ def test_a_signal_interrupts_a_validation_and_the_next_start_repeats_it(
     cut_short = last_checkpoint(run)
     assert (cut_short.step, len(losses(run))) == (5, 6)
     assert cut_short.meta.selection_loss is None
-    with monkeypatch.context() as patch:
-        stop_in_validation(patch, batch=2)
-        assert go(run, datasets_dir) == 143
-    assert last_checkpoint(run).folder == cut_short.folder
     change(run, keep_checkpoints=-1)
     assert go(run, datasets_dir, rewind_to="step-000005") == 0
     assert_same_outcome(run, finished)
