@@ -62,8 +62,9 @@ class TrainingData:
         parts = sequences.sequences_by_dataset(config, datasets, TRAIN)
         self._sequences = sequences.mix(parts, train)
         self.tokens_per_step = config.tokens_per_step
+        self.available_steps_per_epoch = len(self._sequences) // train.sequences_per_step
         self.steps_per_epoch = (
-            len(self._sequences) // train.sequences_per_step
+            self.available_steps_per_epoch
             if train.min_train_tokens == -1
             else -(-train.min_train_tokens // self.tokens_per_step)
         )

@@ -7,7 +7,6 @@ Only `move_aside` changes the disk. It moves and copies, but never deletes a che
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 from rungs.checkpointing.checkpoint_folder import (
     CHECKPOINT_GLOB,
@@ -25,6 +24,7 @@ from rungs.common.errors import UserError
 from rungs.config import run_config
 from rungs.config.run_config import MODEL_FILE, TRAIN_FILE, RunConfig
 from rungs.config.train_config import TrainConfig
+from rungs.data.loader import TrainingData
 from rungs.run.folder import RunFolder, StartOptions
 
 
@@ -60,9 +60,10 @@ def refuse_changes(saved: CheckpointMeta, now: RunConfig, run: RunFolder, extend
         UserError: with a line for each key that must not change, its old and its new value.
     """
     before = saved.run_config()
+    extendable = _extendable_keys(before.train, now.train)
     allowed = TrainConfig.MAY_CHANGE | _microbatch_keys(before, now)
     if extend:
-        allowed |= _extendable_keys(before.train, now.train)
+        allowed |= extendable
     changes = {
         f"{run.path / MODEL_FILE}: {key}": values
         for key, values in run_config.differences(before.model, now.model).items()
@@ -73,8 +74,23 @@ def refuse_changes(saved: CheckpointMeta, now: RunConfig, run: RunFolder, extend
     }
     if changes:
         raise UserError(
-            "\n".join(_refusal(place, *values, now.train) for place, values in changes.items())
+            "\n".join(
+                f"{place}: was {json.dumps(old)} when this run was saved, is now {json.dumps(new)};"
+                f" {_hint(place.rpartition(' ')[2], extendable, before.train, now.train)}, start"
+                " another run with --like, or start this one over with --fresh"
+                for place, (old, new) in changes.items()
+            )
         )
+
+
+def edit_to_extend(config: RunConfig, data: TrainingData) -> str:
+    """Return the edit of `train.json` that makes a run longer, for a message: twice as many tokens
+    if they can be added and the data has them, at most all; otherwise another epoch."""
+    steps = min(2 * data.steps_per_epoch, data.available_steps_per_epoch)
+    longer = config.train.model_copy(update={"min_train_tokens": steps * data.tokens_per_step})
+    if steps > data.steps_per_epoch and _extendable_keys(config.train, longer):
+        return f"set min_train_tokens to {longer.min_train_tokens} in {TRAIN_FILE}"
+    return f"set epochs to {config.train.epochs + 1} in {TRAIN_FILE}"
 
 
 def move_aside(run: RunFolder, saved: Checkpoint | None) -> Path | None:
@@ -184,15 +200,11 @@ def _extendable_keys(before: TrainConfig, now: TrainConfig) -> set[str]:
     return longer | ({"min_train_tokens"} if in_order and more else set())
 
 
-def _refusal(place: str, before: Any, now: Any, train: TrainConfig) -> str:
-    key = place.rpartition(" ")[2]
-    if key == "epochs" or (key == "min_train_tokens" and not train.shuffle and train.epochs == 1):
-        hint = "add --extend to train longer, or change it back"
-    elif key == "min_train_tokens":
-        hint = "change it back; a run that is shuffled or has several epochs is extended by epochs"
-    else:
-        hint = "change it back"
-    return (
-        f"{place}: was {json.dumps(before)} when this run was saved, is now {json.dumps(now)};"
-        f" {hint}, start another run with --like, or start this one over with --fresh"
-    )
+def _hint(key: str, extendable: set[str], before: TrainConfig, now: TrainConfig) -> str:
+    """Return what to do about a key that was changed."""
+    if key in extendable:
+        return "add --extend to train longer, or change it back"
+    if key in ("epochs", "min_train_tokens"):
+        epochs = max(before.epochs + 1, now.epochs)
+        return f"change it back; to train longer, set epochs to {epochs} and add --extend"
+    return "change it back"

@@ -49,7 +49,12 @@ from rungs.training.chart_process import ChartProcess
 from rungs.training.failed_step import FailedStepRecorder
 from rungs.training.loss_spikes import LossSpikeDetector
 from rungs.training.result_reader import ResultReader
-from rungs.training.resume import checkpoint_to_resume, move_aside, refuse_changes
+from rungs.training.resume import (
+    checkpoint_to_resume,
+    edit_to_extend,
+    move_aside,
+    refuse_changes,
+)
 from rungs.training.trainer import Trainer
 
 EXIT_STOPPED_ELSEWHERE = 128 + signal.SIGTERM
@@ -109,7 +114,7 @@ def launch(run: RunFolder, config: RunConfig, start: StartOptions, datasets_dir:
     # 4. A finished run has nothing left to train.
     if saved is not None and saved.step + 1 >= data.total_steps:
         with disk.writing(run.path, "what is left to do"):
-            run_on_first(lambda: _finish(run, saved.step + 1))
+            run_on_first(lambda: _finish(run, saved.step + 1, edit_to_extend(config, data)))
         return 0
     # 5. The devices: as train.json says, else as the checkpoint recorded, else all there are.
     mesh = _create_mesh(run, config, saved)
@@ -323,15 +328,17 @@ def _unvalidated(saved: Checkpoint, steps: list[StepMetrics]) -> StepMetrics | N
     return next((step for step in steps if step.global_step == saved.step), None)
 
 
-def _finish(run: RunFolder, steps: int) -> None:
-    """Do what a kill just after the last checkpoint left undone."""
+def _finish(run: RunFolder, steps: int, edit: str) -> None:
+    """Do what a kill just after the last checkpoint left undone.
+
+    Args:
+        edit: what makes the run longer.
+    """
     clean_up(run.checkpoints)
     drawer = ChartProcess(run.path)
     drawer.request()
     drawer.finish()
     log.info(
-        "%s is finished: %s steps; to train longer, raise min_train_tokens or epochs and add"
-        " --extend",
-        run.path,
-        f"{steps:,}",
+        "%s is finished: %s steps; to train longer, %s and add --extend",
+        *(run.path, f"{steps:,}", edit),
     )

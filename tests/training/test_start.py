@@ -404,7 +404,7 @@ def test_a_shuffled_run_is_extended_by_epochs_only(datasets_dir: Path, tmp_path:
     run = make_run(tmp_path / "shuffled", shuffle=True, min_train_tokens=256)
     assert go(run, datasets_dir) == 0
     change(run, min_train_tokens=512)
-    assert "extend a shuffled run, or one of several epochs, by epochs" in refusal(
+    assert "to train longer, set epochs to 2 and add --extend" in refusal(
         run, datasets_dir, extend=True
     )
     change(run, min_train_tokens=256, epochs=2)

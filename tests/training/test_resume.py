@@ -1,0 +1,108 @@
+"""Which changes a resumed run refuses, and the edits that its messages suggest."""
+
+import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from rungs.checkpointing.manifest import CheckpointMeta
+from rungs.common.errors import UserError
+from rungs.config import run_config
+from rungs.config.run_config import RunConfig
+from rungs.data.catalog import open_dataset
+from rungs.data.loader import TrainingData
+from rungs.run.folder import RunFolder
+from rungs.training.resume import edit_to_extend, refuse_changes
+from tests.support.tiny_run import change, make_dataset, make_run
+
+EDIT = re.compile(r"set (epochs|min_train_tokens) to (\d+)")
+ONE_EPOCH, TWO_EPOCHS = {"min_train_tokens": 3072}, {"min_train_tokens": 3072, "epochs": 2}
+SHUFFLED = {"min_train_tokens": 3072, "shuffle": True}
+
+
+@pytest.fixture
+def datasets_dir(tmp_path: Path) -> Path:
+    make_dataset(tmp_path / "datasets")
+    return tmp_path / "datasets"
+
+
+def data_of(config: RunConfig, datasets_dir: Path) -> TrainingData:
+    datasets = {"tiny": open_dataset("tiny", datasets_dir, update=False)}
+    return TrainingData(config, datasets)
+
+
+def check_extension(run: RunFolder, before: RunConfig, suggestion: str, datasets_dir: Path) -> None:
+    """Check that the suggested edit is accepted and makes the run longer."""
+    (key, value) = EDIT.findall(suggestion)[0]
+    steps = data_of(before, datasets_dir).total_steps
+    change(run, **before.train.model_dump(include={"epochs", "min_train_tokens"}))
+    change(run, **{key: int(value)})
+    after = run_config.load_run(run.path)
+    refuse(before, after, run, extend=True)
+    assert data_of(after, datasets_dir).total_steps > steps
+
+
+def refuse(before: RunConfig, now: RunConfig, run: RunFolder, extend: bool) -> None:
+    saved = SimpleNamespace(run_config=lambda: before)
+    refuse_changes(cast(CheckpointMeta, saved), now, run, extend)
+
+
+@pytest.mark.parametrize(
+    ("train", "expected"),
+    [
+        (ONE_EPOCH, "set min_train_tokens to 6144 in train.json"),
+        ({"min_train_tokens": 15_000}, "set min_train_tokens to 19968 in train.json"),
+        ({"min_train_tokens": 19_968}, "set epochs to 2 in train.json"),
+        ({"min_train_tokens": -1}, "set epochs to 2 in train.json"),
+        (TWO_EPOCHS, "set epochs to 3 in train.json"),
+        (SHUFFLED, "set epochs to 2 in train.json"),
+    ],
+)
+def test_a_finished_run_names_the_edit_that_extends_it(
+    train: dict[str, Any], expected: str, datasets_dir: Path, tmp_path: Path
+) -> None:
+    run = make_run(tmp_path / "run", **train)
+    config = run_config.load_run(run.path)
+    edit = edit_to_extend(config, data_of(config, datasets_dir))
+    assert edit == expected
+    check_extension(run, config, edit, datasets_dir)
+
+
+@pytest.mark.parametrize(
+    ("train", "key", "value", "hint"),
+    [
+        (TWO_EPOCHS, "epochs", 1, "change it back; to train longer, set epochs to 3 and"),
+        (TWO_EPOCHS, "min_train_tokens", 9000, "change it back; to train longer, set epochs to 3"),
+        (SHUFFLED, "min_train_tokens", 9000, "change it back; to train longer, set epochs to 2"),
+        (ONE_EPOCH, "min_train_tokens", 1000, "change it back; to train longer, set epochs to 2"),
+        (ONE_EPOCH, "min_train_tokens", 9000, "add --extend to train longer, or change it back"),
+        (ONE_EPOCH, "epochs", 4, "add --extend to train longer, or change it back"),
+    ],
+)
+@pytest.mark.parametrize("extend", [False, True])
+def test_a_refusal_suggests_only_what_is_accepted(
+    train: dict[str, Any],
+    key: str,
+    value: int,
+    hint: str,
+    extend: bool,
+    datasets_dir: Path,
+    tmp_path: Path,
+) -> None:
+    run = make_run(tmp_path / "run", **train)
+    before = run_config.load_run(run.path)
+    change(run, **{key: value})
+    now = run_config.load_run(run.path)
+    if extend and "add --extend to" in hint:
+        refuse(before, now, run, extend)
+        return
+    with pytest.raises(UserError) as raised:
+        refuse(before, now, run, extend)
+    message = str(raised.value)
+    assert f"{key}: was {json.dumps(train.get(key, 1))}" in message
+    assert hint in message
+    if EDIT.search(message):
+        check_extension(run, before, message, datasets_dir)
