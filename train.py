@@ -9,9 +9,9 @@ from rungs.common import signals
 if __name__ == "__main__":
     signals.exit_on_signal()  # before the slow imports
 
-import contextlib
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 
 import click
@@ -83,21 +83,26 @@ def main(
     if replay and (fresh or rewind_to or extend or like or cluster):
         raise UserError("--replay: can only be combined with --datasets-dir")
     run_log.log_to_terminal()
-    folder = RunFolder(create_like(run, like, settings) if like else find_run(run))
-    if replay:
-        from rungs.training.replay import replay as replay_step
+    start = StartOptions(fresh=fresh, rewind_to=rewind_to, extend=extend)
+    datasets = find_datasets_dir(datasets_dir)
+    with create_like(run, like, settings) if like else nullcontext(find_run(run)) as path:
+        if replay:
+            from rungs.training.replay import replay as replay_step
 
-        sys.exit(replay_step(folder, replay, find_datasets_dir(datasets_dir)))
-    config = load_run(folder.path)
-    with _held(folder, config, cluster):
+            sys.exit(replay_step(RunFolder(path), replay, datasets))
+        sys.exit(_train(RunFolder(path), start, cluster, datasets))
+
+
+def _train(run: RunFolder, start: StartOptions, cluster: Cluster | None, datasets: Path) -> int:
+    config = load_run(run.path)
+    with _held(run, config, cluster):
         # JAX takes seconds to import; config errors are reported before that.
         from rungs.training.start import launch
 
-        start = StartOptions(fresh=fresh, rewind_to=rewind_to, extend=extend)
-        sys.exit(launch(folder, config, start, find_datasets_dir(datasets_dir)))
+        return launch(run, config, start, datasets)
 
 
-@contextlib.contextmanager
+@contextmanager
 def _held(folder: RunFolder, config: RunConfig, cluster: Cluster | None) -> Iterator[None]:
     """Hold the run's lock; of several processes, once they are connected, the first holds it."""
     if cluster is None:
@@ -113,7 +118,7 @@ def _held(folder: RunFolder, config: RunConfig, cluster: Cluster | None) -> Iter
     join(cluster)
     if not is_first_process():
         run_log.only_warnings()
-    with contextlib.ExitStack() as hold:
+    with ExitStack() as hold:
         run_on_first(lambda: hold.enter_context(folder.lock()))
         yield
 

@@ -1,9 +1,11 @@
 """New run folders, made from another with some keys changed."""
 
+import contextlib
 import dataclasses
 import json
 import os
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -58,16 +60,31 @@ class NewRun:
                     (new / name).write_text(text, encoding="utf-8")
         return self.folder
 
+    def remove(self) -> None:
+        """Remove the folder again, unless it has more than its two files by now."""
+        if {path.name for path in self.folder.glob("*")} == self.texts.keys():
+            shutil.rmtree(self.folder)
 
-def create_like(name: str, like: str, settings: Sequence[str]) -> Path:
+
+@contextlib.contextmanager
+def create_like(name: str, like: str, settings: Sequence[str]) -> Iterator[Path]:
     """Create the run folder `name` from the run `like`, with the keys in `settings` (`key=value`)
     changed. If the same call created it before, it is left unchanged, so the same command resumes.
+    If the block raises UserError, because the run does not fit its data or devices, a folder that
+    this call created is removed.
 
     Raises:
         UserError: a setting is wrong, or the folder cannot be created. Nothing is written.
     """
     target = Path(name) if len(Path(name).parts) > 1 else RUNS / name
-    return NewRun.of(target, find_run(like), _parse_settings(settings)).make()
+    new = NewRun.of(target, find_run(like), _parse_settings(settings))
+    is_new = not is_there(target)
+    try:
+        yield new.make()
+    except UserError:
+        if is_new:
+            new.remove()
+        raise
 
 
 def _parse_settings(settings: Sequence[str]) -> dict[str, Any]:

@@ -229,6 +229,17 @@ def test_bad_arguments_of_training_end_with_exit_code_2_and_no_traceback(
 
 
 @pytest.mark.long
+def test_a_copy_that_does_not_fit_its_data_leaves_nothing_behind(tmp_path: Path) -> None:
+    make_dataset(tmp_path / "datasets")
+    old = make_run(tmp_path / "old")
+    arguments = (tmp_path / "new", "--like", old.path, "--datasets-dir", tmp_path / "datasets")
+    result = start_training(*arguments, "--set", "vocab_size=9")
+    assert result.returncode == 2
+    assert "vocab_size: 9 is too small for the token id" in result.stderr
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.long
 def test_a_copied_run_trains_and_the_same_command_resumes_it(tmp_path: Path) -> None:
     make_dataset(tmp_path / "datasets")
     old = make_run(tmp_path / "old", min_train_tokens=2 * 128)

@@ -266,7 +266,7 @@ def test_pretrained(arguments: list[str], capsys: Capture) -> None:
 
 READERS: dict[str, Callable[[str], object]] = {
     "a run": find_run,
-    "a run to make": lambda place: create_like(place + "/new", "run", ["seed=x"]),
+    "a run to make": lambda place: create_like(place + "/new", "run", ["seed=x"]).__enter__(),
     "weights": find_weights,
     "a tokenizer": load_tokenizer,
     "a published model": lambda place: find_source(place + "/in/it"),

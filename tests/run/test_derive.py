@@ -1,13 +1,14 @@
 """Run folders copied from another with keys changed."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from rungs.common.errors import UserError
 from rungs.config import run_config
-from rungs.run.derive import create_like
+from rungs.run import derive
 from tests.support.tiny_run import MODEL, TRAIN, make_run
 
 
@@ -19,6 +20,11 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         path = Path("runs/old") / name
         path.write_text(json.dumps({"$schema": f"../../{name}", **json.loads(path.read_text())}))
     return tmp_path
+
+
+def create_like(name: str, like: str, settings: Sequence[str]) -> Path:
+    with derive.create_like(name, like, settings) as folder:
+        return folder
 
 
 def read(name: str) -> dict[str, object]:
@@ -85,3 +91,27 @@ def test_bad_settings_are_reported_and_nothing_is_written(
     with pytest.raises(UserError, match=message):
         create_like("new", "old", settings)
     assert not Path("runs/new").exists()
+
+
+def fail_in_copy(settings: Sequence[str], writes: str = "") -> None:
+    """Fail to start a new copy that has written a file."""
+    with derive.create_like("new", "old", settings) as folder:
+        if writes:
+            (folder / writes).write_text("")
+        raise UserError("vocab_size: too small")
+
+
+def test_a_copy_that_cannot_start_is_removed_but_not_one_that_was_there_before() -> None:
+    with pytest.raises(UserError, match="too small"):
+        fail_in_copy(["vocab_size=9"])
+    assert not Path("runs/new").exists()
+    create_like("new", "old", ["vocab_size=9"])
+    with pytest.raises(UserError, match="too small"):
+        fail_in_copy(["vocab_size=9"])
+    assert Path("runs/new/train.json").exists()
+
+
+def test_a_copy_with_results_is_never_removed() -> None:
+    with pytest.raises(UserError, match="too small"):
+        fail_in_copy([], writes="metrics.jsonl")
+    assert len(list(Path("runs/new").iterdir())) == 3
