@@ -2,15 +2,22 @@
 
 import contextlib
 import logging
+import os
 import sys
 import time
 from collections.abc import Iterator
 from logging.handlers import MemoryHandler
 from pathlib import Path
+from typing import Any, NoReturn
 
 from tqdm import tqdm
 
 from rungs.common.errors import RunFailure
+
+SECONDS_BETWEEN_LINES = 10.0
+"""Off a terminal, and in `train.log`, progress is a line every so many seconds."""
+SECONDS_UNTIL_PROGRESS = 1.0
+"""What takes less time shows no progress."""
 
 log = logging.getLogger("rungs")
 
@@ -34,8 +41,31 @@ class Terminal:
     def fileno(self) -> int:
         return sys.stderr.fileno()
 
+    @property
+    def shows_bars(self) -> bool:
+        """Whether this is a terminal, with a width: a pseudo-terminal may have none."""
+        return self.isatty() and os.get_terminal_size(self.fileno()).columns > 0
+
 
 TERMINAL = Terminal()
+
+
+class _PlainLines(Terminal):
+    """stderr for a progress bar that is to be a new line each time, without carriage returns."""
+
+    def write(self, text: str) -> int:
+        line = text.strip()
+        return super().write(f"{line}\n") if line else 0
+
+
+def byte_progress(what: str, size: int) -> "tqdm[NoReturn]":
+    """Return the progress over `size` bytes: a bar, or plain lines off a terminal."""
+    if TERMINAL.shows_bars:
+        look: dict[str, Any] = {"file": TERMINAL}
+    else:
+        look = {"file": _PlainLines(), "ncols": 0, "mininterval": SECONDS_BETWEEN_LINES}
+    look |= {"unit": "B", "unit_scale": True, "delay": SECONDS_UNTIL_PROGRESS}
+    return tqdm(total=size, desc=what, **look)
 
 
 class _AboveTheBar(logging.Handler):
@@ -97,12 +127,13 @@ def log_failures() -> Iterator[None]:
     try:
         yield
     except RunFailure as failure:
-        _log_to_file_only(str(failure))
+        log_to_file_only(logging.ERROR, str(failure))
         raise
 
 
-def _log_to_file_only(text: str) -> None:
+def log_to_file_only(level: int, text: str) -> None:
+    """Write lines to the file, if there is one, but not to the terminal."""
     for line in text.splitlines():
-        record = log.makeRecord(log.name, logging.ERROR, "", 0, line, (), None)
+        record = log.makeRecord(log.name, level, "", 0, line, (), None)
         for file in [handler for handler in log.handlers if isinstance(handler, _File)]:
             file.handle(record)

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from tqdm import tqdm
 
 from rungs.common import disk, strict_json
 from rungs.common.errors import UserError
 from rungs.common.paths import is_file, is_there
+from rungs.common.run_log import byte_progress
 from rungs.common.strict_json import StrictModel
 from rungs.data import token_file
 from rungs.data.token_file import FileArray
@@ -264,7 +264,7 @@ def _largest_id_and_checksum(path: Path, layout: token_file.TokenLayout) -> tupl
     """Return the largest token id and the sha256 of a file, in one pass over it."""
     file = FileArray(path, np.dtype(np.uint8), 0, (path.stat().st_size,))
     digest, largest, hashed = hashlib.sha256(file[: layout.offset].data), 0, layout.offset
-    with tqdm(total=len(file), desc=f"reading {path}", unit="B", unit_scale=True, delay=1) as bar:
+    with byte_progress(f"reading {path}", len(file)) as bar:
         for start in range(0, layout.tokens, _BLOCK_TOKENS):
             size = min(_BLOCK_TOKENS, layout.tokens - start) * layout.dtype.itemsize
             content = file[hashed : hashed + size]

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rungs.common.errors import UserError
+from rungs.common.run_log import byte_progress
 from rungs.common.strict_json import format_value
 from rungs.data import dataset, text_dataset, token_file
 from rungs.data.dataset import Source
@@ -91,7 +92,7 @@ def write(folder: Path, sections: Sections, tokenizer: Tokenizer) -> None:
     if end_of_text is None:
         raise UserError("the tokenizer has no end-of-text token, which must end every answer")
     size = sum(section.size for split in sections.values() for section in split)
-    with text_dataset.progress_bar("tokenizing", size) as bar:
+    with byte_progress("tokenizing", size) as bar:
         for split, parts in sections.items():
             path = folder / dataset.split_file(split)
             with token_file.PairWriter(path, text_dataset.token_dtype(tokenizer)) as writer:

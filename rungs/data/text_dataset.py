@@ -13,12 +13,11 @@ import json
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple, NoReturn
-
-from tqdm import tqdm
+from typing import NamedTuple
 
 from rungs.common.errors import UserError
 from rungs.common.paths import require_regular
+from rungs.common.run_log import byte_progress
 from rungs.data import dataset, token_file
 from rungs.data.bpe import train_bpe
 from rungs.data.dataset import Source, Split
@@ -181,7 +180,7 @@ def train_tokenizer(sections: list[TextSection], vocab_size: int) -> Tokenizer:
     """Train a BPE tokenizer on text, or on an evenly spread sample of it if there is much."""
     size = sum(section.size for section in sections)
     every = -(-size // _TRAINING_BYTES)
-    with progress_bar("training the tokenizer", size) as bar:
+    with byte_progress("training the tokenizer", size) as bar:
         pieces = (piece for section in sections for piece in section.pieces(bar.update))
         return train_bpe(itertools.islice(pieces, 0, None, max(every, 1)), vocab_size)
 
@@ -196,7 +195,7 @@ def write(folder: Path, sections: Sections, tokenizer: Tokenizer) -> None:
     """
     dtype = token_dtype(tokenizer)
     size = sum(section.size for split in sections.values() for section in split)
-    with progress_bar("tokenizing", size) as bar:
+    with byte_progress("tokenizing", size) as bar:
         for split, parts in sections.items():
             path = folder / dataset.split_file(split)
             with token_file.TokenWriter(path, dtype) as writer:
@@ -216,8 +215,3 @@ def write(folder: Path, sections: Sections, tokenizer: Tokenizer) -> None:
 def token_dtype(tokenizer: Tokenizer) -> str:
     """Return the safetensors name of the dtype, 2 or 4 bytes, that holds every token id."""
     return "U16" if tokenizer.vocab_size <= _LARGEST_UINT16_VOCAB else "U32"
-
-
-def progress_bar(what: str, size: int) -> "tqdm[NoReturn]":
-    """Return a progress bar over `size` bytes, shown after a second."""
-    return tqdm(total=size, desc=what, unit="B", unit_scale=True, delay=1)

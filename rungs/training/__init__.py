@@ -4,6 +4,7 @@
     resume         which checkpoint a start resumes from; what it refuses, what it moves aside
     trainer        the training loop
     run_report     what a start and an end log
+    progress       a progress bar on a terminal, plain lines elsewhere and in `train.log`
     result_reader  read a step's results while the next step runs; warn about them
     loss_spikes    detect loss spikes
     failed_step    save what a failed step needs to be replayed

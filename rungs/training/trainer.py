@@ -13,13 +13,11 @@ from collections.abc import Callable, Iterable, Iterator
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from tqdm import tqdm
 
 from rungs.checkpointing.checkpoint_folder import utc_now
 from rungs.checkpointing.manifest import CheckpointMeta, installed_versions
 from rungs.checkpointing.saver import Saver
 from rungs.common.errors import RunFailure
-from rungs.common.run_log import TERMINAL
 from rungs.common.signals import StopSignal
 from rungs.config.run_config import RunConfig
 from rungs.data.loader import TrainingData, ValidationData
@@ -27,12 +25,13 @@ from rungs.data.provenance import Provenance
 from rungs.model.gpt import GPT
 from rungs.optim.multi_steps import MultiSteps
 from rungs.parallel.devices import recorded_sharding
-from rungs.parallel.processes import AnyProcess, is_first_process
+from rungs.parallel.processes import AnyProcess
 from rungs.parallel.sharding import place_batch, process_local_rows
 from rungs.run.metrics import MetricsLog, StepMetrics
 from rungs.step.eval_step import ValidationInterrupted, make_evaluation_step, mean_loss
 from rungs.step.nonfinite import Flags
 from rungs.step.train_step import StepResult, make_train_step
+from rungs.training.progress import Progress
 from rungs.training.result_reader import ResultReader
 
 log = logging.getLogger("rungs")
@@ -86,7 +85,7 @@ class Trainer:
         def is_stop_wanted() -> bool:
             return any_process(stop.number is not None or batches.failure is not None)
 
-        with self._bar(steps) as bar, self.metrics, self.saver:
+        with Progress(steps, self.peak_tokens_per_second) as progress, self.metrics, self.saver:
             if self.unvalidated is not None:
                 self._validate_late(self.unvalidated)
             unread: tuple[int, StepResult] | None = None
@@ -97,11 +96,13 @@ class Trainer:
                 stop.begin()
                 self._check_saved_state()
                 if unread is not None:
-                    self._record(self.reader.read(*unread), bar)
+                    self._record(self.reader.read(*unread), progress)
                 unread = step, result
                 stopping = is_stop_wanted()
                 if self._is_due(step) or stopping:
-                    latest, is_interrupted = self._finish_step(step, result, bar, is_stop_wanted)
+                    latest, is_interrupted = self._finish_step(
+                        step, result, progress, is_stop_wanted
+                    )
                     stopping, unread = stopping or is_interrupted, None
                 if stopping:
                     break
@@ -124,7 +125,7 @@ class Trainer:
         return step % self.config.train.checkpoint_interval == 0 or step == last
 
     def _finish_step(
-        self, step: int, result: StepResult, bar: tqdm, is_stop_wanted: Callable[[], bool]
+        self, step: int, result: StepResult, progress: Progress, is_stop_wanted: Callable[[], bool]
     ) -> tuple[StepMetrics, bool]:
         """Validate if that is due, then record the step and save a checkpoint.
 
@@ -142,7 +143,7 @@ class Trainer:
                 metrics = self._with_validation(metrics, loss)
             except ValidationInterrupted:
                 is_interrupted = True
-        self._record(metrics, bar)
+        self._record(metrics, progress)
         self._save(metrics, due and not is_interrupted)
         return metrics, is_interrupted
 
@@ -181,20 +182,12 @@ class Trainer:
             metrics, validation_loss=loss, validation_data=None if loss is None else data
         )
 
-    def _record(self, metrics: StepMetrics, bar: tqdm) -> None:
-        """Write a step's metrics to metrics.jsonl and show them in the progress bar."""
+    def _record(self, metrics: StepMetrics, progress: Progress) -> None:
+        """Write a step's metrics to metrics.jsonl and show them."""
         self.metrics.append(metrics)
         if metrics.train_loss is None:
             self.reader.check_failed_step(metrics.global_step, self.model)
-        loss = "none" if metrics.train_loss is None else f"{metrics.train_loss:.4f}"
-        postfix = {"loss": loss, "lr": f"{metrics.learning_rate:.2e}"}
-        if metrics.validation_loss is not None:
-            postfix["validation"] = f"{metrics.validation_loss:.4f}"
-        postfix["tok/s"] = f"{metrics.tokens_per_second:,.0f}"
-        if self.peak_tokens_per_second is not None:
-            postfix["MFU"] = f"{metrics.tokens_per_second / self.peak_tokens_per_second:.0%}"
-        bar.set_postfix(postfix, refresh=False)
-        bar.update()
+        progress.show(metrics)
 
     def _meta(self, metrics: StepMetrics, due: bool) -> CheckpointMeta:
         loss = metrics.train_loss if self.validation is None else metrics.validation_loss
@@ -213,18 +206,6 @@ class Trainer:
             created=utc_now().isoformat(),
             versions=installed_versions(),
             checksums={},
-        )
-
-    def _bar(self, steps: range) -> tqdm:
-        seconds_between = 0.1 if TERMINAL.isatty() else 30
-        return tqdm(
-            file=TERMINAL,
-            total=steps.stop,
-            initial=steps.start,
-            unit="step",
-            mininterval=seconds_between,
-            dynamic_ncols=True,
-            disable=not is_first_process(),
         )
 
 

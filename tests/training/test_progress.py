@@ -1,0 +1,117 @@
+"""Progress of a run: a bar on a terminal, plain lines elsewhere and in `train.log`."""
+
+import fcntl
+import os
+import struct
+import subprocess
+import sys
+import termios
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rungs.common import run_log
+from rungs.run.metrics import StepMetrics
+from rungs.training.progress import Progress
+
+SECONDS = 4.0
+"""Of a step; the first, which is compiled, takes 60."""
+
+
+@pytest.fixture
+def log_file(tmp_path: Path) -> Iterator[Path]:
+    handlers, level, propagate = run_log.log.handlers, run_log.log.level, run_log.log.propagate
+    run_log.log_to_terminal()
+    run_log.log_to_file(tmp_path / "train.log")
+    yield tmp_path / "train.log"
+    run_log.log.handlers, run_log.log.propagate = handlers, propagate
+    run_log.log.setLevel(level)
+
+
+def take(first: int, last: int, steps: int, peak: float | None = None) -> None:
+    """Show steps of 100 tokens whose loss is their number; every tenth is validated."""
+    with Progress(range(first, steps), peak) as progress:
+        for step in range(first, last):
+            seconds = 60.0 if step == first else SECONDS
+            loss = float(step) if step != 7 else None
+            validation = step / 2 if step % 10 == 0 else None
+            progress.show(
+                StepMetrics(
+                    step, 0, loss, 1e-3, step / 10, False, 0, seconds, 100 / seconds, validation
+                )
+            )
+
+
+def lines_of(log_file: Path) -> list[str]:
+    return [line.partition(" INFO ")[2] for line in log_file.read_text().splitlines()]
+
+
+def test_off_a_terminal_lines_at_a_steady_interval_say_how_the_run_does(
+    log_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    take(0, 12, steps=1000, peak=50.0)
+    expected = [
+        "step 0 of 1,000: loss 0.0000, learning rate 1.00e-03, gradient norm 0,"
+        " validation loss 0.0000",
+        "step 3 of 1,000: loss 2.0000, learning rate 1.00e-03, gradient norm 0.3, 25 tokens/s,"
+        " MFU 50%, 1 h 06 min left",
+        "step 6 of 1,000: loss 5.0000, learning rate 1.00e-03, gradient norm 0.6, 25 tokens/s,"
+        " MFU 50%, 1 h 06 min left",
+        "step 9 of 1,000: loss 8.5000, learning rate 1.00e-03, gradient norm 0.9, 25 tokens/s,"
+        " MFU 50%, 1 h 06 min left",
+    ]
+    assert lines_of(log_file) == expected
+    assert capsys.readouterr().err.splitlines() == expected
+
+
+def test_a_validation_loss_is_in_the_next_line(log_file: Path) -> None:
+    take(8, 14, steps=14)
+    *_, last = lines_of(log_file)
+    assert last.startswith("step 11 of 14: loss 10.0000")
+    assert last.endswith("8 s left, validation loss 5.0000")
+
+
+SHOW = """
+from pathlib import Path
+from rungs.common import run_log
+from rungs.run.metrics import StepMetrics
+from rungs.training.progress import Progress
+run_log.log_to_terminal()
+run_log.log_to_file(Path("train.log"))
+with Progress(range(9), None) as progress:
+    for step in range(9):
+        progress.show(StepMetrics(step, 0, 1.5, 1e-3, 1.0, False, 0, 20.0, 5.0))
+"""
+
+
+@pytest.mark.parametrize(("width", "has_bar"), [(120, True), (0, False)])
+def test_a_terminal_has_a_bar_unless_it_has_no_width(
+    width: int, has_bar: bool, tmp_path: Path
+) -> None:
+    terminal, end = os.openpty()
+    fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
+    root = {"PYTHONPATH": str(Path(__file__).parents[2])}
+    subprocess.run(
+        [sys.executable, "-c", SHOW], cwd=tmp_path, stderr=end, check=True, env=os.environ | root
+    )
+    os.close(end)
+    shown = os.read(terminal, 10_000).decode()
+    os.close(terminal)
+    assert ("%|" in shown) == has_bar
+    assert ("step 8 of 9: loss 1.5000" in shown) != has_bar
+    assert "step 8 of 9: loss 1.5000" in (tmp_path / "train.log").read_text()
+
+
+def test_progress_over_bytes_is_in_plain_lines_off_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_log, "SECONDS_BETWEEN_LINES", 0)
+    monkeypatch.setattr(run_log, "SECONDS_UNTIL_PROGRESS", 0)
+    with run_log.byte_progress("tokenizing", 4000) as bar:
+        bar.update(1000)
+        bar.update(3000)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("tokenizing:   0% 0.00/4.00k")
+    assert lines[1].startswith("tokenizing:  25% 1.00k/4.00k")
+    assert lines[-1].startswith("tokenizing: 100% 4.00k/4.00k")
