@@ -18,6 +18,7 @@ import click
 from rungs.common.errors import UserError, run_command
 from rungs.config.run_config import RunConfig, load_run
 from rungs.config.train_config import Mode, ShardingConfig, mode_problem
+from rungs.config.unused_keys import unused_keys
 from rungs.data.catalog import DATASETS_DIR_OPTION, find_datasets_dir
 from rungs.planning.hardware import DESCRIPTION_FORMAT, NAMES
 from rungs.run.folder import RunFolder, find_run
@@ -92,6 +93,8 @@ def main(
         raise UserError("--utilisation, --tokens-per-second and --ladder need finite numbers")
     folder = RunFolder(find_run(run))
     config = load_run(folder.path)
+    for line in unused_keys(config):
+        click.echo(f"warning: {folder.path}/{line}", err=True)
     requested = parse_sharding(sharding) if sharding else None
     # JAX must not allocate a device's memory, and must not use a device if another is planned for.
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"

@@ -4,6 +4,7 @@
     train_config  the same for train.json
     base          what the two have in common
     cross_checks  checks of train.json against model.json
+    unused_keys   keys that a file sets although they have no effect
     run_config    reads, checks and compares both files
     reference     generates the JSON schemas and docs/configuration.md
 

@@ -10,6 +10,7 @@ from rungs.checkpointing.manifest import Checkpoint
 from rungs.checkpointing.weights_file import Weights
 from rungs.config.run_config import RunConfig
 from rungs.config.train_config import ShardingConfig, TrainConfig
+from rungs.config.unused_keys import unused_keys
 from rungs.data.loader import TrainingData
 from rungs.model.gpt import GPT
 from rungs.optim.multi_steps import MultiSteps
@@ -64,6 +65,12 @@ def log_validation_change(before: str | None, now: str | None) -> None:
             " starts over with the next checkpoint; the best one so far is kept",
             *(data or "none (the training loss decides)" for data in (before, now)),
         )
+
+
+def warn_of_unused_keys(run: RunFolder, config: RunConfig, has_validation: bool) -> None:
+    """Log a warning for each key that a file sets although it has no effect."""
+    for line in unused_keys(config, has_validation):
+        log.warning("%s/%s", run.path, line)
 
 
 def log_size(

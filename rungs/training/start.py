@@ -206,6 +206,8 @@ def _train(inputs: Inputs, mesh: Mesh) -> int:
     if inputs.saved is not None:
         data = inputs.provenance.validation_data(config.train)
         run_report.log_validation_change(inputs.saved.meta.validation_data, data)
+    if is_first_process():
+        run_report.warn_of_unused_keys(run, config, inputs.validation is not None)
     run_report.log_size(run, config, inputs.data, trainer.model, trainer.optimizer, mesh)
     run_report.log_trainable(trainer.model, trainer.optimizer)
     run_report.warn_of_idle_devices(config.train, mesh)

@@ -381,6 +381,14 @@ def test_changed_hyperparameters_are_refused(
     assert f"is now {json.dumps(value)}; {hint}" in message
 
 
+@pytest.mark.long
+def test_a_key_without_effect_is_reported_at_the_start(datasets_dir: Path, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", momentum=0.9, min_train_tokens=128)
+    assert go(run, datasets_dir) == 0
+    line = f'{run.path}/train.json: momentum: has no effect with optimizer "adamw"; remove it'
+    assert f"WARNING {line}" in run.log.read_text()
+
+
 def test_changed_training_tokens_are_refused(copy: RunFolder, tmp_path: Path) -> None:
     make_dataset(tmp_path / "datasets", seed=5)
     message = refusal(copy, tmp_path / "datasets")

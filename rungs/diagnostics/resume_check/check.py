@@ -177,7 +177,8 @@ class ResumeCheck:
         run = self._folder / name
         run.mkdir(parents=True)
         for file, content in zip((MODEL_FILE, TRAIN_FILE), self._config, strict=True):
-            (run / file).write_text(json.dumps(content.as_json(), indent=2) + "\n")
+            keys = content.model_dump(exclude={"schema_address"}, exclude_unset=True)
+            (run / file).write_text(json.dumps(keys, indent=2) + "\n")
         return ProcessKiller(
             RunFolder(run), self._datasets_dir, self.plan, self._seconds, self._train_command
         )

@@ -1,0 +1,142 @@
+"""Keys that a file sets although they have no effect."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rungs.config import run_config
+from rungs.config.model_config import ModelConfig
+from rungs.config.unused_keys import _KEYS_OF_LAYERS, unused_keys
+from tests.support.committed_runs import COMMITTED_RUNS
+from tests.support.tiny_run import MODEL, make_run
+
+SLIDING = {"sliding_window": 4, "sliding_rope_theta": 1e4, "positions": "rope"}
+
+
+def unused(folder: Path, model: dict[str, Any], train: dict[str, Any]) -> list[str]:
+    run = make_run(folder / "run", **train)
+    (run.path / "model.json").write_text(json.dumps(MODEL | model))
+    return unused_keys(run_config.load_run(run.path))
+
+
+@pytest.mark.parametrize(
+    ("train", "line"),
+    [
+        ({"momentum": 0.95}, 'momentum: has no effect with optimizer "adamw"'),
+        ({"beta1": 0.9, "optimizer": "sgd"}, 'beta1: has no effect with optimizer "sgd"'),
+        ({"beta2": 0.9, "optimizer": "adafactor"}, 'beta2: has no effect with optimizer "adaf'),
+        ({"epsilon": 1e-8, "optimizer": "lion"}, 'epsilon: has no effect with optimizer "lion"'),
+        ({"decay_period_percent": 10}, 'decay_period_percent: has no effect with schedule "cos'),
+        (
+            {"min_learning_rate_percent": 1.0, "schedule": "constant"},
+            'min_learning_rate_percent: has no effect with schedule "constant"',
+        ),
+        (
+            {"start_learning_rate_percent": 1.0, "warmup_period_percent": 0},
+            "start_learning_rate_percent: has no effect without a warm-up",
+        ),
+        (
+            {"decayed_parameters": "all", "weight_decay": 0.0},
+            "decayed_parameters: has no effect with weight_decay 0",
+        ),
+        ({"load_balancing_weight": 0.1}, "load_balancing_weight: has no effect without n_experts"),
+        (
+            {"seed": 3, "start_from": "imported", "drop_rate": 0.0},
+            "seed: has no effect with start_from and neither dropout nor shuffle nor lora",
+        ),
+    ],
+)
+def test_a_key_of_train_json_without_effect_is_named(
+    train: dict[str, Any], line: str, tmp_path: Path
+) -> None:
+    (found,) = unused(tmp_path, {}, train)
+    assert found.startswith(f"train.json: {line}")
+
+
+@pytest.mark.parametrize(
+    ("model", "train", "line"),
+    [
+        ({"rope_theta": 1e5}, {}, 'rope_theta: has no effect with positions "learned"'),
+        (
+            {"norm": "none", "norm_epsilon": 1e-6},
+            {},
+            'norm_epsilon: has no effect with norm "none"',
+        ),
+        (
+            {"norm": "none", "norm_placement": "around"},
+            {},
+            'norm_placement: has no effect with norm "none"',
+        ),
+        (
+            {"feed_forward": "none", "ffn_bias": True},
+            {},
+            'ffn_bias: has no effect with feed_forward "none"',
+        ),
+        (
+            {"sliding_window": 4, "layer_pattern": ["global"]},
+            {},
+            "sliding_window: has no effect, as no layer is sliding",
+        ),
+        (
+            SLIDING | {"rope_theta": 1e5},
+            {},
+            "rope_theta: has no effect, as every layer has sliding_rope_theta",
+        ),
+        ({"init": "gpt2"}, {"start_from": "imported"}, "init: has no effect with start_from"),
+    ],
+)
+def test_a_key_of_model_json_without_effect_is_named(
+    model: dict[str, Any], train: dict[str, Any], line: str, tmp_path: Path
+) -> None:
+    (found,) = unused(tmp_path, model, train)
+    assert found.startswith(f"model.json: {line}")
+
+
+def test_without_layers_the_keys_of_layers_have_no_effect(tmp_path: Path) -> None:
+    model: dict[str, Any] = {
+        "n_layers": 0,
+        "n_heads": 2,
+        "qkv_bias": True,
+        "attention_soft_cap": 5.0,
+    }
+    model |= {"positions": "rope", "ffn_dim": 8, "residual": False}
+    found = unused(tmp_path, model, {"remat": "full", "scan_unroll": 2})
+    keys = {line.split(": ")[1] for line in found}
+    assert keys == {*(model.keys() - {"n_layers"}), "remat", "scan_unroll"}
+    assert all(line.endswith("has no effect with n_layers 0; remove it") for line in found)
+
+
+@pytest.mark.parametrize(
+    ("model", "train"),
+    [
+        ({}, {}),
+        ({"sliding_window": None, "ffn_dim": None}, {"clipping_max_norm": None}),
+        ({}, {"optimizer": "muon", "momentum": 0.9, "beta1": 0.9, "beta2": 0.9, "epsilon": 1e-8}),
+        ({}, {"schedule": "warmup_stable_decay", "decay_period_percent": 10}),
+        ({"n_experts": 2, "experts_per_token": 1}, {"load_balancing_weight": 0.1}),
+        (SLIDING | {"layer_pattern": ["sliding", "global"], "rope_theta": 1e5}, {}),
+        ({}, {"seed": 3, "start_from": "imported", "drop_rate": 0.1}),
+    ],
+)
+def test_keys_with_effect_and_defaults_are_not_named(
+    model: dict[str, Any], train: dict[str, Any], tmp_path: Path
+) -> None:
+    assert unused(tmp_path, model, train) == []
+
+
+def test_without_a_validation_split_its_keys_have_no_effect(tmp_path: Path) -> None:
+    config = run_config.load_run(make_run(tmp_path / "run", validation_tokens=256).path)
+    (line,) = unused_keys(config, has_validation=False)
+    assert line.startswith("train.json: validation_tokens: has no effect without a validation")
+
+
+def test_the_keys_of_layers_are_keys() -> None:
+    assert set(_KEYS_OF_LAYERS) < ModelConfig.model_fields.keys()
+
+
+def test_committed_runs_set_no_key_in_vain() -> None:
+    assert [unused_keys(run_config.load_run(run)) for run in COMMITTED_RUNS] == [
+        [] for _ in COMMITTED_RUNS
+    ]
