@@ -111,6 +111,7 @@ def _held(folder: RunFolder, config: RunConfig, cluster: Cluster | None) -> Iter
         return
 
     from rungs.parallel import jax_setup
+    from rungs.parallel.lost_process import end_if_lost
     from rungs.parallel.processes import is_first_process, join, run_on_first
     from rungs.step.state import copy_bytes
 
@@ -118,7 +119,7 @@ def _held(folder: RunFolder, config: RunConfig, cluster: Cluster | None) -> Iter
     join(cluster)
     if not is_first_process():
         run_log.only_warnings()
-    with ExitStack() as hold:
+    with end_if_lost(), ExitStack() as hold:
         run_on_first(lambda: hold.enter_context(folder.lock()))
         yield
 

@@ -7,6 +7,7 @@
     collectives    psum and others inside shard_map
     names          names of mesh axes, array axes, parts of the model and parameters
     launchers      find the cluster a process is part of: Slurm, Open MPI, Kubernetes, TPU pods
+    lost_process   what happens when another process is missing or dies
     processes      join the processes; broadcast and agree between them
     jax_setup      what to set before JAX starts: compilation cache, CPU devices, determinism
     target_device  the kind of device a program is traced for: the local one or a planned one

@@ -14,6 +14,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rungs.common.errors import RunFailure, UserError
+from rungs.parallel import lost_process
 from rungs.parallel.launchers import Cluster
 
 START_TIMEOUT_SECONDS = 300
@@ -30,7 +31,7 @@ _PIECE_BYTES = 1 << 28
 def join(cluster: Cluster) -> None:
     """Connect to the other processes; call this before any other use of JAX.
 
-    If some do not arrive in time, JAX ends this process.
+    If some do not arrive in time, or die later, `lost_process` ends this one.
 
     Raises:
         UserError: JAX cannot find out who the other processes are.
@@ -38,13 +39,16 @@ def join(cluster: Cluster) -> None:
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.config.update("jax_enable_preemption_service", False)  # it would catch SIGTERM
     try:
-        jax.distributed.initialize(
-            *cluster,
-            initialization_timeout=START_TIMEOUT_SECONDS,
-            heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT_SECONDS,
-            shutdown_timeout_seconds=HEARTBEAT_TIMEOUT_SECONDS,
-        )
+        with lost_process.end_instead_of_abort():
+            jax.distributed.initialize(
+                *cluster,
+                initialization_timeout=START_TIMEOUT_SECONDS,
+                heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT_SECONDS,
+                shutdown_timeout_seconds=HEARTBEAT_TIMEOUT_SECONDS,
+            )
     except (ValueError, RuntimeError) as error:
+        if is_multi_process():  # it knows the others, but they did not arrive
+            lost_process.end()
         advice = "" if cluster.coordinator else "; give --coordinator, --processes and --process"
         message = f"the processes of this run cannot connect: {error}{advice}"
         raise UserError(message) from None

@@ -10,6 +10,7 @@ import pytest
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.parallel import processes
 from rungs.parallel.launchers import Cluster
+from rungs.parallel.lost_process import MESSAGE
 from rungs.run import metrics
 from tests.support.tiny_run import (
     assert_same_outcome,
@@ -100,7 +101,11 @@ def test_a_stopped_or_killed_process_ends_the_other(
     with two_processes(run, datasets_dir) as both:
         both.wait_for_step(3)
         both.processes[number].send_signal(sent)
-        assert both.processes[1 - number].wait(600) != 0
+        assert both.processes[1 - number].wait(600) == 1
+        said = both.outputs()[1 - number]
+        assert said.count(f"error: {MESSAGE}") == 1, said
+        assert "stack trace" not in said
+        assert "Traceback" not in said
 
 
 @pytest.mark.long

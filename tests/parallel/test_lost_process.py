@@ -1,0 +1,69 @@
+"""A process of a run ends with one line if another one is missing or dies."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+
+from rungs.common import run_log
+from rungs.parallel import lost_process
+from tests.support.two_processes import free_port
+
+ALONE = """
+import sys
+from rungs.parallel import processes
+from rungs.parallel.launchers import Cluster
+processes.START_TIMEOUT_SECONDS = 2
+processes.join(Cluster(f"127.0.0.1:{sys.argv[1]}", 2, int(sys.argv[2])))
+"""
+
+
+class Ended(Exception):
+    """Instead of the end of the process."""
+
+
+def fail_with(message: str) -> None:
+    with lost_process.end_if_lost():
+        raise jax.errors.JaxRuntimeError(message)
+
+
+@pytest.fixture
+def no_exit(monkeypatch: pytest.MonkeyPatch) -> None:
+    def end(code: int) -> None:
+        raise Ended(code)
+
+    monkeypatch.setattr(lost_process.os, "_exit", end)
+    monkeypatch.setattr(lost_process, "_ENDING", lost_process.threading.Lock())
+
+
+@pytest.mark.usefixtures("no_exit")
+def test_a_collective_without_its_partner_ends_with_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_log.log, "handlers", [])
+    run_log.log_to_file(tmp_path / "train.log")
+    with pytest.raises(Ended, match="1"):
+        fail_with("UNKNOWN: Gloo ReduceScatter failed: Read error: Connection reset by peer")
+    assert capsys.readouterr().err == f"error: {lost_process.MESSAGE}\n"
+    assert f"ERROR {lost_process.MESSAGE}" in (tmp_path / "train.log").read_text()
+
+
+@pytest.mark.usefixtures("no_exit")
+def test_other_failures_of_jax_are_not_taken_for_it() -> None:
+    with pytest.raises(jax.errors.JaxRuntimeError):
+        fail_with("INTERNAL: a bug in the compiler")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("process", ["0", "1"])
+def test_a_process_whose_partner_does_not_start_ends_with_one_line(process: str) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", ALONE, str(free_port()), process],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
+    assert (ended.returncode, ended.stderr) == (1, f"error: {lost_process.MESSAGE}\n")
