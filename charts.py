@@ -5,6 +5,8 @@ uv run charts.py runs/a runs/b …    compare runs: charts under comparisons/, t
 uv run charts.py --power-law …      also fit a power law of loss against compute to the runs
 """
 
+from rungs.common.command import run_command
+
 import hashlib
 import os
 from pathlib import Path
@@ -14,7 +16,7 @@ import click
 from rungs.charts import drawing
 from rungs.charts.comparison_charts import draw_comparison
 from rungs.charts.run_charts import draw_run
-from rungs.common.errors import UserError, run_command
+from rungs.common.errors import UserError
 from rungs.run import recorded_run
 from rungs.run.folder import find_run
 from rungs.run.metrics import METRICS_FILE

@@ -4,6 +4,8 @@ Exit code 1 if a checkpoint is damaged. In Python, `from checkpointing import lo
 model of a run, a checkpoint or a weights file.
 """
 
+from rungs.common.command import run_command
+
 import json
 import sys
 from collections.abc import Sequence
@@ -13,7 +15,7 @@ import click
 
 import rungs
 from rungs.checkpointing.listing import ListedCheckpoint, list_run
-from rungs.common.errors import EXIT_FAILED, UserError, run_command
+from rungs.common.errors import EXIT_FAILED, UserError
 from rungs.common.text_table import align_columns
 from rungs.run.folder import RunFolder, find_run
 

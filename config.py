@@ -1,10 +1,11 @@
 """Generate the JSON schemas and the page of config keys: `uv run config.py`."""
 
+from rungs.common.command import run_command
+
 from pathlib import Path
 
 import click
 
-from rungs.common.errors import run_command
 from rungs.config.reference import write_generated_files
 
 

@@ -1,10 +1,11 @@
 """Command: build a dataset from your own files, or download one from the hub."""
 
+from rungs.common.command import run_command
+
 from pathlib import Path
 
 import click
 
-from rungs.common.errors import run_command
 from rungs.data import catalog, python_stdlib
 from rungs.data.catalog import DATASETS_DIR_OPTION
 from rungs.data.dataset import Dataset

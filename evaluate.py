@@ -1,5 +1,7 @@
 """Print loss, perplexity and bits per byte of a checkpoint: `uv run evaluate.py runs/a-to-a`."""
 
+from rungs.common.command import run_command
+
 import math
 from pathlib import Path
 
@@ -7,7 +9,7 @@ import click
 
 from rungs.checkpointing.load import find_weights, load_model, load_tokenizer
 from rungs.checkpointing.weights_file import Weights
-from rungs.common.errors import UserError, run_command
+from rungs.common.errors import UserError
 from rungs.config.run_config import RunConfig
 from rungs.config.train_config import TrainConfig
 from rungs.data.catalog import DATASETS_DIR_OPTION, find_datasets_dir, open_dataset

@@ -3,6 +3,8 @@
 Greedy, unless a sampling option is given. A single text is printed while it is generated.
 """
 
+from rungs.common.command import run_command
+
 import json
 import sys
 import time
@@ -11,7 +13,7 @@ from pathlib import Path
 
 import click
 
-from rungs.common.errors import UserError, run_command
+from rungs.common.errors import UserError
 from rungs.common.paths import is_file
 from rungs.common.strict_json import read_text
 from rungs.data.tokenizer import LARGEST_VOCAB, Tokenizer
@@ -40,9 +42,11 @@ REPLACEMENT_CHARACTER = "\ufffd"
 )
 @click.option("--num-samples", type=click.IntRange(1), default=1, help="Texts per prompt.")
 @click.option("--temperature", type=float, help="Sampling temperature; 0 is greedy.")
-@click.option("--top-k", type=int, help="Sample from the K most likely tokens.")
+@click.option("--top-k", type=int, help="Sample from the K most likely tokens, ties included.")
 @click.option(
-    "--top-p", type=float, help="Sample from the most likely tokens with total probability P."
+    "--top-p",
+    type=float,
+    help="Sample from the most likely tokens with total probability P, ties included.",
 )
 @click.option(
     "--min-p", type=float, help="Sample from tokens with at least P times the highest probability."

@@ -3,6 +3,8 @@
 In Python, `from model import GPT` gives the model itself.
 """
 
+from rungs.common.command import run_command
+
 import json
 import os
 from typing import TYPE_CHECKING, Any
@@ -10,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import rungs
-from rungs.common.errors import run_command
 from rungs.common.text_table import align_columns
 from rungs.config.run_config import load_run
 from rungs.run.folder import find_run

@@ -6,6 +6,8 @@
 The experiments are in `rungs/scaling/coordinate_check.py` and `learning_rate_sweep.py`.
 """
 
+from rungs.common.command import run_command
+
 import functools
 import sys
 from collections.abc import Sequence
@@ -16,7 +18,7 @@ import click
 
 from rungs.charts import drawing
 from rungs.charts.mup_charts import coordinate_chart, sweep_chart
-from rungs.common.errors import EXIT_FAILED, UserError, run_command
+from rungs.common.errors import EXIT_FAILED, UserError
 from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import RunConfig, load_run
 from rungs.data.catalog import DATASETS_DIR_OPTION, find_datasets_dir, open_dataset

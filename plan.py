@@ -6,6 +6,8 @@ Exit codes: 0 it fits; 1 it does not fit into memory or on the disk; 2 bad input
 and writes nothing except the run folders of --into.
 """
 
+from rungs.common.command import run_command
+
 import math
 import os
 import re
@@ -15,7 +17,7 @@ from typing import TYPE_CHECKING, get_args
 
 import click
 
-from rungs.common.errors import UserError, run_command
+from rungs.common.errors import UserError
 from rungs.config.run_config import RunConfig, load_run
 from rungs.config.train_config import Mode, ShardingConfig, mode_problem
 from rungs.config.unused_keys import unused_keys

@@ -1,5 +1,7 @@
 """Import and export Hugging Face models: `uv run pretrained.py import ID_OR_FOLDER RUN`."""
 
+from rungs.common.command import run_command
+
 import json
 import sys
 from pathlib import Path
@@ -7,7 +9,7 @@ from pathlib import Path
 import click
 
 from rungs.common.atomic_folder import create_folder
-from rungs.common.errors import UserError, run_command
+from rungs.common.errors import UserError
 from rungs.common.paths import is_there
 from rungs.config.model_config import ModelConfig
 from rungs.huggingface.exporting import Export

@@ -9,6 +9,8 @@ from rungs.common import signals
 if __name__ == "__main__":
     signals.exit_on_signal()  # before the slow imports
 
+from rungs.common.command import run_command
+
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -17,7 +19,7 @@ from pathlib import Path
 import click
 
 from rungs.common import run_log
-from rungs.common.errors import UserError, run_command
+from rungs.common.errors import UserError
 from rungs.config.run_config import RunConfig, load_run
 from rungs.data.catalog import DATASETS_DIR_OPTION, find_datasets_dir
 from rungs.parallel.launchers import Cluster, find_cluster

@@ -6,13 +6,14 @@ Prints a text that no run was trained on, and the model's most likely target for
 Exits with code 1 if the two differ.
 """
 
+from rungs.common.command import run_command
+
 import sys
 
 import click
 import jax.numpy as jnp
 
 from rungs.checkpointing.load import load_model, load_tokenizer
-from rungs.common.errors import run_command
 
 # Samuel Taylor Coleridge, The Rime of the Ancient Mariner, part I (text of 1834)
 TEXT = """\

@@ -5,10 +5,11 @@
 An A-to-A model repeats the last token.
 """
 
+from rungs.common.command import run_command
+
 import click
 
 from rungs.checkpointing.load import load_model, load_tokenizer
-from rungs.common.errors import run_command
 from rungs.model.generation import Generator, Request
 
 PROMPT = "Every effort moves you"

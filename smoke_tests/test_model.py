@@ -9,6 +9,8 @@ what was measured and what is expected. Exits with code 1 if a check fails. Writ
 run folder. The first time, compilation takes most of a minute for a small run.
 """
 
+from rungs.common.command import run_command
+
 import os
 import sys
 from pathlib import Path
@@ -16,7 +18,6 @@ from pathlib import Path
 import click
 
 from rungs.common import run_log
-from rungs.common.errors import run_command
 from rungs.config.run_config import load_run
 from rungs.data.catalog import DATASETS_DIR_OPTION, find_datasets_dir
 from rungs.run.folder import RunFolder, find_run

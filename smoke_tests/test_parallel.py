@@ -10,6 +10,8 @@ tolerances. Writes nothing into the run folder. The first time, compilation take
 small run.
 """
 
+from rungs.common.command import run_command
+
 import os
 import subprocess
 import sys
@@ -18,7 +20,6 @@ from pathlib import Path
 import click
 
 from rungs.common import run_log
-from rungs.common.errors import run_command
 from rungs.config.run_config import load_run
 from rungs.data.catalog import DATASETS_DIR_OPTION, find_datasets_dir
 from rungs.run.folder import RunFolder, find_run

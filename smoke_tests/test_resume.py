@@ -8,6 +8,8 @@ metrics, bit for bit. Prints the first difference, and exits with code 1 if ther
 nothing into the run folder.
 """
 
+from rungs.common.command import run_command
+
 import contextlib
 import sys
 import tempfile
@@ -16,7 +18,7 @@ from pathlib import Path
 import click
 
 from rungs.common import run_log
-from rungs.common.errors import UserError, run_command
+from rungs.common.errors import UserError
 from rungs.config.run_config import load_run
 from rungs.data.catalog import DATASETS_DIR_OPTION, find_datasets_dir
 from rungs.run.folder import RunFolder, find_run

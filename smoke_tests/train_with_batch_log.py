@@ -52,8 +52,9 @@ def _write(file: TextIO, value: Any) -> None:
 
 
 if __name__ == "__main__":
+    from rungs.common.command import run_command
+
     import train
-    from rungs.common.errors import run_command
 
     log_batches(Path(sys.argv.pop(1)))
     run_command(train.main)

@@ -6,6 +6,8 @@ through. The time of validation is subtracted. The first checkpoint, which all r
 steps up to the second are not counted.
 """
 
+from rungs.common.command import run_command
+
 import functools
 import itertools
 import json
@@ -26,7 +28,6 @@ import train
 from benchmarks.report import spread
 from rungs.checkpointing import saver
 from rungs.checkpointing.saver import Saver
-from rungs.common.errors import run_command
 from rungs.common.text_table import align_columns
 from rungs.data.catalog import find_datasets_dir
 from rungs.run import metrics

@@ -4,6 +4,8 @@ Reads every training batch of a small and of a large token file, each in a proce
 compares their anonymous memory (RssAnon) at the end. Linux only.
 """
 
+from rungs.common.command import run_command
+
 import re
 import subprocess
 import sys
@@ -14,7 +16,6 @@ from pathlib import Path
 import click
 import numpy as np
 
-from rungs.common.errors import run_command
 from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import RunConfig
 from rungs.config.train_config import TrainConfig

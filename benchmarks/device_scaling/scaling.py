@@ -20,6 +20,8 @@ from typing import Any
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 
+from rungs.common.command import run_command
+
 import click
 import jax
 
@@ -36,7 +38,6 @@ from benchmarks.device_scaling.roofline import balance
 from benchmarks.one_step import lower_step
 from benchmarks.report import spread
 from benchmarks.side_process import failure
-from rungs.common.errors import run_command
 from rungs.common.text_table import align_columns
 from rungs.config.run_config import RunConfig
 from rungs.parallel.mesh import create_mesh

@@ -5,6 +5,8 @@ several batch sizes, in float32 and bfloat16. The sides take turns. PyTorch and 
 in a process of their own: uv downloads them, unless `--torch-python` names a Python that has them.
 """
 
+from rungs.common.command import run_command
+
 import json
 import statistics
 import time
@@ -18,7 +20,6 @@ import numpy as np
 
 from benchmarks.report import spread
 from benchmarks.side_process import Side, start
-from rungs.common.errors import run_command
 from rungs.config.model_config import ModelConfig
 from rungs.model.generation import Generator, Request
 from rungs.model.gpt import GPT

@@ -5,6 +5,8 @@ of each training and draws it over the learning rate. The same command resumes w
 interrupted.
 """
 
+from rungs.common.command import run_command
+
 import functools
 from pathlib import Path
 
@@ -12,7 +14,6 @@ import click
 
 from rungs.charts import drawing
 from rungs.charts.mup_charts import sweep_chart
-from rungs.common.errors import run_command
 from rungs.data.catalog import find_datasets_dir
 from rungs.run.folder import find_run
 from rungs.scaling.learning_rate_sweep import (

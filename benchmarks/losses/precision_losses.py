@@ -4,6 +4,8 @@ Trains the same model on the same batches of the embedded dataset in each dtype,
 compares the loss of each step, and the mean of the last steps, with float32's.
 """
 
+from rungs.common.command import run_command
+
 import dataclasses
 import tempfile
 from pathlib import Path
@@ -15,7 +17,6 @@ import numpy as np
 from benchmarks.training_speed.rungs_side import batches, loss_of, run_config
 from benchmarks.training_speed.speed_table import Shape
 from benchmarks.training_speed.train_speed import write_batches
-from rungs.common.errors import run_command
 from rungs.config.run_config import RunConfig
 from rungs.config.train_config import ComputeDtype
 from rungs.parallel import jax_setup

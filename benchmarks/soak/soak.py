@@ -5,6 +5,8 @@ random order, each followed by the same command. At the end the run is compared,
 one that nothing befell. Exit code 1 where a fault was not survived or a byte is lost.
 """
 
+from rungs.common.command import run_command
+
 import collections
 import itertools
 import os
@@ -20,7 +22,6 @@ import numpy as np
 
 from benchmarks.soak.faults import FINISHED, Fault, ended_with, in_the_process, on_the_disk
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
-from rungs.common.errors import run_command
 from rungs.run import metrics
 from rungs.run.folder import RunFolder
 from tests.support.tiny_run import final_arrays, losses, make_dataset, make_run, train

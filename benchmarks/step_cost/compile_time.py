@@ -5,6 +5,8 @@ unrolled layers would take minutes). Each turn traces and compiles every step ag
 cache. 24 unrolled layers, the slowest case, get a single turn.
 """
 
+from rungs.common.command import run_command
+
 import statistics
 import time
 from collections import defaultdict
@@ -16,7 +18,6 @@ import jax
 
 from benchmarks.one_step import TimedStep, train_config
 from benchmarks.report import spread
-from rungs.common.errors import run_command
 from rungs.common.text_table import align_columns
 from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import RunConfig

@@ -5,6 +5,8 @@ by itself. For each size: the time of a step, its FLOPs by formula, and the memo
 program. The sizes take turns. `--chart PATH` draws them.
 """
 
+from rungs.common.command import run_command
+
 import functools
 import statistics
 from pathlib import Path
@@ -29,7 +31,6 @@ from rungs.charts.drawing import (
     use_style,
     write_all,
 )
-from rungs.common.errors import run_command
 from rungs.common.text_table import align_columns
 from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import RunConfig

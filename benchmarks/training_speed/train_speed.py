@@ -7,6 +7,8 @@ loss. The peak is the fastest matmul of either library, before all turns or afte
 PyTorch, unless `--torch-python` names a Python that has it.
 """
 
+from rungs.common.command import run_command
+
 import contextlib
 import itertools
 import shutil
@@ -22,7 +24,6 @@ import numpy as np
 from benchmarks.side_process import Side, start
 from benchmarks.training_speed.sides import Peaks, all_sides, measure_peaks
 from benchmarks.training_speed.speed_table import Row, Shape, speed_table
-from rungs.common.errors import run_command
 from rungs.data import python_stdlib
 from rungs.data.catalog import find_datasets_dir, open_dataset
 from rungs.data.dataset import TRAIN
@@ -91,7 +92,7 @@ def main(
     """Print a table of tokens per second, each the median of all turns."""
     shape = Shape(**sizes)
     if shape.width % shape.heads:
-        raise click.UsageError(f"--emb-dim {shape.width} does not divide by {shape.heads} heads")
+        raise click.UsageError(f"--emb-dim {shape.width} is not divisible by {shape.heads} heads")
     torch = None if without_torch else torch_command(torch_python)
     with tempfile.TemporaryDirectory() as folder:
         batches = Path(folder) / "batches.npy"

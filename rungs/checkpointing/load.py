@@ -100,4 +100,6 @@ def find_weights(path: Path | str) -> Path:
         return imported
     if is_folder(path):
         raise UserError(f"{path}: no checkpoint there yet; train it first: uv run train.py {path}")
-    raise UserError(f"{path}: no such run, checkpoint or model.safetensors; {known_runs()}")
+    raise UserError(
+        f"{path}: no such run, checkpoint or model.safetensors; {known_runs(str(path))}"
+    )

@@ -21,7 +21,7 @@ class Sampling(NamedTuple):
     """Only the k most likely tokens (Fan et al. 2018), and those as likely as the k-th."""
     top_p: float | None = None
     """Only the nucleus: the smallest set of most likely tokens whose probabilities add up to this
-    (Holtzman et al. 2020)."""
+    (Holtzman et al. 2020), and those as likely as the least likely of them."""
     min_p: float | None = None
     """Only tokens whose probability is at least this times the highest (Nguyen et al. 2024)."""
     stop_tokens: tuple[int, ...] = ()

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import difflib
 import os
 import socket
 from collections.abc import Iterator
@@ -137,12 +138,15 @@ def find_run(name: str) -> Path:
     for candidate in (Path(name), RUNS / name):
         if is_folder(candidate):
             return candidate
-    raise UserError(f"{name}: no such run folder, also not in {RUNS}/; {known_runs()}")
+    raise UserError(f"{name}: no such run folder, here or in {RUNS}/; {known_runs(name)}")
 
 
-def known_runs() -> str:
-    """Return the names of all runs, as the end of a message about a run that does not exist."""
+def known_runs(name: str) -> str:
+    """Return the run that was probably meant, or the names of all, as the end of a message about a
+    run that does not exist."""
     runs = sorted(path.parent.name for path in RUNS.glob(f"*/{TRAIN_FILE}"))
+    if close := difflib.get_close_matches(Path(name).name, runs, n=1):
+        return f"did you mean {close[0]}?"
     if runs:
         return f"existing runs: {', '.join(runs)}"
     return "a run folder has a model.json and a train.json"

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -163,10 +164,10 @@ def test_config_errors_are_reported_before_jax_is_imported(tmp_path: Path) -> No
     folder = make_run(tmp_path / "run", learning_rte=3, epochs=0).path
     code = f"""
 import sys, train
-from rungs.common import errors
+from rungs.common import command
 sys.argv = ["train.py", {str(folder)!r}]
 try:
-    errors.run_command(train.main)
+    command.run_command(train.main)
 finally:
     print("jax" in sys.modules)
 """
@@ -250,3 +251,21 @@ def test_a_copied_run_trains_and_the_same_command_resumes_it(tmp_path: Path) -> 
         assert expected in result.stderr
     train = json.loads((tmp_path / "new" / "train.json").read_text())
     assert train["lineage"] == {"like": str(old.path), "set": {"learning_rate": 3e-4}}
+
+
+COMMANDS = sorted(path.name for path in ROOT.glob("*.py") if "run_command" in path.read_text())
+
+
+@pytest.mark.parametrize("script", COMMANDS)
+def test_without_uv_a_command_says_how_to_run_it_in_one_line(script: str) -> None:
+    without_libraries = [sys.executable, "-S", script, "runs/layers"]
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    ended = subprocess.run(
+        without_libraries, capture_output=True, text=True, check=False, cwd=ROOT, env=environment
+    )
+    (line,) = ended.stderr.splitlines()
+    assert line == (
+        f"error: {sys.executable} has no module click; use uv, which installs it:"
+        f" uv run {script} runs/layers"
+    )
+    assert ended.returncode == 1

@@ -1,5 +1,7 @@
 """`plan.py` as a user runs it, and the figures of its plans."""
 
+from rungs.common.command import run_command
+
 import json
 import subprocess
 import sys
@@ -11,7 +13,7 @@ from click.testing import CliRunner, Result
 
 import plan
 from rungs.common import disk
-from rungs.common.errors import UserError, run_command
+from rungs.common.errors import UserError
 from rungs.config import run_config
 from rungs.config.train_config import ShardingConfig
 from rungs.parallel import target_device

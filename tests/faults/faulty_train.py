@@ -17,7 +17,8 @@ if __name__ == "__main__":
     name, *values = fault.split(":")
     getattr(injected_faults, name)(*values)
 
+    from rungs.common.command import run_command
+
     import train
-    from rungs.common.errors import run_command
 
     run_command(train.main)

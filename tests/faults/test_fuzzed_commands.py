@@ -1,6 +1,8 @@
 """Whatever arguments a command gets, it works or ends with clear lines and exit code 2, and changes
 no file."""
 
+from rungs.common.command import run_command
+
 import json
 import os
 import subprocess
@@ -22,7 +24,7 @@ import pretrained
 import train
 from rungs.charts.comparison_charts import loss_by_step
 from rungs.checkpointing.load import find_weights
-from rungs.common.errors import EXIT_BAD_INPUT, UserError, run_command
+from rungs.common.errors import EXIT_BAD_INPUT, UserError
 from rungs.data.bpe import train_bpe
 from rungs.data.catalog import open_dataset
 from rungs.data.dataset import Dataset

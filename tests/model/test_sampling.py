@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from rungs.common.errors import UserError
-from rungs.model.sampling import Sampling, next_tokens
+from rungs.model.sampling import Sampling, mask_unlikely, next_tokens
 
 VOCAB, DRAWS = 12, 20_000
 LOGITS = np.array([2.0, -1.0, 0.3, 1.9, 0.0, -2.5, 1.2, 0.7, -0.4, 1.5, -3.0, 0.1])
@@ -135,3 +135,9 @@ def test_invalid_settings_are_reported_together() -> None:
         "--top-p: 1.5 is not allowed; must be above 0 and at most 1",
         "--min-p: 2 is not allowed; must be from 0 to 1",
     ]
+
+
+def test_tokens_as_likely_as_the_last_of_the_nucleus_are_kept() -> None:
+    logits = jnp.log(jnp.array([[0.1, 0.4, 0.2, 0.2, 0.1]]))
+    kept = np.isfinite(mask_unlikely(logits, Sampling(temperature=1.0, top_p=0.5)))
+    assert kept.tolist() == [[False, True, True, True, False]]

@@ -23,6 +23,13 @@ def test_a_run_is_found_by_path_or_by_name() -> None:
         find_run("new")
 
 
+@pytest.mark.parametrize("name", ["olt", "runs/odl", "elsewhere/olds"])
+def test_a_misspelt_run_is_answered_with_the_one_that_was_meant(name: str) -> None:
+    with pytest.raises(UserError) as raised:
+        find_run(name)
+    assert str(raised.value) == f"{name}: no such run folder, here or in runs/; did you mean old?"
+
+
 def test_one_process_holds_the_lock_and_a_stale_lock_does_not_count() -> None:
     run = RunFolder(Path("runs/old"))
     (run.path / "train.lock").touch()  # as a killed process leaves them

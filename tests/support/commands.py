@@ -1,12 +1,12 @@
 """Runs a command in this process as its script would, with exit code and output."""
 
+from rungs.common.command import run_command
+
 import contextlib
 import importlib
 import io
 from typing import NamedTuple
 from unittest.mock import patch
-
-from rungs.common.errors import run_command
 
 
 class Finished(NamedTuple):

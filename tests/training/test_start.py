@@ -429,7 +429,7 @@ def test_too_little_data_is_refused_before_anything_is_written(
     assert "nothing" in refusal(run, datasets_dir)
 
 
-def test_a_microbatch_that_does_not_divide_by_the_devices_is_refused(
+def test_a_microbatch_that_is_not_divisible_by_the_devices_is_refused(
     datasets_dir: Path, tmp_path: Path
 ) -> None:
     run = make_run(tmp_path / "run", sharding={"data": 3})

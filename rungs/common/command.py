@@ -1,0 +1,63 @@
+"""Run a command of the root. Commands import this file first, so that a library that is not
+installed is one line instead of a traceback."""
+
+import importlib.metadata
+import io
+import shlex
+import sys
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from rungs.common.errors import (
+    EXIT_BAD_INPUT,
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    RunFailure,
+    UserError,
+    readable_line,
+)
+
+if TYPE_CHECKING:
+    import click
+
+
+def _report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Report an exception that ends the process."""
+    if isinstance(error, ModuleNotFoundError) and not _is_installed():
+        line = f"error: {sys.executable} has no module {error.name}; use uv, which installs it:"
+        print(line, "uv run", shlex.join(sys.argv), file=sys.stderr)
+    else:
+        sys.__excepthook__(kind, error, trace)
+
+
+def _is_installed() -> bool:
+    """Return whether this interpreter has Rungs with its dependencies, as uv's has."""
+    try:
+        importlib.metadata.distribution("rungs-lm")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+sys.excepthook = _report
+
+
+def run_command(command: "click.Command") -> None:
+    """Run a command. Errors go to stderr in one line each; the exit code is 2 for a `UserError`, 1
+    for a `RunFailure` and 130 for Ctrl-C."""
+    import click
+
+    try:
+        command.main(standalone_mode=False)
+    except (UserError, RunFailure) as error:
+        for line in str(error).splitlines():
+            click.echo(f"error: {line}", err=True)
+        sys.exit(EXIT_BAD_INPUT if isinstance(error, UserError) else EXIT_FAILED)
+    except click.ClickException as error:
+        usage = io.StringIO()
+        error.show(usage)
+        for line in usage.getvalue().rstrip("\n").split("\n"):
+            click.echo(readable_line(line), err=True)
+        sys.exit(error.exit_code)
+    except click.Abort:
+        sys.exit(EXIT_INTERRUPTED)
