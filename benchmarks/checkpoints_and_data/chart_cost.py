@@ -4,6 +4,8 @@ Writes the metrics of a run of many steps, with noise, validations and spikes, r
 and prints its time and its peak memory. Linux only.
 """
 
+from rungs.common.command import run_command
+
 import json
 import os
 import subprocess
@@ -15,7 +17,6 @@ from pathlib import Path
 import click
 import numpy as np
 
-from rungs.common.errors import run_command
 from rungs.run.metrics import METRICS_FILE, StepMetrics
 
 CONFIGS = {
