@@ -19,7 +19,6 @@ from rungs.parallel import jax_setup
 
 jax.config.update("jax_num_cpu_devices", 8)
 jax_setup.enable_compilation_cache()
-assert jax.device_count() == 8
 precision.fastest_dtype = lambda: "float32"  # the same on every machine
 
 
@@ -35,11 +34,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Leave the long tests out of a plain `pytest`. `pytest tests/faults` and any other choice of
-    tests runs all of its tests."""
+    tests runs all of its tests.
+
+    A plain `pytest` spends most of its time on compiling, so XLA leaves out LLVM's optimizations.
+    """
     config.addinivalue_line("markers", "long: left out of a plain `pytest`")
     is_plain = config.args_source is pytest.Config.ArgsSource.TESTPATHS
     if is_plain and not config.option.markexpr:
         config.option.markexpr = "not long"
+    if config.option.markexpr == "not long":  # the workers' option, too
+        flags = os.environ.get("XLA_FLAGS", "")
+        os.environ["XLA_FLAGS"] = f"--xla_backend_optimization_level=0 {flags}".strip()
+    assert jax.device_count() == 8
     if config.option.long_part is not None:
         # workers get the option from here, and so the same day
         config.option.long_part = "{}/{}".format(*long_part(config.option.long_part))

@@ -78,6 +78,8 @@ def _is_allowed(keyword: ast.keyword) -> bool:
 def test_no_code_is_run_that_was_read() -> None:
     sources = {path: path.read_text(encoding="utf-8") for path in PRODUCT}
     found = {path: lines for path, source in sources.items() if (lines := problems(source))}
+    [line] = found.pop(ROOT / "install_uv.py")  # runs before there is a library for it
+    assert line.endswith("imports urllib.request")
     assert found == {}
 
 

@@ -48,6 +48,11 @@ def fresh(
     return create_model_and_optimizer(run, 20, mesh or one_device())
 
 
+@nnx.jit
+def update(model: GPT, optimizer: MultiSteps, gradient: nnx.State, weight: float = 1.0) -> None:
+    optimizer.update(model, gradient, jnp.asarray(weight))
+
+
 def gradients(model: GPT) -> list[nnx.State]:
     """One for each step, some elements large."""
     params = nnx.state(model, nnx.Param)
@@ -74,7 +79,7 @@ def trained(optimizer: Optimizer, **changes: Any) -> tuple[dict[str, Any], dict[
     model, multi_steps = fresh(optimizer, **changes)
     before = arrays(model)
     for gradient in gradients(model):
-        multi_steps.update(model, gradient, jnp.asarray(1.0))
+        update(model, multi_steps, gradient)
     return before, arrays(model)
 
 
@@ -225,8 +230,8 @@ def test_padding_of_the_vocabulary_changes_no_update(name: Optimizer) -> None:
     padded, padded_optimizer = fresh(name, config, mesh_of(1, 2), sharding=sharding)
     assert named_arrays(padded)["head.kernel"].shape == (128, 130)
     for gradient in gradients(model):
-        optimizer.update(model, gradient, jnp.asarray(1.0))
-        padded_optimizer.update(padded, _padded(gradient, padded), jnp.asarray(1.0))
+        update(model, optimizer, gradient)
+        update(padded, padded_optimizer, _padded(gradient, padded))
     expected, found = (named_arrays(module, 129) for module in (model, padded))
     for parameter, array in expected.items():
         np.testing.assert_allclose(found[parameter], array, atol=1e-6, err_msg=parameter)
@@ -240,9 +245,9 @@ def test_padding_of_the_vocabulary_changes_no_update(name: Optimizer) -> None:
 def _padded(gradient: nnx.State, model: GPT) -> nnx.State:
     """The gradient with zeros for the padding that a model has."""
 
-    def pad(array: jax.Array, like: jax.Array) -> jax.Array:
+    def pad(array: jax.Array, like: jax.Array) -> np.ndarray:
         widths = [(0, size - own) for size, own in zip(like.shape, array.shape, strict=True)]
-        return jnp.pad(array, widths)
+        return np.pad(array, widths)
 
     return jax.tree.map(pad, gradient, nnx.state(model, nnx.Param))
 
@@ -252,9 +257,9 @@ def _padded(gradient: nnx.State, model: GPT) -> nnx.State:
 def test_without_a_finite_microbatch_nothing_moves(name: Optimizer) -> None:
     model, optimizer = fresh(name)
     first, second, _ = gradients(model)
-    optimizer.update(model, first, jnp.asarray(1.0))
+    update(model, optimizer, first)
     before = arrays(model) | arrays(optimizer)
-    optimizer.update(model, second, jnp.asarray(0.0))
+    update(model, optimizer, second, 0.0)
     after = arrays(model) | arrays(optimizer)
     assert after.pop("step") == before.pop("step") + 1
     assert all((after[part] == before[part]).all() for part in before)
