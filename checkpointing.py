@@ -1,7 +1,7 @@
 """List the checkpoints of a run and check them: `uv run checkpointing.py runs/a-to-a`.
 
-Exit code 1 if a checkpoint is damaged. In Python, `from checkpointing import load_model` gives the
-model of a run, a checkpoint or a weights file.
+Exit code 1 if a checkpoint is damaged. In Python, `import rungs; rungs.load_model(path)`
+gives the model of a run, a checkpoint or a weights file.
 """
 
 from rungs.common.command import run_command

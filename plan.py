@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, get_args
 import click
 
 from rungs.common.errors import UserError
+from rungs.common.paths import is_there
 from rungs.config.run_config import RunConfig, load_run
 from rungs.config.train_config import Mode, ShardingConfig, mode_problem
 from rungs.config.unused_keys import unused_keys
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from rungs.planning.forecast import Forecast
 
 RUNGS = 5
-UTILISATION = 40.0
+UTILIZATION = 40.0
 _SHARDING = re.compile(rf"({'|'.join(get_args(Mode))}):([0-9]{{1,6}})(?:x([0-9]{{1,6}}))?")
 
 
@@ -48,15 +49,17 @@ _SHARDING = re.compile(rf"({'|'.join(get_args(Mode))}):([0-9]{{1,6}})(?:x([0-9]{
     "  [default: from train.json]",
 )
 @click.option(
+    "--utilization",
     "--utilisation",
+    "utilization",
     type=click.FloatRange(1, 100),
     help="Assumed percentage of the devices' peak FLOP/s.  "
-    f"[default: measured in the run's latest steps, else {UTILISATION}]",
+    f"[default: measured in the run's latest steps, else {UTILIZATION}]",
 )
 @click.option(
     "--tokens-per-second",
     type=click.FloatRange(0.001),
-    help="Throughput of all devices together, if you know it. Replaces --utilisation.",
+    help="Throughput of all devices together, if you know it. Replaces --utilization.",
 )
 @click.option(
     "--ladder",
@@ -80,7 +83,7 @@ def main(
     run: str,
     device: str | None,
     sharding: str | None,
-    utilisation: float | None,
+    utilization: float | None,
     tokens_per_second: float | None,
     budget: float | None,
     rungs: int | None,
@@ -91,11 +94,11 @@ def main(
     """Estimate what RUN needs: parameters, memory, FLOPs, tokens, disk space and time."""
     if budget is None and (rungs or into):
         raise UserError("--rungs and --into need --ladder")
-    if not all(math.isfinite(given or 0) for given in (utilisation, tokens_per_second, budget)):
-        raise UserError("--utilisation, --tokens-per-second and --ladder need finite numbers")
+    if not all(math.isfinite(given or 0) for given in (utilization, tokens_per_second, budget)):
+        raise UserError("--utilization, --tokens-per-second and --ladder need finite numbers")
     folder = RunFolder(find_run(run))
     config = load_run(folder.path)
-    for line in unused_keys(config):
+    for line in unused_keys(config) if not is_there(folder.metrics) else ():
         click.echo(f"warning: {folder.path}/{line}", err=True)
     requested = parse_sharding(sharding) if sharding else None
     # JAX must not allocate a device's memory, and must not use a device if another is planned for.
@@ -108,7 +111,7 @@ def main(
 
     datasets = find_datasets_dir(datasets_dir)
     forecast = _forecast(
-        folder, config, device, requested, utilisation, tokens_per_second, datasets
+        folder, config, device, requested, utilization, tokens_per_second, datasets
     )
     if budget is not None:
         fits = _propose_ladder(folder, forecast, budget, rungs or RUNGS, into, as_json)
@@ -123,7 +126,7 @@ def _forecast(
     config: RunConfig,
     device: str | None,
     sharding: ShardingConfig | None,
-    utilisation: float | None,
+    utilization: float | None,
     tokens_per_second: float | None,
     datasets_dir: Path,
 ) -> "Forecast":
@@ -133,7 +136,7 @@ def _forecast(
     throughput = None
     if tokens_per_second is not None:
         throughput = Throughput(tokens_per_second, "as given")
-    elif device is None and sharding is None and utilisation is None:
+    elif device is None and sharding is None and utilization is None:
         throughput = recorded_throughput(folder)
     return forecast(
         folder,
@@ -141,7 +144,7 @@ def _forecast(
         hardware.this_device() if device is None else hardware.device_by_name(device),
         sharding or _configured_sharding(folder, config, is_here=device is None),
         datasets_dir,
-        (utilisation or UTILISATION) / 100,
+        (utilization or UTILIZATION) / 100,
         throughput,
     )
 

@@ -28,7 +28,9 @@ def restore(
     abstract = AbstractState(config, total_steps, mesh)
     weights = place_weights(saved.weights, abstract, cast=abstract.trained)
     context = ocp.Context()
-    context.array.loading.enable_padding_and_truncation = abstract.is_padded
+    # earlier versions saved Adafactor's state with vocabulary padding
+    is_padded = abstract.is_padded or config.train.optimizer == "adafactor"
+    context.array.loading.enable_padding_and_truncation = is_padded
     with context:
         folder = saved.folder.resolve() / manifest.OPTIMIZER_FOLDER
         optimizer = ocp.load(folder, abstract.optimizer)

@@ -16,7 +16,6 @@ from rungs.checkpointing.checkpoint_folder import (
     CHECKPOINT_GLOB,
     UNFINISHED,
     best_by_validation_data,
-    best_of,
     newest_valid,
 )
 from rungs.checkpointing.manifest import Checkpoint
@@ -41,12 +40,12 @@ def delete_old(folder: Path, keep: int) -> None:
 def make_room(folder: Path, keep: int, needed_bytes: int) -> None:
     """Delete old checkpoints if the next one would not fit on the disk.
 
-    The newest `keep` - 1 (at least one), the best and the newest valid one stay.
+    The newest `keep` - 1 (at least one), the best ones and the newest valid one stay.
     """
     if keep == -1 or disk.has_space(folder, needed_bytes):
         return
     checkpoints = checkpoint_folder.list_checkpoints(folder)
-    needed = best_of(checkpoints), newest_valid(folder)
+    needed = *best_by_validation_data(checkpoints).values(), newest_valid(folder)
     old = [c for c in _older(checkpoints, max(keep - 1, 1)) if c not in needed]
     if old:
         names = ", ".join(checkpoint.folder.name for checkpoint in old)

@@ -1,10 +1,13 @@
 """Run a command of the root. Commands import this file first, so that a library that is not
 installed is one line instead of a traceback."""
 
+from __future__ import annotations  # so that an older Python gets to the error message
+
 import importlib.metadata
 import io
 import shlex
 import sys
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -23,11 +26,16 @@ if TYPE_CHECKING:
 
 def _report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Report an exception that ends the process."""
-    if isinstance(error, ModuleNotFoundError) and not _is_installed():
-        line = f"error: {sys.executable} has no module {error.name}; use uv, which installs it:"
+    if isinstance(error, ImportError) and _is_script_of_ours() and not _is_installed():
+        lacks = f"no module {error.name}" if error.name else "not what Rungs needs"
+        line = f"error: {sys.executable} has {lacks}; use uv, which installs it:"
         print(line, "uv run", shlex.join(sys.argv), file=sys.stderr)
     else:
-        sys.__excepthook__(kind, error, trace)
+        _former_hook(kind, error, trace)
+
+
+def _is_script_of_ours() -> bool:
+    return Path(sys.argv[0]).resolve().is_relative_to(Path(__file__).resolve().parents[2])
 
 
 def _is_installed() -> bool:
@@ -39,10 +47,10 @@ def _is_installed() -> bool:
     return True
 
 
-sys.excepthook = _report
+_former_hook, sys.excepthook = sys.excepthook, _report
 
 
-def run_command(command: "click.Command") -> None:
+def run_command(command: click.Command) -> None:
     """Run a command. Errors go to stderr in one line each; the exit code is 2 for a `UserError`, 1
     for a `RunFailure` and 130 for Ctrl-C."""
     import click

@@ -3,6 +3,7 @@ when they cannot be written."""
 
 import contextlib
 import errno
+import math
 import os
 import re
 import shutil
@@ -71,8 +72,13 @@ def writing(
 
 def has_space(path: Path, needed_bytes: int) -> bool:
     """Return whether a folder's file system has enough free space, or does not report its size."""
+    return free_bytes(path) >= needed_bytes
+
+
+def free_bytes(path: Path) -> float:
+    """Return the free space of a folder's file system; infinity if it does not report its size."""
     usage = shutil.disk_usage(path)
-    return not usage.total or usage.free >= needed_bytes
+    return usage.free if usage.total else math.inf
 
 
 def check_free_space(path: Path, what: str, needed_bytes: int) -> None:

@@ -1,6 +1,8 @@
 """SIGINT, SIGTERM and SIGHUP: they end a process that is starting, and ask a training one to stop
 after the current step."""
 
+from __future__ import annotations  # an older Python must get as far as `command.py`
+
 import contextlib
 import os
 import select
@@ -9,7 +11,10 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import Self
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import Self
 
 _SECONDS_OF_ONE_REQUEST = 1.0
 
@@ -25,7 +30,8 @@ def exit_on_signal() -> None:
 
 
 def _end(number: int) -> None:
-    _print(f"{signal.Signals(number).name}: stopped; run the same command to resume")
+    name = signal.Signals(number).name
+    _print(f"{name}: stopped; to resume, run the same command without --fresh and --from")
     os._exit(128 + number)
 
 

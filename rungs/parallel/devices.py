@@ -21,6 +21,8 @@ _FEW = 2
 """CPU devices that a run may have whatever its size."""
 _COPIES_SHARE = 0.5
 """Share of the memory that the copies may take; the rest is for activations."""
+_ALL = '"sharding": {"mode": "dp"}'
+"""The key for all devices, whatever number the last checkpoint recorded."""
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
@@ -39,8 +41,8 @@ def cpu_device_count(
     """
     available = core_count() * processes
     if train.sharding is None:
-        copies = max(int(_COPIES_SHARE * memory_bytes() / copy_bytes), _FEW)
-        most = min(available, MAX_CPU_DEVICES * processes, copies * processes)
+        copies = max(min(_COPIES_SHARE * memory_bytes() / copy_bytes, MAX_CPU_DEVICES), _FEW)
+        most = min(available, int(copies) * processes)
         count = _recorded_data_size(train, available, recorded)
         return max((count or _divisor(train, most, processes)) // processes, 1)
     data, tensor = train.sharding.sizes
@@ -149,11 +151,13 @@ def idle_devices(train: TrainConfig, used: int, available: int) -> str | None:
 def _cause(train: TrainConfig, used: int, available: int) -> str:
     size, in_step = train.microbatch_size, train.sequences_per_step
     if size % available == 0:
-        return f'the last checkpoint used {used}; "sharding": {{"mode": "dp"}} would use all'
+        return f"the last checkpoint used {used}; {_ALL} would use all"
     cause = f"microbatch_size {size} is not divisible by {available};"
     fitting = [count for count in range(available, in_step + 1, available) if in_step % count == 0]
     if not fitting:
-        return f'{cause} "microbatch_size": {-(-size // available) * available} would use all'
+        return (
+            f'{cause} "microbatch_size": {-(-size // available) * available}, {_ALL} would use all'
+        )
     near = min(fitting, key=lambda count: abs(count - size))
     keys = f'"microbatch_size": {near}, "gradient_accumulation_steps": {in_step // near}'
-    return f"{cause} {keys} would use all, with as many tokens per step"
+    return f"{cause} {keys}, {_ALL} would use all, with the same number of tokens per step"

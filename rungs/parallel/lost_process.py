@@ -19,7 +19,7 @@ import jax
 from jax._src.lib import _jax
 
 from rungs.common import run_log
-from rungs.common.errors import EXIT_FAILED
+from rungs.common.errors import EXIT_FAILED, RunFailure, readable_line, reason
 from rungs.common.run_log import TERMINAL
 
 MESSAGE = (
@@ -32,12 +32,13 @@ _LOST = re.compile(
 _ENDING = threading.Lock()
 
 
-def end() -> None:
+def end(cause: Exception | None = None) -> None:
     """Print and log the message, then end this process at once: JAX's own end would wait for the
     others."""
-    if _ENDING.acquire(blocking=False):
-        run_log.log_to_file_only(logging.ERROR, MESSAGE)
-        TERMINAL.write(f"error: {MESSAGE}\n")
+    message = MESSAGE if cause is None else f"{MESSAGE} ({readable_line(reason(cause))})"
+    with _ENDING:
+        run_log.log_to_file_only(logging.ERROR, message)
+        TERMINAL.write(f"error: {message}\n")
         os._exit(EXIT_FAILED)
 
 
@@ -46,9 +47,10 @@ def end_if_lost() -> Iterator[None]:
     """End this process if the block fails because another process is gone."""
     try:
         yield
-    except jax.errors.JaxRuntimeError as error:
-        if _LOST.search(str(error)):
-            end()
+    except (jax.errors.JaxRuntimeError, RunFailure) as error:
+        cause = error.__cause__ if isinstance(error, RunFailure) else error
+        if isinstance(cause, jax.errors.JaxRuntimeError) and _LOST.search(str(cause)):
+            end(cause)
         raise
 
 

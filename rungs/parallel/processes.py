@@ -48,7 +48,7 @@ def join(cluster: Cluster) -> None:
             )
     except (ValueError, RuntimeError) as error:
         if is_multi_process():  # it knows the others, but they did not arrive
-            lost_process.end()
+            lost_process.end(error)
         advice = "" if cluster.coordinator else "; give --coordinator, --processes and --process"
         message = f"the processes of this run cannot connect: {error}{advice}"
         raise UserError(message) from None

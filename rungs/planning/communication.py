@@ -130,7 +130,7 @@ def link_bandwidth(axes: tuple[str, ...], layout: Layout, links: Links) -> float
     if (tensor if is_along_tensor else tensor * sizes[DATA]) <= links.island:
         return links.inner
     if links.outer is None:
-        raise ValueError(f"the network between hosts of {links.island} is not known")
+        raise ValueError(f"the network between hosts (of {links.island} devices each) is not known")
     together = links.island if is_along_tensor else max(links.island // tensor, 1)
     return min(links.inner, together * links.outer)
 

@@ -87,7 +87,7 @@ def count_active_parameters(shapes: Shapes, model: ModelConfig) -> ParameterCoun
 
 
 def model_flops_per_token(shapes: Shapes, model: ModelConfig, length: int) -> float:
-    """Return the FLOPs per token of training that utilisation (MFU) is measured by: 6 for each
+    """Return the FLOPs per token of training that utilization (MFU) is measured by: 6 for each
     active weight in a matmul (Kaplan et al. 2020, section 2.1), and 12 · L · N · H · S for
     attention over the full square S · S (Chowdhery et al. 2022, appendix B).
 

@@ -94,7 +94,7 @@ class Forecast(NamedTuple):
     datasets: dict[str, Dataset]
     """The run's datasets that are here."""
     communication: Communication | None
-    """Of a step; None on one device, or if it is not known."""
+    """Of a step; None on one device, if it is not known, or if the throughput is known."""
     uncounted: str
     """Why the communication of several devices is not known."""
     speed: Speed | None = None
@@ -143,14 +143,14 @@ def forecast(
     hardware: Hardware,
     sharding: ShardingConfig,
     datasets_dir: Path,
-    utilisation: float,
+    utilization: float,
     throughput: Throughput | None = None,
 ) -> Forecast:
     """Return what a run needs on devices that may not be here.
 
     Args:
         sharding: with both sizes given.
-        utilisation: assumed share of the devices' peak, by `flops.model_flops_per_token`.
+        utilization: assumed share of the devices' peak, by `flops.model_flops_per_token`.
         throughput: if it is known.
 
     Raises:
@@ -160,7 +160,9 @@ def forecast(
     with target_device.trace_for(_target(hardware)):
         train = resolve_compute_dtype(config.train).model_copy(update={"sharding": sharding})
         untimed = _without_time(run, RunConfig(config.model, train), hardware, datasets_dir)
-    speed = _speed(untimed, utilisation, throughput)
+    if throughput is not None:
+        untimed = untimed._replace(communication=None, uncounted="")
+    speed = _speed(untimed, utilization, throughput)
     throughput = throughput or (speed and _throughput(untimed, speed))
     return untimed._replace(speed=speed, throughput=throughput)
 
@@ -193,7 +195,7 @@ def _without_time(
         flops=hardware_flops_per_token(config, layout.padded_vocab_size(model.vocab_size)),
         model_flops_per_token=model_flops_per_token(shapes, model, config.sequence_length),
         tokens=tokens,
-        disk=disk_space(run, config, tokens.steps),
+        disk=disk_space(run, config, tokens.steps, stored),
         datasets=datasets,
         communication=communication,
         uncounted=uncounted,
@@ -282,15 +284,15 @@ def _usable_bytes(hardware: Hardware, sharding: ShardingConfig) -> float:
     return hardware.usable_bytes / sharing
 
 
-def _speed(untimed: Forecast, utilisation: float, throughput: Throughput | None) -> Speed | None:
+def _speed(untimed: Forecast, utilization: float, throughput: Throughput | None) -> Speed | None:
     if throughput is not None:
         flops = throughput.tokens_per_second * untimed.model_flops_per_token
         return Speed(flops, throughput.reason)
     peak = untimed.hardware.peak(dtype_of(untimed.config.train))
     if peak is None:
         return None
-    reason = f"assuming {100 * utilisation:.3g}% of {untimed.devices} × {peak / 1e12:,.1f} TFLOP/s"
-    flops, all_flops = utilisation * peak * untimed.devices, _step_flops(untimed)
+    reason = f"assuming {100 * utilization:.3g}% of {untimed.devices} × {peak / 1e12:,.1f} TFLOP/s"
+    flops, all_flops = utilization * peak * untimed.devices, _step_flops(untimed)
     if untimed.communication is not None:
         flops = all_flops / untimed.communication.step_seconds(all_flops / flops)
     return Speed(flops, reason)

@@ -126,13 +126,14 @@ def memory_by_remat(
     """Return the memory of a run's step with other settings of `remat`, as `memory_of`. Settings
     share their traces, which take most of the time."""
     abstract = AbstractState(config, 1, mesh)
-    abstract.weights = _as_stored(abstract, stored or {})
+    abstract.weights = as_stored(abstract, stored or {})
     traced: set[Remat] = {"none", "dots", *settings} if config.model.n_layers else set(settings)
     kept = {remat: _kept_for_backward(config, mesh, abstract, remat) for remat in traced}
     return {remat: _memory(_with_remat(config, remat), mesh, abstract, kept) for remat in settings}
 
 
-def _as_stored(abstract: AbstractState, stored: Dtypes) -> AbstractArrays:
+def as_stored(abstract: AbstractState, stored: Dtypes) -> AbstractArrays:
+    """Return the weights of a state, frozen ones in the dtypes that they are stored in."""
     return {
         name: array
         if name in abstract.trained or name not in stored

@@ -2,10 +2,12 @@
 
 import dataclasses
 import json
+import math
 from collections.abc import Iterator
 from typing import Any
 
 from rungs.common.text_table import format_duration
+from rungs.planning.disk_space import remedy
 from rungs.planning.flops import TOKENS_PER_PARAMETER, Passes
 from rungs.planning.forecast import Forecast
 from rungs.planning.hardware import share_advice
@@ -13,7 +15,7 @@ from rungs.planning.memory import MEMORY_LABELS, format_bytes
 from rungs.run.folder import RunFolder
 
 UNKNOWN_SPEED = "train some steps first, or give --tokens-per-second or another --device"
-COUNTED_AS_FLOAT32 = "all in float32, as those that start_from names are not here yet"
+COUNTED_AS_FLOAT32 = "in float32, because the weights of start_from are not here yet"
 _GROUP_LABELS = {"low_rank": "LoRA", "feed_forward": "feed-forward"}
 _OPTIONAL_GROUPS = ("low_rank", "other")
 """Parameter groups that are left out if they are empty."""
@@ -48,15 +50,19 @@ def as_json(forecast: Forecast) -> str:
         "flops_per_token": {
             **{name: _passes(passes) for name, passes in forecast.flops._asdict().items()},
             "total": forecast.flops.total,
-            "conventional": forecast.model_flops_per_token,
+            "model_flops": forecast.model_flops_per_token,
         },
         "tokens": {
             **tokens._asdict(),
             "planned": tokens.planned,
             "per_parameter": forecast.tokens_per_parameter,
         },
-        "disk": {**disk._asdict(), "needed_bytes": disk.needed_bytes},
-        "pace": throughput and throughput._asdict(),
+        "disk": {
+            **disk._asdict(),
+            "free_bytes": disk.free_bytes if math.isfinite(disk.free_bytes) else None,
+            "needed_bytes": disk.needed_bytes,
+        },
+        "throughput": throughput and throughput._asdict(),
         "communication_seconds_per_step": forecast.communication
         and forecast.communication._asdict(),
         "seconds_left": forecast.seconds_left,
@@ -72,7 +78,7 @@ def _with_total(parts: dict[str, int]) -> dict[str, int]:
 def _passes(passes: Passes) -> dict[str, float]:
     return {
         "forward": passes.forward,
-        "again": passes.recompute,
+        "recompute": passes.recompute,
         "backward": passes.backward,
     }
 
@@ -137,7 +143,7 @@ def _flops(forecast: Forecast) -> Iterator[str]:
         yield _flops_row(name, passes)
     yield _flops_row("total", Passes(*map(sum, zip(*parts.values(), strict=True))))
     yield f"  {'model FLOPs':14}{forecast.model_flops_per_token / 1e6:48,.1f}"
-    yield "  Utilisation (MFU) is measured in model FLOPs: 6 × active weights in matmuls"
+    yield "  Utilization (MFU) is measured in model FLOPs: 6 × active weights in matmuls"
     yield "  + 12 × layers × heads × head width × sequence length."
 
 
@@ -213,7 +219,7 @@ def _communication(forecast: Forecast) -> Iterator[str]:
         tensor, data = forecast.communication
         seconds = f"{tensor:.2g} s along tensor, {data:.2g} s along data"
         yield f"          communication per step: {seconds}, assuming links at their peak;"
-        yield "          only that along data overlaps with computing"
+        yield "          along data it overlaps with computing, along tensor it does not"
 
 
 def _verdict(forecast: Forecast) -> str:
@@ -224,5 +230,5 @@ def _verdict(forecast: Forecast) -> str:
         lines.append("It does not fit into memory:")
         lines += forecast.remedies()
     if not forecast.disk.fits:
-        lines.append("Its checkpoints do not fit on the disk: make room, or lower keep_checkpoints")
+        lines.append(f"Its checkpoints do not fit on the disk: {remedy(forecast.config.train)}")
     return "\n".join(lines)

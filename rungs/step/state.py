@@ -13,7 +13,7 @@ from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import RunConfig
 from rungs.config.train_config import LoraConfig
 from rungs.model.gpt import GPT
-from rungs.model.lora import add_lora
+from rungs.model.lora import LOW_RANK_NAMES, add_lora
 from rungs.optim.multi_steps import MultiSteps
 from rungs.parallel.names import DATA, dotted
 from rungs.parallel.sharding import Layout, keep_layout, padded_axis
@@ -105,9 +105,12 @@ def shapes_of(config: ModelConfig, lora: LoraConfig | None = None) -> Shapes:
 
 
 def copy_bytes(config: RunConfig) -> int:
-    """Return the bytes of a run's weights, two moments and gradients in float32. Starts no backend
-    of JAX."""
-    return 16 * sum(map(math.prod, shapes_of(config.model, config.train.lora).values()))
+    """Return the bytes in float32 of a run's weights and, of those that it trains, two moments and
+    gradients. Starts no backend of JAX."""
+    lora = config.train.lora
+    sizes = {name: math.prod(shape) for name, shape in shapes_of(config.model, lora).items()}
+    trained = {n: s for n, s in sizes.items() if not lora or n.endswith(LOW_RANK_NAMES)}
+    return 4 * sum(sizes.values()) + 12 * sum(trained.values())
 
 
 def abstract_model(config: ModelConfig, lora: LoraConfig | None = None) -> GPT:

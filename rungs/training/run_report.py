@@ -15,7 +15,7 @@ from rungs.data.loader import TrainingData
 from rungs.model.gpt import GPT
 from rungs.optim.multi_steps import MultiSteps
 from rungs.optim.precision import dtype_of
-from rungs.parallel.devices import core_count, idle_devices
+from rungs.parallel.devices import MAX_CPU_DEVICES, core_count, idle_devices
 from rungs.parallel.processes import is_multi_process
 from rungs.planning import hardware, oom_advice
 from rungs.planning.flops import count_active_parameters, count_parameters, model_flops_per_token
@@ -155,10 +155,12 @@ def log_shared_cores(train: TrainConfig, mesh: Mesh) -> None:
     cores, is_cpu = core_count(), mesh.devices.flat[0].platform == "cpu"
     if is_cpu and train.sharding is None and mesh.size < cores and not is_multi_process():
         log.info(
-            "virtual CPU devices: %d on %d cores, as they must divide microbatch_size and each has"
-            ' a copy of weights and moments; "sharding": {"data": N} sets their number',
+            "virtual CPU devices: %d on %d cores (by default at most %d; their number must divide"
+            " microbatch_size, and each has a copy of weights and optimizer state);"
+            ' "sharding": {"data": N} sets another number',
             mesh.size,
             cores,
+            MAX_CPU_DEVICES,
         )
 
 

@@ -14,7 +14,7 @@ from rungs.checkpointing.manifest import Checkpoint, read_checkpoint
 from rungs.checkpointing.restore import place_starting_weights, restore
 from rungs.checkpointing.retention import clean_up, delete_old
 from rungs.checkpointing.saver import Saver
-from rungs.checkpointing.start_from import find_starting_weights
+from rungs.checkpointing.start_from import find_starting_weights, starting_dtypes
 from rungs.checkpointing.weights_file import Weights
 from rungs.common import disk, run_log
 from rungs.common.errors import UserError
@@ -206,7 +206,7 @@ def _train(inputs: Inputs, mesh: Mesh) -> int:
     if inputs.saved is not None:
         data = inputs.provenance.validation_data(config.train)
         run_report.log_validation_change(inputs.saved.meta.validation_data, data)
-    if is_first_process():
+    elif is_first_process():  # a resumed run must keep its keys
         run_report.warn_of_unused_keys(run, config, inputs.validation is not None)
     run_report.log_size(run, config, inputs.data, trainer.model, trainer.optimizer, mesh)
     run_report.log_trainable(trainer.model, trainer.optimizer)
@@ -304,7 +304,7 @@ def _tidy(run: RunFolder, config: RunConfig, steps: int, saved: Checkpoint | Non
     run_log.log_to_file(run.log)
     if aside is not None:
         log.info("moved aside to %s", aside)
-    disk_space.warn_if_short(run, config, steps)
+    disk_space.warn_if_short(run, config, steps, starting_dtypes(run, config))
 
 
 def _steps_before(run: RunFolder, saved: Checkpoint | None) -> list[StepMetrics]:

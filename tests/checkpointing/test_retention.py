@@ -66,3 +66,11 @@ def test_the_newest_valid_checkpoint_is_never_deleted_to_make_room(
     flip_byte(list_checkpoints(folder)[-1].folder / "model.safetensors")
     make_room(folder, 1, space)
     assert steps(folder) == [1, 3, 4]
+
+
+def test_room_is_not_made_from_the_best_on_earlier_validation_data(tmp_path: Path) -> None:
+    for step, (loss, file) in enumerate([(0.1, "a"), (0.2, "a"), (3.0, "b"), (2.0, "b")], 1):
+        folder = tmp_path / f"20260101Z00000{step}-step-00000{step}"
+        write_checkpoint(folder, step, loss, validated_on=file)
+    make_room(tmp_path, 1, needed_bytes=2**80)
+    assert steps(tmp_path) == [1, 4]

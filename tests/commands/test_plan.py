@@ -18,7 +18,7 @@ from rungs.config import run_config
 from rungs.config.train_config import ShardingConfig
 from rungs.parallel import target_device
 from rungs.parallel.names import DATA, TENSOR
-from rungs.planning import disk_space, forecast, hardware, report
+from rungs.planning import forecast, hardware, report
 from rungs.planning.communication import abstract_layout, planned_collectives
 from rungs.run import metrics
 from rungs.run.folder import RunFolder
@@ -47,7 +47,7 @@ def command(*arguments: object) -> Result:
 def planned(
     run: RunFolder, device: str = "h100", sharding: str = "dp:1", **options: Any
 ) -> forecast.Forecast:
-    options = {"datasets_dir": run.path.parent / "datasets", "utilisation": 0.4, **options}
+    options = {"datasets_dir": run.path.parent / "datasets", "utilization": 0.4, **options}
     parts = hardware.device_by_name(device), plan.parse_sharding(sharding)
     return forecast.forecast(run, run_config.load_run(run.path), *parts, **options)
 
@@ -111,7 +111,7 @@ def test_json_has_the_same_figures(tmp_path: Path) -> None:
     sizes = content["parameters"]
     assert sum(sizes.values()) == 2 * sizes["total"]
     assert content["usable_bytes_per_device"] == 2e6
-    assert content["pace"]["tokens_per_second"] > 0
+    assert content["throughput"]["tokens_per_second"] > 0
 
 
 @pytest.mark.long
@@ -137,7 +137,7 @@ def test_too_little_disk_space_does_not_fit(
     usage = disk.shutil.disk_usage(tmp_path)
     for free, fits in ((needed, True), (needed - 1, False)):
         monkeypatch.setattr(
-            disk_space.shutil, "disk_usage", lambda _, free=free: usage._replace(free=free)
+            disk.shutil, "disk_usage", lambda _, free=free: usage._replace(free=free)
         )
         found = planned(run)
         assert found.fits_memory
@@ -252,7 +252,7 @@ def test_on_a_cpu_the_time_is_known_after_some_steps(tmp_path: Path) -> None:
     assert f"time      0 s at {recorded}" in after.stdout
     hour = 3600 * throughput.tokens_per_second * planned(run).model_flops_per_token
     assert f"          one hour is {hour:.1e} FLOPs" in after.stdout
-    for option in (("--utilisation", 90), ("--sharding", "dp:4")):
+    for option in (("--utilization", 90), ("--sharding", "dp:4")):
         assert "latest steps" not in command(run.path, *where, *option).stdout
     assert "          3,072 tokens are already done" in after.stdout
 

@@ -194,7 +194,7 @@ def test_train_like(settings: list[str], name: str, capsys: Capture) -> None:
 @examples(40)
 @given(
     arguments=also_after(
-        arguments_of("--device", "--sharding", "--utilisation", "--tokens-per-second")
+        arguments_of("--device", "--sharding", "--utilization", "--tokens-per-second")
         | arguments_of("--device", "--sharding", "--json", "--datasets-dir")
         | arguments_of("--ladder", "--rungs", "--into", "--json"),
         "run",

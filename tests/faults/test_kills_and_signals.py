@@ -63,7 +63,7 @@ def test_signals_lose_nothing(uninterrupted: RunFolder, datasets_dir: Path, tmp_
     for moment, number in zip(AT_THE_START, numbers, strict=False):
         before = state_of(run)
         errors = stop_at(moment, run, datasets_dir, number, count=1)
-        assert f"{number.name}: stopped; run the same command to resume" in errors, moment
+        assert f"{number.name}: stopped; to resume, run the same command" in errors, moment
         assert state_of(run) == before, moment
     for moment, number in zip(IN_THE_LOOP, numbers, strict=False):
         stop_at(moment, run, datasets_dir, number, count=count_of(moment, 3))

@@ -1,5 +1,6 @@
 """Which devices a run takes, where `train.json` says and where it does not."""
 
+import math
 import os
 import re
 from typing import Any
@@ -121,7 +122,7 @@ def test_a_resumed_run_uses_as_many_devices_as_before_if_available(
     [
         (6, 16, 6, '"microbatch_size": 8, "gradient_accumulation_steps": 12'),
         (96, 1, 1, '"sharding": {"mode": "dp"}'),  # as recorded by a checkpoint
-        (6, 1, 6, '"microbatch_size": 8 would'),
+        (6, 1, 6, '"microbatch_size": 8, "sharding": {"mode": "dp"} would'),
         (20, 2, 5, '"microbatch_size": 8, "gradient_accumulation_steps": 5'),
     ],
 )
@@ -237,3 +238,9 @@ def test_a_cpu_has_the_devices_of_the_last_checkpoint(
     assert devices.cpu_device_count(train(12), COPY_BYTES, recorded) == 3
     cores(monkeypatch, 2)
     assert devices.cpu_device_count(train(12), COPY_BYTES, recorded) == 2
+
+
+def test_a_system_that_does_not_tell_its_memory_has_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "memory_bytes", lambda: math.inf)
+    monkeypatch.setattr(devices, "core_count", lambda: 4)
+    assert devices.cpu_device_count(train(4), 10**9, None) == 4

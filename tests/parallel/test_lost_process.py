@@ -8,6 +8,7 @@ import jax
 import pytest
 
 from rungs.common import run_log
+from rungs.common.errors import RunFailure
 from rungs.parallel import lost_process
 from tests.support.two_processes import free_port
 
@@ -24,9 +25,12 @@ class Ended(Exception):
     """Instead of the end of the process."""
 
 
-def fail_with(message: str) -> None:
+def fail_with(message: str, while_saving: bool = False) -> None:
+    error = jax.errors.JaxRuntimeError(message)
     with lost_process.end_if_lost():
-        raise jax.errors.JaxRuntimeError(message)
+        if while_saving:
+            raise RunFailure("the checkpoint could not be written") from error
+        raise error
 
 
 @pytest.fixture
@@ -39,14 +43,19 @@ def no_exit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_exit")
+@pytest.mark.parametrize("while_saving", [False, True])
 def test_a_collective_without_its_partner_ends_with_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    while_saving: bool,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(run_log.log, "handlers", [])
     run_log.log_to_file(tmp_path / "train.log")
     with pytest.raises(Ended, match="1"):
-        fail_with("UNKNOWN: Gloo ReduceScatter failed: Read error: Connection reset by peer")
-    assert capsys.readouterr().err == f"error: {lost_process.MESSAGE}\n"
+        fail_with("UNKNOWN: Gloo ReduceScatter failed: Connection reset by peer", while_saving)
+    cause = "UNKNOWN: Gloo ReduceScatter failed: Connection reset by peer"
+    assert capsys.readouterr().err == f"error: {lost_process.MESSAGE} ({cause})\n"
     assert f"ERROR {lost_process.MESSAGE}" in (tmp_path / "train.log").read_text()
 
 

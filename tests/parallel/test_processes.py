@@ -88,6 +88,7 @@ def test_a_dead_process_is_noticed_after_30_seconds(monkeypatch: pytest.MonkeyPa
         "jax.distributed.initialize", lambda *_, **keywords: settings.update(keywords)
     )
     monkeypatch.setattr("jax.config.update", lambda *_: None)
+    monkeypatch.setattr("rungs.parallel.lost_process._set_terminate_handler", lambda: None)
     processes.join(Cluster())
     assert settings["heartbeat_timeout_seconds"] == 30
 

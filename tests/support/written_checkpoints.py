@@ -22,11 +22,20 @@ def write_checkpoints(folder: Path) -> None:
     links.update_links(folder)
 
 
-def write_checkpoint(folder: Path, step: int, validation_loss: float) -> None:
+def write_checkpoint(
+    folder: Path, step: int, validation_loss: float, validated_on: str | None = None
+) -> None:
+    """Write a checkpoint.
+
+    Args:
+        validated_on: checksum of the file that the validation loss was measured on.
+    """
     write_model(folder)
     (folder / "optimizer").mkdir()
     (folder / "optimizer" / "moments").write_bytes(bytes(100))
-    write_manifest(folder, checkpoint_meta(RunConfig(MODEL, TRAIN), step, validation_loss))
+    meta = checkpoint_meta(RunConfig(MODEL, TRAIN), step, validation_loss)
+    datasets = {"tiny": {"validation": validated_on}} if validated_on else {}
+    write_manifest(folder, meta.model_copy(update={"datasets": datasets}))
 
 
 def checkpoint_meta(

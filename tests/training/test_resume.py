@@ -106,3 +106,27 @@ def test_a_refusal_suggests_only_what_is_accepted(
     assert hint in message
     if EDIT.search(message):
         check_extension(run, before, message, datasets_dir)
+
+
+@pytest.mark.parametrize(
+    ("split", "experts", "is_accepted"),
+    [((2, 4), False, True), ((2, 3), False, False), ((2, 4), True, False)],
+)
+def test_a_step_may_be_split_in_another_way_if_that_keeps_its_result(
+    split: tuple[int, int], experts: bool, is_accepted: bool, tmp_path: Path
+) -> None:
+    """The load-balancing loss of experts is computed for each microbatch."""
+    run = make_run(tmp_path / "run", microbatch_size=4, gradient_accumulation_steps=2)
+    if experts:
+        model = json.loads((run.path / "model.json").read_text())
+        (run.path / "model.json").write_text(
+            json.dumps(model | {"n_experts": 2, "experts_per_token": 1})
+        )
+    before = run_config.load_run(run.path)
+    change(run, microbatch_size=split[0], gradient_accumulation_steps=split[1])
+    now = run_config.load_run(run.path)
+    if is_accepted:
+        refuse(before, now, run, extend=False)
+    else:
+        with pytest.raises(UserError, match=r"microbatch_size|gradient_accumulation_steps"):
+            refuse(before, now, run, extend=False)

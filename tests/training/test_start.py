@@ -382,11 +382,17 @@ def test_changed_hyperparameters_are_refused(
 
 
 @pytest.mark.long
-def test_a_key_without_effect_is_reported_at_the_start(datasets_dir: Path, tmp_path: Path) -> None:
+def test_a_key_without_effect_is_reported_at_the_first_start(
+    datasets_dir: Path, tmp_path: Path
+) -> None:
+    """At a later one it must stay: a changed key is refused."""
     run = make_run(tmp_path / "run", momentum=0.9, min_train_tokens=128)
     assert go(run, datasets_dir) == 0
     line = f'{run.path}/train.json: momentum: has no effect with optimizer "adamw"; remove it'
     assert f"WARNING {line}" in run.log.read_text()
+    change(run, min_train_tokens=256)
+    assert go(run, datasets_dir, extend=True) == 0
+    assert run.log.read_text().count(line) == 1
 
 
 def test_changed_training_tokens_are_refused(copy: RunFolder, tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ class ParallelCheck(NamedTuple):
     """The first steps of a run, cut to a maximum size."""
 
     config: RunConfig
-    """In float32, to keep rounding small, and without warmup: otherwise the first updates would be
+    """In float32, to keep rounding small, and without warm-up: otherwise the first updates would be
     too small to show in the losses."""
     batches: list[Batch]
     total_steps: int

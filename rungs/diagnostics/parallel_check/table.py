@@ -62,7 +62,7 @@ def _header(path: Path, config: RunConfig, check: ParallelCheck) -> Iterator[str
         f"{path}: the first {steps} step{'s' * (steps > 1)}, each with {sequences:,}{of_sequences}"
         f" sequences of {tokens:,}{of_tokens} tokens,"
     )
-    yield "in float32, without warmup, on virtual CPU devices. A×B: A microbatches of B sequences."
+    yield "in float32, without warm-up, on virtual CPU devices. A×B: A microbatches of B sequences."
     yield (
         f"loss, gradient: relative difference from one device with {own}. Rounding gives at most"
         f" {ROUNDING_TOLERANCE:.0e}; ! marks more."
