@@ -20,8 +20,8 @@ from tests.support.tiny_run import command, make_run
 FAULTY_TRAIN = Path(__file__).with_name("faulty_train.py")
 STEPS = 8
 SHORT = {
-    "microbatch_size": 7,  # which only one device divides
-    "min_train_tokens": STEPS * 7 * 2 * 16,
+    "microbatch_size": 11,  # which of one to eight devices only one divides
+    "min_train_tokens": STEPS * 11 * 2 * 16,
     "checkpoint_interval": 3,
     "keep_checkpoints": -1,
 }

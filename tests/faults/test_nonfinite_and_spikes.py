@@ -263,7 +263,8 @@ def test_a_spike_is_recorded_and_its_step_skipped_on_request(
     assert spikes == {40: "skipped" if skips else "seen"}
     assert steps[40].train_loss is not None
     assert steps[39].train_loss is not None
-    assert steps[40].train_loss > 50 * steps[39].train_loss
+    # only the devices that have the token multiply their part of the loss
+    assert steps[40].train_loss > 10 * steps[39].train_loss
     assert "step 40: loss spike, " in messages.text
     weights = weights_of(run)
     changed = [name for name, array in weights[40].items() if (array != weights[39][name]).any()]
