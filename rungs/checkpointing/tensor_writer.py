@@ -5,7 +5,6 @@ The format: https://github.com/huggingface/safetensors#format
 
 import json
 import math
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -13,6 +12,8 @@ from typing import NamedTuple, Self
 
 import ml_dtypes
 import numpy as np
+
+from rungs.common import disk
 
 SAFETENSORS_DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 """The dtypes that parameters may have: NumPy's name, and that of the safetensors format."""
@@ -89,8 +90,7 @@ class TensorWriter:
         """Close the file. Without an error, flush it to disk first."""
         try:
             if error is None:
-                self._file.flush()
-                os.fsync(self._file.fileno())
+                disk.flush(self._file)
         finally:
             self._file.close()
 

@@ -14,7 +14,7 @@ from rungs.checkpointing.manifest import Checkpoint, read_checkpoint
 from rungs.checkpointing.restore import place_starting_weights, restore
 from rungs.checkpointing.retention import clean_up, delete_old
 from rungs.checkpointing.saver import Saver
-from rungs.checkpointing.start_from import find_starting_weights, starting_dtypes
+from rungs.checkpointing.start_from import find_starting_weights
 from rungs.checkpointing.weights_file import Weights
 from rungs.common import disk, run_log
 from rungs.common.errors import UserError
@@ -123,10 +123,12 @@ def launch(run: RunFolder, config: RunConfig, start: StartOptions, datasets_dir:
     # 7. What this start leaves behind moves aside; what a crash left unfinished is removed, and so
     #    are old checkpoints if keep_checkpoints was lowered.
     with disk.writing(run.path, "what this start changes"):
-        run_on_first(lambda: _tidy(run, config, data.total_steps, saved))
+        run_on_first(lambda: _tidy(run, config, saved))
     # 8. Model and optimizer are created or restored, then the steps are taken.
     inputs = Inputs(run, config, saved, weights, data, validation, provenance)
     stored = weights.dtypes() if weights else None
+    if is_first_process():
+        disk_space.warn_if_short(run, config, data.total_steps, stored)
     with run_log.log_failures(), oom_advice.report_out_of_memory(config, mesh, stored):
         oom_advice.warn_if_too_large(config, mesh, stored)
         return _train(inputs, mesh)
@@ -245,8 +247,13 @@ def _make_trainer(inputs: Inputs, mesh: Mesh, drawer: ChartProcess) -> Trainer:
         metrics=metrics_log,
         saver=saver,
         reader=ResultReader(
-            *(inputs.first_step, data.tokens_per_step, model, optimizer),
-            *(spikes, failed_steps, saver),
+            inputs.first_step,
+            data.tokens_per_step,
+            model,
+            optimizer,
+            spikes,
+            failed_steps,
+            saver,
         ),
         unvalidated=_unvalidated(saved, steps) if saved and validation else None,
         peak_tokens_per_second=run_report.peak_tokens_per_second(config, mesh),
@@ -295,7 +302,7 @@ def _file_of(line: str) -> str:
     return MODEL_FILE if key and key[0] in ModelConfig.model_fields else TRAIN_FILE
 
 
-def _tidy(run: RunFolder, config: RunConfig, steps: int, saved: Checkpoint | None) -> None:
+def _tidy(run: RunFolder, config: RunConfig, saved: Checkpoint | None) -> None:
     aside = move_aside(run, saved)
     clean_up(run.checkpoints)
     delete_old(run.checkpoints, config.train.keep_checkpoints)  # it may have been lowered
@@ -304,7 +311,6 @@ def _tidy(run: RunFolder, config: RunConfig, steps: int, saved: Checkpoint | Non
     run_log.log_to_file(run.log)
     if aside is not None:
         log.info("moved aside to %s", aside)
-    disk_space.warn_if_short(run, config, steps, starting_dtypes(run, config))
 
 
 def _steps_before(run: RunFolder, saved: Checkpoint | None) -> list[StepMetrics]:
@@ -342,5 +348,7 @@ def _finish(run: RunFolder, steps: int, edit: str) -> None:
     drawer.finish()
     log.info(
         "%s is finished: %s steps; to train longer, %s and add --extend",
-        *(run.path, f"{steps:,}", edit),
+        run.path,
+        f"{steps:,}",
+        edit,
     )
