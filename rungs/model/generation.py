@@ -22,6 +22,7 @@ from rungs.model.attention import Cache, cache_contexts
 from rungs.model.blocks import cast_matrices, unstack_layers
 from rungs.model.gpt import GPT
 from rungs.model.sampling import GREEDY, Sampling, next_tokens
+from rungs.parallel import target_device
 
 SMALLEST_BUCKET = 16
 SLOT_MULTIPLE = 32
@@ -75,7 +76,7 @@ class Generator:
     def __init__(
         self, model: GPT, compute_dtype: jnp.dtype = jnp.float32, donate: bool = False
     ) -> None:
-        on_cpu = jax.default_backend() == "cpu"
+        on_cpu = target_device.platform() == "cpu"
         self._config, self._dtype = model.config, jnp.dtype(compute_dtype)
         self._cache_dtype = jnp.dtype(jnp.float32) if on_cpu else self._dtype
         self._min_rows = 2 if on_cpu and self._dtype == jnp.bfloat16 else 1

@@ -17,12 +17,18 @@ class Target(NamedTuple):
     """Only of NVIDIA GPUs."""
 
 
-_override: ContextVar[Target | None] = ContextVar("target", default=None)
+class _Override(NamedTuple):
+    target: Target
+    is_compiled: bool
+
+
+_override: ContextVar[_Override | None] = ContextVar("target", default=None)
 
 
 def target() -> Target:
     """Return the kind of device that programs are traced for."""
-    return _override.get() or _local_device()
+    override = _override.get()
+    return _local_device() if override is None else override.target
 
 
 def platform() -> str:
@@ -30,9 +36,11 @@ def platform() -> str:
     return target().platform
 
 
-def is_local() -> bool:
-    """Return whether programs for the target can run on this machine."""
-    return _override.get() in (None, _local_device())
+def is_compiled() -> bool:
+    """Return whether programs are compiled for the target, so that they may have kernels that only
+    its own compiler knows. In an estimate they are only traced."""
+    override = _override.get()
+    return override is None or override.is_compiled or override.target == _local_device()
 
 
 def is_ampere_or_later() -> bool:
@@ -42,9 +50,14 @@ def is_ampere_or_later() -> bool:
 
 
 @contextlib.contextmanager
-def trace_for(target: Target | None) -> Iterator[None]:
-    """Trace programs for another kind of device; None means the local one."""
-    token = _override.set(target)
+def trace_for(target: Target | None, is_compiled: bool = False) -> Iterator[None]:
+    """Trace programs for another kind of device.
+
+    Args:
+        target: None means the local one.
+        is_compiled: whether its compiler is here and compiles them.
+    """
+    token = _override.set(target and _Override(target, is_compiled))
     try:
         yield
     finally:

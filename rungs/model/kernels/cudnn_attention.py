@@ -25,7 +25,7 @@ def causal_attention(
 ) -> Array:
     """Return the same as `blockwise_attention.causal_attention`, without a soft cap. In a plan for
     another device that function stands in: it keeps as much for the backward pass."""
-    if not target_device.is_local():
+    if not target_device.is_compiled():
         return blockwise_attention.causal_attention(query_BSNH, key_BSKH, value_BSKH, scale, window)
     local_window = None if window is None else (window - 1, 0)
     return save_for_backward(

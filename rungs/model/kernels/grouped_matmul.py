@@ -41,7 +41,7 @@ def plain_grouped_matmul(x_MI: Array, kernel_EIO: Array, counts_E: Array) -> Arr
 def grouped_matmul(x_MI: Array, kernel_EIO: Array, counts_E: Array) -> Array:
     """Return the same as `plain_grouped_matmul`. In a plan for another device that function stands
     in: it keeps as much for the backward pass."""
-    if not target_device.is_ampere_or_later() or not target_device.is_local():
+    if not target_device.is_ampere_or_later() or not target_device.is_compiled():
         return plain_grouped_matmul(x_MI, kernel_EIO, counts_E)
     return pallas_grouped_matmul(*collectives.to_common_varying(x_MI, kernel_EIO, counts_E), False)
 

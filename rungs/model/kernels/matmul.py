@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.experimental.layout import Layout, with_layout_constraint
 
-from rungs.parallel import collectives
+from rungs.parallel import collectives, target_device
 
 
 def plain_matmul(x_MI: Array, kernel_IO: Array) -> Array:
@@ -57,7 +57,7 @@ def _sum_over_rows(left_MI: Array, right_MO: Array) -> Array:
 def transpose_in_memory(x: Array) -> Array:
     """Return x with its last two axes swapped, on a CPU in memory, too."""
     swapped = x.swapaxes(-1, -2)
-    if jax.default_backend() != "cpu":
+    if target_device.platform() != "cpu":
         return swapped
     return optimization_barrier(with_layout_constraint(swapped, Layout(tuple(range(x.ndim)))))
 
@@ -65,7 +65,7 @@ def transpose_in_memory(x: Array) -> Array:
 def optimization_barrier(x: Array) -> Array:
     """Return x, hidden from the optimizations of XLA's CPU compiler. It would fold transposes of
     operands and results into another form of matmul, which fails for some forms in bfloat16."""
-    return jax.lax.optimization_barrier(x) if jax.default_backend() == "cpu" else x
+    return jax.lax.optimization_barrier(x) if target_device.platform() == "cpu" else x
 
 
 def _dot(left: Array, right: Array, left_axis: int, right_axis: int) -> Array:
