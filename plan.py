@@ -8,6 +8,7 @@ and writes nothing except the run folders of --into.
 
 from rungs.common.command import run_command
 
+import functools
 import math
 import os
 import re
@@ -23,10 +24,12 @@ from rungs.config.run_config import RunConfig, load_run
 from rungs.config.train_config import Mode, ShardingConfig, mode_problem
 from rungs.config.unused_keys import unused_keys
 from rungs.data.catalog import DATASETS_DIR_OPTION, find_datasets_dir
+from rungs.planning import compile_targets
 from rungs.planning.hardware import DESCRIPTION_FORMAT, NAMES
 from rungs.run.folder import RunFolder, find_run
 
 if TYPE_CHECKING:
+    from rungs.planning.compiled_step import CompiledStep
     from rungs.planning.forecast import Forecast
 
 RUNGS = 5
@@ -77,6 +80,13 @@ _SHARDING = re.compile(rf"({'|'.join(get_args(Mode))}):([0-9]{{1,6}})(?:x([0-9]{
     type=click.Path(path_type=Path, file_okay=False),
     help="Write the run folders of the ladder here.",
 )
+@click.option(
+    "--compile",
+    "is_compiled",
+    is_flag=True,
+    help="Compile the step for the device, which need not be here, and compare: its compiler comes"
+    " with the extra cuda, cuda12 or tpu.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 @DATASETS_DIR_OPTION
 def main(
@@ -88,12 +98,15 @@ def main(
     budget: float | None,
     rungs: int | None,
     into: Path | None,
+    is_compiled: bool,
     as_json: bool,
     datasets_dir: Path | None,
 ) -> None:
     """Estimate what RUN needs: parameters, memory, FLOPs, tokens, disk space and time."""
     if budget is None and (rungs or into):
         raise UserError("--rungs and --into need --ladder")
+    if is_compiled and budget is not None:
+        raise UserError("--compile: compile one run; leave out --ladder")
     if not all(math.isfinite(given or 0) for given in (utilization, tokens_per_second, budget)):
         raise UserError("--utilization, --tokens-per-second and --ladder need finite numbers")
     folder = RunFolder(find_run(run))
@@ -105,6 +118,8 @@ def main(
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
     if device is not None:
         os.environ["JAX_PLATFORMS"] = "cpu"
+    if is_compiled:
+        compile_targets.prepare()
     # Imported late because JAX takes seconds to import; config errors are reported before that.
 
     from rungs.planning import report
@@ -116,8 +131,10 @@ def main(
     if budget is not None:
         fits = _propose_ladder(folder, forecast, budget, rungs or RUNGS, into, as_json)
     else:
-        click.echo(report.as_json(forecast) if as_json else report.as_text(folder, forecast))
-        fits = forecast.fits
+        compiled = _compile(forecast) if is_compiled else None
+        show = report.as_json if as_json else functools.partial(report.as_text, folder)
+        click.echo(show(forecast, compiled))
+        fits = report.fits(forecast, compiled)
     sys.exit(0 if fits else 1)
 
 
@@ -147,6 +164,12 @@ def _forecast(
         (utilization or UTILIZATION) / 100,
         throughput,
     )
+
+
+def _compile(forecast: "Forecast") -> "CompiledStep":
+    from rungs.planning.compiled_step import compile_step
+
+    return compile_step(forecast.config, forecast.hardware)
 
 
 def _propose_ladder(

@@ -4,15 +4,13 @@ import time
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
 
 from rungs.config.run_config import RunConfig
 from rungs.config.train_config import ShardingConfig, TrainConfig
 from rungs.parallel.mesh import one_device
-from rungs.parallel.sharding import Layout, place_batch
-from rungs.step.state import AbstractState, create_model_and_optimizer
+from rungs.parallel.sharding import place_batch
+from rungs.step.state import create_model_and_optimizer
 from rungs.step.train_step import make_train_step
 
 TOTAL_STEPS = 1000
@@ -30,17 +28,6 @@ def train_config(
         checkpoint_interval=1,
         sharding=sharding,
     )
-
-
-def lower_step(run: RunConfig, mesh: Mesh) -> Any:
-    """Trace the global step from shapes, without any arrays."""
-    state = AbstractState(run, TOTAL_STEPS, mesh)
-    model, optimizer = state.fill(state.weights, state.optimizer)  # type: ignore[arg-type]
-    *accumulation, tokens = batch_shape(run)
-    place = NamedSharding(mesh, Layout(mesh).batch_spec(3))
-    batch = jax.ShapeDtypeStruct((*accumulation, tokens - 1), jnp.int32, sharding=place)
-    step: Any = make_train_step(run.train, mesh)
-    return step.lower(model, optimizer, batch, batch)
 
 
 def batch_shape(run: RunConfig) -> tuple[int, int, int]:

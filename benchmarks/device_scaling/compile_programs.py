@@ -13,9 +13,9 @@ import time
 import jax
 
 from benchmarks.device_scaling.cases import ScalingCase, cases
-from benchmarks.one_step import lower_step
 from rungs.parallel.mesh import create_mesh
 from rungs.planning.compiled_communication import collectives, summary
+from rungs.planning.compiled_step import lower_step
 
 DTYPE = "float16"
 """XLA's CPU compiler sends bfloat16 as float32, but leaves float16, which is as wide."""

@@ -35,7 +35,6 @@ from benchmarks.device_scaling.cases import (
     cases,
 )
 from benchmarks.device_scaling.roofline import balance
-from benchmarks.one_step import lower_step
 from benchmarks.report import spread
 from benchmarks.side_process import failure
 from rungs.common.text_table import align_columns
@@ -43,6 +42,7 @@ from rungs.config.run_config import RunConfig
 from rungs.parallel.mesh import create_mesh
 from rungs.parallel.names import TENSOR
 from rungs.planning.communication import PlannedCollective, parameter_layouts, planned_collectives
+from rungs.planning.compiled_step import lower_step
 from rungs.planning.flops import model_flops_per_token
 from rungs.planning.hardware import Hardware
 from rungs.step.state import shapes_of

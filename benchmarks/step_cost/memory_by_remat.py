@@ -12,12 +12,13 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 
 import jax
 
-from benchmarks.one_step import lower_step, train_config
+from benchmarks.one_step import train_config
 from rungs.common.text_table import align_columns
 from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import RunConfig
 from rungs.config.train_config import Remat, ShardingConfig
 from rungs.parallel.mesh import create_mesh
+from rungs.planning.compiled_step import lower_step
 
 SHARDINGS = (
     ShardingConfig(mode="dp", data=1),

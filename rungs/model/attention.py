@@ -123,6 +123,7 @@ class Attention(nnx.Module):
         return jax.lax.dynamic_slice_in_dim(key_BTKH, own, 1, axis=-2)
 
 
+@jax.named_scope("attention")
 def attention(
     query_BSNH: Array,
     key_BTKH: Array,

@@ -92,6 +92,7 @@ class MixtureOfExperts(nnx.Module):
         self.down = ExpertLinear(experts, hidden, width, down_init, down_key, bias)
         self.activation = ACTIVATIONS[config.feed_forward]
 
+    @jax.named_scope("experts")
     def __call__(self, x_BSD: Array) -> tuple[Array, Routing | None]:
         x_MD = x_BSD.reshape(-1, x_BSD.shape[-1])
         probabilities_ME = jax.nn.softmax(self.router(x_MD).astype(jnp.float32))

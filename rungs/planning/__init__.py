@@ -5,6 +5,10 @@
     memory                  bytes per device, by component
     communication           bytes sent per step, computed from the config
     compiled_communication  bytes sent per step, read from a compiled program
+    compile_targets         devices that are not here, for their compilers; add a device here, too
+    compiled_step           a run's real step, compiled for such devices
+    compiled_kernels        which kernels a compiled step runs, and its spills
+    compiled_report         a compiled step next to its estimate
     disk_space              what the checkpoints of a run need, with a warning at its start
     forecast                all of these for one run, with time
     report                  a forecast as a table and as JSON; `plan.py` prints it

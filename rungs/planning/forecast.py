@@ -121,10 +121,6 @@ class Forecast(NamedTuple):
         return self.memory.total <= self.usable_bytes
 
     @property
-    def fits(self) -> bool:
-        return self.fits_memory and self.disk.fits
-
-    @property
     def tokens_per_parameter(self) -> float | None:
         planned = self.tokens.planned
         return None if planned is None else planned / self.active.total

@@ -21,7 +21,7 @@ SHARE_VARIABLES = "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"
 HIGH_SHARE = 0.9
 """A share that leaves enough for what else uses the GPU."""
 DESCRIPTION_FORMAT = "NAME:FLOPS:BYTES:BANDWIDTH"
-_AMPERE, _ADA, _HOPPER = "8.0", "8.9", "9.0"
+_AMPERE, _GEFORCE_AMPERE, _ADA, _HOPPER, _BLACKWELL = "8.0", "8.6", "8.9", "9.0", "10.0"
 """Compute capabilities."""
 
 
@@ -106,34 +106,44 @@ def _tpu(
 
 
 _DGX_H100, _DGX_A100 = Links(8, 450e9, 50e9), Links(8, 300e9, 25e9)
-_PCIE = Links(8, 31.5e9)
+_DGX_B200, _PCIE = Links(8, 900e9, 50e9), Links(8, 31.5e9)
+_V4, _V6E, _TPU7X = Links(4096, 300e9), Links(256, 400e9), Links(18432, 300e9)
 _V5E, _V5P = Links(256, 200e9, 3.125e9), Links(8960, 600e9, 6.25e9)
 DEVICES = (
     _nvidia("h100", "H100 80GB HBM3", _HOPPER, 989.4e12, 494.7e12, 79.11 * GIB, 3.35e12, _DGX_H100),
     _nvidia("h200", "H200", _HOPPER, 989.4e12, 494.7e12, 139.8 * GIB, 4.8e12, _DGX_H100),
+    _nvidia("b200", "B200", _BLACKWELL, 2.25e15, 1.1e15, 178.36 * GIB, 7.7e12, _DGX_B200),
     _nvidia("a100", "A100-SXM4-80GB", _AMPERE, 312e12, 156e12, 79.25 * GIB, 2.039e12, _DGX_A100),
-    _nvidia("rtx3090", "GeForce RTX 3090", _AMPERE, 71e12, 35.6e12, 23.69 * GIB, 0.936e12, _PCIE),
+    _nvidia("l4", "L4", _ADA, 121e12, 60e12, 22.03 * GIB, 0.3e12, _PCIE),
+    _nvidia(
+        "rtx3090", "GeForce RTX 3090", _GEFORCE_AMPERE, 71e12, 35.6e12, 23.69 * GIB, 0.936e12, _PCIE
+    ),
     _nvidia("rtx4090", "GeForce RTX 4090", _ADA, 165.2e12, 82.6e12, 23.64 * GIB, 1.008e12, _PCIE),
+    _tpu("tpu-v4", ("TPU v4",), 275e12, 30.75 * GIB, 1.228e12, _V4),
     _tpu("tpu-v5e", ("TPU v5 ?lite", "TPU v5e"), 197e12, 15.75 * GIB, 0.819e12, _V5E),
     _tpu("tpu-v5p", ("TPU v5p?",), 459e12, 95.74 * GIB, 2.765e12, _V5P),
+    _tpu("tpu-v6e", ("TPU v6 ?lite", "TPU v6e"), 918e12, 31.25 * GIB, 1.638e12, _V6E),
+    _tpu("tpu7x", ("TPU7x",), 1153.5e12, 94.75 * GIB, 3.69e12, _TPU7X),
 )
-"""Tensor-core figures without sparsity, accumulating in float32. H100 and H200 are the SXM models,
-whose 989.4 and 494.7 are half of the published figures with sparsity; A100 is the SXM model with
-80 GB. https://www.nvidia.com/en-us/data-center/h100/,
-https://www.nvidia.com/en-us/data-center/h200/, https://www.nvidia.com/en-us/data-center/a100/;
+"""Tensor-core figures without sparsity, accumulating in float32. B200, H100 and H200 are the SXM
+models, whose figures are half of the published ones with sparsity; A100 is the SXM model with
+80 GB. A device of TPU7x is one of the two on a chip. https://www.nvidia.com/en-us/data-center/dgx-b200/,
+https://www.nvidia.com/en-us/data-center/h100/, https://www.nvidia.com/en-us/data-center/h200/,
+https://www.nvidia.com/en-us/data-center/a100/, https://www.nvidia.com/en-us/data-center/l4/;
 https://www.nvidia.com/content/PDF/nvidia-ampere-ga-102-gpu-architecture-whitepaper-v2.pdf, table 9;
 https://images.nvidia.com/aem-dam/Solutions/geforce/ada/nvidia-ada-gpu-architecture.pdf, table 2;
-https://cloud.google.com/tpu/docs/v5e, https://cloud.google.com/tpu/docs/v5p.
+https://cloud.google.com/tpu/docs/v4 and the same for v5e, v5p, v6e and tpu7x.
 
-Memory is what CUDA and libtpu report, of which JAX takes its share: H100 and A100 in
+Memory is what CUDA and libtpu report, of which JAX takes its share: B200, H100 and A100 in
 https://github.com/openxla/xla/tree/main/xla/backends/gpu/target_config/specs; the other GPUs as the
-"total capacity" in PyTorch's out-of-memory errors; TPUs as the "hbm" in XLA's.
+"total capacity" in PyTorch's out-of-memory errors; TPUs as the "available HBM" in their compiler's.
 
 Links: hosts of eight with NVLink and an InfiniBand adapter for each GPU, as in
+https://docs.nvidia.com/dgx/dgxb200-user-guide/introduction-to-dgxb200.html,
 https://docs.nvidia.com/dgx/dgxh100-user-guide/introduction-to-dgxh100.html and
-https://docs.nvidia.com/dgx/dgxa100-user-guide/introduction-to-dgxa100.html; for GeForce cards PCIe
-4.0 × 16 and no network; for TPUs half of the bidirectional bandwidth, and a chip's share of its
-network."""
+https://docs.nvidia.com/dgx/dgxa100-user-guide/introduction-to-dgxa100.html; for L4 and GeForce
+cards PCIe 4.0 × 16 and no network; for TPUs half of the bidirectional bandwidth and, where it is
+published, a chip's share of its network."""
 NAMES = (*(device.name for device in DEVICES), "cpu")
 
 

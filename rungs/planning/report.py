@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from rungs.common.text_table import format_duration
+from rungs.planning import compiled_report
+from rungs.planning.compiled_step import CompiledStep
 from rungs.planning.disk_space import remedy
 from rungs.planning.flops import TOKENS_PER_PARAMETER, Passes
 from rungs.planning.forecast import Forecast
@@ -27,14 +29,27 @@ _MEMORY_NOTES = {
 }
 
 
-def as_text(run: RunFolder, forecast: Forecast) -> str:
+def as_text(run: RunFolder, forecast: Forecast, compiled: CompiledStep | None = None) -> str:
     """Return the table."""
     parts = (_parameters, _memory, _flops, _tokens, _disk, _time)
     blocks = ["\n".join(part(forecast)) for part in parts]
-    return "\n\n".join([_title(run, forecast), *blocks, _verdict(forecast)])
+    if compiled is not None:
+        blocks.append("\n".join(compiled_report.as_lines(forecast, compiled)))
+    return "\n\n".join([_title(run, forecast), *blocks, _verdict(forecast, compiled)])
 
 
-def as_json(forecast: Forecast) -> str:
+def fits(forecast: Forecast, compiled: CompiledStep | None = None) -> bool:
+    """Return whether the run fits; its compiler knows better than the estimate."""
+    return forecast.disk.fits and _fits_memory(forecast, compiled)
+
+
+def _fits_memory(forecast: Forecast, compiled: CompiledStep | None) -> bool:
+    if compiled is not None:
+        return compiled_report.fits(forecast, compiled)
+    return forecast.fits_memory
+
+
+def as_json(forecast: Forecast, compiled: CompiledStep | None = None) -> str:
     """Return the same figures as JSON: bytes, FLOPs, tokens and seconds."""
     tokens, disk, throughput = forecast.tokens, forecast.disk, forecast.throughput
     content: dict[str, Any] = {
@@ -66,8 +81,10 @@ def as_json(forecast: Forecast) -> str:
         "communication_seconds_per_step": forecast.communication
         and forecast.communication._asdict(),
         "seconds_left": forecast.seconds_left,
-        "fits": forecast.fits,
+        "fits": fits(forecast, compiled),
     }
+    if compiled is not None:
+        content["compiled"] = compiled_report.as_content(forecast, compiled)
     return json.dumps(content, indent=2)
 
 
@@ -222,11 +239,11 @@ def _communication(forecast: Forecast) -> Iterator[str]:
         yield "          along data it overlaps with computing, along tensor it does not"
 
 
-def _verdict(forecast: Forecast) -> str:
-    if forecast.fits:
+def _verdict(forecast: Forecast, compiled: CompiledStep | None) -> str:
+    if fits(forecast, compiled):
         return "It fits."
     lines = []
-    if not forecast.fits_memory:
+    if not _fits_memory(forecast, compiled):
         lines.append("It does not fit into memory:")
         lines += forecast.remedies()
     if not forecast.disk.fits:

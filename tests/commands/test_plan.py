@@ -61,7 +61,7 @@ def planned(
 )
 def test_every_committed_run_plans(path: Path) -> None:
     found = planned(RunFolder(path), datasets_dir=NOWHERE)
-    assert found.fits
+    assert report.fits(found)
     text = report.as_text(RunFolder(path), found)
     assert text.endswith("It fits.")
     assert "not here yet; uv run download_dataset.py" in text
@@ -141,7 +141,7 @@ def test_too_little_disk_space_does_not_fit(
         )
         found = planned(run)
         assert found.fits_memory
-        assert found.fits == fits
+        assert report.fits(found) == fits
     assert "Its checkpoints do not fit on the disk" in report.as_text(run, found)
 
 

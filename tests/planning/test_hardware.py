@@ -21,6 +21,11 @@ from tests.support.committed_runs import ROOT
         ("NVIDIA A100-SXM4-80GB", "a100"),
         ("NVIDIA GeForce RTX 3090", "rtx3090"),
         ("NVIDIA GeForce RTX 4090", "rtx4090"),
+        ("NVIDIA B200", "b200"),
+        ("NVIDIA L4", "l4"),
+        ("TPU v4", "tpu-v4"),
+        ("TPU v6 lite", "tpu-v6e"),
+        ("TPU7x", "tpu7x"),
         ("TPU v5 lite", "tpu-v5e"),
         ("TPU v5e", "tpu-v5e"),
         ("TPU v5", "tpu-v5p"),
@@ -41,7 +46,8 @@ def test_device_of_a_jax_kind(kind: str, name: str | None) -> None:
 def test_every_device_is_found_by_its_name() -> None:
     assert [device_by_name(one.name) for one in DEVICES] == list(DEVICES)
     assert {one.name for one in DEVICES} == {
-        *("h100", "h200", "a100", "rtx3090", "rtx4090", "tpu-v5e", "tpu-v5p")
+        *("h100", "h200", "b200", "a100", "l4", "rtx3090", "rtx4090"),
+        *("tpu-v4", "tpu-v5e", "tpu-v5p", "tpu-v6e", "tpu7x"),
     }
 
 
@@ -110,7 +116,7 @@ def test_a_device_can_be_described() -> None:
     [
         (
             "h101",
-            "choose from h100, h200, a100, rtx3090, rtx4090, tpu-v5e, tpu-v5p, cpu, or",
+            "choose from h100, h200, b200, a100, l4, rtx3090, .*, tpu7x, cpu, or",
         ),
         ("mine:1:2", "not NAME:FLOPS:BYTES:BANDWIDTH"),
         ("mine:1:2:3:4", "not NAME:FLOPS:BYTES:BANDWIDTH"),

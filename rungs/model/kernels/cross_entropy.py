@@ -31,6 +31,7 @@ Head = Callable[[Array, Array], Array]
 these are the logits of this device's part."""
 
 
+@jax.named_scope("loss")
 def summed_loss(head: Head, x_MD: Array, matrix: Array, targets_M: Array) -> Array:
     """Return the cross-entropy summed over the targets that are not negative, in nats.
 

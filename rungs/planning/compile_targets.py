@@ -1,0 +1,223 @@
+"""Devices that are not here, for the compilers of XLA that are: those of NVIDIA GPUs and of TPUs.
+
+    devices  devices to compile for
+    options  what a compiler needs to know besides
+    prepare  what to set before JAX starts
+
+To add a device, add it to `hardware.DEVICES` and here, to `_GPUS` or `_TPUS`.
+"""
+
+import importlib.util
+import os
+from typing import Any, NamedTuple
+
+from rungs.common.errors import UserError
+from rungs.planning.hardware import DEVICES, Hardware
+
+_ENVIRONMENT = {
+    "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",  # else the plugin looks for a driver
+    "TPU_SKIP_MDS_QUERY": "1",  # else libtpu asks the network where it is
+    "TPU_ACCELERATOR_TYPE": "v5litepod-4",  # else libtpu warns that it does not know; not used
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # else only one process at a time may compile
+    "TPU_MIN_LOG_LEVEL": "3",
+    "TPU_STDERR_LOG_LEVEL": "3",
+}
+
+
+class _Compiler(NamedTuple):
+    """What compiles for a platform."""
+
+    modules: tuple[str, ...]
+    """Any of them suffices."""
+    extra: str
+    """Installs it."""
+
+
+_COMPILERS = {
+    "gpu": _Compiler(("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12"), "cuda"),
+    "tpu": _Compiler(("libtpu",), "tpu"),
+}
+
+
+class _Multiprocessor(NamedTuple):
+    """What GPUs of a compute capability have in common."""
+
+    threads: int
+    fpus: int
+    shared_bytes: int
+    shared_bytes_per_block: int
+    has_accelerated_features: bool = False
+
+
+_MULTIPROCESSORS = {
+    "8.0": _Multiprocessor(2048, 64, 167_936, 166_912),
+    "8.6": _Multiprocessor(1536, 128, 102_400, 101_376),
+    "8.9": _Multiprocessor(1536, 128, 102_400, 101_376),
+    "9.0": _Multiprocessor(2048, 128, 233_472, 232_448, has_accelerated_features=True),
+    "10.0": _Multiprocessor(2048, 128, 233_472, 232_448, has_accelerated_features=True),
+}
+"""https://docs.nvidia.com/cuda/cuda-c-programming-guide/#compute-capabilities"""
+
+
+class _Gpu(NamedTuple):
+    """A GPU as CUDA reports it, besides what `Hardware` says."""
+
+    multiprocessors: int
+    l2_bytes: int
+    clock_ghz: float
+
+
+_MIB = 2**20
+_GPUS = {
+    "h100": _Gpu(132, 50 * _MIB, 1.98),
+    "h200": _Gpu(132, 50 * _MIB, 1.98),
+    "b200": _Gpu(148, 132_644_864, 1.965),
+    "a100": _Gpu(108, 40 * _MIB, 1.41),
+    "l4": _Gpu(58, 48 * _MIB, 2.04),
+    "rtx3090": _Gpu(82, 6 * _MIB, 1.695),
+    "rtx4090": _Gpu(128, 72 * _MIB, 2.52),
+}
+"""https://github.com/openxla/xla/tree/main/xla/backends/gpu/target_config/specs, and NVIDIA's
+architecture papers (see `hardware.DEVICES`) for L4 and GeForce."""
+
+
+class _Tpu(NamedTuple):
+    """How libtpu names a TPU."""
+
+    name: str
+    dimensions: int
+    """Of the torus that connects the chips."""
+    devices_per_chip: int = 1
+    chip_config: str = "default"
+
+
+_TPUS = {
+    "tpu-v4": _Tpu("v4", 3, chip_config="megacore"),
+    "tpu-v5e": _Tpu("v5e", 2),
+    "tpu-v5p": _Tpu("v5p", 3),
+    "tpu-v6e": _Tpu("v6e", 2),
+    "tpu7x": _Tpu("tpu7x", 3, devices_per_chip=2),
+}
+_CHIPS_PER_HOST = 4
+
+
+def prepare() -> None:
+    """Let the compilers work without their devices. Call it before JAX starts."""
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+
+
+def options(platform: str) -> dict[str, str]:
+    """Return options of `jax.stages.Lowered.compile`: on a GPU, no kernels are timed to choose the
+    fastest, as none can run."""
+    return {"xla_gpu_autotune_level": "0"} if platform == "gpu" else {}
+
+
+def devices(hardware: Hardware, count: int) -> list[Any]:
+    """Return `jax.Device`s to compile for.
+
+    Raises:
+        UserError: the compiler is not installed, or does not know the device.
+    """
+    if hardware.name not in {**_GPUS, **_TPUS}:
+        known = ", ".join(device.name for device in DEVICES)
+        raise UserError(f"--compile: no compiler knows {hardware.name}; choose from {known}")
+    if not is_installed(hardware):
+        extra = _COMPILERS[hardware.platform].extra
+        raise UserError(
+            f"--compile: the compiler for {hardware.name} is not installed; uv sync --extra {extra}"
+        )
+    return _gpus(hardware, count) if hardware.platform == "gpu" else _tpus(hardware, count)
+
+
+def is_installed(hardware: Hardware) -> bool:
+    """Return whether the compiler for a device is installed."""
+    modules = _COMPILERS[hardware.platform].modules
+    return any(_is_importable(module) for module in modules)
+
+
+def _is_importable(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # its parent package
+        return False
+
+
+def _gpus(hardware: Hardware, count: int) -> list[Any]:
+    from jax.experimental import topologies
+
+    host = hardware.links.island if hardware.links else count
+    hosts, in_host = -(-count // host), min(count, host)
+    found = topologies.get_topology_desc(
+        hardware.name,
+        "cuda",
+        target_config=gpu_description(hardware),
+        topology=f"1x{hosts}x{in_host}",
+    )
+    return list(found.devices[:count])
+
+
+def gpu_description(hardware: Hardware) -> str:
+    """Return XLA's `GpuTargetConfigProto` of a GPU, as text."""
+    gpu, shared = _GPUS[hardware.name], _MULTIPROCESSORS[hardware.compute_capability]
+    major, minor = hardware.compute_capability.split(".")
+    features = "feature_extension: ACCELERATED_FEATURES" * shared.has_accelerated_features
+    return f"""
+gpu_device_info {{
+  threads_per_block_limit: 1024
+  threads_per_warp: 32
+  shared_memory_per_block: 49152
+  shared_memory_per_core: {shared.shared_bytes}
+  shared_memory_per_block_optin: {shared.shared_bytes_per_block}
+  threads_per_core_limit: {shared.threads}
+  core_count: {gpu.multiprocessors}
+  fpus_per_core: {shared.fpus}
+  block_dim_limit_x: 2147483647
+  block_dim_limit_y: 65535
+  block_dim_limit_z: 65535
+  registers_per_core_limit: 65536
+  registers_per_block_limit: 65536
+  memory_bandwidth: {hardware.bandwidth:.0f}
+  l2_cache_size: {gpu.l2_bytes}
+  clock_rate_ghz: {gpu.clock_ghz}
+  device_memory_size: {hardware.memory_bytes:.0f}
+  cuda_compute_capability {{ major: {major} minor: {minor} {features} }}
+}}
+platform_name: "CUDA"
+dnn_version_info {{ major: 9 minor: 8 }}
+device_description_str: "{hardware.jax_kinds[0]}"
+"""
+
+
+def _tpus(hardware: Hardware, count: int) -> list[Any]:
+    from jax.experimental import topologies
+
+    tpu = _TPUS[hardware.name]
+    chips = torus(-(-count // tpu.devices_per_chip), tpu.dimensions)
+    found = topologies.get_topology_desc(
+        f"{tpu.name}:{'x'.join(map(str, chips))}",
+        "tpu",
+        chip_config_name=tpu.chip_config,
+        chips_per_host_bounds=_host(chips),
+    )
+    return list(found.devices[:count])
+
+
+def torus(chips: int, dimensions: int) -> tuple[int, ...]:
+    """Return the sides of the smallest torus with that many chips whose sides are powers of two and
+    as equal as possible, the shortest first."""
+    doublings = max(chips - 1, 0).bit_length()
+    sides = [1] * dimensions
+    for number in range(doublings):
+        sides[-1 - number % dimensions] *= 2
+    return tuple(sides)
+
+
+def _host(chips: tuple[int, ...]) -> tuple[int, int, int]:
+    """Return the sides of the part of a torus that one host has."""
+    sides, left = [1, 1, 1], _CHIPS_PER_HOST
+    for axis in reversed(range(len(chips))):
+        sides[axis] = min(chips[axis], 2, left)
+        left //= sides[axis]
+    return sides[0], sides[1], sides[2]

@@ -1,0 +1,127 @@
+"""A run's real step, compiled for devices that may not be here: what its compiler says of it."""
+
+import importlib.metadata
+import math
+import re
+import time
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding
+
+from rungs.common.errors import UserError
+from rungs.config.run_config import RunConfig
+from rungs.parallel import target_device
+from rungs.parallel.mesh import create_mesh
+from rungs.parallel.sharding import Layout
+from rungs.parallel.target_device import Target
+from rungs.planning import compile_targets
+from rungs.planning.compiled_communication import Traffic, collectives, summary
+from rungs.planning.compiled_kernels import Kernels, captured_stderr, kernels_of
+from rungs.planning.hardware import Hardware
+from rungs.step.state import AbstractState
+from rungs.step.train_step import make_train_step
+
+_COMPILERS = {
+    "tpu": ("libtpu",),
+    "gpu": ("jax-cuda13-plugin", "jax-cuda12-plugin", "nvidia-cudnn-cu13", "nvidia-cudnn-cu12"),
+}
+"""Distributions that compile for a platform."""
+_OUT_OF_MEMORY = re.compile(r"Ran out of memory[^\n]*?(?=\.\s|\.?\n|\.?$)")
+
+
+class Compiled(NamedTuple):
+    """What a compiler says of a step. Bytes are those of each device."""
+
+    arguments: int
+    """Weights, optimizer state and token ids."""
+    temporary: int
+    """Everything else, at the peak."""
+    traffic: list[Traffic]
+    """What a device sends in a step."""
+    uncounted: str
+    """Why `traffic` is not known; empty if it is."""
+    kernels: Kernels
+
+    @property
+    def total(self) -> int:
+        return self.arguments + self.temporary
+
+
+class CompiledStep(NamedTuple):
+    """A step as compiled, or why it does not fit."""
+
+    seconds: float
+    """Of compilation."""
+    versions: dict[str, str]
+    """Of JAX and of what compiles."""
+    result: Compiled | str
+    """The compiler's reason if the step needs more memory than the device has."""
+
+
+def compile_step(config: RunConfig, hardware: Hardware) -> CompiledStep:
+    """Compile a run's step.
+
+    Args:
+        config: with the compute dtype and the sizes of its sharding filled in.
+
+    Raises:
+        UserError: there is no compiler for the hardware, or it fails.
+    """
+    assert config.train.sharding is not None
+    sizes = config.train.sharding.sizes
+    mesh = create_mesh(sizes, devices=compile_targets.devices(hardware, math.prod(sizes)))
+    target = Target(hardware.platform, hardware.compute_capability)
+    with target_device.trace_for(target, is_compiled=True):
+        lowered = lower_step(config, mesh)
+    begin = time.perf_counter()
+    result = _compile(lowered, mesh, hardware)
+    return CompiledStep(time.perf_counter() - begin, _versions(hardware), result)
+
+
+def lower_step(config: RunConfig, mesh: Mesh) -> Any:
+    """Return a run's step traced from shapes, without any arrays: a `jax.stages.Lowered`."""
+    train = config.train
+    state = AbstractState(config, 1, mesh)
+    model, optimizer = state.fill(state.weights, state.optimizer)  # type: ignore[arg-type]
+    place = NamedSharding(mesh, Layout(mesh).batch_spec(3))
+    shape = train.gradient_accumulation_steps, train.microbatch_size, config.sequence_length
+    batch = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=place)
+    step: Any = make_train_step(train, mesh)
+    return step.lower(model, optimizer, batch, batch)
+
+
+def _compile(lowered: Any, mesh: Mesh, hardware: Hardware) -> Compiled | str:
+    with captured_stderr() as log:
+        try:
+            program = lowered.compile(compile_targets.options(hardware.platform)).compiled
+        except jax.errors.JaxRuntimeError as error:
+            if found := _OUT_OF_MEMORY.search(str(error)):
+                return found[0]
+            reason = str(error).strip().splitlines()[0]
+            raise UserError(f"--compile: the compiler for {hardware.name} says: {reason}") from None
+    text, memory = program.as_text() or "", program.memory_analysis()
+    try:
+        traffic, uncounted = summary(collectives(text), mesh), ""
+    except ValueError as error:
+        traffic, uncounted = [], str(error)
+    return Compiled(
+        memory.argument_size_in_bytes,
+        memory.temp_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes,
+        traffic,
+        uncounted,
+        kernels_of(text, log),
+    )
+
+
+def _versions(hardware: Hardware) -> dict[str, str]:
+    installed = {
+        one.name.lower().replace("_", "-"): one.version
+        for one in importlib.metadata.distributions()
+    }
+    return {
+        name: installed[name]
+        for name in ("jax", *_COMPILERS[hardware.platform])
+        if name in installed
+    }
