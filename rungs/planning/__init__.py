@@ -9,6 +9,10 @@
     compiled_step           a run's real step, compiled for such devices
     compiled_kernels        which kernels a compiled step runs, and its spills
     compiled_report         a compiled step next to its estimate
+    compiled_overlap        which of these bytes are sent while the device computes
+    hlo                     parser of the text of a compiled program
+    hlo_groups              groups of devices in that text
+    hlo_trip_count          how often a loop of a compiled program runs
     disk_space              what the checkpoints of a run need, with a warning at its start
     forecast                all of these for one run, with time
     report                  a forecast as a table and as JSON; `plan.py` prints it

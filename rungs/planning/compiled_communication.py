@@ -3,26 +3,20 @@
 `collectives(compiled)` lists every collective operation: its groups of devices, its bytes, and how
 many times it runs in one run of the program. `summary` adds them up by mesh axes. XLA may add
 collectives that no line of the source asks for, so only the compiled program shows what it sends.
-
-A device's number is its position in the program's device assignment, which is
-`mesh.devices.flat`. XLA calls it a partition id, or a global device id where an operation has
-`use_global_device_ids`. The two are the same in a program of one replica, and `jax.jit` compiles
-no other.
 """
 
 import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
-import jax
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh
-from numpy.typing import NDArray
 
-Groups = tuple[tuple[int, ...], ...]
-"""Numbers of the devices in each group."""
+from rungs.planning.hlo import Instruction, Module, Program, bytes_of, shapes_in
+from rungs.planning.hlo_groups import Groups, parse_braces, parse_groups
+from rungs.planning.hlo_trip_count import trip_count
 
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 UNCOUNTED_KINDS = ("collective-broadcast", "ragged-all-to-all", "send")
@@ -97,7 +91,7 @@ class Traffic(NamedTuple):
     """Sent by one device."""
 
 
-def collectives(program: str | jax.stages.Compiled) -> list[Collective]:
+def collectives(program: Program) -> list[Collective]:
     """Return the collectives of a compiled program, one entry for each call site.
 
     Each branch of a conditional counts as if it always ran. Collectives within a single device
@@ -107,9 +101,7 @@ def collectives(program: str | jax.stages.Compiled) -> list[Collective]:
         ValueError: a loop contains a collective and XLA does not know its trip count, or the text
             has a collective or a syntax that this module cannot count.
     """
-    text = program if isinstance(program, str) else program.as_text() or ""
-    module = _Module.parse(text)
-    return list(_collectives_in(module, module.entry))
+    return [site.collective for site in sites(Module.parse(program))]
 
 
 def summary(found: Iterable[Collective], mesh: Mesh | AbstractMesh) -> list[Traffic]:
@@ -138,83 +130,49 @@ def axes_of(groups: Groups, mesh: Mesh | AbstractMesh) -> tuple[str, ...]:
     )
 
 
-class _Instruction(NamedTuple):
-    name: str
-    shape: str
-    """As HLO writes it: `(f32[4,8]{1,0}, u32[])`."""
-    opcode: str
-    rest: str
-    """Operands, attributes, metadata and the backend's configuration."""
+class Site(NamedTuple):
+    """Where a collective is called."""
 
-    @property
-    def attributes(self) -> str:
-        """`rest` without the metadata, which may contain any text."""
-        return self.rest.partition(", metadata={")[0]
-
-    @property
-    def op_name(self) -> str:
-        found = re.search(r'op_name="((?:[^"\\]|\\.)*)"', self.rest)
-        return found[1] if found else ""
-
-    @property
-    def known_trips(self) -> int | None:
-        """Trip count of a loop, if XLA knows it."""
-        found = re.search(r"known_trip_count\W+n\W+(\d+)", self.rest)
-        return int(found[1]) if found else None
-
-    def __str__(self) -> str:
-        return f"{self.name} ({self.op_name})"
+    collective: Collective
+    computation: str
+    """The one in whose schedule it stands, which is not that of a fusion."""
+    position: int
+    """In that schedule. Where an asynchronous collective starts."""
 
 
-_HEADER = re.compile(r"(ENTRY\s+)?%?([\w.-]+)\s*(?:\(.*->.*)?\{$")
-_INSTRUCTION = re.compile(r"(?:ROOT )?%?([\w.-]+) = (.*?) ([a-z][a-z0-9-]*)\((.*)$")
+def sites(module: Module) -> Iterator[Site]:
+    """Yield the call sites of collectives, as `collectives`."""
+    return _sites_in(module, module.entry)
 
 
-class _Module(NamedTuple):
-    """A parsed program."""
-
-    computations: dict[str, list[_Instruction]]
-    entry: str
-    devices: int
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        computations: dict[str, list[_Instruction]] = {}
-        entry, current = "", ""
-        for line in map(str.strip, text.splitlines()):
-            if instruction := _INSTRUCTION.match(line):
-                computations[current].append(_Instruction(*instruction.groups()))
-            elif header := _HEADER.match(line):
-                current = header[2]
-                computations[current] = []
-                entry = current if header[1] else entry
-        if not entry:
-            raise ValueError("no HLO of a compiled program: it has no ENTRY computation")
-        counts = re.findall(r"(?:replica_count|num_partitions)=(\d+)", text.lstrip().split("\n")[0])
-        return cls(computations, entry, math.prod(map(int, counts)))
-
-
-def _collectives_in(module: _Module, computation: str) -> Iterator[Collective]:
-    """Yield the collectives of a computation and of everything that it calls."""
-    for instruction in module.computations[computation]:
-        yield from _collective(instruction, module.devices)
-        for called, trips in _calls(instruction):
-            for inner in _collectives_in(module, called):
+def _sites_in(module: Module, computation: str) -> Iterator[Site]:
+    """Yield the call sites in a computation and in everything that it calls."""
+    instructions = module.computations[computation]
+    continues_another = _continues_another(instructions)
+    for position, instruction in enumerate(instructions):
+        if not continues_another:
+            for collective in _collective(instruction, module.devices):
+                yield Site(collective, computation, position)
+        for called, trips in _calls(module, computation, instruction):
+            for inner in _sites_in(module, called):
                 if trips is None:
                     raise ValueError(
                         f"{instruction}: XLA does not know how many times this loop runs, and it"
-                        f" contains {inner.kind} ({inner.op_name})"
+                        f" contains {inner.collective.kind} ({inner.collective.op_name})"
                     )
-                yield inner._replace(trips=trips * inner.trips)
+                repeated = inner.collective._replace(trips=trips * inner.collective.trips)
+                is_scheduled = instruction.opcode in CONTROL_FLOW
+                place = inner[1:] if is_scheduled else (computation, position)
+                yield Site(repeated, *place)
 
 
-_CALLED = re.compile(
-    r"\b(body|condition|calls|to_apply|(?:true|false|branch|called)_computations?)="
-    r"(\{[^}]*\}|%?[\w.-]+)"
-)
+CONTROL_FLOW = ("while", "conditional", "call")
+"""Opcodes of instructions that run other computations by their own schedules."""
 
 
-def _calls(instruction: _Instruction) -> Iterator[tuple[str, int | None]]:
+def _calls(
+    module: Module, computation: str, instruction: Instruction
+) -> Iterator[tuple[str, int | None]]:
     """Yield the computations that an instruction calls, and how many times (None if unknown).
 
     The start and the end of an asynchronous operation may both name its computation. Only the
@@ -222,13 +180,29 @@ def _calls(instruction: _Instruction) -> Iterator[tuple[str, int | None]]:
     """
     if instruction.opcode.endswith(("-update", "-done")):
         return
-    trips = instruction.known_trips if instruction.opcode == "while" else 1
-    for role, names in _CALLED.findall(instruction.attributes):
-        for name in re.findall(r"[\w.-]+", names):
-            yield name, trips if trips is None else trips + (role == "condition")
+    is_loop = instruction.opcode == "while"
+    trips = trip_count(module, computation, instruction) if is_loop else 1
+    for role, name in instruction.called():
+        yield name, trips if trips is None else trips + (role == "condition")
 
 
-def _collective(instruction: _Instruction, devices: int) -> Iterator[Collective]:
+def _continues_another(computation: list[Instruction]) -> bool:
+    """Return whether the collective in a computation was started in another one.
+
+    XLA's TPU compiler starts a collective in one fusion, continues it in the fusions of the matmuls
+    that run meanwhile, and ends it in another. Each of these contains it, with the same `chain_id`.
+    """
+    has_chain = any(chain_of(one) for one in computation)
+    return has_chain and all(one.target != "AsyncCollectiveStart" for one in computation)
+
+
+def chain_of(instruction: Instruction) -> str:
+    """Return the `chain_id` of a collective, empty if it has none."""
+    found = re.search(r'chain_id="(\d+)"', instruction.attributes)
+    return found[1] if found else ""
+
+
+def _collective(instruction: Instruction, devices: int) -> Iterator[Collective]:
     """Yield the instruction as a collective, if it is one that involves several devices."""
     kind = instruction.opcode.removesuffix("-start")
     if kind in UNCOUNTED_KINDS and "is_host_transfer=true" not in instruction.attributes:
@@ -236,132 +210,21 @@ def _collective(instruction: _Instruction, devices: int) -> Iterator[Collective]
     if kind not in KINDS:
         return
     if kind == "collective-permute":
-        pairs = _numbers_in_braces(_attribute(instruction, "source_target_pairs"))
+        pairs = parse_braces(instruction.attribute("source_target_pairs"))
         groups = tuple(pair for pair in pairs if pair[0] != pair[1])
     else:
-        groups = _groups(_attribute(instruction, "replica_groups"), devices)
+        groups = parse_groups(instruction.attribute("replica_groups"), devices)
     if any(len(group) > 1 for group in groups):
-        yield Collective(kind, groups, _bytes(_result(instruction)), 1, instruction.op_name)
+        yield Collective(kind, groups, bytes_of(_result(instruction)), 1, instruction.op_name)
 
 
-def _result(instruction: _Instruction) -> str:
+def _result(instruction: Instruction) -> str:
     """Return the shape of a collective's result.
 
     An asynchronous start returns (operands, results, …), except that of an all-reduce:
     https://openxla.org/xla/async_ops.
     """
-    elements = _elements(instruction.shape)
+    elements = shapes_in(instruction.shape)
     if instruction.opcode.endswith("-start") and instruction.opcode != "all-reduce-start":
         return elements[min(1, len(elements) - 1)]
     return instruction.shape
-
-
-def _elements(shape: str) -> list[str]:
-    """Return the shapes in a tuple, or the shape itself if it is an array."""
-    if not shape.startswith("("):
-        return [shape]
-    depth, elements = 0, [""]
-    for character in shape[1:-1]:
-        depth += (character in "([{") - (character in ")]}")
-        if character == "," and depth == 0:
-            elements.append("")
-        else:
-            elements[-1] += character
-    return elements
-
-
-def _bytes(shape: str) -> int:
-    """Return the bytes of a shape, all arrays of a tuple together."""
-    arrays = re.findall(r"(\w+)\[([^\]]*)\]", shape)
-    return sum(-(-_bits(dtype) * _size(dimensions) // 8) for dtype, dimensions in arrays)
-
-
-def _bits(dtype: str) -> int:
-    """Return the bits of an element: the first number in names such as `f8e4m3fn`."""
-    if dtype in ("pred", "token"):
-        return {"pred": 8, "token": 0}[dtype]
-    width = re.match(r"[a-z]+(\d+)", dtype)
-    if not width:
-        raise ValueError(f"{dtype}: HLO dtype of unknown width")
-    return int(width[1])
-
-
-def _size(dimensions: str) -> int:
-    """Return the number of elements; of a dynamic dimension, `<=8`, its maximum."""
-    return math.prod(int(number) for number in re.findall(r"\d+", dimensions))
-
-
-def _attribute(instruction: _Instruction, name: str) -> str:
-    """Return the text after `name=`, or `{}` if the instruction does not have it."""
-    return instruction.attributes.partition(f"{name}=")[2] or "{}"
-
-
-_DIMENSIONS = r"\[([\d,]+)\](?:T\(([\d,]+)\))?"
-_IOTA = re.compile(r"\[([\d,]+)\]<=" + _DIMENSIONS)
-_MESH = re.compile(r"mesh\[([^\]]*)\](?:, device_ids=\(([^{]*)\))? \{([^}]*)\}")
-
-
-def _groups(text: str, devices: int) -> Groups:
-    """Parse the groups after `replica_groups=`, in any of the three forms that XLA writes.
-
-    `{{0,1},{2,3}}`, where `{}` means all devices; `[2,2]<=[4]`; and `mesh['a'=2,'b'=2] {'b'}`:
-    https://github.com/openxla/xla/blob/main/xla/hlo/ir/replica_group.h.
-    """
-    if text.startswith("{}"):
-        return (tuple(range(devices)),)
-    if text.startswith("{"):
-        return _numbers_in_braces(text)
-    if iota := _IOTA.match(text):
-        return _as_groups(_iota(iota[2], iota[3]).reshape(_numbers(iota[1])))
-    if mesh := _MESH.match(text):
-        return _mesh_groups(*mesh.groups(default=""))
-    raise ValueError(f"replica_groups={text[:80]}: unknown form of groups")
-
-
-def _mesh_groups(axes: str, device_ids: str, grouped: str) -> Groups:
-    """Return groups of the devices that differ only in the grouped mesh axes, in mesh order.
-
-    Args:
-        axes: as in `'a'=2,'b'=4`.
-        device_ids: of the mesh, as in `[4,2]T(1,0)` or `1,0,2,…`; in order if empty.
-        grouped: as in `'a','b':(2)3`: all of axis a, and of axis b a factor of 3 that follows a
-            factor of 2.
-    """
-    sizes = {name: int(size) for name, size in re.findall(r"([^',=]+)'?=(\d+)", axes)}
-    places = dict(zip(sizes, np.indices(tuple(sizes.values())), strict=True))
-    for name, before, part in re.findall(r"([^',:]+)'?(?::\((\d+)\)(\d+))?", grouped):
-        part_size = int(part or sizes[name])
-        stride = sizes[name] // (int(before or 1) * part_size)
-        places[name] = places[name] - places[name] // stride % part_size * stride
-    group_of = np.ravel_multi_index(tuple(places.values()), tuple(sizes.values())).ravel()
-    numbers = _device_ids(device_ids, group_of.size)
-    return _as_groups(numbers[group_of == group] for group in np.unique(group_of))
-
-
-def _device_ids(text: str, count: int) -> NDArray[np.int64]:
-    if iota := re.match(_DIMENSIONS, text):
-        return _iota(iota[1], iota[2])
-    return np.array(_numbers(text)) if text else np.arange(count)
-
-
-def _iota(dimensions: str, order: str | None) -> NDArray[np.int64]:
-    """Return 0, 1, 2, … as an array of these dimensions, transposed and then flattened."""
-    shape = _numbers(dimensions)
-    array = np.arange(math.prod(shape)).reshape(shape)
-    return array.transpose(_numbers(order) if order else None).ravel()
-
-
-def _as_groups(rows: Iterable[NDArray[np.int64]]) -> Groups:
-    return tuple(tuple(row.tolist()) for row in rows)
-
-
-def _numbers_in_braces(text: str) -> Groups:
-    """Parse the groups at the start of a text such as `{{0,1},{2,3}}, …`."""
-    outer = re.match(r"\{(?:\{[\d,]*\},?)*\}", text)
-    if not outer:
-        raise ValueError(f"{text[:80]}: unknown form of groups")
-    return tuple(_numbers(inner) for inner in re.findall(r"\{([\d,]*)\}", outer[0]))
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(number) for number in re.findall(r"\d+", text))

@@ -1,0 +1,139 @@
+"""Which collectives of a compiled program run while the device computes.
+
+A compiled program is scheduled: its text has the instructions in the order in which they run. An
+asynchronous collective starts in one place and ends in a later one, and is hidden if there are
+matmuls in between. All other collectives are exposed: the device waits for them.
+
+Start and end look different in each compiler:
+
+    GPU  all-gather-start … all-gather-done, or async-start … async-done of a computation
+    TPU  a fusion with a custom call AsyncCollectiveStart … one with AsyncCollectiveDone; or as
+         on a GPU
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from jax.sharding import AbstractMesh, Mesh
+
+from rungs.planning.compiled_communication import Collective, Site, axes_of, chain_of, sites
+from rungs.planning.hlo import Instruction, Module, Program
+from rungs.planning.hlo_trip_count import trip_count
+
+_MATMUL_TARGETS = ("__cublas", "__cudnn", "__gpu$xla.gpu.triton", "tpu_custom_call")
+"""Beginnings of the names of custom calls that are matmuls, attention or hand-written kernels."""
+
+
+class Overlap(NamedTuple):
+    """A collective, and what the device computes while it runs."""
+
+    collective: Collective
+    matmuls: int
+    """Run between its start and its end, each time it runs; 0 if it is synchronous. Kernels of
+    attention and other custom kernels count as one matmul."""
+
+    @property
+    def hidden_bytes(self) -> int:
+        """Bytes that one device sends while it computes, in one run of the program."""
+        return self.collective.total_moved_bytes if self.matmuls else 0
+
+
+class OverlapTraffic(NamedTuple):
+    """All collectives of one kind along the same mesh axes, in one run of the program."""
+
+    kind: str
+    axes: tuple[str, ...]
+    moved_bytes: int
+    """Sent by one device."""
+    hidden_bytes: int
+    """Those of them that are sent while the device computes."""
+
+    @property
+    def exposed_bytes(self) -> int:
+        """Those for which the device waits."""
+        return self.moved_bytes - self.hidden_bytes
+
+
+def overlaps(program: Program) -> list[Overlap]:
+    """Return the collectives of a compiled program, one entry for each call site, in the order of
+    `compiled_communication.collectives`.
+
+    Raises:
+        ValueError: as `collectives`, or the program has no schedule, or the end of an asynchronous
+            collective is not found.
+    """
+    module = Module.parse(program)
+    if not module.is_scheduled:
+        raise ValueError("the program has no schedule, so it does not say what overlaps")
+    return [Overlap(site.collective, _matmuls_during(module, site)) for site in sites(module)]
+
+
+def overlap_summary(found: Iterable[Overlap], mesh: Mesh | AbstractMesh) -> list[OverlapTraffic]:
+    """Return bytes by kind and mesh axes, sorted by these."""
+    grouped: dict[tuple[str, tuple[str, ...]], list[Overlap]] = defaultdict(list)
+    for overlap in found:
+        grouped[overlap.collective.kind, axes_of(overlap.collective.groups, mesh)].append(overlap)
+    return [
+        OverlapTraffic(
+            kind,
+            axes,
+            sum(one.collective.total_moved_bytes for one in group),
+            sum(one.hidden_bytes for one in group),
+        )
+        for (kind, axes), group in sorted(grouped.items())
+    ]
+
+
+def _matmuls_during(module: Module, site: Site) -> int:
+    """Return the matmuls between the start and the end of a collective."""
+    schedule = module.computations[site.computation]
+    end = _end(module, schedule, site.position)
+    between = schedule[site.position + 1 : end]
+    return sum(_matmuls_in(module, site.computation, instruction) for instruction in between)
+
+
+def _end(module: Module, schedule: list[Instruction], start: int) -> int:
+    """Return the position of the end of a collective; its start if it is synchronous."""
+    first = schedule[start]
+    if first.opcode.endswith("-start"):
+        return _end_of_start(schedule, start)
+    if chain := _chain(module, first, "AsyncCollectiveStart"):
+        for position, instruction in enumerate(schedule[start:], start):
+            if _chain(module, instruction, "AsyncCollectiveDone") == chain:
+                return position
+        raise ValueError(f"{first}: the end of this collective is not in its computation")
+    return start
+
+
+def _end_of_start(schedule: list[Instruction], start: int) -> int:
+    names = {schedule[start].name}
+    for position, instruction in enumerate(schedule[start:], start):
+        if names.intersection(instruction.operands):
+            if instruction.opcode.endswith("-done"):
+                return position
+            names.add(instruction.name)  # an async-update
+    raise ValueError(f"{schedule[start]}: the end of this collective is not in its computation")
+
+
+def _chain(module: Module, instruction: Instruction, target: str) -> str:
+    """Return the chain of the collective in a fusion with a custom call of this target."""
+    if instruction.opcode != "fusion":
+        return ""
+    inner = [one for _, name in instruction.called() for one in module.computations[name]]
+    has_target = any(one.target == target for one in inner)
+    return max(map(chain_of, inner)) if has_target else ""
+
+
+def _matmuls_in(module: Module, computation: str, instruction: Instruction) -> int:
+    """Return the matmuls that an instruction runs; those of a loop of unknown length once."""
+    if instruction.opcode in ("dot", "convolution") or instruction.target.startswith(
+        _MATMUL_TARGETS
+    ):
+        return 1
+    trips = trip_count(module, computation, instruction) if instruction.opcode == "while" else 1
+    return (1 if trips is None else trips) * sum(
+        _matmuls_in(module, called, inner)
+        for _, called in instruction.called()
+        for inner in module.computations[called]
+    )

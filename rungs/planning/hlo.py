@@ -1,0 +1,150 @@
+"""A compiled program, parsed from its HLO text.
+
+The instructions of a computation stand in the order in which they run, except inside a fusion,
+which runs as one.
+"""
+
+import math
+import re
+from collections.abc import Iterator
+from typing import NamedTuple, Self
+
+import jax
+
+Program = str | jax.stages.Compiled
+"""A compiled program, or its HLO text."""
+
+
+class Instruction(NamedTuple):
+    """One line of HLO."""
+
+    name: str
+    shape: str
+    """As HLO writes it: `(f32[4,8]{1,0}, u32[])`."""
+    opcode: str
+    rest: str
+    """Operands, attributes, metadata and the backend's configuration."""
+    is_root: bool
+    """Whether it is the result of its computation."""
+
+    @property
+    def attributes(self) -> str:
+        """`rest` without the metadata, which may contain any text."""
+        return self.rest.partition(", metadata={")[0]
+
+    @property
+    def operands(self) -> list[str]:
+        """Names of the operands."""
+        return re.findall(r"%([\w.-]+)", self.rest.partition(")")[0])
+
+    @property
+    def op_name(self) -> str:
+        """Where in the traced program it comes from; empty if XLA does not say."""
+        found = re.search(r'op_name="((?:[^"\\]|\\.)*)"', self.rest)
+        return found[1] if found else ""
+
+    @property
+    def target(self) -> str:
+        """What a custom call calls; empty for other instructions."""
+        found = re.search(r'custom_call_target="([^"]*)"', self.attributes)
+        return found[1] if found else ""
+
+    def attribute(self, name: str) -> str:
+        """Return the text after `name=`, or `{}` if it has no such attribute."""
+        return self.attributes.partition(f"{name}=")[2] or "{}"
+
+    def called(self) -> Iterator[tuple[str, str]]:
+        """Yield the role and the name of each computation that it calls."""
+        for role, names in _CALLED.findall(self.attributes):
+            for name in re.findall(r"[\w.-]+", names):
+                yield role, name
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.op_name})"
+
+
+_CALLED = re.compile(
+    r"\b(body|condition|calls|to_apply|(?:true|false|branch|called)_computations?)="
+    r"(\{[^}]*\}|%?[\w.-]+)"
+)
+_HEADER = re.compile(r"(ENTRY\s+)?%?([\w.-]+)\s*(?:\(.*->.*)?\{$")
+_INSTRUCTION = re.compile(r"(ROOT )?%?([\w.-]+) = (.*?) ([a-z][a-z0-9-]*)\((.*)$")
+
+
+class Module(NamedTuple):
+    """A parsed program."""
+
+    computations: dict[str, list[Instruction]]
+    entry: str
+    devices: int
+    is_scheduled: bool
+
+    @classmethod
+    def parse(cls, program: Program) -> Self:
+        """Raises:
+        ValueError: the text has no ENTRY computation.
+        """
+        text = program if isinstance(program, str) else program.as_text() or ""
+        computations: dict[str, list[Instruction]] = {}
+        entry, current = "", ""
+        for line in map(str.strip, text.splitlines()):
+            if instruction := _INSTRUCTION.match(line):
+                root, name, shape, opcode, rest = instruction.groups()
+                computations[current].append(Instruction(name, shape, opcode, rest, bool(root)))
+            elif opening := _HEADER.match(line):
+                current = opening[2]
+                computations[current] = []
+                entry = current if opening[1] else entry
+        if not entry:
+            raise ValueError("no HLO of a compiled program: it has no ENTRY computation")
+        header = text.lstrip().partition("\n")[0]
+        counts = re.findall(r"(?:replica_count|num_partitions)=(\d+)", header)
+        devices = math.prod(map(int, counts))
+        return cls(computations, entry, devices, "is_scheduled=true" in header)
+
+    def find(self, computation: str, name: str) -> Instruction:
+        """Return an instruction by its name."""
+        return next(one for one in self.computations[computation] if one.name == name)
+
+    def root(self, computation: str) -> Instruction:
+        """Return the instruction whose result is that of the computation."""
+        return next(one for one in self.computations[computation] if one.is_root)
+
+
+def shapes_in(shape: str) -> list[str]:
+    """Return the shapes in a tuple, or the shape itself if it is an array."""
+    if not shape.startswith("("):
+        return [shape]
+    depth, elements = 0, [""]
+    for character in shape[1:-1]:
+        depth += (character in "([{") - (character in ")]}")
+        if character == "," and depth == 0:
+            elements.append("")
+        else:
+            elements[-1] += character
+    return elements
+
+
+def bytes_of(shape: str) -> int:
+    """Return the bytes of a shape, all arrays of a tuple together.
+
+    Raises:
+        ValueError: an array has a dtype of unknown width.
+    """
+    arrays = re.findall(r"(\w+)\[([^\]]*)\]", shape)
+    return sum(-(-_bits(dtype) * _size(dimensions) // 8) for dtype, dimensions in arrays)
+
+
+def _bits(dtype: str) -> int:
+    """Return the bits of an element: the first number in names such as `f8e4m3fn`."""
+    if dtype in ("pred", "token"):
+        return {"pred": 8, "token": 0}[dtype]
+    width = re.match(r"[a-z]+(\d+)", dtype)
+    if not width:
+        raise ValueError(f"{dtype}: HLO dtype of unknown width")
+    return int(width[1])
+
+
+def _size(dimensions: str) -> int:
+    """Return the number of elements; of a dynamic dimension, `<=8`, its maximum."""
+    return math.prod(int(number) for number in re.findall(r"\d+", dimensions))
