@@ -44,6 +44,7 @@ class OverlapTraffic(NamedTuple):
 
     kind: str
     axes: tuple[str, ...]
+    runs: int
     moved_bytes: int
     """Sent by one device."""
     hidden_bytes: int
@@ -78,6 +79,7 @@ def overlap_summary(found: Iterable[Overlap], mesh: Mesh | AbstractMesh) -> list
         OverlapTraffic(
             kind,
             axes,
+            sum(one.collective.trips for one in group),
             sum(one.collective.total_moved_bytes for one in group),
             sum(one.hidden_bytes for one in group),
         )

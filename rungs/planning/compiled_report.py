@@ -5,6 +5,7 @@ from typing import Any
 
 from rungs.common.text_table import format_duration
 from rungs.planning.compiled_kernels import PARTS, XLA
+from rungs.planning.compiled_overlap import OverlapTraffic
 from rungs.planning.compiled_step import Compiled, CompiledStep
 from rungs.planning.forecast import Forecast
 from rungs.planning.memory import Memory, format_bytes
@@ -36,12 +37,16 @@ def as_content(forecast: Forecast, step: CompiledStep) -> dict[str, Any]:
             "total": found.total,
             "estimate": forecast.memory.total,
         },
-        "collectives": [sent._asdict() for sent in found.traffic],
+        "collectives": [_sent(sent) for sent in found.traffic],
         "uncounted": found.uncounted,
         "kernels": _makers(forecast, found),
         "rematerialized_instructions": found.kernels.rematerialized,
         "spilled_kernels": found.kernels.spilled,
     }
+
+
+def _sent(sent: OverlapTraffic) -> dict[str, Any]:
+    return {**sent._asdict(), "exposed_bytes": sent.exposed_bytes}
 
 
 def fits(forecast: Forecast, step: CompiledStep) -> bool:
@@ -66,10 +71,13 @@ def _traffic(found: Compiled) -> Iterator[str]:
     if found.uncounted:
         yield f"  collectives are not counted: {found.uncounted}"
     if found.traffic:
-        yield f"  {'collectives':30}{'runs':>14}{'sent per device':>18}"
+        yield f"  {'collectives':30}{'runs':>8}{'sent':>12}{'exposed':>12}"
     for sent in found.traffic:
         name = f"{sent.kind} along {' and '.join(sent.axes)}"
-        yield f"  {name:30}{sent.runs:14,}{format_bytes(sent.moved_bytes):>18}"
+        figures = (format_bytes(size) for size in (sent.moved_bytes, sent.exposed_bytes))
+        yield f"  {name:30}{sent.runs:8,}" + "".join(f"{figure:>12}" for figure in figures)
+    if found.traffic:
+        yield "  sent by each device in a step; exposed: while it computes no matmul"
 
 
 def _kernels(forecast: Forecast, found: Compiled) -> Iterator[str]:

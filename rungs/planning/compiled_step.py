@@ -17,8 +17,8 @@ from rungs.parallel.mesh import create_mesh
 from rungs.parallel.sharding import Layout
 from rungs.parallel.target_device import Target
 from rungs.planning import compile_targets
-from rungs.planning.compiled_communication import Traffic, collectives, summary
 from rungs.planning.compiled_kernels import Kernels, captured_stderr, kernels_of
+from rungs.planning.compiled_overlap import OverlapTraffic, overlap_summary, overlaps
 from rungs.planning.hardware import Hardware
 from rungs.step.state import AbstractState
 from rungs.step.train_step import make_train_step
@@ -38,7 +38,7 @@ class Compiled(NamedTuple):
     """Weights, optimizer state and token ids."""
     temporary: int
     """Everything else, at the peak."""
-    traffic: list[Traffic]
+    traffic: list[OverlapTraffic]
     """What a device sends in a step."""
     uncounted: str
     """Why `traffic` is not known; empty if it is."""
@@ -103,7 +103,7 @@ def _compile(lowered: Any, mesh: Mesh, hardware: Hardware) -> Compiled | str:
             raise UserError(f"--compile: the compiler for {hardware.name} says: {reason}") from None
     text, memory = program.as_text() or "", program.memory_analysis()
     try:
-        traffic, uncounted = summary(collectives(text), mesh), ""
+        traffic, uncounted = overlap_summary(overlaps(text), mesh), ""
     except ValueError as error:
         traffic, uncounted = [], str(error)
     return Compiled(

@@ -134,7 +134,7 @@ def test_loops_multiply_bytes_and_the_matmuls_that_hide_others() -> None:
     array_bytes = 8 * 8 * 4
     sent = array_bytes * 3 // 4
     assert overlap_summary(found, MESH) == [
-        OverlapTraffic("all-gather", ("data",), 4 * sent, 4 * sent)
+        OverlapTraffic("all-gather", ("data",), 4, 4 * sent, 4 * sent)
     ]
 
 
