@@ -1,0 +1,72 @@
+"""A plan that shows what a compiler says of the step."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+import plan
+from rungs.planning import compiled_step
+from rungs.planning.compiled_kernels import Kernels
+from rungs.planning.compiled_overlap import OverlapTraffic
+from rungs.planning.compiled_step import Compiled, CompiledStep
+from tests.support.committed_runs import ROOT
+
+GB = 10**9
+SENT = OverlapTraffic("all-gather", ("data",), 18, 3 * GB, 2 * GB)
+KERNELS = Kernels({"attention": {"cuDNN": 3}}, 2, ["fusion_3"])
+
+
+def planned(monkeypatch: pytest.MonkeyPatch, result: Any, *options: str) -> tuple[int, str]:
+    """Return exit code and output of a plan whose compiler answers with `result`."""
+    step = CompiledStep(61.0, {"jax": "0.10.2"}, result)
+    monkeypatch.setattr(compiled_step, "compile_step", lambda *_: step)
+    for name in ("JAX_PLATFORMS", "XLA_PYTHON_CLIENT_PREALLOCATE"):
+        monkeypatch.setenv(name, "cpu" if name == "JAX_PLATFORMS" else "false")
+    arguments = [str(ROOT / "runs/mixtral"), "--device", "h100", "--sharding", "fsdp:8"]
+    found = CliRunner().invoke(plan.main, [*arguments, "--compile", *options])
+    return found.exit_code, found.output
+
+
+def test_the_compilers_figures_stand_next_to_the_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
+    code, text = planned(monkeypatch, Compiled(4 * GB, 16 * GB, [SENT], "", KERNELS))
+    assert code == 0
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    assert "compiled in 1 min 01 s by jax 0.10.2; nothing was run" in lines
+    assert any(line.endswith("4.00 GB weights, optimizer state and token ids") for line in lines)
+    assert any("20.00 GB the estimate is 0%" in line for line in lines)
+    assert "all-gather along data 18 3.00 GB 1.00 GB" in lines
+    assert "attention by cuDNN" in lines
+    assert "experts by XLA" in lines
+    assert "instructions repeated to save memory: 2" in lines
+    assert "kernels with too many registers: fusion_3" in lines
+    assert lines[-1] == "It fits."
+
+
+def test_the_compiler_decides_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    code, text = planned(monkeypatch, Compiled(4 * GB, 100 * GB, [], "loops", KERNELS))
+    assert code == 1
+    assert "It does not fit into memory:" in text
+    assert "collectives are not counted: loops" in text
+    code, text = planned(monkeypatch, "Ran out of memory on HBM")
+    assert code == 1
+    assert "the compiler says: Ran out of memory on HBM" in text
+
+
+def test_json_has_the_same_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = Compiled(4 * GB, 16 * GB, [SENT], "", KERNELS)
+    code, text = planned(monkeypatch, result, "--json")
+    found = json.loads(text)
+    assert (code, found["fits"], found["compiled"]["fits"]) == (0, True, True)
+    assert found["compiled"]["bytes_per_device"]["total"] == 20 * GB
+    assert found["compiled"]["collectives"][0]["exposed_bytes"] == GB
+    assert found["compiled"]["kernels"]["experts"] == ["XLA"]
+    assert json.loads(planned(monkeypatch, "no memory", "--json")[1])["fits"] is False
+
+
+def test_a_ladder_is_not_compiled() -> None:
+    arguments = [str(Path("runs/layers")), "--device", "h100", "--compile", "--ladder", "1e15"]
+    found = CliRunner().invoke(plan.main, arguments)
+    assert str(found.exception) == "--compile: compile one run; leave out --ladder"
