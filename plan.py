@@ -24,6 +24,7 @@ from rungs.config.run_config import RunConfig, load_run
 from rungs.config.train_config import Mode, ShardingConfig, mode_problem
 from rungs.config.unused_keys import unused_keys
 from rungs.data.catalog import DATASETS_DIR_OPTION, find_datasets_dir
+from rungs.parallel import gpu_memory
 from rungs.planning import compile_targets
 from rungs.planning.hardware import DESCRIPTION_FORMAT, NAMES
 from rungs.run.folder import RunFolder, find_run
@@ -114,8 +115,10 @@ def main(
     for line in unused_keys(config) if not is_there(folder.metrics) else ():
         click.echo(f"warning: {folder.path}/{line}", err=True)
     requested = parse_sharding(sharding) if sharding else None
-    # JAX must not allocate a device's memory, and must not use a device if another is planned for.
+    # JAX must not allocate a device's memory, but report the share that training would have, and
+    # must not use a device if another is planned for.
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+    gpu_memory.set_share()
     if device is not None:
         os.environ["JAX_PLATFORMS"] = "cpu"
     if is_compiled:

@@ -10,6 +10,7 @@
     lost_process   what happens when another process is missing or dies
     processes      join the processes; broadcast and agree between them
     jax_setup      what to set before JAX starts: compilation cache, CPU devices, determinism
+    gpu_memory     the share of each GPU's memory that JAX takes when it starts
     target_device  the kind of device a program is traced for: the local one or a planned one
 
 To add a sharding mode, add its name to `Mode` and the mesh it needs to `ShardingConfig.sizes` and

@@ -1,4 +1,4 @@
-"""Set up JAX before it starts: compilation cache, virtual CPU devices, determinism.
+"""Set up JAX before it starts: compilation cache, memory, virtual CPU devices, determinism.
 
 Import nothing here that starts a backend: once one runs, these settings have no effect.
 """
@@ -17,6 +17,7 @@ import jax
 import platformdirs
 
 from rungs.config.train_config import ShardingConfig, TrainConfig
+from rungs.parallel import gpu_memory
 from rungs.parallel.devices import cpu_device_count
 
 TRUNCATED_ENTRY = r"Error reading persistent compilation cache entry for '(.+?)'"
@@ -43,6 +44,7 @@ def prepare(
     """
     enable_compilation_cache()
     keep_freed_memory()
+    gpu_memory.set_share()
     if train.deterministic:
         flags = os.environ.get("XLA_FLAGS", "")
         os.environ["XLA_FLAGS"] = f"{flags} --xla_gpu_deterministic_ops=true".strip()

@@ -5,21 +5,15 @@ there. The table loads without JAX.
 """
 
 import math
-import os
 import re
 from typing import NamedTuple
 
 import numpy as np
 
 from rungs.common.errors import UserError
+from rungs.parallel import gpu_memory
 
 GIB = 2**30
-PREALLOCATED_SHARE = 0.75
-"""Share of a GPU's memory that JAX takes unless one of `SHARE_VARIABLES` is set:
-https://docs.jax.dev/en/latest/gpu_memory_allocation.html."""
-SHARE_VARIABLES = "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"
-HIGH_SHARE = 0.9
-"""A share that leaves enough for what else uses the GPU."""
 DESCRIPTION_FORMAT = "NAME:FLOPS:BYTES:BANDWIDTH"
 _AMPERE, _GEFORCE_AMPERE, _ADA, _HOPPER, _BLACKWELL = "8.0", "8.6", "8.9", "9.0", "10.0"
 """Compute capabilities."""
@@ -67,7 +61,7 @@ class Hardware(NamedTuple):
     @property
     def usable_bytes(self) -> float:
         """The part of the memory that JAX takes."""
-        return self.memory_bytes * (_preallocated_share() if self.is_preallocated else 1)
+        return self.memory_bytes * (gpu_memory.share() if self.is_preallocated else 1)
 
 
 def _nvidia(
@@ -217,20 +211,3 @@ def _described(text: str) -> Hardware:
             f"--device {text}: {DESCRIPTION_FORMAT} needs a name and three numbers of at least 1"
         )
     return Hardware(name, "gpu", flops, flops, size, bandwidth, compute_capability=_AMPERE)
-
-
-def share_advice(memory: str) -> str:
-    """Say how much of a GPU's memory JAX takes, and what raises that."""
-    share = _preallocated_share()
-    raises = f"; {SHARE_VARIABLES[0]}={HIGH_SHARE} raises that" if share < HIGH_SHARE else ""
-    return f"JAX takes {share:.0%} of {memory}{raises}"
-
-
-def _preallocated_share() -> float:
-    """Return the share of a GPU's memory that JAX takes."""
-    given = (os.environ[name] for name in SHARE_VARIABLES if name in os.environ)
-    try:
-        share = float(next(given, PREALLOCATED_SHARE))
-    except ValueError:
-        return PREALLOCATED_SHARE
-    return share if 0 < share <= 1 else PREALLOCATED_SHARE

@@ -18,8 +18,8 @@ from rungs.config.run_config import RunConfig
 from rungs.config.train_config import ShardingConfig, TrainConfig
 from rungs.model.remat import settings_from
 from rungs.parallel.devices import memory_bytes
+from rungs.parallel.gpu_memory import share_advice
 from rungs.parallel.sharding import Layout
-from rungs.planning.hardware import share_advice
 from rungs.planning.memory import (
     MEMORY_LABELS,
     Dtypes,

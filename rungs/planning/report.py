@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from rungs.common.text_table import format_duration
+from rungs.parallel.gpu_memory import share_advice
 from rungs.planning import compiled_report
 from rungs.planning.compiled_step import CompiledStep
 from rungs.planning.disk_space import remedy
 from rungs.planning.flops import TOKENS_PER_PARAMETER, Passes
 from rungs.planning.forecast import Forecast
-from rungs.planning.hardware import share_advice
 from rungs.planning.memory import MEMORY_LABELS, format_bytes
 from rungs.run.folder import RunFolder
 

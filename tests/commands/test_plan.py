@@ -17,6 +17,7 @@ from rungs.common.errors import UserError
 from rungs.config import run_config
 from rungs.config.train_config import ShardingConfig
 from rungs.parallel import target_device
+from rungs.parallel.gpu_memory import SHARE_VARIABLES
 from rungs.parallel.names import DATA, TENSOR
 from rungs.planning import forecast, hardware, report
 from rungs.planning.communication import abstract_layout, planned_collectives
@@ -38,6 +39,8 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Undo what the command changes in the environment."""
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    for name in SHARE_VARIABLES:
+        monkeypatch.setenv(name, "")
 
 
 def command(*arguments: object) -> Result:
@@ -226,10 +229,10 @@ def test_communication_that_is_not_counted_is_named(
     assert reason in line
 
 
-def test_the_share_that_jax_takes_of_a_gpu_is_shown_with_what_raises_it(tmp_path: Path) -> None:
+def test_the_share_that_jax_takes_of_a_gpu_is_shown_with_what_changes_it(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     text = report.as_text(run, planned(run))
-    assert "JAX takes 75% of 84.94 GB; XLA_CLIENT_MEM_FRACTION=0.9 raises that" in text
+    assert "JAX takes 90% of 84.94 GB; XLA_CLIENT_MEM_FRACTION changes that" in text
     assert "XLA_CLIENT" not in report.as_text(run, planned(run, "tpu-v5p"))
 
 

@@ -203,6 +203,7 @@ def test_train_like(settings: list[str], name: str, capsys: Capture) -> None:
 def test_plan(arguments: list[str], capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    monkeypatch.setenv("XLA_CLIENT_MEM_FRACTION", "")
     assert_ends_well(plan.main, arguments, capsys)
 
 

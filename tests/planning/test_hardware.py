@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import pytest
 
 from rungs.common.errors import UserError
-from rungs.parallel import devices
+from rungs.parallel import devices, gpu_memory
 from rungs.planning import hardware
-from rungs.planning.hardware import DEVICES, NAMES, SHARE_VARIABLES, device_by_name, device_of_kind
+from rungs.planning.hardware import DEVICES, NAMES, device_by_name, device_of_kind
 from tests.support.committed_runs import ROOT
 
 
@@ -82,17 +82,10 @@ def test_memory_is_what_a_device_reports_not_what_it_is_called() -> None:
 
 
 def test_jax_preallocates_a_share_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in SHARE_VARIABLES:
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(gpu_memory, "share", lambda: 0.6)
     h100, tpu = device_by_name("h100"), device_by_name("tpu-v5p")
-    assert h100.usable_bytes == 0.75 * h100.memory_bytes
+    assert h100.usable_bytes == 0.6 * h100.memory_bytes
     assert tpu.usable_bytes == tpu.memory_bytes
-    for name, share in zip(SHARE_VARIABLES[::-1], (0.9, 0.5), strict=True):
-        monkeypatch.setenv(name, str(share))  # the newer variable wins
-        assert h100.usable_bytes == pytest.approx(share * h100.memory_bytes)
-    for none in ("0", "nan", "-1", "half"):
-        monkeypatch.setenv(SHARE_VARIABLES[0], none)
-        assert h100.usable_bytes == 0.75 * h100.memory_bytes
 
 
 def test_a_cpu_has_the_memory_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
