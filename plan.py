@@ -88,6 +88,12 @@ _SHARDING = re.compile(rf"({'|'.join(get_args(Mode))}):([0-9]{{1,6}})(?:x([0-9]{
     help="Compile the step for the device, which need not be here, and compare: its compiler comes"
     " with the extra cuda, cuda12 or tpu.",
 )
+@click.option(
+    "--price-per-hour",
+    type=click.FloatRange(0),
+    help="Price of one device for an hour, as clouds quote it, or of this machine if the device is"
+    " its CPU. Adds the cost of the run, in the same currency.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 @DATASETS_DIR_OPTION
 def main(
@@ -100,6 +106,7 @@ def main(
     rungs: int | None,
     into: Path | None,
     is_compiled: bool,
+    price_per_hour: float | None,
     as_json: bool,
     datasets_dir: Path | None,
 ) -> None:
@@ -108,8 +115,13 @@ def main(
         raise UserError("--rungs and --into need --ladder")
     if is_compiled and budget is not None:
         raise UserError("--compile: compile one run; leave out --ladder")
-    if not all(math.isfinite(given or 0) for given in (utilization, tokens_per_second, budget)):
-        raise UserError("--utilization, --tokens-per-second and --ladder need finite numbers")
+    if price_per_hour is not None and budget is not None:
+        raise UserError("--price-per-hour: gives the cost of one run; leave out --ladder")
+    numbers = utilization, tokens_per_second, budget, price_per_hour
+    if not all(math.isfinite(given or 0) for given in numbers):
+        raise UserError(
+            "--utilization, --tokens-per-second, --ladder and --price-per-hour need finite numbers"
+        )
     folder = RunFolder(find_run(run))
     config = load_run(folder.path)
     for line in unused_keys(config) if not is_there(folder.metrics) else ():
@@ -130,7 +142,7 @@ def main(
     datasets = find_datasets_dir(datasets_dir)
     forecast = _forecast(
         folder, config, device, requested, utilization, tokens_per_second, datasets
-    )
+    )._replace(price_per_device_hour=price_per_hour)
     if budget is not None:
         fits = _propose_ladder(folder, forecast, budget, rungs or RUNGS, into, as_json)
     else:

@@ -101,6 +101,8 @@ class Forecast(NamedTuple):
     """None if the device's FLOP/s are not known."""
     throughput: Throughput | None = None
     """None if the device's FLOP/s are not known."""
+    price_per_device_hour: float | None = None
+    """As given; in any currency."""
 
     @property
     def devices(self) -> int:
@@ -131,6 +133,18 @@ class Forecast(NamedTuple):
         if planned is None or self.throughput is None:
             return None
         return max(planned - self.tokens.done, 0) / self.throughput.tokens_per_second
+
+    @property
+    def price_per_hour(self) -> float | None:
+        """Of all devices. The virtual devices of a CPU are one machine."""
+        price, is_cpu = self.price_per_device_hour, self.hardware.platform == "cpu"
+        return None if price is None else price * (1 if is_cpu else self.devices)
+
+    @property
+    def cost_left(self) -> float | None:
+        """In the currency of the price."""
+        price, seconds = self.price_per_hour, self.seconds_left
+        return None if price is None or seconds is None else price * seconds / 3600
 
 
 def forecast(

@@ -81,6 +81,8 @@ def as_json(forecast: Forecast, compiled: CompiledStep | None = None) -> str:
         "communication_seconds_per_step": forecast.communication
         and forecast.communication._asdict(),
         "seconds_left": forecast.seconds_left,
+        "price_per_device_hour": forecast.price_per_device_hour,
+        "cost_left": forecast.cost_left,
         "fits": fits(forecast, compiled),
     }
     if compiled is not None:
@@ -216,6 +218,7 @@ def _time(forecast: Forecast) -> Iterator[str]:
     throughput, seconds = forecast.throughput, forecast.seconds_left
     if throughput is None:
         yield f"time      not known: {UNKNOWN_SPEED}"
+        yield from _cost(forecast)
         return
     left = "" if seconds is None else f"{format_duration(seconds)} at "
     yield (
@@ -227,6 +230,20 @@ def _time(forecast: Forecast) -> Iterator[str]:
         yield f"          {forecast.tokens.done:,} tokens are already done"
     if forecast.speed is not None:
         yield f"          one hour is {3600 * forecast.speed.flops:.1e} FLOPs"
+    yield from _cost(forecast)
+
+
+def _cost(forecast: Forecast) -> Iterator[str]:
+    per_hour, total = forecast.price_per_hour, forecast.cost_left
+    if per_hour is None:
+        return
+    if total is not None:
+        left = f"{total:,.2f}"
+    elif forecast.throughput is None:
+        left = "not known, as the time is not"
+    else:
+        left = "not known until the datasets are here"
+    yield f"cost      {left}; an hour costs {per_hour:,.2f}, without validation and checkpoints"
 
 
 def _communication(forecast: Forecast) -> Iterator[str]:

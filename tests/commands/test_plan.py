@@ -23,6 +23,7 @@ from rungs.planning import forecast, hardware, report
 from rungs.planning.communication import abstract_layout, planned_collectives
 from rungs.run import metrics
 from rungs.run.folder import RunFolder
+from tests.support.commands import run_script
 from tests.support.committed_runs import COMMITTED_RUNS, ROOT
 from tests.support.tiny_run import make_dataset, make_run, train
 
@@ -365,3 +366,48 @@ def test_parse_sharding(text: str, sizes: tuple[str, int, int]) -> None:
     mode, data, tensor = sizes
     expected = ShardingConfig.model_validate({"mode": mode, "data": data, "tensor": tensor})
     assert plan.parse_sharding(text) == expected
+
+
+def test_the_price_of_a_run_is_that_of_its_device_hours(tmp_path: Path) -> None:
+    """24 steps of 128 tokens at 0.1 tokens per second take 8.53 hours on two devices."""
+    run = make_run(tmp_path / "run")
+    speed = (run.path, "--device", "h100", "--sharding", "dp:2", "--tokens-per-second", "0.1")
+    priced = command(*speed, "--price-per-hour", "2.49").stdout
+    assert "cost      42.50; an hour costs 4.98, without validation and checkpoints" in priced
+    found = json.loads(command(*speed, "--price-per-hour", "2.49", "--json").stdout)
+    assert found["price_per_device_hour"] == 2.49
+    assert found["cost_left"] == pytest.approx(TINY_TOKENS / 0.1 / 3600 * 2 * 2.49)
+    assert "cost" not in command(*speed).stdout
+    assert json.loads(command(*speed, "--json").stdout)["cost_left"] is None
+
+
+def test_the_virtual_devices_of_a_cpu_have_one_price(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    options = ("--device", "cpu", "--tokens-per-second", "0.1", "--price-per-hour", "1", "--json")
+    for sharding in ("dp:1", "dp:2"):
+        found = json.loads(command(run.path, *options, "--sharding", sharding).stdout)
+        assert found["cost_left"] == pytest.approx(TINY_TOKENS / 360)
+
+
+def test_a_cost_that_is_not_known_is_said_in_one_line_with_the_reason(tmp_path: Path) -> None:
+    priced = ("--device", "cpu", "--sharding", "dp:1", "--price-per-hour", "1")
+    run = make_run(tmp_path / "run")
+    shown = command(run.path, *priced).stdout
+    assert f"time      not known: {report.UNKNOWN_SPEED}\ncost      not known, as the" in shown
+    endless = make_run(tmp_path / "all", min_train_tokens=-1)
+    shown = command(endless.path, *priced, "--tokens-per-second", "1").stdout
+    assert "cost      not known until the datasets are here; an hour costs 1.00" in shown
+
+
+@pytest.mark.parametrize("price", ["nan", "inf", "-inf", "-1", "cheap"])
+def test_a_price_must_be_a_finite_number(price: str, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    ended = run_script("plan.py", run.path, "--device", "h100", f"--price-per-hour={price}")
+    assert ended.returncode == 2
+    assert "--price-per-hour" in ended.stderr
+
+
+def test_a_ladder_has_no_price(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    ended = run_script("plan.py", run.path, "--ladder", "1e15", "--price-per-hour", "1")
+    assert (ended.returncode, ended.stderr.count("\n")) == (2, 1)

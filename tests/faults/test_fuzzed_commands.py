@@ -196,6 +196,7 @@ def test_train_like(settings: list[str], name: str, capsys: Capture) -> None:
     arguments=also_after(
         arguments_of("--device", "--sharding", "--utilization", "--tokens-per-second")
         | arguments_of("--device", "--sharding", "--json", "--datasets-dir")
+        | arguments_of("--price-per-hour", "--tokens-per-second", "--device", "--json")
         | arguments_of("--ladder", "--rungs", "--into", "--json"),
         "run",
     )
