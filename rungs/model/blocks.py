@@ -103,8 +103,9 @@ def run_blocks(
     periods, remainder = divmod(config.n_layers, len(kinds))
 
     def run_layer(
-        layer: nnx.State, x_BSD: Array, context: AttentionContext, dropout: Dropout
+        place: int, layers: nnx.State, x_BSD: Array, context: AttentionContext, dropout: Dropout
     ) -> tuple[Array, Routing | None]:
+        layer = jax.tree.map(lambda array: array[place], layers)
         x_BSD, _, routing = nnx.merge(graph, compute.gather(layer))(x_BSD, context, dropout)
         return x_BSD, routing
 
@@ -114,12 +115,13 @@ def run_blocks(
         x_BSD, number = carry
         outputs = []
         for place, kind in enumerate(kinds[: _leading_size(layers)]):
-            layer = jax.tree.map(lambda array, at=place: array[at], layers)
-            x_BSD, routing = run(layer, x_BSD, contexts[kind], dropout.fold(number + place))
+            run = checkpoint_layer(
+                functools.partial(run_layer, place), compute.remat, compute.gather is not no_gather
+            )
+            x_BSD, routing = run(layers, x_BSD, contexts[kind], dropout.fold(number + place))
             outputs.append((x_BSD if keep_hidden_states else None, routing))
         return (x_BSD, number + len(outputs)), jax.tree.map(lambda *a: jnp.stack(a), *outputs)
 
-    run = checkpoint_layer(run_layer, compute.remat, compute.gather is not no_gather)
     scanned = periods * len(kinds)
     by_period = jax.tree.map(
         lambda a: a[:scanned].reshape(periods, len(kinds), *a.shape[1:]), stacked

@@ -61,13 +61,13 @@ class MultiSteps(nnx.Optimizer):
         Args:
             model: the model given at construction.
             gradient_sum: sum of the finite microbatches' gradients, a tree like the trained
-                parameters.
+                parameters; anything if there are none.
             weight: total weight of those microbatches, a scalar; their number if every target
-                counts.
+                counts, 0 if there are none.
             skipped: whether to leave model and moments unchanged.
         """
         weight_or_1 = jnp.where(weight > 0, weight, 1)
-        norm = optax.tree_utils.tree_norm(gradient_sum) / weight_or_1
+        norm = jnp.where(weight > 0, optax.tree_utils.tree_norm(gradient_sum), 0) / weight_or_1
         limit = jnp.inf if self.clipping_max_norm is None else self.clipping_max_norm
         scale = jnp.where(norm > limit, limit / norm, 1) / weight_or_1
         applied = (weight > 0) & jnp.isfinite(norm) & ~jnp.asarray(skipped)

@@ -182,8 +182,8 @@ def gradients(
     key: Array,
     scale: Array | None = None,
 ) -> tuple[nnx.State, MicrobatchAux, Array]:
-    """Return the sum of the finite microbatches' gradients, the aux of each microbatch, and
-    `first_nonfinite_A`.
+    """Return the sum of the finite microbatches' gradients (anything if none is finite), the aux of
+    each microbatch, and `first_nonfinite_A`.
 
     Each device accumulates gradients of its own part of the batch; one psum at the end adds up
     those of all devices. Gradients of sharded parameters are reduce-scattered in each microbatch
@@ -241,27 +241,36 @@ def accumulate_gradients(
     """Return this device's gradients, summed over microbatches, with each microbatch's aux and
     first non-finite array.
 
-    A microbatch whose loss or gradient is not finite, on any device, is left out.
+    A microbatch whose loss or gradient is not finite, on any device, is left out. A single
+    microbatch needs no memory for a sum; its gradient is returned as it is.
     """
     count, rows, _ = inputs_ABS.shape
     first_row = collectives.axis_index(DATA) * rows
 
-    def microbatch(
-        total: nnx.State, batch: tuple[Array, Array, Array]
+    def gradient_of(
+        inputs_BS: Array, targets_BS: Array, index: Array | int
     ) -> tuple[nnx.State, tuple[MicrobatchAux, Array]]:
-        inputs_BS, targets_BS, index = batch
         sequences_B = index * rows * collectives.axis_size(DATA) + first_row + jnp.arange(rows)
         (_, aux), gradient = jax.value_and_grad(objective_of, has_aux=True)(
             trained, inputs_BS, targets_BS, sequences_B, key
         )
-        nonfinite_index = collectives.pmin(first_nonfinite((aux.losses_A, gradient)))
+        return gradient, (aux, collectives.pmin(first_nonfinite((aux.losses_A, gradient))))
+
+    def add(
+        total: nnx.State, batch: tuple[Array, Array, Array]
+    ) -> tuple[nnx.State, tuple[MicrobatchAux, Array]]:
+        gradient, (aux, nonfinite_index) = gradient_of(*batch)
         is_finite = nonfinite_index == ALL_FINITE
         total = jax.tree.map(lambda t, g: t + jnp.where(is_finite, g, 0), total, gradient)
         return total, (aux, nonfinite_index)
 
-    zeros = jax.tree.map(jnp.zeros_like, trained)
-    batches = inputs_ABS, targets_ABS, jnp.arange(count)
-    total, (aux, first_nonfinite_A) = jax.lax.scan(microbatch, zeros, batches)
+    if count == 1:
+        total, results = gradient_of(inputs_ABS[0], targets_ABS[0], 0)
+        aux, first_nonfinite_A = jax.tree.map(lambda a: a[None], results)
+    else:
+        zeros = jax.tree.map(jnp.zeros_like, trained)
+        batches = inputs_ABS, targets_ABS, jnp.arange(count)
+        total, (aux, first_nonfinite_A) = jax.lax.scan(add, zeros, batches)
     return total, aux, first_nonfinite_A
 
 

@@ -95,9 +95,12 @@ def _summed_loss(head: Head, x_MD: Array, matrix: Array, targets_M: Array) -> Ar
 def _forward(
     head: Head, x_MD: Array, matrix: Array, targets_M: Array
 ) -> tuple[Array, tuple[Array, Array]]:
+    # The loop keeps the matrix as its matmuls read it, so in half the memory.
+    operand = matrix.astype(x_MD.dtype)
+
     def add_chunk(total: Array, chunk: tuple[Array, Array]) -> tuple[Array, tuple[Array, Array]]:
         x_MD, targets_M = chunk
-        logits_MV, pull = jax.vjp(head, x_MD, matrix)
+        logits_MV, pull = jax.vjp(head, x_MD, operand.astype(matrix.dtype))
         softmax = _softmax(logits_MV, targets_M)
         x_gradient_MD, gradient = pull(_logits_gradient(softmax, targets_M))
         return total + gradient, (softmax.losses.sum(), x_gradient_MD)

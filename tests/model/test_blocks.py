@@ -1,0 +1,50 @@
+"""What the scan over blocks keeps for its backward pass."""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+from jax.extend.core import jaxprs_in_params
+
+from rungs.config.train_config import Remat
+from rungs.model.blocks import Compute, make_blocks, run_blocks
+from rungs.model.layers import NO_DROPOUT
+from tests.support.configs import model_config
+
+Shapes = Counter[tuple[int, ...]]
+
+
+def scans_in(jaxpr: Any) -> Iterator[Any]:
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "scan":
+            yield equation
+        for inner in jaxprs_in_params(equation.params):
+            yield from scans_in(inner)
+
+
+@pytest.mark.parametrize("remat", ["dots", "full"])
+@pytest.mark.parametrize("pattern", [None, ["sliding", "global"]])
+def test_the_forward_scan_keeps_no_copy_of_the_weights(
+    remat: Remat, pattern: list[str] | None
+) -> None:
+    changes = {"layer_pattern": pattern, "sliding_window": 4} if pattern else {}
+    config = model_config(n_layers=4, **changes)
+    blocks = make_blocks(config, jax.random.key(0))
+    graph, weights = nnx.split(blocks)
+    x_BSD = jnp.ones((3, 7, config.emb_dim))  # no activation is as large as a kernel
+
+    def loss(weights: nnx.State) -> jax.Array:
+        compute = Compute(jnp.dtype(jnp.bfloat16), remat)
+        blocks = nnx.merge(graph, weights)
+        return run_blocks(blocks, config, x_BSD, NO_DROPOUT, compute, False)[0].sum()
+
+    forward, backward = scans_in(jax.make_jaxpr(jax.grad(loss))(weights).jaxpr)
+    kernels = Shapes(leaf.size for leaf in jax.tree.leaves(weights) if leaf.ndim > 2)
+    kept = Shapes(out.aval.size for out in forward.outvars if out.aval.dtype == jnp.float32)
+    gradients = Shapes(out.aval.size for out in backward.outvars)
+    assert kernels <= gradients
+    assert not kernels & kept
