@@ -1,0 +1,102 @@
+"""The device check as a command: output, report, exit codes."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rungs.common import run_log
+from rungs.diagnostics.device_check import kernels, peaks, step
+from rungs.model.kernels.matmul import matmul
+from rungs.parallel import jax_setup
+from tests.support.commands import Finished, run_script
+from tests.support.tiny_run import make_run
+
+COMMAND = "smoke_tests/test_device.py"
+ALL_CASES = kernels.cases
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave this process as it is, and measure little."""
+    monkeypatch.setattr(jax_setup, "prepare", lambda *_: None)
+    monkeypatch.setattr(run_log, "log_to_terminal", lambda: None)
+    monkeypatch.setattr(peaks, "_SIZES", {"cpu": 64})
+    monkeypatch.setattr(peaks, "_CPU_BYTES", 2**20)
+    monkeypatch.setattr(peaks, "_LEAST_SECONDS", 1e-9)
+    monkeypatch.setattr(step, "_SECONDS", 1e-9)
+    monkeypatch.setattr(kernels, "cases", lambda: [one for one in ALL_CASES() if not one.part])
+
+
+def check(folder: Path, **train: Any) -> Finished:
+    run = make_run(folder / "run", drop_rate=0.0, **train)
+    finished = run_script(COMMAND, run.path, "--into", folder)
+    assert {path.name for path in run.path.iterdir()} == {"model.json", "train.json"}
+    return finished
+
+
+def test_a_sound_machine_passes_and_leaves_a_report(tmp_path: Path) -> None:
+    ended = check(tmp_path)
+    assert ended.returncode == 0, ended.stdout
+    report = json.loads((tmp_path / "device-report.json").read_text())
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "device-report.json"}
+    assert (report["format"], report["problems"]) == (1, [])
+    found = {(one["part"], one["name"]): one for one in report["figures"]}
+    assert found["device", "devices"]["value"] == "4 × cpu"
+    assert found["determinism", "step taken twice"]["value"] == "same bits"
+    assert found["kernels", "matmul float32"]["value"] < 1e-5
+    peak, share = found["peaks", "matmul float32"], found["peaks", "share of peak in a step"]
+    assert peak["unit"] == "FLOP/s"
+    assert share["value"] > 0
+    assert {one["part"] for one in report["figures"]} == {
+        *("device", "step", "checkpoint", "determinism", "peaks", "kernels")
+    }
+    assert all(one["name"] in ended.stdout for one in report["figures"])
+    assert "wrong" not in ended.stdout
+
+
+def test_a_broken_kernel_is_named_with_exit_code_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "matmul", lambda x, kernel: 1.01 * matmul(x, kernel))
+    ended = check(tmp_path)
+    assert ended.returncode == 1
+    assert "wrong: kernels, matmul float32: error 1.0e-02" in ended.stdout
+    report = json.loads((tmp_path / "device-report.json").read_text())
+    assert len(report["problems"]) == 1
+
+
+def test_a_part_that_fails_is_named_and_the_others_follow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_memory(*_: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(step.RunningStep, "create", no_memory)
+    ended = check(tmp_path)
+    assert ended.returncode == 1
+    assert "wrong: step, failed: out of memory a step needs about" in ended.stdout
+    assert "matmul float32" in ended.stdout
+    assert "share of peak" not in ended.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["no-such-run"], "no-such-run"),
+        (["runs/layers", "--into", "no-such-folder"], "no-such-folder"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_runs(arguments: list[str], message: str) -> None:
+    ended = run_script(COMMAND, *arguments)
+    assert ended.returncode == 2
+    assert message in ended.stderr
+    assert ended.stdout == ""
+
+
+def test_a_run_that_does_not_fit_the_devices_is_refused(tmp_path: Path) -> None:
+    ended = check(tmp_path, sharding={"mode": "dp", "data": 3})
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("error: ")
+    assert not (tmp_path / "device-report.json").exists()
