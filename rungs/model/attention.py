@@ -10,7 +10,7 @@ from flax import nnx
 from jax import Array
 
 from rungs.config.model_config import LayerKind, ModelConfig
-from rungs.model.kernels import cudnn_attention
+from rungs.model.kernels import cudnn_attention, splash_attention
 from rungs.model.kernels.blockwise_attention import causal_attention
 from rungs.model.layers import NO_DROPOUT, Dropout, Linear, apply_norm, initializer, make_norm
 from rungs.model.positions import Rotary, rotary_for
@@ -141,6 +141,8 @@ def attention(
             return causal_attention(*arrays, scale, mask.window, soft_cap)
         if dropout.keys is None and soft_cap is None and cudnn_attention.supports(query_BSNH):
             return cudnn_attention.causal_attention(*arrays, scale, mask.window)
+        if dropout.keys is None and splash_attention.supports(query_BSNH):
+            return splash_attention.causal_attention(*arrays, scale, mask.window, soft_cap)
         mask = mask.to_array(query_BSNH.shape[1])
     return plain_attention(*arrays, mask, dropout, scale, soft_cap)
 

@@ -85,7 +85,10 @@ class Linear(nnx.Module):
         y = psum_if_split(contract(x, self.kernel), self.kernel)
         if self.low_rank is not None:
             y = y + self.low_rank(x)
-        return save_for_backward((y if self.bias is None else y + self.bias[...]).astype(x.dtype))
+        y = (y if self.bias is None else y + self.bias[...]).astype(x.dtype)
+        # heads side by side, because TPUs pad the last axis of what they store to 128 elements
+        rows = x.shape[: x.ndim - self.kernel.inputs]
+        return save_for_backward(y.reshape(*rows, -1)).reshape(y.shape)
 
 
 class LowRankParam(nnx.Param):

@@ -39,8 +39,9 @@ RECOMPUTED: dict[Remat, Recomputed] = {
 }
 """Each setting takes more time and less memory than the one before."""
 
-_SAVED = "saved"
-_is_marked = jax.checkpoint_policies.save_only_these_names(_SAVED)
+SAVED = "saved"
+"""The name of what `save_for_backward` marks."""
+_is_marked = jax.checkpoint_policies.save_only_these_names(SAVED)
 _CUDNN_ATTENTION = "dot_product_attention_fwd_wrapper"
 """JAX's primitive. Its backward pass also needs a sum for each query, which cannot be marked."""
 
@@ -53,7 +54,7 @@ def settings_from(remat: Remat) -> list[Remat]:
 
 def save_for_backward(x: Array) -> Array:
     """Return x, marked as what "dots" keeps."""
-    marked: Array = checkpoint_name(x, _SAVED)
+    marked: Array = checkpoint_name(x, SAVED)
     return marked
 
 

@@ -10,7 +10,7 @@ import jax
 
 from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import RunConfig
-from rungs.model.kernels import cudnn_attention, grouped_matmul
+from rungs.model.kernels import cudnn_attention, grouped_matmul, splash_attention
 from rungs.model.kernels.blockwise_attention import query_blocks
 from rungs.model.lora import DOWN, LOW_RANK_NAMES
 from rungs.model.remat import RECOMPUTED
@@ -199,8 +199,7 @@ def _of_attention(config: RunConfig) -> Passes:
     once = 2 * pairs * _heads_width(model) / length
     recomputed = RECOMPUTED[train.remat]
     if is_blockwise:
-        # the backward pass of blockwise attention always recomputes the scores
-        return Passes(2 * once, (1 + 2 * recomputed.matmuls) * once, 4 * once)
+        return Passes(2 * once, (_again(config) + 2 * recomputed.matmuls) * once, 4 * once)
     # to recompute the softmax between the two matmuls takes the scores
     return Passes(2 * once, (recomputed.elementwise + recomputed.matmuls) * once, 4 * once)
 
@@ -212,8 +211,20 @@ def _is_blockwise(config: RunConfig) -> bool:
         return False
     if target_device.platform() == "cpu":
         return True
-    query = jax.ShapeDtypeStruct((1, 1, 1, model.head_width), dtype_of(train))
-    return model.attention_soft_cap is None and cudnn_attention.supports(query)
+    query = _query(config)
+    is_cudnn = model.attention_soft_cap is None and cudnn_attention.supports(query)
+    return is_cudnn or splash_attention.supports(query)
+
+
+def _again(config: RunConfig) -> int:
+    """Return the matmuls that the backward pass of blockwise attention always repeats: the scores;
+    on TPUs in both of its kernels, with the gradient of the weights in the second."""
+    return 3 if splash_attention.supports(_query(config)) else 1
+
+
+def _query(config: RunConfig) -> jax.ShapeDtypeStruct:
+    shape = 1, config.sequence_length, 1, config.model.head_width
+    return jax.ShapeDtypeStruct(shape, dtype_of(config.train))
 
 
 def _pairs(length: int, window: int | None) -> int:
