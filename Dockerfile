@@ -7,7 +7,7 @@
 # --build-arg EXTRA=cuda12 is for older drivers, EXTRA=tpu for TPUs.
 FROM python:3.11-slim-bookworm
 
-COPY --from=ghcr.io/astral-sh/uv:0.13.9 /uv /usr/local/bin/
+RUN pip install --no-cache-dir uv==0.13.9
 
 RUN useradd --uid 1000 --create-home rungs && install -d -o rungs /rungs
 USER 1000
