@@ -133,8 +133,9 @@ def test_blocks_are_equal_and_leave_little_padding(length: int, block: int) -> N
     assert -length % block < 128 * -(-length // block)
 
 
-@pytest.mark.parametrize("window", [None, 1, 70, 128, 200])
+@pytest.mark.parametrize("window", [None, 1, 65, 66, 191, 192, 600])
 def test_a_mask_knows_each_block(window: int | None) -> None:
+    """With windows that end just before, and just after, the first or last key of a block."""
     mask = splash_attention._CausalMask((512, 512), (window and window - 1, 0), 0)
     whole = np.asarray(causal_mask(512, window))
     for first in range(0, 512, 64):
