@@ -35,7 +35,7 @@ def __getattr__(name: str) -> Any:
     type=click.IntRange(2),
     default=2,
     show_default=True,
-    help="Devices along the data axis, in fsdp and fsdp_tp.",
+    help="Devices along the data axis, in fsdp, fsdp_tp and cp.",
 )
 @click.option(
     "--tensor",
@@ -44,8 +44,15 @@ def __getattr__(name: str) -> Any:
     show_default=True,
     help="Devices along the tensor axis, in tp and fsdp_tp.",
 )
+@click.option(
+    "--context",
+    type=click.IntRange(2),
+    default=2,
+    show_default=True,
+    help="Devices along the context axis, in cp.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
-def main(run: str, data: int, tensor: int, as_json: bool) -> None:
+def main(run: str, data: int, tensor: int, context: int, as_json: bool) -> None:
     """Show the model of RUN as it is before training.
 
     Prints the module tree, then each array's name, axes, shape, dtype, initial standard deviation
@@ -59,7 +66,7 @@ def main(run: str, data: int, tensor: int, as_json: bool) -> None:
     summary = summarize(
         config.model,
         config.train.lora,
-        (data, tensor),
+        {"data": data, "tensor": tensor, "context": context},
         seed=config.train.seed,
         max_initialized=MAX_INITIALIZED_PARAMETERS,
     )

@@ -14,7 +14,7 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, cast, get_args
 
 import click
 
@@ -218,16 +218,16 @@ def parse_sharding(text: str) -> ShardingConfig:
     """
     match = _SHARDING.fullmatch(text)
     if match is None:
-        raise UserError(f"--sharding {text}: give it as dp:8, fsdp:8, tp:8 or fsdp_tp:4x2")
-    mode, *sizes = match.groups()
-    data, tensor = int(sizes[0]), int(sizes[1] or 1)
-    if mode == "tp" and sizes[1] is None:
-        data, tensor = 1, data
-    if min(data, tensor) < 1:
+        raise UserError(f"--sharding {text}: give it as dp:8, fsdp:8, tp:8, fsdp_tp:4x2 or cp:8")
+    mode, *given = match.groups()
+    sizes = int(given[0]), int(given[1] or 1)
+    if mode in ("tp", "cp") and given[1] is None:
+        sizes = 1, sizes[0]
+    if min(sizes) < 1:
         raise UserError(f"--sharding {text}: needs at least one device")
-    if line := mode_problem(mode, data, tensor):
+    if line := mode_problem(mode, *sizes):
         raise UserError(f"--sharding {text}: {line}")
-    return ShardingConfig.model_validate({"mode": mode, "data": data, "tensor": tensor})
+    return ShardingConfig.of(cast(Mode, mode), sizes)
 
 
 def _configured_sharding(folder: RunFolder, config: RunConfig, is_here: bool) -> ShardingConfig:

@@ -1,7 +1,13 @@
 """Checks of `train.json` against `model.json`."""
 
 from rungs.config.model_config import ModelConfig
-from rungs.config.train_config import ATTENTION_TARGETS, LoraTarget, TrainConfig
+from rungs.config.train_config import (
+    ATTENTION_TARGETS,
+    LoraTarget,
+    ShardingConfig,
+    TrainConfig,
+    indivisible,
+)
 
 MUP_OPTIMIZERS = ("adamw", "muon")
 """Optimizers whose learning rates `optimizers.py` scales with the width in muP."""
@@ -11,6 +17,7 @@ def problems(model: ModelConfig, train: TrainConfig) -> list[str]:
     """Return a line "key of train.json: what is wrong" for each problem."""
     return [
         *_sequence_problems(model, train),
+        *_context_problems(model, train),
         *_mup_problems(model, train),
         *_lora_problems(model, train),
     ]
@@ -24,6 +31,20 @@ def _sequence_problems(model: ModelConfig, train: TrainConfig) -> list[str]:
         f"sequence_length: {length} is longer than the model's context_length; at most"
         f" {model.context_length}"
     ]
+
+
+def _context_problems(model: ModelConfig, train: TrainConfig) -> list[str]:
+    sharding = train.sharding or ShardingConfig()
+    parts = sharding.sizes[1]
+    line = indivisible_sequence(model, train, parts) if sharding.mode == "cp" else None
+    return [line] if line else []
+
+
+def indivisible_sequence(model: ModelConfig, train: TrainConfig, context: int) -> str | None:
+    """Return what is wrong with the sequences' length for a number of devices along the context
+    axis (-1: unknown), if anything."""
+    length = train.sequence_length or model.context_length
+    return indivisible("sequence_length", length, abs(context), "context")
 
 
 def _mup_problems(model: ModelConfig, train: TrainConfig) -> list[str]:

@@ -1,7 +1,7 @@
 """`train.json`: how a model is trained."""
 
 import math
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Discriminator, Field, Tag
 
@@ -20,44 +20,82 @@ NameOrMixture = Annotated[
 
 _MAX_NESTING = 20
 """Levels of objects and lists in the values of `lineage`."""
-Mode = Literal["dp", "fsdp", "tp", "fsdp_tp"]
+Mode = Literal["dp", "fsdp", "tp", "fsdp_tp", "cp"]
 
 
 class ShardingConfig(StrictModel):
-    """How devices share the work: a mode, and a mesh of data × tensor devices."""
+    """How devices share the work: a mode, and a mesh of data × tensor devices; in cp, data ×
+    context."""
 
     mode: Mode = "dp"
     """dp (data parallelism): each device along `data` computes its share of every microbatch. fsdp:
     the same, and each device stores only its shard of the parameters and the optimizer state (Zhao
     et al. 2023; ZeRO-3, Rajbhandari et al. 2019). tp (tensor parallelism): the devices along
     `tensor` divide heads, hidden units and vocabulary (Shoeybi et al. 2019). fsdp_tp: fsdp along
-    `data` and tp along `tensor`."""
+    `data` and tp along `tensor`. cp (context parallelism), for long sequences: the devices along
+    `context` divide the tokens of every sequence and, during attention, the heads (Jacobs et al.
+    2023); all devices together shard parameters and optimizer state as in fsdp."""
     data: CountOrAll | None = None
     """Devices along the data axis; must divide microbatch_size. -1: all remaining devices. Absent:
-    1 in tp, otherwise all remaining devices."""
+    1 in tp and cp, otherwise all remaining devices."""
     tensor: CountOrAll | None = None
-    """Devices along the tensor axis. -1: all remaining devices. Absent: 1 in dp and fsdp, otherwise
+    """Devices along the tensor axis. -1: all remaining devices. Absent: all remaining devices in tp
+    and fsdp_tp, otherwise 1."""
+    context: Annotated[CountOrAll | None, Field(exclude_if=lambda size: size is None)] = None
+    """Devices along the context axis, in cp; must divide sequence_length and n_heads. -1 or absent:
     all remaining devices."""
 
     CHECKS = ("_sizes_fit_mode",)
 
     def _sizes_fit_mode(self) -> str | None:
-        data, tensor = self.sizes
-        if (data, tensor) == (-1, -1):
-            return f"mode {self.mode!r} needs data or tensor; one of them may be -1 (all remaining)"
-        return mode_problem(self.mode, data, tensor)
+        if self.sizes == (-1, -1):
+            last = self.axes[1]
+            return f"mode {self.mode!r} needs data or {last}; one of them may be -1 (all remaining)"
+        if self.mode == "cp" and self.tensor not in (None, 1):
+            return f"mode 'cp' needs tensor 1, not {self.tensor}"
+        if self.mode != "cp" and self.context not in (None, 1):
+            return f"mode {self.mode!r} needs context 1, not {self.context}; or use mode 'cp'"
+        return mode_problem(self.mode, *self.sizes)
+
+    @classmethod
+    def of(cls, mode: Mode, sizes: tuple[int, int]) -> Self:
+        """Return the sharding of a mode on a mesh with these sizes."""
+        return cls.model_validate({"mode": mode, **dict(zip(mesh_axes(mode), sizes, strict=True))})
+
+    @property
+    def axes(self) -> tuple[str, str]:
+        """The names of the mesh axes."""
+        return mesh_axes(self.mode)
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """Devices along data and tensor; -1 for all remaining devices."""
-        rest_of_tensor = -1 if "tp" in self.mode else 1
-        data = self.data or (1 if self.mode == "tp" else -1)
-        return data, self.tensor or rest_of_tensor
+        """Devices along both mesh axes; -1 for all remaining devices."""
+        data = self.data or (1 if self.mode in ("tp", "cp") else -1)
+        if self.mode == "cp":
+            return data, self.context or -1
+        return data, self.tensor or (-1 if "tp" in self.mode else 1)
+
+    @property
+    def text(self) -> str:
+        """The mesh in words, such as "data 4 × tensor 2"."""
+        sizes = zip(self.axes, self.sizes, strict=True)
+        return " × ".join(f"{axis} {size}" for axis, size in sizes)
 
 
-def mode_problem(mode: str, data: int, tensor: int) -> str | None:
-    """Return what is wrong with a mode on a mesh of data × tensor devices (-1: unknown), if
+def mesh_axes(mode: str) -> tuple[str, str]:
+    """Return the names of a mode's mesh axes. Devices along the last one are closest together."""
+    return "data", "context" if mode == "cp" else "tensor"
+
+
+def mode_problem(mode: str, data: int, last: int) -> str | None:
+    """Return what is wrong with a mode on a mesh of these sizes along `mesh_axes` (-1: unknown), if
     anything."""
+    if mode == "cp":
+        return None if last != 1 else "mode 'cp' needs context of at least 2; or use mode 'fsdp'"
+    return _data_tensor_problem(mode, data, last)
+
+
+def _data_tensor_problem(mode: str, data: int, tensor: int) -> str | None:
     if mode in ("dp", "fsdp") and tensor != 1:
         return f"mode {mode!r} needs tensor 1, not {tensor}; for both axes use 'fsdp_tp'"
     if mode == "tp" and data != 1:
@@ -295,11 +333,21 @@ class TrainConfig(Config):
 def indivisible_microbatch(train: TrainConfig, data: int) -> str | None:
     """Return what is wrong with microbatch_size for a number of devices along the data axis, if
     anything."""
-    size = train.microbatch_size
-    if size % data == 0:
+    return indivisible("microbatch_size", train.microbatch_size, data, "data")
+
+
+def indivisible(key: str, size: int, parts: int, *mesh_axes: str) -> str | None:
+    """Return what is wrong with a size that the devices along mesh axes must divide, if anything.
+
+    Args:
+        parts: how many devices these are.
+    """
+    if size % parts == 0:
         return None
-    near = [count for count in (size // data * data, -(-size // data) * data) if count]
+    below = size // parts * parts
+    near = [below, below + parts] if below else [parts]
+    axes = " × ".join(f"sharding.{axis}" for axis in mesh_axes)
     return (
-        f"microbatch_size: {size} is not divisible by the {data} devices of sharding.data;"
+        f"{key}: {size} is not divisible by the {parts} devices of {axes};"
         f" use {' or '.join(map(str, near))}"
     )

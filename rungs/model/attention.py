@@ -13,10 +13,10 @@ from rungs.config.model_config import LayerKind, ModelConfig
 from rungs.model.kernels import cudnn_attention, splash_attention
 from rungs.model.kernels.blockwise_attention import causal_attention
 from rungs.model.layers import NO_DROPOUT, Dropout, Linear, apply_norm, initializer, make_norm
-from rungs.model.positions import Rotary, rotary_for
+from rungs.model.positions import Rotary, own_positions, rotary_for
 from rungs.model.remat import save_for_backward
 from rungs.parallel import collectives, target_device
-from rungs.parallel.names import TENSOR
+from rungs.parallel.names import CONTEXT, TENSOR
 
 
 class Cache(NamedTuple):
@@ -105,13 +105,15 @@ class Attention(nnx.Module):
         if cache is not None:
             cache = cache.update(key_BTKH, value_BTKH, jnp.asarray(context.first_slot))
             key_BTKH, value_BTKH = cache.read()
+        arrays = map(from_tokens_to_heads, (query_BSNH, key_BTKH, value_BTKH))
+        query_BSNH, key_BTKH, value_BTKH = arrays
         heads = query_BSNH.shape[-2]
-        first_head = collectives.axis_index(TENSOR) * heads
+        first_head = collectives.axis_index(TENSOR, CONTEXT) * heads
         dropout = dropout.per_head(first_head + jnp.arange(heads))
         y_BSNH = attention(
             query_BSNH, key_BTKH, value_BTKH, context.mask, dropout, self.scale, self.soft_cap
         )
-        return self.output(y_BSNH), cache
+        return self.output(from_heads_to_tokens(y_BSNH)), cache
 
     def _for_own_heads(self, key_BTKH: Array) -> Array:
         """Return the keys, or values, of this device's query heads. With fewer key/value heads than
@@ -124,6 +126,23 @@ class Attention(nnx.Module):
 
 
 @jax.named_scope("attention")
+def from_tokens_to_heads(x_BSNH: Array) -> Array:
+    """Return this device's heads of all tokens, from all heads of its tokens (Jacobs et al. 2023,
+    section 3.1). With fewer key/value heads than devices along the context axis, several devices
+    get the same head.
+
+    The devices along the context axis have different tokens everywhere but in attention.
+    """
+    copies = max(collectives.axis_size(CONTEXT) // x_BSNH.shape[2], 1)
+    repeated = x_BSNH if copies == 1 else jnp.repeat(x_BSNH, copies, axis=2)
+    return collectives.all_to_all(repeated, CONTEXT, split=2, joined=1)
+
+
+def from_heads_to_tokens(y_BSNH: Array) -> Array:
+    """Return all heads of this device's tokens, from its heads of all tokens."""
+    return collectives.all_to_all(y_BSNH, CONTEXT, split=1, joined=2)
+
+
 def attention(
     query_BSNH: Array,
     key_BTKH: Array,
@@ -201,8 +220,9 @@ def _causal_mask_between(query_S: Array, key_T: Array, window: int | None) -> Ar
 
 
 def sequence_contexts(config: ModelConfig, length: int) -> dict[LayerKind, AttentionContext]:
-    """Return the context of each kind of layer for full sequences of `length` tokens."""
-    positions_S = jnp.arange(length)
+    """Return the context of each kind of layer for full sequences, of which this device has
+    `length` tokens."""
+    positions_S = own_positions(length)
     return {
         kind: AttentionContext(
             Causal(config.sliding_window if kind == "sliding" else None),

@@ -60,12 +60,12 @@ class Block(nnx.Module):
         """Return x_BSD, the cache with these tokens added, and the routing of experts."""
         attention_input = self._sublayer_input(x_BSD, self.attention_norm)
         y_BSD, cache = self.attention(attention_input, context, dropout.fold(0), cache)
-        y_BSD = dropout.fold(1)(apply_norm(self.attention_output_norm, y_BSD))
+        y_BSD = dropout.fold(1).of_tokens(apply_norm(self.attention_output_norm, y_BSD))
         x_BSD = self._add_sublayer(x_BSD, y_BSD, self.attention_norm)
         if self.feed_forward is None:
             return x_BSD, cache, None
         y_BSD, routing = self.feed_forward(self._sublayer_input(x_BSD, self.feed_forward_norm))
-        y_BSD = dropout.fold(2)(apply_norm(self.feed_forward_output_norm, y_BSD))
+        y_BSD = dropout.fold(2).of_tokens(apply_norm(self.feed_forward_output_norm, y_BSD))
         return self._add_sublayer(x_BSD, y_BSD, self.feed_forward_norm), cache, routing
 
     def _sublayer_input(self, x_BSD: Array, norm: Norm | None) -> Array:

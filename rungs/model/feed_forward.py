@@ -24,7 +24,7 @@ from rungs.model.layers import (
 )
 from rungs.model.remat import save_for_backward
 from rungs.parallel import collectives
-from rungs.parallel.names import DATA, TENSOR
+from rungs.parallel.names import TENSOR, TOKEN_AXES
 
 Activation = Callable[[Array], Array]
 ACTIVATIONS: dict[FeedForwardKind, Activation] = {
@@ -110,9 +110,9 @@ class MixtureOfExperts(nnx.Module):
         return save_for_backward(y_MD.astype(x_BSD.dtype)).reshape(x_BSD.shape), routing
 
     def _routing(self, counts_E: Array, probabilities_ME: Array) -> Routing:
-        """Return the routing, with counts summed over the data axis."""
-        counts_E = save_for_backward(collectives.psum(counts_E, DATA))
-        mean_E = probabilities_ME.mean(axis=0) / collectives.axis_size(DATA)
+        """Return the routing, with counts summed over all tokens of the microbatch."""
+        counts_E = save_for_backward(collectives.psum(counts_E, *TOKEN_AXES))
+        mean_E = probabilities_ME.mean(axis=0) / collectives.axis_size(*TOKEN_AXES)
         shares_E = counts_E / counts_E.sum()
         return Routing(counts_E, self.n_experts * jnp.sum(shares_E * mean_E))
 

@@ -30,7 +30,7 @@ from rungs.model.layers import (
     is_split,
     make_norm,
 )
-from rungs.model.positions import make_position_embedding
+from rungs.model.positions import make_position_embedding, own_positions
 from rungs.parallel import collectives
 from rungs.parallel.names import TENSOR
 
@@ -170,8 +170,8 @@ class GPT(nnx.Module):
 
     def _embed_sequences(self, tokens_BS: Array, dropout: Dropout, compute: Compute) -> Array:
         """Return the input x_BSD of the first block."""
-        x_BSD = self.embed(tokens_BS, jnp.arange(tokens_BS.shape[-1])).astype(compute.dtype)
-        return dropout.fold(0)(x_BSD)
+        x_BSD = self.embed(tokens_BS, own_positions(tokens_BS.shape[-1])).astype(compute.dtype)
+        return dropout.fold(0).of_tokens(x_BSD)
 
     def _head_inputs_of(
         self, tokens_BS: Array, dropout: Dropout, compute: Compute

@@ -21,7 +21,7 @@ from rungs.config.model_config import ModelConfig
 from rungs.model.kernels.matmul import matmul
 from rungs.model.remat import save_for_backward
 from rungs.parallel import collectives
-from rungs.parallel.names import TENSOR
+from rungs.parallel.names import CONTEXT, TENSOR
 
 SPLIT_AXES = ("heads", "ffn", "vocab")
 """Array axes that are split over the tensor axis of the mesh, if it has several devices."""
@@ -58,7 +58,19 @@ class Dropout(NamedTuple):
         """Zero each element with probability `rate`, scale the others by 1/(1 − rate)."""
         if self.keys is None:
             return x
-        keep = _bernoulli(self.keys, 1 - self.rate, x.shape[self.keys.ndim :])
+        return self._drop(x, _bernoulli(self.keys, 1 - self.rate, x.shape[self.keys.ndim :]))
+
+    def of_tokens(self, x_BSD: Array) -> Array:
+        """Drop elements of this device's tokens: of its part of the mask of whole sequences."""
+        parts = collectives.axis_size(CONTEXT)
+        if self.keys is None or parts == 1:
+            return self(x_BSD)
+        _, length, width = x_BSD.shape
+        keep_BSD = _bernoulli(self.keys, 1 - self.rate, (parts * length, width))
+        first = collectives.axis_index(CONTEXT) * length
+        return self._drop(x_BSD, jax.lax.dynamic_slice_in_dim(keep_BSD, first, length, axis=1))
+
+    def _drop(self, x: Array, keep: Array) -> Array:
         return jnp.where(keep, x / (1 - self.rate), 0).astype(x.dtype)
 
 

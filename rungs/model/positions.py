@@ -23,6 +23,8 @@ from jax import Array
 
 from rungs.config.model_config import LayerKind, ModelConfig, RopeScaling
 from rungs.model.layers import Embedding, initializer
+from rungs.parallel import collectives
+from rungs.parallel.names import CONTEXT
 
 SINUSOID_BASE = 10_000.0
 
@@ -50,6 +52,11 @@ def make_position_embedding(config: ModelConfig, key: Array) -> Embedding | Sinu
     if config.positions == "sinusoidal":
         return Sinusoids(config.emb_dim)
     return None
+
+
+def own_positions(length: int) -> Array:
+    """Return positions_S of the `length` tokens of each sequence that this device has."""
+    return collectives.axis_index(CONTEXT) * length + jnp.arange(length)
 
 
 class Rotary(NamedTuple):

@@ -5,23 +5,25 @@ axis that is absent (outside of `shard_map`) or has one device, these functions 
 argument, so the model's code is the same for one device and for many.
 """
 
+import math
 from typing import Any
 
 import jax
 from jax import Array
 
-from rungs.parallel.names import DATA, TENSOR
+from rungs.parallel.names import CONTEXT, DATA, TENSOR
 
 
-def axis_size(axis: str) -> int:
-    """Return the number of devices along a mesh axis; 1 outside of `jax.shard_map`."""
+def axis_size(*axes: str) -> int:
+    """Return the number of devices along mesh axes; 1 outside of `jax.shard_map`."""
     mesh = jax.sharding.get_abstract_mesh()
-    return mesh.shape[axis] if axis in mesh.manual_axes else 1
+    return math.prod(mesh.shape[axis] for axis in axes if axis in mesh.manual_axes)
 
 
-def axis_index(axis: str) -> Array | int:
-    """Return the index of this device along a mesh axis."""
-    return jax.lax.axis_index(axis) if axis_size(axis) > 1 else 0
+def axis_index(*axes: str) -> Array | int:
+    """Return the index of this device along mesh axes."""
+    present = _present(axes)
+    return jax.lax.axis_index(present) if present else 0
 
 
 def vocabulary_offset(rows: int) -> Array | int:
@@ -31,7 +33,7 @@ def vocabulary_offset(rows: int) -> Array | int:
 
 def psum(x: Any, *axes: str) -> Any:
     """Return the sum of x, an array or a tree of arrays, over the devices along mesh axes."""
-    present = tuple(axis for axis in axes if axis_size(axis) > 1)
+    present = _present(axes)
     return jax.lax.psum(x, present) if present else x
 
 
@@ -42,16 +44,25 @@ def pmax(x: Array, axis: str) -> Array:
 
 def pmin(x: Array) -> Array:
     """Return the minimum of x over all devices of the mesh."""
-    present = tuple(axis for axis in (DATA, TENSOR) if axis_size(axis) > 1)
+    present = _present((DATA, CONTEXT, TENSOR))
     return jax.lax.pmin(x, present) if present else x
 
 
-def to_varying(x: Any, axis: str) -> Any:
-    """Return x, replicated along a mesh axis, as varying along it.
+def all_to_all(x: Array, axis: str, *, split: int, joined: int) -> Array:
+    """Return x after an exchange along a mesh axis: each device gives every other one a part of
+    array axis `split`, and joins the parts it gets along array axis `joined`."""
+    if axis_size(axis) == 1:
+        return x
+    return jax.lax.all_to_all(x, axis, split_axis=split, concat_axis=joined, tiled=True)
+
+
+def to_varying(x: Any, *axes: str) -> Any:
+    """Return x, replicated along mesh axes, as varying along them.
 
     Each device then computes its own gradient of the result; the gradient of x is their sum.
     """
-    return jax.lax.pcast(x, axis, to="varying") if axis_size(axis) > 1 else x
+    present = _present(axes)
+    return jax.lax.pcast(x, present, to="varying") if present else x
 
 
 def to_common_varying(*arrays: Array) -> tuple[Array, ...]:
@@ -63,6 +74,11 @@ def to_common_varying(*arrays: Array) -> tuple[Array, ...]:
         return jax.lax.pcast(array, missing, to="varying") if missing else array
 
     return tuple(map(lift, arrays))
+
+
+def _present(axes: tuple[str, ...]) -> tuple[str, ...]:
+    """Return those mesh axes that have several devices."""
+    return tuple(axis for axis in axes if axis_size(axis) > 1)
 
 
 def _varying_axes(array: Array) -> frozenset[str]:

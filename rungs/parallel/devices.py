@@ -7,11 +7,13 @@ import os
 from pathlib import Path
 
 import jax
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 
+from rungs.config.cross_checks import indivisible_sequence
 from rungs.config.model_config import ModelConfig
 from rungs.config.train_config import ShardingConfig, TrainConfig, indivisible_microbatch
-from rungs.parallel.mesh import create_mesh
+from rungs.parallel.mesh import create_mesh, size_along
+from rungs.parallel.names import CONTEXT, DATA
 from rungs.parallel.sharding import Layout
 
 MAX_CPU_DEVICES = 8
@@ -45,9 +47,9 @@ def cpu_device_count(
         most = min(available, int(copies) * processes)
         count = _recorded_data_size(train, available, recorded)
         return max((count or _divisor(train, most, processes)) // processes, 1)
-    data, tensor = train.sharding.sizes
-    needed = abs(data * tensor)
-    rest = max(available // needed, 1) if -1 in (data, tensor) else 1
+    sizes = train.sharding.sizes
+    needed = abs(math.prod(sizes))
+    rest = max(available // needed, 1) if -1 in sizes else 1
     return max(needed * rest // processes, 1)
 
 
@@ -87,13 +89,23 @@ def create_run_mesh(
         count = jax.device_count()
         data = _recorded_data_size(train, count, recorded) or _divisor(train, count)
         return create_mesh((data, 1), devices=jax.devices()[:data])
-    mesh = create_mesh(train.sharding.sizes if train.sharding else (-1, 1))
-    lines = Layout.of(train.sharding, mesh).problems(model)
-    if line := indivisible_microbatch(train, mesh.shape["data"]):
-        lines.append(line)
+    sharding = train.sharding or ShardingConfig()
+    mesh = create_mesh(sharding.sizes, sharding.axes)
+    lines = Layout.of(sharding, mesh).problems(model) + indivisible_batch(model, train, mesh)
     if lines:
         raise ValueError("\n".join(lines))
     return mesh
+
+
+def indivisible_batch(
+    model: ModelConfig, train: TrainConfig, mesh: Mesh | AbstractMesh
+) -> list[str]:
+    """Return a line for each dimension of a microbatch that the mesh does not divide."""
+    lines = (
+        indivisible_microbatch(train, size_along(mesh, DATA)),
+        indivisible_sequence(model, train, size_along(mesh, CONTEXT)),
+    )
+    return [line for line in lines if line]
 
 
 def resolve_sharding(train: TrainConfig, available: int | None) -> ShardingConfig:
@@ -108,19 +120,19 @@ def resolve_sharding(train: TrainConfig, available: int | None) -> ShardingConfi
     """
     if train.sharding is None:
         return ShardingConfig(mode="dp", data=_divisor(train, available or 1), tensor=1)
-    data, tensor = train.sharding.sizes
-    if -1 in (data, tensor):
+    sizes = dict(zip(train.sharding.axes, train.sharding.sizes, strict=True))
+    if -1 in sizes.values():
         if available is None:
             raise ValueError("sharding: uses all devices; give their number with --sharding")
-        rest = max(available // abs(data * tensor), 1)
-        data, tensor = (rest if size == -1 else size for size in (data, tensor))
-    return train.sharding.model_copy(update={"data": data, "tensor": tensor})
+        rest = max(available // abs(math.prod(sizes.values())), 1)
+        sizes = {axis: rest if size == -1 else size for axis, size in sizes.items()}
+    return train.sharding.model_copy(update=sizes)
 
 
 def recorded_sharding(train: TrainConfig, mesh: Mesh) -> ShardingConfig:
     """Return what a checkpoint records about the mesh."""
-    mode = train.sharding.mode if train.sharding else "dp"
-    return ShardingConfig(mode=mode, data=mesh.shape["data"], tensor=mesh.shape["tensor"])
+    first, last = mesh.shape.values()
+    return ShardingConfig.of(train.sharding.mode if train.sharding else "dp", (first, last))
 
 
 def _recorded_data_size(

@@ -1,4 +1,5 @@
-"""FSDP: all-gather the weights of which each device along the data axis keeps a shard.
+"""FSDP: all-gather the weights of which each device along the data axis, and in mode `cp` along the
+context axis, keeps a shard.
 
 A layer's weights are gathered right before the layer runs, and again in its backward pass, so that
 only one layer is gathered at a time. Embedding and head stay gathered for the whole microbatch.
@@ -12,8 +13,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from rungs.parallel.names import BLOCKS, DATA, HEAD
-from rungs.parallel.sharding import Layout
+from rungs.parallel.names import BLOCKS, HEAD
+from rungs.parallel.sharding import Layout, ShardedAxis, sharded_axis
 
 
 def no_gather(weights: nnx.State) -> nnx.State:
@@ -22,7 +23,7 @@ def no_gather(weights: nnx.State) -> nnx.State:
 
 
 class WeightGatherer:
-    """All-gathers a model's weights over the data axis, layer by layer.
+    """All-gathers a model's weights, layer by layer.
 
     Args:
         layout: of the model.
@@ -38,7 +39,7 @@ class WeightGatherer:
     def __init__(self, layout: Layout, model: nnx.Module, compute_dtype: jnp.dtype) -> None:
         self._compute_dtype = compute_dtype
         specs = nnx.to_flat_state(layout.specs(nnx.state(model)))
-        self._split_axes = {path: spec.index(DATA) for path, spec in specs if DATA in spec}
+        self._split_axes = {path: axis for path, spec in specs if (axis := sharded_axis(spec))}
         self.gather_layer = self._gather_layer if self._split_axes else no_gather
 
     def gather_outside_blocks(self, model: nnx.Module) -> None:
@@ -56,7 +57,8 @@ class WeightGatherer:
             axis = self._split_axes.get((BLOCKS, *path))
             if axis is not None:
                 dtype = self._narrower_dtype(variable)
-                variable = variable.replace(all_gather(variable.get_value(), axis - 1, dtype))
+                axis = axis._replace(array_axis=axis.array_axis - 1)
+                variable = variable.replace(all_gather(variable.get_value(), axis, dtype))
             gathered.append((path, variable))
         return nnx.from_flat_state(gathered)
 
@@ -68,7 +70,7 @@ class WeightGatherer:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
-def all_gather(shard: Array, axis: int, dtype: jnp.dtype | None) -> Array:
+def all_gather(shard: Array, axis: ShardedAxis, dtype: jnp.dtype | None) -> Array:
     """Return the full array. Its gradient is reduce-scattered in float32.
 
     Args:
@@ -76,16 +78,19 @@ def all_gather(shard: Array, axis: int, dtype: jnp.dtype | None) -> Array:
         axis: the axis that is split over devices.
         dtype: dtype of the transfer and the result; None for the array's own.
     """
-    return jax.lax.all_gather(shard.astype(dtype or shard.dtype), DATA, axis=axis, tiled=True)
+    shard = shard.astype(dtype or shard.dtype)
+    return jax.lax.all_gather(shard, axis.mesh_axes, axis=axis.array_axis, tiled=True)
 
 
-def _forward(shard: Array, axis: int, dtype: jnp.dtype | None) -> tuple[Array, None]:
+def _forward(shard: Array, axis: ShardedAxis, dtype: jnp.dtype | None) -> tuple[Array, None]:
     return all_gather(shard, axis, dtype), None
 
 
-def _backward(axis: int, _dtype: jnp.dtype | None, _: None, gradient: Array) -> tuple[Array]:
-    gradient = gradient.astype(jnp.float32)
-    return (jax.lax.psum_scatter(gradient, DATA, scatter_dimension=axis, tiled=True),)
+def _backward(
+    axis: ShardedAxis, _dtype: jnp.dtype | None, _: None, gradient: Array
+) -> tuple[Array]:
+    gradient, over = gradient.astype(jnp.float32), axis.mesh_axes
+    return (jax.lax.psum_scatter(gradient, over, scatter_dimension=axis.array_axis, tiled=True),)
 
 
 all_gather.defvjp(_forward, _backward)

@@ -1,10 +1,11 @@
-"""Create the mesh of devices, with the axes `data` and `tensor`. One device is a 1 × 1 mesh."""
+"""Create the mesh of devices, with the axes `data` and `tensor` or, in mode `cp`, `context`. One
+device is a 1 × 1 mesh."""
 
 import math
 from collections.abc import Sequence
 
 import jax
-from jax.sharding import AxisType, Mesh
+from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from rungs.parallel.names import DATA, TENSOR
 
@@ -39,6 +40,11 @@ def create_mesh(
 def one_device() -> Mesh:
     """Return the mesh of this host's first device."""
     return create_mesh((1, 1), devices=jax.local_devices()[:1])
+
+
+def size_along(mesh: Mesh | AbstractMesh, *axes: str) -> int:
+    """Return the number of devices along mesh axes; 1 along an axis that the mesh does not have."""
+    return math.prod(mesh.shape.get(axis, 1) for axis in axes)
 
 
 def _resolve_shape(

@@ -2,8 +2,10 @@
 
 from typing import Any
 
-DATA, TENSOR = "data", "tensor"
-"""The mesh axes."""
+DATA, CONTEXT, TENSOR = "data", "context", "tensor"
+"""The mesh axes. A mesh has `DATA`, and one of the other two."""
+TOKEN_AXES = (DATA, CONTEXT)
+"""The mesh axes along which devices have different tokens: sequences, or parts of sequences."""
 BLOCKS, HEAD = "blocks", "head"
 """First part of the path of the stacked layers' parameters, and of the output head's."""
 VOCABULARY = "vocab"

@@ -15,27 +15,36 @@ from jax import Array
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from rungs.config.model_config import ModelConfig
-from rungs.config.train_config import Mode, ShardingConfig, mode_problem
+from rungs.config.train_config import (
+    Mode,
+    ShardingConfig,
+    indivisible,
+    mesh_axes,
+    mode_problem,
+)
 from rungs.parallel import target_device
-from rungs.parallel.mesh import MESH_AXIS_NAMES, one_device
-from rungs.parallel.names import DATA, TENSOR, VOCABULARY
+from rungs.parallel.mesh import one_device, size_along
+from rungs.parallel.names import DATA, TENSOR, TOKEN_AXES, VOCABULARY
 
+MeshAxes = str | tuple[str, ...]
+"""A mesh axis, or several together."""
 TILE = 128
 """Columns of a matmul that accelerators compute at once."""
-_SPLIT_MATMULS = {"heads": TENSOR, "kv_heads": TENSOR, "ffn": TENSOR, "vocab": TENSOR}
-_SPLIT_STATE = {"emb": DATA, "ffn": DATA, "head_dim": DATA, "heads": DATA, "kv_heads": DATA}
-MESH_AXES: dict[Mode, dict[str, str]] = {
+_SPLIT_MATMULS = dict.fromkeys(("heads", "kv_heads", "ffn", "vocab"), TENSOR)
+_SPLIT_STATE = ("emb", "ffn", "head_dim", "heads", "kv_heads")
+MESH_AXES: dict[Mode, dict[str, MeshAxes]] = {
     "dp": {},
-    "fsdp": _SPLIT_STATE,
-    "tp": _SPLIT_MATMULS,
+    "fsdp": dict.fromkeys(_SPLIT_STATE, DATA),
+    "tp": {**_SPLIT_MATMULS},
     "fsdp_tp": {**_SPLIT_MATMULS, "emb": DATA, "head_dim": DATA},
+    "cp": dict.fromkeys(_SPLIT_STATE, TOKEN_AXES),
 }
-"""For each mode, the mesh axis over which an array axis is split. A mesh axis splits only one axis
-of an array: the first one listed here whose size it divides."""
+"""For each mode, the mesh axis, or mesh axes together, over which an array axis is split. A mesh
+axis splits only one axis of an array: the first one listed here whose size it divides."""
 
 
-def get_sharding_config_for_mode(mode: str) -> dict[str, str]:
-    """Return the table from array axis to mesh axis.
+def get_sharding_config_for_mode(mode: str) -> dict[str, MeshAxes]:
+    """Return the table from array axis to mesh axis or axes.
 
     Raises:
         ValueError: no such mode.
@@ -49,13 +58,14 @@ def validate_mesh_for_mode(mesh: Mesh, mode: str) -> None:
     """Check that a mode can run on a mesh.
 
     Raises:
-        ValueError: there is no such mode, the mesh has other axes than `data` and `tensor`, or
-            their sizes do not fit the mode.
+        ValueError: there is no such mode, or the mesh's axes or their sizes do not fit it.
     """
     get_sharding_config_for_mode(mode)
-    if mesh.axis_names != MESH_AXIS_NAMES:
-        raise ValueError(f"the mesh has the axes {mesh.axis_names}, not {MESH_AXIS_NAMES}")
-    if line := mode_problem(mode, mesh.shape[DATA], mesh.shape[TENSOR]):
+    if mesh.axis_names != mesh_axes(mode):
+        raise ValueError(
+            f"the mesh has the axes {mesh.axis_names}; mode {mode!r} needs {mesh_axes(mode)}"
+        )
+    if line := mode_problem(mode, *mesh.shape.values()):
         raise ValueError(line)
 
 
@@ -78,16 +88,16 @@ class Layout(NamedTuple):
         return layout
 
     def spec(self, axes: Sequence[str], shape: Sequence[int]) -> PartitionSpec:
-        """Return over which mesh axis each axis of an array is split.
+        """Return over which mesh axis, or axes, each axis of an array is split.
 
         Args:
             axes: names of the array's last axes; axes before those are not split.
             shape: global shape of the array.
         """
-        names: list[str | None] = [None] * len(shape)
+        names: list[MeshAxes | None] = [None] * len(shape)
         first = len(shape) - len(axes)
-        for axis, mesh_axis in MESH_AXES[self.mode].items():
-            size = self.mesh.shape[mesh_axis]
+        for axis, over in MESH_AXES[self.mode].items():
+            mesh_axis, size = self._present(over), size_along(self.mesh, *as_tuple(over))
             if axis in axes and size > 1 and mesh_axis not in names:
                 index = first + axes.index(axis)
                 if names[index] is None and shape[index] % size == 0:
@@ -116,35 +126,79 @@ class Layout(NamedTuple):
         )
 
     def batch_spec(self, rank: int) -> PartitionSpec:
-        """Return the spec of a batch (…, B, S): B is split over the data axis."""
-        names = [None] * (rank - 2) + [DATA if self.mesh.shape[DATA] > 1 else None]
+        """Return the spec of a batch (…, B, S): B is split over the data axis, and S over the
+        context axis."""
+        names = [None] * (rank - 2) + [self._present(axis) for axis in TOKEN_AXES]
         return PartitionSpec(*_without_trailing_none(names))
+
+    def rows_spec(self) -> PartitionSpec:
+        """Return the spec of an array that has a number for each sequence of a batch: (B,)."""
+        return PartitionSpec(*_without_trailing_none([self._present(DATA)]))
+
+    def _present(self, over: MeshAxes) -> MeshAxes | None:
+        """Return those mesh axes that have several devices, in the form of a PartitionSpec."""
+        present = tuple(axis for axis in as_tuple(over) if size_along(self.mesh, axis) > 1)
+        return present if len(present) > 1 else next(iter(present), None)
 
     def padded_vocab_size(self, vocab_size: int) -> int:
         """Return the rows of the vocabulary in memory: a multiple of the tensor axis and, except on
         a CPU, of whole matmul tiles."""
-        parts = self.mesh.shape[TENSOR]
+        parts = size_along(self.mesh, TENSOR)
         multiple = parts if _is_cpu(self.mesh) else parts * TILE
         return math.ceil(vocab_size / multiple) * multiple
 
     def problems(self, model: ModelConfig) -> list[str]:
         """Return a line for each model dimension that the mode must divide but cannot."""
-        axes, lines = MESH_AXES[self.mode], []
-        for key, axis, mesh_axis, size in _dimensions_to_divide(model):
-            parts = self.mesh.shape[mesh_axis] if axes.get(axis) == mesh_axis else 1
-            if size % parts and not (axis == "kv_heads" and parts % size == 0):
-                near = " or ".join(str(n) for n in _nearest_multiples(size, parts))
-                lines.append(
-                    f"{key}: {size} is not divisible by the {parts} devices of sharding."
-                    f"{mesh_axis}; use {near}"
-                )
+        lines = []
+        for key, over, size in self._dimensions_to_divide(model):
+            parts = size_along(self.mesh, *as_tuple(over))
+            may_repeat = key == "n_kv_heads" and parts % size == 0
+            if not may_repeat and (line := indivisible(key, size, parts, *as_tuple(over))):
+                lines.append(line)
         return lines
+
+    def _dimensions_to_divide(self, model: ModelConfig) -> list[tuple[str, MeshAxes, int]]:
+        """Return the dimensions that must divide: key in `model.json`, mesh axes, size.
+
+        Other dimensions that a mode splits are small, and are replicated if they do not divide.
+        """
+        last = self.mesh.axis_names[-1]
+        over_data = MESH_AXES[self.mode].get("emb", ())
+        dimensions: list[tuple[str, MeshAxes, int]] = [("emb_dim", over_data, model.emb_dim)]
+        if model.n_layers and model.n_heads:
+            dimensions.append(("n_heads", last, model.n_heads))
+            dimensions.append(("n_kv_heads", last, model.n_kv_heads or model.n_heads))
+        if model.n_layers and model.feed_forward != "none":
+            key = "ffn_dim" if model.ffn_dim else "ffn_dim (4 × emb_dim)"
+            dimensions.append((key, TENSOR, model.hidden_dim))
+        return dimensions
 
 
 def padded_axis(variable: nnx.Variable) -> int | None:
     """Return which axis of a parameter or moment is the vocabulary, the one that is padded."""
     axes = variable.get_metadata().get("axes", ())
     return axes.index(VOCABULARY) if VOCABULARY in axes else None
+
+
+def as_tuple(over: MeshAxes) -> tuple[str, ...]:
+    """Return the mesh axes of one entry of a table or a PartitionSpec."""
+    return (over,) if isinstance(over, str) else over
+
+
+class ShardedAxis(NamedTuple):
+    """The array axis that FSDP splits."""
+
+    array_axis: int
+    mesh_axes: tuple[str, ...]
+
+
+def sharded_axis(spec: PartitionSpec) -> ShardedAxis | None:
+    """Return which axis of an array FSDP splits; None if every device has the whole array, or its
+    part along the tensor axis."""
+    for index, over in enumerate(spec):
+        if over is not None and set(TOKEN_AXES) & set(as_tuple(over)):
+            return ShardedAxis(index, as_tuple(over))
+    return None
 
 
 def is_spec(node: Any) -> bool:
@@ -161,8 +215,8 @@ def keep_layout(layout: Layout, *modules: nnx.Module | nnx.Optimizer) -> None:
 
 def process_local_rows(mesh: Mesh, size: int) -> np.ndarray:
     """Return the indices of the rows that this process's devices need of a batch of `size` rows."""
-    sharding = NamedSharding(mesh, Layout(mesh).batch_spec(2))
-    indices = sharding.addressable_devices_indices_map((size, 1)).values()
+    sharding = NamedSharding(mesh, Layout(mesh).rows_spec())
+    indices = sharding.addressable_devices_indices_map((size,)).values()
     return np.unique([np.arange(size)[index[0]] for index in indices if index])
 
 
@@ -188,28 +242,8 @@ def _is_cpu(mesh: Mesh | AbstractMesh) -> bool:
     return bool(mesh.devices.flat[0].platform == "cpu")
 
 
-def _without_trailing_none(names: list[str | None]) -> list[str | None]:
+def _without_trailing_none(names: list[MeshAxes | None]) -> list[MeshAxes | None]:
     """P(None) and P() place an array alike, but are different keys of the compilation cache."""
     while names and names[-1] is None:
         names = names[:-1]
     return names
-
-
-def _dimensions_to_divide(model: ModelConfig) -> list[tuple[str, str, str, int]]:
-    """Return the dimensions that must divide: key in `model.json`, array axis, mesh axis, size.
-
-    Other dimensions that a mode splits are small, and are replicated if they do not divide.
-    """
-    dimensions = [("emb_dim", "emb", DATA, model.emb_dim)]
-    if model.n_layers and model.n_heads:
-        dimensions.append(("n_heads", "heads", TENSOR, model.n_heads))
-        dimensions.append(("n_kv_heads", "kv_heads", TENSOR, model.n_kv_heads or model.n_heads))
-    if model.n_layers and model.feed_forward != "none":
-        key = "ffn_dim" if model.ffn_dim else "ffn_dim (4 × emb_dim)"
-        dimensions.append((key, "ffn", TENSOR, model.hidden_dim))
-    return dimensions
-
-
-def _nearest_multiples(size: int, parts: int) -> list[int]:
-    below = size // parts * parts
-    return [below, below + parts] if below else [parts]

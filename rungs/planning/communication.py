@@ -19,9 +19,9 @@ from rungs.config.run_config import RunConfig
 from rungs.config.train_config import Remat, ShardingConfig
 from rungs.model.remat import RECOMPUTED
 from rungs.optim.precision import dtype_of
-from rungs.parallel.mesh import MESH_AXIS_NAMES
-from rungs.parallel.names import BLOCKS, DATA, TENSOR, VOCABULARY
-from rungs.parallel.sharding import Layout, padded_axis
+from rungs.parallel.mesh import size_along
+from rungs.parallel.names import BLOCKS, CONTEXT, DATA, TENSOR, TOKEN_AXES, VOCABULARY
+from rungs.parallel.sharding import Layout, padded_axis, sharded_axis
 from rungs.planning.compiled_communication import moved_bytes
 from rungs.planning.hardware import Links
 from rungs.step.state import abstract_model
@@ -56,9 +56,10 @@ class Communication(NamedTuple):
     """Seconds that the communication of a step takes if all links reach their peak."""
 
     tensor: float
-    """Along the tensor axis: of activations, for which computing waits."""
+    """Along the tensor axis, and all-to-alls along the context axis: of activations, for which
+    computing waits."""
     data: float
-    """Along the data axis: of weights and gradients, while something else is computed."""
+    """Of weights and gradients, while something else is computed."""
 
     def step_seconds(self, computing: float) -> float:
         """Return the seconds of a step that computes for that long."""
@@ -99,7 +100,7 @@ def abstract_layout(sharding: ShardingConfig) -> Layout:
     Args:
         sharding: with both sizes given.
     """
-    mesh = AbstractMesh(sharding.sizes, MESH_AXIS_NAMES)
+    mesh = AbstractMesh(sharding.sizes, sharding.axes)
     return Layout(mesh, sharding.mode)  # type: ignore[arg-type]
 
 
@@ -111,27 +112,27 @@ def communication_of(run: RunConfig, layout: Layout, links: Links) -> Communicat
     """
     seconds = {True: 0.0, False: 0.0}
     for one in planned_collectives(run, layout):
-        is_along_tensor = one.axes == (TENSOR,)
-        seconds[is_along_tensor] += one.moved_bytes / link_bandwidth(one.axes, layout, links)
+        is_waited_for = one.axes == (TENSOR,) or one.kind == "all-to-all"
+        seconds[is_waited_for] += one.moved_bytes / link_bandwidth(one.axes, layout, links)
     return Communication(tensor=seconds[True], data=seconds[False])
 
 
 def link_bandwidth(axes: tuple[str, ...], layout: Layout, links: Links) -> float:
     """Return the bytes per second that a device sends in a collective along mesh axes.
 
-    The devices of an island stand together along `tensor` and then along `data`. A ring leaves each
-    island once, so it has the network of as many devices as it has in an island.
+    The devices of an island stand together along the last axis of the mesh and then along `data`. A
+    ring leaves each island once, so it has the network of as many devices as it has in an island.
 
     Raises:
         ValueError: it uses a network of unknown speed.
     """
-    sizes = layout.mesh.shape
-    is_along_tensor, tensor = axes == (TENSOR,), sizes[TENSOR]
-    if (tensor if is_along_tensor else tensor * sizes[DATA]) <= links.island:
+    mesh = layout.mesh
+    is_last, last = axes == mesh.axis_names[-1:], mesh.axis_sizes[-1]
+    if (last if is_last else mesh.size) <= links.island:
         return links.inner
     if links.outer is None:
         raise ValueError(f"the network between hosts (of {links.island} devices each) is not known")
-    together = links.island if is_along_tensor else max(links.island // tensor, 1)
+    together = max(links.island // last, 1) if axes == (DATA,) else links.island
     return min(links.inner, together * links.outer)
 
 
@@ -142,7 +143,7 @@ def parameter_layouts(model: ModelConfig, layout: Layout) -> Iterator[ParameterL
         axes, shape = metadata["axes"], padded_shape(variable, layout)
         spec = layout.spec(axes, shape)
         layers = shape[0] if in_blocks else 1
-        shards = layout.mesh.shape[TENSOR] if TENSOR in spec else 1
+        shards = size_along(layout.mesh, TENSOR) if TENSOR in spec else 1
         yield ParameterLayout(
             axes,
             math.prod(shape) // layers // shards,
@@ -150,7 +151,7 @@ def parameter_layouts(model: ModelConfig, layout: Layout) -> Iterator[ParameterL
             in_blocks,
             metadata["inputs"] > 0,
             any("norm" in str(part) for part in path),
-            DATA in spec,
+            sharded_axis(spec) is not None,
             TENSOR in spec,
         )
 
@@ -178,6 +179,7 @@ def planned_collectives(run: RunConfig, layout: Layout) -> list[PlannedCollectiv
     found = [
         *(sent for parameter in parameters for sent in _for_parameter(parameter, run, layout)),
         *_for_activations(run, layout),
+        *_for_attention(run, layout),
         *_for_scalars(parameters, run, layout),
     ]
     return [sent for sent in found if sent.devices > 1 and sent.moved_bytes]
@@ -187,7 +189,8 @@ def _for_parameter(
     parameter: ParameterLayout, run: RunConfig, layout: Layout
 ) -> Iterator[PlannedCollective]:
     """Yield the all-gathers of weights and the sums of gradients."""
-    data, tensor = (layout.mesh.shape[axis] for axis in (DATA, TENSOR))
+    along, tensor = _token_axes(layout), size_along(layout.mesh, TENSOR)
+    data = size_along(layout.mesh, *along)
     runs = run.train.gradient_accumulation_steps * parameter.layers
     in_float32 = FLOAT32_BYTES * parameter.size
     in_compute_dtype = _compute_bytes(run) * parameter.size
@@ -197,7 +200,7 @@ def _for_parameter(
         yield PlannedCollective("gradients", "all-reduce", (TENSOR,), tensor, summed, runs)
     if not is_split:
         summed = parameter.layers * in_float32
-        yield PlannedCollective("gradients", "all-reduce", (DATA,), data, summed, 1)
+        yield PlannedCollective("gradients", "all-reduce", along, data, summed, 1)
         return
     is_gathered_twice = parameter.in_blocks and (
         parameter.is_matrix or _is_recomputed(parameter, run.train.remat)
@@ -205,14 +208,14 @@ def _for_parameter(
     gathered = in_compute_dtype if parameter.is_cast else in_float32
     purpose: Purpose = "layer weights" if parameter.in_blocks else "other weights"
     gathers = (1 + is_gathered_twice) * runs
-    yield PlannedCollective(purpose, "all-gather", (DATA,), data, gathered, gathers)
-    yield PlannedCollective("gradients", "reduce-scatter", (DATA,), data, in_float32, runs)
+    yield PlannedCollective(purpose, "all-gather", along, data, gathered, gathers)
+    yield PlannedCollective("gradients", "reduce-scatter", along, data, in_float32, runs)
 
 
 def _for_activations(run: RunConfig, layout: Layout) -> Iterator[PlannedCollective]:
     """Yield the all-reduces along the tensor axis: of matmul results in the forward pass, in
     float32, and of the gradients of matmul inputs in the backward pass, in the compute dtype."""
-    devices, model = layout.mesh.shape[TENSOR], run.model
+    devices, model = size_along(layout.mesh, TENSOR), run.model
     if devices == 1:
         return
     tokens, (sums, recomputed_sums) = _tokens(run, layout), _sums_per_layer(run)
@@ -228,24 +231,39 @@ def _for_activations(run: RunConfig, layout: Layout) -> Iterator[PlannedCollecti
         yield PlannedCollective("activations", "all-reduce", (TENSOR,), devices, array_bytes, runs)
 
 
+def _for_attention(run: RunConfig, layout: Layout) -> Iterator[PlannedCollective]:
+    """Yield the all-to-alls along the context axis: before attention of queries, keys and values,
+    after it of its result; in the backward pass of their gradients."""
+    devices, model = size_along(layout.mesh, CONTEXT), run.model
+    if devices == 1 or not model.n_heads:
+        return
+    kv_heads = max(model.n_kv_heads or model.n_heads, devices)
+    head_bytes = _compute_bytes(run) * _tokens(run, layout) * model.head_width
+    passes = 2 + RECOMPUTED[run.train.remat].elementwise
+    runs = passes * run.train.gradient_accumulation_steps * model.n_layers
+    for heads in (model.n_heads, kv_heads, kv_heads, model.n_heads):
+        array_bytes = head_bytes * heads
+        yield PlannedCollective("activations", "all-to-all", (CONTEXT,), devices, array_bytes, runs)
+
+
 def _for_scalars(
     parameters: list[ParameterLayout], run: RunConfig, layout: Layout
 ) -> Iterator[PlannedCollective]:
     """Yield the sums of each microbatch's metrics, its finite check, and the gradient norm."""
-    model, sizes, axes = run.model, layout.mesh.shape, (DATA, TENSOR)
+    model, along = run.model, _token_axes(layout)
     metrics = 2  # loss and weight
     if model.n_experts:
         metrics += model.n_layers * (1 + model.n_experts)
     microbatches = run.train.gradient_accumulation_steps
     sums = [
-        ((DATA,), metrics, microbatches),
-        (tuple(axis for axis in axes if sizes[axis] > 1), 1, microbatches),
-        ((DATA,), sum(parameter.is_split_over_data for parameter in parameters), 1),
+        (along, metrics, microbatches),
+        (_present(layout, *layout.mesh.axis_names), 1, microbatches),
+        (along, sum(parameter.is_split_over_data for parameter in parameters), 1),
         ((TENSOR,), sum(parameter.is_split_over_tensor for parameter in parameters), 1),
     ]
-    for along, count, runs in sums:
-        devices, array_bytes = math.prod(sizes[axis] for axis in along), FLOAT32_BYTES * count
-        yield PlannedCollective("scalars", "all-reduce", along, devices, array_bytes, runs)
+    for axes, count, runs in sums:
+        devices, array_bytes = size_along(layout.mesh, *axes), FLOAT32_BYTES * count
+        yield PlannedCollective("scalars", "all-reduce", axes, devices, array_bytes, runs)
 
 
 def _is_recomputed(parameter: ParameterLayout, remat: Remat) -> bool:
@@ -265,7 +283,18 @@ def _sums_per_layer(run: RunConfig) -> tuple[int, int]:
 
 def _tokens(run: RunConfig, layout: Layout) -> int:
     """Tokens of a microbatch on each device."""
-    return run.train.microbatch_size // layout.mesh.shape[DATA] * run.sequence_length
+    rows = run.train.microbatch_size // layout.mesh.shape[DATA]
+    return rows * run.sequence_length // size_along(layout.mesh, CONTEXT)
+
+
+def _token_axes(layout: Layout) -> tuple[str, ...]:
+    """The mesh axes along which devices have different tokens; data if there are none."""
+    return _present(layout, *TOKEN_AXES) or (DATA,)
+
+
+def _present(layout: Layout, *axes: str) -> tuple[str, ...]:
+    """Those mesh axes that have several devices."""
+    return tuple(axis for axis in axes if size_along(layout.mesh, axis) > 1)
 
 
 def _compute_bytes(run: RunConfig) -> int:

@@ -70,8 +70,8 @@ def compile_step(config: RunConfig, hardware: Hardware) -> CompiledStep:
         UserError: there is no compiler for the hardware, or it fails.
     """
     assert config.train.sharding is not None
-    sizes = config.train.sharding.sizes
-    mesh = create_mesh(sizes, devices=compile_targets.devices(hardware, math.prod(sizes)))
+    sizes, axes = config.train.sharding.sizes, config.train.sharding.axes
+    mesh = create_mesh(sizes, axes, compile_targets.devices(hardware, math.prod(sizes)))
     target = Target(hardware.platform, hardware.compute_capability)
     with target_device.trace_for(target, is_compiled=True):
         lowered = lower_step(config, mesh)

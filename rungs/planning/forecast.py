@@ -12,12 +12,13 @@ from rungs.checkpointing.start_from import starting_dtypes
 from rungs.common.errors import UserError
 from rungs.common.paths import is_there
 from rungs.config.run_config import MODEL_FILE, TRAIN_FILE, RunConfig
-from rungs.config.train_config import ShardingConfig, TrainConfig, indivisible_microbatch
+from rungs.config.train_config import ShardingConfig, TrainConfig
 from rungs.data.catalog import dataset_folder
 from rungs.data.dataset import TRAIN, Dataset, split_file
 from rungs.data.loader import TrainingData
 from rungs.optim.precision import dtype_of, resolve_compute_dtype
 from rungs.parallel import target_device
+from rungs.parallel.devices import indivisible_batch
 from rungs.parallel.sharding import Layout
 from rungs.planning.communication import Communication, abstract_layout, communication_of
 from rungs.planning.disk_space import DiskSpace, disk_space
@@ -239,8 +240,8 @@ def _check_divisibility(run: RunFolder, config: RunConfig, model_problems: list[
     train = config.train
     assert train.sharding is not None
     lines = [f"{MODEL_FILE}: {line}" for line in model_problems]
-    if line := indivisible_microbatch(train, train.sharding.sizes[0]):
-        lines.append(f"{TRAIN_FILE}: {line}")
+    mesh = abstract_layout(train.sharding).mesh
+    lines += [f"{TRAIN_FILE}: {line}" for line in indivisible_batch(config.model, train, mesh)]
     if lines:
         raise UserError("\n".join(f"{run.path}/{line}" for line in lines))
 

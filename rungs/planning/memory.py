@@ -24,8 +24,9 @@ from rungs.optim.multi_steps import MultiSteps
 from rungs.optim.precision import dtype_of
 from rungs.parallel import target_device
 from rungs.parallel.fsdp import WeightGatherer
-from rungs.parallel.names import BLOCKS, DATA, HEAD, TENSOR
-from rungs.parallel.sharding import Layout
+from rungs.parallel.mesh import size_along
+from rungs.parallel.names import BLOCKS, CONTEXT, DATA, HEAD, TENSOR
+from rungs.parallel.sharding import Layout, sharded_axis
 from rungs.step.state import AbstractArrays, AbstractState
 from rungs.step.train_step import objective
 
@@ -181,8 +182,7 @@ def format_bytes(size: float) -> str:
 
 def _batch(config: RunConfig, mesh: Mesh) -> int:
     """Return the bytes of a device's shard of a step's inputs and targets."""
-    sequences = config.train.sequences_per_step // mesh.shape[DATA]
-    tokens = sequences * config.sequence_length
+    tokens = _tokens(config, mesh) * config.train.gradient_accumulation_steps
     return 2 * tokens * jnp.int32.dtype.itemsize
 
 
@@ -228,7 +228,7 @@ def _of_experts(config: RunConfig, mesh: Mesh) -> int:
     if model.n_experts is None or not grouped_matmul.is_dense():
         return 0
     rows = _tokens(config, mesh) * (model.experts_per_token or 0) * model.n_experts
-    inner, outer = model.hidden_dim // mesh.shape[TENSOR], model.emb_dim
+    inner, outer = model.hidden_dim // size_along(mesh, TENSOR), model.emb_dim
     if RECOMPUTED[config.train.remat].matmuls:
         copies = 4 * outer + 4 * inner
     else:
@@ -242,9 +242,9 @@ def _gathered(config: RunConfig, weights: AbstractArrays) -> int:
     share_of_period = len(config.model.repeated_kinds) / max(config.model.n_layers, 1)
     for name, array in weights.items():
         assert isinstance(array.sharding, NamedSharding)
-        if DATA in array.sharding.spec:
+        if axis := sharded_axis(array.sharding.spec):
             shard = math.prod(array.sharding.shard_shape(array.shape))
-            full = shard * array.sharding.mesh.shape[DATA]
+            full = shard * size_along(array.sharding.mesh, *axis.mesh_axes)
             if name.startswith(BLOCKS):
                 total += int(full * share_of_period) * narrow
             else:
@@ -258,21 +258,20 @@ def _gradient_copies(config: RunConfig, mesh: Mesh) -> int:
     if not config.model.n_layers:
         return 0
     sharding = config.train.sharding
-    copies = 1 if sharding and "fsdp" in sharding.mode else 2
+    copies = 1 if sharding and sharding.mode in ("fsdp", "fsdp_tp", "cp") else 2
     row_bytes = config.model.emb_dim * jnp.float32.dtype.itemsize
     return copies * _vocabulary(config, mesh) * row_bytes
 
 
 def _vocabulary(config: RunConfig, mesh: Mesh) -> int:
     """Return the vocabulary rows on each device, padding included."""
-    rows: int = Layout(mesh).padded_vocab_size(config.model.vocab_size) // mesh.shape[TENSOR]
-    return rows
+    return Layout(mesh).padded_vocab_size(config.model.vocab_size) // size_along(mesh, TENSOR)
 
 
 def _tokens(config: RunConfig, mesh: Mesh) -> int:
     """Return the tokens of a microbatch on each device."""
     rows = config.train.microbatch_size // mesh.shape[DATA]
-    return rows * config.sequence_length
+    return rows * config.sequence_length // size_along(mesh, CONTEXT)
 
 
 def _kept_for_backward(

@@ -1,5 +1,6 @@
 """A model as it is built: its modules, its arrays, and how each sharding mode splits them."""
 
+import itertools
 import math
 from typing import NamedTuple
 
@@ -8,10 +9,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from rungs.config.model_config import ModelConfig
-from rungs.config.train_config import LoraConfig, Mode, ShardingConfig
-from rungs.parallel.mesh import MESH_AXIS_NAMES
+from rungs.config.train_config import LoraConfig, Mode, ShardingConfig, mesh_axes
 from rungs.parallel.names import dotted
-from rungs.parallel.sharding import MESH_AXES
+from rungs.parallel.sharding import MESH_AXES, as_tuple
 from rungs.planning.communication import abstract_layout, padded_shape
 from rungs.step.state import abstract_model, build_model
 
@@ -54,7 +54,7 @@ class ModelSummary(NamedTuple):
 def summarize(
     config: ModelConfig,
     lora: LoraConfig | None,
-    mesh_shape: tuple[int, int],
+    mesh_shape: dict[str, int],
     *,
     seed: int,
     max_initialized: int,
@@ -63,8 +63,7 @@ def summarize(
 
     Args:
         lora: adapters to add, as the run does.
-        mesh_shape: devices along the data and the tensor axis, for the modes that use
-            them; at least 2 each.
+        mesh_shape: devices along each mesh axis, for the modes that use it; at least 2 each.
         seed: of the initial values, whose standard deviations are measured.
         max_initialized: leave the standard deviations out if the model has more parameters.
     """
@@ -95,15 +94,13 @@ def _axes(variable: nnx.Variable) -> list[str]:
     return [LAYERS] * (variable.get_value().ndim - len(names)) + names
 
 
-def _splits(mode: Mode, mesh_shape: tuple[int, int], variable: nnx.Variable) -> dict[str, str]:
-    used = MESH_AXES[mode].values()
-    data, tensor = (
-        size if name in used else 1 for name, size in zip(MESH_AXIS_NAMES, mesh_shape, strict=True)
-    )
-    layout = abstract_layout(ShardingConfig(mode=mode, data=data, tensor=tensor))
+def _splits(mode: Mode, mesh_shape: dict[str, int], variable: nnx.Variable) -> dict[str, str]:
+    used = set(itertools.chain(*map(as_tuple, MESH_AXES[mode].values())))
+    first, last = (mesh_shape[axis] if axis in used else 1 for axis in mesh_axes(mode))
+    layout = abstract_layout(ShardingConfig.of(mode, (first, last)))
     spec = layout.spec(variable.get_metadata()["axes"], padded_shape(variable, layout))
     axes = zip(_axes(variable), spec, strict=False)
-    return {axis: mesh_axis for axis, mesh_axis in axes if mesh_axis is not None}
+    return {axis: " × ".join(as_tuple(over)) for axis, over in axes if over is not None}
 
 
 def _modules_of(config: ModelConfig, lora: LoraConfig | None) -> list[ModuleSummary]:

@@ -8,7 +8,10 @@ from typing import Any
 
 from rungs.common.text_table import format_duration
 from rungs.parallel.gpu_memory import share_advice
+from rungs.parallel.mesh import size_along
+from rungs.parallel.names import CONTEXT, DATA
 from rungs.planning import compiled_report
+from rungs.planning.communication import abstract_layout
 from rungs.planning.compiled_step import CompiledStep
 from rungs.planning.disk_space import remedy
 from rungs.planning.flops import TOKENS_PER_PARAMETER, Passes
@@ -107,8 +110,8 @@ def _title(run: RunFolder, forecast: Forecast) -> str:
     devices = f"{forecast.devices} × {forecast.hardware.name}"
     if forecast.devices > 1:
         devices += f", {sharding.mode}"
-    if sharding.tensor != 1:
-        devices += f": data {sharding.data} × tensor {sharding.tensor}"
+    if sharding.sizes[1] > 1:
+        devices += f": {sharding.text}"
     return (
         f"{run.path} on {devices}; {train.compute_dtype}, optimizer {train.optimizer},"
         f" schedule {train.schedule}"
@@ -179,10 +182,11 @@ def _tokens(forecast: Forecast) -> Iterator[str]:
         f" × {train.gradient_accumulation_steps:,} microbatches"
         f" × {length:,} tokens = {tokens.per_step:,} tokens"
     )
-    data = forecast.sharding.sizes[0]
-    if data > 1:
-        rows = train.microbatch_size // data
-        yield f"          {rows:,} sequences of each microbatch per device"
+    mesh = abstract_layout(forecast.sharding).mesh
+    data, context = size_along(mesh, DATA), size_along(mesh, CONTEXT)
+    if data * context > 1:
+        rows, part = train.microbatch_size // data, f" / {context} tokens" * (context > 1)
+        yield f"          {rows:,} sequences{part} of each microbatch per device"
     yield from _planned_tokens(forecast)
     for name, count in tokens.in_datasets.items():
         if count is None:

@@ -13,7 +13,9 @@ from rungs.data.loader import ValidationData
 from rungs.model.blocks import Compute
 from rungs.model.gpt import GPT
 from rungs.optim.precision import dtype_of
+from rungs.parallel import collectives
 from rungs.parallel.fsdp import WeightGatherer
+from rungs.parallel.names import CONTEXT
 from rungs.parallel.sharding import Layout, place_batch, process_local_rows
 
 
@@ -34,7 +36,7 @@ def make_evaluation_step(train: TrainConfig, mesh: Mesh | None = None) -> Evalua
     """
     layout = Layout.of(train.sharding, mesh)
     replicated = NamedSharding(layout.mesh, PartitionSpec())
-    batch, rows = layout.batch_spec(2), layout.batch_spec(2)
+    batch, rows = layout.batch_spec(2), layout.rows_spec()
 
     def evaluation_step(model: GPT, inputs_BS: Array, targets_BS: Array) -> tuple[Array, Array]:
         graph, state = nnx.split(model)
@@ -49,7 +51,9 @@ def make_evaluation_step(train: TrainConfig, mesh: Mesh | None = None) -> Evalua
                 dtype_of(train), unroll=train.scan_unroll, gather=gatherer.gather_layer
             )
             losses_BS = model.losses(inputs_BS, targets_BS, compute)
-            return losses_BS.sum(axis=-1), (targets_BS >= 0).sum(axis=-1)
+            sums = losses_BS.sum(axis=-1), (targets_BS >= 0).sum(axis=-1)
+            summed: tuple[Array, Array] = collectives.psum(sums, CONTEXT)
+            return summed
 
         sums_and_counts = jax.shard_map(
             on_each_device,

@@ -15,7 +15,7 @@ from rungs.config.train_config import LoraConfig
 from rungs.model.gpt import GPT
 from rungs.model.lora import LOW_RANK_NAMES, add_lora
 from rungs.optim.multi_steps import MultiSteps
-from rungs.parallel.names import DATA, dotted
+from rungs.parallel.names import TENSOR, dotted
 from rungs.parallel.sharding import Layout, keep_layout, padded_axis
 
 Arrays = dict[str, jax.Array]
@@ -182,7 +182,7 @@ def _without_padding(variable: nnx.Variable, vocab_size: int | None) -> jax.Arra
     if vocab_size is None or axis is None or array.shape[axis] == vocab_size:
         return array
     assert isinstance(array.sharding, NamedSharding)
-    spec = [name if name == DATA else None for name in array.sharding.spec]
+    spec = [None if name == TENSOR else name for name in array.sharding.spec]
     sharding = NamedSharding(array.sharding.mesh, PartitionSpec(*spec))
     return _first_rows(array, vocab_size, axis, sharding)
 

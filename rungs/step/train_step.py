@@ -25,8 +25,8 @@ from rungs.optim.multi_steps import MultiSteps
 from rungs.optim.precision import dtype_of
 from rungs.parallel import collectives
 from rungs.parallel.fsdp import WeightGatherer
-from rungs.parallel.names import DATA
-from rungs.parallel.sharding import Layout, is_spec, keep_layout
+from rungs.parallel.names import DATA, TOKEN_AXES
+from rungs.parallel.sharding import Layout, is_spec, keep_layout, sharded_axis
 from rungs.step.nonfinite import ALL_FINITE, GRADIENT_NORM, first_nonfinite
 
 
@@ -198,7 +198,7 @@ def gradients(
     trained, frozen = states
     gatherer = WeightGatherer(layout, model, dtype_of(train))
     specs, batch, replicated = layout.specs(trained), layout.batch_spec(3), PartitionSpec()
-    is_sharded = jax.tree.map(lambda spec: DATA in spec, specs, is_leaf=is_spec)
+    is_sharded = jax.tree.map(lambda spec: sharded_axis(spec) is not None, specs, is_leaf=is_spec)
 
     def on_each_device(
         trained: nnx.State, frozen: nnx.State, scale: Array | None, *step: Array
@@ -210,13 +210,15 @@ def gradients(
             return loss if scale is None else loss * scale, aux
 
         varying = jax.tree.map(
-            lambda sharded, w: w if sharded else collectives.to_varying(w, DATA),
+            lambda sharded, w: w if sharded else collectives.to_varying(w, *TOKEN_AXES),
             is_sharded,
             trained,
         )
         total, *aux = accumulate_gradients(objective_of, varying, *step)
         total = jax.tree.map(
-            lambda sharded, g: g if sharded else collectives.psum(g, DATA), is_sharded, total
+            lambda sharded, g: g if sharded else collectives.psum(g, *TOKEN_AXES),
+            is_sharded,
+            total,
         )
         if scale is not None:
             total = jax.tree.map(lambda g: g / scale, total)
@@ -296,11 +298,12 @@ def objective(
     compute = Compute(dtype_of(train), train.remat, train.scan_unroll, gatherer.gather_layer)
     dropout = Dropout.of(train.drop_rate, key, sequences_B)
     total, routing = model.summed_loss(inputs_BS, targets_BS, dropout, compute)
-    devices = collectives.axis_size(DATA)
+    devices = collectives.axis_size(*TOKEN_AXES)
     loss = total / (targets_BS.size * devices)
-    weight = collectives.psum((targets_BS >= 0).mean() / devices, DATA)
+    summed_loss = collectives.psum(loss, *TOKEN_AXES)
+    weight = collectives.psum((targets_BS >= 0).mean() / devices, *TOKEN_AXES)
     if routing is None:
-        return loss, MicrobatchAux(collectives.psum(loss, DATA), weight, None)
+        return loss, MicrobatchAux(summed_loss, weight, None)
     balance = train.load_balancing_weight * routing.balance_loss.mean()
-    routing = routing._replace(balance_loss=collectives.psum(routing.balance_loss, DATA))
-    return loss + weight * balance, MicrobatchAux(collectives.psum(loss, DATA), weight, routing)
+    routing = routing._replace(balance_loss=collectives.psum(routing.balance_loss, *TOKEN_AXES))
+    return loss + weight * balance, MicrobatchAux(summed_loss, weight, routing)

@@ -1,6 +1,7 @@
 """What `train.log` and the terminal say of a run as it starts and as it ends."""
 
 import logging
+import math
 
 import jax
 from flax import nnx
@@ -165,9 +166,9 @@ def log_shared_cores(train: TrainConfig, mesh: Mesh) -> None:
 
 
 def _devices(sharding: ShardingConfig) -> str:
-    data, tensor = sharding.sizes
-    devices = f"{data * tensor} {jax.devices()[0].device_kind} device{'s' * (data * tensor > 1)}"
-    if data * tensor > 1:
-        devices += f", {sharding.mode}" + f": data {data} × tensor {tensor}" * (tensor > 1)
+    count = math.prod(sharding.sizes)
+    devices = f"{count} {jax.devices()[0].device_kind} device{'s' * (count > 1)}"
+    if count > 1:
+        devices += f", {sharding.mode}" + f": {sharding.text}" * (sharding.sizes[1] > 1)
     processes = jax.process_count()
     return devices + f", {processes} processes" * (processes > 1)

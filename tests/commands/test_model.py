@@ -90,12 +90,14 @@ def test_splits_are_those_of_the_sharding_modes(summary: dict[str, Any]) -> None
         "fsdp": {"emb": "data"},
         "tp": {"ffn": "tensor"},
         "fsdp_tp": {"emb": "data", "ffn": "tensor"},
+        "cp": {"emb": "data × context"},
     }
     assert found["head.kernel"] == {
         "dp": {},
         "fsdp": {"emb": "data"},
         "tp": {"vocab": "tensor"},
         "fsdp_tp": {"emb": "data", "vocab": "tensor"},
+        "cp": {"emb": "data × context"},
     }
     assert all(splits["dp"] == {} for splits in found.values())
 
@@ -107,6 +109,7 @@ def test_an_axis_that_is_not_divisible_is_not_split() -> None:
         "fsdp": {"emb": "data"},
         "tp": {},
         "fsdp_tp": {"emb": "data"},
+        "cp": {"emb": "data × context"},
     }
 
 

@@ -15,7 +15,7 @@ import plan
 from rungs.common import disk
 from rungs.common.errors import UserError
 from rungs.config import run_config
-from rungs.config.train_config import ShardingConfig
+from rungs.config.train_config import Mode, ShardingConfig
 from rungs.parallel import target_device
 from rungs.parallel.gpu_memory import SHARE_VARIABLES
 from rungs.parallel.names import DATA, TENSOR
@@ -307,6 +307,9 @@ def test_training_logs_the_size_of_the_run_and_records_what_plans_read(tmp_path:
         (["--sharding", "dp:2x2"], "mode 'dp' needs tensor 1, not 2"),
         (["--sharding", "dp:3"], "microbatch_size: 4 is not divisible by the 3 devices"),
         (["--sharding", "tp:4"], "n_heads: 2 is not divisible by the 4 devices"),
+        (["--sharding", "cp:4"], "n_heads: 2 is not divisible by the 4 devices"),
+        (["--sharding", "cp:3"], "sequence_length: 16 is not divisible by the 3 devices"),
+        (["--sharding", "cp:4x1"], "mode 'cp' needs context of at least 2; or use mode 'fsdp'"),
         (["--device", "h1"], "--device h1: unknown device; choose from h100"),
     ],
 )
@@ -360,12 +363,15 @@ def test_data_problems_are_reported_as_in_training(tmp_path: Path) -> None:
         ("tp:4", ("tp", 1, 4)),
         ("tp:1x4", ("tp", 1, 4)),
         ("fsdp_tp:4x2", ("fsdp_tp", 4, 2)),
+        ("cp:8", ("cp", 1, 8)),
+        ("cp:2x4", ("cp", 2, 4)),
     ],
 )
-def test_parse_sharding(text: str, sizes: tuple[str, int, int]) -> None:
-    mode, data, tensor = sizes
-    expected = ShardingConfig.model_validate({"mode": mode, "data": data, "tensor": tensor})
-    assert plan.parse_sharding(text) == expected
+def test_parse_sharding(text: str, sizes: tuple[Mode, int, int]) -> None:
+    mode, *of_mesh = sizes
+    last = "context" if mode == "cp" else "tensor"
+    expected = {"mode": mode, "data": of_mesh[0], last: of_mesh[1]}
+    assert plan.parse_sharding(text) == ShardingConfig.model_validate(expected)
 
 
 def test_the_price_of_a_run_is_that_of_its_device_hours(tmp_path: Path) -> None:

@@ -28,6 +28,8 @@ def lora(*targets: str) -> dict[str, Any]:
     ("model", "train"),
     [
         ({}, {"sequence_length": 8}),
+        ({}, {"sequence_length": 6, "sharding": {"mode": "cp", "context": 2}}),
+        ({}, {"sequence_length": 7, "sharding": {"mode": "cp"}}),  # unknown before the start
         (MUP, {"optimizer": "adamw"}),
         (MUP, {"optimizer": "muon"}),
         ({}, {"optimizer": "sgd"}),
@@ -44,6 +46,11 @@ def test_valid_pairs_have_no_problems(model: dict[str, Any], train: dict[str, An
     ("model", "train", "lines"),
     [
         ({}, {"sequence_length": 9}, ["sequence_length: 9 is longer than .*; at most 8"]),
+        (
+            {},
+            {"sharding": {"mode": "cp", "context": 3}},
+            ["sequence_length: 8 is not divisible by the 3 devices of sharding.context; use 6"],
+        ),
         (MUP, {"optimizer": "sgd"}, ['optimizer: "sgd" .* mup .*; use "adamw" or "muon"']),
         (MUP, {"optimizer": "lion"}, ['optimizer: "lion" is not supported with mup']),
         (MUP, {"optimizer": "adafactor"}, ['optimizer: "adafactor" is not supported with mup']),

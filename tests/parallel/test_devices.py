@@ -40,6 +40,10 @@ def shape_of(mesh: Mesh) -> tuple[int, ...]:
         ({"mode": "fsdp_tp", "tensor": 2}, (-1, 2)),
         ({"mode": "fsdp_tp", "data": 2}, (2, -1)),
         ({"mode": "fsdp_tp", "data": 4, "tensor": 2}, (4, 2)),
+        ({"mode": "cp"}, (1, -1)),
+        ({"mode": "cp", "context": 4}, (1, 4)),
+        ({"mode": "cp", "data": -1, "context": 4}, (-1, 4)),
+        ({"mode": "cp", "data": 2, "tensor": 1}, (2, -1)),
     ],
 )
 def test_missing_sizes_have_the_default_of_the_mode(
@@ -60,6 +64,10 @@ def test_missing_sizes_have_the_default_of_the_mode(
         ({"mode": "fsdp_tp", "data": 8, "tensor": 1}, "at least 2, not 8 and 1"),
         ({"mode": "fsdp_tp"}, "needs data or tensor"),
         ({"mode": "fsdp_tp", "data": -1, "tensor": -1}, "one of them may be -1"),
+        ({"mode": "cp", "tensor": 2}, "'cp' needs tensor 1, not 2"),
+        ({"mode": "cp", "data": 8, "context": 1}, "'cp' needs context of at least 2"),
+        ({"mode": "cp", "data": -1}, "needs data or context; one of them may be -1"),
+        ({"mode": "fsdp", "context": 8}, "'fsdp' needs context 1, not 8; or use mode 'cp'"),
         ({"data": 0}, "data"),
         ({"data": -2}, "data"),
         ({"model": 2}, "model"),
@@ -89,6 +97,8 @@ def test_an_indivisible_microbatch_is_refused_with_the_nearest_sizes() -> None:
         ({"mode": "tp"}, 3, {"n_heads": 8}, (1, 8)),
         ({"mode": "fsdp_tp", "tensor": 2}, 4, {}, (4, 2)),
         ({"mode": "fsdp_tp", "data": 2}, 2, {"n_heads": 4}, (2, 4)),
+        ({"mode": "cp"}, 3, {"n_heads": 8}, (1, 8)),
+        ({"mode": "cp", "data": -1, "context": 2}, 4, {}, (4, 2)),
     ],
 )
 def test_a_run_uses_all_devices_that_divide_its_batch(
@@ -153,6 +163,12 @@ def test_all_sharding_problems_are_reported_at_once() -> None:
     assert keys == ["emb_dim", "n_heads", "ffn_dim", "microbatch_size"]
 
 
+def test_context_must_divide_the_tokens_of_a_sequence() -> None:
+    lengths = train(4, mode="cp", data=2).model_copy(update={"sequence_length": 6})
+    with pytest.raises(ValueError, match=r"sequence_length: 6 .* sharding.context; use 4 or 8"):
+        devices.create_run_mesh(lengths, model_config(n_heads=4), None)
+
+
 def test_a_mesh_of_another_number_of_devices_is_refused() -> None:
     with pytest.raises(ValueError, match="needs 6 devices; there are 8"):
         devices.create_run_mesh(train(6, mode="fsdp_tp", data=3, tensor=2), model_config(), None)
@@ -164,10 +180,18 @@ def test_a_checkpoint_records_the_mesh() -> None:
     assert devices.recorded_sharding(settings, mesh) == ShardingConfig(
         mode="fsdp_tp", data=4, tensor=2
     )
+    settings = train(4, mode="cp", data=2)
+    mesh = devices.create_run_mesh(settings, model_config(n_heads=4), None)
+    recorded = devices.recorded_sharding(settings, mesh)
+    assert recorded == ShardingConfig(mode="cp", data=2, context=4)
+    assert ShardingConfig.model_validate(recorded.model_dump(mode="json")) == recorded
     unasked = devices.create_run_mesh(train(16), model_config(), None)
     assert devices.recorded_sharding(train(16), unasked) == ShardingConfig(
         mode="dp", data=8, tensor=1
     )
+    # what was recorded before there was a context axis
+    older = {"mode": "fsdp", "data": 8, "tensor": 1}
+    assert ShardingConfig.model_validate(older).model_dump(mode="json") == older
 
 
 @pytest.mark.parametrize(
@@ -183,6 +207,8 @@ def test_a_checkpoint_records_the_mesh() -> None:
         (5, 12, {"mode": "fsdp_tp", "tensor": 2}, 1, 4),
         (2, 12, {"mode": "tp", "tensor": 4}, 1, 4),
         (6, 12, {"mode": "tp"}, 1, 6),
+        (6, 12, {"mode": "cp"}, 1, 6),
+        (2, 12, {"mode": "cp", "data": 2, "context": 4}, 1, 8),
         (2, 4, {}, 2, 2),
         (2, 3, {}, 2, 1),
         (2, 8, {"data": 8}, 2, 4),

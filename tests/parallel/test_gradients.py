@@ -141,8 +141,8 @@ class OnMesh(NamedTuple):
 
 
 @functools.cache
-def on_mesh(architecture: str, mode: str, data: int, tensor: int, *train: Any) -> OnMesh:
-    mesh = mesh_of(data, tensor)
+def on_mesh(architecture: str, mode: str, data: int, last: int, *train: Any) -> OnMesh:
+    mesh = mesh_of(data, last, mode)
     run = run_in(architecture, mode, mesh, **dict(train))
     layout = Layout.of(run.train.sharding, mesh)
     model, optimizer = random_model_and_optimizer(run, mesh)
@@ -164,7 +164,7 @@ def outcome(one: OnMesh, accumulation: int) -> Outcome:
 FULL, DOTS = ("remat", "full"), ("remat", "dots")
 TWICE, THRICE = ("scan_unroll", 2), ("scan_unroll", 3)
 CASES: list[tuple[str, str, int, int, int, tuple[Any, ...]]] = [
-    # architecture, mode, data, tensor, microbatches, keys of train.json
+    # architecture, mode, data, tensor or context, microbatches, keys of train.json
     ("gpt2", "dp", 8, 1, 2, (DOTS,)),
     ("gpt2", "fsdp", 8, 1, 2, (THRICE,)),
     ("gpt2", "tp", 1, 4, 1, (FULL,)),
@@ -179,14 +179,22 @@ CASES: list[tuple[str, str, int, int, int, tuple[Any, ...]]] = [
     ("no-layers", "dp", 8, 1, 2, ()),
     ("no-layers", "tp", 1, 8, 2, ()),
     ("no-layers", "fsdp_tp", 4, 2, 2, ()),
+    ("gpt2", "cp", 1, 4, 2, (DOTS,)),
+    ("gpt2", "cp", 2, 2, 1, (FULL,)),
+    ("llama", "cp", 1, 8, 2, (DOTS,)),
+    ("llama", "cp", 2, 4, 1, ()),
+    ("llama", "cp", 1, 2, 1, (FULL,)),
+    ("even-llama-low-rank", "cp", 2, 4, 1, (DOTS, TWICE)),
+    ("experts", "cp", 2, 4, 1, (DOTS,)),
+    ("no-layers", "cp", 1, 8, 2, ()),
 ]
 
-QUICK = {"llama-fsdp_tp-2x4", "no-layers-fsdp_tp-4x2"}
+QUICK = {"llama-fsdp_tp-2x4", "no-layers-fsdp_tp-4x2", "llama-cp-2x4"}
 """Not long."""
 
 
 @pytest.mark.parametrize(
-    ("architecture", "mode", "data", "tensor", "accumulation", "train"),
+    ("architecture", "mode", "data", "last", "accumulation", "train"),
     [
         pytest.param(*case, id=name, marks=() if name in QUICK else pytest.mark.long)
         for case in CASES
@@ -194,9 +202,9 @@ QUICK = {"llama-fsdp_tp-2x4", "no-layers-fsdp_tp-4x2"}
     ],
 )
 def test_the_gradient_of_every_parameter_is_that_of_one_device(
-    architecture: str, mode: str, data: int, tensor: int, accumulation: int, train: Any
+    architecture: str, mode: str, data: int, last: int, accumulation: int, train: Any
 ) -> None:
-    found = outcome(on_mesh(architecture, mode, data, tensor, *train), accumulation)
+    found = outcome(on_mesh(architecture, mode, data, last, *train), accumulation)
     wanted = expected(architecture, accumulation)
     assert_close(found.gradients, wanted.gradients, ROUNDING)
     np.testing.assert_allclose(found.losses_A, wanted.losses_A, rtol=1e-6)

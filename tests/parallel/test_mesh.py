@@ -33,13 +33,14 @@ from tests.support.sharded_models import (
 
 P = PartitionSpec
 MESHES: dict[str, dict[str, tuple[int, int]]] = {
-    "gpt2": {"dp": (8, 1), "fsdp": (8, 1), "tp": (1, 8), "fsdp_tp": (4, 2)},
-    "llama": {"dp": (8, 1), "fsdp": (8, 1), "tp": (1, 4), "fsdp_tp": (2, 4)},
-    "experts": {"dp": (4, 1), "fsdp": (8, 1), "tp": (1, 4), "fsdp_tp": (4, 2)},
-    "no-layers": {"dp": (8, 1), "fsdp": (4, 1), "tp": (1, 8), "fsdp_tp": (2, 2)},
+    "gpt2": {"dp": (8, 1), "fsdp": (8, 1), "tp": (1, 8), "fsdp_tp": (4, 2), "cp": (1, 8)},
+    "llama": {"dp": (8, 1), "fsdp": (8, 1), "tp": (1, 4), "fsdp_tp": (2, 4), "cp": (2, 4)},
+    "experts": {"dp": (4, 1), "fsdp": (8, 1), "tp": (1, 4), "fsdp_tp": (4, 2), "cp": (2, 4)},
+    "no-layers": {"dp": (8, 1), "fsdp": (4, 1), "tp": (1, 8), "fsdp_tp": (2, 2), "cp": (2, 2)},
 }
 # Sizes of each axis; one that is split over data or tensor is followed by /d or /t. An axis of the
 # vocabulary has as many rows as divide. What has one place in fsdp, tp and fsdp_tp has one entry.
+# In cp all devices together split what is split over data in fsdp: /a.
 PLACES: dict[str, dict[str, str]] = {
     "gpt2": {
         "token_embedding.embedding": "61 16/d | 64/t 16 | 62/t 16/d",
@@ -106,6 +107,8 @@ def place_of(architecture: str, mode: str, name: str) -> list[str]:
     line = [w for pattern, w in PLACES[architecture].items() if fnmatch.fnmatch(name, pattern)][-1]
     if mode == "dp":  # as in fsdp, but for the splits
         return line.split(" | ")[0].replace("/d", "").split()
+    if mode == "cp":
+        return line.split(" | ")[0].replace("/d", "/a").split()
     return line.split(" | ")[("fsdp", "tp", "fsdp_tp").index(mode)].split()
 
 
@@ -115,7 +118,9 @@ def part_of(axis: str, place: tuple[int, ...], mesh: Mesh) -> tuple[int, int]:
     number, parts = {
         "": (0, 1),
         "d": (place[0], mesh.shape["data"]),
-        "t": (place[1], mesh.shape["tensor"]),
+        "t": (place[1], mesh.axis_sizes[1]),
+        "c": (place[1], mesh.axis_sizes[1]),
+        "a": (place[0] * mesh.axis_sizes[1] + place[1], mesh.size),
     }[over]
     own = int(size) // parts
     assert own * parts == int(size)
@@ -157,7 +162,7 @@ def assert_all_sharded_as_listed(
 
 @pytest.mark.parametrize(("architecture", "mode"), ALL_PLACES)
 def test_every_array_is_sharded_as_the_mode_says(architecture: str, mode: str) -> None:
-    mesh = mesh_of(*MESHES[architecture][mode])
+    mesh = mesh_of(*MESHES[architecture][mode], mode)
     run = run_of(architecture, mode, mesh)
     weights = random_weights(run, mesh)
     for name, array in weights.items():
@@ -187,6 +192,9 @@ def test_every_array_is_sharded_as_the_mode_says(architecture: str, mode: str) -
         ("tp", (1, 4), ("vocab", "emb"), (64, 16), P("tensor")),
         ("dp", (8, 1), ("emb", "ffn"), (2, 16, 64), P()),
         ("fsdp", (1, 1), ("emb", "ffn"), (2, 16, 64), P()),
+        ("cp", (2, 4), ("emb", "ffn"), (2, 16, 64), P(None, ("data", "context"))),
+        ("cp", (2, 4), ("emb", "ffn"), (2, 12, 64), P(None, None, ("data", "context"))),
+        ("cp", (1, 8), ("heads", "head_dim"), (2, 16, 4), P(None, "context")),
     ],
 )
 def test_a_mesh_axis_splits_the_first_axis_in_the_table_that_it_divides(
@@ -196,16 +204,17 @@ def test_a_mesh_axis_splits_the_first_axis_in_the_table_that_it_divides(
     shape: tuple[int, ...],
     spec: PartitionSpec,
 ) -> None:
-    assert Layout(mesh_of(*mesh), mode).spec(axes, shape) == spec
+    assert Layout(mesh_of(*mesh, mode), mode).spec(axes, shape) == spec
 
 
 @pytest.mark.parametrize(
-    ("architecture", "mode"), [("experts", "fsdp_tp"), ("no-layers", "fsdp"), ("no-layers", "tp")]
+    ("architecture", "mode"),
+    [("experts", "fsdp_tp"), ("no-layers", "fsdp"), ("no-layers", "tp"), ("llama", "cp")],
 )
 def test_model_and_optimizer_are_created_sharded_with_the_values_of_one_device(
     architecture: str, mode: str
 ) -> None:
-    mesh = mesh_of(*MESHES[architecture][mode])
+    mesh = mesh_of(*MESHES[architecture][mode], mode)
     run = run_of(architecture, mode, mesh)
     model, optimizer = create_model_and_optimizer(run, 1, mesh)
     assert_all_sharded_as_listed(architecture, mode, mesh, model, optimizer)
@@ -230,6 +239,16 @@ def test_a_batch_is_split_along_data_and_replicated_along_tensor(
     assert Layout(mesh, mode).batch_spec(3) == Layout(mesh).batch_spec(3)  # type: ignore[arg-type]
 
 
+def test_cp_splits_rows_along_data_and_tokens_along_context() -> None:
+    mesh = mesh_of(2, 4, "cp")
+    inputs, targets = step_batch(2)
+    for whole, array in zip((inputs, targets), place_batch(mesh, inputs, targets), strict=True):
+        assert_sharded_as_listed("batch", array, ["2", "8/d", f"{LENGTH}/c"], mesh)
+        for shard in array.addressable_shards:
+            np.testing.assert_array_equal(shard.data, whole[shard.index])
+    assert process_local_rows(mesh, 8).tolist() == list(range(8))
+
+
 def test_without_a_mesh_everything_is_on_the_first_device() -> None:
     train = train_config(sharding=ShardingConfig(mode="fsdp"))
     run = RunConfig(model_config(n_layers=0, n_heads=None), train)
@@ -243,11 +262,12 @@ def test_each_mode_has_its_table_and_other_names_are_refused() -> None:
     assert set(get_sharding_config_for_mode("fsdp").values()) == {"data"}
     assert set(get_sharding_config_for_mode("tp").values()) == {"tensor"}
     assert set(get_sharding_config_for_mode("fsdp_tp").values()) == {"data", "tensor"}
+    assert set(get_sharding_config_for_mode("cp").values()) == {("data", "context")}
     for function in (
         get_sharding_config_for_mode,
         lambda mode: validate_mesh_for_mode(mesh_of(1), mode),
     ):
-        with pytest.raises(ValueError, match="'zero3' must be one of dp, fsdp, tp, fsdp_tp"):
+        with pytest.raises(ValueError, match="'zero3' must be one of dp, fsdp, tp, fsdp_tp, cp"):
             function("zero3")
 
 
@@ -259,12 +279,13 @@ def test_each_mode_has_its_table_and_other_names_are_refused() -> None:
         ("tp", 2, 4, "'tp' needs data 1, not 2"),
         ("fsdp_tp", 8, 1, "'fsdp_tp' needs data and tensor of at least 2, not 8 and 1"),
         ("fsdp_tp", 1, 8, "'fsdp_tp' needs data and tensor of at least 2, not 1 and 8"),
+        ("cp", 8, 1, "'cp' needs context of at least 2; or use mode 'fsdp'"),
     ],
 )
 def test_a_mesh_that_does_not_fit_the_mode_is_refused(
     mode: Mode, data: int, tensor: int, problem: str
 ) -> None:
-    mesh = mesh_of(data, tensor)
+    mesh = mesh_of(data, tensor, mode)
     with pytest.raises(ValueError, match=problem):
         validate_mesh_for_mode(mesh, mode)
     sharding = ShardingConfig.model_construct(mode=mode, data=None, tensor=None)
@@ -275,16 +296,16 @@ def test_a_mesh_that_does_not_fit_the_mode_is_refused(
         create_model_and_optimizer(run, 1, mesh)
     # what train.json says is refused before there is a mesh
     with pytest.raises(ValueError, match=problem):
-        ShardingConfig(mode=mode, data=data, tensor=tensor)
+        ShardingConfig.of(mode, (data, tensor))
 
 
 @pytest.mark.parametrize(
     ("mode", "data", "tensor"),
     [("dp", 1, 1), ("dp", 8, 1), ("fsdp", 2, 1), ("fsdp", 1, 1), ("tp", 1, 2), ("tp", 1, 1),
-     ("fsdp_tp", 2, 2)],
+     ("fsdp_tp", 2, 2), ("cp", 1, 8), ("cp", 2, 4)],
 )  # fmt: skip
 def test_a_mesh_that_fits_the_mode_is_accepted(mode: str, data: int, tensor: int) -> None:
-    validate_mesh_for_mode(mesh_of(data, tensor), mode)
+    validate_mesh_for_mode(mesh_of(data, tensor, mode), mode)
 
 
 def test_a_mesh_of_other_axes_is_refused() -> None:
@@ -292,6 +313,8 @@ def test_a_mesh_of_other_axes_is_refused() -> None:
     other = Mesh(devices, ("data", "model"), axis_types=(AxisType.Auto,) * 2)
     with pytest.raises(ValueError, match=r"the axes .*model"):
         validate_mesh_for_mode(other, "dp")
+    with pytest.raises(ValueError, match=r"the axes .*tensor.*; mode 'cp' needs .*context"):
+        validate_mesh_for_mode(mesh_of(2, 4), "cp")
 
 
 @pytest.mark.parametrize(
@@ -360,15 +383,22 @@ UNEVEN = {"emb_dim": 12, "n_heads": 6, "n_kv_heads": 3, "ffn_dim": 20}
             "emb_dim: 12 is not divisible by the 8 devices of sharding.data; use 8 or 16",
         ]),
         ("fsdp_tp", (2, 4), {"n_heads": 4, "feed_forward": "none"}, []),
+        ("cp", (2, 4), {"emb_dim": 12, "n_heads": 6, "n_kv_heads": 3}, [
+            "emb_dim: 12 is not divisible by the 8 devices of sharding.data × sharding.context;"
+            " use 8 or 16",
+            "n_heads: 6 is not divisible by the 4 devices of sharding.context; use 4 or 8",
+            "n_kv_heads: 3 is not divisible by the 4 devices of sharding.context; use 4",
+        ]),
+        ("cp", (1, 8), {"n_heads": 8, "n_kv_heads": 2, "ffn_dim": 15}, []),
     ],
 )  # fmt: skip
 def test_an_indivisible_dimension_is_reported_with_the_nearest_multiples(
     mode: Mode, mesh: tuple[int, int], model: dict[str, Any], problems: list[str]
 ) -> None:
-    layout, config = Layout(mesh_of(*mesh), mode), model_config(**model)
+    layout, config = Layout(mesh_of(*mesh, mode), mode), model_config(**model)
     assert layout.problems(config) == problems
     if problems:
-        sharding = {"mode": mode, "data": mesh[0], "tensor": mesh[1]}
+        sharding = ShardingConfig.of(mode, mesh).model_dump()
         run = RunConfig(config, train_config(microbatch_size=8, sharding=sharding))
         with pytest.raises(ValueError, match="is not divisible") as raised:
             create_model_and_optimizer(run, 1, layout.mesh)

@@ -15,13 +15,14 @@ from rungs.step.state import shapes_of
 from tests.support.configs import model_config
 from tests.support.tiny_run import make_run
 
+MESH = {"data": 2, "tensor": 4, "context": 4}
 TIED_GPT = {"vocab_size": 61, "emb_dim": 64, "n_heads": 4, "tied_embeddings": True}
 
 
 @functools.cache
 def summary_of(max_initialized: int = 10**6, **changes: object) -> ModelSummary:
     config = model_config(**changes)
-    return summarize(config, None, (2, 4), seed=0, max_initialized=max_initialized)
+    return summarize(config, None, MESH, seed=0, max_initialized=max_initialized)
 
 
 @pytest.mark.long
@@ -62,6 +63,7 @@ def test_each_mode_splits_what_training_splits() -> None:
         "fsdp": {"emb": "data"},
         "tp": {"vocab": "tensor"},
         "fsdp_tp": {"vocab": "tensor", "emb": "data"},
+        "cp": {"emb": "data × context"},
     }
 
 
@@ -69,7 +71,7 @@ def test_each_mode_splits_what_training_splits() -> None:
 def test_adapters_are_part_of_the_summary() -> None:
     lora = LoraConfig.model_validate({"rank": 2, "alpha": 2, "targets": ["query"]})
     config = model_config()
-    summary = summarize(config, lora, (2, 2), seed=0, max_initialized=10**6)
+    summary = summarize(config, lora, MESH, seed=0, max_initialized=10**6)
     names = {array.name for array in summary.arrays}
     assert names == set(shapes_of(config, lora))
     assert any("low_rank" in name for name in names)

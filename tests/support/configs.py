@@ -4,7 +4,7 @@ import jax
 from jax.sharding import Mesh
 
 from rungs.config.model_config import ModelConfig
-from rungs.config.train_config import TrainConfig
+from rungs.config.train_config import TrainConfig, mesh_axes
 from rungs.parallel.mesh import create_mesh
 
 ONE_FILE = 2**40
@@ -28,6 +28,6 @@ def train_config(**changes: object) -> TrainConfig:
     return TrainConfig.model_validate({**small, **changes})
 
 
-def mesh_of(data: int, tensor: int = 1) -> Mesh:
-    """Return a mesh of the first data × tensor devices."""
-    return create_mesh((data, tensor), devices=jax.devices()[: data * tensor])
+def mesh_of(data: int, last: int = 1, mode: str = "dp") -> Mesh:
+    """Return a mesh of the first devices for a mode: data × tensor or, in cp, data × context."""
+    return create_mesh((data, last), mesh_axes(mode), jax.devices()[: data * last])

@@ -69,8 +69,7 @@ ARCHITECTURES["even-llama"] = {**ARCHITECTURES["llama"], "layer_pattern": None}
 def run_of(architecture: str, mode: str, mesh: Mesh, **train: Any) -> RunConfig:
     """Return a run of an architecture in a sharding mode, with some keys of its training
     changed."""
-    data, tensor = mesh.shape.values()
-    sharding = {"mode": mode, "data": data, "tensor": tensor}
+    sharding = {"mode": mode, **mesh.shape}
     settings = {"sharding": sharding, "microbatch_size": SEQUENCES // 2}
     model = model_config(**SMALL | ARCHITECTURES[architecture])
     return RunConfig(model, train_config(**settings | train))

@@ -26,8 +26,8 @@ from rungs.diagnostics.parallel_check.recorder import GradientRecorder
 from rungs.model.gpt import GPT
 from rungs.optim.multi_steps import MultiSteps
 from rungs.parallel.devices import memory_bytes
-from rungs.parallel.mesh import create_mesh
-from rungs.parallel.names import dotted
+from rungs.parallel.mesh import create_mesh, size_along
+from rungs.parallel.names import CONTEXT, dotted
 from rungs.parallel.sharding import Layout, place_batch
 from rungs.planning.compiled_communication import collectives, summary
 from rungs.run.folder import RunFolder
@@ -98,7 +98,7 @@ class ParallelCheck(NamedTuple):
         microbatches = train.gradient_accumulation_steps
         if count < train.sequences_per_step:
             microbatches = 2 if microbatches > 1 and count % 2 == 0 else 1
-        changes = {
+        changes: dict[str, Any] = {
             "gradient_accumulation_steps": microbatches,
             "microbatch_size": count // microbatches,
             "compute_dtype": "float32",
@@ -110,6 +110,7 @@ class ParallelCheck(NamedTuple):
             raise UserError(
                 f"no target among the first {limits.tokens} tokens of the sequences; raise --tokens"
             )
+        changes["sequence_length"] = batches[0].inputs_ABS.shape[-1]
         cut = RunConfig(config.model, train.model_copy(update=changes))
         return cls(cut, batches, data.total_steps, start_weights)
 
@@ -129,8 +130,8 @@ class ParallelCheck(NamedTuple):
         return bool(model.n_experts and train.load_balancing_weight) and split == own
 
     def meshes(self, devices: int) -> tuple[list[tuple[Mode, int, int]], list[str]]:
-        """Return mode, data and tensor of the largest meshes that fit, one device first. Also
-        return a line for each reason why a mesh of all devices does not fit."""
+        """Return mode and sizes of the largest meshes that fit, one device first. Also return a
+        line for each reason why a mesh of all devices does not fit."""
         fitting: list[tuple[Mode, int, int]] = [("dp", 1, 1)]
         reasons: list[str] = []
         for mode in get_args(Mode):
@@ -138,8 +139,8 @@ class ParallelCheck(NamedTuple):
                 problems = {shape: self._problems(mode, *shape) for shape in _shapes(mode, count)}
                 if count == devices:
                     reasons += [
-                        f"{mode} {data}×{tensor} does not fit: {line}"
-                        for (data, tensor), lines in problems.items()
+                        f"{mode} {data}×{last} does not fit: {line}"
+                        for (data, last), lines in problems.items()
                         for line in lines
                     ]
                 if fits := [(mode, *shape) for shape, lines in problems.items() if not lines]:
@@ -147,24 +148,25 @@ class ParallelCheck(NamedTuple):
                     break
         return fitting, reasons
 
-    def splits(self, mode: Mode, data: int, tensor: int) -> Iterator[ParallelCase]:
+    def splits(self, mode: Mode, data: int, last: int) -> Iterator[ParallelCase]:
         """Yield every split of the accumulation on a mesh."""
         count = self.config.train.sequences_per_step
         for microbatches in _divisors(count):
             split = microbatches, count // microbatches
             if split[1] % data == 0:
-                yield ParallelCase(mode, data, tensor, *split, self._balances(*split))
+                yield ParallelCase(mode, data, last, *split, self._balances(*split))
 
-    def _problems(self, mode: Mode, data: int, tensor: int) -> list[str]:
+    def _problems(self, mode: Mode, data: int, last: int) -> list[str]:
         """Return the reasons why a mesh does not fit."""
-        lines = Layout(_mesh(data, tensor), mode).problems(self.config.model)
+        mesh = _mesh(ShardingConfig.of(mode, (data, last)))
+        lines = Layout(mesh, mode).problems(self.config.model)
         if (count := self.config.train.sequences_per_step) % data:
             lines.append(f"{count} sequences are not divisible by {data}")
+        if (length := self.config.sequence_length) % (parts := size_along(mesh, CONTEXT)):
+            lines.append(f"sequences of {length} tokens are not divisible by {parts}")
         if lines:
             return lines
-        needed = _MEMORY_FACTOR * self._state_bytes(
-            ParallelCase(mode, data, tensor, 1, count, False)
-        )
+        needed = _MEMORY_FACTOR * self._state_bytes(ParallelCase(mode, data, last, 1, count, False))
         if needed > (available := memory_bytes()):
             lines.append(f"needs {needed / 1e9:,.0f} GB of memory, has {available / 1e9:,.0f} GB")
         return lines
@@ -172,7 +174,7 @@ class ParallelCheck(NamedTuple):
     def _state_bytes(self, case: ParallelCase) -> int:
         """Return the bytes of parameters, their gradient and optimizer state, on all devices
         together."""
-        config, mesh = self.config_of(case), _mesh(case.data, case.tensor)
+        config, mesh = self.config_of(case), _mesh(case.sharding)
         abstract = AbstractState(config, self.total_steps, mesh)
         gradient = (abstract.weights[name] for name in abstract.trained)
         arrays = *abstract.weights.values(), *gradient, *abstract.optimizer.values()
@@ -185,7 +187,7 @@ class ParallelCheck(NamedTuple):
     def config_of(self, case: ParallelCase) -> RunConfig:
         """Return the run's config with the settings of a case."""
         changes: dict[str, Any] = {
-            "sharding": ShardingConfig(mode=case.mode, data=case.data, tensor=case.tensor),
+            "sharding": case.sharding,
             "gradient_accumulation_steps": case.microbatches,
             "microbatch_size": case.microbatch_size,
         }
@@ -206,7 +208,7 @@ class ParallelCheck(NamedTuple):
         return result._replace(change=self._change(case, gradient or result.gradient))
 
     def _train_steps(self, case: ParallelCase) -> CaseResult:
-        config, mesh = self.config_of(case), _mesh(case.data, case.tensor)
+        config, mesh = self.config_of(case), _mesh(case.sharding)
         model, optimizer = self._create(config, mesh)
         recorder = GradientRecorder(model, optimizer)
         shape = (case.microbatches, case.microbatch_size, -1)
@@ -234,7 +236,7 @@ class ParallelCheck(NamedTuple):
         """Return how two updates with a gradient change each trained parameter. Losses hardly show
         a small error of the optimizer, and two gradients that differ by rounding can move a
         parameter in opposite directions."""
-        config, mesh = self.config_of(case), _mesh(case.data, case.tensor)
+        config, mesh = self.config_of(case), _mesh(case.sharding)
         model, optimizer = self._create(config, mesh)
         before = {name: np.array(array) for name, array in _arrays(model, config).items()}
         placed = nnx.state(model, optimizer.wrt)
@@ -276,12 +278,13 @@ def _bytes_per_device(model: GPT, optimizer: MultiSteps) -> int:
     return max(held.values())
 
 
-def _mesh(data: int, tensor: int) -> Mesh:
-    return create_mesh((data, tensor), devices=jax.devices()[: data * tensor])
+def _mesh(sharding: ShardingConfig) -> Mesh:
+    devices = jax.devices()[: math.prod(sharding.sizes)]
+    return create_mesh(sharding.sizes, sharding.axes, devices)
 
 
 def _shapes(mode: Mode, devices: int) -> list[tuple[int, int]]:
-    """Return the possible meshes of a mode: data × tensor."""
+    """Return the possible meshes of a mode."""
     shapes = [(data, devices // data) for data in _divisors(devices)]
     return [shape for shape in shapes if mode_problem(mode, *shape) is None]
 

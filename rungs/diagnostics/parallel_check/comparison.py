@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rungs.config.train_config import Mode
+from rungs.config.train_config import Mode, ShardingConfig
 from rungs.planning.compiled_communication import Traffic
 
 ROUNDING_TOLERANCE = 1e-5
@@ -25,11 +25,16 @@ class ParallelCase(NamedTuple):
 
     mode: Mode
     data: int
-    tensor: int
+    last: int
+    """Devices along the last mesh axis: context in cp, otherwise tensor."""
     microbatches: int
     microbatch_size: int
     balanced: bool
     """Whether the loss includes the load-balancing loss of experts."""
+
+    @property
+    def sharding(self) -> ShardingConfig:
+        return ShardingConfig.of(self.mode, (self.data, self.last))
 
 
 class CaseResult(NamedTuple):

@@ -18,7 +18,7 @@ from rungs.planning.compiled_communication import Traffic
 _ROW = "{:8} {:>11} {:>7}  {:>9} {:>9} {:>9} {:>12}  {}"
 _HEADER_ROW = _ROW.format(
     "mode",
-    "data×tensor",
+    "mesh",
     "A×B",
     "loss",
     "gradient",
@@ -68,6 +68,7 @@ def _header(path: Path, config: RunConfig, check: ParallelCheck) -> Iterator[str
         f" {ROUNDING_TOLERANCE:.0e}; ! marks more."
     )
     yield f"update: the same of what {config.train.optimizer} changes, given the same gradient."
+    yield "mesh: devices along data × tensor; in cp, data × context."
     yield "bytes/device: parameters and optimizer state."
     if check.reference().balanced:
         yield f"The load-balancing loss depends on the microbatches, so only rows with {own} have"
@@ -110,7 +111,7 @@ def _lines(
 def _columns(case: ParallelCase) -> tuple[str, str, str]:
     """Return mode, mesh and split."""
     split = f"{case.microbatches}×{case.microbatch_size}"
-    return case.mode, f"{case.data}×{case.tensor}", split
+    return case.mode, f"{case.data}×{case.last}", split
 
 
 def _format_difference(difference: Difference | None) -> Iterator[str]:
