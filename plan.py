@@ -49,8 +49,8 @@ _SHARDING = re.compile(rf"({'|'.join(get_args(Mode))}):([0-9]{{1,6}})(?:x([0-9]{
 @click.option(
     "--sharding",
     metavar="MODE:DEVICES",
-    help="For example dp:8, fsdp:8, tp:8, or fsdp_tp:4x2 (data × tensor)."
-    "  [default: from train.json]",
+    help="For example dp:8, fsdp:8, tp:8, fsdp_tp:4x2 (data × tensor), cp:8 or cp:2x4 (data ×"
+    " context).  [default: from train.json]",
 )
 @click.option(
     "--utilization",

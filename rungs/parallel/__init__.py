@@ -13,8 +13,9 @@
     gpu_memory     the share of each GPU's memory that JAX takes when it starts
     target_device  the kind of device a program is traced for: the local one or a planned one
 
-To add a sharding mode, add its name to `Mode` and the mesh it needs to `ShardingConfig.sizes` and
-`mode_problem`, all in `config/train_config.py`, and its row to `MESH_AXES` in `sharding.py`.
-`planning/memory.py` and `planning/communication.py` estimate what it needs.
+To add a sharding mode, add its name to `Mode` and the mesh it needs to `mesh_axes`,
+`ShardingConfig.sizes` and `mode_problem`, all in `config/train_config.py`, and its row to
+`MESH_AXES` in `sharding.py`. `planning/memory.py` and `planning/communication.py` estimate what it
+needs.
 Imports `common` and `config`.
 """

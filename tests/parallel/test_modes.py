@@ -44,8 +44,15 @@ from tests.support.sharded_models import (
 from tests.support.tiny_model import bind_and_jit
 
 L, A, S, D = 3, 2, LENGTH, 16
-MESHES = {"one": (1, 1), "dp": (8, 1), "fsdp": (8, 1), "tp": (1, 4), "fsdp_tp": (2, 4)}
-MODES = ["dp", "fsdp", "tp", "fsdp_tp"]
+MESHES = {
+    "one": (1, 1),
+    "dp": (8, 1),
+    "fsdp": (8, 1),
+    "tp": (1, 4),
+    "fsdp_tp": (2, 4),
+    "cp": (2, 4),
+}
+MODES = ["dp", "fsdp", "tp", "fsdp_tp", "cp"]
 FEW = 200
 """Bytes of what is no array of the model and no activation: losses, weights, flags and norms."""
 
@@ -89,7 +96,8 @@ def total(sent: list[Collective]) -> int:
 
 @functools.cache
 def trained(name: str) -> Trained:
-    mesh, mode = mesh_of(*MESHES[name]), "dp" if name == "one" else name
+    mode = "dp" if name == "one" else name
+    mesh = mesh_of(*MESHES[name], mode)
     # a large epsilon: else Adam divides by gradients that are next to nothing but rounding
     run = run_of(
         "even-llama",
@@ -124,16 +132,17 @@ def parts_of(array: jax.Array) -> dict[jax.Device, Any]:
 
 
 def is_divided(array: jax.Array) -> bool:
-    """Whether the devices along data have each a part of its own."""
+    """Whether the devices along data, and in cp along context, have each a part of its own."""
     assert isinstance(array.sharding, NamedSharding)
-    return "data" in array.sharding.spec
+    return any("data" in (over or ()) for over in array.sharding.spec)
 
 
 def divided(one: Trained, pattern: str) -> int:
-    """Bytes that the devices along data have together of the parameters whose names fit, where
-    each has a part of its own."""
+    """Bytes that the devices along data, and in cp along context, have together of the parameters
+    whose names fit, where each has a part of its own."""
+    devices = one.mesh.shape["data"] * one.mesh.shape.get("context", 1)
     return sum(
-        one.mesh.shape["data"] * array.addressable_shards[0].data.nbytes
+        devices * array.addressable_shards[0].data.nbytes
         for name, array in named_arrays(one.model).items()
         if re.search(pattern, name) and is_divided(array)
     )
@@ -167,8 +176,9 @@ def test_a_step_keeps_the_sharding_of_its_arrays(mode: str) -> None:
     assert placement(one.model) | placement(one.optimizer) == one.at_first
 
 
-def test_fsdp_keeps_an_eighth_of_everything_on_each_device() -> None:
-    one = trained("fsdp")
+@pytest.mark.parametrize("mode", ["fsdp", pytest.param("cp", marks=pytest.mark.long)])
+def test_fsdp_and_cp_keep_an_eighth_of_everything_on_each_device(mode: str) -> None:
+    one = trained(mode)
     for arrays in (named_arrays(one.model), named_arrays(one.optimizer)):
         for device in one.mesh.devices.flat:
             own = sum(
@@ -198,8 +208,9 @@ def test_vocabulary_padding_stays_zero_and_is_not_in_named_arrays(mode: str) -> 
 
 
 @pytest.mark.long
-def test_a_padded_model_has_logits_and_validation_loss_of_one_device() -> None:
-    alone, shared = trained("one"), trained("fsdp_tp")
+@pytest.mark.parametrize("mode", ["fsdp_tp", "cp"])
+def test_a_sharded_model_has_logits_and_validation_loss_of_one_device(mode: str) -> None:
+    alone, shared = trained("one"), trained(mode)
     inputs_BS, targets_BS = (part[0] for part in step_batch(1))
     expected, logits_BSV = (
         np.asarray(bind_and_jit(GPT.__call__, one.model)(inputs_BS)) for one in (alone, shared)
@@ -224,22 +235,22 @@ def test_dp_sums_the_gradients_once_a_step_and_sends_nothing_else() -> None:
     assert gradients.operand_bytes == total_bytes(named_arrays(one.model))
 
 
-def assert_weights_are_gathered_and_gradients_scattered(one: Trained) -> None:
+def assert_weights_are_gathered_and_gradients_scattered(one: Trained, *axes: str) -> None:
     """Of each microbatch every layer's weights are gathered before the layer, and again before they
     are needed in the backward pass. Each gradient is summed into parts. What is outside of the
     layers is gathered once a step."""
     matrices, norms = divided(one, "^blocks.*kernel"), divided(one, "^blocks.*scale")
     outside = divided(one, "^(?!blocks)")
     assert matrices > 10 * norms > 0 < outside
-    assert total(one.sent_over("all-gather", "data")) == 2 * A * (matrices + norms) + outside
+    assert total(one.sent_over("all-gather", *axes)) == 2 * A * (matrices + norms) + outside
     summed = A * (matrices + norms + outside)
-    assert total(one.sent_over("reduce-scatter", "data")) == summed
+    assert total(one.sent_over("reduce-scatter", *axes)) == summed
 
 
 def test_fsdp_sends_weights_and_their_gradients_and_nothing_else() -> None:
     one = trained("fsdp")
     assert one.kinds == {("all-gather", ("data",)), ("reduce-scatter", ("data",))}
-    assert_weights_are_gathered_and_gradients_scattered(one)
+    assert_weights_are_gathered_and_gradients_scattered(one, "data")
     arrays = named_arrays(one.model)
     # which are four wide, so that eight devices cannot divide them
     norms = [f"blocks.attention.{name}_norm.scale" for name in ("query", "key")]
@@ -277,8 +288,24 @@ def test_fsdp_tp_sends_what_both_do_each_along_its_axis() -> None:
         ("reduce-scatter", ("data",)),
         ("all-reduce", ("tensor",)),
     }
-    assert_weights_are_gathered_and_gradients_scattered(one)
+    assert_weights_are_gathered_and_gradients_scattered(one, "data")
     assert_activations_are_summed(one)
+
+
+@pytest.mark.long
+def test_cp_sends_what_fsdp_does_over_all_devices_and_exchanges_tokens_for_heads() -> None:
+    """Of each microbatch and layer 8 heads of queries and of results, and of keys and values one
+    for each device: forward, again in the backward pass, and the gradients back."""
+    one = trained("cp")
+    assert one.kinds == {
+        ("all-gather", ("data", "context")),
+        ("reduce-scatter", ("data", "context")),
+        ("all-to-all", ("context",)),
+    }
+    assert_weights_are_gathered_and_gradients_scattered(one, "data", "context")
+    tokens, head_bytes, context = SEQUENCES // A * S // one.mesh.size, 4 * 4, 4
+    exchanged = tokens * head_bytes * (8 + context + context + 8)
+    assert total(one.sent_over("all-to-all", "context")) == A * L * 3 * exchanged
 
 
 @pytest.mark.long

@@ -1,5 +1,6 @@
 """Two processes over loopback, two virtual devices each, train one run together."""
 
+import json
 import signal
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ from rungs.parallel import processes
 from rungs.parallel.launchers import Cluster
 from rungs.parallel.lost_process import MESSAGE
 from rungs.run import metrics
+from rungs.run.folder import RunFolder
 from tests.support.tiny_run import (
+    MODEL,
     assert_same_outcome,
     change,
     final_arrays,
@@ -53,6 +56,33 @@ def test_two_killed_processes_resume_and_match_one_process(
     one, other = final_arrays(killed), final_arrays(alone)
     for name, array in other.items():  # sums over processes may come in another order
         np.testing.assert_allclose(one[name], array, rtol=1e-3, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.long
+def test_two_killed_processes_that_share_sequences_resume_on_one_device(
+    datasets_dir: Path, tmp_path: Path
+) -> None:
+    """The devices of both processes have tokens of every sequence."""
+    alone = make_run(tmp_path / "alone", sharding={"data": 1})
+    shared = make_run(tmp_path / "shared", sharding={"mode": "cp", "context": 4})
+    for run in (alone, shared):
+        (run.path / "model.json").write_text(json.dumps(MODEL | {"n_heads": 4}))
+    assert train(alone, datasets_dir).returncode == 0
+    with two_processes(shared, datasets_dir) as both:
+        both.wait_for_step(7)
+        for process in both.processes:
+            process.kill()
+    assert list_checkpoints(shared.checkpoints)[-1].meta.sharding.context == 4
+    change(shared, sharding={"data": 1})
+    assert train(shared, datasets_dir).returncode == 0
+    for found, expected in zip(all_losses(shared), all_losses(alone), strict=True):
+        assert found == pytest.approx(expected, rel=1e-5)
+
+
+def all_losses(run: RunFolder) -> list[list[float]]:
+    """Of each step in training and, after some, in validation."""
+    both = ((step.train_loss, step.validation_loss) for step in metrics.read(run.metrics))
+    return [[loss for loss in of_step if loss is not None] for of_step in both]
 
 
 @pytest.mark.long

@@ -8,9 +8,15 @@ import jax.numpy as jnp
 import pytest
 
 from rungs.config.run_config import RunConfig
-from rungs.config.train_config import Mode
-from rungs.planning.communication import PlannedCollective, abstract_layout, planned_collectives
+from rungs.config.train_config import Mode, ShardingConfig
+from rungs.planning.communication import (
+    PlannedCollective,
+    abstract_layout,
+    communication_of,
+    planned_collectives,
+)
 from rungs.planning.compiled_communication import collectives, summary
+from rungs.planning.hardware import Links
 from rungs.step.state import AbstractState
 from rungs.step.train_step import make_train_step
 from tests.support.configs import mesh_of, model_config, train_config
@@ -48,9 +54,9 @@ ARCHITECTURES["gemma"] = {
 }
 
 
-def run_of(architecture: str, mode: Mode, data: int, tensor: int, **train: Any) -> RunConfig:
+def run_of(architecture: str, mode: Mode, data: int, last: int, **train: Any) -> RunConfig:
     """Two sequences on each device along the data axis."""
-    sharding = {"mode": mode, "data": data, "tensor": tensor}
+    sharding = ShardingConfig.of(mode, (data, last)).model_dump()
     settings = {"microbatch_size": 2 * data, "clipping_max_norm": 1.0, "sharding": sharding}
     model = model_config(**SMALL | ARCHITECTURES[architecture])
     return RunConfig(model, train_config(**settings | train))
@@ -69,7 +75,7 @@ def in_float16(run: RunConfig) -> RunConfig:
 def bytes_in_program(run: RunConfig) -> dict[tuple[str, tuple[str, ...]], int]:
     """Return the bytes that the compiled step sends, by kind and mesh axes."""
     assert run.train.sharding is not None
-    mesh = mesh_of(*run.train.sharding.sizes)
+    mesh = mesh_of(*run.train.sharding.sizes, run.train.sharding.mode)
     state = AbstractState(run, 10, mesh)
     model, optimizer = state.fill(state.weights, state.optimizer)  # type: ignore[arg-type]
     shape = (run.train.gradient_accumulation_steps, run.train.microbatch_size, LENGTH)
@@ -93,6 +99,10 @@ def bytes_in_program(run: RunConfig) -> dict[tuple[str, tuple[str, ...]], int]:
                 ("gpt2", "fsdp_tp", (4, 2), {"clipping_max_norm": None}),
                 ("gemma", "fsdp_tp", (2, 4), {"remat": "full"}),
                 ("experts", "fsdp_tp", (2, 4), {"gradient_accumulation_steps": 2}),
+                ("gpt2", "cp", (1, 8), {"remat": "none"}),
+                ("llama", "cp", (2, 4), {"gradient_accumulation_steps": 2}),
+                ("gemma", "cp", (1, 8), {"remat": "full"}),
+                ("experts", "cp", (2, 2), {"gradient_accumulation_steps": 2}),
             )
         ),
     ],
@@ -143,6 +153,33 @@ def test_fsdp_gathers_twice_and_reduce_scatters_once_per_microbatch() -> None:
         ("other weights", "all-gather"): 8 * 4 * (61 * 16 + 16),
         ("gradients", "reduce-scatter"): 8 * 4 * (matrices + 3 * 2 * 16 + 61 * 16 + 16),
     }
+
+
+def test_cp_exchanges_queries_keys_values_and_results_of_every_layer() -> None:
+    run = in_float16(run_of("llama", "cp", 2, 4, gradient_accumulation_steps=3))
+    sent = [one for one in planned(run) if one.kind == "all-to-all"]
+    tokens, layers, passes = 2 * LENGTH // 4, 3, 3  # forward, recomputation, backward
+    of_head = 2 * tokens * 2
+    # 8 query heads, and 2 of keys and values, each for two devices
+    assert [one.array_bytes for one in sent] == [8 * of_head, 4 * of_head, 4 * of_head, 8 * of_head]
+    assert {(one.axes, one.devices, one.runs_per_step) for one in sent} == {
+        (("context",), 4, passes * 3 * layers)
+    }
+    kept = in_float16(run_of("llama", "cp", 2, 4, remat="none"))
+    assert {one.runs_per_step for one in planned(kept) if one.kind == "all-to-all"} == {2 * layers}
+
+
+def test_cp_waits_for_its_all_to_alls_and_gathers_over_all_devices() -> None:
+    run = in_float16(run_of("llama", "cp", 2, 4))
+    assert run.train.sharding is not None
+    links = Links(island=8, inner=1e9, outer=None)
+    found = communication_of(run, abstract_layout(run.train.sharding), links)
+    exchanged = sum(one.moved_bytes for one in planned(run) if one.kind == "all-to-all")
+    gathered = [one for one in planned(run) if one.kind in ("all-gather", "reduce-scatter")]
+    assert {(one.axes, one.devices) for one in gathered} == {(("data", "context"), 8)}
+    assert found.tensor == pytest.approx(exchanged / 1e9)
+    rest = sum(one.moved_bytes for one in planned(run)) - exchanged
+    assert found.data == pytest.approx(rest / 1e9)
 
 
 def test_one_device_sends_nothing() -> None:

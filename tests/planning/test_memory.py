@@ -9,6 +9,8 @@ from jax.sharding import Mesh, NamedSharding
 
 from rungs.config.run_config import RunConfig
 from rungs.config.train_config import Remat
+from rungs.parallel.mesh import size_along
+from rungs.parallel.names import TOKEN_AXES
 from rungs.parallel.sharding import Layout
 from rungs.planning import oom_advice
 from rungs.planning.memory import memory_of
@@ -24,7 +26,7 @@ WIDER = MODEL.model_copy(update={"emb_dim": 256})
 
 
 def run_of(mesh: Mesh, mode: str = "dp", **train: Any) -> RunConfig:
-    sharding = {"mode": mode, "data": mesh.shape["data"], "tensor": mesh.shape["tensor"]}
+    sharding = {"mode": mode, **mesh.shape}
     split = {"microbatch_size": 16, "gradient_accumulation_steps": 2}
     return RunConfig(MODEL, train_config(sharding=sharding, **{**split, **train}))
 
@@ -39,13 +41,13 @@ def compiled(config: RunConfig, mesh: Mesh) -> tuple[int, int]:
     step = make_train_step(config.train, mesh)
     lowered = step.lower(model, optimizer, batch, batch)  # type: ignore[attr-defined]
     analysis = lowered.compile(UNOPTIMIZED).compiled.memory_analysis()
-    batch_bytes = 2 * 4 * 2 * 16 * 64 // mesh.shape["data"]
+    batch_bytes = 2 * 4 * 2 * 16 * 64 // size_along(mesh, *TOKEN_AXES)
     return analysis.argument_size_in_bytes - batch_bytes, analysis.temp_size_in_bytes
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("mode", "data", "tensor", "remat"),
+    ("mode", "data", "last", "remat"),
     [
         ("fsdp_tp", 4, 2, "full"),
         *(
@@ -54,12 +56,13 @@ def compiled(config: RunConfig, mesh: Mesh) -> tuple[int, int]:
                 *(("dp", 1, 1, remat) for remat in get_args(Remat)),
                 ("fsdp", 8, 1, "none"),
                 ("tp", 1, 4, "none"),
+                *(("cp", 2, 4, remat) for remat in get_args(Remat)),
             )
         ),
     ],
 )
-def test_memory_matches_the_compiler(mode: str, data: int, tensor: int, remat: str) -> None:
-    mesh = mesh_of(data, tensor)
+def test_memory_matches_the_compiler(mode: str, data: int, last: int, remat: str) -> None:
+    mesh = mesh_of(data, last, mode)
     config = run_of(mesh, mode, remat=remat)._replace(model=WIDER)
     memory = memory_of(config, mesh)
     state, temporary = compiled(config, mesh)

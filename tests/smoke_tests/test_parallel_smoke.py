@@ -58,6 +58,9 @@ CASES = {
     ("tp", "1×4", "1×2"),
     ("tp", "1×4", "2×1"),
     ("fsdp_tp", "2×2", "1×2"),
+    ("cp", "1×4", "1×2"),
+    ("cp", "1×4", "2×1"),
+    ("cp", "2×2", "1×2"),
 }
 
 
@@ -74,6 +77,7 @@ def test_every_mode_and_split_trains_like_one_device(
     assert found.pop(("dp", "1×1", "2×1")) == ["–", "–", "–"]
     assert all(float(figure) < 2e-6 for figures in found.values() for figure in figures)
     assert "all-reduce tensor: " in result.stdout
+    assert "all-to-all context: " in result.stdout
     assert {path.name for path in Path(arguments[0]).iterdir()} == {"model.json", "train.json"}
 
 
@@ -95,7 +99,7 @@ def test_a_wrong_gradient_is_found_in_the_modes_that_have_it(
     table = rows(result.stdout)
     marked = {case for case, (_, gradient, _) in table.items() if gradient == "1.0e+00!"}
     assert marked == {case for case in CASES if case[1][0] == "2"}
-    assert "3 above tolerance\ndp 2×1 1×2: largest difference in " in result.stdout
+    assert "4 above tolerance\ndp 2×1 1×2: largest difference in " in result.stdout
 
 
 @pytest.mark.long
@@ -149,13 +153,23 @@ def planned_check(sequences: int = 8, **model: object) -> ParallelCheck:
 def test_the_largest_meshes_that_fit_are_taken() -> None:
     fitting, reasons = planned_check(sequences=12, n_heads=4, n_kv_heads=2).meshes(8)
     tensor = [("tp", 1, 4), ("fsdp_tp", 2, 4), ("fsdp_tp", 4, 2)]
-    assert fitting == [("dp", 1, 1), ("dp", 6, 1), ("fsdp", 4, 1), *tensor]
+    context = [("cp", 2, 4), ("cp", 4, 2)]
+    assert fitting == [("dp", 1, 1), ("dp", 6, 1), ("fsdp", 4, 1), *tensor, *context]
     assert reasons == [
         "dp 8×1 does not fit: 12 sequences are not divisible by 8",
         "fsdp 8×1 does not fit: 12 sequences are not divisible by 8",
         "tp 1×8 does not fit: n_heads: 4 is not divisible by the 8 devices of sharding.tensor;"
         " use 8",
+        "cp 1×8 does not fit: n_heads: 4 is not divisible by the 8 devices of sharding.context;"
+        " use 8",
     ]
+
+
+def test_cp_needs_sequences_that_its_context_axis_divides() -> None:
+    check = planned_check(n_heads=8, context_length=12)
+    fitting, reasons = check.meshes(8)
+    assert "cp 1×8 does not fit: sequences of 12 tokens are not divisible by 8" in reasons
+    assert [mesh for mesh in fitting if mesh[0] == "cp"] == [("cp", 2, 4), ("cp", 4, 2)]
 
 
 def test_meshes_too_large_for_memory_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

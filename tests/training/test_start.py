@@ -299,8 +299,9 @@ def test_fresh_starts_over_and_deletes_nothing(
 
 
 @pytest.mark.long
+@pytest.mark.parametrize(("mode", "last"), [("fsdp_tp", "tensor"), ("cp", "context")])
 def test_sharding_and_checkpoint_keys_may_change_between_starts(
-    copy: RunFolder, finished: RunFolder, datasets_dir: Path
+    mode: str, last: str, copy: RunFolder, finished: RunFolder, datasets_dir: Path
 ) -> None:
     checkpoints = list_checkpoints(copy.checkpoints)
     change(
@@ -308,12 +309,13 @@ def test_sharding_and_checkpoint_keys_may_change_between_starts(
         checkpoint_interval=7,
         keep_checkpoints=-1,
         validation_tokens=64,
-        sharding={"mode": "fsdp_tp", "data": 4, "tensor": 2},
+        sharding={"mode": mode, "data": 4, last: 2},
     )
     assert go(copy, datasets_dir, rewind_to=checkpoints[-3].folder.name) == 0
     steps = [c.step for c in list_checkpoints(copy.checkpoints)]
     assert steps[-3:] == [15, 21, 23]
-    assert last_checkpoint(copy).meta.sharding.sizes == (4, 2)
+    sharding = last_checkpoint(copy).meta.sharding
+    assert (sharding.mode, sharding.sizes) == (mode, (4, 2))
     one, other = final_arrays(copy), final_arrays(finished)
     for name, array in other.items():  # another mesh sums in another order
         assert one[name] == pytest.approx(array, rel=1e-3, abs=1e-5), name
