@@ -251,6 +251,19 @@ def test_versions_name_devices_and_libraries() -> None:
     assert not any(figure.problem for figure in found.values())
 
 
+@pytest.mark.parametrize(
+    ("code", "version"), [(0, "550.54.14"), (9, "")], ids=["a GPU", "a driver that fails"]
+)
+def test_the_driver_is_what_nvidia_smi_says(
+    code: int, version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = "| NVIDIA-SMI 550.54.14    Driver Version: 550.54.14    CUDA Version: 12.4 |"
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\necho '{line}'\nexit {code}\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert versions.nvidia_driver() == version
+
+
 def test_an_old_driver_is_found() -> None:
     cuda13, cuda12 = {"jax-cuda13-plugin": "0.10.2"}, {"jax-cuda12-plugin": "0.10.2"}
     assert "which needs 580 or newer" in versions._old_driver("550.54.14", cuda13)
@@ -263,7 +276,7 @@ def test_an_old_driver_is_found() -> None:
 def test_a_gpu_that_is_not_used_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not versions._unused_gpu("cpu", "580.65.06")  # the tests ask for the CPU
     monkeypatch.setattr(versions, "_is_cpu_requested", lambda: False)
-    assert "--extra cuda" in versions._unused_gpu("cpu", "580.65.06")
+    assert "the extra cuda" in versions._unused_gpu("cpu", "580.65.06")
     assert not versions._unused_gpu("gpu", "580.65.06")
     assert not versions._unused_gpu("cpu", "")
 

@@ -45,9 +45,9 @@ def nvidia_driver() -> str:
     """Return the driver's version; empty if there is no NVIDIA GPU."""
     if shutil.which("nvidia-smi") is None:
         return ""
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    shown = subprocess.run(command, capture_output=True, text=True, check=False)
-    return shown.stdout.partition("\n")[0].strip() if shown.returncode == 0 else ""
+    shown = subprocess.run(["nvidia-smi"], capture_output=True, text=True, check=False)
+    found = re.search(r"Driver Version\s*:\s*([\d.]+)", shown.stdout)
+    return found[1] if found and shown.returncode == 0 else ""
 
 
 def installed() -> dict[str, str]:
@@ -67,7 +67,7 @@ def _read(name: str, value: str, problem: str = "") -> Figure:
 def _unused_gpu(used: str, driver: str) -> str:
     if not driver or used != "cpu" or _is_cpu_requested():
         return ""
-    return "this machine has an NVIDIA GPU, but JAX uses the CPU; give --extra cuda to uv run"
+    return "this machine has an NVIDIA GPU, but JAX uses the CPU: run with the extra cuda"
 
 
 def _is_cpu_requested() -> bool:
