@@ -23,7 +23,10 @@ _MAKERS = {
     "tpu_custom_call": "Pallas for Mosaic",
 }
 """Start of a custom call's target, and where the kernel comes from."""
-_CUSTOM_CALL = re.compile(r'custom_call_target="([^"]+)".*?op_name="([^"]*)"')
+_CUSTOM_CALL = re.compile(
+    r'custom_call_target="([^"]+)"(?:.|\n(?!\s*(?:ROOT )?%))*?op_name="([^"]*)"'
+)
+"""Attributes of a kernel may have several lines."""
 _SPILL = re.compile(r"Registers are spilled to local memory in function '([^']+)'")
 
 
