@@ -125,7 +125,6 @@ class Attention(nnx.Module):
         return jax.lax.dynamic_slice_in_dim(key_BTKH, own, 1, axis=-2)
 
 
-@jax.named_scope("attention")
 def from_tokens_to_heads(x_BSNH: Array) -> Array:
     """Return this device's heads of all tokens, from all heads of its tokens (Jacobs et al. 2023,
     section 3.1). With fewer key/value heads than devices along the context axis, several devices
@@ -143,6 +142,7 @@ def from_heads_to_tokens(y_BSNH: Array) -> Array:
     return collectives.all_to_all(y_BSNH, CONTEXT, split=1, joined=2)
 
 
+@jax.named_scope("attention")
 def attention(
     query_BSNH: Array,
     key_BTKH: Array,

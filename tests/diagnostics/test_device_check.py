@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -45,6 +46,14 @@ def test_every_kernel_is_as_exact_as_its_plain_form(name: str, dtype: str) -> No
 def without_gradient(x: Any, kernel: Any) -> Any:
     """The right values, and no gradient for the weights."""
     return matmul(x, jax.lax.stop_gradient(kernel))
+
+
+@pytest.mark.parametrize("name", [case.name for case in kernels.cases() if case.part])
+def test_a_kernel_is_called_in_the_scope_that_names_its_part_of_the_model(name: str) -> None:
+    case = CASES[name]
+    lowered = jax.jit(case.kernel).lower(*kernels._inputs(case, "float32"))
+    program = lowered.as_text(debug_info=True)
+    assert re.search(rf'"jit\(kernel\)/{case.part}/', program)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
