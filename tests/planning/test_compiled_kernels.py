@@ -1,10 +1,12 @@
 """What is read from a compiled program's text and from its compiler's log."""
 
 import os
+import re
 
 import pytest
 
-from rungs.planning.compiled_kernels import captured_stderr, kernels_of
+from rungs.planning.compiled_kernels import PARTS, captured_stderr, kernels_of
+from tests.support.plan_cases import PlanCase, lowered
 
 PROGRAM = """
   %dot_product_attention_fwd.25 = (bf16[1,4,128,32], u8[0]) custom-call(%a), custom_call_target="__cudnn$fmhaSoftmax", metadata={op_name="jit(train_step)/while/body/jvp(attention)/dot_product_attention_fwd" stack_frame_id=289}
@@ -33,6 +35,12 @@ def test_kernels_are_found_by_the_scope_that_they_are_called_in() -> None:
     }
     assert found.rematerialized == 3
     assert found.spilled == ["fusion_3"]
+
+
+def test_a_step_has_the_scopes() -> None:
+    step = lowered(PlanCase("mixtral", "dots", "dp", 1, "float32").run())
+    scopes = set(re.findall(r"[/(](\w+)[/)]", step.as_text(debug_info=True)))
+    assert scopes >= set(PARTS)
 
 
 def test_what_compiled_code_writes_to_stderr_is_captured(
