@@ -78,6 +78,7 @@ class ParameterLayout(NamedTuple):
     is_matrix: bool
     is_of_norm: bool
     is_split_over_data: bool
+    """In cp, over data and context together."""
     is_split_over_tensor: bool
 
     @property

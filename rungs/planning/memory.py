@@ -49,7 +49,7 @@ class Memory:
     accumulator: int
     """Sum of the gradients of all microbatches, if there are several."""
     gathered: int
-    """Full copies of weights that are sharded over the data axis: those of one layer, and those
+    """Full copies of weights of which each device has a shard: those of one layer, and those
     outside the layers."""
     activations: int
     """What the forward pass of a microbatch keeps for the backward pass."""

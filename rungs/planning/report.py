@@ -185,8 +185,8 @@ def _tokens(forecast: Forecast) -> Iterator[str]:
     mesh = abstract_layout(forecast.sharding).mesh
     data, context = size_along(mesh, DATA), size_along(mesh, CONTEXT)
     if data * context > 1:
-        rows, part = train.microbatch_size // data, f" / {context} tokens" * (context > 1)
-        yield f"          {rows:,} sequences{part} of each microbatch per device"
+        rows, part = train.microbatch_size // data, f", {length // context:,} tokens of each"
+        yield f"          {rows:,} sequences of each microbatch per device" + part * (context > 1)
     yield from _planned_tokens(forecast)
     for name, count in tokens.in_datasets.items():
         if count is None:
@@ -255,9 +255,9 @@ def _communication(forecast: Forecast) -> Iterator[str]:
         yield f"          communication is not counted: {forecast.uncounted}"
     if forecast.communication is not None:
         tensor, data = forecast.communication
-        seconds = f"{tensor:.2g} s along tensor, {data:.2g} s along data"
+        seconds = f"{tensor:.2g} s of activations, {data:.2g} s of weights and gradients"
         yield f"          communication per step: {seconds}, assuming links at their peak;"
-        yield "          along data it overlaps with computing, along tensor it does not"
+        yield "          computing waits for activations and overlaps with the rest"
 
 
 def _verdict(forecast: Forecast, compiled: CompiledStep | None) -> str:

@@ -210,7 +210,15 @@ def test_communication_takes_time(mode: str, tmp_path: Path) -> None:
     assert "assuming 40% of 2 ×" in both.speed.reason
     content = json.loads(report.as_json(both))["communication_seconds_per_step"]
     assert content == {"tensor": pytest.approx(waiting), "data": pytest.approx(overlapping)}
-    assert "s along data" in report.as_text(run, both)
+    assert "s of weights and gradients" in report.as_text(run, both)
+
+
+def test_a_plan_says_which_part_of_the_sequences_a_device_has(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    shown = report.as_text(run, planned(run, sharding="cp:2x2"))
+    assert "4 × h100, cp: data 2 × context 2; " in shown
+    assert "2 sequences of each microbatch per device, 8 tokens of each" in shown
+    assert "tokens of each" not in report.as_text(run, planned(run, sharding="fsdp:2"))
 
 
 @pytest.mark.parametrize(
