@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from types import ModuleType
 from typing import NamedTuple
 
 import jax
@@ -10,12 +11,16 @@ from flax import nnx
 from jax import Array
 
 from rungs.config.model_config import LayerKind, ModelConfig
-from rungs.model.kernels import cudnn_attention, splash_attention
-from rungs.model.kernels.blockwise_attention import causal_attention
+from rungs.model.kernels import (
+    blockwise_attention,
+    cudnn_attention,
+    splash_attention,
+    triton_attention,
+)
 from rungs.model.layers import NO_DROPOUT, Dropout, Linear, apply_norm, initializer, make_norm
 from rungs.model.positions import Rotary, own_positions, rotary_for
 from rungs.model.remat import save_for_backward
-from rungs.parallel import collectives, target_device
+from rungs.parallel import collectives
 from rungs.parallel.names import CONTEXT, TENSOR
 
 
@@ -152,18 +157,37 @@ def attention(
     scale: float,
     soft_cap: float | None,
 ) -> Array:
-    """Return the same as `plain_attention`; causal attention runs the fastest kernel for this
-    device."""
+    """Return the same as `plain_attention`; without dropout, causal attention runs the fastest
+    kernel for this device."""
     arrays = query_BSNH, key_BTKH, value_BTKH
     if isinstance(mask, Causal):
-        if dropout.keys is None and target_device.platform() == "cpu":
+        if dropout.keys is None:
             return causal_attention(*arrays, scale, mask.window, soft_cap)
-        if dropout.keys is None and soft_cap is None and cudnn_attention.supports(query_BSNH):
-            return cudnn_attention.causal_attention(*arrays, scale, mask.window)
-        if dropout.keys is None and splash_attention.supports(query_BSNH):
-            return splash_attention.causal_attention(*arrays, scale, mask.window, soft_cap)
         mask = mask.to_array(query_BSNH.shape[1])
     return plain_attention(*arrays, mask, dropout, scale, soft_cap)
+
+
+def causal_attention(
+    query_BSNH: Array,
+    key_BSKH: Array,
+    value_BSKH: Array,
+    scale: float,
+    window: int | None,
+    soft_cap: float | None,
+) -> Array:
+    """Return the same as `blockwise_attention.causal_attention`, by the fastest kernel."""
+    kernel = causal_kernel(query_BSNH, soft_cap)
+    y: Array = kernel.causal_attention(query_BSNH, key_BSKH, value_BSKH, scale, window, soft_cap)
+    return y
+
+
+def causal_kernel(query_BSNH: Array | jax.ShapeDtypeStruct, soft_cap: float | None) -> ModuleType:
+    """Return the module with the fastest causal attention of these queries on the target device;
+    that of `blockwise_attention` runs everywhere."""
+    if soft_cap is None and cudnn_attention.supports(query_BSNH):
+        return cudnn_attention
+    kernels = splash_attention, triton_attention
+    return next((it for it in kernels if it.supports(query_BSNH)), blockwise_attention)
 
 
 def plain_attention(

@@ -10,12 +10,12 @@ import jax
 
 from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import RunConfig
-from rungs.model.kernels import cudnn_attention, grouped_matmul, splash_attention
+from rungs.model.attention import causal_kernel
+from rungs.model.kernels import grouped_matmul, splash_attention, triton_attention
 from rungs.model.kernels.blockwise_attention import query_blocks
 from rungs.model.lora import DOWN, LOW_RANK_NAMES
 from rungs.model.remat import RECOMPUTED
 from rungs.optim.precision import dtype_of
-from rungs.parallel import target_device
 from rungs.step.state import Shapes, shapes_of
 
 TOKENS_PER_PARAMETER = 20
@@ -191,7 +191,7 @@ def _not_recomputed(sizes: dict[str, int], model: ModelConfig) -> int:
 def _of_attention(config: RunConfig) -> Passes:
     model, train = config
     length = config.sequence_length
-    is_blockwise = _is_blockwise(config)
+    is_blockwise = not train.drop_rate  # as `attention.attention` chooses
     pairs = 0.0
     for kind in model.layer_kinds():
         window = model.sliding_window if kind == "sliding" else None
@@ -204,27 +204,13 @@ def _of_attention(config: RunConfig) -> Passes:
     return Passes(2 * once, (recomputed.elementwise + recomputed.matmuls) * once, 4 * once)
 
 
-def _is_blockwise(config: RunConfig) -> bool:
-    """Whether attention skips the blocks that no query sees, as `attention.attention` chooses."""
-    model, train = config
-    if train.drop_rate:
-        return False
-    if target_device.platform() == "cpu":
-        return True
-    query = _query(config)
-    is_cudnn = model.attention_soft_cap is None and cudnn_attention.supports(query)
-    return is_cudnn or splash_attention.supports(query)
-
-
 def _again(config: RunConfig) -> int:
     """Return the matmuls that the backward pass of blockwise attention always repeats: the scores;
-    on TPUs in both of its kernels, with the gradient of the weights in the second."""
-    return 3 if splash_attention.supports(_query(config)) else 1
-
-
-def _query(config: RunConfig) -> jax.ShapeDtypeStruct:
+    with two kernels in both, and the gradient of the weights in the second."""
     shape = 1, config.sequence_length, 1, config.model.head_width
-    return jax.ShapeDtypeStruct(shape, dtype_of(config.train))
+    query = jax.ShapeDtypeStruct(shape, dtype_of(config.train))
+    kernel = causal_kernel(query, config.model.attention_soft_cap)
+    return 3 if kernel in (splash_attention, triton_attention) else 1
 
 
 def _pairs(length: int, window: int | None) -> int:

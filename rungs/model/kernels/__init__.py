@@ -6,4 +6,5 @@ cross_entropy        output head and loss, one chunk of tokens at a time
 grouped_matmul       matmul of each row with the matrix of its group, on NVIDIA GPUs
 matmul               matmul with weights, with gradients in the compute dtype
 splash_attention     causal attention by JAX's Pallas kernels, on TPUs
+triton_attention     causal attention by our own Pallas kernels, on NVIDIA GPUs
 """

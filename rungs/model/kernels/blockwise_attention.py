@@ -38,6 +38,11 @@ class Scoring(NamedTuple):
     """The number of keys up to its own that a query attends to at most; None for all."""
     soft_cap: float | None
 
+    def is_seen(self, distance: Array) -> Array:
+        """Return whether a query attends to a key that is so many tokens before it."""
+        seen = distance >= 0
+        return seen if self.window is None else seen & (distance < self.window)
+
 
 class QueryBlock(NamedTuple):
     """The queries from `first` to before `end`, which attend to keys from `first_key` to before
@@ -156,10 +161,7 @@ def _scores(
     distance_ST = jnp.arange(block.first, block.end)[:, None] - jnp.arange(
         block.first_key, block.end
     )
-    mask = distance_ST >= 0
-    if scoring.window is not None:
-        mask &= distance_ST < scoring.window
-    mask = jnp.tile(mask, (query_XGSH.shape[1], 1))
+    mask = jnp.tile(scoring.is_seen(distance_ST), (query_XGSH.shape[1], 1))
     return jnp.where(mask, scores, MASKED_SCORE), slope
 
 

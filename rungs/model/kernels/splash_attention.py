@@ -33,8 +33,7 @@ memory of a TPU v5e with heads of 256 elements, those of 2,048 with any."""
 
 def supports(query_BSNH: Array | jax.ShapeDtypeStruct) -> bool:
     """Return whether the kernels compute attention of these queries: on a TPU, in bfloat16 or
-    float32, in sequences of at least `LANES` tokens. The plain form's scores of a shorter one take
-    less memory than padding would."""
+    float32, in sequences of at least `LANES` tokens. A shorter one would be mostly padding."""
     is_supported = query_BSNH.dtype in (jnp.bfloat16, jnp.float32)
     return is_supported and query_BSNH.shape[1] >= LANES and target_device.platform() == "tpu"
 
