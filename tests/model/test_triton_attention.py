@@ -110,7 +110,7 @@ AMPERE, TURING = Target("gpu", "8.6"), Target("gpu", "7.5")
 
 def calls_in(traced: Any) -> tuple[dict[str, int], str]:
     """Return how often a program calls each kernel, and its text as lowered for CUDA."""
-    text: str = traced.lower(lowering_platforms=("cuda",)).as_text()
+    text: str = traced.lower(lowering_platforms=("cuda",)).as_text(debug_info=True)
     return collections.Counter(re.findall(r'name = "_(\w+)"', text)), text
 
 
@@ -164,3 +164,4 @@ def test_attention_never_has_all_scores_in_memory(
         calls, text = calls_in(jax.jit(run).trace(query, key, value))
     assert calls == kernels
     assert "512x512x" not in text
+    assert "/attention/" in text  # the named scope by which a plan finds kernels
