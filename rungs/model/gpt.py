@@ -130,7 +130,9 @@ class GPT(nnx.Module):
         x_MD, routing = self._head_inputs_of(tokens_BS, dropout, compute)
         head = functools.partial(head_logits, self.config)
         targets_M = targets_BS.reshape(-1)
-        return cross_entropy.summed_loss(head, x_MD, self._head_matrix(), targets_M), routing
+        return cross_entropy.summed_loss(
+            head, x_MD, self._head_matrix(x_MD.dtype), targets_M
+        ), routing
 
     def losses(
         self,
@@ -143,7 +145,7 @@ class GPT(nnx.Module):
         x_MD, _ = self._head_inputs_of(tokens_BS, NO_DROPOUT, compute)
         head = functools.partial(head_logits, self.config)
         targets_M = targets_BS.reshape(-1)
-        losses_M = cross_entropy.losses(head, x_MD, self._head_matrix(), targets_M)
+        losses_M = cross_entropy.losses(head, x_MD, self._head_matrix(x_MD.dtype), targets_M)
         return losses_M.reshape(targets_BS.shape)
 
     def embed(self, tokens_BS: Array, positions_BS: Array) -> Array:
@@ -164,7 +166,7 @@ class GPT(nnx.Module):
         """Return logits_BSV of the blocks' output, float32. If the vocabulary is split over
         devices, these are the logits of this device's part, −inf for padding rows."""
         x_MD = self._head_inputs(x_BSD)
-        logits_MV = head_logits(self.config, x_MD, self._head_matrix())
+        logits_MV = head_logits(self.config, x_MD, self._head_matrix(x_MD.dtype))
         logits_BSV = logits_MV.reshape(*x_BSD.shape[:-1], -1)
         return logits_BSV if is_split("vocab") else logits_BSV[..., : self.config.vocab_size]
 
@@ -189,11 +191,15 @@ class GPT(nnx.Module):
         x_BSD = collectives.to_varying(apply_norm(self.final_norm, x_BSD), TENSOR)
         return x_BSD.reshape(-1, x_BSD.shape[-1])
 
-    def _head_matrix(self) -> Array:
-        """Return matrix_DV of the head, or of the embedding if the two are tied."""
+    def _head_matrix(self, dtype: jnp.dtype) -> Array:
+        """Return matrix_DV of the head, or of the embedding if the two are tied.
+
+        Args:
+            dtype: of the matmul that it is for.
+        """
         if self.head is not None:
             return self.head.kernel[...]
-        return self.token_embedding.embedding[...].T
+        return self.token_embedding.transposed(dtype)
 
 
 def head_logits(config: ModelConfig, x_MD: Array, matrix_DV: Array) -> Array:

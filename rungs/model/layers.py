@@ -20,7 +20,7 @@ from jax import Array
 from rungs.config.model_config import ModelConfig
 from rungs.model.kernels.matmul import matmul
 from rungs.model.remat import save_for_backward
-from rungs.parallel import collectives
+from rungs.parallel import collectives, fsdp
 from rungs.parallel.names import CONTEXT, TENSOR
 
 SPLIT_AXES = ("heads", "ffn", "vocab")
@@ -129,14 +129,31 @@ class Embedding(nnx.Module):
     """A table with one row of `width` for each index.
 
     A vocabulary table may be split over devices and padded with rows at its end. Each device looks
-    up the indices it has, and a psum adds the others.
+    up the indices it has, and a psum adds the others. With FSDP it is split by columns, too: each
+    device looks up its columns for all devices.
     """
 
     def __init__(self, rows: Axes, width: Axes, init: Initializer, key: Array) -> None:
         self.embedding = make_matrix(rows, width, init, key)
+        self.width = math.prod(width.values())
 
     def __call__(self, indices: Array) -> Array:
         """Return the rows in float32."""
+        if not self._has_split_columns:
+            return self._rows(indices)
+        return fsdp.whole_rows(self._rows(fsdp.of_all_devices(indices)))
+
+    def transposed(self, dtype: jnp.dtype) -> Array:
+        """Return the table as a matrix from width to rows; if it is split by columns, gathered in
+        this dtype if it is narrower than the table's own."""
+        table = self.embedding[...]
+        return (fsdp.whole_table(table, dtype) if self._has_split_columns else table).T
+
+    @property
+    def _has_split_columns(self) -> bool:
+        return self.embedding[...].shape[-1] < self.width
+
+    def _rows(self, indices: Array) -> Array:
         table = self.embedding[...]
         if not is_split(self.embedding.axes[0]):
             return _take_rows(table, indices).astype(jnp.float32)

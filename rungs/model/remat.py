@@ -10,6 +10,7 @@ This is the only place that interprets the setting. A layer marks what "dots" ke
 FLOPs and traffic ask `RECOMPUTED`.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
@@ -64,16 +65,22 @@ def checkpoint_layer(
     """Return the function of a layer, with a backward pass that recomputes what `remat` says.
 
     Args:
+        layer: its first two arguments are the weights and the input.
         gathers_weights: the layer starts with an all-gather of its weights. The backward pass
             gathers them again, with every setting: kept, they would fill the memory that FSDP
             saves.
     """
     recomputed = RECOMPUTED[remat]
+    # The barrier against common subexpressions makes its arguments wait for the gradient from the
+    # layer above. Weights that are gathered must not wait: they are gathered ahead.
+    checkpoint = functools.partial(
+        jax.checkpoint, prevent_cse=(not gathers_weights, True, True, True)
+    )
     if recomputed.matmuls:
-        return jax.checkpoint(layer)
+        return checkpoint(layer)
     if recomputed.elementwise:
-        return jax.checkpoint(layer, policy=save_marked)
-    return jax.checkpoint(layer, policy=_save_all_but_weights) if gathers_weights else layer
+        return checkpoint(layer, policy=save_marked)
+    return checkpoint(layer, policy=_save_all_but_weights) if gathers_weights else layer
 
 
 def save_marked(primitive: Any, *inputs: Any, **parameters: Any) -> Any:

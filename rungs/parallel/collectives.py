@@ -22,7 +22,7 @@ def axis_size(*axes: str) -> int:
 
 def axis_index(*axes: str) -> Array | int:
     """Return the index of this device along mesh axes."""
-    present = _present(axes)
+    present = present_axes(axes)
     return jax.lax.axis_index(present) if present else 0
 
 
@@ -33,7 +33,7 @@ def vocabulary_offset(rows: int) -> Array | int:
 
 def psum(x: Any, *axes: str) -> Any:
     """Return the sum of x, an array or a tree of arrays, over the devices along mesh axes."""
-    present = _present(axes)
+    present = present_axes(axes)
     return jax.lax.psum(x, present) if present else x
 
 
@@ -44,7 +44,7 @@ def pmax(x: Array, axis: str) -> Array:
 
 def pmin(x: Array) -> Array:
     """Return the minimum of x over all devices of the mesh."""
-    present = _present((DATA, CONTEXT, TENSOR))
+    present = present_axes((DATA, CONTEXT, TENSOR))
     return jax.lax.pmin(x, present) if present else x
 
 
@@ -61,7 +61,7 @@ def to_varying(x: Any, *axes: str) -> Any:
 
     Each device then computes its own gradient of the result; the gradient of x is their sum.
     """
-    present = _present(axes)
+    present = present_axes(axes)
     return jax.lax.pcast(x, present, to="varying") if present else x
 
 
@@ -76,7 +76,7 @@ def to_common_varying(*arrays: Array) -> tuple[Array, ...]:
     return tuple(map(lift, arrays))
 
 
-def _present(axes: tuple[str, ...]) -> tuple[str, ...]:
+def present_axes(axes: tuple[str, ...]) -> tuple[str, ...]:
     """Return those mesh axes that have several devices."""
     return tuple(axis for axis in axes if axis_size(axis) > 1)
 

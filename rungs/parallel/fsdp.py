@@ -1,9 +1,12 @@
 """FSDP: all-gather the weights of which each device along the data axis, and in mode `cp` along the
 context axis, keeps a shard.
 
-A layer's weights are gathered right before the layer runs, and again in its backward pass, so that
-only one layer is gathered at a time. Embedding and head stay gathered for the whole microbatch.
+A layer's weights are gathered before the layer runs, and again in its backward pass, so that only
+one or two layers are gathered at a time. The head stays gathered for the whole microbatch.
 Gradients are reduce-scattered back to the shards.
+
+The token embedding is not gathered, as a microbatch needs few of its rows: each device looks up its
+columns of all devices' tokens, and they exchange the results.
 """
 
 import functools
@@ -13,7 +16,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from rungs.parallel.names import BLOCKS, HEAD
+from rungs.parallel import collectives
+from rungs.parallel.names import BLOCKS, HEAD, TOKEN_AXES, TOKEN_EMBEDDING
 from rungs.parallel.sharding import Layout, ShardedAxis, sharded_axis
 
 
@@ -43,10 +47,10 @@ class WeightGatherer:
         self.gather_layer = self._gather_layer if self._split_axes else no_gather
 
     def gather_outside_blocks(self, model: nnx.Module) -> None:
-        """Gather, in place, all weights that are not in a block."""
+        """Gather, in place, all weights that are neither in a block nor the token embedding."""
         state = nnx.state(model)
         for path, variable in nnx.to_flat_state(state):
-            if path[0] != BLOCKS and path in self._split_axes:
+            if path[0] not in (BLOCKS, TOKEN_EMBEDDING) and path in self._split_axes:
                 dtype = self._narrower_dtype(variable) if path[0] == HEAD else None
                 variable.set_value(all_gather(variable.get_value(), self._split_axes[path], dtype))
         nnx.update(model, state)
@@ -67,6 +71,28 @@ class WeightGatherer:
         own_dtype = variable.get_value().dtype
         is_narrower = self._compute_dtype.itemsize < own_dtype.itemsize
         return self._compute_dtype if variable.inputs and is_narrower else None
+
+
+def of_all_devices(indices: Array) -> Array:
+    """Return the indices (B, …) of all devices that have different tokens, one after the other."""
+    return jax.lax.all_gather(indices, collectives.present_axes(TOKEN_AXES), axis=0, tiled=True)
+
+
+def whole_rows(columns: Array) -> Array:
+    """Return the complete rows of this device's part of B.
+
+    Args:
+        columns: this device's columns of the rows of all devices, (B, …, columns).
+    """
+    over, last = collectives.present_axes(TOKEN_AXES), columns.ndim - 1
+    return jax.lax.all_to_all(columns, over, split_axis=0, concat_axis=last, tiled=True)
+
+
+def whole_table(columns: Array, dtype: jnp.dtype) -> Array:
+    """Return a table of which this device has some columns, in this dtype if it is narrower."""
+    is_narrower = dtype.itemsize < columns.dtype.itemsize
+    axis = ShardedAxis(columns.ndim - 1, collectives.present_axes(TOKEN_AXES))
+    return all_gather(columns, axis, dtype if is_narrower else None)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))

@@ -6,8 +6,9 @@ DATA, CONTEXT, TENSOR = "data", "context", "tensor"
 """The mesh axes. A mesh has `DATA`, and one of the other two."""
 TOKEN_AXES = (DATA, CONTEXT)
 """The mesh axes along which devices have different tokens: sequences, or parts of sequences."""
-BLOCKS, HEAD = "blocks", "head"
-"""First part of the path of the stacked layers' parameters, and of the output head's."""
+BLOCKS, HEAD, TOKEN_EMBEDDING = "blocks", "head", "token_embedding"
+"""First part of the path of the stacked layers' parameters, of the output head's and of the token
+embedding's."""
 VOCABULARY = "vocab"
 """The array axis that is padded to fit the mesh."""
 

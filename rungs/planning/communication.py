@@ -20,13 +20,21 @@ from rungs.config.train_config import Remat, ShardingConfig
 from rungs.model.remat import RECOMPUTED
 from rungs.optim.precision import dtype_of
 from rungs.parallel.mesh import size_along
-from rungs.parallel.names import BLOCKS, CONTEXT, DATA, TENSOR, TOKEN_AXES, VOCABULARY
+from rungs.parallel.names import (
+    BLOCKS,
+    CONTEXT,
+    DATA,
+    TENSOR,
+    TOKEN_AXES,
+    TOKEN_EMBEDDING,
+    VOCABULARY,
+)
 from rungs.parallel.sharding import Layout, padded_axis, sharded_axis
 from rungs.planning.compiled_communication import moved_bytes
 from rungs.planning.hardware import Links
 from rungs.step.state import abstract_model
 
-FLOAT32_BYTES = 4
+FLOAT32_BYTES = INT32_BYTES = 4
 Purpose = Literal["layer weights", "other weights", "gradients", "activations", "scalars"]
 
 
@@ -80,6 +88,8 @@ class ParameterLayout(NamedTuple):
     is_split_over_data: bool
     """In cp, over data and context together."""
     is_split_over_tensor: bool
+    is_looked_up_only: bool
+    """Whether it is the token embedding and not the head, too."""
 
     @property
     def has_partial_gradient(self) -> bool:
@@ -91,8 +101,8 @@ class ParameterLayout(NamedTuple):
     @property
     def is_cast(self) -> bool:
         """Whether it is cast to the compute dtype before the all-gather: the matrices of the layers
-        and the head."""
-        return self.is_matrix and (self.in_blocks or self.axes[-1] == VOCABULARY)
+        and the head, which may be the token embedding."""
+        return self.is_matrix and (self.in_blocks or VOCABULARY in self.axes)
 
 
 def abstract_layout(sharding: ShardingConfig) -> Layout:
@@ -154,6 +164,7 @@ def parameter_layouts(model: ModelConfig, layout: Layout) -> Iterator[ParameterL
             any("norm" in str(part) for part in path),
             sharded_axis(spec) is not None,
             TENSOR in spec,
+            path[0] == TOKEN_EMBEDDING and not model.tied_embeddings,
         )
 
 
@@ -181,6 +192,7 @@ def planned_collectives(run: RunConfig, layout: Layout) -> list[PlannedCollectiv
         *(sent for parameter in parameters for sent in _for_parameter(parameter, run, layout)),
         *_for_activations(run, layout),
         *_for_attention(run, layout),
+        *_for_lookups(run, layout),
         *_for_scalars(parameters, run, layout),
     ]
     return [sent for sent in found if sent.devices > 1 and sent.moved_bytes]
@@ -202,6 +214,8 @@ def _for_parameter(
     if not is_split:
         summed = parameter.layers * in_float32
         yield PlannedCollective("gradients", "all-reduce", along, data, summed, 1)
+        return
+    if parameter.is_looked_up_only:
         return
     is_gathered_twice = parameter.in_blocks and (
         parameter.is_matrix or _is_recomputed(parameter, run.train.remat)
@@ -245,6 +259,19 @@ def _for_attention(run: RunConfig, layout: Layout) -> Iterator[PlannedCollective
     for heads in (model.n_heads, kv_heads, kv_heads, model.n_heads):
         array_bytes = head_bytes * heads
         yield PlannedCollective("activations", "all-to-all", (CONTEXT,), devices, array_bytes, runs)
+
+
+def _for_lookups(run: RunConfig, layout: Layout) -> Iterator[PlannedCollective]:
+    """Yield what devices that have some columns of the token embedding exchange: token ids, then
+    the rows that they looked up, and the gradients of those."""
+    width = run.model.emb_dim
+    if (split := sharded_axis(layout.spec((VOCABULARY, "emb"), (1, width)))) is None:
+        return
+    along, devices = split.mesh_axes, size_along(layout.mesh, *split.mesh_axes)
+    runs, tokens = run.train.gradient_accumulation_steps, _tokens(run, layout)
+    ids, rows = INT32_BYTES * tokens * devices, FLOAT32_BYTES * tokens * width
+    yield PlannedCollective("activations", "all-gather", along, devices, ids, runs)
+    yield PlannedCollective("activations", "all-to-all", along, devices, rows, 2 * runs)
 
 
 def _for_scalars(

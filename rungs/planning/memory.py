@@ -25,7 +25,7 @@ from rungs.optim.precision import dtype_of
 from rungs.parallel import target_device
 from rungs.parallel.fsdp import WeightGatherer
 from rungs.parallel.mesh import size_along
-from rungs.parallel.names import BLOCKS, CONTEXT, DATA, HEAD, TENSOR
+from rungs.parallel.names import BLOCKS, CONTEXT, DATA, HEAD, TENSOR, TOKEN_EMBEDDING
 from rungs.parallel.sharding import Layout, sharded_axis
 from rungs.step.state import AbstractArrays, AbstractState
 from rungs.step.train_step import objective
@@ -247,6 +247,8 @@ def _gathered(config: RunConfig, weights: AbstractArrays) -> int:
             full = shard * size_along(array.sharding.mesh, *axis.mesh_axes)
             if name.startswith(BLOCKS):
                 total += int(full * share_of_period) * narrow
+            elif name.startswith(TOKEN_EMBEDDING):
+                total += full * narrow if config.model.tied_embeddings else 0
             else:
                 total += full * (narrow if name.startswith(HEAD) else array.dtype.itemsize)
     return total

@@ -150,14 +150,16 @@ def test_fsdp_gathers_twice_and_reduce_scatters_once_per_microbatch() -> None:
     del total["scalars", "all-reduce"]
     assert total == {
         ("layer weights", "all-gather"): 8 * 2 * (2 * matrices + 4 * 3 * 2 * 16),
-        ("other weights", "all-gather"): 8 * 4 * (61 * 16 + 16),
+        ("other weights", "all-gather"): 8 * (2 * 61 * 16 + 4 * 16),  # the head and a norm
+        ("activations", "all-gather"): 8 * 4 * 16 * 2 * LENGTH,  # token ids
+        ("activations", "all-to-all"): 8 * 2 * 4 * 2 * LENGTH * 16,  # embedded tokens
         ("gradients", "reduce-scatter"): 8 * 4 * (matrices + 3 * 2 * 16 + 61 * 16 + 16),
     }
 
 
 def test_cp_exchanges_queries_keys_values_and_results_of_every_layer() -> None:
     run = in_float16(run_of("llama", "cp", 2, 4, gradient_accumulation_steps=3))
-    sent = [one for one in planned(run) if one.kind == "all-to-all"]
+    sent = [one for one in planned(run) if one.axes == ("context",)]
     tokens, layers, passes = 2 * LENGTH // 4, 3, 3  # forward, recomputation, backward
     of_head = 2 * tokens * 2
     # 8 query heads, and 2 of keys and values, each for two devices
@@ -166,7 +168,8 @@ def test_cp_exchanges_queries_keys_values_and_results_of_every_layer() -> None:
         (("context",), 4, passes * 3 * layers)
     }
     kept = in_float16(run_of("llama", "cp", 2, 4, remat="none"))
-    assert {one.runs_per_step for one in planned(kept) if one.kind == "all-to-all"} == {2 * layers}
+    again = {one.runs_per_step for one in planned(kept) if one.axes == ("context",)}
+    assert again == {2 * layers}
 
 
 def test_cp_waits_for_its_all_to_alls_and_gathers_over_all_devices() -> None:
@@ -174,12 +177,20 @@ def test_cp_waits_for_its_all_to_alls_and_gathers_over_all_devices() -> None:
     assert run.train.sharding is not None
     links = Links(island=8, inner=1e9, outer=None)
     found = communication_of(run, abstract_layout(run.train.sharding), links)
-    exchanged = sum(one.moved_bytes for one in planned(run) if one.kind == "all-to-all")
+    exchanged = sum(one.moved_bytes for one in planned(run) if one.axes == ("context",))
     gathered = [one for one in planned(run) if one.kind in ("all-gather", "reduce-scatter")]
     assert {(one.axes, one.devices) for one in gathered} == {(("data", "context"), 8)}
     assert found.tensor == pytest.approx(exchanged / 1e9)
     rest = sum(one.moved_bytes for one in planned(run)) - exchanged
     assert found.data == pytest.approx(rest / 1e9)
+
+
+def test_fsdp_sends_no_table_of_embeddings_that_is_only_looked_up() -> None:
+    sent = planned(run_of("gpt2", "fsdp", 16, 1))
+    largest = max(one.array_bytes for one in sent if one.purpose == "other weights")
+    assert largest == 4 * 61 * 16  # the head, in float32
+    tables = [one for one in sent if one.array_bytes == largest]
+    assert Counter(one.kind for one in tables) == {"all-gather": 1, "reduce-scatter": 1}
 
 
 def test_one_device_sends_nothing() -> None:
