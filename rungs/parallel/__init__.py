@@ -1,17 +1,18 @@
 """Sharing work between devices and processes: sharding modes, mesh, collectives, process setup.
 
-    sharding       the sharding modes (`MESH_AXES`); where arrays and batches live on the mesh
-    mesh           create the mesh of devices
-    devices        choose the devices of a run
-    fsdp           all-gather sharded weights, layer by layer
-    collectives    psum and others inside shard_map
-    names          names of mesh axes, array axes, parts of the model and parameters
-    launchers      find the cluster a process is part of: Slurm, Open MPI, Kubernetes, TPU pods
-    lost_process   what happens when another process is missing or dies
-    processes      join the processes; broadcast and agree between them
-    jax_setup      what to set before JAX starts: compilation cache, CPU devices, determinism
-    gpu_memory     the share of each GPU's memory that JAX takes when it starts
-    target_device  the kind of device a program is traced for: the local one or a planned one
+    sharding        the sharding modes (`MESH_AXES`); where arrays and batches live on the mesh
+    mesh            create the mesh of devices
+    devices         choose the devices of a run
+    fsdp            all-gather sharded weights, layer by layer; look up rows of sharded tables
+    collectives     psum and others inside shard_map
+    names           names of mesh axes, array axes, parts of the model and parameters
+    launchers       find the cluster a process is part of: Slurm, Open MPI, Kubernetes, TPU pods
+    lost_process    what happens when another process is missing or dies
+    processes       join the processes; broadcast and agree between them
+    jax_setup       what to set before JAX starts: compilation cache, CPU devices, determinism
+    compiler_flags  flags of XLA's GPU compiler, so that devices compute while they communicate
+    gpu_memory      the share of each GPU's memory that JAX takes when it starts
+    target_device   the kind of device a program is traced for: the local one or a planned one
 
 To add a sharding mode, add its name to `Mode` and the mesh it needs to `mesh_axes`,
 `ShardingConfig.sizes` and `mode_problem`, all in `config/train_config.py`, and its row to

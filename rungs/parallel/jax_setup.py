@@ -1,4 +1,5 @@
-"""Set up JAX before it starts: compilation cache, memory, virtual CPU devices, determinism.
+"""Set up JAX before it starts: compilation cache, memory, compiler flags, virtual CPU devices,
+determinism.
 
 Import nothing here that starts a backend: once one runs, these settings have no effect.
 """
@@ -17,7 +18,7 @@ import jax
 import platformdirs
 
 from rungs.config.train_config import ShardingConfig, TrainConfig
-from rungs.parallel import gpu_memory
+from rungs.parallel import compiler_flags, gpu_memory
 from rungs.parallel.devices import cpu_device_count
 
 TRUNCATED_ENTRY = r"Error reading persistent compilation cache entry for '(.+?)'"
@@ -45,6 +46,7 @@ def prepare(
     enable_compilation_cache()
     keep_freed_memory()
     gpu_memory.set_share()
+    compiler_flags.set_gpu_flags()
     if train.deterministic:
         flags = os.environ.get("XLA_FLAGS", "")
         os.environ["XLA_FLAGS"] = f"{flags} --xla_gpu_deterministic_ops=true".strip()

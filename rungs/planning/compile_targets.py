@@ -12,6 +12,7 @@ import os
 from typing import Any, NamedTuple
 
 from rungs.common.errors import UserError
+from rungs.parallel.compiler_flags import gpu_flags
 from rungs.planning.hardware import DEVICES, Hardware
 
 _ENVIRONMENT = {
@@ -109,9 +110,9 @@ def prepare() -> None:
 
 
 def options(platform: str) -> dict[str, str]:
-    """Return options of `jax.stages.Lowered.compile`: on a GPU, no kernels are timed to choose the
-    fastest, as none can run."""
-    return {"xla_gpu_autotune_level": "0"} if platform == "gpu" else {}
+    """Return options of `jax.stages.Lowered.compile`: on a GPU, the flags of a training, and no
+    kernels are timed to choose the fastest, as none can run."""
+    return {"xla_gpu_autotune_level": "0", **gpu_flags()} if platform == "gpu" else {}
 
 
 def devices(hardware: Hardware, count: int) -> list[Any]:

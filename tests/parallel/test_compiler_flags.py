@@ -1,0 +1,57 @@
+"""Flags for the GPU compiler: only those that it knows, and the user's own before ours."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from rungs.parallel import compiler_flags
+from rungs.parallel.compiler_flags import GPU_FLAGS, gpu_flags, set_gpu_flags
+
+FIRST, *OTHERS = GPU_FLAGS
+
+
+@pytest.fixture
+def libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Two libraries that know every flag, as if there were a plugin for GPUs."""
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    found = [tmp_path / "plugin.so", tmp_path / "jaxlib.so"]
+    for path in found:
+        path.write_bytes(b"\0".join(name.encode() for name in GPU_FLAGS))
+    monkeypatch.setattr(compiler_flags, "_libraries", lambda: found)
+    return found
+
+
+def flags_set() -> dict[str, str]:
+    set_gpu_flags()
+    flags = os.environ["XLA_FLAGS"].split()
+    assert all(flag.startswith("--") for flag in flags)
+    return dict(flag.removeprefix("--").split("=") for flag in flags)
+
+
+@pytest.mark.usefixtures("libraries")
+def test_all_flags_are_set_once() -> None:
+    assert flags_set() == GPU_FLAGS
+    assert flags_set() == GPU_FLAGS
+    assert os.environ["XLA_FLAGS"].count(FIRST) == 1
+
+
+@pytest.mark.usefixtures("libraries")
+def test_the_users_own_flags_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XLA_FLAGS", f"--{FIRST}=false --xla_other=1")
+    assert FIRST not in gpu_flags()
+    assert flags_set() == {**GPU_FLAGS, FIRST: "false", "xla_other": "1"}
+
+
+@pytest.mark.parametrize("library", [0, 1])
+def test_flags_that_a_library_does_not_know_are_left_out(
+    libraries: list[Path], library: int
+) -> None:
+    libraries[library].write_bytes(FIRST.encode())
+    assert flags_set() == {FIRST: GPU_FLAGS[FIRST]}
+
+
+def test_without_a_plugin_nothing_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler_flags, "_PLUGINS", ("jax_plugins.none", "no_such.package"))
+    monkeypatch.setenv("XLA_FLAGS", "--xla_other=1")
+    assert flags_set() == {"xla_other": "1"}
