@@ -65,17 +65,15 @@ def checkpoint_layer(
     """Return the function of a layer, with a backward pass that recomputes what `remat` says.
 
     Args:
-        layer: its first two arguments are the weights and the input.
-        gathers_weights: the layer starts with an all-gather of its weights. The backward pass
-            gathers them again, with every setting: kept, they would fill the memory that FSDP
-            saves.
+        gathers_weights: the layer, a function of (weights, input, context, dropout), starts with an
+            all-gather of its weights. The backward pass gathers them again, with every setting:
+            kept, they would fill the memory that FSDP saves.
     """
     recomputed = RECOMPUTED[remat]
     # The barrier against common subexpressions makes its arguments wait for the gradient from the
     # layer above. Weights that are gathered must not wait: they are gathered ahead.
-    checkpoint = functools.partial(
-        jax.checkpoint, prevent_cse=(not gathers_weights, True, True, True)
-    )
+    waiting = (False, True, True, True) if gathers_weights else True
+    checkpoint = functools.partial(jax.checkpoint, prevent_cse=waiting)
     if recomputed.matmuls:
         return checkpoint(layer)
     if recomputed.elementwise:
