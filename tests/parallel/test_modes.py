@@ -6,6 +6,7 @@ device has.
 """
 
 import functools
+import math
 import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple, cast
@@ -238,18 +239,27 @@ def test_dp_sums_the_gradients_once_a_step_and_sends_nothing_else() -> None:
 def assert_weights_are_gathered_and_gradients_scattered(one: Trained, *axes: str) -> None:
     """Of each microbatch every layer's weights are gathered before the layer, and again before they
     are needed in the backward pass. Each gradient is summed into parts. What is outside of the
-    layers is gathered once a step."""
+    layers is gathered once a step. Devices that have columns of the embedding also exchange token
+    ids, and float32 rows forward and back."""
     matrices, norms = divided(one, "^blocks.*kernel"), divided(one, "^blocks.*scale")
     outside = divided(one, "^(?!blocks)")
     assert matrices > 10 * norms > 0 < outside
-    assert total(one.sent_over("all-gather", *axes)) == 2 * A * (matrices + norms) + outside
+    devices = math.prod(one.mesh.shape[axis] for axis in axes)
+    ids = 4 * SEQUENCES * S // devices
+    gathered = 2 * A * (matrices + norms) + outside + ids * devices
+    assert total(one.sent_over("all-gather", *axes)) == gathered
+    assert total(one.sent_over("all-to-all", *axes)) == 2 * ids * D
     summed = A * (matrices + norms + outside)
     assert total(one.sent_over("reduce-scatter", *axes)) == summed
 
 
 def test_fsdp_sends_weights_and_their_gradients_and_nothing_else() -> None:
     one = trained("fsdp")
-    assert one.kinds == {("all-gather", ("data",)), ("reduce-scatter", ("data",))}
+    assert one.kinds == {
+        ("all-gather", ("data",)),
+        ("reduce-scatter", ("data",)),
+        ("all-to-all", ("data",)),
+    }
     assert_weights_are_gathered_and_gradients_scattered(one, "data")
     arrays = named_arrays(one.model)
     # which are four wide, so that eight devices cannot divide them
@@ -286,6 +296,7 @@ def test_fsdp_tp_sends_what_both_do_each_along_its_axis() -> None:
     assert one.kinds == {
         ("all-gather", ("data",)),
         ("reduce-scatter", ("data",)),
+        ("all-to-all", ("data",)),
         ("all-reduce", ("tensor",)),
     }
     assert_weights_are_gathered_and_gradients_scattered(one, "data")
@@ -300,6 +311,7 @@ def test_cp_sends_what_fsdp_does_over_all_devices_and_exchanges_tokens_for_heads
     assert one.kinds == {
         ("all-gather", ("data", "context")),
         ("reduce-scatter", ("data", "context")),
+        ("all-to-all", ("data", "context")),
         ("all-to-all", ("context",)),
     }
     assert_weights_are_gathered_and_gradients_scattered(one, "data", "context")
