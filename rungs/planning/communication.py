@@ -64,8 +64,7 @@ class Communication(NamedTuple):
     """Seconds that the communication of a step takes if all links reach their peak."""
 
     tensor: float
-    """Along the tensor axis, and all-to-alls along the context axis: of activations, for which
-    computing waits."""
+    """Along the tensor axis, and in all-to-alls: of activations, for which computing waits."""
     data: float
     """Of weights and gradients, while something else is computed."""
 

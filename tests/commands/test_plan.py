@@ -18,7 +18,7 @@ from rungs.config import run_config
 from rungs.config.train_config import Mode, ShardingConfig
 from rungs.parallel import target_device
 from rungs.parallel.gpu_memory import SHARE_VARIABLES
-from rungs.parallel.names import DATA, TENSOR
+from rungs.parallel.names import TENSOR
 from rungs.planning import forecast, hardware, report
 from rungs.planning.communication import abstract_layout, planned_collectives
 from rungs.run import metrics
@@ -196,11 +196,15 @@ def test_communication_takes_time(mode: str, tmp_path: Path) -> None:
     alone, both = planned(run), planned(run, sharding=f"{mode}:2")
     with target_device.trace_for(target_device.Target("gpu", "9.0")):
         sent = planned_collectives(both.config, abstract_layout(both.sharding))
-    along: dict[tuple[str, ...], float] = {(TENSOR,): 0.0, (DATA,): 0.0}
+    waiting = overlapping = 0.0
     for one in sent:
-        along[one.axes] += one.moved_bytes / 450e9  # NVLink, in one direction
-    waiting, overlapping = along.values()
-    assert (waiting > 0) == (mode == "tp")
+        seconds = one.moved_bytes / 450e9  # NVLink, in one direction
+        if one.axes == (TENSOR,) or one.kind == "all-to-all":  # the latter of embeddings
+            waiting += seconds
+        else:
+            overlapping += seconds
+    assert waiting > 0
+    assert (overlapping > 0) == (mode == "fsdp")
     assert alone.speed is not None
     step_flops = alone.model_flops_per_token * alone.tokens.per_step
     seconds = max(step_flops / (2 * alone.speed.flops) + waiting, overlapping)
