@@ -3,6 +3,7 @@
 import ctypes
 import datetime
 import gc
+import logging
 import os
 import re
 import sys
@@ -14,6 +15,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import jax
 import pytest
 
+from rungs.common import run_log
 from rungs.optim import precision
 from rungs.parallel import jax_setup
 
@@ -90,3 +92,12 @@ def return_memory() -> Iterator[None]:
 @pytest.fixture
 def key() -> jax.Array:
     return jax.random.key(0)
+
+
+@pytest.fixture(autouse=True)
+def log_as_imported() -> Iterator[None]:
+    """Undo what a command does to the log: pytest catches messages twice if a logger that does not
+    propagate starts to."""
+    yield
+    run_log.log.handlers, run_log.log.propagate = [], True
+    run_log.log.setLevel(logging.NOTSET)
