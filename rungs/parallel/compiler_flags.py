@@ -10,9 +10,10 @@ import re
 from pathlib import Path
 
 GPU_FLAGS = {
-    # The loop over layers gathers the weights of the next layer while it computes one, and
-    # reduce-scatters the gradients of the layer before.
+    # The loop over layers gathers the weights of the next layer while it computes one, and adds up
+    # the gradients of the layer before.
     "xla_gpu_enable_pipelined_all_gather": "true",
+    "xla_gpu_enable_pipelined_all_reduce": "true",
     "xla_gpu_enable_pipelined_reduce_scatter": "true",
     # Without it, gathering the next layer waits until the gradients are sent.
     "xla_gpu_experimental_parallel_collective_overlap_limit": "2",

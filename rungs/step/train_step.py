@@ -23,10 +23,10 @@ from rungs.model.gpt import GPT
 from rungs.model.layers import Dropout
 from rungs.optim.multi_steps import MultiSteps
 from rungs.optim.precision import dtype_of
-from rungs.parallel import collectives
+from rungs.parallel import collectives, target_device
 from rungs.parallel.fsdp import WeightGatherer
-from rungs.parallel.names import DATA, TOKEN_AXES
-from rungs.parallel.sharding import Layout, is_spec, keep_layout, sharded_axis
+from rungs.parallel.names import BLOCKS, DATA, TOKEN_AXES
+from rungs.parallel.sharding import Layout, keep_layout, sharded_axis
 from rungs.step.nonfinite import ALL_FINITE, GRADIENT_NORM, first_nonfinite
 
 
@@ -187,7 +187,8 @@ def gradients(
 
     Each device accumulates gradients of its own part of the batch; one psum at the end adds up
     those of all devices. Gradients of sharded parameters are reduce-scattered in each microbatch
-    instead, because accumulating whole gradients would take the memory that sharding saves.
+    instead, because accumulating whole gradients would take the memory that sharding saves. If
+    there is only one microbatch, those of layers are psummed layer by layer on accelerators.
 
     Args:
         wrt: the kind of variables to differentiate.
@@ -198,7 +199,7 @@ def gradients(
     trained, frozen = states
     gatherer = WeightGatherer(layout, model, dtype_of(train))
     specs, batch, replicated = layout.specs(trained), layout.batch_spec(3), PartitionSpec()
-    is_sharded = jax.tree.map(lambda spec: sharded_axis(spec) is not None, specs, is_leaf=is_spec)
+    is_summed = _is_summed_at_the_end(layout, trained, microbatches=len(inputs_ABS))
 
     def on_each_device(
         trained: nnx.State, frozen: nnx.State, scale: Array | None, *step: Array
@@ -210,14 +211,14 @@ def gradients(
             return loss if scale is None else loss * scale, aux
 
         varying = jax.tree.map(
-            lambda sharded, w: w if sharded else collectives.to_varying(w, *TOKEN_AXES),
-            is_sharded,
+            lambda summed, w: collectives.to_varying(w, *TOKEN_AXES) if summed else w,
+            is_summed,
             trained,
         )
         total, *aux = accumulate_gradients(objective_of, varying, *step)
         total = jax.tree.map(
-            lambda sharded, g: g if sharded else collectives.psum(g, *TOKEN_AXES),
-            is_sharded,
+            lambda summed, g: collectives.psum(g, *TOKEN_AXES) if summed else g,
+            is_summed,
             total,
         )
         if scale is not None:
@@ -231,6 +232,22 @@ def gradients(
         out_specs=(specs, replicated, replicated),
     )
     return sharded_gradients(trained, frozen, scale, inputs_ABS, targets_ABS, key)
+
+
+def _is_summed_at_the_end(layout: Layout, trained: nnx.State, microbatches: int) -> Any:
+    """Return a tree with True for each parameter whose gradients the devices add up after the last
+    microbatch.
+
+    Those of a layer can be added up while the layer below computes its own. A CPU has no use for
+    that, as it communicates with the cores that compute.
+    """
+    by_layer = microbatches == 1 and target_device.platform() != "cpu"
+    specs = dict(nnx.to_flat_state(layout.specs(trained)))
+
+    def is_summed(path: tuple[Any, ...], _: nnx.Variable) -> bool:
+        return sharded_axis(specs[path]) is None and not (by_layer and path[0] == BLOCKS)
+
+    return nnx.map_state(is_summed, trained)
 
 
 def accumulate_gradients(

@@ -1,0 +1,64 @@
+"""Where a step adds up the gradients of several devices."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax.extend.core import jaxprs_in_params
+
+from rungs.config.run_config import RunConfig
+from rungs.parallel.sharding import Layout, place_batch
+from rungs.parallel.target_device import Target, trace_for
+from rungs.step.state import create_model_and_optimizer
+from rungs.step.train_step import gradients
+from tests.support.configs import mesh_of, model_config, train_config
+
+MESH = mesh_of(2)
+LAYERS = 3
+
+
+def psums_in(jaxpr: Any, trips: int = 1) -> list[tuple[int, int]]:
+    """Return for each psum of a traced program how often it runs, and the elements it adds up."""
+    found = []
+    for equation in jaxpr.eqns:
+        if "psum" in equation.primitive.name:
+            found += [(trips, out.aval.size) for out in equation.outvars]
+        inner_trips = trips * equation.params.get("length", 1)
+        for inner in jaxprs_in_params(equation.params):
+            found += psums_in(inner, inner_trips)
+    return found
+
+
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_one_microbatch_adds_up_layer_by_layer_on_accelerators(microbatches: int) -> None:
+    sharding = {"mode": "dp", "data": 2}
+    run = RunConfig(
+        model_config(n_layers=LAYERS, tied_embeddings=True),
+        train_config(sharding=sharding, gradient_accumulation_steps=microbatches),
+    )
+    model, optimizer = create_model_and_optimizer(run, 1, MESH)
+    tokens = np.asarray(jax.random.randint(jax.random.key(1), (microbatches, 4, 9), 0, 32))
+    batch = place_batch(MESH, tokens[..., :-1], tokens[..., 1:])
+
+    def traced(target: Target) -> Any:
+        def step(state: nnx.State, inputs_ABS: jax.Array, targets_ABS: jax.Array) -> nnx.State:
+            model, key = nnx.merge(graph, state), jax.random.key(0)
+            wrt = optimizer.wrt
+            return gradients(run.train, Layout(MESH), model, wrt, inputs_ABS, targets_ABS, key)[0]
+
+        graph, state = nnx.split(model)
+        with trace_for(target):
+            return jax.jit(step).trace(state, *batch), state
+
+    kernels = [leaf.size for leaf in jax.tree.leaves(nnx.state(model.blocks)) if leaf.ndim > 2]
+    (at_the_end, state), (by_layer, _) = traced(Target("cpu")), traced(Target("tpu"))
+    assert {(1, size) for size in kernels} <= set(psums_in(at_the_end.jaxpr))
+    in_loop = {(LAYERS, size // LAYERS) for size in kernels}
+    assert in_loop.issubset(psums_in(by_layer.jaxpr)) == (microbatches == 1)
+    results = [one.lower().compile()(state, *batch) for one in (at_the_end, by_layer)]
+    for expected, found in zip(*map(jax.tree.leaves, results), strict=True):
+        assert jnp.abs(expected).max() > 0
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
