@@ -1,6 +1,8 @@
 """Flags of XLA's GPU compiler, so that devices compute while they send each other weights.
 
-`XLA_FLAGS` in the environment overrides any of them. docs/performance.md says what they bring.
+They are for steps of one microbatch. With several, the compiler also pipelines the loop over
+microbatches and has the activations of two of them in memory. `XLA_FLAGS` in the environment
+overrides any flag. docs/performance.md says what they bring.
 """
 
 import importlib.util
@@ -9,36 +11,40 @@ import os
 import re
 from pathlib import Path
 
-GPU_FLAGS = {
+GPU_FLAGS: dict[str, bool | int] = {
     # The loop over layers gathers the weights of the next layer while it computes one, and adds up
     # the gradients of the layer before.
-    "xla_gpu_enable_pipelined_all_gather": "true",
-    "xla_gpu_enable_pipelined_all_reduce": "true",
-    "xla_gpu_enable_pipelined_reduce_scatter": "true",
+    "xla_gpu_enable_pipelined_all_gather": True,
+    "xla_gpu_enable_pipelined_all_reduce": True,
+    "xla_gpu_enable_pipelined_reduce_scatter": True,
     # Without it, gathering the next layer waits until the gradients are sent.
-    "xla_gpu_experimental_parallel_collective_overlap_limit": "2",
+    "xla_gpu_experimental_parallel_collective_overlap_limit": 2,
     # All weights of a layer of up to 64M parameters are gathered at once, but not the head.
-    "xla_gpu_all_gather_combine_threshold_bytes": str(128 << 20),
+    "xla_gpu_all_gather_combine_threshold_bytes": 128 << 20,
 }
 """See also https://docs.nvidia.com/jax-toolbox/performance-profiling/gpu-performance."""
 _PLUGINS = "jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12"
 
 
-def set_gpu_flags() -> None:
-    """Add `GPU_FLAGS` to `XLA_FLAGS`, where there is a plugin for GPUs. Call it before JAX starts.
+def set_gpu_flags(microbatches: int) -> None:
+    """Add the flags to `XLA_FLAGS`, where there is a plugin for GPUs. Call it before JAX starts.
 
     XLA ends the process if it does not know a flag, so those that the installed version does not
     have are left out.
     """
     if libraries := _libraries():
         flags = [
-            f"--{name}={value}" for name, value in gpu_flags().items() if _has(libraries, name)
+            f"--{name}={str(value).lower()}"
+            for name, value in gpu_flags(microbatches).items()
+            if _has(libraries, name)
         ]
         os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *flags]).strip()
 
 
-def gpu_flags() -> dict[str, str]:
-    """Return `GPU_FLAGS` without those that the user has set."""
+def gpu_flags(microbatches: int) -> dict[str, bool | int]:
+    """Return the flags for a step of so many microbatches, without those that the user has set."""
+    if microbatches > 1:
+        return {}
     own = re.findall(r"--(\w+)", os.environ.get("XLA_FLAGS", ""))
     return {name: value for name, value in GPU_FLAGS.items() if name not in own}
 

@@ -46,7 +46,7 @@ def prepare(
     enable_compilation_cache()
     keep_freed_memory()
     gpu_memory.set_share()
-    compiler_flags.set_gpu_flags()
+    compiler_flags.set_gpu_flags(train.gradient_accumulation_steps)
     if train.deterministic:
         flags = os.environ.get("XLA_FLAGS", "")
         os.environ["XLA_FLAGS"] = f"{flags} --xla_gpu_deterministic_ops=true".strip()

@@ -109,10 +109,10 @@ def prepare() -> None:
         os.environ.setdefault(name, value)
 
 
-def options(platform: str) -> dict[str, str]:
+def options(platform: str, microbatches: int) -> dict[str, Any]:
     """Return options of `jax.stages.Lowered.compile`: on a GPU, the flags of a training, and no
     kernels are timed to choose the fastest, as none can run."""
-    return {"xla_gpu_autotune_level": "0", **gpu_flags()} if platform == "gpu" else {}
+    return {"xla_gpu_autotune_level": "0", **gpu_flags(microbatches)} if platform == "gpu" else {}
 
 
 def devices(hardware: Hardware, count: int) -> list[Any]:

@@ -75,8 +75,10 @@ def compile_step(config: RunConfig, hardware: Hardware) -> CompiledStep:
     target = Target(hardware.platform, hardware.compute_capability)
     with target_device.trace_for(target, is_compiled=True):
         lowered = lower_step(config, mesh)
+    microbatches = config.train.gradient_accumulation_steps
+    options = compile_targets.options(hardware.platform, microbatches)
     begin = time.perf_counter()
-    result = _compile(lowered, mesh, hardware)
+    result = _compile(lowered, mesh, hardware, options)
     return CompiledStep(time.perf_counter() - begin, _versions(hardware), result)
 
 
@@ -92,10 +94,12 @@ def lower_step(config: RunConfig, mesh: Mesh) -> Any:
     return step.lower(model, optimizer, batch, batch)
 
 
-def _compile(lowered: Any, mesh: Mesh, hardware: Hardware) -> Compiled | str:
+def _compile(
+    lowered: Any, mesh: Mesh, hardware: Hardware, options: dict[str, Any]
+) -> Compiled | str:
     with captured_stderr() as log:
         try:
-            program = lowered.compile(compile_targets.options(hardware.platform)).compiled
+            program = lowered.compile(options).compiled
         except jax.errors.JaxRuntimeError as error:
             if found := _OUT_OF_MEMORY.search(str(error)):
                 return found[0]

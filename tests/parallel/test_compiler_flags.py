@@ -8,7 +8,8 @@ import pytest
 from rungs.parallel import compiler_flags
 from rungs.parallel.compiler_flags import GPU_FLAGS, gpu_flags, set_gpu_flags
 
-FIRST, *OTHERS = GPU_FLAGS
+FIRST = next(iter(GPU_FLAGS))
+AS_TEXT = {name: str(value).lower() for name, value in GPU_FLAGS.items()}
 
 
 @pytest.fixture
@@ -22,8 +23,8 @@ def libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return found
 
 
-def flags_set() -> dict[str, str]:
-    set_gpu_flags()
+def flags_set(microbatches: int = 1) -> dict[str, str]:
+    set_gpu_flags(microbatches)
     flags = os.environ["XLA_FLAGS"].split()
     assert all(flag.startswith("--") for flag in flags)
     return dict(flag.removeprefix("--").split("=") for flag in flags)
@@ -31,16 +32,16 @@ def flags_set() -> dict[str, str]:
 
 @pytest.mark.usefixtures("libraries")
 def test_all_flags_are_set_once() -> None:
-    assert flags_set() == GPU_FLAGS
-    assert flags_set() == GPU_FLAGS
+    assert flags_set() == AS_TEXT
+    assert flags_set() == AS_TEXT
     assert os.environ["XLA_FLAGS"].count(FIRST) == 1
 
 
 @pytest.mark.usefixtures("libraries")
 def test_the_users_own_flags_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XLA_FLAGS", f"--{FIRST}=false --xla_other=1")
-    assert FIRST not in gpu_flags()
-    assert flags_set() == {**GPU_FLAGS, FIRST: "false", "xla_other": "1"}
+    assert FIRST not in gpu_flags(microbatches=1)
+    assert flags_set() == {**AS_TEXT, FIRST: "false", "xla_other": "1"}
 
 
 @pytest.mark.parametrize("library", [0, 1])
@@ -48,7 +49,13 @@ def test_flags_that_a_library_does_not_know_are_left_out(
     libraries: list[Path], library: int
 ) -> None:
     libraries[library].write_bytes(FIRST.encode())
-    assert flags_set() == {FIRST: GPU_FLAGS[FIRST]}
+    assert flags_set() == {FIRST: AS_TEXT[FIRST]}
+
+
+@pytest.mark.usefixtures("libraries")
+def test_several_microbatches_have_none_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XLA_FLAGS", "--xla_other=1")
+    assert flags_set(microbatches=2) == {"xla_other": "1"}
 
 
 def test_without_a_plugin_nothing_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
