@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 
 from rungs.common.errors import UserError
@@ -122,3 +123,11 @@ def test_a_step_that_does_not_fit_is_reported_with_the_compilers_reason(tmp_path
     assert result.returncode == 1
     assert re.search(r"the compiler says: Ran out of memory", result.stdout)
     assert "It does not fit into memory:" in result.stdout
+
+
+def test_the_options_for_gpus_are_ones_that_xla_can_read() -> None:
+    """Its parser is the same on a CPU."""
+    lowered: Any = jax.jit(lambda x: x + 1).lower(1.0)
+    lowered.compile(compile_targets.options("gpu", microbatches=1))
+    with pytest.raises(jax.errors.JaxRuntimeError, match="not a valid bool"):
+        lowered.compile({"xla_gpu_enable_pipelined_all_gather": "true"})
