@@ -256,13 +256,12 @@ def _gathered(config: RunConfig, weights: AbstractArrays) -> int:
 
 def _gradient_copies(config: RunConfig, mesh: Mesh) -> int:
     """Return the bytes of transposed copies of the gradients of embedding and head, which the loop
-    over layers separates. With FSDP only one is copied, as the other is reduce-scattered."""
-    if not config.model.n_layers:
-        return 0
+    over layers separates. With FSDP there are none: each device has a part of the gradients."""
     sharding = config.train.sharding
-    copies = 1 if sharding and sharding.mode in ("fsdp", "fsdp_tp", "cp") else 2
+    if not config.model.n_layers or (sharding and sharding.mode in ("fsdp", "fsdp_tp", "cp")):
+        return 0
     row_bytes = config.model.emb_dim * jnp.float32.dtype.itemsize
-    return copies * _vocabulary(config, mesh) * row_bytes
+    return 2 * _vocabulary(config, mesh) * row_bytes
 
 
 def _vocabulary(config: RunConfig, mesh: Mesh) -> int:
