@@ -1,21 +1,21 @@
 """Which collectives are hidden behind matmuls: HLO text as XLA's GPU and TPU compilers write it,
 and programs compiled by them."""
 
-import importlib.util
-import os
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import Array
-from jax.experimental import topologies
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
+from rungs.planning import compile_targets
 from rungs.planning.compiled_communication import collectives, summary
 from rungs.planning.compiled_overlap import OverlapTraffic, overlap_summary, overlaps
+from rungs.planning.hardware import device_by_name
 
+compile_targets.prepare()
 MESH = AbstractMesh((4, 2), ("data", "tensor"))
 GROUPS = "replica_groups=[2,4]<=[4,2]T(1,0)"  # along data
 ADD = """%add (x: f32[], y: f32[]) -> f32[] {
@@ -236,28 +236,13 @@ SENT = LAYERS * WIDTH * WIDTH * 2 * 3 // 4
 
 
 @pytest.mark.long
-def test_loops_compiled_for_a_tpu_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    if not importlib.util.find_spec("libtpu"):
-        pytest.skip("XLA's TPU compiler is not installed (extra `tpu`)")
-    monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "1")
-    devices = topologies.get_topology_desc(topology_name="v5e:2x2", platform="tpu").devices
-    check_gathered_layers(Mesh(devices, "data", axis_types=(AxisType.Auto,)), "")
-
-
-@pytest.mark.long
-def test_loops_compiled_for_a_gpu_are_counted() -> None:
-    device = os.environ.get("RUNGS_GPU_TARGET_CONFIG")
-    if not importlib.util.find_spec("jax_cuda13_plugin") or not device:
-        pytest.skip(
-            "XLA's GPU compiler is not installed, or RUNGS_GPU_TARGET_CONFIG names no device"
-        )
-    devices = topologies.get_topology_desc(
-        topology_name="gpu",
-        platform="cuda",
-        target_config=Path(device).read_text(),
-        topology="1x1x4",
-    ).devices
-    check_gathered_layers(Mesh(devices, "data", axis_types=(AxisType.Auto,)), "known_trip_count")
+@pytest.mark.parametrize(("name", "count_in_text"), [("tpu-v5e", ""), ("h100", "known_trip_count")])
+def test_loops_are_counted_in_compiled_programs(name: str, count_in_text: str) -> None:
+    device = device_by_name(name)
+    if not compile_targets.is_installed(device):
+        pytest.skip(f"the compiler for {name} is not installed")
+    devices = np.array(compile_targets.devices(device, 4))
+    check_gathered_layers(Mesh(devices, "data", axis_types=(AxisType.Auto,)), count_in_text)
 
 
 def check_gathered_layers(mesh: Mesh, count_in_text: str) -> None:
