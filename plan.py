@@ -25,12 +25,12 @@ from rungs.config.train_config import Mode, ShardingConfig, mode_problem
 from rungs.config.unused_keys import unused_keys
 from rungs.data.catalog import DATASETS_DIR_OPTION, find_datasets_dir
 from rungs.parallel import gpu_memory
-from rungs.planning import compile_targets
+from rungs.planning.compiled import targets
 from rungs.planning.hardware import DESCRIPTION_FORMAT, NAMES
 from rungs.run.folder import RunFolder, find_run
 
 if TYPE_CHECKING:
-    from rungs.planning.compiled_step import CompiledStep
+    from rungs.planning.compiled.step import CompiledStep
     from rungs.planning.forecast import Forecast
 
 RUNGS = 5
@@ -134,7 +134,7 @@ def main(
     if device is not None:
         os.environ["JAX_PLATFORMS"] = "cpu"
     if is_compiled:
-        compile_targets.prepare()
+        targets.prepare()
     # Imported late because JAX takes seconds to import; config errors are reported before that.
 
     from rungs.planning import report
@@ -182,7 +182,7 @@ def _forecast(
 
 
 def _compile(forecast: "Forecast") -> "CompiledStep":
-    from rungs.planning.compiled_step import compile_step
+    from rungs.planning.compiled.step import compile_step
 
     return compile_step(forecast.config, forecast.hardware)
 

@@ -42,7 +42,7 @@ from rungs.config.run_config import RunConfig
 from rungs.parallel.mesh import create_mesh
 from rungs.parallel.names import TENSOR
 from rungs.planning.communication import PlannedCollective, parameter_layouts, planned_collectives
-from rungs.planning.compiled_step import lower_step
+from rungs.planning.compiled.step import lower_step
 from rungs.planning.flops import model_flops_per_token
 from rungs.planning.hardware import Hardware
 from rungs.step.state import shapes_of

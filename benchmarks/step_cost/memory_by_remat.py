@@ -18,7 +18,7 @@ from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import RunConfig
 from rungs.config.train_config import Remat, ShardingConfig
 from rungs.parallel.mesh import create_mesh
-from rungs.planning.compiled_step import lower_step
+from rungs.planning.compiled.step import lower_step
 
 SHARDINGS = (
     ShardingConfig(mode="dp", data=1),

@@ -1,7 +1,7 @@
 """What the devices of a mesh send each other in a training step, computed from the configs.
 
 `planned_collectives(run, layout)` lists the collectives that a step runs for each parameter and
-activation, how often, and on how many bytes. Nothing is compiled. `compiled_communication.py`
+activation, how often, and on how many bytes. Nothing is compiled. `compiled/collectives.py`
 counts the same in a compiled program, which differs where the compiler moves or drops collectives.
 
 Axis suffixes as in `rungs/model/gpt.py`.
@@ -30,7 +30,7 @@ from rungs.parallel.names import (
     VOCABULARY,
 )
 from rungs.parallel.sharding import Layout, padded_axis, sharded_axis
-from rungs.planning.compiled_communication import moved_bytes
+from rungs.planning.compiled.collectives import moved_bytes
 from rungs.planning.hardware import Links
 from rungs.step.state import abstract_model
 
@@ -43,7 +43,7 @@ class PlannedCollective(NamedTuple):
 
     purpose: Purpose
     kind: str
-    """One of `compiled_communication.KINDS`."""
+    """One of `compiled.collectives.KINDS`."""
     axes: tuple[str, ...]
     """Mesh axes along which it runs."""
     devices: int
@@ -56,7 +56,7 @@ class PlannedCollective(NamedTuple):
 
     @property
     def moved_bytes(self) -> int:
-        """Bytes that one device sends in a step, counted as in `compiled_communication.py`."""
+        """Bytes that one device sends in a step, counted as in `compiled/collectives.py`."""
         return self.runs_per_step * moved_bytes(self.kind, self.array_bytes, self.devices)
 
 

@@ -10,9 +10,9 @@ from rungs.common.text_table import format_duration
 from rungs.parallel.gpu_memory import share_advice
 from rungs.parallel.mesh import size_along
 from rungs.parallel.names import CONTEXT, DATA
-from rungs.planning import compiled_report
 from rungs.planning.communication import abstract_layout
-from rungs.planning.compiled_step import CompiledStep
+from rungs.planning.compiled import report as compiled_report
+from rungs.planning.compiled.step import CompiledStep
 from rungs.planning.disk_space import remedy
 from rungs.planning.flops import TOKENS_PER_PARAMETER, Passes
 from rungs.planning.forecast import Forecast

@@ -24,7 +24,7 @@ from rungs.config.train_config import Mode
 from rungs.model.gpt import GPT
 from rungs.optim.multi_steps import MultiSteps
 from rungs.parallel.sharding import Layout, place_batch
-from rungs.planning.compiled_communication import Collective, axes_of, collectives
+from rungs.planning.compiled.collectives import Collective, axes_of, collectives
 from rungs.step.eval_step import make_evaluation_step
 from rungs.step.state import AbstractState, Arrays, create_model_and_optimizer, named_arrays
 from rungs.step.train_step import StepResult, gradients, make_train_step

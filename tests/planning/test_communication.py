@@ -15,7 +15,7 @@ from rungs.planning.communication import (
     communication_of,
     planned_collectives,
 )
-from rungs.planning.compiled_communication import collectives, summary
+from rungs.planning.compiled.collectives import collectives, summary
 from rungs.planning.hardware import Links
 from rungs.step.state import AbstractState
 from rungs.step.train_step import make_train_step

@@ -24,7 +24,7 @@ from rungs.model.kernels.grouped_matmul import grouped_matmul, plain_grouped_mat
 from rungs.model.kernels.matmul import matmul, plain_matmul
 from rungs.model.layers import NO_DROPOUT
 from rungs.parallel import target_device
-from rungs.planning.compiled_kernels import XLA, kernels_of
+from rungs.planning.compiled.kernels import XLA, kernels_of
 
 PART = "kernels"
 PLAIN_ERRORS = 4
@@ -44,7 +44,7 @@ class KernelCase(NamedTuple):
 
     name: str
     part: str
-    """Of the model, as in `compiled_kernels.PARTS`; empty if XLA computes it on every device."""
+    """Of the model, as in `compiled.kernels.PARTS`; empty if XLA computes it everywhere."""
     kernel: Function
     plain: Function
     activations: tuple[tuple[int, ...], ...]

@@ -29,7 +29,7 @@ from rungs.parallel.devices import memory_bytes
 from rungs.parallel.mesh import create_mesh, size_along
 from rungs.parallel.names import CONTEXT, dotted
 from rungs.parallel.sharding import Layout, place_batch
-from rungs.planning.compiled_communication import collectives, summary
+from rungs.planning.compiled.collectives import collectives, summary
 from rungs.run.folder import RunFolder
 from rungs.step.state import AbstractState, create_model_and_optimizer, named_arrays
 from rungs.step.train_step import StepResult, make_train_step

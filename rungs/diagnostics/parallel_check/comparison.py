@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rungs.config.train_config import Mode, ShardingConfig
-from rungs.planning.compiled_communication import Traffic
+from rungs.planning.compiled.collectives import Traffic
 
 ROUNDING_TOLERANCE = 1e-5
 """Largest relative difference of loss, gradient and update from one device. A float32 is rounded by

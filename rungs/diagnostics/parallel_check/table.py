@@ -13,7 +13,7 @@ from rungs.diagnostics.parallel_check.comparison import (
     ParallelCase,
     compare,
 )
-from rungs.planning.compiled_communication import Traffic
+from rungs.planning.compiled.collectives import Traffic
 
 _ROW = "{:8} {:>11} {:>7}  {:>9} {:>9} {:>9} {:>12}  {}"
 _HEADER_ROW = _ROW.format(

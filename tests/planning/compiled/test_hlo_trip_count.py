@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from rungs.planning.hlo import Module
-from rungs.planning.hlo_trip_count import trip_count
+from rungs.planning.compiled.hlo import Module
+from rungs.planning.compiled.hlo_trip_count import trip_count
 
 
 def program(

@@ -8,7 +8,7 @@ steps until its condition, a comparison with a constant, is false.
 import re
 from typing import NamedTuple
 
-from rungs.planning.hlo import Instruction, Module
+from rungs.planning.compiled.hlo import Instruction, Module
 
 _COPIES = ("copy", "copy-start", "copy-done", "bitcast", "convert", "reshape")
 

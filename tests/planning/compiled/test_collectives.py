@@ -11,7 +11,7 @@ import pytest
 from jax import Array, lax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from rungs.planning.compiled_communication import Collective, Traffic, axes_of, collectives, summary
+from rungs.planning.compiled.collectives import Collective, Traffic, axes_of, collectives, summary
 
 P = PartitionSpec
 AB = jnp.zeros((8, 16), jnp.float32)

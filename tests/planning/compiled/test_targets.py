@@ -11,13 +11,13 @@ import jax
 import pytest
 
 from rungs.common.errors import UserError
-from rungs.planning import compile_targets
+from rungs.planning.compiled import targets
 from rungs.planning.hardware import DEVICES, device_by_name
 from tests.support.committed_runs import ROOT
 
 
 def has_compiler(name: str) -> bool:
-    return compile_targets.is_installed(device_by_name(name))
+    return targets.is_installed(device_by_name(name))
 
 
 NEEDS_TPU = pytest.mark.skipif(not has_compiler("tpu-v5e"), reason="libtpu is not installed")
@@ -25,7 +25,7 @@ NEEDS_CUDA = pytest.mark.skipif(not has_compiler("h100"), reason="the extra cuda
 
 
 def test_every_known_device_has_a_compiler() -> None:
-    known = {*compile_targets._GPUS, *compile_targets._TPUS}
+    known = {*targets._GPUS, *targets._TPUS}
     assert known == {device.name for device in DEVICES}
 
 
@@ -43,18 +43,18 @@ def test_every_known_device_has_a_compiler() -> None:
     ],
 )
 def test_torus_is_the_most_compact(chips: int, dimensions: int, sides: tuple[int, ...]) -> None:
-    assert compile_targets.torus(chips, dimensions) == sides
+    assert targets.torus(chips, dimensions) == sides
 
 
 def test_a_gpu_is_described_with_the_figures_of_the_table() -> None:
-    text = compile_targets.gpu_description(device_by_name("rtx3090"))
+    text = targets.gpu_description(device_by_name("rtx3090"))
     figures = dict(re.findall(r"(\w+): (\S+)", text))
     assert figures["core_count"] == "82"
     assert figures["shared_memory_per_block_optin"] == "101376"
     assert "cuda_compute_capability { major: 8 minor: 6 }" in " ".join(text.split())
     assert float(figures["device_memory_size"]) == round(device_by_name("rtx3090").memory_bytes)
     assert "feature_extension" not in text
-    assert "ACCELERATED_FEATURES" in compile_targets.gpu_description(device_by_name("h100"))
+    assert "ACCELERATED_FEATURES" in targets.gpu_description(device_by_name("h100"))
 
 
 def test_a_device_without_a_compiler_is_refused_in_one_line(
@@ -62,11 +62,11 @@ def test_a_device_without_a_compiler_is_refused_in_one_line(
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(UserError, match=r"^--compile: .* uv sync --extra tpu$"):
-        compile_targets.devices(device_by_name("tpu-v5e"), 1)
+        targets.devices(device_by_name("tpu-v5e"), 1)
     with pytest.raises(UserError, match=r"^--compile: .* uv sync --extra cuda$"):
-        compile_targets.devices(device_by_name("h100"), 1)
+        targets.devices(device_by_name("h100"), 1)
     with pytest.raises(UserError, match=r"^--compile: no compiler knows mine; choose from h100"):
-        compile_targets.devices(device_by_name("mine:1e12:1e9:1e11"), 1)
+        targets.devices(device_by_name("mine:1e12:1e9:1e11"), 1)
 
 
 def plan(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -128,6 +128,6 @@ def test_a_step_that_does_not_fit_is_reported_with_the_compilers_reason(tmp_path
 def test_the_options_for_gpus_are_ones_that_xla_can_read() -> None:
     """Its parser is the same on a CPU."""
     lowered: Any = jax.jit(lambda x: x + 1).lower(1.0)
-    lowered.compile(compile_targets.options("gpu", microbatches=1))
+    lowered.compile(targets.options("gpu", microbatches=1))
     with pytest.raises(jax.errors.JaxRuntimeError, match="not a valid bool"):
         lowered.compile({"xla_gpu_enable_pipelined_all_gather": "true"})

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from rungs.common.text_table import format_duration
-from rungs.planning.compiled_kernels import PARTS, XLA
-from rungs.planning.compiled_overlap import OverlapTraffic
-from rungs.planning.compiled_step import Compiled, CompiledStep
+from rungs.planning.compiled.kernels import PARTS, XLA
+from rungs.planning.compiled.overlap import OverlapTraffic
+from rungs.planning.compiled.step import Compiled, CompiledStep
 from rungs.planning.forecast import Forecast
 from rungs.planning.memory import Memory, format_bytes
 

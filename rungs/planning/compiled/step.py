@@ -16,9 +16,9 @@ from rungs.parallel import target_device
 from rungs.parallel.mesh import create_mesh
 from rungs.parallel.sharding import Layout
 from rungs.parallel.target_device import Target
-from rungs.planning import compile_targets
-from rungs.planning.compiled_kernels import Kernels, captured_stderr, kernels_of
-from rungs.planning.compiled_overlap import OverlapTraffic, overlap_summary, overlaps
+from rungs.planning.compiled import targets
+from rungs.planning.compiled.kernels import Kernels, captured_stderr, kernels_of
+from rungs.planning.compiled.overlap import OverlapTraffic, overlap_summary, overlaps
 from rungs.planning.hardware import Hardware
 from rungs.step.state import AbstractState
 from rungs.step.train_step import make_train_step
@@ -71,12 +71,12 @@ def compile_step(config: RunConfig, hardware: Hardware) -> CompiledStep:
     """
     assert config.train.sharding is not None
     sizes, axes = config.train.sharding.sizes, config.train.sharding.axes
-    mesh = create_mesh(sizes, axes, compile_targets.devices(hardware, math.prod(sizes)))
+    mesh = create_mesh(sizes, axes, targets.devices(hardware, math.prod(sizes)))
     target = Target(hardware.platform, hardware.compute_capability)
     with target_device.trace_for(target, is_compiled=True):
         lowered = lower_step(config, mesh)
     microbatches = config.train.gradient_accumulation_steps
-    options = compile_targets.options(hardware.platform, microbatches)
+    options = targets.options(hardware.platform, microbatches)
     begin = time.perf_counter()
     result = _compile(lowered, mesh, hardware, options)
     return CompiledStep(time.perf_counter() - begin, _versions(hardware), result)

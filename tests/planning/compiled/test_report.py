@@ -8,10 +8,10 @@ import pytest
 from click.testing import CliRunner
 
 import plan
-from rungs.planning import compiled_step
-from rungs.planning.compiled_kernels import Kernels
-from rungs.planning.compiled_overlap import OverlapTraffic
-from rungs.planning.compiled_step import Compiled, CompiledStep
+from rungs.planning.compiled import step as compiled_step
+from rungs.planning.compiled.kernels import Kernels
+from rungs.planning.compiled.overlap import OverlapTraffic
+from rungs.planning.compiled.step import Compiled, CompiledStep
 from tests.support.committed_runs import ROOT
 
 GB = 10**9

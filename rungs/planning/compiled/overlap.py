@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 from jax.sharding import AbstractMesh, Mesh
 
-from rungs.planning.compiled_communication import Collective, Site, axes_of, chain_of, sites
-from rungs.planning.hlo import Instruction, Module, Program
-from rungs.planning.hlo_trip_count import trip_count
+from rungs.planning.compiled.collectives import Collective, Site, axes_of, chain_of, sites
+from rungs.planning.compiled.hlo import Instruction, Module, Program
+from rungs.planning.compiled.hlo_trip_count import trip_count
 
 _MATMUL_TARGETS = ("__cublas", "__cudnn", "__gpu$xla.gpu.triton", "tpu_custom_call")
 """Beginnings of the names of custom calls that are matmuls, attention or hand-written kernels."""
@@ -58,7 +58,7 @@ class OverlapTraffic(NamedTuple):
 
 def overlaps(program: Program) -> list[Overlap]:
     """Return the collectives of a compiled program, one entry for each call site, in the order of
-    `compiled_communication.collectives`.
+    `collectives.collectives`.
 
     Raises:
         ValueError: as `collectives`, or the program has no schedule, or the end of an asynchronous

@@ -14,9 +14,9 @@ from typing import NamedTuple
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
-from rungs.planning.hlo import Instruction, Module, Program, bytes_of, shapes_in
-from rungs.planning.hlo_groups import Groups, parse_braces, parse_groups
-from rungs.planning.hlo_trip_count import trip_count
+from rungs.planning.compiled.hlo import Instruction, Module, Program, bytes_of, shapes_in
+from rungs.planning.compiled.hlo_groups import Groups, parse_braces, parse_groups
+from rungs.planning.compiled.hlo_trip_count import trip_count
 
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 UNCOUNTED_KINDS = ("collective-broadcast", "ragged-all-to-all", "send")

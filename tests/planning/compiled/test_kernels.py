@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from rungs.planning.compiled_kernels import PARTS, captured_stderr, kernels_of
+from rungs.planning.compiled.kernels import PARTS, captured_stderr, kernels_of
 from tests.support.plan_cases import PlanCase, lowered
 
 PROGRAM = """

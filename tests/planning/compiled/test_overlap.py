@@ -10,12 +10,12 @@ import pytest
 from jax import Array
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from rungs.planning import compile_targets
-from rungs.planning.compiled_communication import collectives, summary
-from rungs.planning.compiled_overlap import OverlapTraffic, overlap_summary, overlaps
+from rungs.planning.compiled import targets
+from rungs.planning.compiled.collectives import collectives, summary
+from rungs.planning.compiled.overlap import OverlapTraffic, overlap_summary, overlaps
 from rungs.planning.hardware import device_by_name
 
-compile_targets.prepare()
+targets.prepare()
 MESH = AbstractMesh((4, 2), ("data", "tensor"))
 GROUPS = "replica_groups=[2,4]<=[4,2]T(1,0)"  # along data
 ADD = """%add (x: f32[], y: f32[]) -> f32[] {
@@ -239,9 +239,9 @@ SENT = LAYERS * WIDTH * WIDTH * 2 * 3 // 4
 @pytest.mark.parametrize(("name", "count_in_text"), [("tpu-v5e", ""), ("h100", "known_trip_count")])
 def test_loops_are_counted_in_compiled_programs(name: str, count_in_text: str) -> None:
     device = device_by_name(name)
-    if not compile_targets.is_installed(device):
+    if not targets.is_installed(device):
         pytest.skip(f"the compiler for {name} is not installed")
-    devices = np.array(compile_targets.devices(device, 4))
+    devices = np.array(targets.devices(device, 4))
     check_gathered_layers(Mesh(devices, "data", axis_types=(AxisType.Auto,)), count_in_text)
 
 
