@@ -11,13 +11,12 @@ Start and end look different in each compiler:
          on a GPU
 """
 
-from collections import defaultdict
 from collections.abc import Iterable
 from typing import NamedTuple
 
 from jax.sharding import AbstractMesh, Mesh
 
-from rungs.planning.compiled.collectives import Collective, Site, axes_of, chain_of, sites
+from rungs.planning.compiled.collectives import Collective, Site, chain_of, sites, summary
 from rungs.planning.compiled.hlo import Instruction, Module, Program
 from rungs.planning.compiled.hlo_trip_count import trip_count
 
@@ -72,18 +71,12 @@ def overlaps(program: Program) -> list[Overlap]:
 
 def overlap_summary(found: Iterable[Overlap], mesh: Mesh | AbstractMesh) -> list[OverlapTraffic]:
     """Return bytes by kind and mesh axes, sorted by these."""
-    grouped: dict[tuple[str, tuple[str, ...]], list[Overlap]] = defaultdict(list)
-    for overlap in found:
-        grouped[overlap.collective.kind, axes_of(overlap.collective.groups, mesh)].append(overlap)
+    found = list(found)
+    hidden = summary((one.collective for one in found if one.matmuls), mesh)
+    hidden_bytes = {(traffic.kind, traffic.axes): traffic.moved_bytes for traffic in hidden}
     return [
-        OverlapTraffic(
-            kind,
-            axes,
-            sum(one.collective.trips for one in group),
-            sum(one.collective.total_moved_bytes for one in group),
-            sum(one.hidden_bytes for one in group),
-        )
-        for (kind, axes), group in sorted(grouped.items())
+        OverlapTraffic(*traffic, hidden_bytes.get((traffic.kind, traffic.axes), 0))
+        for traffic in summary((one.collective for one in found), mesh)
     ]
 
 
