@@ -3,20 +3,17 @@
 from typing import Any, get_args
 
 import jax
-import jax.numpy as jnp
 import pytest
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 
 from rungs.config.run_config import RunConfig
 from rungs.config.train_config import Remat
 from rungs.parallel.mesh import size_along
 from rungs.parallel.names import TOKEN_AXES
-from rungs.parallel.sharding import Layout
 from rungs.planning import oom_advice
+from rungs.planning.compiled.step import lower_step
 from rungs.planning.memory import memory_of
 from rungs.planning.oom_advice import advice, edits
-from rungs.step.state import AbstractState
-from rungs.step.train_step import make_train_step
 from tests.support.configs import mesh_of, model_config, train_config
 from tests.support.plan_cases import FAMILIES, UNOPTIMIZED, PlanCase, cases, compiled_bytes
 
@@ -33,14 +30,7 @@ def run_of(mesh: Mesh, mode: str = "dp", **train: Any) -> RunConfig:
 
 def compiled(config: RunConfig, mesh: Mesh) -> tuple[int, int]:
     """Return the bytes on each device of the arguments without the batch, and of temporaries."""
-    abstract = AbstractState(config, 10, mesh)
-    model, optimizer = abstract.fill(abstract.weights, abstract.optimizer)  # type: ignore[arg-type]
-    place = NamedSharding(mesh, Layout(mesh).batch_spec(3))
-    shape = 2, config.train.microbatch_size, MODEL.context_length
-    batch = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=place)
-    step = make_train_step(config.train, mesh)
-    lowered = step.lower(model, optimizer, batch, batch)  # type: ignore[attr-defined]
-    analysis = lowered.compile(UNOPTIMIZED).compiled.memory_analysis()
+    analysis = lower_step(config, mesh).compile(UNOPTIMIZED).compiled.memory_analysis()
     batch_bytes = 2 * 4 * 2 * 16 * 64 // size_along(mesh, *TOKEN_AXES)
     return analysis.argument_size_in_bytes - batch_bytes, analysis.temp_size_in_bytes
 

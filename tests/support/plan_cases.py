@@ -6,14 +6,10 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple, get_args
 
 import jax
-import jax.numpy as jnp
-from jax.sharding import NamedSharding
 
 from rungs.config.run_config import RunConfig
 from rungs.config.train_config import ComputeDtype, Mode, Remat
-from rungs.parallel.sharding import Layout
-from rungs.step.state import AbstractState
-from rungs.step.train_step import make_train_step
+from rungs.planning.compiled.step import lower_step, needed_bytes
 from tests.support.configs import mesh_of, model_config, train_config
 
 SIZE = {"vocab_size": 8192, "context_length": 256, "emb_dim": 512, "n_layers": 4, "n_heads": 8}
@@ -96,22 +92,11 @@ def cases(family: str) -> Iterator[PlanCase]:
 
 def lowered(run: RunConfig) -> jax.stages.Lowered:
     """Return the lowered step of a run, from shapes alone."""
-    model, train = run
-    assert train.sharding is not None
-    mesh = mesh_of(*train.sharding.sizes)
-    state = AbstractState(run, 10, mesh)
-    abstract = state.fill(state.weights, state.optimizer)  # type: ignore[arg-type]
-    shape = train.gradient_accumulation_steps, train.microbatch_size, model.context_length
-    place = NamedSharding(mesh, Layout(mesh).batch_spec(3))
-    batch = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=place)
-    found: jax.stages.Lowered = make_train_step(train, mesh).lower(*abstract, batch, batch)  # type: ignore[attr-defined]
+    assert run.train.sharding is not None
+    found: jax.stages.Lowered = lower_step(run, mesh_of(*run.train.sharding.sizes))
     return found
 
 
 def compiled_bytes(run: RunConfig) -> int:
-    """Return the bytes that the compiled step needs on each device: inputs, outputs that do not
-    reuse an input's memory, and temporaries."""
-    compiled = lowered(run).compile(UNOPTIMIZED).compiled  # type: ignore[attr-defined]
-    analysis = compiled.memory_analysis()
-    out = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
-    return int(analysis.argument_size_in_bytes + out + analysis.temp_size_in_bytes)
+    """Return the bytes that the compiled step needs on each device."""
+    return needed_bytes(lowered(run).compile(UNOPTIMIZED).compiled)  # type: ignore[attr-defined]

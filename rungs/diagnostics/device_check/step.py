@@ -20,6 +20,7 @@ from rungs.model.gpt import GPT
 from rungs.optim.multi_steps import MultiSteps
 from rungs.optim.precision import dtype_of
 from rungs.parallel.sharding import place_batch
+from rungs.planning.compiled.step import needed_bytes
 from rungs.planning.flops import model_flops_per_token
 from rungs.planning.memory import memory_of
 from rungs.step.state import create_model_and_optimizer, named_arrays, shapes_of
@@ -82,9 +83,7 @@ class RunningStep:
 
     def compiled_bytes(self) -> int:
         """Return what each device needs by the compiler's analysis."""
-        found = self.compiled.compiled.memory_analysis()
-        held = found.argument_size_in_bytes + found.temp_size_in_bytes
-        return int(held + found.output_size_in_bytes - found.alias_size_in_bytes)
+        return needed_bytes(self.compiled.compiled)
 
 
 class StepTime:

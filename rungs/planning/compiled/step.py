@@ -112,11 +112,19 @@ def _compile(
         traffic, uncounted = [], str(error)
     return Compiled(
         memory.argument_size_in_bytes,
-        memory.temp_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes,
+        needed_bytes(program) - memory.argument_size_in_bytes,
         traffic,
         uncounted,
         kernels_of(text, log),
     )
+
+
+def needed_bytes(program: Any) -> int:
+    """Return the bytes that a compiled program, a `jax.stages.Compiled`, needs on each device:
+    arguments, results that do not reuse an argument's memory, and temporary arrays."""
+    memory = program.memory_analysis()
+    results = memory.output_size_in_bytes - memory.alias_size_in_bytes
+    return int(memory.argument_size_in_bytes + results + memory.temp_size_in_bytes)
 
 
 def _versions(hardware: Hardware) -> dict[str, str]:
