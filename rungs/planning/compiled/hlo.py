@@ -53,6 +53,11 @@ class Instruction(NamedTuple):
         """Return the text after `name=`, or `{}` if it has no such attribute."""
         return self.attributes.partition(f"{name}=")[2] or "{}"
 
+    @property
+    def element(self) -> int:
+        """Which element of a tuple a get-tuple-element takes."""
+        return int(re.findall(r"\bindex=(\d+)", self.attributes)[0])
+
     def called(self) -> Iterator[tuple[str, str]]:
         """Yield the role and the name of each computation that it calls."""
         for role, names in _CALLED.findall(self.attributes):

@@ -97,7 +97,7 @@ def _value(module: Module, computation: str, name: str, known: _Known) -> _Count
         called, arguments = _call(module, computation, one, known)
         return _value(module, called, module.root(called).name, arguments)
     if one.opcode == "get-tuple-element":
-        return _element(module, computation, operands[0], int(one.attribute("index")), known)
+        return _element(module, computation, operands[0], one.element, known)
     return None
 
 

@@ -22,7 +22,7 @@ def program(
 {computations}
 %body (carried.2: (s32[], f32[4])) -> (s32[], f32[4]) {{
   %carried.2 = (s32[]{{:T(128)}}, f32[4]{{0:T(128)}}) parameter(0)
-  %get.2 = s32[]{{:T(128)}} get-tuple-element(%carried.2), index=0
+  %get.2 = s32[]{{:T(128)}} get-tuple-element(%carried.2), index=0, backend_config={{"size":"1"}}
   %i.2 = s32[]{{:T(128)}} copy(%get.2)
   %x = f32[4]{{0:T(128)}} get-tuple-element(%carried.2), index=1
   %step = s32[] constant({step})
