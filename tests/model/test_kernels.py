@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import math
 import re
 from types import SimpleNamespace
 from typing import Any
@@ -248,6 +249,12 @@ def test_a_gpu_layer_calls_cudnn_once_forward_and_once_backward(
     text = jax.jit(sharded).trace(query, key).lower(lowering_platforms=("cuda",)).as_text()
     assert len(re.findall(r"__cudnn\$fmhaSoftmax(?!Backward)", text)) == 1
     assert text.count("__cudnn$fmhaSoftmaxBackward") == 1
+
+    def kept(query: jax.Array, key: jax.Array) -> Any:
+        return jax.vjp(jax.checkpoint(loss, policy=save_marked), query, key)[1]
+
+    sizes = [math.prod(array.shape) for array in jax.tree.leaves(jax.eval_shape(kept, query, key))]
+    assert sizes.count(query.size) == 2  # the query and the result
 
 
 @pytest.mark.long

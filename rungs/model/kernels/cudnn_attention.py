@@ -5,7 +5,6 @@ import jax.numpy as jnp
 from jax import Array
 
 from rungs.model.kernels import blockwise_attention
-from rungs.model.remat import save_for_backward
 from rungs.parallel import target_device
 
 MAX_HEAD_SIZE = 128
@@ -34,14 +33,13 @@ def causal_attention(
     if not target_device.is_compiled():
         return blockwise_attention.causal_attention(query_BSNH, key_BSKH, value_BSKH, scale, window)
     local_window = None if window is None else (window - 1, 0)
-    return save_for_backward(
-        jax.nn.dot_product_attention(
-            query_BSNH,
-            key_BSKH,
-            value_BSKH,
-            scale=scale,
-            is_causal=True,
-            local_window_size=local_window,
-            implementation="cudnn",
-        )
+    y: Array = jax.nn.dot_product_attention(
+        query_BSNH,
+        key_BSKH,
+        value_BSKH,
+        scale=scale,
+        is_causal=True,
+        local_window_size=local_window,
+        implementation="cudnn",
     )
+    return y
