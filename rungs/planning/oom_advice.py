@@ -2,7 +2,6 @@
 `train.json` keep the global batch and need less."""
 
 import contextlib
-import dataclasses
 import itertools
 import json
 import logging
@@ -24,8 +23,8 @@ from rungs.planning.memory import (
     MEMORY_LABELS,
     Dtypes,
     Memory,
+    MemoryEstimates,
     format_bytes,
-    memory_by_remat,
     memory_of,
 )
 from rungs.step.state import shapes_of
@@ -81,7 +80,7 @@ def warn_if_too_large(config: RunConfig, mesh: Mesh, stored: Dtypes | None = Non
 def advice(config: RunConfig, mesh: Mesh, stored: Dtypes | None = None) -> list[str]:
     """Return lines that say where the memory of a step goes and which edits would fit."""
     memory, limit = memory_of(config, mesh, stored), device_bytes(mesh)
-    parts = dataclasses.asdict(memory)
+    parts = memory.parts
     parts["layer"] = max(memory.layer - memory.logits, 0)  # the two do not overlap
     total = format_bytes(memory.total)
     lines = [
@@ -140,17 +139,15 @@ def _edits_of_sharding(
     own = config.train
     base = TrainConfig.model_validate({**own.as_json(), **sharding})
     settings = settings_from(own.remat)
-    planned = memory_by_remat(RunConfig(config.model, base), mesh, settings, stored)
-    for remat, memory in planned.items():
+    estimates = MemoryEstimates(RunConfig(config.model, base), mesh, settings, stored)
+    for remat in settings:
         keys = sharding | ({} if remat == own.remat else {"remat": remat})
         for size in _microbatch_sizes(base, mesh.shape["data"]):
             split = _split(base, size)
             train = base.model_copy(update={"remat": remat} | split)
-            smaller = memory.with_microbatch(
-                RunConfig(config.model, train), base.microbatch_size, mesh
-            )
-            if smaller.total <= limit:
-                yield Edit(keys | split, smaller)
+            memory = estimates.of(RunConfig(config.model, train))
+            if memory.total <= limit:
+                yield Edit(keys | split, memory)
                 break
 
 

@@ -1,6 +1,5 @@
 """A forecast as a table for people and as JSON for programs."""
 
-import dataclasses
 import json
 import math
 from collections.abc import Iterator
@@ -63,7 +62,7 @@ def as_json(forecast: Forecast, compiled: CompiledStep | None = None) -> str:
         "schedule": forecast.config.train.schedule,
         "parameters": _with_total(forecast.parameters._asdict()),
         "active_parameters": _with_total(forecast.active._asdict()),
-        "bytes_per_device": dataclasses.asdict(forecast.memory) | {"total": forecast.memory.total},
+        "bytes_per_device": forecast.memory.parts | {"total": forecast.memory.total},
         "usable_bytes_per_device": forecast.usable_bytes,
         "flops_per_token": {
             **{name: _passes(passes) for name, passes in forecast.flops._asdict().items()},
@@ -140,7 +139,7 @@ def _memory(forecast: Forecast) -> Iterator[str]:
     notes = dict(_MEMORY_NOTES)
     if forecast.config.train.lora and forecast.stored is None:
         notes["weights"] = COUNTED_AS_FLOAT32
-    for name, size in dataclasses.asdict(memory).items():
+    for name, size in memory.parts.items():
         yield _memory_row(MEMORY_LABELS.get(name, name), size, notes.get(name, ""))
     share = memory.total / forecast.usable_bytes
     yield _memory_row("peak", memory.total, f"{share:.0%} of {_usable(forecast)}")

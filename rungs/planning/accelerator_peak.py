@@ -1,0 +1,85 @@
+"""What a step needs on a GPU or TPU beside weights, optimizer state and activations: rules that
+agree with XLA's compilers for them (`tests/planning/test_accelerator_memory.py`)."""
+
+from rungs.parallel import target_device
+from rungs.parallel.mesh import size_along
+from rungs.parallel.names import TENSOR
+from rungs.planning.step_sizes import FLOAT32_BYTES, StepSizes
+
+_FUSED_SOFTMAX = 16_384
+"""The longest row for which XLA makes one GPU kernel of a softmax. Such a kernel does not write
+over its input."""
+_LAYER_MAY_DECIDE = 0.7
+"""Share of the bytes of the logits."""
+
+
+def activations(sizes: StepSizes) -> int:
+    """Return the bytes of activations. Those outside the layers are gone before memory is full."""
+    return sizes.kept[sizes.config.train.remat].in_layers
+
+
+def logits(sizes: StepSizes) -> int:
+    """Return the bytes that are needed while a chunk of logits exists: the logits and their
+    gradient, the head in the compute dtype, hidden states, and the sum of the head's gradients if
+    there are several chunks."""
+    chunk = sizes.logits * _bytes_per_logit(sizes)
+    sums = sizes.head * FLOAT32_BYTES if sizes.is_chunked and sizes.is_head_trained else 0
+    return chunk + _head_copy(sizes) + 3 * _hidden(sizes) + sums + _prefetched(sizes)
+
+
+def layer(sizes: StepSizes) -> int:
+    """Return the bytes of a layer's backward pass: values and their gradients in the layer, its
+    gathered gradients, and what the head's gradient is made of, as that is computed last.
+
+    With one microbatch, the weights of the next layer are gathered at the same time.
+    """
+    if not sizes.layers:
+        return 0
+    values = (sizes.period + 1) * sizes.in_layer("dots") + 3 * _hidden(sizes)
+    next_layer = 0 if sizes.accumulates else sizes.gathered_layers()
+    gradients = sizes.gathered_layers(FLOAT32_BYTES) + sizes.gradients - sizes.layer_gradients
+    transposed = sizes.layer_gradients // 2
+    experts = sizes.period * sizes.dense_experts()
+    return values + next_layer + gradients + transposed + experts + _of_head_gradient(sizes)
+
+
+def error(logits: int, layer: int) -> float:
+    """Return the share by which the total may differ from the compiled step: more where the
+    backward pass of a layer may decide, which the compiler schedules."""
+    return 0.1 if layer > _LAYER_MAY_DECIDE * logits else 0.05
+
+
+def _bytes_per_logit(sizes: StepSizes) -> int:
+    """Return the bytes of a logit and, at the same time, of its gradient or its exponential."""
+    is_fused = sizes.vocabulary <= _FUSED_SOFTMAX and size_along(sizes.mesh, TENSOR) == 1
+    if is_fused or target_device.platform() == "tpu":
+        return 2 * FLOAT32_BYTES
+    return FLOAT32_BYTES + sizes.itemsize
+
+
+def _head_copy(sizes: StepSizes) -> int:
+    """Return the bytes of the output head as its matmul reads it."""
+    is_copy = sizes.itemsize < FLOAT32_BYTES or sizes.gathered_outside()
+    return sizes.head * sizes.itemsize if is_copy else 0
+
+
+def _prefetched(sizes: StepSizes) -> int:
+    """Return the bytes of the last layer's activations, which are copied out of the stack of all
+    layers before the loss: where that loops over chunks or, with one microbatch, weights and
+    gradients are sent while layers compute."""
+    if not sizes.layers or not (sizes.is_chunked or not sizes.accumulates):
+        return 0
+    kept = sizes.in_layer(sizes.config.train.remat) - _hidden(sizes)
+    return sizes.period * max(kept, 0)
+
+
+def _of_head_gradient(sizes: StepSizes) -> int:
+    """Return the bytes of what the head's gradient is made of: its sum over the chunks, or the
+    gradients of all logits."""
+    if not sizes.is_head_trained:
+        return 0
+    return sizes.head * FLOAT32_BYTES if sizes.is_chunked else sizes.logits * sizes.itemsize
+
+
+def _hidden(sizes: StepSizes) -> int:
+    return sizes.hidden * sizes.itemsize

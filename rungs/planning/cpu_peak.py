@@ -1,0 +1,64 @@
+"""What a step needs on a CPU beside weights, optimizer state and activations: rules that agree
+within 10% with XLA's CPU compiler (`tests/planning/test_memory.py`)."""
+
+from rungs.model.remat import RECOMPUTED
+from rungs.planning.step_sizes import FLOAT32_BYTES, StepSizes
+
+_MAX_ELEMENTWISE = 2.5
+"""Elementwise results that are in memory at the same time, as a multiple of a layer's matmul
+results in float32."""
+
+
+def activations(sizes: StepSizes) -> int:
+    """Return the bytes of activations: before the backward pass begins, the compiler widens all
+    16-bit activations of a loop over layers to float32."""
+    kept = sizes.kept[sizes.config.train.remat]
+    return kept.widened if sizes.layers else kept.total
+
+
+def logits(sizes: StepSizes) -> int:
+    """Return the bytes that are needed while a chunk of logits exists: the logits, replaced in
+    place by their exponentials, with their gradient and the gradients of the head and of its
+    input."""
+    chunk = sizes.logits * (FLOAT32_BYTES + sizes.itemsize)
+    return chunk + (sizes.head + sizes.hidden) * FLOAT32_BYTES + _always(sizes)
+
+
+def layer(sizes: StepSizes) -> int:
+    """Return the bytes of a layer's backward pass.
+
+    The layer's activations are copied out of the stack of all layers. Gradients take as much twice
+    again; or, if that is more, the recomputed values take their place.
+    """
+    if not sizes.layers:
+        return _always(sizes)
+    period, again = sizes.period, RECOMPUTED[sizes.config.train.remat]
+    everything, matmuls = sizes.in_layer("none"), sizes.in_layer("dots")
+    in_float32 = matmuls * FLOAT32_BYTES // sizes.itemsize
+    # most elementwise operations are fused, so their results are never complete in memory
+    elementwise = min(everything - matmuls, int(_MAX_ELEMENTWISE * in_float32))
+    missing = max(matmuls - sizes.in_layer(sizes.config.train.remat), 0)
+    recomputed = elementwise * again.elementwise + missing * again.matmuls
+    copied_out = matmuls if sizes.layers > period else 0
+    peak = max(period * (2 * matmuls + copied_out), period * recomputed + copied_out)
+    return peak + period * sizes.dense_experts() + _gradient_copies(sizes) + _always(sizes)
+
+
+def error(*_: int) -> float:
+    """Return the share by which the total may differ from the compiled step."""
+    return 0.1
+
+
+def _always(sizes: StepSizes) -> int:
+    """Return the bytes of what is there all the time: weights gathered outside the layers and the
+    gradients of these."""
+    return sizes.gathered_outside() + sizes.gradients - sizes.layer_gradients
+
+
+def _gradient_copies(sizes: StepSizes) -> int:
+    """Return the bytes of transposed copies of the gradients of embedding and head, which the loop
+    over layers separates. With FSDP there are none: each device has a part of the gradients."""
+    sharding = sizes.config.train.sharding
+    if sharding and sharding.mode in ("fsdp", "fsdp_tp", "cp"):
+        return 0
+    return 2 * sizes.head * FLOAT32_BYTES

@@ -1,0 +1,172 @@
+"""Sizes on each device that the memory of a step depends on.
+
+Axis suffixes as in `rungs/model/gpt.py`.
+"""
+
+import math
+from collections.abc import Callable, Collection, Mapping
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding
+
+from rungs.config.run_config import RunConfig
+from rungs.config.train_config import Remat
+from rungs.model.kernels import grouped_matmul
+from rungs.model.kernels.cross_entropy import chunk_tokens
+from rungs.model.remat import RECOMPUTED
+from rungs.optim.precision import dtype_of
+from rungs.parallel.mesh import size_along
+from rungs.parallel.names import BLOCKS, CONTEXT, DATA, HEAD, TENSOR, TOKEN_EMBEDDING
+from rungs.parallel.sharding import Layout, sharded_axis
+from rungs.planning.activations import Activations
+from rungs.step.state import AbstractArrays
+
+FLOAT32_BYTES = jnp.float32.dtype.itemsize
+
+
+class StepSizes(NamedTuple):
+    """A run and what was traced of it. All sizes are in bytes, except where they count tokens,
+    rows or elements."""
+
+    config: RunConfig
+    mesh: Mesh
+    weights: AbstractArrays
+    trained: Collection[str]
+    kept: Mapping[Remat, Activations]
+    """Of a microbatch, by setting of `remat`."""
+
+    @property
+    def itemsize(self) -> int:
+        """Of an element in the compute dtype."""
+        return dtype_of(self.config.train).itemsize
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a microbatch."""
+        rows = self.config.train.microbatch_size // self.mesh.shape[DATA]
+        return rows * self.config.sequence_length // size_along(self.mesh, CONTEXT)
+
+    @property
+    def batch(self) -> int:
+        """Inputs and targets of a step."""
+        steps = self.config.train.gradient_accumulation_steps
+        return 2 * self.tokens * steps * jnp.int32.dtype.itemsize
+
+    @property
+    def vocabulary(self) -> int:
+        """Rows of the vocabulary, padding included."""
+        rows = Layout(self.mesh).padded_vocab_size(self.config.model.vocab_size)
+        return rows // size_along(self.mesh, TENSOR)
+
+    @property
+    def head(self) -> int:
+        """Elements of the output head."""
+        return self.vocabulary * self.config.model.emb_dim
+
+    @property
+    def is_head_trained(self) -> bool:
+        name = TOKEN_EMBEDDING if self.config.model.tied_embeddings else HEAD
+        return any(trained.startswith(name) for trained in self.trained)
+
+    @property
+    def hidden(self) -> int:
+        """Elements of the hidden states of a microbatch."""
+        return self.tokens * self.config.model.emb_dim
+
+    @property
+    def logits(self) -> int:
+        """Elements of a chunk's logits."""
+        return chunk_tokens(self.tokens, self.vocabulary) * self.vocabulary
+
+    @property
+    def is_chunked(self) -> bool:
+        """Whether the logits of a microbatch are computed in several chunks."""
+        return self.logits < self.tokens * self.vocabulary
+
+    @property
+    def accumulates(self) -> bool:
+        return self.config.train.gradient_accumulation_steps > 1
+
+    @property
+    def layers(self) -> int:
+        return self.config.model.n_layers
+
+    @property
+    def period(self) -> int:
+        """Layers of one period of `layer_pattern`, which are compiled together."""
+        return len(self.config.model.repeated_kinds)
+
+    @property
+    def gradients(self) -> int:
+        return bytes_per_device(self._trained_weights())
+
+    @property
+    def layer_gradients(self) -> int:
+        """Gradients of all layers."""
+        return bytes_per_device(self._trained_weights(lambda name: name.startswith(BLOCKS)))
+
+    def gathered_layers(self, itemsize: int | None = None) -> int:
+        """Return the bytes of one period's layers whose weights are gathered from shards.
+
+        Args:
+            itemsize: of an element; that of the compute dtype if absent.
+        """
+        sharded = self._gathered_elements(lambda name: name.startswith(BLOCKS))
+        return sharded * self.period // max(self.layers, 1) * (itemsize or self.itemsize)
+
+    def gathered_outside(self) -> int:
+        """Return the bytes of weights outside the layers that are gathered from shards. Token
+        embeddings are looked up in shards."""
+        tied = self.config.model.tied_embeddings
+        narrow = (HEAD, TOKEN_EMBEDDING) if tied else (HEAD,)
+        wide = (BLOCKS, HEAD, TOKEN_EMBEDDING)
+        return self._gathered_elements(lambda name: name.startswith(narrow)) * self.itemsize + (
+            self._gathered_elements(lambda name: not name.startswith(wide)) * FLOAT32_BYTES
+        )
+
+    def in_layer(self, remat: Remat) -> int:
+        """Return what one layer keeps for the backward pass."""
+        return self.kept[remat].in_layers // max(self.layers, 1)
+
+    def dense_experts(self) -> int:
+        """Return the extra bytes of experts where there is no grouped matmul, but one matmul for
+        each expert: the rows of all experts, once for each expert, zeroed where they belong to
+        another."""
+        model = self.config.model
+        if model.n_experts is None or not grouped_matmul.is_dense():
+            return 0
+        rows = self.tokens * (model.experts_per_token or 0) * model.n_experts
+        inner, outer = model.hidden_dim // size_along(self.mesh, TENSOR), model.emb_dim
+        if RECOMPUTED[self.config.train.remat].matmuls:
+            copies = 4 * outer + 4 * inner
+        else:
+            copies = 2 * outer + 3 * inner
+        return rows * copies * FLOAT32_BYTES
+
+    def _trained_weights(self, picks: Callable[[str], bool] = lambda _: True) -> AbstractArrays:
+        return {name: self.weights[name] for name in self.trained if picks(name)}
+
+    def _gathered_elements(self, picks: Callable[[str], bool]) -> int:
+        return sum(_gathered_elements(one) for name, one in self.weights.items() if picks(name))
+
+
+def bytes_per_device(arrays: AbstractArrays) -> int:
+    """Return the bytes of each device's parts of arrays."""
+    return sum(
+        math.prod(array.sharding.shard_shape(array.shape)) * array.dtype.itemsize
+        for array in arrays.values()
+        if array.sharding is not None
+    )
+
+
+def _gathered_elements(array: jax.ShapeDtypeStruct) -> int:
+    """Return the elements of a parameter gathered along the axis that FSDP shards; 0 if it is
+    not."""
+    assert isinstance(array.sharding, NamedSharding)
+    axis = sharded_axis(array.sharding.spec)
+    if axis is None:
+        return 0
+    shard = math.prod(array.sharding.shard_shape(array.shape))
+    return shard * size_along(array.sharding.mesh, *axis.mesh_axes)
