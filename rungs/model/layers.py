@@ -146,15 +146,15 @@ class Embedding(nnx.Module):
     def transposed(self, dtype: jnp.dtype) -> Array:
         """Return the table as a matrix from width to rows; if it is split by columns, gathered in
         this dtype if it is narrower than the table's own."""
-        table = self.embedding[...]
+        table = self.embedding.get_value()
         return (fsdp.whole_table(table, dtype) if self._has_split_columns else table).T
 
     @property
     def _has_split_columns(self) -> bool:
-        return self.embedding[...].shape[-1] < self.width
+        return fsdp.own_columns(self.embedding.get_value()).shape[-1] < self.width
 
     def _rows(self, indices: Array) -> Array:
-        table = self.embedding[...]
+        table = fsdp.own_columns(self.embedding.get_value())
         if not is_split(self.embedding.axes[0]):
             return _take_rows(table, indices).astype(jnp.float32)
         own = indices - collectives.vocabulary_offset(len(table))

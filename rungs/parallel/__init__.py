@@ -4,6 +4,7 @@
     mesh            create the mesh of devices
     devices         choose the devices of a run
     fsdp            all-gather sharded weights, layer by layer; look up rows of sharded tables
+    gradient_sum    add up gradients over devices: in shards, or whole
     collectives     psum and others inside shard_map
     names           names of mesh axes, array axes, parts of the model and parameters
     launchers       find the cluster a process is part of: Slurm, Open MPI, Kubernetes, TPU pods

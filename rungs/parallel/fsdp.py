@@ -3,13 +3,15 @@ context axis, keeps a shard.
 
 A layer's weights are gathered before the layer runs, and again in its backward pass, so that only
 one or two layers are gathered at a time. The head stays gathered for the whole microbatch.
-Gradients are reduce-scattered back to the shards.
+Gradients are reduce-scattered back to the shards. `gradient_sum.py` does the same for weights that
+every device has whole: then only their gradients are communicated.
 
 The token embedding is not gathered, as a microbatch needs few of its rows: each device looks up its
 columns of all devices' tokens, and they exchange the results.
 """
 
 import functools
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +20,7 @@ from jax import Array
 
 from rungs.parallel import collectives
 from rungs.parallel.names import BLOCKS, HEAD, TOKEN_AXES, TOKEN_EMBEDDING
-from rungs.parallel.sharding import Layout, ShardedAxis, sharded_axis
+from rungs.parallel.sharding import ShardedAxis
 
 
 def no_gather(weights: nnx.State) -> nnx.State:
@@ -26,12 +28,25 @@ def no_gather(weights: nnx.State) -> nnx.State:
     return weights
 
 
+class Kept(NamedTuple):
+    """A weight of which this device keeps what an all-gather would return."""
+
+    shard: Array
+    """What the gradient is computed of."""
+    whole: Array
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        """The dtype of both."""
+        return self.whole.dtype
+
+
 class WeightGatherer:
     """All-gathers a model's weights, layer by layer.
 
     Args:
-        layout: of the model.
-        model: with global arrays, real or abstract.
+        split_axes: the axis of each weight that is split over devices, by path in the model's state
+            (`Layout.sharded_axes`).
         compute_dtype: kernels of layers and the head are gathered in this dtype if it is narrower
             than their own; bfloat16 halves the bytes.
 
@@ -40,10 +55,11 @@ class WeightGatherer:
             block.
     """
 
-    def __init__(self, layout: Layout, model: nnx.Module, compute_dtype: jnp.dtype) -> None:
+    def __init__(
+        self, split_axes: dict[tuple[Any, ...], ShardedAxis], compute_dtype: jnp.dtype
+    ) -> None:
         self._compute_dtype = compute_dtype
-        specs = nnx.to_flat_state(layout.specs(nnx.state(model)))
-        self._split_axes = {path: axis for path, spec in specs if (axis := sharded_axis(spec))}
+        self._split_axes = split_axes
         self.gather_layer = self._gather_layer if self._split_axes else no_gather
 
     def gather_outside_blocks(self, model: nnx.Module) -> None:
@@ -88,15 +104,20 @@ def whole_rows(columns: Array) -> Array:
     return jax.lax.all_to_all(columns, over, split_axis=0, concat_axis=last, tiled=True)
 
 
-def whole_table(columns: Array, dtype: jnp.dtype) -> Array:
+def own_columns(table: Array | Kept) -> Array:
+    """Return those columns of a table that this device looks up."""
+    return table.shard if isinstance(table, Kept) else table
+
+
+def whole_table(columns: Array | Kept, dtype: jnp.dtype) -> Array:
     """Return a table of which this device has some columns, in this dtype if it is narrower."""
     is_narrower = dtype.itemsize < columns.dtype.itemsize
-    axis = ShardedAxis(columns.ndim - 1, collectives.present_axes(TOKEN_AXES))
+    axis = ShardedAxis(1, collectives.present_axes(TOKEN_AXES))
     return all_gather(columns, axis, dtype if is_narrower else None)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
-def all_gather(shard: Array, axis: ShardedAxis, dtype: jnp.dtype | None) -> Array:
+def all_gather(shard: Array | Kept, axis: ShardedAxis, dtype: jnp.dtype | None) -> Array:
     """Return the full array. Its gradient is reduce-scattered in float32.
 
     Args:
@@ -104,19 +125,27 @@ def all_gather(shard: Array, axis: ShardedAxis, dtype: jnp.dtype | None) -> Arra
         axis: the axis that is split over devices.
         dtype: dtype of the transfer and the result; None for the array's own.
     """
+    if isinstance(shard, Kept):
+        return collectives.to_varying(shard.whole, *axis.mesh_axes).astype(dtype or shard.dtype)
     shard = shard.astype(dtype or shard.dtype)
     return jax.lax.all_gather(shard, axis.mesh_axes, axis=axis.array_axis, tiled=True)
 
 
-def _forward(shard: Array, axis: ShardedAxis, dtype: jnp.dtype | None) -> tuple[Array, None]:
-    return all_gather(shard, axis, dtype), None
+def reduce_scatter(gradient: Array, axis: ShardedAxis) -> Array:
+    """Return this device's part of the sum of all devices' gradients, in float32."""
+    gradient, over = gradient.astype(jnp.float32), axis.mesh_axes
+    return jax.lax.psum_scatter(gradient, over, scatter_dimension=axis.array_axis, tiled=True)
+
+
+def _forward(shard: Array | Kept, axis: ShardedAxis, dtype: jnp.dtype | None) -> tuple[Array, bool]:
+    return all_gather(shard, axis, dtype), isinstance(shard, Kept)
 
 
 def _backward(
-    axis: ShardedAxis, _dtype: jnp.dtype | None, _: None, gradient: Array
-) -> tuple[Array]:
-    gradient, over = gradient.astype(jnp.float32), axis.mesh_axes
-    return (jax.lax.psum_scatter(gradient, over, scatter_dimension=axis.array_axis, tiled=True),)
+    axis: ShardedAxis, _: jnp.dtype | None, is_kept: bool, gradient: Array
+) -> tuple[Array | Kept]:
+    summed = reduce_scatter(gradient, axis)
+    return (Kept(summed, None) if is_kept else summed,)  # type: ignore[arg-type]
 
 
 all_gather.defvjp(_forward, _backward)

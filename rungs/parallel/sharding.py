@@ -87,6 +87,17 @@ class Layout(NamedTuple):
         validate_mesh_for_mode(layout.mesh, mode)
         return layout
 
+    @property
+    def for_updates(self) -> "Layout":
+        """The layout of summed gradients and of the optimizer's state.
+
+        In `dp`, where weights are whole, it is that of `fsdp`: each device updates its part of them
+        (ZeRO-1; Rajbhandari et al. 2020, section 5.1). On a CPU, whose devices share one memory,
+        collectives take longer than the update; docs/performance.md has the figures.
+        """
+        is_split = self.mode == "dp" and target_device.platform() != "cpu"
+        return self._replace(mode="fsdp") if is_split else self
+
     def spec(self, axes: Sequence[str], shape: Sequence[int]) -> PartitionSpec:
         """Return over which mesh axis, or axes, each axis of an array is split.
 
@@ -124,6 +135,11 @@ class Layout(NamedTuple):
             self.specs(state),
             is_leaf=is_spec,
         )
+
+    def sharded_axes(self, state: nnx.State) -> dict[tuple[Any, ...], "ShardedAxis"]:
+        """Return, by path, the axis that FSDP splits of each variable, where it splits one."""
+        specs = nnx.to_flat_state(self.specs(state))
+        return {path: axis for path, spec in specs if (axis := sharded_axis(spec))}
 
     def batch_spec(self, rank: int) -> PartitionSpec:
         """Return the spec of a batch (…, B, S): B is split over the data axis, and S over the
@@ -206,11 +222,10 @@ def is_spec(node: Any) -> bool:
     return isinstance(node, PartitionSpec)
 
 
-def keep_layout(layout: Layout, *modules: nnx.Module | nnx.Optimizer) -> None:
-    """Constrain the updated arrays of modules to stay where they were."""
-    for module in modules:
-        state = nnx.state(module)
-        nnx.update(module, jax.lax.with_sharding_constraint(state, layout.shardings(state)))
+def constrain(layout: Layout, module: nnx.Module | nnx.Optimizer, only: Any = ...) -> None:
+    """Constrain the arrays of a module, or only variables of a kind, to lie in a layout."""
+    state = nnx.state(module, only)
+    nnx.update(module, jax.lax.with_sharding_constraint(state, layout.shardings(state)))
 
 
 def process_local_rows(mesh: Mesh, size: int) -> np.ndarray:

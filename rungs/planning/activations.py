@@ -57,7 +57,7 @@ def _residuals(
     """Return what a device keeps for the backward pass of this many sequences."""
     train, layout = config.train, Layout.of(config.train.sharding, mesh)
     graph, *states = nnx.split(model, optimizer.wrt, ...)
-    gatherer = WeightGatherer(layout, model, dtype_of(train))
+    gatherer = WeightGatherer(layout.sharded_axes(nnx.state(model)), dtype_of(train))
     found: list[jax.ShapeDtypeStruct] = []
 
     def on_each_device(

@@ -40,7 +40,7 @@ def make_evaluation_step(train: TrainConfig, mesh: Mesh | None = None) -> Evalua
 
     def evaluation_step(model: GPT, inputs_BS: Array, targets_BS: Array) -> tuple[Array, Array]:
         graph, state = nnx.split(model)
-        gatherer = WeightGatherer(layout, model, dtype_of(train))
+        gatherer = WeightGatherer(layout.sharded_axes(nnx.state(model)), dtype_of(train))
 
         def on_each_device(
             state: nnx.State, inputs_BS: Array, targets_BS: Array

@@ -16,7 +16,7 @@ from rungs.model.gpt import GPT
 from rungs.model.lora import LOW_RANK_NAMES, add_lora
 from rungs.optim.multi_steps import MultiSteps
 from rungs.parallel.names import TENSOR, dotted
-from rungs.parallel.sharding import Layout, keep_layout, padded_axis
+from rungs.parallel.sharding import Layout, constrain, padded_axis
 
 Arrays = dict[str, jax.Array]
 AbstractArrays = dict[str, jax.ShapeDtypeStruct]
@@ -48,7 +48,8 @@ def create_model_and_optimizer(
     def create(weights: Arrays) -> tuple[GPT, MultiSteps]:
         model, optimizer = _build(config, total_steps, layout)
         _fill(model, weights)
-        keep_layout(layout, model, optimizer)
+        constrain(layout, model)
+        constrain(layout.for_updates, optimizer)
         return model, optimizer
 
     return nnx.jit(create, donate_argnums=0)(weights or {})
@@ -74,7 +75,7 @@ class AbstractState:
         self._model, self._optimizer = nnx.eval_shape(build)
         self.weights = _abstract_arrays(nnx.state(self._model), layout)
         self.trained = set(_abstract_arrays(nnx.state(self._model, self._optimizer.wrt), layout))
-        self.optimizer = _abstract_arrays(nnx.state(self._optimizer), layout)
+        self.optimizer = _abstract_arrays(nnx.state(self._optimizer), layout.for_updates)
         self.shapes = _shapes(self._model, config.model.vocab_size)
         self.is_padded = any(leaf.shape != self.shapes[n] for n, leaf in self.weights.items())
 

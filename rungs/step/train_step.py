@@ -23,10 +23,11 @@ from rungs.model.gpt import GPT
 from rungs.model.layers import Dropout
 from rungs.optim.multi_steps import MultiSteps
 from rungs.optim.precision import dtype_of
-from rungs.parallel import collectives, target_device
+from rungs.parallel import collectives
 from rungs.parallel.fsdp import WeightGatherer
-from rungs.parallel.names import BLOCKS, DATA, TOKEN_AXES
-from rungs.parallel.sharding import Layout, keep_layout, sharded_axis
+from rungs.parallel.gradient_sum import GradientSum
+from rungs.parallel.names import DATA, TOKEN_AXES
+from rungs.parallel.sharding import Layout, constrain
 from rungs.step.nonfinite import ALL_FINITE, GRADIENT_NORM, first_nonfinite
 
 
@@ -143,10 +144,12 @@ def make_train_step(train: TrainConfig, mesh: Mesh | None = None) -> TrainStep:
         is_finite_A = first_nonfinite_A == ALL_FINITE
         weight = jnp.where(is_finite_A, weights_A, 0).sum()
         skipped = jnp.where(is_finite_A, losses_A, 0).sum() > loss_limit * weight
+        constrain(layout.for_updates, model, optimizer.wrt)
         update = optimizer.update(model, gradient_sum, weight, skipped)
         if scaling is not None:
             scaling.adapt(is_overflow(first_nonfinite_A).any())
-        keep_layout(layout, model, optimizer)
+        constrain(layout, model)
+        constrain(layout.for_updates, optimizer)
         return StepResult(
             losses_A / weights_A,
             weights_A,
@@ -182,13 +185,13 @@ def gradients(
     key: Array,
     scale: Array | None = None,
 ) -> tuple[nnx.State, MicrobatchAux, Array]:
-    """Return the sum of the finite microbatches' gradients (anything if none is finite), the aux of
-    each microbatch, and `first_nonfinite_A`.
+    """Return the sum of the finite microbatches' gradients (anything if none is finite) in the
+    layout for updates, the aux of each microbatch, and `first_nonfinite_A`.
 
-    Each device accumulates gradients of its own part of the batch; one psum at the end adds up
-    those of all devices. Gradients of sharded parameters are reduce-scattered in each microbatch
-    instead, because accumulating whole gradients would take the memory that sharding saves. If
-    there is only one microbatch, those of layers are psummed layer by layer on accelerators.
+    Each device accumulates gradients of its own part of the batch; at the end those of all devices
+    are added up (`GradientSum`). Gradients of sharded parameters are reduce-scattered in each
+    microbatch instead, because accumulating whole gradients would take the memory that sharding
+    saves.
 
     Args:
         wrt: the kind of variables to differentiate.
@@ -197,57 +200,35 @@ def gradients(
     """
     graph, *states = nnx.split(model, wrt, ...)
     trained, frozen = states
-    gatherer = WeightGatherer(layout, model, dtype_of(train))
-    specs, batch, replicated = layout.specs(trained), layout.batch_spec(3), PartitionSpec()
-    is_summed = _is_summed_at_the_end(layout, trained, microbatches=len(inputs_ABS))
+    gradient_sum = GradientSum(layout, trained, microbatches=len(inputs_ABS))
+    split_axes = layout.sharded_axes(frozen) | gradient_sum.gathered
+    gatherer = WeightGatherer(split_axes, dtype_of(train))
+    batch, replicated = layout.batch_spec(3), PartitionSpec()
 
     def on_each_device(
         trained: nnx.State, frozen: nnx.State, scale: Array | None, *step: Array
     ) -> tuple[nnx.State, MicrobatchAux, Array]:
-        def objective_of(trained: nnx.State, *microbatch: Array) -> tuple[Array, MicrobatchAux]:
+        def objective_of(sources: nnx.State, *microbatch: Array) -> tuple[Array, MicrobatchAux]:
+            weights = gradient_sum.weights(sources, trained)
             # Copy: frozen parameters belong to the outer trace and cannot be changed here.
-            model = nnx.merge(graph, trained, frozen, copy=True)
+            model = nnx.merge(graph, weights, frozen, copy=True)
             loss, aux = objective(train, gatherer, model, *microbatch)
             return loss if scale is None else loss * scale, aux
 
-        varying = jax.tree.map(
-            lambda summed, w: collectives.to_varying(w, *TOKEN_AXES) if summed else w,
-            is_summed,
-            trained,
-        )
-        total, *aux = accumulate_gradients(objective_of, varying, *step)
-        total = jax.tree.map(
-            lambda summed, g: collectives.psum(g, *TOKEN_AXES) if summed else g,
-            is_summed,
-            total,
-        )
+        sources = gradient_sum.sources(trained)
+        own, aux, first_nonfinite_A = accumulate_gradients(objective_of, sources, *step)
+        total = gradient_sum.of(own)
         if scale is not None:
             total = jax.tree.map(lambda g: g / scale, total)
-        return total, *aux
+        return total, aux, first_nonfinite_A
 
     sharded_gradients = jax.shard_map(
         on_each_device,
         mesh=layout.mesh,
-        in_specs=(specs, layout.specs(frozen), replicated, batch, batch, replicated),
-        out_specs=(specs, replicated, replicated),
+        in_specs=(*map(layout.specs, states), replicated, batch, batch, replicated),
+        out_specs=(layout.for_updates.specs(trained), replicated, replicated),
     )
     return sharded_gradients(trained, frozen, scale, inputs_ABS, targets_ABS, key)
-
-
-def _is_summed_at_the_end(layout: Layout, trained: nnx.State, microbatches: int) -> Any:
-    """Return a tree with True for each parameter whose gradients the devices add up after the last
-    microbatch.
-
-    Those of a layer can be added up while the layer below computes its own. A CPU has no use for
-    that, as it communicates with the cores that compute.
-    """
-    by_layer = microbatches == 1 and target_device.platform() != "cpu"
-    specs = dict(nnx.to_flat_state(layout.specs(trained)))
-
-    def is_summed(path: tuple[Any, ...], _: nnx.Variable) -> bool:
-        return sharded_axis(specs[path]) is None and not (by_layer and path[0] == BLOCKS)
-
-    return nnx.map_state(is_summed, trained)
 
 
 def accumulate_gradients(

@@ -16,7 +16,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 
 from rungs.config.run_config import RunConfig
 from rungs.model.feed_forward import Routing
@@ -24,6 +24,7 @@ from rungs.model.gpt import GPT
 from rungs.model.layers import Dropout
 from rungs.optim.multi_steps import MultiSteps
 from rungs.parallel.sharding import Layout, place_batch
+from rungs.parallel.target_device import Target, trace_for
 from rungs.step.nonfinite import ALL_FINITE, checked_names
 from rungs.step.state import AbstractState
 from rungs.step.train_step import MicrobatchAux, gradients
@@ -215,6 +216,44 @@ def test_the_gradient_of_every_parameter_is_that_of_one_device(
         np.testing.assert_array_equal(counts_LE, wanted.routing.counts_E)
         balance_L = np.asarray(found.routing.balance_loss).mean(axis=0)
         np.testing.assert_allclose(balance_L, wanted.routing.balance_loss, rtol=1e-5)
+
+
+ACCELERATORS = [
+    # architecture, microbatches, keys of train.json
+    ("llama", 1, (DOTS,)),
+    ("gpt2", 2, (DOTS,)),
+    ("gpt2", 1, ()),
+    ("even-llama-low-rank", 1, (DOTS, TWICE)),
+    ("experts", 1, (FULL,)),
+    ("no-layers", 1, ()),
+]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "accumulation", "train"),
+    [
+        pytest.param(*case, id="{}-{}".format(*case), marks=pytest.mark.long if later else ())
+        for later, case in enumerate(ACCELERATORS)
+    ],
+)
+def test_on_accelerators_each_device_of_dp_gets_its_part_of_the_gradient_of_one_device(
+    architecture: str, accumulation: int, train: Any
+) -> None:
+    data = 4 if architecture == "experts" else 8
+    one = on_mesh.__wrapped__(architecture, "dp", data, 1, *train)
+    with trace_for(Target("gpu")):
+        gradient, aux, _ = one.gradients(*step_batch(accumulation))
+    wanted = expected(architecture, accumulation)
+    assert_close(arrays_of(gradient, one.shapes), wanted.gradients, ROUNDING)
+    np.testing.assert_allclose(aux.losses_A, wanted.losses_A, rtol=1e-6)
+    specs = dict(nnx.to_flat_state(one.layout._replace(mode="fsdp").specs(gradient)))
+    flat = nnx.to_flat_state(gradient)
+    assert any(specs[path] for path, _ in flat)
+    for path, variable in flat:
+        array = variable.get_value()
+        assert shards_of(array) == shards_of(
+            jax.device_put(array, NamedSharding(one.layout.mesh, specs[path]))
+        )
 
 
 def poisoned(one: OnMesh, token: int, value: float) -> OnMesh:

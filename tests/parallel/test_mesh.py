@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 from flax import nnx
-from jax.sharding import AxisType, Mesh, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from rungs.config.run_config import RunConfig
 from rungs.config.train_config import Mode, ShardingConfig
@@ -21,6 +21,7 @@ from rungs.parallel.sharding import (
     process_local_rows,
     validate_mesh_for_mode,
 )
+from rungs.parallel.target_device import Target, trace_for
 from rungs.step.state import AbstractState, create_model_and_optimizer, named_arrays
 from tests.support.configs import mesh_of, model_config, train_config
 from tests.support.sharded_models import (
@@ -167,13 +168,32 @@ def test_every_array_is_sharded_as_the_mode_says(architecture: str, mode: str) -
     weights = random_weights(run, mesh)
     for name, array in weights.items():
         assert_sharded_as_listed(name, array, place_of(architecture, mode, name), mesh)
-    optimizer = AbstractState(run, 1, mesh).optimizer
     for name in weights:
-        for moment in ("mu", "nu"):
-            (found,) = (
-                value for key, value in optimizer.items() if key.endswith(f"{moment}.{name}")
-            )
+        for found in moments_of(name, AbstractState(run, 1, mesh)):
             assert found.sharding == weights[name].sharding
+
+
+def moments_of(name: str, state: AbstractState) -> list[jax.ShapeDtypeStruct]:
+    found = [
+        value
+        for key, value in state.optimizer.items()
+        if key.endswith((f"mu.{name}", f"nu.{name}"))
+    ]
+    assert len(found) == 2
+    return found
+
+
+@pytest.mark.parametrize("architecture", MESHES)
+def test_on_accelerators_dp_shards_the_moments_of_whole_weights_as_fsdp(architecture: str) -> None:
+    mesh = mesh_of(*MESHES[architecture]["dp"])
+    run = run_of(architecture, "dp", mesh)
+    with trace_for(Target("gpu")):
+        state = AbstractState(run, 1, mesh)
+    for name, like in state.weights.items():
+        assert like.sharding == NamedSharding(mesh, P())
+        for found in moments_of(name, state):
+            moments = jax.device_put(np.zeros(found.shape), found.sharding)
+            assert_sharded_as_listed(name, moments, place_of(architecture, "fsdp", name), mesh)
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from rungs.config.train_config import Mode
 from rungs.model.gpt import GPT
 from rungs.optim.multi_steps import MultiSteps
 from rungs.parallel.sharding import Layout, place_batch
+from rungs.parallel.target_device import Target, trace_for
 from rungs.planning.compiled.collectives import Collective, axes_of, collectives
 from rungs.step.eval_step import make_evaluation_step
 from rungs.step.state import AbstractState, Arrays, create_model_and_optimizer, named_arrays
@@ -48,12 +49,13 @@ L, A, S, D = 3, 2, LENGTH, 16
 MESHES = {
     "one": (1, 1),
     "dp": (8, 1),
+    "zero": (8, 1),  # dp as on accelerators
     "fsdp": (8, 1),
     "tp": (1, 4),
     "fsdp_tp": (2, 4),
     "cp": (2, 4),
 }
-MODES = ["dp", "fsdp", "tp", "fsdp_tp", "cp"]
+MODES = ["dp", "zero", "fsdp", "tp", "fsdp_tp", "cp"]
 FEW = 200
 """Bytes of what is no array of the model and no activation: losses, weights, flags and norms."""
 
@@ -97,7 +99,12 @@ def total(sent: list[Collective]) -> int:
 
 @functools.cache
 def trained(name: str) -> Trained:
-    mode = "dp" if name == "one" else name
+    with trace_for(Target("gpu") if name == "zero" else None):
+        return trained_here(name)
+
+
+def trained_here(name: str) -> Trained:
+    mode = "dp" if name in ("one", "zero") else name
     mesh = mesh_of(*MESHES[name], mode)
     # a large epsilon: else Adam divides by gradients that are next to nothing but rounding
     run = run_of(
@@ -177,18 +184,29 @@ def test_a_step_keeps_the_sharding_of_its_arrays(mode: str) -> None:
     assert placement(one.model) | placement(one.optimizer) == one.at_first
 
 
+def bytes_on(device: jax.Device, arrays: Arrays) -> int:
+    return sum(
+        shard.data.nbytes
+        for array in arrays.values()
+        for shard in array.addressable_shards
+        if shard.device == device
+    )
+
+
 @pytest.mark.parametrize("mode", ["fsdp", pytest.param("cp", marks=pytest.mark.long)])
 def test_fsdp_and_cp_keep_an_eighth_of_everything_on_each_device(mode: str) -> None:
     one = trained(mode)
     for arrays in (named_arrays(one.model), named_arrays(one.optimizer)):
         for device in one.mesh.devices.flat:
-            own = sum(
-                shard.data.nbytes
-                for array in arrays.values()
-                for shard in array.addressable_shards
-                if shard.device == device
-            )
-            assert own <= 1.02 * total_bytes(arrays) / 8
+            assert bytes_on(device, arrays) <= 1.02 * total_bytes(arrays) / 8
+
+
+def test_on_accelerators_dp_keeps_whole_weights_and_an_eighth_of_the_moments() -> None:
+    one = trained("zero")
+    moments, weights = named_arrays(one.optimizer), named_arrays(one.model)
+    for device in one.mesh.devices.flat:
+        assert bytes_on(device, weights) == total_bytes(weights)
+        assert bytes_on(device, moments) <= 1.02 * total_bytes(moments) / 8
 
 
 @pytest.mark.long
@@ -234,6 +252,20 @@ def test_dp_sums_the_gradients_once_a_step_and_sends_nothing_else() -> None:
     (gradients,) = (c for c in one.sent if c.operand_bytes > FEW)
     assert gradients.trips == 1
     assert gradients.operand_bytes == total_bytes(named_arrays(one.model))
+
+
+def test_on_accelerators_dp_scatters_gradients_and_gathers_weights_once_a_step() -> None:
+    one = trained("zero")
+    assert one.kinds == {("reduce-scatter", ("data",)), ("all-gather", ("data",))}
+    weights, moments = named_arrays(one.model), named_arrays(one.optimizer)
+    whole = sum(
+        array.nbytes
+        for name, array in weights.items()
+        if not any(is_divided(moment) for of, moment in moments.items() if of.endswith(name))
+    )
+    for kind in ("reduce-scatter", "all-gather"):
+        assert total(one.sent_over(kind, "data")) == total_bytes(weights) - whole
+    assert 0 <= total(one.sent_over("all-reduce", "data")) - whole <= FEW
 
 
 def assert_weights_are_gathered_and_gradients_scattered(one: Trained, *axes: str) -> None:

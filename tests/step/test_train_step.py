@@ -20,15 +20,16 @@ MESH = mesh_of(2)
 LAYERS = 3
 
 
-def psums_in(jaxpr: Any, trips: int = 1) -> list[tuple[int, int]]:
-    """Return for each psum of a traced program how often it runs, and the elements it adds up."""
+def sums_in(jaxpr: Any, kind: str, trips: int = 1) -> list[tuple[int, int]]:
+    """Return for each sum of a kind in a traced program how often it runs, and the elements that
+    it adds up."""
     found = []
     for equation in jaxpr.eqns:
-        if "psum" in equation.primitive.name:
-            found += [(trips, out.aval.size) for out in equation.outvars]
+        if kind in equation.primitive.name:
+            found += [(trips, array.aval.size) for array in equation.invars]
         inner_trips = trips * equation.params.get("length", 1)
         for inner in jaxprs_in_params(equation.params):
-            found += psums_in(inner, inner_trips)
+            found += sums_in(inner, kind, inner_trips)
     return found
 
 
@@ -55,9 +56,12 @@ def test_one_microbatch_adds_up_layer_by_layer_on_accelerators(microbatches: int
 
     kernels = [leaf.size for leaf in jax.tree.leaves(nnx.state(model.blocks)) if leaf.ndim > 2]
     (at_the_end, state), (by_layer, _) = traced(Target("cpu")), traced(Target("tpu"))
-    assert {(1, size) for size in kernels} <= set(psums_in(at_the_end.jaxpr))
+    whole = {(1, size) for size in kernels}
+    assert whole.issubset(sums_in(at_the_end.jaxpr, "psum"))
     in_loop = {(LAYERS, size // LAYERS) for size in kernels}
-    assert in_loop.issubset(psums_in(by_layer.jaxpr)) == (microbatches == 1)
+    scattered = sums_in(by_layer.jaxpr, "reduce_scatter")
+    assert in_loop.issubset(scattered) == (microbatches == 1)
+    assert whole.issubset(scattered) == (microbatches > 1)
     results = [one.lower().compile()(state, *batch) for one in (at_the_end, by_layer)]
     for expected, found in zip(*map(jax.tree.leaves, results), strict=True):
         assert jnp.abs(expected).max() > 0
