@@ -36,8 +36,8 @@ def layer(sizes: StepSizes) -> int:
     if not sizes.layers:
         return 0
     values = (sizes.period + 1) * sizes.in_layer("dots") + 3 * _hidden(sizes)
-    next_layer = 0 if sizes.accumulates else sizes.gathered_layers()
-    gradients = sizes.gathered_layers(FLOAT32_BYTES) + sizes.gradients - sizes.layer_gradients
+    next_layer = 0 if sizes.accumulates else sizes.gathered_layers
+    gradients = sizes.scattered_gradients + sizes.gradients - sizes.layer_gradients
     transposed = sizes.layer_gradients // 2
     experts = sizes.period * sizes.dense_experts()
     return values + next_layer + gradients + transposed + experts + _of_head_gradient(sizes)
@@ -59,7 +59,7 @@ def _bytes_per_logit(sizes: StepSizes) -> int:
 
 def _head_copy(sizes: StepSizes) -> int:
     """Return the bytes of the output head as its matmul reads it."""
-    is_copy = sizes.itemsize < FLOAT32_BYTES or sizes.gathered_outside()
+    is_copy = sizes.itemsize < FLOAT32_BYTES or sizes.gathered_outside
     return sizes.head * sizes.itemsize if is_copy else 0
 
 

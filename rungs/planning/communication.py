@@ -86,6 +86,8 @@ class ParameterLayout(NamedTuple):
     is_of_norm: bool
     is_split_over_data: bool
     """In cp, over data and context together."""
+    is_updated_in_shards: bool
+    """Whether each device along data updates only a part of it, as it does if it has no more."""
     is_split_over_tensor: bool
     is_looked_up_only: bool
     """Whether it is the token embedding and not the head, too."""
@@ -162,6 +164,7 @@ def parameter_layouts(model: ModelConfig, layout: Layout) -> Iterator[ParameterL
             metadata["inputs"] > 0,
             any("norm" in str(part) for part in path),
             sharded_axis(spec) is not None,
+            sharded_axis(layout.for_updates.spec(axes, shape)) is not None,
             TENSOR in spec,
             path[0] == TOKEN_EMBEDDING and not model.tied_embeddings,
         )
@@ -211,8 +214,7 @@ def _for_parameter(
         summed = in_compute_dtype if is_split and parameter.is_cast else in_float32
         yield PlannedCollective("gradients", "all-reduce", (TENSOR,), tensor, summed, runs)
     if not is_split:
-        summed = parameter.layers * in_float32
-        yield PlannedCollective("gradients", "all-reduce", along, data, summed, 1)
+        yield from _for_whole_parameter(parameter, run, layout)
         return
     if parameter.is_looked_up_only:
         return
@@ -224,6 +226,23 @@ def _for_parameter(
     gathers = (1 + is_gathered_twice) * runs
     yield PlannedCollective(purpose, "all-gather", along, data, gathered, gathers)
     yield PlannedCollective("gradients", "reduce-scatter", along, data, in_float32, runs)
+
+
+def _for_whole_parameter(
+    parameter: ParameterLayout, run: RunConfig, layout: Layout
+) -> Iterator[PlannedCollective]:
+    """Yield the sum of the gradients of what every device has whole and, if each updates only a
+    part of it, the all-gather of the updated weights. A single microbatch's gradients of embedded
+    tokens are exchanged instead of the table's."""
+    along, array_bytes = _token_axes(layout), parameter.layers * FLOAT32_BYTES * parameter.size
+    data = size_along(layout.mesh, *along)
+    if not parameter.is_updated_in_shards:
+        yield PlannedCollective("gradients", "all-reduce", along, data, array_bytes, 1)
+        return
+    purpose: Purpose = "layer weights" if parameter.in_blocks else "other weights"
+    yield PlannedCollective(purpose, "all-gather", along, data, array_bytes, 1)
+    if not (parameter.is_looked_up_only and run.train.gradient_accumulation_steps == 1):
+        yield PlannedCollective("gradients", "reduce-scatter", along, data, array_bytes, 1)
 
 
 def _for_activations(run: RunConfig, layout: Layout) -> Iterator[PlannedCollective]:
@@ -263,8 +282,9 @@ def _for_attention(run: RunConfig, layout: Layout) -> Iterator[PlannedCollective
 def _for_lookups(run: RunConfig, layout: Layout) -> Iterator[PlannedCollective]:
     """Yield what devices that have some columns of the token embedding exchange: token ids, then
     the rows that they looked up, and the gradients of those."""
-    width = run.model.emb_dim
-    if (split := sharded_axis(layout.spec((VOCABULARY, "emb"), (1, width)))) is None:
+    width, is_single = run.model.emb_dim, run.train.gradient_accumulation_steps == 1
+    looked_up = layout.for_updates if is_single else layout
+    if (split := sharded_axis(looked_up.spec((VOCABULARY, "emb"), (1, width)))) is None:
         return
     along, devices = split.mesh_axes, size_along(layout.mesh, *split.mesh_axes)
     runs, tokens = run.train.gradient_accumulation_steps, _tokens(run, layout)
@@ -285,7 +305,7 @@ def _for_scalars(
     sums = [
         (along, metrics, microbatches),
         (_present(layout, *layout.mesh.axis_names), 1, microbatches),
-        (along, sum(parameter.is_split_over_data for parameter in parameters), 1),
+        (along, sum(parameter.is_updated_in_shards for parameter in parameters), 1),
         ((TENSOR,), sum(parameter.is_split_over_tensor for parameter in parameters), 1),
     ]
     for axes, count, runs in sums:

@@ -52,7 +52,7 @@ def error(*_: int) -> float:
 def _always(sizes: StepSizes) -> int:
     """Return the bytes of what is there all the time: weights gathered outside the layers and the
     gradients of these."""
-    return sizes.gathered_outside() + sizes.gradients - sizes.layer_gradients
+    return sizes.gathered_outside + sizes.gradients - sizes.layer_gradients
 
 
 def _gradient_copies(sizes: StepSizes) -> int:

@@ -14,6 +14,7 @@ from rungs.config.train_config import Remat
 from rungs.model.gpt import GPT
 from rungs.optim.multi_steps import MultiSteps
 from rungs.parallel import target_device
+from rungs.parallel.sharding import Layout
 from rungs.planning import accelerator_peak, cpu_peak
 from rungs.planning.activations import Activations, activations_of
 from rungs.planning.step_sizes import StepSizes, bytes_per_device
@@ -114,7 +115,7 @@ class MemoryEstimates:
         """Return the memory of a run that differs at most in `remat`, `microbatch_size` and
         `gradient_accumulation_steps`."""
         sizes = StepSizes(
-            config, self._mesh, self._weights, self._abstract.trained, self._kept_by(config)
+            config, self._mesh, self._weights, self._gradients_of(config), self._kept_by(config)
         )
         peak = cpu_peak if target_device.platform() == "cpu" else accelerator_peak
         logits, layer = peak.logits(sizes), peak.layer(sizes)
@@ -123,13 +124,21 @@ class MemoryEstimates:
             moments=bytes_per_device(self._abstract.optimizer),
             gradients=sizes.layer_gradients,
             accumulator=sizes.gradients if sizes.accumulates else 0,
-            gathered=sizes.gathered_layers(),
+            gathered=sizes.gathered_layers,
             activations=peak.activations(sizes),
             logits=logits,
             layer=layer,
             batch=sizes.batch,
             error=peak.error(logits, layer),
         )
+
+    def _gradients_of(self, config: RunConfig) -> AbstractArrays:
+        """Return a microbatch's gradients. Those of a single one are added up as soon as they are
+        computed, and then in the layout for updates."""
+        layout = Layout.of(config.train.sharding, self._mesh)
+        is_single = config.train.gradient_accumulation_steps == 1
+        weights = self._abstract.weights_in(layout.for_updates if is_single else layout)
+        return {name: weights[name] for name in self._abstract.trained}
 
     def _kept_by(self, config: RunConfig) -> dict[Remat, Activations]:
         """Return the activations of a microbatch of the config's size."""

@@ -4,7 +4,7 @@ Axis suffixes as in `rungs/model/gpt.py`.
 """
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import jax
@@ -33,7 +33,7 @@ class StepSizes(NamedTuple):
     config: RunConfig
     mesh: Mesh
     weights: AbstractArrays
-    trained: Collection[str]
+    gradients_of_microbatch: AbstractArrays
     kept: Mapping[Remat, Activations]
     """Of a microbatch, by setting of `remat`."""
 
@@ -68,7 +68,7 @@ class StepSizes(NamedTuple):
     @property
     def is_head_trained(self) -> bool:
         name = TOKEN_EMBEDDING if self.config.model.tied_embeddings else HEAD
-        return any(trained.startswith(name) for trained in self.trained)
+        return any(trained.startswith(name) for trained in self.gradients_of_microbatch)
 
     @property
     def hidden(self) -> int:
@@ -100,25 +100,28 @@ class StepSizes(NamedTuple):
 
     @property
     def gradients(self) -> int:
-        return bytes_per_device(self._trained_weights())
+        """Gradients of a microbatch."""
+        return bytes_per_device(self.gradients_of_microbatch)
 
     @property
     def layer_gradients(self) -> int:
         """Gradients of all layers."""
-        return bytes_per_device(self._trained_weights(lambda name: name.startswith(BLOCKS)))
+        return bytes_per_device(_in_layers(self.gradients_of_microbatch))
 
-    def gathered_layers(self, itemsize: int | None = None) -> int:
-        """Return the bytes of one period's layers whose weights are gathered from shards.
+    @property
+    def gathered_layers(self) -> int:
+        """One period's layers whose weights are gathered from shards."""
+        return self._of_period(self.weights) * self.itemsize
 
-        Args:
-            itemsize: of an element; that of the compute dtype if absent.
-        """
-        sharded = self._gathered_elements(lambda name: name.startswith(BLOCKS))
-        return sharded * self.period // max(self.layers, 1) * (itemsize or self.itemsize)
+    @property
+    def scattered_gradients(self) -> int:
+        """One period's gradients that are computed whole and reduce-scattered to shards."""
+        return self._of_period(self.gradients_of_microbatch) * FLOAT32_BYTES
 
+    @property
     def gathered_outside(self) -> int:
-        """Return the bytes of weights outside the layers that are gathered from shards. Token
-        embeddings are looked up in shards."""
+        """Weights outside the layers that are gathered from shards. Token embeddings are looked up
+        in shards."""
         tied = self.config.model.tied_embeddings
         narrow = (HEAD, TOKEN_EMBEDDING) if tied else (HEAD,)
         wide = (BLOCKS, HEAD, TOKEN_EMBEDDING)
@@ -145,11 +148,17 @@ class StepSizes(NamedTuple):
             copies = 2 * outer + 3 * inner
         return rows * copies * FLOAT32_BYTES
 
-    def _trained_weights(self, picks: Callable[[str], bool] = lambda _: True) -> AbstractArrays:
-        return {name: self.weights[name] for name in self.trained if picks(name)}
+    def _of_period(self, arrays: AbstractArrays) -> int:
+        """Return the elements of one period's layers, of arrays of which a device has a shard."""
+        elements = sum(map(_gathered_elements, _in_layers(arrays).values()))
+        return elements * self.period // max(self.layers, 1)
 
     def _gathered_elements(self, picks: Callable[[str], bool]) -> int:
         return sum(_gathered_elements(one) for name, one in self.weights.items() if picks(name))
+
+
+def _in_layers(arrays: AbstractArrays) -> AbstractArrays:
+    return {name: array for name, array in arrays.items() if name.startswith(BLOCKS)}
 
 
 def bytes_per_device(arrays: AbstractArrays) -> int:

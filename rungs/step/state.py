@@ -79,6 +79,10 @@ class AbstractState:
         self.shapes = _shapes(self._model, config.model.vocab_size)
         self.is_padded = any(leaf.shape != self.shapes[n] for n, leaf in self.weights.items())
 
+    def weights_in(self, layout: Layout) -> AbstractArrays:
+        """Return the model's parameters as they would lie in another layout."""
+        return _abstract_arrays(nnx.state(self._model), layout)
+
     def fill(self, weights: Arrays, optimizer: Arrays) -> tuple[GPT, MultiSteps]:
         """Return model and optimizer with these arrays."""
         _fill(self._model, weights)

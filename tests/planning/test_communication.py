@@ -9,6 +9,7 @@ import pytest
 
 from rungs.config.run_config import RunConfig
 from rungs.config.train_config import Mode, ShardingConfig
+from rungs.parallel.target_device import Target, trace_for
 from rungs.planning.communication import (
     PlannedCollective,
     abstract_layout,
@@ -117,6 +118,29 @@ def test_the_compiled_step_sends_what_is_planned(
         times = 1 if one.purpose == "other weights" else one.runs_per_step
         expected[one.kind, one.axes] += one._replace(runs_per_step=times).moved_bytes
     assert bytes_in_program(run) == dict(expected)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "accumulation"),
+    [
+        ("gpt2", 1),
+        pytest.param("llama", 1, marks=pytest.mark.long),
+        pytest.param("gpt2", 2, marks=pytest.mark.long),
+    ],
+)
+def test_on_accelerators_the_compiled_step_of_dp_sends_what_is_planned(
+    architecture: str, accumulation: int
+) -> None:
+    run = run_of(architecture, "dp", 8, 1, gradient_accumulation_steps=accumulation)
+    model = run.model.model_copy(update={"vocab_size": 128})  # a tile, so that no device pads it
+    expected: Counter[tuple[str, tuple[str, ...]]] = Counter()
+    with trace_for(Target("gpu")):
+        for one in planned(run._replace(model=model)):
+            expected[one.kind, one.axes] += one.moved_bytes
+        found = bytes_in_program(run._replace(model=model))
+    kinds = {"all-gather", "reduce-scatter", "all-reduce"}
+    assert {kind for kind, _ in found} == kinds | ({"all-to-all"} if accumulation == 1 else set())
+    assert found == dict(expected)
 
 
 @pytest.mark.long

@@ -1,5 +1,6 @@
 """The planned memory of a step, against the compiler's analysis of the compiled step."""
 
+import math
 from typing import Any, get_args
 
 import jax
@@ -10,10 +11,12 @@ from rungs.config.run_config import RunConfig
 from rungs.config.train_config import Remat
 from rungs.parallel.mesh import size_along
 from rungs.parallel.names import TOKEN_AXES
+from rungs.parallel.target_device import Target, trace_for
 from rungs.planning import oom_advice
 from rungs.planning.compiled.step import lower_step
 from rungs.planning.memory import MemoryEstimates, memory_of
 from rungs.planning.oom_advice import advice, edits
+from rungs.step.state import shapes_of
 from tests.support.configs import mesh_of, model_config, train_config
 from tests.support.plan_cases import FAMILIES, UNOPTIMIZED, PlanCase, cases, compiled_bytes
 
@@ -81,6 +84,21 @@ def test_estimates_of_other_microbatches_match_new_ones() -> None:
     estimates = MemoryEstimates(run_of(mesh), mesh, ["none"])
     halved = run_of(mesh, microbatch_size=8, gradient_accumulation_steps=4)
     assert estimates.of(halved) == memory_of(halved, mesh)
+
+
+def test_on_accelerators_each_device_of_dp_has_a_part_of_moments_and_of_one_gradient() -> None:
+    mesh = mesh_of(8)
+    several = run_of(mesh)
+    single = run_of(mesh, microbatch_size=32, gradient_accumulation_steps=1)
+    with trace_for(Target("gpu")):
+        whole, sharded = memory_of(several, mesh), memory_of(single, mesh)
+        assert MemoryEstimates(several, mesh, ["none"]).of(single) == sharded
+    weights = memory_of(several, mesh).weights
+    assert whole.weights == sharded.weights == whole.accumulator == weights
+    layers = sum(math.prod(shape) for name, shape in shapes_of(MODEL).items() if "blocks" in name)
+    assert (whole.gradients, sharded.gradients) == (4 * layers, 4 * layers // 8)
+    assert whole.moments == sharded.moments == pytest.approx(2 * weights / 8, rel=0.01)
+    assert sharded.accumulator == 0
 
 
 def test_only_logits_and_gradients_grow_with_the_vocabulary() -> None:
