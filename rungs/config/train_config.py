@@ -28,9 +28,9 @@ class ShardingConfig(StrictModel):
     context."""
 
     mode: Mode = "dp"
-    """dp (data parallelism): each device along `data` computes its share of every microbatch. fsdp:
-    the same, and each device stores only its shard of the parameters and the optimizer state (Zhao
-    et al. 2023; ZeRO-3, Rajbhandari et al. 2019). tp (tensor parallelism): the devices along
+    """dp (data parallelism): each device along `data` computes its share of every microbatch; on
+    accelerators it stores only its shard of the optimizer state (ZeRO-1, Rajbhandari et al. 2019).
+    fsdp: it stores only its shard of the parameters, too (ZeRO-3; Zhao et al. 2023). tp (tensor parallelism): the devices along
     `tensor` divide heads, hidden units and vocabulary (Shoeybi et al. 2019). fsdp_tp: fsdp along
     `data` and tp along `tensor`. cp (context parallelism), for long sequences: the devices along
     `context` divide the tokens of every sequence and, during attention, the heads (Jacobs et al.

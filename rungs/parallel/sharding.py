@@ -92,7 +92,7 @@ class Layout(NamedTuple):
         """The layout of summed gradients and of the optimizer's state.
 
         In `dp`, where weights are whole, it is that of `fsdp`: each device updates its part of them
-        (ZeRO-1; Rajbhandari et al. 2020, section 5.1). On a CPU, whose devices share one memory,
+        (ZeRO-1; Rajbhandari et al. 2019, section 5.1). On a CPU, whose devices share one memory,
         collectives take longer than the update; docs/performance.md has the figures.
         """
         is_split = self.mode == "dp" and target_device.platform() != "cpu"
