@@ -26,6 +26,7 @@ from rungs.config.train_config import ShardingConfig
 from rungs.model.gpt import GPT
 from rungs.optim.multi_steps import MultiSteps
 from rungs.parallel.mesh import one_device
+from rungs.parallel.target_device import Target, trace_for
 from rungs.step.state import create_model_and_optimizer, host_copies, named_arrays
 from tests.support.configs import mesh_of, model_config, train_config
 
@@ -115,6 +116,25 @@ def test_restored_state_is_bit_equal(folder: Path, state: tuple[GPT, MultiSteps]
         for name, array in expected.items():
             assert len(found[name].sharding.device_set) == 2
             assert np.asarray(found[name]).tobytes() == np.asarray(array).tobytes(), name
+
+
+def test_whole_moments_of_dp_are_restored_into_shards_and_back(tmp_path: Path) -> None:
+    mesh, target = mesh_of(2), Target("gpu")
+    whole = create_model_and_optimizer(CONFIG, 100, mesh)
+    moments = nnx.state(whole[1])
+    nnx.update(whole[1], jax.tree.map(lambda a: a + jnp.arange(a.size).reshape(a.shape), moments))
+    saved = read_checkpoint(save(tmp_path / "whole", whole, meta(1)) / "latest")
+    with trace_for(target):
+        sharded = restore(saved, CONFIG, 100, mesh)
+    assert any(not array.is_fully_replicated for array in named_arrays(sharded[1]).values())
+    assert all(array.is_fully_replicated for array in named_arrays(sharded[0]).values())
+    saved = read_checkpoint(save(tmp_path / "sharded", sharded, meta(2)) / "latest")
+    again = restore(saved, CONFIG, 100, mesh)
+    for modules in zip(whole, sharded, again, strict=True):
+        before, *others = map(named_arrays, modules)
+        for name, array in before.items():
+            for other in others:
+                np.testing.assert_array_equal(other[name], array, err_msg=name)
 
 
 @pytest.mark.long
