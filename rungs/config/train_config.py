@@ -30,11 +30,12 @@ class ShardingConfig(StrictModel):
     mode: Mode = "dp"
     """dp (data parallelism): each device along `data` computes its share of every microbatch; on
     accelerators it stores only its shard of the optimizer state (ZeRO-1, Rajbhandari et al. 2019).
-    fsdp: it stores only its shard of the parameters, too (ZeRO-3; Zhao et al. 2023). tp (tensor parallelism): the devices along
-    `tensor` divide heads, hidden units and vocabulary (Shoeybi et al. 2019). fsdp_tp: fsdp along
-    `data` and tp along `tensor`. cp (context parallelism), for long sequences: the devices along
-    `context` divide the tokens of every sequence and, during attention, the heads (Jacobs et al.
-    2023); all devices together shard parameters and optimizer state as in fsdp."""
+    fsdp: it stores only its shard of the parameters, too (ZeRO-3; Zhao et al. 2023). tp (tensor
+    parallelism): the devices along `tensor` divide heads, hidden units and vocabulary (Shoeybi et
+    al. 2019). fsdp_tp: fsdp along `data` and tp along `tensor`. cp (context parallelism), for long
+    sequences: the devices along `context` divide the tokens of every sequence and, during
+    attention, the heads (Jacobs et al. 2023); all devices together shard parameters and optimizer
+    state as in fsdp."""
     data: CountOrAll | None = None
     """Devices along the data axis; must divide microbatch_size. -1: all remaining devices. Absent:
     1 in tp and cp, otherwise all remaining devices."""
