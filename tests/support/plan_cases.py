@@ -99,4 +99,5 @@ def lowered(run: RunConfig) -> jax.stages.Lowered:
 
 def compiled_bytes(run: RunConfig) -> int:
     """Return the bytes that the compiled step needs on each device."""
-    return needed_bytes(lowered(run).compile(UNOPTIMIZED).compiled)  # type: ignore[attr-defined]
+    program = lowered(run).compile(UNOPTIMIZED).compiled  # type: ignore[attr-defined]
+    return needed_bytes(program, "cpu")

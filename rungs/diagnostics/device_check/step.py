@@ -19,6 +19,7 @@ from rungs.diagnostics.device_check.report import Figure
 from rungs.model.gpt import GPT
 from rungs.optim.multi_steps import MultiSteps
 from rungs.optim.precision import dtype_of
+from rungs.parallel import target_device
 from rungs.parallel.sharding import place_batch
 from rungs.planning.compiled.step import needed_bytes
 from rungs.planning.flops import model_flops_per_token
@@ -83,7 +84,7 @@ class RunningStep:
 
     def compiled_bytes(self) -> int:
         """Return what each device needs by the compiler's analysis."""
-        return needed_bytes(self.compiled.compiled)
+        return needed_bytes(self.compiled.compiled, target_device.platform())
 
 
 class StepTime:

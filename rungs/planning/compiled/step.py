@@ -112,17 +112,26 @@ def _compile(
         traffic, uncounted = [], str(error)
     return Compiled(
         memory.argument_size_in_bytes,
-        needed_bytes(program) - memory.argument_size_in_bytes,
+        needed_bytes(program, hardware.platform) - memory.argument_size_in_bytes,
         traffic,
         uncounted,
         kernels_of(text, log),
     )
 
 
-def needed_bytes(program: Any) -> int:
-    """Return the bytes that a compiled program, a `jax.stages.Compiled`, needs on each device:
-    arguments, results that do not reuse an argument's memory, and temporary arrays."""
+def needed_bytes(program: Any, platform: str) -> int:
+    """Return the bytes that a compiled program, a `jax.stages.Compiled`, needs on each device.
+
+    On a TPU this is the peak, which the compiler compares with the device's memory: the sum of the
+    arrays may be larger. Elsewhere XLA allocates all temporary arrays at once, next to arguments
+    and to results that do not reuse an argument's memory.
+
+    Args:
+        platform: cpu, gpu or tpu.
+    """
     memory = program.memory_analysis()
+    if platform == "tpu":
+        return int(memory.peak_memory_in_bytes)
     results = memory.output_size_in_bytes - memory.alias_size_in_bytes
     return int(memory.argument_size_in_bytes + results + memory.temp_size_in_bytes)
 
