@@ -155,6 +155,7 @@ def _sites_in(module: Module, computation: str) -> Iterator[Site]:
                 yield Site(collective, computation, position)
         for called, trips in _calls(module, computation, instruction):
             for inner in _sites_in(module, called):
+                inner = _as_scattered(inner, instruction)
                 if trips is None:
                     raise ValueError(
                         f"{instruction}: XLA does not know how many times this loop runs, and it"
@@ -164,6 +165,16 @@ def _sites_in(module: Module, computation: str) -> Iterator[Site]:
                 is_scheduled = instruction.opcode in CONTROL_FLOW
                 place = inner[1:] if is_scheduled else (computation, position)
                 yield Site(repeated, *place)
+
+
+def _as_scattered(site: Site, caller: Instruction) -> Site:
+    """Return the all-reduce of a TPU's all-reduce-scatter fusion, which keeps one part of the sum
+    on each device, as the reduce-scatter that it is; other sites unchanged."""
+    if site.collective.kind != "all-reduce" or "AllReduceScatterFusion" not in caller.rest:
+        return site
+    kept = bytes_of(caller.shape)
+    scattered = site.collective._replace(kind="reduce-scatter", result_bytes=kept)
+    return site._replace(collective=scattered)
 
 
 CONTROL_FLOW = ("while", "conditional", "call")

@@ -267,6 +267,22 @@ def test_an_asynchronous_wrapper_counts_at_its_start() -> None:
     assert (found.kind, found.operand_bytes, found.result_bytes) == ("reduce-scatter", 32, 16)
 
 
+def test_an_all_reduce_of_which_a_tpu_keeps_a_part_is_a_reduce_scatter() -> None:
+    program = hlo(
+        "%f = f32[6]{0} fusion(%p), kind=kCustom, calls=%scatter, backend_config="
+        '{"collective_algorithm_config":{"emitter":"SingleInputAllReduceScatterFusion"}}',
+        computations="""%scatter (x: f32[40]) -> f32[6] {
+  %x = f32[40]{0} parameter(0)
+  %sum = f32[48]{0} all-reduce(%x), channel_id=7, replica_groups={{0,1,2,3,4,5,6,7}}
+  ROOT %part = f32[6]{0} dynamic-slice(%sum, %x), dynamic_slice_sizes={6}
+}
+""",
+    )
+    (found,) = collectives(program)
+    assert (found.kind, found.operand_bytes, found.result_bytes) == ("reduce-scatter", 192, 24)
+    assert found.moved_bytes == 7 * 24
+
+
 def test_calls_fusions_and_branches_are_followed() -> None:
     found = collectives(
         hlo(
