@@ -9,7 +9,7 @@ from rungs.planning.step_sizes import FLOAT32_BYTES, StepSizes
 _FUSED_SOFTMAX = 16_384
 """The longest row for which XLA makes one GPU kernel of a softmax. Such a kernel does not write
 over its input."""
-_LAYER_MAY_DECIDE = 0.7
+_LAYER_MAY_DECIDE = 0.8
 """Share of the bytes of the logits."""
 
 
@@ -28,33 +28,38 @@ def logits(sizes: StepSizes) -> int:
 
 
 def layer(sizes: StepSizes) -> int:
-    """Return the bytes of a layer's backward pass: values and their gradients in the layer, its
-    gathered gradients, and what the head's gradient is made of, as that is computed last.
-
-    With one microbatch, the weights of the next layer are gathered at the same time.
-    """
+    """Return the bytes of a layer's backward pass: values and their gradients in the layer, and
+    what the head's gradient is made of, as that is computed last."""
     if not sizes.layers:
         return 0
     values = (sizes.period + 1) * sizes.in_layer("dots") + 3 * _hidden(sizes)
-    next_layer = 0 if sizes.accumulates else sizes.gathered_layers
-    gradients = sizes.scattered_gradients + sizes.gradients - sizes.layer_gradients
-    transposed = sizes.layer_gradients // 2
+    outside = sizes.gradients - sizes.layer_gradients
     experts = sizes.period * sizes.dense_experts()
-    return values + next_layer + gradients + transposed + experts + _of_head_gradient(sizes)
+    on_gpu = _overlapping(sizes) if target_device.platform() == "gpu" else 0
+    return values + outside + experts + _of_head_gradient(sizes) + on_gpu
 
 
-def error(logits: int, layer: int) -> float:
+def _overlapping(sizes: StepSizes) -> int:
+    """Return the bytes of weights and gradients that a GPU sends while a layer computes: whole
+    gradients of the layer before, transposed shards and, with one microbatch, gathered weights of
+    the next layer. A TPU reduce-scatters while nothing else runs."""
+    next_layer = 0 if sizes.accumulates else sizes.gathered_layers
+    return sizes.scattered_gradients + sizes.layer_gradients // 2 + next_layer
+
+
+def error(sizes: StepSizes, logits: int, layer: int) -> float:
     """Return the share by which the total may differ from the compiled step: more where the
-    backward pass of a layer may decide, which the compiler schedules."""
-    return 0.1 if layer > _LAYER_MAY_DECIDE * logits else 0.05
+    backward pass of a layer may decide or several layers are compiled together, because the
+    compiler chooses the order of what is in them."""
+    is_scheduled = sizes.period > 1 or layer > _LAYER_MAY_DECIDE * logits
+    return 0.1 if is_scheduled else 0.05
 
 
 def _bytes_per_logit(sizes: StepSizes) -> int:
     """Return the bytes of a logit and, at the same time, of its gradient or its exponential."""
     is_fused = sizes.vocabulary <= _FUSED_SOFTMAX and size_along(sizes.mesh, TENSOR) == 1
-    if is_fused or target_device.platform() == "tpu":
-        return 2 * FLOAT32_BYTES
-    return FLOAT32_BYTES + sizes.itemsize
+    is_copied = sizes.accumulates if target_device.platform() == "tpu" else is_fused
+    return FLOAT32_BYTES + (FLOAT32_BYTES if is_copied else sizes.itemsize)
 
 
 def _head_copy(sizes: StepSizes) -> int:

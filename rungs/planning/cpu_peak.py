@@ -1,6 +1,8 @@
 """What a step needs on a CPU beside weights, optimizer state and activations: rules that agree
 within 10% with XLA's CPU compiler (`tests/planning/test_memory.py`)."""
 
+from typing import Any
+
 from rungs.model.remat import RECOMPUTED
 from rungs.planning.step_sizes import FLOAT32_BYTES, StepSizes
 
@@ -44,7 +46,7 @@ def layer(sizes: StepSizes) -> int:
     return peak + period * sizes.dense_experts() + _gradient_copies(sizes) + _always(sizes)
 
 
-def error(*_: int) -> float:
+def error(*_: Any) -> float:
     """Return the share by which the total may differ from the compiled step."""
     return 0.1
 

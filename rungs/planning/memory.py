@@ -129,7 +129,7 @@ class MemoryEstimates:
             logits=logits,
             layer=layer,
             batch=sizes.batch,
-            error=peak.error(logits, layer),
+            error=peak.error(sizes, logits, layer),
         )
 
     def _gradients_of(self, config: RunConfig) -> AbstractArrays:
