@@ -70,9 +70,10 @@ def _head_copy(sizes: StepSizes) -> int:
 
 def _prefetched(sizes: StepSizes) -> int:
     """Return the bytes of the last layer's activations, which are copied out of the stack of all
-    layers before the loss: where that loops over chunks or, with one microbatch, weights and
-    gradients are sent while layers compute."""
-    if not sizes.layers or not (sizes.is_chunked or not sizes.accumulates):
+    layers before the loss: where that loops over chunks or, with one microbatch, weights are
+    gathered while layers compute."""
+    is_ahead = sizes.gathered_layers and not sizes.accumulates
+    if not sizes.layers or not (sizes.is_chunked or is_ahead):
         return 0
     kept = sizes.in_layer(sizes.config.train.remat) - _hidden(sizes)
     return sizes.period * max(kept, 0)

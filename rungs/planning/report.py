@@ -63,6 +63,7 @@ def as_json(forecast: Forecast, compiled: CompiledStep | None = None) -> str:
         "parameters": _with_total(forecast.parameters._asdict()),
         "active_parameters": _with_total(forecast.active._asdict()),
         "bytes_per_device": forecast.memory.parts | {"total": forecast.memory.total},
+        "memory_error": forecast.memory.error,
         "usable_bytes_per_device": forecast.usable_bytes,
         "flops_per_token": {
             **{name: _passes(passes) for name, passes in forecast.flops._asdict().items()},
@@ -142,7 +143,8 @@ def _memory(forecast: Forecast) -> Iterator[str]:
     for name, size in memory.parts.items():
         yield _memory_row(MEMORY_LABELS.get(name, name), size, notes.get(name, ""))
     share = memory.total / forecast.usable_bytes
-    yield _memory_row("peak", memory.total, f"{share:.0%} of {_usable(forecast)}")
+    note = f"± {memory.error:.0%}; {share:.0%} of {_usable(forecast)}"
+    yield _memory_row("peak", memory.total, note)
 
 
 def _memory_row(label: str, size: int, note: str) -> str:

@@ -77,9 +77,9 @@ def _backward(
 ) -> tuple[Array, Array, None]:
     x_MI, kernel_EIO, counts_E = residuals
     gradient_MO = gradient_MO.astype(x_MI.dtype)
-    kernel_EOI = kernel_EIO.astype(x_MI.dtype).swapaxes(1, 2)
+    kernel = kernel_EIO.astype(x_MI.dtype)
     like_x, like_kernel = jax.eval_shape(lambda: (x_MI, kernel_EIO))
-    x_gradient_MI = _of_rows(gradient_MO, kernel_EOI, counts_E, like_x, interpret)
+    x_gradient_MI = _of_rows(gradient_MO, kernel, counts_E, like_x, interpret, transposed=True)
     kernel_gradient_EIO = _over_rows(x_MI, gradient_MO, counts_E, like_kernel, interpret)
     return x_gradient_MI, kernel_gradient_EIO, None
 
@@ -110,10 +110,20 @@ class _Tiles(NamedTuple):
 
 
 def _of_rows(
-    x_MI: Array, kernel_EIO: Array, counts_E: Array, like_MO: Any, interpret: bool
+    x_MI: Array,
+    matrices: Array,
+    counts_E: Array,
+    like_MO: Any,
+    interpret: bool,
+    transposed: bool = False,
 ) -> Array:
-    """Return x · kernel of each row's group, in the dtype of `like_MO`."""
-    (rows, inputs), outputs = x_MI.shape, kernel_EIO.shape[2]
+    """Return x · the matrix of each row's group, in the dtype of `like_MO`.
+
+    Args:
+        matrices: kernel_EIO or, if `transposed`, kernel_EOI, which is read in that order: XLA would
+            transpose the weights of all layers before it loops over them.
+    """
+    (rows, inputs), outputs = x_MI.shape, matrices.shape[1 if transposed else 2]
     tiles = _Tiles.of(counts_E, rows)
 
     def kernel(first: Any, end: Any, group: Any, x: Any, kernel: Any, y: Any) -> None:
@@ -126,7 +136,8 @@ def _of_rows(
             depth = _range(number * TILE_I, TILE_I)
             is_depth = depth < inputs
             left = _load(x.at[row[:, None], depth[None, :]], is_row, is_depth)
-            matrix = kernel.at[group[tile], depth[:, None], column[None, :]]
+            matrix_axes = depth[:, None], column[None, :]
+            matrix = kernel.at[group[tile], *(matrix_axes[::-1] if transposed else matrix_axes)]
             right = _load(matrix, is_depth, column < outputs)
             return total + triton.dot(left, right)
 
@@ -138,7 +149,7 @@ def _of_rows(
 
     grid = len(tiles.first_T), pl.cdiv(outputs, TILE_O)
     run = _program(kernel, like_MO, grid, x_MI.dtype, interpret)
-    return run(*tiles, x_MI, kernel_EIO)
+    return run(*tiles, x_MI, matrices)
 
 
 def _over_rows(

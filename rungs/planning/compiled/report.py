@@ -59,12 +59,19 @@ def _memory(memory: Memory, found: Compiled) -> Iterator[str]:
     rows = {
         "arguments": (arguments, found.arguments, "weights, optimizer state and token ids"),
         "temporary": (memory.total - arguments, found.temporary, "everything else"),
-        "peak": (memory.total, found.total, f"the estimate is {memory.total / found.total:.0%}"),
+        "peak": (memory.total, found.total, _accuracy(memory, found)),
     }
     yield f"  {'bytes per device':18}{'estimate':>12}{'compiler':>14}"
     for name, (estimated, compiled, note) in rows.items():
         figures = f"{format_bytes(estimated):>12}{format_bytes(compiled):>14}"
         yield f"  {name:18}{figures}  {note}"
+
+
+def _accuracy(memory: Memory, found: Compiled) -> str:
+    ratio = memory.total / found.total
+    is_expected = abs(ratio - 1) <= memory.error
+    verdict = "within" if is_expected else "outside"
+    return f"the estimate is {ratio:.0%} of it: {verdict} the ± {memory.error:.0%} that it states"
 
 
 def _traffic(found: Compiled) -> Iterator[str]:
