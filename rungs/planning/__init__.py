@@ -2,7 +2,11 @@
 
     hardware       known devices: FLOP/s, memory, bandwidth; add a device here
     flops          parameters and FLOPs per token
-    memory         bytes per device, by component
+    memory         bytes per device, by component, from these:
+      activations        what the forward pass keeps for the backward pass
+      step_sizes         sizes that memory depends on
+      cpu_peak           what a step needs besides, by XLA's compiler for CPUs
+      accelerator_peak   the same by its compilers for GPUs and TPUs
     communication  bytes sent per step, computed from the config
     compiled       what a device's compiler says of the step
     disk_space     what the checkpoints of a run need, with a warning at its start
