@@ -21,7 +21,7 @@ from rungs.model.blocks import Compute
 from rungs.model.feed_forward import Routing
 from rungs.model.gpt import GPT
 from rungs.model.layers import Dropout
-from rungs.optim.multi_steps import MultiSteps
+from rungs.optim.multi_steps import MultiSteps, Update
 from rungs.optim.precision import dtype_of
 from rungs.parallel import collectives
 from rungs.parallel.fsdp import WeightGatherer
@@ -144,12 +144,9 @@ def make_train_step(train: TrainConfig, mesh: Mesh | None = None) -> TrainStep:
         is_finite_A = first_nonfinite_A == ALL_FINITE
         weight = jnp.where(is_finite_A, weights_A, 0).sum()
         skipped = jnp.where(is_finite_A, losses_A, 0).sum() > loss_limit * weight
-        constrain(layout.for_updates, model, optimizer.wrt)
-        update = optimizer.update(model, gradient_sum, weight, skipped)
         if scaling is not None:
             scaling.adapt(is_overflow(first_nonfinite_A).any())
-        constrain(layout, model)
-        constrain(layout.for_updates, optimizer)
+        update = update_parts(layout, model, optimizer, gradient_sum, weight, skipped)
         return StepResult(
             losses_A / weights_A,
             weights_A,
@@ -163,6 +160,18 @@ def make_train_step(train: TrainConfig, mesh: Mesh | None = None) -> TrainStep:
         )
 
     return nnx.jit(train_step, donate_argnums=(0, 1))
+
+
+def update_parts(layout: Layout, model: GPT, optimizer: MultiSteps, *gradient: Any) -> Update:
+    """Do `MultiSteps.update`, each device of its part of weights and moments.
+
+    Afterwards model and optimizer lie again where they were created.
+    """
+    constrain(layout.for_updates, model, optimizer.wrt)
+    update = optimizer.update(model, *gradient)
+    constrain(layout, model)
+    constrain(layout.for_updates, optimizer)
+    return update
 
 
 def is_overflow(first_nonfinite_A: Any) -> Any:

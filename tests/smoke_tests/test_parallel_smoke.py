@@ -6,9 +6,11 @@ import sys
 from pathlib import Path
 from typing import Any, cast
 
+import jax
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from flax import nnx
 
 from rungs.common import run_log
 from rungs.common.errors import UserError
@@ -26,6 +28,8 @@ from rungs.diagnostics.parallel_check.comparison import (
 from rungs.optim import optimizers
 from rungs.parallel import collectives
 from rungs.parallel.names import DATA
+from rungs.parallel.sharding import Layout
+from rungs.parallel.target_device import Target, trace_for
 from rungs.step import train_step
 from smoke_tests import test_parallel as script
 from tests.support.committed_runs import ROOT
@@ -142,6 +146,27 @@ def test_updates_that_depend_on_padding_are_found(
     one = check.train(ParallelCase("dp", 1, 1, 1, 8, False))
     split = check.train(ParallelCase("tp", 1, 2, 1, 8, False), one.gradient)
     assert compare(split, one).exceeds == (False, False, is_padding_seen)
+
+
+@pytest.mark.long
+def test_updates_that_are_wrong_in_parts_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on accelerators, where each device updates its part of whole weights."""
+    original = train_step.constrain
+
+    def constrain(layout: Layout, module: Any, *only: Any) -> None:
+        original(layout, module, *only)
+        if layout.mode == "fsdp" and only:
+            nnx.update(module, jax.tree.map(lambda weight: 2 * weight, nnx.state(module, *only)))
+
+    run = RunConfig(model_config(vocab_size=61), train_config(optimizer="sgd"))
+    check = ParallelCheck.from_data(
+        run, cast(TrainingData, Sequences()), None, ParallelLimits(1, 8, 8)
+    )
+    one = check.train(ParallelCase("dp", 1, 1, 1, 8, False))
+    monkeypatch.setattr(train_step, "constrain", constrain)
+    with trace_for(Target("gpu")):
+        split = check.train(ParallelCase("dp", 2, 1, 1, 8, False), one.gradient)
+    assert compare(split, one).exceeds == (False, False, True)
 
 
 def planned_check(sequences: int = 8, **model: object) -> ParallelCheck:

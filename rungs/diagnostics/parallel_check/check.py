@@ -1,5 +1,6 @@
 """The cases of a run, and the training of one. Axes as in `rungs/step/train_step.py`."""
 
+import functools
 import math
 from collections import Counter
 from collections.abc import Iterator
@@ -32,7 +33,7 @@ from rungs.parallel.sharding import Layout, place_batch
 from rungs.planning.compiled.collectives import collectives, summary
 from rungs.run.folder import RunFolder
 from rungs.step.state import AbstractState, create_model_and_optimizer, named_arrays
-from rungs.step.train_step import StepResult, make_train_step
+from rungs.step.train_step import StepResult, make_train_step, update_parts
 
 _MEMORY_FACTOR = 2.5
 """Memory of a step, on all devices together, relative to parameters, gradient and optimizer state:
@@ -242,7 +243,7 @@ class ParallelCheck(NamedTuple):
         placed = nnx.state(model, optimizer.wrt)
         for path, param in nnx.to_flat_state(placed):
             param.set_value(place_padded(gradient[dotted(path)], param.get_value()))
-        update = nnx.jit(lambda model, optimizer, *args: optimizer.update(model, *args))
+        update = nnx.jit(functools.partial(update_parts, Layout.of(config.train.sharding, mesh)))
         for divisor in _GRADIENT_DIVISORS:
             update(model, optimizer, placed, jnp.asarray(divisor))
         after = _arrays(model, config)
