@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -17,12 +18,14 @@ from rungs.checkpointing.checkpoint_folder import best_of, list_checkpoints
 from rungs.common.errors import RunFailure, UserError
 from rungs.config import run_config
 from rungs.data.bpe import train_bpe
+from rungs.parallel.target_device import Target, trace_for
 from rungs.run import metrics as metrics_module
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.step import eval_step
 from rungs.training.resume import checkpoint_to_resume
 from rungs.training.start import launch
 from tests.support.long import long_except
+from tests.support.sharded_models import assert_close
 from tests.support.tiny_run import (
     MODEL,
     assert_same_outcome,
@@ -40,6 +43,9 @@ pytestmark = pytest.mark.usefixtures("no_charts")
 
 WIDE = {"emb_dim": 128}
 """Wide enough that adafactor factors the second moments of matrices."""
+
+
+GPU = Target("gpu")
 
 
 class StoppedEarly(Exception):
@@ -296,6 +302,30 @@ def test_fresh_starts_over_and_deletes_nothing(
     assert {name: content for name, content in files(aside).items() if name in kept} == {
         name: before[name] for name in kept
     }
+
+
+@pytest.mark.long
+def test_on_accelerators_dp_resumes_from_parts_and_from_whole_moments(
+    datasets_dir: Path,
+    tmp_path: Path,
+    messages: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    keys: dict[str, Any] = {"min_train_tokens": 8 * 128, "checkpoint_interval": 3}
+    names = ("straight", "parts", "whole")
+    straight, parts, whole = (make_run(tmp_path / name, **keys) for name in names)
+    for run, target in ((parts, GPU), (whole, None)):
+        with monkeypatch.context() as patch, trace_for(target):
+            crash_after(4, patch)
+            with pytest.raises(StoppedEarly):
+                go(run, datasets_dir)
+    with trace_for(GPU):
+        assert [go(run, datasets_dir) for run in (straight, parts, whole)] == [0, 0, 0]
+    in_parts, in_whole, *then = re.findall("moments and gradients take (.*? MB)", messages.text)
+    assert in_parts != in_whole
+    assert then == [in_parts] * 3
+    assert_same_outcome(parts, straight)
+    assert_close(final_arrays(whole), final_arrays(straight), within=1e-4)
 
 
 @pytest.mark.long
