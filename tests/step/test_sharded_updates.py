@@ -110,6 +110,7 @@ LORA = {
 }
 CASES = {
     "tied": Case("even-llama", 1, {"drop_rate": 0.2}),
+    "indivisible": Case("odd-llama", 1, {}),
     "untied": Case("gpt2", 2, {"drop_rate": 0.2}),
     "no-layers": Case("no-layers", 1, {}),
     "experts": Case("experts", 1, {"load_balancing_weight": 1.0}),

@@ -64,6 +64,8 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 }
 
 ARCHITECTURES["even-llama"] = {**ARCHITECTURES["llama"], "layer_pattern": None}
+ARCHITECTURES["odd-llama"] = {**ARCHITECTURES["even-llama"], "emb_dim": 18}
+"""So wide that four devices cannot divide it."""
 
 
 def run_of(architecture: str, mode: str, mesh: Mesh, **train: Any) -> RunConfig:
