@@ -34,6 +34,7 @@ from rungs.checkpointing import (
 )
 from rungs.common import run_log
 from rungs.data.loader import Batch, TrainingData
+from rungs.parallel import target_device
 from rungs.planning import oom_advice
 from rungs.run import metrics
 from rungs.run.metrics import MetricsLog
@@ -323,3 +324,8 @@ def repeat_last_line() -> None:
             self._file.write(path.read_bytes().splitlines(keepends=True)[-1])
 
     MetricsLog.__init__ = init_and_repeat  # type: ignore[method-assign]
+
+
+def trace_for(platform: str) -> None:
+    """Lay arrays out as on another platform."""
+    target_device._local_device = lambda: target_device.Target(platform)

@@ -1,6 +1,7 @@
 """Two processes over loopback, two virtual devices each, train one run together."""
 
 import json
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -37,25 +38,39 @@ def datasets_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.long
+@pytest.mark.parametrize(
+    ("mesh", "faults"),
+    [
+        pytest.param(MESH, (), id="fsdp_tp"),
+        pytest.param({"mode": "dp", "data": 4}, ("trace_for:gpu",) * 2, id="dp-on-accelerators"),
+    ],
+)
 def test_two_killed_processes_resume_and_match_one_process(
-    datasets_dir: Path, tmp_path: Path
+    mesh: dict[str, Any], faults: tuple[str, ...], datasets_dir: Path, tmp_path: Path
 ) -> None:
-    alone = make_run(tmp_path / "alone", sharding=MESH)
+    alone = make_run(tmp_path / "alone", sharding=mesh)
     assert train(alone, datasets_dir).returncode == 0
-    straight, killed = (make_run(tmp_path / name, sharding=MESH) for name in ("straight", "killed"))
-    train_to_end(straight, datasets_dir)
-    with two_processes(killed, datasets_dir) as both:
+    straight, killed = (make_run(tmp_path / name, sharding=mesh) for name in ("straight", "killed"))
+    train_to_end(straight, datasets_dir, faults)
+    with two_processes(killed, datasets_dir, faults) as both:
         both.wait_for_step(12)
         for process in both.processes:
             process.kill()
     assert len(list_checkpoints(killed.checkpoints)) >= 1
-    train_to_end(killed, datasets_dir)
+    train_to_end(killed, datasets_dir, faults)
+    assert state_sizes(killed) == state_sizes(straight)
+    assert (state_sizes(straight) != state_sizes(alone)) == bool(faults)
     assert_same_outcome(killed, straight)
     for found, expected in zip(losses(killed), losses(alone), strict=True):
         assert found[2] == pytest.approx(expected[2], rel=1e-6)
     one, other = final_arrays(killed), final_arrays(alone)
     for name, array in other.items():  # sums over processes may come in another order
         np.testing.assert_allclose(one[name], array, rtol=1e-3, atol=1e-5, err_msg=name)
+
+
+def state_sizes(run: RunFolder) -> set[str]:
+    """What each start of a run says that its arrays take on each device."""
+    return set(re.findall("moments and gradients take (.*? MB)", run.log.read_text()))
 
 
 @pytest.mark.long

@@ -89,6 +89,6 @@ def free_port() -> int:
         return port
 
 
-def train_to_end(run: RunFolder, datasets_dir: Path) -> None:
-    with two_processes(run, datasets_dir) as both:
+def train_to_end(run: RunFolder, datasets_dir: Path, faults: tuple[str, ...] = ()) -> None:
+    with two_processes(run, datasets_dir, faults) as both:
         assert both.exit_codes() == [0, 0], both.outputs()
