@@ -51,8 +51,8 @@ def error(sizes: StepSizes, logits: int, layer: int) -> float:
     """Return the share by which the total may differ from the compiled step.
 
     It is least where the logits decide. The compiler chooses the order of what is in a layer, or in
-    several that it compiles together, and copies whole gradients when it adds them up. A TPU's
-    has whole weights twice while devices send each other what they updated.
+    several that it compiles together, and may copy whole gradients that it adds up. On several TPUs
+    with whole weights a step needs up to a quarter more than these rules count.
     """
     is_whole = not sizes.gathered_layers
     if is_whole and target_device.platform() == "tpu" and size_along(sizes.mesh, DATA) > 1:
