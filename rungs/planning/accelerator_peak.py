@@ -11,6 +11,8 @@ _FUSED_SOFTMAX = 16_384
 over its input."""
 _LAYER_MAY_DECIDE = 0.8
 """Share of the bytes of the logits."""
+_SMALL = 50_000_000
+"""Bytes besides state and activations below which a step is small."""
 
 
 def activations(sizes: StepSizes) -> int:
@@ -50,14 +52,17 @@ def _overlapping(sizes: StepSizes) -> int:
 def error(sizes: StepSizes, logits: int, layer: int) -> float:
     """Return the share by which the total may differ from the compiled step.
 
-    It is least where the logits decide. The compiler chooses the order of what is in a layer, or in
+    It is least on a GPU where the logits decide. The compiler chooses the order of what is in a layer, or in
     several that it compiles together, and may copy whole gradients that it adds up. On several TPUs
-    with whole weights a step needs up to a quarter more than these rules count.
+    with whole weights a step needs up to a quarter more than these rules count, and in a small step
+    many small arrays matter.
     """
-    is_whole = not sizes.gathered_layers
-    if is_whole and target_device.platform() == "tpu" and size_along(sizes.mesh, DATA) > 1:
+    is_whole, is_tpu = not sizes.gathered_layers, target_device.platform() == "tpu"
+    if max(logits, layer) < _SMALL:
+        return 0.35
+    if is_whole and is_tpu and size_along(sizes.mesh, DATA) > 1:
         return 0.25
-    is_scheduled = sizes.period > 1 or layer > _LAYER_MAY_DECIDE * logits
+    is_scheduled = is_tpu or sizes.period > 1 or layer > _LAYER_MAY_DECIDE * logits
     return 0.1 if is_scheduled or (is_whole and sizes.accumulates) else 0.05
 
 
