@@ -52,10 +52,10 @@ def _overlapping(sizes: StepSizes) -> int:
 def error(sizes: StepSizes, logits: int, layer: int) -> float:
     """Return the share by which the total may differ from the compiled step.
 
-    It is least on a GPU where the logits decide. The compiler chooses the order of what is in a layer, or in
-    several that it compiles together, and may copy whole gradients that it adds up. On several TPUs
-    with whole weights a step needs up to a quarter more than these rules count, and in a small step
-    many small arrays matter.
+    It is least on a GPU where the logits decide. The compiler chooses the order of what is in a
+    layer, or in several that it compiles together, and may copy whole gradients that it adds up. On
+    several TPUs with whole weights a step needs up to a quarter more than these rules count, and in
+    a small step many small arrays matter.
     """
     is_whole, is_tpu = not sizes.gathered_layers, target_device.platform() == "tpu"
     if max(logits, layer) < _SMALL:
