@@ -29,13 +29,16 @@ MESSAGE = (
 _LOST = re.compile(
     "gloo|nccl|connection|heartbeat|barrier|coordination|unavailable|deadline", re.IGNORECASE
 )
+_UNREADABLE = "std::bad_cast"
 _ENDING = threading.Lock()
 
 
 def end(cause: Exception | None = None) -> None:
     """Print and log the message, then end this process at once: JAX's own end would wait for the
     others."""
-    message = MESSAGE if cause is None else f"{MESSAGE} ({readable_line(reason(cause))})"
+    message = MESSAGE
+    if cause is not None and str(cause) != _UNREADABLE:
+        message += f" ({readable_line(reason(cause))})"
     with _ENDING:
         run_log.log_to_file_only(logging.ERROR, message)
         TERMINAL.write(f"error: {message}\n")
