@@ -1,5 +1,5 @@
 """What a step needs on a GPU or TPU beside weights, optimizer state and activations: rules that
-agree with XLA's compilers for them (`tests/planning/test_accelerator_memory.py`)."""
+agree with XLA's compilers for them (`tests/planning/compiled/test_estimates.py`)."""
 
 from rungs.parallel import target_device
 from rungs.parallel.mesh import size_along
@@ -57,7 +57,8 @@ def error(sizes: StepSizes, logits: int, layer: int) -> float:
     several TPUs with whole weights a step needs up to a quarter more than these rules count, and in
     a small step many small arrays matter.
     """
-    is_whole, is_tpu = not sizes.gathered_layers, target_device.platform() == "tpu"
+    is_whole = not (sizes.gathered_layers or sizes.gathered_outside)
+    is_tpu = target_device.platform() == "tpu"
     if max(logits, layer) < _SMALL:
         return 0.35
     if is_whole and is_tpu and size_along(sizes.mesh, DATA) > 1:

@@ -322,7 +322,9 @@ def _throughput(untimed: Forecast, speed: Speed) -> Throughput:
 
 
 def _least_update_seconds(untimed: Forecast) -> float:
-    """Return the time in which the optimizer reads and writes all weights and moments once."""
+    """Return the time in which the optimizer reads and writes all weights and moments once, and
+    reads their gradients. Those of LoRA's few weights are left out."""
     memory, bandwidth = untimed.memory, untimed.hardware.bandwidth
-    moved = 2 * (memory.weights + memory.moments) + memory.gradients
+    gradients = 0 if untimed.config.train.lora else memory.weights
+    moved = 2 * (memory.weights + memory.moments) + gradients
     return moved / bandwidth if bandwidth else 0.0

@@ -107,8 +107,10 @@ def test_only_logits_and_gradients_grow_with_the_vocabulary() -> None:
     wider = RunConfig(config.model.model_copy(update={"vocab_size": 1600}), config.train)
     one, other = memory_of(config, mesh), memory_of(wider, mesh)
     more, tokens, width = 800, 16 * 64, 64
-    assert other.logits - one.logits == more * (2 * tokens + width) * 4
-    assert other.layer - one.layer == more * 2 * width * 4
+    # logits and exponentials, the head's gradient in the loss, gradients of embedding and head
+    assert other.logits - one.logits == more * (2 * tokens + 3 * width) * 4
+    # gradients of embedding and head, and copies of them
+    assert other.layer - one.layer == more * 4 * width * 4
     assert one.logits >= 2 * tokens * 800 * 4
     assert other.activations == pytest.approx(one.activations, rel=0.01)
 
