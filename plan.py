@@ -44,7 +44,8 @@ _SHARDING = re.compile(rf"({'|'.join(get_args(Mode))}):([0-9]{{1,6}})(?:x([0-9]{
     "--device",
     metavar=f"NAME|{DESCRIPTION_FORMAT}",
     help=f"One of {', '.join(NAMES)}; or describe another device by name, FLOP/s in bfloat16,"
-    " bytes of memory, and memory bandwidth in bytes per second.  [default: this machine's]",
+    " bytes of memory that JAX may use, and memory bandwidth in bytes per second.  [default: this"
+    " machine's]",
 )
 @click.option(
     "--sharding",
@@ -85,8 +86,8 @@ _SHARDING = re.compile(rf"({'|'.join(get_args(Mode))}):([0-9]{{1,6}})(?:x([0-9]{
     "--compile",
     "is_compiled",
     is_flag=True,
-    help="Compile the step for the device, which need not be here, and compare: its compiler comes"
-    " with the extra cuda, cuda12 or tpu.",
+    help="Compile the step for the device, which need not be here, and compare with the estimates."
+    " Its compiler must be installed: uv sync --extra tpu, cuda or cuda12.",
 )
 @click.option(
     "--price-per-hour",

@@ -54,6 +54,7 @@ def test_a_sound_machine_passes_and_leaves_a_report(tmp_path: Path) -> None:
     }
     assert all(one["name"] in ended.stdout for one in report["figures"])
     assert "wrong" not in ended.stdout
+    assert ended.stdout.endswith("\nno problems found\n")
 
 
 def test_a_broken_kernel_is_named_with_exit_code_1(

@@ -127,7 +127,8 @@ def devices(hardware: Hardware, count: int) -> list[Any]:
     if not is_installed(hardware):
         extra = _COMPILERS[hardware.platform].extra
         raise UserError(
-            f"--compile: the compiler for {hardware.name} is not installed; uv sync --extra {extra}"
+            f"--compile: the compiler for {hardware.name} is not installed; run:"
+            f" uv sync --extra {extra}"
         )
     return _gpus(hardware, count) if hardware.platform == "gpu" else _tpus(hardware, count)
 
