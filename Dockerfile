@@ -2,7 +2,8 @@
 # container toolkit. Its user, 1000, must be allowed to write into the mounted folders.
 #
 #   docker build -t rungs .
-#   docker run --rm --gpus all --shm-size 1g -v "$PWD/runs:/rungs/runs" rungs train.py runs/layers
+#   docker run --rm --gpus all --shm-size 1g -v "$PWD/runs:/rungs/runs" \
+#     -v "$PWD/datasets:/rungs/datasets" rungs train.py runs/layers
 #
 # --build-arg EXTRA=cuda12 is for older drivers, EXTRA=tpu for TPUs.
 FROM python:3.11-slim-bookworm
