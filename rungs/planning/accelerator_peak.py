@@ -4,7 +4,8 @@ agree with XLA's compilers for them (`tests/planning/compiled/test_estimates.py`
 from rungs.parallel import target_device
 from rungs.parallel.mesh import size_along
 from rungs.parallel.names import DATA, TENSOR
-from rungs.planning.step_sizes import FLOAT32_BYTES, StepSizes
+from rungs.planning.communication import FLOAT32_BYTES
+from rungs.planning.step_sizes import StepSizes
 
 _FUSED_SOFTMAX = 16_384
 """The longest row for which XLA makes one GPU kernel of a softmax. Such a kernel does not write

@@ -4,7 +4,8 @@ within 10% with XLA's CPU compiler (`tests/planning/test_memory.py`)."""
 from typing import Any
 
 from rungs.model.remat import RECOMPUTED
-from rungs.planning.step_sizes import FLOAT32_BYTES, StepSizes
+from rungs.planning.communication import FLOAT32_BYTES
+from rungs.planning.step_sizes import StepSizes
 
 _MAX_ELEMENTWISE = 2.5
 """Elementwise results that are in memory at the same time, as a multiple of a layer's matmul

@@ -25,8 +25,9 @@ _OPTIONAL_GROUPS = ("low_rank", "other")
 """Parameter groups that are left out if they are empty."""
 _MEMORY_NOTES = {
     "moments": "optimizer state",
-    "gathered": "full copies of sharded weights",
-    "logits": "one chunk of tokens at a time",
+    "gradients": "of the layers",
+    "gathered": "full copies of one layer's sharded weights",
+    "logits": "one chunk of tokens at a time, with the output head",
     "layer": "one layer at a time; does not overlap with the logits",
 }
 

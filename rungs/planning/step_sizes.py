@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 
 from rungs.config.run_config import RunConfig
@@ -21,9 +20,8 @@ from rungs.parallel.mesh import size_along
 from rungs.parallel.names import BLOCKS, CONTEXT, DATA, HEAD, TENSOR, TOKEN_EMBEDDING
 from rungs.parallel.sharding import Layout, sharded_axis
 from rungs.planning.activations import Activations
+from rungs.planning.communication import FLOAT32_BYTES, INT32_BYTES
 from rungs.step.state import AbstractArrays
-
-FLOAT32_BYTES = jnp.float32.dtype.itemsize
 
 
 class StepSizes(NamedTuple):
@@ -52,7 +50,7 @@ class StepSizes(NamedTuple):
     def batch(self) -> int:
         """Inputs and targets of a step."""
         steps = self.config.train.gradient_accumulation_steps
-        return 2 * self.tokens * steps * jnp.int32.dtype.itemsize
+        return 2 * self.tokens * steps * INT32_BYTES
 
     @property
     def vocabulary(self) -> int:
