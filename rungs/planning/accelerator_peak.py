@@ -53,10 +53,10 @@ def _overlapping(sizes: StepSizes) -> int:
 def error(sizes: StepSizes, logits: int, layer: int) -> float:
     """Return the share by which the total may differ from the compiled step.
 
-    It is least on a GPU where the logits decide. The compiler chooses the order of what is in a
-    layer, or in several that it compiles together, and may copy whole gradients that it adds up. On
-    several TPUs with whole weights a step needs up to a quarter more than these rules count, and in
-    a small step many small arrays matter.
+    It is least on a GPU where the logits decide, and larger where a layer does. The compiler
+    chooses the order of what is in a layer, or in several that it compiles together, and may copy
+    whole gradients that it adds up. On several TPUs with whole weights a step needs up to a quarter
+    more than these rules count, and in a small step many small arrays matter.
     """
     is_whole = not (sizes.gathered_layers or sizes.gathered_outside)
     is_tpu = target_device.platform() == "tpu"
@@ -64,6 +64,8 @@ def error(sizes: StepSizes, logits: int, layer: int) -> float:
         return 0.35
     if is_whole and is_tpu and size_along(sizes.mesh, DATA) > 1:
         return 0.25
+    if layer > logits:
+        return 0.15
     is_scheduled = is_tpu or sizes.period > 1 or layer > _LAYER_MAY_DECIDE * logits
     return 0.1 if is_scheduled or (is_whole and sizes.accumulates) else 0.05
 
