@@ -19,6 +19,7 @@ The docstring of each package lists its files and says what it may import. From 
     huggingface    import and export of published models
     scaling        ladders, power laws, muP
     training       starting, the training loop, resuming, failed steps
+    reinforcement  tasks and verifiers of reinforcement learning
     diagnostics    checks of a run, called by the smoke tests
     charts         drawings of all charts
 

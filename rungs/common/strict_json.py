@@ -81,7 +81,8 @@ def parse(
     except ValidationError as error:
         others: dict[str, type[StrictModel]] = {path.name: model, **(elsewhere or {})}
         found = error.errors()
-        lines += [line for e in found[:_MOST_ERRORS] for line in _error_lines(e, path, others)]
+        for each in found[:_MOST_ERRORS]:
+            lines += [f"{path}: {line}" for line in _error_lines(each, path.name, others)]
         if (more := len(found) - _MOST_ERRORS) > 0:
             lines.append(f"{path}: and {more:,} more errors")
         if wrong := {str(e["loc"][0]) for e in found if e["loc"]}:
@@ -89,6 +90,17 @@ def parse(
     if lines:
         raise UserError("\n".join(dict.fromkeys(lines)))
     return config
+
+
+def value_problems(values: Any, model: type[StrictModel]) -> list[str]:
+    """Return a line "key: what is wrong" for each error in a JSON value, for messages that name its
+    place themselves."""
+    try:
+        model.model_validate(values)
+    except ValidationError as error:
+        found = error.errors()[:_MOST_ERRORS]
+        return [line for e in found for line in _error_lines(e, "", {"": model})]
+    return []
 
 
 def _parse_object(text: str, path: Path) -> tuple[dict[str, Any], list[str]]:
@@ -110,7 +122,8 @@ def _parse_object(text: str, path: Path) -> tuple[dict[str, Any], list[str]]:
     except UnicodeEncodeError:  # it could not be written to any file
         raise UserError(f"{path}: holds an invalid character (a lone surrogate)") from None
     except json.JSONDecodeError as error:
-        place = f"line {error.lineno}, column {error.colno}"
+        line = f"line {error.lineno}, " if "\n" in text else ""
+        place = f"{line}column {error.colno}"
         raise UserError(f"{path}: malformed JSON at {place}: {error.msg}") from None
     except (RecursionError, ValueError) as error:
         raise UserError(f"{path}: unreadable JSON: {error}") from None
@@ -147,25 +160,25 @@ _WORDING = {
 }
 
 
-def _error_lines(error: Any, path: Path, models: Mapping[str, type[StrictModel]]) -> list[str]:
-    """Return one of pydantic's errors as lines with file, key, value and what is allowed."""
+def _error_lines(error: Any, file: str, models: Mapping[str, type[StrictModel]]) -> list[str]:
+    """Return one of pydantic's errors as lines with key, value and what is allowed."""
     parts = [str(part) for part in error["loc"] if not str(part).startswith("(")]
     key = format_name(".".join(parts))
     if error["type"] == "value_error" and not parts:
-        return [f"{path}: {line}" for line in str(error["ctx"]["error"]).splitlines()]
+        return str(error["ctx"]["error"]).splitlines()
     if error["type"] == "extra_forbidden":
-        advice = _advice(key, path.name, models) if len(parts) == 1 else ""
-        return [f"{path}: {key}: unknown key (value {format_value(error['input'])}){advice}"]
+        advice = _advice(key, file, models) if len(parts) == 1 else ""
+        return [f"{key}: unknown key (value {format_value(error['input'])}){advice}"]
     if error["type"] == "missing":
-        return [f"{path}: {key}: missing; this key is required"]
+        return [f"{key}: missing; this key is required"]
     allowed = _ALLOWED.get(error["type"], error["msg"])
     for theirs, ours in _WORDING.items():
         allowed = allowed.replace(theirs, ours)
-    return [f"{path}: {key}: {format_value(error['input'])} is not allowed; {allowed}"]
+    return [f"{key}: {format_value(error['input'])} is not allowed; {allowed}"]
 
 
-def _advice(key: str, name: str, models: Mapping[str, type[StrictModel]]) -> str:
-    own = [field.alias or key for key, field in models[name].model_fields.items()]
+def _advice(key: str, file: str, models: Mapping[str, type[StrictModel]]) -> str:
+    own = [field.alias or key for key, field in models[file].model_fields.items()]
     if close := difflib.get_close_matches(key, own, n=1):
         return f"; did you mean {close[0]}?"
     for other, model in models.items():

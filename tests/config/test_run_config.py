@@ -256,7 +256,7 @@ def test_the_layer_pattern_repeats_until_the_last_layer() -> None:
     [
         ('{"epochs": 1,\n "seed": }', "malformed JSON at line 2, column 10: Expecting value"),
         ("[1]", "must hold a JSON object {…}, not [1]"),
-        ("", "malformed JSON at line 1, column 1: Expecting value"),
+        ("", "malformed JSON at column 1: Expecting value"),
         ("[" * 100_000, "unreadable JSON: "),
     ],
 )

@@ -8,6 +8,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("*.py", "rungs/**/*.py", "smoke_tests/*.py")
+REWARD_CHILD = ROOT / "rungs/reinforcement/verifiers/reward_child.py"
+"""The program in which a user's verifier runs, with `--trust-verifier`."""
 PRODUCT = sorted(path for folder in FOLDERS for path in ROOT.glob(folder))
 FORBIDDEN_MODULES = {
     "pickle",
@@ -82,7 +84,34 @@ def test_no_code_is_run_that_was_read() -> None:
     assert line.endswith("imports urllib.request")
     [line] = found.pop(ROOT / "rungs/model/kernels/splash_attention.py")  # a module of JAX
     assert line.endswith("calls spec.loader.exec_module")
+    assert [line.split(": ")[1] for line in found.pop(REWARD_CHILD)] == [
+        "calls exec",
+        "calls compile",
+    ]
     assert found == {}
+
+
+def test_nothing_imports_the_program_that_runs_users_code() -> None:
+    importers = [
+        path for path in PRODUCT if any(REWARD_CHILD.stem in name for name in imported_names(path))
+    ]
+    assert importers == []
+    users = [path.name for path in PRODUCT if f"{REWARD_CHILD.stem}.py" in code_of(path)]
+    assert users == ["reward_process.py"]
+
+
+def code_of(path: Path) -> str:
+    """Return the code of a file without docstrings and comments."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            node.value = ast.Constant(None)
+    return ast.unparse(tree)
+
+
+def imported_names(path: Path) -> set[str]:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return {name for node in ast.walk(tree) for name in _imported(node)}
 
 
 def test_only_one_file_uses_the_hub_library() -> None:
@@ -91,8 +120,7 @@ def test_only_one_file_uses_the_hub_library() -> None:
 
 
 def imported_modules(path: Path) -> set[str]:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    return {module.split(".")[0] for node in ast.walk(tree) for module in _imported(node)}
+    return {name.split(".")[0] for name in imported_names(path)}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,16 @@
+"""Tasks: where prompts and answers come from, split into training and held-out items.
+
+    opening        open the task of a config
+    task           what a source provides
+    item           a prompt with its answer
+    item_file      items from files of JSON lines
+    reasoning_gym  items of the library reasoning-gym
+    generated      items generated when they are asked for; the split
+    draws          pseudorandom choices that are the same everywhere
+    parity, countdown, sorting, brackets, addition   the built-in tasks
+
+To add a built-in task, write a file with `draw`, `worked`, `short` and `ALPHABET`, put it into
+`BUILT_IN` of `opening`, and its settings into `rungs/config/task_config.py`.
+
+Imports `common`, `config` and the built-in verifiers. Nothing here imports JAX.
+"""

@@ -1,0 +1,95 @@
+"""Tasks of the library reasoning-gym (Stojanovski et al. 2025, arXiv 2505.24760), the extra
+`reasoning`.
+
+Its items are a pure function of a seed and an index, mostly of their sum, so training and
+validation use seeds far apart. As small tasks repeat their prompts, these are split by a hash, too.
+"""
+
+import dataclasses
+import difflib
+import importlib
+import json
+from typing import Any
+
+from rungs.common.errors import UserError, reason
+from rungs.common.strict_json import format_value
+from rungs.config.task_config import REASONING_GYM, TaskConfig
+from rungs.reinforcement.tasks.generated import ITEMS, TrainingItems, ValidationItems
+from rungs.reinforcement.tasks.item import Item
+from rungs.reinforcement.tasks.task import Task
+
+VERIFIER = "reasoning-gym"
+_OURS = ("seed", "size")
+_SEED_STRIDE = 1_000_003
+
+
+def open_task(config: TaskConfig) -> Task:
+    """Return a task of the library.
+
+    Raises:
+        UserError: the library is missing, has no such task or settings, or the task has no answers.
+    """
+    name = config.reasoning_gym_name or ""
+    dataset = _dataset(name, config)
+
+    def draw(number: int) -> Item:
+        return _item(config.source, dataset[number])
+
+    draw(0)
+    return Task(
+        name=name,
+        train=TrainingItems(config.source, draw, config.train_items or ITEMS),
+        validation=ValidationItems(config.source, draw, config.validation_items),
+        verifier=VERIFIER,
+        worked=_answer,
+        short=_answer,
+    )
+
+
+def _answer(item: Item) -> str:
+    return item.answer
+
+
+def _library() -> Any:
+    try:
+        return importlib.import_module("reasoning_gym.factory")
+    except ImportError as error:
+        raise UserError(
+            f"reasoning-gym is not installed ({reason(error)}); install it: uv sync --extra"
+            " reasoning"
+        ) from None
+
+
+def _dataset(name: str, config: TaskConfig) -> Any:
+    known = _library().DATASETS
+    if name not in known:
+        close = difflib.get_close_matches(name, known, n=1)
+        advice = f"did you mean {REASONING_GYM}{close[0]}?" if close else f"it has {len(known)}"
+        raise UserError(f'source: reasoning-gym has no task "{name}"; {advice}')
+    dataset_type, settings_type = known[name]
+    _require_known(config, [field.name for field in dataclasses.fields(settings_type)])
+    # below 2**32, the largest seed of NumPy, with any of our numbers added
+    seed = config.seed * _SEED_STRIDE % (2 * ITEMS)
+    try:
+        return dataset_type(settings_type(**config.settings, seed=seed, size=2 * ITEMS))
+    except Exception as error:  # its checks are assertions, and wrong types raise anything
+        raise UserError(f"settings of {config.source}: {reason(error)}") from None
+
+
+def _require_known(config: TaskConfig, names: list[str]) -> None:
+    for key in config.settings:
+        if key in _OURS:
+            raise UserError(f"settings of {config.source}: {key}: comes from the task's config")
+        if key not in names:
+            close = difflib.get_close_matches(key, names, n=1)
+            own = ", ".join(name for name in names if name not in _OURS)
+            advice = f"did you mean {close[0]}?" if close else f"the keys are {own}"
+            raise UserError(f"settings of {config.source}: {key}: unknown key; {advice}")
+
+
+def _item(source: str, entry: dict[str, Any]) -> Item:
+    if not isinstance(entry["answer"], str):
+        answer = format_value(entry["answer"])
+        raise UserError(f"{source}: has items without an answer ({answer}); use another task")
+    info = json.loads(json.dumps(entry["metadata"]))
+    return Item(entry["question"], entry["answer"], info)

@@ -1,0 +1,36 @@
+"""What a verifier says about a completion."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal, Self
+
+Status = Literal["ok", "timeout", "error", "out_of_memory"]
+CORRECT = "correct"
+"""Name of the reward that says by itself whether a completion is correct."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The rewards of a completion, and whether it is correct."""
+
+    rewards: dict[str, float] = field(default_factory=dict)
+    """The parts of the reward by name; none if the verifier failed."""
+    status: Status = "ok"
+    """How the verifier ended."""
+    message: str = ""
+    """What went wrong, in one line; empty if nothing did."""
+
+    @classmethod
+    def of(cls, is_correct: bool) -> Self:
+        """Return a reward of 1 for a correct completion, otherwise 0."""
+        return cls({CORRECT: float(is_correct)})
+
+    @property
+    def total(self) -> float:
+        """The sum of the rewards."""
+        return math.fsum(self.rewards.values())
+
+    @property
+    def correct(self) -> bool:
+        """Whether the reward named `correct`, or else the total, is at least 1."""
+        return self.rewards.get(CORRECT, self.total) >= 1
