@@ -5,7 +5,7 @@
     item           a prompt with its answer
     item_file      items from files of JSON lines
     reasoning_gym  items of the library reasoning-gym
-    generated      items generated when they are asked for; the split
+    generated      items that are generated; the split into training and validation
     draws          pseudorandom choices that are the same everywhere
     parity, countdown, sorting, brackets, addition   the built-in tasks
 

@@ -1,6 +1,5 @@
 """The task `countdown`: make an expression of the numbers that equals the target."""
 
-from fractions import Fraction
 from typing import NamedTuple
 
 from rungs.config.task_config import CountdownSettings
@@ -15,7 +14,7 @@ class _Term(NamedTuple):
     """An expression and how tightly its operator binds."""
 
     text: str
-    value: Fraction
+    value: int
     binds: int = _NUMBER
 
 
@@ -24,19 +23,20 @@ def draw(settings: CountdownSettings, draws: Draws) -> Item:
     while True:
         numbers = [draws.between(1, settings.largest) for _ in range(settings.numbers)]
         answer = _expression(numbers, draws)
-        if answer.value.denominator == 1 and 1 <= answer.value <= settings.largest_target:
+        if 1 <= answer.value <= settings.largest_target:
             break
-    target = int(answer.value)
+    target = answer.value
     info = {"numbers": numbers, "target": target, "use_all": settings.use_all}
     return Item(f"{','.join(map(str, numbers))}={target}:", answer.text, info)
 
 
 def _expression(numbers: list[int], draws: Draws) -> _Term:
     """Return a random expression of all numbers: two at a time are replaced with a result."""
-    terms = [_Term(str(number), Fraction(number)) for number in numbers]
+    terms = [_Term(str(number), number) for number in numbers]
     while len(terms) > 1:
         left, right = (terms.pop(draws.below(len(terms))) for _ in range(2))
-        terms.append(_combine(left, right, draws.one_of("+-*/" if right.value else "+-*")))
+        divides = right.value and left.value % right.value == 0
+        terms.append(_combine(left, right, draws.one_of("+-*/" if divides else "+-*")))
     return terms[0]
 
 
@@ -49,7 +49,7 @@ def _combine(left: _Term, right: _Term, sign: str) -> _Term:
         text = f"{_bound(left, _PRODUCT)}*{_bound(right, _PRODUCT)}"
         return _Term(text, left.value * right.value, _PRODUCT)
     text = f"{_bound(left, _PRODUCT)}/{_bound(right, _NUMBER)}"
-    return _Term(text, left.value / right.value, _PRODUCT)
+    return _Term(text, left.value // right.value, _PRODUCT)
 
 
 def _bound(term: _Term, at_least: int) -> str:

@@ -1,4 +1,4 @@
-"""Items that are generated when they are asked for, split into training and validation.
+"""Generated items, split into training and validation.
 
 Both splits draw candidates: numbered items, a pure function of a number. A hash of its prompt says
 which split an item may be in, so that none can be in both, whatever the numbers; their numbers are
@@ -6,7 +6,6 @@ also different. The hash takes neither seed nor settings into account: an item t
 from one run is held out from all of them.
 """
 
-import functools
 from collections.abc import Callable, Iterable
 
 from rungs.common.errors import UserError
@@ -18,6 +17,7 @@ HELD_OUT_PART = 10
 """One in this many prompts is held out."""
 _STRIDE = 748_561_459  # a prime
 _TRIES = 200
+_ADVICE = "change its settings so that there are more prompts"
 
 Draw = Callable[[int], Item]
 """Returns the candidate of a number below 2 × ITEMS."""
@@ -33,7 +33,8 @@ class TrainingItems:
         return self._count
 
     def __getitem__(self, index: int) -> Item:
-        _require_index(index, self._count)
+        if not 0 <= index < self._count:
+            raise IndexError(f"there is no item {index} of {self._count}")
         numbers = ((index + tried * _STRIDE) % ITEMS for tried in range(_TRIES))
         for item in map(self._draw, numbers):
             if not is_held_out(item):
@@ -41,33 +42,20 @@ class TrainingItems:
         raise UserError(f"{self._name}: has too few different prompts; {_ADVICE}")
 
 
-class ValidationItems:
-    """Held-out items, all with different prompts."""
+def held_out_items(name: str, draw: Draw, count: int) -> list[Item]:
+    """Return items that none of the training items shares its prompt with, all different.
 
-    def __init__(self, name: str, draw: Draw, count: int) -> None:
-        self._name, self._draw, self._count = name, draw, count
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __getitem__(self, index: int) -> Item:
-        _require_index(index, self._count)
-        return self._items[index]
-
-    @functools.cached_property
-    def _items(self) -> list[Item]:
-        numbers = range(ITEMS, ITEMS + self._count * _TRIES)
-        candidates = filter(is_held_out, map(self._draw, numbers))
-        different = _without_repeats(candidates, self._count)
-        if len(different) < self._count:
-            raise UserError(
-                f"{self._name}: validation_items: {self._count:,} is more than the"
-                f" {len(different):,} different prompts found to hold out; use fewer, or {_ADVICE}"
-            )
-        return different
-
-
-_ADVICE = "change its settings so that there are more prompts"
+    Raises:
+        UserError: there are too few prompts.
+    """
+    candidates = filter(is_held_out, map(draw, range(ITEMS, ITEMS + count * _TRIES)))
+    different = _without_repeats(candidates, count)
+    if len(different) < count:
+        raise UserError(
+            f"{name}: validation_items: {count:,} is more than the {len(different):,} different"
+            f" prompts found to hold out; use fewer, or {_ADVICE}"
+        )
+    return different
 
 
 def is_held_out(item: Item) -> bool:
@@ -83,8 +71,3 @@ def _without_repeats(items: Iterable[Item], count: int) -> list[Item]:
             break
         found.setdefault(item.prompt, item)
     return list(found.values())
-
-
-def _require_index(index: int, count: int) -> None:
-    if not 0 <= index < count:
-        raise IndexError(f"there is no item {index} of {count}")

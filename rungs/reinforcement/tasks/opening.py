@@ -15,7 +15,7 @@ from rungs.reinforcement.tasks import (
     sorting,
 )
 from rungs.reinforcement.tasks.draws import Draws
-from rungs.reinforcement.tasks.generated import ITEMS, TrainingItems, ValidationItems
+from rungs.reinforcement.tasks.generated import ITEMS, TrainingItems, held_out_items
 from rungs.reinforcement.tasks.item import Item
 from rungs.reinforcement.tasks.task import Task
 
@@ -52,7 +52,7 @@ def open_task(config: TaskConfig, run_folder: Path) -> Task:
     return Task(
         name=config.source,
         train=TrainingItems(config.source, draw, config.train_items or ITEMS),
-        validation=ValidationItems(config.source, draw, config.validation_items),
+        validation=held_out_items(config.source, draw, config.validation_items),
         verifier=verifier,
         worked=module.worked,
         short=module.short,

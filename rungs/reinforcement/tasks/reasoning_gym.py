@@ -14,7 +14,7 @@ from typing import Any
 from rungs.common.errors import UserError, reason
 from rungs.common.strict_json import format_value
 from rungs.config.task_config import REASONING_GYM, TaskConfig
-from rungs.reinforcement.tasks.generated import ITEMS, TrainingItems, ValidationItems
+from rungs.reinforcement.tasks.generated import ITEMS, TrainingItems, held_out_items
 from rungs.reinforcement.tasks.item import Item
 from rungs.reinforcement.tasks.task import Task
 
@@ -39,7 +39,7 @@ def open_task(config: TaskConfig) -> Task:
     return Task(
         name=name,
         train=TrainingItems(config.source, draw, config.train_items or ITEMS),
-        validation=ValidationItems(config.source, draw, config.validation_items),
+        validation=held_out_items(config.source, draw, config.validation_items),
         verifier=VERIFIER,
         worked=_answer,
         short=_answer,

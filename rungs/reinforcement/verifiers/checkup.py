@@ -44,19 +44,27 @@ def check(verify: Verify, task: Task) -> Checkup:
     calls = _Calls(verify)
     examples: dict[str, list[str]] = {}
     for item in items:
-        right, gold = calls.best_right(item, task)
-        for kind, text in _wrong_texts(item, items, task).items():
-            verdict = calls.verdict(item, text)
-            paid = verdict.total >= gold.total or verdict.correct
-            example = (
-                f"{_pays(verdict)} {kind}, and {gold.total:g} for the right answer {_quote(right)}"
-            )
-            examples.setdefault(kind, []).extend([f"{example} to {_quote(item.prompt)}"] * paid)
+        for kind, found in _paid(calls, item, items, task).items():
+            examples.setdefault(kind, []).extend(found)
     for found in examples.values():
         if 2 * len(found) >= len(items):
             raise UserError(f"the verifier {found[0]}; a model would learn that instead")
-    counts = {kind: len(found) for kind, found in examples.items()}
-    return Checkup(len(items), statistics.median(calls.seconds), counts)
+    paid = {kind: len(found) for kind, found in examples.items()}
+    return Checkup(len(items), statistics.median(calls.seconds), paid)
+
+
+def _paid(calls: "_Calls", item: Item, items: list[Item], task: Task) -> dict[str, list[str]]:
+    """Return a line for each kind of wrong text if it is paid like the right one, no line if not."""
+    right, best = calls.best_right(item, task)
+    lines: dict[str, list[str]] = {}
+    for kind, text in _wrong_texts(item, items, task).items():
+        verdict = calls.verdict(item, text)
+        line = (
+            f"{_pays(verdict)} {kind}, {_quote(text)}, and {best.total:g} for the right answer"
+            f" {_quote(right)} to {_quote(item.prompt)}"
+        )
+        lines[kind] = [line] if verdict.total >= best.total or verdict.correct else []
+    return lines
 
 
 class _Calls:

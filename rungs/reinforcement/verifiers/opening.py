@@ -89,7 +89,5 @@ def _started(name: str, text: str, limits: Limits, sha256: str | None) -> Verifi
     process = RewardProcess(Code(name, text), limits)
     if problem := process.start():
         process.close()
-        raise UserError(
-            f"{problem}; a verifier file needs a function reward(prompt, completion, …)"
-        )
+        raise UserError(f"{problem}; correct the file, so that it defines reward()")
     return Verifier(name, process, sha256)

@@ -1,0 +1,89 @@
+"""Tasks in a config: what is refused, and with which words."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rungs.common import strict_json
+from rungs.common.errors import UserError
+from rungs.common.strict_json import StrictModel
+from rungs.config.task_config import SETTINGS, TaskConfig
+
+
+def parse(**keys: Any) -> TaskConfig:
+    return strict_json.parse(json.dumps(keys), Path("task.json"), TaskConfig)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"source": "parity", "settings": {"max_bits": 20}},
+        {"source": "items.jsonl", "validation_source": "held-out.jsonl", "verifier": "gsm8k"},
+        {"source": "../shared/items.jsonl", "verifier": "reward.py"},
+        {"source": "reasoning-gym:countdown", "settings": {"whatever": 1}},
+    ],
+)
+def test_what_is_allowed(keys: dict[str, Any]) -> None:
+    config = parse(**keys)
+    assert config.is_file is keys["source"].endswith(".jsonl")
+    assert config.reasoning_gym_name == (keys["source"].partition(":")[2] or None)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({}, "source: missing"),
+        ({"source": "parity", "sourse": 1}, "did you mean source?"),
+        ({"source": "partiy"}, 'source: "partiy" is unknown; did you mean parity?'),
+        (
+            {"source": "gsm"},
+            'source: "gsm" is unknown; use parity, countdown, sort, brackets, add,',
+        ),
+        ({"source": "reasoning-gym:"}, 'source: "reasoning-gym:" is unknown'),
+        (
+            {"source": "parity", "settings": {"max_bit": 9}},
+            "settings of parity: max_bit: unknown key (value 9); did you mean max_bits?",
+        ),
+        (
+            {"source": "parity", "settings": {"max_bits": "9"}},
+            'settings of parity: max_bits: "9" is not allowed; must be of type integer',
+        ),
+        (
+            {"source": "parity", "settings": {"min_bits": 9, "max_bits": 8}},
+            "settings of parity: min_bits: 9 is more than max_bits 8",
+        ),
+        (
+            {"source": "countdown", "settings": {"numbers": 1, "largest": 0}},
+            "numbers: 1 is not allowed; must be at least 2; largest: 0 is not allowed; must be at",
+        ),
+        ({"source": "items.jsonl", "settings": {"x": 1}}, "settings: files of items have none"),
+        (
+            {"source": "parity", "validation_source": "v.jsonl"},
+            "validation_source: parity generates its own held-out items; remove it",
+        ),
+        (
+            {"source": "items.jsonl", "validation_source": "v.json"},
+            'validation_source: "v.json" is no file *.jsonl',
+        ),
+        ({"source": "parity", "verifier": "exakt"}, '"exakt" is unknown; did you mean exact?'),
+        ({"source": "parity", "verifier": "x"}, '"x" is unknown; use exact, last_number, gsm8k,'),
+        ({"source": "parity", "verifier": "../x.py"}, '"../x.py" is not in the run folder'),
+        ({"source": "parity", "verifier": "/x.py"}, '"/x.py" is not in the run folder'),
+        ({"source": "parity", "verifier_timeout_seconds": 0.0}, "0.0 is not allowed"),
+        ({"source": "parity", "validation_items": 0}, "0 is not allowed; must be at least 1"),
+    ],
+)
+def test_what_is_refused(keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        parse(**keys)
+    [line] = str(caught.value).splitlines()
+    assert line.startswith("task.json: ")
+    assert message in line
+
+
+@pytest.mark.parametrize("model", [TaskConfig, *SETTINGS.values()])
+def test_every_key_is_documented(model: type[StrictModel]) -> None:
+    for entry in model.model_json_schema()["properties"].values():
+        assert entry["description"].endswith(".")
