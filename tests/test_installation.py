@@ -20,6 +20,8 @@ PACKAGES = {
     "cuda12": "jax-cuda12-plugin",
     "tpu": "libtpu",
 }
+DEVICELESS = "reasoning"
+"""The extra that goes with any other."""
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
@@ -27,10 +29,10 @@ def uv(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["uv", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
 
 
-def test_every_extra_conflicts_with_the_others_and_is_documented() -> None:
+def test_extras_of_devices_conflict_and_all_are_documented() -> None:
     extras = list(PROJECT["project"]["optional-dependencies"])
-    assert extras == list(PACKAGES)
-    assert [{"extra": name} for name in extras] in PROJECT["tool"]["uv"]["conflicts"]
+    assert extras == [*PACKAGES, DEVICELESS]
+    assert [{"extra": name} for name in PACKAGES] in PROJECT["tool"]["uv"]["conflicts"]
     page = (ROOT / "docs" / "installation.md").read_text()
     assert all(f"`{name}`" in page for name in extras)
 

@@ -54,7 +54,7 @@ def check(verify: Verify, task: Task) -> Checkup:
 
 
 def _paid(calls: "_Calls", item: Item, items: list[Item], task: Task) -> dict[str, list[str]]:
-    """Return a line for each kind of wrong text if it is paid like the right one, no line if not."""
+    """Return for each kind of wrong text a line if it is paid like the right one, or no line."""
     right, best = calls.best_right(item, task)
     lines: dict[str, list[str]] = {}
     for kind, text in _wrong_texts(item, items, task).items():

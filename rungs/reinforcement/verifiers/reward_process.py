@@ -84,7 +84,7 @@ class RewardProcess:
     def _popen(self) -> "subprocess.Popen[bytes]":
         return subprocess.Popen(
             # -P: neither this file's folder nor the working directory is searched for modules
-            [sys.executable, "-P", "-s", "-B", "-W", "ignore", str(CHILD)],
+            [sys.executable, "-P", "-s", "-W", "ignore", str(CHILD)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
