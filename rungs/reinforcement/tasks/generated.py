@@ -1,8 +1,8 @@
 """Generated items, split into training and validation.
 
-Both splits draw candidates: numbered items, a pure function of a number. A hash of its prompt says
-which split an item may be in, so that none can be in both, whatever the numbers; their numbers are
-also different. The hash takes neither seed nor settings into account: an item that is held out
+Both splits draw candidates: numbered items, a pure function of a number. They use different numbers
+and, as different numbers can give the same prompt, a rule that says which split a prompt may be in.
+For built-in tasks it is a hash of the prompt, whatever seed and settings: a prompt that is held out
 from one run is held out from all of them.
 """
 
@@ -21,13 +21,16 @@ _ADVICE = "change its settings so that there are more prompts"
 
 Draw = Callable[[int], Item]
 """Returns the candidate of a number below 2 × ITEMS."""
+Rule = Callable[[Item], bool]
+"""Returns whether an item is for validation."""
 
 
 class TrainingItems:
     """The items to train on, without end for any practical purpose."""
 
-    def __init__(self, name: str, draw: Draw, count: int = ITEMS) -> None:
-        self._name, self._draw, self._count = name, draw, count
+    def __init__(self, name: str, draw: Draw, held_out: Rule, count: int | None) -> None:
+        self._name, self._draw, self._is_held_out = name, draw, held_out
+        self._count = count or ITEMS
 
     def __len__(self) -> int:
         return self._count
@@ -37,18 +40,18 @@ class TrainingItems:
             raise IndexError(f"there is no item {index} of {self._count}")
         numbers = ((index + tried * _STRIDE) % ITEMS for tried in range(_TRIES))
         for item in map(self._draw, numbers):
-            if not is_held_out(item):
+            if not self._is_held_out(item):
                 return item
         raise UserError(f"{self._name}: has too few different prompts; {_ADVICE}")
 
 
-def held_out_items(name: str, draw: Draw, count: int) -> list[Item]:
-    """Return items that none of the training items shares its prompt with, all different.
+def held_out_items(name: str, draw: Draw, rule: Rule, count: int) -> list[Item]:
+    """Return items for validation, all with different prompts.
 
     Raises:
         UserError: there are too few prompts.
     """
-    candidates = filter(is_held_out, map(draw, range(ITEMS, ITEMS + count * _TRIES)))
+    candidates = filter(rule, map(draw, range(ITEMS, ITEMS + count * _TRIES)))
     different = _without_repeats(candidates, count)
     if len(different) < count:
         raise UserError(
@@ -58,8 +61,8 @@ def held_out_items(name: str, draw: Draw, count: int) -> list[Item]:
     return different
 
 
-def is_held_out(item: Item) -> bool:
-    """Whether an item belongs to validation."""
+def by_hash(item: Item) -> bool:
+    """Whether the hash of an item's prompt makes it one for validation."""
     return item.prompt_hash % HELD_OUT_PART == 0
 
 

@@ -15,7 +15,7 @@ from rungs.reinforcement.tasks import (
     sorting,
 )
 from rungs.reinforcement.tasks.draws import Draws
-from rungs.reinforcement.tasks.generated import ITEMS, TrainingItems, held_out_items
+from rungs.reinforcement.tasks.generated import TrainingItems, by_hash, held_out_items
 from rungs.reinforcement.tasks.item import Item
 from rungs.reinforcement.tasks.task import Task
 
@@ -51,8 +51,8 @@ def open_task(config: TaskConfig, run_folder: Path) -> Task:
     draw = _drawing(module.draw, SETTINGS[config.source](**config.settings), config.seed)
     return Task(
         name=config.source,
-        train=TrainingItems(config.source, draw, config.train_items or ITEMS),
-        validation=held_out_items(config.source, draw, config.validation_items),
+        train=TrainingItems(config.source, draw, by_hash, config.train_items),
+        validation=held_out_items(config.source, draw, by_hash, config.validation_items),
         verifier=verifier,
         worked=module.worked,
         short=module.short,

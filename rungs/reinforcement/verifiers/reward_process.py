@@ -46,7 +46,8 @@ class Limits(NamedTuple):
 class RewardProcess:
     """Calls a `reward` function in another process, one completion a call.
 
-    The process starts with the first call, and again after one that timed out or failed.
+    The process starts with the first call, and again after one that ended it or took too much time
+    or memory. An exception of the function leaves it as it is.
     """
 
     def __init__(self, code: Code, limits: Limits) -> None:
@@ -79,7 +80,10 @@ class RewardProcess:
             return Verdict(status="error", message=message)
         for pipe in (self._process.stdin, self._process.stdout):
             os.set_blocking(pipe.fileno(), False)  # type: ignore[union-attr]
-        return self._exchange(self._setup(), START_SECONDS)
+        verdict = self._exchange(self._setup(), START_SECONDS)
+        if verdict.status != "ok":
+            self._end()
+        return verdict
 
     def _popen(self) -> "subprocess.Popen[bytes]":
         return subprocess.Popen(
@@ -104,18 +108,20 @@ class RewardProcess:
         }
 
     def _exchange(self, request: dict[str, Any], seconds: float) -> Verdict:
-        """Send a request and return what its answer means; end the process unless that is good."""
+        """Send a request and return what its answer means; end the process if it is unusable."""
         assert self._process
+        line = (json.dumps(request) + "\n").encode()
         try:
-            line = (json.dumps(request) + "\n").encode()
             verdict = _verdict(_exchanged(self._process, line, time.monotonic() + seconds))
         except TimeoutError:
             verdict = Verdict(status="timeout", message=f"took longer than {seconds:g} s")
         except EOFError:
             verdict = Verdict(status="error", message=_exit_text(self._process))
+            self._end()
         except ValueError as error:
             verdict = Verdict(status="error", message=str(error))
-        if verdict.status != "ok":
+            self._end()
+        if verdict.status in ("timeout", "out_of_memory"):
             self._end()
         message = verdict.message and readable_line(f"{self._code.file}: {verdict.message}")
         return Verdict(verdict.rewards, verdict.status, message)
@@ -188,7 +194,7 @@ def _verdict(line: bytes) -> Verdict:
     """Return what an answer of the process means.
 
     Raises:
-        ValueError: it is no answer, or not a reward.
+        ValueError: it is no answer.
     """
     try:
         answer = json.loads(line)
@@ -200,17 +206,18 @@ def _verdict(line: bytes) -> Verdict:
         return Verdict(status="out_of_memory", message="needs more than verifier_memory_bytes")
     if error := answer.get("error"):
         return Verdict(status="error", message=str(error))
-    return Verdict(_rewards(answer["value"])) if "value" in answer else Verdict()
+    return _rewarded(answer["value"]) if "value" in answer else Verdict()
 
 
-def _rewards(value: Any) -> dict[str, float]:
+def _rewarded(value: Any) -> Verdict:
     rewards = value if isinstance(value, dict) else {"reward": value}
     if not rewards:
-        raise ValueError("returned {}, without any reward")
+        return Verdict(status="error", message="returned {}, without any reward")
     for name, reward in rewards.items():
         if not isinstance(reward, float) or not math.isfinite(reward):
-            raise ValueError(f"returned {reward} for {name}; a reward must be a finite number")
-    return rewards
+            problem = f"returned {reward} for {name}; a reward must be a finite number"
+            return Verdict(status="error", message=problem)
+    return Verdict(rewards)
 
 
 def _exit_text(process: "subprocess.Popen[bytes]") -> str:

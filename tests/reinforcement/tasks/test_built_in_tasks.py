@@ -141,7 +141,7 @@ def test_a_task_with_too_few_prompts_is_refused() -> None:
         task_of("parity", settings={"min_bits": 6, "max_bits": 6}, validation_items=9)
     held_out = task_of("parity", validation_items=1).validation[0]
     with pytest.raises(UserError, match=r"^t: has too few different prompts"):
-        generated.TrainingItems("t", lambda _: held_out)[0]
+        generated.TrainingItems("t", lambda _: held_out, generated.by_hash, None)[0]
 
 
 @pytest.mark.parametrize("name", TASKS)

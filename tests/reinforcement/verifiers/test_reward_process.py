@@ -236,15 +236,15 @@ def test_code_that_cannot_be_loaded(code: str, message: str) -> None:
         process.close()
 
 
-def test_nothing_is_left_of_a_call_that_failed(start: Start) -> None:
-    process = start(
-        "calls.append(completion)\nassert completion != 'bad'\nreturn len(calls)",
-        10,
-        "calls = []\n",
-    )
-    assert [call(process).total for _ in range(2)] == [1, 2]
-    assert call(process, "bad").status == "error"
+@pytest.mark.parametrize(("failure", "next_call"), [("assert False", 3), ("while 1: pass", 1)])
+def test_a_call_that_raises_does_not_cost_a_restart(
+    start: Start, failure: str, next_call: int
+) -> None:
+    body = f"calls.append(completion)\nif completion == 'bad':\n    {failure}\nreturn len(calls)"
+    process = start(body, 1, "calls = []\n")
     assert call(process).total == 1
+    assert call(process, "bad").status != "ok"
+    assert call(process).total == next_call
 
 
 def test_sets_have_the_same_order_in_every_process(start: Start) -> None:
