@@ -8,8 +8,10 @@ of the held-out items. A hash would leave out nine of ten, and some tasks take l
 
 import dataclasses
 import difflib
+import functools
 import importlib
 import json
+from collections.abc import Callable
 from typing import Any
 
 from rungs.common.errors import UserError, reason
@@ -22,6 +24,9 @@ from rungs.reinforcement.tasks.task import Task
 VERIFIER = "reasoning-gym"
 _OURS = ("seed", "size")
 _SEED_STRIDE = 1_000_003
+_SIZE = 256
+"""Items of one of the library's datasets; some make tables of this size."""
+_DATASETS_KEPT = 8
 
 
 def open_task(config: TaskConfig) -> Task:
@@ -31,10 +36,11 @@ def open_task(config: TaskConfig) -> Task:
         UserError: the library is missing, has no such task or settings, or the task has no answers.
     """
     name = config.reasoning_gym_name or ""
-    dataset = _dataset(name, config)
+    dataset = _datasets(name, config)
 
     def draw(number: int) -> Item:
-        return _item(config.source, dataset[number])
+        place = number % _SIZE
+        return _item(config.source, dataset(number - place)[place])
 
     validation = held_out_items(config.source, draw, lambda _: True, config.validation_items)
     prompts = {item.prompt for item in validation}
@@ -64,7 +70,8 @@ def _library() -> Any:
         ) from None
 
 
-def _dataset(name: str, config: TaskConfig) -> Any:
+def _datasets(name: str, config: TaskConfig) -> Callable[[int], Any]:
+    """Return a function that returns the dataset of the items from a number on."""
     known = _library().DATASETS
     if name not in known:
         close = difflib.get_close_matches(name, known, n=1)
@@ -74,10 +81,15 @@ def _dataset(name: str, config: TaskConfig) -> Any:
     _require_known(config, [field.name for field in dataclasses.fields(settings_type)])
     # below 2**32, the largest seed of NumPy, with any of our numbers added
     seed = config.seed * _SEED_STRIDE % (2 * ITEMS)
-    try:
-        return dataset_type(settings_type(**config.settings, seed=seed, size=2 * ITEMS))
-    except Exception as error:  # its checks are assertions, and wrong types raise anything
-        raise UserError(f"settings of {config.source}: {reason(error)}") from None
+
+    @functools.lru_cache(maxsize=_DATASETS_KEPT)
+    def dataset(first: int) -> Any:
+        try:
+            return dataset_type(settings_type(**config.settings, seed=seed + first, size=_SIZE))
+        except Exception as error:  # its checks are assertions, and wrong types raise anything
+            raise UserError(f"settings of {config.source}: {reason(error)}") from None
+
+    return dataset
 
 
 def _require_known(config: TaskConfig, names: list[str]) -> None:

@@ -12,4 +12,7 @@ from reasoning_gym.factory import get_score_answer_fn
 def reward(prompt: str, completion: str, answer: str, info: dict[str, Any]) -> float:
     """Return the library's score of a completion, from 0 to 1."""
     entry = {"question": prompt, "answer": answer, "metadata": info}
-    return float(get_score_answer_fn(info["source_dataset"])(completion.strip(), entry))
+    try:
+        return float(get_score_answer_fn(info["source_dataset"])(completion.strip(), entry))
+    except Exception:  # some raise on a text that is not of an answer's form
+        return 0.0

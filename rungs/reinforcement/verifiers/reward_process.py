@@ -112,16 +112,12 @@ class RewardProcess:
         assert self._process
         line = (json.dumps(request) + "\n").encode()
         try:
-            verdict = _verdict(_exchanged(self._process, line, time.monotonic() + seconds))
-        except TimeoutError:
-            verdict = Verdict(status="timeout", message=f"took longer than {seconds:g} s")
-        except EOFError:
-            verdict = Verdict(status="error", message=_exit_text(self._process))
+            verdict = _verdict(_exchanged(self._process, line, seconds))
+        except (TimeoutError, EOFError, ValueError) as error:
+            is_late = isinstance(error, TimeoutError)
+            verdict = Verdict(status="timeout" if is_late else "error", message=str(error))
             self._end()
-        except ValueError as error:
-            verdict = Verdict(status="error", message=str(error))
-            self._end()
-        if verdict.status in ("timeout", "out_of_memory"):
+        if verdict.status == "out_of_memory":
             self._end()
         message = verdict.message and readable_line(f"{self._code.file}: {verdict.message}")
         return Verdict(verdict.rewards, verdict.status, message)
@@ -148,45 +144,45 @@ def _environment(folder: str) -> dict[str, str]:
     }
 
 
-def _exchanged(process: "subprocess.Popen[bytes]", line: bytes, deadline: float) -> bytes:
+def _exchanged(process: "subprocess.Popen[bytes]", line: bytes, seconds: float) -> bytes:
     """Write a line to a process and return the line that it answers.
 
     Raises:
         TimeoutError: it did not answer in time.
-        EOFError: it closed its pipes.
+        EOFError: it ended, or closed its pipes.
         ValueError: its answer is too long.
     """
     assert process.stdin and process.stdout  # noqa: PT018
-    answer = b""
+    answer, deadline = b"", time.monotonic() + seconds
     with selectors.DefaultSelector() as selector:
         selector.register(process.stdin, selectors.EVENT_WRITE)
         selector.register(process.stdout, selectors.EVENT_READ)
         while not answer.endswith(b"\n"):
             ready = selector.select(max(deadline - time.monotonic(), 0))
             if not ready or time.monotonic() > deadline:
-                raise TimeoutError
+                raise TimeoutError(f"took longer than {seconds:g} s")
             for key, _ in ready:
                 if key.fileobj is process.stdin:
-                    line = line[_written(key.fd, line) :]
+                    line = line[_written(process, key.fd, line) :]
                     if not line:
                         selector.unregister(process.stdin)
                 else:
-                    answer += _read(key.fd)
+                    answer += _read(process, key.fd)
             if len(answer) > _MOST_ANSWER_BYTES:
                 raise ValueError(f"answered more than {_MOST_ANSWER_BYTES:,} bytes")
     return answer
 
 
-def _written(descriptor: int, line: bytes) -> int:
+def _written(process: "subprocess.Popen[bytes]", descriptor: int, line: bytes) -> int:
     try:
         return os.write(descriptor, line)
     except BrokenPipeError:
-        raise EOFError from None
+        raise EOFError(_exit_text(process)) from None
 
 
-def _read(descriptor: int) -> bytes:
+def _read(process: "subprocess.Popen[bytes]", descriptor: int) -> bytes:
     if not (data := os.read(descriptor, 1 << 16)):
-        raise EOFError
+        raise EOFError(_exit_text(process))
     return data
 
 

@@ -120,7 +120,7 @@ def test_a_missing_library_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         task_of("sums")
 
 
-NAMES = ("countdown", "leg_counting", "number_sorting", "spell_backward", "basic_arithmetic")
+NAMES = ("countdown", "leg_counting", "number_sorting", "spell_backward", "prime_factorization")
 
 
 @needs_library
