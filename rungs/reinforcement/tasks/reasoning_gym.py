@@ -107,5 +107,5 @@ def _item(source: str, entry: dict[str, Any]) -> Item:
     if not isinstance(entry["answer"], str):
         answer = format_value(entry["answer"])
         raise UserError(f"{source}: has items without an answer ({answer}); use another task")
-    info = json.loads(json.dumps(entry["metadata"]))
+    info = json.loads(json.dumps(entry["metadata"], default=str))
     return Item(entry["question"], entry["answer"], info)

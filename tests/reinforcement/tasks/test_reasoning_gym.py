@@ -4,6 +4,7 @@ import importlib.util
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -52,7 +53,11 @@ class StandIn:
         chosen = Random(number)
         terms = tuple(chosen.randint(1, self._config.largest) for _ in range(2))
         answer = str(sum(terms)) if self._config.answers else None
-        return {"question": f"{terms}?", "answer": answer, "metadata": {"terms": terms}}
+        return {
+            "question": f"{terms}?",
+            "answer": answer,
+            "metadata": {"terms": terms, "half": Fraction(1, 2)},
+        }
 
 
 @pytest.fixture
@@ -83,7 +88,8 @@ def test_seeds_of_training_and_validation_are_apart(seed: int) -> None:
 @pytest.mark.usefixtures("stand_in")
 def test_items_are_json_and_small_tasks_are_split_by_prompt() -> None:
     task = task_of("sums", settings={"largest": 15}, validation_items=10)
-    assert task.train[0].info == {"terms": [*map(int, task.train[0].prompt[1:-2].split(","))]}
+    item = task.train[0]
+    assert item.info == {"terms": list(map(int, item.prompt[1:-2].split(","))), "half": "1/2"}
     held_out = {item.prompt for item in all_of(task.validation)}
     assert len(held_out) == 10
     trained = {task.train[index].prompt for index in range(2000)}
