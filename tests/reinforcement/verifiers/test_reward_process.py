@@ -1,6 +1,7 @@
 """A user's reward function that misbehaves in every way: one line each, and the next call works."""
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -182,19 +183,15 @@ def test_a_process_group_dies_with_a_call_that_hangs(start: Start, tmp_path: Pat
         os.kill(int((tmp_path / "pid").read_text()), 0)
 
 
-def test_a_process_that_nobody_kills_ends_itself(tmp_path: Path) -> None:
-    code = f"import os\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\n"
-    process = RewardProcess(
-        Code("reward.py", f"{code}{GOOD}while 1: pass"), Limits(0.5, MEMORY_BYTES)
-    )
+def test_a_process_that_nobody_kills_ends_itself(start: Start) -> None:
+    process = start("while 1: pass", seconds=0.5)
     process.start()
     child = process._process
     assert child
     assert child.stdin
     child.stdin.write(b'{"prompt": "", "completion": "", "answer": "", "info": {}}\n')
     child.stdin.flush()
-    assert child.wait(60) == -14  # SIGALRM
-    process.close()
+    assert child.wait(60) == -signal.SIGALRM
 
 
 def test_no_secrets_and_an_empty_folder_of_its_own(
