@@ -19,6 +19,7 @@ from rungs.model.attention import apply_soft_cap
 from rungs.model.blocks import Compute, make_blocks, run_blocks
 from rungs.model.feed_forward import Routing
 from rungs.model.kernels import cross_entropy
+from rungs.model.kernels.cross_entropy import WeightOf
 from rungs.model.kernels.matmul import matmul
 from rungs.model.layers import (
     NO_DROPOUT,
@@ -45,6 +46,19 @@ class Forward(NamedTuple):
     hidden_states: list[Array] | None
     """x_BSD after the embedding and after each block, the last one after the final norm; None
     unless requested."""
+
+
+class WeightedLoss(NamedTuple):
+    """What `GPT.weighted_loss` returns, in float32 and nats."""
+
+    total: Array
+    log_probs_BS: Array
+    """Of the targets, without a gradient; 0 where a target does not count."""
+    entropies_BS: Array
+    """Of the distributions that the targets are from, without a gradient; 0 where a target does not
+    count."""
+    routing: Routing | None
+    """As in `Forward`."""
 
 
 class GPT(nnx.Module):
@@ -127,12 +141,41 @@ class GPT(nnx.Module):
     ) -> tuple[Array, Routing | None]:
         """Return the cross-entropy summed over the targets that are not negative, in nats, and the
         routing of `forward`. All logits never exist at once."""
+        loss = self.weighted_loss(
+            tokens_BS, targets_BS, jnp.ones_like, dropout=dropout, compute=compute
+        )
+        return loss.total, loss.routing
+
+    def weighted_loss(
+        self,
+        tokens_BS: Array,
+        targets_BS: Array,
+        weight_of: WeightOf,
+        extras: tuple[Array, ...] = (),
+        temperature: float = 1.0,
+        dropout: Dropout = NO_DROPOUT,
+        compute: Compute = Compute(),  # noqa: B008 — a tuple
+    ) -> WeightedLoss:
+        """Return the cross-entropy, times its weight, summed over the targets that are not
+        negative. All logits never exist at once.
+
+        Args:
+            weight_of: from the log-probabilities of some targets, and their part of each of
+                `extras`, to the weights of their losses, which have no gradient; a pure function.
+            extras: arrays with leading axes B and S.
+            temperature: the logits are divided by this, above 0; it isn't traced.
+        """
         x_MD, routing = self._head_inputs_of(tokens_BS, dropout, compute)
-        head = functools.partial(head_logits, self.config)
-        targets_M = targets_BS.reshape(-1)
-        return cross_entropy.summed_loss(
-            head, x_MD, self._head_matrix(x_MD.dtype), targets_M
-        ), routing
+        total, statistics = cross_entropy.weighted_loss(
+            functools.partial(head_logits, self.config, temperature),
+            weight_of,
+            x_MD,
+            self._head_matrix(x_MD.dtype),
+            targets_BS.reshape(-1),
+            tuple(extra.reshape(-1, *extra.shape[2:]) for extra in extras),
+        )
+        log_probs_BS, entropies_BS = (array.reshape(targets_BS.shape) for array in statistics)
+        return WeightedLoss(total, log_probs_BS, entropies_BS, routing)
 
     def losses(
         self,
@@ -142,11 +185,21 @@ class GPT(nnx.Module):
     ) -> Array:
         """Return losses_BS, the cross-entropy at each target in nats, 0 where the target is
         negative. For inspection: there is no gradient."""
+        return -self.log_probs(tokens_BS, targets_BS, compute=compute)
+
+    def log_probs(
+        self,
+        tokens_BS: Array,
+        targets_BS: Array,
+        temperature: float = 1.0,
+        compute: Compute = Compute(),  # noqa: B008 — a tuple
+    ) -> Array:
+        """Return log_probs_BS of the targets as in `weighted_loss`, without computing gradients."""
         x_MD, _ = self._head_inputs_of(tokens_BS, NO_DROPOUT, compute)
-        head = functools.partial(head_logits, self.config)
-        targets_M = targets_BS.reshape(-1)
-        losses_M = cross_entropy.losses(head, x_MD, self._head_matrix(x_MD.dtype), targets_M)
-        return losses_M.reshape(targets_BS.shape)
+        head = functools.partial(head_logits, self.config, temperature)
+        matrix, targets_M = self._head_matrix(x_MD.dtype), targets_BS.reshape(-1)
+        statistics = cross_entropy.target_statistics(head, x_MD, matrix, targets_M)
+        return statistics.log_probs_M.reshape(targets_BS.shape)
 
     def embed(self, tokens_BS: Array, positions_BS: Array) -> Array:
         """Return token plus position embeddings: x_BSD, float32.
@@ -166,7 +219,7 @@ class GPT(nnx.Module):
         """Return logits_BSV of the blocks' output, float32. If the vocabulary is split over
         devices, these are the logits of this device's part, −inf for padding rows."""
         x_MD = self._head_inputs(x_BSD)
-        logits_MV = head_logits(self.config, x_MD, self._head_matrix(x_MD.dtype))
+        logits_MV = head_logits(self.config, 1.0, x_MD, self._head_matrix(x_MD.dtype))
         logits_BSV = logits_MV.reshape(*x_BSD.shape[:-1], -1)
         return logits_BSV if is_split("vocab") else logits_BSV[..., : self.config.vocab_size]
 
@@ -202,13 +255,14 @@ class GPT(nnx.Module):
         return self.token_embedding.transposed(dtype)
 
 
-def head_logits(config: ModelConfig, x_MD: Array, matrix_DV: Array) -> Array:
-    """Return logits_MV, float32, −inf for padding rows of the vocabulary. If the vocabulary is
-    split over devices, these are the logits of this device's part."""
+def head_logits(config: ModelConfig, temperature: float, x_MD: Array, matrix_DV: Array) -> Array:
+    """Return logits_MV, float32, divided by the temperature, −inf for padding rows of the
+    vocabulary. If the vocabulary is split over devices, these are the logits of this device's
+    part."""
     logits_MV = matmul(x_MD, matrix_DV)
     if config.mup:
         logits_MV = logits_MV / config.width_multiplier
-    logits_MV = apply_soft_cap(logits_MV, config.final_soft_cap)
+    logits_MV = apply_soft_cap(logits_MV, config.final_soft_cap) / temperature
     rows = logits_MV.shape[-1]
     if rows * collectives.axis_size(TENSOR) == config.vocab_size:
         return logits_MV

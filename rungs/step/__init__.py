@@ -6,8 +6,8 @@
     nonfinite   find NaN and infinity, and name the array
 
 The loss of a step is the cross-entropy of `targets_ABS`; negative targets don't count. For another
-loss, such as per-token weights of a policy gradient, change `objective` in `train_step` and
-`GPT.summed_loss` in `rungs/model/gpt.py`.
+loss change `objective` in `train_step`; `GPT.weighted_loss` in `rungs/model/gpt.py` has a weight
+for each token, as a policy gradient needs.
 
 Imports `common`, `config`, `data`, `parallel`, `model` and `optim`.
 """

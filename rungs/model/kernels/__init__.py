@@ -2,7 +2,7 @@
 
 blockwise_attention  causal attention, one block of queries at a time
 cudnn_attention      causal attention by cuDNN, on NVIDIA GPUs
-cross_entropy        output head and loss, one chunk of tokens at a time
+cross_entropy        output head and weighted loss, one chunk of tokens at a time
 grouped_matmul       matmul of each row with the matrix of its group, on NVIDIA GPUs
 matmul               matmul with weights, with gradients in the compute dtype
 splash_attention     causal attention by JAX's Pallas kernels, on TPUs

@@ -11,7 +11,7 @@ Axes as in `gpt.py`.
 import functools
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,27 +29,62 @@ MIN_CHUNK_TOKENS = 64
 Head = Callable[[Array, Array], Array]
 """From x_MD and the head's matrix to logits_MV, float32. If the vocabulary is split over devices,
 these are the logits of this device's part."""
+WeightOf = Callable[..., Array]
+"""From log_probs_M of the targets, and further arrays of M, to the weight of each target's loss; a
+pure function."""
+
+
+class TargetStatistics(NamedTuple):
+    """What the logits say about each target, without a gradient; 0 where a target does not count.
+    float32, in nats."""
+
+    log_probs_M: Array
+    """Of the target."""
+    entropies_M: Array
+    """Of the distribution that the target is from."""
+
+
+def summed_loss(head: Head, x_MD: Array, matrix: Array, targets_M: Array) -> Array:
+    """Return the cross-entropy summed over the targets that are not negative, in nats; arguments as
+    for `weighted_loss`."""
+    return weighted_loss(head, jnp.ones_like, x_MD, matrix, targets_M)[0]
 
 
 @jax.named_scope("loss")
-def summed_loss(head: Head, x_MD: Array, matrix: Array, targets_M: Array) -> Array:
-    """Return the cross-entropy summed over the targets that are not negative, in nats.
+def weighted_loss(
+    head: Head,
+    weight_of: WeightOf,
+    x_MD: Array,
+    matrix: Array,
+    targets_M: Array,
+    extras: tuple[Array, ...] = (),
+) -> tuple[Array, TargetStatistics]:
+    """Return the cross-entropy, times its weight, summed over the targets that are not negative.
+
+    The weights have no gradient. As ∇(w · p ÷ q) = (w · p ÷ q) · ∇ log p, the gradient of a policy
+    with importance ratios p ÷ q is that of a cross-entropy with these weights.
 
     Args:
         head: a pure function of its arguments.
+        weight_of: called with the log-probabilities of a chunk's targets and its part of `extras`;
+            what it returns for targets that don't count is ignored.
         matrix: of any dtype; its gradient is accumulated in float32.
         targets_M: token ids, negative where a target does not count.
+        extras: arrays with leading axis M.
     """
-    return _summed_loss(
-        head, *collectives.to_common_varying(x_MD, matrix.astype(jnp.float32)), targets_M
-    )
+    x_MD, matrix = collectives.to_common_varying(x_MD, matrix.astype(jnp.float32))
+    return _weighted_loss(head, weight_of, x_MD, matrix, targets_M, extras)
 
 
-def losses(head: Head, x_MD: Array, matrix: Array, targets_M: Array) -> Array:
-    """Return losses_M, without a gradient; arguments as for `summed_loss`."""
-    chunks = _chunks(x_MD, matrix, targets_M)
-    by_chunk = jax.lax.map(lambda chunk: target_losses(head(chunk[0], matrix), chunk[1]), chunks)
-    return by_chunk.reshape(-1)[: len(targets_M)]
+def target_statistics(head: Head, x_MD: Array, matrix: Array, targets_M: Array) -> TargetStatistics:
+    """Return the statistics alone; arguments as for `weighted_loss`."""
+
+    def of_chunk(chunk: tuple[Array, Array]) -> TargetStatistics:
+        x_MD, targets_M = chunk
+        return _statistics(_softmax(head(x_MD, matrix), targets_M), targets_M)
+
+    by_chunk = jax.lax.map(of_chunk, _chunks(matrix, targets_M, x_MD))
+    return _joined(by_chunk, len(targets_M))
 
 
 def target_losses(logits: Array, targets: Array) -> Array:
@@ -65,8 +100,10 @@ def target_losses(logits: Array, targets: Array) -> Array:
 
 class Softmax(NamedTuple):
     losses: Array
+    shifted: Array
+    """The logits − the largest logit."""
     exponentials: Array
-    """exp(logits − the largest logit), in the shape of the logits."""
+    """Of these."""
     totals: Array
     """Their sums over the vocabulary."""
     own: Array
@@ -84,58 +121,105 @@ def _softmax(logits: Array, targets: Array) -> Softmax:
     exponentials = jnp.exp(shifted)
     totals = collectives.psum(exponentials.sum(axis=-1), TENSOR)
     losses = jnp.where(targets >= 0, jnp.log(totals) - target, 0)
-    return Softmax(losses, exponentials, totals, own)
+    return Softmax(losses, shifted, exponentials, totals, own)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _summed_loss(head: Head, x_MD: Array, matrix: Array, targets_M: Array) -> Array:
-    return losses(head, x_MD, matrix, targets_M).sum()
+def _statistics(softmax: Softmax, targets_M: Array) -> TargetStatistics:
+    # 0 · −∞, of the vocabulary's padding, would be NaN
+    shifted_MV = jnp.where(softmax.exponentials > 0, softmax.shifted, 0)
+    products_M = collectives.psum((softmax.exponentials * shifted_MV).sum(axis=-1), TENSOR)
+    entropies_M = jnp.log(softmax.totals) - products_M / softmax.totals
+    return TargetStatistics(-softmax.losses, jnp.where(targets_M >= 0, entropies_M, 0))
+
+
+def _weights(
+    weight_of: WeightOf, log_probs_M: Array, targets_M: Array, extras: tuple[Array, ...]
+) -> Array:
+    return jnp.where(targets_M >= 0, weight_of(log_probs_M, *extras), 0.0)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _weighted_loss(
+    head: Head,
+    weight_of: WeightOf,
+    x_MD: Array,
+    matrix: Array,
+    targets_M: Array,
+    extras: tuple[Array, ...],
+) -> tuple[Array, TargetStatistics]:
+    statistics = target_statistics(head, x_MD, matrix, targets_M)
+    weights_M = _weights(weight_of, statistics.log_probs_M, targets_M, extras)
+    return -(weights_M * statistics.log_probs_M).sum(), statistics
 
 
 def _forward(
-    head: Head, x_MD: Array, matrix: Array, targets_M: Array
-) -> tuple[Array, tuple[Array, Array]]:
+    head: Head,
+    weight_of: WeightOf,
+    x_MD: Array,
+    matrix: Array,
+    targets_M: Array,
+    extras: tuple[Array, ...],
+) -> tuple[tuple[Array, TargetStatistics], tuple[Array, Array]]:
     # The loop keeps the matrix as its matmuls read it, so in half the memory.
     operand = matrix.astype(x_MD.dtype)
 
-    def add_chunk(total: Array, chunk: tuple[Array, Array]) -> tuple[Array, tuple[Array, Array]]:
-        x_MD, targets_M = chunk
+    def add_chunk(total: Array, chunk: tuple[Array, ...]) -> tuple[Array, Any]:
+        x_MD, targets_M, *extras = chunk
         logits_MV, pull = jax.vjp(head, x_MD, operand.astype(matrix.dtype))
         softmax = _softmax(logits_MV, targets_M)
-        x_gradient_MD, gradient = pull(_logits_gradient(softmax, targets_M))
-        return total + gradient, (softmax.losses.sum(), x_gradient_MD)
+        statistics = _statistics(softmax, targets_M)
+        weights_M = _weights(weight_of, statistics.log_probs_M, targets_M, tuple(extras))
+        x_gradient_MD, gradient = pull(_logits_gradient(softmax, weights_M))
+        loss = (weights_M * softmax.losses).sum()
+        return total + gradient, (loss, statistics, x_gradient_MD)
 
     zeros = jnp.zeros_like(matrix)
-    chunks = _chunks(x_MD, matrix, targets_M)
-    gradient, (chunk_losses, x_gradient) = jax.lax.scan(add_chunk, zeros, chunks)
-    x_gradient_MD = x_gradient.reshape(-1, x_MD.shape[1])[: len(x_MD)]
-    return chunk_losses.sum(), (x_gradient_MD, gradient)
+    chunks = _chunks(matrix, targets_M, x_MD, *extras)
+    gradient, (losses, statistics, x_gradient) = jax.lax.scan(add_chunk, zeros, chunks)
+    statistics, x_gradient_MD = _joined((statistics, x_gradient), len(targets_M))
+    return (losses.sum(), statistics), (x_gradient_MD, gradient)
 
 
-def _backward(_: Head, gradients: tuple[Array, Array], factor: Array) -> tuple[Array, Array, None]:
+def _backward(
+    _head: Head,
+    _weight_of: WeightOf,
+    gradients: tuple[Array, Array],
+    factors: tuple[Array, TargetStatistics],
+) -> tuple[Array, Array, None, None]:
+    factor, _ = factors  # the statistics have no gradient
     x_gradient_MD, gradient = ((g * factor).astype(g.dtype) for g in gradients)
-    return x_gradient_MD, gradient, None
+    return x_gradient_MD, gradient, None, None
 
 
-_summed_loss.defvjp(_forward, _backward)
+_weighted_loss.defvjp(_forward, _backward)
 
 
-def _logits_gradient(softmax: Softmax, targets_M: Array) -> Array:
-    """Return the gradient of the summed loss: the probabilities, minus 1 at the target."""
-    counts_M1 = jnp.where(targets_M >= 0, 1.0, 0.0)[:, None]
-    share_M1 = counts_M1 / softmax.totals[:, None]
+def _logits_gradient(softmax: Softmax, weights_M: Array) -> Array:
+    """Return the gradient of the weighted loss: the probabilities, minus 1 at the target, times the
+    weight."""
+    share_M1 = weights_M[:, None] / softmax.totals[:, None]
     is_target_MV = jnp.arange(softmax.exponentials.shape[1]) == softmax.own[:, None]
-    return softmax.exponentials * share_M1 - jnp.where(is_target_MV, counts_M1, 0)
+    return softmax.exponentials * share_M1 - jnp.where(is_target_MV, weights_M[:, None], 0)
 
 
-def _chunks(x_MD: Array, matrix: Array, targets_M: Array) -> tuple[Array, Array]:
-    """Return chunks of equal size, in order; the last is padded with targets that don't count."""
+def _chunks(matrix: Array, targets_M: Array, x_MD: Array, *extras: Array) -> tuple[Array, ...]:
+    """Return chunks of equal size, in order: of x_MD, the targets and the others. The last is
+    padded with targets that don't count."""
     size = chunk_tokens(len(targets_M), matrix.size // x_MD.shape[1])
     count = math.ceil(len(targets_M) / size)
     padding = count * size - len(targets_M)
-    x_MD = jnp.pad(x_MD, ((0, padding), (0, 0)))
-    targets_M = jnp.pad(targets_M, (0, padding), constant_values=-1)
-    return x_MD.reshape(count, size, -1), targets_M.reshape(count, size)
+
+    def split(array: Array, filler: int = 0) -> Array:
+        widths = [(0, padding)] + [(0, 0)] * (array.ndim - 1)
+        padded = jnp.pad(array, widths, constant_values=filler)
+        return padded.reshape(count, size, *array.shape[1:])
+
+    return split(x_MD), split(targets_M, -1), *map(split, extras)
+
+
+def _joined(by_chunk: Any, tokens: int) -> Any:
+    """Return arrays with leading axis M from those of all chunks."""
+    return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:])[:tokens], by_chunk)
 
 
 def chunk_tokens(tokens: int, vocabulary: int) -> int:
