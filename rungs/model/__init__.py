@@ -8,7 +8,8 @@
     layers         Linear, Embedding, norms, dropout, initializers
     lora           LoRA adapters
     remat          what the backward pass keeps and what it recomputes
-    generation     generate text, batched and streamed, with a key/value cache
+    decoding       add tokens to texts, one at a time, with a key/value cache
+    generation     generate text, batched and streamed
     sampling       greedy, temperature, top-k, top-p, min-p, repetition penalty
     kernels/       faster forms of attention, cross-entropy and matmul
 

@@ -16,7 +16,7 @@ from rungs.data.loader import Batch, TrainingData
 from rungs.diagnostics.model_check import checked_model
 from rungs.diagnostics.model_check.checked_model import CheckedModel, CheckLimits
 from rungs.diagnostics.model_check.checks import CheckResult, check_results
-from rungs.model import attention, feed_forward, generation, layers
+from rungs.model import attention, decoding, feed_forward, layers
 from rungs.model.attention import Cache
 from rungs.model.gpt import GPT
 from rungs.model.layers import LayerNorm
@@ -217,14 +217,14 @@ def cache_off_by_one(patch: pytest.MonkeyPatch) -> None:
 
 
 def padding_is_seen(patch: pytest.MonkeyPatch) -> None:
-    original = generation.cache_contexts
+    original = decoding.cache_contexts
 
     def contexts(config: Any, first_slot: Any, length: int, slots: int, padding_B: Array) -> Any:
         found = original(config, first_slot, length, slots, padding_B)
         unpadded = original(config, first_slot, length, slots, jnp.zeros_like(padding_B))
         return {kind: one._replace(mask=unpadded[kind].mask) for kind, one in found.items()}
 
-    patch.setattr(generation, "cache_contexts", contexts)
+    patch.setattr(decoding, "cache_contexts", contexts)
 
 
 def no_learning_rate(patch: pytest.MonkeyPatch) -> None:

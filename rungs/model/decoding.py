@@ -1,0 +1,257 @@
+"""Add tokens to texts, one at a time, with a key/value cache.
+
+Prompts of unequal length are padded on the left, so that the last tokens of all rows are in the
+same slot; a row's positions count from its first token.
+
+Axes as in `gpt.py`; S is the slots of the padded prompts, T all slots.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import Array
+
+from rungs.config.model_config import ModelConfig
+from rungs.model.attention import Cache, cache_contexts
+from rungs.model.blocks import cast_matrices, unstack_layers
+from rungs.model.gpt import GPT
+from rungs.model.kernels.cross_entropy import target_losses
+from rungs.model.sampling import Sampling, next_tokens
+from rungs.parallel import collectives, target_device
+from rungs.parallel.names import DATA
+
+Weights = tuple[nnx.State, list[nnx.State]]
+"""Those outside the blocks, and those of each block."""
+
+
+class Prompts(NamedTuple):
+    """A batch of padded prompts, each with what its new tokens depend on."""
+
+    tokens_BS: Array
+    padding_B: Array
+    """The number of padding slots at the start of each row."""
+    stopped_B: Array
+    """Whether the row gets no more tokens."""
+    keys_B: Array
+    """A random key for each row."""
+    generated: Array | int
+    """The number of tokens at the end of each row that were generated before."""
+
+
+class DecodingState(NamedTuple):
+    """A batch of texts while tokens are added."""
+
+    tokens_BT: Array
+    """The token in each slot, zero in free slots."""
+    log_probs_BT: Array | None
+    """The log-probability with which each new token was sampled, float32, in nats; None unless
+    requested."""
+    slot: Array
+    """The last slot that has a token."""
+    sampling_offset: Array
+    """The slot minus the number of tokens generated for each text so far."""
+    padding_B: Array
+    """The number of padding slots at the start of each row."""
+    ends_B: Array
+    """The slot after the last token of each row, which is its stop token if it has stopped."""
+    stopped_B: Array
+    """Whether the row has a stop token."""
+    keys_B: Array
+    """A random key for each row."""
+    caches: list[Cache]
+    """Keys and values of each layer, up to the slot before the last."""
+
+
+class Decoder:
+    """A model's structure, prepared for decoding; its weights are an argument of each method.
+
+    XLA's CPU compiler would keep float32 copies of a bfloat16 cache, so on a CPU the cache is
+    float32.
+
+    Args:
+        model: any model with the structure of those to come.
+        compute_dtype: dtype of matrices, of activations and, except on a CPU, of the cache.
+    """
+
+    def __init__(self, model: GPT, compute_dtype: jnp.dtype) -> None:
+        on_cpu = target_device.platform() == "cpu"
+        self.config: ModelConfig = model.config
+        self.dtype = jnp.dtype(compute_dtype)
+        self._cache_dtype = jnp.dtype(jnp.float32) if on_cpu else self.dtype
+        outer, blocks = _without_blocks(model)
+        self._outer_graph, self._block_graph = nnx.graphdef(outer), nnx.graphdef(blocks)
+
+    def weights(self, states: tuple[nnx.State, nnx.State], donate: bool = False) -> Weights:
+        """Return a model's weights with unstacked layers, matrices in the compute dtype.
+
+        Args:
+            states: as from `states_of`.
+            donate: free the blocks' parameters as they are copied, to save memory.
+        """
+        outer_state, stacked = states
+        layers = unstack_layers(stacked, self.config.n_layers, self.dtype, donate)
+        return cast_matrices(outer_state, self.dtype), layers
+
+    def check(self, prompts: Sequence[Sequence[int]]) -> None:
+        """Raise ValueError if a prompt is empty, or has a token id that the model doesn't have."""
+        if not all(prompts):
+            raise ValueError("a prompt has no token")
+        if not all(0 <= token < self.config.vocab_size for text in prompts for token in text):
+            raise ValueError(
+                f"a prompt has a token id beyond the model's vocab_size {self.config.vocab_size}"
+            )
+
+    def prefill(
+        self,
+        weights: Weights,
+        prompts: Prompts,
+        *,
+        slots: int,
+        sampling: Sampling,
+        keep_log_probs: bool = False,
+    ) -> DecodingState:
+        """Read the padded prompts, and add one token."""
+        state = self.initial_state(prompts, slots, keep_log_probs)
+        return self._add_token(weights, state, prompts.tokens_BS, jnp.asarray(0), sampling)
+
+    def initial_state(
+        self, prompts: Prompts, slots: int, keep_log_probs: bool = False
+    ) -> DecodingState:
+        """Return the padded prompts with empty caches."""
+        rows, length = prompts.tokens_BS.shape
+        slot, log_probs_BT, caches = collectives.to_varying(
+            (
+                jnp.asarray(length - 1),
+                jnp.zeros((rows, slots), jnp.float32) if keep_log_probs else None,
+                [self._empty_cache(rows, slots) for _ in range(self.config.n_layers)],
+            ),
+            DATA,
+        )
+        return DecodingState(
+            tokens_BT=jnp.pad(prompts.tokens_BS, ((0, 0), (0, slots - length))),
+            log_probs_BT=log_probs_BT,
+            slot=slot,
+            sampling_offset=slot - prompts.generated,
+            padding_B=prompts.padding_B,
+            ends_B=jnp.full_like(prompts.padding_B, length),
+            stopped_B=prompts.stopped_B,
+            keys_B=prompts.keys_B,
+            caches=caches,
+        )
+
+    def decode(
+        self,
+        weights: Weights,
+        state: DecodingState,
+        limit: Array,
+        *,
+        sampling: Sampling,
+    ) -> DecodingState:
+        """Add tokens up to slot `limit`, or until all rows have stopped."""
+
+        def add_token(state: DecodingState) -> DecodingState:
+            last_B1 = jax.lax.dynamic_slice_in_dim(state.tokens_BT, state.slot, 1, axis=1)
+            return self._add_token(weights, state, last_B1, state.slot, sampling)
+
+        return jax.lax.while_loop(
+            lambda state: (state.slot < limit) & ~state.stopped_B.all(), add_token, state
+        )
+
+    def _add_token(
+        self,
+        weights: Weights,
+        state: DecodingState,
+        tokens_BS: Array,
+        first_slot: Array,
+        sampling: Sampling,
+    ) -> DecodingState:
+        """Add the token after `tokens_BS`, the last ones of the state, which start at
+        `first_slot`."""
+        logits_BV, caches = self.last_logits(weights, state, tokens_BS, first_slot)
+        number = state.slot - state.sampling_offset
+        keys_B = jax.vmap(jax.random.fold_in, (0, None))(state.keys_B, number)
+        seen_BV = seen_tokens(state, self.config.vocab_size)
+        tokens_B = next_tokens(sampling, logits_BV, seen_BV, keys_B)
+        stopped_B = state.stopped_B
+        if sampling.stop_tokens:
+            tokens_B = jnp.where(stopped_B, sampling.stop_tokens[0], tokens_B)
+            stopped_B |= jnp.isin(tokens_B, jnp.asarray(sampling.stop_tokens))
+        slot = state.slot + 1
+        log_probs_BT = state.log_probs_BT
+        if log_probs_BT is not None:
+            log_probs_B = -target_losses(logits_BV / sampling.temperature, tokens_B)
+            log_probs_BT = _with_column(log_probs_BT, log_probs_B, slot)
+        return state._replace(
+            tokens_BT=_with_column(state.tokens_BT, tokens_B, slot),
+            log_probs_BT=log_probs_BT,
+            slot=slot,
+            ends_B=jnp.where(state.stopped_B, state.ends_B, slot + 1),
+            stopped_B=stopped_B,
+            caches=caches,
+        )
+
+    def last_logits(
+        self, weights: Weights, state: DecodingState, tokens_BS: Array, first_slot: Array
+    ) -> tuple[Array, list[Cache]]:
+        """Return logits_BV after the last of the tokens, and the caches with all of them added."""
+        outer_state, layers = weights
+        outer: GPT = nnx.merge(self._outer_graph, outer_state)
+        length, slots = tokens_BS.shape[1], state.tokens_BT.shape[1]
+        contexts = (
+            cache_contexts(self.config, first_slot, length, slots, state.padding_B)
+            if layers
+            else {}
+        )
+        positions_BS = jnp.maximum(first_slot + jnp.arange(length) - state.padding_B[:, None], 0)
+        x_BSD = outer.embed(tokens_BS, positions_BS).astype(self.dtype)
+        caches = []
+        for layer, kind, old in zip(layers, self.config.layer_kinds(), state.caches, strict=True):
+            block = nnx.merge(self._block_graph, layer)
+            x_BSD, cache, _ = block(x_BSD, contexts[kind], cache=old)
+            caches.append(cache)
+        return outer.unembed(x_BSD[:, -1:])[:, 0], caches
+
+    def _empty_cache(self, rows: int, slots: int) -> Cache:
+        kv_heads = self.config.n_kv_heads or self.config.n_heads or 1
+        shape = (rows, kv_heads, slots, self.config.head_width)
+        return Cache(jnp.zeros(shape, self._cache_dtype), jnp.zeros(shape, self._cache_dtype))
+
+
+def states_of(model: GPT) -> tuple[nnx.State, nnx.State]:
+    """Return the state of what is outside of the blocks, and that of the blocks."""
+    outer, blocks = _without_blocks(model)
+    return nnx.state(outer), nnx.state(blocks)
+
+
+def _without_blocks(model: GPT) -> tuple[GPT, Any]:
+    """Return the model without its blocks, and the blocks."""
+    outer = nnx.merge(*nnx.split(model))
+    blocks, outer.blocks = outer.blocks, None
+    return outer, blocks
+
+
+def _with_column(rows_BT: Array, column_B: Array, slot: Array) -> Array:
+    """Return the rows with a column in place of the one in a slot."""
+    return jax.lax.dynamic_update_slice_in_dim(rows_BT, column_B[:, None], slot, axis=1)
+
+
+def pad_left(texts: Sequence[Sequence[int]], length: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return tokens_BS, int32, padded with zeros on the left to a length, and padding_B, the amount
+    of padding."""
+    tokens_BS = np.zeros((len(texts), length), np.int32)
+    for row, text in zip(tokens_BS, texts, strict=True):
+        row[length - len(text) :] = text
+    return tokens_BS, np.array([length - len(text) for text in texts], np.int32)
+
+
+def seen_tokens(state: DecodingState, vocab_size: int) -> Array:
+    """Return seen_BV, true for tokens that are in the row's text."""
+    rows, slots = state.tokens_BT.shape
+    slot_T = jnp.arange(slots)
+    is_token_BT = (slot_T >= state.padding_B[:, None]) & (slot_T <= state.slot)
+    none_BV = jnp.zeros((rows, vocab_size), bool)
+    return none_BV.at[jnp.arange(rows)[:, None], state.tokens_BT].max(is_token_BT)
