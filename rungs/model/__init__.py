@@ -10,6 +10,7 @@
     remat          what the backward pass keeps and what it recomputes
     decoding       add tokens to texts, one at a time, with a key/value cache
     generation     generate text, batched and streamed
+    rollouts       sample texts with their log-probabilities, for reinforcement learning
     sampling       greedy, temperature, top-k, top-p, min-p, repetition penalty
     kernels/       faster forms of attention, cross-entropy and matmul
 

@@ -1,0 +1,218 @@
+"""Sample texts with their log-probabilities, for reinforcement learning.
+
+The caller fixes the shapes, so that no step compiles anything anew; each shape compiles one
+program. The rows are split over the data axis of the mesh. Each device has all weights, and decodes
+its rows until all of them have stopped; the devices don't communicate before they are done.
+
+Axes as in `decoding.py`, and K for the numbers that a row's random key is made of.
+"""
+
+import functools
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from rungs.model.decoding import Decoder, Prompts, Weights, pad_left, states_of
+from rungs.model.gpt import GPT
+from rungs.model.sampling import Sampling
+from rungs.parallel.mesh import one_device, size_along
+from rungs.parallel.names import DATA
+from rungs.parallel.sharding import Layout, process_local_rows
+
+
+class RolloutRequest(NamedTuple):
+    """What to sample. There is no top-k and the like: a log-probability would no longer be that of
+    the distribution that the token is from."""
+
+    batch_size: int
+    """Rows to sample at once, on all devices."""
+    prompt_tokens: int
+    """The length to which prompts are padded."""
+    new_tokens: int
+    """The number of tokens to add to each prompt, at most."""
+    temperature: float
+    """Logits are divided by this, above 0."""
+    stop_tokens: tuple[int, ...]
+    """Each of these ends the text."""
+
+
+class Rollout(NamedTuple):
+    """What was sampled after a prompt."""
+
+    tokens: list[int]
+    """With the stop token, if there is one."""
+    log_probs: np.ndarray
+    """Of each token, after the temperature: float32, in nats."""
+    finished: bool
+    """Whether the last token is a stop token."""
+
+
+class Batch(NamedTuple):
+    """The rows of one program, on their devices."""
+
+    tokens_BS: Array
+    padding_B: Array
+    unused_B: Array
+    """True for rows that only fill up the batch."""
+    numbers_BK: Array
+
+
+class SampledBatch(NamedTuple):
+    """Results of a program; T is the new tokens' slots."""
+
+    tokens_BT: Array
+    log_probs_BT: Array
+    counts_B: Array
+    finished_B: Array
+
+
+class RolloutSampler:
+    """Samples from a model whose weights change.
+
+    Args:
+        model: of any of the steps to come; on `mesh`.
+        mesh: one device if absent. Other axes than `data` have one device.
+        compute_dtype: dtype of matrices, of activations and, except on a CPU, of the cache.
+
+    Raises:
+        ValueError: the mesh has several devices along another axis than `data`.
+    """
+
+    def __init__(
+        self, model: GPT, mesh: Mesh | None = None, compute_dtype: jnp.dtype = jnp.float32
+    ) -> None:
+        self._mesh = mesh if mesh is not None else one_device()
+        if size_along(self._mesh, DATA) < self._mesh.size:
+            raise ValueError("sampling of rollouts needs sharding mode dp or fsdp")
+        self._decoder = Decoder(model, compute_dtype)
+        replicated = NamedSharding(self._mesh, PartitionSpec())
+        self._jit_weights = jax.jit(self._decoder.weights, out_shardings=replicated)
+        self._jit_sample = jax.jit(
+            self._sample_batch, static_argnames="request", out_shardings=replicated
+        )
+        self._weights = self._jit_weights(states_of(model))
+
+    def refresh(self, model: GPT) -> None:
+        """Take the weights of the same model after an update.
+
+        Call it after every update: weights that need no copy share memory with the model's, which
+        the update reuses.
+        """
+        del self._weights  # before the new ones need memory
+        self._weights = self._jit_weights(states_of(model))
+
+    def sample(
+        self,
+        prompts: Sequence[Sequence[int]],
+        randomness: Sequence[Sequence[int]],
+        request: RolloutRequest,
+    ) -> list[Rollout]:
+        """Return a text for each prompt. With several processes, all call this with the same
+        arguments.
+
+        Args:
+            prompts: token ids, at least one in each.
+            randomness: for each prompt the numbers that its text depends on besides prompt and
+                weights, such as seed, step, prompt and sample; as many for each, below 2³².
+
+        Raises:
+            ValueError: a prompt is empty, has a token id that the model doesn't have, is longer
+                than `prompt_tokens` or, with the new tokens, than the context; the temperature is
+                not above 0; the devices don't divide the batch size.
+        """
+        self._check(prompts, request)
+        size = request.batch_size
+        starts = range(0, len(prompts), size)
+        running = [
+            self._start(prompts[at : at + size], randomness[at : at + size], request)
+            for at in starts
+        ]
+        rollouts = [one for sampled in running for one in _read(sampled)]
+        return rollouts[: len(prompts)]
+
+    def _check(self, prompts: Sequence[Sequence[int]], request: RolloutRequest) -> None:
+        self._decoder.check(prompts)
+        longest, context = max(map(len, prompts)), self._decoder.config.context_length
+        if longest > request.prompt_tokens:
+            raise ValueError(
+                f"a prompt has {longest} tokens, more than prompt_tokens {request.prompt_tokens}"
+            )
+        if longest + request.new_tokens > context:
+            raise ValueError(
+                f"a prompt of {longest} tokens and {request.new_tokens} new ones are more than the"
+                f" model's context_length {context}"
+            )
+        if request.temperature <= 0:
+            raise ValueError(f"temperature {request.temperature:g} must be above 0")
+        if request.batch_size % self._mesh.size:
+            raise ValueError(
+                f"{self._mesh.size} devices don't divide a batch of {request.batch_size} rollouts"
+            )
+
+    def _start(
+        self,
+        prompts: Sequence[Sequence[int]],
+        randomness: Sequence[Sequence[int]],
+        request: RolloutRequest,
+    ) -> SampledBatch:
+        """Start sampling a batch; the last one may have fewer prompts than rows."""
+        used_B = np.arange(request.batch_size) < len(prompts)
+        rows_B = np.where(used_B, np.arange(request.batch_size), 0)
+        tokens_BS, padding_B = pad_left([prompts[row] for row in rows_B], request.prompt_tokens)
+        numbers_BK = np.array([randomness[row] for row in rows_B], np.uint32)
+        batch = Batch(*map(self._placed, (tokens_BS, padding_B, ~used_B, numbers_BK)))
+        sampled: SampledBatch = self._jit_sample(self._weights, batch, request=request)
+        return sampled
+
+    def _placed(self, rows: np.ndarray) -> Array:
+        """Return an array whose leading axis is split over the devices."""
+        sharding = NamedSharding(self._mesh, Layout(self._mesh).rows_spec())
+        own = rows[process_local_rows(self._mesh, len(rows))]
+        return jax.make_array_from_process_local_data(sharding, own, rows.shape)
+
+    def _sample_batch(
+        self, weights: Weights, batch: Batch, *, request: RolloutRequest
+    ) -> SampledBatch:
+        rows = Layout(self._mesh).rows_spec()
+        sampled: SampledBatch = jax.shard_map(
+            functools.partial(self._sample_rows, request),
+            mesh=self._mesh,
+            in_specs=(PartitionSpec(), rows),
+            out_specs=rows,
+        )(weights, batch)
+        return sampled
+
+    def _sample_rows(self, request: RolloutRequest, weights: Weights, batch: Batch) -> SampledBatch:
+        """Return the texts of this device's rows."""
+        sampling = Sampling(temperature=request.temperature, stop_tokens=request.stop_tokens)
+        keys_B = jax.vmap(_random_key)(batch.numbers_BK)
+        prompts = Prompts(batch.tokens_BS, batch.padding_B, batch.unused_B, keys_B, 0)
+        first = request.prompt_tokens
+        slots = first + request.new_tokens
+        state = self._decoder.prefill(
+            weights, prompts, slots=slots, sampling=sampling, keep_log_probs=True
+        )
+        state = self._decoder.decode(weights, state, jnp.asarray(slots - 1), sampling=sampling)
+        assert state.log_probs_BT is not None
+        return SampledBatch(
+            state.tokens_BT[:, first:],
+            state.log_probs_BT[:, first:],
+            state.ends_B - first,
+            state.stopped_B,
+        )
+
+
+def _random_key(numbers_K: Array) -> Array:
+    """Return the random key that these numbers make."""
+    return functools.reduce(jax.random.fold_in, numbers_K[1:], jax.random.key(numbers_K[0]))
+
+
+def _read(sampled: SampledBatch) -> Iterator[Rollout]:
+    """Yield the rollouts of a batch."""
+    for tokens, log_probs, count, finished in zip(*jax.device_get(sampled), strict=True):
+        yield Rollout(tokens[:count].tolist(), log_probs[:count], bool(finished))

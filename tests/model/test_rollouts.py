@@ -1,0 +1,267 @@
+"""Rollouts are what the model's distribution says, whatever the batch, the step and the mesh."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import jax.monitoring
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from rungs.model.generation import Generator, Request
+from rungs.model.gpt import GPT
+from rungs.model.rollouts import Batch, Rollout, RolloutRequest, RolloutSampler
+from rungs.model.sampling import Sampling
+from rungs.parallel import sharding
+from rungs.planning.compiled.collectives import collectives
+from rungs.step.state import create_model_and_optimizer
+from tests.model.test_generation import ARCHITECTURES, varied_model
+from tests.support.configs import mesh_of
+from tests.support.long import long_except
+from tests.support.sharded_models import run_of
+from tests.support.tiny_model import bind_and_jit
+
+STOPS = (3, 9)
+PROMPTS = [[5, 1, 30], [7], [3, 9, 3], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11], [5, 1, 30], [2, 2]]
+RANDOMNESS = [(0, 4, row, 1) for row in range(len(PROMPTS))]
+REQUEST = RolloutRequest(8, 12, 24, 0.7, STOPS)
+
+
+def trained_log_probs(
+    model: GPT, prompts: Sequence[list[int]], rollouts: list[Rollout], temperature: float
+) -> list[np.ndarray]:
+    """Return the log-probabilities of the new tokens as a trainer computes them: without a cache,
+    from texts padded on the right."""
+    length = model.config.context_length
+    inputs_BS = np.zeros((len(prompts), length), np.int32)
+    targets_BS = np.full_like(inputs_BS, -1)
+    for row, (prompt, rollout) in enumerate(zip(prompts, rollouts, strict=True)):
+        text = prompt + rollout.tokens
+        inputs_BS[row, : len(text) - 1] = text[:-1]
+        targets_BS[row, len(prompt) - 1 : len(text) - 1] = rollout.tokens
+
+    def log_probs(model: GPT, inputs_BS: jax.Array, targets_BS: jax.Array) -> jax.Array:
+        return model.log_probs(inputs_BS, targets_BS, temperature)
+
+    found_BS = np.asarray(bind_and_jit(log_probs, model)(inputs_BS, targets_BS))
+    return [found[targets >= 0] for found, targets in zip(found_BS, targets_BS, strict=True)]
+
+
+def assert_log_probs_near(
+    found: Sequence[np.ndarray], wanted: Sequence[np.ndarray], within: float
+) -> None:
+    for one, other in zip(found, wanted, strict=True):
+        assert one.dtype == np.float32
+        np.testing.assert_allclose(one, other, rtol=0, atol=within)
+
+
+@pytest.fixture(scope="module")
+def model() -> GPT:
+    return varied_model()
+
+
+@pytest.fixture(scope="module")
+def sampler(model: GPT) -> RolloutSampler:
+    return RolloutSampler(model)
+
+
+@pytest.mark.parametrize("name", long_except({"windows"}, ARCHITECTURES))
+def test_log_probs_are_those_of_the_trainer(name: str) -> None:
+    model = varied_model(**ARCHITECTURES[name])
+    rollouts = RolloutSampler(model).sample(PROMPTS, RANDOMNESS, REQUEST)
+    assert len({len(rollout.tokens) for rollout in rollouts}) > 1
+    wanted = trained_log_probs(model, PROMPTS, rollouts, REQUEST.temperature)
+    assert_log_probs_near([rollout.log_probs for rollout in rollouts], wanted, 1e-4)
+
+
+def test_a_text_is_that_of_generate_and_its_stop_token(model: GPT, sampler: RolloutSampler) -> None:
+    sampling = Sampling(temperature=REQUEST.temperature)
+    request = Request(REQUEST.new_tokens, sampling, seed=11)
+    generated = Generator(model).generate(PROMPTS, request)
+    rollouts = sampler.sample(PROMPTS, [(11, row) for row in range(len(PROMPTS))], REQUEST)
+    for rollout, unstopped in zip(rollouts, generated, strict=True):
+        places = [place for place, token in enumerate(unstopped) if token in STOPS]
+        assert rollout.tokens == unstopped[: places[0] + 1 if places else None]
+        assert rollout.finished == bool(places)
+        assert len(rollout.log_probs) == len(rollout.tokens)
+    assert {rollout.finished for rollout in rollouts} == {False, True}
+
+
+def test_without_stop_tokens_no_text_finishes(sampler: RolloutSampler) -> None:
+    request = REQUEST._replace(stop_tokens=())
+    for rollout in sampler.sample(PROMPTS, RANDOMNESS, request):
+        assert len(rollout.tokens) == len(rollout.log_probs) == REQUEST.new_tokens
+        assert not rollout.finished
+
+
+def test_a_text_depends_on_its_numbers_only(sampler: RolloutSampler) -> None:
+    """Not on its place, on other rows or on the size of the batch."""
+    rollouts = sampler.sample(PROMPTS, RANDOMNESS, REQUEST)
+    order = [4, 2, 0, 1, 5, 3]
+    moved = sampler.sample(
+        [PROMPTS[row] for row in order], [RANDOMNESS[row] for row in order], REQUEST
+    )
+    in_twos = sampler.sample(PROMPTS, RANDOMNESS, REQUEST._replace(batch_size=2))
+    in_fours = sampler.sample(PROMPTS, RANDOMNESS, REQUEST._replace(batch_size=4))
+    alone = sampler.sample(PROMPTS[3:4], RANDOMNESS[3:4], REQUEST)
+    for others in ([moved[order.index(row)] for row in range(6)], in_twos, in_fours):
+        assert [other.tokens for other in others] == [rollout.tokens for rollout in rollouts]
+        assert_log_probs_near(
+            [other.log_probs for other in others], [r.log_probs for r in rollouts], 1e-5
+        )
+    assert alone[0].tokens == rollouts[3].tokens
+    assert rollouts[0].tokens != rollouts[4].tokens  # the same prompt, another number
+    for place in range(4):
+        numbers = [(*row[:place], row[place] + 1, *row[place + 1 :]) for row in RANDOMNESS]
+        others = sampler.sample(PROMPTS, numbers, REQUEST)
+        assert all(one.tokens != two.tokens for one, two in zip(rollouts, others, strict=True))
+
+
+def test_samples_have_the_frequencies_of_their_log_probs(model: GPT) -> None:
+    rows, request = 4000, RolloutRequest(4000, 4, 1, 1.3, STOPS)
+    numbers = [(0, row) for row in range(rows)]
+    rollouts = RolloutSampler(model).sample([[5, 1, 30]] * rows, numbers, request)
+    logits_V = model(jnp.array([[5, 1, 30]]))[0, -1]
+    wanted = np.asarray(jax.nn.log_softmax(logits_V / 1.3))
+    tokens = np.array([rollout.tokens[0] for rollout in rollouts])
+    counts = np.bincount(tokens, minlength=32)
+    # a standard error of at most 0.008
+    np.testing.assert_allclose(counts / rows, np.exp(wanted), rtol=0, atol=0.03)
+    found = np.concatenate([rollout.log_probs for rollout in rollouts])
+    np.testing.assert_allclose(found, wanted[tokens], rtol=0, atol=1e-5)
+
+
+@contextmanager
+def count_compilations() -> Iterator[list[str]]:
+    """Yield a list that gets an entry for each program that JAX compiles or loads."""
+    found: list[str] = []
+
+    def listen(event: str, duration_secs: float, **_: Any) -> None:  # noqa: ARG001
+        if event == "/jax/core/compile/backend_compile_duration":
+            found.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        yield found
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+
+
+def shifted(model: GPT, by: float) -> GPT:
+    """Return a copy of the model with other weights."""
+    graph, state = nnx.split(model)
+    return nnx.merge(graph, jax.tree.map(lambda array: array * (1 + by), state))
+
+
+def test_new_weights_and_prompts_compile_nothing() -> None:
+    models = [varied_model(), *(shifted(varied_model(), by) for by in (0.1, 0.2))]
+    with count_compilations() as first:
+        sampler = RolloutSampler(models[0])
+        before = sampler.sample(PROMPTS, RANDOMNESS, REQUEST)
+    assert first
+    with count_compilations() as later, jax.transfer_guard("disallow"):
+        for model in models[1:]:
+            sampler.refresh(model)
+            after = sampler.sample(PROMPTS[:4], RANDOMNESS[:4], REQUEST)
+            sampler.sample([[1] * 9] * 17, [RANDOMNESS[0]] * 17, REQUEST)
+    assert not later
+    fresh = RolloutSampler(models[2]).sample(PROMPTS[:4], RANDOMNESS[:4], REQUEST)
+    for refreshed, made, old in zip(after, fresh, before, strict=False):
+        assert refreshed.tokens == made.tokens
+        np.testing.assert_array_equal(refreshed.log_probs, made.log_probs)
+        assert refreshed.log_probs[0] != old.log_probs[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"prompt_tokens": 10}, "a prompt has 11 tokens, more than prompt_tokens 10"),
+        ({"new_tokens": 54}, "11 tokens and 54 new ones are more than .* context_length 64"),
+        ({"temperature": 0.0}, "temperature 0 must be above 0"),
+    ],
+)
+def test_invalid_requests_raise(
+    sampler: RolloutSampler, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        sampler.sample(PROMPTS, RANDOMNESS, REQUEST._replace(**changes))
+
+
+@pytest.mark.parametrize("prompts", [[[]], [[1], []], [[1, 32]], [[-1]]])
+def test_invalid_prompts_raise(sampler: RolloutSampler, prompts: list[list[int]]) -> None:
+    with pytest.raises(ValueError, match="a prompt has"):
+        sampler.sample(prompts, RANDOMNESS[: len(prompts)], REQUEST)
+
+
+def test_the_longest_text_fills_the_context(model: GPT, sampler: RolloutSampler) -> None:
+    request = RolloutRequest(2, 40, 24, 1.0, ())
+    prompt = list(range(20)) * 2
+    rollouts = sampler.sample([prompt, prompt[:5]], RANDOMNESS[:2], request)
+    wanted = trained_log_probs(model, [prompt, prompt[:5]], rollouts, 1.0)
+    assert_log_probs_near([rollout.log_probs for rollout in rollouts], wanted, 1e-4)
+
+
+MESH_REQUEST = RolloutRequest(8, 3, 5, 1.0, tuple(range(0, 61, 4)))
+MESH_PROMPTS = [[5, 1, 30], [7], [3, 9], [60, 2, 2], [8], [5, 1], [13]]
+
+
+def sampler_on(architecture: str, mode: str, devices: int) -> tuple[RolloutSampler, GPT]:
+    """Return a sampler on a mesh, and its model, whose weights are the same on all meshes."""
+    mesh = mesh_of(devices, mode=mode)
+    run = run_of(architecture, mode, mesh)
+    model, _ = create_model_and_optimizer(run, 10, mesh)
+    state = nnx.state(model)
+    nnx.update(model, jax.tree.map(lambda array: array * 5, state))
+    return RolloutSampler(model, mesh), model
+
+
+@pytest.mark.parametrize("architecture", long_except({"llama"}, ["gpt2", "llama", "experts"]))
+@pytest.mark.parametrize("mesh", long_except({"fsdp 4"}, ["dp 2", "dp 4", "fsdp 2", "fsdp 4"]))
+def test_a_mesh_samples_the_same(architecture: str, mesh: str) -> None:
+    mode, devices = mesh.split()
+    numbers = [(1, row) for row in range(7)]
+    found, wanted = (
+        sampler_on(architecture, mode, count)[0].sample(MESH_PROMPTS, numbers, MESH_REQUEST)
+        for count in (int(devices), 1)
+    )
+    assert [one.tokens for one in found] == [one.tokens for one in wanted]
+    assert [one.finished for one in found] == [one.finished for one in wanted]
+    assert len({len(one.tokens) for one in wanted}) > 1
+    assert_log_probs_near([o.log_probs for o in found], [o.log_probs for o in wanted], 1e-5)
+
+
+def test_devices_decode_without_waiting_for_each_other() -> None:
+    """The loop has no communication; so some rows may stop before those of other devices."""
+    sampler, _ = sampler_on("experts", "fsdp", 4)
+    rows = sampler._placed(np.zeros((8, 3), np.int32))
+    batch = Batch(rows, rows[:, 0], rows[:, 0] > 0, rows.astype(jnp.uint32))
+    lowered = sampler._jit_sample.lower(sampler._weights, batch, request=MESH_REQUEST)
+    kinds = {one.kind for one in collectives(lowered.compile())}
+    assert kinds <= {"all-gather"}  # of the results
+
+
+@pytest.mark.parametrize("mode", ["dp", "fsdp"])
+def test_padding_of_the_vocabulary_is_never_sampled(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A vocabulary of 61 is padded to 128 rows, as on an accelerator."""
+    wanted = sampler_on("gpt2", mode, 2)[0].sample(MESH_PROMPTS, RANDOMNESS[:1] * 7, MESH_REQUEST)
+    monkeypatch.setattr(sharding, "_is_cpu", lambda _: False)
+    sampler, model = sampler_on("gpt2", mode, 2)
+    assert len(model.token_embedding.embedding[...]) == 128
+    found = sampler.sample(MESH_PROMPTS, RANDOMNESS[:1] * 7, MESH_REQUEST)
+    assert [one.tokens for one in found] == [one.tokens for one in wanted]
+    assert_log_probs_near([o.log_probs for o in found], [o.log_probs for o in wanted], 1e-5)
+
+
+def test_a_mesh_that_does_not_fit_raises() -> None:
+    mesh = mesh_of(1, 2, "tp")
+    model, _ = create_model_and_optimizer(run_of("gpt2", "tp", mesh), 10, mesh)
+    with pytest.raises(ValueError, match="needs sharding mode dp or fsdp"):
+        RolloutSampler(model, mesh)
+    sampler, _ = sampler_on("no-layers", "dp", 4)
+    with pytest.raises(ValueError, match="4 devices don't divide a batch of 6 rollouts"):
+        sampler.sample(MESH_PROMPTS, RANDOMNESS[:1] * 7, MESH_REQUEST._replace(batch_size=6))
