@@ -75,7 +75,7 @@ class RolloutSampler:
     """Samples from a model whose weights change.
 
     Args:
-        model: of any of the steps to come; on `mesh`.
+        model: on `mesh`; its parameters are copied.
         mesh: one device if absent. Other axes than `data` have one device.
         compute_dtype: dtype of matrices, of activations and, except on a CPU, of the cache.
 
@@ -98,11 +98,7 @@ class RolloutSampler:
         self._weights = self._jit_weights(states_of(model))
 
     def refresh(self, model: GPT) -> None:
-        """Take the weights of the same model after an update.
-
-        Call it after every update: weights that need no copy share memory with the model's, which
-        the update reuses.
-        """
+        """Copy the weights of the same model after an update, in place of the old ones."""
         del self._weights  # before the new ones need memory
         self._weights = self._jit_weights(states_of(model))
 
