@@ -169,7 +169,8 @@ class RolloutSampler:
         """Return an array whose leading axis is split over the devices."""
         sharding = NamedSharding(self._mesh, Layout(self._mesh).rows_spec())
         own = rows[process_local_rows(self._mesh, len(rows))]
-        return jax.make_array_from_process_local_data(sharding, own, rows.shape)
+        with jax.transfer_guard("allow"):  # JAX calls it implicit if there are several processes
+            return jax.make_array_from_process_local_data(sharding, own, rows.shape)
 
     def _sample_batch(
         self, weights: Weights, batch: Batch, *, request: RolloutRequest

@@ -77,6 +77,18 @@ def test_log_probs_are_those_of_the_trainer(name: str) -> None:
     assert_log_probs_near([rollout.log_probs for rollout in rollouts], wanted, 1e-4)
 
 
+@pytest.mark.long
+def test_log_probs_in_bfloat16_are_near_those_of_the_trainer(model: GPT) -> None:
+    rollouts = RolloutSampler(model, compute_dtype=jnp.bfloat16).sample(
+        PROMPTS, RANDOMNESS, REQUEST
+    )
+    wanted = trained_log_probs(model, PROMPTS, rollouts, REQUEST.temperature)
+    found = np.concatenate([rollout.log_probs for rollout in rollouts])
+    assert found.dtype == np.float32
+    difference = np.abs(found - np.concatenate(wanted))
+    assert 1e-4 < difference.mean() < 0.05
+
+
 def test_a_text_is_that_of_generate_and_its_stop_token(model: GPT, sampler: RolloutSampler) -> None:
     sampling = Sampling(temperature=REQUEST.temperature)
     request = Request(REQUEST.new_tokens, sampling, seed=11)
@@ -239,6 +251,7 @@ def test_devices_decode_without_waiting_for_each_other() -> None:
     rows = sampler._placed(np.zeros((8, 3), np.int32))
     batch = Batch(rows, rows[:, 0], rows[:, 0] > 0, rows.astype(jnp.uint32))
     lowered = sampler._jit_sample.lower(sampler._weights, batch, request=MESH_REQUEST)
+    assert lowered.out_info.tokens_BT.shape == (8, 5)
     kinds = {one.kind for one in collectives(lowered.compile())}
     assert kinds <= {"all-gather"}  # of the results
 
