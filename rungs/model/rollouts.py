@@ -133,7 +133,7 @@ class RolloutSampler:
 
     def _check(self, prompts: Sequence[Sequence[int]], request: RolloutRequest) -> None:
         self._decoder.check(prompts)
-        longest, context = max(map(len, prompts)), self._decoder.config.context_length
+        longest, context = max(map(len, prompts), default=0), self._decoder.config.context_length
         if longest > request.prompt_tokens:
             raise ValueError(
                 f"a prompt has {longest} tokens, more than prompt_tokens {request.prompt_tokens}"

@@ -180,13 +180,13 @@ def with_gradient(loss: Any, model: GPT) -> tuple[list[Any], dict[Any, np.ndarra
     return [total, *statistics], arrays
 
 
-@pytest.mark.parametrize("dtype", ROUNDING)
+@pytest.mark.parametrize("dtype", long_except({"float32"}, ROUNDING))
 @pytest.mark.parametrize("architecture", long_except({"gemma"}, ARCHITECTURES))
 def test_a_model_has_the_gradients_of_the_plain_form(
     architecture: str, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(cross_entropy.LOGITS_BYTES, "cpu", 1)
-    model = random_model(context_length=40, **ARCHITECTURES[architecture])
+    model = random_model(context_length=40, n_layers=1, **ARCHITECTURES[architecture])
     rng, compute = np.random.default_rng(0), Compute(jnp.dtype(dtype))
     tokens_BS = jnp.asarray(rng.integers(32, size=(4, 40)))
     targets_BS = jnp.asarray(rng.integers(-8, 32, size=(4, 40)))
