@@ -69,12 +69,12 @@ def main(checkpoint: str, dataset: str | None, datasets_dir: Path | None) -> Non
 def _train_config(weights: Weights, dataset: str | None) -> TrainConfig:
     """Return the train.json that the model was trained with, on another dataset if there is one."""
     model, train, tokenizer, _ = weights.header
-    if train is not None:
+    if isinstance(train, TrainConfig):
         return train.model_copy(
             update={"dataset": dataset, "start_val_token": 0} if dataset else {}
         )
     if dataset is None:
-        raise UserError(f"{weights.path}: has not been trained yet, so choose a --dataset")
+        raise UserError(f"{weights.path}: has not been trained on a dataset, so choose a --dataset")
     return TrainConfig(
         dataset=dataset,
         sequence_length=min(model.context_length, _MAX_UNTRAINED_LENGTH),

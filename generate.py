@@ -14,13 +14,11 @@ from pathlib import Path
 import click
 
 from rungs.common.errors import UserError
-from rungs.common.paths import is_file
 from rungs.common.strict_json import read_text
-from rungs.data.tokenizer import LARGEST_VOCAB, Tokenizer
+from rungs.data.tokenizer import Tokenizer
 from rungs.model.sampling import Sampling
 from rungs.parallel import jax_setup
 
-GENERATION_CONFIG_FILE = "generation_config.json"
 REPLACEMENT_CHARACTER = "\ufffd"
 """Incomplete UTF-8 is decoded to this."""
 
@@ -89,6 +87,7 @@ def main(
     import jax.numpy as jnp
 
     from rungs.checkpointing.load import find_weights, load_model, load_tokenizer
+    from rungs.checkpointing.published import stop_tokens
     from rungs.model.generation import Generator, Request
 
     jax_setup.enable_compilation_cache()
@@ -182,28 +181,6 @@ def check_token_ids(rows: Sequence[list[int]], vocab_size: int) -> None:
             f"a prompt has token id {largest}, but the model's vocab_size is {vocab_size}: its"
             " tokenizer has more tokens than the model"
         )
-
-
-def stop_tokens(folder: Path, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Return the tokens that end a text: those in the imported model's generation_config.json, or
-    the tokenizer's end-of-text token.
-
-    Raises:
-        UserError: generation_config.json is damaged.
-    """
-    path = folder / GENERATION_CONFIG_FILE
-    try:
-        eos = json.loads(read_text(path))["eos_token_id"] if is_file(path) else None
-    except KeyError:
-        eos = None
-    except (ValueError, TypeError, RecursionError):
-        raise UserError(f"{path}: not a valid generation config; import the model again") from None
-    if eos is None:
-        return () if tokenizer.end_of_text is None else (tokenizer.end_of_text,)
-    tokens = tuple(eos) if isinstance(eos, list) else (eos,)
-    if not all(isinstance(token, int) and 0 <= token < LARGEST_VOCAB for token in tokens):
-        raise UserError(f"{path}: eos_token_id: must be a token id or a list of token ids")
-    return tokens
 
 
 def warn_if_longer_than_context(context_length: int, prompt_tokens: int, new_tokens: int) -> None:

@@ -21,7 +21,7 @@ import click
 from rungs.common.errors import UserError
 from rungs.common.paths import is_there
 from rungs.config.run_config import RunConfig, load_run
-from rungs.config.train_config import Mode, ShardingConfig, mode_problem
+from rungs.config.sharding_config import Mode, ShardingConfig, mode_problem
 from rungs.config.unused_keys import unused_keys
 from rungs.data.catalog import DATASETS_DIR_OPTION, find_datasets_dir
 from rungs.parallel import gpu_memory

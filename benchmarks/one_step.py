@@ -7,7 +7,8 @@ import jax
 import numpy as np
 
 from rungs.config.run_config import RunConfig
-from rungs.config.train_config import ShardingConfig, TrainConfig
+from rungs.config.sharding_config import ShardingConfig
+from rungs.config.train_config import TrainConfig
 from rungs.parallel.mesh import one_device
 from rungs.parallel.sharding import place_batch
 from rungs.step.state import create_model_and_optimizer

@@ -7,7 +7,8 @@
 The docstring of each package lists its files and says what it may import. From the bottom up:
 
     common         errors, files, JSON, logging
-    config         model.json and train.json
+    config         model.json, train.json and reinforce.json
+    tasks          prompts with answers, and the verifiers that reward completions
     run            run folders and their metrics
     data           tokenizers, datasets, batches
     parallel       meshes, sharding modes, collectives, processes
@@ -19,7 +20,7 @@ The docstring of each package lists its files and says what it may import. From 
     huggingface    import and export of published models
     scaling        ladders, power laws, muP
     training       starting, the training loop, resuming, failed steps
-    reinforcement  tasks and verifiers of reinforcement learning
+    reinforcement  reinforcement learning: sampling, advantages, its loop
     diagnostics    checks of a run, called by the smoke tests
     charts         drawings of all charts
 

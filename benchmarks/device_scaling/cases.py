@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from benchmarks.one_step import train_config
 from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import RunConfig
-from rungs.config.train_config import Mode, ShardingConfig
+from rungs.config.sharding_config import Mode, ShardingConfig
 from rungs.parallel.sharding import Layout
 from rungs.planning.communication import abstract_layout
 from rungs.planning.hardware import device_by_name

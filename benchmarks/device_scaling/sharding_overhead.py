@@ -17,7 +17,7 @@ from jax import Array
 from benchmarks.device_scaling.cases import LLAMA
 from benchmarks.one_step import TOTAL_STEPS, random_sequences, train_config
 from rungs.config.run_config import RunConfig
-from rungs.config.train_config import ShardingConfig
+from rungs.config.sharding_config import ShardingConfig
 from rungs.model.gpt import GPT
 from rungs.model.kernels.cross_entropy import target_losses
 from rungs.optim.multi_steps import MultiSteps

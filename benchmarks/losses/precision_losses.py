@@ -17,8 +17,8 @@ import numpy as np
 from benchmarks.training_speed.rungs_side import batches, loss_of, run_config
 from benchmarks.training_speed.speed_table import Shape
 from benchmarks.training_speed.train_speed import write_batches
+from rungs.config.optimization_config import ComputeDtype
 from rungs.config.run_config import RunConfig
-from rungs.config.train_config import ComputeDtype
 from rungs.parallel import jax_setup
 from rungs.parallel.devices import create_run_mesh
 from rungs.step.state import copy_bytes, create_model_and_optimizer

@@ -15,8 +15,9 @@ import jax
 from benchmarks.one_step import train_config
 from rungs.common.text_table import align_columns
 from rungs.config.model_config import ModelConfig
+from rungs.config.optimization_config import Remat
 from rungs.config.run_config import RunConfig
-from rungs.config.train_config import Remat, ShardingConfig
+from rungs.config.sharding_config import ShardingConfig
 from rungs.parallel.mesh import create_mesh
 from rungs.planning.compiled.step import lower_step
 

@@ -15,7 +15,8 @@ import numpy as np
 
 from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import RunConfig
-from rungs.config.train_config import ShardingConfig, TrainConfig
+from rungs.config.sharding_config import ShardingConfig
+from rungs.config.train_config import TrainConfig
 from rungs.parallel import jax_setup
 from rungs.parallel.devices import create_run_mesh
 from rungs.step.state import copy_bytes, create_model_and_optimizer

@@ -30,8 +30,8 @@ from rungs.common.errors import UserError
 from rungs.common.paths import is_file, is_inside
 from rungs.common.strict_json import StrictModel, read_text
 from rungs.config.model_config import ModelConfig
-from rungs.config.run_config import RunConfig
-from rungs.config.train_config import ShardingConfig, TrainConfig
+from rungs.config.run_config import AnyRunConfig, RunConfig, parse_train
+from rungs.config.sharding_config import ShardingConfig
 from rungs.data.provenance import describe_validation
 from rungs.data.tokenizer import TOKENIZER_FILE
 
@@ -86,7 +86,7 @@ class CheckpointMeta(StrictModel):
             self.datasets, train["validation_tokens"], train["start_val_token"]
         )
 
-    def run_config(self) -> RunConfig:
+    def run_config(self) -> AnyRunConfig:
         """Return the configs of the run; raise UserError if this version cannot read them."""
         return run_config(self.model, self.train)
 
@@ -103,10 +103,10 @@ class CheckpointMeta(StrictModel):
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def run_config(model: dict[str, Any], train: dict[str, Any]) -> RunConfig:
+def run_config(model: dict[str, Any], train: dict[str, Any]) -> AnyRunConfig:
     """Return both configs from saved JSON; raise UserError if this version cannot read them."""
     try:
-        return RunConfig(ModelConfig.model_validate(model), TrainConfig.model_validate(train))
+        return RunConfig(ModelConfig.model_validate(model), parse_train(train))
     except ValidationError as error:
         key = error.errors()[0]["loc"]
         raise UserError(f"saved by another version of Rungs: {key} is not known here") from None

@@ -5,6 +5,7 @@ a run that starts from those has a copy in `published/`, so that it can be expor
 """
 
 import contextlib
+import json
 from pathlib import Path
 
 from rungs.checkpointing.checkpoint_folder import IMPORTED
@@ -13,7 +14,8 @@ from rungs.checkpointing.manifest import PUBLISHED_FOLDER
 from rungs.checkpointing.weights_file import Weights
 from rungs.common.errors import UserError
 from rungs.common.paths import is_file
-from rungs.data.tokenizer import TOKENIZER_FILE
+from rungs.common.strict_json import read_text
+from rungs.data.tokenizer import LARGEST_VOCAB, TOKENIZER_FILE, Tokenizer
 from rungs.data.tokenizer_config import ADDED_TOKENS_FILE
 from rungs.data.tokenizer_config import CONFIG_FILE as TOKENIZER_CONFIG_FILE
 from rungs.data.tokenizer_files import MERGES_FILE, SENTENCEPIECE_FILE, VOCABULARY_FILE
@@ -59,3 +61,25 @@ def read_published(weights: Weights | None) -> dict[str, bytes]:
         return {}
     found = (name for name in PUBLISHED_FILES if is_file(folder / name))
     return {name: (folder / name).read_bytes() for name in found}
+
+
+def stop_tokens(folder: Path, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Return the tokens that end a text: those in the imported model's generation_config.json, or
+    the tokenizer's end-of-text token.
+
+    Raises:
+        UserError: generation_config.json is damaged.
+    """
+    path = folder / GENERATION_FILE
+    try:
+        eos = json.loads(read_text(path))["eos_token_id"] if is_file(path) else None
+    except KeyError:
+        eos = None
+    except (ValueError, TypeError, RecursionError):
+        raise UserError(f"{path}: not a valid generation config; import the model again") from None
+    if eos is None:
+        return () if tokenizer.end_of_text is None else (tokenizer.end_of_text,)
+    tokens = tuple(eos) if isinstance(eos, list) else (eos,)
+    if not all(isinstance(token, int) and 0 <= token < LARGEST_VOCAB for token in tokens):
+        raise UserError(f"{path}: eos_token_id: must be a token id or a list of token ids")
+    return tokens

@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 from rungs.checkpointing import manifest
 from rungs.checkpointing.manifest import Checkpoint
 from rungs.checkpointing.weights_file import Weights
-from rungs.config.run_config import RunConfig
+from rungs.config.run_config import AnyRunConfig
 from rungs.model.gpt import GPT
 from rungs.model.lora import LOW_RANK_NAMES
 from rungs.optim.multi_steps import MultiSteps
@@ -17,7 +17,7 @@ from rungs.step.state import AbstractModel, AbstractState
 
 
 def restore(
-    saved: Checkpoint, config: RunConfig, total_steps: int, mesh: Mesh
+    saved: Checkpoint, config: AnyRunConfig, total_steps: int, mesh: Mesh
 ) -> tuple[GPT, MultiSteps]:
     """Return the model and optimizer of a checkpoint, each array read straight onto its devices.
 
@@ -38,7 +38,7 @@ def restore(
 
 
 def place_starting_weights(
-    weights: Weights | None, config: RunConfig, total_steps: int, mesh: Mesh
+    weights: Weights | None, config: AnyRunConfig, total_steps: int, mesh: Mesh
 ) -> dict[str, jax.Array]:
     """Return saved parameters for a run to start from, on its devices; empty if there are none.
 

@@ -20,7 +20,7 @@ from rungs.checkpointing.published import read_published
 from rungs.checkpointing.weights_file import Weights, WeightsHeader
 from rungs.common import disk
 from rungs.common.disk import sync_to_disk
-from rungs.config.run_config import RunConfig
+from rungs.config.run_config import AnyRunConfig
 from rungs.data.tokenizer import TOKENIZER_FILE
 from rungs.model.gpt import GPT
 from rungs.optim.multi_steps import MultiSteps
@@ -80,7 +80,7 @@ class Saver:
     def __init__(
         self,
         folder: Path,
-        config: RunConfig,
+        config: AnyRunConfig,
         tokenizer_file: Path | None,
         before: Callable[[], None],
         after: Callable[[], None],

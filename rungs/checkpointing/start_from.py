@@ -1,4 +1,4 @@
-"""The weights that `start_from` in train.json names: found and checked against model.json."""
+"""The weights that `start_from` names: found and checked against model.json."""
 
 import json
 from pathlib import Path
@@ -13,12 +13,12 @@ from rungs.common.errors import UserError
 from rungs.common.paths import is_file
 from rungs.config import run_config
 from rungs.config.model_config import ModelConfig
-from rungs.config.run_config import MODEL_FILE, TRAIN_FILE, RunConfig
+from rungs.config.run_config import MODEL_FILE, TRAIN_FILE, AnyRunConfig
 from rungs.run.folder import RunFolder
 from rungs.step.state import shapes_of
 
 
-def find_starting_weights(run: RunFolder, config: RunConfig) -> Weights | None:
+def find_starting_weights(run: RunFolder, config: AnyRunConfig) -> Weights | None:
     """Return the weights that a fresh start uses, None if they are random.
 
     Raises:
@@ -43,7 +43,7 @@ def find_starting_weights(run: RunFolder, config: RunConfig) -> Weights | None:
     return weights
 
 
-def starting_dtypes(run: RunFolder, config: RunConfig) -> dict[str, str] | None:
+def starting_dtypes(run: RunFolder, config: AnyRunConfig) -> dict[str, str] | None:
     """Return the dtypes of the parameters that a fresh start reads, by name. There are none if the
     weights are random; None means that they are not here, or not readable."""
     try:
@@ -53,7 +53,7 @@ def starting_dtypes(run: RunFolder, config: RunConfig) -> dict[str, str] | None:
         return None
 
 
-def _starting_file(run: RunFolder, config: RunConfig) -> Path | None:
+def _starting_file(run: RunFolder, config: AnyRunConfig) -> Path | None:
     """Return the file that `start_from` names, None if it names none; raises UserError."""
     name = config.train.start_from
     if name is None:
@@ -62,8 +62,9 @@ def _starting_file(run: RunFolder, config: RunConfig) -> Path | None:
     path = imported if name == IMPORTED else find_weights(name)
     if not is_file(path):
         raise UserError(
-            f"{run.path / TRAIN_FILE}: start_from: nothing was imported into this run; name a run"
-            " or a checkpoint, or import into a new folder: uv run pretrained.py import HUB_ID RUN"
+            f"{run.path / config.train_file}: start_from: nothing was imported into this run; name"
+            " a run or a checkpoint, or import into a new folder: uv run pretrained.py import"
+            " HUB_ID RUN"
         )
     return path
 

@@ -23,7 +23,8 @@ from rungs.common.errors import UserError, reason
 from rungs.common.paths import is_file, require_regular
 from rungs.common.strict_json import StrictModel, format_name
 from rungs.config.model_config import ModelConfig
-from rungs.config.train_config import TrainConfig
+from rungs.config.optimization_config import OptimizationConfig
+from rungs.config.run_config import parse_train
 from rungs.data.tokenizer import TOKENIZER_FILE
 
 
@@ -46,7 +47,7 @@ class WeightsHeader(NamedTuple):
     """What the header of a weights file says about the weights."""
 
     model: ModelConfig
-    train: TrainConfig | None
+    train: OptimizationConfig | None
     """None for imported weights that were not trained since."""
     tokenizer: str
     origin: Origin | None = None
@@ -70,7 +71,7 @@ class WeightsHeader(NamedTuple):
         """Raises KeyError or pydantic's ValidationError if Rungs did not write this metadata."""
         return cls(
             ModelConfig.model_validate_json(texts["model"]),
-            TrainConfig.model_validate_json(texts["train"]) if "train" in texts else None,
+            parse_train(json.loads(texts["train"])) if "train" in texts else None,
             texts["tokenizer"],
             Origin.model_validate_json(texts["origin"]) if "origin" in texts else None,
         )

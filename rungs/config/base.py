@@ -1,4 +1,4 @@
-"""The base class of both config files and the types that their keys share."""
+"""The base class of the config files and the types that their keys share."""
 
 from typing import Annotated, Any
 
@@ -24,7 +24,7 @@ Positive = Annotated[float, Field(gt=0)]
 
 
 class Config(StrictModel):
-    """The base class of `ModelConfig` and `TrainConfig`."""
+    """The base class of the types of config files."""
 
     schema_address: str | None = Field(default=None, alias="$schema")
     """Path of the JSON schema of this file, for editors."""

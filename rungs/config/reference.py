@@ -15,11 +15,12 @@ def json_schema(config_type: type[Config]) -> str:
 
 
 def reference_page() -> str:
-    """Return a Markdown page of every key of both files with its type, default and meaning."""
+    """Return a Markdown page of every key of each file with its type, default and meaning."""
     lines = [
         "# Configuration",
         "",
-        "Every key of a run's two files. `uv run config.py` generates this page.",
+        "Every key of a run's files: `model.json`, and `train.json` or, in reinforcement learning,",
+        "`reinforce.json`. `uv run config.py` generates this page.",
     ]
     for name, file_type in FILE_TYPES.items():
         lines += ["", f"## `{name}`", "", *_key_table(file_type)]
@@ -31,7 +32,9 @@ def reference_page() -> str:
 def _key_table(config_type: type[StrictModel]) -> list[str]:
     schema = config_type.model_json_schema()
     rows = ["| key | allowed | default | meaning |", "|---|---|---|---|"]
-    for key, entry in schema["properties"].items():
+    own = vars(config_type)["__annotations__"]
+    properties = schema["properties"].items()
+    for key, entry in sorted(properties, key=lambda property: property[0] not in own):
         default = f"`{json.dumps(entry['default'])}`" if "default" in entry else "required"
         meaning = entry.get("description", "").replace("\n", " ")
         if key in getattr(config_type, "MAY_CHANGE", ()):

@@ -1,22 +1,32 @@
-"""Reads, checks and compares `model.json` and `train.json` of a run folder."""
+"""Reads, checks and compares the config files of a run folder: `model.json`, and `train.json` or
+`reinforce.json`."""
 
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple
+
+from typing_extensions import TypeVar
 
 from rungs.common import strict_json
 from rungs.common.errors import UserError
+from rungs.common.paths import is_there
 from rungs.common.strict_json import StrictModel
 from rungs.config.base import Config
 from rungs.config.cross_checks import problems
 from rungs.config.model_config import ModelConfig, MupConfig, RopeScaling
-from rungs.config.train_config import LoraConfig, ShardingConfig, TrainConfig
+from rungs.config.optimization_config import LoraConfig, OptimizationConfig
+from rungs.config.reinforce_config import ReinforceConfig
+from rungs.config.sharding_config import ShardingConfig
+from rungs.config.task_config import SETTINGS, TaskConfig
+from rungs.config.train_config import TrainConfig
+
+T = TypeVar("T", bound=OptimizationConfig, default=TrainConfig, covariant=True)
 
 
-class RunConfig(NamedTuple):
+class RunConfig(NamedTuple, Generic[T]):
     """The configs of a run: both files, checked."""
 
     model: ModelConfig
-    train: TrainConfig
+    train: T
 
     @property
     def sequence_length(self) -> int:
@@ -25,49 +35,122 @@ class RunConfig(NamedTuple):
 
     @property
     def tokens_per_step(self) -> int:
-        """Input tokens of one global step, the padding of pairs included."""
+        """Input tokens of one update, padding included."""
         return self.train.sequences_per_step * self.sequence_length
 
+    @property
+    def train_file(self) -> str:
+        """Name of the file that `train` is from."""
+        return REINFORCE_FILE if isinstance(self.train, ReinforceConfig) else TRAIN_FILE
 
-MODEL_FILE, TRAIN_FILE = "model.json", "train.json"
-FILE_TYPES: dict[str, type[Config]] = {MODEL_FILE: ModelConfig, TRAIN_FILE: TrainConfig}
+
+AnyRunConfig = RunConfig[OptimizationConfig]
+ReinforceRunConfig = RunConfig[ReinforceConfig]
+
+MODEL_FILE, TRAIN_FILE, REINFORCE_FILE = "model.json", "train.json", "reinforce.json"
+FILE_TYPES: dict[str, type[Config]] = {
+    MODEL_FILE: ModelConfig,
+    TRAIN_FILE: TrainConfig,
+    REINFORCE_FILE: ReinforceConfig,
+}
+_SHARED: dict[str, type[StrictModel]] = {"sharding": ShardingConfig, "lora": LoraConfig}
 NESTED: dict[str, dict[str, type[StrictModel]]] = {
     MODEL_FILE: {"rope_scaling": RopeScaling, "mup": MupConfig},
-    TRAIN_FILE: {"sharding": ShardingConfig, "lora": LoraConfig},
+    TRAIN_FILE: _SHARED,
+    REINFORCE_FILE: {
+        "tasks": TaskConfig,
+        **{f'tasks.settings of "{name}"': settings for name, settings in SETTINGS.items()},
+    },
 }
-"""The keys of each file that hold an object."""
+"""The keys of each file that hold an object. Those of `sharding` and `lora` are listed once."""
 
 
 def load_run(run_folder: Path | str) -> RunConfig:
     """Read and check `model.json` and `train.json` of a run folder.
 
     Raises:
-        UserError: one line for each error in either file or in the two together.
+        UserError: one line for each error in either file or in the two together; the run is one of
+            reinforcement learning.
     """
-    return _check(run_folder, dict.fromkeys(FILE_TYPES))
+    folder = Path(run_folder)
+    if _train_file(folder) == REINFORCE_FILE:
+        raise UserError(
+            f"{folder}: is a run of reinforcement learning ({REINFORCE_FILE}), which this command"
+            f" is not for; to start it: uv run reinforce.py {folder}"
+        )
+    return _check(folder, {MODEL_FILE: None, TRAIN_FILE: None})
 
 
-def check_texts(run_folder: Path | str, model_text: str, train_text: str) -> RunConfig:
-    """Check the texts of both files before they are written to a folder; see `load_run`."""
-    return _check(run_folder, {MODEL_FILE: model_text, TRAIN_FILE: train_text})
+def load_reinforcement_run(run_folder: Path | str) -> ReinforceRunConfig:
+    """Read and check `model.json` and `reinforce.json` of a run folder; see `load_run`."""
+    folder = Path(run_folder)
+    if is_there(folder / TRAIN_FILE) and _train_file(folder) == TRAIN_FILE:
+        raise UserError(
+            f"{folder}: has a {TRAIN_FILE} and no {REINFORCE_FILE}; to start it:"
+            f" uv run train.py {folder}"
+        )
+    return _check(folder, {MODEL_FILE: None, REINFORCE_FILE: None})
 
 
-def _check(run_folder: Path | str, texts: dict[str, str | None]) -> RunConfig:
+def load_any_run(run_folder: Path | str) -> AnyRunConfig:
+    """Read and check the two files of a run folder of either kind; see `load_run`."""
+    folder = Path(run_folder)
+    config: AnyRunConfig = _check(folder, dict.fromkeys(config_files(folder)))
+    return config
+
+
+def config_files(run_folder: Path) -> tuple[str, str]:
+    """Return the names of a run folder's two files; raises UserError if it has three."""
+    return MODEL_FILE, _train_file(run_folder)
+
+
+def _train_file(folder: Path) -> str:
+    if not is_there(folder / REINFORCE_FILE):
+        return TRAIN_FILE
+    if is_there(folder / TRAIN_FILE):
+        raise UserError(
+            f"{folder}: has both {TRAIN_FILE} and {REINFORCE_FILE}; a run has one of them, so move"
+            " the other to another folder"
+        )
+    return REINFORCE_FILE
+
+
+def check_texts(run_folder: Path | str, texts: dict[str, str]) -> AnyRunConfig:
+    """Check the texts of both files, by name, before they are written to a folder; see
+    `load_run`."""
+    config: AnyRunConfig = _check(Path(run_folder), dict(texts))
+    return config
+
+
+def parse_train(values: dict[str, Any]) -> OptimizationConfig:
+    """Return what was saved of `train.json` or `reinforce.json`; raises pydantic's
+    ValidationError."""
+    kind = ReinforceConfig if "tasks" in values else TrainConfig
+    return kind.model_validate(values)
+
+
+def _check(folder: Path, texts: dict[str, str | None]) -> Any:
+    model_file, train_file = texts
     configs: dict[str, Any] = {}
     errors: list[str] = []
     for name, text in texts.items():
-        path = Path(run_folder) / name
+        path = folder / name
         try:
             text = strict_json.read_text(path) if text is None else text
-            configs[name] = strict_json.parse(text, path, FILE_TYPES[name], FILE_TYPES)
+            configs[name] = strict_json.parse(text, path, FILE_TYPES[name], _types_of(train_file))
         except UserError as error:
             errors.append(str(error))
     if not errors:
-        found = RunConfig(configs[MODEL_FILE], configs[TRAIN_FILE])
-        errors = [f"{Path(run_folder) / TRAIN_FILE}: {line}" for line in problems(*found)]
+        found: AnyRunConfig = RunConfig(configs[model_file], configs[train_file])
+        errors = [f"{folder / train_file}: {line}" for line in problems(*found)]
     if errors:
         raise UserError("\n".join(errors))
     return found
+
+
+def _types_of(train_file: str) -> dict[str, type[Config]]:
+    """Return the types of the files that a run with this file has."""
+    return {name: FILE_TYPES[name] for name in (MODEL_FILE, train_file)}
 
 
 C = TypeVar("C", bound=Config)

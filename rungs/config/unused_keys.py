@@ -4,7 +4,9 @@ from collections.abc import Iterator
 
 from rungs.config.base import Config
 from rungs.config.model_config import ModelConfig
-from rungs.config.run_config import MODEL_FILE, TRAIN_FILE, RunConfig
+from rungs.config.optimization_config import OptimizationConfig
+from rungs.config.reinforce_config import ReinforceConfig
+from rungs.config.run_config import MODEL_FILE, AnyRunConfig
 from rungs.config.train_config import TrainConfig
 
 _KEYS_OF_OPTIMIZERS = {
@@ -29,7 +31,7 @@ Reason = tuple[str, str]
 """A key and when it has no effect."""
 
 
-def unused_keys(config: RunConfig, has_validation: bool = True) -> list[str]:
+def unused_keys(config: AnyRunConfig, has_validation: bool = True) -> list[str]:
     """Return a line "file: key: …" for each key that a file sets, other than to null, although it
     has no effect.
 
@@ -39,7 +41,8 @@ def unused_keys(config: RunConfig, has_validation: bool = True) -> list[str]:
     model, train = config
     return [
         *_lines(MODEL_FILE, model, _in_model(model, train)),
-        *_lines(TRAIN_FILE, train, _in_train(model, train, has_validation)),
+        *_lines(config.train_file, train, _in_optimization(model, train)),
+        *_lines(config.train_file, train, _of_kind(train, has_validation)),
     ]
 
 
@@ -54,7 +57,7 @@ def _lines(file: str, config: Config, reasons: Iterator[Reason]) -> list[str]:
     ]
 
 
-def _in_model(model: ModelConfig, train: TrainConfig) -> Iterator[Reason]:
+def _in_model(model: ModelConfig, train: OptimizationConfig) -> Iterator[Reason]:
     kinds = set(model.layer_kinds())
     if not model.n_layers:
         yield from _each(_KEYS_OF_LAYERS, " with n_layers 0")
@@ -71,10 +74,10 @@ def _in_model(model: ModelConfig, train: TrainConfig) -> Iterator[Reason]:
     if model.sliding_rope_theta and "global" not in kinds:
         yield from _each(("rope_theta", "rope_scaling"), ", as every layer has sliding_rope_theta")
     if train.start_from:
-        yield "init", " with start_from in train.json"
+        yield "init", " with start_from"
 
 
-def _in_train(model: ModelConfig, train: TrainConfig, has_validation: bool) -> Iterator[Reason]:
+def _in_optimization(model: ModelConfig, train: OptimizationConfig) -> Iterator[Reason]:
     for key, optimizers in _KEYS_OF_OPTIMIZERS.items():
         if train.optimizer not in optimizers:
             yield key, f' with optimizer "{train.optimizer}"'
@@ -89,6 +92,16 @@ def _in_train(model: ModelConfig, train: TrainConfig, has_validation: bool) -> I
         yield "load_balancing_weight", " without n_experts in model.json"
     if not model.n_layers:
         yield from _each(("remat", "scan_unroll"), " with n_layers 0")
+
+
+def _of_kind(train: OptimizationConfig, has_validation: bool) -> Iterator[Reason]:
+    if isinstance(train, TrainConfig):
+        yield from _in_training(train, has_validation)
+    if isinstance(train, ReinforceConfig) and train.updates_per_rollout == 1:
+        yield from _each(("clip_low", "clip_high"), " with updates_per_rollout 1")
+
+
+def _in_training(train: TrainConfig, has_validation: bool) -> Iterator[Reason]:
     if not has_validation:
         yield from _each(("validation_tokens", "start_val_token"), " without a validation split")
     if train.start_from and not (train.drop_rate or train.shuffle or train.lora):

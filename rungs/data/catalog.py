@@ -1,6 +1,7 @@
 """Open a dataset by its name. If it is missing, build it or download it first."""
 
 import difflib
+import functools
 import logging
 import os
 from collections.abc import Callable
@@ -12,7 +13,14 @@ from rungs.common import atomic_folder
 from rungs.common.errors import UserError
 from rungs.common.paths import checkout, is_folder, is_plain_name, is_there
 from rungs.common.strict_json import format_value
-from rungs.data import dataset, hub_dataset, pair_dataset, python_stdlib, text_dataset
+from rungs.data import (
+    dataset,
+    hub_dataset,
+    pair_dataset,
+    python_stdlib,
+    task_dataset,
+    text_dataset,
+)
 from rungs.data.bpe import SMALLEST_VOCAB
 from rungs.data.dataset import Dataset, Source
 from rungs.data.text_dataset import TextSection
@@ -28,6 +36,12 @@ DATASETS_DIR_OPTION = click.option(
     help=f"Where datasets are stored.  [default: ${VARIABLE}, else the project's datasets/]",
 )
 """The option of every command that reads or makes datasets, for `find_datasets_dir`."""
+
+BUILT_IN: dict[str, Callable[[Path], Source]] = {
+    python_stdlib.NAME: python_stdlib.build,
+    **{name: functools.partial(task_dataset.build, name) for name in task_dataset.TASK_DATASETS},
+}
+"""The datasets that are built when they are first used."""
 
 
 def find_datasets_dir(option: Path | None = None) -> Path:
@@ -51,8 +65,8 @@ def dataset_folder(name: str, datasets_dir: Path) -> Path:
     parts = name.split("/")
     if len(parts) > 2 or not all(map(_is_name, parts)):
         raise UserError(
-            f"dataset {format_value(name)}: not a name; it must be {python_stdlib.NAME}, a folder"
-            f" under {datasets_dir}, or a hub id owner/name"
+            f"dataset {format_value(name)}: not a name; it must be {', '.join(BUILT_IN)}, a"
+            f" folder under {datasets_dir}, or a hub id owner/name"
         )
     return datasets_dir.joinpath(*parts)
 
@@ -66,7 +80,7 @@ def open_dataset(name: str, datasets_dir: Path, *, update: bool = True) -> Datas
     """Open a dataset. If it is missing, build or download it first.
 
     Args:
-        name: `python-stdlib`, a folder under `datasets_dir`, or a hub id `owner/name`.
+        name: one of `BUILT_IN`, a folder under `datasets_dir`, or a hub id `owner/name`.
         update: download a newer version if the hub has one. If False, the network is used only
             for a dataset that has not been downloaded yet.
 
@@ -136,7 +150,7 @@ def build_pair_dataset(
 
 def _build_from_files(name: str, datasets_dir: Path, build: Callable[[Path], Source]) -> Dataset:
     folder = dataset_folder(name, datasets_dir)
-    if "/" in name or name == python_stdlib.NAME:
+    if "/" in name or name in BUILT_IN:
         raise UserError(f"dataset {name!r}: this name is reserved; choose another one, without /")
     if is_there(folder) or not _build_folder(folder, build):
         raise UserError(f"{folder}: already exists; choose another name, or delete it first")
@@ -144,11 +158,11 @@ def _build_from_files(name: str, datasets_dir: Path, build: Callable[[Path], Sou
 
 
 def _build_by_name(name: str, folder: Path) -> None:
-    if name == python_stdlib.NAME:
+    if name in BUILT_IN:
         logger.info("building dataset %s in %s", name, folder)
-        _build_folder(folder, python_stdlib.build)
+        _build_folder(folder, BUILT_IN[name])
         return
-    known = [python_stdlib.NAME]
+    known = [*BUILT_IN]
     if is_folder(folder.parent):
         known += [path.name for path in folder.parent.iterdir() if not path.name.startswith(".")]
     close = difflib.get_close_matches(name, known, n=1)

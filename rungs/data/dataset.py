@@ -39,9 +39,9 @@ _SAMPLES, _SAMPLE_BYTES = 64, 4096
 class Source(StrictModel):
     """Where a dataset came from."""
 
-    kind: Literal["python-stdlib", "text", "pairs", "hub", "folder"]
-    """Python's standard library, the user's text or pairs, the hub, or a folder that the user put
-    there."""
+    kind: Literal["python-stdlib", "task", "text", "pairs", "hub", "folder"]
+    """Python's standard library, a built-in task, the user's text or pairs, the hub, or a folder
+    that the user put there."""
     python_version: str | None = None
     """Version of the Python with this standard library."""
     files: list[str] | None = None

@@ -98,13 +98,19 @@ def write(folder: Path, sections: Sections, tokenizer: Tokenizer) -> None:
             with token_file.PairWriter(path, text_dataset.token_dtype(tokenizer)) as writer:
                 for section in parts:
                     pairs = read_pairs(section, bar.update)
-                    for prompt_ids, answer_ids in _encode(pairs, tokenizer):
+                    for prompt_ids, answer_ids in encode_pairs(pairs, tokenizer):
                         writer.append_pair(prompt_ids, [*answer_ids, end_of_text])
     tokenizer.save(folder / TOKENIZER_FILE)
 
 
-def _encode(pairs: Iterator[Pair], tokenizer: Tokenizer) -> Iterator[tuple[list[int], list[int]]]:
-    """Yield the token ids of each prompt and answer."""
+def encode_pairs(
+    pairs: Iterator[Pair], tokenizer: Tokenizer
+) -> Iterator[tuple[list[int], list[int]]]:
+    """Yield the token ids of each prompt and answer, the latter without an end of text.
+
+    Raises:
+        UserError: an answer has no tokens.
+    """
     while batch := list(itertools.islice(pairs, _PAIRS_PER_BATCH)):
         answers = tokenizer.continuing.encode_batch([pair.answer for pair in batch])
         for pair, continuing_ids in zip(batch, answers, strict=True):
@@ -112,10 +118,10 @@ def _encode(pairs: Iterator[Pair], tokenizer: Tokenizer) -> Iterator[tuple[list[
             if not answer_ids:
                 problem = f"answer: {format_value(pair.answer)} has no tokens"
                 raise _line_error(pair.path, pair.offset, problem)
-            yield _encode_prompt(pair.prompt, tokenizer), answer_ids
+            yield encode_prompt(pair.prompt, tokenizer), answer_ids
 
 
-def _encode_prompt(prompt: str, tokenizer: Tokenizer) -> list[int]:
+def encode_prompt(prompt: str, tokenizer: Tokenizer) -> list[int]:
     """Return the ids of a prompt, without the end of text that some tokenizers' templates add."""
     ids = tokenizer.encode_prompt(prompt)
     if ids[-1:] == [tokenizer.end_of_text]:

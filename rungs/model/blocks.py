@@ -11,7 +11,7 @@ from flax import nnx
 from jax import Array
 
 from rungs.config.model_config import ModelConfig
-from rungs.config.train_config import Remat
+from rungs.config.optimization_config import Remat
 from rungs.model.attention import Attention, AttentionContext, Cache, sequence_contexts
 from rungs.model.feed_forward import Routing, make_feed_forward
 from rungs.model.layers import NO_DROPOUT, Dropout, Norm, apply_norm, make_norm

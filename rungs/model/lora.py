@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from rungs.config.train_config import ATTENTION_TARGETS, LoraConfig
+from rungs.config.optimization_config import ATTENTION_TARGETS, LoraConfig
 from rungs.model.gpt import GPT
 from rungs.model.layers import Linear, LowRank, LowRankParam
 

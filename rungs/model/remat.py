@@ -18,7 +18,7 @@ import jax
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
-from rungs.config.train_config import Remat
+from rungs.config.optimization_config import Remat
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -14,7 +14,7 @@ import optax
 from flax import nnx
 from jax import Array
 
-from rungs.config.train_config import TrainConfig
+from rungs.config.optimization_config import OptimizationConfig
 from rungs.model.gpt import GPT
 from rungs.model.layers import LowRankParam
 from rungs.optim.optimizers import update_rule
@@ -46,7 +46,7 @@ class MultiSteps(nnx.Optimizer):
         total_steps: number of global steps in the run, at least 1.
     """
 
-    def __init__(self, model: GPT, train: TrainConfig, total_steps: int) -> None:
+    def __init__(self, model: GPT, train: OptimizationConfig, total_steps: int) -> None:
         self.schedule = learning_rate_schedule(train, total_steps)
         self.clipping_max_norm = train.clipping_max_norm
         wrt = LowRankParam if train.lora else nnx.Param
@@ -79,7 +79,7 @@ class MultiSteps(nnx.Optimizer):
 
 
 def _transformation(
-    train: TrainConfig, model: GPT, wrt: type[nnx.Param]
+    train: OptimizationConfig, model: GPT, wrt: type[nnx.Param]
 ) -> optax.GradientTransformationExtraArgs:
     """Return the optimizer of `train.json` with scaling, decoupled weight decay and learning
     rate."""
@@ -124,7 +124,7 @@ def _apply_learning_rate(
     return optax.GradientTransformationExtraArgs(inner.init, update)
 
 
-def _decay_mask(train: TrainConfig, model: nnx.Module, wrt: type[nnx.Param]) -> Any:
+def _decay_mask(train: OptimizationConfig, model: nnx.Module, wrt: type[nnx.Param]) -> Any:
     """Return a tree with True for each trained parameter that has weight decay.
 
     A matrix is recognized by its declared inputs, not by its number of dimensions: a bias of

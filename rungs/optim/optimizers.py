@@ -17,7 +17,7 @@ from jax import Array
 from optax import contrib
 
 from rungs.config.model_config import ModelConfig
-from rungs.config.train_config import Optimizer, TrainConfig
+from rungs.config.optimization_config import OptimizationConfig, Optimizer
 from rungs.model.layers import LowRankParam
 from rungs.parallel.names import BLOCKS, dotted
 from rungs.parallel.sharding import padded_axis
@@ -29,7 +29,7 @@ MATRIX, OTHER = "matrix", "other"
 
 
 def update_rule(
-    train: TrainConfig, params: nnx.State, model: ModelConfig
+    train: OptimizationConfig, params: nnx.State, model: ModelConfig
 ) -> optax.GradientTransformationExtraArgs:
     """Return the optimizer that `train.json` names; with muP, its directions are scaled.
 
@@ -78,13 +78,13 @@ def _multiply_by(factors: nnx.State) -> optax.GradientTransformation:
     return optax.stateless(update)
 
 
-def _adam(train: TrainConfig) -> optax.GradientTransformation:
+def _adam(train: OptimizationConfig) -> optax.GradientTransformation:
     """Adam (Kingma & Ba 2015); `MultiSteps` adds the decoupled weight decay that makes it AdamW
     (Loshchilov & Hutter 2019)."""
     return optax.scale_by_adam(train.beta1, train.beta2, train.epsilon)
 
 
-def _muon(train: TrainConfig, axes: Any) -> optax.GradientTransformation:
+def _muon(train: OptimizationConfig, axes: Any) -> optax.GradientTransformation:
     """Muon (Jordan et al. 2024): the momentum with all singular values near 1, orthogonalized
     separately for each layer and expert.
 

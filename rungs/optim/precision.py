@@ -3,13 +3,13 @@ underflowing."""
 
 import re
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from rungs.config.train_config import ComputeDtype, ComputeDtypeOrAuto, TrainConfig
+from rungs.config.optimization_config import ComputeDtype, ComputeDtypeOrAuto, OptimizationConfig
 from rungs.parallel.target_device import target
 
 AUTO: Literal["auto"] = "auto"
@@ -17,11 +17,12 @@ FIRST_SCALE = 2.0**16
 LARGEST_SCALE = 2.0**24
 STEPS_UNTIL_LARGER = 2000
 """Steps without an overflow after which the loss scale doubles, as in PyTorch's GradScaler."""
+T = TypeVar("T", bound=OptimizationConfig)
 _CPU_INFO = Path("/proc/cpuinfo")
 _BFLOAT16_FLAGS = r"\b(amx_bf16|avx512_bf16)\b"
 
 
-def resolve_compute_dtype(train: TrainConfig, recorded: ComputeDtypeOrAuto = AUTO) -> TrainConfig:
+def resolve_compute_dtype(train: T, recorded: ComputeDtypeOrAuto = AUTO) -> T:
     """Replace compute_dtype "auto" by a dtype.
 
     Args:
@@ -34,7 +35,7 @@ def resolve_compute_dtype(train: TrainConfig, recorded: ComputeDtypeOrAuto = AUT
     return train.model_copy(update={"compute_dtype": dtype})
 
 
-def dtype_of(train: TrainConfig) -> jnp.dtype:
+def dtype_of(train: OptimizationConfig) -> jnp.dtype:
     """Return the dtype of activations and matmuls."""
     return jnp.dtype(resolve_compute_dtype(train).compute_dtype)
 

@@ -2,10 +2,10 @@
 
 import optax
 
-from rungs.config.train_config import TrainConfig
+from rungs.config.optimization_config import OptimizationConfig
 
 
-def learning_rate_schedule(train: TrainConfig, total_steps: int) -> optax.Schedule:
+def learning_rate_schedule(train: OptimizationConfig, total_steps: int) -> optax.Schedule:
     """Return a linear warm-up to the peak, followed by the schedule that `train.json` names.
 
     Every schedule except "constant" reaches its final learning rate at step `total_steps`, one step
@@ -20,7 +20,7 @@ def learning_rate_schedule(train: TrainConfig, total_steps: int) -> optax.Schedu
 
 
 def _after_warmup(
-    train: TrainConfig, peak: float, end: float, steps: int, total_steps: int
+    train: OptimizationConfig, peak: float, end: float, steps: int, total_steps: int
 ) -> optax.Schedule:
     match train.schedule:
         case "cosine":

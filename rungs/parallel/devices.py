@@ -11,7 +11,8 @@ from jax.sharding import AbstractMesh, Mesh
 
 from rungs.config.cross_checks import indivisible_sequence
 from rungs.config.model_config import ModelConfig
-from rungs.config.train_config import ShardingConfig, TrainConfig, indivisible_microbatch
+from rungs.config.optimization_config import OptimizationConfig, indivisible_microbatch
+from rungs.config.sharding_config import ShardingConfig
 from rungs.parallel.mesh import create_mesh, size_along
 from rungs.parallel.names import CONTEXT, DATA
 from rungs.parallel.sharding import Layout
@@ -29,7 +30,7 @@ _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 def cpu_device_count(
-    train: TrainConfig, copy_bytes: int, recorded: ShardingConfig | None, processes: int = 1
+    train: OptimizationConfig, copy_bytes: int, recorded: ShardingConfig | None, processes: int = 1
 ) -> int:
     """Return how many virtual CPU devices each process uses.
 
@@ -71,7 +72,7 @@ def memory_bytes() -> float:
 
 
 def create_run_mesh(
-    train: TrainConfig, model: ModelConfig, recorded: ShardingConfig | None
+    train: OptimizationConfig, model: ModelConfig, recorded: ShardingConfig | None
 ) -> Mesh:
     """Return the mesh that a run trains on.
 
@@ -98,7 +99,7 @@ def create_run_mesh(
 
 
 def indivisible_batch(
-    model: ModelConfig, train: TrainConfig, mesh: Mesh | AbstractMesh
+    model: ModelConfig, train: OptimizationConfig, mesh: Mesh | AbstractMesh
 ) -> list[str]:
     """Return a line for each dimension of a microbatch that the mesh does not divide."""
     lines = (
@@ -108,7 +109,7 @@ def indivisible_batch(
     return [line for line in lines if line]
 
 
-def resolve_sharding(train: TrainConfig, available: int | None) -> ShardingConfig:
+def resolve_sharding(train: OptimizationConfig, available: int | None) -> ShardingConfig:
     """Return the sharding that a run has on a number of devices, with both sizes filled in.
 
     Args:
@@ -129,14 +130,14 @@ def resolve_sharding(train: TrainConfig, available: int | None) -> ShardingConfi
     return train.sharding.model_copy(update=sizes)
 
 
-def recorded_sharding(train: TrainConfig, mesh: Mesh) -> ShardingConfig:
+def recorded_sharding(train: OptimizationConfig, mesh: Mesh) -> ShardingConfig:
     """Return what a checkpoint records about the mesh."""
     first, last = mesh.shape.values()
     return ShardingConfig.of(train.sharding.mode if train.sharding else "dp", (first, last))
 
 
 def _recorded_data_size(
-    train: TrainConfig, available: int, recorded: ShardingConfig | None
+    train: OptimizationConfig, available: int, recorded: ShardingConfig | None
 ) -> int | None:
     """Return the devices along `data` that a checkpoint recorded, None if they are not there."""
     before = recorded.data if recorded and recorded.mode == "dp" else None
@@ -145,14 +146,14 @@ def _recorded_data_size(
     return None
 
 
-def _divisor(train: TrainConfig, most: int, processes: int = 1) -> int:
+def _divisor(train: OptimizationConfig, most: int, processes: int = 1) -> int:
     """Return the largest number of devices that divides the microbatch and is the same in each
     process; one if there is none."""
     counts = range(processes, most + 1, processes)
     return max((count for count in counts if train.microbatch_size % count == 0), default=1)
 
 
-def idle_devices(train: TrainConfig, used: int, available: int) -> str | None:
+def idle_devices(train: OptimizationConfig, used: int, available: int) -> str | None:
     """Return a line that says how many devices a run leaves idle and what would use them, if it
     does so without being told to."""
     if train.sharding is not None or used == available:
@@ -160,7 +161,7 @@ def idle_devices(train: TrainConfig, used: int, available: int) -> str | None:
     return f"{available - used} of {available} devices are idle: {_cause(train, used, available)}"
 
 
-def _cause(train: TrainConfig, used: int, available: int) -> str:
+def _cause(train: OptimizationConfig, used: int, available: int) -> str:
     size, in_step = train.microbatch_size, train.sequences_per_step
     if size % available == 0:
         return f"the last checkpoint used {used}; {_ALL} would use all"

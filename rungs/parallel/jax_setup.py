@@ -17,7 +17,8 @@ from typing import Any
 import jax
 import platformdirs
 
-from rungs.config.train_config import ShardingConfig, TrainConfig
+from rungs.config.optimization_config import OptimizationConfig
+from rungs.config.sharding_config import ShardingConfig
 from rungs.parallel import compiler_flags, gpu_memory
 from rungs.parallel.devices import cpu_device_count
 
@@ -31,7 +32,7 @@ log = logging.getLogger("rungs")
 
 
 def prepare(
-    train: TrainConfig,
+    train: OptimizationConfig,
     copy_bytes: int,
     recorded: ShardingConfig | None = None,
     processes: int = 1,
@@ -46,7 +47,7 @@ def prepare(
     enable_compilation_cache()
     keep_freed_memory()
     gpu_memory.set_share()
-    compiler_flags.set_gpu_flags(train.gradient_accumulation_steps)
+    compiler_flags.set_gpu_flags(train.microbatches_per_step)
     if train.deterministic:
         flags = os.environ.get("XLA_FLAGS", "")
         os.environ["XLA_FLAGS"] = f"{flags} --xla_gpu_deterministic_ops=true".strip()

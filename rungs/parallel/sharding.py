@@ -15,13 +15,7 @@ from jax import Array
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from rungs.config.model_config import ModelConfig
-from rungs.config.train_config import (
-    Mode,
-    ShardingConfig,
-    indivisible,
-    mesh_axes,
-    mode_problem,
-)
+from rungs.config.sharding_config import Mode, ShardingConfig, indivisible, mesh_axes, mode_problem
 from rungs.parallel import target_device
 from rungs.parallel.mesh import one_device, size_along
 from rungs.parallel.names import DATA, TENSOR, TOKEN_AXES, VOCABULARY

@@ -15,8 +15,9 @@ from flax import nnx
 from jax.sharding import AbstractMesh
 
 from rungs.config.model_config import ModelConfig
+from rungs.config.optimization_config import Remat
 from rungs.config.run_config import RunConfig
-from rungs.config.train_config import Remat, ShardingConfig
+from rungs.config.sharding_config import ShardingConfig
 from rungs.model.remat import RECOMPUTED
 from rungs.optim.precision import dtype_of
 from rungs.parallel.mesh import size_along

@@ -9,7 +9,8 @@ from rungs.checkpointing.retention import most_needed
 from rungs.common import disk
 from rungs.common.disk import folder_bytes
 from rungs.config.run_config import RunConfig
-from rungs.config.train_config import ShardingConfig, TrainConfig
+from rungs.config.sharding_config import ShardingConfig
+from rungs.config.train_config import TrainConfig
 from rungs.parallel import target_device
 from rungs.planning.communication import abstract_layout
 from rungs.planning.memory import Dtypes, as_stored, format_bytes

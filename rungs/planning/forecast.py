@@ -12,7 +12,8 @@ from rungs.checkpointing.start_from import starting_dtypes
 from rungs.common.errors import UserError
 from rungs.common.paths import is_there
 from rungs.config.run_config import MODEL_FILE, TRAIN_FILE, RunConfig
-from rungs.config.train_config import ShardingConfig, TrainConfig
+from rungs.config.sharding_config import ShardingConfig
+from rungs.config.train_config import TrainConfig
 from rungs.data.catalog import dataset_folder
 from rungs.data.dataset import TRAIN, Dataset, split_file
 from rungs.data.loader import TrainingData

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh
 
+from rungs.config.optimization_config import Remat
 from rungs.config.run_config import RunConfig
-from rungs.config.train_config import Remat
 from rungs.model.gpt import GPT
 from rungs.optim.multi_steps import MultiSteps
 from rungs.parallel import target_device

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from rungs.config.model_config import ModelConfig
-from rungs.config.train_config import LoraConfig, Mode, ShardingConfig, mesh_axes
+from rungs.config.optimization_config import LoraConfig
+from rungs.config.sharding_config import Mode, ShardingConfig, mesh_axes
 from rungs.parallel.names import dotted
 from rungs.parallel.sharding import MESH_AXES, as_tuple
 from rungs.planning.communication import abstract_layout, padded_shape

@@ -14,7 +14,8 @@ from jax.sharding import Mesh
 
 from rungs.common.errors import RunFailure
 from rungs.config.run_config import RunConfig
-from rungs.config.train_config import ShardingConfig, TrainConfig
+from rungs.config.sharding_config import ShardingConfig
+from rungs.config.train_config import TrainConfig
 from rungs.model.remat import settings_from
 from rungs.parallel.devices import memory_bytes
 from rungs.parallel.gpu_memory import share_advice

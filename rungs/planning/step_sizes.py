@@ -10,8 +10,8 @@ from typing import NamedTuple
 import jax
 from jax.sharding import Mesh, NamedSharding
 
+from rungs.config.optimization_config import Remat
 from rungs.config.run_config import RunConfig
-from rungs.config.train_config import Remat
 from rungs.model.kernels import grouped_matmul
 from rungs.model.kernels.cross_entropy import chunk_tokens
 from rungs.model.remat import RECOMPUTED

@@ -14,7 +14,7 @@ from rungs.common.atomic_folder import create_folder
 from rungs.common.errors import UserError
 from rungs.common.paths import is_there
 from rungs.config import run_config
-from rungs.config.run_config import FILE_TYPES, MODEL_FILE, TRAIN_FILE
+from rungs.config.run_config import FILE_TYPES
 from rungs.run.folder import RUNS, find_run
 
 
@@ -38,7 +38,7 @@ class NewRun:
             UserError: a change is wrong, or `folder` already exists with other contents.
         """
         texts = _changed_files(origin, folder, changes)
-        run_config.check_texts(folder, texts[MODEL_FILE], texts[TRAIN_FILE])
+        run_config.check_texts(folder, texts)
         if is_there(folder) and any(
             strict_json.read_text(folder / name) != text for name, text in texts.items()
         ):
@@ -101,14 +101,15 @@ def _parse_settings(settings: Sequence[str]) -> dict[str, Any]:
 
 
 def _changed_files(origin: Path, target: Path, changes: Mapping[str, Any]) -> dict[str, str]:
-    run_config.load_run(origin)
-    contents = {name: json.loads(strict_json.read_text(origin / name)) for name in FILE_TYPES}
+    run_config.load_any_run(origin)
+    model_file, train_file = files = run_config.config_files(origin)
+    contents = {name: json.loads(strict_json.read_text(origin / name)) for name in files}
     for key, value in changes.items():
-        in_model = key in FILE_TYPES[MODEL_FILE].model_fields
-        contents[MODEL_FILE if in_model else TRAIN_FILE][key] = value
+        in_model = key in FILE_TYPES[model_file].model_fields
+        contents[model_file if in_model else train_file][key] = value
     for content in contents.values():
         schema = content.get("$schema")
         if isinstance(schema, str) and schema and "://" not in schema:
             content["$schema"] = Path(os.path.relpath(origin / schema, target)).as_posix()
-    contents[TRAIN_FILE]["lineage"] = {"like": origin.as_posix(), "set": dict(changes)}
+    contents[train_file]["lineage"] = {"like": origin.as_posix(), "set": dict(changes)}
     return {name: json.dumps(content, indent=2) + "\n" for name, content in contents.items()}

@@ -57,6 +57,16 @@ class RunFolder:
         return self.path / "capsules"
 
     @property
+    def rollouts(self) -> Path:
+        """Texts sampled by reinforcement learning."""
+        return self.path / "rollouts"
+
+    @property
+    def samples(self) -> Path:
+        """What reinforcement learning made of a few prompts."""
+        return self.path / "samples.md"
+
+    @property
     def charts(self) -> list[Path]:
         return sorted(self.path.glob("*-chart.png"))
 

@@ -1,4 +1,7 @@
-"""`metrics.jsonl`: one line per global step, each step exactly once, also after a crash."""
+"""`metrics.jsonl`: one line per global step, each step exactly once, also after a crash.
+
+Training writes `StepMetrics`, reinforcement learning `PolicyMetrics` of `policy_metrics.py`.
+"""
 
 import contextlib
 import dataclasses
@@ -7,10 +10,11 @@ import logging
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Generic, Literal, Self
 
 from pydantic import Field, GetPydanticSchema, TypeAdapter
 from pydantic_core import core_schema
+from typing_extensions import TypeVar
 
 from rungs.common import disk
 from rungs.common.errors import RunFailure
@@ -31,15 +35,20 @@ Figure = Annotated[
 
 
 @dataclasses.dataclass(frozen=True)
-class StepMetrics:
-    """The metrics of one global step. Numbers that are not finite are written as null."""
+class StepRecord:
+    """What the metrics of every global step have. Numbers that are not finite are written as
+    null."""
+
+    VARYING: ClassVar[frozenset[str]] = frozenset({"step_seconds", "tokens_per_second", "resumed"})
+    """The fields that differ from start to start of the same run."""
 
     global_step: Count
     """Counted from 0."""
     tokens_seen: Count
     """Training tokens up to and including this step."""
     train_loss: float | None
-    """Mean cross-entropy over the step's finite microbatches, in nats per counted target."""
+    """What the step minimized, over its finite microbatches. In training the mean cross-entropy, in
+    nats per counted target."""
     learning_rate: float | None
     gradient_norm: float | None
     """Global norm of the accumulated gradient, before clipping."""
@@ -49,6 +58,31 @@ class StepMetrics:
     step_seconds: Figure
     """Time from the end of the previous step to the end of this one, stalls included."""
     tokens_per_second: Figure
+    loss_scale: Figure | None = None
+    """float16: the factor on the loss. A microbatch whose gradients overflow with it is left out
+    and not counted as dropped; the next step uses half of it."""
+    resumed: bool | None = None
+    """Whether training was resumed at this step."""
+
+    @property
+    def reproducible(self) -> dict[str, Any]:
+        """The fields that are bit-equal whether or not the run is stopped and resumed."""
+        return {key: value for key, value in vars(self).items() if key not in self.VARYING}
+
+    def as_line(self) -> str:
+        """Return the step's line in the file. Optional fields that it does not have are left
+        out."""
+        values = {key: _finite(value) for key, value in dataclasses.asdict(self).items()}
+        for field in dataclasses.fields(self):
+            if field.default is None and values[field.name] is None:
+                del values[field.name]
+        return json.dumps(values) + "\n"
+
+
+@dataclasses.dataclass(frozen=True)
+class StepMetrics(StepRecord):
+    """The metrics of one global step of training."""
+
     validation_loss: float | None = None
     """Mean cross-entropy on the validation tokens, for steps with a validation."""
     load_balancing_loss: float | None = None
@@ -57,66 +91,45 @@ class StepMetrics:
     """Mixture of experts: tokens that were routed to each expert of each layer."""
     spike: Spike | None = None
     """A loss far above the recent ones (`loss_spikes.py`): whether the update was left out."""
-    loss_scale: Figure | None = None
-    """float16: the factor on the loss. A microbatch whose gradients overflow with it is left out
-    and not counted as dropped; the next step uses half of it."""
     validation_data: str | None = None
     """What `validation_loss` was measured on: number of tokens, the first one, sha256 of files."""
-    resumed: bool | None = None
-    """Whether training was resumed at this step."""
-
-    @property
-    def reproducible(self) -> dict[str, Any]:
-        """The fields that are bit-equal whether or not the run is stopped and resumed."""
-        varying = {"step_seconds", "tokens_per_second", "resumed"}
-        return {key: value for key, value in vars(self).items() if key not in varying}
-
-    def as_line(self) -> str:
-        """Return the step's line in the file. Optional fields that it does not have are left
-        out."""
-        values = {key: _finite(value) for key, value in dataclasses.asdict(self).items()}
-        for key in _OPTIONAL_FIELDS:
-            if values[key] is None:
-                del values[key]
-        return json.dumps(values) + "\n"
 
 
-_OPTIONAL_FIELDS = [
-    field.name for field in dataclasses.fields(StepMetrics) if field.default is None
-]
-_STEP = TypeAdapter(StepMetrics)
+R = TypeVar("R", bound=StepRecord, default=StepMetrics)
 
 
 def read(path: Path) -> list[StepMetrics]:
-    """Return the steps recorded in the file, in order. Damaged lines, and fields that only another
-    version of Rungs knows, are left out."""
-    return list(stream(path))
+    """Return the steps of training recorded in the file; see `stream`."""
+    return list(stream(path, StepMetrics))
 
 
-def stream(path: Path) -> Iterator[StepMetrics]:
-    """Yield what `read` returns, one step at a time: a million steps take a gigabyte."""
+def stream(path: Path, kind: type[R]) -> Iterator[R]:
+    """Yield the steps recorded in the file, in order: a million of them take a gigabyte. Damaged
+    lines, and fields that only another version of Rungs knows, are left out."""
     if not is_file(path):
         return
+    validator = TypeAdapter(kind).validator
     with path.open("rb") as lines:
         for line in lines:
             try:
-                step = _STEP.validator.validate_json(line)
+                step = validator.validate_json(line)
             except ValueError:
                 continue
             yield step
 
 
-class MetricsLog:
+class MetricsLog(Generic[R]):
     """The file, opened for appending. Steps after `last_step` are removed first."""
 
-    def __init__(self, path: Path, last_step: int) -> None:
-        kept = [step for step in read(path) if step.global_step <= last_step]
+    def __init__(self, path: Path, last_step: int, kind: type[R]) -> None:
+        self._kind = kind
+        kept = [step for step in stream(path, kind) if step.global_step <= last_step]
         if (missing := last_step + 1 - len(kept)) > 0:
             log.warning("%s: the metrics of %d earlier steps are missing", path, missing)
         self._path = path
         self._begin(kept)
 
-    def append(self, step: StepMetrics) -> None:
+    def append(self, step: R) -> None:
         """Add a step. When this returns, the line survives the end of the process.
 
         Raises:
@@ -127,17 +140,17 @@ class MetricsLog:
             self._add(line)
             self._check_file()
 
-    def replace_last(self, step: StepMetrics) -> None:
+    def replace_last(self, step: R) -> None:
         """Replace the last step; raises RunFailure."""
         self._file.close()
-        self._begin([*read(self._path)[:-1], step])
+        self._begin([*list(stream(self._path, self._kind))[:-1], step])
 
     def sync(self) -> None:
         """Wait until all lines added so far are on disk for good; raises RunFailure."""
         with disk.writing(self._path, "the metrics so far", self._bytes):
             disk.flush(self._file)
 
-    def _begin(self, steps: list[StepMetrics]) -> None:
+    def _begin(self, steps: list[R]) -> None:
         """Write exactly these steps to the file, or leave it unchanged; then open it for
         appending."""
         content = "".join(step.as_line() for step in steps).encode()
@@ -197,14 +210,14 @@ def _replace(path: Path, content: bytes) -> None:
     disk.sync_to_disk(path.parent)
 
 
-class NullMetricsLog(MetricsLog):
+class NullMetricsLog(MetricsLog[R]):
     """Writes nothing: the first process of a run writes the metrics for all."""
 
     def __init__(self) -> None: ...
 
-    def append(self, step: StepMetrics) -> None: ...
+    def append(self, step: R) -> None: ...
 
-    def replace_last(self, step: StepMetrics) -> None: ...
+    def replace_last(self, step: R) -> None: ...
 
     def sync(self) -> None: ...
 

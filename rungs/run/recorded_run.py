@@ -49,7 +49,7 @@ class RecordedRun:
         """
         config = run_config.load_run(run_folder)
         notable: list[metrics.StepMetrics] = []
-        steps = metrics.stream(run_folder / metrics.METRICS_FILE)
+        steps = metrics.stream(run_folder / metrics.METRICS_FILE, metrics.StepMetrics)
         steps = _pick_notable(steps, config.train.checkpoint_interval, notable)
         return cls(name or run_folder.resolve().name, config, _table(steps), notable)
 

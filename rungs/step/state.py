@@ -10,8 +10,8 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rungs.config.model_config import ModelConfig
-from rungs.config.run_config import RunConfig
-from rungs.config.train_config import LoraConfig
+from rungs.config.optimization_config import LoraConfig
+from rungs.config.run_config import AnyRunConfig
 from rungs.model.gpt import GPT
 from rungs.model.lora import LOW_RANK_NAMES, add_lora
 from rungs.optim.multi_steps import MultiSteps
@@ -28,7 +28,7 @@ numbers."""
 
 
 def create_model_and_optimizer(
-    config: RunConfig, total_steps: int, mesh: Mesh | None = None, weights: Arrays | None = None
+    config: AnyRunConfig, total_steps: int, mesh: Mesh | None = None, weights: Arrays | None = None
 ) -> tuple[GPT, MultiSteps]:
     """Return a model and a new optimizer, with each array created on its devices.
 
@@ -55,6 +55,25 @@ def create_model_and_optimizer(
     return nnx.jit(create, donate_argnums=0)(weights or {})
 
 
+def create_model(config: AnyRunConfig, mesh: Mesh, weights: Arrays) -> GPT:
+    """Return a model without an optimizer, with each array on its devices.
+
+    Args:
+        weights: all parameters, by dotted name; their memory is reused.
+    """
+    layout = Layout.of(config.train.sharding, mesh)
+
+    def create(weights: Arrays) -> GPT:
+        model = build_model(config.model, None, jax.random.key(0))
+        _pad_vocabulary(model, layout.padded_vocab_size(config.model.vocab_size))
+        _fill(model, weights)
+        constrain(layout, model)
+        return model
+
+    model: GPT = nnx.jit(create, donate_argnums=0)(weights)
+    return model
+
+
 class AbstractState:
     """The shapes, dtypes and shardings of a run's model and optimizer, by dotted name.
 
@@ -69,7 +88,7 @@ class AbstractState:
         ValueError: the mesh does not fit the mode.
     """
 
-    def __init__(self, config: RunConfig, total_steps: int, mesh: Mesh | None = None) -> None:
+    def __init__(self, config: AnyRunConfig, total_steps: int, mesh: Mesh | None = None) -> None:
         layout = Layout.of(config.train.sharding, mesh)
         build = functools.partial(_build, config, total_steps, layout)
         self._model, self._optimizer = nnx.eval_shape(build)
@@ -109,7 +128,7 @@ def shapes_of(config: ModelConfig, lora: LoraConfig | None = None) -> Shapes:
     return _shapes(abstract_model(config, lora), config.vocab_size)
 
 
-def copy_bytes(config: RunConfig) -> int:
+def copy_bytes(config: AnyRunConfig) -> int:
     """Return the bytes in float32 of a run's weights and, of those that it trains, two moments and
     gradients. Starts no backend of JAX."""
     lora = config.train.lora
@@ -163,7 +182,7 @@ def _host_copy(variable: nnx.Variable, vocab_size: int) -> np.ndarray:
     return copy.take(range(vocab_size), axis)
 
 
-def _build(config: RunConfig, total_steps: int, layout: Layout) -> tuple[GPT, MultiSteps]:
+def _build(config: AnyRunConfig, total_steps: int, layout: Layout) -> tuple[GPT, MultiSteps]:
     model = build_model(config.model, config.train.lora, jax.random.key(config.train.seed))
     _pad_vocabulary(model, layout.padded_vocab_size(config.model.vocab_size))
     return model, MultiSteps(model, config.train, total_steps)

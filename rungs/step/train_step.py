@@ -1,11 +1,10 @@
-"""The compiled global step.
+"""The compiled global step of training: gradients of the cross-entropy, then one update.
 
-Inside `jax.shard_map`, each device computes gradients of its part of the batch with its part of the
-weights; `parallel/collectives.py` has the communication between devices. The optimizer then updates
-global arrays, and the compiler partitions that.
+The optimizer updates global arrays, and the compiler partitions that.
 Axes as in `model/gpt.py`, and A for the microbatches of one global step.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -14,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax import Array
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh
 
 from rungs.config.train_config import TrainConfig
 from rungs.model.blocks import Compute
@@ -25,10 +24,10 @@ from rungs.optim.multi_steps import MultiSteps, Update
 from rungs.optim.precision import dtype_of
 from rungs.parallel import collectives
 from rungs.parallel.fsdp import WeightGatherer
-from rungs.parallel.gradient_sum import GradientSum
-from rungs.parallel.names import DATA, TOKEN_AXES
+from rungs.parallel.names import TOKEN_AXES
 from rungs.parallel.sharding import Layout, constrain
-from rungs.step.nonfinite import ALL_FINITE, GRADIENT_NORM, first_nonfinite
+from rungs.step.gradients import summed_gradients
+from rungs.step.nonfinite import ALL_FINITE, GRADIENT_NORM
 
 
 class StepResult(NamedTuple):
@@ -194,93 +193,17 @@ def gradients(
     key: Array,
     scale: Array | None = None,
 ) -> tuple[nnx.State, MicrobatchAux, Array]:
-    """Return the sum of the finite microbatches' gradients (anything if none is finite) in the
-    layout for updates, the aux of each microbatch, and `first_nonfinite_A`.
-
-    Each device accumulates gradients of its own part of the batch; at the end those of all devices
-    are added up (`GradientSum`). Gradients of sharded parameters are reduce-scattered in each
-    microbatch instead, because accumulating whole gradients would take the memory that sharding
-    saves.
-
-    Args:
-        wrt: the kind of variables to differentiate.
-        key: of the step's dropout.
-        scale: loss scale; the gradients are divided by it again.
-    """
-    graph, *states = nnx.split(model, wrt, ...)
-    trained, frozen = states
-    gradient_sum = GradientSum(layout, trained, microbatches=len(inputs_ABS))
-    split_axes = layout.sharded_axes(frozen) | gradient_sum.gathered
-    gatherer = WeightGatherer(split_axes, dtype_of(train))
-    batch, replicated = layout.batch_spec(3), PartitionSpec()
-
-    def on_each_device(
-        trained: nnx.State, frozen: nnx.State, scale: Array | None, *step: Array
-    ) -> tuple[nnx.State, MicrobatchAux, Array]:
-        def objective_of(sources: nnx.State, *microbatch: Array) -> tuple[Array, MicrobatchAux]:
-            weights = gradient_sum.weights(sources, trained)
-            # Copy: frozen parameters belong to the outer trace and cannot be changed here.
-            model = nnx.merge(graph, weights, frozen, copy=True)
-            loss, aux = objective(train, gatherer, model, *microbatch)
-            return loss if scale is None else loss * scale, aux
-
-        sources = gradient_sum.sources(trained)
-        own, aux, first_nonfinite_A = accumulate_gradients(objective_of, sources, *step)
-        total = gradient_sum.of(own)
-        if scale is not None:
-            total = jax.tree.map(lambda g: g / scale, total)
-        return total, aux, first_nonfinite_A
-
-    sharded_gradients = jax.shard_map(
-        on_each_device,
-        mesh=layout.mesh,
-        in_specs=(*map(layout.specs, states), replicated, batch, batch, replicated),
-        out_specs=(layout.for_updates.specs(trained), replicated, replicated),
+    """Return what `summed_gradients` does, for `objective`."""
+    return summed_gradients(
+        functools.partial(objective, train),
+        dtype_of(train),
+        layout,
+        model,
+        wrt,
+        (inputs_ABS, targets_ABS),
+        key,
+        scale,
     )
-    return sharded_gradients(trained, frozen, scale, inputs_ABS, targets_ABS, key)
-
-
-def accumulate_gradients(
-    objective_of: Callable[..., tuple[Array, MicrobatchAux]],
-    trained: nnx.State,
-    inputs_ABS: Array,
-    targets_ABS: Array,
-    key: Array,
-) -> tuple[nnx.State, MicrobatchAux, Array]:
-    """Return this device's gradients, summed over microbatches, with each microbatch's aux and
-    first non-finite array.
-
-    A microbatch whose loss or gradient is not finite, on any device, is left out. A single
-    microbatch needs no memory for a sum; its gradient is returned as it is.
-    """
-    count, rows, _ = inputs_ABS.shape
-    first_row = collectives.axis_index(DATA) * rows
-
-    def gradient_of(
-        inputs_BS: Array, targets_BS: Array, index: Array | int
-    ) -> tuple[nnx.State, tuple[MicrobatchAux, Array]]:
-        sequences_B = index * rows * collectives.axis_size(DATA) + first_row + jnp.arange(rows)
-        (_, aux), gradient = jax.value_and_grad(objective_of, has_aux=True)(
-            trained, inputs_BS, targets_BS, sequences_B, key
-        )
-        return gradient, (aux, collectives.pmin(first_nonfinite((aux.losses_A, gradient))))
-
-    def add(
-        total: nnx.State, batch: tuple[Array, Array, Array]
-    ) -> tuple[nnx.State, tuple[MicrobatchAux, Array]]:
-        gradient, (aux, nonfinite_index) = gradient_of(*batch)
-        is_finite = nonfinite_index == ALL_FINITE
-        total = jax.tree.map(lambda t, g: t + jnp.where(is_finite, g, 0), total, gradient)
-        return total, (aux, nonfinite_index)
-
-    if count == 1:
-        total, results = gradient_of(inputs_ABS[0], targets_ABS[0], 0)
-        aux, first_nonfinite_A = jax.tree.map(lambda a: a[None], results)
-    else:
-        zeros = jax.tree.map(jnp.zeros_like, trained)
-        batches = inputs_ABS, targets_ABS, jnp.arange(count)
-        total, (aux, first_nonfinite_A) = jax.lax.scan(add, zeros, batches)
-    return total, aux, first_nonfinite_A
 
 
 def objective(

@@ -23,7 +23,8 @@ from rungs.common.disk import link_or_copy
 from rungs.common.errors import RunFailure, UserError
 from rungs.common.strict_json import StrictModel, read_text
 from rungs.config.run_config import RunConfig
-from rungs.config.train_config import ShardingConfig
+from rungs.config.sharding_config import ShardingConfig
+from rungs.config.train_config import TrainConfig
 from rungs.data.loader import Batch, TrainingData
 from rungs.parallel import processes
 from rungs.run.folder import RunFolder
@@ -151,8 +152,10 @@ def open_failed_step(run: RunFolder, name: str) -> FailedStep:
         checkpoint = read_checkpoint(folder / CHECKPOINT_FOLDER)
         if damage := checkpoint.damage():
             raise UserError(f"{checkpoint.folder}: damaged ({', '.join(damage)})")
-    config, batch = run_config(meta.model, meta.train), _read_batch(folder / BATCH_FILE)
-    return FailedStep(folder, meta, config, batch, checkpoint)
+    model, train = run_config(meta.model, meta.train)
+    assert isinstance(train, TrainConfig)
+    batch = _read_batch(folder / BATCH_FILE)
+    return FailedStep(folder, meta, RunConfig(model, train), batch, checkpoint)
 
 
 def _saved_in(folder: Path) -> list[Path]:

@@ -2,8 +2,8 @@
 steady interval."""
 
 import logging
-from collections.abc import Sequence
-from typing import Self
+from collections.abc import Callable, Sequence
+from typing import Generic, Self
 
 from tqdm import tqdm
 
@@ -11,22 +11,28 @@ from rungs.common import run_log
 from rungs.common.run_log import SECONDS_BETWEEN_LINES, TERMINAL
 from rungs.common.text_table import format_duration
 from rungs.parallel.processes import is_first_process
-from rungs.run.metrics import StepMetrics
+from rungs.run.metrics import R, StepMetrics, StepRecord
 
 log = logging.getLogger("rungs")
 
 
-class Progress:
+class Progress(Generic[R]):
     """Shows the steps of a start.
 
     Args:
         steps: from the first to the last one.
+        headline: from one or several steps to what matters most about them, by name.
         peak_tokens_per_second: what the devices could do at their peak FLOPS, if that is known.
     """
 
-    def __init__(self, steps: range, peak_tokens_per_second: float | None) -> None:
-        self._steps, self._peak = steps, peak_tokens_per_second
-        self._unshown: list[StepMetrics] = []
+    def __init__(
+        self,
+        steps: range,
+        headline: Callable[[Sequence[R]], dict[str, str]],
+        peak_tokens_per_second: float | None = None,
+    ) -> None:
+        self._steps, self._headline, self._peak = steps, headline, peak_tokens_per_second
+        self._unshown: list[R] = []
         self._has_bar = TERMINAL.shows_bars
         self._bar = tqdm(
             file=TERMINAL,
@@ -43,7 +49,7 @@ class Progress:
     def __exit__(self, *_: object) -> None:
         self._bar.close()
 
-    def show(self, metrics: StepMetrics) -> None:
+    def show(self, metrics: R) -> None:
         """Show the next step."""
         self._bar.set_postfix(self._postfix(metrics), refresh=False)
         self._bar.update()
@@ -59,30 +65,23 @@ class Progress:
         else:
             log.info("%s", line)
 
-    def _postfix(self, metrics: StepMetrics) -> dict[str, str]:
-        postfix = {"loss": _format_loss([metrics]), "lr": f"{metrics.learning_rate:.2e}"}
-        if metrics.validation_loss is not None:
-            postfix["validation"] = f"{metrics.validation_loss:.4f}"
+    def _postfix(self, metrics: R) -> dict[str, str]:
+        postfix = {**self._headline([metrics]), "lr": f"{metrics.learning_rate:.2e}"}
         postfix["tok/s"] = f"{metrics.tokens_per_second:,.0f}"
         if self._peak is not None:
             postfix["MFU"] = f"{metrics.tokens_per_second / self._peak:.0%}"
         return postfix
 
     def _line(self, has_speed: bool) -> str:
-        """Return the steps since the previous line as one: the last one's number, learning rate and
-        gradient norm, and the means of the rest."""
+        """Return the steps since the previous line as one: what matters most about them, the last
+        one's number, learning rate and gradient norm, and the mean speed."""
         last = self._unshown[-1]
         return f"step {last.global_step:,} of {self._steps.stop:,}: " + ", ".join(
             [
-                f"loss {_format_loss(self._unshown)}",
+                *(f"{name} {text}" for name, text in self._headline(self._unshown).items()),
                 f"learning rate {last.learning_rate:.2e}",
                 f"gradient norm {last.gradient_norm:.3g}",
                 *(self._speed() if has_speed else ()),
-                *(
-                    f"validation loss {step.validation_loss:.4f}"
-                    for step in self._unshown
-                    if step.validation_loss is not None
-                ),
             ]
         )
 
@@ -95,11 +94,16 @@ class Progress:
         return [f"{rate:,.0f} tokens/s", *mfu, f"{left} left"]
 
 
-def _seconds(steps: Sequence[StepMetrics]) -> float:
+def _seconds(steps: Sequence[StepRecord]) -> float:
     return sum(step.step_seconds for step in steps)
 
 
-def _format_loss(steps: Sequence[StepMetrics]) -> str:
-    """Return the mean loss of the steps that have one."""
-    losses = [step.train_loss for step in steps if step.train_loss is not None]
-    return f"{sum(losses) / len(losses):.4f}" if losses else "none"
+def losses(steps: Sequence[StepMetrics]) -> dict[str, str]:
+    """Return the headline of training: the mean loss of the steps that have one, and the last
+    validation loss."""
+    finite = [step.train_loss for step in steps if step.train_loss is not None]
+    shown = {"loss": f"{sum(finite) / len(finite):.4f}" if finite else "none"}
+    for step in steps:
+        if step.validation_loss is not None:
+            shown["validation loss"] = f"{step.validation_loss:.4f}"
+    return shown

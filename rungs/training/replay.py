@@ -40,7 +40,7 @@ from rungs.step.nonfinite import checked_names, describe_first, finite_flags, no
 from rungs.step.state import AbstractState, copy_bytes, named_arrays
 from rungs.step.train_step import StepResult, dropout_key, make_train_step
 from rungs.training.failed_step import FailedStep, open_failed_step
-from rungs.training.start import model_and_optimizer
+from rungs.training.preparation import model_and_optimizer
 
 OnOutput = Callable[[str, Array], None]
 """Called with the name of a module and its output."""

@@ -22,7 +22,9 @@ from rungs.checkpointing.links import BEST, LATEST
 from rungs.checkpointing.manifest import META_FILE, Checkpoint, CheckpointMeta
 from rungs.common.errors import UserError
 from rungs.config import run_config
-from rungs.config.run_config import MODEL_FILE, TRAIN_FILE, RunConfig
+from rungs.config.optimization_config import OptimizationConfig
+from rungs.config.reinforce_config import ReinforceConfig
+from rungs.config.run_config import MODEL_FILE, TRAIN_FILE, AnyRunConfig, RunConfig
 from rungs.config.train_config import TrainConfig
 from rungs.data.loader import TrainingData
 from rungs.run.folder import RunFolder, StartOptions
@@ -47,28 +49,33 @@ def checkpoint_to_resume(run: RunFolder, start: StartOptions) -> Checkpoint | No
     return named
 
 
-def refuse_changes(saved: CheckpointMeta, now: RunConfig, run: RunFolder, extend: bool) -> None:
+def refuse_changes(saved: CheckpointMeta, now: AnyRunConfig, run: RunFolder, extend: bool) -> None:
     """Refuse to resume a run with other mathematics or another order of the data.
 
     Args:
         saved: the checkpoint to resume from.
         now: the configs of this start.
         run: the run folder, for messages.
-        extend: whether more tokens or epochs are allowed.
+        extend: whether more tokens, epochs or steps are allowed.
 
     Raises:
         UserError: with a line for each key that must not change, its old and its new value.
     """
     before = saved.run_config()
+    if before.train_file != now.train_file:
+        raise UserError(
+            f"{run.path / now.train_file}: the checkpoints here were trained with"
+            f" {before.train_file}; move it to another folder, or start over with --fresh"
+        )
     extendable = _extendable_keys(before.train, now.train)
-    allowed = TrainConfig.MAY_CHANGE | _microbatch_keys(before, now)
+    allowed = now.train.MAY_CHANGE | _microbatch_keys(before, now)
     if extend:
         allowed |= extendable
     changes = {
         f"{run.path / MODEL_FILE}: {key}": values
         for key, values in run_config.differences(before.model, now.model).items()
     } | {
-        f"{run.path / TRAIN_FILE}: {key}": values
+        f"{run.path / now.train_file}: {key}": values
         for key, values in run_config.differences(before.train, now.train).items()
         if key not in allowed
     }
@@ -97,8 +104,8 @@ def move_aside(run: RunFolder, saved: Checkpoint | None) -> Path | None:
     """Move checkpoints that this start leaves behind into a new folder under `aside/`.
 
     These are the checkpoints after `saved` (all if it is None) and those that cannot be read.
-    Metrics, log and charts are copied along. A fresh start also moves failed steps, and removes
-    metrics, log and charts from the run.
+    Metrics, log, charts and sampled texts are copied along. A fresh start also moves failed steps,
+    and removes metrics, log, charts and sampled texts from the run.
 
     After a crash half-way, the run resumes from the newest checkpoint that is still in place. If
     there is none, the metrics still tell the next start that there is more to move.
@@ -115,7 +122,8 @@ def move_aside(run: RunFolder, saved: Checkpoint | None) -> Path | None:
         for c in list_checkpoints(run.checkpoints)
         if saved is None or c.order > saved.order
     ] + unreadable_checkpoints(run.checkpoints)
-    records = [path for path in (run.metrics, run.log, *run.charts) if path.exists()]
+    files = [run.metrics, run.log, *run.charts, run.samples, run.rollouts]
+    records = [path for path in files if path.exists()]
     if not later and not (saved is None and run.metrics.exists()):
         return None
     if saved is None:
@@ -128,7 +136,7 @@ def move_aside(run: RunFolder, saved: Checkpoint | None) -> Path | None:
             if folder.exists():
                 folder.rename(aside / folder.name)
         for path in reversed(records):  # metrics last, see above
-            path.unlink()
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
     return aside
 
 
@@ -141,7 +149,8 @@ def _create_aside(run: RunFolder, records: list[Path]) -> Path:
     try:
         (unfinished / "checkpoints").mkdir(parents=True)
         for path in records:
-            shutil.copy2(path, unfinished / path.name)
+            copy = shutil.copytree if path.is_dir() else shutil.copy2
+            copy(path, unfinished / path.name)
     except OSError:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise
@@ -177,7 +186,7 @@ def _find_by_name(run: RunFolder, name: str) -> Checkpoint:
     raise UserError(f"--from {name}: no such checkpoint in {run.path}; there are {names}")
 
 
-def _microbatch_keys(before: RunConfig, now: RunConfig) -> set[str]:
+def _microbatch_keys(before: AnyRunConfig, now: AnyRunConfig) -> set[str]:
     """Return the keys that split a step into microbatches, if changing them keeps its result.
 
     The step must have the same sequences, and no experts: their load-balancing loss is computed
@@ -188,23 +197,33 @@ def _microbatch_keys(before: RunConfig, now: RunConfig) -> set[str]:
     return keys if is_same and not now.model.n_experts else set()
 
 
-def _extendable_keys(before: TrainConfig, now: TrainConfig) -> set[str]:
+def _extendable_keys(before: OptimizationConfig, now: OptimizationConfig) -> set[str]:
     """Return the keys that `--extend` may change: those that only add steps after the old ones.
 
     More epochs always do. More tokens do so only in a single epoch in file order; otherwise they
     change the order of steps that were already taken.
     """
+    if isinstance(before, ReinforceConfig) and isinstance(now, ReinforceConfig):
+        return {"steps"} if now.steps > before.steps else set()
+    assert isinstance(before, TrainConfig)
+    assert isinstance(now, TrainConfig)
     longer = {"epochs"} if now.epochs > before.epochs else set()
     in_order = before.epochs == now.epochs == 1 and not now.shuffle
     more = now.min_train_tokens == -1 or now.min_train_tokens > before.min_train_tokens > 0
     return longer | ({"min_train_tokens"} if in_order and more else set())
 
 
-def _hint(key: str, extendable: set[str], before: TrainConfig, now: TrainConfig) -> str:
+def _hint(
+    key: str, extendable: set[str], before: OptimizationConfig, now: OptimizationConfig
+) -> str:
     """Return what to do about a key that was changed."""
     if key in extendable:
         return "add --extend to train longer, or change it back"
+    if isinstance(before, ReinforceConfig) and key == "steps":
+        return f"change it back; to train longer, set more than {before.steps} and add --extend"
     if key in ("epochs", "min_train_tokens"):
+        assert isinstance(before, TrainConfig)
+        assert isinstance(now, TrainConfig)
         epochs = max(before.epochs + 1, now.epochs)
         return f"change it back; to train longer, set epochs to {epochs} and add --extend"
     return "change it back"

@@ -10,7 +10,8 @@ from jax.sharding import Mesh
 from rungs.checkpointing.manifest import Checkpoint
 from rungs.checkpointing.weights_file import Weights
 from rungs.config.run_config import RunConfig
-from rungs.config.train_config import ShardingConfig, TrainConfig
+from rungs.config.sharding_config import ShardingConfig
+from rungs.config.train_config import TrainConfig
 from rungs.config.unused_keys import unused_keys
 from rungs.data.loader import TrainingData
 from rungs.model.gpt import GPT
@@ -53,7 +54,7 @@ def log_start(
         begins,
         f"{data.total_steps:,}",
         f"{data.tokens_per_step:,}",
-        _devices(sharding),
+        describe_devices(sharding),
         config.train.compute_dtype,
     )
 
@@ -165,7 +166,8 @@ def log_shared_cores(train: TrainConfig, mesh: Mesh) -> None:
         )
 
 
-def _devices(sharding: ShardingConfig) -> str:
+def describe_devices(sharding: ShardingConfig) -> str:
+    """Return a mesh in words, for the log."""
     count = math.prod(sharding.sizes)
     devices = f"{count} {jax.devices()[0].device_kind} device{'s' * (count > 1)}"
     if count > 1:

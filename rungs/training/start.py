@@ -1,40 +1,27 @@
 """Start a run: `launch` shows every step in order, from the checks to the last saved step."""
 
-import contextlib
 import logging
-import re
-import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from jax.sharding import Mesh
 
-from rungs.checkpointing.manifest import Checkpoint, read_checkpoint
-from rungs.checkpointing.restore import place_starting_weights, restore
-from rungs.checkpointing.retention import clean_up, delete_old
+from rungs.checkpointing.manifest import Checkpoint
+from rungs.checkpointing.retention import clean_up
 from rungs.checkpointing.saver import Saver
 from rungs.checkpointing.start_from import find_starting_weights
 from rungs.checkpointing.weights_file import Weights
 from rungs.common import disk, run_log
-from rungs.common.errors import UserError
 from rungs.common.signals import StopSignal
-from rungs.config.model_config import ModelConfig
-from rungs.config.run_config import MODEL_FILE, TRAIN_FILE, RunConfig
-from rungs.config.train_config import ShardingConfig, TrainConfig
+from rungs.config.run_config import RunConfig
+from rungs.config.train_config import TrainConfig
 from rungs.data.catalog import open_dataset
 from rungs.data.dataset import Dataset
 from rungs.data.loader import TrainingData, ValidationData
 from rungs.data.provenance import Provenance, check_same_tokenizer
-from rungs.model.gpt import GPT
-from rungs.optim.multi_steps import MultiSteps
-from rungs.optim.precision import dtype_of, resolve_compute_dtype
-from rungs.parallel import jax_setup
-from rungs.parallel.devices import create_run_mesh, recorded_sharding
+from rungs.parallel.devices import recorded_sharding
 from rungs.parallel.processes import (
-    broadcast_from_first,
     check_all_agree,
-    connect,
     is_first_process,
     is_multi_process,
     run_on_first,
@@ -42,23 +29,25 @@ from rungs.parallel.processes import (
 from rungs.planning import disk_space, oom_advice
 from rungs.run import metrics
 from rungs.run.folder import RunFolder, StartOptions
-from rungs.run.metrics import MetricsLog, NullMetricsLog, StepMetrics
-from rungs.step.state import copy_bytes, create_model_and_optimizer
+from rungs.run.metrics import StepMetrics
 from rungs.training import run_report
 from rungs.training.chart_process import ChartProcess
 from rungs.training.failed_step import FailedStepRecorder
 from rungs.training.loss_spikes import LossSpikeDetector
-from rungs.training.result_reader import ResultReader
-from rungs.training.resume import (
-    checkpoint_to_resume,
-    edit_to_extend,
-    move_aside,
-    refuse_changes,
+from rungs.training.preparation import (
+    EXIT_STOPPED_ELSEWHERE,
+    create_mesh,
+    errors_in,
+    find_checkpoint,
+    metrics_log,
+    model_and_optimizer,
+    tidy,
+    with_dtype,
+    with_recorded_dtype,
 )
+from rungs.training.result_reader import ResultReader
+from rungs.training.resume import edit_to_extend, refuse_changes
 from rungs.training.trainer import Trainer
-
-EXIT_STOPPED_ELSEWHERE = 128 + signal.SIGTERM
-"""Exit code if another process of the run received the signal to stop."""
 
 log = logging.getLogger("rungs")
 
@@ -97,9 +86,9 @@ def launch(run: RunFolder, config: RunConfig, start: StartOptions, datasets_dir:
     """
     # 1. The checkpoint to resume from: none with --fresh, the one that --from names, otherwise the
     #    newest valid one. Only some keys of the config may differ from those it was saved with.
-    saved = _find_checkpoint(run, start)
+    saved = find_checkpoint(run, start)
     if saved is not None:
-        config = _with_recorded_dtype(config, saved)
+        config = config._replace(train=with_recorded_dtype(config.train, saved))
         refuse_changes(saved.meta, config, run, start.extend)
     # 2. The weights to start from: the checkpoint's, those that start_from names, or random ones.
     weights = saved.weights if saved else find_starting_weights(run, config)
@@ -108,7 +97,7 @@ def launch(run: RunFolder, config: RunConfig, start: StartOptions, datasets_dir:
     provenance = Provenance.of(config.train, datasets)
     check_all_agree("configs and datasets", f"{config} {provenance.datasets}")
     _check_data(config.train, provenance, datasets, saved, weights)
-    with _errors_in(run):
+    with errors_in(run):
         data = TrainingData(config, datasets)
     validation = ValidationData.of(config, datasets)
     # 4. A finished run has nothing left to train.
@@ -117,13 +106,12 @@ def launch(run: RunFolder, config: RunConfig, start: StartOptions, datasets_dir:
             run_on_first(lambda: _finish(run, saved.step + 1, edit_to_extend(config, data)))
         return 0
     # 5. The devices: as train.json says, else as the checkpoint recorded, else all there are.
-    mesh = _create_mesh(run, config, saved)
+    mesh = create_mesh(run, config, saved)
     # 6. The dtype to compute in, which "auto" leaves to the devices.
-    config = _with_dtype(config)
-    # 7. What this start leaves behind moves aside; what a crash left unfinished is removed, and so
-    #    are old checkpoints if keep_checkpoints was lowered.
+    config = config._replace(train=with_dtype(config.train))
+    # 7. What this start leaves behind moves aside; what a crash left unfinished is removed.
     with disk.writing(run.path, "what this start changes"):
-        run_on_first(lambda: _tidy(run, config, saved))
+        run_on_first(lambda: tidy(run, config.train, saved))
     # 8. Model and optimizer are created or restored, then the steps are taken.
     inputs = Inputs(run, config, saved, weights, data, validation, provenance)
     stored = weights.dtypes() if weights else None
@@ -132,22 +120,6 @@ def launch(run: RunFolder, config: RunConfig, start: StartOptions, datasets_dir:
     with run_log.log_failures(), oom_advice.report_out_of_memory(config, mesh, stored):
         oom_advice.warn_if_too_large(config, mesh, stored)
         return _train(inputs, mesh)
-
-
-def _find_checkpoint(run: RunFolder, start: StartOptions) -> Checkpoint | None:
-    """Return the checkpoint to resume from; the first process chooses it for all."""
-
-    def name() -> str:
-        found = checkpoint_to_resume(run, start)
-        return found.folder.name if found else ""
-
-    chosen = broadcast_from_first(name)
-    return read_checkpoint(run.checkpoints / chosen) if chosen else None
-
-
-def _with_recorded_dtype(config: RunConfig, saved: Checkpoint) -> RunConfig:
-    recorded = saved.meta.run_config().train.compute_dtype
-    return config._replace(train=resolve_compute_dtype(config.train, recorded))
 
 
 def _open_datasets(train: TrainConfig, datasets_dir: Path, update: bool) -> dict[str, Dataset]:
@@ -173,23 +145,6 @@ def _check_data(
         provenance.check_same_tokens(saved.meta.datasets)
     elif weights is not None:
         check_same_tokenizer(datasets, train.tokenizer, weights.tokenizer)
-
-
-def _create_mesh(run: RunFolder, config: RunConfig, saved: Checkpoint | None) -> Mesh:
-    recorded = saved.meta.sharding if saved else None
-    if not is_multi_process():
-        jax_setup.prepare(config.train, copy_bytes(config), recorded)
-    with _errors_in(run):
-        mesh = _create_run_mesh(config, recorded)
-    jax_setup.settle(mesh.devices.flat[0].platform)
-    connect(mesh)
-    return mesh
-
-
-def _with_dtype(config: RunConfig) -> RunConfig:
-    """Set the dtype to compute in; the first process chooses it for all."""
-    dtype = broadcast_from_first(lambda: dtype_of(config.train).name)
-    return config._replace(train=config.train.model_copy(update={"compute_dtype": dtype}))
 
 
 def _train(inputs: Inputs, mesh: Mesh) -> int:
@@ -228,11 +183,9 @@ def _make_trainer(inputs: Inputs, mesh: Mesh, drawer: ChartProcess) -> Trainer:
     run, config, saved, weights, data, validation, provenance = inputs
     model, optimizer = model_and_optimizer(config, data.total_steps, mesh, saved, weights)
     steps = _steps_before(run, saved)
-    metrics_log = _metrics_log(run, saved)
+    written = metrics_log(run, inputs.first_step - 1, StepMetrics)
     tokenizer_file = provenance.tokenizer_file
-    saver = Saver(
-        run.checkpoints, config, tokenizer_file, metrics_log.sync, drawer.request, weights
-    )
+    saver = Saver(run.checkpoints, config, tokenizer_file, written.sync, drawer.request, weights)
     failed_steps = FailedStepRecorder(run, config, data, recorded_sharding(config.train, mesh))
     spikes = LossSpikeDetector(config.train, steps)
     return Trainer(
@@ -244,7 +197,7 @@ def _make_trainer(inputs: Inputs, mesh: Mesh, drawer: ChartProcess) -> Trainer:
         model=model,
         optimizer=optimizer,
         first_step=inputs.first_step,
-        metrics=metrics_log,
+        metrics=written,
         saver=saver,
         reader=ResultReader(
             inputs.first_step,
@@ -260,69 +213,10 @@ def _make_trainer(inputs: Inputs, mesh: Mesh, drawer: ChartProcess) -> Trainer:
     )
 
 
-@contextlib.contextmanager
-def _errors_in(run: RunFolder) -> Iterator[None]:
-    """Prefix each line of an error with the run folder."""
-    try:
-        yield
-    except UserError as error:
-        lines = str(error).splitlines()
-        raise UserError("\n".join(f"{run.path}/{line}" for line in lines)) from None
-
-
-def model_and_optimizer(
-    config: RunConfig,
-    total_steps: int,
-    mesh: Mesh,
-    saved: Checkpoint | None,
-    weights: Weights | None,
-) -> tuple[GPT, MultiSteps]:
-    """Return the model and optimizer of a checkpoint, or fresh ones if there is none.
-
-    Args:
-        weights: what a fresh model starts from; None for random weights.
-    """
-    if saved is not None:
-        return restore(saved, config, total_steps, mesh)
-    arrays = place_starting_weights(weights, config, total_steps, mesh)
-    return create_model_and_optimizer(config, total_steps, mesh, arrays)
-
-
-def _create_run_mesh(config: RunConfig, recorded: ShardingConfig | None) -> Mesh:
-    try:
-        return create_run_mesh(config.train, config.model, recorded)
-    except ValueError as error:
-        lines = str(error).splitlines()
-        raise UserError("\n".join(f"{_file_of(line)}: {line}" for line in lines)) from None
-
-
-def _file_of(line: str) -> str:
-    """Return the file whose key a message begins with."""
-    key = re.match(r"\w*", line)
-    return MODEL_FILE if key and key[0] in ModelConfig.model_fields else TRAIN_FILE
-
-
-def _tidy(run: RunFolder, config: RunConfig, saved: Checkpoint | None) -> None:
-    aside = move_aside(run, saved)
-    clean_up(run.checkpoints)
-    delete_old(run.checkpoints, config.train.keep_checkpoints)  # it may have been lowered
-    for unfinished in run.unfinished_charts:
-        unfinished.unlink(missing_ok=True)
-    run_log.log_to_file(run.log)
-    if aside is not None:
-        log.info("moved aside to %s", aside)
-
-
 def _steps_before(run: RunFolder, saved: Checkpoint | None) -> list[StepMetrics]:
     """Return the recorded steps up to the checkpoint."""
     last = saved.step if saved else -1
     return [step for step in metrics.read(run.metrics) if step.global_step <= last]
-
-
-def _metrics_log(run: RunFolder, saved: Checkpoint | None) -> MetricsLog:
-    if not is_first_process():
-        return NullMetricsLog()
-    return MetricsLog(run.metrics, last_step=saved.step if saved else -1)
 
 
 def _unvalidated(saved: Checkpoint, steps: list[StepMetrics]) -> StepMetrics | None:

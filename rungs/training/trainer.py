@@ -31,7 +31,7 @@ from rungs.run.metrics import MetricsLog, StepMetrics
 from rungs.step.eval_step import ValidationInterrupted, make_evaluation_step, mean_loss
 from rungs.step.nonfinite import Flags
 from rungs.step.train_step import StepResult, make_train_step
-from rungs.training.progress import Progress
+from rungs.training.progress import Progress, losses
 from rungs.training.result_reader import ResultReader
 
 log = logging.getLogger("rungs")
@@ -85,7 +85,8 @@ class Trainer:
         def is_stop_wanted() -> bool:
             return any_process(stop.number is not None or batches.failure is not None)
 
-        with Progress(steps, self.peak_tokens_per_second) as progress, self.metrics, self.saver:
+        progress = Progress(steps, losses, self.peak_tokens_per_second)
+        with progress, self.metrics, self.saver:
             if self.unvalidated is not None:
                 self._validate_late(self.unvalidated)
             unread: tuple[int, StepResult] | None = None
@@ -125,7 +126,11 @@ class Trainer:
         return step % self.config.train.checkpoint_interval == 0 or step == last
 
     def _finish_step(
-        self, step: int, result: StepResult, progress: Progress, is_stop_wanted: Callable[[], bool]
+        self,
+        step: int,
+        result: StepResult,
+        progress: Progress[StepMetrics],
+        is_stop_wanted: Callable[[], bool],
     ) -> tuple[StepMetrics, bool]:
         """Validate if that is due, then record the step and save a checkpoint.
 
@@ -182,7 +187,7 @@ class Trainer:
             metrics, validation_loss=loss, validation_data=None if loss is None else data
         )
 
-    def _record(self, metrics: StepMetrics, progress: Progress) -> None:
+    def _record(self, metrics: StepMetrics, progress: Progress[StepMetrics]) -> None:
         """Write a step's metrics to metrics.jsonl and show them."""
         self.metrics.append(metrics)
         if metrics.train_loss is None:

@@ -22,7 +22,7 @@ from rungs.checkpointing.saver import Saver
 from rungs.checkpointing.weights_file import Weights
 from rungs.common.errors import RunFailure, UserError
 from rungs.config.run_config import RunConfig
-from rungs.config.train_config import ShardingConfig
+from rungs.config.sharding_config import ShardingConfig
 from rungs.model.gpt import GPT
 from rungs.optim.multi_steps import MultiSteps
 from rungs.parallel.mesh import one_device

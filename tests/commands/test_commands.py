@@ -96,7 +96,7 @@ def test_evaluate_of_untrained_weights_needs_a_dataset(tmp_path: Path) -> None:
     write_weights(tmp_path, arrays, weights.header._replace(train=None), ONE_FILE)
     result = run_script("evaluate.py", path)
     assert result.returncode == 2
-    assert "has not been trained yet, so choose a --dataset" in result.stderr
+    assert "has not been trained on a dataset, so choose a --dataset" in result.stderr
     dataset = tmp_path / "datasets" / "bytes"
     dataset.mkdir(parents=True)
     (tmp_path / "tokenizer.json").rename(dataset / "tokenizer.json")

@@ -8,7 +8,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 import generate
-from generate import print_streamed, read_prompts, stop_tokens
+from generate import print_streamed, read_prompts
+from rungs.checkpointing.published import stop_tokens
 from rungs.checkpointing.weights_file import WeightsHeader, write_weights
 from rungs.common.errors import UserError
 from rungs.config.run_config import RunConfig

@@ -15,7 +15,7 @@ import plan
 from rungs.common import disk
 from rungs.common.errors import UserError
 from rungs.config import run_config
-from rungs.config.train_config import Mode, ShardingConfig
+from rungs.config.sharding_config import Mode, ShardingConfig
 from rungs.parallel import target_device
 from rungs.parallel.gpu_memory import SHARE_VARIABLES
 from rungs.parallel.names import TENSOR

@@ -39,7 +39,7 @@ from rungs.planning import oom_advice
 from rungs.run import metrics
 from rungs.run.metrics import MetricsLog
 from rungs.step import eval_step, train_step
-from rungs.training import resume, start, trainer
+from rungs.training import preparation, resume, start, trainer
 from rungs.training.chart_process import ChartProcess
 
 SECONDS_TO_A_SECOND_SIGNAL = 1.2
@@ -290,7 +290,7 @@ def reset_first_moments() -> None:
 
 
 def _restore_as_zeros(name: str) -> None:
-    restore = start.restore
+    restore = preparation.restore
 
     def restore_but_one(*args: Any) -> Any:
         model, optimizer = restore(*args)
@@ -299,7 +299,7 @@ def _restore_as_zeros(name: str) -> None:
                 variable.set_value(jnp.zeros_like(variable.get_value()))
         return model, optimizer
 
-    start.restore = restore_but_one  # type: ignore[assignment]
+    preparation.restore = restore_but_one  # type: ignore[assignment]
 
 
 def skip_a_batch() -> None:
@@ -318,8 +318,8 @@ def repeat_last_line() -> None:
     """Add the line of the step that was saved to the metrics again."""
     init = MetricsLog.__init__
 
-    def init_and_repeat(self: MetricsLog, path: Any, last_step: int) -> None:
-        init(self, path, last_step)
+    def init_and_repeat(self: Any, path: Any, last_step: int, kind: Any) -> None:
+        init(self, path, last_step, kind)
         if last_step >= 0:
             self._file.write(path.read_bytes().splitlines(keepends=True)[-1])
 

@@ -13,15 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save
 
-from generate import stop_tokens
 from rungs.checkpointing import links
 from rungs.checkpointing.checkpoint_folder import list_checkpoints, newest_valid
 from rungs.checkpointing.load import find_weights, load_model
 from rungs.checkpointing.manifest import CheckpointMeta, read_checkpoint, write_manifest
+from rungs.checkpointing.published import stop_tokens
 from rungs.checkpointing.weights_file import Origin, Weights, WeightsHeader, write_weights
 from rungs.common.errors import UserError
 from rungs.config.run_config import RunConfig
-from rungs.config.train_config import ShardingConfig
+from rungs.config.sharding_config import ShardingConfig
 from rungs.data.bpe import train_bpe
 from rungs.data.token_file import read_layout
 from rungs.huggingface.tensors.reader import safetensors_specs

@@ -34,7 +34,7 @@ from rungs.huggingface.importing import find_source
 from rungs.run import recorded_run
 from rungs.run.derive import create_like
 from rungs.run.folder import RunFolder, find_run
-from rungs.run.metrics import MetricsLog
+from rungs.run.metrics import MetricsLog, StepMetrics
 from rungs.run.recorded_run import RecordedRun
 from tests.commands.test_commands import byte_model
 from tests.faults.fuzzing import (
@@ -324,4 +324,4 @@ def test_any_metrics_are_drawn(lines: list[bytes], tmp_path: Path) -> None:
     assert recorded_run.results_table([recorded])
     loss_by_step([recorded])
     put(run.metrics.with_name("again"), run.metrics.read_bytes())
-    MetricsLog(run.metrics.with_name("again"), 2).__exit__()
+    MetricsLog(run.metrics.with_name("again"), 2, StepMetrics).__exit__()

@@ -12,7 +12,7 @@ from rungs.checkpointing.weights_file import WeightsHeader
 from rungs.common.errors import UserError
 from rungs.config import run_config
 from rungs.config.run_config import RunConfig, load_run
-from rungs.config.train_config import ShardingConfig
+from rungs.config.sharding_config import ShardingConfig
 from tests.faults.fuzzing import Fault, attempt, bad_json, examples, in_place, no_file, put
 from tests.support.tiny_run import MODEL, TRAIN
 

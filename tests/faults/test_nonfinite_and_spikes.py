@@ -24,7 +24,7 @@ from rungs.parallel import devices
 from rungs.run import metrics
 from rungs.run.folder import RunFolder
 from rungs.step.state import named_arrays
-from rungs.training import replay, start, trainer
+from rungs.training import preparation, replay, trainer
 from rungs.training.failed_step import MAX_FAILED_STEPS, open_failed_step
 from tests.faults.short_runs import train_here
 from tests.support.tiny_run import MODEL, assert_same_outcome, final_arrays, make_dataset, make_run
@@ -56,7 +56,7 @@ def make(tmp_path: Path) -> Callable[..., tuple[RunFolder, Path]]:
 
 def overflow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Start with an embedding of the rare token whose square is infinite."""
-    create = start.create_model_and_optimizer
+    create = preparation.create_model_and_optimizer
 
     def with_large_row(*args: Any) -> Any:
         model, optimizer = create(*args)
@@ -66,7 +66,7 @@ def overflow(monkeypatch: pytest.MonkeyPatch) -> None:
         table.set_value(jax.device_put(rows, table[...].sharding))
         return model, optimizer
 
-    monkeypatch.setattr(start, "create_model_and_optimizer", with_large_row)
+    monkeypatch.setattr(preparation, "create_model_and_optimizer", with_large_row)
 
 
 def change_losses(

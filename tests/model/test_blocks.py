@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 from jax.extend.core import jaxprs_in_params
 
-from rungs.config.train_config import Remat
+from rungs.config.optimization_config import Remat
 from rungs.model.blocks import Compute, make_blocks, run_blocks
 from rungs.model.layers import NO_DROPOUT
 from tests.support.configs import model_config

@@ -10,8 +10,9 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from rungs.config.model_config import ModelConfig
+from rungs.config.optimization_config import Optimizer
 from rungs.config.run_config import RunConfig
-from rungs.config.train_config import Optimizer, ShardingConfig
+from rungs.config.sharding_config import ShardingConfig
 from rungs.model.gpt import GPT
 from rungs.optim.multi_steps import MultiSteps
 from rungs.optim.optimizers import ADAM_RMS, is_hidden_matrix

@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 import pytest
 
-from rungs.config.train_config import Schedule
+from rungs.config.optimization_config import Schedule
 from rungs.optim.schedule import learning_rate_schedule
 from tests.support.configs import train_config
 

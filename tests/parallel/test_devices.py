@@ -9,7 +9,8 @@ import jax
 import pytest
 from jax.sharding import Mesh
 
-from rungs.config.train_config import ShardingConfig, TrainConfig
+from rungs.config.sharding_config import ShardingConfig
+from rungs.config.train_config import TrainConfig
 from rungs.parallel import devices
 from tests.support.configs import model_config, train_config
 

@@ -11,7 +11,7 @@ from flax import nnx
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from rungs.config.run_config import RunConfig
-from rungs.config.train_config import Mode, ShardingConfig
+from rungs.config.sharding_config import Mode, ShardingConfig
 from rungs.model.gpt import GPT
 from rungs.parallel.mesh import MESH_AXIS_NAMES, create_mesh
 from rungs.parallel.sharding import (

@@ -20,7 +20,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 
 from rungs.config.run_config import RunConfig
-from rungs.config.train_config import Mode
+from rungs.config.sharding_config import Mode
 from rungs.model.gpt import GPT
 from rungs.optim.multi_steps import MultiSteps
 from rungs.parallel.sharding import Layout, place_batch

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from rungs.config.run_config import RunConfig
-from rungs.config.train_config import Mode, ShardingConfig
+from rungs.config.sharding_config import Mode, ShardingConfig
 from rungs.parallel.target_device import Target, trace_for
 from rungs.planning.communication import (
     PlannedCollective,

@@ -13,7 +13,7 @@ from jax import Array
 from rungs.config import run_config
 from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import RunConfig
-from rungs.config.train_config import ShardingConfig
+from rungs.config.sharding_config import ShardingConfig
 from rungs.model import blocks, gpt
 from rungs.model.kernels import cross_entropy
 from rungs.parallel.target_device import Target, trace_for

@@ -7,8 +7,8 @@ import jax
 import pytest
 from jax.sharding import Mesh
 
+from rungs.config.optimization_config import Remat
 from rungs.config.run_config import RunConfig
-from rungs.config.train_config import Remat
 from rungs.parallel.mesh import size_along
 from rungs.parallel.names import TOKEN_AXES
 from rungs.parallel.target_device import Target, trace_for

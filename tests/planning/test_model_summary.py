@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 import model as model_command
-from rungs.config.train_config import LoraConfig
+from rungs.config.optimization_config import LoraConfig
 from rungs.planning.model_summary import ModelSummary, summarize
 from rungs.step.state import shapes_of
 from tests.support.configs import model_config

@@ -4,7 +4,8 @@ import jax
 from jax.sharding import Mesh
 
 from rungs.config.model_config import ModelConfig
-from rungs.config.train_config import TrainConfig, mesh_axes
+from rungs.config.sharding_config import mesh_axes
+from rungs.config.train_config import TrainConfig
 from rungs.parallel.mesh import create_mesh
 
 ONE_FILE = 2**40

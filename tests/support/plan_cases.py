@@ -7,8 +7,9 @@ from typing import Any, NamedTuple, get_args
 
 import jax
 
+from rungs.config.optimization_config import ComputeDtype, Remat
 from rungs.config.run_config import RunConfig
-from rungs.config.train_config import ComputeDtype, Mode, Remat
+from rungs.config.sharding_config import Mode
 from rungs.planning.compiled.step import lower_step, needed_bytes
 from tests.support.configs import mesh_of, model_config, train_config
 

@@ -8,7 +8,7 @@ from rungs.checkpointing import links
 from rungs.checkpointing.manifest import CheckpointMeta, write_manifest
 from rungs.checkpointing.weights_file import WeightsHeader, write_weights
 from rungs.config.run_config import RunConfig
-from rungs.config.train_config import ShardingConfig
+from rungs.config.sharding_config import ShardingConfig
 from tests.support.configs import ONE_FILE, model_config, train_config
 
 OLD, NEW = "20260101Z000000-step-000001", "20260102Z000000-step-000002"

@@ -7,7 +7,7 @@ import pytest
 
 from rungs.common.errors import UserError
 from rungs.config.run_config import load_run
-from rungs.config.train_config import ShardingConfig
+from rungs.config.sharding_config import ShardingConfig
 from rungs.data.catalog import open_dataset
 from rungs.data.loader import TrainingData
 from rungs.run.folder import RunFolder

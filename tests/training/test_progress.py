@@ -13,7 +13,7 @@ import pytest
 
 from rungs.common import run_log
 from rungs.run.metrics import StepMetrics
-from rungs.training.progress import Progress
+from rungs.training.progress import Progress, losses
 
 SECONDS = 4.0
 """Of a step; the first, which is compiled, takes 60."""
@@ -31,7 +31,7 @@ def log_file(tmp_path: Path) -> Iterator[Path]:
 
 def take(first: int, last: int, steps: int, peak: float | None = None) -> None:
     """Show steps of 100 tokens whose loss is their number; every tenth is validated."""
-    with Progress(range(first, steps), peak) as progress:
+    with Progress(range(first, steps), losses, peak) as progress:
         for step in range(first, last):
             seconds = 60.0 if step == first else SECONDS
             loss = float(step) if step != 7 else None
@@ -76,7 +76,7 @@ SHOW = """
 from pathlib import Path
 from rungs.common import run_log
 from rungs.run.metrics import StepMetrics
-from rungs.training.progress import Progress
+from rungs.training.progress import Progress, losses
 run_log.log_to_terminal()
 run_log.log_to_file(Path("train.log"))
 with Progress(range(9), None) as progress:

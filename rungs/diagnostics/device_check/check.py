@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 
 from rungs.common.errors import UserError, readable_line, reason
 from rungs.config.run_config import RunConfig
-from rungs.config.train_config import ShardingConfig
+from rungs.config.sharding_config import ShardingConfig
 from rungs.diagnostics.device_check import checkpoint, kernels, peaks, step, versions
 from rungs.diagnostics.device_check.report import Figure, Report, as_rows
 from rungs.diagnostics.device_check.step import RunningStep, StepTime

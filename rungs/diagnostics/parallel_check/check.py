@@ -18,7 +18,7 @@ from rungs.checkpointing.start_from import find_starting_weights
 from rungs.checkpointing.weights_file import Weights
 from rungs.common.errors import UserError
 from rungs.config.run_config import RunConfig
-from rungs.config.train_config import Mode, ShardingConfig, mode_problem
+from rungs.config.sharding_config import Mode, ShardingConfig, mode_problem
 from rungs.data.catalog import open_dataset
 from rungs.data.loader import Batch, TrainingData
 from rungs.data.sequences import IGNORED

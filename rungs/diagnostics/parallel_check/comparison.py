@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rungs.config.train_config import Mode, ShardingConfig
+from rungs.config.sharding_config import Mode, ShardingConfig
 from rungs.planning.compiled.collectives import Traffic
 
 ROUNDING_TOLERANCE = 1e-5

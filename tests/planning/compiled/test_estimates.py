@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from rungs.config.train_config import Remat
+from rungs.config.optimization_config import Remat
 from tests.planning.compiled.test_targets import NEEDS_CUDA, NEEDS_TPU
 from tests.support.committed_runs import ROOT
 from tests.support.configs import model_config, train_config

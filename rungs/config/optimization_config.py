@@ -1,0 +1,216 @@
+"""Keys that `train.json` and `reinforce.json` share: optimizer, schedule, precision, devices,
+checkpoints."""
+
+import math
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import AfterValidator, Field
+
+from rungs.common.strict_json import StrictModel
+from rungs.config.base import Bytes, Config, CountOrAll, Positive, Size
+from rungs.config.sharding_config import ShardingConfig, indivisible
+
+Percent = Annotated[float, Field(ge=0, le=100)]
+BelowOne = Annotated[float, Field(ge=0, lt=1)]
+
+Remat = Literal["none", "dots", "full"]
+ComputeDtype = Literal["float32", "bfloat16", "float16"]
+ComputeDtypeOrAuto = Literal[ComputeDtype, "auto"]
+
+Optimizer = Literal["adamw", "muon", "lion", "adafactor", "sgd"]
+Schedule = Literal["cosine", "linear", "constant", "warmup_stable_decay"]
+
+_MAX_NESTING = 20
+"""Levels of objects and lists in the values of `lineage`."""
+
+LoraTarget = Literal["query", "key", "value", "output", "gate", "up", "down"]
+ATTENTION_TARGETS: tuple[LoraTarget, ...] = ("query", "key", "value", "output")
+
+
+class LoraConfig(StrictModel):
+    """Low-rank adaptation, LoRA (Hu et al. 2021): the model's own weights are frozen. For each
+    targeted projection W, two small matrices A and B are trained:
+    y = x·W + (alpha ÷ rank) · x·A·B."""
+
+    rank: Size
+    """Rank of the adapters. Each adds (alpha ÷ rank) · x·A·B to the output of a projection; rank is
+    the inner dimension of A·B."""
+    alpha: Positive
+    """Scale of the adapters: A·B is multiplied by alpha ÷ rank."""
+    targets: Annotated[list[LoraTarget], Field(min_length=1)]
+    """The projections to adapt in every block: query, key, value and output of attention; gate, up
+    and down of the feed-forward sub-layer."""
+
+
+def _writable(values: dict[str, Any]) -> dict[str, Any]:
+    """Return values that can be written to a checkpoint and read back: strict JSON."""
+    if not _is_writable(values, _MAX_NESTING):
+        raise ValueError("must have only finite numbers and no deep nesting")
+    return values
+
+
+def _is_writable(value: Any, depth: int) -> bool:
+    if isinstance(value, dict | list):
+        parts = value.values() if isinstance(value, dict) else value
+        return depth > 0 and all(_is_writable(part, depth - 1) for part in parts)
+    return not isinstance(value, float) or math.isfinite(value)
+
+
+class Lineage(StrictModel):
+    """The run folder that `train.py --like` copied, and the changes."""
+
+    like: str
+    """The run folder that was copied."""
+    set: Annotated[dict[str, Any], AfterValidator(_writable)]
+    """The keys that were changed, with their new values."""
+
+
+class OptimizationConfig(Config):
+    """How a model is optimized, whatever the objective. The base class of `TrainConfig` and
+    `ReinforceConfig`."""
+
+    MAY_CHANGE: ClassVar[frozenset[str]] = frozenset(
+        {
+            "schema_address",
+            "lineage",
+            "checkpoint_interval",
+            "keep_checkpoints",
+            "max_weights_file_bytes",
+            "chart_style",
+            "sharding",
+            "remat",
+            "scan_unroll",
+            "deterministic",
+            "max_non_finite_steps",
+        }
+    )
+    """Keys that may change when a run is resumed. They change neither the mathematics nor the order
+    of the data."""
+
+    microbatch_size: Size
+    """Sequences in one microbatch, counted over all devices."""
+    learning_rate: Positive
+    """Peak learning rate."""
+    checkpoint_interval: Size
+    """Steps between checkpoints, counted from step 0. The last step always has a checkpoint."""
+    start_from: str | None = None
+    """Weights to start from: "imported" (the model that `pretrained.py import` wrote to this run
+    folder), or the path of a run folder, a checkpoint or a model.safetensors. null: random
+    weights."""
+    lora: LoraConfig | None = None
+    """LoRA: train low-rank adapters instead of the weights themselves: `{"rank": 8, "alpha": 16,
+    "targets": ["query", "value"]}`. Needs start_from, and no mup."""
+    sequence_length: Size | None = None
+    """Tokens in a training sequence. Absent: the model's context_length."""
+    optimizer: Optimizer = "adamw"
+    """adamw (Loshchilov & Hutter 2019). muon (Jordan et al. 2024): for the kernels of the blocks,
+    scaled to work with AdamW's learning rates (Liu et al. 2025); embeddings, head, norms, biases
+    and routers use AdamW. lion (Chen et al. 2023): needs a learning rate three to ten times lower.
+    adafactor (Shazeer & Stern 2018): has the smallest optimizer state. sgd: with momentum."""
+    schedule: Schedule = "cosine"
+    """How the learning rate falls to min_learning_rate_percent after the warm-up. cosine
+    (Loshchilov & Hutter 2017). linear. constant: it does not fall. warmup_stable_decay: constant,
+    then linear in the last decay_period_percent of the steps (Hu et al. 2024)."""
+    decay_period_percent: Percent = 20.0
+    """warmup_stable_decay: the percentage of all steps, at the end, in which the learning rate
+    falls."""
+    warmup_period_percent: Percent = 5.0
+    """The percentage of all steps, at the start, in which the learning rate rises to its peak."""
+    start_learning_rate_percent: Percent = 0.001
+    """Learning rate at step 0, as a percentage of the peak."""
+    min_learning_rate_percent: Percent = 10.0
+    """Learning rate at the end of the schedule, as a percentage of the peak."""
+    beta1: BelowOne = 0.9
+    """adamw and muon's AdamW: decay of the running mean of gradients. lion: weight of that mean in
+    the update."""
+    beta2: BelowOne = 0.999
+    """adamw and muon's AdamW: decay of the running mean of squared gradients. lion: decay of the
+    running mean of gradients, 0.99 in its paper."""
+    epsilon: Positive = 1e-8
+    """adamw and muon's AdamW: added to the root of the mean of squared gradients."""
+    momentum: BelowOne = 0.95
+    """muon: decay of the running mean of gradients. sgd: decay of their running sum."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.01
+    """Decoupled weight decay: each step subtracts learning rate × this × the weight."""
+    decayed_parameters: Literal["matrices", "all"] = "matrices"
+    """Which parameters weight decay applies to. matrices: kernels and embeddings. all: biases and
+    norms too."""
+    clipping_max_norm: Positive | None = None
+    """The largest global norm of a step's gradient. A larger gradient is scaled down to it. null:
+    off."""
+    max_non_finite_steps: Size = 10
+    """Stop after this many steps in a row in which every microbatch had a NaN or infinite loss or
+    gradient."""
+    load_balancing_weight: Annotated[float, Field(ge=0)] = 0.01
+    """Mixture of experts: weight of the load-balancing loss (Fedus et al. 2021, equation 4), which
+    is added to the cross-entropy."""
+    compute_dtype: ComputeDtypeOrAuto = "auto"
+    """Dtype of activations and matmuls. Weights, sums and the loss stay float32. float16 uses
+    dynamic loss scaling. auto: the fastest safe dtype of the device on which the run starts:
+    bfloat16 if it has instructions for that, float16 on GPUs without bfloat16, otherwise
+    float32. Checkpoints record the choice, and resuming keeps it."""
+    seed: Annotated[int, Field(ge=0, le=2**32 - 1)] = 0
+    """Seed of the initial weights, dropout and shuffling."""
+    deterministic: bool = False
+    """Use bit-reproducible operations on an accelerator, which are slower. CPUs always do."""
+    sharding: ShardingConfig | None = None
+    """How devices share the work: `{"mode": "fsdp_tp", "data": 4, "tensor": 2}`. null: data
+    parallelism over as many devices as divide microbatch_size. On a CPU there is a virtual device
+    per core, at most 8, and fewer if their copies of the weights would take much of the memory."""
+    remat: Remat = "dots"
+    """Which parts of a layer's forward pass are recomputed in the backward pass. dots: everything
+    but matmuls and attention; this is cheap and saves memory. none: nothing. full: everything,
+    which takes the least memory (Chen et al. 2016)."""
+    scan_unroll: Size = 1
+    """How many layers (or periods of layer_pattern) to unroll in each iteration of the loop over
+    layers. More may run faster but takes longer to compile. In fsdp, keep it below the number of
+    layers: without a loop the compiler all-gathers the weights of all layers at once, which undoes
+    the memory savings of fsdp."""
+    keep_checkpoints: CountOrAll = 3
+    """How many of the latest checkpoints to keep, in addition to the best. If the next one would
+    not fit on the disk, one fewer while it is written, but at least one. -1: all."""
+    max_weights_file_bytes: Bytes = 5_000_000_000
+    """Weights larger than this are saved in several files of at most this many bytes (more only if
+    a single tensor is larger) with an index, as on the Hugging Face hub:
+    model-00001-of-0000N.safetensors and model.safetensors.index.json instead of
+    model.safetensors."""
+    chart_style: Literal["plain", "hand-drawn"] = "plain"
+    """Style of the charts."""
+    lineage: Lineage | None = None
+    """The run that `train.py --like` copied, and the keys that it changed. Written by train.py."""
+
+    CHECKS: ClassVar[tuple[str, ...]] = (
+        "_microbatch_divides",
+        "_lora_has_start_weights",
+        "_muon_trains_kernels",
+    )
+
+    def _microbatch_divides(self) -> str | None:
+        data = self.sharding.sizes[0] if self.sharding else -1
+        return None if data == -1 else indivisible_microbatch(self, data)
+
+    def _lora_has_start_weights(self) -> str | None:
+        if self.lora and self.start_from is None:
+            return 'lora: needs start_from, the weights to adapt, for example "imported"'
+        return None
+
+    def _muon_trains_kernels(self) -> str | None:
+        if self.lora and self.optimizer == "muon":
+            return 'optimizer: "muon" is for kernels, but lora trains none; use "adamw"'
+        return None
+
+    @property
+    def sequences_per_step(self) -> int:
+        """Sequences in one update."""
+        raise NotImplementedError
+
+    @property
+    def microbatches_per_step(self) -> int:
+        """Microbatches in one update."""
+        return self.sequences_per_step // self.microbatch_size
+
+
+def indivisible_microbatch(optimization: OptimizationConfig, data: int) -> str | None:
+    """Return what is wrong with microbatch_size for a number of devices along the data axis, if
+    anything."""
+    return indivisible("microbatch_size", optimization.microbatch_size, data, "data")

@@ -1,0 +1,92 @@
+"""Build datasets of pairs from the built-in tasks: the warm-up before reinforcement learning.
+
+An answer is either short or worked: a model that has seen both has something to choose from, and
+reinforcement learning can find out which pays. Training prompts are those of the task's training
+items, validation prompts its held-out ones, which reinforcement learning validates on, too. The
+same bytes on every machine.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers
+
+from rungs.config.task_config import TaskConfig
+from rungs.data import dataset, token_file
+from rungs.data.dataset import TRAIN, VALIDATION, Source
+from rungs.data.pair_dataset import Pair, encode_pairs
+from rungs.data.text_dataset import token_dtype
+from rungs.data.tokenizer import END_OF_TEXT, TOKENIZER_FILE, Tokenizer
+from rungs.tasks.draws import Draws
+from rungs.tasks.item import Item, Items
+from rungs.tasks.opening import open_task
+from rungs.tasks.task import Task
+
+TRAIN_PAIRS, VALIDATION_PAIRS = 50_000, 256
+_SEED = 2
+"""Of the choice between short and worked answers."""
+
+
+class TaskPairs(NamedTuple):
+    """What a dataset is made of."""
+
+    source: str
+    """A built-in task, with its default settings."""
+    worked_percent: int
+    """How many of the answers show their work."""
+
+
+TASK_DATASETS = {
+    "parity-pairs": TaskPairs("parity", 25),
+    "countdown-pairs": TaskPairs("countdown", 100),
+    "sort-pairs": TaskPairs("sort", 25),
+    "brackets-pairs": TaskPairs("brackets", 25),
+    "add-pairs": TaskPairs("add", 25),
+}
+"""The datasets by name."""
+
+
+def build(name: str, folder: Path) -> Source:
+    """Write the token files and the tokenizer of one of `TASK_DATASETS` into its folder."""
+    pairs = TASK_DATASETS[name]
+    config = TaskConfig(source=pairs.source, validation_items=VALIDATION_PAIRS)
+    task = open_task(config, folder)
+    assert task.alphabet is not None
+    tokenizer = character_tokenizer(task.alphabet)
+    tokenizer.save(folder / TOKENIZER_FILE)
+    splits = {TRAIN: (task.train, TRAIN_PAIRS), VALIDATION: (task.validation, VALIDATION_PAIRS)}
+    for split, (items, count) in splits.items():
+        path = folder / dataset.split_file(split)
+        with token_file.PairWriter(path, token_dtype(tokenizer)) as writer:
+            texts = _pairs(path, task, items, count, pairs.worked_percent)
+            for prompt_ids, answer_ids in encode_pairs(texts, tokenizer):
+                writer.append_pair(prompt_ids, [*answer_ids, _end_of_text(tokenizer)])
+    return Source(kind="task")
+
+
+def _pairs(path: Path, task: Task, items: Items, count: int, worked_percent: int) -> Iterator[Pair]:
+    for index in range(count):
+        item = items[index]
+        is_worked = Draws(_SEED, index).below(100) < worked_percent
+        yield Pair(path, index, item.prompt, _answer(task, item, is_worked))
+
+
+def _answer(task: Task, item: Item, is_worked: bool) -> str:
+    return task.worked(item) if is_worked else task.short(item)
+
+
+def _end_of_text(tokenizer: Tokenizer) -> int:
+    assert tokenizer.end_of_text is not None
+    return tokenizer.end_of_text
+
+
+def character_tokenizer(alphabet: str) -> Tokenizer:
+    """Return a tokenizer with a token for the end of text, 0, and one for each character."""
+    vocabulary = {token: index for index, token in enumerate([END_OF_TEXT, *alphabet])}
+    tokenizer = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token=END_OF_TEXT))
+    tokenizer.add_special_tokens([END_OF_TEXT])
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return Tokenizer(tokenizer)

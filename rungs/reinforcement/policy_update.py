@@ -1,0 +1,143 @@
+"""The updates of a step, from its completions."""
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from rungs.config.run_config import ReinforceRunConfig
+from rungs.model.gpt import GPT
+from rungs.optim.multi_steps import MultiSteps
+from rungs.parallel.sharding import place_batch, process_local_rows
+from rungs.reinforcement.advantages import advantages
+from rungs.reinforcement.policy_batch import PolicyBatch, in_microbatches
+from rungs.reinforcement.policy_weights import PolicyTokens, shares, weight_of
+from rungs.reinforcement.rollout_files import Completion, array_of
+from rungs.step.policy_step import PolicyResult, make_log_prob_step, make_policy_step
+
+
+class Updated(NamedTuple):
+    """What the updates of a step did. N completions of S tokens at most."""
+
+    completions: list[Completion]
+    """With their advantages."""
+    counts_N: np.ndarray
+    """Whether each completion was learned from."""
+    batch: PolicyBatch
+    first: PolicyResult
+    """On the host: the first update's losses, and log-probabilities before it."""
+    last: PolicyResult
+    """The last update's; the same if there is only one."""
+    reference_log_probs_NS: np.ndarray | None
+    seconds: float
+
+
+class PolicyUpdater:
+    """Updates a model from completions.
+
+    Args:
+        config: both configs.
+        mesh: the mesh of the model.
+        reference: the model that the KL divergence is from, on the same mesh; None without.
+    """
+
+    def __init__(self, config: ReinforceRunConfig, mesh: Mesh, reference: GPT | None) -> None:
+        self._config, self._mesh, self._reference = config, mesh, reference
+        train = config.train
+        self._first_step = make_policy_step(train, weight_of(train, is_first_update=True), mesh)
+        self._later_step = make_policy_step(train, weight_of(train, is_first_update=False), mesh)
+        self._log_prob_step = make_log_prob_step(train, mesh)
+
+    def update(
+        self,
+        model: GPT,
+        optimizer: MultiSteps,
+        prompts: Sequence[Sequence[int]],
+        completions: Sequence[Completion],
+    ) -> Updated:
+        """Update the model in place with `updates_per_rollout` updates.
+
+        Args:
+            prompts: token ids of each completion's prompt.
+            completions: of a step, the groups one after another.
+        """
+        start = time.perf_counter()
+        train, length = self._config.train, self._config.sequence_length
+        batch = PolicyBatch.of(prompts, completions, length)
+        counts_N = _counts(completions, train.mask_truncated)
+        groups = (train.prompts_per_step, train.samples_per_prompt)
+        rewards_N = array_of(completions, "reward")
+        advantages_N = advantages(
+            rewards_N.reshape(groups), counts_N.reshape(groups), train.advantage
+        ).reshape(-1)
+        lengths_N = np.array([len(completion.tokens) for completion in completions])
+        shares_N = shares(train.step_aggregation, lengths_N, counts_N, train.max_new_tokens)
+        tokens = PolicyTokens(
+            shares=batch.per_token(shares_N),
+            advantages=batch.per_token(advantages_N),
+            old_log_probs=batch.sampler_log_probs_NS,
+            sampler_log_probs=batch.sampler_log_probs_NS,
+            reference_log_probs=self._reference_log_probs(batch),
+        )
+        first = last = self._run(self._first_step, model, optimizer, batch, tokens)
+        tokens = tokens._replace(old_log_probs=_flat(first.log_probs_ABS))
+        for _ in range(1, train.updates_per_rollout):
+            last = self._run(self._later_step, model, optimizer, batch, tokens)
+        return Updated(
+            completions=[
+                dataclasses.replace(completion, advantage=float(advantage))
+                for completion, advantage in zip(completions, advantages_N, strict=True)
+            ],
+            counts_N=counts_N,
+            batch=batch,
+            first=first,
+            last=last,
+            reference_log_probs_NS=tokens.reference_log_probs if self._reference else None,
+            seconds=time.perf_counter() - start,
+        )
+
+    def _run(
+        self,
+        step: Callable[..., PolicyResult],
+        model: GPT,
+        optimizer: MultiSteps,
+        batch: PolicyBatch,
+        tokens: PolicyTokens,
+    ) -> PolicyResult:
+        placed = self._placed(batch.inputs_NS, batch.targets_NS, *tokens)
+        with jax.transfer_guard("disallow"):
+            result = step(model, optimizer, *placed)
+        return jax.tree.map(np.asarray, jax.device_get(result))
+
+    def _reference_log_probs(self, batch: PolicyBatch) -> np.ndarray:
+        """Return the reference's log-probabilities; the sampler's if there is no reference, whose
+        weight then is 0."""
+        if self._reference is None:
+            return batch.sampler_log_probs_NS
+        placed = self._placed(batch.inputs_NS, batch.targets_NS)
+        return _flat(np.asarray(self._log_prob_step(self._reference, *placed)))
+
+    def _placed(self, *arrays_NS: np.ndarray) -> tuple[jax.Array, ...]:
+        """Return arrays on their devices, with the axes A, B, S."""
+        size = self._config.train.microbatch_size
+        rows = process_local_rows(self._mesh, size)
+        own = [in_microbatches(array, size)[:, rows] for array in arrays_NS]
+        return place_batch(self._mesh, *own, size=size)
+
+
+def _counts(completions: Sequence[Completion], mask_truncated: bool) -> np.ndarray:
+    """Return whether each completion is learned from."""
+    return np.array(
+        [
+            completion.status == "ok" and (completion.finished or not mask_truncated)
+            for completion in completions
+        ]
+    )
+
+
+def _flat(array_ABS: np.ndarray | jax.Array) -> np.ndarray:
+    return np.asarray(array_ABS).reshape(-1, np.shape(array_ABS)[-1])

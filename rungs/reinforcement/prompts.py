@@ -1,0 +1,94 @@
+"""The prompts of each step, and those of validation, as token ids."""
+
+import functools
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from rungs.common.errors import UserError
+from rungs.common.strict_json import format_value
+from rungs.config.reinforce_config import ReinforceConfig
+from rungs.data.pair_dataset import encode_prompt
+from rungs.data.tokenizer import Tokenizer
+from rungs.tasks.item import Item, Items
+from rungs.tasks.task import Task
+
+_LARGEST_SHUFFLED = 1 << 20
+"""Tasks with more items draw them at random instead of once per pass."""
+_CHECKED_ITEMS = 1000
+"""Of each task: so many prompts are tokenized before the run starts."""
+
+
+class Prompt(NamedTuple):
+    """An item of a task with its prompt's token ids."""
+
+    task: int
+    """Index in the config's `tasks`."""
+    item: Item
+    tokens: list[int]
+
+
+class Prompts:
+    """Draws prompts: which ones a step has depends on nothing but the config and the step.
+
+    Args:
+        tasks: those of the config, opened.
+        longest: tokens that a prompt may have.
+    """
+
+    def __init__(
+        self, tasks: Sequence[Task], train: ReinforceConfig, tokenizer: Tokenizer, longest: int
+    ) -> None:
+        self._tasks, self._train = tasks, train
+        self._tokenizer, self._longest = tokenizer, longest
+
+    def of_step(self, step: int) -> list[Prompt]:
+        """Return the prompts of a step; raises UserError if one is too long."""
+        count = self._train.prompts_per_step
+        return [self._drawn(number) for number in range(step * count, (step + 1) * count)]
+
+    def of_validation(self) -> list[Prompt]:
+        """Return the prompts of all held-out items; raises UserError if one is too long."""
+        return [
+            self._prompt(number, item)
+            for number, task in enumerate(self._tasks)
+            for item in _first(task.validation, len(task.validation))
+        ]
+
+    def check(self) -> None:
+        """Raise UserError if a held-out prompt or one of the first to train on is too long."""
+        self.of_validation()
+        for number, task in enumerate(self._tasks):
+            for item in _first(task.train, _CHECKED_ITEMS):
+                self._prompt(number, item)
+
+    def _drawn(self, number: int) -> Prompt:
+        """Return a prompt by its number in the run; the tasks take turns."""
+        place, task = divmod(number, len(self._tasks))
+        items = self._tasks[task].train
+        if len(items) > _LARGEST_SHUFFLED:
+            random = np.random.default_rng([self._train.seed, task, place])
+            return self._prompt(task, items[int(random.integers(len(items)))])
+        passes, index = divmod(place, len(items))
+        return self._prompt(task, items[_order(self._train.seed, task, passes, len(items))[index]])
+
+    def _prompt(self, task: int, item: Item) -> Prompt:
+        tokens = encode_prompt(item.prompt, self._tokenizer)
+        if not 0 < len(tokens) <= self._longest:
+            problem = "has no tokens" if not tokens else f"has {len(tokens)} tokens"
+            raise UserError(
+                f"task {self._tasks[task].name}: the prompt {format_value(item.prompt)} {problem};"
+                f" it must have 1 to {self._longest} (sequence_length − max_new_tokens)"
+            )
+        return Prompt(task, item, tokens)
+
+
+def _first(items: Items, count: int) -> Iterator[Item]:
+    return (items[index] for index in range(min(count, len(items))))
+
+
+@functools.lru_cache(maxsize=8)
+def _order(seed: int, task: int, passes: int, count: int) -> list[int]:
+    """Return the order of a task's items in one pass over them."""
+    return np.random.default_rng([seed, task, passes]).permutation(count).tolist()

@@ -1,0 +1,160 @@
+"""`rollouts/`: every text that a run has sampled, with its rewards, a file of JSON lines per step.
+
+rollouts/
+  step-000123.jsonl         the completions that step 123 learned from
+  validation-000123.jsonl   those of the validation after step 123
+  validation-start.jsonl    those of the validation before step 0
+"""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+from pydantic import TypeAdapter, ValidationError
+
+from rungs.common import disk
+from rungs.common.errors import UserError
+from rungs.common.paths import is_file
+from rungs.model.rollouts import Rollout
+from rungs.reinforcement.prompts import Prompt
+from rungs.tasks.verifiers.verdict import Status, Verdict
+
+
+@dataclasses.dataclass(frozen=True)
+class Completion:
+    """A sampled text and what the verifier says about it."""
+
+    task: int
+    """Index in the config's `tasks`."""
+    prompt: str
+    place: int
+    """Of the prompt, within the step or the validation."""
+    sample: int
+    """Number of the completion among those of the prompt."""
+    text: str
+    tokens: list[int]
+    """With the stop token, if there is one."""
+    log_probs: list[float]
+    """Of each token when it was sampled, after the temperature, in nats."""
+    finished: bool
+    """Whether the last token is a stop token; otherwise the text reached max_new_tokens."""
+    answer: str
+    rewards: dict[str, float]
+    """By name; empty if the verifier failed."""
+    correct: bool
+    status: Status
+    """Of the verifier."""
+    message: str
+    advantage: float | None = None
+    """None in a validation."""
+
+    @classmethod
+    def of(
+        cls, prompt: Prompt, place: int, sample: int, text: str, rollout: Rollout, verdict: Verdict
+    ) -> Self:
+        """Return a completion with its verdict."""
+        return cls(
+            task=prompt.task,
+            prompt=prompt.item.prompt,
+            place=place,
+            sample=sample,
+            text=text,
+            tokens=rollout.tokens,
+            log_probs=[float(number) for number in rollout.log_probs],
+            finished=rollout.finished,
+            answer=prompt.item.answer,
+            rewards=verdict.rewards,
+            correct=verdict.correct and verdict.status == "ok",
+            status=verdict.status,
+            message=verdict.message,
+        )
+
+    @property
+    def verdict(self) -> Verdict:
+        """What the verifier said."""
+        return Verdict(self.rewards, self.status, self.message)
+
+    @property
+    def reward(self) -> float:
+        """The sum of the rewards; NaN if the verifier failed."""
+        return self.verdict.total if self.status == "ok" else float("nan")
+
+
+_COMPLETION = TypeAdapter(Completion)
+
+
+class RolloutFiles:
+    """The files of a run.
+
+    Args:
+        folder: `rollouts/`, which is created when something is written.
+        writes: whether this process writes; of several, the first one does.
+    """
+
+    def __init__(self, folder: Path, writes: bool = True) -> None:
+        self._folder, self._writes = folder, writes
+
+    def step(self, step: int) -> Path:
+        """The file of a step."""
+        return self._folder / f"step-{step:06d}.jsonl"
+
+    def validation(self, step: int | None) -> Path:
+        """The file of the validation after a step; None for the one before step 0."""
+        return self._folder / f"validation-{'start' if step is None else f'{step:06d}'}.jsonl"
+
+    def validations(self) -> list[tuple[str, Path]]:
+        """Return the validations that there are, in order, with the names of their steps."""
+        paths = sorted(self._folder.glob("validation-[0-9]*.jsonl"))
+        start = [self.validation(None)] if is_file(self.validation(None)) else []
+        return [(path.stem.removeprefix("validation-"), path) for path in [*start, *paths]]
+
+    def write(self, path: Path, completions: Sequence[Completion]) -> None:
+        """Write a file, completely or not at all; raises RunFailure."""
+        if not self._writes:
+            return
+        lines = (
+            json.dumps(dataclasses.asdict(completion), ensure_ascii=False)
+            for completion in completions
+        )
+        content = "".join(f"{line}\n" for line in lines).encode("utf-8", "surrogatepass")
+        with disk.writing(path, "sampled texts", len(content)):
+            path.parent.mkdir(exist_ok=True)
+            unfinished = path.with_suffix(".new")
+            unfinished.write_bytes(content)
+            unfinished.replace(path)
+
+
+def read(path: Path) -> list[Completion]:
+    """Return the completions in a file; raises UserError if it is missing or damaged."""
+    try:
+        lines = path.read_bytes().splitlines()
+        return [_COMPLETION.validate_json(line) for line in lines]
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except (OSError, ValidationError):
+        raise UserError(f"{path}: damaged, or of another version of Rungs") from None
+
+
+def known_verdicts(path: Path, rollouts: Sequence[Rollout]) -> list[Verdict] | None:
+    """Return the verdicts in a file if it is about exactly these texts, otherwise None.
+
+    A step that a kill interrupted samples the same texts again. Timeouts depend on the clock, so
+    the verdicts count that were written first.
+    """
+    if not is_file(path):
+        return None
+    try:
+        found = read(path)
+    except UserError:
+        return None
+    if [completion.tokens for completion in found] != [rollout.tokens for rollout in rollouts]:
+        return None
+    return [completion.verdict for completion in found]
+
+
+def array_of(completions: Sequence[Completion], field: str) -> np.ndarray:
+    """Return a number of each completion as an array."""
+    return np.array([getattr(completion, field) for completion in completions])

@@ -1,0 +1,125 @@
+"""Completions of a step's prompts, sampled and verified."""
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from rungs.config.run_config import ReinforceRunConfig
+from rungs.data.tokenizer import Tokenizer
+from rungs.model.rollouts import Rollout, RolloutRequest, RolloutSampler
+from rungs.reinforcement.prompts import Prompt
+from rungs.reinforcement.rollout_files import Completion, known_verdicts
+from rungs.reinforcement.verification import verify
+from rungs.tasks.verifiers.opening import Verifier
+
+TRAINING, VALIDATION = 0, 1
+"""Part of the random numbers, so that steps and validations use different ones."""
+
+
+class Seconds(NamedTuple):
+    """Where the time went."""
+
+    sampling: float
+    verifying: float
+
+
+class CompletionSource:
+    """Samples completions and has them verified.
+
+    Args:
+        config: both configs; it fixes the shapes.
+        sampler: has the weights to sample from.
+        tokenizer: turns token ids into text.
+        stop_tokens: each of them ends a text.
+        verifiers: of each task.
+    """
+
+    def __init__(
+        self,
+        config: ReinforceRunConfig,
+        sampler: RolloutSampler,
+        tokenizer: Tokenizer,
+        stop_tokens: tuple[int, ...],
+        verifiers: Sequence[Verifier],
+    ) -> None:
+        self._seed = config.train.seed
+        self._sampler, self._tokenizer, self._verifiers = sampler, tokenizer, verifiers
+        self._request = RolloutRequest(
+            batch_size=config.train.sampling_batch_size or config.train.sequences_per_step,
+            prompt_tokens=longest_prompt(config),
+            new_tokens=config.train.max_new_tokens,
+            temperature=config.train.temperature,
+            stop_tokens=stop_tokens,
+        )
+
+    def of_step(
+        self,
+        step: int,
+        prompts: Sequence[Prompt],
+        samples: int,
+        file: Path,
+        should_stop: Callable[[], bool],
+    ) -> tuple[list[Completion], Seconds]:
+        """Return the completions that a step learns from: `samples` of each prompt, in order.
+
+        Args:
+            file: may have verdicts on the same texts already.
+            should_stop: called before each verdict.
+
+        Raises:
+            Stopped: `should_stop` returned True.
+        """
+        return self._complete((TRAINING, step), prompts, samples, file, should_stop)
+
+    def of_validation(
+        self,
+        prompts: Sequence[Prompt],
+        samples: int,
+        file: Path,
+        should_stop: Callable[[], bool],
+    ) -> tuple[list[Completion], Seconds]:
+        """Return the completions of a validation. Every one uses the same random numbers, so that
+        their difference tells more about the weights."""
+        return self._complete((VALIDATION, 0), prompts, samples, file, should_stop)
+
+    def _complete(
+        self,
+        numbers: tuple[int, int],
+        prompts: Sequence[Prompt],
+        samples: int,
+        file: Path,
+        should_stop: Callable[[], bool],
+    ) -> tuple[list[Completion], Seconds]:
+        rows = [
+            (place, prompt, sample)
+            for place, prompt in enumerate(prompts)
+            for sample in range(samples)
+        ]
+        kind, step = numbers
+        randomness = [(self._seed, kind, step, place, sample) for place, _, sample in rows]
+        start = time.perf_counter()
+        rollouts = self._sampler.sample(
+            [prompt.tokens for _, prompt, _ in rows], randomness, self._request
+        )
+        texts = [self._text(rollout) for rollout in rollouts]
+        sampled = time.perf_counter()
+        verdicts = known_verdicts(file, rollouts) or verify(
+            self._verifiers, [prompt for _, prompt, _ in rows], texts, should_stop
+        )
+        completions = [
+            Completion.of(prompt, place, sample, text, rollout, verdict)
+            for (place, prompt, sample), text, rollout, verdict in zip(
+                rows, texts, rollouts, verdicts, strict=True
+            )
+        ]
+        return completions, Seconds(sampled - start, time.perf_counter() - sampled)
+
+    def _text(self, rollout: Rollout) -> str:
+        tokens = rollout.tokens[:-1] if rollout.finished else rollout.tokens
+        return self._tokenizer.decode(tokens, skip_special_tokens=True)
+
+
+def longest_prompt(config: ReinforceRunConfig) -> int:
+    """Return the tokens that a prompt may have."""
+    return config.sequence_length - config.train.max_new_tokens

@@ -1,0 +1,18 @@
+"""Tasks: where prompts and answers come from, split into training and held-out items, and the
+verifiers that reward completions.
+
+    opening        open the task of a config
+    task           what a source provides
+    item           a prompt with its answer
+    item_file      items from files of JSON lines
+    reasoning_gym  items of the library reasoning-gym
+    generated      items that are generated; the split into training and validation
+    draws          pseudorandom choices that are the same everywhere
+    parity, countdown, sorting, brackets, addition   the built-in tasks
+    verifiers      what rewards completions
+
+To add a built-in task, write a file with `draw`, `worked`, `short` and `ALPHABET`, put it into
+`BUILT_IN` of `opening`, and its settings into `rungs/config/task_config.py`.
+
+Imports `common` and `config`. Nothing here imports JAX.
+"""

@@ -1,0 +1,35 @@
+"""The task `add`: the sum of two numbers."""
+
+from collections.abc import Iterator
+
+from rungs.config.task_config import AddSettings
+from rungs.tasks.draws import Draws
+from rungs.tasks.item import Item
+
+ALPHABET = "0123456789+>,:="
+
+
+def draw(settings: AddSettings, draws: Draws) -> Item:
+    """Return an item such as `57+68:` with the answer `125`."""
+    left, right = (draws.number(settings.min_digits, settings.max_digits) for _ in range(2))
+    return Item(f"{left}+{right}:", str(left + right), {"terms": [left, right]})
+
+
+def worked(item: Item) -> str:
+    """Return the sums of the columns from the right, `7+8+0>15,5+6+1>12`, then the answer. Each sum
+    has both digits and the carry."""
+    return ",".join(_columns(*item.info["terms"])) + short(item)
+
+
+def _columns(left: int, right: int) -> Iterator[str]:
+    carry, width = 0, max(len(str(left)), len(str(right)))
+    for place in range(width):
+        digits = left // 10**place % 10, right // 10**place % 10
+        total = sum(digits) + carry
+        yield f"{digits[0]}+{digits[1]}+{carry}>{total}"
+        carry = total // 10
+
+
+def short(item: Item) -> str:
+    """Return the answer alone."""
+    return f"={item.answer}"

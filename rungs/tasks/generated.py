@@ -1,0 +1,76 @@
+"""Generated items, split into training and validation.
+
+Both splits draw candidates: numbered items, a pure function of a number. They use different numbers
+and, as different numbers can give the same prompt, a rule that says which split a prompt may be in.
+For built-in tasks it is a hash of the prompt, whatever seed and settings: a prompt that is held out
+from one run is held out from all of them.
+"""
+
+from collections.abc import Callable, Iterable
+
+from rungs.common.errors import UserError
+from rungs.tasks.item import Item
+
+ITEMS = 1 << 30
+"""How many items there are to train on. Validation uses the numbers that follow."""
+HELD_OUT_PART = 10
+"""One in this many prompts is held out."""
+_STRIDE = 748_561_459  # a prime
+_TRIES = 200
+_ADVICE = "change its settings so that there are more prompts"
+
+Draw = Callable[[int], Item]
+"""Returns the candidate of a number below 2 × ITEMS."""
+Rule = Callable[[Item], bool]
+"""Returns whether an item is for validation."""
+
+
+class TrainingItems:
+    """The items to train on, without end for any practical purpose."""
+
+    def __init__(self, name: str, draw: Draw, held_out: Rule, count: int | None) -> None:
+        self._name, self._draw, self._is_held_out = name, draw, held_out
+        self._count = count or ITEMS
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> Item:
+        if not 0 <= index < self._count:
+            raise IndexError(f"there is no item {index} of {self._count}")
+        numbers = ((index + tried * _STRIDE) % ITEMS for tried in range(_TRIES))
+        for item in map(self._draw, numbers):
+            if not self._is_held_out(item):
+                return item
+        raise UserError(f"{self._name}: has too few different prompts; {_ADVICE}")
+
+
+def held_out_items(name: str, draw: Draw, rule: Rule, count: int) -> list[Item]:
+    """Return items for validation, all with different prompts.
+
+    Raises:
+        UserError: there are too few prompts.
+    """
+    candidates = filter(rule, map(draw, range(ITEMS, ITEMS + count * _TRIES)))
+    different = _without_repeats(candidates, count)
+    if len(different) < count:
+        raise UserError(
+            f"{name}: validation_items: {count:,} is more than the {len(different):,} different"
+            f" prompts found to hold out; use fewer, or {_ADVICE}"
+        )
+    return different
+
+
+def by_hash(item: Item) -> bool:
+    """Whether the hash of an item's prompt makes it one for validation."""
+    return item.prompt_hash % HELD_OUT_PART == 0
+
+
+def _without_repeats(items: Iterable[Item], count: int) -> list[Item]:
+    """Return the first `count` items with different prompts, fewer if there are fewer."""
+    found: dict[str, Item] = {}
+    for item in items:
+        if len(found) == count:
+            break
+        found.setdefault(item.prompt, item)
+    return list(found.values())

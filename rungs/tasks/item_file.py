@@ -1,0 +1,137 @@
+"""Items from files of JSON lines: `{"prompt": …, "answer": …}`, optionally with `info` and
+`verifier`."""
+
+import hashlib
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import Field
+
+from rungs.common import strict_json
+from rungs.common.errors import UserError
+from rungs.common.strict_json import StrictModel
+from rungs.config.task_config import VERIFIERS, BuiltInVerifier, TaskConfig
+from rungs.tasks.item import Item
+from rungs.tasks.task import Task
+from rungs.tasks.verifiers.built_in import BUILT_IN
+from rungs.tasks.verifiers.numbers import MARK
+
+_MOST_ERRORS = 50
+Text = Annotated[str, Field(min_length=1)]
+
+
+class ItemLine(StrictModel):
+    """One line of a file."""
+
+    prompt: Text
+    answer: Text
+    info: dict[str, Any] = Field(default={})
+    verifier: BuiltInVerifier | None = None
+
+
+class ItemFile(NamedTuple):
+    """The items of a file."""
+
+    path: Path
+    items: list[Item]
+    lines: dict[str, int]
+    """The line on which each prompt first is, from 1."""
+    sha256: str
+
+
+def open_task(config: TaskConfig, run_folder: Path) -> Task:
+    """Return the task of a file of items.
+
+    Raises:
+        UserError: a line for each line of a file that is not an item, lacks what its verifier
+            needs or is both trained on and held out; or there are too few.
+    """
+    source = read(run_folder / config.source, config.verifier)
+    if config.validation_source is None:
+        train, validation = _split(source, config.validation_items)
+        checksums = {config.source: source.sha256}
+    else:
+        held_out = read(run_folder / config.validation_source, config.verifier)
+        _require_disjoint(source, held_out)
+        train, validation = source.items, held_out.items[: config.validation_items]
+        checksums = {config.source: source.sha256, config.validation_source: held_out.sha256}
+    return Task(
+        name=Path(config.source).stem,
+        train=train[: config.train_items],
+        validation=validation,
+        verifier="exact",
+        worked=gold_text,
+        short=gold_text,
+        sha256=checksums,
+    )
+
+
+def gold_text(item: Item) -> str:
+    """Return an item's answer as its verifier expects it in a completion."""
+    needs_mark = item.verifier == "gsm8k" and MARK not in item.answer
+    return f"{MARK} {item.answer}" if needs_mark else item.answer
+
+
+def read(path: Path, verifier: str | None) -> ItemFile:
+    """Return the items of a file; blank lines are skipped.
+
+    Args:
+        verifier: the verifier of all items, whatever they say themselves.
+
+    Raises:
+        UserError: a line for each line that is not an item; it names the file and the line.
+    """
+    text = strict_json.read_text(path)
+    items: list[Item] = []
+    lines: dict[str, int] = {}
+    errors: list[str] = []
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip() or len(errors) == _MOST_ERRORS:
+            continue
+        try:
+            items.append(item := _item(line, Path(f"{path}:{number}"), verifier))
+            lines.setdefault(item.prompt, number)
+        except UserError as error:
+            errors.append(str(error))
+    if not items and not errors:
+        errors.append(f'{path}: has no items; each line must be {{"prompt": …, "answer": …}}')
+    if errors:
+        raise UserError("\n".join(errors))
+    return ItemFile(path, items, lines, hashlib.sha256(text.encode()).hexdigest())
+
+
+def _item(line: str, place: Path, verifier: str | None) -> Item:
+    found = strict_json.parse(line, place, ItemLine)
+    name = verifier or found.verifier
+    if name is None:
+        known = ", ".join(VERIFIERS)
+        raise UserError(f"{place}: verifier: missing, here and in the task's config; {known}")
+    item = Item(found.prompt, found.answer, found.info, name if name in BUILT_IN else None)
+    if name in BUILT_IN and (problem := BUILT_IN[name].problem(item)):
+        raise UserError(f"{place}: {problem}, for the verifier {name}")
+    return item
+
+
+def _split(source: ItemFile, count: int) -> tuple[list[Item], list[Item]]:
+    """Return the items of all prompts but `count`, and the first item of each of these, which have
+    the smallest hashes."""
+    first = {item.prompt: item for item in reversed(source.items)}
+    held_out = dict(sorted(first.items(), key=lambda pair: pair[1].prompt_hash)[:count])
+    train = [item for item in source.items if item.prompt not in held_out]
+    if not train:
+        raise UserError(
+            f"{source.path}: has {len(first):,} different prompts, and validation_items {count:,}"
+            f" leaves none to train on; at most {len(first) - 1:,}, or give validation_source"
+        )
+    return train, list(held_out.values())
+
+
+def _require_disjoint(source: ItemFile, held_out: ItemFile) -> None:
+    errors = [
+        f"{held_out.path}:{number}: its prompt is also in {source.path}:{source.lines[prompt]};"
+        " remove one of the two"
+        for prompt, number in held_out.lines.items()
+        if prompt in source.lines
+    ]
+    if errors:
+        raise UserError("\n".join(errors[:_MOST_ERRORS]))

@@ -1,0 +1,64 @@
+"""Opens the task of a config."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rungs.config.task_config import SETTINGS, TaskConfig
+from rungs.tasks import (
+    addition,
+    brackets,
+    countdown,
+    item_file,
+    parity,
+    reasoning_gym,
+    sorting,
+)
+from rungs.tasks.draws import Draws
+from rungs.tasks.generated import TrainingItems, by_hash, held_out_items
+from rungs.tasks.item import Item
+from rungs.tasks.task import Task
+
+
+class _BuiltIn(NamedTuple):
+    module: Any
+    """Has `draw`, `worked`, `short` and `ALPHABET`."""
+    verifier: str
+
+
+BUILT_IN = {
+    "parity": _BuiltIn(parity, "parity"),
+    "countdown": _BuiltIn(countdown, "countdown"),
+    "sort": _BuiltIn(sorting, "sorted"),
+    "brackets": _BuiltIn(brackets, "brackets"),
+    "add": _BuiltIn(addition, "last_number"),
+}
+"""The built-in tasks with their own verifiers."""
+
+
+def open_task(config: TaskConfig, run_folder: Path) -> Task:
+    """Return the task of a config. The items depend on nothing but the config, and on the files or
+    library that it names.
+
+    Raises:
+        UserError: a file or the library has problems; a line for each.
+    """
+    if config.is_file:
+        return item_file.open_task(config, run_folder)
+    if config.reasoning_gym_name:
+        return reasoning_gym.open_task(config)
+    module, verifier = BUILT_IN[config.source]
+    draw = _drawing(module.draw, SETTINGS[config.source](**config.settings), config.seed)
+    return Task(
+        name=config.source,
+        train=TrainingItems(config.source, draw, by_hash, config.train_items),
+        validation=held_out_items(config.source, draw, by_hash, config.validation_items),
+        verifier=verifier,
+        worked=module.worked,
+        short=module.short,
+        alphabet=module.ALPHABET,
+    )
+
+
+def _drawing(draw: Callable[[Any, Draws], Item], settings: Any, seed: int) -> Callable[[int], Item]:
+    return lambda number: draw(settings, Draws(seed, number))

@@ -1,0 +1,111 @@
+"""Tasks of the library reasoning-gym (Stojanovski et al. 2025, arXiv 2505.24760), the extra
+`reasoning`.
+
+Its items are a pure function of a seed and an index, mostly of their sum, so training and
+validation use seeds far apart. As small tasks repeat their prompts, training also leaves out those
+of the held-out items. A hash would leave out nine of ten, and some tasks take long to make one.
+"""
+
+import dataclasses
+import difflib
+import functools
+import importlib
+import json
+from collections.abc import Callable
+from typing import Any
+
+from rungs.common.errors import UserError, reason
+from rungs.common.strict_json import format_value
+from rungs.config.task_config import REASONING_GYM, TaskConfig
+from rungs.tasks.generated import ITEMS, TrainingItems, held_out_items
+from rungs.tasks.item import Item
+from rungs.tasks.task import Task
+
+VERIFIER = "reasoning-gym"
+_OURS = ("seed", "size")
+_SEED_STRIDE = 1_000_003
+_SIZE = 256
+"""Items of one of the library's datasets; some make tables of this size."""
+_DATASETS_KEPT = 8
+
+
+def open_task(config: TaskConfig) -> Task:
+    """Return a task of the library.
+
+    Raises:
+        UserError: the library is missing, has no such task or settings, or the task has no answers.
+    """
+    name = config.reasoning_gym_name or ""
+    dataset = _datasets(name, config)
+
+    def draw(number: int) -> Item:
+        place = number % _SIZE
+        return _item(config.source, dataset(number - place)[place])
+
+    validation = held_out_items(config.source, draw, lambda _: True, config.validation_items)
+    prompts = {item.prompt for item in validation}
+    return Task(
+        name=name,
+        train=TrainingItems(
+            config.source, draw, lambda item: item.prompt in prompts, config.train_items
+        ),
+        validation=validation,
+        verifier=VERIFIER,
+        worked=_answer,
+        short=_answer,
+    )
+
+
+def _answer(item: Item) -> str:
+    return item.answer
+
+
+def _library() -> Any:
+    try:
+        return importlib.import_module("reasoning_gym.factory")
+    except ImportError as error:
+        raise UserError(
+            f"reasoning-gym is not installed ({reason(error)}); install it: uv sync --extra"
+            " reasoning"
+        ) from None
+
+
+def _datasets(name: str, config: TaskConfig) -> Callable[[int], Any]:
+    """Return a function that returns the dataset of the items from a number on."""
+    known = _library().DATASETS
+    if name not in known:
+        close = difflib.get_close_matches(name, known, n=1)
+        advice = f"did you mean {REASONING_GYM}{close[0]}?" if close else f"it has {len(known)}"
+        raise UserError(f'source: reasoning-gym has no task "{name}"; {advice}')
+    dataset_type, settings_type = known[name]
+    _require_known(config, [field.name for field in dataclasses.fields(settings_type)])
+    # below 2**32, the largest seed of NumPy, with any of our numbers added
+    seed = config.seed * _SEED_STRIDE % (2 * ITEMS)
+
+    @functools.lru_cache(maxsize=_DATASETS_KEPT)
+    def dataset(first: int) -> Any:
+        try:
+            return dataset_type(settings_type(**config.settings, seed=seed + first, size=_SIZE))
+        except Exception as error:  # its checks are assertions, and wrong types raise anything
+            raise UserError(f"settings of {config.source}: {reason(error)}") from None
+
+    return dataset
+
+
+def _require_known(config: TaskConfig, names: list[str]) -> None:
+    for key in config.settings:
+        if key in _OURS:
+            raise UserError(f"settings of {config.source}: {key}: comes from the task's config")
+        if key not in names:
+            close = difflib.get_close_matches(key, names, n=1)
+            own = ", ".join(name for name in names if name not in _OURS)
+            advice = f"did you mean {close[0]}?" if close else f"the keys are {own}"
+            raise UserError(f"settings of {config.source}: {key}: unknown key; {advice}")
+
+
+def _item(source: str, entry: dict[str, Any]) -> Item:
+    if not isinstance(entry["answer"], str):
+        answer = format_value(entry["answer"])
+        raise UserError(f"{source}: has items without an answer ({answer}); use another task")
+    info = json.loads(json.dumps(entry["metadata"], default=str))
+    return Item(entry["question"], entry["answer"], info)

@@ -1,0 +1,33 @@
+"""The task `sort`: the prompt's digits in ascending order."""
+
+from collections.abc import Iterator
+
+from rungs.config.task_config import SortSettings
+from rungs.tasks.draws import Draws
+from rungs.tasks.item import Item
+
+ALPHABET = "0123456789,:="
+
+
+def draw(settings: SortSettings, draws: Draws) -> Item:
+    """Return an item such as `302:` with the answer `023`. Each length is as likely."""
+    digits = draws.text("0123456789", draws.between(settings.min_digits, settings.max_digits))
+    return Item(f"{digits}:", "".join(sorted(digits)), {"digits": digits})
+
+
+def worked(item: Item) -> str:
+    """Return the steps of a selection sort, `032,23,3`, then the answer. Each step has the smallest
+    of the remaining digits, then the others in their order."""
+    return ",".join(_steps(item.info["digits"])) + short(item)
+
+
+def _steps(digits: str) -> Iterator[str]:
+    while digits:
+        smallest = min(digits)
+        digits = digits.replace(smallest, "", 1)
+        yield smallest + digits
+
+
+def short(item: Item) -> str:
+    """Return the answer alone."""
+    return f"={item.answer}"

@@ -1,0 +1,138 @@
+"""Checks a verifier before training: a model finds and learns whatever a verifier pays for.
+
+Empty completions that were paid and lists of guesses that passed have both been reported
+(Liuziyu77/Visual-RFT issues 176 and 79).
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from rungs.common.errors import UserError
+from rungs.common.strict_json import format_value
+from rungs.tasks.item import Item
+from rungs.tasks.task import Task
+from rungs.tasks.verifiers.verdict import Verdict
+
+ITEMS = 8
+Verify = Callable[[Item, str], Verdict]
+
+
+class Checkup(NamedTuple):
+    """What a checkup found out about a verifier that passed."""
+
+    items: int
+    median_seconds: float
+    """The time of one call."""
+    paid: dict[str, int]
+    """For each kind of wrong text, for how many of the items it was paid, by accident."""
+
+
+def check(verify: Verify, task: Task) -> Checkup:
+    """Return what a verifier's calls on a few training items show.
+
+    A wrong text may be right by accident, such as another item's answer, but not for half of the
+    items.
+
+    Raises:
+        UserError: the verifier fails; doesn't count the right answer as correct; pays or counts as
+            correct an empty text, the prompt, another item's answer or a list of answers like the
+            right one; or gives another reward the second time.
+    """
+    items = [task.train[index] for index in range(min(ITEMS, len(task.train)))]
+    calls = _Calls(verify)
+    examples: dict[str, list[str]] = {}
+    for item in items:
+        for kind, found in _paid(calls, item, items, task).items():
+            examples.setdefault(kind, []).extend(found)
+    for found in examples.values():
+        if 2 * len(found) >= len(items):
+            raise UserError(f"the verifier {found[0]}; a model would learn that instead")
+    paid = {kind: len(found) for kind, found in examples.items()}
+    return Checkup(len(items), statistics.median(calls.seconds), paid)
+
+
+def _paid(calls: "_Calls", item: Item, items: list[Item], task: Task) -> dict[str, list[str]]:
+    """Return for each kind of wrong text a line if it is paid like the right one, or no line."""
+    right, best = calls.best_right(item, task)
+    lines: dict[str, list[str]] = {}
+    for kind, text in _wrong_texts(item, items, task).items():
+        verdict = calls.verdict(item, text)
+        line = (
+            f"{_pays(verdict)} {kind}, {_quote(text)}, and {best.total:g} for the right answer"
+            f" {_quote(right)} to {_quote(item.prompt)}"
+        )
+        lines[kind] = [line] if verdict.total >= best.total or verdict.correct else []
+    return lines
+
+
+class _Calls:
+    """Calls a verifier and refuses one that fails."""
+
+    def __init__(self, verify: Verify) -> None:
+        self._verify = verify
+        self.seconds: list[float] = []
+        """The time of each call."""
+
+    def verdict(self, item: Item, text: str) -> Verdict:
+        start = time.perf_counter()
+        verdict = self._verify(item, text)
+        self.seconds.append(time.perf_counter() - start)
+        if verdict.status != "ok":
+            raise UserError(
+                f"{verdict.message}; this was for the completion {_quote(text)} of"
+                f" {_quote(item.prompt)}: a verifier must return a reward for any text"
+            )
+        return verdict
+
+    def best_right(self, item: Item, task: Task) -> tuple[str, Verdict]:
+        """Return the right text that is paid most, worked or short, and its verdict."""
+        texts = dict.fromkeys([task.worked(item), task.short(item)])
+        verdicts = {text: self._same_twice(item, text) for text in texts}
+        text, best = max(verdicts.items(), key=lambda pair: pair[1].total)
+        if not best.correct:
+            raise UserError(
+                f"the verifier {_pays(best)} the right answer {_quote(text)} to"
+                f" {_quote(item.prompt)}; it needs a total of at least 1, or a reward named"
+                " correct of 1"
+            )
+        return text, best
+
+    def _same_twice(self, item: Item, text: str) -> Verdict:
+        first, second = self.verdict(item, text), self.verdict(item, text)
+        if first != second:
+            raise UserError(
+                f"the verifier {_pays(first)} the completion {_quote(text)} of"
+                f" {_quote(item.prompt)}, and {second.total:g} the second time; it must depend on"
+                " its arguments only"
+            )
+        return first
+
+
+def _wrong_texts(item: Item, items: list[Item], task: Task) -> dict[str, str]:
+    """Return texts that should not be paid, by what they are."""
+    texts = {"an empty text": "", "the prompt itself": item.prompt}
+    others = [other for other in items if other.answer != item.answer]
+    if not others:
+        return texts
+    texts["another item's answer"] = task.short(others[0])
+    for name, form in {"": lambda other: other.answer, "full ": task.short}.items():
+        texts[f"a list of {name}answers"] = ", ".join(_surrounded(item, others, form))
+        texts[f"lines of {name}answers"] = "\n".join(_surrounded(item, others, form))
+    return texts
+
+
+def _surrounded(item: Item, others: list[Item], form: Callable[[Item], str]) -> list[str]:
+    """Return answers with the right one in the middle, as the first or last one may be meant."""
+    wrong = list(dict.fromkeys(map(form, others)))
+    half = len(wrong) // 2
+    return [*wrong[:half], wrong[-1], form(item), *wrong[half:]]
+
+
+def _pays(verdict: Verdict) -> str:
+    return f"pays {verdict.total:g} for"
+
+
+def _quote(text: str) -> str:
+    return format_value(text)

@@ -1,0 +1,93 @@
+"""Opens the verifier of a task."""
+
+import hashlib
+from pathlib import Path
+from typing import Self
+
+from rungs.common import strict_json
+from rungs.common.errors import UserError
+from rungs.config.task_config import TaskConfig
+from rungs.tasks import reasoning_gym
+from rungs.tasks.item import Item
+from rungs.tasks.task import Task
+from rungs.tasks.verifiers.built_in import BUILT_IN
+from rungs.tasks.verifiers.reward_process import Code, Limits, RewardProcess
+from rungs.tasks.verifiers.verdict import Verdict
+
+TRUST_FLAG = "--trust-verifier"
+_REASONING_GYM_CODE = Path(__file__).with_name("reasoning_gym_reward.py")
+
+
+class Verifier:
+    """Rewards completions. Close it, or use it as a context manager: it may have a process."""
+
+    def __init__(
+        self, name: str, process: RewardProcess | None = None, sha256: str | None = None
+    ) -> None:
+        self.name = name
+        """The built-in verifier of items that don't name one, or the file of the function."""
+        self.sha256 = sha256
+        """The checksum of the user's file, None without one."""
+        self._process = process
+
+    def __call__(self, item: Item, completion: str) -> Verdict:
+        """Return the verdict on a completion of an item's prompt. It never raises: a verifier that
+        fails is told by the verdict's status."""
+        if self._process:
+            return self._process.reward(item.prompt, completion, item.answer, item.info)
+        return Verdict.of(BUILT_IN[item.verifier or self.name].is_correct(item, completion))
+
+    def close(self) -> None:
+        """End the process, if there is one."""
+        if self._process:
+            self._process.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def open_verifier(
+    config: TaskConfig, task: Task, run_folder: Path, *, trust_verifier: bool
+) -> Verifier:
+    """Return the verifier of a config, or else the task's own.
+
+    Args:
+        trust_verifier: whether a Python file of the run folder may run.
+
+    Raises:
+        UserError: the file is not trusted, cannot be read or loaded, or the items lack what the
+            verifier needs.
+    """
+    name = config.verifier or task.verifier
+    if name in BUILT_IN:
+        return _built_in(name, task)
+    limits = Limits(config.verifier_timeout_seconds, config.verifier_memory_bytes)
+    if name == reasoning_gym.VERIFIER:
+        return _started(name, strict_json.read_text(_REASONING_GYM_CODE), limits, None)
+    path = run_folder / name
+    text = strict_json.read_text(path)
+    if not trust_verifier:
+        raise UserError(
+            f"{path}: is a program that rewards completions; read it, and if you trust it, give"
+            f" {TRUST_FLAG}"
+        )
+    return _started(name, text, limits, hashlib.sha256(text.encode()).hexdigest())
+
+
+def _built_in(name: str, task: Task) -> Verifier:
+    """Return a built-in verifier; the first item tells if generated ones have what it needs."""
+    item = task.train[0]
+    if item.verifier is None and (problem := BUILT_IN[name].problem(item)):
+        raise UserError(f"verifier: {name} does not fit the items of {task.name}: {problem}")
+    return Verifier(name)
+
+
+def _started(name: str, text: str, limits: Limits, sha256: str | None) -> Verifier:
+    process = RewardProcess(Code(name, text), limits)
+    if problem := process.start():
+        process.close()
+        raise UserError(f"{problem}; correct the file, so that it defines reward()")
+    return Verifier(name, process, sha256)

@@ -1,0 +1,234 @@
+"""A `reward` function that runs in another process, which is killed if it takes too long.
+
+The process has a clean environment, an empty working directory, little memory and no way to start
+others (`reward_child.py`). Requests and answers are lines of JSON: what comes back is never run.
+"""
+
+import contextlib
+import json
+import math
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rungs.common.errors import readable_line
+from rungs.tasks.verifiers.verdict import Verdict
+
+CHILD = Path(__file__).with_name("reward_child.py")
+START_SECONDS = 120
+"""How long loading the code may take; imports from a slow disk do."""
+_ALARM_AFTER_SECONDS = 2
+"""The process ends itself this long after it should have been killed, in case nobody is left to."""
+_MOST_ANSWER_BYTES = 1 << 20
+
+
+class Code(NamedTuple):
+    """The source code of a `reward` function."""
+
+    file: str
+    """Its name, for messages."""
+    text: str
+
+
+class Limits(NamedTuple):
+    """What a call may take."""
+
+    seconds: float
+    memory_bytes: int
+
+
+class RewardProcess:
+    """Calls a `reward` function in another process, one completion a call.
+
+    The process starts with the first call, and again after one that ended it or took too much time
+    or memory. An exception of the function leaves it as it is.
+    """
+
+    def __init__(self, code: Code, limits: Limits) -> None:
+        self._code, self._limits = code, limits
+        self._process: subprocess.Popen[bytes] | None = None
+        self._folder = tempfile.TemporaryDirectory(prefix="rungs-verifier-")
+
+    def start(self) -> str:
+        """Start the process and load the code; return what is wrong with it in one line, or an
+        empty text."""
+        return self._started().message
+
+    def reward(self, prompt: str, completion: str, answer: str, info: dict[str, Any]) -> Verdict:
+        """Return the verdict on a completion. Whatever the function does, this returns in time."""
+        if self._process is None and (failed := self._started()).status != "ok":
+            return failed
+        call = {"prompt": prompt, "completion": completion, "answer": answer, "info": info}
+        return self._exchange(call, self._limits.seconds)
+
+    def close(self) -> None:
+        """End the process and remove its folder."""
+        self._end()
+        self._folder.cleanup()
+
+    def _started(self) -> Verdict:
+        try:
+            self._process = self._popen()
+        except OSError as error:
+            message = f"{self._code.file}: its process did not start: {error.strerror}"
+            return Verdict(status="error", message=message)
+        for pipe in (self._process.stdin, self._process.stdout):
+            os.set_blocking(pipe.fileno(), False)  # type: ignore[union-attr]
+        verdict = self._exchange(self._setup(), START_SECONDS)
+        if verdict.status != "ok":
+            self._end()
+        return verdict
+
+    def _popen(self) -> "subprocess.Popen[bytes]":
+        return subprocess.Popen(
+            # -P: neither this file's folder nor the working directory is searched for modules
+            [sys.executable, "-P", "-s", "-W", "ignore", str(CHILD)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            cwd=self._folder.name,
+            env=_environment(self._folder.name),
+            start_new_session=True,  # Ctrl-C is for the run; and all of it can be killed at once
+        )
+
+    def _setup(self) -> dict[str, Any]:
+        seconds = math.ceil(self._limits.seconds) + _ALARM_AFTER_SECONDS
+        return {
+            "file": self._code.file,
+            "code": self._code.text,
+            "memory_bytes": self._limits.memory_bytes,
+            "start_seconds": START_SECONDS + _ALARM_AFTER_SECONDS,
+            "call_seconds": seconds,
+        }
+
+    def _exchange(self, request: dict[str, Any], seconds: float) -> Verdict:
+        """Send a request and return what its answer means; end the process if it is unusable."""
+        assert self._process
+        line = (json.dumps(request) + "\n").encode()
+        try:
+            verdict = _verdict(_exchanged(self._process, line, seconds))
+        except (TimeoutError, EOFError, ValueError) as error:
+            is_late = isinstance(error, TimeoutError)
+            verdict = Verdict(status="timeout" if is_late else "error", message=str(error))
+            self._end()
+        if verdict.status == "out_of_memory":
+            self._end()
+        message = verdict.message and readable_line(f"{self._code.file}: {verdict.message}")
+        return Verdict(verdict.rewards, verdict.status, message)
+
+    def _end(self) -> None:
+        if self._process is None:
+            return
+        _kill(self._process)
+        for pipe in (self._process.stdin, self._process.stdout):
+            pipe.close()  # type: ignore[union-attr]
+        self._process = None
+
+
+def _environment(folder: str) -> dict[str, str]:
+    """Return an environment without the user's secrets."""
+    return {
+        "PATH": os.defpath,
+        "HOME": folder,
+        "TMPDIR": folder,
+        "LC_ALL": "C.UTF-8",
+        "PYTHONHASHSEED": "0",  # the same order of sets in every process
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+    }
+
+
+def _exchanged(process: "subprocess.Popen[bytes]", line: bytes, seconds: float) -> bytes:
+    """Write a line to a process and return the line that it answers.
+
+    Raises:
+        TimeoutError: it did not answer in time.
+        EOFError: it ended, or closed its pipes.
+        ValueError: its answer is too long.
+    """
+    assert process.stdin and process.stdout  # noqa: PT018
+    answer, deadline = b"", time.monotonic() + seconds
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdin, selectors.EVENT_WRITE)
+        selector.register(process.stdout, selectors.EVENT_READ)
+        while not answer.endswith(b"\n"):
+            ready = selector.select(max(deadline - time.monotonic(), 0))
+            if not ready or time.monotonic() > deadline:
+                raise TimeoutError(f"took longer than {seconds:g} s")
+            for key, _ in ready:
+                if key.fileobj is process.stdin:
+                    line = line[_written(process, key.fd, line) :]
+                    if not line:
+                        selector.unregister(process.stdin)
+                else:
+                    answer += _read(process, key.fd)
+            if len(answer) > _MOST_ANSWER_BYTES:
+                raise ValueError(f"answered more than {_MOST_ANSWER_BYTES:,} bytes")
+    return answer
+
+
+def _written(process: "subprocess.Popen[bytes]", descriptor: int, line: bytes) -> int:
+    try:
+        return os.write(descriptor, line)
+    except BrokenPipeError:
+        raise EOFError(_exit_text(process)) from None
+
+
+def _read(process: "subprocess.Popen[bytes]", descriptor: int) -> bytes:
+    if not (data := os.read(descriptor, 1 << 16)):
+        raise EOFError(_exit_text(process))
+    return data
+
+
+def _verdict(line: bytes) -> Verdict:
+    """Return what an answer of the process means.
+
+    Raises:
+        ValueError: it is no answer.
+    """
+    try:
+        answer = json.loads(line)
+    except (ValueError, RecursionError):
+        answer = None
+    if not isinstance(answer, dict):
+        raise ValueError("wrote to the pipe to Rungs")
+    if answer.get("out_of_memory"):
+        return Verdict(status="out_of_memory", message="needs more than verifier_memory_bytes")
+    if error := answer.get("error"):
+        return Verdict(status="error", message=str(error))
+    return _rewarded(answer["value"]) if "value" in answer else Verdict()
+
+
+def _rewarded(value: Any) -> Verdict:
+    rewards = value if isinstance(value, dict) else {"reward": value}
+    if not rewards:
+        return Verdict(status="error", message="returned {}, without any reward")
+    for name, reward in rewards.items():
+        if not isinstance(reward, float) or not math.isfinite(reward):
+            problem = f"returned {reward} for {name}; a reward must be a finite number"
+            return Verdict(status="error", message=problem)
+    return Verdict(rewards)
+
+
+def _exit_text(process: "subprocess.Popen[bytes]") -> str:
+    """Return how a process ended that closed its pipes."""
+    try:
+        status = process.wait(1)
+    except subprocess.TimeoutExpired:
+        return "closed the pipe to Rungs"
+    if status < 0:
+        return f"its process was ended by {signal.Signals(-status).name}"
+    return f"ended its process with exit code {status}"
+
+
+def _kill(process: "subprocess.Popen[bytes]") -> None:
+    """Kill a process and all that it started."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS raises the other one
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

@@ -1,0 +1,146 @@
+"""The options that `train.py` and `reinforce.py` share, and the lock that both hold.
+
+JAX takes seconds to import; what the options get wrong is reported before that.
+"""
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+
+from rungs.common import run_log
+from rungs.common.errors import UserError
+from rungs.config.run_config import AnyRunConfig
+from rungs.parallel.launchers import Cluster, find_cluster
+from rungs.run.derive import create_like
+from rungs.run.folder import RunFolder, StartOptions, find_run
+
+
+class StartCommand(NamedTuple):
+    """What the shared options ask for."""
+
+    run: str
+    like: str | None
+    settings: tuple[str, ...]
+    start: StartOptions
+    replay: str | None
+    cluster: Cluster | None
+    """None for a single process."""
+
+    def open_run(self) -> AbstractContextManager[Path]:
+        """Find the run folder, or create it with --like; see `create_like`."""
+        if self.like:
+            return create_like(self.run, self.like, self.settings)
+        return nullcontext(find_run(self.run))
+
+
+def start_options(extended: str, replayed: str) -> Callable[[Callable[..., None]], Any]:
+    """Return a decorator that adds the argument RUN and the shared options to a command, which gets
+    them as a `StartCommand`.
+
+    Args:
+        extended: what --extend adds, for its help.
+        replayed: what --replay does.
+
+    Raises:
+        UserError: options don't go together.
+    """
+    options = (
+        click.argument("run"),
+        click.option("--like", metavar="RUN", help="First create RUN as a copy of this run."),
+        click.option(
+            "--set",
+            "settings",
+            metavar="KEY=VALUE",
+            multiple=True,
+            help="With --like: change a key of the copy. Can be repeated.",
+        ),
+        click.option(
+            "--from",
+            "rewind_to",
+            metavar="CHECKPOINT",
+            help="Go back to `best`, `latest` or a checkpoint (`step-000375`); later ones are moved"
+            " aside.",
+        ),
+        click.option(
+            "--fresh",
+            is_flag=True,
+            help="Start over; existing checkpoints and metrics are moved aside.",
+        ),
+        click.option("--extend", is_flag=True, help=f"Resume with more {extended} than before."),
+        click.option("--replay", metavar="STEP", help=replayed),
+        click.option(
+            "--coordinator",
+            metavar="HOST:PORT",
+            help="For several processes: the address of process 0. Slurm, Open MPI, Kubernetes and"
+            " TPU pods don't need these three options.",
+        ),
+        click.option("--processes", type=int, help="Number of processes."),
+        click.option("--process", type=int, help="Index of this process, from 0."),
+    )
+
+    def decorate(main: Callable[..., None]) -> Any:
+        @functools.wraps(main)
+        def with_command(
+            run: str,
+            like: str | None,
+            settings: tuple[str, ...],
+            rewind_to: str | None,
+            fresh: bool,
+            extend: bool,
+            replay: str | None,
+            coordinator: str | None,
+            processes: int | None,
+            process: int | None,
+            **others: Any,
+        ) -> None:
+            start = StartOptions(fresh=fresh, rewind_to=rewind_to, extend=extend)
+            cluster = find_cluster(coordinator, processes, process)
+            command = StartCommand(run, like, settings, start, replay, cluster)
+            _refuse_combinations(command)
+            main(command, **others)
+
+        return functools.reduce(
+            lambda function, option: option(function), options[::-1], with_command
+        )
+
+    return decorate
+
+
+def _refuse_combinations(command: StartCommand) -> None:
+    start, like, cluster = command.start, command.like, command.cluster
+    if command.settings and not like:
+        raise UserError("--set: needs --like; without it, edit the run folder's files")
+    if start.fresh and start.rewind_to:
+        raise UserError("--fresh and --from: give one of them, not both")
+    if cluster and like:
+        raise UserError("--like: create the run folder with one process, then start all of them")
+    if command.replay and (start != StartOptions() or like or cluster):
+        raise UserError(
+            "--replay: runs a recorded step again; it goes with no option that starts a run"
+        )
+
+
+@contextmanager
+def hold_run(folder: RunFolder, config: AnyRunConfig, cluster: Cluster | None) -> Iterator[None]:
+    """Hold the run's lock; of several processes, once they are connected, the first holds it."""
+    if cluster is None:
+        with folder.lock():
+            yield
+        return
+
+    from rungs.parallel import jax_setup
+    from rungs.parallel.lost_process import end_if_lost
+    from rungs.parallel.processes import is_first_process, join, run_on_first
+    from rungs.step.state import copy_bytes
+
+    jax_setup.prepare(config.train, copy_bytes(config), processes=cluster.processes or 1)
+    join(cluster)
+    if not is_first_process():
+        run_log.only_warnings()
+    with end_if_lost(), ExitStack() as hold:
+        run_on_first(lambda: hold.enter_context(folder.lock()))
+        yield

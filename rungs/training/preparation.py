@@ -1,0 +1,140 @@
+"""What every start of a run needs, whatever it trains on: the checkpoint to resume from, the
+devices, the dtype, a tidy run folder, model and optimizer, the metrics file."""
+
+import contextlib
+import logging
+import re
+import signal
+from collections.abc import Iterator
+
+from jax.sharding import Mesh
+
+from rungs.checkpointing.manifest import Checkpoint, read_checkpoint
+from rungs.checkpointing.restore import place_starting_weights, restore
+from rungs.checkpointing.retention import clean_up, delete_old
+from rungs.checkpointing.weights_file import Weights
+from rungs.common import run_log
+from rungs.common.errors import UserError
+from rungs.config.model_config import ModelConfig
+from rungs.config.optimization_config import OptimizationConfig
+from rungs.config.run_config import MODEL_FILE, AnyRunConfig
+from rungs.config.sharding_config import ShardingConfig
+from rungs.model.gpt import GPT
+from rungs.optim.multi_steps import MultiSteps
+from rungs.optim.precision import T, dtype_of, resolve_compute_dtype
+from rungs.parallel import jax_setup
+from rungs.parallel.devices import create_run_mesh
+from rungs.parallel.processes import (
+    broadcast_from_first,
+    connect,
+    is_first_process,
+    is_multi_process,
+)
+from rungs.run.folder import RunFolder, StartOptions
+from rungs.run.metrics import MetricsLog, NullMetricsLog, R
+from rungs.step.state import copy_bytes, create_model_and_optimizer
+from rungs.training.resume import checkpoint_to_resume, move_aside
+
+EXIT_STOPPED_ELSEWHERE = 128 + signal.SIGTERM
+"""Exit code if another process of the run received the signal to stop."""
+
+log = logging.getLogger("rungs")
+
+
+def find_checkpoint(run: RunFolder, start: StartOptions) -> Checkpoint | None:
+    """Return the checkpoint to resume from; the first process chooses it for all."""
+
+    def name() -> str:
+        found = checkpoint_to_resume(run, start)
+        return found.folder.name if found else ""
+
+    chosen = broadcast_from_first(name)
+    return read_checkpoint(run.checkpoints / chosen) if chosen else None
+
+
+def with_recorded_dtype(train: T, saved: Checkpoint) -> T:
+    """Set compute_dtype "auto" to the dtype that a checkpoint recorded."""
+    return resolve_compute_dtype(train, saved.meta.run_config().train.compute_dtype)
+
+
+def with_dtype(train: T) -> T:
+    """Set the dtype to compute in; the first process chooses it for all."""
+    dtype = broadcast_from_first(lambda: dtype_of(train).name)
+    return train.model_copy(update={"compute_dtype": dtype})
+
+
+def create_mesh(run: RunFolder, config: AnyRunConfig, saved: Checkpoint | None) -> Mesh:
+    """Return the devices of a run: as its config says, else as the checkpoint recorded, else all
+    there are."""
+    recorded = saved.meta.sharding if saved else None
+    if not is_multi_process():
+        jax_setup.prepare(config.train, copy_bytes(config), recorded)
+    with errors_in(run):
+        mesh = _create_run_mesh(config, recorded)
+    jax_setup.settle(mesh.devices.flat[0].platform)
+    connect(mesh)
+    return mesh
+
+
+def _create_run_mesh(config: AnyRunConfig, recorded: ShardingConfig | None) -> Mesh:
+    try:
+        return create_run_mesh(config.train, config.model, recorded)
+    except ValueError as error:
+        lines = str(error).splitlines()
+        raise UserError(
+            "\n".join(f"{_file_of(line, config.train_file)}: {line}" for line in lines)
+        ) from None
+
+
+def _file_of(line: str, train_file: str) -> str:
+    """Return the file whose key a message begins with."""
+    key = re.match(r"\w*", line)
+    return MODEL_FILE if key and key[0] in ModelConfig.model_fields else train_file
+
+
+@contextlib.contextmanager
+def errors_in(run: RunFolder) -> Iterator[None]:
+    """Prefix each line of an error with the run folder."""
+    try:
+        yield
+    except UserError as error:
+        lines = str(error).splitlines()
+        raise UserError("\n".join(f"{run.path}/{line}" for line in lines)) from None
+
+
+def tidy(run: RunFolder, train: OptimizationConfig, saved: Checkpoint | None) -> None:
+    """Move aside what a start leaves behind; remove what a crash left unfinished, and old
+    checkpoints if keep_checkpoints was lowered."""
+    aside = move_aside(run, saved)
+    clean_up(run.checkpoints)
+    delete_old(run.checkpoints, train.keep_checkpoints)
+    for unfinished in run.unfinished_charts:
+        unfinished.unlink(missing_ok=True)
+    run_log.log_to_file(run.log)
+    if aside is not None:
+        log.info("moved aside to %s", aside)
+
+
+def model_and_optimizer(
+    config: AnyRunConfig,
+    total_steps: int,
+    mesh: Mesh,
+    saved: Checkpoint | None,
+    weights: Weights | None,
+) -> tuple[GPT, MultiSteps]:
+    """Return the model and optimizer of a checkpoint, or fresh ones if there is none.
+
+    Args:
+        weights: what a fresh model starts from; None for random weights.
+    """
+    if saved is not None:
+        return restore(saved, config, total_steps, mesh)
+    arrays = place_starting_weights(weights, config, total_steps, mesh)
+    return create_model_and_optimizer(config, total_steps, mesh, arrays)
+
+
+def metrics_log(run: RunFolder, last_step: int, kind: type[R]) -> MetricsLog[R]:
+    """Open the run's metrics for steps after `last_step`; the first process writes them for all."""
+    if not is_first_process():
+        return NullMetricsLog()
+    return MetricsLog(run.metrics, last_step, kind)
