@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from rungs.common.errors import UserError
 from rungs.config.train_config import TrainConfig
-from rungs.run.recorded_run import Curve, FloatArray, RecordedRun, finite_points
+from rungs.run.recorded_run import Curve, FloatArray, RecordedSteps, finite_points
 
 # Okabe & Ito's palette without yellow, which is too pale for lines on white.
 BLACK, ORANGE, SKY_BLUE, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
@@ -182,7 +182,7 @@ def x_axis(axes: Axes) -> None:
     axes.xaxis.set_major_formatter(format_number)
 
 
-def step_axis(axes: Axes, run: RecordedRun) -> None:
+def step_axis(axes: Axes, run: RecordedSteps[Any]) -> None:
     """Make the x axis one of steps. If there is a single step, it is the only tick."""
     x_axis(axes)
     if len(run) == 1:

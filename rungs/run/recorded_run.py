@@ -5,38 +5,73 @@ import json
 import operator
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rungs.common.text_table import align_columns, format_duration
 from rungs.config import run_config
+from rungs.config.optimization_config import OptimizationConfig
+from rungs.config.reinforce_config import ReinforceConfig
+from rungs.config.train_config import TrainConfig
 from rungs.run import metrics
+from rungs.run.policy_metrics import PolicyMetrics, Validation
 
 FloatArray = NDArray[np.float64]
 Curve = tuple[FloatArray, FloatArray]
 """x and y of the points of a line."""
 
 
-COLUMNS = (
-    *("global_step", "tokens_seen", "train_loss", "validation_loss", "learning_rate"),
-    *("gradient_norm", "clipped", "dropped_microbatches", "step_seconds", "tokens_per_second"),
-    "resumed",
+_SHARED_COLUMNS = (
+    *("global_step", "tokens_seen", "learning_rate", "gradient_norm", "clipped"),
+    *("dropped_microbatches", "step_seconds", "tokens_per_second", "resumed"),
 )
-"""The metrics that charts show."""
-_row = operator.attrgetter(*COLUMNS)
+C = TypeVar("C", bound=OptimizationConfig, covariant=True)
 
 
 @dataclasses.dataclass(frozen=True)
-class RecordedRun:
-    """A run's configs and metrics. Nothing else in its folder is read."""
+class RecordedSteps(Generic[C]):
+    """The configs of a run of any kind, and the metrics that charts show. Nothing else in its
+    folder is read."""
+
+    COLUMNS: ClassVar[tuple[str, ...]]
+    """The metrics in `table`."""
 
     name: str
-    config: run_config.RunConfig
+    config: run_config.RunConfig[C]
     table: FloatArray
     """A row for each step and a column for each of `COLUMNS`: a tenth of the steps' memory. NaN
     where a value was not recorded or not finite."""
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def column(self, field: str) -> FloatArray:
+        """Return one of `COLUMNS` of all steps."""
+        return self.table[:, self.COLUMNS.index(field)]
+
+    @property
+    def seconds(self) -> FloatArray:
+        """Training time from the beginning to the end of each step, without pauses between
+        starts."""
+        return np.cumsum(np.nan_to_num(self.column("step_seconds")))
+
+    @classmethod
+    def _table(cls, steps: Iterator[metrics.StepRecord]) -> FloatArray:
+        row = operator.attrgetter(*cls.COLUMNS)
+        rows = np.fromiter(map(row, steps), dtype=np.dtype((np.float64, len(cls.COLUMNS))))
+        table = rows.view(np.float64)
+        table[~np.isfinite(table)] = np.nan
+        return table
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordedRun(RecordedSteps[TrainConfig]):
+    """A run of training."""
+
+    COLUMNS = (*_SHARED_COLUMNS, "train_loss", "validation_loss")
+
     notable: list[metrics.StepMetrics]
     """The steps with a validation, a checkpoint or a loss spike, and the last step."""
 
@@ -51,20 +86,8 @@ class RecordedRun:
         notable: list[metrics.StepMetrics] = []
         steps = metrics.stream(run_folder / metrics.METRICS_FILE, metrics.StepMetrics)
         steps = _pick_notable(steps, config.train.checkpoint_interval, notable)
-        return cls(name or run_folder.resolve().name, config, _table(steps), notable)
-
-    def __len__(self) -> int:
-        return len(self.table)
-
-    def column(self, field: str) -> FloatArray:
-        """Return one of `COLUMNS` of all steps."""
-        return self.table[:, COLUMNS.index(field)]
-
-    @property
-    def seconds(self) -> FloatArray:
-        """Training time from the beginning to the end of each step, without pauses between
-        starts."""
-        return np.cumsum(np.nan_to_num(self.column("step_seconds")))
+        name = name or run_folder.resolve().name
+        return cls(name, config, cls._table(steps), notable)
 
     @property
     def best_step(self) -> metrics.StepMetrics | None:
@@ -86,11 +109,37 @@ def _pick_notable(
         notable.append(step)
 
 
-def _table(steps: Iterator[metrics.StepMetrics]) -> FloatArray:
-    rows = np.fromiter(map(_row, steps), dtype=np.dtype((np.float64, len(COLUMNS))))
-    table = rows.view(np.float64)
-    table[~np.isfinite(table)] = np.nan
-    return table
+@dataclasses.dataclass(frozen=True)
+class RecordedPolicyRun(RecordedSteps[ReinforceConfig]):
+    """A run of reinforcement learning."""
+
+    COLUMNS = (
+        *_SHARED_COLUMNS,
+        *("reward", "correct", "mean_tokens", "truncated", "groups_wrong", "groups_mixed"),
+        *("groups_right", "equal_groups", "entropy", "log_prob_gap", "largest_log_prob_gap"),
+        *("exact_ratios", "kl", "clipped_ratios", "failed_verdicts"),
+        *("sampling_seconds", "verifying_seconds", "updating_seconds"),
+    )
+
+    rewards: dict[str, FloatArray]
+    """Each part of the reward, by name, at each step; NaN where a step does not have it."""
+    validations: list[tuple[int, Validation]]
+    """With the number of steps taken before each."""
+
+    @classmethod
+    def load(cls, run_folder: Path, name: str | None = None) -> Self:
+        """Read the run in a folder, as `RecordedRun.load` does."""
+        config = run_config.load_reinforcement_run(run_folder)
+        steps = list(metrics.stream(run_folder / metrics.METRICS_FILE, PolicyMetrics))
+        validations = [(0, step.start_validation) for step in steps if step.start_validation] + [
+            (step.global_step + 1, step.validation) for step in steps if step.validation
+        ]
+        names = dict.fromkeys(name for step in steps for name in step.rewards)
+        rewards = {
+            part: np.array([step.rewards.get(part, np.nan) for step in steps]) for part in names
+        }
+        name = name or run_folder.resolve().name
+        return cls(name, config, cls._table(iter(steps)), rewards, validations)
 
 
 def load_runs(run_folders: list[Path]) -> list[RecordedRun]:

@@ -17,7 +17,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 import charts
-from rungs.charts import comparison_charts, drawing, run_charts
+from rungs.charts import comparison_charts, drawing, run_charts, step_charts
+from rungs.charts.loss_chart import loss_chart
 from rungs.common.errors import UserError
 from rungs.run.metrics import StepMetrics
 from rungs.run.recorded_run import (
@@ -185,7 +186,7 @@ ODD_RUNS = {
 def test_odd_runs_are_drawn(make_run: MakeRun, steps: list[StepMetrics]) -> None:
     folder = make_run("$x^{$ 日本", steps)
     assert len(run_charts.draw_run(folder)) == 4
-    figure = run_charts.loss_chart(RecordedRun.load(folder))
+    figure = loss_chart(RecordedRun.load(folder))
     ticks, (low, high) = figure.axes[0].get_yticks(), figure.axes[0].get_ylim()
     assert 2 <= sum(low <= tick <= high for tick in ticks) <= 12
 
@@ -200,7 +201,7 @@ def test_odd_runs_are_compared(make_run: MakeRun, tmp_path: Path) -> None:
 def test_a_value_that_is_not_finite_is_a_gap(make_run: MakeRun) -> None:
     steps = [step(n, **({"train_loss": None} if n in (3, 4) else {})) for n in range(30)]
     run = RecordedRun.load(make_run("a", steps))
-    raw = run_charts.loss_chart(run).axes[0].get_lines()[0]
+    raw = loss_chart(run).axes[0].get_lines()[0]
     assert np.flatnonzero(np.isnan(np.asarray(raw.get_ydata()))).tolist() == [3, 4]
 
 
@@ -226,7 +227,7 @@ def test_intervals_end_with_their_checkpoint() -> None:
 
 def test_the_loss_chart_shows_band_and_mean(make_run: MakeRun) -> None:
     run = RecordedRun.load(make_run("a", [step(n) for n in range(25)]))
-    axes = run_charts.loss_chart(run).axes[0]
+    axes = loss_chart(run).axes[0]
     losses = [3 + 1 / (n + 1) for n in range(25)]
     parts = [losses[:1], losses[1:11], losses[11:21], losses[21:]]
     (band,) = axes.patches
@@ -275,10 +276,10 @@ ODD_STEPS: dict[int, dict[str, Any]] = {
     12_345: {"train_loss": 0.5, "gradient_norm": 0.01, "learning_rate": 0.5},
 }
 CURVES: dict[str, Callable[[RecordedRun], Figure]] = {
-    "train_loss": run_charts.loss_chart,
-    "learning_rate": run_charts.learning_rate_chart,
-    "gradient_norm": run_charts.gradient_norm_chart,
-    "tokens_per_second": run_charts.throughput_chart,
+    "train_loss": loss_chart,
+    "learning_rate": step_charts.learning_rate_chart,
+    "gradient_norm": step_charts.gradient_norm_chart,
+    "tokens_per_second": step_charts.throughput_chart,
 }
 
 
@@ -317,7 +318,7 @@ def test_a_run_of_many_steps_takes_little_memory(make_run: MakeRun) -> None:
 def test_the_best_step_is_that_of_the_best_checkpoint(make_run: MakeRun) -> None:
     losses = {0: 4.0, 10: 3.0, 20: 3.5}
     steps = [step(n, validation_loss=losses.get(n)) for n in range(29)]
-    axes = run_charts.loss_chart(RecordedRun.load(make_run("a", steps))).axes[0]
+    axes = loss_chart(RecordedRun.load(make_run("a", steps))).axes[0]
     assert marks(list(axes.get_lines()), "*") == [(10, 3.0)]
     assert [text.get_text() for text in axes.texts] == ["best: step 10, validation loss 3"]
 
@@ -325,7 +326,7 @@ def test_the_best_step_is_that_of_the_best_checkpoint(make_run: MakeRun) -> None
 def test_without_validation_the_best_step_is_by_training_loss(make_run: MakeRun) -> None:
     losses = {10: 1.5, 13: 0.5, 20: 2.25}
     steps = [step(n, train_loss=losses.get(n, 3.0), validation_loss=None) for n in range(29)]
-    axes = run_charts.loss_chart(RecordedRun.load(make_run("a", steps))).axes[0]
+    axes = loss_chart(RecordedRun.load(make_run("a", steps))).axes[0]
     assert marks(list(axes.get_lines()), "*") == [(10, 1.5)]
     assert [text.get_text() for text in axes.texts] == ["best: step 10, training loss 1.5"]
 
@@ -336,7 +337,7 @@ def test_spikes_are_marked(make_run: MakeRun) -> None:
         step(n, spike=spikes[n], train_loss=300.0 + n) if n in spikes else step(n)
         for n in range(40)
     ]
-    figure = run_charts.loss_chart(RecordedRun.load(make_run("a", steps)))
+    figure = loss_chart(RecordedRun.load(make_run("a", steps)))
     assert marks(list(figure.axes[0].get_lines()), "x") == [(n, 300.0 + n) for n in spikes]
     legend = [text.get_text().strip() for text in figure.legends[0].get_texts()]
     assert "loss spikes (3 steps, 2 skipped)" in legend
@@ -348,7 +349,7 @@ def test_clipped_and_dropped_steps_are_marked(make_run: MakeRun) -> None:
         9: {"gradient_norm": None, "dropped_microbatches": 2},
     }
     run = RecordedRun.load(make_run("a", [step(n, **odd.get(n, {})) for n in range(30)]))
-    figure = run_charts.gradient_norm_chart(run)
+    figure = step_charts.gradient_norm_chart(run)
     lines = list(figure.axes[0].get_lines())
     assert marks(lines, "v") == [(4, 7.0)]
     assert [x for x, _ in marks(lines, "|")] == [9]
@@ -360,7 +361,7 @@ def test_clipped_and_dropped_steps_are_marked(make_run: MakeRun) -> None:
 def test_resumes_are_marked_in_every_chart(make_run: MakeRun) -> None:
     steps = [step(n, resumed=n in (7, 23) or None) for n in range(30)]
     run = RecordedRun.load(make_run("a", steps))
-    for draw in run_charts.RUN_CHARTS.values():
+    for draw in (run_charts.TRAINING_CHARTS | step_charts.STEP_CHARTS).values():
         figure = draw(run)
         assert [x for x, _ in marks(list(figure.axes[0].get_lines()), "|")] == [7, 23]
         legend = [text.get_text().strip() for text in figure.legends[0].get_texts()]
@@ -383,7 +384,7 @@ def test_a_stall_or_a_mistimed_step_does_not_squash_the_throughput(make_run: Mak
     odd = {0: 0.01, 12: 1e9}
     steps = [step(n, tokens_per_second=odd.get(n, 64.0)) for n in range(40)]
     run = RecordedRun.load(make_run("a", steps))
-    low, high = run_charts.throughput_chart(run).axes[0].get_ylim()
+    low, high = step_charts.throughput_chart(run).axes[0].get_ylim()
     assert low == 0
     assert 64 < high < 128
 

@@ -23,7 +23,7 @@ from rungs.config.train_config import TrainConfig
 from rungs.optim.schedule import learning_rate_schedule
 from rungs.planning.flops import model_flops_per_token
 from rungs.run.metrics import StepMetrics
-from rungs.run.recorded_run import COLUMNS, FloatArray, load_runs
+from rungs.run.recorded_run import FloatArray, RecordedRun, load_runs
 from rungs.scaling import power_law
 from rungs.scaling.scaled_runs import ScaledRuns
 from rungs.step.state import shapes_of
@@ -317,7 +317,7 @@ def test_a_loss_of_zero_is_rejected(make_run: MakeRun) -> None:
     runs = load_runs(folders)
     for field in ("validation_loss", "tokens_seen"):
         table = runs[2].table.copy()
-        table[-1, COLUMNS.index(field)] = 0
+        table[-1, RecordedRun.COLUMNS.index(field)] = 0
         odd = dataclasses.replace(runs[2], table=table)
         with pytest.raises(UserError, match=r"w64 ends at loss .* needs both above 0"):
             ScaledRuns.of([*runs[:2], odd])

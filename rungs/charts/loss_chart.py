@@ -1,0 +1,89 @@
+"""The chart of a training run's losses."""
+
+from typing import Any
+
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from rungs.charts import drawing
+from rungs.charts.drawing import BLACK, BLUE, ORANGE, SKY_BLUE, VERMILLION
+from rungs.charts.step_charts import resumes
+from rungs.run import recorded_run
+from rungs.run.metrics import StepMetrics
+from rungs.run.recorded_run import RecordedRun
+
+MAX_INTERVALS = 500
+"""Of the loss between checkpoints; more would be too narrow to see."""
+
+
+def loss_chart(run: RecordedRun) -> Figure:
+    """Training and validation loss over the steps, with the best step."""
+    figure, (axes,) = drawing.new_chart(f"{run.name}: loss", "step", "loss (nats per token)")
+    steps = run.column("global_step")
+    lines = _training_loss(axes, run)
+    validation = recorded_run.finite_points(steps, run.column("validation_loss"))
+    if validation[0].size:
+        look: dict[str, Any] = {"marker": "s", "linestyle": "--", "linewidth": 1.5}
+        lines["validation"] = drawing.line(axes, *validation, color=VERMILLION, **look)
+    lines |= _spikes(axes, run)
+    drawing.log_axis(axes)
+    drawing.step_axis(axes, run)
+    if run.best_step:
+        lines["best step"] = _mark_best(axes, run.best_step)
+    lines |= resumes(axes, run)
+    drawing.legend(figure, lines)
+    return figure
+
+
+def _training_loss(axes: Axes, run: RecordedRun) -> dict[str, Artist]:
+    steps, loss = run.column("global_step"), run.column("train_loss")
+    interval = _interval(run)
+    spans = recorded_run.by_interval(steps, loss, interval)
+    return {
+        "training, each step": drawing.faint_line(axes, steps, loss),
+        f"training, min to max of {interval:,} steps": axes.stairs(
+            spans.high, spans.edges, baseline=spans.low, fill=True, color=SKY_BLUE, alpha=0.35
+        ),
+        f"training, mean of {interval:,} steps": drawing.line(
+            axes, spans.middles, spans.mean, color=BLUE, linewidth=2
+        ),
+    }
+
+
+def _interval(run: RecordedRun) -> int:
+    """Return the interval of the checkpoints, or the multiple of it that is wide enough to see."""
+    interval = run.config.train.checkpoint_interval
+    return interval * -(-len(run) // (interval * MAX_INTERVALS))
+
+
+def _spikes(axes: Axes, run: RecordedRun) -> dict[str, Artist]:
+    spikes = [step for step in run.notable if step.spike is not None]
+    if not spikes:
+        return {}
+    skipped = sum(step.spike == "skipped" for step in spikes)
+    label = f"loss spikes ({len(spikes):,} steps, {skipped:,} skipped)"
+    x, y = np.array([(step.global_step, step.train_loss) for step in spikes], dtype=float).T
+    look: dict[str, Any] = {"color": VERMILLION, "markersize": 9, "markeredgewidth": 2}
+    return {label: drawing.marks(axes, x, y, "x", **look)}
+
+
+def _mark_best(axes: Axes, best: StepMetrics) -> Line2D:
+    """Draw a star at the best step, and its loss above the chart, where it covers no data."""
+    kind = "training" if best.validation_loss is None else "validation"
+    loss = best.train_loss if best.validation_loss is None else best.validation_loss
+    assert loss is not None
+    step, (left, right) = best.global_step, axes.get_xlim()
+    third = int(np.clip(3 * (step - left) / (right - left), 0, 2))
+    axes.axvline(step, color=BLACK, linestyle=":", linewidth=1, zorder=1)
+    axes.annotate(
+        f"best: step {step:,}, {kind} loss {loss:.5g}",
+        (step, 1.01),
+        xycoords=("data", "axes fraction"),
+        horizontalalignment=("left", "center", "right")[third],
+    )
+    # A logarithmic axis cannot show a loss of 0, so its star is at the bottom.
+    height = max(loss, axes.get_ylim()[0])
+    return axes.plot(step, height, "*", color=ORANGE, markeredgecolor=BLACK, markersize=15)[0]
