@@ -11,16 +11,17 @@ from rungs.config import run_config
 from rungs.parallel.mesh import one_device
 from rungs.step.state import AbstractState
 from rungs.step.train_step import make_train_step
-from tests.support.committed_runs import COMMITTED_RUNS, ROOT
+from tests.support.committed_runs import COMMITTED_RUNS, REINFORCEMENT_RUNS, ROOT
 from tests.support.long import long_except
 
 
 def test_the_list_of_committed_runs_is_that_of_git() -> None:
     if not (ROOT / ".git").exists():
         pytest.skip("not a git checkout")
-    command = ["git", "ls-files", "runs/*/model.json", "runs/*/train.json"]
+    command = ["git", "ls-files", "runs/*/model.json", "runs/*/train.json", "runs/*/reinforce.json"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     files = {run / name for run in COMMITTED_RUNS for name in ("model.json", "train.json")}
+    files |= {run / name for run in REINFORCEMENT_RUNS for name in ("model.json", "reinforce.json")}
     assert {ROOT / path for path in listed.splitlines()} == files
 
 

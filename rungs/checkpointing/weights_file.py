@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import numpy as np
-from pydantic import Field, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from rungs.checkpointing.tensor_writer import SAFETENSORS_DTYPES, TensorSpec, TensorWriter
 from rungs.checkpointing.weights_index import (
@@ -26,6 +26,8 @@ from rungs.config.model_config import ModelConfig
 from rungs.config.optimization_config import OptimizationConfig
 from rungs.config.run_config import parse_train
 from rungs.data.tokenizer import TOKENIZER_FILE
+
+_OBJECT = TypeAdapter(dict[str, Any])
 
 
 class Origin(StrictModel):
@@ -71,7 +73,7 @@ class WeightsHeader(NamedTuple):
         """Raises KeyError or pydantic's ValidationError if Rungs did not write this metadata."""
         return cls(
             ModelConfig.model_validate_json(texts["model"]),
-            parse_train(json.loads(texts["train"])) if "train" in texts else None,
+            parse_train(_OBJECT.validate_json(texts["train"])) if "train" in texts else None,
             texts["tokenizer"],
             Origin.model_validate_json(texts["origin"]) if "origin" in texts else None,
         )

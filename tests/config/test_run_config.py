@@ -13,7 +13,7 @@ from rungs.config import reference, run_config
 from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import FILE_TYPES
 from rungs.config.train_config import TrainConfig
-from tests.support.committed_runs import COMMITTED_RUNS, ROOT
+from tests.support.committed_runs import COMMITTED_RUNS, REINFORCEMENT_RUNS, ROOT
 
 # Only the keys that the run folders of the blog's reference code have.
 REFERENCE_MODEL = {
@@ -333,7 +333,7 @@ def test_the_page_of_keys_is_current() -> None:
     )
 
 
-@pytest.mark.parametrize("run", COMMITTED_RUNS, ids=lambda path: path.name)
+@pytest.mark.parametrize("run", [*COMMITTED_RUNS, *REINFORCEMENT_RUNS], ids=lambda path: path.name)
 def test_committed_runs_load_and_name_their_schemas(run: Path) -> None:
     run_config.load_any_run(run)
     for name in run_config.config_files(run):

@@ -292,7 +292,7 @@ def test_a_folder_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
 BUILD = """
 import sys, time
 from pathlib import Path
-from rungs.data import catalog, python_stdlib, token_file
+from rungs.data import catalog, token_file
 from rungs.data.dataset import Source
 def build(folder):
     print("building", flush=True)
@@ -300,7 +300,7 @@ def build(folder):
     with token_file.TokenWriter(folder / "train.safetensors", "U16") as writer:
         writer.append([1, 2, 3])
     return Source(kind="python-stdlib")
-python_stdlib.build = build
+catalog.BUILT_IN["python-stdlib"] = build
 print(len(catalog.open_dataset("python-stdlib", Path(sys.argv[1])).tokens("train")))
 """
 

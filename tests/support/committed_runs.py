@@ -6,7 +6,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 NAMES = (
     *("a-to-a", "a-to-a-fineweb", "attention", "feed-forward", "gemma", "gpt2-small", "layers"),
-    *("llama", "mistral", "mixtral", "multi-head", "mup", "next-token", "norm", "positions"),
-    *("residuals", "rms-norm", "rope", "swiglu"),
+    *("llama", "mistral", "mixtral", "multi-head", "mup", "next-token", "norm"),
+    *("parity-pretrain", "positions", "residuals", "rms-norm", "rope", "swiglu"),
 )
 COMMITTED_RUNS = [ROOT / "runs" / name for name in NAMES]
+"""Those of training."""
+REINFORCEMENT_RUNS = [ROOT / "runs" / name for name in ("parity-rl",)]

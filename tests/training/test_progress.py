@@ -38,7 +38,16 @@ def take(first: int, last: int, steps: int, peak: float | None = None) -> None:
             validation = step / 2 if step % 10 == 0 else None
             progress.show(
                 StepMetrics(
-                    step, 0, loss, 1e-3, step / 10, False, 0, seconds, 100 / seconds, validation
+                    step,
+                    0,
+                    loss,
+                    1e-3,
+                    step / 10,
+                    False,
+                    0,
+                    seconds,
+                    100 / seconds,
+                    validation_loss=validation,
                 )
             )
 
@@ -52,8 +61,8 @@ def test_off_a_terminal_lines_at_a_steady_interval_say_how_the_run_does(
 ) -> None:
     take(0, 12, steps=1000, peak=50.0)
     expected = [
-        "step 0 of 1,000: loss 0.0000, learning rate 1.00e-03, gradient norm 0,"
-        " validation loss 0.0000",
+        "step 0 of 1,000: loss 0.0000, validation loss 0.0000, learning rate 1.00e-03,"
+        " gradient norm 0",
         "step 3 of 1,000: loss 2.0000, learning rate 1.00e-03, gradient norm 0.3, 25 tokens/s,"
         " MFU 50%, 1 h 06 min left",
         "step 6 of 1,000: loss 5.0000, learning rate 1.00e-03, gradient norm 0.6, 25 tokens/s,"
@@ -68,8 +77,7 @@ def test_off_a_terminal_lines_at_a_steady_interval_say_how_the_run_does(
 def test_a_validation_loss_is_in_the_next_line(log_file: Path) -> None:
     take(8, 14, steps=14)
     *_, last = lines_of(log_file)
-    assert last.startswith("step 11 of 14: loss 10.0000")
-    assert last.endswith("8 s left, validation loss 5.0000")
+    assert last.startswith("step 11 of 14: loss 10.0000, validation loss 5.0000")
 
 
 SHOW = """
@@ -79,7 +87,7 @@ from rungs.run.metrics import StepMetrics
 from rungs.training.progress import Progress, losses
 run_log.log_to_terminal()
 run_log.log_to_file(Path("train.log"))
-with Progress(range(9), None) as progress:
+with Progress(range(9), losses) as progress:
     for step in range(9):
         progress.show(StepMetrics(step, 0, 1.5, 1e-3, 1.0, False, 0, 20.0, 5.0))
 """
