@@ -82,7 +82,8 @@ class ReinforceConfig(OptimizationConfig):
     validation_samples: Size = 8
     """Completions of each held-out item in a validation, for pass@1 and for pass@k up to this k."""
     sampling_batch_size: Size | None = None
-    """Completions to sample at once; fewer take less memory. Absent: those of a step."""
+    """Completions to sample at once, rounded up to a multiple of the devices; fewer take less
+    memory. Absent: those of a step."""
     schedule: Schedule = "constant"
     """How the learning rate falls to min_learning_rate_percent after the warm-up, as in
     `train.json`."""

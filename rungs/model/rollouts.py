@@ -97,6 +97,11 @@ class RolloutSampler:
         )
         self._weights = self._jit_weights(states_of(model))
 
+    @property
+    def devices(self) -> int:
+        """How many devices sample; they must divide the batch size."""
+        return self._mesh.size
+
     def refresh(self, model: GPT) -> None:
         """Copy the weights of the same model after an update, in place of the old ones."""
         del self._weights  # before the new ones need memory

@@ -65,7 +65,8 @@ class PolicyTrainer:
     metrics: MetricsLog[PolicyMetrics]
     saver: Saver
     files: RolloutFiles
-    after_validation: Callable[[], None]
+    after_validation: Callable[[int], None]
+    """Called with the step."""
     latest: PolicyMetrics | None
     """The step before `first_step`."""
     is_unvalidated: bool
@@ -220,7 +221,7 @@ class PolicyTrainer:
             pass
         self.metrics.append(self.latest)
         self._save(self.latest)
-        self.after_validation()
+        self.after_validation(step)
 
     def _validate_late(self) -> None:
         """Validate a step that was saved without, and save it again with it."""

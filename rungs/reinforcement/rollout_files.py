@@ -105,11 +105,12 @@ class RolloutFiles:
         """The file of the validation after a step; None for the one before step 0."""
         return self._folder / f"validation-{'start' if step is None else f'{step:06d}'}.jsonl"
 
-    def validations(self) -> list[tuple[str, Path]]:
-        """Return the validations that there are, in order, with the names of their steps."""
-        paths = sorted(self._folder.glob("validation-[0-9]*.jsonl"))
-        start = [self.validation(None)] if is_file(self.validation(None)) else []
-        return [(path.stem.removeprefix("validation-"), path) for path in [*start, *paths]]
+    def validations(self, last: int) -> list[tuple[str, Path]]:
+        """Return the validations up to that after step `last`, in order, with the names of their
+        steps."""
+        numbered = sorted(self._folder.glob("validation-[0-9]*.jsonl"))
+        paths = [self.validation(None), *(p for p in numbered if p <= self.validation(last))]
+        return [(path.stem.removeprefix("validation-"), path) for path in paths if is_file(path)]
 
     def write(self, path: Path, completions: Sequence[Completion]) -> None:
         """Write a file, completely or not at all; raises RunFailure."""

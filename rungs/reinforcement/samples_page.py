@@ -10,9 +10,9 @@ _PROMPTS = 6
 _MOST_CHARACTERS = 400
 
 
-def write_samples(run: RunFolder, files: RolloutFiles) -> None:
-    """Write the page anew from the validations that there are; raises RunFailure."""
-    validations = [(name, _by_prompt(read(path))) for name, path in files.validations()]
+def write_samples(run: RunFolder, files: RolloutFiles, last: int) -> None:
+    """Write the page anew from the validations up to that after step `last`; raises RunFailure."""
+    validations = [(name, _by_prompt(read(path))) for name, path in files.validations(last)]
     if not validations:
         return
     lines = [

@@ -43,10 +43,11 @@ class CompletionSource:
         stop_tokens: tuple[int, ...],
         verifiers: Sequence[Verifier],
     ) -> None:
+        size = config.train.sampling_batch_size or config.train.sequences_per_step
         self._seed = config.train.seed
         self._sampler, self._tokenizer, self._verifiers = sampler, tokenizer, verifiers
         self._request = RolloutRequest(
-            batch_size=config.train.sampling_batch_size or config.train.sequences_per_step,
+            batch_size=-(-size // sampler.devices) * sampler.devices,
             prompt_tokens=longest_prompt(config),
             new_tokens=config.train.max_new_tokens,
             temperature=config.train.temperature,

@@ -283,7 +283,7 @@ def _make_trainer(
         metrics=written,
         saver=saver,
         files=files,
-        after_validation=lambda: write_samples(run, files),
+        after_validation=lambda step: write_samples(run, files, step),
         latest=_latest(run, saved),
         is_unvalidated=_is_unvalidated(saved),
     )

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 import download_dataset
 from rungs.common.errors import UserError
-from rungs.data import python_stdlib
+from rungs.data import catalog, python_stdlib
 from rungs.data.catalog import open_dataset
 from rungs.data.dataset import Dataset
 from rungs.data.tokenizer_files import load_tokenizer
@@ -122,7 +122,7 @@ def test_the_contents_of_the_full_dataset(full_dataset: Dataset) -> None:
 
 
 def test_it_is_built_once(part_dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(python_stdlib, "build", None)
+    monkeypatch.setitem(catalog.BUILT_IN, "python-stdlib", None)
     again = open_dataset("python-stdlib", part_dataset.folder.parent)
     assert again.description == part_dataset.description
 

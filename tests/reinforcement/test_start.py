@@ -1,0 +1,281 @@
+"""Runs of reinforcement learning from start to end: records, resuming, refusals."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rungs.checkpointing.checkpoint_folder import list_checkpoints
+from rungs.common.errors import UserError
+from rungs.config.run_config import load_reinforcement_run
+from rungs.diagnostics.resume_check.check import read_arrays
+from rungs.reinforcement.policy_trainer import PolicyTrainer
+from rungs.reinforcement.policy_update import PolicyUpdater
+from rungs.reinforcement.replay import replay
+from rungs.reinforcement.rollout_files import RolloutFiles, read
+from rungs.reinforcement.sampling import CompletionSource
+from rungs.run.folder import RunFolder
+from tests.support.long import long_except
+from tests.support.tiny_reinforcement import (
+    make_reinforcement_run,
+    reinforce,
+    steps_of,
+    write_start,
+)
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_start(tmp_path_factory.mktemp("start") / "weights")
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(start: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    run = make_reinforcement_run(tmp_path_factory.mktemp("whole") / "run", start)
+    assert reinforce(run) == 0
+    return run
+
+
+def assert_same_end(run: RunFolder, other: RunFolder) -> None:
+    """Check that two runs have the same weights, moments, metrics and texts, bit for bit."""
+    ends = [list_checkpoints(folder.checkpoints)[-1] for folder in (run, other)]
+    for arrays, others in zip(*map(read_arrays, ends), strict=True):
+        assert arrays.keys() == others.keys()
+        for name in arrays:
+            np.testing.assert_array_equal(arrays[name], others[name], err_msg=name)
+    records = [[step.reproducible for step in steps_of(folder)] for folder in (run, other)]
+    assert records[0] == records[1]
+    names = [{path.name for path in folder.rollouts.iterdir()} for folder in (run, other)]
+    assert names[0] == names[1]
+    for name in names[0]:
+        assert (run.rollouts / name).read_text() == (other.rollouts / name).read_text()
+
+
+def test_a_run_records_its_steps_texts_and_samples(uninterrupted: RunFolder) -> None:
+    run = uninterrupted
+    steps = steps_of(run)
+    assert [step.global_step for step in steps] == list(range(6))
+    assert [step.global_step for step in steps if step.validation] == [0, 3, 5]
+    assert [step.start_validation is not None for step in steps] == [True, *[False] * 5]
+    assert [checkpoint.step for checkpoint in list_checkpoints(run.checkpoints)] == [0, 3, 5]
+    for step in steps:
+        completions = read(RolloutFiles(run.rollouts).step(step.global_step))
+        assert len(completions) == 16
+        assert step.reward == np.mean([completion.reward for completion in completions])
+        assert step.groups_wrong + step.groups_mixed + step.groups_right == 4
+        assert step.largest_log_prob_gap < 1e-5
+        assert step.tokens_seen == sum(
+            len(completion.tokens)
+            for earlier in range(step.global_step + 1)
+            for completion in read(RolloutFiles(run.rollouts).step(earlier))
+        )
+    page = run.samples.read_text()
+    assert page.count("## ") == 4
+    assert page.count("| start |") == 4
+    assert page.count("| 5 |") == 4
+
+
+def test_best_is_the_checkpoint_with_the_highest_pass_at_1(uninterrupted: RunFolder) -> None:
+    checkpoints = list_checkpoints(uninterrupted.checkpoints)
+    rates = {
+        step.global_step: step.validation.pass_at_1
+        for step in steps_of(uninterrupted)
+        if step.validation
+    }
+    found = {checkpoint.step: checkpoint.meta.selection_loss for checkpoint in checkpoints}
+    assert found == {step: 1 - rate for step, rate in rates.items()}
+    best = (uninterrupted.checkpoints / "best").resolve()
+    assert best.name.endswith(f"step-{max(rates, key=lambda step: (rates[step], -step)):06d}")
+
+
+class Killed(BaseException):
+    """Stands for the end of the process."""
+
+
+def kill_in(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, call: int) -> None:
+    """Raise at the end of the given call of a method."""
+    function: Callable[..., Any] = getattr(owner, name)
+    calls = iter(range(1000))
+
+    def dying(*args: Any, **kwargs: Any) -> Any:
+        result = function(*args, **kwargs)
+        if next(calls) == call:
+            raise Killed
+        return result
+
+    monkeypatch.setattr(owner, name, dying)
+
+
+@pytest.mark.parametrize(
+    "kill",
+    long_except(
+        {(PolicyUpdater, "update", 4)},
+        [
+            (CompletionSource, "of_step", 4),
+            (PolicyUpdater, "update", 4),
+            (RolloutFiles, "write", 7),
+            (PolicyTrainer, "_save", 1),
+            (CompletionSource, "of_validation", 2),
+            (CompletionSource, "of_validation", 0),
+        ],
+    ),
+    ids=lambda kill: f"{kill[1]}-{kill[2]}",
+)
+def test_a_killed_run_ends_as_if_nothing_had_happened(
+    kill: tuple[Any, str, int],
+    start: Path,
+    uninterrupted: RunFolder,
+    tmp_path: Path,
+) -> None:
+    run = make_reinforcement_run(tmp_path / "run", start)
+    with pytest.MonkeyPatch.context() as patch:
+        kill_in(patch, *kill)
+        with pytest.raises(Killed):
+            reinforce(run)
+    assert reinforce(run) == 0
+    assert_same_end(run, uninterrupted)
+
+
+def test_a_step_is_replayed_to_the_last_bit(
+    uninterrupted: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = load_reinforcement_run(uninterrupted.path)
+    assert replay(uninterrupted, config, "step-000005", trust_verifier=False) == 0
+    assert "1 steps retrained" in (output := capsys.readouterr().out)
+    assert "the same 16 texts" in output
+
+
+@pytest.mark.long
+def test_a_replay_names_what_differs(
+    start: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_reinforcement_run(tmp_path / "run", start, steps=2)
+    assert reinforce(run) == 0
+    config = load_reinforcement_run(run.path)
+    path = RolloutFiles(run.rollouts).step(1)
+    lines = path.read_text().splitlines()
+    changed = json.loads(lines[6])
+    changed["log_probs"][0] += 1e-6
+    path.write_text("\n".join([*lines[:6], json.dumps(changed), *lines[7:]]) + "\n")
+    assert replay(run, config, "step-000001", trust_verifier=False) == 1
+    assert "log_probs of prompt 1, sample 2: was" in capsys.readouterr().out
+    with pytest.raises(UserError, match="no such file"):
+        replay(run, config, "step-000007", trust_verifier=False)
+    with pytest.raises(UserError, match="must be a step"):
+        replay(run, config, "seven", trust_verifier=False)
+
+
+@pytest.mark.long
+def test_from_start_again_and_extend(start: Path, tmp_path: Path) -> None:
+    run = make_reinforcement_run(tmp_path / "run", start, steps=4)
+    assert reinforce(run) == 0
+    whole = [step.reproducible for step in steps_of(run)]
+    assert reinforce(run, rewind_to="step-000000") == 0
+    assert [step.reproducible for step in steps_of(run)] == whole
+    assert reinforce(run, fresh=True) == 0
+    assert [step.reproducible for step in steps_of(run)] == whole
+    assert len(list(run.aside.glob("*/rollouts/step-000003.jsonl"))) == 2
+    config = json.loads((run.path / "reinforce.json").read_text())
+    (run.path / "reinforce.json").write_text(json.dumps(config | {"steps": 5}))
+    with pytest.raises(UserError, match="add --extend"):
+        reinforce(run)
+    assert reinforce(run, extend=True) == 0
+    assert len(steps_of(run)) == 5
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"advantage": "leave_one_out", "loss": "grpo", "updates_per_rollout": 2, "clip_low": 0.1},
+        {"advantage": "mean_std", "loss": "cispo", "updates_per_rollout": 3, "clip_high": 0.01},
+        {"loss": "dapo", "mask_truncated": True, "max_sampler_ratio": 2.0},
+        {"kl_coefficient": 0.1, "sampling_batch_size": 6, "temperature": 0.7},
+        {"optimizer": "sgd", "lora": {"rank": 2, "alpha": 4, "targets": ["query"]}},
+    ],
+)
+def test_every_objective_trains_and_resumes(
+    keys: dict[str, Any], start: Path, tmp_path: Path
+) -> None:
+    keys = {"steps": 3, "checkpoint_interval": 2} | keys
+    whole = make_reinforcement_run(tmp_path / "whole", start, **keys)
+    run = make_reinforcement_run(tmp_path / "run", start, **keys)
+    assert reinforce(whole) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        kill_in(patch, PolicyUpdater, "update", 1)
+        with pytest.raises(Killed):
+            reinforce(run)
+    assert reinforce(run) == 0
+    assert_same_end(run, whole)
+    steps = steps_of(run)
+    assert all(step.gradient_norm for step in steps)
+    assert all((step.kl is None) == ("kl_coefficient" not in keys) for step in steps)
+    assert all(
+        (step.clipped_ratios is None) == ("clip_low" not in keys and "clip_high" not in keys)
+        for step in steps
+    )
+
+
+@pytest.mark.long
+def test_items_or_a_verifier_that_changed_are_refused(start: Path, tmp_path: Path) -> None:
+    verifier = (
+        "def reward(prompt, completion, answer, info):\n    return float(completion == answer)\n"
+    )
+    task = {"source": "items.jsonl", "verifier": "reward.py", "validation_items": 2}
+    run = make_reinforcement_run(tmp_path / "run", start, tasks=[task], steps=2)
+    items = [{"prompt": f"{n:04b}:", "answer": f"={n % 2}"} for n in range(12)]
+    (run.path / "items.jsonl").write_text("".join(json.dumps(item) + "\n" for item in items))
+    (run.path / "reward.py").write_text(verifier)
+    with pytest.raises(UserError, match="--trust-verifier"):
+        reinforce(run)
+    assert not run.metrics.exists()
+    assert reinforce(run, trust_verifier=True) == 0
+    (run.path / "reward.py").write_text(verifier + "\n")
+    with pytest.raises(UserError, match=r"reward\.py is not what this run was started with"):
+        reinforce(run, trust_verifier=True)
+
+
+@pytest.mark.long
+def test_texts_on_which_the_verifier_fails_are_left_out(
+    start: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    verifier = """
+def reward(prompt, completion, answer, info):
+    if len(completion) == 2:
+        raise ValueError("two characters")
+    return float(completion == answer)
+"""
+    task = {"source": "items.jsonl", "verifier": "reward.py", "validation_items": 2}
+    run = make_reinforcement_run(tmp_path / "run", start, tasks=[task], steps=4)
+    (run.path / "reward.py").write_text(verifier)
+    assert reinforce(run, trust_verifier=True) == 0
+    assert "the verifier failed on" in caplog.text
+    assert "two characters" in caplog.text
+    failed = [
+        completion
+        for step in range(4)
+        for completion in read(RolloutFiles(run.rollouts).step(step))
+        if completion.status != "ok"
+    ]
+    assert failed
+    assert all(len(one.text) == 2 and one.advantage == 0 and not one.correct for one in failed)
+    assert sum(step.failed_verdicts for step in steps_of(run)) == len(failed)
+
+
+def test_prompts_that_are_too_long_are_refused(start: Path, tmp_path: Path) -> None:
+    task = {"source": "parity", "settings": {"min_bits": 12, "max_bits": 12}}
+    run = make_reinforcement_run(tmp_path / "run", start, tasks=[task])
+    with pytest.raises(UserError, match=r"has 13 tokens; it must have 1 to 10"):
+        reinforce(run)
+    assert not run.checkpoints.exists()
+
+
+def test_weights_without_a_tokenizer_are_refused(tmp_path: Path) -> None:
+    bare = write_start(tmp_path / "bare")
+    (bare / "tokenizer.json").unlink()
+    run = make_reinforcement_run(tmp_path / "run", bare)
+    with pytest.raises(UserError, match=r"has no tokenizer\.json beside it"):
+        reinforce(run)

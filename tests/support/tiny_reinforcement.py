@@ -1,0 +1,82 @@
+"""Runs of reinforcement learning small enough to take many times. A text is right if its last
+number is the parity of the prompt's, which random weights sometimes hit upon."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from rungs.checkpointing.weights_file import WeightsHeader, write_weights
+from rungs.config.model_config import ModelConfig
+from rungs.config.run_config import load_reinforcement_run
+from rungs.data.task_dataset import character_tokenizer
+from rungs.data.tokenizer import TOKENIZER_FILE
+from rungs.model.gpt import GPT
+from rungs.reinforcement.start import launch
+from rungs.run.folder import RunFolder, StartOptions
+from rungs.run.metrics import stream
+from rungs.run.policy_metrics import PolicyMetrics
+from rungs.step.state import named_arrays
+from rungs.tasks.parity import ALPHABET
+from tests.support.configs import ONE_FILE
+
+MODEL = {
+    "vocab_size": len(ALPHABET) + 1,
+    "context_length": 16,
+    "emb_dim": 16,
+    "n_layers": 1,
+    "n_heads": 2,
+    "positions": "rope",
+    "norm": "rms_norm",
+}
+REINFORCE = {
+    "tasks": [{"source": "items.jsonl", "verifier": "last_number", "validation_items": 4}],
+    "steps": 6,
+    "max_new_tokens": 6,
+    "prompts_per_step": 4,
+    "samples_per_prompt": 4,
+    "microbatch_size": 2,
+    "validation_samples": 2,
+    "learning_rate": 0.003,
+    "checkpoint_interval": 3,
+    "compute_dtype": "float32",
+}
+
+
+def write_start(folder: Path, seed: int = 0) -> Path:
+    """Write random weights and a tokenizer of the characters of parity; return the folder."""
+    config = ModelConfig.model_validate(MODEL)
+    arrays = named_arrays(GPT(config, jax.random.key(seed)))
+    folder.mkdir(parents=True)
+    weights = {name: np.asarray(array) for name, array in arrays.items()}
+    write_weights(folder, weights, WeightsHeader(config, None, "parity-pairs"), ONE_FILE)
+    character_tokenizer(ALPHABET).save(folder / TOKENIZER_FILE)
+    return folder
+
+
+def make_reinforcement_run(folder: Path, start: Path, **keys: Any) -> RunFolder:
+    """Write a run folder with the tiny config and some keys of `reinforce.json` changed."""
+    folder.mkdir(parents=True)
+    reinforce = REINFORCE | {"start_from": str(start)} | keys
+    (folder / "model.json").write_text(json.dumps(MODEL))
+    (folder / "reinforce.json").write_text(json.dumps(reinforce))
+    write_items(folder / "items.jsonl")
+    return RunFolder(folder)
+
+
+def write_items(path: Path, count: int = 20) -> None:
+    """Write items whose prompts are numbers in binary, and whose answers are their last digits."""
+    items = [{"prompt": f"{number:05b}:", "answer": str(number % 2)} for number in range(count)]
+    path.write_text("".join(json.dumps(item) + "\n" for item in items))
+
+
+def reinforce(run: RunFolder, *, trust_verifier: bool = False, **options: Any) -> int:
+    """Start a run in this process, and return its exit code."""
+    config = load_reinforcement_run(run.path)
+    return launch(run, config, StartOptions(**options), trust_verifier)
+
+
+def steps_of(run: RunFolder) -> list[PolicyMetrics]:
+    return list(stream(run.metrics, PolicyMetrics))
