@@ -19,7 +19,7 @@ import click
 
 from rungs.common import run_log
 from rungs.common.errors import UserError
-from rungs.config.run_config import load_run
+from rungs.config.run_config import load_any_run
 from rungs.data.catalog import DATASETS_DIR_OPTION, find_datasets_dir
 from rungs.run.folder import RunFolder, find_run
 
@@ -48,25 +48,20 @@ TRAIN_COMMAND = [sys.executable, str(Path(__file__).with_name("train_with_batch_
 def main(run: str, kills: int, tokens: int, keep: Path | None, datasets_dir: Path | None) -> None:
     """Train a short copy of RUN with and without kills, and compare the results bit for bit."""
     folder = RunFolder(find_run(run))
-    config = load_run(folder.path)
+    config = load_any_run(folder.path)
     # JAX takes seconds to import; report mistakes in the config before that.
 
     import jax
 
-    from rungs.diagnostics.resume_check.check import (
-        ResumeCheck,
-        open_datasets,
-        run_check,
-        shorten_run,
-    )
+    from rungs.diagnostics.resume_check.check import ResumeCheck, run_check
+    from rungs.diagnostics.resume_check.short_runs import shorten
 
     jax.config.update("jax_platforms", "cpu")  # leave accelerators to the training processes
     run_log.log_to_terminal()
-    datasets_dir = find_datasets_dir(datasets_dir)
-    short = shorten_run(folder, config, open_datasets(config, datasets_dir), tokens)
+    short = shorten(folder, config, find_datasets_dir(datasets_dir), tokens)
     with contextlib.ExitStack() as stack:
         place = _new(keep) if keep else Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        check = ResumeCheck(place, short, datasets_dir, TRAIN_COMMAND)
+        check = ResumeCheck(place, short, TRAIN_COMMAND)
         sys.exit(0 if run_check(folder.path, short, check, kills) else 1)
 
 

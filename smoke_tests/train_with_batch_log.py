@@ -1,7 +1,8 @@
-"""Run `train.py` and log the batch of every step: `train_with_batch_log.py FILE RUN …`.
+"""Run `train.py` or `reinforce.py` and log the batch of every update:
+`train_with_batch_log.py FILE RUN …`.
 
-FILE gets a line with the platform, then one for each step: its number, as the optimizer counts it,
-and a checksum of the arrays that the train step was given. `BatchLog` in
+FILE gets a line with the platform, then one for each update: its number, as the optimizer counts
+it, and a checksum of the arrays that it was given. `BatchLog` in
 `rungs/diagnostics/resume_check/check.py` reads the file.
 """
 
@@ -15,28 +16,31 @@ from typing import Any, TextIO
 import jax
 import numpy as np
 
+from rungs.config.run_config import REINFORCE_FILE, config_files
+from rungs.reinforcement import policy_update
+from rungs.run.folder import find_run
 from rungs.training import trainer
 
 
-def log_batches(path: Path) -> None:
-    """Make every train step that a trainer creates log its batches to a file."""
-    make_train_step = trainer.make_train_step
+def log_batches(path: Path, module: Any, name: str) -> None:
+    """Make every step that a function of a module creates log its batches to a file."""
+    make_step, file = getattr(module, name), path.open("w")
 
-    def make_logged_step(*args: Any) -> Callable[..., Any]:
-        train_step = make_train_step(*args)
-        file = path.open("w")
-        _write(file, jax.default_backend())
+    def make_logged_step(*args: Any, **keys: Any) -> Callable[..., Any]:
+        step = make_step(*args, **keys)
+        if not file.tell():
+            _write(file, jax.default_backend())
 
         def logged_step(
-            model: Any, optimizer: Any, inputs: jax.Array, targets: jax.Array, *limit: jax.Array
+            model: Any, optimizer: Any, inputs: jax.Array, targets: jax.Array, *others: jax.Array
         ) -> Any:
-            step = int(jax.device_get(optimizer.step.get_value()))
-            _write(file, (step, _checksum((inputs, targets))))
-            return train_step(model, optimizer, inputs, targets, *limit)
+            number = int(jax.device_get(optimizer.step.get_value()))
+            _write(file, (number, _checksum((inputs, targets))))
+            return step(model, optimizer, inputs, targets, *others)
 
         return logged_step
 
-    trainer.make_train_step = make_logged_step  # type: ignore[assignment]
+    setattr(module, name, make_logged_step)
 
 
 def _checksum(batch: tuple[jax.Array, ...]) -> str:
@@ -54,7 +58,13 @@ def _write(file: TextIO, value: Any) -> None:
 if __name__ == "__main__":
     from rungs.common.command import run_command
 
+    import reinforce
     import train
 
-    log_batches(Path(sys.argv.pop(1)))
-    run_command(train.main)
+    batch_log = Path(sys.argv.pop(1))
+    if config_files(find_run(sys.argv[1]))[1] == REINFORCE_FILE:
+        log_batches(batch_log, policy_update, "make_policy_step")
+        run_command(reinforce.main)
+    else:
+        log_batches(batch_log, trainer, "make_train_step")
+        run_command(train.main)

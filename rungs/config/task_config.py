@@ -182,6 +182,13 @@ class TaskConfig(StrictModel):
         return self.source.endswith(ITEM_FILE_ENDING)
 
     @property
+    def files(self) -> list[str]:
+        """The files that it names; relative paths start at the run folder."""
+        names = (self.source, self.validation_source, self.verifier)
+        endings = (ITEM_FILE_ENDING, VERIFIER_FILE_ENDING)
+        return [name for name in names if name and name.endswith(endings)]
+
+    @property
     def reasoning_gym_name(self) -> str | None:
         """Name of the task in reasoning-gym, None for other sources."""
         return self.source.removeprefix(REASONING_GYM) if REASONING_GYM in self.source else None

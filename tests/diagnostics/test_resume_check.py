@@ -15,10 +15,9 @@ from rungs.diagnostics.resume_check.check import (
     BatchLog,
     TrainedRun,
     compare,
-    open_datasets,
-    shorten_run,
 )
 from rungs.diagnostics.resume_check.kill import EARLY, Activity, ProcessKiller, StepPlan
+from rungs.diagnostics.resume_check.short_runs import open_datasets, shorten_training
 from rungs.run.folder import RunFolder
 from rungs.run.metrics import StepMetrics
 from rungs.training import trainer
@@ -40,7 +39,9 @@ def datasets_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def short(datasets_dir: Path, folder: Path, tokens: int = 8, **train: Any) -> TrainConfig:
     run = make_run(folder / "run", **train)
     configs = run_config.load_run(run.path)
-    return shorten_run(run, configs, open_datasets(configs, datasets_dir), tokens).train
+    short = shorten_training(run, configs, open_datasets(configs, datasets_dir), tokens)
+    assert isinstance(short.config.train, TrainConfig)
+    return short.config.train
 
 
 def test_only_the_length_of_a_run_is_changed(datasets_dir: Path, tmp_path: Path) -> None:
@@ -81,6 +82,7 @@ UNINTERRUPTED = TrainedRun(
     optimizer=ARRAYS,
     lines=3,
     metrics=[dataclasses.replace(STEP, global_step=step) for step in range(3)],
+    texts={},
     batch_logs=[],
 )
 
@@ -169,7 +171,7 @@ def test_metrics_are_compared_step_by_step(uninterrupted: TrainedRun) -> None:
 
 
 def test_kills_are_spread_over_the_phases(tmp_path: Path) -> None:
-    killer = ProcessKiller(RunFolder(tmp_path), tmp_path, StepPlan(steps=14, interval=3), {}, [])
+    killer = ProcessKiller(RunFolder(tmp_path), [], StepPlan(steps=14, interval=3), {}, [])
     phases = killer._choose_phases(5)
     assert len(set(phases)) == 5
     assert [phase in EARLY for phase in phases] == [False, True] * 2 + [False]
@@ -188,7 +190,7 @@ def test_the_loss_limit_is_not_part_of_a_batch(
     """The limit depends on losses, which can differ on an accelerator."""
     given = []
     monkeypatch.setattr(trainer, "make_train_step", lambda *_: lambda *args: given.append(args))
-    log_batches(tmp_path / "batches")
+    log_batches(tmp_path / "batches", trainer, "make_train_step")
     optimizer = nnx.Dict(step=nnx.Variable(jnp.asarray(7)))
     batch = jnp.zeros((1, 2, 3), int), jnp.ones((1, 2, 3), int)
     train_step = trainer.make_train_step(TrainConfig.model_construct())

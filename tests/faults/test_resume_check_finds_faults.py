@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from rungs.config import run_config
-from rungs.diagnostics.resume_check.check import ResumeCheck, open_datasets, shorten_run
+from rungs.diagnostics.resume_check.check import ResumeCheck
+from rungs.diagnostics.resume_check.short_runs import shorten
 from rungs.run.folder import RunFolder
 from tests.support.committed_runs import ROOT
 from tests.support.tiny_run import MODEL, make_dataset, make_pairs, make_run
@@ -73,9 +74,9 @@ def resume_check(datasets_dir: Path, tmp_path_factory: pytest.TempPathFactory) -
     folder = tmp_path_factory.mktemp("resume_check")
     run = make_run(folder / "run", **EPOCHS)
     configs = run_config.load_run(run.path)
-    short = shorten_run(run, configs, open_datasets(configs, datasets_dir), tokens=16)
+    short = shorten(run, configs, datasets_dir, tokens=16)
     command = [sys.executable, str(TRAIN_SCRIPT)]
-    check = ResumeCheck(folder / "short", short, datasets_dir, command)
+    check = ResumeCheck(folder / "short", short, command)
     check.train_uninterrupted()
     return check
 

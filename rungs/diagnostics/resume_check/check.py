@@ -5,17 +5,14 @@ import shutil
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import jax
 import numpy as np
 
-from rungs.checkpointing.checkpoint_folder import IMPORTED, list_checkpoints
+from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.checkpointing.manifest import OPTIMIZER_FOLDER, Checkpoint
-from rungs.config.run_config import MODEL_FILE, TRAIN_FILE, RunConfig
-from rungs.data.catalog import open_dataset
-from rungs.data.dataset import TRAIN, Dataset
-from rungs.data.loader import TrainingData
+from rungs.config.run_config import MODEL_FILE, REINFORCE_FILE, config_files
 from rungs.diagnostics.resume_check.kill import (
     Kill,
     Phase,
@@ -23,56 +20,16 @@ from rungs.diagnostics.resume_check.kill import (
     StepPlan,
     measure_phases,
 )
+from rungs.diagnostics.resume_check.short_runs import ShortRun
 from rungs.run import metrics as metrics_module
 from rungs.run.folder import RunFolder
-from rungs.run.metrics import StepMetrics
+from rungs.run.metrics import StepMetrics, StepRecord
+from rungs.run.policy_metrics import PolicyMetrics
 
-MAX_STEPS = 14
-"""Enough for a few checkpoints. Even, so that two epochs divide it."""
-_CHECKPOINTS = 4
-_VALIDATION_BATCHES = 4
 _KILL_ROW = "{:>4}  {:>8}  {}"
 _RESULT_ROW = "{:15}  {:66}  {}"
 
 Arrays = dict[str, np.ndarray]
-
-
-def shorten_run(
-    run: RunFolder, config: RunConfig, datasets: dict[str, Dataset], tokens: int
-) -> RunConfig:
-    """Return a run's config for about a dozen steps, with the complete schedule in them.
-
-    Args:
-        tokens: maximum length of a sequence. Pairs are never cut.
-
-    Raises:
-        UserError: the run and its data do not fit together.
-    """
-    model, train = config
-    has_pairs = any(datasets[name].description.splits[TRAIN].pairs for name in train.datasets)
-    length = config.sequence_length
-    length = length if has_pairs else min(length, tokens)
-    epochs = min(train.epochs, 2)
-    changes: dict[str, Any] = {
-        "sequence_length": length,
-        "gradient_accumulation_steps": min(train.gradient_accumulation_steps, 2),
-        "epochs": epochs,
-        "min_train_tokens": -1,
-        "keep_checkpoints": 2,
-        "validation_tokens": _VALIDATION_BATCHES * train.microbatch_size * length,
-        "lineage": None,
-    }
-    if train.start_from == IMPORTED:
-        changes["start_from"] = str(run.imported.resolve())
-    TrainingData(config, datasets)  # raises what the user's own config would
-    train = train.model_copy(update=changes)
-    steps_per_epoch = TrainingData(RunConfig(model, train), datasets).steps_per_epoch
-    steps = min(MAX_STEPS // epochs, steps_per_epoch)
-    changes = {
-        "min_train_tokens": steps * train.sequences_per_step * length,
-        "checkpoint_interval": max(steps * epochs // _CHECKPOINTS, 1),
-    }
-    return RunConfig(model, train.model_copy(update=changes))
 
 
 class BatchLog:
@@ -100,7 +57,9 @@ class TrainedRun(NamedTuple):
     optimizer: Arrays
     lines: int
     """Number of lines in the metrics file, including unreadable ones."""
-    metrics: list[StepMetrics]
+    metrics: list[StepRecord]
+    texts: dict[str, str]
+    """Contents of the files of sampled texts, by name."""
     batch_logs: list[BatchLog]
     """One for each of its processes."""
 
@@ -108,8 +67,12 @@ class TrainedRun(NamedTuple):
     def read(cls, run: RunFolder, batch_logs: list[Path]) -> Self:
         last = list_checkpoints(run.checkpoints)[-1]
         lines = len(run.metrics.read_bytes().splitlines())
-        steps = metrics_module.read(run.metrics)
-        return cls(last.step, *read_arrays(last), lines, steps, list(map(BatchLog, batch_logs)))
+        is_policy = config_files(run.path)[1] == REINFORCE_FILE
+        kind: type[StepRecord] = PolicyMetrics if is_policy else StepMetrics
+        steps = list(metrics_module.stream(run.metrics, kind))
+        texts = {path.name: path.read_text() for path in sorted(run.rollouts.glob("*"))}
+        logs = list(map(BatchLog, batch_logs))
+        return cls(last.step, *read_arrays(last), lines, steps, texts, logs)
 
 
 class Comparison(NamedTuple):
@@ -126,18 +89,13 @@ class ResumeCheck:
 
     Args:
         folder: where to train.
-        config: of the short run.
+        short: the run.
         train_command: the command of `train_with_batch_log.py`.
     """
 
-    def __init__(
-        self, folder: Path, config: RunConfig, datasets_dir: Path, train_command: Sequence[str]
-    ) -> None:
-        self._train_command = train_command
-        self._folder, self._config, self._datasets_dir = folder, config, datasets_dir
-        train = config.train
-        steps = train.epochs * (train.min_train_tokens // config.tokens_per_step)
-        self.plan = StepPlan(steps, train.checkpoint_interval)
+    def __init__(self, folder: Path, short: ShortRun, train_command: Sequence[str]) -> None:
+        self._folder, self._short, self._train_command = folder, short, train_command
+        self.plan = StepPlan(short.steps, short.config.train.checkpoint_interval)
         self._seconds: dict[Phase, float] = {}
         self._uninterrupted = self._make_run("uninterrupted")
         self._killed = self._make_run("killed")
@@ -163,7 +121,7 @@ class ResumeCheck:
     @property
     def is_deterministic(self) -> bool:
         """Whether both trainings must be bit-identical."""
-        return self.platform == "cpu" or self._config.train.deterministic
+        return self.platform == "cpu" or self._short.config.train.deterministic
 
     def comparisons(self) -> list[Comparison]:
         """Compare the two trainings."""
@@ -176,32 +134,31 @@ class ResumeCheck:
     def _make_run(self, name: str) -> ProcessKiller:
         run = self._folder / name
         run.mkdir(parents=True)
-        for file, content in zip((MODEL_FILE, TRAIN_FILE), self._config, strict=True):
+        config = self._short.config
+        for file, content in zip((MODEL_FILE, config.train_file), config, strict=True):
             keys = content.model_dump(exclude={"schema_address"}, exclude_unset=True)
             (run / file).write_text(json.dumps(keys, indent=2) + "\n")
+        for path in self._short.files:
+            (run / path.name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(path, run / path.name)
         return ProcessKiller(
-            RunFolder(run), self._datasets_dir, self.plan, self._seconds, self._train_command
+            RunFolder(run), self._short.options, self.plan, self._seconds, self._train_command
         )
 
 
-def open_datasets(config: RunConfig, datasets_dir: Path) -> dict[str, Dataset]:
-    """Open each dataset of a run; build those that do not exist yet."""
-    return {name: open_dataset(name, datasets_dir, update=False) for name in config.train.datasets}
-
-
-def run_check(path: Path, config: RunConfig, check: ResumeCheck, kills: int) -> bool:
+def run_check(path: Path, short: ShortRun, check: ResumeCheck, kills: int) -> bool:
     """Train uninterrupted and with kills, and print results as soon as they are known.
 
     Args:
         path: of the run.
-        config: of its short copy.
+        short: its short copy.
 
     Returns:
         Whether the two trainings are identical.
     """
     print(
-        f"{path}, shortened: {check.plan.steps} steps of {config.tokens_per_step:,} tokens, a"
-        f" checkpoint every {config.train.checkpoint_interval} steps",
+        f"{path}, shortened: {check.plan.steps} steps of {short.config.tokens_per_step:,} tokens, a"
+        f" checkpoint every {check.plan.interval} steps",
         flush=True,
     )
     seconds = check.train_uninterrupted()
@@ -209,8 +166,8 @@ def run_check(path: Path, config: RunConfig, check: ResumeCheck, kills: int) -> 
     if not check.is_deterministic:
         print(
             f'A {check.platform} gives identical bits only with "deterministic": true in'
-            " train.json, which is slower\n(you can turn it on when you resume a run). Without it,"
-            " a difference below may not be a bug."
+            f" {short.config.train_file}, which is slower\n(you can turn it on when you resume a"
+            " run). Without it, a difference below may not be a bug."
         )
     print("", _KILL_ROW.format("kill", "after", "during"), sep="\n", flush=True)
     for number, kill in enumerate(check.train_killed(kills), 1):
@@ -259,6 +216,9 @@ def compare(uninterrupted: TrainedRun, killed: TrainedRun) -> Iterator[Compariso
     )
     how = f"{uninterrupted.lines} lines, each step once, everything but the times"
     yield Comparison("metrics", how, _compare_metrics(uninterrupted, killed))
+    if uninterrupted.texts:
+        how = f"{len(uninterrupted.texts)} files of sampled texts with rewards"
+        yield Comparison("sampled texts", how, _compare_texts(uninterrupted.texts, killed.texts))
 
 
 def _compare_arrays(uninterrupted: Arrays, killed: Arrays) -> str | None:
@@ -292,6 +252,13 @@ def _compare_batches(uninterrupted: list[BatchLog], killed: list[BatchLog]) -> s
     taken = {step for log in killed for step, _ in log.batches}
     missing = sorted(expected.keys() - taken)
     return f"step {missing[0]}: missing in the killed run" if missing else None
+
+
+def _compare_texts(uninterrupted: dict[str, str], killed: dict[str, str]) -> str | None:
+    if others := uninterrupted.keys() ^ killed.keys():
+        return f"{min(others)}: in only one of the two"
+    differing = [name for name, text in uninterrupted.items() if killed[name] != text]
+    return f"{differing[0]} and {len(differing) - 1} other files" if differing else None
 
 
 def _compare_metrics(uninterrupted: TrainedRun, killed: TrainedRun) -> str | None:

@@ -70,6 +70,7 @@ class TrainingProcess:
     """A process that trains a run, observed from outside.
 
     Args:
+        options: of the command.
         batch_log: the file that the process writes its batches to.
         plan: of the run.
         train_command: trains; takes `batch_log`, then the arguments of `train.py`.
@@ -78,7 +79,7 @@ class TrainingProcess:
     def __init__(
         self,
         run: RunFolder,
-        datasets_dir: Path,
+        options: Sequence[str],
         batch_log: Path,
         plan: StepPlan,
         train_command: Sequence[str],
@@ -88,7 +89,7 @@ class TrainingProcess:
         self._first_step = checkpoints[-1].step + 1 if checkpoints else 0
         self._logged_bytes = _size(run.log)
         self._output = batch_log.with_suffix(".txt")
-        arguments = [str(batch_log), str(run.path), "--datasets-dir", str(datasets_dir)]
+        arguments = [str(batch_log), str(run.path), *options]
         self._start = time.monotonic()
         with self._output.open("wb") as output:
             self._process = subprocess.Popen(
@@ -161,12 +162,12 @@ class ProcessKiller:
     def __init__(
         self,
         run: RunFolder,
-        datasets_dir: Path,
+        options: Sequence[str],
         plan: StepPlan,
         seconds: dict[Phase, float],
         train_command: Sequence[str],
     ) -> None:
-        self._run, self._datasets_dir = run, datasets_dir
+        self._run, self._options = run, options
         self._plan, self._seconds, self._train_command = plan, dict(seconds), train_command
         self._random = random.Random()
         self.batch_logs: list[Path] = []
@@ -232,9 +233,7 @@ class ProcessKiller:
         number, run = len(self.batch_logs), self._run.path
         batch_log = run.with_name(f"{run.name}-{number}.jsonl")
         self.batch_logs.append(batch_log)
-        return TrainingProcess(
-            self._run, self._datasets_dir, batch_log, self._plan, self._train_command
-        )
+        return TrainingProcess(self._run, self._options, batch_log, self._plan, self._train_command)
 
 
 def measure_phases(process: TrainingProcess) -> dict[Phase, float]:
