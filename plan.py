@@ -20,8 +20,10 @@ import click
 
 from rungs.common.errors import UserError
 from rungs.common.paths import is_there
-from rungs.config.run_config import RunConfig, load_run
+from rungs.config.reinforce_config import ReinforceConfig
+from rungs.config.run_config import ReinforceRunConfig, RunConfig, load_any_run
 from rungs.config.sharding_config import Mode, ShardingConfig, mode_problem
+from rungs.config.train_config import TrainConfig
 from rungs.config.unused_keys import unused_keys
 from rungs.data.catalog import DATASETS_DIR_OPTION, find_datasets_dir
 from rungs.parallel import gpu_memory
@@ -124,7 +126,15 @@ def main(
             "--utilization, --tokens-per-second, --ladder and --price-per-hour need finite numbers"
         )
     folder = RunFolder(find_run(run))
-    config = load_run(folder.path)
+    config = load_any_run(folder.path)
+    model, train = config
+    if isinstance(train, ReinforceConfig) and (
+        tokens_per_second or budget or is_compiled or price_per_hour
+    ):
+        raise UserError(
+            "--tokens-per-second, --ladder, --compile and --price-per-hour: not for runs of"
+            " reinforcement learning"
+        )
     for line in unused_keys(config) if not is_there(folder.metrics) else ():
         click.echo(f"warning: {folder.path}/{line}", err=True)
     requested = parse_sharding(sharding) if sharding else None
@@ -141,8 +151,14 @@ def main(
     from rungs.planning import report
 
     datasets = find_datasets_dir(datasets_dir)
+    if isinstance(train, ReinforceConfig):
+        policy_run = RunConfig(model, train)
+        sys.exit(
+            _plan_policy(folder, policy_run, device, requested, utilization, as_json, datasets)
+        )
+    assert isinstance(train, TrainConfig)
     forecast = _forecast(
-        folder, config, device, requested, utilization, tokens_per_second, datasets
+        folder, RunConfig(model, train), device, requested, utilization, tokens_per_second, datasets
     )._replace(price_per_device_hour=price_per_hour)
     if budget is not None:
         fits = _propose_ladder(folder, forecast, budget, rungs or RUNGS, into, as_json)
@@ -180,6 +196,32 @@ def _forecast(
         (utilization or UTILIZATION) / 100,
         throughput,
     )
+
+
+def _plan_policy(
+    folder: RunFolder,
+    config: ReinforceRunConfig,
+    device: str | None,
+    sharding: ShardingConfig | None,
+    utilization: float | None,
+    as_json: bool,
+    datasets_dir: Path,
+) -> int:
+    """Print the plan of a run of reinforcement learning; return the exit code."""
+    from rungs.planning import hardware, policy_plan, policy_report
+
+    training = policy_plan.training_equivalent(config)
+    plan = policy_plan.plan(
+        folder,
+        config,
+        hardware.this_device() if device is None else hardware.device_by_name(device),
+        sharding or _configured_sharding(folder, training, is_here=device is None),
+        datasets_dir,
+        (utilization or UTILIZATION) / 100,
+        use_recorded=device is None and sharding is None and utilization is None,
+    )
+    click.echo(policy_report.as_json(plan) if as_json else policy_report.as_text(folder, plan))
+    return 0 if plan.fits else 1
 
 
 def _compile(forecast: "Forecast") -> "CompiledStep":

@@ -8,6 +8,9 @@ of one device, how many bytes a device holds, and how many it sends. Exits with 
 difference exceeds its tolerance; `rungs/diagnostics/parallel_check/comparison.py` explains the
 tolerances. Writes nothing into the run folder. The first time, compilation takes minutes even for a
 small run.
+
+Of a run of reinforcement learning, it takes the first step on meshes of dp and fsdp, and compares
+sampled texts, their log-probabilities and the gradient.
 """
 
 from rungs.common.command import run_command
@@ -20,7 +23,9 @@ from pathlib import Path
 import click
 
 from rungs.common import run_log
-from rungs.config.run_config import load_run
+from rungs.config.reinforce_config import ReinforceConfig
+from rungs.config.run_config import RunConfig, load_any_run
+from rungs.config.train_config import TrainConfig
 from rungs.data.catalog import DATASETS_DIR_OPTION, find_datasets_dir
 from rungs.run.folder import RunFolder, find_run
 
@@ -61,7 +66,7 @@ def main(
     """Train the first steps of RUN in every sharding mode, and compare losses, gradients and
     updates with those of one device."""
     folder = RunFolder(find_run(run))
-    config = load_run(folder.path)
+    config = load_any_run(folder.path)
     _restart_with(devices)
     # JAX takes seconds to import, which the process before the restart can spare.
 
@@ -71,9 +76,16 @@ def main(
 
     run_log.log_to_terminal()
     jax_setup.enable_compilation_cache()
+    model, train = config
+    if isinstance(train, ReinforceConfig):
+        from rungs.diagnostics.parallel_check.policy_check import run_policy_check
+
+        sys.exit(0 if run_policy_check(folder, RunConfig(model, train), devices) else 1)
+    assert isinstance(train, TrainConfig)
+    training = RunConfig(model, train)
     limits = ParallelLimits(steps, sequences, tokens)
-    check = ParallelCheck.from_run(folder, config, find_datasets_dir(datasets_dir), limits)
-    sys.exit(0 if run_check(folder.path, config, check, devices) else 1)
+    check = ParallelCheck.from_run(folder, training, find_datasets_dir(datasets_dir), limits)
+    sys.exit(0 if run_check(folder.path, training, check, devices) else 1)
 
 
 def _restart_with(devices: int) -> None:

@@ -34,11 +34,11 @@ _MEMORY_NOTES = {
 
 def as_text(run: RunFolder, forecast: Forecast, compiled: CompiledStep | None = None) -> str:
     """Return the table."""
-    parts = (_parameters, _memory, _flops, _tokens, _disk, _time)
+    parts = (parameters, _memory, _flops, _tokens, disk, _time)
     blocks = ["\n".join(part(forecast)) for part in parts]
     if compiled is not None:
         blocks.append("\n".join(compiled_report.as_lines(forecast, compiled)))
-    return "\n\n".join([_title(run, forecast), *blocks, _verdict(forecast, compiled)])
+    return "\n\n".join([title(run, forecast), *blocks, _verdict(forecast, compiled)])
 
 
 def fits(forecast: Forecast, compiled: CompiledStep | None = None) -> bool:
@@ -106,7 +106,7 @@ def _passes(passes: Passes) -> dict[str, float]:
     }
 
 
-def _title(run: RunFolder, forecast: Forecast) -> str:
+def title(run: RunFolder, forecast: Forecast) -> str:
     sharding, train = forecast.sharding, forecast.config.train
     devices = f"{forecast.devices} × {forecast.hardware.name}"
     if forecast.devices > 1:
@@ -119,7 +119,7 @@ def _title(run: RunFolder, forecast: Forecast) -> str:
     )
 
 
-def _parameters(forecast: Forecast) -> Iterator[str]:
+def parameters(forecast: Forecast) -> Iterator[str]:
     has_experts = forecast.config.model.n_experts is not None
     yield f"{'parameters':14}{'all':>18}" + f"{'active per token':>18}" * has_experts
     active = forecast.active._asdict()
@@ -208,7 +208,7 @@ def _planned_tokens(forecast: Forecast) -> Iterator[str]:
     yield f"          compute-optimal: {TOKENS_PER_PARAMETER} per parameter = {optimal:,} tokens"
 
 
-def _disk(forecast: Forecast) -> Iterator[str]:
+def disk(forecast: Forecast) -> Iterator[str]:
     disk = forecast.disk
     if disk.checkpoints is None:
         yield f"disk      {format_bytes(disk.checkpoint_bytes)} per checkpoint; all are kept"

@@ -1,6 +1,7 @@
 """What `train.log` and the terminal say of a run of reinforcement learning."""
 
 import logging
+from collections.abc import Sequence
 
 from jax.sharding import Mesh
 
@@ -20,8 +21,15 @@ from rungs.training.run_report import describe_devices
 log = logging.getLogger("rungs")
 
 
-def log_checkup(task: Task, verifier: Verifier, checkup: Checkup) -> None:
-    """Log what the checkup of a verifier found."""
+def log_checkups(
+    tasks: Sequence[Task], verifiers: Sequence[Verifier], checkups: Sequence[Checkup]
+) -> None:
+    """Log what the checkups of the verifiers found."""
+    for task, verifier, checkup in zip(tasks, verifiers, checkups, strict=True):
+        _log_checkup(task, verifier, checkup)
+
+
+def _log_checkup(task: Task, verifier: Verifier, checkup: Checkup) -> None:
     paid = [f"{kind} for {count}" for kind, count in checkup.paid.items() if count]
     log.info(
         "task %s: the verifier %s pays right answers most, on %d items, in %.2g s each%s",

@@ -41,7 +41,7 @@ from rungs.run.policy_metrics import PolicyMetrics
 from rungs.step.state import create_model
 from rungs.tasks.opening import open_task
 from rungs.tasks.task import Task
-from rungs.tasks.verifiers.checkup import check
+from rungs.tasks.verifiers.checkup import Checkup, check
 from rungs.tasks.verifiers.opening import Verifier, open_verifier
 from rungs.training.chart_process import ChartProcess
 from rungs.training.preparation import (
@@ -74,6 +74,7 @@ class Inputs(NamedTuple):
     stop_tokens: tuple[int, ...]
     tasks: list[Task]
     verifiers: list[Verifier]
+    checkups: list[Checkup]
     record: TaskRecord
 
     @property
@@ -134,8 +135,12 @@ def open_to_replay(
     config: ReinforceRunConfig,
     saved: Checkpoint | None,
     trust_verifier: bool,
+    mesh: Mesh | None = None,
 ) -> PolicyTrainer:
     """Return a trainer that continues from a checkpoint, or from the start, and records nothing.
+
+    Args:
+        mesh: the devices; those of the run if absent.
 
     Raises:
         UserError: the run, its tasks and its checkpoints don't fit together.
@@ -146,7 +151,7 @@ def open_to_replay(
     weights = saved.weights if saved else find_starting_weights(run, config)
     assert weights is not None
     inputs = _open(stack, run, config, saved, weights, trust_verifier)
-    mesh = create_mesh(run, config, saved)
+    mesh = mesh or create_mesh(run, config, saved)
     config = config._replace(train=with_dtype(config.train))
     return _make_trainer(
         inputs._replace(config=config), mesh, ChartProcess(run.path), NullMetricsLog()
@@ -165,7 +170,7 @@ def _open(
     tasks = [open_task(task, run.path) for task in config.train.tasks]
     prompts = Prompts(tasks, config.train, tokenizer, longest_prompt(config))
     prompts.check()
-    verifiers = _open_verifiers(stack, run, config, tasks, trust_verifier)
+    verifiers, checkups = _open_verifiers(stack, run, config, tasks, trust_verifier)
     reference = _reference(run, config)
     record = TaskRecord(
         record_of(config.train.tasks, tasks, verifiers, reference), weights.header.tokenizer
@@ -199,16 +204,17 @@ def _open_verifiers(
     config: ReinforceRunConfig,
     tasks: Sequence[Task],
     trust_verifier: bool,
-) -> list[Verifier]:
+) -> tuple[list[Verifier], list[Checkup]]:
     """Open and check the verifier of each task; the first process checks."""
-    verifiers = []
+    verifiers: list[Verifier] = []
+    checkups: list[Checkup] = []
     for task_config, task in zip(config.train.tasks, tasks, strict=True):
         opened = open_verifier(task_config, task, run.path, trust_verifier=trust_verifier)
         verifiers.append(stack.enter_context(opened))
     if is_first_process():
         for verifier, task in zip(verifiers, tasks, strict=True):
-            report.log_checkup(task, verifier, check(verifier, task))
-    return verifiers
+            checkups.append(check(verifier, task))
+    return verifiers, checkups
 
 
 def _reference(run: RunFolder, config: ReinforceRunConfig) -> Weights | None:
@@ -237,6 +243,7 @@ def _train(inputs: Inputs, mesh: Mesh) -> int:
     trainer = _make_trainer(inputs, mesh, drawer, written)
     if is_first_process():
         report.log_start(run, config, inputs.saved, inputs.weights, mesh)
+        report.log_checkups(inputs.tasks, inputs.verifiers, inputs.checkups)
         if inputs.saved is None:
             report.warn_of_unused_keys(run, config)
     with StopSignal() as stop:
