@@ -59,7 +59,7 @@ def _memory(plan: PolicyPlan) -> Iterator[str]:
 
 
 def _step(plan: PolicyPlan) -> Iterator[str]:
-    model, train = plan.config
+    train = plan.config.train
     prompt = plan.config.sequence_length - train.max_new_tokens
     yield (
         f"step      {train.prompts_per_step:,} prompts × {train.samples_per_prompt:,} completions ="

@@ -178,7 +178,19 @@ def _open(
     check_all_agree("configs and tasks", f"{config} {record}")
     if saved is not None:
         check_same_tasks(saved.meta.datasets, record.checksums)
-    return Inputs(run, config, saved, weights, reference, tokenizer, ends, tasks, verifiers, record)
+    return Inputs(
+        run=run,
+        config=config,
+        saved=saved,
+        weights=weights,
+        reference=reference,
+        tokenizer=tokenizer,
+        stop_tokens=ends,
+        tasks=tasks,
+        verifiers=verifiers,
+        checkups=checkups,
+        record=record,
+    )
 
 
 def _tokenizer(run: RunFolder, weights: Weights) -> tuple[Tokenizer, tuple[int, ...]]:
