@@ -17,7 +17,7 @@ import click
 
 from rungs.common import run_log
 from rungs.config.run_config import load_reinforcement_run
-from rungs.run.folder import RunFolder
+from rungs.run.folder import RunFolder, find_run
 from rungs.training.options import StartCommand, hold_run, start_options
 
 
@@ -32,10 +32,21 @@ from rungs.training.options import StartCommand, hold_run, start_options
     is_flag=True,
     help="Allow the Python file that a task names as its verifier to run. Read it first.",
 )
-def main(command: StartCommand, trust_verifier: bool) -> None:
+@click.option(
+    "--audit",
+    "is_audit",
+    is_flag=True,
+    help="Start nothing; print what the texts sampled so far were paid for, and what looks wrong.",
+)
+def main(command: StartCommand, trust_verifier: bool, is_audit: bool) -> None:
     """Train RUN, a folder with model.json and reinforce.json, by reinforcement learning from
     verifiable rewards, or resume it."""
     run_log.log_to_terminal()
+    if is_audit:
+        from rungs.reinforcement.audit import audit
+
+        click.echo(audit(RunFolder(find_run(command.run))))
+        return
     with command.open_run() as path:
         sys.exit(_reinforce(RunFolder(path), command, trust_verifier))
 

@@ -1,0 +1,168 @@
+"""What a run is paid for: texts of its first and latest steps, by length, by how often they occur,
+and where the reward and being correct disagree."""
+
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from rungs.common.errors import UserError
+from rungs.common.strict_json import format_value
+from rungs.common.text_table import align_columns
+from rungs.reinforcement.rollout_files import Completion, read
+from rungs.run.folder import RunFolder
+
+_STEPS = 20
+"""Of the beginning and of the end; fewer if there are fewer."""
+_BINS = 4
+_EXAMPLES = 5
+_RISE = 0.1
+"""A reward that rises by this much more than the share of correct texts is reported."""
+_REPEATED = 0.5
+"""A text that is this share of all texts is reported."""
+
+
+class Part(NamedTuple):
+    """The completions of some steps that have a reward."""
+
+    steps: range
+    completions: list[Completion]
+
+    def mean(self, value: Callable[[Completion], float]) -> float:
+        """Return the mean of a number of each completion."""
+        return statistics.fmean(map(value, self.completions))
+
+
+def audit(run: RunFolder) -> str:
+    """Return what the kept texts of a run show.
+
+    Raises:
+        UserError: there are none, or they are damaged.
+    """
+    paths = sorted(run.rollouts.glob("step-*.jsonl"))
+    if not paths:
+        raise UserError(f"{run.rollouts}: no texts yet; take a few steps first")
+    count = min(_STEPS, -(-len(paths) // 2))
+    first, last = _part(paths[:count]), _part(paths[-count:])
+    blocks = [
+        [f"{run.path}: texts of steps {_span(first)} and {_span(last)}"],
+        _table(first, last),
+        ["reward by length, latest steps", *_by_length(last)],
+        ["most frequent texts, latest steps", *_most_frequent(last)],
+        ["best paid texts that are not correct, latest steps", *_paid_though_wrong(last)],
+        list(_findings(first, last)) or ["Nothing looks suspicious."],
+    ]
+    return "\n\n".join("\n".join(block) for block in blocks)
+
+
+def _part(paths: Sequence[Path]) -> Part:
+    numbers = [int(path.stem.removeprefix("step-")) for path in paths]
+    found = [completion for path in paths for completion in read(path)]
+    rewarded = [completion for completion in found if completion.status == "ok"]
+    if not rewarded:
+        raise UserError(f"{paths[0]}: no text of it has a reward")
+    return Part(range(numbers[0], numbers[-1] + 1), rewarded)
+
+
+def _span(part: Part) -> str:
+    return f"{part.steps.start:,} to {part.steps.stop - 1:,}"
+
+
+def _is_correct(completion: Completion) -> bool:
+    return completion.correct
+
+
+def _ends_with_answer(completion: Completion) -> bool:
+    return completion.text.strip().endswith(completion.answer)
+
+
+def _distinct(part: Part) -> float:
+    """Return the share of different texts among those of each prompt."""
+    groups: dict[tuple[str, int], list[str]] = {}
+    for completion in part.completions:
+        groups.setdefault((completion.prompt, completion.place), []).append(completion.text)
+    return statistics.fmean(len(set(texts)) / len(texts) for texts in groups.values())
+
+
+def _table(first: Part, last: Part) -> list[str]:
+    names = list(dict.fromkeys(name for c in last.completions for name in c.rewards))
+    parts = {
+        f"  reward {name}": lambda part, name=name: part.mean(lambda c: c.rewards.get(name, 0.0))
+        for name in names
+        if len(names) > 1
+    }
+    rows = {
+        "reward": lambda part: part.mean(lambda c: c.reward),
+        **parts,
+        "correct, says the verifier": lambda part: part.mean(lambda c: c.correct),
+        "ends with the answer": lambda part: part.mean(_ends_with_answer),
+        "tokens": lambda part: part.mean(lambda c: len(c.tokens)),
+        "cut off at max_new_tokens": lambda part: part.mean(lambda c: not c.finished),
+        "different texts of a prompt": _distinct,
+    }
+    cells = [[name, f"{value(first):.3g}", f"{value(last):.3g}"] for name, value in rows.items()]
+    return align_columns([["", "first", "latest"], *cells], left=1).splitlines()
+
+
+def _by_length(part: Part) -> list[str]:
+    lengths = sorted({len(completion.tokens) for completion in part.completions})
+    size = -(-len(lengths) // _BINS)
+    rows = [["tokens", "reward", "correct", "texts"]]
+    for at in range(0, len(lengths), size):
+        of_bin = lengths[at : at + size]
+        found = Part(part.steps, [c for c in part.completions if len(c.tokens) in of_bin])
+        rows.append(
+            [
+                f"{of_bin[0]} to {of_bin[-1]}",
+                f"{found.mean(lambda c: c.reward):.3g}",
+                f"{found.mean(_is_correct):.3g}",
+                f"{len(found.completions):,}",
+            ]
+        )
+    return align_columns(rows, left=1).splitlines()
+
+
+def _most_frequent(part: Part) -> list[str]:
+    counts = Counter(completion.text for completion in part.completions)
+    rows = [["text", "share", "reward", "correct"]]
+    for text, count in counts.most_common(_EXAMPLES):
+        same = Part(part.steps, [c for c in part.completions if c.text == text])
+        rows.append(
+            [
+                format_value(text),
+                f"{count / len(part.completions):.1%}",
+                f"{same.mean(lambda c: c.reward):.3g}",
+                f"{same.mean(lambda c: c.correct):.3g}",
+            ]
+        )
+    return align_columns(rows, left=1).splitlines()
+
+
+def _paid_though_wrong(part: Part) -> list[str]:
+    wrong = {
+        (c.prompt, c.text): c for c in part.completions if c.reward > 0 and not c.correct
+    }.values()
+    best = sorted(wrong, key=lambda completion: -completion.reward)[:_EXAMPLES]
+    lines = [f"{c.reward:.3g} for {format_value(c.text)} to {format_value(c.prompt)}" for c in best]
+    return lines or ["none"]
+
+
+def _findings(first: Part, last: Part) -> Iterator[str]:
+    """Yield a line for each sign that the verifier pays for something else than right answers."""
+    rise = last.mean(lambda c: c.reward) - first.mean(lambda c: c.reward)
+    measures = {"are correct": _is_correct, "end with the answer": _ends_with_answer}
+    for what, measure in measures.items():
+        gain = last.mean(measure) - first.mean(measure)
+        if rise - gain > _RISE:
+            yield (
+                f"! The reward rose by {rise:.2f}, but the share of texts that {what} changed by"
+                f" {gain:+.2f}: look at what is paid."
+            )
+    text, count = Counter(c.text for c in last.completions).most_common(1)[0]
+    share = count / len(last.completions)
+    if share > _REPEATED and len({c.prompt for c in last.completions}) > 1:
+        yield f"! {format_value(text)} is {share:.0%} of all texts, whatever the prompt."
+    cut = last.mean(lambda c: not c.finished) - first.mean(lambda c: not c.finished)
+    if cut > _RISE:
+        yield f"! {cut:.0%} more texts are cut off at max_new_tokens than at first."
