@@ -48,6 +48,16 @@ class TaskRecord(NamedTuple):
     tokenizer: str
 
 
+class Replayed(NamedTuple):
+    """A step that was not recorded."""
+
+    completions: list[Completion]
+    """With their advantages."""
+    gradient_norm: float
+    seconds: Seconds
+    updating_seconds: float
+
+
 @dataclasses.dataclass
 class PolicyTrainer:
     """Takes a run's steps, from `first_step` to the last one of the config."""
@@ -136,14 +146,15 @@ class PolicyTrainer:
             self.metrics.append(metrics)
         return self.latest
 
-    def replay(self, step: int) -> tuple[list[Completion], float]:
-        """Take one step and record nothing; return its completions and gradient norm."""
+    def replay(self, step: int) -> Replayed:
+        """Take one step and record nothing."""
         prompts, samples = self.prompts.of_step(step), self.config.train.samples_per_prompt
         nothing = self.files.step(step).with_suffix(".absent")
-        completions, _ = self.source.of_step(step, prompts, samples, nothing, _never)
+        completions, seconds = self.source.of_step(step, prompts, samples, nothing, _never)
         updated = self._update(step, prompts, completions)
         self.sampler.refresh(self.model)
-        return updated.completions, float(updated.last.step.gradient_norm)
+        norm = float(updated.last.step.gradient_norm)
+        return Replayed(updated.completions, norm, seconds, updated.seconds)
 
     def _update(self, step: int, prompts: list[Prompt], completions: list[Completion]) -> Updated:
         _report_failures(step, completions)

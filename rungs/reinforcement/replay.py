@@ -44,7 +44,8 @@ def replay(run: RunFolder, config: ReinforceRunConfig, name: str, trust_verifier
         )
         for number in range(trainer.first_step, step):
             trainer.replay(number)
-        completions, gradient_norm = trainer.replay(step)
+        again = trainer.replay(step)
+    completions, gradient_norm = again.completions, again.gradient_norm
     for difference in _differences(recorded, completions):
         click.echo(difference)
         return 1

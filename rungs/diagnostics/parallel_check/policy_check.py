@@ -71,7 +71,7 @@ def _first_step(run: RunFolder, config: ReinforceRunConfig, mode: Mode, count: i
     with ExitStack() as stack:
         trainer = open_to_replay(stack, run, config, None, trust_verifier=True, mesh=mesh)
         before = host_copies(trainer.model, vocab_size)
-        completions, _ = trainer.replay(0)
+        completions = trainer.replay(0).completions
         after = host_copies(trainer.model, vocab_size)
     return Outcome(completions, {name: before[name] - after[name] for name in before})
 
