@@ -12,6 +12,8 @@
     disk_space     what the checkpoints of a run need, with a warning at its start
     forecast       all of these for one run, with time
     report         a forecast as a table and as JSON; `plan.py` prints it
+    policy_plan    what a run of reinforcement learning takes
+    policy_report  the same as a table and as JSON
     oom_advice     which keys to change when memory does not suffice
     model_summary  modules and arrays of a model; `model.py` prints it
 

@@ -3,15 +3,17 @@
     folder        finds a run folder, its paths, the lock that the training process holds
     derive        makes a run folder from another with some keys changed
     metrics       metrics.jsonl: the fields of a step; reading, appending, repair after a crash
+    policy_metrics  the fields of a step of reinforcement learning
     recorded_run  configs and metrics of a run, as arrays and tables for charts and comparison
 
 To add a metric: compute it as a field of `StepResult` in `rungs/step/train_step.py`, add it to
 `StepMetrics` in `metrics`, fill it in `ResultReader.read` in `rungs/training/result_reader.py`, and
-draw it in `RUN_CHARTS` in `rungs/charts/run_charts.py`.
+draw it in `TRAINING_CHARTS` in `rungs/charts/run_charts.py`. In reinforcement learning these are
+`PolicyMetrics`, `step_metrics.py` in `rungs/reinforcement`, and `POLICY_CHARTS`.
 
 To add an experiment tracker: write another `MetricsLog` (`append`, `replace_last`, `sync`; see
-`NullMetricsLog`) and create it in `_metrics_log` in `rungs/training/start.py`, which gives every
-process but the first a null log.
+`NullMetricsLog`) and create it in `metrics_log` in `rungs/training/preparation.py`, which gives
+every process but the first a null log.
 
 Imports `common` and `config`.
 """

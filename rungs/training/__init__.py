@@ -1,6 +1,8 @@
 """A run's life: start or resume, train, watch the losses, save failed steps, redraw charts.
 
+    options        the options of train.py and reinforce.py, and the lock that both hold
     start          launch(): every check and step of a start, in order
+    preparation    what every start needs, whatever it trains on
     resume         which checkpoint a start resumes from; what it refuses, what it moves aside
     trainer        the training loop
     run_report     what a start and an end log
@@ -11,9 +13,8 @@
     replay         run a failed step again and name its first tensor that is not finite
     chart_process  redraw charts in another process
 
-To add an experiment tracker, see `rungs/run`. To add another training loop, such as reinforcement
-learning on its own batches, put it beside `trainer` and call `make_train_step` of `rungs/step`, as
-`trainer` does.
+To add an experiment tracker, see `rungs/run`. Another training loop is `rungs/reinforcement`, which
+uses `preparation`, `resume`, `progress` and `chart_process`.
 
 Imports the packages listed before it in `rungs/__init__.py`, except `huggingface` and `scaling`.
 """
