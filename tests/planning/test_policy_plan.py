@@ -1,0 +1,72 @@
+"""Plans of reinforcement learning against what sampling and updating really take."""
+
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rungs.config.run_config import load_reinforcement_run
+from rungs.config.sharding_config import ShardingConfig
+from rungs.model.decoding import Decoder
+from rungs.model.gpt import GPT
+from rungs.planning import hardware, policy_report
+from rungs.planning.policy_plan import PolicyPlan, expected_mixed, plan, training_equivalent
+from rungs.run.folder import RunFolder
+from rungs.step.state import named_arrays
+from tests.support.tiny_reinforcement import make_reinforcement_run
+
+
+def make_plan(folder: Path, device: str | None = None, **keys: object) -> PolicyPlan:
+    run = make_reinforcement_run(folder, folder / "start", **keys)
+    config = load_reinforcement_run(run.path)
+    chosen = hardware.device_by_name(device) if device else hardware.cpu()
+    sharding = ShardingConfig.of("dp", (1, 1))
+    return plan(run, config, chosen, sharding, folder, 0.4, use_recorded=True)
+
+
+def test_the_cache_and_the_sampler_are_what_they_take(tmp_path: Path) -> None:
+    found = make_plan(tmp_path / "run", sampling_batch_size=6)
+    model = GPT(found.config.model, jax.random.key(0))
+    caches = Decoder(model, jnp.float32)._empty_cache(6, 16)
+    size = sum(leaf.nbytes for leaf in jax.tree.leaves(caches))
+    assert found.cache_bytes == size * found.config.model.n_layers
+    weights = sum(array.nbytes for array in named_arrays(model).values())
+    assert found.sampler_bytes == weights
+    assert found.reference_bytes == 0
+    assert found.updating_bytes == found.update.memory.total + weights
+
+
+def test_a_reference_takes_another_copy(tmp_path: Path) -> None:
+    found = make_plan(tmp_path / "run", kl_coefficient=0.1)
+    assert found.reference_bytes == found.update.memory.weights
+
+
+def test_the_update_is_planned_like_training(tmp_path: Path) -> None:
+    found = make_plan(tmp_path / "run", updates_per_rollout=3)
+    equivalent = training_equivalent(found.config)
+    assert equivalent.train.gradient_accumulation_steps == 8
+    assert equivalent.train.sequences_per_step == 16
+    assert found.update.tokens.planned == 6 * 3 * 16 * 16
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
+def test_the_share_of_groups_with_a_signal(rate: float) -> None:
+    right = np.random.default_rng(0).random((200_000, 4)) < rate
+    mixed = right.any(axis=1) & ~right.all(axis=1)
+    assert expected_mixed(rate, 4) == pytest.approx(mixed.mean(), abs=4e-3)
+
+
+def test_times_are_computed_for_a_device_and_taken_from_metrics(tmp_path: Path) -> None:
+    found = make_plan(tmp_path / "run", device="h100")
+    assert found.phases is not None
+    assert found.phases.verifying is None
+    assert found.phases.sampling > 0
+    text = policy_report.as_text(RunFolder(tmp_path / "run"), found)
+    assert "depends on the verifier" in text
+    assert text.endswith("It fits.")
+    content = json.loads(policy_report.as_json(found))
+    assert content["seconds"]["updating"] == found.phases.updating
+    assert content["fits"] is True
