@@ -19,7 +19,18 @@ from rungs.common.errors import EXIT_FAILED, UserError
 from rungs.common.text_table import align_columns
 from rungs.run.folder import RunFolder, find_run
 
-HEADER = ("step", "train loss", "validation loss", "size", "saved (UTC)", "", "state", "checkpoint")
+HEADER = (
+    "step",
+    "train loss",
+    "validation loss",
+    "pass@1",
+    "size",
+    "saved (UTC)",
+    "",
+    "state",
+    "checkpoint",
+)
+PASS_AT_1 = HEADER.index("pass@1")
 
 
 def __getattr__(name: str) -> Any:
@@ -49,6 +60,8 @@ def main(run: str, verify: bool, as_json: bool) -> None:
 
 def _table(checkpoints: Sequence[ListedCheckpoint], verified: bool) -> str:
     rows = [HEADER, *(_row(checkpoint, verified) for checkpoint in checkpoints)]
+    if all(checkpoint.pass_at_1 is None for checkpoint in checkpoints):
+        rows = [row[:PASS_AT_1] + row[PASS_AT_1 + 1 :] for row in rows]
     lines = [align_columns(rows, left=0)]
     lines += [f"{c.name}: damaged: {', '.join(c.damage)}" for c in checkpoints if c.damage]
     return "\n".join(lines)
@@ -65,6 +78,7 @@ def _row(checkpoint: ListedCheckpoint, verified: bool) -> tuple[str, ...]:
         "–" if checkpoint.step is None else f"{checkpoint.step:,}",
         _loss(checkpoint.train_loss),
         _loss(checkpoint.validation_loss),
+        "–" if checkpoint.pass_at_1 is None else f"{checkpoint.pass_at_1:.1%}",
         f"{checkpoint.bytes / 1e6:,.1f} MB",
         checkpoint.created[:19].replace("T", " ") or "–",
         " ".join(checkpoint.links),

@@ -13,7 +13,7 @@ import click
 
 import rungs
 from rungs.common.text_table import align_columns
-from rungs.config.run_config import load_run
+from rungs.config.run_config import load_any_run
 from rungs.run.folder import find_run
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def main(run: str, data: int, tensor: int, context: int, as_json: bool) -> None:
     Prints the module tree, then each array's name, axes, shape, dtype, initial standard deviation
     and share of the parameters, and along which axis each sharding mode splits it.
     """
-    config = load_run(find_run(run))
+    config = load_any_run(find_run(run))
     # JAX takes seconds to import, and reads the variable then; config errors are reported before.
     os.environ["JAX_PLATFORMS"] = "cpu"
     from rungs.planning.model_summary import summarize

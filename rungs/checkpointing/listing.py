@@ -6,7 +6,7 @@ from typing import NamedTuple
 from rungs.checkpointing.checkpoint_folder import CHECKPOINT_GLOB, IMPORTED
 from rungs.checkpointing.checksums import CHECKSUMS_FILE, changed_files, read_checksums
 from rungs.checkpointing.links import BEST, LATEST, link_target
-from rungs.checkpointing.manifest import META_FILE, read_checkpoint
+from rungs.checkpointing.manifest import META_FILE, CheckpointMeta, read_checkpoint
 from rungs.common.disk import folder_bytes
 from rungs.common.errors import UserError
 from rungs.common.paths import is_file
@@ -21,6 +21,8 @@ class ListedCheckpoint(NamedTuple):
     """The last step taken; None for imported weights or if meta.json cannot be read."""
     train_loss: float | None
     validation_loss: float | None
+    pass_at_1: float | None
+    """In reinforcement learning."""
     bytes: int
     created: str
     """UTC, ISO 8601; empty if unknown."""
@@ -61,11 +63,18 @@ def _listed(folder: Path, links: list[str], verify: bool) -> ListedCheckpoint:
         return _without_manifest(folder, links, [META_FILE], has_checksums=False)
     meta = checkpoint.meta
     damage = checkpoint.damage() if verify else checkpoint.missing()
-    losses = meta.train_loss, meta.validation_loss
+    quality = meta.train_loss, meta.validation_loss, _pass_at_1(meta)
     size = folder_bytes(folder)
     return ListedCheckpoint(
-        folder.name, meta.global_step, *losses, size, meta.created, links, damage, True
+        folder.name, meta.global_step, *quality, size, meta.created, links, damage, True
     )
+
+
+def _pass_at_1(meta: CheckpointMeta) -> float | None:
+    try:
+        return meta.pass_at_1
+    except UserError:  # of another version
+        return None
 
 
 def _imported(folder: Path, verify: bool) -> ListedCheckpoint:
@@ -80,4 +89,6 @@ def _without_manifest(
     folder: Path, links: list[str], damage: list[str], *, has_checksums: bool
 ) -> ListedCheckpoint:
     size = folder_bytes(folder)
-    return ListedCheckpoint(folder.name, None, None, None, size, "", links, damage, has_checksums)
+    return ListedCheckpoint(
+        folder.name, None, None, None, None, size, "", links, damage, has_checksums
+    )

@@ -30,6 +30,7 @@ from rungs.common.errors import UserError
 from rungs.common.paths import is_file, is_inside
 from rungs.common.strict_json import StrictModel, read_text
 from rungs.config.model_config import ModelConfig
+from rungs.config.reinforce_config import ReinforceConfig
 from rungs.config.run_config import AnyRunConfig, RunConfig, parse_train
 from rungs.config.sharding_config import ShardingConfig
 from rungs.data.provenance import describe_validation
@@ -61,7 +62,7 @@ class CheckpointMeta(StrictModel):
     validation_loss: float | None
     selection_loss: float | None
     """The loss that picks the best checkpoint: the validation loss, or the training loss if the
-    run has no validation. None, and so never the best, if that loss was not finite or a signal
+    run has no validation; in reinforcement learning 1 − pass@1. None, and so never the best, if that loss was not finite or a signal
     saved this checkpoint outside the interval."""
     model: dict[str, Any]
     train: dict[str, Any]
@@ -85,6 +86,12 @@ class CheckpointMeta(StrictModel):
         return describe_validation(
             self.datasets, train["validation_tokens"], train["start_val_token"]
         )
+
+    @property
+    def pass_at_1(self) -> float | None:
+        """In reinforcement learning, the share of right completions of held-out items."""
+        is_policy = isinstance(self.run_config().train, ReinforceConfig)
+        return 1 - self.selection_loss if is_policy and self.selection_loss is not None else None
 
     def run_config(self) -> AnyRunConfig:
         """Return the configs of the run; raise UserError if this version cannot read them."""
