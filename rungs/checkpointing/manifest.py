@@ -62,8 +62,8 @@ class CheckpointMeta(StrictModel):
     validation_loss: float | None
     selection_loss: float | None
     """The loss that picks the best checkpoint: the validation loss, or the training loss if the
-    run has no validation; in reinforcement learning 1 − pass@1. None, and so never the best, if that loss was not finite or a signal
-    saved this checkpoint outside the interval."""
+    run has no validation; in reinforcement learning 1 − pass@1. None, and so never the best, if
+    that loss was not finite or a signal saved this checkpoint outside the interval."""
     model: dict[str, Any]
     train: dict[str, Any]
     datasets: dict[str, dict[str, str]]
