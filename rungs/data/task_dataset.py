@@ -24,7 +24,7 @@ from rungs.tasks.item import Item, Items
 from rungs.tasks.opening import open_task
 from rungs.tasks.task import Task
 
-TRAIN_PAIRS, VALIDATION_PAIRS = 50_000, 256
+TRAIN_PAIRS, VALIDATION_PAIRS = 200_000, 256
 _SEED = 2
 """Of the choice between short and worked answers."""
 
