@@ -6,9 +6,9 @@ items, validation prompts its held-out ones, which reinforcement learning valida
 same bytes on every machine.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
@@ -24,7 +24,7 @@ from rungs.tasks.item import Item, Items
 from rungs.tasks.opening import open_task
 from rungs.tasks.task import Task
 
-TRAIN_PAIRS, VALIDATION_PAIRS = 200_000, 256
+TRAIN_PAIRS, VALIDATION_PAIRS = 50_000, 256
 _SEED = 2
 """Of the choice between short and worked answers."""
 
@@ -33,13 +33,15 @@ class TaskPairs(NamedTuple):
     """What a dataset is made of."""
 
     source: str
-    """A built-in task, with its default settings."""
+    """A built-in task."""
     worked_percent: int
     """How many of the answers show their work."""
+    settings: Mapping[str, Any] = {}
+    """Of the task; without any, its defaults."""
 
 
 TASK_DATASETS = {
-    "parity-pairs": TaskPairs("parity", 25),
+    "parity-pairs": TaskPairs("parity", 20, {"min_bits": 16, "max_bits": 16}),
     "countdown-pairs": TaskPairs("countdown", 100),
     "sort-pairs": TaskPairs("sort", 25),
     "brackets-pairs": TaskPairs("brackets", 25),
@@ -51,7 +53,9 @@ TASK_DATASETS = {
 def build(name: str, folder: Path) -> Source:
     """Write the token files and the tokenizer of one of `TASK_DATASETS` into its folder."""
     pairs = TASK_DATASETS[name]
-    config = TaskConfig(source=pairs.source, validation_items=VALIDATION_PAIRS)
+    config = TaskConfig(
+        source=pairs.source, settings=dict(pairs.settings), validation_items=VALIDATION_PAIRS
+    )
     task = open_task(config, folder)
     assert task.alphabet is not None
     tokenizer = character_tokenizer(task.alphabet)
