@@ -1,6 +1,9 @@
 """Runs of reinforcement learning from start to end: records, resuming, refusals."""
 
 import json
+import os
+import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,7 @@ from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.common.errors import UserError
 from rungs.config.run_config import load_reinforcement_run
 from rungs.diagnostics.resume_check.check import read_arrays
+from rungs.reinforcement import sampling
 from rungs.reinforcement.policy_trainer import PolicyTrainer
 from rungs.reinforcement.policy_update import PolicyUpdater
 from rungs.reinforcement.replay import replay
@@ -135,6 +139,31 @@ def test_a_killed_run_ends_as_if_nothing_had_happened(
         kill_in(patch, *kill)
         with pytest.raises(Killed):
             reinforce(run)
+    assert reinforce(run) == 0
+    assert_same_end(run, uninterrupted)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("call", "saved_step"), [(6, 3), (5, 2), (4, 1)])
+def test_a_signal_while_verifying_saves_and_loses_nothing(
+    call: int, saved_step: int, start: Path, uninterrupted: RunFolder, tmp_path: Path
+) -> None:
+    """Call 6 is the validation after step 3, which the next start repeats; calls 5 and 4 belong to
+    steps 3 and 2, which are abandoned."""
+    run = make_reinforcement_run(tmp_path / "run", start)
+    verify, calls = sampling.verify, iter(range(1000))
+
+    def interrupted(*args: Any) -> Any:
+        if next(calls) == call:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.5)
+        return verify(*args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sampling, "verify", interrupted)
+        assert reinforce(run) == 128 + signal.SIGTERM
+    last = list_checkpoints(run.checkpoints)[-1]
+    assert (last.step, last.meta.selection_loss) == (saved_step, None)
     assert reinforce(run) == 0
     assert_same_end(run, uninterrupted)
 
