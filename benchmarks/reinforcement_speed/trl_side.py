@@ -14,10 +14,9 @@ import time
 from typing import Any
 
 import torch
+from datasets import Dataset  # type: ignore[attr-defined]
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
-
-from datasets import Dataset  # type: ignore[attr-defined]
 
 answers_to = sys.stdout
 sys.stdout = sys.stderr  # libraries print

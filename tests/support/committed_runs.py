@@ -8,7 +8,8 @@ NAMES = (
     *("a-to-a", "a-to-a-fineweb", "attention", "feed-forward", "gemma", "gpt2-small", "layers"),
     *("llama", "mistral", "mixtral", "multi-head", "mup", "next-token", "norm"),
     *("parity-pretrain", "positions", "residuals", "rms-norm", "rope", "swiglu"),
+    *("countdown-pretrain", "sort-pretrain"),
 )
 COMMITTED_RUNS = [ROOT / "runs" / name for name in NAMES]
 """Those of training."""
-REINFORCEMENT_RUNS = [ROOT / "runs" / name for name in ("parity-rl",)]
+REINFORCEMENT_RUNS = [ROOT / "runs" / name for name in ("countdown-rl", "parity-rl", "sort-rl")]
