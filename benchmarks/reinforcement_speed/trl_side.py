@@ -14,7 +14,7 @@ import time
 from typing import Any
 
 import torch
-from datasets import Dataset  # type: ignore[attr-defined]
+from datasets import Dataset
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
