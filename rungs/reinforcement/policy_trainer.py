@@ -77,15 +77,16 @@ class PolicyTrainer:
     files: RolloutFiles
     after_validation: Callable[[int], None]
     """Called with the step."""
-    latest: PolicyMetrics | None
-    """The step before `first_step`."""
-    is_unvalidated: bool
-    """Whether a signal interrupted the validation of `latest`."""
+    tokens_seen: int
+    """Sampled before `first_step`."""
+    unvalidated: PolicyMetrics | None
+    """The step before `first_step`, if a signal interrupted its validation."""
 
     def __post_init__(self) -> None:
         self._saved: tuple[int, Flags] | None = None
         self._suspects = checked_names(self.model, self.optimizer.wrt)
         self._failed_steps = 0
+        self._latest: PolicyMetrics | None = None
         self._last_end = time.perf_counter()
 
     def train(self, stop: StopSignal) -> PolicyMetrics | None:
@@ -103,8 +104,8 @@ class PolicyTrainer:
 
         steps = range(self.first_step, self.config.train.steps)
         with Progress(steps, headline) as progress, self.metrics, self.saver:
-            if self.is_unvalidated:
-                self._validate_late()
+            if self.unvalidated is not None:
+                self._validate_late(self.unvalidated)
             for step in steps:
                 try:
                     metrics = self._take(step, lambda: stop.number is not None, should_stop)
@@ -118,7 +119,7 @@ class PolicyTrainer:
                     break
                 self.saver.raise_failure()
             self._check_saved_state()
-        return self.latest
+        return self._latest
 
     def _take(self, step: int, is_stopping: ShouldStop, should_stop: ShouldStop) -> PolicyMetrics:
         """Take one step and record it; raises Stopped if it is abandoned.
@@ -139,12 +140,13 @@ class PolicyTrainer:
         self.files.write(file, updated.completions)
         metrics = self._metrics(step, updated, seconds, start)
         self.sampler.refresh(self.model)
-        self.latest = metrics
+        self.tokens_seen = metrics.tokens_seen
         if self._is_due(step):
-            self._finish_due_step(is_stopping)
+            metrics = self._finish_due_step(metrics, is_stopping)
         else:
             self.metrics.append(metrics)
-        return self.latest
+        self._latest = metrics
+        return metrics
 
     def replay(self, step: int) -> Replayed:
         """Take one step and record nothing."""
@@ -170,12 +172,11 @@ class PolicyTrainer:
         dropped = self._warn_of_dropped(step, updated)
         now = time.perf_counter()
         whole, self._last_end = now - self._last_end, now
-        before = self.latest.tokens_seen if self.latest else 0
         return policy_metrics(
             step,
             updated,
             self.config.train,
-            tokens_before=before,
+            tokens_before=self.tokens_seen,
             dropped_microbatches=dropped,
             step_seconds=whole,
             seconds=seconds,
@@ -219,35 +220,32 @@ class PolicyTrainer:
         last = self.config.train.steps - 1
         return step % self.config.train.checkpoint_interval == 0 or step == last
 
-    def _finish_due_step(self, is_stopping: ShouldStop) -> None:
+    def _finish_due_step(self, metrics: PolicyMetrics, is_stopping: ShouldStop) -> PolicyMetrics:
         """Validate, record and save a step. An interrupted validation is repeated by the next
         start; as none follows the last step, its validation is never interrupted."""
-        assert self.latest is not None
-        step = self.latest.global_step
+        step = metrics.global_step
         is_last = step == self.config.train.steps - 1
         try:
             validation = self._validate(step, _never if is_last else is_stopping)
-            self.latest = dataclasses.replace(self.latest, validation=validation)
+            metrics = dataclasses.replace(metrics, validation=validation)
         except Stopped:
             pass
-        self.metrics.append(self.latest)
-        self._save(self.latest)
+        self.metrics.append(metrics)
+        self._save(metrics)
         self.after_validation(step)
+        return metrics
 
-    def _validate_late(self) -> None:
+    def _validate_late(self, metrics: PolicyMetrics) -> None:
         """Validate a step that was saved without, and save it again with it."""
-        assert self.latest is not None
-        validation = self._validate(self.latest.global_step, _never)
-        self.latest = dataclasses.replace(self.latest, validation=validation)
-        self.metrics.replace_last(self.latest)
-        self._save(self.latest)
+        validation = self._validate(metrics.global_step, _never)
+        metrics = dataclasses.replace(metrics, validation=validation)
+        self.metrics.replace_last(metrics)
+        self._save(metrics)
 
     def _save_latest(self) -> None:
         """Save the last step taken by this start, unless it was saved already."""
-        if self.latest is None or self.latest.global_step < self.first_step:
-            return
-        if not self._is_due(self.latest.global_step):
-            self._save(self.latest)
+        if self._latest is not None and not self._is_due(self._latest.global_step):
+            self._save(self._latest)
 
     def _save(self, metrics: PolicyMetrics) -> None:
         self._check_saved_state()

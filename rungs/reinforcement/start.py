@@ -303,27 +303,16 @@ def _make_trainer(
         saver=saver,
         files=files,
         after_validation=lambda step: write_samples(run, files, step),
-        latest=_latest(run, saved),
-        is_unvalidated=_is_unvalidated(saved),
+        tokens_seen=saved.meta.tokens_seen if saved else 0,
+        unvalidated=_unvalidated(run, saved),
     )
 
 
-def _latest(run: RunFolder, saved: Checkpoint | None) -> PolicyMetrics | None:
-    """Return the metrics of the checkpoint's step."""
-    if saved is None:
+def _unvalidated(run: RunFolder, saved: Checkpoint | None) -> PolicyMetrics | None:
+    """Return the metrics of the checkpoint's step if a signal interrupted its validation."""
+    if saved is None or saved.meta.selection_loss is not None:
         return None
-    for step in metrics.stream(run.metrics, PolicyMetrics):
-        if step.global_step == saved.step:
-            return step
-    raise UserError(
-        f"{run.metrics}: the line of step {saved.step}, from which the run resumes, is missing;"
-        " restore the file, or start over with --fresh"
-    )
-
-
-def _is_unvalidated(saved: Checkpoint | None) -> bool:
-    """Return whether a signal interrupted the validation of the checkpoint's step."""
-    if saved is None:
-        return False
-    is_due = saved.step % saved.meta.train["checkpoint_interval"] == 0
-    return is_due and saved.meta.selection_loss is None
+    if saved.step % saved.meta.train["checkpoint_interval"]:
+        return None
+    steps = metrics.stream(run.metrics, PolicyMetrics)
+    return next((step for step in steps if step.global_step == saved.step), None)
