@@ -87,9 +87,12 @@ def _end_of_text(tokenizer: Tokenizer) -> int:
 
 
 def character_tokenizer(alphabet: str) -> Tokenizer:
-    """Return a tokenizer with a token for the end of text, 0, and one for each character."""
+    """Return a tokenizer with a token for the end of text, 0, and one for each character.
+
+    It has no token for unknown characters, so that encoding them is an error.
+    """
     vocabulary = {token: index for index, token in enumerate([END_OF_TEXT, *alphabet])}
-    tokenizer = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token=END_OF_TEXT))
+    tokenizer = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token=""))
     tokenizer.add_special_tokens([END_OF_TEXT])
     tokenizer.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), "isolated")
     tokenizer.decoder = decoders.Fuse()

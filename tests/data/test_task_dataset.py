@@ -1,0 +1,176 @@
+"""Datasets of pairs from the built-in tasks: their prompts, answers, bytes and tokenizer."""
+
+import functools
+from pathlib import Path
+
+import pytest
+
+from rungs.common.errors import UserError
+from rungs.config.task_config import TaskConfig
+from rungs.data import catalog, task_dataset
+from rungs.data.catalog import build_pair_dataset, open_dataset
+from rungs.data.dataset import Dataset, Split
+from rungs.data.task_dataset import TASK_DATASETS, TaskPairs, character_tokenizer
+from rungs.data.tokenizer_files import load_tokenizer
+from rungs.tasks.opening import BUILT_IN, open_task
+from rungs.tasks.task import Task
+
+COUNT = 2000
+"""Training pairs in these tests."""
+ALPHABETS = {name: task.module.ALPHABET for name, task in BUILT_IN.items()}
+
+
+@pytest.fixture(autouse=True)
+def few_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task_dataset, "TRAIN_PAIRS", COUNT)
+
+
+@functools.cache
+def task_of(name: str) -> Task:
+    pairs = TASK_DATASETS[name]
+    return open_task(TaskConfig(source=pairs.source, settings=dict(pairs.settings)), Path())
+
+
+def texts(dataset: Dataset, split: Split) -> list[tuple[str, str]]:
+    """Prompts and answers; each answer must be followed by one end of text."""
+    tokenizer = load_tokenizer(dataset.folder)
+    tokens, bounds = dataset.tokens(split)[:], dataset.pair_bounds(split)
+    assert bounds is not None
+    found, start = [], 0
+    for answer, end in bounds[:].tolist():
+        assert tokens[end - 1] == tokenizer.end_of_text
+        assert tokenizer.end_of_text not in tokens[start : end - 1]
+        found.append(
+            (tokenizer.decode(tokens[start:answer]), tokenizer.decode(tokens[answer : end - 1]))
+        )
+        start = end
+    return found
+
+
+# Pairs
+
+
+@pytest.mark.parametrize("name", TASK_DATASETS)
+def test_pairs_are_items_of_the_task_with_short_or_worked_answers(
+    name: str, tmp_path: Path
+) -> None:
+    dataset, task = open_dataset(name, tmp_path), task_of(name)
+    items = {"train": task.train, "validation": task.validation}
+    counts: dict[Split, int] = {"train": COUNT, "validation": task_dataset.VALIDATION_PAIRS}
+    for split, count in counts.items():
+        found = texts(dataset, split)
+        assert len(found) == count
+        for index, (prompt, answer) in enumerate(found):
+            item = items[split][index]
+            assert prompt == item.prompt
+            assert answer in (task.short(item), task.worked(item))
+
+
+@pytest.mark.parametrize("name", TASK_DATASETS)
+def test_no_held_out_prompt_is_trained_on(name: str, tmp_path: Path) -> None:
+    dataset = open_dataset(name, tmp_path)
+    train, held_out = ({prompt for prompt, _ in texts(dataset, s)} for s in ("train", "validation"))
+    assert len(held_out) == task_dataset.VALIDATION_PAIRS
+    assert not train & held_out
+
+
+def test_validation_prompts_are_those_of_reinforcement_learning(tmp_path: Path) -> None:
+    config = TaskConfig(source="sort", seed=0)
+    items = open_task(config, tmp_path).validation
+    dataset = open_dataset("sort-pairs", tmp_path)
+    assert [prompt for prompt, _ in texts(dataset, "validation")] == [
+        items[index].prompt for index in range(len(items))
+    ]
+
+
+@pytest.mark.parametrize("percent", [0, 20, 50, 100])
+def test_the_share_of_worked_answers(
+    percent: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(TASK_DATASETS, "parity-pairs", TaskPairs("parity", percent))
+    answers = [answer for _, answer in texts(open_dataset("parity-pairs", tmp_path), "train")]
+    worked = sum(not answer.startswith("=") for answer in answers) / COUNT
+    deviation = (percent / 100 * (1 - percent / 100) / COUNT) ** 0.5
+    assert worked == pytest.approx(percent / 100, abs=4 * deviation)
+
+
+def test_settings_reach_the_task(tmp_path: Path) -> None:
+    dataset = open_dataset("parity-pairs", tmp_path)
+    assert {len(prompt) for prompt, _ in texts(dataset, "train")} == {len("0" * 16 + ":")}
+
+
+# Files
+
+
+def test_the_bytes_are_the_same_twice(tmp_path: Path) -> None:
+    first, second = (open_dataset("parity-pairs", tmp_path / name).folder for name in "ab")
+    files = sorted(path.name for path in first.iterdir())
+    assert {"train.safetensors", "validation.safetensors", "tokenizer.json"} <= {*files}
+    assert files == sorted(path.name for path in second.iterdir())
+    for name in files:
+        assert (first / name).read_bytes() == (second / name).read_bytes()
+
+
+def test_the_description_names_the_kind(tmp_path: Path) -> None:
+    assert open_dataset("parity-pairs", tmp_path).description.source.kind == "task"
+
+
+@pytest.mark.parametrize("name", TASK_DATASETS)
+def test_the_names_are_reserved(name: str, tmp_path: Path) -> None:
+    assert name in catalog.BUILT_IN
+    file = tmp_path / "pairs.jsonl"
+    file.write_text('{"prompt": "0:", "answer": "=0"}\n')
+    with pytest.raises(UserError, match="this name is reserved"):
+        build_pair_dataset(
+            name,
+            [file],
+            tmp_path / "datasets",
+            tokenizer=character_tokenizer("01:="),
+            validation_percent=0,
+        )
+    assert not (tmp_path / "datasets").exists()
+
+
+# Tokenizer
+
+
+@pytest.mark.parametrize("alphabet", ALPHABETS.values(), ids=list(ALPHABETS))
+def test_every_character_is_one_token_and_comes_back(alphabet: str) -> None:
+    tokenizer = character_tokenizer(alphabet)
+    assert tokenizer.end_of_text == 0
+    assert tokenizer.vocab_size == 1 + len(alphabet)
+    assert tokenizer.encode(alphabet) == list(range(1, 1 + len(alphabet)))
+    backwards = alphabet[::-1]
+    assert tokenizer.decode(tokenizer.encode(backwards)) == backwards
+
+
+def test_prompt_and_answer_of_every_item_come_back() -> None:
+    for name in TASK_DATASETS:
+        task = task_of(name)
+        assert task.alphabet is not None
+        tokenizer = character_tokenizer(task.alphabet)
+        for index in range(100):
+            item = task.train[index]
+            for text in (item.prompt, task.short(item), task.worked(item)):
+                assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_the_saved_tokenizer_is_the_same(tmp_path: Path) -> None:
+    saved = load_tokenizer(open_dataset("add-pairs", tmp_path).folder)
+    built = character_tokenizer(ALPHABETS["add"])
+    text = ALPHABETS["add"] * 2
+    assert saved.encode(text) == built.encode(text)
+    assert saved.continuing.encode(text) == built.encode(text)
+    assert saved.end_of_text == built.end_of_text
+
+
+@pytest.mark.parametrize("text", ["a", "0110 :", "01\n", "é:", "😀"])
+def test_an_unknown_character_is_an_error_and_not_the_end_of_text(text: str) -> None:
+    with pytest.raises(UserError, match="cannot be tokenized"):
+        character_tokenizer(ALPHABETS["parity"]).encode(text)
+
+
+def test_the_name_of_the_end_of_text_is_that_token() -> None:
+    tokenizer = character_tokenizer(ALPHABETS["parity"])
+    assert tokenizer.encode("0<|endoftext|>1") == [1, 0, 2]
+    assert tokenizer.decode([1, 0, 2], skip_special_tokens=True) == "01"
