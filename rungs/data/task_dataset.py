@@ -43,7 +43,7 @@ class TaskPairs(NamedTuple):
 TASK_DATASETS = {
     "parity-pairs": TaskPairs("parity", 20, {"min_bits": 16, "max_bits": 16}),
     "countdown-pairs": TaskPairs("countdown", 100),
-    "sort-pairs": TaskPairs("sort", 25),
+    "sort-pairs": TaskPairs("sort", 0),
     "brackets-pairs": TaskPairs("brackets", 25),
     "add-pairs": TaskPairs("add", 25),
 }
