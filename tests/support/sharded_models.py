@@ -10,7 +10,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
-from rungs.config.run_config import RunConfig
+from rungs.config.run_config import AnyRunConfig, RunConfig
 from rungs.model.gpt import GPT
 from rungs.optim.multi_steps import MultiSteps
 from rungs.parallel.names import dotted
@@ -77,7 +77,7 @@ def run_of(architecture: str, mode: str, mesh: Mesh, **train: Any) -> RunConfig:
     return RunConfig(model, train_config(**settings | train))
 
 
-def random_weights(run: RunConfig, mesh: Mesh) -> Arrays:
+def random_weights(run: AnyRunConfig, mesh: Mesh) -> Arrays:
     """Return random parameters, none of them 0 or 1, with the same values on every mesh."""
     state, rng = AbstractState(run, TOTAL_STEPS, mesh), np.random.default_rng(5)
 
