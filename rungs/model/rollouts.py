@@ -17,7 +17,7 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from rungs.model.decoding import Decoder, Prompts, Weights, pad_left, states_of
+from rungs.model.decoding import Decoder, DecodingState, Prompts, Weights, pad_left, states_of
 from rungs.model.gpt import GPT
 from rungs.model.sampling import Sampling
 from rungs.parallel.mesh import one_device, size_along
@@ -39,6 +39,9 @@ class RolloutRequest(NamedTuple):
     """Logits are divided by this, above 0."""
     stop_tokens: tuple[int, ...]
     """Each of these ends the text."""
+    rows_per_prompt: int = 1
+    """So many rows after one another have the same prompt, which is read once. Divides the rows of
+    a device."""
 
 
 class Rollout(NamedTuple):
@@ -124,7 +127,8 @@ class RolloutSampler:
         Raises:
             ValueError: a prompt is empty, has a token id that the model doesn't have, is longer
                 than `prompt_tokens` or, with the new tokens, than the context; the temperature is
-                not above 0; the devices don't divide the batch size.
+                not above 0; the devices, each with whole groups of `rows_per_prompt`, don't divide
+                the batch size; prompts in such a group differ.
         """
         self._check(prompts, request)
         size = request.batch_size
@@ -150,10 +154,14 @@ class RolloutSampler:
             )
         if request.temperature <= 0:
             raise ValueError(f"temperature {request.temperature:g} must be above 0")
-        if request.batch_size % self._mesh.size:
+        groups = request.rows_per_prompt
+        if request.batch_size % (self._mesh.size * groups):
             raise ValueError(
                 f"{self._mesh.size} devices don't divide a batch of {request.batch_size} rollouts"
+                f" with {groups} of each prompt"
             )
+        if any(prompt != prompts[row - row % groups] for row, prompt in enumerate(prompts)):
+            raise ValueError(f"not all {groups} rows of a group have the same prompt")
 
     def _start(
         self,
@@ -196,9 +204,9 @@ class RolloutSampler:
         prompts = Prompts(batch.tokens_BS, batch.padding_B, batch.unused_B, keys_B, 0)
         first = request.prompt_tokens
         slots = first + request.new_tokens
-        state = self._decoder.prefill(
-            weights, prompts, slots=slots, sampling=sampling, keep_log_probs=True
-        )
+        state = self._decoder.initial_state(prompts, slots, keep_log_probs=True)
+        if first > 1:
+            state = self._read_prompts(weights, state, first - 1, request.rows_per_prompt)
         state = self._decoder.decode(weights, state, jnp.asarray(slots - 1), sampling=sampling)
         assert state.log_probs_BT is not None
         return SampledBatch(
@@ -207,6 +215,24 @@ class RolloutSampler:
             state.ends_B - first,
             state.stopped_B,
         )
+
+    def _read_prompts(
+        self, weights: Weights, state: DecodingState, length: int, rows_per_prompt: int
+    ) -> DecodingState:
+        """Return a state whose caches have so many slots, computed once for each prompt."""
+
+        def one_of_each(array: Array) -> Array:
+            return array[::rows_per_prompt]
+
+        prompts = state._replace(
+            tokens_BT=one_of_each(state.tokens_BT),
+            padding_B=one_of_each(state.padding_B),
+            caches=jax.tree.map(one_of_each, state.caches),
+        )
+        tokens = prompts.tokens_BT[:, :length]
+        _, caches = self._decoder.last_logits(weights, prompts, tokens, jnp.asarray(0))
+        repeat = functools.partial(jnp.repeat, repeats=rows_per_prompt, axis=0)
+        return state._replace(caches=jax.tree.map(repeat, caches))
 
 
 def _random_key(numbers_K: Array) -> Array:

@@ -14,10 +14,12 @@ from rungs.model.gpt import GPT
 from rungs.optim.multi_steps import MultiSteps
 from rungs.parallel.sharding import place_batch, process_local_rows
 from rungs.reinforcement.advantages import advantages
-from rungs.reinforcement.policy_batch import PolicyBatch, in_microbatches
-from rungs.reinforcement.policy_weights import PolicyTokens, shares, weight_of
+from rungs.reinforcement.policy_batch import PolicyBatch, padded_lengths
+from rungs.reinforcement.policy_weights import PolicyTokens, has_weight, shares, weight_of
 from rungs.reinforcement.rollout_files import Completion, array_of
 from rungs.step.policy_step import PolicyResult, make_log_prob_step, make_policy_step
+from rungs.step.shortcuts import Shortcuts
+from rungs.step.train_step import StepResult
 
 
 class Updated(NamedTuple):
@@ -28,29 +30,48 @@ class Updated(NamedTuple):
     counts_N: np.ndarray
     """Whether each completion was learned from."""
     batch: PolicyBatch
-    first: PolicyResult
-    """On the host: the first update's losses, and log-probabilities before it."""
-    last: PolicyResult
-    """The last update's; the same if there is only one."""
+    first: "Update"
+    last: "Update"
+    """The same if there is only one."""
     reference_log_probs_NS: np.ndarray | None
     seconds: float
+
+
+class Update(NamedTuple):
+    """What one update returned, on the host."""
+
+    step: StepResult
+    log_probs_NS: np.ndarray
+    """Before the update; see `PolicyResult`."""
+    entropies_NS: np.ndarray
 
 
 class PolicyUpdater:
     """Updates a model from completions.
 
+    Microbatches have completions of similar length, which need little padding; those whose group
+    has equal rewards come first, as they need no gradient.
+
     Args:
         config: both configs.
         mesh: the mesh of the model.
         reference: the model that the KL divergence is from, on the same mesh; None without.
+        longest_prompt: in tokens; a longer one only takes more time.
     """
 
-    def __init__(self, config: ReinforceRunConfig, mesh: Mesh, reference: GPT | None) -> None:
+    def __init__(
+        self, config: ReinforceRunConfig, mesh: Mesh, reference: GPT | None, longest_prompt: int
+    ) -> None:
         self._config, self._mesh, self._reference = config, mesh, reference
-        train = config.train
-        self._first_step = make_policy_step(train, weight_of(train, is_first_update=True), mesh)
-        self._later_step = make_policy_step(train, weight_of(train, is_first_update=False), mesh)
-        self._log_prob_step = make_log_prob_step(train, mesh)
+        train, lengths = config.train, padded_lengths(config, longest_prompt)
+        shortcuts = Shortcuts(
+            lengths, lambda _inputs, _targets, *tokens: has_weight(config, PolicyTokens(*tokens))
+        )
+        self._first_step, self._later_step = (
+            make_policy_step(train, weight_of(train, is_first), shortcuts, mesh)
+            for is_first in (True, False)
+        )
+        self._log_prob_step = make_log_prob_step(train, lengths, mesh)
 
     def update(
         self,
@@ -67,7 +88,6 @@ class PolicyUpdater:
         """
         start = time.perf_counter()
         train, length = self._config.train, self._config.sequence_length
-        batch = PolicyBatch.of(prompts, completions, length)
         counts_N = _counts(completions, train.mask_truncated)
         groups = (train.prompts_per_step, train.samples_per_prompt)
         rewards_N = array_of(completions, "reward")
@@ -76,6 +96,8 @@ class PolicyUpdater:
         ).reshape(-1)
         lengths_N = np.array([len(completion.tokens) for completion in completions])
         shares_N = shares(train.step_aggregation, lengths_N, counts_N, train.max_new_tokens)
+        has_weight_N = (shares_N != 0) & (advantages_N != 0)
+        batch = PolicyBatch.of(prompts, completions, length, has_weight_N)
         tokens = PolicyTokens(
             shares=batch.per_token(shares_N),
             advantages=batch.per_token(advantages_N),
@@ -84,7 +106,7 @@ class PolicyUpdater:
             reference_log_probs=self._reference_log_probs(batch),
         )
         first = last = self._run(self._first_step, model, optimizer, batch, tokens)
-        tokens = tokens._replace(old_log_probs=_flat(first.log_probs_ABS))
+        tokens = tokens._replace(old_log_probs=first.log_probs_NS)
         for _ in range(1, train.updates_per_rollout):
             last = self._run(self._later_step, model, optimizer, batch, tokens)
         return Updated(
@@ -107,25 +129,26 @@ class PolicyUpdater:
         optimizer: MultiSteps,
         batch: PolicyBatch,
         tokens: PolicyTokens,
-    ) -> PolicyResult:
-        placed = self._placed(batch.inputs_NS, batch.targets_NS, *tokens)
+    ) -> Update:
+        placed = self._placed(batch, batch.inputs_NS, batch.targets_NS, *tokens)
         with jax.transfer_guard("disallow"):
             result = step(model, optimizer, *placed)
-        return jax.tree.map(np.asarray, jax.device_get(result))
+        step_result, *arrays_ABS = jax.tree.map(np.asarray, jax.device_get(result))
+        return Update(step_result, *(batch.by_completion(array) for array in arrays_ABS))
 
     def _reference_log_probs(self, batch: PolicyBatch) -> np.ndarray:
         """Return the reference's log-probabilities; the sampler's if there is no reference, whose
         weight then is 0."""
         if self._reference is None:
             return batch.sampler_log_probs_NS
-        placed = self._placed(batch.inputs_NS, batch.targets_NS)
-        return _flat(np.asarray(self._log_prob_step(self._reference, *placed)))
+        placed = self._placed(batch, batch.inputs_NS, batch.targets_NS)
+        return batch.by_completion(np.asarray(self._log_prob_step(self._reference, *placed)))
 
-    def _placed(self, *arrays_NS: np.ndarray) -> tuple[jax.Array, ...]:
+    def _placed(self, batch: PolicyBatch, *arrays_NS: np.ndarray) -> tuple[jax.Array, ...]:
         """Return arrays on their devices, with the axes A, B, S."""
         size = self._config.train.microbatch_size
         rows = process_local_rows(self._mesh, size)
-        own = [in_microbatches(array, size)[:, rows] for array in arrays_NS]
+        own = [batch.in_microbatches(array, size)[:, rows] for array in arrays_NS]
         return place_batch(self._mesh, *own, size=size)
 
 
@@ -137,7 +160,3 @@ def _counts(completions: Sequence[Completion], mask_truncated: bool) -> np.ndarr
             for completion in completions
         ]
     )
-
-
-def _flat(array_ABS: np.ndarray | jax.Array) -> np.ndarray:
-    return np.asarray(array_ABS).reshape(-1, np.shape(array_ABS)[-1])

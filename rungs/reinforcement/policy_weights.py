@@ -17,6 +17,7 @@ import numpy as np
 from jax import Array
 
 from rungs.config.reinforce_config import Aggregation, ReinforceConfig
+from rungs.config.run_config import ReinforceRunConfig
 from rungs.model.kernels.cross_entropy import WeightOf
 
 
@@ -41,6 +42,14 @@ def weight_of(train: ReinforceConfig, is_first_update: bool) -> WeightOf:
         is_first_update: of a step. Then ρ is exactly 1, and nothing is clipped.
     """
     return functools.partial(_weight, train, is_first_update)
+
+
+def has_weight(config: ReinforceRunConfig, tokens: PolicyTokens) -> Array:
+    """Return whether a token has a weight, or balancing a mixture of experts has: groups of equal
+    rewards have no advantages."""
+    if config.train.kl_coefficient or config.model.n_experts:
+        return jnp.asarray(True)
+    return ((tokens.shares != 0) & (tokens.advantages != 0)).any()
 
 
 def _weight(

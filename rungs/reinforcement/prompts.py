@@ -56,12 +56,15 @@ class Prompts:
             for item in _first(task.validation, len(task.validation))
         ]
 
-    def check(self) -> None:
-        """Raise UserError if a held-out prompt or one of the first to train on is too long."""
-        self.of_validation()
-        for number, task in enumerate(self._tasks):
-            for item in _first(task.train, _CHECKED_ITEMS):
-                self._prompt(number, item)
+    def longest(self) -> int:
+        """Return the tokens of the longest prompt among those held out and the first to train on;
+        raises UserError if one is too long."""
+        first = (
+            self._prompt(number, item)
+            for number, task in enumerate(self._tasks)
+            for item in _first(task.train, _CHECKED_ITEMS)
+        )
+        return max(len(prompt.tokens) for prompt in (*self.of_validation(), *first))
 
     def _drawn(self, number: int) -> Prompt:
         """Return a prompt by its number in the run; the tasks take turns."""

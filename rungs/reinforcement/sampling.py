@@ -1,5 +1,6 @@
 """Completions of a step's prompts, sampled and verified."""
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -44,10 +45,11 @@ class CompletionSource:
         verifiers: Sequence[Verifier],
     ) -> None:
         size = config.train.sampling_batch_size or config.train.sequences_per_step
+        self._rows_per_device = -(-size // sampler.devices)
         self._seed = config.train.seed
         self._sampler, self._tokenizer, self._verifiers = sampler, tokenizer, verifiers
         self._request = RolloutRequest(
-            batch_size=-(-size // sampler.devices) * sampler.devices,
+            batch_size=self._rows_per_device * sampler.devices,
             prompt_tokens=longest_prompt(config),
             new_tokens=config.train.max_new_tokens,
             temperature=config.train.temperature,
@@ -101,7 +103,9 @@ class CompletionSource:
         randomness = [(self._seed, kind, step, place, sample) for place, _, sample in rows]
         start = time.perf_counter()
         rollouts = self._sampler.sample(
-            [prompt.tokens for _, prompt, _ in rows], randomness, self._request
+            [prompt.tokens for _, prompt, _ in rows],
+            randomness,
+            self._request._replace(rows_per_prompt=math.gcd(samples, self._rows_per_device)),
         )
         texts = [self._text(rollout) for rollout in rollouts]
         sampled = time.perf_counter()

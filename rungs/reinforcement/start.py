@@ -75,6 +75,8 @@ class Inputs(NamedTuple):
     tasks: list[Task]
     verifiers: list[Verifier]
     checkups: list[Checkup]
+    longest_prompt: int
+    """Of the tasks, in tokens, as far as it was looked at."""
     record: TaskRecord
 
     @property
@@ -169,7 +171,7 @@ def _open(
     tokenizer, ends = _tokenizer(run, weights)
     tasks = [open_task(task, run.path) for task in config.train.tasks]
     prompts = Prompts(tasks, config.train, tokenizer, longest_prompt(config))
-    prompts.check()
+    longest = prompts.longest()
     verifiers, checkups = _open_verifiers(stack, run, config, tasks, trust_verifier)
     reference = _reference(run, config)
     record = TaskRecord(
@@ -189,6 +191,7 @@ def _open(
         tasks=tasks,
         verifiers=verifiers,
         checkups=checkups,
+        longest_prompt=longest,
         record=record,
     )
 
@@ -294,7 +297,7 @@ def _make_trainer(
         prompts=Prompts(inputs.tasks, config.train, inputs.tokenizer, longest_prompt(config)),
         source=source,
         sampler=sampler,
-        updater=PolicyUpdater(config, mesh, _reference_model(inputs, mesh)),
+        updater=PolicyUpdater(config, mesh, _reference_model(inputs, mesh), inputs.longest_prompt),
         mesh=mesh,
         model=model,
         optimizer=optimizer,

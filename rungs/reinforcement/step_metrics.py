@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 
-import jax
 import numpy as np
 
 from rungs.config.reinforce_config import ReinforceConfig
@@ -41,7 +40,7 @@ def policy_metrics(
     counts = GroupCounts.of(correct_N.reshape(groups))
     equal_P = equal_groups(rewards_N.reshape(groups), updated.counts_N.reshape(groups))
     is_sampled_NS = updated.batch.is_sampled_NS
-    trainer = _sampled(updated.first.log_probs_ABS, is_sampled_NS)
+    trainer = updated.first.log_probs_NS[is_sampled_NS]
     gap = Gap.between(updated.batch.sampler_log_probs_NS[is_sampled_NS], trainer)
     tokens = int(lengths_N.sum())
     return PolicyMetrics(
@@ -66,7 +65,7 @@ def policy_metrics(
         groups_mixed=counts.mixed,
         groups_right=counts.right,
         equal_groups=int(equal_P.sum()),
-        entropy=float(_sampled(updated.first.entropies_ABS, is_sampled_NS).mean(dtype=np.float64)),
+        entropy=float(updated.first.entropies_NS[is_sampled_NS].mean(dtype=np.float64)),
         log_prob_gap=gap.mean,
         largest_log_prob_gap=gap.largest,
         exact_ratios=gap.exact,
@@ -78,11 +77,6 @@ def policy_metrics(
         updating_seconds=updated.seconds,
         start_validation=start_validation,
     )
-
-
-def _sampled(array_ABS: np.ndarray | jax.Array, is_sampled_NS: np.ndarray) -> np.ndarray:
-    """Return the sampled tokens' numbers."""
-    return np.asarray(array_ABS).reshape(is_sampled_NS.shape)[is_sampled_NS]
 
 
 def _mean_rewards(completions: Sequence[Completion]) -> dict[str, float]:
@@ -105,7 +99,7 @@ def _clipped(
 ) -> float | None:
     if train.updates_per_rollout == 1:
         return None
-    new = _sampled(updated.last.log_probs_ABS, is_sampled_NS)
+    new = updated.last.log_probs_NS[is_sampled_NS]
     advantages_N = np.array([completion.advantage for completion in updated.completions])
     advantages = updated.batch.per_token(advantages_N)[is_sampled_NS]
     return clipped_share(train, old, new, advantages)

@@ -21,6 +21,7 @@ from rungs.parallel.gradient_sum import GradientSum
 from rungs.parallel.names import DATA
 from rungs.parallel.sharding import Layout
 from rungs.step.nonfinite import ALL_FINITE, first_nonfinite
+from rungs.step.shortcuts import Shortcuts, take_shortcuts
 
 REPLICATED = PartitionSpec()
 
@@ -53,6 +54,7 @@ def summed_gradients(
     key: Array,
     scale: Array | None = None,
     aux_specs: Any = REPLICATED,
+    shortcuts: Shortcuts | None = None,
 ) -> tuple[nnx.State, Any, Array]:
     """Return the sum of the finite microbatches' gradients (anything if none is finite) in the
     layout for updates, what the objective returns for each microbatch, and for each the index among
@@ -70,6 +72,7 @@ def summed_gradients(
         key: of the step.
         scale: loss scale; the gradients are divided by it again.
         aux_specs: how what the objective returns is laid out.
+        shortcuts: for padded texts, of which some may have no weight.
     """
     graph, *states = nnx.split(model, wrt, ...)
     trained, frozen = states
@@ -93,7 +96,7 @@ def summed_gradients(
             return loss if scale is None else loss * scale, aux
 
         sources = gradient_sum.sources(trained)
-        own, aux, first_nonfinite_A = _accumulate(objective_of, sources, batch, key)
+        own, aux, first_nonfinite_A = _accumulate(objective_of, sources, batch, key, shortcuts)
         total = gradient_sum.of(own)
         if scale is not None:
             total = jax.tree.map(lambda g: g / scale, total)
@@ -113,6 +116,7 @@ def _accumulate(
     trained: nnx.State,
     batch: tuple[Array, ...],
     key: Array,
+    shortcuts: Shortcuts | None,
 ) -> tuple[nnx.State, Any, Array]:
     """Return this device's gradients, summed over microbatches, with each microbatch's aux and
     first non-finite array.
@@ -122,14 +126,27 @@ def _accumulate(
     """
     count, rows = batch[0].shape[:2]
     first_row = collectives.axis_index(DATA) * rows
+    zeros = jax.tree.map(jnp.zeros_like, trained)
 
     def gradient_of(
         microbatch: tuple[Array, ...], index: Array | int
     ) -> tuple[nnx.State, tuple[Any, Array]]:
         sequences_B = index * rows * collectives.axis_size(DATA) + first_row + jnp.arange(rows)
-        (_, aux), gradient = jax.value_and_grad(objective_of, has_aux=True)(
-            trained, *microbatch, sequences_B, key
-        )
+
+        def with_gradient(*arrays_BS: Array) -> tuple[nnx.State, Any]:
+            (_, aux), gradient = jax.value_and_grad(objective_of, has_aux=True)(
+                trained, *arrays_BS, sequences_B, key
+            )
+            return gradient, aux
+
+        def without_gradient(*arrays_BS: Array) -> tuple[nnx.State, Any]:
+            _, aux = objective_of(trained, *arrays_BS, sequences_B, key)
+            return zeros, aux
+
+        if shortcuts is None:
+            gradient, aux = with_gradient(*microbatch)
+        else:
+            gradient, aux = take_shortcuts(shortcuts, with_gradient, without_gradient, *microbatch)
         return gradient, (aux, collectives.pmin(first_nonfinite((aux.losses_A, gradient))))
 
     def add(
@@ -144,6 +161,5 @@ def _accumulate(
         total, results = gradient_of(tuple(array[0] for array in batch), 0)
         aux, first_nonfinite_A = jax.tree.map(lambda a: a[None], results)
     else:
-        zeros = jax.tree.map(jnp.zeros_like, trained)
         total, (aux, first_nonfinite_A) = jax.lax.scan(add, zeros, (batch, jnp.arange(count)))
     return total, aux, first_nonfinite_A

@@ -4,7 +4,7 @@ The objective is a cross-entropy with a weight per token; `reinforcement/policy_
 weights. Axes as in `model/gpt.py`, and A for the microbatches of one update.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -26,6 +26,7 @@ from rungs.parallel.names import TOKEN_AXES
 from rungs.parallel.sharding import Layout
 from rungs.step.gradients import REPLICATED, summed_gradients
 from rungs.step.nonfinite import ALL_FINITE
+from rungs.step.shortcuts import Shortcuts, at_shortest_length
 from rungs.step.train_step import StepResult, is_overflow, update_parts
 
 
@@ -55,7 +56,7 @@ PolicyStep = Callable[..., PolicyResult]
 
 
 def make_policy_step(
-    train: ReinforceConfig, weight_of: WeightOf, mesh: Mesh | None = None
+    train: ReinforceConfig, weight_of: WeightOf, shortcuts: Shortcuts, mesh: Mesh | None = None
 ) -> PolicyStep:
     """Return a compiled function of (model, optimizer, inputs_ABS, targets_ABS, *extras_ABS) that
     does one update, in place.
@@ -63,6 +64,7 @@ def make_policy_step(
     Args:
         weight_of: the weight of each token's loss; see `GPT.weighted_loss`. The weights contain
             what the objective is divided by.
+        shortcuts: called with a microbatch of what the step is called with.
         mesh: the mesh that model and optimizer were created on; one device if absent.
     """
     layout = Layout.of(train.sharding, mesh)
@@ -72,7 +74,7 @@ def make_policy_step(
     def objective(
         gatherer: WeightGatherer, model: GPT, *microbatch: Array
     ) -> tuple[Array, PolicyAux]:
-        return _objective(train, weight_of, gatherer, model, *microbatch)
+        return _objective(train, weight_of, shortcuts.lengths[-1], gatherer, model, *microbatch)
 
     def policy_step(model: GPT, optimizer: MultiSteps, *batch_ABS: Array) -> PolicyResult:
         scaling = optimizer.loss_scale
@@ -88,6 +90,7 @@ def make_policy_step(
             key,
             loss_scale,
             aux_specs,
+            shortcuts,
         )
         if scaling is not None:
             scaling.adapt(is_overflow(first_nonfinite_A).any())
@@ -115,6 +118,7 @@ def make_policy_step(
 def _objective(
     train: ReinforceConfig,
     weight_of: WeightOf,
+    length: int,
     gatherer: WeightGatherer,
     model: GPT,
     inputs_BS: Array,
@@ -133,17 +137,22 @@ def _objective(
         loss += train.load_balancing_weight * balance
         routing = routing._replace(balance_loss=collectives.psum(routing.balance_loss, *TOKEN_AXES))
     summed_loss = collectives.psum(found.total, *TOKEN_AXES)
-    return loss, PolicyAux(summed_loss, found.log_probs_BS, found.entropies_BS, routing)
+    log_probs_BS = _padded(found.log_probs_BS, length)
+    entropies_BS = _padded(found.entropies_BS, length)
+    return loss, PolicyAux(summed_loss, log_probs_BS, entropies_BS, routing)
 
 
 LogProbStep = Callable[[GPT, Array, Array], Array]
 
 
-def make_log_prob_step(train: ReinforceConfig, mesh: Mesh | None = None) -> LogProbStep:
+def make_log_prob_step(
+    train: ReinforceConfig, lengths: Sequence[int], mesh: Mesh | None = None
+) -> LogProbStep:
     """Return a compiled function of (model, inputs_ABS, targets_ABS) that returns log_probs_ABS as
     in `PolicyResult`, without computing gradients.
 
     Args:
+        lengths: see `Shortcuts`.
         mesh: the mesh that the model was created on; one device if absent.
     """
     layout = Layout.of(train.sharding, mesh)
@@ -160,9 +169,12 @@ def make_log_prob_step(train: ReinforceConfig, mesh: Mesh | None = None) -> LogP
                 dtype_of(train), unroll=train.scan_unroll, gather=gatherer.gather_layer
             )
 
+            def log_probs(inputs_BS: Array, targets_BS: Array) -> Array:
+                found_BS = model.log_probs(inputs_BS, targets_BS, train.temperature, compute)
+                return _padded(found_BS, lengths[-1])
+
             def of_microbatch(batch_BS: tuple[Array, ...]) -> Array:
-                inputs_BS, targets_BS = batch_BS
-                return model.log_probs(inputs_BS, targets_BS, train.temperature, compute)
+                return at_shortest_length(log_probs, lengths, *batch_BS)
 
             return jax.lax.map(of_microbatch, batch_ABS)
 
@@ -177,3 +189,8 @@ def make_log_prob_step(train: ReinforceConfig, mesh: Mesh | None = None) -> LogP
         return log_probs
 
     return nnx.jit(log_prob_step)
+
+
+def _padded(array_BS: Array, length: int) -> Array:
+    """Return an array with zeros at the end of S."""
+    return jnp.pad(array_BS, [(0, 0), (0, length - array_BS.shape[1])])

@@ -245,6 +245,40 @@ def test_a_mesh_samples_the_same(architecture: str, mesh: str) -> None:
     assert_log_probs_near([o.log_probs for o in found], [o.log_probs for o in wanted], 1e-5)
 
 
+@pytest.mark.parametrize("architecture", long_except({"windows"}, ARCHITECTURES))
+def test_rows_of_a_prompt_that_is_read_once_are_the_same(architecture: str) -> None:
+    sampler = RolloutSampler(varied_model(**ARCHITECTURES[architecture]))
+    prompts = [PROMPTS[number // 4] for number in range(20)]
+    numbers = [(2, row) for row in range(20)]
+    wanted = sampler.sample(prompts, numbers, REQUEST)
+    for rows in (2, 4):
+        found = sampler.sample(prompts, numbers, REQUEST._replace(rows_per_prompt=rows))
+        assert [one.tokens for one in found] == [one.tokens for one in wanted]
+        assert_log_probs_near([o.log_probs for o in found], [o.log_probs for o in wanted], 1e-5)
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+def test_devices_read_their_own_prompts_once(devices: int) -> None:
+    sampler, _ = sampler_on("llama", "dp", devices)
+    request = MESH_REQUEST._replace(rows_per_prompt=2)
+    prompts = [MESH_PROMPTS[number // 2] for number in range(14)]
+    numbers = [(2, row) for row in range(14)]
+    found = sampler.sample(prompts, numbers, request)
+    wanted = sampler_on("llama", "dp", 1)[0].sample(prompts, numbers, MESH_REQUEST)
+    assert [one.tokens for one in found] == [one.tokens for one in wanted]
+    with pytest.raises(ValueError, match="not all 2 rows of a group have the same prompt"):
+        sampler.sample(prompts[1:], numbers[1:], request)
+
+
+def test_a_prompt_of_one_token_needs_no_reading() -> None:
+    sampler, _ = sampler_on("llama", "dp", 1)
+    request = MESH_REQUEST._replace(prompt_tokens=1)
+    prompts, numbers = [[7]] * 8, [(2, row) for row in range(8)]
+    found = sampler.sample(prompts, numbers, request._replace(rows_per_prompt=4))
+    wanted = sampler.sample(prompts, numbers, MESH_REQUEST)
+    assert [one.tokens for one in found] == [one.tokens for one in wanted]
+
+
 def test_devices_decode_without_waiting_for_each_other() -> None:
     """The loop has no communication; so some rows may stop before those of other devices."""
     sampler, _ = sampler_on("experts", "fsdp", 4)

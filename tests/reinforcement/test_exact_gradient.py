@@ -82,7 +82,9 @@ def log_probs_of(model: GPT, batch: PolicyBatch) -> Array:
 
 
 def enumerate_texts(model: GPT, prompt: list[int], seed: int) -> Enumerated:
-    batch = PolicyBatch.of([prompt] * len(TEXTS), list(map(completion, TEXTS)), CONTEXT)
+    batch = PolicyBatch.of(
+        [prompt] * len(TEXTS), list(map(completion, TEXTS)), CONTEXT, np.ones(len(TEXTS))
+    )
     probabilities = np.exp(np.asarray(log_probs_of(model, batch), np.float64).sum(axis=1))
     rewards = np.random.default_rng(seed).choice([0.0, 0.0, 0.25, 1.0], len(TEXTS))
     np.testing.assert_allclose(probabilities.sum(), 1, rtol=1e-5)

@@ -23,8 +23,9 @@ from rungs.model.gpt import GPT
 from rungs.optim.multi_steps import MultiSteps
 from rungs.parallel.sharding import place_batch
 from rungs.parallel.target_device import Target, trace_for
-from rungs.reinforcement.policy_weights import PolicyTokens, weight_of
+from rungs.reinforcement.policy_weights import PolicyTokens, has_weight, weight_of
 from rungs.step.policy_step import PolicyResult, make_policy_step
+from rungs.step.shortcuts import Shortcuts
 from rungs.step.state import AbstractState, create_model_and_optimizer
 from tests.support.configs import mesh_of, model_config
 from tests.support.sharded_models import (
@@ -41,6 +42,8 @@ from tests.support.sharded_models import (
 )
 
 TEMPERATURE, KL, SAMPLER_LIMIT, LIMIT, RATE = 0.7, 0.2, 1.1, 0.3, 0.02
+SHORT = 3
+"""A length that microbatches may be cut to."""
 ROUNDING = 1e-4
 """Share of an array's largest element, as in `tests/parallel/test_gradients.py`."""
 SETTINGS: dict[str, Any] = {
@@ -93,21 +96,24 @@ class Batch(NamedTuple):
 
 @functools.cache
 def make_batch() -> Batch:
+    """Return texts of which the first quarter is short, and the last has no advantages."""
     inputs_NS, targets_NS = (array.reshape(-1, LENGTH) for array in step_batch(1))
     rng = np.random.default_rng(4)
     near = -np.log(TOKENS) + 0.5 * rng.normal(size=(3, *targets_NS.shape))
     shares, advantages = rng.uniform(0.5, 1.5, targets_NS.shape), rng.normal(size=targets_NS.shape)
+    targets_NS[: SEQUENCES // 4, SHORT:] = -1
+    advantages[-SEQUENCES // 4 :] = 0
     arrays = (shares / targets_NS.size, advantages, *near)
     return Batch(inputs_NS, targets_NS, PolicyTokens(*(a.astype(np.float32) for a in arrays)))
 
 
-def plain_weights(log_probs: Array, is_first: bool, tokens: PolicyTokens) -> Array:
+def plain_weights(log_probs: Array, is_first: bool, tokens: PolicyTokens, kl: float) -> Array:
     """Return the weights of DAPO with a truncated sampler ratio and a KL term."""
     old = log_probs if is_first else tokens.old_log_probs
     ratio = jnp.exp(log_probs - old)
     is_kept = jnp.where(tokens.advantages > 0, ratio <= 1.28, ratio >= 0.8)
     sampler = jnp.minimum(jnp.exp(old - tokens.sampler_log_probs), SAMPLER_LIMIT)
-    pull = KL * (log_probs - tokens.reference_log_probs)
+    pull = kl * (log_probs - tokens.reference_log_probs)
     return tokens.shares * (tokens.advantages * ratio * is_kept * sampler - pull)
 
 
@@ -122,10 +128,10 @@ class Expected(NamedTuple):
     """Afterwards."""
 
 
-def plain_loss(model: GPT, batch: Batch, is_first: bool) -> tuple[Array, Any]:
+def plain_loss(model: GPT, batch: Batch, is_first: bool, kl: float) -> tuple[Array, Any]:
     log_p = jax.nn.log_softmax(model(jnp.asarray(batch.inputs_NS)) / TEMPERATURE)
     own = jnp.take_along_axis(log_p, jnp.maximum(batch.targets_NS, 0)[..., None], -1)[..., 0]
-    weights = plain_weights(jax.lax.stop_gradient(own), is_first, batch.tokens)
+    weights = plain_weights(jax.lax.stop_gradient(own), is_first, batch.tokens, kl)
     is_sampled, entropies = batch.targets_NS >= 0, -(jnp.exp(log_p) * log_p).sum(-1)
     statistics = tuple(jnp.where(is_sampled, a, 0) for a in (own, entropies))
     return -jnp.where(is_sampled, weights * own, 0).sum(), statistics
@@ -144,7 +150,7 @@ def plain_updates(run: ReinforceRunConfig, batch: Batch) -> list[Expected]:
     @functools.partial(jax.jit, static_argnums=1)
     def gradient_of(weights: nnx.State, is_first: bool) -> Any:
         def loss(weights: nnx.State) -> tuple[Array, Any]:
-            return plain_loss(nnx.merge(graph, weights), batch, is_first)
+            return plain_loss(nnx.merge(graph, weights), batch, is_first, run.train.kl_coefficient)
 
         return jax.value_and_grad(loss, has_aux=True)(weights)
 
@@ -160,8 +166,8 @@ def plain_updates(run: ReinforceRunConfig, batch: Batch) -> list[Expected]:
 
 
 @functools.cache
-def expected() -> list[Expected]:
-    return plain_updates(make_run({"data": 1}, 1), make_batch())
+def expected(kl: float) -> list[Expected]:
+    return plain_updates(make_run({"data": 1}, 1, kl_coefficient=kl), make_batch())
 
 
 class Taken(NamedTuple):
@@ -177,7 +183,12 @@ class Taken(NamedTuple):
         return cls(run, mesh, *create_model_and_optimizer(run, 20, mesh, random_weights(run, mesh)))
 
     def update(self, batch: Batch, *, is_first: bool = True) -> PolicyResult:
-        step = make_policy_step(self.run.train, weight_of(self.run.train, is_first), self.mesh)
+        train = self.run.train
+        shortcuts = Shortcuts(
+            [SHORT, LENGTH],
+            lambda _inputs, _targets, *tokens: has_weight(self.run, PolicyTokens(*tokens)),
+        )
+        step = make_policy_step(train, weight_of(train, is_first), shortcuts, self.mesh)
         placed = batch.placed(self.mesh, self.run.train.microbatches_per_step)
         return jax.device_get(step(self.model, self.optimizer, *placed))
 
@@ -198,15 +209,29 @@ def assert_as_expected(found: PolicyResult, taken: Taken, wanted: Expected) -> N
 
 
 @pytest.mark.parametrize(
-    ("mode", "devices", "microbatches"),
-    [("dp", 1, 1), ("dp", 1, 4), ("dp", 4, 2), ("zero", 4, 1), ("fsdp", 4, 1), ("fsdp", 4, 2)],
+    ("mode", "devices", "microbatches", "kl"),
+    [
+        ("dp", 1, 4, 0.0),
+        ("fsdp", 4, 4, KL),
+        *(
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in [
+                ("dp", 1, 1, KL),
+                ("dp", 1, 4, KL),
+                ("dp", 4, 2, 0.0),
+                ("zero", 4, 1, KL),
+                ("fsdp", 4, 1, 0.0),
+                ("fsdp", 4, 4, 0.0),
+            ]
+        ),
+    ],
 )
 def test_two_updates_are_those_of_the_definition(
-    mode: str, devices: int, microbatches: int
+    mode: str, devices: int, microbatches: int, kl: float
 ) -> None:
     """`zero` is dp as on accelerators."""
     with trace_for(Target("gpu") if mode == "zero" else None):
-        taken = Taken.start(mode.replace("zero", "dp"), devices, microbatches)
-        for is_first, wanted in zip((True, False), expected(), strict=True):
+        taken = Taken.start(mode.replace("zero", "dp"), devices, microbatches, kl_coefficient=kl)
+        for is_first, wanted in zip((True, False), expected(kl), strict=True):
             found = taken.update(make_batch(), is_first=is_first)
             assert_as_expected(found, taken, wanted)
