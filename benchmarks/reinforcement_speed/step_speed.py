@@ -34,7 +34,7 @@ WARM_UP = 2
 
 @click.command()
 @click.argument("run", default="parity-rl")
-@click.option("--steps", default=10, show_default=True, type=click.IntRange(1))
+@click.option("--steps", default=60, show_default=True, type=click.IntRange(1))
 @click.option("--torch-python", help="A Python with torch and trl, instead of uv's.")
 def main(run: str, steps: int, torch_python: str | None) -> None:
     """Print seconds of a step, ours by phase and TRL's, and their ratio."""
@@ -82,7 +82,6 @@ def report(config: ReinforceRunConfig, turns: list[Turn]) -> None:
     )
     phases = [turn.phases for turn in turns]
     tokens = [sum(len(c.tokens) for c in each.completions) for each in phases]
-    trained = config.tokens_per_step * train.updates_per_rollout
     figures = {
         "Rungs, seconds per step": [turn.seconds for turn in turns],
         "  sampling": [each.seconds.sampling for each in phases],
@@ -95,14 +94,14 @@ def report(config: ReinforceRunConfig, turns: list[Turn]) -> None:
         "Rungs, sampled tokens/s": [
             count / each.seconds.sampling for count, each in zip(tokens, phases, strict=True)
         ],
-        "Rungs, trained tokens/s, with padding": [
-            trained / each.updating_seconds for each in phases
+        "Rungs, tokens of completions updated on/s": [
+            count / each.updating_seconds for count, each in zip(tokens, phases, strict=True)
         ],
     }
     for name, values in figures.items():
-        click.echo(f"{name:38} {spread(values)}")
+        click.echo(f"{name:42} {spread(values)}")
     for name, values in rates.items():
-        click.echo(f"{name:38} {spread(values, 0)}")
+        click.echo(f"{name:42} {spread(values, 0)}")
     own = statistics.fmean(turn.correct for turn in turns)
     other = statistics.fmean(turn.trl_correct for turn in turns)
     click.echo(f"correct completions: {own:.1%} Rungs, {other:.1%} TRL")

@@ -13,7 +13,7 @@ from rungs.charts import drawing
 from rungs.charts.drawing import BLACK, BLUE, ORANGE, PURPLE, VERMILLION
 from rungs.config.optimization_config import OptimizationConfig
 from rungs.run import recorded_run
-from rungs.run.recorded_run import FloatArray, RecordedSteps
+from rungs.run.recorded_run import FloatArray, RecordedPolicyRun, RecordedSteps
 
 AnySteps = RecordedSteps[OptimizationConfig]
 
@@ -90,9 +90,10 @@ def steps_and_median(axes: Axes, x: FloatArray, y: FloatArray) -> dict[str, Arti
 
 
 def throughput_chart(run: AnySteps) -> Figure:
-    """Training tokens per second of each step."""
+    """Tokens per second of each step; in reinforcement learning those that were sampled."""
     title = f"{run.name}: throughput"
-    figure, (axes,) = drawing.new_chart(title, "step", "training tokens per second")
+    kind = "sampled" if isinstance(run, RecordedPolicyRun) else "training"
+    figure, (axes,) = drawing.new_chart(title, "step", f"{kind} tokens per second")
     lines = steps_and_median(axes, run.column("global_step"), run.column("tokens_per_second"))
     drawing.throughput_axis(axes, [np.asarray(axes.get_lines()[-1].get_ydata(), dtype=float)])
     drawing.step_axis(axes, run)

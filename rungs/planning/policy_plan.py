@@ -19,6 +19,9 @@ from rungs.run.folder import RunFolder
 from rungs.run.policy_metrics import PolicyMetrics
 from rungs.step.state import shapes_of
 
+_TEXT_BYTES, _NEW_TOKEN_BYTES, _PROMPT_TOKEN_BYTES = 260, 36, 4
+"""Of a text in `rollouts/`: names and rewards, and each token with its log-probability; prompts are
+text only."""
 _RECENT_STEPS = 50
 """Recorded steps that times and shares are taken from."""
 
@@ -69,6 +72,22 @@ class PolicyPlan(NamedTuple):
     def updating_bytes(self) -> int:
         """Peak of an update."""
         return self.update.memory.total + self.sampler_bytes + self.reference_bytes
+
+    @property
+    def validations(self) -> int:
+        """About how often the run validates."""
+        train = self.config.train
+        return -(-train.steps // train.checkpoint_interval) + 1
+
+    @property
+    def rollout_bytes(self) -> int:
+        """All rollouts of the run on disk, if every text is as long as it may be."""
+        train = self.config.train
+        held_out = sum(task.validation_items for task in train.tasks)
+        validated = self.validations * held_out * train.validation_samples
+        prompt = self.config.sequence_length - train.max_new_tokens
+        text = train.max_new_tokens * _NEW_TOKEN_BYTES + prompt * _PROMPT_TOKEN_BYTES + _TEXT_BYTES
+        return text * (train.steps * train.sequences_per_step + validated)
 
     @property
     def fits(self) -> bool:
@@ -169,8 +188,9 @@ def _recorded(steps: list[PolicyMetrics]) -> Phases:
 
 
 def _computed(config: ReinforceRunConfig, update: Forecast) -> Phases | None:
-    """Return the times at the forecast's FLOP/s. A forward pass is a third of a training step, and
-    each new token at least reads all weights once."""
+    """Return the times at the forecast's FLOP/s, if every text is as long as it may be and all
+    prompts have right and wrong completions. A forward pass is a third of a training step, and each
+    new token at least reads all weights once."""
     if update.speed is None:
         return None
     train, per_token = config.train, update.model_flops_per_token

@@ -16,7 +16,7 @@ _PASS_RATES = (0.05, 0.2, 0.5)
 def as_text(run: RunFolder, plan: PolicyPlan) -> str:
     """Return the plan as text."""
     update = plan.update
-    parts = (report.parameters(update), _memory(plan), _step(plan), report.disk(update))
+    parts = (report.parameters(update), _memory(plan), _step(plan), _disk(plan))
     blocks = ["\n".join(part) for part in (*parts, _time(plan), _signal(plan))]
     return "\n\n".join([report.title(run, update), *blocks, _verdict(plan)])
 
@@ -30,6 +30,7 @@ def as_json(plan: PolicyPlan) -> str:
         "reference_bytes": plan.reference_bytes,
         "sampling_bytes": plan.sampling_bytes,
         "updating_bytes": plan.updating_bytes,
+        "rollout_bytes": plan.rollout_bytes,
         "seconds": plan.phases and plan.phases._asdict(),
         "steps_done": plan.steps_done,
         "mixed_share": plan.mixed_share,
@@ -70,12 +71,16 @@ def _step(plan: PolicyPlan) -> Iterator[str]:
         f"          {train.updates_per_rollout:,} × {train.microbatches_per_step:,} microbatches of"
         f" {train.microbatch_size:,} texts"
     )
-    validations = -(-train.steps // train.checkpoint_interval) + 1
     held_out = sum(task.validation_items for task in train.tasks)
     yield (
-        f"run       {train.steps:,} steps, {plan.steps_done:,} done; about {validations:,}"
+        f"run       {train.steps:,} steps, {plan.steps_done:,} done; about {plan.validations:,}"
         f" validations of {held_out:,} × {train.validation_samples:,} completions"
     )
+
+
+def _disk(plan: PolicyPlan) -> Iterator[str]:
+    yield from report.disk(plan.update)
+    yield f"          at most {format_bytes(plan.rollout_bytes)} of rollouts by the end"
 
 
 def _time(plan: PolicyPlan) -> Iterator[str]:
@@ -83,7 +88,7 @@ def _time(plan: PolicyPlan) -> Iterator[str]:
     if phases is None:
         yield "time      not known: the device's FLOP/s are not known; take a few steps"
         return
-    left = (plan.config.train.steps - plan.steps_done) * phases.total
+    left = max(plan.config.train.steps - plan.steps_done, 0) * phases.total
     verifying = (
         "depends on the verifier" if phases.verifying is None else _seconds(phases.verifying)
     )

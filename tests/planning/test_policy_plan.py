@@ -14,6 +14,7 @@ from rungs.model.decoding import Decoder
 from rungs.model.gpt import GPT
 from rungs.planning import hardware, policy_report
 from rungs.planning.policy_plan import PolicyPlan, expected_mixed, plan, training_equivalent
+from rungs.reinforcement.rollout_files import Completion, RolloutFiles
 from rungs.run.folder import RunFolder
 from rungs.step.state import named_arrays
 from tests.support.tiny_reinforcement import make_reinforcement_run
@@ -70,3 +71,30 @@ def test_times_are_computed_for_a_device_and_taken_from_metrics(tmp_path: Path) 
     content = json.loads(policy_report.as_json(found))
     assert content["seconds"]["updating"] == found.phases.updating
     assert content["fits"] is True
+
+
+def test_rollouts_take_a_little_less_disk_than_planned(tmp_path: Path) -> None:
+    found = make_plan(tmp_path / "run", steps=1, checkpoint_interval=1)
+    new, whole = found.config.train.max_new_tokens, found.config.sequence_length
+    text = Completion(
+        task=0,
+        prompt="1" * (whole - new),
+        place=10,
+        sample=10,
+        text="1" * new,
+        tokens=[11] * new,
+        log_probs=[float(np.float32(-1 / 3))] * new,
+        finished=False,
+        answer="1",
+        rewards={"correct": 0.0},
+        correct=False,
+        status="ok",
+        message="",
+        advantage=float(np.float32(-1 / 3)),
+    )
+    files = RolloutFiles(tmp_path / "rollouts")
+    train = found.config.train
+    texts = 16 + 2 * train.tasks[0].validation_items * train.validation_samples
+    files.write(files.step(0), [text] * texts)
+    written = files.step(0).stat().st_size
+    assert 0.7 * found.rollout_bytes < written <= found.rollout_bytes
