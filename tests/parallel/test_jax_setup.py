@@ -79,7 +79,7 @@ def test_truncated_cache_entries_are_replaced_without_a_warning(tmp_path: Path) 
     [
         pytest.param("untouched", 0, 31, marks=pytest.mark.long),
         ("on a CPU", 64, 95),
-        ("on a GPU", 0, 31),
+        pytest.param("on a GPU", 0, 31, marks=pytest.mark.long),
     ],
 )
 def test_freed_memory_is_kept_and_used_again_by_any_thread_on_a_cpu(

@@ -225,6 +225,7 @@ def test_a_batch_larger_than_the_dataset_is_reported(tmp_path: Path) -> None:
         propose(run_config(tiny, dataset="tiny"), 1e16, 1, datasets)
 
 
+@pytest.mark.long
 def test_many_epochs_are_reported(tmp_path: Path) -> None:
     make_dataset(tmp_path / "datasets")
     run = make_run(tmp_path / "run")

@@ -68,6 +68,7 @@ def test_a_broken_kernel_is_named_with_exit_code_1(
     assert len(report["problems"]) == 1
 
 
+@pytest.mark.long
 def test_a_part_that_fails_is_named_and_the_others_follow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -211,8 +211,7 @@ def assert_as_expected(found: PolicyResult, taken: Taken, wanted: Expected) -> N
 @pytest.mark.parametrize(
     ("mode", "devices", "microbatches", "kl"),
     [
-        ("dp", 1, 4, 0.0),
-        ("fsdp", 4, 4, KL),
+        ("fsdp", 4, 4, 0.0),
         *(
             pytest.param(*case, marks=pytest.mark.long)
             for case in [
@@ -221,7 +220,8 @@ def assert_as_expected(found: PolicyResult, taken: Taken, wanted: Expected) -> N
                 ("dp", 4, 2, 0.0),
                 ("zero", 4, 1, KL),
                 ("fsdp", 4, 1, 0.0),
-                ("fsdp", 4, 4, 0.0),
+                ("dp", 1, 4, 0.0),
+                ("fsdp", 4, 4, KL),
             ]
         ),
     ],

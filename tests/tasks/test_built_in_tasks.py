@@ -112,7 +112,7 @@ def test_countdown_by_pythons_own_arithmetic() -> None:
         assert "()" not in item.answer
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.sampled_from(CASES), st.integers(0, 2**31 - 1), st.integers(0, generated.ITEMS - 40))
 def test_training_and_validation_share_no_prompt(
     case: tuple[str, dict[str, Any]], seed: int, start: int
