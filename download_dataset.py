@@ -1,15 +1,24 @@
-"""Command: build a dataset from your own files, or download one from the hub."""
+"""Command: build a dataset from your own files or from text on the hub, or download tokens."""
 
 from rungs.common.command import run_command
 
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import click
 
-from rungs.data import catalog, python_stdlib
+from rungs.common import hub
+from rungs.common.paths import is_there
+from rungs.data import catalog, hub_dataset, python_stdlib
 from rungs.data.catalog import DATASETS_DIR_OPTION
 from rungs.data.dataset import Dataset
+from rungs.data.documents import hub_documents, local_documents
+from rungs.data.documents.files import Choice
+from rungs.data.tokenizer import Tokenizer
 from rungs.data.tokenizer_files import load_tokenizer
+
+_OWN_FILES = ("text", "pairs", "parquet", "jsonl")
+_DOCUMENTS_PERCENT = 1.0
 
 
 @click.command(options_metavar="[OPTIONS]")
@@ -20,7 +29,13 @@ from rungs.data.tokenizer_files import load_tokenizer
     is_flag=True,
     help='Build a dataset from your own JSON lines {"prompt": "...", "answer": "..."}.',
 )
-@click.option("--name", help="Name of the dataset to build.")
+@click.option("--parquet", is_flag=True, help="Build a dataset from your own Parquet files.")
+@click.option(
+    "--jsonl",
+    is_flag=True,
+    help='Build a dataset from your own JSON lines {"text": "..."}, also .gz and .zst.',
+)
+@click.option("--name", help="Name of the dataset to build.  [default: that on the hub]")
 @click.option(
     "--vocab-size",
     type=int,
@@ -30,76 +45,169 @@ from rungs.data.tokenizer_files import load_tokenizer
 @click.option(
     "--tokenizer",
     help="Use this tokenizer instead of training one: a tokenizer.json, a folder with one, or a"
-    " hub id. For pairs it must be the tokenizer of the model to fine-tune.",
+    " hub id such as gpt2. For pairs it must be the tokenizer of the model to fine-tune.",
 )
 @click.option(
     "--validation-percent",
     type=click.FloatRange(0, 100, max_open=True),
-    default=python_stdlib.VALIDATION_PERCENT,
-    show_default=True,
-    help="Share of the text to use for validation.",
+    help="Share of the text to use for validation, unless a repository has a split for it."
+    f"  [default: {python_stdlib.VALIDATION_PERCENT}; of documents {_DOCUMENTS_PERCENT:g}]",
 )
+@click.option("--text-column", help="The column with the documents.  [default: text]")
+@click.option("--max-bytes", type=click.IntRange(1), help="Stop after so many bytes of documents.")
+@click.option("--config", help="Of a repository on the hub: which of its configurations.")
+@click.option("--split", help="Of a repository on the hub: train on this split only.")
+@click.option(
+    "--files",
+    multiple=True,
+    metavar="PATTERN",
+    help="Of a repository on the hub: only these files, such as 'sample/10BT/*'. Can be repeated.",
+)
+@click.option("--revision", help="Of a repository on the hub: a branch, tag or commit.")
 @DATASETS_DIR_OPTION
-def main(
-    what: tuple[str, ...],
-    text: bool,
-    pairs: bool,
-    name: str | None,
-    vocab_size: int | None,
-    tokenizer: str | None,
-    validation_percent: float,
-    datasets_dir: Path | None,
-) -> None:
+def main(what: tuple[str, ...], datasets_dir: Path | None, **options: Any) -> None:
     """Build or download a dataset, and print what is in it.
 
-    NAME is python-stdlib (built in), or the id of a dataset on the Hugging Face hub, such as
-    gpjt/fineweb-gpt2-tokens.
+    NAME is python-stdlib (built in), or the id of a dataset on the Hugging Face hub: tokens, such
+    as gpjt/fineweb-gpt2-tokens, or documents in Parquet, JSON lines or plain text, such as
+    roneneldan/TinyStories, which are tokenized as they arrive. Killed and run again, it goes on.
 
-    With --text, the dataset is built from FILEs of text. With --pairs, each line of a FILE is a
-    prompt and the answer to learn. Some of the files are kept for validation; if there is only
-    one, its end is.
+    With --text, the dataset is built from FILEs of text; with --parquet or --jsonl from FILEs with
+    a document in each row. With --pairs, each line of a FILE is a prompt and the answer to learn.
+    Some of the files or documents are kept for validation; if there is only one file of text, its
+    end is.
 
     The name of a special token inside a text, such as <|endoftext|>, becomes that token.
     """
-    datasets_dir = catalog.find_datasets_dir(datasets_dir)
-    _check_options(what, text, pairs, name, vocab_size, tokenizer)
-    files = [Path(file) for file in what]
-    loaded = load_tokenizer(tokenizer) if tokenizer else None
-    if name and pairs and loaded:
-        dataset = catalog.build_pair_dataset(
-            name, files, datasets_dir, tokenizer=loaded, validation_percent=validation_percent
-        )
-    elif name:
-        dataset = catalog.build_text_dataset(
-            name,
-            files,
-            datasets_dir,
-            tokenizer=loaded or vocab_size or python_stdlib.VOCAB_SIZE,
-            validation_percent=validation_percent,
-        )
-    else:
-        dataset = catalog.open_dataset(what[0], datasets_dir)
-    _report(dataset)
+    chosen = Options(**options)
+    _check_options(what, chosen)
+    _report(_dataset(what, catalog.find_datasets_dir(datasets_dir), chosen))
 
 
-def _check_options(
-    what: tuple[str, ...],
-    text: bool,
-    pairs: bool,
-    name: str | None,
-    vocab_size: int | None,
-    tokenizer: str | None,
-) -> None:
+class Options(NamedTuple):
+    """The options of the command, but for --datasets-dir."""
+
+    text: bool
+    pairs: bool
+    parquet: bool
+    jsonl: bool
+    name: str | None
+    vocab_size: int | None
+    tokenizer: str | None
+    validation_percent: float | None
+    text_column: str | None
+    max_bytes: int | None
+    config: str | None
+    split: str | None
+    files: tuple[str, ...]
+    revision: str | None
+
+    @property
+    def own_files(self) -> list[str]:
+        """The options that say what the FILEs are."""
+        return [f"--{kind}" for kind in _OWN_FILES if getattr(self, kind)]
+
+    @property
+    def loaded_tokenizer(self) -> Tokenizer | int:
+        """The tokenizer, or the vocabulary size of one to train."""
+        if self.tokenizer:
+            return load_tokenizer(self.tokenizer)
+        return self.vocab_size or python_stdlib.VOCAB_SIZE
+
+    @property
+    def documents_percent(self) -> float:
+        """Share of documents to use for validation."""
+        percent = self.validation_percent
+        return _DOCUMENTS_PERCENT if percent is None else percent
+
+
+def _dataset(what: tuple[str, ...], datasets_dir: Path, options: Options) -> Dataset:
+    """Build, download or open the dataset."""
+    if options.text or options.pairs:
+        return _from_text(what, datasets_dir, options)
+    if options.parquet or options.jsonl:
+        return _from_documents(what, datasets_dir, options)
+    name = what[0]
+    asks_to_build = any(options._replace(validation_percent=None))
+    if "/" in name and (asks_to_build or _holds_documents(name, datasets_dir)):
+        return _from_hub(name, datasets_dir, options)
+    return catalog.open_dataset(name, datasets_dir)
+
+
+def _from_text(what: tuple[str, ...], datasets_dir: Path, options: Options) -> Dataset:
+    files, percent = [Path(file) for file in what], options.validation_percent
+    percent = python_stdlib.VALIDATION_PERCENT if percent is None else percent
+    tokenizer = options.loaded_tokenizer
+    assert options.name is not None
+    if options.pairs:
+        assert isinstance(tokenizer, Tokenizer)
+        return catalog.build_pair_dataset(
+            options.name, files, datasets_dir, tokenizer=tokenizer, validation_percent=percent
+        )
+    return catalog.build_text_dataset(
+        options.name, files, datasets_dir, tokenizer=tokenizer, validation_percent=percent
+    )
+
+
+def _from_documents(what: tuple[str, ...], datasets_dir: Path, options: Options) -> Dataset:
+    request = local_documents.request(
+        [Path(file) for file in what],
+        "parquet" if options.parquet else "json lines",
+        options.loaded_tokenizer,
+        options.text_column,
+        options.documents_percent,
+        options.max_bytes,
+    )
+    assert options.name is not None
+    return catalog.build_documents_dataset(
+        options.name, request, local_documents.build, datasets_dir
+    )
+
+
+def _from_hub(name: str, datasets_dir: Path, options: Options) -> Dataset:
+    request = hub_documents.request(
+        name,
+        hub.dataset_repository(name, options.revision),
+        Choice(options.config, options.split, options.files),
+        options.loaded_tokenizer,
+        options.text_column,
+        options.documents_percent,
+        options.max_bytes,
+    )
+    return catalog.build_documents_dataset(
+        options.name or name, request, hub_documents.build, datasets_dir
+    )
+
+
+def _holds_documents(name: str, datasets_dir: Path) -> bool:
+    """Whether a repository that isn't there yet holds documents rather than tokens."""
+    if is_there(catalog.dataset_folder(name, datasets_dir)):
+        return False
+    return hub_dataset.FILES[0] not in hub.dataset_state(name).files
+
+
+def _check_options(what: tuple[str, ...], options: Options) -> None:
     """Raise click.UsageError if options do not go together."""
-    if text and pairs:
-        raise click.UsageError("--text and --pairs build different datasets; leave out one")
-    if not (text or pairs) and (len(what) > 1 or name or vocab_size or tokenizer):
-        raise click.UsageError("to build a dataset from files, add --text or --pairs")
-    if (text or pairs) and not name:
-        raise click.UsageError(f"--{'text' if text else 'pairs'} needs a --name for the dataset")
-    if pairs and (vocab_size or not tokenizer):
+    kinds, is_hub_id = options.own_files, not options.own_files and "/" in what[0]
+    if len(kinds) > 1:
+        raise click.UsageError(f"{' and '.join(kinds)} build different datasets; choose one")
+    if not kinds and len(what) > 1:
+        raise click.UsageError("to build a dataset from files, add --text, --parquet or the like")
+    if kinds and not options.name:
+        raise click.UsageError(f"{kinds[0]} needs a --name for the dataset")
+    if not (kinds or is_hub_id) and any(options):
+        raise click.UsageError("to build a dataset from files, add --text, --parquet or the like")
+    of_hub = [key for key in ("config", "split", "files", "revision") if getattr(options, key)]
+    if of_hub and not is_hub_id:
+        raise click.UsageError(f"--{of_hub[0]} is for repositories on the hub")
+    of_documents = [key for key in ("text_column", "max_bytes") if getattr(options, key)]
+    if of_documents and (options.text or options.pairs):
+        raise click.UsageError(
+            f"--{of_documents[0].replace('_', '-')} is for documents, not for {kinds[0]}"
+        )
+    if options.pairs and (options.vocab_size or not options.tokenizer):
         raise click.UsageError("--pairs needs the --tokenizer of the model to fine-tune")
-    if vocab_size and tokenizer:
+    if options.vocab_size and options.tokenizer:
         raise click.UsageError("--vocab-size and --tokenizer do not go together; leave out one")
 
 
@@ -116,6 +224,13 @@ def _report(dataset: Dataset) -> None:
                 f"    {pairs.pairs:,} pairs, the longest has {pairs.longest_tokens:,} tokens;"
                 f" {pairs.answer_tokens:,} tokens in the answers"
             )
+    if documents := dataset.description.source.documents:
+        count = sum(file.documents for file in documents.files)
+        click.echo(
+            f"  from {count:,} documents in {len(documents.files):,} files,"
+            f" {documents.text_bytes:,} bytes of text; {documents.rows_without_text:,} rows without"
+            f" text; license: {documents.license or 'not given'}"
+        )
     if dataset.tokenizer_file:
         click.echo(f"  tokenizer: vocab_size {load_tokenizer(dataset.folder).vocab_size}")
 

@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rungs.common.errors import UserError
 from rungs.common.paths import is_inside
@@ -41,6 +41,64 @@ def dataset_state(name: str) -> HubDataset:
         }
     _check_inside(f"dataset {name}", files)
     return HubDataset(info.sha or "", files)
+
+
+class HubFile(NamedTuple):
+    """A file of a repository."""
+
+    bytes: int
+    sha256: str | None
+
+
+class HubRepository(NamedTuple):
+    """A dataset repository at one commit."""
+
+    revision: str
+    files: dict[str, HubFile]
+    license: str | None
+    configs: list[dict[str, Any]]
+    """`configs` of its card: which files belong to which configuration and split."""
+
+
+def dataset_repository(name: str, revision: str | None = None) -> HubRepository:
+    """Ask the hub what is in a dataset repository.
+
+    Args:
+        revision: a branch, tag or commit; None for the main branch.
+
+    Raises:
+        UserError: the hub has no such dataset or cannot be reached.
+    """
+    from huggingface_hub import HfApi
+
+    with _hub_errors(f"dataset {name}"):
+        info = HfApi().dataset_info(
+            name, revision=revision, timeout=_TIMEOUT_SECONDS, files_metadata=True
+        )
+    files = {
+        sibling.rfilename: HubFile(sibling.size or 0, sibling.lfs.sha256 if sibling.lfs else None)
+        for sibling in info.siblings or []
+    }
+    _check_inside(f"dataset {name}", files)
+    card = info.card_data.to_dict() if info.card_data else {}
+    license = card.get("license")
+    listed = ", ".join(license) if isinstance(license, list) else license
+    return HubRepository(info.sha or "", files, listed, card.get("configs") or [])
+
+
+def dataset_file(name: str, revision: str, file: str, folder: Path) -> Path:
+    """Download a file of a dataset into a folder and return its path. What was downloaded of it
+    before is kept.
+
+    Raises:
+        UserError: the hub cannot be reached.
+    """
+    from huggingface_hub import hf_hub_download
+
+    with _hub_errors(f"{file} of dataset {name}"):
+        return Path(
+            hf_hub_download(name, file, repo_type="dataset", revision=revision, local_dir=folder)
+        )
 
 
 def download_dataset(name: str, revision: str, files: list[str], folder: Path) -> None:
@@ -178,6 +236,7 @@ def _hub_errors(what: str) -> Iterator[None]:
     """Turn errors of the hub into a UserError that says what to do."""
     from huggingface_hub.errors import (
         EntryNotFoundError,
+        GatedRepoError,
         HTTPError,
         LocalEntryNotFoundError,
         RepositoryNotFoundError,
@@ -185,6 +244,12 @@ def _hub_errors(what: str) -> Iterator[None]:
 
     try:
         yield
+    except GatedRepoError:
+        repository = what.rsplit(" ", 1)[-1]
+        raise UserError(
+            f"{what}: its owner grants access on request; ask on https://huggingface.co (page"
+            f" {repository}), then log in with `hf auth login`"
+        ) from None
     except RepositoryNotFoundError:
         raise UserError(
             f"{what}: not on the Hugging Face hub, or not public; check the name, or log in with"

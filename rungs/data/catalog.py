@@ -23,6 +23,7 @@ from rungs.data import (
 )
 from rungs.data.bpe import SMALLEST_VOCAB
 from rungs.data.dataset import Dataset, Source
+from rungs.data.documents.building import Request, remove_leftovers
 from rungs.data.text_dataset import TextSection
 from rungs.data.tokenizer import Tokenizer
 
@@ -146,6 +147,37 @@ def build_pair_dataset(
         datasets_dir,
         lambda folder: pair_dataset.build(folder, texts, tokenizer, validation_percent),
     )
+
+
+def build_documents_dataset(
+    name: str, request: Request, build: Callable[[Path, Request], Source], datasets_dir: Path
+) -> Dataset:
+    """Build a dataset from files of documents, or go on with one that is unfinished.
+
+    Args:
+        build: writes it into a folder.
+
+    Raises:
+        UserError: the name is taken by another dataset, or a file cannot be read or downloaded.
+    """
+    folder = dataset_folder(name, datasets_dir)
+    if name in BUILT_IN:
+        raise UserError(f"dataset {name!r}: this name is reserved; choose another one")
+    with atomic_folder.lock_folder(folder):
+        if is_there(folder):
+            known = dataset.read_description(folder)
+            found = known.source.documents if known else None
+            if found is None or found.request != request.checksum:
+                raise UserError(
+                    f"{folder}: already exists, built in another way; choose another --name, or"
+                    " delete it first"
+                )
+            return Dataset(name, folder)
+        with atomic_folder.replace_folder(folder, resume=True) as partial:
+            source = build(partial, request)
+            dataset.write_description(partial, dataset.describe(partial, source))
+            remove_leftovers(partial)
+    return Dataset(name, folder)
 
 
 def _build_from_files(name: str, datasets_dir: Path, build: Callable[[Path], Source]) -> Dataset:

@@ -36,18 +36,46 @@ _BLOCK_PAIRS = 1 << 14
 _SAMPLES, _SAMPLE_BYTES = 64, 4096
 
 
+class DocumentFile(StrictModel):
+    """A file of documents."""
+
+    name: str
+    bytes: int
+    sha256: str
+    documents: int
+    """That the dataset has from it."""
+
+
+class Documents(StrictModel):
+    """The files that the documents of a dataset are from."""
+
+    request: str
+    """Checksum of what was asked for."""
+    repository: str | None = None
+    """On the hub; None for the user's own files."""
+    license: str | None = None
+    """As the repository says."""
+    column: str | None = None
+    """With the text; None for the default."""
+    files: list[DocumentFile]
+    rows_without_text: int
+    text_bytes: int
+    """Of all documents, in UTF-8."""
+
+
 class Source(StrictModel):
     """Where a dataset came from."""
 
-    kind: Literal["python-stdlib", "task", "text", "pairs", "hub", "folder"]
-    """Python's standard library, a built-in task, the user's text or pairs, the hub, or a folder
-    that the user put there."""
+    kind: Literal["python-stdlib", "task", "text", "documents", "pairs", "hub", "folder"]
+    """Python's standard library, a built-in task, the user's text, files of documents, pairs,
+    tokens from the hub, or a folder that the user put there."""
     python_version: str | None = None
     """Version of the Python with this standard library."""
     files: list[str] | None = None
     """Names of the user's files."""
     revision: str | None = None
     """Commit of the hub repository."""
+    documents: Documents | None = None
 
 
 class PairsDescription(StrictModel):

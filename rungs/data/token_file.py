@@ -206,15 +206,24 @@ class TokenWriter:
 
     The header is written at the end of the block. If the block raises, the file has no header and
     is not a valid token file.
+
+    Args:
+        tokens: that the file already has and keeps; what follows them is cut off.
     """
 
     _header_bytes = _HEADER_BYTES
 
-    def __init__(self, path: Path, dtype: str) -> None:
-        self._file = path.open("wb")
+    def __init__(self, path: Path, dtype: str, tokens: int = 0) -> None:
+        self._file = path.open("r+b" if tokens else "wb")
         self._code = dtype
         self._file.write(bytes(8 + self._header_bytes))
-        self.tokens = 0
+        self.tokens = tokens
+        self._file.seek(self.tokens * DTYPES[dtype].itemsize, os.SEEK_CUR)
+        self._file.truncate()
+
+    def flush(self) -> None:
+        """Wait until the tokens are on disk for good."""
+        disk.flush(self._file)
 
     def append(self, ids: Sequence[int] | np.ndarray) -> None:
         """Write tokens; raises OverflowError if an id does not fit the dtype."""

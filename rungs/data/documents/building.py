@@ -1,0 +1,272 @@
+"""Build a dataset from files of documents, as a stream that can be killed and continued.
+
+Progress is saved now and then, after what it counts is on disk. The next start cuts the token files
+there and goes on with the row after, so that the same bytes result however often it was killed.
+"""
+
+import hashlib
+import itertools
+import json
+import logging
+import shutil
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from rungs.common.errors import UserError
+from rungs.common.run_log import byte_progress
+from rungs.data import dataset
+from rungs.data.batch_encoder import BatchEncoder
+from rungs.data.bpe import train_bpe
+from rungs.data.dataset import SPLITS, TRAIN, VALIDATION, DocumentFile, Documents, Source, Split
+from rungs.data.documents import reading
+from rungs.data.documents.fetching import Fetch, FetchedFile, fetch_ahead
+from rungs.data.documents.files import DataFile
+from rungs.data.documents.progress import Progress
+from rungs.data.text_dataset import token_dtype
+from rungs.data.token_file import TokenWriter
+from rungs.data.tokenizer import TOKENIZER_FILE, Tokenizer
+from rungs.data.tokenizer_files import load_tokenizer
+
+logger = logging.getLogger("rungs.dataset")
+
+DOWNLOADS = ".downloads"
+"""Folder of the files that are waiting to be read."""
+_BATCH_BYTES, _BATCH_ROWS = 8 << 20, 1 << 14
+_SAVED_BATCHES = 8
+"""Progress is saved after so many batches."""
+_TRAINING_CHARACTERS = 32 << 20
+"""Text that a tokenizer is trained on, from the start of the first file."""
+
+T = TypeVar("T")
+
+
+class Request(NamedTuple):
+    """What to build."""
+
+    files: Sequence[DataFile]
+    tokenizer: Tokenizer | int
+    """Or the vocabulary size of one to train."""
+    column: str | None
+    validation_percent: float
+    """Of the documents in files that have no split; of equal ones all or none."""
+    max_bytes: int | None
+    """Of text in UTF-8; the document that reaches it is the last."""
+    repository: str | None = None
+    """On the hub."""
+    revision: str | None = None
+    license: str | None = None
+
+    @property
+    def checksum(self) -> str:
+        """The same for requests that give the same token files."""
+        tokenizer = self.tokenizer
+        kind = tokenizer if isinstance(tokenizer, int) else tokenizer.definition
+        content = json.dumps({**self._asdict(), "tokenizer": kind})
+        return hashlib.sha256(content.encode()).hexdigest()
+
+
+def build(folder: Path, request: Request, fetch: Fetch, keep: bool = True) -> Source:
+    """Write the token files and the tokenizer into a folder, which may have a part of them.
+
+    Args:
+        fetch: gives the local path of a file.
+        keep: whether the files stay where they are after they were read.
+
+    Raises:
+        UserError: a file cannot be read or downloaded, or a split has no text.
+    """
+    progress = Progress.of(folder, request.checksum)
+    if progress.text_bytes:
+        logger.info("going on after %s bytes of text", f"{progress.text_bytes:,}")
+    files = fetch_ahead(request.files[len(progress.finished) :], fetch, keep)
+    first = next(files, None)
+    tokenizer = _tokenizer(folder, request, progress, first)
+    with ExitStack() as stack:
+        builder = _Builder(folder, request, tokenizer, progress, stack)
+        for file in itertools.chain([first] if first else [], files):
+            builder.add_file(file)
+            if builder.is_full:
+                files.close()
+                break
+    return builder.finish()
+
+
+def _tokenizer(
+    folder: Path, request: Request, progress: Progress, first: FetchedFile | None
+) -> Tokenizer:
+    """Return the tokenizer: the given one, or one trained on the first texts."""
+    path = folder / TOKENIZER_FILE
+    if not isinstance(request.tokenizer, int):
+        request.tokenizer.save(path)
+    elif first and not progress.finished and not progress.rows:
+        found = reading.read(first.path, first.file.name, request.column)
+        texts = (text for text in found if text)
+        train_bpe(_up_to(texts, _TRAINING_CHARACTERS), request.tokenizer).save(path)
+    return load_tokenizer(folder)
+
+
+def _up_to(texts: Iterator[str], characters: int) -> Iterator[str]:
+    for text in texts:
+        yield text
+        characters -= len(text)
+        if characters <= 0:
+            return
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove from a finished dataset's folder what only an unfinished one needs."""
+    (folder / Progress.FILE).unlink(missing_ok=True)
+    shutil.rmtree(folder / DOWNLOADS, ignore_errors=True)
+
+
+class _Batch(NamedTuple):
+    """Rows that are tokenized together."""
+
+    rows: int
+    texts: list[str]
+    bytes: int
+
+
+class _Builder:
+    """Appends the documents of files to the token files."""
+
+    def __init__(
+        self,
+        folder: Path,
+        request: Request,
+        tokenizer: Tokenizer,
+        progress: Progress,
+        stack: ExitStack,
+    ) -> None:
+        self._folder, self._request, self._progress = folder, request, progress
+        self._encoder, self._end_of_text = BatchEncoder(tokenizer), tokenizer.end_of_text
+        dtype = token_dtype(tokenizer)
+        self._writers = {
+            split: stack.enter_context(
+                TokenWriter(
+                    folder / dataset.split_file(split), dtype, progress.tokens.get(split, 0)
+                )
+            )
+            for split in SPLITS
+        }
+        self._reader = stack.enter_context(ThreadPoolExecutor(1))
+        total = request.max_bytes or sum(file.bytes for file in request.files)
+        self._bar = stack.enter_context(byte_progress("tokenizing", total))
+
+    @property
+    def is_full(self) -> bool:
+        """Whether `max_bytes` is reached."""
+        most = self._request.max_bytes
+        return most is not None and self._progress.text_bytes >= most
+
+    def add_file(self, fetched: FetchedFile) -> None:
+        """Append the documents of a file that are not done yet."""
+        found = reading.read(
+            fetched.path, fetched.file.name, self._request.column, self._progress.rows
+        )
+        room = (
+            None if (most := self._request.max_bytes) is None else most - self._progress.text_bytes
+        )
+        batches = _ahead(self._reader, _batches(found, room))
+        for number, batch in enumerate(batches, 1):
+            self._add(batch, fetched.file.split)
+            if number % _SAVED_BATCHES == 0:
+                self._save()
+        done = DocumentFile(
+            name=fetched.file.name,
+            bytes=fetched.file.bytes,
+            sha256=fetched.sha256,
+            documents=self._progress.documents,
+        )
+        self._update(finished=[*self._progress.finished, done], rows=0, documents=0)
+        self._save()
+
+    def _add(self, batch: _Batch, split: Split | None) -> None:
+        for text, ids in zip(batch.texts, self._encoder.encode(batch.texts), strict=True):
+            writer = self._writers[split or self._split_of(text)]
+            writer.append(ids)
+            if self._end_of_text is not None:
+                writer.append([self._end_of_text])
+        progress = self._progress
+        self._update(
+            rows=progress.rows + batch.rows,
+            documents=progress.documents + len(batch.texts),
+            empty=progress.empty + batch.rows - len(batch.texts),
+            text_bytes=progress.text_bytes + batch.bytes,
+        )
+        self._bar.update(batch.bytes)
+
+    def _split_of(self, text: str) -> Split:
+        """Return the split of a document: it depends on its text only."""
+        number = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8])
+        return VALIDATION if number < self._request.validation_percent / 100 * 2**64 else TRAIN
+
+    def _update(self, **changes: object) -> None:
+        self._progress = self._progress.model_copy(update=changes)
+
+    def _save(self) -> None:
+        for writer in self._writers.values():
+            writer.flush()
+        self._update(tokens={split: writer.tokens for split, writer in self._writers.items()})
+        self._progress.save(self._folder)
+
+    def finish(self) -> Source:
+        """Return where the dataset is from; the token files are complete."""
+        expected = {file.split for file in self._request.files}
+        wants_validation = self._request.validation_percent > 0 and None in expected
+        for split, writer in self._writers.items():
+            if writer.tokens:
+                continue
+            if split == TRAIN or wants_validation or split in expected:
+                raise UserError(
+                    f"there is no text for the {split} split; give more text or change"
+                    " --validation-percent"
+                )
+            (self._folder / dataset.split_file(split)).unlink()
+        progress, request = self._progress, self._request
+        found = Documents(
+            request=request.checksum,
+            repository=request.repository,
+            license=request.license,
+            column=request.column,
+            files=progress.finished,
+            rows_without_text=progress.empty,
+            text_bytes=progress.text_bytes,
+        )
+        return Source(kind="documents", revision=request.revision, documents=found)
+
+
+def _batches(rows: Iterator[str | None], room: int | None) -> Iterator[_Batch]:
+    """Yield rows in batches, until their texts have `room` bytes."""
+    texts: list[str] = []
+    count = size = 0
+    for row in rows:
+        count += 1
+        if text := _valid(row or ""):
+            texts.append(text)
+            size += len(text.encode())
+        is_last = room is not None and size >= room
+        if is_last or size >= _BATCH_BYTES or count >= _BATCH_ROWS:
+            yield _Batch(count, texts, size)
+            if is_last:
+                return
+            room = room and room - size
+            texts, count, size = [], 0, 0
+    if count:
+        yield _Batch(count, texts, size)
+
+
+def _valid(text: str) -> str:
+    """Return a text with U+FFFD in place of lone surrogates, which no tokenizer takes."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _ahead(reader: ThreadPoolExecutor, items: Iterator[T]) -> Iterator[T]:
+    """Yield items, while the next one is being made."""
+    coming = reader.submit(next, items, None)
+    while (item := coming.result()) is not None:
+        coming = reader.submit(next, items, None)
+        yield item

@@ -1,0 +1,190 @@
+"""The documents in a file of Parquet, JSON lines or plain text, read as a stream."""
+
+import io
+import itertools
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any, Literal
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rungs.common.errors import UserError, reason
+from rungs.common.paths import require_regular
+from rungs.common.strict_json import format_name, format_value
+from rungs.data.tokenizer import END_OF_TEXT
+
+Format = Literal["parquet", "json lines", "plain text"]
+FORMATS: dict[str, Format] = {
+    ".parquet": "parquet",
+    ".jsonl": "json lines",
+    ".ndjson": "json lines",
+    ".json": "json lines",
+    ".txt": "plain text",
+    ".text": "plain text",
+}
+"""By the suffix of a file's name, without that of its compression."""
+_COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
+DEFAULT_COLUMN = "text"
+_BATCH_ROWS = 1024
+_TEXT_BYTES = 1 << 20
+"""A plain text without ends of text is cut into documents of so many bytes, at line ends."""
+
+
+def format_of(name: str) -> Format | None:
+    """Return the format that a file's name says it has, None if it is none of ours."""
+    suffixes = Path(name).suffixes
+    if suffixes and suffixes[-1] in _COMPRESSIONS:
+        suffixes.pop()
+    return FORMATS.get(suffixes[-1]) if suffixes else None
+
+
+def read(path: Path, name: str, column: str | None, first: int = 0) -> Iterator[str | None]:
+    """Yield the text of each row of a file, in order and in bounded memory; None if it has none.
+
+    Args:
+        path: of the file.
+        name: as the user knows the file; its suffix says the format.
+        column: with the text, in Parquet and JSON lines; without one `text`, or the only column of
+            texts.
+        first: the number of the first row to yield.
+
+    Raises:
+        UserError: the file cannot be read, is damaged or not UTF-8, or has no such column of texts.
+    """
+    readers: dict[Format | None, Callable[..., Iterator[str | None]]] = {
+        "parquet": _parquet,
+        "json lines": _json_lines,
+        "plain text": _plain_text,
+    }
+    try:
+        require_regular(path)
+        yield from readers[format_of(name)](path, name, column, first)
+    except UnicodeDecodeError as error:
+        raise UserError(f"{name}: not UTF-8 text ({reason(error)}); convert it first") from None
+    except (OSError, EOFError, pa.ArrowException) as error:
+        raise UserError(f"{name}: cannot be read: {reason(error)}; is it complete?") from None
+
+
+def _parquet(path: Path, name: str, column: str | None, first: int) -> Iterator[str | None]:
+    with pq.ParquetFile(path) as file:
+        column = _text_column(file.schema_arrow, name, column)
+        start, groups = 0, range(file.num_row_groups)
+        for group in groups:
+            rows = file.metadata.row_group(group).num_rows
+            if start + rows > first:
+                for batch in file.iter_batches(_BATCH_ROWS, [group], [column]):
+                    texts = batch.column(0).to_pylist()
+                    yield from texts[max(first - start, 0) :]
+                    start += len(texts)
+            else:
+                start += rows
+
+
+def _text_column(schema: pa.Schema, name: str, column: str | None) -> str:
+    """Return the column with the texts; raises UserError if it isn't there or has none."""
+    texts = [field.name for field in schema if _is_text(field.type)]
+    if column is None:
+        column = DEFAULT_COLUMN if DEFAULT_COLUMN in schema.names else None
+        column = column or (texts[0] if len(texts) == 1 else None)
+    _check_column(name, column, schema.names, texts)
+    assert column is not None
+    return column
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    return bool(
+        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    )
+
+
+def _check_column(name: str, column: str | None, names: list[str], texts: list[str]) -> None:
+    if column in texts:
+        return
+    found = ", ".join(map(format_name, texts)) or "none"
+    if column is None:
+        raise UserError(f"{name}: choose a column with --text-column; columns with text: {found}")
+    problem = "has no text" if column in names else "is not there"
+    raise UserError(
+        f"{name}: the column {format_value(column)} {problem}; columns with text: {found}"
+    )
+
+
+def _json_lines(path: Path, name: str, column: str | None, first: int) -> Iterator[str | None]:
+    with _opened(path, name) as file:
+        for number, line in enumerate(file):
+            if number < first:
+                continue
+            if not line.strip():
+                yield None
+                continue
+            row = _parsed(line, name, number + 1)
+            column = column or _text_key(row, name)
+            yield _value(row, column, name, number + 1)
+
+
+def _parsed(line: bytes, name: str, number: int) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except UnicodeDecodeError:
+        raise UserError(
+            f"{name}: line {number} is not UTF-8 text; convert the file first"
+        ) from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{name}: line {number} is not JSON: {reason(error)}") from None
+    if not isinstance(row, dict):
+        raise UserError(
+            f"{name}: line {number} is no JSON object; each line must be one, such as"
+            ' {"text": "..."}'
+        )
+    return row
+
+
+def _text_key(row: dict[str, Any], name: str) -> str:
+    texts = [key for key, value in row.items() if isinstance(value, str)]
+    column = DEFAULT_COLUMN if DEFAULT_COLUMN in row else None
+    column = column or (texts[0] if len(texts) == 1 else None)
+    _check_column(name, column, list(row), texts if row.get(column or "") is not None else [*row])
+    assert column is not None
+    return column
+
+
+def _value(row: dict[str, Any], column: str, name: str, number: int) -> str | None:
+    if column not in row:
+        keys = ", ".join(map(format_name, row)) or "none"
+        raise UserError(f"{name}: line {number} has no {format_value(column)}; its keys: {keys}")
+    value = row[column]
+    if value is not None and not isinstance(value, str):
+        raise UserError(
+            f"{name}: line {number}: {format_value(column)} is {format_value(value)}, which is no"
+            " text; choose another --text-column"
+        )
+    return value
+
+
+def _plain_text(path: Path, name: str, _column: str | None, first: int) -> Iterator[str | None]:
+    with _opened(path, name) as file:
+        yield from itertools.islice(_texts(io.TextIOWrapper(file, "utf-8-sig")), first, None)
+
+
+def _texts(lines: IO[str]) -> Iterator[str]:
+    """Yield the texts between ends of text."""
+    text = ""
+    while piece := "".join(lines.readlines(_TEXT_BYTES)):
+        *whole, text = (text + piece).split(END_OF_TEXT)
+        yield from (one.strip("\n") for one in whole)
+        if len(text) >= _TEXT_BYTES:
+            yield text
+            text = ""
+    yield text.strip("\n")
+
+
+def _opened(path: Path, name: str) -> Any:
+    """Open a file for reading bytes, without its compression."""
+    compression = _COMPRESSIONS.get(Path(name).suffix)
+    if compression is None:
+        return path.open("rb")
+    return io.BufferedReader(pa.CompressedInputStream(pa.OSFile(str(path)), compression))
