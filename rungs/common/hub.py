@@ -245,10 +245,11 @@ def _hub_errors(what: str) -> Iterator[None]:
     try:
         yield
     except GatedRepoError:
-        repository = what.rsplit(" ", 1)[-1]
+        folder = "datasets/" if "dataset " in what else ""
+        page = f"https://huggingface.co/{folder}{what.rsplit(' ', 1)[-1]}"
         raise UserError(
-            f"{what}: its owner grants access on request; ask on https://huggingface.co (page"
-            f" {repository}), then log in with `hf auth login`"
+            f"{what}: its owner grants access on request: ask on {page}, then log in with"
+            " `hf auth login`"
         ) from None
     except RepositoryNotFoundError:
         raise UserError(

@@ -11,10 +11,19 @@ DATASET, MODEL = "owner/data", "owner/model"
 
 
 class HubStandIn:
-    """Serves `files` as `revision`. `requests` lists the requested paths."""
+    """Serves `files` as `revision`. `requests` lists the requested paths.
+
+    Attributes:
+        listed: the files that it says it has; by default those that it has.
+        card: the metadata of the repository's card.
+        error: the code that it answers requests for a repository with, such as "GatedRepo".
+    """
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
+        self.listed: dict[str, bytes] | None = None
+        self.card: dict[str, Any] = {}
+        self.error: str | None = None
         self.revision = "a" * 40
         self.requests: list[str] = []
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
@@ -36,17 +45,21 @@ class HubStandIn:
 
     def answer(self, path: str) -> tuple[int, bytes, dict[str, str]]:
         """Return status, body and headers for a path."""
+        if self.error is not None:
+            return 403, b"", {"X-Error-Code": self.error}
+        names = self.files if self.listed is None else self.listed
         for kind, name in (("datasets", DATASET), ("models", MODEL)):
             if path.startswith(f"/api/{kind}/{name}/tree/"):
-                entries = [{"type": "file", "path": name, **_entry(name)} for name in self.files]
+                entries = [{"type": "file", "path": name, **_entry(name)} for name in names]
                 return 200, json.dumps(self._with_content(entries, "path")).encode(), {}
             if path.split("/revision/")[0] == f"/api/{kind}/{name}":
-                siblings = [{"rfilename": name, **_entry(name)} for name in self.files]
+                siblings = [{"rfilename": name, **_entry(name)} for name in names]
                 found = self._with_content(siblings, "rfilename")
-                info = {"id": name, "sha": self.revision, "siblings": found}
+                info: dict[str, Any] = {"id": name, "sha": self.revision, "siblings": found}
+                info["cardData"] = self.card
                 return 200, json.dumps(info).encode(), {}
         if path.startswith((f"/datasets/{DATASET}/resolve/", f"/{MODEL}/resolve/")):
-            body = self.files.get(path.rsplit("/", 1)[1])
+            body = self.files.get(path.split("/resolve/")[1].split("/", 1)[1])
             if body is None:
                 return 404, b"", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": self.revision}
             etag = f'"{hashlib.sha256(body).hexdigest()}"'
@@ -55,7 +68,7 @@ class HubStandIn:
 
     def _with_content(self, entries: list[dict[str, Any]], key: str) -> list[dict[str, Any]]:
         for entry in entries:
-            body = self.files[entry[key]]
+            body = (self.listed or self.files)[entry[key]]
             sha256 = hashlib.sha256(body).hexdigest()
             entry["size"] = len(body)
             entry["lfs"] = {"oid": sha256, "sha256": sha256, "size": len(body), "pointerSize": 130}
