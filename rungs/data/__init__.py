@@ -4,7 +4,9 @@ Build a dataset folder (`download_dataset.py` calls these through `catalog`):
     text_dataset     BPE dataset builder: split text files, train a BPE tokenizer, write tokens
     pair_dataset     dataset builder for prompts with answers
     python_stdlib    dataset builder for the source of Python's standard library
-    hub_dataset      download a dataset from the Hugging Face hub
+    documents        dataset builder for files of documents, on the hub or local
+    task_dataset     dataset builder for the tasks of reinforcement learning
+    hub_dataset      download a dataset of tokens from the Hugging Face hub
 
 Open a dataset folder:
     catalog          open a dataset by name; build or download it if it is missing
@@ -13,6 +15,7 @@ Open a dataset folder:
 
 Tokenize:
     tokenizer            encode and decode text
+    batch_encoder        encode many texts fast
     bpe                  train a BPE tokenizer
     tokenizer_files      load a tokenizer from a folder or the hub
     tokenizer_config     read tokenizer_config.json

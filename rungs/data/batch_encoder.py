@@ -22,7 +22,7 @@ logger = logging.getLogger("rungs.dataset")
 
 _GPT2_PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
 """What ByteLevel splits at: https://github.com/openai/gpt-2/blob/master/src/encoder.py"""
-_CHECKED_CHARACTERS = 1 << 20
+_CHECKED_CHARACTERS = 1 << 18
 
 
 class BatchEncoder:
@@ -44,10 +44,11 @@ class BatchEncoder:
         Raises:
             UserError: the tokenizer has no tokens for a text.
         """
+        if self._fast is not None and self._unchecked > 0:
+            self._check(texts)
         if self._fast is None:
             return self._encode_slowly(texts)
-        found = list(self._pool.map(self._fast_ids, texts))
-        return found if self._unchecked <= 0 else self._checked(texts, found)
+        return list(self._pool.map(self._fast_ids, texts))
 
     def _fast_ids(self, text: str) -> np.ndarray:
         assert self._fast is not None
@@ -56,13 +57,15 @@ class BatchEncoder:
     def _encode_slowly(self, texts: Sequence[str]) -> list[np.ndarray]:
         return [np.array(ids, np.uint32) for ids in self._tokenizer.encode_batch(texts)]
 
-    def _checked(self, texts: Sequence[str], found: list[np.ndarray]) -> list[np.ndarray]:
-        self._unchecked -= sum(map(len, texts))
-        expected = self._encode_slowly(texts)
-        if not all(map(np.array_equal, found, expected)):
-            logger.warning("tiktoken gives other ids than this tokenizer; going on without it")
-            self._fast = None
-        return expected
+    def _check(self, texts: Sequence[str]) -> None:
+        """Encode the first of some texts both ways."""
+        for text in texts:
+            self._unchecked -= len(text)
+            if self._fast_ids(text).tolist() != self._tokenizer.encode(text):
+                logger.warning("tiktoken gives other ids than this tokenizer; going on without it")
+                self._fast = None
+            if self._fast is None or self._unchecked <= 0:
+                return
 
 
 def as_tiktoken(tokenizer: Tokenizer) -> tiktoken.Encoding | None:

@@ -245,9 +245,10 @@ def _batches(rows: Iterator[str | None], room: int | None) -> Iterator[_Batch]:
     count = size = 0
     for row in rows:
         count += 1
-        if text := _valid(row or ""):
+        if row:
+            text, text_bytes = _valid(row)
             texts.append(text)
-            size += len(text.encode())
+            size += text_bytes
         is_last = room is not None and size >= room
         if is_last or size >= _BATCH_BYTES or count >= _BATCH_ROWS:
             yield _Batch(count, texts, size)
@@ -259,9 +260,14 @@ def _batches(rows: Iterator[str | None], room: int | None) -> Iterator[_Batch]:
         yield _Batch(count, texts, size)
 
 
-def _valid(text: str) -> str:
-    """Return a text with U+FFFD in place of lone surrogates, which no tokenizer takes."""
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+def _valid(text: str) -> tuple[str, int]:
+    """Return a text with U+FFFD in place of lone surrogates, which no tokenizer takes, and its
+    bytes in UTF-8."""
+    try:
+        return text, len(text.encode())
+    except UnicodeEncodeError:
+        text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        return text, len(text.encode())
 
 
 def _ahead(reader: ThreadPoolExecutor, items: Iterator[T]) -> Iterator[T]:
