@@ -49,9 +49,10 @@ def _download_revision(name: str, folder: Path, state: hub.HubDataset) -> None:
         return  # another process downloaded it
     wanted = [file for file in FILES if file in state.files]
     if FILES[0] not in wanted:
+        owner, repository = name.split("/")
         raise UserError(
-            f"{name}: not a dataset of Rungs: it has no {FILES[0]} on the hub; if it has"
-            f" text, build one: uv run download_dataset.py {name} --tokenizer TOKENIZER"
+            f"{name}: not a dataset of Rungs: it has no {FILES[0]} on the hub; if it has text,"
+            f" build one: uv run download_dataset.py {owner}/{repository} --tokenizer TOKENIZER"
         )
     with atomic_folder.replace_folder(folder, resume=True) as partial:
         _copy_old_files(partial, folder)

@@ -2,7 +2,6 @@
 
 import ast
 import importlib
-import inspect
 import itertools
 import re
 import shlex
@@ -81,8 +80,8 @@ def parse(found: re.Match[str]) -> None:
         command = command.commands[arguments.pop(0)]
     options = command.make_context(found["script"], arguments).params
     if found["script"] == "download_dataset.py":
-        wanted = inspect.signature(download_dataset._check_options).parameters
-        download_dataset._check_options(**{name: options[name] for name in wanted})
+        of_kind = {name: options[name] for name in download_dataset.Options._fields}
+        download_dataset._check_options(options["what"], download_dataset.Options(**of_kind))
 
 
 def suggestions(texts: Iterable[str]) -> list[re.Match[str]]:
