@@ -9,11 +9,12 @@ import click
 
 from rungs.common import hub
 from rungs.common.paths import is_there
-from rungs.data import catalog, hub_dataset, python_stdlib
+from rungs.data import catalog, hub_dataset, overlap, python_stdlib
 from rungs.data.catalog import DATASETS_DIR_OPTION
 from rungs.data.dataset import Dataset
 from rungs.data.documents import hub_documents, local_documents
 from rungs.data.documents.files import Choice
+from rungs.data.overlap import Found
 from rungs.data.tokenizer import Tokenizer
 from rungs.data.tokenizer_files import load_tokenizer
 
@@ -63,9 +64,25 @@ _DOCUMENTS_PERCENT = 1.0
     metavar="PATTERN",
     help="Of a repository on the hub: only these files, such as 'sample/10BT/*'. Can be repeated.",
 )
+@click.option(
+    "--check",
+    is_flag=True,
+    help="Report how much of the validation split also appears in training, and duplicates.",
+)
+@click.option(
+    "--items",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Report how many of a benchmark's items, JSON lines, also appear in training.",
+)
 @click.option("--revision", help="Of a repository on the hub: a branch, tag or commit.")
 @DATASETS_DIR_OPTION
-def main(what: tuple[str, ...], datasets_dir: Path | None, **options: Any) -> None:
+def main(
+    what: tuple[str, ...],
+    datasets_dir: Path | None,
+    check: bool,
+    items: Path | None,
+    **options: Any,
+) -> None:
     """Build or download a dataset, and print what is in it.
 
     NAME is python-stdlib (built in), or the id of a dataset on the Hugging Face hub: tokens, such
@@ -81,7 +98,12 @@ def main(what: tuple[str, ...], datasets_dir: Path | None, **options: Any) -> No
     """
     chosen = Options(**options)
     _check_options(what, chosen)
-    _report(_dataset(what, catalog.find_datasets_dir(datasets_dir), chosen))
+    dataset = _dataset(what, catalog.find_datasets_dir(datasets_dir), chosen)
+    if check:
+        overlap.check(dataset).save(dataset.folder)
+    _report(dataset)
+    if items is not None:
+        _report_found(str(items), "items", overlap.check_items(dataset, items))
 
 
 class Options(NamedTuple):
@@ -231,8 +253,25 @@ def _report(dataset: Dataset) -> None:
             f" {documents.text_bytes:,} bytes of text; {documents.rows_without_text:,} rows without"
             f" text; license: {documents.license or 'not given'}"
         )
+    if found := overlap.recorded(dataset):
+        click.echo(f"  {found.repeated_in_training:.2%} of the training documents came before")
+        if found.validation:
+            _report_found("validation", "documents", found.validation)
     if dataset.tokenizer_file:
         click.echo(f"  tokenizer: vocab_size {load_tokenizer(dataset.folder).vocab_size}")
+
+
+def _report_found(name: str, kind: str, found: Found) -> None:
+    count = f"{found.texts:,} {kind}"
+    if found.examined < found.texts:
+        count += f", of which the first {found.examined:,} were examined"
+    click.echo(f"  {name}: {count}")
+    click.echo(f"    {found.copied_share:.2%} are in training word for word")
+    click.echo(
+        f"    {found.overlapping_share:.2%} of the {found.long_enough:,} with {overlap.WORDS} words"
+        f" or more share {overlap.WORDS} in a row with training"
+    )
+    click.echo(f"    {found.repeated:.2%} came before")
 
 
 if __name__ == "__main__":

@@ -13,6 +13,9 @@ Open a dataset folder:
     dataset          a dataset folder and its dataset.json
     token_file       one file of tokens, written and read in slices
 
+    split_documents  the documents of a split as texts
+    overlap          how much of the validation split is in training, too
+
 Tokenize:
     tokenizer            encode and decode text
     batch_encoder        encode many texts fast

@@ -100,6 +100,15 @@ class Tokenizer:
         text: str = self._tokenizer.decode(numbers, skip_special_tokens=skip_special_tokens)
         return text
 
+    def decode_batch(
+        self, batch: Sequence[Sequence[int]], *, skip_special_tokens: bool = False
+    ) -> list[str]:
+        """Do `decode` for the ids of several texts in parallel, on all cores."""
+        texts: list[str] = self._tokenizer.decode_batch(
+            batch, skip_special_tokens=skip_special_tokens
+        )
+        return texts
+
     def byte_count(self, ids: Sequence[int] | np.ndarray) -> int:
         """Return the number of UTF-8 bytes that the ids stand for. Special tokens count as 0.
 

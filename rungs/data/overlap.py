@@ -1,0 +1,259 @@
+"""How much of some texts, such as a validation split, also appears in training; and duplicates.
+
+Two texts overlap if they share 13 words in a row, in lower case and without punctuation: Brown et
+al. 2020, "Language Models are Few-Shot Learners" (arXiv 2005.14165), appendix C. Words are compared
+by 64-bit hashes. Memory is bounded: of very many texts only the first are examined, and in counting
+duplicates some documents, chosen by a hash, stand for all.
+"""
+
+import hashlib
+import json
+import string
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+
+from rungs.common import strict_json
+from rungs.common.errors import UserError, reason
+from rungs.common.strict_json import StrictModel
+from rungs.data.dataset import TRAIN, VALIDATION, Dataset
+from rungs.data.split_documents import texts_of
+
+WORDS = 13
+"""Words in a row that two texts share if they overlap."""
+SHOWN_SHARE = 0.01
+"""An overlap above this share is mentioned wherever the validation loss is."""
+_MOST_HASHES = 1 << 24
+_MOST_WORDS = 1 << 20
+"""Words whose hashes are remembered."""
+_BATCH_HASHES = 1 << 20
+_FACTORS_N = np.random.default_rng(13).integers(0, 1 << 63, WORDS, np.uint64) * np.uint64(2) + 1
+_WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+class Found(StrictModel):
+    """How much of some texts appears in training."""
+
+    texts: int
+    examined: int
+    """Of these, if there are too many to examine all."""
+    copies: int
+    """Examined texts that training has, too, from the first to the last character."""
+    overlapping: int
+    """Examined texts that share `WORDS` words in a row with training."""
+    long_enough: int
+    """Examined texts that have so many words."""
+    repeated: float
+    """Share of the texts that came before among them."""
+
+    @property
+    def overlapping_share(self) -> float:
+        """Of the texts that have enough words."""
+        return self.overlapping / max(self.long_enough, 1)
+
+    @property
+    def copied_share(self) -> float:
+        """Of the examined texts."""
+        return self.copies / max(self.examined, 1)
+
+
+class Overlap(StrictModel):
+    """The contents of `overlap.json` in a dataset's folder."""
+
+    FILE: ClassVar = "overlap.json"
+
+    checksums: dict[str, str]
+    """sha256 of each token file that was examined."""
+    validation: Found | None
+    repeated_in_training: float
+    """Share of the training documents that came before."""
+
+    def save(self, folder: Path) -> None:
+        """Write the file; raises OSError."""
+        (folder / self.FILE).write_text(self.model_dump_json(indent=2) + "\n")
+
+
+def recorded(dataset: Dataset) -> Overlap | None:
+    """Return what `overlap.json` says, None if it is missing or about other token files."""
+    path = dataset.folder / Overlap.FILE
+    try:
+        found = strict_json.parse(strict_json.read_text(path), path, Overlap)
+    except UserError:
+        return None
+    return found if found.checksums == _checksums(dataset) else None
+
+
+def check(dataset: Dataset) -> Overlap:
+    """Compare a dataset's validation split with its training split, and look for duplicates.
+
+    Raises:
+        UserError: the dataset has no tokenizer with an end-of-text token.
+    """
+    held_out = VALIDATION in dataset.splits
+    examined = Examined(texts_of(dataset, VALIDATION) if held_out else ())
+    repeats = Repeats()
+    examined.compare(repeats.counted(texts_of(dataset, TRAIN)))
+    return Overlap(
+        checksums=_checksums(dataset),
+        validation=examined.found() if held_out else None,
+        repeated_in_training=repeats.share,
+    )
+
+
+def check_items(dataset: Dataset, path: Path) -> Found:
+    """Look for the items of a benchmark, one in each line of JSON, in a dataset's training split.
+
+    Raises:
+        UserError: the file cannot be read, or the dataset has no tokenizer with an end-of-text
+            token.
+    """
+    examined = Examined(_items(path))
+    examined.compare(texts_of(dataset, TRAIN))
+    return examined.found()
+
+
+def _items(path: Path) -> Iterator[str]:
+    """Yield all texts of each item, joined."""
+    for number, line in enumerate(strict_json.read_text(path).splitlines(), 1):
+        try:
+            item = json.loads(line)
+        except ValueError as error:
+            raise UserError(f"{path}: line {number} is not JSON: {reason(error)}") from None
+        yield " ".join(_strings(item))
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _strings(part)
+
+
+def _checksums(dataset: Dataset) -> dict[str, str]:
+    return {split: found.sha256 for split, found in dataset.description.splits.items()}
+
+
+class Repeats:
+    """Counts texts that came before."""
+
+    def __init__(self) -> None:
+        self._kept: list[np.ndarray] = []
+        self._size, self._every = 0, 1
+
+    def counted(self, texts: Iterable[str]) -> Iterator[str]:
+        """Yield the texts again."""
+        batch: list[int] = []
+        for text in texts:
+            yield text
+            batch.append(text_hash(text))
+            if len(batch) == _BATCH_HASHES:
+                self._add(batch)
+                batch = []
+        self._add(batch)
+
+    def _add(self, batch: list[int]) -> None:
+        self._kept.append(self._sample(np.array(batch, np.uint64)))
+        self._size += len(self._kept[-1])
+        while self._size > _MOST_HASHES:
+            self._every *= 2
+            self._kept = [self._sample(np.concatenate(self._kept))]
+            self._size = len(self._kept[0])
+
+    def _sample(self, hashes: np.ndarray) -> np.ndarray:
+        return hashes[hashes % np.uint64(self._every) == 0]
+
+    @property
+    def share(self) -> float:
+        """Of the texts so far."""
+        hashes = _joined(self._kept)
+        return 1 - len(np.unique(hashes)) / max(len(hashes), 1)
+
+
+class Examined:
+    """Texts to look for in training.
+
+    Args:
+        texts: read once.
+    """
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self._words, self._repeats, self._count = _WordHashes(), Repeats(), 0
+        kept = list(self._kept(texts))
+        self._texts = np.array([text for text, _ in kept], np.uint64)
+        runs = [hashes for _, hashes in kept]
+        self._lengths = np.array([len(hashes) for hashes in runs], np.int64)
+        self._runs, self._where = np.unique(_joined(runs), return_inverse=True)
+        self._is_copied = np.zeros(len(self._texts), bool)
+        self._is_shared = np.zeros(len(self._runs), bool)
+
+    def _kept(self, texts: Iterable[str]) -> Iterator[tuple[int, np.ndarray]]:
+        """Yield the hashes of each text and of its words in a row, until there are too many."""
+        size = 0
+        for text in self._repeats.counted(texts):
+            self._count += 1
+            if size < _MOST_HASHES:
+                hashes = self._words.runs_of(text)
+                size += len(hashes) + 1
+                yield text_hash(text), hashes
+
+    def compare(self, training: Iterable[str]) -> None:
+        """Look for the texts in those of training, which are read once."""
+        texts: list[int] = []
+        runs: list[np.ndarray] = []
+        size = 0
+        for text in training:
+            texts.append(text_hash(text))
+            runs.append(self._words.runs_of(text))
+            size += len(runs[-1]) + 1
+            if size >= _BATCH_HASHES:
+                self._mark(texts, runs)
+                texts, runs, size = [], [], 0
+        self._mark(texts, runs)
+
+    def _mark(self, texts: list[int], runs: list[np.ndarray]) -> None:
+        self._is_copied |= np.isin(self._texts, np.array(texts, np.uint64))
+        self._is_shared |= np.isin(self._runs, _joined(runs))
+
+    def found(self) -> Found:
+        """Return what the texts that were compared with had."""
+        of_run = np.repeat(np.arange(len(self._texts)), self._lengths)
+        shared = np.bincount(of_run, self._is_shared[self._where], minlength=len(self._texts))
+        return Found(
+            texts=self._count,
+            examined=len(self._texts),
+            copies=int(self._is_copied.sum()),
+            overlapping=int((shared > 0).sum()),
+            long_enough=int((self._lengths > 0).sum()),
+            repeated=self._repeats.share,
+        )
+
+
+class _WordHashes(dict[str, int]):
+    """The hash of each word, remembered for a while."""
+
+    def __missing__(self, word: str) -> int:
+        if len(self) >= _MOST_WORDS:
+            self.clear()
+        self[word] = found = text_hash(word)
+        return found
+
+    def runs_of(self, text: str) -> np.ndarray:
+        """Return the hashes of each `WORDS` words in a row, uint64."""
+        words = text.lower().translate(_WITHOUT_PUNCTUATION).split()
+        if len(words) < WORDS:
+            return np.empty(0, np.uint64)
+        hashes = np.array([self[word] for word in words], np.uint64)
+        return (sliding_window_view(hashes, WORDS) * _FACTORS_N).sum(axis=1, dtype=np.uint64)
+
+
+def text_hash(text: str) -> int:
+    """Return 64 bits that are the same on every machine."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest())
+
+
+def _joined(arrays: list[np.ndarray]) -> np.ndarray:
+    return np.concatenate([np.empty(0, np.uint64), *arrays])

@@ -1,0 +1,59 @@
+"""`download_dataset.py NAME --check`, and what `evaluate.py` says of it."""
+
+from pathlib import Path
+
+import pytest
+
+import evaluate
+from rungs.data import overlap
+from tests.data.test_overlap import COPIES, make_dataset, words
+from tests.support.commands import run_script
+from tests.support.document_files import json_lines
+
+
+@pytest.fixture
+def datasets_dir(tmp_path: Path) -> Path:
+    (tmp_path / "datasets").mkdir()
+    train = [*(words(20) for _ in range(6)), COPIES[0], COPIES[0]]
+    validation = [COPIES[0], *(words(20) for _ in range(3))]
+    make_dataset(tmp_path / "datasets" / "d", train, validation)
+    return tmp_path / "datasets"
+
+
+def test_overlap_is_reported_and_kept(datasets_dir: Path) -> None:
+    arguments = ("download_dataset.py", "d", "--datasets-dir", datasets_dir)
+    assert "13 words" not in run_script(*arguments).stdout
+    for extra in (["--check"], []):
+        finished = run_script(*arguments, *extra)
+        assert finished.returncode == 0, finished.stderr
+        assert "12.50% of the training documents came before" in finished.stdout
+        assert "validation: 4 documents" in finished.stdout
+        assert "25.00% are in training word for word" in finished.stdout
+        assert "25.00% of the 4 with 13 words or more share 13 in a row" in finished.stdout
+
+
+def test_items_of_a_benchmark_are_looked_for(datasets_dir: Path, tmp_path: Path) -> None:
+    items = tmp_path / "items.jsonl"
+    found = {"question": COPIES[0], "choices": ["yes", "no"]}
+    items.write_bytes(json_lines(found, {"question": words(15)}, "a few words"))
+    arguments = ("download_dataset.py", "d", "--datasets-dir", datasets_dir, "--items", items)
+    finished = run_script(*arguments)
+    assert finished.returncode == 0, finished.stderr
+    assert "3 items" in finished.stdout
+    assert "50.00% of the 2 with 13 words or more" in finished.stdout
+    items.write_text("{")
+    assert "line 1 is not JSON" in run_script(*arguments).stderr
+
+
+@pytest.mark.parametrize(("clean", "is_shown"), [(3, True), (200, False)])
+def test_evaluate_mentions_an_overlap_above_one_percent(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], clean: int, is_shown: bool
+) -> None:
+    validation = [COPIES[0], *(words(14) for _ in range(clean))]
+    dataset = make_dataset(tmp_path / "d", [COPIES[0]], validation)
+    evaluate._report_overlap("d", dataset)
+    assert not capsys.readouterr().out  # not checked yet
+    overlap.check(dataset).save(dataset.folder)
+    evaluate._report_overlap("d", dataset)
+    line = "25.0% of the validation documents of d share 13 words in a row with training"
+    assert (line in capsys.readouterr().out) == is_shown
