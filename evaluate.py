@@ -20,7 +20,7 @@ from rungs.data.provenance import check_same_tokenizer
 from rungs.data.sequences import IGNORED
 from rungs.parallel import jax_setup
 from rungs.parallel.mesh import one_device
-from rungs.step.eval_step import make_evaluation_step, mean_loss
+from rungs.step.eval_step import make_evaluation_step, validation_loss
 
 _MAX_UNTRAINED_LENGTH = 1024
 """The longest sequence for imported weights, which have no train.json to take it from."""
@@ -50,7 +50,8 @@ def main(checkpoint: str, dataset: str | None, datasets_dir: Path | None) -> Non
         )
     tokenizer = load_tokenizer(checkpoint, folder)
     model, evaluation_step = load_model(checkpoint), make_evaluation_step(train)
-    loss = mean_loss(model, evaluation_step, validation, one_device())
+    found = validation_loss(model, evaluation_step, validation, one_device())
+    loss = found.mean
     targets = [
         row[row != IGNORED]
         for batch in validation.batches()
@@ -65,6 +66,9 @@ def main(checkpoint: str, dataset: str | None, datasets_dir: Path | None) -> Non
     for name, one in datasets.items():
         _report_overlap(name, one)
     click.echo(f"loss           {loss:.4f} nats per token")
+    if len(found.by_dataset) > 1:
+        for name, own_loss in found.by_dataset.items():
+            click.echo(f"  {name:13}{own_loss:.4f}")
     click.echo(f"perplexity     {math.exp(loss):.2f}")
     if text_bytes:
         click.echo(f"bits per byte  {loss / math.log(2) * tokens / text_bytes:.4f}")

@@ -1,5 +1,6 @@
 """The chart of a training run's losses."""
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ def loss_chart(run: RecordedRun) -> Figure:
     if validation[0].size:
         look: dict[str, Any] = {"marker": "s", "linestyle": "--", "linewidth": 1.5}
         lines["validation"] = drawing.line(axes, *validation, color=VERMILLION, **look)
+    lines |= _losses_of_datasets(axes, run)
     lines |= _spikes(axes, run)
     drawing.log_axis(axes)
     drawing.step_axis(axes, run)
@@ -51,6 +53,18 @@ def _training_loss(axes: Axes, run: RecordedRun) -> dict[str, Artist]:
             axes, spans.middles, spans.mean, color=BLUE, linewidth=2
         ),
     }
+
+
+def _losses_of_datasets(axes: Axes, run: RecordedRun) -> dict[str, Artist]:
+    """Draw the validation loss on each dataset of a mixture."""
+    found = [(step.global_step, step.validation_losses or {}) for step in run.notable]
+    names = dict.fromkeys(name for _, losses in found for name in losses)
+    lines: dict[str, Artist] = {}
+    for name, color in zip(names, itertools.cycle(drawing.COLOURS[2:]), strict=False):
+        points = [(step, losses[name]) for step, losses in found if name in losses]
+        x, y = np.array(points, dtype=float).T
+        lines[f"validation on {name}"] = drawing.line(axes, x, y, color=color, linestyle=":")
+    return lines
 
 
 def _interval(run: RecordedRun) -> int:

@@ -108,6 +108,10 @@ class ValidationData:
         """Sequences in one validation."""
         self.tokens = self.sequences * length
         """Input tokens of one validation, including the padding of pairs."""
+        self.datasets = list(parts)
+        """Names of the datasets with a validation split."""
+        self.dataset_numbers = sequences.dataset_numbers(parts, train, self.sequences)
+        """Index in `datasets` of each sequence's."""
 
     @classmethod
     def of(cls, config: RunConfig, datasets: dict[str, Dataset]) -> Self | None:

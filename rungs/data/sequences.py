@@ -9,7 +9,7 @@ Axes: B sequences, S tokens of a sequence, P pairs.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -120,6 +120,16 @@ def mix(parts: dict[str, Sequences], config: TrainConfig) -> Sequences:
     sources = [grain.MapDataset.source(part) for part in parts.values()]
     mixture: Sequences = grain.MapDataset.mix(sources, [config.datasets[name] for name in parts])
     return mixture
+
+
+def dataset_numbers(parts: dict[str, Sequences], config: TrainConfig, count: int) -> np.ndarray:
+    """Return which dataset each of the first sequences of `mix` is from: numbers in the order of
+    `parts`."""
+    numbers: dict[str, Any] = {
+        name: np.full(len(part), number) for number, (name, part) in enumerate(parts.items())
+    }
+    mixture: Any = mix(numbers, config)
+    return np.array([mixture[index] for index in range(count)])
 
 
 def read(sequences: Sequences, indices: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:

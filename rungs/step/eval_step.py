@@ -1,6 +1,7 @@
 """The validation loss of a model, with each batch split over the devices."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -66,14 +67,22 @@ def make_evaluation_step(train: TrainConfig, mesh: Mesh | None = None) -> Evalua
     return nnx.jit(evaluation_step)
 
 
-def mean_loss(
+class ValidationLoss(NamedTuple):
+    """Mean cross-entropy over the targets that count, in nats."""
+
+    mean: float
+    by_dataset: dict[str, float]
+    """Of each dataset of a mixture with a validation split."""
+
+
+def validation_loss(
     model: GPT,
     evaluation_step: EvaluationStep,
     validation: ValidationData,
     mesh: Mesh,
     should_stop: Callable[[], bool] = lambda: False,
-) -> float:
-    """Return the mean cross-entropy, in nats, over all targets that count.
+) -> ValidationLoss:
+    """Return the loss on validation data.
 
     Args:
         should_stop: called before each batch, while the previous one runs.
@@ -98,5 +107,11 @@ def mean_loss(
             read()
         unread.append(running)
     read()
-    sums, counts = zip(*results, strict=True)
-    return float(np.concatenate(sums).sum(dtype=np.float64) / np.concatenate(counts).sum())
+    sums_N, counts_N = (np.concatenate(parts) for parts in zip(*results, strict=True))
+    mean = float(sums_N.sum(dtype=np.float64) / counts_N.sum())
+    if len(validation.datasets) == 1:
+        return ValidationLoss(mean, {validation.datasets[0]: mean})
+    numbers_N, size = validation.dataset_numbers, len(validation.datasets)
+    sums, counts = (np.bincount(numbers_N, array_N, size) for array_N in (sums_N, counts_N))
+    of_each = zip(validation.datasets, sums.tolist(), counts.tolist(), strict=True)
+    return ValidationLoss(mean, {name: total / count for name, total, count in of_each if count})

@@ -28,7 +28,12 @@ from rungs.parallel.devices import recorded_sharding
 from rungs.parallel.processes import AnyProcess
 from rungs.parallel.sharding import place_batch, process_local_rows
 from rungs.run.metrics import MetricsLog, StepMetrics
-from rungs.step.eval_step import ValidationInterrupted, make_evaluation_step, mean_loss
+from rungs.step.eval_step import (
+    ValidationInterrupted,
+    ValidationLoss,
+    make_evaluation_step,
+    validation_loss,
+)
 from rungs.step.nonfinite import Flags
 from rungs.step.train_step import StepResult, make_train_step
 from rungs.training.progress import Progress, losses
@@ -171,20 +176,24 @@ class Trainer:
             self.metrics.replace_last(metrics)
             self._save(metrics, due=True)
 
-    def _validate(self, step: int, should_stop: Callable[[], bool]) -> float | None:
+    def _validate(self, step: int, should_stop: Callable[[], bool]) -> ValidationLoss | None:
         """Return the validation loss, None if it is not finite. Raises ValidationInterrupted."""
         assert self.validation is not None
         parts = self.model, self._evaluation_step, self.validation, self.mesh
-        loss = mean_loss(*parts, should_stop)
-        if math.isfinite(loss):
+        loss = validation_loss(*parts, should_stop)
+        if math.isfinite(loss.mean):
             return loss
         log.warning("step %d: the validation loss is not finite", step)
         return None
 
-    def _with_validation(self, metrics: StepMetrics, loss: float | None) -> StepMetrics:
-        data = self.provenance.validation_data(self.config.train)
+    def _with_validation(self, metrics: StepMetrics, loss: ValidationLoss | None) -> StepMetrics:
+        if loss is None:
+            return metrics
         return dataclasses.replace(
-            metrics, validation_loss=loss, validation_data=None if loss is None else data
+            metrics,
+            validation_loss=loss.mean,
+            validation_losses=loss.by_dataset if len(loss.by_dataset) > 1 else None,
+            validation_data=self.provenance.validation_data(self.config.train),
         )
 
     def _record(self, metrics: StepMetrics, progress: Progress[StepMetrics]) -> None:

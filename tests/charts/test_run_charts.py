@@ -114,6 +114,18 @@ def test_a_run_gets_four_charts_and_nothing_else(
     assert not caplog.records
 
 
+def test_losses_of_a_mixture_are_drawn_for_each_dataset(make_run: MakeRun) -> None:
+    def losses(number: int) -> dict[str, float] | None:
+        return {"novels": 4.5, "code": 3.5} if number % INTERVAL == 0 else None
+
+    steps = [step(n, validation_losses=losses(n)) for n in range(40)]
+    run = RecordedRun.load(make_run("a", steps))
+    (axes,) = loss_chart(run).axes
+    drawn = {line.get_label(): np.asarray(line.get_ydata()).tolist() for line in axes.get_lines()}
+    flat = [ys for ys in drawn.values() if len(set(ys)) == 1 and len(ys) > 2]
+    assert [ys[0] for ys in flat] == [4.5, 3.5]
+
+
 def test_the_config_sets_the_style_of_its_own_run_only(make_run: MakeRun) -> None:
     steps = [step(n) for n in range(40)]
     plain = run_charts.draw_run(make_run("a", steps))[0].read_bytes()

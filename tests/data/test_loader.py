@@ -197,6 +197,20 @@ def test_a_mixture_ends_when_its_first_dataset_runs_out(datasets: dict[str, Data
         TrainingData(config, datasets)
 
 
+@pytest.mark.parametrize(
+    "weights", [{"x": 1, "y": 1}, {"x": 5, "y": 2}, {"y": 3, "z": 1}, {"x": 1}]
+)
+def test_each_validation_sequence_is_of_the_dataset_that_it_says(
+    datasets: dict[str, Dataset], weights: dict[str, float]
+) -> None:
+    validation = ValidationData.of(configs(dataset=weights), datasets)
+    assert validation is not None
+    assert validation.datasets == [name for name in weights if name != "z"]  # which has no split
+    firsts = validation_rows(validation)[:, 0, 0]
+    names = ["y" if first >= 10_000 else "x" for first in firsts]
+    assert [validation.datasets[number] for number in validation.dataset_numbers] == names
+
+
 # Validation
 
 

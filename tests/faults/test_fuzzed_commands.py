@@ -107,7 +107,7 @@ def in_workspace(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (
         "charts.draw_comparison",
         "rungs.data.catalog._build_folder",
-        "evaluate.mean_loss",
+        "evaluate.validation_loss",
         "rungs.planning.forecast.memory_of",
         "rungs.model.generation.Generator",
         "rungs.parallel.processes.join",
