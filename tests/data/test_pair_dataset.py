@@ -320,7 +320,7 @@ def test_the_command_reports_errors_in_one_line(tmp_path: Path) -> None:
     [
         (("--pairs", "a.jsonl", "--name", "x"), "--pairs needs the --tokenizer"),
         (("--pairs", "a.jsonl", "--tokenizer", "gpt2"), "--pairs needs a --name"),
-        (("--pairs", "--text", "a", "--name", "x"), "leave out one"),
+        (("--pairs", "--text", "a", "--name", "x"), "choose one"),
         (("--pairs", "a", "--name", "x", "--tokenizer", "t", "--vocab-size", "9"), "--tokenizer"),
     ],
 )

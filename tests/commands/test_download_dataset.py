@@ -1,0 +1,47 @@
+"""Options of `download_dataset.py` that don't go together, and documents from files."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.commands import run_script
+from tests.support.document_files import parquet, texts
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--parquet --jsonl a --name x", "--parquet and --jsonl build different datasets"),
+        ("--parquet a", "--parquet needs a --name"),
+        ("--parquet a --name x --config c", "--config is for repositories on the hub"),
+        ("python-stdlib --files x", "to build a dataset from files, add --text"),
+        ("--text a --name x --text-column c", "--text-column is for documents, not for --text"),
+        ("--text a --name x --max-bytes 9", "--max-bytes is for documents, not for --text"),
+        ("a/b c/d", "to build a dataset from files"),
+        ("--jsonl missing.jsonl --name x", "missing.jsonl: cannot be read"),
+        ("--jsonl a.txt --name x", "a.txt: its name does not end as that of a file of json lines"),
+        ("--parquet broken.parquet --name x", "broken.parquet: cannot be read"),
+    ],
+)
+def test_what_cannot_be_built_is_refused_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: str, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.txt", "broken.parquet"):
+        (tmp_path / name).write_text("text")
+    finished = run_script("download_dataset.py", *arguments.split(), "--datasets-dir", "d")
+    assert finished.returncode == 2
+    assert message in finished.stderr
+    assert not (tmp_path / "d" / "x").exists()
+
+
+def test_parquet_files_become_a_dataset(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    path.write_bytes(parquet(body=texts(200)))
+    options = ("--name", "mine", "--vocab-size", 300, "--validation-percent", 10)
+    finished = run_script(
+        "download_dataset.py", "--parquet", path, *options, "--datasets-dir", tmp_path / "d"
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert "from 200 documents in 1 files" in finished.stdout
+    assert "vocab_size 300" in finished.stdout
