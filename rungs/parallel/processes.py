@@ -21,7 +21,7 @@ START_TIMEOUT_SECONDS = 300
 """How long processes wait for each other at the start."""
 HEARTBEAT_TIMEOUT_SECONDS = 30
 """A process without a heartbeat for so long counts as dead, and the others end."""
-_MESSAGE_BYTES = 4096
+_LEAST_BUFFER_BYTES = 4096
 _NO_ERROR = 0
 _ERRORS_RAISED_BY_ALL: dict[int, type[Exception]] = {1: UserError, 2: RunFailure}
 _OTHER_ERROR = 3
@@ -97,11 +97,14 @@ def _error_code(failure: Exception | None) -> int:
 
 
 def _broadcast(code: int, text: str) -> tuple[int, str]:
-    buffer = np.zeros(_MESSAGE_BYTES, np.uint8)
-    content = np.frombuffer(bytes([code]) + text.encode()[: _MESSAGE_BYTES - 1], np.uint8)
-    buffer[: len(content)] = content
-    received = np.asarray(multihost_utils.broadcast_one_to_all(buffer), np.uint8).tobytes()
-    return received[0], received[1:].rstrip(b"\0").decode(errors="ignore")
+    content = bytes([code]) + text.encode()
+    length = int(multihost_utils.broadcast_one_to_all(np.int32(len(content))))
+    # few different sizes, because each one is compiled
+    buffer = np.zeros(max(1 << (length - 1).bit_length(), _LEAST_BUFFER_BYTES), np.uint8)
+    if is_first_process():
+        buffer[:length] = np.frombuffer(content, np.uint8)
+    received = np.asarray(multihost_utils.broadcast_one_to_all(buffer), np.uint8)[:length].tobytes()
+    return received[0], received[1:].decode()
 
 
 def run_on_first(function: Callable[[], object]) -> None:

@@ -138,6 +138,13 @@ def test_a_dead_process_is_noticed_after_30_seconds(monkeypatch: pytest.MonkeyPa
     assert settings["heartbeat_timeout_seconds"] == 30
 
 
+@pytest.mark.parametrize("length", [0, 1, 4095, 4096, 100_000])
+def test_a_broadcast_text_arrives_whole(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "is_multi_process", lambda: True)
+    text = "é" * length
+    assert processes.broadcast_from_first(lambda: text) == text
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(("number", "sent"), [(0, signal.SIGSTOP), (1, signal.SIGKILL)])
 def test_a_stopped_or_killed_process_ends_the_other(

@@ -38,6 +38,10 @@ def environment(devices: int) -> dict[str, str]:
 def test_two_processes_do_what_one_does(mode: str, start: Path, tmp_path: Path) -> None:
     sharding = {"mode": mode, "data": 2}
     keys = {"sharding": sharding, "steps": 3, "kl_coefficient": 0.1, "optimizer": "sgd"}
+    keys |= {
+        "prompts_per_step": 40,
+        "microbatch_size": 16,
+    }  # more verdicts than a short message has
     one = make_reinforcement_run(tmp_path / "one", start, **keys)
     both = make_reinforcement_run(tmp_path / "both", start, **keys)
     subprocess.run(command(one), env=environment(2), check=True, timeout=TIMEOUT_SECONDS)
