@@ -191,7 +191,8 @@ class TaskConfig(StrictModel):
     @property
     def reasoning_gym_name(self) -> str | None:
         """Name of the task in reasoning-gym, None for other sources."""
-        return self.source.removeprefix(REASONING_GYM) if REASONING_GYM in self.source else None
+        name = self.source.removeprefix(REASONING_GYM)
+        return name if name != self.source else None
 
 
 def _order_problem(what: str, least: int, most: int) -> str | None:

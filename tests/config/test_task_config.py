@@ -42,6 +42,7 @@ def test_what_is_allowed(keys: dict[str, Any]) -> None:
             'source: "gsm" is unknown; use parity, countdown, sort, brackets, add,',
         ),
         ({"source": "reasoning-gym:"}, 'source: "reasoning-gym:" is unknown'),
+        ({"source": "my-reasoning-gym:gcd"}, 'source: "my-reasoning-gym:gcd" is unknown'),
         (
             {"source": "parity", "settings": {"max_bit": 9}},
             "settings of parity: max_bit: unknown key (value 9); did you mean max_bits?",
