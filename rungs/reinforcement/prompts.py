@@ -17,7 +17,7 @@ from rungs.tasks.task import Task
 _LARGEST_SHUFFLED = 1 << 20
 """Tasks with more items draw them at random instead of once per pass."""
 _CHECKED_ITEMS = 1000
-"""Of each task: so many prompts are tokenized before the run starts."""
+"""Of each task that generates its items: so many prompts are tokenized before the run starts."""
 
 
 class Prompt(NamedTuple):
@@ -57,12 +57,12 @@ class Prompts:
         ]
 
     def longest(self) -> int:
-        """Return the tokens of the longest prompt among those held out and the first to train on;
-        raises UserError if one is too long."""
+        """Return the tokens of the longest prompt among those held out and those to train on, of
+        generated ones the first; raises UserError if one is too long."""
         first = (
             self._prompt(number, item)
             for number, task in enumerate(self._tasks)
-            for item in _first(task.train, _CHECKED_ITEMS)
+            for item in _first(task.train, len(task.train) if task.sha256 else _CHECKED_ITEMS)
         )
         return max(len(prompt.tokens) for prompt in (*self.of_validation(), *first))
 

@@ -28,6 +28,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ('{"prompt": "1:", "answer": "1"}\n', None, "leaves none to train on"),
         ('{"prompt": "", "answer": "1"}\n' + GOOD, None, r"items\.jsonl:1: prompt"),
         (GOOD.replace("1:", "1" * 11 + ":"), None, "it must have 1 to 10"),
+        (GOOD * 1200 + GOOD.replace("1:", "1" * 11 + ":"), None, "it must have 1 to 10"),
         (GOOD, "def score():\n    return 1\n", "no function reward"),
         (GOOD, VERIFIER + "raise KeyError(answer)\n", "KeyError"),
         (GOOD, VERIFIER + "return float('nan')\n", "nan"),
