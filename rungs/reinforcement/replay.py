@@ -1,5 +1,6 @@
 """Run a recorded step again, and compare its texts, rewards and gradient with those recorded."""
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 
@@ -45,16 +46,16 @@ def replay(run: RunFolder, config: ReinforceRunConfig, name: str, trust_verifier
         for number in range(trainer.first_step, step):
             trainer.replay(number)
         again = trainer.replay(step)
-    completions, gradient_norm = again.completions, again.gradient_norm
-    for difference in _differences(recorded, completions):
+    for difference in _differences(recorded, again.completions):
         click.echo(difference)
         return 1
-    if gradient_norm != before.gradient_norm:
-        click.echo(f"gradient norm: was {before.gradient_norm!r}, is now {gradient_norm!r}")
+    now = again.gradient_norm if math.isfinite(again.gradient_norm) else None  # as recorded
+    if now != before.gradient_norm:
+        click.echo(f"gradient norm: was {before.gradient_norm!r}, is now {now!r}")
         return 1
     click.echo(
-        f"the same {len(completions):,} texts, log-probabilities and rewards, and the same gradient"
-        f" norm, {gradient_norm:.6g}"
+        f"the same {len(recorded):,} texts, log-probabilities and rewards, and the same gradient"
+        f" norm, {again.gradient_norm:.6g}"
     )
     return 0
 
@@ -88,7 +89,7 @@ def _differences(
     for field in _COMPARED:
         for old, new in zip(recorded, completions, strict=False):
             was, now = getattr(old, field), getattr(new, field)
-            if was != now:
+            if repr(was) != repr(now):  # unlike its number, the text of NaN equals itself
                 yield (
                     f"{field} of prompt {old.place}, sample {old.sample}: was {was!r},"
                     f" is now {now!r}"

@@ -149,7 +149,7 @@ def open_to_replay(
     """
     if saved is not None:
         config = config._replace(train=with_recorded_dtype(config.train, saved))
-        refuse_changes(saved.meta, config, run, extend=False)
+        refuse_changes(saved.meta, config, run, extend=True)
     weights = saved.weights if saved else find_starting_weights(run, config)
     assert weights is not None
     inputs = _open(stack, run, config, saved, weights, trust_verifier)
@@ -226,9 +226,7 @@ def _open_verifiers(
     for task_config, task in zip(config.train.tasks, tasks, strict=True):
         opened = open_verifier(task_config, task, run.path, trust_verifier=trust_verifier)
         verifiers.append(stack.enter_context(opened))
-    if is_first_process():
-        for verifier, task in zip(verifiers, tasks, strict=True):
-            checkups.append(check(verifier, task))
+    run_on_first(lambda: checkups.extend(map(check, verifiers, tasks)))
     return verifiers, checkups
 
 
@@ -305,7 +303,7 @@ def _make_trainer(
         metrics=written,
         saver=saver,
         files=files,
-        after_validation=lambda step: write_samples(run, files, step),
+        after_validation=lambda step: run_on_first(lambda: write_samples(run, files, step)),
         tokens_seen=saved.meta.tokens_seen if saved else 0,
         unvalidated=_unvalidated(run, saved),
     )

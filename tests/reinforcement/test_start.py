@@ -1,7 +1,9 @@
 """Runs of reinforcement learning from start to end: records, resuming, refusals."""
 
+import dataclasses
 import json
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -16,11 +18,12 @@ from rungs.common.errors import UserError
 from rungs.config.run_config import load_reinforcement_run
 from rungs.diagnostics.resume_check.check import read_arrays
 from rungs.reinforcement import sampling
-from rungs.reinforcement.policy_trainer import PolicyTrainer
+from rungs.reinforcement import start as starting
+from rungs.reinforcement.policy_trainer import PolicyTrainer, Replayed
 from rungs.reinforcement.policy_update import PolicyUpdater
 from rungs.reinforcement.replay import replay
 from rungs.reinforcement.rollout_files import RolloutFiles, read
-from rungs.reinforcement.sampling import CompletionSource
+from rungs.reinforcement.sampling import CompletionSource, Seconds
 from rungs.run.folder import RunFolder
 from tests.support.long import long_except
 from tests.support.tiny_reinforcement import (
@@ -93,6 +96,35 @@ def test_best_is_the_checkpoint_with_the_highest_pass_at_1(uninterrupted: RunFol
     assert found == {step: 1 - rate for step, rate in rates.items()}
     best = (uninterrupted.checkpoints / "best").resolve()
     assert best.name.endswith(f"step-{max(rates, key=lambda step: (rates[step], -step)):06d}")
+
+
+def test_only_the_first_process_checks_verifiers_and_writes_samples(
+    start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others wait, and get its errors."""
+    on_first: list[str] = []
+
+    def run_on_first(function: Callable[[], object]) -> None:
+        on_first.append("begins")
+        function()
+        on_first.append("ends")
+
+    def noted(name: str) -> Callable[..., Any]:
+        function = getattr(starting, name)
+
+        def noting(*args: Any) -> Any:
+            on_first.append(name)
+            return function(*args)
+
+        return noting
+
+    monkeypatch.setattr(starting, "run_on_first", run_on_first)
+    for name in ("check", "write_samples"):
+        monkeypatch.setattr(starting, name, noted(name))
+    assert reinforce(make_reinforcement_run(tmp_path / "run", start, steps=1)) == 0
+    for name in ("check", "write_samples"):
+        at = on_first.index(name)
+        assert on_first[at - 1 : at + 2] == ["begins", name, "ends"]
 
 
 class Killed(BaseException):
@@ -172,9 +204,30 @@ def test_a_step_is_replayed_to_the_last_bit(
     uninterrupted: RunFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = load_reinforcement_run(uninterrupted.path)
-    assert replay(uninterrupted, config, "step-000005", trust_verifier=False) == 0
+    longer = config._replace(train=config.train.model_copy(update={"steps": 9}))  # by --extend
+    assert replay(uninterrupted, longer, "step-000005", trust_verifier=False) == 0
     assert "1 steps retrained" in (output := capsys.readouterr().out)
     assert "the same 16 texts" in output
+
+
+def test_a_step_without_finite_numbers_is_replayed_too(
+    uninterrupted: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The warning about such a step advises to replay it."""
+    run = RunFolder(tmp_path / "run")
+    shutil.copytree(uninterrupted.path, run.path, symlinks=True)
+    lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+    lines[4]["gradient_norm"] = None
+    run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    files = RolloutFiles(run.rollouts)
+    nan = [dataclasses.replace(one, log_probs=[float("nan")]) for one in read(files.step(4))]
+    files.write(files.step(4), nan)
+    again = Replayed(read(files.step(4)), float("nan"), Seconds(0.0, 0.0), 0.0)
+    monkeypatch.setattr(PolicyTrainer, "replay", lambda *_: again)
+    config = load_reinforcement_run(run.path)
+    assert replay(run, config, "step-000004", trust_verifier=False) == 0
+    monkeypatch.setattr(PolicyTrainer, "replay", lambda *_: again._replace(gradient_norm=1.0))
+    assert replay(run, config, "step-000004", trust_verifier=False) == 1
 
 
 @pytest.mark.long
