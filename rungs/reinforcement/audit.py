@@ -10,8 +10,10 @@ from typing import NamedTuple
 from rungs.common.errors import UserError
 from rungs.common.strict_json import format_value
 from rungs.common.text_table import align_columns
-from rungs.reinforcement.rollout_files import Completion, read
+from rungs.reinforcement.rollout_files import Completion, RolloutFiles, read
+from rungs.run import metrics
 from rungs.run.folder import RunFolder
+from rungs.run.policy_metrics import PolicyMetrics
 
 _STEPS = 20
 """Of the beginning and of the end; fewer if there are fewer."""
@@ -40,7 +42,7 @@ def audit(run: RunFolder) -> str:
     Raises:
         UserError: there are none, or they are damaged.
     """
-    paths = sorted(run.rollouts.glob("step-*.jsonl"))
+    paths = _paths(run)
     if not paths:
         raise UserError(f"{run.rollouts}: no texts yet; take a few steps first")
     count = min(_STEPS, -(-len(paths) // 2))
@@ -54,6 +56,14 @@ def audit(run: RunFolder) -> str:
         list(_findings(first, last)) or ["Nothing looks suspicious."],
     ]
     return "\n\n".join("\n".join(block) for block in blocks)
+
+
+def _paths(run: RunFolder) -> list[Path]:
+    """Return the files of the steps taken. After `--from`, there can be later ones of before."""
+    steps = [step.global_step for step in metrics.stream(run.metrics, PolicyMetrics)]
+    last = RolloutFiles(run.rollouts).step(steps[-1]) if steps else None
+    paths = sorted(run.rollouts.glob("step-*.jsonl"))
+    return [path for path in paths if last is None or path <= last]
 
 
 def _part(paths: Sequence[Path]) -> Part:

@@ -10,46 +10,10 @@ from matplotlib.figure import Figure
 from rungs.charts import run_charts
 from rungs.charts.policy_charts import POLICY_CHARTS, groups_chart, log_prob_chart, reward_chart
 from rungs.charts.step_charts import STEP_CHARTS
-from rungs.run.policy_metrics import PolicyMetrics, Validation
+from rungs.run.policy_metrics import PolicyMetrics
 from rungs.run.recorded_run import RecordedPolicyRun
+from tests.support.policy_steps import step, validation
 from tests.support.tiny_reinforcement import MODEL, REINFORCE
-
-
-def validation(rate: float) -> Validation:
-    return Validation(
-        items=4,
-        samples=2,
-        pass_at={1: rate, 2: min(1.0, rate + 0.2)},
-        pass_at_1_interval=(rate - 0.1, rate + 0.1),
-        reward=rate,
-        mean_tokens=3.0,
-        truncated=0.0,
-    )
-
-
-def step(number: int, **changes: Any) -> PolicyMetrics:
-    keys: dict[str, Any] = {
-        "reward": number / 40,
-        "rewards": {"correct": number / 40},
-        "correct": number / 40,
-        "failed_verdicts": 0,
-        "mean_tokens": 4.0,
-        "truncated": 0.25,
-        "groups_wrong": 1,
-        "groups_mixed": 1,
-        "groups_right": 2,
-        "equal_groups": 3,
-        "entropy": 0.5,
-        "log_prob_gap": 1e-7,
-        "largest_log_prob_gap": 1e-6,
-        "exact_ratios": 0.5,
-        "sampler_kl": 0.0,
-        "sampling_seconds": 0.1,
-        "verifying_seconds": 0.01,
-        "updating_seconds": 0.2,
-    }
-    base = (number, 100 * number, 0.0, 1e-3, 0.5, False, 0, 0.5, 200.0)
-    return PolicyMetrics(*base, **keys | changes)
 
 
 def recorded(folder: Path, steps: list[PolicyMetrics]) -> RecordedPolicyRun:

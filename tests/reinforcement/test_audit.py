@@ -9,6 +9,7 @@ from rungs.common.errors import UserError
 from rungs.reinforcement.audit import audit
 from rungs.reinforcement.rollout_files import Completion, RolloutFiles
 from rungs.run.folder import RunFolder
+from tests.support.policy_steps import step
 
 RIGHT = Completion(
     task=0,
@@ -36,8 +37,8 @@ TRICK = dataclasses.replace(
 def write(folder: Path, *steps: list[Completion]) -> RunFolder:
     files = RolloutFiles(folder / "rollouts")
     folder.mkdir()
-    for step, completions in enumerate(steps):
-        files.write(files.step(step), completions)
+    for number, completions in enumerate(steps):
+        files.write(files.step(number), completions)
     return RunFolder(folder)
 
 
@@ -61,6 +62,14 @@ def test_a_paid_trick_is_found(tmp_path: Path) -> None:
     assert "share of texts that are correct changed by" in text
     assert "share of texts that end with the answer changed by" in text
     assert "more texts are cut off at max_new_tokens" in text
+
+
+def test_texts_of_steps_that_the_run_went_back_behind_are_left_out(tmp_path: Path) -> None:
+    run = write(tmp_path / "run", [RIGHT, WRONG], [RIGHT, WRONG], [TRICK, TRICK])
+    run.metrics.write_text("".join(step(number).as_line() for number in range(2)))
+    text = audit(run)
+    assert "texts of steps 0 to 0 and 1 to 1" in text
+    assert "polite" not in text
 
 
 def test_texts_without_a_reward_are_left_out(tmp_path: Path) -> None:
