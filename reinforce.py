@@ -16,6 +16,7 @@ import sys
 import click
 
 from rungs.common import run_log
+from rungs.common.errors import UserError
 from rungs.config.run_config import load_reinforcement_run
 from rungs.run.folder import RunFolder, find_run
 from rungs.training.options import StartCommand, hold_run, start_options
@@ -43,6 +44,8 @@ def main(command: StartCommand, trust_verifier: bool, is_audit: bool) -> None:
     verifiable rewards, or resume it."""
     run_log.log_to_terminal()
     if is_audit:
+        if command.starts_run or command.replay or trust_verifier:
+            raise UserError("--audit: only reads what is there; it goes with no other option")
         from rungs.reinforcement.audit import audit
 
         click.echo(audit(RunFolder(find_run(command.run))))

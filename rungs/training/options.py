@@ -30,6 +30,11 @@ class StartCommand(NamedTuple):
     cluster: Cluster | None
     """None for a single process."""
 
+    @property
+    def starts_run(self) -> bool:
+        """Whether there is an option that only a start of a run has."""
+        return self.start != StartOptions() or bool(self.like or self.cluster)
+
     def open_run(self) -> AbstractContextManager[Path]:
         """Find the run folder, or create it with --like; see `create_like`."""
         if self.like:
@@ -111,14 +116,14 @@ def start_options(extended: str, replayed: str) -> Callable[[Callable[..., None]
 
 
 def _refuse_combinations(command: StartCommand) -> None:
-    start, like, cluster = command.start, command.like, command.cluster
+    start, like = command.start, command.like
     if command.settings and not like:
         raise UserError("--set: needs --like; without it, edit the run folder's files")
     if start.fresh and start.rewind_to:
         raise UserError("--fresh and --from: give one of them, not both")
-    if cluster and like:
+    if command.cluster and like:
         raise UserError("--like: create the run folder with one process, then start all of them")
-    if command.replay and (start != StartOptions() or like or cluster):
+    if command.replay and command.starts_run:
         raise UserError(
             "--replay: runs a recorded step again; it goes with no option that starts a run"
         )

@@ -8,6 +8,7 @@ import pytest
 
 from rungs.common.errors import UserError
 from rungs.config.run_config import load_any_run, load_reinforcement_run, load_run
+from tests.support.commands import run_script
 from tests.support.tiny_reinforcement import make_reinforcement_run, reinforce, write_start
 
 GOOD = '{"prompt": "1:", "answer": "1"}\n{"prompt": "0:", "answer": "0"}\n'
@@ -104,3 +105,11 @@ def test_each_command_names_the_other(tmp_path: Path) -> None:
     (run.path / "reinforce.json").unlink()
     with pytest.raises(UserError, match=r"uv run train\.py"):
         load_reinforcement_run(run.path)
+
+
+@pytest.mark.parametrize("option", ["--fresh", "--trust-verifier", "--replay=1", "--extend"])
+def test_an_audit_takes_no_option_of_a_start(option: str, start: Path, tmp_path: Path) -> None:
+    run = make_reinforcement_run(tmp_path / "run", start)
+    finished = run_script("reinforce.py", run.path, "--audit", option)
+    assert finished.returncode == 2
+    assert "it goes with no other option" in finished.stderr
