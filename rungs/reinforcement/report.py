@@ -75,8 +75,13 @@ def warn_of_unused_keys(run: RunFolder, config: ReinforceRunConfig) -> None:
 
 
 def log_end(run: RunFolder, last: PolicyMetrics | None, is_stopped: bool) -> None:
-    """Log what the run has come to."""
+    """Log what the run has come to.
+
+    Args:
+        last: the last step taken by this start, None if it took none.
+    """
     steps = list(metrics.stream(run.metrics, PolicyMetrics))
+    last = last or next(reversed(steps), None)
     start = next((step.start_validation for step in steps if step.start_validation), None)
     validated = [(step.validation.pass_at_1, step) for step in steps if step.validation]
     best = max(validated, key=lambda pair: pair[0], default=None)

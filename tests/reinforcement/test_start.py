@@ -22,6 +22,7 @@ from rungs.reinforcement import start as starting
 from rungs.reinforcement.policy_trainer import PolicyTrainer, Replayed
 from rungs.reinforcement.policy_update import PolicyUpdater
 from rungs.reinforcement.replay import replay
+from rungs.reinforcement.report import log_end
 from rungs.reinforcement.rollout_files import RolloutFiles, read
 from rungs.reinforcement.sampling import CompletionSource, Seconds
 from rungs.run.folder import RunFolder
@@ -83,6 +84,15 @@ def test_a_run_records_its_steps_texts_and_samples(uninterrupted: RunFolder) -> 
     assert page.count("## ") == 4
     assert page.count("| start |") == 4
     assert page.count("| 5 |") == 4
+
+
+def test_a_start_that_takes_no_step_ends_where_the_run_is(
+    uninterrupted: RunFolder, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    log_end(uninterrupted, None, is_stopped=True)
+    last = steps_of(uninterrupted)[-1]
+    assert f"stopped after step 5: {last.tokens_seen} tokens sampled" in caplog.text
 
 
 def test_best_is_the_checkpoint_with_the_highest_pass_at_1(uninterrupted: RunFolder) -> None:
