@@ -97,8 +97,8 @@ def _in_optimization(model: ModelConfig, train: OptimizationConfig) -> Iterator[
 def _of_kind(train: OptimizationConfig, has_validation: bool) -> Iterator[Reason]:
     if isinstance(train, TrainConfig):
         yield from _in_training(train, has_validation)
-    if isinstance(train, ReinforceConfig) and train.updates_per_rollout == 1:
-        yield from _each(("clip_low", "clip_high"), " with updates_per_rollout 1")
+    if isinstance(train, ReinforceConfig):
+        yield from _in_reinforcement(train)
 
 
 def _in_training(train: TrainConfig, has_validation: bool) -> Iterator[Reason]:
@@ -106,6 +106,13 @@ def _in_training(train: TrainConfig, has_validation: bool) -> Iterator[Reason]:
         yield from _each(("validation_tokens", "start_val_token"), " without a validation split")
     if train.start_from and not (train.drop_rate or train.shuffle or train.lora):
         yield "seed", " with start_from and neither dropout nor shuffle nor lora"
+
+
+def _in_reinforcement(train: ReinforceConfig) -> Iterator[Reason]:
+    if train.updates_per_rollout == 1:
+        yield from _each(("clip_low", "clip_high"), " with updates_per_rollout 1")
+    if train.loss == "cispo":
+        yield "clip_low", ' with loss "cispo"'
 
 
 def _each(keys: tuple[str, ...], reason: str) -> Iterator[Reason]:

@@ -10,6 +10,7 @@ from rungs.config import run_config
 from rungs.config.model_config import ModelConfig
 from rungs.config.unused_keys import _KEYS_OF_LAYERS, unused_keys
 from tests.support.committed_runs import COMMITTED_RUNS
+from tests.support.tiny_reinforcement import make_reinforcement_run
 from tests.support.tiny_run import MODEL, make_run
 
 SLIDING = {"sliding_window": 4, "sliding_rope_theta": 1e4, "positions": "rope"}
@@ -140,3 +141,28 @@ def test_committed_runs_set_no_key_in_vain() -> None:
     assert [unused_keys(run_config.load_run(run)) for run in COMMITTED_RUNS] == [
         [] for _ in COMMITTED_RUNS
     ]
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({"updates_per_rollout": 2, "loss": "grpo"}, []),
+        (
+            {"updates_per_rollout": 2, "loss": "cispo"},
+            ['clip_low: has no effect with loss "cispo"'],
+        ),
+        (
+            {"updates_per_rollout": 1, "clip_high": 0.3},
+            [
+                f"{key}: has no effect with updates_per_rollout 1"
+                for key in ("clip_low", "clip_high")
+            ],
+        ),
+    ],
+)
+def test_clipping_ranges_that_no_update_uses(
+    keys: dict[str, Any], expected: list[str], tmp_path: Path
+) -> None:
+    run = make_reinforcement_run(tmp_path / "run", tmp_path, clip_low=0.1, **keys)
+    config = run_config.load_reinforcement_run(run.path)
+    assert unused_keys(config) == [f"reinforce.json: {line}; remove it" for line in expected]
