@@ -16,8 +16,8 @@ from rungs.data import overlap
 from rungs.data.catalog import DATASETS_DIR_OPTION, find_datasets_dir, open_dataset
 from rungs.data.dataset import Dataset
 from rungs.data.loader import ValidationData
+from rungs.data.pair_sequences import IGNORED
 from rungs.data.provenance import check_same_tokenizer
-from rungs.data.sequences import IGNORED
 from rungs.parallel import jax_setup
 from rungs.parallel.mesh import one_device
 from rungs.step.eval_step import make_evaluation_step, validation_loss

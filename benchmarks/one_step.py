@@ -50,10 +50,10 @@ def random_sequences(run: RunConfig) -> np.ndarray:
 class TimedStep:
     """A run's step on one device with its model, optimizer and a batch of random tokens."""
 
-    def __init__(self, run: RunConfig) -> None:
+    def __init__(self, run: RunConfig, starts_ABS: np.ndarray | None = None) -> None:
         self._train, self._mesh = run.train, one_device()
         sequences = random_sequences(run)
-        batch = place_batch(self._mesh, sequences[..., :-1], sequences[..., 1:])
+        batch = place_batch(self._mesh, sequences[..., :-1], sequences[..., 1:], starts_ABS)
         state = create_model_and_optimizer(run, TOTAL_STEPS, self._mesh)
         self._arguments = *state, *batch
 

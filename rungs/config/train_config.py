@@ -52,6 +52,11 @@ class TrainConfig(OptimizationConfig):
     """Whether to skip the update of a step with a loss spike, leaving weights and optimizer state
     unchanged. A spike is a loss more than 1.5 times the median of up to 128 steps before it, and
     more than six standard deviations and 0.1 nats above that median."""
+    documents: Literal["joined", "separate"] = "joined"
+    """joined: a sequence of text runs on from one document to the next; a pair or a chat is a
+    sequence of its own, padded. separate: a token attends to its own document only, its position is
+    that in the document, and a sequence holds several pairs or chats. A document of text starts
+    with the end-of-text token before it."""
     drop_rate: BelowOne = 0.0
     """Dropout rate after the embedding, on attention weights and on each sub-layer's output."""
 

@@ -3,7 +3,8 @@
 from rungs.config.run_config import MODEL_FILE, TRAIN_FILE, RunConfig
 from rungs.config.train_config import TrainConfig
 from rungs.data.dataset import TRAIN, VALIDATION, Dataset, Split
-from rungs.data.sequences import mix, padded_pairs, sequences_by_dataset, start_key
+from rungs.data.pair_sequences import AnsweredDocuments
+from rungs.data.sequences import mix, sequences_by_dataset, start_key
 
 _MAX_WEIGHT_RATIO = 1e6
 
@@ -81,7 +82,7 @@ def _pairs_problems(config: RunConfig, dataset: Dataset, split: Split, where: st
     assert pairs is not None
     needed = pairs.longest_tokens - 1
     if needed > length:
-        count = padded_pairs(config, dataset, split).count_longer_than(length)
+        count = AnsweredDocuments(dataset.token_path(split)).count_longer_than(length)
         can_be_raised = train.sequence_length is None or needed <= config.model.context_length
         lines.append(
             f"{_length_key(train)}: {length} is too short for {count:,} of the {pairs.pairs:,}"

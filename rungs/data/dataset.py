@@ -2,7 +2,7 @@
 
 datasets/python-stdlib/
   train.safetensors        a 1-D integer tensor `tokens`; for pairs of prompts and answers also
-                           `pair_bounds` (`token_file.py`)
+                           `pair_bounds`, for chats `chat_ends` (`token_file.py`)
   validation.safetensors   the same; optional
   tokenizer.json           the tokenizer that made the tokens; optional
   dataset.json             written by Rungs: source, counts, checksums
@@ -23,6 +23,7 @@ from rungs.common.paths import is_file, is_there
 from rungs.common.run_log import byte_progress
 from rungs.common.strict_json import StrictModel
 from rungs.data import token_file
+from rungs.data.pair_sequences import AnsweredDocuments
 from rungs.data.token_file import FileArray
 from rungs.data.tokenizer import TOKENIZER_FILE
 
@@ -79,13 +80,16 @@ class Source(StrictModel):
 
 
 class PairsDescription(StrictModel):
-    """The pairs of prompts and answers in one token file."""
+    """The pairs of prompts and answers, or the chats, in one token file."""
 
     pairs: int
+    """Number of pairs or chats."""
     longest_tokens: int
-    """Tokens of the longest pair, including its end of text."""
+    """Tokens of the longest one, including its end of text."""
     answer_tokens: int
     """Tokens in all answers, including the end of text after each."""
+    is_chats: bool | None = None
+    """Absent for pairs."""
 
 
 class SplitDescription(StrictModel):
@@ -159,11 +163,15 @@ class Dataset:
 
     def tokens(self, split: Split) -> FileArray:
         """Open a split's tokens; see `token_file.open_tokens`."""
-        return token_file.open_tokens(self.folder / split_file(split))
+        return token_file.open_tokens(self.token_path(split))
 
     def pair_bounds(self, split: Split) -> FileArray | None:
         """Open the positions of a split's answers; see `token_file.open_pair_bounds`."""
-        return token_file.open_pair_bounds(self.folder / split_file(split))
+        return token_file.open_pair_bounds(self.token_path(split))
+
+    def token_path(self, split: Split) -> Path:
+        """Return the path of a split's token file."""
+        return self.folder / split_file(split)
 
     @property
     def holds_pairs(self) -> bool:
@@ -235,12 +243,12 @@ def describe(
 
 def _describe_split(path: Path, known: SplitDescription | None) -> SplitDescription:
     layout, sample = token_file.read_layout(path), _sample_checksum(path)
-    actual = (path.stat().st_size, layout.tokens, layout.dtype.name, layout.pairs)
+    actual = (path.stat().st_size, layout.tokens, layout.dtype.name, layout.documents)
     if known and known.sample_sha256 in (None, sample):
         known_pairs = known.pairs.pairs if known.pairs else 0
         if actual == (known.file_bytes, known.tokens, known.dtype, known_pairs):
             return known.model_copy(update={"sample_sha256": sample})
-    pairs = _describe_pairs(path, layout) if layout.pairs else None
+    pairs = _describe_pairs(path, layout) if layout.documents else None
     largest, sha256 = _largest_id_and_checksum(path, layout)
     return SplitDescription(
         tokens=layout.tokens,
@@ -266,18 +274,18 @@ def _describe_pairs(path: Path, layout: token_file.TokenLayout) -> PairsDescript
     """Check and describe the bounds of a file's pairs, a block at a time."""
     bounds_P2 = token_file.open_pair_bounds(path)
     assert bounds_P2 is not None
-    longest, answer_tokens, start = 0, 0, 0
-    for first in range(0, layout.pairs, _BLOCK_PAIRS):
+    answer_tokens, start = 0, 0
+    for first in range(0, layout.answers, _BLOCK_PAIRS):
         answers_P, ends_P = bounds_P2[first : first + _BLOCK_PAIRS].T
         starts_P = np.concatenate([[start], ends_P[:-1]])
-        wrong_P = (answers_P < starts_P) | (answers_P >= ends_P) | (ends_P - starts_P < 2)
+        wrong_P = (answers_P < starts_P) | (answers_P >= ends_P)
+        wrong_P |= (ends_P - starts_P < 2) & (layout.chats == 0)
         if wrong_P.any():
             raise UserError(
                 f"{path}: {token_file.BOUNDS!r}: pair {first + int(wrong_P.argmax())} does not"
                 " follow the pair before it, or has too few tokens (at least two, one of them in"
                 " the answer)"
             )
-        longest = max(longest, int((ends_P - starts_P).max()))
         answer_tokens += int((ends_P - answers_P).sum())
         start = int(ends_P[-1])
     if start != layout.tokens:
@@ -285,7 +293,34 @@ def _describe_pairs(path: Path, layout: token_file.TokenLayout) -> PairsDescript
             f"{path}: {token_file.BOUNDS!r}: the last pair ends at token {start}, not at"
             f" {layout.tokens}, the end of the tokens"
         )
-    return PairsDescription(pairs=layout.pairs, longest_tokens=longest, answer_tokens=answer_tokens)
+    if layout.chats:
+        _check_chat_ends(path, layout)
+    documents = AnsweredDocuments(path)
+    blocks = [(int(lengths_C.min()), int(lengths_C.max())) for lengths_C in documents.lengths()]
+    if min(shortest for shortest, _ in blocks) < 2:
+        raise UserError(f"{path}: a document has fewer than two tokens")
+    return PairsDescription(
+        pairs=len(documents),
+        longest_tokens=max(longest for _, longest in blocks),
+        answer_tokens=answer_tokens,
+        is_chats=layout.chats > 0 or None,
+    )
+
+
+def _check_chat_ends(path: Path, layout: token_file.TokenLayout) -> None:
+    """Raise UserError if the chats do not divide the answers."""
+    ends_C, end = token_file.open_chat_ends(path), 0
+    assert ends_C is not None
+    for first in range(0, layout.chats, _BLOCK_PAIRS):
+        block_C = ends_C[first : first + _BLOCK_PAIRS]
+        if (np.diff(block_C, prepend=end) < 1).any():
+            break
+        end = int(block_C[-1])
+    if end != layout.answers:
+        raise UserError(
+            f"{path}: {token_file.CHAT_ENDS!r}: must increase up to {layout.answers}, the number of"
+            f" rows of {token_file.BOUNDS!r}"
+        )
 
 
 def _largest_id_and_checksum(path: Path, layout: token_file.TokenLayout) -> tuple[int, str]:

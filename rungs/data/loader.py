@@ -33,7 +33,9 @@ class Batch(NamedTuple):
     inputs_ABS: np.ndarray
     """int32"""
     targets_ABS: np.ndarray
-    """int32; `sequences.IGNORED` for a target that does not count"""
+    """int32; `pair_sequences.IGNORED` for a target that does not count"""
+    starts_ABS: np.ndarray | None = None
+    """int32; where each token's document starts, if documents are separate"""
 
 
 class ValidationBatch(NamedTuple):
@@ -42,7 +44,9 @@ class ValidationBatch(NamedTuple):
     inputs_BS: np.ndarray
     """int32"""
     targets_BS: np.ndarray
-    """int32; `sequences.IGNORED` for a target that does not count"""
+    """int32; `pair_sequences.IGNORED` for a target that does not count"""
+    starts_BS: np.ndarray | None
+    """int32; where each token's document starts, if documents are separate"""
     real_rows: int
     """Number of rows of the complete batch that count. The rows after them are padding."""
 
@@ -61,6 +65,8 @@ class TrainingData:
         self._shape = (train.gradient_accumulation_steps, train.microbatch_size)
         parts = sequences.sequences_by_dataset(config, datasets, TRAIN)
         self._sequences = sequences.mix(parts, train)
+        self.padding = {name: part.padding for name, part in parts.items()}
+        """The share of padding in the sequences of each dataset."""
         self.tokens_per_step = config.tokens_per_step
         self.available_steps_per_epoch = len(self._sequences) // train.sequences_per_step
         self.steps_per_epoch = (
@@ -90,9 +96,8 @@ class TrainingData:
 
     def _read(self, indices: np.ndarray, rows: Rows) -> Batch:
         indices_AB = indices.reshape(self._shape)[:, rows]
-        inputs, targets = sequences.read(self._sequences, indices_AB.ravel().tolist())
-        shape = (*indices_AB.shape, -1)
-        return Batch(inputs.reshape(shape), targets.reshape(shape))
+        arrays = sequences.read(self._sequences, indices_AB.ravel().tolist())
+        return Batch(*(array.reshape(*indices_AB.shape, -1) for array in arrays))
 
 
 class ValidationData:
@@ -145,7 +150,9 @@ class ValidationData:
         first = number * self.batch_size
         real_rows = min(self.batch_size, self.sequences - first)
         indices = first + np.arange(self.batch_size)[rows] % real_rows
-        return ValidationBatch(*sequences.read(self._sequences, indices.tolist()), real_rows)
+        inputs_BS, targets_BS, *separate = sequences.read(self._sequences, indices.tolist())
+        starts_BS = separate[0] if separate else None
+        return ValidationBatch(inputs_BS, targets_BS, starts_BS, real_rows)
 
 
 def _raise_if_any(lines: list[str]) -> None:

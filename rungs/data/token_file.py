@@ -1,13 +1,16 @@
 """Token files: safetensors with a 1-D tensor `tokens`, read in slices and written as a stream.
 
 Memory does not grow with the number of tokens. A file of pairs (prompts and answers) has a second
-tensor `pair_bounds` with the start and the end of each answer. One checksum covers both tensors.
+tensor `pair_bounds` with the start and the end of each answer. A file of chats has a row of it for
+each assistant turn, and a third tensor `chat_ends` that counts the rows up to each chat's end. One
+checksum covers all tensors.
 
-Axes: P pairs, 2 for the answer's start and end.
+Axes: P answers, 2 for the answer's start and end, C chats.
 
 The format: https://github.com/huggingface/safetensors#format
 """
 
+import array
 import json
 import math
 import os
@@ -15,7 +18,7 @@ import shutil
 import tempfile
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -30,6 +33,7 @@ from rungs.common.strict_json import format_name
 
 TENSOR = "tokens"
 BOUNDS = "pair_bounds"
+CHAT_ENDS = "chat_ends"
 DTYPES = {
     f"{kind}{8 * size}": np.dtype(f"<{kind.lower()}{size}")
     for kind in "UI"
@@ -39,34 +43,45 @@ DTYPES = {
 _HEADER_BYTES = 120
 """Space reserved for the header, which is written last."""
 _HEADER_BYTES_OF_PAIRS = 248
+_HEADER_BYTES_OF_CHATS = 376
 _BOUNDS_CODE = "I64"
 
 
 class TokenLayout(NamedTuple):
-    """Positions of the tokens, and of the pair bounds if any, in a file."""
+    """Positions of the tokens, and of the pair bounds and chat ends if any, in a file."""
 
     dtype: np.dtype[np.integer]
     offset: int
     """Position of the first token, in bytes."""
     tokens: int
-    pairs: int
-    """0 in a file of text."""
+    answers: int
+    """Of pairs and chats; 0 in a file of text."""
     bounds_offset: int
-    """Position of the first pair's bounds, in bytes; 0 in a file of text."""
+    """Position of the first answer's bounds, in bytes; 0 in a file of text."""
+    chats: int
+    """0 in a file of text or pairs."""
+    chat_ends_offset: int
+    """Position of the first chat's end, in bytes; 0 in a file of text or pairs."""
+
+    @property
+    def documents(self) -> int:
+        """Number of pairs or chats; 0 in a file of text."""
+        return self.chats or self.answers
 
 
 def read_layout(path: Path) -> TokenLayout:
     """Read and check a token file's header, without reading the tokens.
 
     Raises:
-        UserError: the file is missing or incomplete, `tokens` is not a 1-D integer tensor, or
-            `pair_bounds` is not int64 of shape (P, 2).
+        UserError: the file is missing or incomplete, `tokens` is not a 1-D integer tensor,
+            `pair_bounds` is not int64 of shape (P, 2), or `chat_ends` not int64 of shape (C,).
     """
     try:
         require_regular(path)
         with safe_open(path, framework="np") as file:
             names = list(file.keys())
-            tensors = {name: file.get_slice(name) for name in (TENSOR, BOUNDS) if name in names}
+            known = {TENSOR, BOUNDS, CHAT_ENDS}.intersection(names)
+            tensors = {name: file.get_slice(name) for name in known}
             headers = {
                 name: (tensor.get_shape(), tensor.get_dtype()) for name, tensor in tensors.items()
             }
@@ -85,11 +100,22 @@ def read_layout(path: Path) -> TokenLayout:
         raise UserError(f"{path}: {TENSOR!r} has dtype {code}; it must be an integer dtype")
     if shape[0] == 0:
         raise UserError(f"{path}: {TENSOR!r} is empty")
-    pairs = _count_pairs(path, *headers[BOUNDS]) if BOUNDS in headers else 0
-    return TokenLayout(DTYPES[code], offsets[TENSOR], shape[0], pairs, offsets.get(BOUNDS, 0))
+    answers = _count_answers(path, *headers[BOUNDS]) if BOUNDS in headers else 0
+    chats = _count_chats(path, answers, *headers[CHAT_ENDS]) if CHAT_ENDS in headers else 0
+    places = offsets.get(BOUNDS, 0), chats, offsets.get(CHAT_ENDS, 0)
+    return TokenLayout(DTYPES[code], offsets[TENSOR], shape[0], answers, *places)
 
 
-def _count_pairs(path: Path, shape: list[int], code: str) -> int:
+def _count_chats(path: Path, answers: int, shape: list[int], code: str) -> int:
+    if code != _BOUNDS_CODE or len(shape) != 1 or not 0 < shape[0] <= answers:
+        raise UserError(
+            f"{path}: {CHAT_ENDS!r} has dtype {code} and shape {shape}; it must have dtype"
+            f" {_BOUNDS_CODE} and a number for each chat, each with at least a row of {BOUNDS!r}"
+        )
+    return shape[0]
+
+
+def _count_answers(path: Path, shape: list[int], code: str) -> int:
     if code != _BOUNDS_CODE or len(shape) != 2 or shape[1] != 2 or shape[0] == 0:
         raise UserError(
             f"{path}: {BOUNDS!r} has dtype {code} and shape {shape}; it must have dtype"
@@ -187,18 +213,31 @@ def open_tokens(path: Path) -> FileArray:
 
 
 def open_pair_bounds(path: Path) -> FileArray | None:
-    """Open the bounds of the pairs, int64 of shape (P, 2), or return None for a file of text.
+    """Open the bounds of the answers, int64 of shape (P, 2), or return None for a file of text.
 
     A row has the index in `tokens` of the answer's first token and the index after its last token,
-    where the next pair starts.
+    where the next pair, or turn of the chat, starts.
 
     Raises:
         UserError: the file is not a valid token file; see `read_layout`.
     """
     layout = read_layout(path)
-    if not layout.pairs:
+    if not layout.answers:
         return None
-    return FileArray(path, DTYPES[_BOUNDS_CODE], layout.bounds_offset, (layout.pairs, 2))
+    return FileArray(path, DTYPES[_BOUNDS_CODE], layout.bounds_offset, (layout.answers, 2))
+
+
+def open_chat_ends(path: Path) -> FileArray | None:
+    """Open the number of answers up to the end of each chat, int64 of shape (C,), or return None
+    for a file of text or pairs.
+
+    Raises:
+        UserError: the file is not a valid token file; see `read_layout`.
+    """
+    layout = read_layout(path)
+    if not layout.chats:
+        return None
+    return FileArray(path, DTYPES[_BOUNDS_CODE], layout.chat_ends_offset, (layout.chats,))
 
 
 class TokenWriter:
@@ -276,16 +315,49 @@ class PairWriter(TokenWriter):
         self.pairs += 1
 
     def _finish(self) -> None:
+        self._write_header(self._tensors())
+
+    def _tensors(self) -> dict[str, object]:
+        """Write the bounds and return the header's entries of all tensors."""
         size = self.tokens * DTYPES[self._code].itemsize
         end = size + self._bounds.tell()
         self._bounds.seek(0)
         shutil.copyfileobj(self._bounds, self._file)
         tokens = {"dtype": self._code, "shape": [self.tokens], "data_offsets": [0, size]}
         bounds = {"dtype": _BOUNDS_CODE, "shape": [self.pairs, 2], "data_offsets": [size, end]}
-        self._write_header({TENSOR: tokens, BOUNDS: bounds})
+        return {TENSOR: tokens, BOUNDS: bounds}
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
         with self._bounds:
             super().__exit__(kind, error, _)
+
+
+class ChatWriter(PairWriter):
+    """Writes a token file of chats."""
+
+    _header_bytes = _HEADER_BYTES_OF_CHATS
+
+    def __init__(self, path: Path, dtype: str) -> None:
+        super().__init__(path, dtype)
+        self._ends = array.array("q")
+
+    def append_chat(self, turns: Iterable[tuple[Sequence[int], Sequence[int]]]) -> None:
+        """Write a chat; raises OverflowError if an id does not fit the dtype.
+
+        Args:
+            turns: at least one: the ids before an answer, and those of the answer.
+        """
+        for prompt_ids, answer_ids in turns:
+            self.append_pair(prompt_ids, answer_ids)
+        self._ends.append(self.pairs)
+
+    def _tensors(self) -> dict[str, object]:
+        tensors = super()._tensors()
+        start = self._file.tell() - 8 - self._header_bytes
+        content = np.array(self._ends, DTYPES[_BOUNDS_CODE]).tobytes()
+        self._file.write(content)
+        ends = [start, start + len(content)]
+        entry = {"dtype": _BOUNDS_CODE, "shape": [len(self._ends)], "data_offsets": ends}
+        return tensors | {CHAT_ENDS: entry}

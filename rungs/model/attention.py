@@ -53,9 +53,12 @@ class Causal:
     window: int | None = None
     """The number of keys it attends to at most; None for all."""
 
-    def to_array(self, length: int) -> Array:
-        """Return mask_ST."""
-        return causal_mask(length, self.window)
+    def to_array(self, length: int, starts_BT: Array | None = None) -> Array:
+        """Return mask_ST or, with the first keys that queries may attend to, mask_B1ST."""
+        mask_ST = causal_mask(length, self.window)
+        if starts_BT is None:
+            return mask_ST
+        return mask_ST & (jnp.arange(length) >= starts_BT[:, None, :, None])
 
 
 class AttentionContext(NamedTuple):
@@ -66,6 +69,9 @@ class AttentionContext(NamedTuple):
     rotary: Rotary | None
     first_slot: Array | int = 0
     """The cache slot of the first token."""
+    starts_BT: Array | None = None
+    """With the causal mask, the position of the first key that the query at each position may
+    attend to; None for 0."""
 
 
 class Attention(nnx.Module):
@@ -116,7 +122,14 @@ class Attention(nnx.Module):
         first_head = collectives.axis_index(TENSOR, CONTEXT) * heads
         dropout = dropout.per_head(first_head + jnp.arange(heads))
         y_BSNH = attention(
-            query_BSNH, key_BTKH, value_BTKH, context.mask, dropout, self.scale, self.soft_cap
+            query_BSNH,
+            key_BTKH,
+            value_BTKH,
+            context.mask,
+            dropout,
+            self.scale,
+            self.soft_cap,
+            context.starts_BT,
         )
         return self.output(from_heads_to_tokens(y_BSNH)), cache
 
@@ -156,14 +169,15 @@ def attention(
     dropout: Dropout,
     scale: float,
     soft_cap: float | None,
+    starts_BT: Array | None = None,
 ) -> Array:
     """Return the same as `plain_attention`; without dropout, causal attention runs the fastest
     kernel for this device."""
     arrays = query_BSNH, key_BTKH, value_BTKH
     if isinstance(mask, Causal):
         if dropout.keys is None:
-            return causal_attention(*arrays, scale, mask.window, soft_cap)
-        mask = mask.to_array(query_BSNH.shape[1])
+            return causal_attention(*arrays, scale, mask.window, soft_cap, starts_BT)
+        mask = mask.to_array(query_BSNH.shape[1], starts_BT)
     return plain_attention(*arrays, mask, dropout, scale, soft_cap)
 
 
@@ -174,17 +188,24 @@ def causal_attention(
     scale: float,
     window: int | None,
     soft_cap: float | None,
+    starts_BS: Array | None = None,
 ) -> Array:
     """Return the same as `blockwise_attention.causal_attention`, by the fastest kernel."""
-    kernel = causal_kernel(query_BSNH, soft_cap)
-    y: Array = kernel.causal_attention(query_BSNH, key_BSKH, value_BSKH, scale, window, soft_cap)
+    kernel = causal_kernel(query_BSNH, soft_cap, starts_BS is not None)
+    y: Array = kernel.causal_attention(
+        query_BSNH, key_BSKH, value_BSKH, scale, window, soft_cap, starts_BS
+    )
     return y
 
 
-def causal_kernel(query_BSNH: Array | jax.ShapeDtypeStruct, soft_cap: float | None) -> ModuleType:
+def causal_kernel(
+    query_BSNH: Array | jax.ShapeDtypeStruct, soft_cap: float | None, separate_documents: bool
+) -> ModuleType:
     """Return the module with the fastest causal attention of these queries on the target device;
-    that of `blockwise_attention` runs everywhere."""
-    if soft_cap is None and cudnn_attention.supports(query_BSNH):
+    that of `blockwise_attention` runs everywhere. JAX's interface to cuDNN has neither soft caps
+    nor documents."""
+    is_plain = soft_cap is None and not separate_documents
+    if is_plain and cudnn_attention.supports(query_BSNH):
         return cudnn_attention
     kernels = splash_attention, triton_attention
     return next((it for it in kernels if it.supports(query_BSNH)), blockwise_attention)
@@ -243,14 +264,22 @@ def _causal_mask_between(query_S: Array, key_T: Array, window: int | None) -> Ar
     return (distance_ST >= 0) if window is None else (distance_ST >= 0) & (distance_ST < window)
 
 
-def sequence_contexts(config: ModelConfig, length: int) -> dict[LayerKind, AttentionContext]:
+def sequence_contexts(
+    config: ModelConfig, length: int, starts_BS: Array | None = None
+) -> dict[LayerKind, AttentionContext]:
     """Return the context of each kind of layer for full sequences, of which this device has
-    `length` tokens."""
-    positions_S = own_positions(length)
+    `length` tokens.
+
+    Args:
+        starts_BS: as for `GPT.forward`.
+    """
+    positions = own_positions(length, starts_BS)
+    starts_BT = None if starts_BS is None else collectives.all_gather(starts_BS, CONTEXT, joined=1)
     return {
         kind: AttentionContext(
             Causal(config.sliding_window if kind == "sliding" else None),
-            rotary_for(config, kind, positions_S),
+            rotary_for(config, kind, positions),
+            starts_BT=starts_BT,
         )
         for kind in dict.fromkeys(config.repeated_kinds)
     }

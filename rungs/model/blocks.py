@@ -90,15 +90,19 @@ def run_blocks(
     dropout: Dropout,
     compute: Compute,
     keep_hidden_states: bool,
+    starts_BS: Array | None = None,
 ) -> tuple[Array, list[Array] | None, Routing | None]:
     """Apply the blocks in order, by a scan over the periods of the layer pattern. Each layer of a
     period is compiled once; layers left over after the last full period follow the scan.
+
+    Args:
+        starts_BS: as for `GPT.forward`.
 
     Returns:
         x_BSD; each block's x_BSD if `keep_hidden_states`; the routing of all layers.
     """
     graph, stacked = nnx.split(blocks)
-    contexts = sequence_contexts(config, x_BSD.shape[-2])
+    contexts = sequence_contexts(config, x_BSD.shape[-2], starts_BS)
     kinds = config.repeated_kinds
     periods, remainder = divmod(config.n_layers, len(kinds))
 

@@ -103,6 +103,7 @@ class GPT(nnx.Module):
         dropout: Dropout = NO_DROPOUT,
         compute: Compute = Compute(),  # noqa: B008 — a tuple
         keep_hidden_states: bool = False,
+        starts_BS: Array | None = None,
     ) -> Forward:
         """Return logits, routing and, on request, hidden states.
 
@@ -111,9 +112,12 @@ class GPT(nnx.Module):
             dropout: applied after the embedding and inside the blocks.
             compute: dtype, rematerialization and the like.
             keep_hidden_states: whether to return them; they take memory.
+            starts_BS: the position in the sequence of the first token of each token's document, if
+                documents are separate: a token attends to its own document only, and its position
+                is that in the document. None if each sequence is one document.
         """
-        x_BSD = self._embed_sequences(tokens_BS, dropout, compute)
-        return self.forward_embedded(x_BSD, dropout, compute, keep_hidden_states)
+        x_BSD = self._embed_sequences(tokens_BS, dropout, compute, starts_BS)
+        return self.forward_embedded(x_BSD, dropout, compute, keep_hidden_states, starts_BS)
 
     def forward_embedded(
         self,
@@ -121,12 +125,13 @@ class GPT(nnx.Module):
         dropout: Dropout = NO_DROPOUT,
         compute: Compute = Compute(),  # noqa: B008 — a tuple
         keep_hidden_states: bool = False,
+        starts_BS: Array | None = None,
     ) -> Forward:
         """Return the same as `forward`, from embedded tokens."""
         hidden_states, routing = [x_BSD], None
         if self.blocks is not None:
             x_BSD, inner, routing = run_blocks(
-                self.blocks, self.config, x_BSD, dropout, compute, keep_hidden_states
+                self.blocks, self.config, x_BSD, dropout, compute, keep_hidden_states, starts_BS
             )
             hidden_states += inner or []
         hidden_states[-1] = apply_norm(self.final_norm, x_BSD)
@@ -138,11 +143,17 @@ class GPT(nnx.Module):
         targets_BS: Array,
         dropout: Dropout = NO_DROPOUT,
         compute: Compute = Compute(),  # noqa: B008 — a tuple
+        starts_BS: Array | None = None,
     ) -> tuple[Array, Routing | None]:
         """Return the cross-entropy summed over the targets that are not negative, in nats, and the
         routing of `forward`. All logits never exist at once."""
         loss = self.weighted_loss(
-            tokens_BS, targets_BS, jnp.ones_like, dropout=dropout, compute=compute
+            tokens_BS,
+            targets_BS,
+            jnp.ones_like,
+            dropout=dropout,
+            compute=compute,
+            starts_BS=starts_BS,
         )
         return loss.total, loss.routing
 
@@ -155,6 +166,7 @@ class GPT(nnx.Module):
         temperature: float = 1.0,
         dropout: Dropout = NO_DROPOUT,
         compute: Compute = Compute(),  # noqa: B008 — a tuple
+        starts_BS: Array | None = None,
     ) -> WeightedLoss:
         """Return the cross-entropy, times its weight, summed over the targets that are not
         negative. All logits never exist at once.
@@ -165,7 +177,7 @@ class GPT(nnx.Module):
             extras: arrays with leading axes B and S.
             temperature: the logits are divided by this, above 0; it isn't traced.
         """
-        x_MD, routing = self._head_inputs_of(tokens_BS, dropout, compute)
+        x_MD, routing = self._head_inputs_of(tokens_BS, dropout, compute, starts_BS)
         total, statistics = cross_entropy.weighted_loss(
             functools.partial(head_logits, self.config, temperature),
             weight_of,
@@ -182,10 +194,11 @@ class GPT(nnx.Module):
         tokens_BS: Array,
         targets_BS: Array,
         compute: Compute = Compute(),  # noqa: B008 — a tuple
+        starts_BS: Array | None = None,
     ) -> Array:
         """Return losses_BS, the cross-entropy at each target in nats, 0 where the target is
         negative. For inspection: there is no gradient."""
-        return -self.log_probs(tokens_BS, targets_BS, compute=compute)
+        return -self.log_probs(tokens_BS, targets_BS, compute=compute, starts_BS=starts_BS)
 
     def log_probs(
         self,
@@ -193,9 +206,10 @@ class GPT(nnx.Module):
         targets_BS: Array,
         temperature: float = 1.0,
         compute: Compute = Compute(),  # noqa: B008 — a tuple
+        starts_BS: Array | None = None,
     ) -> Array:
         """Return log_probs_BS of the targets as in `weighted_loss`, without computing gradients."""
-        x_MD, _ = self._head_inputs_of(tokens_BS, NO_DROPOUT, compute)
+        x_MD, _ = self._head_inputs_of(tokens_BS, NO_DROPOUT, compute, starts_BS)
         head = functools.partial(head_logits, self.config, temperature)
         matrix, targets_M = self._head_matrix(x_MD.dtype), targets_BS.reshape(-1)
         statistics = cross_entropy.target_statistics(head, x_MD, matrix, targets_M)
@@ -223,19 +237,21 @@ class GPT(nnx.Module):
         logits_BSV = logits_MV.reshape(*x_BSD.shape[:-1], -1)
         return logits_BSV if is_split("vocab") else logits_BSV[..., : self.config.vocab_size]
 
-    def _embed_sequences(self, tokens_BS: Array, dropout: Dropout, compute: Compute) -> Array:
+    def _embed_sequences(
+        self, tokens_BS: Array, dropout: Dropout, compute: Compute, starts_BS: Array | None
+    ) -> Array:
         """Return the input x_BSD of the first block."""
-        x_BSD = self.embed(tokens_BS, own_positions(tokens_BS.shape[-1])).astype(compute.dtype)
-        return dropout.fold(0).of_tokens(x_BSD)
+        positions = own_positions(tokens_BS.shape[-1], starts_BS)
+        return dropout.fold(0).of_tokens(self.embed(tokens_BS, positions).astype(compute.dtype))
 
     def _head_inputs_of(
-        self, tokens_BS: Array, dropout: Dropout, compute: Compute
+        self, tokens_BS: Array, dropout: Dropout, compute: Compute, starts_BS: Array | None
     ) -> tuple[Array, Routing | None]:
         """Return the head's input x_MD, and the routing."""
-        x_BSD, routing = self._embed_sequences(tokens_BS, dropout, compute), None
+        x_BSD, routing = self._embed_sequences(tokens_BS, dropout, compute, starts_BS), None
         if self.blocks is not None:
             x_BSD, _, routing = run_blocks(
-                self.blocks, self.config, x_BSD, dropout, compute, keep_hidden_states=False
+                self.blocks, self.config, x_BSD, dropout, compute, False, starts_BS
             )
         return self._head_inputs(x_BSD), routing
 

@@ -54,9 +54,15 @@ def make_position_embedding(config: ModelConfig, key: Array) -> Embedding | Sinu
     return None
 
 
-def own_positions(length: int) -> Array:
-    """Return positions_S of the `length` tokens of each sequence that this device has."""
-    return collectives.axis_index(CONTEXT) * length + jnp.arange(length)
+def own_positions(length: int, starts_BS: Array | None = None) -> Array:
+    """Return the position of each of the `length` tokens of each sequence that this device has: in
+    the sequence, positions_S, or in its document, positions_BS.
+
+    Args:
+        starts_BS: as for `GPT.forward`.
+    """
+    positions_S = collectives.axis_index(CONTEXT) * length + jnp.arange(length)
+    return positions_S if starts_BS is None else positions_S - starts_BS
 
 
 class Rotary(NamedTuple):

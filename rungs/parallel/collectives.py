@@ -56,6 +56,13 @@ def all_to_all(x: Array, axis: str, *, split: int, joined: int) -> Array:
     return jax.lax.all_to_all(x, axis, split_axis=split, concat_axis=joined, tiled=True)
 
 
+def all_gather(x: Array, axis: str, *, joined: int) -> Array:
+    """Return the parts of all devices along a mesh axis, joined along array axis `joined`."""
+    if axis_size(axis) == 1:
+        return x
+    return jax.lax.all_gather(x, axis, axis=joined, tiled=True)
+
+
 def to_varying(x: Any, *axes: str) -> Any:
     """Return x, replicated along mesh axes, as varying along them.
 

@@ -229,8 +229,8 @@ def process_local_rows(mesh: Mesh, size: int) -> np.ndarray:
     return np.unique([np.arange(size)[index[0]] for index in indices if index])
 
 
-def place_batch(mesh: Mesh, *arrays: np.ndarray, size: int | None = None) -> tuple[Array, ...]:
-    """Copy host arrays (…, B, S) to the mesh.
+def place_batch(mesh: Mesh, *arrays: np.ndarray | None, size: int | None = None) -> tuple[Any, ...]:
+    """Copy host arrays (…, B, S) to the mesh; None stays None.
 
     Args:
         size: B of the global batch, if the arrays only have this process's `process_local_rows`.
@@ -241,7 +241,8 @@ def place_batch(mesh: Mesh, *arrays: np.ndarray, size: int | None = None) -> tup
         shape = (*array.shape[:-2], size or array.shape[-2], array.shape[-1])
         return jax.make_array_from_process_local_data(sharding, array, shape)
 
-    return tuple(map(place, arrays))
+    placed: tuple[Any, ...] = jax.tree.map(place, arrays)
+    return placed
 
 
 def _is_cpu(mesh: Mesh | AbstractMesh) -> bool:

@@ -65,7 +65,8 @@ def _residuals(
     ) -> Array:
         def loss_of(trainable: nnx.State) -> Array:
             model = nnx.merge(graph, trainable, frozen, copy=True)
-            batch = inputs_BS, targets_BS, jnp.arange(rows), jax.random.key(0)
+            starts_BS = inputs_BS if train.documents == "separate" else None
+            batch = inputs_BS, targets_BS, starts_BS, jnp.arange(rows), jax.random.key(0)
             return objective(train, gatherer, model, *batch)[0]
 
         _, pullback = jax.vjp(loss_of, trainable)

@@ -209,7 +209,9 @@ def _again(config: RunConfig) -> int:
     with two kernels in both, and the gradient of the weights in the second."""
     shape = 1, config.sequence_length, 1, config.model.head_width
     query = jax.ShapeDtypeStruct(shape, dtype_of(config.train))
-    kernel = causal_kernel(query, config.model.attention_soft_cap)
+    kernel = causal_kernel(
+        query, config.model.attention_soft_cap, config.train.documents == "separate"
+    )
     return 3 if kernel in (splash_attention, triton_attention) else 1
 
 

@@ -24,11 +24,12 @@ class ValidationInterrupted(Exception):
     """Raised when a validation stops early because `should_stop` returned True."""
 
 
-EvaluationStep = Callable[[GPT, Array, Array], tuple[Array, Array]]
+EvaluationStep = Callable[..., tuple[Array, Array]]
 
 
 def make_evaluation_step(train: TrainConfig, mesh: Mesh | None = None) -> EvaluationStep:
-    """Return a compiled function of (model, inputs_BS, targets_BS), without dropout.
+    """Return a compiled function of (model, inputs_BS, targets_BS), without dropout. Optional last
+    argument: starts_BS, as for `GPT.forward`.
 
     It returns each sequence's summed loss, and how many of its targets count.
 
@@ -39,19 +40,21 @@ def make_evaluation_step(train: TrainConfig, mesh: Mesh | None = None) -> Evalua
     replicated = NamedSharding(layout.mesh, PartitionSpec())
     batch, rows = layout.batch_spec(2), layout.rows_spec()
 
-    def evaluation_step(model: GPT, inputs_BS: Array, targets_BS: Array) -> tuple[Array, Array]:
+    def evaluation_step(
+        model: GPT, inputs_BS: Array, targets_BS: Array, starts_BS: Array | None = None
+    ) -> tuple[Array, Array]:
         graph, state = nnx.split(model)
         gatherer = WeightGatherer(layout.sharded_axes(nnx.state(model)), dtype_of(train))
 
         def on_each_device(
-            state: nnx.State, inputs_BS: Array, targets_BS: Array
+            state: nnx.State, inputs_BS: Array, targets_BS: Array, starts_BS: Array | None
         ) -> tuple[Array, Array]:
             model = nnx.merge(graph, state)
             gatherer.gather_outside_blocks(model)
             compute = Compute(
                 dtype_of(train), unroll=train.scan_unroll, gather=gatherer.gather_layer
             )
-            losses_BS = model.losses(inputs_BS, targets_BS, compute)
+            losses_BS = model.losses(inputs_BS, targets_BS, compute, starts_BS)
             sums = losses_BS.sum(axis=-1), (targets_BS >= 0).sum(axis=-1)
             summed: tuple[Array, Array] = collectives.psum(sums, CONTEXT)
             return summed
@@ -59,9 +62,9 @@ def make_evaluation_step(train: TrainConfig, mesh: Mesh | None = None) -> Evalua
         sums_and_counts = jax.shard_map(
             on_each_device,
             mesh=layout.mesh,
-            in_specs=(layout.specs(state), batch, batch),
+            in_specs=(layout.specs(state), batch, batch, batch),
             out_specs=(rows, rows),
-        )(state, inputs_BS, targets_BS)
+        )(state, inputs_BS, targets_BS, starts_BS)
         return jax.lax.with_sharding_constraint(sums_and_counts, replicated)
 
     return nnx.jit(evaluation_step)
@@ -98,10 +101,10 @@ def validation_loss(
         (losses_B, counts_B), rows = jax.device_get(unread.pop())
         results.append((losses_B[:rows], counts_B[:rows]))
 
-    for inputs_BS, targets_BS, rows in validation.batches(process_local_rows(mesh, size)):
+    for *arrays, rows in validation.batches(process_local_rows(mesh, size)):
         if should_stop():
             raise ValidationInterrupted
-        batch = place_batch(mesh, inputs_BS, targets_BS, size=size)
+        batch = place_batch(mesh, *arrays, size=size)
         running = evaluation_step(model, *batch), rows
         if unread:
             read()

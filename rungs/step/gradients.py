@@ -29,9 +29,7 @@ REPLICATED = PartitionSpec()
 class Objective(Protocol):
     """What a step minimizes."""
 
-    def __call__(
-        self, gatherer: WeightGatherer, model: GPT, *microbatch: Array
-    ) -> tuple[Array, Any]:
+    def __call__(self, gatherer: WeightGatherer, model: GPT, *microbatch: Any) -> tuple[Array, Any]:
         """Return this device's share of the objective on a microbatch, and what else the step
         needs: a tuple whose `losses_A` is the loss of the microbatch.
 
@@ -50,7 +48,7 @@ def summed_gradients(
     layout: Layout,
     model: GPT,
     wrt: Any,
-    batch: tuple[Array, ...],
+    batch: tuple[Array | None, ...],
     key: Array,
     scale: Array | None = None,
     aux_specs: Any = REPLICATED,
@@ -68,7 +66,7 @@ def summed_gradients(
     Args:
         dtype: to compute in.
         wrt: the kind of variables to differentiate.
-        batch: arrays with axes A, B, S.
+        batch: arrays with axes A, B, S, of which some may be None.
         key: of the step.
         scale: loss scale; the gradients are divided by it again.
         aux_specs: how what the objective returns is laid out.
@@ -76,7 +74,7 @@ def summed_gradients(
     """
     graph, *states = nnx.split(model, wrt, ...)
     trained, frozen = states
-    gradient_sum = GradientSum(layout, trained, microbatches=len(batch[0]))
+    gradient_sum = GradientSum(layout, trained, microbatches=len(jax.tree.leaves(batch)[0]))
     split_axes = layout.sharded_axes(frozen) | gradient_sum.gathered
     gatherer = WeightGatherer(split_axes, dtype)
     rows = layout.batch_spec(3)
@@ -85,10 +83,10 @@ def summed_gradients(
         trained: nnx.State,
         frozen: nnx.State,
         scale: Array | None,
-        batch: tuple[Array, ...],
+        batch: tuple[Array | None, ...],
         key: Array,
     ) -> tuple[nnx.State, Any, Array]:
-        def objective_of(sources: nnx.State, *microbatch: Array) -> tuple[Array, Any]:
+        def objective_of(sources: nnx.State, *microbatch: Array | None) -> tuple[Array, Any]:
             weights = gradient_sum.weights(sources, trained)
             # Copy: frozen parameters belong to the outer trace and cannot be changed here.
             model = nnx.merge(graph, weights, frozen, copy=True)
@@ -114,7 +112,7 @@ def summed_gradients(
 def _accumulate(
     objective_of: Callable[..., tuple[Array, Any]],
     trained: nnx.State,
-    batch: tuple[Array, ...],
+    batch: tuple[Array | None, ...],
     key: Array,
     shortcuts: Shortcuts | None,
 ) -> tuple[nnx.State, Any, Array]:
@@ -124,12 +122,12 @@ def _accumulate(
     A microbatch whose loss or gradient is not finite, on any device, is left out. A single
     microbatch needs no memory for a sum; its gradient is returned as it is.
     """
-    count, rows = batch[0].shape[:2]
+    count, rows = jax.tree.leaves(batch)[0].shape[:2]
     first_row = collectives.axis_index(DATA) * rows
     zeros = jax.tree.map(jnp.zeros_like, trained)
 
     def gradient_of(
-        microbatch: tuple[Array, ...], index: Array | int
+        microbatch: tuple[Any, ...], index: Array | int
     ) -> tuple[nnx.State, tuple[Any, Array]]:
         sequences_B = index * rows * collectives.axis_size(DATA) + first_row + jnp.arange(rows)
 
@@ -150,7 +148,7 @@ def _accumulate(
         return gradient, (aux, collectives.pmin(first_nonfinite((aux.losses_A, gradient))))
 
     def add(
-        total: nnx.State, part: tuple[tuple[Array, ...], Array]
+        total: nnx.State, part: tuple[tuple[Any, ...], Array]
     ) -> tuple[nnx.State, tuple[Any, Array]]:
         gradient, (aux, nonfinite_index) = gradient_of(*part)
         is_finite = nonfinite_index == ALL_FINITE
@@ -158,7 +156,7 @@ def _accumulate(
         return total, (aux, nonfinite_index)
 
     if count == 1:
-        total, results = gradient_of(tuple(array[0] for array in batch), 0)
+        total, results = gradient_of(jax.tree.map(lambda array: array[0], batch), 0)
         aux, first_nonfinite_A = jax.tree.map(lambda a: a[None], results)
     else:
         total, (aux, first_nonfinite_A) = jax.lax.scan(add, zeros, (batch, jnp.arange(count)))

@@ -117,8 +117,9 @@ def make_train_step(train: TrainConfig, mesh: Mesh | None = None) -> TrainStep:
     """Return a compiled function of (model, optimizer, inputs_ABS, targets_ABS) that trains one
     global step.
 
-    It updates model and optimizer in place and reuses their memory. The optional fifth argument is
-    a limit in nats: if the step's loss is above it, model and optimizer stay unchanged.
+    It updates model and optimizer in place and reuses their memory. Optional arguments:
+        starts_ABS: as for `GPT.forward`.
+        loss_limit: in nats; if the step's loss is above it, model and optimizer stay unchanged.
 
     Args:
         mesh: the mesh that model and optimizer were created on; one device if absent.
@@ -130,14 +131,15 @@ def make_train_step(train: TrainConfig, mesh: Mesh | None = None) -> TrainStep:
         optimizer: MultiSteps,
         inputs_ABS: Array,
         targets_ABS: Array,
+        starts_ABS: Array | None = None,
         loss_limit: Array | float = jnp.inf,
     ) -> StepResult:
         key = dropout_key(train, optimizer.step[...])
         scaling = optimizer.loss_scale
         loss_scale = None if scaling is None else scaling.scale[...]
-        batch = inputs_ABS, targets_ABS, key, loss_scale
+        batch = inputs_ABS, targets_ABS, starts_ABS
         gradient_sum, aux, first_nonfinite_A = gradients(
-            train, layout, model, optimizer.wrt, *batch
+            train, layout, model, optimizer.wrt, batch, key, loss_scale
         )
         losses_A, weights_A, routing = aux
         is_finite_A = first_nonfinite_A == ALL_FINITE
@@ -188,19 +190,22 @@ def gradients(
     layout: Layout,
     model: GPT,
     wrt: Any,
-    inputs_ABS: Array,
-    targets_ABS: Array,
+    batch: tuple[Array, Array, Array | None],
     key: Array,
     scale: Array | None = None,
 ) -> tuple[nnx.State, MicrobatchAux, Array]:
-    """Return what `summed_gradients` does, for `objective`."""
+    """Return what `summed_gradients` does, for `objective`.
+
+    Args:
+        batch: inputs_ABS, targets_ABS, and starts_ABS or None.
+    """
     return summed_gradients(
         functools.partial(objective, train),
         dtype_of(train),
         layout,
         model,
         wrt,
-        (inputs_ABS, targets_ABS),
+        batch,
         key,
         scale,
     )
@@ -212,6 +217,7 @@ def objective(
     model: GPT,
     inputs_BS: Array,
     targets_BS: Array,
+    starts_BS: Array | None,
     sequences_B: Array,
     key: Array,
 ) -> tuple[Array, MicrobatchAux]:
@@ -222,12 +228,13 @@ def objective(
 
     Args:
         model: with this device's part of the weights.
+        starts_BS: as for `GPT.forward`.
         sequences_B: index of each sequence within the step; with `key` it determines its dropout.
     """
     gatherer.gather_outside_blocks(model)
     compute = Compute(dtype_of(train), train.remat, train.scan_unroll, gatherer.gather_layer)
     dropout = Dropout.of(train.drop_rate, key, sequences_B)
-    total, routing = model.summed_loss(inputs_BS, targets_BS, dropout, compute)
+    total, routing = model.summed_loss(inputs_BS, targets_BS, dropout, compute, starts_BS)
     devices = collectives.axis_size(*TOKEN_AXES)
     loss = total / (targets_BS.size * devices)
     summed_loss = collectives.psum(loss, *TOKEN_AXES)

@@ -115,7 +115,9 @@ class FailedStepRecorder:
             sharding=self._sharding,
         )
         with create_folder(folder) as unfinished:
-            save_file(self._data.batch(step)._asdict(), unfinished / BATCH_FILE)
+            arrays = self._data.batch(step)._asdict()
+            given = {name: array for name, array in arrays.items() if array is not None}
+            save_file(given, unfinished / BATCH_FILE)
             text = meta.model_dump_json(indent=2) + "\n"
             (unfinished / STEP_FILE).write_text(text, encoding="utf-8")
             if saved is not None:

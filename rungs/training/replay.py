@@ -29,6 +29,7 @@ from rungs.model.blocks import Block, unstack_layers
 from rungs.model.gpt import GPT
 from rungs.model.kernels.cross_entropy import target_losses
 from rungs.model.layers import Dropout
+from rungs.model.positions import own_positions
 from rungs.optim.multi_steps import MultiSteps
 from rungs.optim.precision import dtype_of
 from rungs.parallel import jax_setup
@@ -118,8 +119,8 @@ def _retrain(
     for step in range(first, last):
         batch = place_batch(mesh, *data.batch(step))
         limit = -np.inf if step in meta.skipped_steps else np.inf
-        limits = (limit,) if config.train.skip_spikes else ()
-        train_step(model, optimizer, *batch, *limits)
+        limits = {"loss_limit": limit} if config.train.skip_spikes else {}
+        train_step(model, optimizer, *batch, **limits)
         for name in nonfinite_names(finite_flags(named_arrays(model) | named_arrays(optimizer))):
             click.echo(f"after step {step}: {name} is the first tensor that is not finite")
             raise NotFinite
@@ -184,7 +185,8 @@ def _check_compiled_step(failed: FailedStep, mesh: Mesh, model: GPT, optimizer: 
 def _stages(failed: FailedStep, model: GPT, number: int) -> Iterator[Stage]:
     """Yield the embedding, each layer, and the head."""
     train, config = failed.config.train, failed.config.model
-    inputs_BS = jnp.asarray(failed.batch.inputs_ABS[number])
+    batch: Any = jax.tree.map(lambda array: jnp.asarray(array[number]), tuple(failed.batch))
+    inputs_BS, _, starts_BS = batch
     rows, length = inputs_BS.shape
     key = dropout_key(train, failed.meta.global_step)
     dropout = Dropout.of(train.drop_rate, key, number * rows + jnp.arange(rows))
@@ -192,12 +194,12 @@ def _stages(failed: FailedStep, model: GPT, number: int) -> Iterator[Stage]:
     blocks, outer.blocks = outer.blocks, None
 
     def embed(outer: GPT, _: None) -> Array:
-        x_BSD = outer.embed(inputs_BS, jnp.arange(length)).astype(dtype_of(train))
+        x_BSD = outer.embed(inputs_BS, own_positions(length, starts_BS)).astype(dtype_of(train))
         return dropout.fold(0)(x_BSD)
 
     yield Stage("embedding", outer, embed)
     if blocks is not None:
-        contexts = sequence_contexts(config, length)
+        contexts = sequence_contexts(config, length, starts_BS)
         graph, stacked = nnx.split(blocks)
         layers = unstack_layers(stacked, config.n_layers, jnp.float32)
         for layer, (kind, state) in enumerate(zip(config.layer_kinds(), layers, strict=True)):

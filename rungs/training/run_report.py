@@ -29,6 +29,9 @@ from rungs.step.state import shapes_of
 
 log = logging.getLogger("rungs")
 
+_MUCH_PADDING = 0.5
+"""Share of padding from which packing is suggested."""
+
 
 def log_start(
     run: RunFolder,
@@ -67,6 +70,18 @@ def log_validation_change(before: str | None, now: str | None) -> None:
             " starts over with the next checkpoint; the best one so far is kept",
             *(data or "none (the training loss decides)" for data in (before, now)),
         )
+
+
+def log_padding(data: TrainingData) -> None:
+    """Log which datasets of pairs or chats are mostly padding."""
+    for name, share in data.padding.items():
+        if share > _MUCH_PADDING:
+            log.info(
+                'dataset %s: %.0f%% of its sequences is padding; with "documents": "separate" in'
+                " train.json, a sequence holds several pairs or chats",
+                name,
+                100 * share,
+            )
 
 
 def warn_of_unused_keys(run: RunFolder, config: RunConfig, has_validation: bool) -> None:

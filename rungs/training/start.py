@@ -166,6 +166,7 @@ def _train(inputs: Inputs, mesh: Mesh) -> int:
     elif is_first_process():  # a resumed run must keep its keys
         run_report.warn_of_unused_keys(run, config, inputs.validation is not None)
     run_report.log_size(run, config, inputs.data, trainer.model, trainer.optimizer, mesh)
+    run_report.log_padding(inputs.data)
     run_report.log_trainable(trainer.model, trainer.optimizer)
     run_report.warn_of_idle_devices(config.train, mesh)
     run_report.log_shared_cores(config.train, mesh)

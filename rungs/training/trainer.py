@@ -41,7 +41,7 @@ from rungs.training.result_reader import ResultReader
 
 log = logging.getLogger("rungs")
 
-Batch = tuple[jax.Array, ...]
+Batch = tuple[jax.Array | None, ...]
 
 
 @dataclasses.dataclass
@@ -98,7 +98,7 @@ class Trainer:
             for step, batch in zip(steps, batches, strict=True):
                 limit = self._loss_limit(step)
                 with jax.transfer_guard("disallow"):
-                    result = self._train_step(self.model, self.optimizer, *batch, *limit)
+                    result = self._train_step(self.model, self.optimizer, *batch, **limit)
                 stop.begin()
                 self._check_saved_state()
                 if unread is not None:
@@ -118,13 +118,13 @@ class Trainer:
             raise batches.failure
         return latest
 
-    def _loss_limit(self, step: int) -> tuple[jax.Array, ...]:
+    def _loss_limit(self, step: int) -> dict[str, jax.Array]:
         """Return the step's extra argument: the loss above which it skips, if it skips spikes."""
         if not self.config.train.skip_spikes:
-            return ()
+            return {}
         limit = np.float32(self.reader.spikes.loss_limit(step))
         everywhere = NamedSharding(self.mesh, PartitionSpec())
-        return (jax.make_array_from_callback((), everywhere, lambda _: limit),)
+        return {"loss_limit": jax.make_array_from_callback((), everywhere, lambda _: limit)}
 
     def _is_due(self, step: int) -> bool:
         last = self.data.total_steps - 1
@@ -239,7 +239,9 @@ class PrefetchedBatches:
         failure: why no batch after the last one could be read, None so far.
     """
 
-    def __init__(self, mesh: Mesh, batches: Iterable[tuple[np.ndarray, ...]], size: int) -> None:
+    def __init__(
+        self, mesh: Mesh, batches: Iterable[tuple[np.ndarray | None, ...]], size: int
+    ) -> None:
         self._mesh, self._batches, self._size = mesh, batches, size
         self.failure: RunFailure | None = None
 
@@ -254,7 +256,7 @@ class PrefetchedBatches:
         if self.failure is not None:
             raise self.failure
 
-    def _readable(self) -> Iterator[tuple[np.ndarray, ...]]:
+    def _readable(self) -> Iterator[tuple[np.ndarray | None, ...]]:
         try:
             yield from self._batches
         except RunFailure as failure:

@@ -183,7 +183,11 @@ def test_pairs_are_described(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert found.holds_pairs
     pairs = found.description.splits["train"].pairs
     assert pairs is not None
-    assert pairs.model_dump() == {"pairs": 3, "longest_tokens": 6, "answer_tokens": 8}
+    assert pairs.model_dump(exclude_none=True) == {
+        "pairs": 3,
+        "longest_tokens": 6,
+        "answer_tokens": 8,
+    }
     assert read_description(folder) == found.description
     monkeypatch.setattr(dataset_module, "_describe_pairs", None)
     assert open_dataset("pairs", tmp_path).description == found.description

@@ -48,12 +48,14 @@ def test_prefetched_batches_equal_the_batches_of_their_steps(
     backwards = [data.batch(step) for step in reversed(steps)]
     by_step = backwards[::-1]
     for step in (0, data.total_steps // 2, data.total_steps - 1):
-        np.testing.assert_array_equal(training_data(datasets, **changes).batch(step), by_step[step])
+        np.testing.assert_array_equal(
+            training_data(datasets, **changes).batch(step)[:2], by_step[step][:2]
+        )
     for first in (0, 1, data.steps_per_epoch - 1, data.total_steps - 1, data.total_steps):
         prefetched = list(data.batches(first))
         assert len(prefetched) == data.total_steps - first
         for expected, batch in zip(by_step[first:], prefetched, strict=True):
-            np.testing.assert_array_equal(batch, expected)
+            np.testing.assert_array_equal(batch[:2], expected[:2])
     with pytest.raises(IndexError):
         data.batch(data.total_steps)
     with pytest.raises(IndexError):
@@ -69,7 +71,7 @@ def test_a_host_reads_only_its_rows_of_each_batch(
     batches = [data.batch(step) for step in range(3)]
     read = sequences.read
 
-    def recording_read(parts: Any, indices: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    def recording_read(parts: Any, indices: list[int]) -> tuple[np.ndarray, ...]:
         indices_read.extend(indices)
         return read(parts, indices)
 
@@ -108,7 +110,7 @@ def _prefetch_threads() -> list[threading.Thread]:
 def test_epochs_repeat_without_shuffling(datasets: dict[str, Dataset]) -> None:
     data = training_data(datasets, epochs=3)
     assert data.total_steps == 3 * data.steps_per_epoch
-    np.testing.assert_array_equal(data.batch(0), data.batch(2 * data.steps_per_epoch))
+    np.testing.assert_array_equal(data.batch(0)[:2], data.batch(2 * data.steps_per_epoch)[:2])
 
 
 @pytest.mark.parametrize("dataset", ["x", {"x": 1.0, "y": 2.0, "z": 0.5}])
@@ -157,7 +159,7 @@ def test_a_longer_run_starts_with_the_same_batches(
     short = training_data(datasets, dataset=dataset, min_train_tokens=200)
     long = training_data(datasets, dataset=dataset, min_train_tokens=900)
     for step in range(short.total_steps):
-        np.testing.assert_array_equal(short.batch(step), long.batch(step))
+        np.testing.assert_array_equal(short.batch(step)[:2], long.batch(step)[:2])
 
 
 # Mixtures

@@ -17,7 +17,7 @@ from tokenizers import models, pre_tokenizers, processors
 import download_dataset
 from rungs.common.errors import UserError
 from rungs.data import dataset as dataset_module
-from rungs.data import pair_dataset
+from rungs.data import pair_dataset, pair_sequences
 from rungs.data.bpe import train_bpe
 from rungs.data.catalog import build_pair_dataset
 from rungs.data.dataset import Dataset, Split
@@ -272,6 +272,7 @@ def test_memory_does_not_grow_with_the_pairs(
     monkeypatch.setattr(pair_dataset, "_PAIRS_PER_BATCH", 64)
     monkeypatch.setattr(dataset_module, "_BLOCK_TOKENS", 4096)
     monkeypatch.setattr(dataset_module, "_BLOCK_PAIRS", 512)
+    monkeypatch.setattr(pair_sequences, "_BLOCK_DOCUMENTS", 512)
     peaks = []
     for count in (100, 1000, 10_000):
         path = write(tmp_path, "a", *[line("prompt " * 20, f"{i}") for i in range(count)])

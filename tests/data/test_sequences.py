@@ -2,16 +2,20 @@
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tokenizers import models
 
 from rungs.common.errors import UserError
+from rungs.data.bpe import byte_level_tokenizer
 from rungs.data.dataset import Dataset
 from rungs.data.loader import TrainingData, ValidationData
-from rungs.data.sequences import IGNORED
+from rungs.data.pair_sequences import IGNORED
+from rungs.data.sequences import TextWindows
 from tests.support.token_datasets import (
     END,
     STEP_TOKENS,
@@ -42,7 +46,7 @@ def test_steps_are_consecutive_windows_of_the_text(
     for step in range(data.total_steps):
         first = start + step * STEP_TOKENS
         expected = tokens[first : first + STEP_TOKENS].reshape(A, B, S)
-        inputs_ABS, targets_ABS = data.batch(step)
+        inputs_ABS, targets_ABS, _ = data.batch(step)
         np.testing.assert_array_equal(inputs_ABS, expected)
         np.testing.assert_array_equal(targets_ABS, expected + target_offset)
         assert inputs_ABS.dtype == targets_ABS.dtype == np.int32
@@ -102,12 +106,31 @@ def test_sequence_length_overrides_context_length(datasets: dict[str, Dataset]) 
     data, expected = training_data(datasets, **short), training_data(datasets)
     assert (data.total_steps, data.tokens_per_step) == (expected.total_steps, STEP_TOKENS)
     for step in range(data.total_steps):
-        np.testing.assert_array_equal(data.batch(step), expected.batch(step))
+        np.testing.assert_array_equal(data.batch(step)[:2], expected.batch(step)[:2])
     validation = validation_rows(ValidationData.of(config, datasets))
     assert len(validation) == 5
     np.testing.assert_array_equal(
         validation, validation_rows(ValidationData.of(configs(validation_tokens=33), datasets))
     )
+
+
+@given(st.lists(st.integers(0, 3), min_size=30, max_size=60))
+def test_a_document_starts_with_each_separator(ids: list[int]) -> None:
+    tokens: Any = np.array(ids, np.uint16)
+    windows, length, separator = TextWindows(tokens, 1, 7, 1, separator=2), 7, 2
+    for index in range(len(windows)):
+        inputs_S, targets_S, starts_S = windows[index]
+        np.testing.assert_array_equal(targets_S[:-1], inputs_S[1:])
+        for place in range(length):
+            before = [at for at in range(place + 1) if inputs_S[at] == separator]
+            assert starts_S[place] == (before[-1] if before else 0)
+
+
+def test_separate_documents_need_an_end_of_text(tmp_path: Path) -> None:
+    dataset = make_text(tmp_path, "x", train=np.arange(100))
+    byte_level_tokenizer(models.BPE()).save(str(dataset.folder / "tokenizer.json"))
+    with pytest.raises(UserError, match="end-of-text token, which the tokenizer of dataset x"):
+        training_data({"x": dataset}, documents="separate")
 
 
 # Pairs
@@ -162,7 +185,7 @@ def test_only_answer_tokens_are_targets(
     assert data.steps_per_epoch == len(pairs) // batch_size
     seen = []
     for step in range(data.total_steps):
-        inputs_ABS, targets_ABS = data.batch(step)
+        inputs_ABS, targets_ABS, _ = data.batch(step)
         assert inputs_ABS.dtype == targets_ABS.dtype == np.int32
         assert inputs_ABS.shape == targets_ABS.shape == (1, batch_size, length)
         seen += list(zip(inputs_ABS[0].tolist(), targets_ABS[0].tolist(), strict=True))
@@ -180,7 +203,7 @@ def test_an_example_batch_of_pairs(tmp_path: Path) -> None:
     data = training_data(
         {"p": make_pairs(tmp_path, "p", train=pairs)}, dataset="p", gradient_accumulation_steps=1
     )
-    inputs_ABS, targets_ABS = data.batch(0)
+    inputs_ABS, targets_ABS, _ = data.batch(0)
     no = IGNORED
     assert inputs_ABS[0].tolist() == [
         [1, 2, 3, 4, 5, END, END, END],
@@ -199,7 +222,7 @@ def test_a_mixture_of_text_and_pairs_changes_neither(datasets: dict[str, Dataset
     data = training_data(datasets, dataset={"x": 1, "p": 2}, shuffle=True)
     pairs = {tuple(map(tuple, inputs_and_targets(*pair, S))) for pair in some_pairs(100, 0)}
     counts: Counter[str] = Counter()
-    for inputs_ABS, targets_ABS in data.batches():
+    for inputs_ABS, targets_ABS, _ in data.batches():
         for row, targets in zip(inputs_ABS.reshape(-1, S), targets_ABS.reshape(-1, S), strict=True):
             if row[0] < 1000:
                 np.testing.assert_array_equal(targets, row + 1)

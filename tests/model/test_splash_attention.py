@@ -53,6 +53,7 @@ def splash(window: int | None, soft_cap: float | None) -> Any:
         scale=0.3,
         window=window,
         soft_cap=soft_cap,
+        starts_BS=None,
         interpret=True,
     )
 

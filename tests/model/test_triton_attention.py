@@ -38,7 +38,7 @@ def arrays(
 
 def by_kernels(scoring: Scoring, query: Any, key: Any, value: Any, dy: Any) -> Arrays:
     """Return the output and the gradients of query, key and value."""
-    y, pull = jax.vjp(lambda *x: pallas_attention(*x, scoring, True), query, key, value)
+    y, pull = jax.vjp(lambda *x: pallas_attention(*x, None, scoring, True), query, key, value)
     return y, *pull(dy)
 
 

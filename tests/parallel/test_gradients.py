@@ -149,8 +149,11 @@ def on_mesh(architecture: str, mode: str, data: int, last: int, *train: Any) -> 
     model, optimizer = random_model_and_optimizer(run, mesh)
     graph, wrt = nnx.graphdef(model), optimizer.wrt
 
-    def of(state: nnx.State, *batch: jax.Array) -> tuple[nnx.State, MicrobatchAux, jax.Array]:
-        return gradients(run.train, layout, nnx.merge(graph, state), wrt, *batch)
+    def of(
+        state: nnx.State, inputs_ABS: jax.Array, targets_ABS: jax.Array, *key: jax.Array
+    ) -> tuple[nnx.State, MicrobatchAux, jax.Array]:
+        batch = inputs_ABS, targets_ABS, None
+        return gradients(run.train, layout, nnx.merge(graph, state), wrt, batch, *key)
 
     return OnMesh(run, layout, model, optimizer, jax.jit(of))
 

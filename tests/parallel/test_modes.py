@@ -378,8 +378,9 @@ def memory(mode: Mode, devices: int, remat: str, **model: Any) -> tuple[int, int
     place = NamedSharding(layout.mesh, layout.batch_spec(3))
     batch = jax.ShapeDtypeStruct((1, 8, run.model.context_length), jnp.int32, sharding=place)
 
-    def of(weights: nnx.State, *batch: jax.Array) -> Any:
-        return gradients(train, layout, nnx.merge(graph, weights), optimizer.wrt, *batch)
+    def of(weights: nnx.State, inputs: jax.Array, targets: jax.Array, key: jax.Array) -> Any:
+        batch = inputs, targets, None
+        return gradients(train, layout, nnx.merge(graph, weights), optimizer.wrt, batch, key)
 
     program = jax.jit(of).lower(weights, batch, batch, jax.random.key(0)).compile()
     used = program.memory_analysis()

@@ -16,7 +16,7 @@ from rungs.common import run_log
 from rungs.common.errors import UserError
 from rungs.config.run_config import RunConfig
 from rungs.data.loader import Batch, TrainingData
-from rungs.data.sequences import IGNORED
+from rungs.data.pair_sequences import IGNORED
 from rungs.diagnostics.parallel_check import check as parallel_check
 from rungs.diagnostics.parallel_check.check import ParallelCheck, ParallelLimits
 from rungs.diagnostics.parallel_check.comparison import (

@@ -140,7 +140,7 @@ def trained(case: Case, devices: int) -> tuple[GPT, MultiSteps, list[StepResult]
         if optimizer.loss_scale:
             set_value(optimizer.loss_scale.scale, scale)
         before = arrays(model)
-        results.append(jax.device_get(step(model, optimizer, *batch, np.float32(limit))))
+        results.append(jax.device_get(step(model, optimizer, *batch, loss_limit=np.float32(limit))))
         changed = any((array != before[name]).any() for name, array in arrays(model).items())
         assert changed == is_applied(results[-1])
     assert places(model, optimizer) == at_first

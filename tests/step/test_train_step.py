@@ -47,8 +47,8 @@ def test_one_microbatch_adds_up_layer_by_layer_on_accelerators(microbatches: int
     def traced(target: Target) -> Any:
         def step(state: nnx.State, inputs_ABS: jax.Array, targets_ABS: jax.Array) -> nnx.State:
             model, key = nnx.merge(graph, state), jax.random.key(0)
-            wrt = optimizer.wrt
-            return gradients(run.train, Layout(MESH), model, wrt, inputs_ABS, targets_ABS, key)[0]
+            batch, wrt = (inputs_ABS, targets_ABS, None), optimizer.wrt
+            return gradients(run.train, Layout(MESH), model, wrt, batch, key)[0]
 
         graph, state = nnx.split(model)
         with trace_for(target):

@@ -19,7 +19,7 @@ from jax import Array
 from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import RunConfig
 from rungs.config.train_config import TrainConfig
-from rungs.data.sequences import IGNORED
+from rungs.data.pair_sequences import IGNORED
 from rungs.diagnostics.model_check import input_gradients
 from rungs.diagnostics.model_check.checked_model import CheckedModel
 from rungs.diagnostics.model_check.dead_parameters import CheckedBatch, find_dead_parameters
@@ -300,7 +300,8 @@ def gradient_of(
     def of(
         model: GPT, inputs_ABS: Array, targets_ABS: Array
     ) -> tuple[nnx.State, MicrobatchAux, Array]:
-        return gradients(train, layout, model, wrt, inputs_ABS, targets_ABS, jax.random.key(0))
+        batch = inputs_ABS, targets_ABS, None
+        return gradients(train, layout, model, wrt, batch, jax.random.key(0))
 
     compiled = checked.compiled(of)
 

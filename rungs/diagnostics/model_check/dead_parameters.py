@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rungs.config.model_config import ModelConfig
-from rungs.data.sequences import IGNORED
+from rungs.data.pair_sequences import IGNORED
 from rungs.model.lora import DOWN, UP
 
 Arrays = dict[str, np.ndarray]

@@ -9,7 +9,7 @@ from fractions import Fraction
 import numpy as np
 
 from rungs.config.model_config import ModelConfig
-from rungs.data.sequences import IGNORED
+from rungs.data.pair_sequences import IGNORED
 
 
 def reachable_loss(model: ModelConfig, inputs_BS: np.ndarray, targets_BS: np.ndarray) -> float:

@@ -21,7 +21,7 @@ from rungs.config.run_config import RunConfig
 from rungs.config.sharding_config import Mode, ShardingConfig, mode_problem
 from rungs.data.catalog import open_dataset
 from rungs.data.loader import Batch, TrainingData
-from rungs.data.sequences import IGNORED
+from rungs.data.pair_sequences import IGNORED
 from rungs.diagnostics.parallel_check.comparison import CaseResult, ParallelCase
 from rungs.diagnostics.parallel_check.recorder import GradientRecorder
 from rungs.model.gpt import GPT
@@ -214,7 +214,8 @@ class ParallelCheck(NamedTuple):
         recorder = GradientRecorder(model, optimizer)
         shape = (case.microbatches, case.microbatch_size, -1)
         batches = [
-            place_batch(mesh, *(array.reshape(shape) for array in batch)) for batch in self.batches
+            place_batch(mesh, *jax.tree.map(lambda array: array.reshape(shape), tuple(batch)))
+            for batch in self.batches
         ]
         lowered = make_train_step(config.train, mesh).lower(model, recorder, *batches[0])  # type: ignore[attr-defined]
         level = 2 if mesh.size * _bytes_per_device(model, optimizer) > _LARGE_BYTES else 0
@@ -261,7 +262,11 @@ def _arrays(model: GPT, config: RunConfig) -> dict[str, jax.Array]:
 def _cut(batch: Batch, sequences: int, tokens: int) -> Batch:
     """Return the first tokens of the first sequences of a batch, as one microbatch."""
     length = batch.inputs_ABS.shape[-1]
-    return Batch(*(array.reshape(1, -1, length)[:, :sequences, :tokens] for array in batch))
+
+    def cut(array: np.ndarray) -> np.ndarray:
+        return array.reshape(1, -1, length)[:, :sequences, :tokens]
+
+    return Batch(*jax.tree.map(cut, tuple(batch)))
 
 
 def _loss(result: StepResult) -> float:

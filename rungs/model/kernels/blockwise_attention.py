@@ -77,28 +77,34 @@ def causal_attention(
     scale: float,
     window: int | None = None,
     soft_cap: float | None = None,
+    starts_BS: Array | None = None,
 ) -> Array:
     """Return y_BSNH in the dtype of query; matmuls accumulate in float32.
 
     Args:
         scale, window, soft_cap: see `Scoring`.
+        starts_BS: the position of the first key that each query may attend to, at most its own;
+            None for 0.
     """
     scoring = Scoring(scale, window, soft_cap)
-    return _attention(scoring, *collectives.to_common_varying(query_BSNH, key_BSKH, value_BSKH))
+    arrays = collectives.to_common_varying(query_BSNH, key_BSKH, value_BSKH)
+    return _attention(scoring, *arrays, starts_BS)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attention(scoring: Scoring, query: Array, key: Array, value: Array) -> Array:
-    return _forward(scoring, query, key, value)[0]
+def _attention(
+    scoring: Scoring, query: Array, key: Array, value: Array, starts: Array | None
+) -> Array:
+    return _forward(scoring, query, key, value, starts)[0]
 
 
 def _forward(
-    scoring: Scoring, query: Array, key: Array, value: Array
-) -> tuple[Array, tuple[Array, ...]]:
+    scoring: Scoring, query: Array, key: Array, value: Array, starts: Array | None
+) -> tuple[Array, tuple[Array | None, ...]]:
     query_XGSH, key_XTH, value_XTH = _queries(query, key), _keys(key), _keys(value)
     parts, log_sums = [], []
     for block in query_blocks(query.shape[1], scoring.window):
-        scores_XQT, _ = _scores(scoring, block, query_XGSH, key_XTH)
+        scores_XQT, _ = _scores(scoring, block, query_XGSH, key_XTH, starts)
         largest = scores_XQT.max(axis=-1, keepdims=True)
         weights = jnp.exp(scores_XQT - largest)
         total = weights.sum(axis=-1, keepdims=True)
@@ -107,18 +113,18 @@ def _forward(
         log_sums.append(largest + jnp.log(total))
     y = save_for_backward(_as_queries(query, jnp.concatenate(parts, axis=2)))
     log_sum = save_for_backward(jnp.concatenate(log_sums, axis=1))
-    return y, (query, key, value, y, log_sum)
+    return y, (query, key, value, starts, y, log_sum)
 
 
 def _backward(
     scoring: Scoring, residuals: tuple[Array, ...], gradient: Array
-) -> tuple[Array, Array, Array]:
-    query, key, value, y, log_sum = residuals
+) -> tuple[Array, Array, Array, None]:
+    query, key, value, starts, y, log_sum = residuals
     query_XGSH, key_XTH, value_XTH = _queries(query, key), _keys(key), _keys(value)
     gradient_XGSH, y_XGSH = _queries(gradient, key), _queries(y, key)
     query_parts, key_parts, value_parts, row = [], [], [], 0
     for block in query_blocks(query.shape[1], scoring.window):
-        scores_XQT, slope = _scores(scoring, block, query_XGSH, key_XTH)
+        scores_XQT, slope = _scores(scoring, block, query_XGSH, key_XTH, starts)
         query_XQH, dy_XQH = block.queries(query_XGSH), block.queries(gradient_XGSH)
         rows = query_XQH.shape[1]
         weights = jnp.exp(scores_XQT - log_sum[:, row : row + rows])
@@ -143,6 +149,7 @@ def _backward(
         _as_queries(query, jnp.concatenate(query_parts, axis=2)),
         _as_keys(key, key_parts),
         _as_keys(value, value_parts),
+        None,
     )
 
 
@@ -150,7 +157,11 @@ _attention.defvjp(_forward, _backward)
 
 
 def _scores(
-    scoring: Scoring, block: QueryBlock, query_XGSH: Array, key_XTH: Array
+    scoring: Scoring,
+    block: QueryBlock,
+    query_XGSH: Array,
+    key_XTH: Array,
+    starts_BS: Array | None,
 ) -> tuple[Array, Array | float]:
     """Return scores_XQT of a block, and their derivative with respect to query · key."""
     scores = _dot(block.queries(query_XGSH), block.keys(key_XTH), 2, 2) * scoring.scale
@@ -158,10 +169,12 @@ def _scores(
     if scoring.soft_cap is not None:
         share = jnp.tanh(scores / scoring.soft_cap)
         scores, slope = scoring.soft_cap * share, scoring.scale * (1 - share * share)
-    distance_ST = jnp.arange(block.first, block.end)[:, None] - jnp.arange(
-        block.first_key, block.end
-    )
-    mask = jnp.tile(scoring.is_seen(distance_ST), (query_XGSH.shape[1], 1))
+    keys_T = jnp.arange(block.first_key, block.end)
+    mask = scoring.is_seen(jnp.arange(block.first, block.end)[:, None] - keys_T)
+    if starts_BS is not None:
+        mask = mask & (keys_T >= starts_BS[:, block.first : block.end, None])
+        mask = jnp.repeat(mask, query_XGSH.shape[0] // len(mask), axis=0)
+    mask = jnp.concatenate([mask] * query_XGSH.shape[1], axis=-2)
     return jnp.where(mask, scores, MASKED_SCORE), slope
 
 

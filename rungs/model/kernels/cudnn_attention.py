@@ -26,10 +26,12 @@ def causal_attention(
     scale: float,
     window: int | None,
     soft_cap: float | None = None,
+    starts_BS: Array | None = None,
 ) -> Array:
-    """Return the same as `blockwise_attention.causal_attention`, without a soft cap. In a plan for
-    another device that function stands in: it keeps as much for the backward pass."""
+    """Return the same as `blockwise_attention.causal_attention`, without a soft cap or documents.
+    In a plan for another device that function stands in: it keeps as much for the backward pass."""
     assert soft_cap is None
+    assert starts_BS is None
     if not target_device.is_compiled():
         return blockwise_attention.causal_attention(query_BSNH, key_BSKH, value_BSKH, scale, window)
     local_window = None if window is None else (window - 1, 0)

@@ -45,13 +45,14 @@ def causal_attention(
     scale: float,
     window: int | None,
     soft_cap: float | None,
+    starts_BS: Array | None = None,
 ) -> Array:
     """Return the same as `blockwise_attention.causal_attention`. In a plan for another device that
     function stands in: it keeps as much for the backward pass."""
     arrays = query_BSNH, key_BSKH, value_BSKH
     if not target_device.is_compiled():
-        return blockwise_attention.causal_attention(*arrays, scale, window, soft_cap)
-    return pallas_attention(*arrays, scale, window, soft_cap, interpret=False)
+        return blockwise_attention.causal_attention(*arrays, scale, window, soft_cap, starts_BS)
+    return pallas_attention(*arrays, scale, window, soft_cap, starts_BS, interpret=False)
 
 
 def pallas_attention(
@@ -61,6 +62,7 @@ def pallas_attention(
     scale: float,
     window: int | None,
     soft_cap: float | None,
+    starts_BS: Array | None,
     interpret: bool,
 ) -> Array:
     """Return y_BSNH. The kernels have no scale, so the queries are multiplied by it, and rounded to
@@ -74,7 +76,8 @@ def pallas_attention(
     query_BSNH = (query_BSNH.astype(jnp.float32) * scale).astype(query_BSNH.dtype)
     arrays = collectives.to_common_varying(query_BSNH, key_BSKH, value_BSKH)
     kernel = _splash_kernel(heads, -(-length // block) * block, block, window, soft_cap, interpret)
-    y_BNSH = jax.vmap(kernel)(*(_by_head(array, block) for array in arrays))
+    segments = None if starts_BS is None else _segments(starts_BS, block)
+    y_BNSH = jax.vmap(kernel)(*(_by_head(array, block) for array in arrays), segments)
     return y_BNSH[:, :, :length].swapaxes(1, 2)
 
 
@@ -93,6 +96,13 @@ def _by_head(x_BSNH: Array, block: int) -> Array:
     return jnp.pad(x_BSNH.swapaxes(1, 2), ((0, 0), (0, 0), (0, padding), (0, 0)))
 
 
+def _segments(starts_BS: Array, block: int) -> splash_attention_kernel.SegmentIds:
+    """Return the document of each query and key, numbered by its start; of padding, -1."""
+    padding = -starts_BS.shape[1] % block
+    ids_BS = jnp.pad(starts_BS, ((0, 0), (0, padding)), constant_values=-1)
+    return _splash_attention().SegmentIds(ids_BS, ids_BS)
+
+
 def _splash_kernel(
     heads: int,
     length: int,
@@ -100,13 +110,14 @@ def _splash_kernel(
     window: int | None,
     soft_cap: float | None,
     interpret: bool,
-) -> Callable[[Array, Array, Array], Array]:
-    """Return the function of query_NSH, key_KSH and value_KSH. What it keeps for the backward pass
-    besides them, y and the log-sum-exp, is marked as in `remat.save_for_backward`."""
+) -> Callable[..., Array]:
+    """Return the function of query_NSH, key_KSH, value_KSH and segments or None. What it keeps for
+    the backward pass besides them, y and the log-sum-exp, is marked as in
+    `remat.save_for_backward`."""
     splash = _splash_attention()
     mask = _CausalMask((length, length), (None if window is None else window - 1, 0), 0)
     blocks = ("block_q", "block_kv", "block_q_dkv", "block_kv_dkv", "block_q_dq", "block_kv_dq")
-    kernel: Callable[[Array, Array, Array], Array] = splash.make_splash_mha(
+    kernel: Callable[..., Array] = splash.make_splash_mha(
         splash_attention_mask.MultiHeadMask([mask] * heads),
         block_sizes=splash.BlockSizes(**dict.fromkeys(blocks, block)),
         attn_logits_soft_cap=soft_cap,

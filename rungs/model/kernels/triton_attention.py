@@ -3,13 +3,14 @@
 One kernel runs forward: a program has a tile of queries, goes over tiles of keys, and keeps the
 running maximum and sum of the softmax. Two kernels run backward and recompute the attention weights
 from the log-sum-exp: one for the gradient of queries, one for those of keys and values (Dao et al.
-2022, "FlashAttention"; Dao 2023, "FlashAttention-2", section 3.1). Tiles outside of the causal mask
-or the window are skipped.
+2022, "FlashAttention"; Dao 2023, "FlashAttention-2", section 3.1). Tiles outside of the causal
+mask, the window or the document are skipped.
 
-They compute what cuDNN doesn't: soft caps, heads of more than 128 elements, float32. JAX's own
-kernel (`jax.experimental.pallas.ops.gpu.attention`) has neither soft caps nor windows, and that of
-tokamax (0.1) has no gradient of a soft cap. Neither declares along which mesh axes its results
-vary, as `jax.shard_map` requires.
+They compute what cuDNN doesn't: soft caps, heads of more than 128 elements, float32, and separate
+documents, which `jax.nn.dot_product_attention` can't ask cuDNN for. JAX's own kernel
+(`jax.experimental.pallas.ops.gpu.attention`) has neither soft caps nor windows, and that of tokamax
+(0.1) has no gradient of a soft cap. Neither declares along which mesh axes its results vary, as
+`jax.shard_map` requires.
 
 Axes as in `gpt.py`, and
     Q queries of a tile, T keys of a tile, G query heads that share a key head.
@@ -61,6 +62,25 @@ memory, of which some have 99 KiB."""
 _WARPS, _STAGES = 8, 2
 
 
+class Documents(NamedTuple):
+    """Where the document of each token starts, and where the next one does; for each key head,
+    because all that the kernels read has heads."""
+
+    starts_BSK: Array
+    ends_BSK: Array
+
+    @classmethod
+    def of(cls, starts_BS: Array, kv_heads: int) -> Self:
+        """Return the documents that start there; they follow each other."""
+        length = starts_BS.shape[1]
+        following_BS = jnp.pad(starts_BS[:, 1:], ((0, 0), (0, 1)), constant_values=length)
+        is_last_BS = following_BS != starts_BS
+        after_S = jnp.arange(1, length + 1)
+        ends_BS = jax.lax.cummin(jnp.where(is_last_BS, after_S, length), axis=1, reverse=True)
+        copies = [jnp.stack([array] * kv_heads, axis=2) for array in (starts_BS, ends_BS)]
+        return cls(*copies)
+
+
 def supports(query_BSNH: Array | jax.ShapeDtypeStruct) -> bool:
     """Return whether the target device runs these kernels for such queries."""
     return query_BSNH.shape[-1] <= MAX_HEAD_SIZE and target_device.is_ampere_or_later()
@@ -73,47 +93,64 @@ def causal_attention(
     scale: float,
     window: int | None,
     soft_cap: float | None,
+    starts_BS: Array | None = None,
 ) -> Array:
     """Return the same as `blockwise_attention.causal_attention`. In a plan for another device that
     function stands in: it keeps as much for the backward pass."""
     arrays = query_BSNH, key_BSKH, value_BSKH
     if not target_device.is_compiled():
-        return blockwise_attention.causal_attention(*arrays, scale, window, soft_cap)
-    scoring = Scoring(scale, window, soft_cap)
-    return pallas_attention(*collectives.to_common_varying(*arrays), scoring, False)
+        return blockwise_attention.causal_attention(*arrays, scale, window, soft_cap, starts_BS)
+    documents = None if starts_BS is None else Documents.of(starts_BS, key_BSKH.shape[2])
+    *arrays, documents = _to_common_varying((*arrays, documents))
+    return pallas_attention(*arrays, documents, Scoring(scale, window, soft_cap), False)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def _to_common_varying(tree: Any) -> Any:
+    arrays, structure = jax.tree.flatten(tree)
+    return jax.tree.unflatten(structure, collectives.to_common_varying(*arrays))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
 def pallas_attention(
-    query_BSNH: Array, key_BSKH: Array, value_BSKH: Array, scoring: Scoring, interpret: bool
+    query_BSNH: Array,
+    key_BSKH: Array,
+    value_BSKH: Array,
+    documents: Documents | None,
+    scoring: Scoring,
+    interpret: bool,
 ) -> Array:
     """Return y_BSNH in the dtype of query.
 
     Args:
+        documents: None if each sequence is one.
         interpret: whether to run the kernels step by step, on any device.
     """
-    return _forward(query_BSNH, key_BSKH, value_BSKH, scoring, interpret)[0]
+    return _forward(query_BSNH, key_BSKH, value_BSKH, documents, scoring, interpret)[0]
 
 
 def _forward(
-    query: Array, key: Array, value: Array, scoring: Scoring, interpret: bool
-) -> tuple[Array, tuple[Array, ...]]:
+    query: Array,
+    key: Array,
+    value: Array,
+    documents: Documents | None,
+    scoring: Scoring,
+    interpret: bool,
+) -> tuple[Array, tuple[Any, ...]]:
     like = jax.eval_shape(lambda x: (x, _sums_over_head(x)), query)
     tiles = _tiling(query).forward
     kernel = functools.partial(_attend, scoring, tiles)
     programs = _query_programs(tiles, query, key)
-    y, log_sum = map(
-        save_for_backward, _run(kernel, programs, like, (query, key, value), interpret)
-    )
-    return y, (query, key, value, y, log_sum)
+    arrays = query, key, value, *(documents or ())
+    y, log_sum = map(save_for_backward, _run(kernel, programs, like, arrays, interpret))
+    return y, (query, key, value, documents, y, log_sum)
 
 
 def _backward(
-    scoring: Scoring, interpret: bool, residuals: tuple[Array, ...], dy: Array
-) -> tuple[Array, Array, Array]:
-    query, key, value, y, log_sum = residuals
+    scoring: Scoring, interpret: bool, residuals: tuple[Any, ...], dy: Array
+) -> tuple[Array, Array, Array, None]:
+    query, key, value, documents, y, log_sum = residuals
     dy_times_y = _sums_over_head(dy.astype(jnp.float32) * y.astype(jnp.float32))
-    arrays = query, key, value, dy, log_sum, dy_times_y
+    arrays = query, key, value, dy, log_sum, dy_times_y, *(documents or ())
     like_query, *like_keys = jax.eval_shape(lambda *x: x, query, key, value)
     tiles = _tiling(query).query_gradient
     kernel = functools.partial(_query_gradient, scoring, tiles)
@@ -122,7 +159,8 @@ def _backward(
     tiles = _tiling(query).key_gradients
     kernel = functools.partial(_key_gradients, scoring, tiles)
     programs = pl.cdiv(key.shape[1], tiles.keys)
-    return query_gradient, *_run(kernel, programs, like_keys, arrays, interpret)
+    key_gradient, value_gradient = _run(kernel, programs, like_keys, arrays, interpret)
+    return query_gradient, key_gradient, value_gradient, None
 
 
 pallas_attention.defvjp(_forward, _backward)
@@ -151,17 +189,16 @@ class _RunningSoftmax(NamedTuple):
         return type(self)(largest_Q, total_Q, self.y_QH * decay_Q[:, None] + part_QH)
 
 
-def _attend(
-    scoring: Scoring, tiles: Tiles, query: Any, key: Any, value: Any, y: Any, log_sum: Any
-) -> None:
+def _attend(scoring: Scoring, tiles: Tiles, query: Any, key: Any, value: Any, *refs: Any) -> None:
     """Write y and the log-sum-exp of a tile of queries."""
-    own = _QueryTile.of_program(tiles, query)
+    *documents, y, log_sum = refs
+    own = _QueryTile.of_program(tiles, query, *documents)
     query_QH = _load(query, own.at_Q, own.head)
 
     def add(number: Array, softmax: _RunningSoftmax) -> _RunningSoftmax:
         at_T = _range(number, tiles.keys)
         products_QT = triton.dot(query_QH, _load(key, at_T), trans_b=True)
-        scores_QT, _ = _scores(scoring, products_QT, own.at_Q[:, None] - at_T[None, :])
+        scores_QT, _ = _scores(scoring, products_QT, own.seen(scoring, at_T))
         return softmax.add(scores_QT, _load(value, at_T))
 
     softmax = own.over_keys(scoring, tiles, add, _RunningSoftmax.of_no_keys(query_QH))
@@ -178,10 +215,11 @@ def _query_gradient(
     dy: Any,
     log_sum: Any,
     dy_times_y: Any,
-    gradient: Any,
+    *refs: Any,
 ) -> None:
     """Write the gradient of a tile of queries."""
-    own = _QueryTile.of_program(tiles, query)
+    *documents, gradient = refs
+    own = _QueryTile.of_program(tiles, query, *documents)
     query_QH, dy_QH, log_sum_Q, dy_times_y_Q = (
         _load(ref, own.at_Q, own.head) for ref in (query, dy, log_sum, dy_times_y)
     )
@@ -190,7 +228,7 @@ def _query_gradient(
         at_T = _range(number, tiles.keys)
         key_TH = _load(key, at_T)
         products_QT = triton.dot(query_QH, key_TH, trans_b=True)
-        scores_QT, slope = _scores(scoring, products_QT, own.at_Q[:, None] - at_T[None, :])
+        scores_QT, slope = _scores(scoring, products_QT, own.seen(scoring, at_T))
         weights_QT = jnp.exp(scores_QT - log_sum_Q[:, None])
         weight_gradient_QT = triton.dot(dy_QH, _load(value, at_T), trans_b=True)
         score_gradient_QT = weights_QT * (weight_gradient_QT - dy_times_y_Q[:, None]) * slope
@@ -209,14 +247,14 @@ def _key_gradients(
     dy: Any,
     log_sum: Any,
     dy_times_y: Any,
-    key_gradient: Any,
-    value_gradient: Any,
+    *refs: Any,
 ) -> None:
     """Write the gradients of a tile of keys and of their values, summed over query heads."""
+    *documents, key_gradient, value_gradient = refs
     at_T = _range(pl.program_id(0), tiles.keys)
     key_TH, value_TH = _load(key, at_T), _load(value, at_T)
     length, group = query.shape[:2]
-    first, end = _query_tiles(scoring, tiles, length)
+    first, end = _query_tiles(scoring, tiles, length, *documents)
 
     def add(number: Array, totals: tuple[Array, Array]) -> tuple[Array, Array]:
         tile, head = _tile_and_head(number, group)
@@ -225,7 +263,10 @@ def _key_gradients(
             _load(ref, at_Q, head) for ref in (query, dy, log_sum, dy_times_y)
         )
         products_TQ = triton.dot(key_TH, query_QH, trans_b=True)
-        scores_TQ, slope = _scores(scoring, products_TQ, at_Q[None, :] - at_T[:, None])
+        seen_TQ = scoring.is_seen(at_Q[None, :] - at_T[:, None])
+        if documents:
+            seen_TQ &= at_T[:, None] >= _load(documents[0], at_Q)[None, :]
+        scores_TQ, slope = _scores(scoring, products_TQ, seen_TQ)
         weights_TQ = jnp.exp(scores_TQ - log_sum_Q[None, :])
         weight_gradient_TQ = triton.dot(value_TH, dy_QH, trans_b=True)
         score_gradient_TQ = weights_TQ * (weight_gradient_TQ - dy_times_y_Q[None, :]) * slope
@@ -249,31 +290,50 @@ class _QueryTile(NamedTuple):
     end: Array
     """Position after the last query."""
     at_Q: Array
+    first_key_Q: Array | None
+    """Where the document of each query starts, if documents are separate."""
+    first_key: Array | int
+    """The smallest of them."""
 
     @classmethod
-    def of_program(cls, tiles: Tiles, query: Any) -> Self:
+    def of_program(cls, tiles: Tiles, query: Any, starts: Any = None, _: Any = None) -> Self:
         """Return a tile of the refs that `_run` gives. Those with the most keys start first, so
         that no program is left to run alone at the end."""
         length, group, _ = query.shape
         tile, head = _tile_and_head(pl.num_programs(0) - 1 - pl.program_id(0), group)
         first = tile * tiles.queries
         end = jnp.minimum(first + tiles.queries, length)
-        return cls(head, first, end, _range(tile, tiles.queries))
+        at_Q = _range(tile, tiles.queries)
+        if starts is None:
+            return cls(head, first, end, at_Q, None, 0)
+        return cls(head, first, end, at_Q, _load(starts, at_Q), _load_one(starts, first))
+
+    def seen(self, scoring: Scoring, at_T: Array) -> Array:
+        """Return seen_QT: which queries attend to which keys."""
+        seen_QT = scoring.is_seen(self.at_Q[:, None] - at_T[None, :])
+        if self.first_key_Q is None:
+            return seen_QT
+        return seen_QT & (at_T[None, :] >= self.first_key_Q[:, None])
 
     def over_keys(self, scoring: Scoring, tiles: Tiles, add: Any, init: Any) -> Any:
         """Return `init` after `add` for the number of each tile of keys that a query attends to."""
         window = self.end if scoring.window is None else scoring.window
-        first_key = jnp.maximum(self.first - window + 1, 0)
+        first_key = jnp.maximum(self.first - window + 1, self.first_key)
         numbers = first_key // tiles.keys, pl.cdiv(self.end, tiles.keys)
         return jax.lax.fori_loop(*numbers, add, init)
 
 
-def _query_tiles(scoring: Scoring, tiles: Tiles, length: int) -> tuple[Array, Array]:
+def _query_tiles(
+    scoring: Scoring, tiles: Tiles, length: int, _: Any = None, ends: Any = None
+) -> tuple[Array, Array]:
     """Return the first tile of queries that attend to the program's keys, and the one after the
     last."""
     first_key = pl.program_id(0) * tiles.keys
     window = length if scoring.window is None else scoring.window
     end = jnp.minimum(first_key + tiles.keys + window - 1, length)
+    if ends is not None:
+        last_key = jnp.minimum(first_key + tiles.keys, length) - 1
+        end = jnp.minimum(end, _load_one(ends, last_key))
     return first_key // tiles.queries, pl.cdiv(end, tiles.queries)
 
 
@@ -283,17 +343,17 @@ def _tile_and_head(number: Array, group: int) -> tuple[Array, Array]:
     return tile, number - tile * group
 
 
-def _scores(scoring: Scoring, products: Array, distance: Array) -> tuple[Array, Array]:
+def _scores(scoring: Scoring, products: Array, seen: Array) -> tuple[Array, Array]:
     """Return scores, and their derivative with respect to the products query · key.
 
     Args:
-        distance: of each key before the query.
+        seen: whether the query attends to the key.
     """
     scores, slope = products * scoring.scale, jnp.asarray(scoring.scale)
     if scoring.soft_cap is not None:
         share = jnp.tanh(products * (scoring.scale / scoring.soft_cap))
         scores, slope = scoring.soft_cap * share, scoring.scale * (1 - share * share)
-    return jnp.where(scoring.is_seen(distance), scores, MASKED_SCORE), slope
+    return jnp.where(seen, scores, MASKED_SCORE), slope
 
 
 def _sums_over_head(x_BSNH: Array) -> Array:
@@ -339,7 +399,13 @@ def _range(tile: Any, size: int) -> Array:
 
 def _load(ref: Any, at: Array, head: Any = 0) -> Array:
     where, mask = _elements(ref, at, head)
-    return triton.load(where, mask=mask, other=0.0)
+    return triton.load(where, mask=mask, other=0)
+
+
+def _load_one(ref: Any, at: Array) -> Array:
+    """Return the element at a position, of the first head."""
+    one: Array = triton.load(ref.at[at, jnp.int32(0)])
+    return one
 
 
 def _store(ref: Any, at: Array, head: Any, x: Array) -> None:

@@ -91,7 +91,8 @@ def lower_step(config: RunConfig, mesh: Mesh) -> Any:
     shape = train.gradient_accumulation_steps, train.microbatch_size, config.sequence_length
     batch = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=place)
     step: Any = make_train_step(train, mesh)
-    return step.lower(model, optimizer, batch, batch)
+    starts = batch if train.documents == "separate" else None
+    return step.lower(model, optimizer, batch, batch, starts)
 
 
 def _compile(

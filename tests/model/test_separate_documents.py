@@ -1,0 +1,160 @@
+"""Documents that share a sequence: attention and the model compute what they compute for each
+document alone."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax import Array
+
+from rungs.config.model_config import ModelConfig
+from rungs.model.attention import causal_mask, plain_attention
+from rungs.model.gpt import GPT
+from rungs.model.kernels import blockwise_attention, splash_attention, triton_attention
+from rungs.model.kernels.blockwise_attention import Scoring
+from rungs.model.kernels.triton_attention import Documents
+from tests.support.configs import model_config
+from tests.support.tiny_model import quick_jit
+
+LENGTHS = [[1, 70, 33, 96], [200]], [[128, 64, 8], [5, 190, 5]]
+"""Of the documents of two sequences, in two cases."""
+
+
+def starts_of(lengths_by_row: Sequence[Sequence[int]]) -> np.ndarray:
+    """Return starts_BS."""
+    rows = [np.repeat(np.cumsum(lengths) - lengths, lengths) for lengths in lengths_by_row]
+    return np.array(rows, np.int32)
+
+
+def documents_of(lengths_by_row: Sequence[Sequence[int]]) -> list[tuple[int, slice]]:
+    """Return the row and the place of each document."""
+    return [
+        (row, slice(end - length, end))
+        for row, lengths in enumerate(lengths_by_row)
+        for length, end in zip(lengths, np.cumsum(lengths).tolist(), strict=True)
+    ]
+
+
+def by_blocks(starts: Array, window: int | None, cap: float | None, *x: Array) -> Array:
+    query, key, value = x
+    return blockwise_attention.causal_attention(query, key, value, 0.3, window, cap, starts)
+
+
+def by_splash(starts: Array, window: int | None, cap: float | None, *x: Array) -> Array:
+    query, key, value = x
+    return splash_attention.pallas_attention(query, key, value, 0.3, window, cap, starts, True)
+
+
+def by_triton(starts: Array, window: int | None, cap: float | None, *x: Array) -> Array:
+    documents = Documents.of(starts, x[1].shape[2])
+    return triton_attention.pallas_attention(*x, documents, Scoring(0.3, window, cap), True)
+
+
+@pytest.mark.parametrize("kernel", [by_blocks, by_splash, by_triton])
+@pytest.mark.parametrize(("window", "cap"), [(None, None), (40, 2.0)])
+@pytest.mark.parametrize(
+    "lengths", [LENGTHS[0], pytest.param(LENGTHS[1], marks=pytest.mark.long)], ids=str
+)
+def test_attention_equals_that_of_each_document_alone(
+    kernel: Callable[..., Array],
+    window: int | None,
+    cap: float | None,
+    lengths: list[list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(splash_attention, "MAX_BLOCK", 128)
+    rng, length = np.random.default_rng(0), sum(lengths[0])
+    query, key, value, dy = (
+        jnp.asarray(rng.normal(size=(2, length, heads, 16)), jnp.float32) for heads in (4, 2, 2, 4)
+    )
+
+    def packed(*arrays: Array) -> tuple[Array, ...]:
+        own = functools.partial(kernel, jnp.asarray(starts_of(lengths)), window, cap)
+        y, pull = jax.vjp(own, *arrays)
+        return y, *pull(dy)
+
+    found = quick_jit(packed)(query, key, value)
+    for row, place in documents_of(lengths):
+        mask = causal_mask(place.stop - place.start, window)
+        alone = functools.partial(plain_attention, mask=mask, scale=0.3, soft_cap=cap)
+        y, pull = jax.vjp(alone, *(x[row : row + 1, place] for x in (query, key, value)))
+        expected = y, *pull(dy[row : row + 1, place])
+        for one, other in zip(found, expected, strict=True):
+            limit = 3e-6 * np.abs(np.asarray(one)).max()
+            np.testing.assert_allclose(one[row : row + 1, place], other, rtol=0, atol=limit)
+
+
+MODELS: dict[str, dict[str, Any]] = {
+    "learned": {"positions": "learned"},
+    "sinusoidal": {"positions": "sinusoidal"},
+    "sliding rope": {
+        "positions": "rope",
+        "layer_pattern": ["sliding", "global"],
+        "sliding_window": 6,
+        "n_kv_heads": 1,
+    },
+    "no positions": {"positions": "none"},
+}
+MODEL_LENGTHS = [[3, 9, 1, 11], [24], [12, 12]]
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("drop_in_array_mask", [False, True])
+def test_the_gradient_equals_that_of_each_document_alone(
+    name: str, drop_in_array_mask: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`drop_in_array_mask`: with the mask as an array, as attention with dropout has it."""
+    if drop_in_array_mask:
+        with_mask = lambda *x: plain_with_starts(*x)  # noqa: E731
+        monkeypatch.setattr("rungs.model.attention.causal_attention", with_mask)
+    config = model_config(context_length=24, n_layers=2, **MODELS[name])
+    model = GPT(config, jax.random.key(0))
+    tokens, targets = np.random.default_rng(1).integers(0, config.vocab_size, (2, 3, 24))
+    starts = starts_of(MODEL_LENGTHS)
+
+    def loss(model: GPT, tokens: Array, targets: Array, starts: Array | None) -> Array:
+        return model.summed_loss(tokens, targets, starts_BS=starts)[0]
+
+    gradient_of = nnx.grad(loss)
+    found = quick_jit(gradient_of)(model, tokens, targets, starts)
+    expected = jax.tree.map(np.zeros_like, found)
+    for row, place in documents_of(MODEL_LENGTHS):
+        alone = tokens[row : row + 1, place], targets[row : row + 1, place]
+        expected = jax.tree.map(np.add, expected, gradient_of(model, *alone, None))
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-5 * max(np.abs(other).max(), 1e-3))
+
+
+def plain_with_starts(
+    query: Array,
+    key: Array,
+    value: Array,
+    scale: float,
+    window: int | None,
+    cap: float | None,
+    starts: Array,
+) -> Array:
+    from rungs.model.attention import Causal
+
+    length = query.shape[1]
+    mask = Causal(window).to_array(length, starts)
+    return plain_attention(query, key, value, mask, scale=scale, soft_cap=cap)
+
+
+def test_no_gradient_crosses_from_one_document_to_another() -> None:
+    config: ModelConfig = model_config(context_length=24, n_layers=2)
+    model, starts = GPT(config, jax.random.key(0)), jnp.asarray(starts_of([[10, 14]]))
+    x_BSD = jax.random.normal(jax.random.key(1), (1, 24, config.emb_dim))
+
+    def logits_of_second(x_BSD: Array) -> Array:
+        logits: Array = model.forward_embedded(x_BSD, starts_BS=starts).logits_BSV[:, 10:].sum()
+        return logits
+
+    gradient = np.asarray(jax.grad(logits_of_second)(x_BSD))[0]
+    assert np.abs(gradient[:10]).max() == 0
+    assert np.abs(gradient[10:]).max(axis=1).min() > 0
