@@ -11,6 +11,8 @@ from rungs.common import hub
 from rungs.common.paths import is_there
 from rungs.data import catalog, hub_dataset, overlap, python_stdlib
 from rungs.data.catalog import DATASETS_DIR_OPTION
+from rungs.data.chats.chat_dataset import ChatFormat
+from rungs.data.chats.chat_template import ChatTemplate
 from rungs.data.dataset import Dataset
 from rungs.data.documents import hub_documents, local_documents
 from rungs.data.documents.files import Choice
@@ -18,7 +20,7 @@ from rungs.data.overlap import Found
 from rungs.data.tokenizer import Tokenizer
 from rungs.data.tokenizer_files import load_tokenizer
 
-_OWN_FILES = ("text", "pairs", "parquet", "jsonl")
+_OWN_FILES = ("text", "pairs", "chats", "parquet", "jsonl")
 _DOCUMENTS_PERCENT = 1.0
 
 
@@ -29,6 +31,12 @@ _DOCUMENTS_PERCENT = 1.0
     "--pairs",
     is_flag=True,
     help='Build a dataset from your own JSON lines {"prompt": "...", "answer": "..."}.',
+)
+@click.option(
+    "--chats",
+    is_flag=True,
+    help='Build a dataset from your own JSON lines {"messages": [{"role", "content"}, ...]}, or in'
+    " ShareGPT's format, as the tokenizer's chat template renders them.",
 )
 @click.option("--parquet", is_flag=True, help="Build a dataset from your own Parquet files.")
 @click.option(
@@ -55,6 +63,14 @@ _DOCUMENTS_PERCENT = 1.0
     f"  [default: {python_stdlib.VALIDATION_PERCENT}; of documents {_DOCUMENTS_PERCENT:g}]",
 )
 @click.option("--text-column", help="The column with the documents.  [default: text]")
+@click.option(
+    "--chat-template",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Of chats: a template in Jinja.  [default: the tokenizer's own]",
+)
+@click.option(
+    "--max-tokens", type=click.IntRange(2), help="Of chats: leave out those with more tokens."
+)
 @click.option("--max-bytes", type=click.IntRange(1), help="Stop after so many bytes of documents.")
 @click.option("--config", help="Of a repository on the hub: which of its configurations.")
 @click.option("--split", help="Of a repository on the hub: train on this split only.")
@@ -90,7 +106,8 @@ def main(
     roneneldan/TinyStories, which are tokenized as they arrive. Killed and run again, it goes on.
 
     With --text, the dataset is built from FILEs of text; with --parquet or --jsonl from FILEs with
-    a document in each row. With --pairs, each line of a FILE is a prompt and the answer to learn.
+    a document in each row. With --pairs, each line of a FILE is a prompt and the answer to learn;
+    with --chats a chat, of which what the assistant says is to be learned.
     Some of the files or documents are kept for validation; if there is only one file of text, its
     end is.
 
@@ -111,6 +128,7 @@ class Options(NamedTuple):
 
     text: bool
     pairs: bool
+    chats: bool
     parquet: bool
     jsonl: bool
     name: str | None
@@ -118,6 +136,8 @@ class Options(NamedTuple):
     tokenizer: str | None
     validation_percent: float | None
     text_column: str | None
+    chat_template: Path | None
+    max_tokens: int | None
     max_bytes: int | None
     config: str | None
     split: str | None
@@ -145,7 +165,7 @@ class Options(NamedTuple):
 
 def _dataset(what: tuple[str, ...], datasets_dir: Path, options: Options) -> Dataset:
     """Build, download or open the dataset."""
-    if options.text or options.pairs:
+    if options.text or options.pairs or options.chats:
         return _from_text(what, datasets_dir, options)
     if options.parquet or options.jsonl:
         return _from_documents(what, datasets_dir, options)
@@ -166,6 +186,12 @@ def _from_text(what: tuple[str, ...], datasets_dir: Path, options: Options) -> D
         return catalog.build_pair_dataset(
             options.name, files, datasets_dir, tokenizer=tokenizer, validation_percent=percent
         )
+    if options.chats:
+        assert isinstance(tokenizer, Tokenizer)
+        assert options.tokenizer is not None
+        template = ChatTemplate.load(options.tokenizer, options.chat_template)
+        form = ChatFormat(template, tokenizer, options.max_tokens)
+        return catalog.build_chat_dataset(options.name, files, datasets_dir, form, percent)
     return catalog.build_text_dataset(
         options.name, files, datasets_dir, tokenizer=tokenizer, validation_percent=percent
     )
@@ -223,12 +249,15 @@ def _check_options(what: tuple[str, ...], options: Options) -> None:
     if of_hub and not is_hub_id:
         raise click.UsageError(f"--{of_hub[0]} is for repositories on the hub")
     of_documents = [key for key in ("text_column", "max_bytes") if getattr(options, key)]
-    if of_documents and (options.text or options.pairs):
+    if of_documents and (options.text or options.pairs or options.chats):
         raise click.UsageError(
             f"--{of_documents[0].replace('_', '-')} is for documents, not for {kinds[0]}"
         )
-    if options.pairs and (options.vocab_size or not options.tokenizer):
-        raise click.UsageError("--pairs needs the --tokenizer of the model to fine-tune")
+    of_chats = [key for key in ("chat_template", "max_tokens") if getattr(options, key)]
+    if of_chats and not options.chats:
+        raise click.UsageError(f"--{of_chats[0].replace('_', '-')} is for --chats")
+    if (options.pairs or options.chats) and (options.vocab_size or not options.tokenizer):
+        raise click.UsageError(f"{kinds[0]} needs the --tokenizer of the model to fine-tune")
     if options.vocab_size and options.tokenizer:
         raise click.UsageError("--vocab-size and --tokenizer do not go together; leave out one")
 
@@ -243,9 +272,11 @@ def _report(dataset: Dataset) -> None:
         )
         if pairs := contents.pairs:
             click.echo(
-                f"    {pairs.pairs:,} pairs, the longest has {pairs.longest_tokens:,} tokens;"
-                f" {pairs.answer_tokens:,} tokens in the answers"
+                f"    {pairs.pairs:,} {'chats' if pairs.is_chats else 'pairs'}, the longest has"
+                f" {pairs.longest_tokens:,} tokens; {pairs.answer_tokens:,} tokens in the answers"
             )
+    if (chats := dataset.description.source.chats) and chats.left_out:
+        click.echo(f"  {chats.left_out:,} chats of more than {chats.max_tokens:,} tokens left out")
     if documents := dataset.description.source.documents:
         count = sum(file.documents for file in documents.files)
         click.echo(

@@ -1,15 +1,19 @@
 """Generate text from a model: `uv run generate.py runs/layers "def main():"`.
 
-Greedy, unless a sampling option is given. A single text is printed while it is generated.
+Greedy, unless a sampling option is given. A single text is printed while it is generated. With
+--chat, a conversation: each line that you type is a message, and the model answers it.
 """
 
 from rungs.common.command import run_command
 
+import contextlib
+import itertools
 import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
@@ -19,8 +23,11 @@ from rungs.data.tokenizer import Tokenizer
 from rungs.model.sampling import Sampling
 from rungs.parallel import jax_setup
 
-REPLACEMENT_CHARACTER = "\ufffd"
-"""Incomplete UTF-8 is decoded to this."""
+if TYPE_CHECKING:  # else --help would import JAX
+    from rungs.model.conversation import Conversation
+    from rungs.model.generation import Generator, Request
+
+_NEW_TOKENS, _CHAT_TOKENS = 64, 512
 
 
 @click.command()
@@ -34,9 +41,20 @@ REPLACEMENT_CHARACTER = "\ufffd"
 @click.option(
     "--new-tokens",
     type=click.IntRange(1),
-    default=64,
-    show_default=True,
-    help="Maximum number of tokens to generate per text.",
+    help="Maximum number of tokens to generate per text."
+    f"  [default: {_NEW_TOKENS}; with --chat {_CHAT_TOKENS}]",
+)
+@click.option(
+    "--chat",
+    is_flag=True,
+    help="Have a conversation, in the format of the model's chat template. Each PROMPT is a"
+    " message; then type yours. /new starts over, Ctrl-C stops an answer, Ctrl-D ends.",
+)
+@click.option("--system", help="With --chat: the system message.")
+@click.option(
+    "--chat-template",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="With --chat: a template in Jinja.  [default: the model's own]",
 )
 @click.option("--num-samples", type=click.IntRange(1), default=1, help="Texts per prompt.")
 @click.option("--temperature", type=float, help="Sampling temperature; 0 is greedy.")
@@ -69,7 +87,10 @@ def main(
     checkpoint: str,
     prompts: tuple[str, ...],
     prompts_file: Path | None,
-    new_tokens: int,
+    new_tokens: int | None,
+    chat: bool,
+    system: str | None,
+    chat_template: Path | None,
     num_samples: int,
     seed: int,
     past_the_end: bool,
@@ -80,41 +101,124 @@ def main(
     or the imported model), a checkpoint or a model.safetensors."""
     sampling = read_sampling(settings, num_samples)
     texts = [*prompts, *(read_prompts(prompts_file) if prompts_file else ())]
-    if not texts:
+    if not texts and not chat:
         raise UserError("no prompt; add one in quotes, or --prompts-file")
+    if chat and num_samples > 1:
+        raise click.UsageError("--num-samples is for prompts; leave it out with --chat")
+    if not chat and (system or chat_template):
+        raise click.UsageError("--system and --chat-template are for --chat")
 
-    import jax
-    import jax.numpy as jnp
-
-    from rungs.checkpointing.load import find_weights, load_model, load_tokenizer
+    from rungs.checkpointing.load import find_weights, load_tokenizer
     from rungs.checkpointing.published import stop_tokens
-    from rungs.model.generation import Generator, Request
+    from rungs.model.generation import Request
 
     jax_setup.enable_compilation_cache()
     weights, tokenizer = find_weights(checkpoint), load_tokenizer(checkpoint)
-    rows = [encode_prompt(text, tokenizer) for text in texts for _ in range(num_samples)]
     if not past_the_end:
         sampling = sampling._replace(stop_tokens=stop_tokens(weights.parent, tokenizer))
-    dtype = dtype or ("float32" if jax.default_backend() == "cpu" else "bfloat16")
-    model = load_model(weights)
-    check_token_ids(rows, model.config.vocab_size)
-    generator = Generator(model, jnp.dtype(dtype), donate=True)
-    warn_if_longer_than_context(generator.context_length, max(map(len, rows)), new_tokens)
-    request = Request(new_tokens, sampling, seed)
+    model = Model(weights, tokenizer, dtype)
+    if chat:
+        request = Request(new_tokens or _CHAT_TOKENS, sampling, seed)
+        converse(start_conversation(model, request, system, chat_template), texts)
+    else:
+        request = Request(new_tokens or _NEW_TOKENS, sampling, seed)
+        continue_texts(model, request, texts, num_samples)
+
+
+class Model(NamedTuple):
+    """A model to generate with."""
+
+    weights: Path
+    tokenizer: Tokenizer
+    asked_dtype: str | None
+
+    @property
+    def dtype(self) -> str:
+        import jax
+
+        return self.asked_dtype or ("float32" if jax.default_backend() == "cpu" else "bfloat16")
+
+    def generator(self, rows: Sequence[list[int]] = ()) -> "Generator":
+        """Load the model; raise UserError if it doesn't have a token of these rows."""
+        import jax.numpy as jnp
+
+        from rungs.checkpointing.load import load_model
+        from rungs.model.generation import Generator
+
+        model = load_model(self.weights)
+        if rows:
+            check_token_ids(rows, model.config.vocab_size)
+        return Generator(model, jnp.dtype(self.dtype), donate=True)
+
+
+def continue_texts(
+    model: Model, request: "Request", texts: Sequence[str], num_samples: int
+) -> None:
+    """Print the continuations of texts, then how long that took."""
+    import jax
+
+    rows = [encode_prompt(text, model.tokenizer) for text in texts for _ in range(num_samples)]
+    generator = model.generator(rows)
+    longest = max(map(len, rows))
+    warn_if_longer_than_context(generator.context_length, longest, request.new_tokens)
     start = time.perf_counter()
     if len(rows) == 1:
         chunks = (chunk[0] for chunk in generator.stream(rows, request))
-        count = print_streamed(rows[0], chunks, tokenizer)
+        count = print_streamed(rows[0], chunks, model.tokenizer)
     else:
         continuations = generator.generate(rows, request)
-        count = print_all(rows, continuations, num_samples, tokenizer)
+        count = print_all(rows, continuations, num_samples, model.tokenizer)
     seconds = time.perf_counter() - start
     device = jax.devices()[0].device_kind
     click.echo(
-        f"{count:,} tokens in {seconds:.1f} s, including compilation, on {device} in {dtype},"
-        f" from {weights}",
+        f"{count:,} tokens in {seconds:.1f} s, including compilation, on {device} in"
+        f" {model.dtype}, from {model.weights}",
         err=True,
     )
+
+
+def start_conversation(
+    model: Model, request: "Request", system: str | None, chat_template: Path | None
+) -> "Conversation":
+    """Return a conversation in the format of the model's chat template, or of another one. The
+    template's end of a turn ends an answer."""
+    from rungs.checkpointing.published import load_chat_template
+    from rungs.data.chats.chat_dataset import ChatFormat
+    from rungs.data.chats.messages import Message
+    from rungs.model.conversation import Conversation
+
+    form = ChatFormat(load_chat_template(model.weights, chat_template), model.tokenizer)
+    if (end := form.end_of_turn) is not None:
+        stops = (*request.sampling.stop_tokens, end)
+        request = request._replace(sampling=request.sampling._replace(stop_tokens=stops))
+    first = [Message("system", system)] if system else []
+    return Conversation(model.generator(), form, request, first)
+
+
+def converse(conversation: "Conversation", messages: Sequence[str]) -> None:
+    """Answer messages, then those that are typed, until the end of input."""
+    first, is_terminal = [*conversation.messages], sys.stdin.isatty()
+    for message in messages:
+        click.echo(f"> {message}")
+        print_answer(conversation, message)
+    while is_terminal or not messages:
+        try:
+            message = input("> " if is_terminal else "").strip()
+        except (EOFError, KeyboardInterrupt):
+            click.echo()
+            return
+        if message == "/new":
+            conversation.messages = [*first]
+        elif message:
+            print_answer(conversation, message)
+
+
+def print_answer(conversation: "Conversation", message: str) -> None:
+    """Print an answer while it is generated; Ctrl-C stops it."""
+    with contextlib.suppress(KeyboardInterrupt):
+        for piece in conversation.answer(message):
+            _write(piece)
+    _write("\n")
 
 
 def read_sampling(settings: dict[str, float | None], num_samples: int) -> Sampling:
@@ -196,16 +300,20 @@ def warn_if_longer_than_context(context_length: int, prompt_tokens: int, new_tok
 def print_streamed(prompt: list[int], chunks: Iterator[list[int]], tokenizer: Tokenizer) -> int:
     """Print a text while it is generated, complete characters only; return the number of new
     tokens."""
-    tokens, printed = list(prompt), ""
-    for chunk in chunks:
-        tokens += chunk
-        text = tokenizer.decode(tokens, skip_special_tokens=True)
-        if not text.endswith(REPLACEMENT_CHARACTER):
-            _write(text.removeprefix(printed))
-            printed = text
-    text = tokenizer.decode(tokens, skip_special_tokens=True)
-    _write(text.removeprefix(printed) + "\n")
-    return len(tokens) - len(prompt)
+    from rungs.model.conversation import decode_stream
+
+    count = 0
+
+    def counted() -> Iterator[list[int]]:
+        nonlocal count
+        for chunk in chunks:
+            count += len(chunk)
+            yield chunk
+
+    for piece in decode_stream(itertools.chain([prompt], counted()), tokenizer):
+        _write(piece)
+    _write("\n")
+    return count
 
 
 def print_all(

@@ -15,6 +15,7 @@ from rungs.checkpointing.weights_file import Weights
 from rungs.common.errors import UserError
 from rungs.common.paths import is_file
 from rungs.common.strict_json import read_text
+from rungs.data.chats.chat_template import ChatTemplate
 from rungs.data.tokenizer import LARGEST_VOCAB, TOKENIZER_FILE, Tokenizer
 from rungs.data.tokenizer_config import ADDED_TOKENS_FILE
 from rungs.data.tokenizer_config import CONFIG_FILE as TOKENIZER_CONFIG_FILE
@@ -61,6 +62,25 @@ def read_published(weights: Weights | None) -> dict[str, bytes]:
         return {}
     found = (name for name in PUBLISHED_FILES if is_file(folder / name))
     return {name: (folder / name).read_bytes() for name in found}
+
+
+def load_chat_template(weights: Path, file: Path | None = None) -> ChatTemplate:
+    """Return the chat template of a model: that beside its weights, which it was trained on, else
+    the one it was published with.
+
+    Args:
+        file: a template to use instead.
+
+    Raises:
+        UserError: there is none, or it is not valid.
+    """
+    for folder in (weights.parent, published_folder(Weights(weights))):
+        if folder and (template := ChatTemplate.find(folder, file)):
+            return template
+    raise UserError(
+        f"{weights}: the model has no chat template; give one with --chat-template FILE, or train"
+        " it on chats (uv run download_dataset.py --help says how to build a dataset of them)"
+    )
 
 
 def stop_tokens(folder: Path, tokenizer: Tokenizer) -> tuple[int, ...]:

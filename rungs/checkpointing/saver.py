@@ -21,6 +21,7 @@ from rungs.checkpointing.weights_file import Weights, WeightsHeader
 from rungs.common import disk
 from rungs.common.disk import sync_to_disk
 from rungs.config.run_config import AnyRunConfig
+from rungs.data.chats.chat_template import read_template_files
 from rungs.data.tokenizer import TOKENIZER_FILE
 from rungs.model.gpt import GPT
 from rungs.optim.multi_steps import MultiSteps
@@ -68,8 +69,8 @@ class Saver:
     Args:
         folder: the run's `checkpoints/`.
         config: both configs; `keep_checkpoints` says how many stay after each save.
-        tokenizer_file: copied into each checkpoint if there is one. It is read now, as its dataset
-            or checkpoint may be gone later.
+        tokenizer_file: copied into each checkpoint if there is one, with the chat template beside
+            it. It is read now, as its dataset or checkpoint may be gone later.
         before: called in the background before each checkpoint is written.
         after: called in the background after each checkpoint is complete.
         starts_from: the weights that this start continues from, if any. Their origin and the files
@@ -93,6 +94,7 @@ class Saver:
         self._copied = {f"{PUBLISHED_FOLDER}/{name}": published[name] for name in published}
         if tokenizer_file:
             self._copied[TOKENIZER_FILE] = tokenizer_file.read_bytes()
+            self._copied |= read_template_files(tokenizer_file.parent)
         self._before, self._after = before, after
         self._is_there = folder.is_dir()
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")

@@ -22,6 +22,8 @@ from rungs.data import (
     text_dataset,
 )
 from rungs.data.bpe import SMALLEST_VOCAB
+from rungs.data.chats import chat_dataset
+from rungs.data.chats.chat_dataset import ChatFormat
 from rungs.data.dataset import Dataset, Source
 from rungs.data.documents.building import Request, remove_leftovers
 from rungs.data.text_dataset import TextSection
@@ -146,6 +148,19 @@ def build_pair_dataset(
         name,
         datasets_dir,
         lambda folder: pair_dataset.build(folder, texts, tokenizer, validation_percent),
+    )
+
+
+def build_chat_dataset(
+    name: str, files: list[Path], datasets_dir: Path, form: ChatFormat, validation_percent: float
+) -> Dataset:
+    """Build a dataset from files that have a chat on each line; arguments and errors as for
+    `build_pair_dataset`."""
+    texts = [TextSection.of_file(path) for path in dict.fromkeys(files)]
+    return _build_from_files(
+        name,
+        datasets_dir,
+        lambda folder: chat_dataset.build(folder, texts, form, validation_percent),
     )
 
 

@@ -64,12 +64,21 @@ class Documents(StrictModel):
     """Of all documents, in UTF-8."""
 
 
+class Chats(StrictModel):
+    """How the chats of a dataset were chosen."""
+
+    max_tokens: int | None = None
+    """Of a chat; None for no limit."""
+    left_out: int
+    """Chats that were longer."""
+
+
 class Source(StrictModel):
     """Where a dataset came from."""
 
-    kind: Literal["python-stdlib", "task", "text", "documents", "pairs", "hub", "folder"]
+    kind: Literal["python-stdlib", "task", "text", "documents", "pairs", "chats", "hub", "folder"]
     """Python's standard library, a built-in task, the user's text, files of documents, pairs,
-    tokens from the hub, or a folder that the user put there."""
+    chats, tokens from the hub, or a folder that the user put there."""
     python_version: str | None = None
     """Version of the Python with this standard library."""
     files: list[str] | None = None
@@ -77,6 +86,7 @@ class Source(StrictModel):
     revision: str | None = None
     """Commit of the hub repository."""
     documents: Documents | None = None
+    chats: Chats | None = None
 
 
 class PairsDescription(StrictModel):

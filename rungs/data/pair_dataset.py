@@ -61,23 +61,23 @@ def split_sections(sections: list[TextSection], percent: float) -> Sections:
         UserError: a file has no pairs, or a single file has only one.
     """
     for section in sections:
-        if next(_lines(section), None) is None:
-            raise UserError(f"{section.path}: has no pairs; each line must be a pair")
+        if next(json_lines(section), None) is None:
+            raise UserError(f"{section.path}: has no lines; each line must be a pair or a chat")
     return text_dataset.split_sections(sections, percent, _split)
 
 
 def _split(section: TextSection, percent: float) -> tuple[TextSection, TextSection]:
     """Return the section without its last `percent`, and those, at least the last pair."""
     target = section.end - round(section.size * percent / 100)
-    offsets = (offset for offset, _ in _lines(section))
+    offsets = (offset for offset, _ in json_lines(section))
     cut = first = next(offsets)
     for cut in offsets:
         if cut >= target:
             break
     if cut == first:
         raise UserError(
-            f"{section.path}: line {_line_number(section.path, cut)}: this is the only pair, so"
-            " none is left for validation; give more pairs, or a --validation-percent of 0"
+            f"{section.path}: line {_line_number(section.path, cut)}: this is the only line, so"
+            " none is left for validation; give more, or a --validation-percent of 0"
         )
     return section._replace(end=cut), section._replace(start=cut)
 
@@ -117,7 +117,7 @@ def encode_pairs(
             answer_ids = continuing_ids if pair.prompt else tokenizer.encode(pair.answer)
             if not answer_ids:
                 problem = f"answer: {format_value(pair.answer)} has no tokens"
-                raise _line_error(pair.path, pair.offset, problem)
+                raise line_error(pair.path, pair.offset, problem)
             yield encode_prompt(pair.prompt, tokenizer), answer_ids
 
 
@@ -140,16 +140,16 @@ def read_pairs(section: TextSection, progress: Callable[[int], object]) -> Itera
     Raises:
         UserError: a line is not a pair; it names the file and the line.
     """
-    for offset, line in _lines(section):
+    for offset, line in json_lines(section):
         try:
             prompt, answer = _parse(line)
         except ValueError as error:
-            raise _line_error(section.path, offset, str(error)) from None
+            raise line_error(section.path, offset, str(error)) from None
         yield Pair(section.path, offset, prompt, answer)
         progress(len(line))
 
 
-def _lines(section: TextSection) -> Iterator[tuple[int, bytes]]:
+def json_lines(section: TextSection) -> Iterator[tuple[int, bytes]]:
     """Yield the lines of a section that are not blank, each with the offset of its first byte."""
     offset = section.start
     with section.path.open("rb") as file:
@@ -206,7 +206,8 @@ def _text(value: dict[str, Any], key: str) -> str:
     return text
 
 
-def _line_error(path: Path, offset: int, problem: str) -> UserError:
+def line_error(path: Path, offset: int, problem: str) -> UserError:
+    """Return the error of a line, which starts at an offset in a file."""
     return UserError(f"{path}: line {_line_number(path, offset)}: {problem}")
 
 

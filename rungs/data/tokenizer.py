@@ -1,5 +1,7 @@
 """Encode text to token ids and decode ids to text, with one small interface for all tokenizers."""
 
+import bisect
+import contextlib
 import functools
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -66,19 +68,42 @@ class Tokenizer:
         """
         return self._encode([text], add_special_tokens=True)[0]
 
+    def encode_spans(
+        self, text: str, spans: Sequence[tuple[int, int]]
+    ) -> tuple[list[int], list[tuple[int, int]]]:
+        """Return what `encode` does, and for each span of characters its span of tokens: those
+        from the one with its first character to the one with its last.
+
+        Raises:
+            UserError: as `encode`.
+        """
+        with _errors_of_library():
+            encoding = self._tokenizer.encode(text, add_special_tokens=False)
+
+        starts = [start for start, _ in encoding.offsets]
+
+        def span_of_tokens(start: int, end: int) -> tuple[int, int]:
+            tokens = map(encoding.char_to_token, range(start, end))
+            first = next((token for token in tokens if token is not None), None)
+            return (0, 0) if first is None else (first, bisect.bisect_left(starts, end, first))
+
+        return encoding.ids, [span_of_tokens(*span) for span in spans]
+
+    @functools.cached_property
+    def special_ids(self) -> frozenset[int]:
+        """Ids of the tokens that are not text, such as that which ends a turn of a chat."""
+        added = self._tokenizer.get_added_tokens_decoder()
+        return frozenset(number for number, token in added.items() if token.special)
+
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Do `encode` for several texts in parallel, on all cores."""
         return self._encode(texts, add_special_tokens=False)
 
     def _encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
-        try:
+        with _errors_of_library():
             encodings = self._tokenizer.encode_batch_fast(
                 list(texts), add_special_tokens=add_special_tokens
             )
-        except TypeError:
-            raise UserError("the text has an invalid character (a lone surrogate)") from None
-        except Exception as error:  # the library raises no narrower type
-            raise UserError(f"the text cannot be tokenized: {reason(error)}") from None
         return [encoding.ids for encoding in encodings]
 
     @functools.cached_property
@@ -185,6 +210,17 @@ class Tokenizer:
         right = text[cut : cut + _CONTEXT_CHARACTERS]
         uncut, first, second = self.encode_batch([left + right, left, right])
         return uncut == first + second
+
+
+@contextlib.contextmanager
+def _errors_of_library() -> Iterator[None]:
+    """Raise UserError for an error that the tokenizers library raises within this context."""
+    try:
+        yield
+    except TypeError:
+        raise UserError("the text has an invalid character (a lone surrogate)") from None
+    except Exception as error:  # the library raises no narrower type
+        raise UserError(f"the text cannot be tokenized: {reason(error)}") from None
 
 
 def _without_prefix(part: dict[str, Any]) -> dict[str, Any]:

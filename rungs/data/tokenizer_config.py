@@ -36,11 +36,11 @@ class TokenizerConfig(NamedTuple):
         Raises:
             UserError: a file is unreadable or has other contents.
         """
-        keys = _object(config)
+        keys = json_object(config)
         try:
             tokens = {
                 int(number): AddedToken(content, special=True)
-                for content, number in _object(added_tokens).items()
+                for content, number in json_object(added_tokens).items()
             }
             tokens |= {
                 int(number): _token(token)
@@ -100,8 +100,9 @@ def _typed(keys: dict[str, Any], key: str, kind: type) -> Any:
     return value
 
 
-def _object(path: Path | None) -> dict[str, Any]:
-    """Return the JSON object in a file, empty if there is no file."""
+def json_object(path: Path | None) -> dict[str, Any]:
+    """Return the JSON object in a file, empty if there is no file; raises UserError if it holds
+    something else."""
     if path is None:
         return {}
     try:

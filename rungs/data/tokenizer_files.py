@@ -17,7 +17,7 @@ from rungs.data.tokenizer import END_OF_TEXT, LARGEST_VOCAB, TOKENIZER_FILE, Tok
 from rungs.data.tokenizer_config import ADDED_TOKENS_FILE, CONFIG_FILE, TokenizerConfig
 
 SENTENCEPIECE_FILE, VOCABULARY_FILE, MERGES_FILE = "tokenizer.model", "vocab.json", "merges.txt"
-_FindFile = Callable[[str], Path | None]
+FindFile = Callable[[str], Path | None]
 """Returns the path of a tokenizer's file by its name, or None if it has no such file."""
 
 
@@ -39,26 +39,39 @@ def load_tokenizer(place: Path | str) -> Tokenizer:
     """
     path = Path(place)
     if is_folder(path):
-        find, missing = _finder(path), f"{path}: has no tokenizer: neither {TOKENIZER_FILE}"
-    elif isinstance(place, str) and not is_file(path) and _may_be_hub_id(place):
-        find = functools.partial(_on_hub, place)
+        missing = f"{path}: has no tokenizer: neither {TOKENIZER_FILE}"
+    elif _is_hub_id(place):
         missing = f"{place}: has no tokenizer on the Hugging Face hub: neither {TOKENIZER_FILE}"
     elif path.suffix == ".model":
-        return _from_sentencepiece(path, _finder(path.parent))
+        return _from_sentencepiece(path, finder(path))
     else:
         return _from_tokenizer_json(path)
-    if tokenizer := _from_first_found(find):
+    if tokenizer := _from_first_found(finder(place)):
         return tokenizer
     raise UserError(f"{missing} nor {SENTENCEPIECE_FILE} nor {VOCABULARY_FILE} with {MERGES_FILE}")
+
+
+def finder(place: Path | str) -> FindFile:
+    """Return a function that finds the files beside a tokenizer, or those of a model on the hub.
+
+    Args:
+        place: as for `load_tokenizer`.
+    """
+    path = Path(place)
+    if _is_hub_id(place):
+        return functools.partial(_on_hub, str(place))
+    folder = path if is_folder(path) else path.parent
+    return lambda name: folder / name if is_file(folder / name) else None
+
+
+def _is_hub_id(place: Path | str) -> bool:
+    is_local = isinstance(place, Path) or is_folder(Path(place)) or is_file(Path(place))
+    return not is_local and _may_be_hub_id(str(place))
 
 
 def _may_be_hub_id(place: str) -> bool:
     is_file_name = place.endswith(".model") or ".json" in place
     return place.count("/") <= 1 and not place.startswith((".", "/")) and not is_file_name
-
-
-def _finder(folder: Path) -> _FindFile:
-    return lambda name: folder / name if is_file(folder / name) else None
 
 
 def _on_hub(model: str, name: str) -> Path | None:
@@ -68,7 +81,7 @@ def _on_hub(model: str, name: str) -> Path | None:
         return None
 
 
-def _from_first_found(find: _FindFile) -> Tokenizer | None:
+def _from_first_found(find: FindFile) -> Tokenizer | None:
     if path := find(TOKENIZER_FILE):
         return _from_tokenizer_json(path)
     if path := find(SENTENCEPIECE_FILE):
@@ -114,7 +127,7 @@ def _check_ids(tokenizer: Tokenizer, path: Path) -> None:
         raise UserError(f"{path}: adds ids to a prompt that have no token: {special_ids}")
 
 
-def _from_sentencepiece(path: Path, find: _FindFile) -> Tokenizer:
+def _from_sentencepiece(path: Path, find: FindFile) -> Tokenizer:
     config = TokenizerConfig.read(find(CONFIG_FILE), find(ADDED_TOKENS_FILE))
     try:
         require_regular(path)
@@ -134,7 +147,7 @@ def _from_sentencepiece(path: Path, find: _FindFile) -> Tokenizer:
     return Tokenizer(raw)
 
 
-def _from_gpt2_files(vocabulary: Path, merges: Path, find: _FindFile) -> Tokenizer:
+def _from_gpt2_files(vocabulary: Path, merges: Path, find: FindFile) -> Tokenizer:
     config = TokenizerConfig.read(find(CONFIG_FILE), find(ADDED_TOKENS_FILE))
     if config.tokenizer_class not in (None, "GPT2Tokenizer", "GPT2TokenizerFast"):
         raise UserError(

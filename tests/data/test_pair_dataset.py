@@ -236,7 +236,7 @@ def test_an_answer_without_tokens_is_reported(tmp_path: Path) -> None:
 def test_a_file_without_pairs_is_reported(tmp_path: Path, lines: list[str]) -> None:
     files = [write(tmp_path, "a", GOOD), write(tmp_path, "b", *lines)]
     for chosen in (files, files[1:]):
-        with pytest.raises(UserError, match=r"b\.jsonl: has no pairs"):
+        with pytest.raises(UserError, match=r"b\.jsonl: has no lines"):
             build(tmp_path, *chosen)
     assert [file.name for file in (tmp_path / "datasets").iterdir()] == [".chats.lock"]
 
@@ -244,7 +244,7 @@ def test_a_file_without_pairs_is_reported(tmp_path: Path, lines: list[str]) -> N
 def test_a_single_pair_cannot_be_split(tmp_path: Path) -> None:
     path = write(tmp_path, "a", "", GOOD, "")
     with pytest.raises(
-        UserError, match=r"line 2: this is the only pair.* --validation-percent of 0"
+        UserError, match=r"line 2: this is the only line.* --validation-percent of 0"
     ):
         build(tmp_path, path, percent=5)
     assert build(tmp_path, path, percent=0).splits == ("train",)

@@ -1,0 +1,120 @@
+"""The dataset builder for chats: tokenize them in the format of a chat template.
+
+The loss counts what the assistant says: what the template marks, else the content of the
+assistant's messages and the special token that ends each turn.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from rungs.common.errors import UserError
+from rungs.common.run_log import byte_progress
+from rungs.data import dataset, text_dataset
+from rungs.data.chats.chat_template import ChatTemplate
+from rungs.data.chats.messages import ASSISTANT, Message, parse_chat
+from rungs.data.dataset import Chats, Source
+from rungs.data.pair_dataset import json_lines, line_error, split_sections
+from rungs.data.text_dataset import TextSection
+from rungs.data.token_file import ChatWriter
+from rungs.data.tokenizer import TOKENIZER_FILE, Tokenizer
+
+Turn = tuple[list[int], list[int]]
+"""The ids before an answer, and those of the answer."""
+
+
+class ChatFormat(NamedTuple):
+    """How chats become tokens."""
+
+    template: ChatTemplate
+    tokenizer: Tokenizer
+    max_tokens: int | None = None
+    """Longer chats are left out; None for no limit."""
+
+    def encode(self, messages: list[Message]) -> list[Turn]:
+        """Return the turns of a chat that end with an answer. What follows the last one is left
+        out.
+
+        Raises:
+            UserError: the template refuses the chat, or the tokenizer has no tokens for it.
+        """
+        rendered = self.template.render_answers(messages)
+        ids, spans = self.tokenizer.encode_spans(rendered.text, rendered.answers)
+        turns, last = list[Turn](), 0
+        for first, end in spans:
+            if not rendered.are_marked:
+                end = self._end_of_turn(ids, end)
+            if first < end and last < end:
+                turns.append((ids[last : max(first, last)], ids[max(first, last) : end]))
+                last = end
+        return turns
+
+    @property
+    def end_of_turn(self) -> int | None:
+        """The token with which an answer ends, None if that isn't a special token."""
+        turns = self.encode([Message("user", "a"), Message(ASSISTANT, "b")])
+        last = turns[-1][1][-1] if turns else None
+        return last if last in self.tokenizer.special_ids else None
+
+    def _end_of_turn(self, ids: list[int], end: int) -> int:
+        """Return the place after the special token that follows `end`, perhaps after spaces; `end`
+        if there is none."""
+        place = end
+        while place < len(ids) and not self.tokenizer.decode(ids[place : place + 1]).strip():
+            place += 1
+        is_special = place < len(ids) and ids[place] in self.tokenizer.special_ids
+        return place + 1 if is_special else end
+
+
+def build(
+    folder: Path, texts: list[TextSection], form: ChatFormat, validation_percent: float
+) -> Source:
+    """Write the token files, tokenizer and chat template of a dataset of chats into its folder.
+
+    Args:
+        texts: one section per file.
+
+    Raises:
+        UserError: a file has no chats, or a line is not a chat.
+    """
+    sections = split_sections(texts, validation_percent)
+    size = sum(section.size for split in sections.values() for section in split)
+    left_out = 0
+    with byte_progress("tokenizing", size) as bar:
+        for split, parts in sections.items():
+            path = folder / dataset.split_file(split)
+            with ChatWriter(path, text_dataset.token_dtype(form.tokenizer)) as writer:
+                left_out += sum(_write(writer, part, form, bar.update) for part in parts)
+            if not writer.pairs:
+                raise UserError(
+                    f"the {split} split has no chat of at most {form.max_tokens} tokens"
+                )
+    form.tokenizer.save(folder / TOKENIZER_FILE)
+    form.template.save(folder)
+    return Source(
+        kind="chats",
+        files=[text.path.name for text in texts],
+        chats=Chats(max_tokens=form.max_tokens, left_out=left_out),
+    )
+
+
+def _write(
+    writer: ChatWriter, section: TextSection, form: ChatFormat, progress: Callable[[int], object]
+) -> int:
+    """Write the chats of a section and return how many were left out."""
+    left_out = 0
+    for offset, line in json_lines(section):
+        try:
+            turns = form.encode(parse_chat(line))
+        except (UserError, ValueError) as error:
+            raise line_error(section.path, offset, str(error)) from None
+        tokens = sum(len(before) + len(answer) for before, answer in turns)
+        if tokens < 2:
+            problem = "has no answer, in the format of the chat template"
+            raise line_error(section.path, offset, problem)
+        if form.max_tokens is not None and tokens > form.max_tokens:
+            left_out += 1
+        else:
+            writer.append_chat(turns)
+        progress(len(line))
+    return left_out

@@ -1,0 +1,57 @@
+"""A conversation with a model, in the format of its chat template."""
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
+
+from rungs.data.chats.chat_dataset import ChatFormat
+from rungs.data.chats.messages import ASSISTANT, Message
+from rungs.data.tokenizer import Tokenizer
+from rungs.model.generation import Generator, Request
+
+REPLACEMENT_CHARACTER = "\ufffd"
+"""Incomplete UTF-8 is decoded to this."""
+
+
+@dataclasses.dataclass
+class Conversation:
+    """Messages so far, and the model that answers.
+
+    Attributes:
+        request: of the first answer; the seed of later ones counts up.
+    """
+
+    generator: Generator
+    form: ChatFormat
+    request: Request
+    messages: list[Message] = dataclasses.field(default_factory=list)
+
+    def answer(self, content: str) -> Iterator[str]:
+        """Yield the pieces of the answer to a user's message as they are made. Both become part of
+        the conversation; of an answer that is not read to its end, what was read.
+
+        Raises:
+            UserError: the template or the tokenizer refuses the message.
+        """
+        asked = [*self.messages, Message("user", content)]
+        text = self.form.template.render(asked, add_generation_prompt=True)
+        prompt, number = self.form.tokenizer.encode(text), len(self.messages)
+        self.messages = [*asked, Message(ASSISTANT, "")]
+        request = self.request._replace(seed=self.request.seed + number)
+        chunks = (chunk[0] for chunk in self.generator.stream([prompt], request))
+        for piece in decode_stream(chunks, self.form.tokenizer):
+            said = self.messages[-1].content
+            self.messages[-1] = Message(ASSISTANT, said + piece)
+            yield piece
+
+
+def decode_stream(chunks: Iterable[Sequence[int]], tokenizer: Tokenizer) -> Iterator[str]:
+    """Yield the text of tokens as they arrive, without special tokens. An incomplete character
+    waits for its next bytes, at most until the end."""
+    tokens, given = list[int](), ""
+    for chunk in chunks:
+        tokens += chunk
+        text = tokenizer.decode(tokens, skip_special_tokens=True)
+        if not text.endswith(REPLACEMENT_CHARACTER):
+            yield text.removeprefix(given)
+            given = text
+    yield tokenizer.decode(tokens, skip_special_tokens=True).removeprefix(given)
