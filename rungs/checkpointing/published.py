@@ -79,7 +79,7 @@ def load_chat_template(weights: Path, file: Path | None = None) -> ChatTemplate:
             return template
     raise UserError(
         f"{weights}: the model has no chat template; give one with --chat-template FILE, or train"
-        " it on chats (uv run download_dataset.py --help says how to build a dataset of them)"
+        " it on a dataset of chats, which has one"
     )
 
 

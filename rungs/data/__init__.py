@@ -3,6 +3,7 @@
 Build a dataset folder (`download_dataset.py` calls these through `catalog`):
     text_dataset     BPE dataset builder: split text files, train a BPE tokenizer, write tokens
     pair_dataset     dataset builder for prompts with answers
+    chats            dataset builder for chats, and chat templates
     python_stdlib    dataset builder for the source of Python's standard library
     documents        dataset builder for files of documents, on the hub or local
     task_dataset     dataset builder for the tasks of reinforcement learning
@@ -26,7 +27,8 @@ Tokenize:
 
 Make batches:
     loader           the batch of a training step, and validation batches
-    sequences        slice text and pairs into sequences, mix datasets, pad
+    sequences        slice text into sequences, mix datasets
+    pair_sequences   pairs and chats as sequences, padded or packed
     checks           check that the config fits the datasets
     provenance       what a checkpoint records about its data
 

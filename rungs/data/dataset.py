@@ -67,6 +67,8 @@ class Documents(StrictModel):
 class Chats(StrictModel):
     """How the chats of a dataset were chosen."""
 
+    template_sha256: str
+    """Of `chat_template.jinja`."""
     max_tokens: int | None = None
     """Of a chat; None for no limit."""
     left_out: int

@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from rungs.checkpointing import load
-from rungs.checkpointing.published import CONFIG_FILE, TOKENIZER_FILES
+from rungs.checkpointing.published import CONFIG_FILE, GENERATION_FILE, TOKENIZER_FILES
 from rungs.checkpointing.weights_file import Weights
 from rungs.common.errors import UserError
+from rungs.common.paths import is_file
 from rungs.common.strict_json import read_text
+from rungs.data.chats.chat_dataset import ChatFormat
+from rungs.data.chats.chat_template import TEMPLATE_FILE, ChatTemplate
 from rungs.data.tokenizer import TOKENIZER_FILE, Tokenizer
 from rungs.data.tokenizer_config import CONFIG_FILE as TOKENIZER_CONFIG_FILE
 from rungs.data.tokenizer_files import (
@@ -126,6 +129,22 @@ def write_tokenizer(
         tokenizer.save(folder / TOKENIZER_FILE)
         _write_tokenizer_config(folder, tokenizer, header.model.context_length)
     return notes, _token_ids(tokenizer)
+
+
+def write_chat_format(folder: Path, weights: Path) -> None:
+    """Write the template of the chats that a model was trained on, if it was, and make the end of
+    a turn end its texts."""
+    template = ChatTemplate.find(weights.parent)
+    if template is None or not is_file(weights.with_name(TEMPLATE_FILE)):
+        return
+    template.save(folder)
+    end = ChatFormat(template, load.load_tokenizer(weights)).end_of_turn
+    path = folder / GENERATION_FILE
+    keys = json.loads(read_text(path))
+    known = keys.get("eos_token_id")
+    ends = known if isinstance(known, list) else [] if known is None else [known]
+    if end is not None and end not in ends:
+        _write_json(path, keys | {"eos_token_id": [*ends, end]})
 
 
 def _token_ids(tokenizer: Tokenizer | None) -> TokenIds:

@@ -4,6 +4,7 @@ The loss counts what the assistant says: what the template marks, else the conte
 assistant's messages and the special token that ends each turn.
 """
 
+import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -94,7 +95,11 @@ def build(
     return Source(
         kind="chats",
         files=[text.path.name for text in texts],
-        chats=Chats(max_tokens=form.max_tokens, left_out=left_out),
+        chats=Chats(
+            template_sha256=hashlib.sha256(form.template.source.encode()).hexdigest(),
+            max_tokens=form.max_tokens,
+            left_out=left_out,
+        ),
     )
 
 

@@ -1,0 +1,142 @@
+"""Building datasets of chats: what is learned, and which lines are refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+import download_dataset
+from rungs.data.chats.messages import Message, parse_chat
+from rungs.data.dataset import Dataset
+from rungs.data.pair_sequences import AnsweredDocuments
+from rungs.data.tokenizer_files import load_tokenizer
+from tests.data.chats.test_chat_template import CHATML, tokenizer_of
+
+ASKED = {"role": "user", "content": "Who lit the lamp?"}
+ANSWERED = {"role": "assistant", "content": "Nobody could say."}
+CHAT = {"messages": [ASKED, ANSWERED]}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A folder with a tokenizer and its chat template."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    tokenizer_of(CHATML).save(folder / "tokenizer.json")
+    keys = {"chat_template": CHATML["source"], "eos_token": "<|im_end|>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(keys))
+    return folder
+
+
+def build(model: Path, *lines: Any, options: tuple[str, ...] = ()) -> Result:
+    file = model.parent / "talk.jsonl"
+    texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
+    file.write_text("\n".join(texts) + "\n")
+    place = ("--datasets-dir", model.parent / "datasets", "--validation-percent", 0)
+    arguments = ["--chats", file, "--name", "talk", "--tokenizer", model, *place, *options]
+    return CliRunner().invoke(download_dataset.main, [*map(str, arguments)])
+
+
+def test_what_the_assistant_says_is_learned(model: Path) -> None:
+    long = {"messages": [ASKED, ANSWERED, ASKED, {**ANSWERED, "content": "It's been lit."}]}
+    result = build(model, CHAT, "", long)
+    assert result.exit_code == 0, result.output
+    assert "2 chats, the longest has" in result.output
+    folder = model.parent / "datasets" / "talk"
+    tokenizer, documents = load_tokenizer(folder), AnsweredDocuments(folder / "train.safetensors")
+    tokens, is_answer, lengths = documents.read(0, 2)
+    learned = tokenizer.decode(tokens[is_answer].tolist())
+    assert learned == "Nobody could say.<|im_end|>" * 2 + "It's been lit.<|im_end|>"
+    first = tokenizer.decode(tokens[: lengths[0]].tolist())
+    assert first == (
+        "<|im_start|>user\nWho lit the lamp?<|im_end|>\n"
+        "<|im_start|>assistant\nNobody could say.<|im_end|>"
+    )
+    assert (folder / "chat_template.jinja").read_text() == CHATML["source"]
+    chats = Dataset("talk", folder).description.source.chats
+    assert chats is not None
+    assert chats.left_out == 0
+
+
+def test_chats_that_are_too_long_are_left_out_and_counted(model: Path) -> None:
+    talk = {"messages": [ASKED, {**ANSWERED, "content": "so " * 200}]}
+    result = build(model, CHAT, talk, CHAT, options=("--max-tokens", "100"))
+    assert result.exit_code == 0, result.output
+    assert "2 chats, the longest has" in result.output
+    assert "1 chats of more than 100 tokens left out" in result.output
+    (model.parent / "datasets" / "talk" / "dataset.json").unlink()
+
+
+def test_only_chats_that_are_too_long(model: Path) -> None:
+    result = build(model, CHAT, CHAT, options=("--max-tokens", "5"))
+    assert "the train split has no chat of at most 5 tokens" in str(result.exception)
+    assert not (model.parent / "datasets" / "talk").exists()
+
+
+def test_sharegpt_is_read_too() -> None:
+    turns = [("system", "Be brief."), ("human", "hi"), ("gpt", "yes?"), ("observation", "3")]
+    line = {"id": 7, "conversations": [{"from": who, "value": text} for who, text in turns]}
+    roles = ("system", "user", "assistant", "tool")
+    assert parse_chat(json.dumps(line).encode()) == [
+        Message(role, text) for role, (_, text) in zip(roles, turns, strict=True)
+    ]
+
+
+def test_parts_of_text_are_joined() -> None:
+    parts = [{"type": "text", "text": "ye"}, {"type": "text", "text": "s"}]
+    line = {"messages": [ASKED, {"role": "assistant", "content": parts}]}
+    assert parse_chat(json.dumps(line).encode())[1].content == "yes"
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("{", "malformed JSON at column 2"),
+        ("[1]", r"must be \{\"messages\": \[…\]\}, not \[1\]"),
+        ({"prompt": "a", "answer": "b"}, r"has neither messages nor .* \(its keys: prompt, answer"),
+        ({"messages": []}, r"messages: \[\] is not a list of messages"),
+        ({"messages": "hi"}, 'messages: "hi" is not a list of messages'),
+        ({"messages": [ASKED, 3]}, r"messages\[1\]: 3 is not an object"),
+        ({"messages": [{"role": "user"}]}, r"messages\[0\]: content: missing"),
+        ({"messages": [{"content": "hi"}]}, r"messages\[0\]: role: missing"),
+        ({"messages": [{**ASKED, "role": "me"}]}, r"role: \"me\" is not one of system, developer"),
+        ({"messages": [{**ASKED, "content": None}]}, "content: null is not a string"),
+        ({"messages": [{**ASKED, "content": [{"type": "image"}]}]}, "has a part that is not text"),
+        ({"messages": [{**ASKED, "content": "\ud800"}]}, "invalid character"),
+        ({"messages": [ASKED]}, "no message from the assistant"),
+        ({"conversations": [{"from": "human", "value": 1}]}, "value: 1 is not a string"),
+        ({"messages": [ASKED, {**ANSWERED, "content": ""}]}, "no message from the assistant"),
+    ],
+)
+def test_a_line_that_is_no_chat_is_named(line: Any, problem: str, model: Path) -> None:
+    result = build(model, CHAT, line)
+    assert result.exception is not None
+    assert str(result.exception).count("\n") == 0
+    with pytest.raises(type(result.exception), match=rf"talk\.jsonl: line 2: .*{problem}"):
+        raise result.exception
+    assert not (model.parent / "datasets" / "talk").exists()
+
+
+def test_a_template_that_refuses_a_chat_names_its_line(model: Path) -> None:
+    template = model.parent / "strict.jinja"
+    template.write_text("{{ raise_exception('roles must alternate') }}")
+    result = build(model, CHAT, options=("--chat-template", str(template)))
+    assert str(result.exception).endswith(
+        "talk.jsonl: line 1: the chat template refuses this chat: roles must alternate"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (("--chats", "a", "--name", "n"), "--chats needs the --tokenizer"),
+        (("--text", "a", "--name", "n", "--max-tokens", "9"), "--max-tokens is for --chats"),
+        (("--chats", "--pairs", "a", "--name", "n"), "build different datasets; choose one"),
+    ],
+)
+def test_options_that_do_not_go_together(arguments: tuple[str, ...], problem: str) -> None:
+    result = CliRunner().invoke(download_dataset.main, list(arguments))
+    assert result.exit_code == 2
+    assert problem in result.output
