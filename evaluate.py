@@ -1,4 +1,7 @@
-"""Print loss, perplexity and bits per byte of a checkpoint: `uv run evaluate.py runs/a-to-a`."""
+"""Print what a checkpoint is worth: `uv run evaluate.py runs/a-to-a`.
+
+Its loss, perplexity and bits per byte or, with --choices or --tasks, its scores on benchmarks.
+"""
 
 from rungs.common.command import run_command
 
@@ -10,6 +13,7 @@ import click
 from rungs.checkpointing.load import find_weights, load_model, load_tokenizer
 from rungs.checkpointing.weights_file import Weights
 from rungs.common.errors import UserError
+from rungs.common.text_table import align_columns
 from rungs.config.run_config import RunConfig
 from rungs.config.train_config import TrainConfig
 from rungs.data import overlap
@@ -18,6 +22,9 @@ from rungs.data.dataset import Dataset
 from rungs.data.loader import ValidationData
 from rungs.data.pair_sequences import IGNORED
 from rungs.data.provenance import check_same_tokenizer
+from rungs.evaluation import harness
+from rungs.evaluation.checkpoint_scores import Measured
+from rungs.evaluation.records import Evaluation
 from rungs.parallel import jax_setup
 from rungs.parallel.mesh import one_device
 from rungs.step.eval_step import make_evaluation_step, validation_loss
@@ -29,15 +36,85 @@ _MAX_UNTRAINED_LENGTH = 1024
 @click.command()
 @click.argument("checkpoint")
 @click.option("--dataset", metavar="NAME", help="Default: the dataset the model was trained on.")
+@click.option(
+    "--choices",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help='Accuracy on multiple-choice items instead, JSON lines {"prompt": "…", "choices": ["…",'
+    ' "…"], "answer": 0}.',
+)
+@click.option(
+    "--tasks",
+    metavar="NAMES",
+    help="Tasks of the lm-evaluation-harness instead, such as hellaswag,arc_easy; needs the extra"
+    " eval.",
+)
+@click.option(
+    "--task-files",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="With --tasks: a folder with tasks of your own, in the harness's YAML.",
+)
+@click.option("--few-shot", type=click.IntRange(0), help="With --tasks: examples before an item.")
+@click.option("--limit", type=click.IntRange(1), help="Items at most, of a file or of each task.")
+@click.option(
+    "--batch-size",
+    type=click.IntRange(1),
+    default=16,
+    show_default=True,
+    help="Texts at once, for --choices and --tasks.",
+)
 @DATASETS_DIR_OPTION
-def main(checkpoint: str, dataset: str | None, datasets_dir: Path | None) -> None:
-    """Print the loss, perplexity and bits per byte of CHECKPOINT (a run folder, a checkpoint or a
-    model.safetensors) on the validation split of a dataset.
+def main(
+    checkpoint: str,
+    dataset: str | None,
+    choices: Path | None,
+    tasks: str | None,
+    task_files: Path | None,
+    few_shot: int | None,
+    limit: int | None,
+    batch_size: int,
+    datasets_dir: Path | None,
+) -> None:
+    """Print what CHECKPOINT (a run folder, a checkpoint or a model.safetensors) is worth: its loss,
+    perplexity and bits per byte on the validation split of a dataset, or its scores on benchmarks,
+    which the run folder keeps in evaluations.jsonl.
 
-    Uses the number of tokens that `validation_tokens` in train.json says.
+    Uses the number of validation tokens that `validation_tokens` in train.json says.
     """
     jax_setup.enable_compilation_cache()
+    if sum(map(bool, (dataset, choices, tasks))) > 1:
+        raise click.UsageError("--dataset, --choices and --tasks do not go together; choose one")
+    if not tasks and (task_files or few_shot is not None):
+        raise click.UsageError("--task-files and --few-shot are for --tasks")
     folder = find_datasets_dir(datasets_dir)
+    if choices:
+        print_scores(Measured.find(checkpoint, batch_size, folder).on_choices(choices, limit))
+    elif tasks:
+        harness.check_installed()
+        asked = harness.Tasks(tuple(tasks.split(",")), task_files, few_shot, limit)
+        print_scores(Measured.find(checkpoint, batch_size, folder).on_tasks(asked))
+    else:
+        print_loss(checkpoint, dataset, folder)
+
+
+def print_scores(evaluations: list[Evaluation]) -> None:
+    """Print a table of metrics."""
+    rows = [("task", "metric", "items", "value", "")]
+    rows += [
+        (one.task, one.metric, f"{one.items:,}", f"{one.value:.4f}", _reach(one))
+        for one in evaluations
+    ]
+    click.echo(align_columns(rows, left=2))
+
+
+def _reach(one: Evaluation) -> str:
+    if one.low is not None and one.high is not None:
+        return f"{one.low:.4f} to {one.high:.4f} (95 %)"
+    return "" if one.standard_error is None else f"± {one.standard_error:.4f}"
+
+
+def print_loss(checkpoint: str, dataset: str | None, folder: Path) -> None:
+    """Print loss, perplexity and bits per byte on a validation split."""
     weights = Weights(find_weights(checkpoint))
     train = _train_config(weights, dataset)
     datasets = {name: open_dataset(name, folder, update=False) for name in train.datasets}

@@ -18,6 +18,7 @@ The docstring of each package lists its files and says what it may import. From 
     checkpointing  checkpoints and weight files
     planning       forecasts of memory, FLOPs, communication and time
     huggingface    import and export of published models
+    evaluation     scores on benchmarks
     scaling        ladders, power laws, muP
     training       starting, the training loop, resuming, failed steps
     reinforcement  reinforcement learning: sampling, advantages, its loop

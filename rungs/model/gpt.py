@@ -215,6 +215,30 @@ class GPT(nnx.Module):
         statistics = cross_entropy.target_statistics(head, x_MD, matrix, targets_M)
         return statistics.log_probs_M.reshape(targets_BS.shape)
 
+    def scores(
+        self,
+        tokens_BS: Array,
+        places_BT: Array,
+        targets_BT: Array,
+        compute: Compute = Compute(),  # noqa: B008 — a tuple
+    ) -> tuple[Array, Array]:
+        """Return log_probs_BT of some targets, and is_largest_BT: whether no token is more likely.
+        Where a target is negative they are 0 and True.
+
+        Args:
+            places_BT: of the last token before each target.
+        """
+        x_MD, _ = self._head_inputs_of(tokens_BS, NO_DROPOUT, compute, None)
+        x_BSD = x_MD.reshape(*tokens_BS.shape, -1)
+        x_BTD = jnp.take_along_axis(x_BSD, places_BT[..., None], axis=1)
+        head = functools.partial(head_logits, self.config, 1.0)
+        matrix, targets_M = self._head_matrix(x_MD.dtype), targets_BT.reshape(-1)
+        scores = cross_entropy.target_scores(
+            head, x_BTD.reshape(-1, x_BTD.shape[-1]), matrix, targets_M
+        )
+        log_probs_BT, is_largest_BT = (array.reshape(targets_BT.shape) for array in scores)
+        return log_probs_BT, is_largest_BT
+
     def embed(self, tokens_BS: Array, positions_BS: Array) -> Array:
         """Return token plus position embeddings: x_BSD, float32.
 

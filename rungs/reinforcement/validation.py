@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rungs.reinforcement.pass_at_k import mean_pass_at_k, wilson_interval
+from rungs.common.statistics import wilson_interval
+from rungs.reinforcement.pass_at_k import mean_pass_at_k
 from rungs.reinforcement.rollout_files import Completion
 from rungs.run.policy_metrics import Validation
 

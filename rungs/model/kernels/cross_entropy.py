@@ -76,6 +76,28 @@ def weighted_loss(
     return _weighted_loss(head, weight_of, x_MD, matrix, targets_M, extras)
 
 
+class TargetScores(NamedTuple):
+    """How a model likes each target; as in `TargetStatistics`."""
+
+    log_probs_M: Array
+    is_largest_M: Array
+    """Whether no token has a larger logit; True where a target does not count."""
+
+
+def target_scores(head: Head, x_MD: Array, matrix: Array, targets_M: Array) -> TargetScores:
+    """Return the scores of targets; arguments as for `weighted_loss`."""
+
+    def of_chunk(chunk: tuple[Array, Array]) -> TargetScores:
+        x_MD, targets_M = chunk
+        softmax = _softmax(head(x_MD, matrix), targets_M)
+        is_largest_M = softmax.losses == jnp.log(softmax.totals)  # its shifted logit is 0
+        return TargetScores(-softmax.losses, is_largest_M | (targets_M < 0))
+
+    by_chunk = jax.lax.map(of_chunk, _chunks(matrix, targets_M, x_MD))
+    scores: TargetScores = _joined(by_chunk, len(targets_M))
+    return scores
+
+
 def target_statistics(head: Head, x_MD: Array, matrix: Array, targets_M: Array) -> TargetStatistics:
     """Return the statistics alone; arguments as for `weighted_loss`."""
 

@@ -1,0 +1,10 @@
+"""What a model is worth on benchmarks.
+
+scoring            how likely a model finds continuations of texts, batched by length
+choices            accuracy on a file of multiple-choice items
+harness            tasks of EleutherAI's lm-evaluation-harness, an optional extra
+checkpoint_scores  measure a checkpoint, and record its scores
+records            the scores that a run has, in `evaluations.jsonl`
+
+Imports `checkpointing` and the packages below it.
+"""

@@ -1,0 +1,73 @@
+"""Measure a checkpoint on benchmarks, and record the scores in its run."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from rungs.checkpointing.load import find_weights, load_model, load_tokenizer
+from rungs.data.tokenizer import Tokenizer
+from rungs.evaluation import choices, harness, records
+from rungs.evaluation.records import Evaluation
+from rungs.evaluation.scoring import Scorer
+from rungs.model.generation import Generator
+
+_DTYPE = jnp.dtype("float32")
+
+
+class Measured(NamedTuple):
+    """A checkpoint to measure."""
+
+    weights: Path
+    tokenizer: Tokenizer
+    batch_size: int
+
+    @classmethod
+    def find(cls, checkpoint: str, batch_size: int, datasets_dir: Path) -> "Measured":
+        """Return a checkpoint; arguments as for `load_tokenizer`."""
+        tokenizer = load_tokenizer(checkpoint, datasets_dir)
+        return cls(find_weights(checkpoint), tokenizer, batch_size)
+
+    def on_choices(self, file: Path, limit: int | None) -> list[Evaluation]:
+        """Return the accuracy on the multiple-choice items of a file; see `choices`."""
+        items = choices.read_items(file)[:limit]
+        found = choices.measure(items, self._scorer(), self.tokenizer)
+        shares = {"accuracy": found.accuracy, "accuracy per character": found.normalized}
+        return self._recorded(
+            [
+                Evaluation(
+                    time=records.now(),
+                    checkpoint=self._name,
+                    task=file.stem,
+                    metric=metric,
+                    value=share.mean,
+                    low=share.low,
+                    high=share.high,
+                    items=found.items,
+                )
+                for metric, share in shares.items()
+            ]
+        )
+
+    def on_tasks(self, tasks: harness.Tasks) -> list[Evaluation]:
+        """Return the scores on tasks of the lm-evaluation-harness; see `harness`."""
+        answers = records.answers_of(self.weights)
+        generator = Generator(load_model(self.weights), _DTYPE, donate=True)
+        scores = harness.evaluate(tasks, self._scorer(), generator, self.tokenizer, answers)
+        time = records.now()
+        return self._recorded(
+            [Evaluation(time=time, checkpoint=self._name, **one._asdict()) for one in scores]
+        )
+
+    @property
+    def _name(self) -> str:
+        return self.weights.resolve().parent.name
+
+    def _scorer(self) -> Scorer:
+        return Scorer(load_model(self.weights), _DTYPE, self.batch_size)
+
+    def _recorded(self, evaluations: list[Evaluation]) -> list[Evaluation]:
+        """Return the evaluations, after adding them to the run of the checkpoint, if it has one."""
+        if run := records.run_of(self.weights):
+            records.append(run, evaluations)
+        return evaluations

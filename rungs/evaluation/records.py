@@ -1,0 +1,63 @@
+"""The scores of a run's checkpoints: `evaluations.jsonl` in the run folder, a line per metric."""
+
+import datetime
+import hashlib
+from pathlib import Path
+
+import platformdirs
+
+from rungs.common import disk
+from rungs.common.strict_json import StrictModel
+from rungs.run.folder import RunFolder
+
+FILE = "evaluations.jsonl"
+
+
+class Evaluation(StrictModel):
+    """A metric of a checkpoint on a benchmark."""
+
+    time: str
+    """When it was measured, in UTC."""
+    checkpoint: str
+    """Name of its folder."""
+    task: str
+    metric: str
+    value: float
+    low: float | None = None
+    """Of a 95 % interval."""
+    high: float | None = None
+    standard_error: float | None = None
+    items: int
+    few_shot: int = 0
+
+
+def run_of(weights: Path) -> RunFolder | None:
+    """Return the run that a checkpoint's weights belong to, None if they are somewhere else."""
+    folder = weights.resolve().parent
+    run = RunFolder(folder.parent.parent)
+    return run if folder.parent == run.checkpoints.resolve() else None
+
+
+def append(run: RunFolder, evaluations: list[Evaluation]) -> Path:
+    """Add evaluations to the file of a run and return its path; raises RunFailure."""
+    path = run.path / FILE
+    content = "".join(one.model_dump_json(exclude_none=True) + "\n" for one in evaluations)
+    with disk.writing(path, "evaluations"), path.open("a", encoding="utf-8") as file:
+        file.write(content)
+        disk.flush(file)
+    return path
+
+
+def answers_of(weights: Path) -> Path:
+    """Return where the harness keeps the answers of these weights: in the user's cache, for this
+    version of the file."""
+    path = weights.resolve()
+    status = path.stat()
+    version = f"{path} {status.st_size} {status.st_mtime_ns}"
+    name = hashlib.sha256(version.encode()).hexdigest()[:16]
+    return Path(platformdirs.user_cache_dir("rungs")) / "answers" / name
+
+
+def now() -> str:
+    """Return the time in UTC."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

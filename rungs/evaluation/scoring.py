@@ -1,0 +1,109 @@
+"""How likely a model finds continuations of texts.
+
+A text and its continuation are tokenized together, and the spaces at the end of the text belong to
+the continuation, as in the lm-evaluation-harness.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
+
+from rungs.data.pair_sequences import IGNORED
+from rungs.data.tokenizer import Tokenizer
+from rungs.model.gpt import GPT
+from rungs.parallel.mesh import create_mesh
+from rungs.parallel.sharding import place_batch
+from rungs.step.score_step import make_score_step
+
+_LENGTH_MULTIPLE = 32
+"""Lengths are padded to a multiple of this, so that few are compiled."""
+
+
+class Continuation(NamedTuple):
+    """Tokens, and those that continue them."""
+
+    context: list[int]
+    """At least one token."""
+    tokens: list[int]
+
+
+class Score(NamedTuple):
+    """How likely a continuation is."""
+
+    log_prob: float
+    """Sum over its tokens, in nats."""
+    is_greedy: bool
+    """Whether each token is the most likely one."""
+
+
+def split_tokens(context: str, continuation: str, tokenizer: Tokenizer) -> Continuation:
+    """Return the tokens of a text and of its continuation. An empty text becomes end of text."""
+    if not context:
+        tokens = tokenizer.encode(continuation)
+        start = tokenizer.encode_prompt("") or [tokenizer.end_of_text or 0]
+        return Continuation(start, tokens)
+    text = context.rstrip()
+    whole = tokenizer.encode_prompt(context + continuation)
+    before = tokenizer.encode_prompt(text)
+    return Continuation(before, whole[len(before) :])
+
+
+class Scorer:
+    """Scores continuations with a model, on all local devices.
+
+    Args:
+        model: on one device.
+        dtype: to compute in.
+        batch_size: texts at once, rounded up to a multiple of the devices.
+    """
+
+    def __init__(self, model: GPT, dtype: jnp.dtype, batch_size: int) -> None:
+        devices = jax.local_devices()
+        self._mesh = create_mesh((len(devices), 1), devices=devices)
+        graph, state = nnx.split(model)
+        replicated = jax.device_put(state, NamedSharding(self._mesh, PartitionSpec()))
+        self._model = nnx.merge(graph, replicated)
+        self._step = make_score_step(dtype, self._mesh)
+        self.batch_size = -(-batch_size // len(devices)) * len(devices)
+        self.context_length = model.config.context_length
+
+    def scores(self, continuations: Sequence[Continuation]) -> Iterator[tuple[int, Score]]:
+        """Yield the index and the score of each continuation, the longest texts first. Of texts
+        longer than the context, the last tokens are read."""
+        sizes = [len(one.context) + len(one.tokens) for one in continuations]
+        order = sorted(range(len(sizes)), key=lambda index: -sizes[index])
+        for first in range(0, len(order), self.batch_size):
+            indices = order[first : first + self.batch_size]
+            found = self._score([continuations[index] for index in indices])
+            yield from zip(indices, found, strict=False)
+
+    def _score(self, continuations: Sequence[Continuation]) -> list[Score]:
+        """Return the scores of a batch, the longest text of which comes first."""
+        rows = [self._row(one) for one in continuations]
+        length = min(_round_up(len(rows[0][0]), _LENGTH_MULTIPLE), self.context_length)
+        inputs_BS = np.zeros((self.batch_size, length), np.int32)
+        count = min(1 << (max(len(targets) for _, targets in rows) - 1).bit_length(), length)
+        places_BT = np.zeros((self.batch_size, count), np.int32)
+        targets_BT = np.full((self.batch_size, count), IGNORED, np.int32)
+        for row, (inputs, targets) in enumerate(rows):
+            inputs_BS[row, : len(inputs)] = inputs
+            places_BT[row, : len(targets)] = np.arange(len(inputs) - len(targets), len(inputs))
+            targets_BT[row, : len(targets)] = targets
+        batch = place_batch(self._mesh, inputs_BS, places_BT, targets_BT)
+        log_probs_B, is_greedy_B = jax.device_get(self._step(self._model, *batch))
+        pairs = zip(log_probs_B.tolist(), is_greedy_B.tolist(), strict=True)
+        return [Score(*pair) for pair in pairs][: len(rows)]
+
+    def _row(self, one: Continuation) -> tuple[list[int], list[int]]:
+        """Return the inputs, and those targets at their end that count."""
+        tokens = (one.context + one.tokens)[-self.context_length - 1 :]
+        return tokens[:-1], tokens[1:][-len(one.tokens) :]
+
+
+def _round_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple

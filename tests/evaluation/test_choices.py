@@ -1,0 +1,138 @@
+"""Scores of continuations, and accuracy on multiple-choice items."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import evaluate
+from rungs.common.errors import UserError
+from rungs.data.bpe import train_bpe
+from rungs.evaluation import choices, records
+from rungs.evaluation.checkpoint_scores import Measured
+from rungs.evaluation.choices import read_items
+from rungs.evaluation.records import Evaluation
+from rungs.evaluation.scoring import Continuation, Scorer, split_tokens
+from rungs.model.gpt import GPT
+from rungs.step.state import named_arrays
+from tests.commands.test_commands import BYTES, byte_model
+from tests.support import reference_gpt
+from tests.support.configs import model_config
+
+CONTEXT = 8
+
+
+def test_scores_are_sums_of_log_probabilities() -> None:
+    """In float64, by a model written separately; in batches of mixed and of too long texts."""
+    config = model_config(context_length=CONTEXT)
+    model, rng = GPT(config, jax.random.key(3)), np.random.default_rng(0)
+    weights = {name: np.asarray(array, np.float64) for name, array in named_arrays(model).items()}
+    texts = [rng.integers(0, config.vocab_size, n).tolist() for n in (2, 9, 5, 3, 14, 7, 2, 9, 4)]
+    cuts = [1, 4, 1, 2, 11, 6, 1, 8, 2]
+    continuations = [Continuation(t[:cut], t[cut:]) for t, cut in zip(texts, cuts, strict=True)]
+    found = dict(Scorer(model, jnp.dtype("float32"), 3).scores(continuations))
+    assert sorted(found) == list(range(len(texts)))
+    for index, (text, cut) in enumerate(zip(texts, cuts, strict=True)):
+        window = text[-CONTEXT - 1 :]
+        logits_SV = reference_gpt.forward(config, weights, np.array(window[:-1], np.int32))[-1]
+        log_probs_SV = logits_SV - np.log(np.exp(logits_SV).sum(axis=-1, keepdims=True))
+        places = range(len(window) - 1 - (len(text) - cut), len(window) - 1)
+        own = [log_probs_SV[place, window[place + 1]] for place in places]
+        assert found[index].log_prob == pytest.approx(sum(own), abs=1e-4)
+        is_greedy = all(logits_SV[p].argmax() == window[p + 1] for p in places)
+        assert found[index].is_greedy == is_greedy
+
+
+def test_a_continuation_of_the_most_likely_tokens_is_greedy() -> None:
+    config = model_config(context_length=CONTEXT)
+    model = GPT(config, jax.random.key(3))
+    text = [1]
+    while len(text) < CONTEXT:
+        text.append(int(model(jnp.array([text]))[0, -1].argmax()))
+    other = [*text[:-1], (text[-1] + 1) % config.vocab_size]
+    scorer = Scorer(model, jnp.dtype("float32"), 2)
+    found = dict(scorer.scores([Continuation(one[:2], one[2:]) for one in (text, other)]))
+    assert [found[0].is_greedy, found[1].is_greedy] == [True, False]
+
+
+def test_spaces_belong_to_the_continuation() -> None:
+    tokenizer = train_bpe([], BYTES)
+    found = split_tokens("ab  ", "c", tokenizer)
+    assert (tokenizer.decode(found.context), tokenizer.decode(found.tokens)) == ("ab", "  c")
+    empty = split_tokens("", "c", tokenizer)
+    assert empty == Continuation([tokenizer.end_of_text], tokenizer.encode("c"))  # type: ignore[list-item]
+
+
+@pytest.fixture
+def copying_run(tmp_path: Path) -> Path:
+    """A run with a model that repeats the last byte."""
+    folder = tmp_path / "run" / "checkpoints" / "one"
+    folder.mkdir(parents=True)
+    return byte_model(folder, 50.0)
+
+
+def write(path: Path, *items: Any) -> Path:
+    path.write_text("".join(json.dumps(item) + "\n" for item in items))
+    return path
+
+
+def item(prompt: str, *texts: str, answer: int) -> dict[str, Any]:
+    return {"prompt": prompt, "choices": texts, "answer": answer}
+
+
+def test_accuracy_is_printed_and_recorded(copying_run: Path, tmp_path: Path) -> None:
+    """The third answer is right only per character: its choices differ in length, and the model
+    likes both equally little."""
+    path = write(
+        tmp_path / "quiz.jsonl",
+        item("a", "a", "b", answer=0),
+        item("xb", "c", "b", "x", answer=0),
+        item("c", "x", "ccccx", answer=1),
+    )
+    result = CliRunner().invoke(evaluate.main, [str(copying_run), "--choices", str(path)])
+    assert result.exit_code == 0, result.output
+    lines = (copying_run.parents[2] / records.FILE).read_text().splitlines()
+    by_sum, by_character = map(Evaluation.model_validate_json, lines)
+    assert (by_sum.task, by_sum.checkpoint, by_sum.items) == ("quiz", "one", 3)
+    assert by_sum.metric == "accuracy"
+    assert by_sum.value == pytest.approx(1 / 3)
+    assert by_character.value == pytest.approx(2 / 3)
+    assert by_sum.low is not None
+    assert by_sum.high is not None
+    assert by_sum.low < by_sum.value < by_sum.high
+    assert "0.6667" in result.output
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("{", "line 1: not JSON"),
+        ("[]", "line 1: must be"),
+        (json.dumps({"prompt": "a", "choices": ["b", "c"]}), "line 1: must be"),
+        (json.dumps(item("a", "b", answer=0)), "choices: must be two or more"),
+        (json.dumps(item("a", "b", "", answer=0)), "choices: must be two or more"),
+        (json.dumps(item("a", "b", "c", answer=2)), "answer: 2 is not the index .* from 0 to 1"),
+        (json.dumps({**item("a", "b", "c", answer=0), "answer": "b"}), 'answer: "b" is not'),
+        (json.dumps({**item("a", "b", "c", answer=0), "prompt": 3}), "prompt: 3 is not a string"),
+        ("", "has no items"),
+    ],
+)
+def test_a_line_that_is_no_item_is_named(line: str, problem: str, tmp_path: Path) -> None:
+    path = tmp_path / "items.jsonl"
+    path.write_text(line + "\n")
+    with pytest.raises(UserError, match=problem):
+        read_items(path)
+
+
+def test_a_choice_without_tokens_of_its_own_is_refused(
+    copying_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choices, "split_tokens", lambda *_: Continuation([1], []))
+    path = write(tmp_path / "quiz.jsonl", item("a", "b", " ", answer=0))
+    with pytest.raises(UserError, match=r'item 1: the choice "b" adds no token to its prompt'):
+        Measured.find(str(copying_run), 2, tmp_path).on_choices(path, None)
