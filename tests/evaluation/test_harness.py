@@ -107,7 +107,9 @@ def test_an_unknown_task_is_named(run: Path, tasks: Tasks) -> None:
 
 def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(UserError, match=r"--tasks needs the extra eval: uv run --extra eval"):
+    with pytest.raises(
+        UserError, match="--tasks needs the extra eval: put --extra eval after uv run"
+    ):
         harness.check_installed()
 
 
