@@ -49,8 +49,8 @@ def check_installed() -> None:
     """Raise UserError if the harness is not installed."""
     if importlib.util.find_spec("lm_eval") is None:
         raise UserError(
-            "--tasks needs the extra eval: put --extra eval after uv run; without it, --choices takes"
-            " a file of items"
+            "--tasks needs the extra eval, which docs/installation.md says how to add; without it,"
+            " --choices takes a file of items"
         )
 
 

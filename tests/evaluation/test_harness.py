@@ -107,9 +107,7 @@ def test_an_unknown_task_is_named(run: Path, tasks: Tasks) -> None:
 
 def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(
-        UserError, match="--tasks needs the extra eval: put --extra eval after uv run"
-    ):
+    with pytest.raises(UserError, match="--tasks needs the extra eval, which docs"):
         harness.check_installed()
 
 
