@@ -3,9 +3,9 @@
 import difflib
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, model_validator
 
@@ -167,7 +167,8 @@ def _error_lines(error: Any, file: str, models: Mapping[str, type[StrictModel]])
     if error["type"] == "value_error" and not parts:
         return str(error["ctx"]["error"]).splitlines()
     if error["type"] == "extra_forbidden":
-        advice = _advice(key, file, models) if len(parts) == 1 else ""
+        nested = len(parts) > 1
+        advice = _nested_advice(parts, models[file]) if nested else _advice(key, file, models)
         return [f"{key}: unknown key (value {format_value(error['input'])}){advice}"]
     if error["type"] == "missing":
         return [f"{key}: missing; this key is required"]
@@ -185,6 +186,30 @@ def _advice(key: str, file: str, models: Mapping[str, type[StrictModel]]) -> str
         if key in model.model_fields:
             return f"; it belongs in {other}"
     return f"; the keys are {', '.join(own)}"
+
+
+def _nested_advice(parts: Sequence[str], model: type[StrictModel]) -> str:
+    """Return which key an unknown key of a nested object may stand for.
+
+    Args:
+        parts: the keys and indices that lead to it.
+    """
+    models = [model]
+    for part in parts[:-1]:
+        fields = [each.model_fields[part] for each in models if part in each.model_fields]
+        if fields:  # else an index
+            models = [inner for field in fields for inner in _models_in(field.annotation)]
+    keys = [field.alias or key for each in models for key, field in each.model_fields.items()]
+    if close := difflib.get_close_matches(parts[-1], keys, n=1):
+        return f"; did you mean {close[0]}?"
+    return f"; the keys are {', '.join(keys)}" if keys else ""
+
+
+def _models_in(annotation: Any) -> list[type[StrictModel]]:
+    """Return the models that a type is, or is made of."""
+    if isinstance(annotation, type) and issubclass(annotation, StrictModel):
+        return [annotation]
+    return [model for part in get_args(annotation) for model in _models_in(part)]
 
 
 def format_value(value: Any) -> str:

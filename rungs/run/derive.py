@@ -12,8 +12,9 @@ from typing import Any, Self
 from rungs.common import strict_json
 from rungs.common.atomic_folder import create_folder
 from rungs.common.errors import UserError
-from rungs.common.paths import is_there
+from rungs.common.paths import is_file, is_inside, is_there
 from rungs.config import run_config
+from rungs.config.reinforce_config import ReinforceConfig
 from rungs.config.run_config import FILE_TYPES
 from rungs.run.folder import RUNS, find_run
 
@@ -25,6 +26,8 @@ class NewRun:
     folder: Path
     texts: dict[str, str]
     """Contents of its two files, by name."""
+    task_files: dict[str, bytes]
+    """Contents of the files in the run folder that tasks name: items and verifiers."""
 
     @classmethod
     def of(cls, folder: Path, origin: Path, changes: Mapping[str, Any]) -> Self:
@@ -46,7 +49,7 @@ class NewRun:
                 f"{folder}: already exists with other keys than this copy of {origin} would have;"
                 " choose another name or use it as it is"
             )
-        return cls(folder, texts)
+        return cls(folder, texts, _task_files(origin))
 
     def make(self) -> Path:
         """Write the folder, completely or not at all. A folder that exists is left unchanged.
@@ -58,11 +61,15 @@ class NewRun:
             with create_folder(self.folder) as new:
                 for name, text in self.texts.items():
                     (new / name).write_text(text, encoding="utf-8")
+                for name, content in self.task_files.items():
+                    (new / name).parent.mkdir(parents=True, exist_ok=True)
+                    (new / name).write_bytes(content)
         return self.folder
 
     def remove(self) -> None:
-        """Remove the folder again, unless it has more than its two files by now."""
-        if {path.name for path in self.folder.glob("*")} == self.texts.keys():
+        """Remove the folder again, unless it has more than what `make` wrote by now."""
+        files = {path for path in self.folder.rglob("*") if path.is_file()}
+        if files == {self.folder / name for name in (*self.texts, *self.task_files)}:
             shutil.rmtree(self.folder)
 
 
@@ -98,6 +105,14 @@ def _parse_settings(settings: Sequence[str]) -> dict[str, Any]:
         except (ValueError, RecursionError):
             changes[key] = value
     return changes
+
+
+def _task_files(origin: Path) -> dict[str, bytes]:
+    """Return the contents of the files in a run folder that its tasks name, by relative path."""
+    train = run_config.load_any_run(origin).train
+    tasks = train.tasks if isinstance(train, ReinforceConfig) else ()
+    names = {name for task in tasks for name in task.files if is_inside(name)}
+    return {name: (origin / name).read_bytes() for name in names if is_file(origin / name)}
 
 
 def _changed_files(origin: Path, target: Path, changes: Mapping[str, Any]) -> dict[str, str]:

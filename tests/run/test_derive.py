@@ -9,6 +9,7 @@ import pytest
 from rungs.common.errors import UserError
 from rungs.config import run_config
 from rungs.run import derive
+from tests.support.tiny_reinforcement import make_reinforcement_run
 from tests.support.tiny_run import MODEL, TRAIN, make_run
 
 
@@ -115,3 +116,25 @@ def test_a_copy_with_results_is_never_removed() -> None:
     with pytest.raises(UserError, match="too small"):
         fail_in_copy([], writes="metrics.jsonl")
     assert len(list(Path("runs/new").iterdir())) == 3
+
+
+def test_the_files_of_tasks_are_copied(project: Path) -> None:
+    old = make_reinforcement_run(project / "runs" / "rl", Path("runs/old"))
+    changes = {"source": "items/train.jsonl", "verifier": "reward.py"}
+    content = json.loads((old.path / "reinforce.json").read_text())
+    content["tasks"] = [{**changes, "validation_source": "/elsewhere/held-out.jsonl"}]
+    (old.path / "reinforce.json").write_text(json.dumps(content))
+    (old.path / "items").mkdir()
+    (old.path / "items" / "train.jsonl").write_text("{}\n")
+    (old.path / "reward.py").write_text("# mine\n")
+    (old.path / "train.log").write_text("not copied\n")
+    new = create_like("new", "rl", ["steps=3"])
+    files = {path.relative_to(new).as_posix() for path in new.rglob("*") if path.is_file()}
+    assert files == {"model.json", "reinforce.json", "items/train.jsonl", "reward.py"}
+    assert (new / "reward.py").read_text() == "# mine\n"
+    with (
+        pytest.raises(UserError, match="later"),
+        derive.create_like("other", "rl", []) as folder,
+    ):
+        raise UserError("later")
+    assert not folder.exists()
