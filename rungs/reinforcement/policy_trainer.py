@@ -37,6 +37,8 @@ from rungs.training.progress import Progress
 
 log = logging.getLogger("rungs")
 
+_MANY_WRONG_STEPS = 5
+
 ShouldStop = Callable[[], bool]
 
 
@@ -86,6 +88,7 @@ class PolicyTrainer:
         self._saved: tuple[int, Flags] | None = None
         self._suspects = checked_names(self.model, self.optimizer.wrt)
         self._failed_steps = 0
+        self._wrong_steps = 0
         self._latest: PolicyMetrics | None = None
         self._last_end = time.perf_counter()
 
@@ -139,6 +142,7 @@ class PolicyTrainer:
         updated = self._update(step, prompts, completions)
         self.files.write(file, updated.completions)
         metrics = self._metrics(step, updated, seconds, start)
+        self._warn_of_wrong_steps(metrics)
         self.sampler.refresh(self.model)
         self.tokens_seen = metrics.tokens_seen
         if self._is_due(step):
@@ -202,6 +206,15 @@ class PolicyTrainer:
                 " training stopped: the same command resumes from the newest checkpoint"
             )
         return len(bad)
+
+    def _warn_of_wrong_steps(self, metrics: PolicyMetrics) -> None:
+        self._wrong_steps = 0 if metrics.correct else self._wrong_steps + 1
+        if self._wrong_steps == _MANY_WRONG_STEPS:
+            log.warning(
+                "%d steps in a row without a correct completion, so nothing to learn from; try"
+                " easier items, a supervised warm-up, more samples or a higher temperature",
+                _MANY_WRONG_STEPS,
+            )
 
     def _start_validation(self, step: int, is_stopping: ShouldStop) -> Validation | None:
         """Validate the weights that the run starts from, if this is its first step."""

@@ -1,5 +1,6 @@
 """The prompts of each step, and those of validation, as token ids."""
 
+import contextlib
 import functools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -77,7 +78,15 @@ class Prompts:
         return self._prompt(task, items[_order(self._train.seed, task, passes, len(items))[index]])
 
     def _prompt(self, task: int, item: Item) -> Prompt:
-        tokens = encode_prompt(item.prompt, self._tokenizer)
+        try:
+            tokens = encode_prompt(item.prompt, self._tokenizer)
+        except UserError:
+            unknown = [c for c in dict.fromkeys(item.prompt) if not self._is_known(c)]
+            raise UserError(
+                f"task {self._tasks[task].name}: the prompt {format_value(item.prompt)} has"
+                f" characters that the model's tokenizer doesn't know: {' '.join(unknown)}; change"
+                " the items, or start from a model with another tokenizer"
+            ) from None
         if not 0 < len(tokens) <= self._longest:
             problem = "has no tokens" if not tokens else f"has {len(tokens)} tokens"
             raise UserError(
@@ -85,6 +94,11 @@ class Prompts:
                 f" it must have 1 to {self._longest} (sequence_length − max_new_tokens)"
             )
         return Prompt(task, item, tokens)
+
+    def _is_known(self, character: str) -> bool:
+        with contextlib.suppress(UserError):
+            return bool(self._tokenizer.encode(character))
+        return False
 
 
 def _first(items: Items, count: int) -> Iterator[Item]:

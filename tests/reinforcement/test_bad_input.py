@@ -1,6 +1,7 @@
 """Bad tasks and verifiers end a start with one line and change nothing on disk."""
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ('{"prompt": "1:", "answer": "1"}\n', None, "leaves none to train on"),
         ('{"prompt": "", "answer": "1"}\n' + GOOD, None, r"items\.jsonl:1: prompt"),
         (GOOD.replace("1:", "1" * 11 + ":"), None, "it must have 1 to 10"),
+        (GOOD.replace("1:", "1é?:"), None, "characters that .* tokenizer doesn't know: é [?];"),
         (GOOD * 1200 + GOOD.replace("1:", "1" * 11 + ":"), None, "it must have 1 to 10"),
         (GOOD, "def score():\n    return 1\n", "no function reward"),
         (GOOD, VERIFIER + "raise KeyError(answer)\n", "KeyError"),
@@ -57,6 +59,20 @@ def test_a_start_is_refused(
     with pytest.raises(UserError, match=message):
         reinforce(run, trust_verifier=True)
     assert sorted(run.path.iterdir()) == before
+
+
+def test_steps_without_a_correct_completion_are_warned_of(
+    start: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answers are longer than completions can be."""
+    monkeypatch.setattr(logging.getLogger("rungs"), "propagate", True)
+    task = {"source": "items.jsonl", "validation_items": 1, "verifier": "exact"}
+    run = make_reinforcement_run(tmp_path / "run", start, tasks=[task])
+    (run.path / "items.jsonl").write_text(
+        GOOD.replace('"1"', '"1111111"').replace('"0"', '"000000000"')
+    )
+    assert reinforce(run) == 0
+    assert caplog.text.count("5 steps in a row without a correct completion") == 1
 
 
 def test_shared_items_are_refused(start: Path, tmp_path: Path) -> None:
