@@ -10,8 +10,6 @@ from rungs.common import disk
 from rungs.common.strict_json import StrictModel
 from rungs.run.folder import RunFolder
 
-FILE = "evaluations.jsonl"
-
 
 class Evaluation(StrictModel):
     """A metric of a checkpoint on a benchmark."""
@@ -40,7 +38,7 @@ def run_of(weights: Path) -> RunFolder | None:
 
 def append(run: RunFolder, evaluations: list[Evaluation]) -> Path:
     """Add evaluations to the file of a run and return its path; raises RunFailure."""
-    path = run.path / FILE
+    path = run.evaluations
     content = "".join(one.model_dump_json(exclude_none=True) + "\n" for one in evaluations)
     with disk.writing(path, "evaluations"), path.open("a", encoding="utf-8") as file:
         file.write(content)

@@ -67,6 +67,11 @@ class RunFolder:
         return self.path / "samples.md"
 
     @property
+    def evaluations(self) -> Path:
+        """Scores of checkpoints on benchmarks."""
+        return self.path / "evaluations.jsonl"
+
+    @property
     def charts(self) -> list[Path]:
         return sorted(self.path.glob("*-chart.png"))
 

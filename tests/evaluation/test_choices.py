@@ -13,12 +13,13 @@ from click.testing import CliRunner
 import evaluate
 from rungs.common.errors import UserError
 from rungs.data.bpe import train_bpe
-from rungs.evaluation import choices, records
+from rungs.evaluation import choices
 from rungs.evaluation.checkpoint_scores import Measured
 from rungs.evaluation.choices import read_items
 from rungs.evaluation.records import Evaluation
 from rungs.evaluation.scoring import Continuation, Scorer, split_tokens
 from rungs.model.gpt import GPT
+from rungs.run.folder import RunFolder
 from rungs.step.state import named_arrays
 from tests.commands.test_commands import BYTES, byte_model
 from tests.support import reference_gpt
@@ -96,7 +97,7 @@ def test_accuracy_is_printed_and_recorded(copying_run: Path, tmp_path: Path) -> 
     )
     result = CliRunner().invoke(evaluate.main, [str(copying_run), "--choices", str(path)])
     assert result.exit_code == 0, result.output
-    lines = (copying_run.parents[2] / records.FILE).read_text().splitlines()
+    lines = RunFolder(copying_run.parents[2]).evaluations.read_text().splitlines()
     by_sum, by_character = map(Evaluation.model_validate_json, lines)
     assert (by_sum.task, by_sum.checkpoint, by_sum.items) == ("quiz", "one", 3)
     assert by_sum.metric == "accuracy"

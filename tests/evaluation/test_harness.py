@@ -18,6 +18,7 @@ from rungs.evaluation.harness import Tasks
 from rungs.evaluation.records import Evaluation
 from rungs.evaluation.scoring import Continuation, Score, Scorer
 from rungs.huggingface.importing import Import, find_source, import_model
+from rungs.run.folder import RunFolder
 from tests.support.published_models import MODELS
 
 FIXTURES = MODELS.parent / "harness"
@@ -70,7 +71,7 @@ def test_scores_are_those_of_the_hugging_face_backend(run: Path, tasks: Tasks) -
                 assert own == pytest.approx(value, rel=1e-12)
             compared += 1
     assert compared == sum(map(len, EXPECTED.values())) == 12
-    lines = (run / records.FILE).read_text().splitlines()
+    lines = RunFolder(run).evaluations.read_text().splitlines()
     assert len(lines) == sum(map(len, found.values()))
 
 
@@ -93,7 +94,7 @@ def test_an_evaluation_that_was_stopped_goes_on(
     monkeypatch.setattr(Scorer, "scores", until_stopped)
     with pytest.raises(KeyboardInterrupt):
         Measured.find(str(run), 4, run).on_tasks(asked)
-    assert not (run / records.FILE).exists()
+    assert not RunFolder(run).evaluations.exists()
     found = by_name(Measured.find(str(run), 4, run).on_tasks(asked))
     assert scored == [60]
     assert found["rungs_choices"]["acc_norm"][0] == EXPECTED["rungs_choices"]["acc_norm,none"]
