@@ -12,6 +12,7 @@ from rungs.common.atomic_folder import create_folder
 from rungs.common.errors import UserError
 from rungs.common.paths import is_there
 from rungs.config.model_config import ModelConfig
+from rungs.huggingface.adapter import Adapter
 from rungs.huggingface.exporting import Export
 from rungs.huggingface.importing import Import, find_source, import_model, target_folder
 from rungs.huggingface.transformers_check import DivergenceError, compare, require_transformers
@@ -74,7 +75,12 @@ def import_(
 @main.command()
 @click.argument("checkpoint", metavar="RUN_OR_CHECKPOINT")
 @click.argument("folder", type=click.Path(path_type=Path))
-def export(checkpoint: str, folder: Path) -> None:
+@click.option(
+    "--adapter",
+    is_flag=True,
+    help="Write only the LoRA of the run, as an adapter for peft, instead of merging it.",
+)
+def export(checkpoint: str, folder: Path, adapter: bool) -> None:
     """Write a model for transformers into the new folder FOLDER.
 
     RUN_OR_CHECKPOINT is a checkpoint, a model.safetensors or a run folder. For a run folder, the
@@ -82,6 +88,9 @@ def export(checkpoint: str, folder: Path) -> None:
     """
     if is_there(folder):
         raise UserError(f"{folder}: exists already; choose another name, or move it away")
+    if adapter:
+        export_adapter(checkpoint, folder)
+        return
     plan = Export(checkpoint)
     click.echo(plan.summary())
     with create_folder(folder) as partial:
@@ -89,6 +98,22 @@ def export(checkpoint: str, folder: Path) -> None:
     for note in notes:
         click.echo(note)
     click.echo(f"{folder}: written. Load it: AutoModelForCausalLM.from_pretrained({str(folder)!r})")
+
+
+def export_adapter(checkpoint: str, folder: Path) -> None:
+    """Write the LoRA of a checkpoint for peft, and say how to load it."""
+    plan = Adapter(checkpoint)
+    with create_folder(folder) as partial:
+        plan.write(partial)
+    base = repr(plan.base) if plan.base_is_known else "BASE"
+    click.echo(
+        f"{folder}: written. Load it: PeftModel.from_pretrained("
+        f"AutoModelForCausalLM.from_pretrained({base}), {str(folder)!r})"
+    )
+    if not plan.base_is_known:
+        click.echo(
+            f"BASE is the folder of {plan.base}, from which the run started, for transformers"
+        )
 
 
 def how_to_fine_tune(target: Path, model: ModelConfig) -> str:

@@ -20,7 +20,7 @@ PACKAGES = {
     "cuda12": "jax-cuda12-plugin",
     "tpu": "libtpu",
 }
-DEVICELESS = "reasoning"
+DEVICELESS = ("reasoning", "eval")
 """The extra that goes with any other."""
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
@@ -31,7 +31,7 @@ def uv(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_extras_of_devices_conflict_and_all_are_documented() -> None:
     extras = list(PROJECT["project"]["optional-dependencies"])
-    assert extras == [*PACKAGES, DEVICELESS]
+    assert extras == [*PACKAGES, *DEVICELESS]
     assert [{"extra": name} for name in PACKAGES] in PROJECT["tool"]["uv"]["conflicts"]
     page = (ROOT / "docs" / "installation.md").read_text()
     assert all(f"`{name}`" in page for name in extras)

@@ -5,6 +5,7 @@
     tensors/            how tensor names map to parameters and back; weight file readers
     importing           make a run folder from a Hugging Face model
     exporting           write a Hugging Face model from a run folder or checkpoint
+    adapter             LoRA as an adapter for peft
     hf_tokenizer        the tokenizer files of both
     transformers_check  compare hidden states with those of transformers
 

@@ -1,0 +1,155 @@
+"""Export the LoRA of a run as an adapter for Hugging Face's `peft`.
+
+An adapter adds scale · B·A to the weight of a module: A is (rank, inputs), B (outputs, rank), and
+the scale is alpha ÷ rank. If a module holds several of our projections side by side, as GPT-2's
+`c_attn` does, its A has the rows of all of them, and its B one block of each.
+https://huggingface.co/docs/peft/developer_guides/checkpoint
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from rungs.checkpointing.checkpoint_folder import IMPORTED
+from rungs.checkpointing.load import find_valid_weights
+from rungs.checkpointing.weights_file import Origin, Weights
+from rungs.common.errors import UserError
+from rungs.config.optimization_config import LoraConfig
+from rungs.huggingface.exporting import choose_family
+from rungs.huggingface.tensors.rules import AbstractParameter, Rule, model_parameters, rules_for
+from rungs.model.lora import DOWN, UP
+
+CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
+_WRAPPER = "base_model.model."
+"""What peft puts before the names of a model's modules."""
+_KERNEL, _WEIGHT = "kernel", ".weight"
+
+
+class AdaptedModule(NamedTuple):
+    """A module of a Hugging Face model with its adapter."""
+
+    name: str
+    rank: int
+    alpha: float
+    a_RI: np.ndarray
+    """R rank, I inputs."""
+    b_OR: np.ndarray
+    """O outputs."""
+
+    @property
+    def target(self) -> str:
+        """The end of the name, the same in all layers."""
+        return ".".join(self.name.split(".")[-2:])
+
+
+class Adapter:
+    """The adapter of a checkpoint. Weights are read when it is written.
+
+    Args:
+        place: a run folder, a checkpoint or a `model.safetensors`.
+
+    Raises:
+        UserError: it does not exist, is damaged, has no LoRA, or no family can express the model.
+    """
+
+    def __init__(self, place: str) -> None:
+        self._weights = Weights(find_valid_weights(place))
+        header = self._weights.header
+        lora = header.train.lora if header.train else None
+        if header.train is None or lora is None:
+            raise UserError(f"{place}: was not trained with lora, so it has no adapter to export")
+        self._lora: LoraConfig = lora
+        choice = choose_family(header.model, header.origin.model_type if header.origin else None)
+        self._parameters = model_parameters(choice.model)
+        rules = rules_for(self._parameters, choice.family.tensors)
+        names = self._weights.names()
+        self._rules = [
+            rule
+            for rule in rules
+            if any(_low_rank(name, DOWN) in names for name in rule.parameters)
+        ]
+        self.base, self.base_is_known = _base_of(header.train.start_from, header.origin)
+        """The model that it is for: a hub id, else what the run started from."""
+
+    def write(self, folder: Path) -> None:
+        """Fill an empty folder."""
+        modules = list(self._modules())
+        tensors = {}
+        for module in modules:
+            tensors[f"{_WRAPPER}{module.name}.lora_A.weight"] = module.a_RI
+            tensors[f"{_WRAPPER}{module.name}.lora_B.weight"] = module.b_OR
+        save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+        text = json.dumps(self._config(modules), indent=2) + "\n"
+        (folder / CONFIG_FILE).write_text(text, encoding="utf-8")
+
+    def _config(self, modules: list[AdaptedModule]) -> dict[str, Any]:
+        wider = {module.target: module for module in modules if module.rank != self._lora.rank}
+        return {
+            "peft_type": "LORA",
+            "task_type": "CAUSAL_LM",
+            "base_model_name_or_path": self.base,
+            "r": self._lora.rank,
+            "lora_alpha": self._lora.alpha,
+            "rank_pattern": {target: module.rank for target, module in wider.items()},
+            "alpha_pattern": {target: module.alpha for target, module in wider.items()},
+            "target_modules": sorted({module.target for module in modules}),
+            "fan_in_fan_out": not self._rules[0].transposed,
+            "lora_dropout": 0.0,
+            "bias": "none",
+            "inference_mode": True,
+        }
+
+    def _modules(self) -> Iterator[AdaptedModule]:
+        for rule in self._rules:
+            parameters = [self._parameters[name] for name in rule.parameters]
+            adapted = [self._low_rank_arrays(name) for name in rule.parameters]
+            for index, name in rule.hf_names(parameters[0]):
+                yield self._module(rule, name.removesuffix(_WEIGHT), index, parameters, adapted)
+
+    def _low_rank_arrays(self, kernel: str) -> tuple[np.ndarray, np.ndarray] | None:
+        """Return both matrices of a projection, with their leading axis of layers; None if it is
+        not adapted."""
+        names = _low_rank(kernel, DOWN), _low_rank(kernel, UP)
+        if names[0] not in self._weights.names():
+            return None
+        down, up = (self._weights.array(name).astype(np.float32) for name in names)
+        return down, up
+
+    def _module(
+        self,
+        rule: Rule,
+        name: str,
+        index: tuple[int, ...],
+        parameters: list[AbstractParameter],
+        adapted: list[tuple[np.ndarray, np.ndarray] | None],
+    ) -> AdaptedModule:
+        """Return the adapter of a module that holds these projections side by side."""
+        rank = self._lora.rank
+        outputs = [int(np.prod(one.item_shape(rule.stacked)[one.inputs :])) for one in parameters]
+        count = sum(pair is not None for pair in adapted)
+        b_OR = np.zeros((sum(outputs), count * rank), np.float32)
+        rows, column, first = [], 0, 0
+        for pair, size in zip(adapted, outputs, strict=True):
+            if pair is not None:
+                down, up = pair
+                rows.append(down[index].reshape(-1, rank).T)
+                b_OR[first : first + size, column : column + rank] = up[index].reshape(rank, -1).T
+                column += rank
+            first += size
+        a_RI = np.ascontiguousarray(np.concatenate(rows))
+        return AdaptedModule(name, count * rank, count * self._lora.alpha, a_RI, b_OR)
+
+
+def _base_of(start_from: str | None, origin: Origin | None) -> tuple[str, bool]:
+    """Return the model that a run started from, and whether that is its id on the hub."""
+    if start_from != IMPORTED or origin is None:
+        return str(start_from), False
+    return origin.source, origin.revision is not None
+
+
+def _low_rank(kernel: str, end: str) -> str:
+    return kernel.removesuffix(_KERNEL) + end
