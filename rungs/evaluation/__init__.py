@@ -3,6 +3,7 @@
 scoring            how likely a model finds continuations of texts, batched by length
 choices            accuracy on a file of multiple-choice items
 harness            tasks of EleutherAI's lm-evaluation-harness, an optional extra
+harness_model      our models as the harness's `LM`
 checkpoint_scores  measure a checkpoint, and record its scores
 records            the scores that a run has, in `evaluations.jsonl`
 

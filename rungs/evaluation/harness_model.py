@@ -1,0 +1,117 @@
+"""Our models as the `LM` of the lm-evaluation-harness, without which this cannot be imported."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from lm_eval import utils
+from lm_eval.api.model import TemplateLM
+
+from rungs.data.tokenizer import Tokenizer
+from rungs.evaluation.scoring import Continuation, Scorer
+from rungs.model.generation import Generator, Request
+from rungs.model.sampling import Sampling
+
+_NEW_TOKENS = 256
+"""Of an answer, if a task doesn't say; as in the harness."""
+
+
+class RungsLM(TemplateLM):
+    """Answers the harness's requests."""
+
+    def __init__(self, scorer: Scorer, generator: Generator, tokenizer: Tokenizer) -> None:
+        super().__init__()
+        self._scorer, self._generator, self._tokenizer = scorer, generator, tokenizer
+        self._start_text = tokenizer.decode([self.prefix_token_id])
+
+    @property
+    def eot_token_id(self) -> int:
+        return self._tokenizer.end_of_text or 0
+
+    @property
+    def prefix_token_id(self) -> int:
+        return next(iter(self._tokenizer.encode_prompt("")), self.eot_token_id)
+
+    def tok_encode(
+        self, string: str, add_special_tokens: bool | None = None, **_: Any
+    ) -> list[int]:
+        if add_special_tokens is False or string.startswith(self._start_text):
+            return self._tokenizer.encode(string)
+        return self._tokenizer.encode_prompt(string)
+
+    def _loglikelihood_tokens(
+        self, requests: Sequence[tuple[Any, list[int], list[int]]], **_: Any
+    ) -> list[tuple[float, bool]]:
+        continuations = [Continuation(context, tokens) for _, context, tokens in requests]
+        answers: list[Any] = [None] * len(requests)
+        for index, score in self._scorer.scores(continuations):
+            answers[index] = tuple(score)
+            if texts := requests[index][0]:
+                self.cache_hook.add_partial("loglikelihood", texts, answers[index])
+        return answers
+
+    def loglikelihood_rolling(self, requests: Any, **_: Any) -> list[float]:
+        texts = [request.args[0] for request in requests]
+        windows = [(index, one) for index, text in enumerate(texts) for one in self._windows(text)]
+        totals, missing = [0.0] * len(texts), Counter(index for index, _ in windows)
+        for number, score in self._scorer.scores([one for _, one in windows]):
+            index = windows[number][0]
+            totals[index] += score.log_prob
+            missing[index] -= 1
+            if not missing[index]:
+                self.cache_hook.add_partial("loglikelihood_rolling", (texts[index],), totals[index])
+        return totals
+
+    def _windows(self, text: str) -> list[Continuation]:
+        """Return the parts of a text, each with as much before it as the context has room for."""
+        windows = utils.get_rolling_token_windows(
+            token_list=self.tok_encode(text),
+            prefix_token=self.prefix_token_id,
+            max_seq_len=self._scorer.context_length,
+            context_len=1,
+        )
+        return [Continuation(*utils.make_disjoint_window(one)) for one in windows]
+
+    def generate_until(self, requests: Any, **_: Any) -> list[str]:
+        texts: list[str] = [""] * len(requests)
+        by_options: dict[str, list[int]] = {}
+        for index, request in enumerate(requests):
+            by_options.setdefault(repr(request.args[1]), []).append(index)
+        for indices in by_options.values():
+            size = self._scorer.batch_size
+            for first in range(0, len(indices), size):
+                chosen = indices[first : first + size]
+                asked = [requests[index].args for index in chosen]
+                found = self._generate([context for context, _ in asked], asked[0][1])
+                for index, args, text in zip(chosen, asked, found, strict=True):
+                    texts[index] = text
+                    self.cache_hook.add_partial("generate_until", args, text)
+        return texts
+
+    def _generate(self, contexts: list[str], options: dict[str, Any]) -> list[str]:
+        """Return the answers, each up to the first of the texts that end it."""
+        until = options.get("until") or []
+        ends = [until] if isinstance(until, str) else [*until]
+        count = options.get("max_gen_toks", _NEW_TOKENS)
+        temperature = options.get("temperature", 0.0) if options.get("do_sample") else 0.0
+        stops = (self.eot_token_id,)
+        request = Request(count, Sampling(temperature=temperature, stop_tokens=stops))
+        room = max(self._generator.context_length - count, 1)
+        prompts = [self.tok_encode(context)[-room:] for context in contexts]
+        rows: list[list[int]] = [[] for _ in prompts]
+        for chunk in self._generator.stream(prompts, request):
+            rows = [row + new for row, new in zip(rows, chunk, strict=True)]
+            texts = [self._tokenizer.decode(row, skip_special_tokens=True) for row in rows]
+            if all(any(end in text for end in ends) for text in texts):
+                break
+        return [
+            _before(self._tokenizer.decode(row, skip_special_tokens=True), ends) for row in rows
+        ]
+
+
+def _before(text: str, ends: list[str]) -> str:
+    """Return the text before the first of its ends."""
+    for end in ends:
+        if end:
+            text = text.split(end)[0]
+    return text
