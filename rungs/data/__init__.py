@@ -4,6 +4,7 @@ Build a dataset folder (`download_dataset.py` calls these through `catalog`):
     text_dataset     BPE dataset builder: split text files, train a BPE tokenizer, write tokens
     pair_dataset     dataset builder for prompts with answers
     chats            dataset builder for chats, and chat templates
+    json_lines       lines of JSON, for pairs and chats
     python_stdlib    dataset builder for the source of Python's standard library
     documents        dataset builder for files of documents, on the hub or local
     task_dataset     dataset builder for the tasks of reinforcement learning

@@ -8,7 +8,6 @@ the tokens of a chat template, must be part of the prompt or the answer.
 
 import difflib
 import itertools
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,12 +17,12 @@ from rungs.common.run_log import byte_progress
 from rungs.common.strict_json import format_value
 from rungs.data import dataset, text_dataset, token_file
 from rungs.data.dataset import Source
+from rungs.data.json_lines import json_lines, line_error, parse_json
 from rungs.data.text_dataset import Sections, TextSection
 from rungs.data.tokenizer import TOKENIZER_FILE, Tokenizer
 
 _KEYS = ("prompt", "answer")
 _PAIRS_PER_BATCH = 512
-_BLOCK_BYTES = 1 << 20
 
 
 class Pair(NamedTuple):
@@ -75,10 +74,11 @@ def _split(section: TextSection, percent: float) -> tuple[TextSection, TextSecti
         if cut >= target:
             break
     if cut == first:
-        raise UserError(
-            f"{section.path}: line {_line_number(section.path, cut)}: this is the only line, so"
-            " none is left for validation; give more, or a --validation-percent of 0"
+        problem = (
+            "this is the only line, so none is left for validation; give more, or a"
+            " --validation-percent of 0"
         )
+        raise line_error(section.path, cut, problem)
     return section._replace(end=cut), section._replace(start=cut)
 
 
@@ -149,27 +149,9 @@ def read_pairs(section: TextSection, progress: Callable[[int], object]) -> Itera
         progress(len(line))
 
 
-def json_lines(section: TextSection) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines of a section that are not blank, each with the offset of its first byte."""
-    offset = section.start
-    with section.path.open("rb") as file:
-        file.seek(offset)
-        while offset < section.end and (line := file.readline()):
-            if line.strip():
-                yield offset, line
-            offset += len(line)
-
-
 def _parse(line: bytes) -> tuple[str, str]:
     """Return the prompt and the answer of a line; raises ValueError if it is not a pair."""
-    try:
-        value = json.loads(line.rstrip().decode(), object_pairs_hook=_object_with_unique_keys)
-    except UnicodeDecodeError as error:
-        raise ValueError(f"not UTF-8 text, near byte {error.start + 1}; convert it first") from None
-    except json.JSONDecodeError as error:
-        raise ValueError(f"malformed JSON at column {error.colno}: {error.msg}") from None
-    except RecursionError as error:
-        raise ValueError(f"unreadable JSON: {error}") from None
+    value = parse_json(line, _object_with_unique_keys)
     if not isinstance(value, dict):
         raise ValueError(f'must be {{"prompt": …, "answer": …}}, not {format_value(value)}')
     for key in value:
@@ -204,18 +186,3 @@ def _text(value: dict[str, Any], key: str) -> str:
     except UnicodeEncodeError:
         raise ValueError(f"{key}: has an invalid character (a lone surrogate)") from None
     return text
-
-
-def line_error(path: Path, offset: int, problem: str) -> UserError:
-    """Return the error of a line, which starts at an offset in a file."""
-    return UserError(f"{path}: line {_line_number(path, offset)}: {problem}")
-
-
-def _line_number(path: Path, offset: int) -> int:
-    """Return the number of the line that starts at an offset, counted from 1."""
-    number = 1
-    with path.open("rb") as file:
-        while offset and (block := file.read(min(offset, _BLOCK_BYTES))):
-            number += block.count(b"\n")
-            offset -= len(block)
-    return number

@@ -6,10 +6,10 @@
 Other keys of a line, such as `id` or `source`, are ignored.
 """
 
-import json
 from typing import Any, NamedTuple
 
 from rungs.common.strict_json import format_value
+from rungs.data.json_lines import parse_json
 
 ASSISTANT = "assistant"
 ROLES = ("system", "developer", "user", ASSISTANT, "tool")
@@ -51,14 +51,7 @@ _FORMATS = (
 
 def parse_chat(line: bytes) -> list[Message]:
     """Return the messages of a line; raises ValueError if it is not a chat with an answer."""
-    try:
-        value = json.loads(line.rstrip().decode())
-    except UnicodeDecodeError as error:
-        raise ValueError(f"not UTF-8 text, near byte {error.start + 1}; convert it first") from None
-    except json.JSONDecodeError as error:
-        raise ValueError(f"malformed JSON at column {error.colno}: {error.msg}") from None
-    except RecursionError as error:
-        raise ValueError(f"unreadable JSON: {error}") from None
+    value = parse_json(line)
     if not isinstance(value, dict):
         raise ValueError(f'must be {{"messages": […]}}, not {format_value(value)}')
     kind = next((kind for kind in _FORMATS if kind.chat in value), None)
