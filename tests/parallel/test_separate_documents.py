@@ -50,7 +50,11 @@ def step_on(mode: str, data: int, last: int) -> tuple[StepResult, np.ndarray, li
 
 @pytest.mark.parametrize(
     ("mode", "data", "last"),
-    [("cp", 1, 2), ("dp", 2, 1), pytest.param("fsdp_tp", 2, 2, marks=pytest.mark.long)],
+    [
+        ("cp", 1, 2),
+        pytest.param("dp", 2, 1, marks=pytest.mark.long),
+        pytest.param("fsdp_tp", 2, 2, marks=pytest.mark.long),
+    ],
 )
 def test_a_step_on_a_mesh_equals_one_on_one_device(mode: str, data: int, last: int) -> None:
     result, losses, weights = step_on(mode, data, last)
