@@ -32,9 +32,18 @@ def most_needed(keep: int) -> int | None:
 
 def delete_old(folder: Path, keep: int) -> None:
     """Delete all but the newest `keep` checkpoints and the best ones; none if `keep` is -1."""
-    checkpoints = checkpoint_folder.list_checkpoints(folder)
+    _delete(superfluous(checkpoint_folder.list_checkpoints(folder), keep))
+
+
+def superfluous(checkpoints: list[Checkpoint], keep: int) -> list[Checkpoint]:
+    """Return the checkpoints to delete if the newest `keep` and the best ones stay.
+
+    Args:
+        checkpoints: ordered by step.
+        keep: -1 for all.
+    """
     best = best_by_validation_data(checkpoints).values()
-    _delete(old for old in _older(checkpoints, keep) if old not in best)
+    return [old for old in _older(checkpoints, keep) if old not in best]
 
 
 def make_room(folder: Path, keep: int, needed_bytes: int) -> None:

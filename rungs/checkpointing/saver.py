@@ -4,7 +4,7 @@ import contextlib
 import functools
 import logging
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -72,7 +72,7 @@ class Saver:
         tokenizer_file: copied into each checkpoint if there is one, with the chat template beside
             it. It is read now, as its dataset or checkpoint may be gone later.
         before: called in the background before each checkpoint is written.
-        after: called in the background after each checkpoint is complete.
+        after: each called in the background after a checkpoint is complete.
         starts_from: the weights that this start continues from, if any. Their origin and the files
             they were published with are passed on, and so is their tokenizer if the dataset has
             none.
@@ -84,7 +84,7 @@ class Saver:
         config: AnyRunConfig,
         tokenizer_file: Path | None,
         before: Callable[[], None],
-        after: Callable[[], None],
+        after: Sequence[Callable[[], None]],
         starts_from: Weights | None = None,
     ) -> None:
         self._folder, self._config = folder, config
@@ -223,7 +223,8 @@ class Saver:
         with disk.writing(self._folder, f"the names {BEST} and {LATEST}"):
             links.update_links(self._folder)
             retention.delete_old(self._folder, self._config.train.keep_checkpoints)
-        self._after()
+        for done in self._after:
+            done()
 
     def _write_files(self, unfinished: _Unfinished, snapshot: _Snapshot) -> None:
         header = WeightsHeader(*self._config, snapshot.meta.tokenizer, self._origin)

@@ -174,6 +174,36 @@ def download_model(name: str, revision: str | None = None) -> tuple[Path, str]:
     return folder, folder.name
 
 
+def is_repository(url: str) -> bool:
+    """Whether a URL is of a folder in a repository of the hub; in a bucket, it is not."""
+    return url.startswith("hf://") and not url.startswith("hf://buckets/")
+
+
+def upload_to_repository(url: str, folder: Path, message: str) -> None:
+    """Upload a folder's files in one commit, into a private repository that is created if it isn't
+    there. Raises what the hub's library does.
+
+    Args:
+        url: `hf://owner/name/folder` or `hf://datasets/owner/name/folder`.
+        folder: the files to upload, under their relative paths.
+        message: of the commit.
+    """
+    from huggingface_hub import HfApi
+
+    parts = url.removeprefix("hf://").split("/")
+    kind = parts.pop(0).removesuffix("s") if parts[0] in ("datasets", "spaces") else "model"
+    name, place = "/".join(parts[:2]), "/".join(parts[2:])
+    api = HfApi()
+    api.create_repo(name, repo_type=kind, private=True, exist_ok=True)
+    api.upload_folder(
+        repo_id=name,
+        repo_type=kind,
+        folder_path=folder,
+        path_in_repo=place or None,
+        commit_message=message,
+    )
+
+
 def _check_inside(what: str, files: Iterable[str]) -> None:
     """Raise UserError if a repository lists a file outside its own folder."""
     if strange := next((file for file in files if not is_inside(file)), None):

@@ -28,7 +28,7 @@ from rungs.huggingface.hf_tokenizer import convert_tokenizer
 from rungs.huggingface.tensors.match import Match, match
 from rungs.huggingface.tensors.reader import TensorFolder
 from rungs.huggingface.tensors.rules import AbstractParameter, Rule, model_parameters, rules_for
-from rungs.run.folder import RUNS, RunFolder
+from rungs.run.folder import RunFolder, new_run_path
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,7 +138,7 @@ def target_folder(name: str) -> Path:
     Raises:
         UserError: it exists already.
     """
-    target = Path(name) if len(Path(name).parts) > 1 else RUNS / name
+    target = new_run_path(name)
     if is_there(target):
         raise UserError(f"{target}: exists already; choose another name, or move it away")
     return target

@@ -2,7 +2,7 @@
 last saved step."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import NamedTuple
 
@@ -22,6 +22,7 @@ from rungs.common.signals import StopSignal
 from rungs.config.run_config import REINFORCE_FILE, ReinforceRunConfig
 from rungs.data.tokenizer import Tokenizer
 from rungs.data.tokenizer_files import load_tokenizer
+from rungs.mirror.mirroring import Mirroring, NoMirroring
 from rungs.model.gpt import GPT
 from rungs.model.rollouts import RolloutSampler
 from rungs.optim.precision import dtype_of
@@ -49,6 +50,7 @@ from rungs.training.preparation import (
     create_mesh,
     find_checkpoint,
     metrics_log,
+    mirror_of,
     model_and_optimizer,
     tidy,
     with_dtype,
@@ -109,7 +111,7 @@ def launch(
     # 1. The checkpoint to resume from, and the weights to start from, as in training.
     saved = find_checkpoint(run, start)
     if saved is not None:
-        config = config._replace(train=with_recorded_dtype(config.train, saved))
+        config = config._replace(train=with_recorded_dtype(config.train, saved.meta))
         refuse_changes(saved.meta, config, run, start.extend)
     weights = saved.weights if saved else find_starting_weights(run, config)
     assert weights is not None  # start_from is required
@@ -117,8 +119,10 @@ def launch(
         # 2. Tokenizer, tasks and verifiers; a verifier that fails or can be tricked is refused.
         inputs = _open(stack, run, config, saved, weights, trust_verifier)
         # 3. A finished run has nothing left to do.
+        mirror = mirror_of(run, config.train, start)
         if inputs.first_step >= config.train.steps:
-            run_on_first(lambda: report.log_finished(run, config.train.steps))
+            with mirror:
+                run_on_first(lambda: report.log_finished(run, config.train.steps))
             return 0
         # 4. The devices and the dtype to compute in.
         mesh = create_mesh(run, config, saved)
@@ -128,7 +132,7 @@ def launch(
             run_on_first(lambda: tidy(run, config.train, saved))
         # 6. Model and optimizer are created or restored, then the steps are taken.
         with run_log.log_failures():
-            return _train(inputs._replace(config=config), mesh)
+            return _train(inputs._replace(config=config), mesh, mirror)
 
 
 def open_to_replay(
@@ -148,16 +152,14 @@ def open_to_replay(
         UserError: the run, its tasks and its checkpoints don't fit together.
     """
     if saved is not None:
-        config = config._replace(train=with_recorded_dtype(config.train, saved))
+        config = config._replace(train=with_recorded_dtype(config.train, saved.meta))
         refuse_changes(saved.meta, config, run, extend=True)
     weights = saved.weights if saved else find_starting_weights(run, config)
     assert weights is not None
     inputs = _open(stack, run, config, saved, weights, trust_verifier)
     mesh = mesh or create_mesh(run, config, saved)
     config = config._replace(train=with_dtype(config.train))
-    return _make_trainer(
-        inputs._replace(config=config), mesh, ChartProcess(run.path), NullMetricsLog()
-    )
+    return _make_trainer(inputs._replace(config=config), mesh, (), NullMetricsLog())
 
 
 def _open(
@@ -248,30 +250,33 @@ def _reference_model(inputs: Inputs, mesh: Mesh) -> GPT | None:
     return create_model(config, mesh, arrays)
 
 
-def _train(inputs: Inputs, mesh: Mesh) -> int:
+def _train(inputs: Inputs, mesh: Mesh, mirror: Mirroring | NoMirroring) -> int:
     """Take the steps and return the exit code."""
     run, config = inputs.run, inputs.config
     drawer = ChartProcess(run.path)
     written = metrics_log(run, inputs.first_step - 1, PolicyMetrics)
-    trainer = _make_trainer(inputs, mesh, drawer, written)
+    trainer = _make_trainer(inputs, mesh, (drawer.request, mirror.request), written)
     if is_first_process():
         report.log_start(run, config, inputs.saved, inputs.weights, mesh)
         report.log_checkups(inputs.tasks, inputs.verifiers, inputs.checkups)
         if inputs.saved is None:
             report.warn_of_unused_keys(run, config)
-    with StopSignal() as stop:
+    with StopSignal() as stop, mirror:
         try:
             last = trainer.train(stop)
         finally:
             drawer.finish()
-    taken = last.global_step + 1 if last else inputs.first_step
-    is_stopped = taken < config.train.steps
-    run_on_first(lambda: report.log_end(run, last, is_stopped))
+        taken = last.global_step + 1 if last else inputs.first_step
+        is_stopped = taken < config.train.steps
+        run_on_first(lambda: report.log_end(run, last, is_stopped))
     return (stop.exit_code or EXIT_STOPPED_ELSEWHERE) if is_stopped else 0
 
 
 def _make_trainer(
-    inputs: Inputs, mesh: Mesh, drawer: ChartProcess, written: MetricsLog[PolicyMetrics]
+    inputs: Inputs,
+    mesh: Mesh,
+    after_checkpoint: tuple[Callable[[], None], ...],
+    written: MetricsLog[PolicyMetrics],
 ) -> PolicyTrainer:
     run, config, saved = inputs.run, inputs.config, inputs.saved
     steps = config.train.total_updates
@@ -285,7 +290,7 @@ def _make_trainer(
         config,
         inputs.weights.tokenizer_file,
         written.sync,
-        drawer.request,
+        after_checkpoint,
         inputs.weights,
     )
     files = RolloutFiles(run.rollouts, is_first_process())

@@ -16,7 +16,7 @@ from rungs.common.paths import is_file, is_inside, is_there
 from rungs.config import run_config
 from rungs.config.reinforce_config import ReinforceConfig
 from rungs.config.run_config import FILE_TYPES
-from rungs.run.folder import RUNS, find_run
+from rungs.run.folder import find_run, new_run_path
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +83,7 @@ def create_like(name: str, like: str, settings: Sequence[str]) -> Iterator[Path]
     Raises:
         UserError: a setting is wrong, or the folder cannot be created. Nothing is written.
     """
-    target = Path(name) if len(Path(name).parts) > 1 else RUNS / name
+    target = new_run_path(name)
     new = NewRun.of(target, find_run(like), _parse_settings(settings))
     is_new = not is_there(target)
     try:

@@ -76,6 +76,12 @@ class RunFolder:
         return sorted(self.path.glob("*-chart.png"))
 
     @property
+    def records(self) -> list[Path]:
+        """What a run writes besides its checkpoints and failed steps, as far as it is there."""
+        files = self.metrics, self.log, *self.charts, self.samples, self.rollouts, self.evaluations
+        return [path for path in files if path.exists()]
+
+    @property
     def unfinished_charts(self) -> list[Path]:
         """Partly written charts that killed drawing processes left behind."""
         return sorted(self.path.glob(".*-chart.*.png"))
@@ -142,6 +148,8 @@ class StartOptions:
     rewind_to: str | None = None
     """`best`, `latest` or the name of a checkpoint."""
     extend: bool = False
+    mirror: str | None = None
+    """URL of the folder that the run is copied to, and restored from."""
 
 
 def find_run(name: str) -> Path:
@@ -150,10 +158,19 @@ def find_run(name: str) -> Path:
     Raises:
         UserError: there is no such folder.
     """
-    for candidate in (Path(name), RUNS / name):
-        if is_folder(candidate):
-            return candidate
+    if found := existing_run_path(name):
+        return found
     raise UserError(f"{name}: no such run folder, here or in {RUNS}/; {known_runs(name)}")
+
+
+def existing_run_path(name: str) -> Path | None:
+    """Return the folder with a name, here or in `runs/`, None if there is none."""
+    return next((path for path in (Path(name), RUNS / name) if is_folder(path)), None)
+
+
+def new_run_path(name: str) -> Path:
+    """Return where a run folder of this name would be created: a path, or a name in `runs/`."""
+    return Path(name) if len(Path(name).parts) > 1 else RUNS / name
 
 
 def known_runs(name: str) -> str:

@@ -11,12 +11,19 @@ from typing import Any, NamedTuple
 
 import click
 
+from rungs.checkpointing.manifest import CheckpointMeta
 from rungs.common import run_log
 from rungs.common.errors import UserError
 from rungs.config.run_config import AnyRunConfig
 from rungs.parallel.launchers import Cluster, find_cluster
 from rungs.run.derive import create_like
-from rungs.run.folder import RunFolder, StartOptions, find_run
+from rungs.run.folder import (
+    RunFolder,
+    StartOptions,
+    existing_run_path,
+    find_run,
+    new_run_path,
+)
 
 
 class StartCommand(NamedTuple):
@@ -36,10 +43,24 @@ class StartCommand(NamedTuple):
         return self.start != StartOptions() or bool(self.like or self.cluster)
 
     def open_run(self) -> AbstractContextManager[Path]:
-        """Find the run folder, or create it with --like; see `create_like`."""
+        """Find the run folder, restore it from its mirror, or create it with --like; see
+        `restore_if_empty` and `create_like`."""
+        if self.start.mirror:
+            self._restore(RunFolder(existing_run_path(self.run) or new_run_path(self.run)))
         if self.like:
             return create_like(self.run, self.like, self.settings)
         return nullcontext(find_run(self.run))
+
+    def _restore(self, run: RunFolder) -> None:
+        assert self.start.mirror
+        from rungs.mirror.restoring import restore_if_empty
+
+        def check(saved: CheckpointMeta) -> None:
+            from rungs.training.preparation import refuse_to_restore
+
+            refuse_to_restore(saved, run, self.start)
+
+        restore_if_empty(run, self.start.mirror, check)
 
 
 def start_options(extended: str, replayed: str) -> Callable[[Callable[..., None]], Any]:
@@ -76,6 +97,12 @@ def start_options(extended: str, replayed: str) -> Callable[[Callable[..., None]
             help="Start over; existing checkpoints and metrics are moved aside.",
         ),
         click.option("--extend", is_flag=True, help=f"Resume with more {extended} than before."),
+        click.option(
+            "--mirror",
+            metavar="URL",
+            help="Copy each checkpoint there in the background (s3://, gs://, hf://, a path), and"
+            " restore the run from there if its folder has no checkpoints.",
+        ),
         click.option("--replay", metavar="STEP", help=replayed),
         click.option(
             "--coordinator",
@@ -96,13 +123,14 @@ def start_options(extended: str, replayed: str) -> Callable[[Callable[..., None]
             rewind_to: str | None,
             fresh: bool,
             extend: bool,
+            mirror: str | None,
             replay: str | None,
             coordinator: str | None,
             processes: int | None,
             process: int | None,
             **others: Any,
         ) -> None:
-            start = StartOptions(fresh=fresh, rewind_to=rewind_to, extend=extend)
+            start = StartOptions(fresh=fresh, rewind_to=rewind_to, extend=extend, mirror=mirror)
             cluster = find_cluster(coordinator, processes, process)
             command = StartCommand(run, like, settings, start, replay, cluster)
             _refuse_combinations(command)

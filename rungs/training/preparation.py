@@ -9,16 +9,18 @@ from collections.abc import Iterator
 
 from jax.sharding import Mesh
 
-from rungs.checkpointing.manifest import Checkpoint, read_checkpoint
+from rungs.checkpointing.manifest import Checkpoint, CheckpointMeta, read_checkpoint
 from rungs.checkpointing.restore import place_starting_weights, restore
 from rungs.checkpointing.retention import clean_up, delete_old
 from rungs.checkpointing.weights_file import Weights
 from rungs.common import run_log
 from rungs.common.errors import UserError
+from rungs.common.paths import is_file
 from rungs.config.model_config import ModelConfig
 from rungs.config.optimization_config import OptimizationConfig
-from rungs.config.run_config import MODEL_FILE, AnyRunConfig
+from rungs.config.run_config import MODEL_FILE, AnyRunConfig, load_any_run
 from rungs.config.sharding_config import ShardingConfig
+from rungs.mirror.mirroring import Mirroring, NoMirroring, has_mirror
 from rungs.model.gpt import GPT
 from rungs.optim.multi_steps import MultiSteps
 from rungs.optim.precision import T, dtype_of, resolve_compute_dtype
@@ -33,7 +35,7 @@ from rungs.parallel.processes import (
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.run.metrics import MetricsLog, NullMetricsLog, R
 from rungs.step.state import copy_bytes, create_model_and_optimizer
-from rungs.training.resume import checkpoint_to_resume, move_aside
+from rungs.training.resume import checkpoint_to_resume, move_aside, refuse_changes
 
 EXIT_STOPPED_ELSEWHERE = 128 + signal.SIGTERM
 """Exit code if another process of the run received the signal to stop."""
@@ -52,9 +54,25 @@ def find_checkpoint(run: RunFolder, start: StartOptions) -> Checkpoint | None:
     return read_checkpoint(run.checkpoints / chosen) if chosen else None
 
 
-def with_recorded_dtype(train: T, saved: Checkpoint) -> T:
+def refuse_to_restore(saved: CheckpointMeta, run: RunFolder, start: StartOptions) -> None:
+    """Refuse a checkpoint of a mirror if the run folder has configs that can't resume from it.
+
+    Args:
+        run: the run folder, which may not be there.
+
+    Raises:
+        UserError: see `refuse_changes`.
+    """
+    if start.fresh or not is_file(run.path / MODEL_FILE):
+        return
+    now = load_any_run(run.path)
+    train = with_recorded_dtype(now.train, saved)
+    refuse_changes(saved, now._replace(train=train), run, start.extend)
+
+
+def with_recorded_dtype(train: T, saved: CheckpointMeta) -> T:
     """Set compute_dtype "auto" to the dtype that a checkpoint recorded."""
-    return resolve_compute_dtype(train, saved.meta.run_config().train.compute_dtype)
+    return resolve_compute_dtype(train, saved.run_config().train.compute_dtype)
 
 
 def with_dtype(train: T) -> T:
@@ -113,6 +131,17 @@ def tidy(run: RunFolder, train: OptimizationConfig, saved: Checkpoint | None) ->
     run_log.log_to_file(run.log)
     if aside is not None:
         log.info("moved aside to %s", aside)
+
+
+def mirror_of(
+    run: RunFolder, train: OptimizationConfig, start: StartOptions
+) -> Mirroring | NoMirroring:
+    """Return what copies the run to its mirror; the first process does so for all."""
+    if start.mirror is not None and is_first_process():
+        return Mirroring(run, start.mirror, train.keep_checkpoints)
+    if start.mirror is None and has_mirror(run):
+        log.warning("%s: has a mirror, which gets out of date without --mirror", run.path)
+    return NoMirroring()
 
 
 def model_and_optimizer(

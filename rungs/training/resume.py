@@ -122,8 +122,7 @@ def move_aside(run: RunFolder, saved: Checkpoint | None) -> Path | None:
         for c in list_checkpoints(run.checkpoints)
         if saved is None or c.order > saved.order
     ] + unreadable_checkpoints(run.checkpoints)
-    files = [run.metrics, run.log, *run.charts, run.samples, run.rollouts, run.evaluations]
-    records = [path for path in files if path.exists()]
+    records = run.records
     if not later and not (saved is None and run.metrics.exists()):
         return None
     if saved is None:

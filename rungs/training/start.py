@@ -19,6 +19,7 @@ from rungs.data.catalog import open_dataset
 from rungs.data.dataset import Dataset
 from rungs.data.loader import TrainingData, ValidationData
 from rungs.data.provenance import Provenance, check_same_tokenizer
+from rungs.mirror.mirroring import Mirroring, NoMirroring
 from rungs.parallel.devices import recorded_sharding
 from rungs.parallel.processes import (
     check_all_agree,
@@ -40,6 +41,7 @@ from rungs.training.preparation import (
     errors_in,
     find_checkpoint,
     metrics_log,
+    mirror_of,
     model_and_optimizer,
     tidy,
     with_dtype,
@@ -88,7 +90,7 @@ def launch(run: RunFolder, config: RunConfig, start: StartOptions, datasets_dir:
     #    newest valid one. Only some keys of the config may differ from those it was saved with.
     saved = find_checkpoint(run, start)
     if saved is not None:
-        config = config._replace(train=with_recorded_dtype(config.train, saved))
+        config = config._replace(train=with_recorded_dtype(config.train, saved.meta))
         refuse_changes(saved.meta, config, run, start.extend)
     # 2. The weights to start from: the checkpoint's, those that start_from names, or random ones.
     weights = saved.weights if saved else find_starting_weights(run, config)
@@ -101,8 +103,9 @@ def launch(run: RunFolder, config: RunConfig, start: StartOptions, datasets_dir:
         data = TrainingData(config, datasets)
     validation = ValidationData.of(config, datasets)
     # 4. A finished run has nothing left to train.
+    mirror = mirror_of(run, config.train, start)
     if saved is not None and saved.step + 1 >= data.total_steps:
-        with disk.writing(run.path, "what is left to do"):
+        with mirror, disk.writing(run.path, "what is left to do"):
             run_on_first(lambda: _finish(run, saved.step + 1, edit_to_extend(config, data)))
         return 0
     # 5. The devices: as train.json says, else as the checkpoint recorded, else all there are.
@@ -119,7 +122,7 @@ def launch(run: RunFolder, config: RunConfig, start: StartOptions, datasets_dir:
         disk_space.warn_if_short(run, config, data.total_steps, stored)
     with run_log.log_failures(), oom_advice.report_out_of_memory(config, mesh, stored):
         oom_advice.warn_if_too_large(config, mesh, stored)
-        return _train(inputs, mesh)
+        return _train(inputs, mesh, mirror)
 
 
 def _open_datasets(train: TrainConfig, datasets_dir: Path, update: bool) -> dict[str, Dataset]:
@@ -147,11 +150,11 @@ def _check_data(
         check_same_tokenizer(datasets, train.tokenizer, weights.tokenizer)
 
 
-def _train(inputs: Inputs, mesh: Mesh) -> int:
+def _train(inputs: Inputs, mesh: Mesh, mirror: Mirroring | NoMirroring) -> int:
     """Take the steps and return the exit code."""
     run, config = inputs.run, inputs.config
     drawer = ChartProcess(run.path)
-    trainer = _make_trainer(inputs, mesh, drawer)
+    trainer = _make_trainer(inputs, mesh, drawer, mirror)
     run_report.log_start(
         run,
         config,
@@ -170,23 +173,26 @@ def _train(inputs: Inputs, mesh: Mesh) -> int:
     run_report.log_trainable(trainer.model, trainer.optimizer)
     run_report.warn_of_idle_devices(config.train, mesh)
     run_report.log_shared_cores(config.train, mesh)
-    with StopSignal() as stop:
+    with StopSignal() as stop, mirror:
         try:
             last = trainer.train(stop)
         finally:
             drawer.finish()
-    is_stopped = last.global_step + 1 < inputs.data.total_steps
-    run_on_first(lambda: run_report.log_end(run, config, last, is_stopped))
+        is_stopped = last.global_step + 1 < inputs.data.total_steps
+        run_on_first(lambda: run_report.log_end(run, config, last, is_stopped))
     return (stop.exit_code or EXIT_STOPPED_ELSEWHERE) if is_stopped else 0
 
 
-def _make_trainer(inputs: Inputs, mesh: Mesh, drawer: ChartProcess) -> Trainer:
+def _make_trainer(
+    inputs: Inputs, mesh: Mesh, drawer: ChartProcess, mirror: Mirroring | NoMirroring
+) -> Trainer:
     run, config, saved, weights, data, validation, provenance = inputs
     model, optimizer = model_and_optimizer(config, data.total_steps, mesh, saved, weights)
     steps = _steps_before(run, saved)
     written = metrics_log(run, inputs.first_step - 1, StepMetrics)
     tokenizer_file = provenance.tokenizer_file
-    saver = Saver(run.checkpoints, config, tokenizer_file, written.sync, drawer.request, weights)
+    after = (drawer.request, mirror.request)
+    saver = Saver(run.checkpoints, config, tokenizer_file, written.sync, after, weights)
     failed_steps = FailedStepRecorder(run, config, data, recorded_sharding(config.train, mesh))
     spikes = LossSpikeDetector(config.train, steps)
     return Trainer(

@@ -61,7 +61,7 @@ def state() -> tuple[GPT, MultiSteps]:
 def save(
     folder: Path, state: tuple[GPT, MultiSteps], *metas: CheckpointMeta, config: RunConfig = CONFIG
 ) -> Path:
-    with Saver(folder, config, None, lambda: None, lambda: None) as saver:
+    with Saver(folder, config, None, lambda: None, ()) as saver:
         for one in metas:
             saver.save(*state, one)
     return folder

@@ -149,7 +149,7 @@ def fine_tuned(run: RunFolder, start: Path) -> Path:
     weights = Weights(start / "model.safetensors")
     config = RunConfig(weights.header.model, train_settings(start_from="imported"))
     state = create_model_and_optimizer(config, 10, one_device())
-    with Saver(run.checkpoints, config, None, lambda: None, lambda: None, weights) as saver:
+    with Saver(run.checkpoints, config, None, lambda: None, (), weights) as saver:
         saver.save(*state, checkpoint_meta(config, step=len(list_checkpoints(run.checkpoints))))
     return list_checkpoints(run.checkpoints)[-1].folder
 

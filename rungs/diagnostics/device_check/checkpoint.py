@@ -26,7 +26,7 @@ def figures(step: RunningStep, folder: Path) -> Iterator[Figure]:
         folder: on the disk to measure.
     """
     with tempfile.TemporaryDirectory(dir=folder, prefix=".device-check-") as checkpoints:
-        with Saver(Path(checkpoints), step.config, None, _nothing, _nothing) as saver:
+        with Saver(Path(checkpoints), step.config, None, _nothing, ()) as saver:
             for number in range(_SAVES):
                 begin = time.perf_counter()
                 saver.save(step.model, step.optimizer, _meta(step, number))

@@ -1,0 +1,143 @@
+"""The folder of a mirror: a path, `s3://`, `gs://`, `hf://` or any other URL that fsspec knows."""
+
+import contextlib
+from pathlib import Path, PurePosixPath
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+from rungs.checkpointing.checkpoint_folder import CHECKPOINT_GLOB, IMPORTED
+from rungs.checkpointing.manifest import META_FILE
+from rungs.common import hub
+from rungs.common.errors import UserError, reason
+
+CHECKPOINTS, ASIDE, RECORD_FILE = "checkpoints", "aside", "mirror.json"
+_NOT_MIRRORED = (ASIDE, "train.lock", "holder.lock", RECORD_FILE)
+_PARTIAL = ".partial"
+
+
+class MirrorFolder:
+    """A folder somewhere else. Paths in it are relative and have slashes.
+
+    Any method raises what the file system of the URL raises if it cannot be reached.
+
+    Args:
+        url: where it is; it needs not exist.
+
+    Raises:
+        UserError: the URL is of no file system that is known and installed.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/") or url
+        is_local = fsspec.utils.get_protocol(url) in ("file", "local")
+        try:
+            options = {"auto_mkdir": True} if is_local else {}
+            self._files, root = fsspec.core.url_to_fs(self.url, **options)
+        except (ImportError, ValueError) as error:
+            raise UserError(
+                f"--mirror {url}: {reason(error)}; docs/training.md lists the URLs and what to"
+                " install for them"
+            ) from None
+        self._root = root.rstrip("/")
+
+    @property
+    def local_path(self) -> Path | None:
+        """Where it is, if it is on this machine."""
+        return Path(self._root) if isinstance(self._files, LocalFileSystem) else None
+
+    def names(self) -> list[str]:
+        """Return the names of the files and folders directly in it, without hidden ones."""
+        self._files.invalidate_cache()
+        try:
+            found = self._files.ls(self._root, detail=False)
+        except FileNotFoundError:
+            return []
+        names = (PurePosixPath(path).name for path in found)
+        return sorted(name for name in names if not name.startswith("."))
+
+    def files(self, folder: str = "") -> dict[str, int]:
+        """Return the size in bytes of every file in a folder of it and below, by path in it."""
+        self._files.invalidate_cache()
+        try:
+            found = self._files.find(self._at(folder), detail=True)
+        except FileNotFoundError:
+            return {}
+        start = len(self._root) + 1
+        return {
+            path[start:]: info["size"]
+            for path, info in found.items()
+            if not path.endswith(_PARTIAL)
+        }
+
+    def checkpoints(self) -> list[str]:
+        """Return the names of the checkpoints that are complete, in the order of their names."""
+        pattern = f"{CHECKPOINTS}/{CHECKPOINT_GLOB}/{META_FILE}"
+        paths = map(PurePosixPath, self.files(CHECKPOINTS))
+        return sorted(path.parts[1] for path in paths if path.match(pattern))
+
+    def read(self, path: str) -> bytes | None:
+        """Return the content of a small file, None if there is none."""
+        try:
+            return bytes(self._files.cat_file(self._at(path)))
+        except FileNotFoundError:
+            return None
+
+    def upload(self, folder: Path, what: str) -> None:
+        """Upload a local folder's files under their relative paths, `meta.json` of a checkpoint
+        last. Existing files are replaced.
+
+        Args:
+            what: a description of the upload.
+        """
+        if hub.is_repository(self.url):
+            hub.upload_to_repository(self.url, folder, what)
+            return
+        paths = [path for path in folder.rglob("*") if path.is_file()]
+        for path in sorted(paths, key=lambda path: path.name == META_FILE):
+            self._upload_file(path, self._at(path.relative_to(folder).as_posix()))
+
+    def download(self, path: str, target: Path) -> None:
+        """Download a file; folders that it needs are made."""
+        target.parent.mkdir(parents=True, exist_ok=True)
+        self._files.get_file(self._at(path), str(target))
+
+    def set_aside(self, checkpoint: str) -> None:
+        """Move a checkpoint to `aside/`."""
+        for path in self.files(f"{CHECKPOINTS}/{checkpoint}"):
+            self._files.cp_file(self._at(path), self._at(path.replace(CHECKPOINTS, ASIDE, 1)))
+        self.delete(checkpoint)
+
+    def delete(self, checkpoint: str) -> None:
+        """Delete a checkpoint, its `meta.json` first."""
+        folder = self._at(f"{CHECKPOINTS}/{checkpoint}")
+        self._files.rm_file(f"{folder}/{META_FILE}")
+        self._files.rm(folder, recursive=True)
+
+    def delete_file(self, path: str) -> None:
+        """Delete a file that may be gone already."""
+        with contextlib.suppress(FileNotFoundError):
+            self._files.rm_file(self._at(path))
+
+    def _at(self, path: str) -> str:
+        return f"{self._root}/{path}" if path else self._root
+
+    def _upload_file(self, source: Path, target: str) -> None:
+        """Upload a file, completely or not at all. Object stores do so by themselves."""
+        if not isinstance(self._files, LocalFileSystem):
+            self._files.put_file(str(source), target)
+            return
+        self._files.put_file(str(source), target + _PARTIAL)
+        Path(target + _PARTIAL).replace(target)
+
+
+def is_beside_checkpoints(name: str) -> bool:
+    """Whether a file of a run folder is mirrored and of no checkpoint of the run.
+
+    Args:
+        name: its relative path, with slashes.
+    """
+    first, *rest = parts = name.split("/")
+    if first in _NOT_MIRRORED or any(part.startswith(".") for part in parts):
+        return False
+    return first != CHECKPOINTS or rest[0] == IMPORTED
