@@ -174,6 +174,31 @@ def download_model(name: str, revision: str | None = None) -> tuple[Path, str]:
     return folder, folder.name
 
 
+def require_login(what: str) -> str:
+    """Return the name of the user who is logged in.
+
+    Args:
+        what: needs the login, for the message.
+
+    Raises:
+        UserError: nobody is.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
+
+    try:
+        return str(HfApi().whoami()["name"])
+    except LocalTokenNotFoundError:
+        pass
+    except HfHubHTTPError as error:
+        if error.response.status_code not in (401, 403):
+            raise
+    raise UserError(
+        f"{what}: needs a login to the Hugging Face hub; log in with `hf auth login`, or set"
+        " HF_TOKEN to a token that may write"
+    )
+
+
 def is_repository(url: str) -> bool:
     """Whether a URL is of a folder in a repository of the hub; in a bucket, it is not."""
     return url.startswith("hf://") and not url.startswith("hf://buckets/")
@@ -189,7 +214,9 @@ def upload_to_repository(url: str, folder: Path, message: str) -> None:
         message: of the commit.
     """
     from huggingface_hub import HfApi
+    from huggingface_hub.utils import disable_progress_bars
 
+    disable_progress_bars()
     parts = url.removeprefix("hf://").split("/")
     kind = parts.pop(0).removesuffix("s") if parts[0] in ("datasets", "spaces") else "model"
     name, place = "/".join(parts[:2]), "/".join(parts[2:])

@@ -46,6 +46,11 @@ class MirrorFolder:
         """Where it is, if it is on this machine."""
         return Path(self._root) if isinstance(self._files, LocalFileSystem) else None
 
+    def require_login(self) -> None:
+        """Raise UserError on the hub without a login: a private repository would look absent."""
+        if self.url.startswith("hf://"):
+            hub.require_login(f"--mirror {self.url}")
+
     def names(self) -> list[str]:
         """Return the names of the files and folders directly in it, without hidden ones."""
         self._files.invalidate_cache()
@@ -90,10 +95,10 @@ class MirrorFolder:
         Args:
             what: a description of the upload.
         """
-        if hub.is_repository(self.url):
+        paths = [path for path in folder.rglob("*") if path.is_file()]
+        if paths and hub.is_repository(self.url):
             hub.upload_to_repository(self.url, folder, what)
             return
-        paths = [path for path in folder.rglob("*") if path.is_file()]
         for path in sorted(paths, key=lambda path: path.name == META_FILE):
             self._upload_file(path, self._at(path.relative_to(folder).as_posix()))
 

@@ -42,6 +42,7 @@ def restore_if_empty(run: RunFolder, url: str, check: Callable[[CheckpointMeta],
         _check_if_reachable(run, mirror)
         return
     with _failures(mirror):
+        mirror.require_login()
         names = sorted(mirror.checkpoints(), key=step_and_name, reverse=True)
         if not names:
             check_same_run(run, mirror)

@@ -149,7 +149,7 @@ def test_an_unreachable_mirror_stops_only_a_run_without_checkpoints(
     ("url", "message"),
     [
         ("ftps3://bucket/run", "Protocol not known: ftps3"),
-        ("s3://bucket/run", "nstall s3fs"),
+        ("oci://bucket/run", "ocifs"),
     ],
 )
 def test_a_url_that_cannot_be_used_is_refused(url: str, message: str, run: RunFolder) -> None:
