@@ -20,7 +20,7 @@ PACKAGES = {
     "cuda12": "jax-cuda12-plugin",
     "tpu": "libtpu",
 }
-DEVICELESS = ("reasoning", "eval")
+DEVICELESS = ("reasoning", "eval", "s3", "gs")
 """The extra that goes with any other."""
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 

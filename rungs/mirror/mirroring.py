@@ -41,7 +41,7 @@ class Mirroring:
         self._is_due.set()
 
     def __enter__(self) -> Self:
-        self._is_due.set()  # a mirror that can't be written to gets its warning before the first step
+        self._is_due.set()  # the warning of a mirror that can't be written to comes at once
         self._thread.start()
         return self
 

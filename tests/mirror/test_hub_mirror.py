@@ -35,9 +35,8 @@ def test_a_run_is_mirrored_in_a_private_repository_and_restored(
     assert files_of(run.path) == expected
 
 
-def test_old_checkpoints_are_deleted_and_moved_in_a_repository(
-    run: RunFolder, hub: WritableHub
-) -> None:
+@pytest.mark.usefixtures("hub")
+def test_old_checkpoints_are_deleted_and_moved_in_a_repository(run: RunFolder) -> None:
     url = "hf://me/runs/a"
     first, second = (checkpoint.folder for checkpoint in list_checkpoints(run.checkpoints))
     Copier(run, MirrorFolder(url), keep=-1).copy(everything=True)

@@ -11,13 +11,21 @@ from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.config.run_config import load_run
 from rungs.mirror.copier import Copier
 from rungs.mirror.mirroring import Mirroring
+from rungs.mirror.restoring import restore_if_empty
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.training.start import launch
 from tests.support.mirrors import Failing, files_of, save
+from tests.support.tiny_reinforcement import (
+    make_reinforcement_run,
+    reinforce,
+    steps_of,
+    write_start,
+)
 from tests.support.tiny_run import (
     assert_same_outcome,
     change,
     command,
+    final_arrays,
     make_dataset,
     make_run,
     train,
@@ -149,3 +157,28 @@ def test_a_run_folder_with_other_keys_is_not_filled_from_a_mirror(
     assert refused.returncode == 2
     assert "learning_rate: was 0.01 when this run was saved, is now 0.5" in refused.stderr
     assert {path.name for path in run.path.iterdir()} == {"model.json", "train.json"}
+
+
+@pytest.mark.long
+def test_reinforcement_learning_restores_its_texts_and_goes_on(
+    tmp_path: Path, mirror: Path
+) -> None:
+    weights = write_start(tmp_path / "weights")
+    straight = make_reinforcement_run(tmp_path / "straight", weights)
+    run = make_reinforcement_run(tmp_path / "run", weights)
+    assert reinforce(straight) == reinforce(run, mirror=str(mirror)) == 0
+    shutil.rmtree(run.path)
+    shutil.rmtree(list_checkpoints(mirror / "checkpoints")[-1].folder)
+    restore_if_empty(run, str(mirror), lambda _: None)
+    assert steps_in(run.path) == [0, 3]
+    assert reinforce(run, mirror=str(mirror)) == 0
+    texts = [
+        {path.name: path.read_text() for path in folder.rollouts.iterdir()}
+        for folder in (run, straight, RunFolder(mirror))
+    ]
+    assert texts[0] == texts[1] == texts[2]
+    assert [step.reproducible for step in steps_of(run)] == [
+        step.reproducible for step in steps_of(straight)
+    ]
+    for name, array in final_arrays(straight).items():
+        assert final_arrays(run)[name].tobytes() == array.tobytes(), name

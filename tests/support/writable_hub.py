@@ -1,4 +1,4 @@
-"""A local server that huggingface_hub can create repositories on, upload to and list, as on the hub.
+"""A local server on which huggingface_hub can create repositories, upload and list files.
 
 It speaks the hub's HTTP API as the library uses it: creation, `preupload`, git LFS's batch API,
 commits as JSON lines, trees, paths and downloads. Large files are uploaded through LFS.
@@ -59,9 +59,9 @@ class WritableHub:
             return (404, "EntryNotFound") if body is None else (200, body)
         if found := re.fullmatch(r"/api/models/([^/]+/[^/]+)/tree/[^/]+(?:/(.*))?", path):
             return self._tree(found[1], found[2] or "", is_recursive)
-        if found := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/revision/[^/]+)?", path):
-            if found[1] in self.repositories:
-                return 200, {"id": found[1], "sha": REVISION, "siblings": []}
+        found = re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/revision/[^/]+)?", path)
+        if found and found[1] in self.repositories:
+            return 200, {"id": found[1], "sha": REVISION, "siblings": []}
         return 404, "RepoNotFound"
 
     def post(self, path: str, body: bytes) -> Reply:
