@@ -24,9 +24,9 @@ from rungs.data.pair_sequences import IGNORED
 from rungs.data.provenance import check_same_tokenizer
 from rungs.evaluation import harness
 from rungs.evaluation.checkpoint_scores import Measured
-from rungs.evaluation.records import Evaluation
 from rungs.parallel import jax_setup
 from rungs.parallel.mesh import one_device
+from rungs.run.evaluations import Evaluation
 from rungs.step.eval_step import make_evaluation_step, validation_loss
 
 _MAX_UNTRAINED_LENGTH = 1024

@@ -1,20 +1,24 @@
-"""Import and export Hugging Face models: `uv run pretrained.py import ID_OR_FOLDER RUN`."""
+"""Import, export and upload Hugging Face models: `uv run pretrained.py import ID_OR_FOLDER RUN`."""
 
 from rungs.common.command import run_command
 
 import json
 import sys
+import tempfile
 from pathlib import Path
 
 import click
 
+from rungs.common import hub
 from rungs.common.atomic_folder import create_folder
 from rungs.common.errors import UserError
 from rungs.common.paths import is_there
 from rungs.config.model_config import ModelConfig
+from rungs.data.catalog import DATASETS_DIR_OPTION, find_datasets_dir
 from rungs.huggingface.adapter import Adapter
 from rungs.huggingface.exporting import Export
 from rungs.huggingface.importing import Import, find_source, import_model, target_folder
+from rungs.huggingface.model_card import ModelCard
 from rungs.huggingface.transformers_check import DivergenceError, compare, require_transformers
 from rungs.run.folder import RunFolder
 
@@ -24,7 +28,7 @@ MAX_EXAMPLE_TOKENS = 1024
 
 @click.group()
 def main() -> None:
-    """Import models from the Hugging Face hub, and export models for transformers."""
+    """Import models from the Hugging Face hub, export models for transformers, and upload them."""
 
 
 @main.command("import")
@@ -98,6 +102,30 @@ def export(checkpoint: str, folder: Path, adapter: bool) -> None:
     for note in notes:
         click.echo(note)
     click.echo(f"{folder}: written. Load it: AutoModelForCausalLM.from_pretrained({str(folder)!r})")
+
+
+@main.command()
+@click.argument("checkpoint", metavar="RUN_OR_CHECKPOINT")
+@click.argument("name", metavar="OWNER/NAME")
+@click.option("--public", is_flag=True, help="Make a new repository public; private by default.")
+@DATASETS_DIR_OPTION
+def upload(checkpoint: str, name: str, public: bool, datasets_dir: Path | None) -> None:
+    """Upload a model for transformers to the Hugging Face hub, with a model card.
+
+    RUN_OR_CHECKPOINT is as for export. An earlier upload of the same name is replaced; the
+    repository's history keeps it. Needs a login with `hf auth login`, or HF_TOKEN.
+    """
+    hub.check_upload(name)
+    plan = Export(checkpoint)
+    card = ModelCard(name, plan, find_datasets_dir(datasets_dir))
+    click.echo(plan.summary())
+    with tempfile.TemporaryDirectory(prefix=".upload.", dir=Path.cwd()) as folder:
+        notes = plan.write(Path(folder))
+        card.write(Path(folder))
+        address = hub.upload_model(name, Path(folder), is_private=not public)
+    for note in notes:
+        click.echo(note)
+    click.echo(f"{address}: uploaded. Its card names no license; add one there")
 
 
 def export_adapter(checkpoint: str, folder: Path) -> None:

@@ -199,6 +199,72 @@ def require_login(what: str) -> str:
     )
 
 
+def upload_model(name: str, folder: Path, *, is_private: bool) -> str:
+    """Upload a folder as a model repository, in one commit, and return its address. Weights of an
+    earlier upload are deleted.
+
+    Args:
+        name: `owner/name`.
+        is_private: whether a repository that is created is private.
+
+    Raises:
+        UserError: the hub refuses it or cannot be reached.
+    """
+    from huggingface_hub import HfApi
+
+    with _upload_errors(name):
+        address = HfApi().create_repo(name, private=is_private, exist_ok=True)
+        HfApi().upload_folder(
+            repo_id=name,
+            folder_path=folder,
+            commit_message="Upload a model trained with Rungs",
+            delete_patterns=["*.safetensors", "*.safetensors.index.json"],
+        )
+    return str(address)
+
+
+@contextlib.contextmanager
+def _upload_errors(name: str) -> Iterator[None]:
+    """Turn errors of the hub into a UserError that says what to do."""
+    from huggingface_hub.errors import HTTPError
+
+    try:
+        yield
+    except UserError:
+        raise
+    # RuntimeError: from the Xet back end of the hub.
+    except (OSError, HTTPError, RuntimeError, ValueError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UserError(
+            f"model {name}: cannot be uploaded to the Hugging Face hub ({reason}); check the"
+            " connection, and that you may write there"
+        ) from error
+
+
+def check_upload(name: str) -> None:
+    """Check what can be checked before a model is uploaded.
+
+    Raises:
+        UserError: the name is not `owner/name`, nobody is logged in, or the hub can't be reached.
+    """
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        is_valid = False
+    else:
+        is_valid = name.count("/") == 1
+    if not is_valid:
+        raise UserError(
+            f"{name}: must be the name of a repository on the hub, OWNER/NAME: letters, digits, -,"
+            " _ and ."
+        )
+    with _upload_errors(name):
+        require_login(f"model {name}")
+
+
 def is_repository(url: str) -> bool:
     """Whether a URL is of a folder in a repository of the hub; in a bucket, it is not."""
     return url.startswith("hf://") and not url.startswith("hf://buckets/")

@@ -5,7 +5,6 @@ choices            accuracy on a file of multiple-choice items
 harness            tasks of EleutherAI's lm-evaluation-harness, an optional extra
 harness_model      our models as the harness's `LM`
 checkpoint_scores  measure a checkpoint, and record its scores
-records            the scores that a run has, in `evaluations.jsonl`
 
 Imports `checkpointing` and the packages below it.
 """

@@ -1,16 +1,19 @@
 """Measure a checkpoint on benchmarks, and record the scores in its run."""
 
+import hashlib
 from pathlib import Path
 from typing import NamedTuple
 
 import jax.numpy as jnp
+import platformdirs
 
 from rungs.checkpointing.load import find_weights, load_model, load_tokenizer
 from rungs.data.tokenizer import Tokenizer
-from rungs.evaluation import choices, harness, records
-from rungs.evaluation.records import Evaluation
+from rungs.evaluation import choices, harness
 from rungs.evaluation.scoring import Scorer
 from rungs.model.generation import Generator
+from rungs.run import evaluations
+from rungs.run.evaluations import Evaluation
 
 _DTYPE = jnp.dtype("float32")
 
@@ -36,7 +39,7 @@ class Measured(NamedTuple):
         return self._recorded(
             [
                 Evaluation(
-                    time=records.now(),
+                    time=evaluations.now(),
                     checkpoint=self._name,
                     task=file.stem,
                     metric=metric,
@@ -51,10 +54,10 @@ class Measured(NamedTuple):
 
     def on_tasks(self, tasks: harness.Tasks) -> list[Evaluation]:
         """Return the scores on tasks of the lm-evaluation-harness; see `harness`."""
-        answers = records.answers_of(self.weights)
+        answers = _answers_of(self.weights)
         generator = Generator(load_model(self.weights), _DTYPE, donate=True)
         scores = harness.evaluate(tasks, self._scorer(), generator, self.tokenizer, answers)
-        time = records.now()
+        time = evaluations.now()
         return self._recorded(
             [Evaluation(time=time, checkpoint=self._name, **one._asdict()) for one in scores]
         )
@@ -66,8 +69,18 @@ class Measured(NamedTuple):
     def _scorer(self) -> Scorer:
         return Scorer(load_model(self.weights), _DTYPE, self.batch_size)
 
-    def _recorded(self, evaluations: list[Evaluation]) -> list[Evaluation]:
+    def _recorded(self, found: list[Evaluation]) -> list[Evaluation]:
         """Return the evaluations, after adding them to the run of the checkpoint, if it has one."""
-        if run := records.run_of(self.weights):
-            records.append(run, evaluations)
-        return evaluations
+        if run := evaluations.run_of(self.weights):
+            evaluations.append(run, found)
+        return found
+
+
+def _answers_of(weights: Path) -> Path:
+    """Return where the harness keeps the answers of these weights: in the user's cache, for this
+    version of the file."""
+    path = weights.resolve()
+    status = path.stat()
+    version = f"{path} {status.st_size} {status.st_mtime_ns}"
+    name = hashlib.sha256(version.encode()).hexdigest()[:16]
+    return Path(platformdirs.user_cache_dir("rungs")) / "answers" / name

@@ -1,10 +1,11 @@
-"""Import and export Hugging Face models, and compare imports with transformers.
+"""Import, export and upload Hugging Face models, and compare imports with transformers.
 
     families/           families of models: GPT-2, Llama, Gemma, …; add a family here
     config_keys/        how config.json keys map to model.json keys and back
     tensors/            how tensor names map to parameters and back; weight file readers
     importing           make a run folder from a Hugging Face model
     exporting           write a Hugging Face model from a run folder or checkpoint
+    model_card          what the hub shows of an uploaded model
     adapter             LoRA as an adapter for peft
     hf_tokenizer        the tokenizer files of both
     transformers_check  compare hidden states with those of transformers

@@ -4,6 +4,7 @@
     derive        makes a run folder from another with some keys changed
     metrics       metrics.jsonl: the fields of a step; reading, appending, repair after a crash
     policy_metrics  the fields of a step of reinforcement learning
+    evaluations   evaluations.jsonl: scores of checkpoints on benchmarks
     recorded_run  configs and metrics of a run, as arrays and tables for charts and comparison
 
 To add a metric: compute it as a field of `StepResult` in `rungs/step/train_step.py`, add it to

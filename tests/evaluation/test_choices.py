@@ -16,9 +16,9 @@ from rungs.data.bpe import train_bpe
 from rungs.evaluation import choices
 from rungs.evaluation.checkpoint_scores import Measured
 from rungs.evaluation.choices import read_items
-from rungs.evaluation.records import Evaluation
 from rungs.evaluation.scoring import Continuation, Scorer, split_tokens
 from rungs.model.gpt import GPT
+from rungs.run.evaluations import Evaluation
 from rungs.run.folder import RunFolder
 from rungs.step.state import named_arrays
 from tests.commands.test_commands import BYTES, byte_model

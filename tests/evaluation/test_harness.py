@@ -12,12 +12,12 @@ from click.testing import CliRunner
 
 import evaluate
 from rungs.common.errors import UserError
-from rungs.evaluation import harness, records
+from rungs.evaluation import checkpoint_scores, harness
 from rungs.evaluation.checkpoint_scores import Measured
 from rungs.evaluation.harness import Tasks
-from rungs.evaluation.records import Evaluation
 from rungs.evaluation.scoring import Continuation, Score, Scorer
 from rungs.huggingface.importing import Import, find_source, import_model
+from rungs.run.evaluations import Evaluation
 from rungs.run.folder import RunFolder
 from tests.support.published_models import MODELS
 
@@ -32,7 +32,7 @@ needs_library = pytest.mark.skipif(
 def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tasks:
     """The tasks, with the paths of their data."""
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(records, "answers_of", lambda _: tmp_path / "answers")
+    monkeypatch.setattr(checkpoint_scores, "_answers_of", lambda _: tmp_path / "answers")
     folder = tmp_path / "tasks"
     folder.mkdir()
     for path in FIXTURES.glob("*.yaml"):

@@ -1,12 +1,13 @@
 """The scores of a run's checkpoints: `evaluations.jsonl` in the run folder, a line per metric."""
 
+import contextlib
 import datetime
-import hashlib
 from pathlib import Path
 
-import platformdirs
+from pydantic import ValidationError
 
 from rungs.common import disk
+from rungs.common.paths import is_file
 from rungs.common.strict_json import StrictModel
 from rungs.run.folder import RunFolder
 
@@ -46,14 +47,16 @@ def append(run: RunFolder, evaluations: list[Evaluation]) -> Path:
     return path
 
 
-def answers_of(weights: Path) -> Path:
-    """Return where the harness keeps the answers of these weights: in the user's cache, for this
-    version of the file."""
-    path = weights.resolve()
-    status = path.stat()
-    version = f"{path} {status.st_size} {status.st_mtime_ns}"
-    name = hashlib.sha256(version.encode()).hexdigest()[:16]
-    return Path(platformdirs.user_cache_dir("rungs")) / "answers" / name
+def read(run: RunFolder) -> list[Evaluation]:
+    """Return the evaluations of a run, in the order they were measured. Damaged lines are left
+    out."""
+    if not is_file(run.evaluations):
+        return []
+    found = []
+    for line in run.evaluations.read_bytes().splitlines():
+        with contextlib.suppress(ValidationError):
+            found.append(Evaluation.model_validate_json(line))
+    return found
 
 
 def now() -> str:

@@ -1,0 +1,214 @@
+"""The model card of a model on the hub: `README.md` with what was trained on what, to which losses.
+
+The metadata at its top are those that the hub reads, see
+https://huggingface.co/docs/hub/model-cards.
+"""
+
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+from rungs.checkpointing.manifest import META_FILE, CheckpointMeta, read_checkpoint
+from rungs.common.paths import is_file
+from rungs.config.reinforce_config import ReinforceConfig
+from rungs.config.train_config import TrainConfig
+from rungs.data.dataset import TRAIN, DatasetDescription, read_description
+from rungs.huggingface.exporting import Export
+from rungs.run import evaluations
+from rungs.run.evaluations import Evaluation
+from rungs.run.folder import RunFolder
+
+CARD_FILE, CHARTS = "README.md", "charts"
+_TASK = "text-generation"
+
+Rows = list[tuple[str, str]]
+
+
+class ModelCard:
+    """What is known about a checkpoint.
+
+    Args:
+        name: `owner/name` on the hub.
+        export: the model as it is uploaded.
+        datasets_dir: with the datasets that it was trained on, if they are still there.
+    """
+
+    def __init__(self, name: str, export: Export, datasets_dir: Path) -> None:
+        self._name, self._export = name, export
+        header, checkpoint = export.weights.header, export.weights.path.parent
+        self._model, self._train, self._origin = header.model, header.train, header.origin
+        has_meta = is_file(checkpoint / META_FILE)
+        self._meta: CheckpointMeta | None = read_checkpoint(checkpoint).meta if has_meta else None
+        self._run: RunFolder | None = evaluations.run_of(export.weights.path)
+        self._datasets_dir = datasets_dir
+        found = evaluations.read(self._run) if self._run else []
+        self._scores = [one for one in found if one.checkpoint == checkpoint.resolve().name]
+
+    def write(self, folder: Path) -> None:
+        """Write the card and the run's charts into the folder to upload."""
+        charts = self._run.charts if self._run else []
+        for chart in charts:
+            (folder / CHARTS).mkdir(exist_ok=True)
+            shutil.copyfile(chart, folder / CHARTS / chart.name)
+        sections = [
+            f"---\n{self._metadata()}---\n\n# {self._name.partition('/')[2]}\n\n{self._opening()}",
+            f"## Figures\n\n{_table(('figure', 'value'), self._figures())}",
+            self._score_section(),
+            self._data_section(),
+            self._use_section(),
+            self._config_section(),
+            "".join(["## Charts\n", *map(_image, charts)]) if charts else "",
+        ]
+        text = "\n\n".join(section.rstrip() for section in sections if section) + "\n"
+        (folder / CARD_FILE).write_text(text, encoding="utf-8")
+
+    def _metadata(self) -> str:
+        from huggingface_hub import EvalResult, ModelCardData
+
+        results = [
+            EvalResult(
+                task_type=_TASK,
+                dataset_type=one.task,
+                dataset_name=one.task,
+                metric_type=one.metric,
+                metric_value=one.value,
+            )
+            for one in self._scores
+        ]
+        descriptions = (self._description(dataset) for dataset in self._datasets())
+        on_hub = {repository for one in descriptions if one and (repository := _repository(one))}
+        data = ModelCardData(
+            library_name="transformers",
+            pipeline_tag=_TASK,
+            tags=["rungs", "jax"],
+            base_model=self._base(),
+            datasets=sorted(on_hub) or None,
+            model_name=self._name,
+            eval_results=results or None,
+        )
+        return f"{data.to_yaml()}\n"
+
+    def _base(self) -> str | None:
+        """Return the hub id of the model that the training started from."""
+        source = self._origin.source if self._origin else ""
+        return source if source.count("/") == 1 else None
+
+    def _opening(self) -> str:
+        family = self._export.choice.family.model_type
+        text = f"A language model with the architecture `{family}`, trained with Rungs in JAX."
+        if self._origin is not None:
+            at = f" at commit {self._origin.revision}" if self._origin.revision else ""
+            text += f" The training started from `{self._origin.source}`{at}."
+        if isinstance(self._train, ReinforceConfig):
+            text += " It was trained by reinforcement learning from verifiable rewards."
+        return text
+
+    def _figures(self) -> Rows:
+        parameters = sum(math.prod(p.shape) for p in self._export.parameters.values())
+        rows = [("parameters", f"{parameters:,}")]
+        rows.append(("context length", f"{self._model.context_length:,} tokens"))
+        if (meta := self._meta) is None:
+            return rows
+        rows.append(("steps", f"{meta.global_step + 1:,} of {meta.total_steps:,}"))
+        rows.append(("tokens seen", f"{meta.tokens_seen:,}"))
+        if meta.pass_at_1 is not None:
+            rows.append(("pass@1 on held-out items", f"{meta.pass_at_1:.1%}"))
+        elif meta.train_loss is not None:
+            rows.append(("training loss of the last step", _loss(meta.train_loss)))
+        if meta.validation_loss is not None:
+            rows.append(("validation loss", _loss(meta.validation_loss)))
+        precision = meta.train.get("compute_dtype", "auto")
+        rows.append(("matmuls in", precision))
+        return rows
+
+    def _score_section(self) -> str:
+        if not self._scores:
+            return ""
+        rows = [(f"{one.task}, {one.metric}", _score(one)) for one in self._scores]
+        return f"## Benchmarks\n\n{_table(('benchmark', 'score'), rows)}"
+
+    def _data_section(self) -> str:
+        if isinstance(self._train, ReinforceConfig):
+            names = ", ".join(f"`{task.source}`" for task in self._train.tasks)
+            return f"## Data\n\nPrompts of the tasks {names}."
+        if not self._datasets():
+            return ""
+        rows = [(f"`{name}`", self._data_source(name)) for name in self._datasets()]
+        return f"## Data\n\n{_table(('dataset', 'from'), rows)}"
+
+    def _datasets(self) -> dict[str, float]:
+        return self._train.datasets if isinstance(self._train, TrainConfig) else {}
+
+    def _description(self, dataset: str) -> DatasetDescription | None:
+        return read_description(self._datasets_dir / dataset)
+
+    def _data_source(self, dataset: str) -> str:
+        """Return where a dataset is from, as far as is known."""
+        parts = []
+        if description := self._description(dataset):
+            source, documents = description.source, description.source.documents
+            parts.append(_repository(description) or source.kind)
+            parts += [f"commit {source.revision}"] if source.revision else []
+            parts += [f"license {documents.license}"] if documents and documents.license else []
+            if TRAIN in description.splits:
+                parts.append(f"{description.splits[TRAIN].tokens:,} tokens")
+        if self._meta is not None and TRAIN in self._meta.datasets.get(dataset, {}):
+            parts.append(f"sha256 of the tokens {self._meta.datasets[dataset][TRAIN]}")
+        return ", ".join(parts)
+
+    def _use_section(self) -> str:
+        return f"""## Use
+
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("{self._name}")
+tokenizer = AutoTokenizer.from_pretrained("{self._name}")
+```
+
+With Rungs:
+
+```sh
+uv run pretrained.py import {self._name} runs/{self._name.partition("/")[2]}
+```"""
+
+    def _config_section(self) -> str:
+        configs: list[tuple[str, Any]] = [("model.json", self._model)]
+        if self._train is not None:
+            is_policy = isinstance(self._train, ReinforceConfig)
+            configs.append(("reinforce.json" if is_policy else "train.json", self._train))
+        blocks = [
+            f"<details><summary>{name}</summary>\n\n```json\n"
+            f"{json.dumps(config.as_json(), indent=2)}\n```\n\n</details>"
+            for name, config in configs
+        ]
+        return "\n\n".join(["## Config", *blocks])
+
+
+def _repository(description: DatasetDescription) -> str | None:
+    documents = description.source.documents
+    return documents.repository if documents else None
+
+
+def _loss(loss: float) -> str:
+    return f"{loss:.4f} nats per token (perplexity {math.exp(loss):.2f})"
+
+
+def _score(one: Evaluation) -> str:
+    error = f" ± {one.standard_error:.4f}" if one.standard_error is not None else ""
+    if one.low is not None and one.high is not None:
+        error = f" (95 %: {one.low:.4f} to {one.high:.4f})"
+    shots = f", {one.few_shot} examples before each" if one.few_shot else ""
+    return f"{one.value:.4f}{error} on {one.items:,} items{shots}"
+
+
+def _table(head: tuple[str, str], rows: Rows) -> str:
+    lines = [head, ("---", "---"), *rows]
+    return "\n".join(f"| {first} | {second} |" for first, second in lines)
+
+
+def _image(chart: Path) -> str:
+    title = chart.stem.replace("-", " ")
+    return f"\n![{title}]({CHARTS}/{chart.name})\n"
