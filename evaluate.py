@@ -19,7 +19,7 @@ from rungs.config.train_config import TrainConfig
 from rungs.data import overlap
 from rungs.data.catalog import DATASETS_DIR_OPTION, find_datasets_dir, open_dataset
 from rungs.data.dataset import Dataset
-from rungs.data.loader import ValidationData
+from rungs.data.loader import ValidationSets
 from rungs.data.pair_sequences import IGNORED
 from rungs.data.provenance import check_same_tokenizer
 from rungs.evaluation import harness
@@ -27,7 +27,7 @@ from rungs.evaluation.checkpoint_scores import Measured
 from rungs.parallel import jax_setup
 from rungs.parallel.mesh import one_device
 from rungs.run.evaluations import Evaluation
-from rungs.step.eval_step import make_evaluation_step, validation_loss
+from rungs.step.eval_step import make_evaluation_step, validation_losses
 
 _MAX_UNTRAINED_LENGTH = 1024
 """The longest sequence for imported weights, which have no train.json to take it from."""
@@ -117,18 +117,21 @@ def print_loss(checkpoint: str, dataset: str | None, folder: Path) -> None:
     """Print loss, perplexity and bits per byte on a validation split."""
     weights = Weights(find_weights(checkpoint))
     train = _train_config(weights, dataset)
-    datasets = {name: open_dataset(name, folder, update=False) for name in train.datasets}
-    check_same_tokenizer(datasets, train.tokenizer, weights.tokenizer)
-    validation = ValidationData.of(RunConfig(weights.header.model, train), datasets)
-    if validation is None:
+    datasets, others = (
+        {name: open_dataset(name, folder, update=False) for name in names}
+        for names in (train.datasets, train.validation_datasets)
+    )
+    check_same_tokenizer(datasets | others, train.tokenizer, weights.tokenizer)
+    sets = ValidationSets.of(RunConfig(weights.header.model, train), datasets, others)
+    if (validation := sets.own) is None:
         raise UserError(
             f"dataset {', '.join(datasets)}: has no validation split to evaluate on; choose another"
             " with --dataset"
         )
     tokenizer = load_tokenizer(checkpoint, folder)
     model, evaluation_step = load_model(checkpoint), make_evaluation_step(train)
-    found = validation_loss(model, evaluation_step, validation, one_device())
-    loss = found.mean
+    loss, by_dataset = validation_losses(model, evaluation_step, sets, one_device())
+    assert loss is not None
     targets = [
         row[row != IGNORED]
         for batch in validation.batches()
@@ -143,9 +146,8 @@ def print_loss(checkpoint: str, dataset: str | None, folder: Path) -> None:
     for name, one in datasets.items():
         _report_overlap(name, one)
     click.echo(f"loss           {loss:.4f} nats per token")
-    if len(found.by_dataset) > 1:
-        for name, own_loss in found.by_dataset.items():
-            click.echo(f"  {name:13}{own_loss:.4f}")
+    for name, own_loss in by_dataset.items():
+        click.echo(f"  {name:13}{own_loss:.4f}")
     click.echo(f"perplexity     {math.exp(loss):.2f}")
     if text_bytes:
         click.echo(f"bits per byte  {loss / math.log(2) * tokens / text_bytes:.4f}")
@@ -167,7 +169,9 @@ def _train_config(weights: Weights, dataset: str | None) -> TrainConfig:
     model, train, tokenizer, _ = weights.header
     if isinstance(train, TrainConfig):
         return train.model_copy(
-            update={"dataset": dataset, "start_val_token": 0} if dataset else {}
+            update={"dataset": dataset, "start_val_token": 0, "validation_datasets": ()}
+            if dataset
+            else {}
         )
     if dataset is None:
         raise UserError(f"{weights.path}: has not been trained on a dataset, so choose a --dataset")

@@ -56,7 +56,7 @@ def _training_loss(axes: Axes, run: RecordedRun) -> dict[str, Artist]:
 
 
 def _losses_of_datasets(axes: Axes, run: RecordedRun) -> dict[str, Artist]:
-    """Draw the validation loss on each dataset of a mixture."""
+    """Draw the validation loss on each of several datasets."""
     found = [(step.global_step, step.validation_losses or {}) for step in run.notable]
     names = dict.fromkeys(name for _, losses in found for name in losses)
     lines: dict[str, Artist] = {}

@@ -21,6 +21,7 @@ class TrainConfig(OptimizationConfig):
     MAY_CHANGE: ClassVar[frozenset[str]] = OptimizationConfig.MAY_CHANGE | {
         "tokenizer",
         "validation_tokens",
+        "validation_datasets",
         "start_val_token",
         "skip_spikes",
     }
@@ -42,6 +43,9 @@ class TrainConfig(OptimizationConfig):
     """Index of the first validation token to use."""
     validation_tokens: Size = 524_288
     """Maximum number of tokens in each validation, rounded up to full sequences."""
+    validation_datasets: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    """More datasets to measure the loss on at each validation. The run's own validation loss, which
+    decides which checkpoint is the best, does not include them."""
     epochs: Size = 1
     """Number of passes over the training tokens."""
     shuffle: bool = False
@@ -59,6 +63,17 @@ class TrainConfig(OptimizationConfig):
     with the end-of-text token before it."""
     drop_rate: BelowOne = 0.0
     """Dropout rate after the embedding, on attention weights and on each sub-layer's output."""
+
+    CHECKS = (*OptimizationConfig.CHECKS, "_validated_once")
+
+    def _validated_once(self) -> str | None:
+        """Check that each validation loss is of another dataset."""
+        names = [*self.datasets, *self.validation_datasets]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is None:
+            return None
+        place = " and is validated anyway" if twice in self.datasets else ""
+        return f"validation_datasets: {twice} is there already{place}; name each dataset once"
 
     @property
     def sequences_per_step(self) -> int:

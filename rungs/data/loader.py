@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from rungs.common.errors import UserError
-from rungs.config.run_config import RunConfig
+from rungs.config.run_config import TRAIN_FILE, RunConfig
 from rungs.config.train_config import TrainConfig
 from rungs.data import sequences
 from rungs.data.checks import problems, split_problems
@@ -153,6 +153,42 @@ class ValidationData:
         inputs_BS, targets_BS, *separate = sequences.read(self._sequences, indices.tolist())
         starts_BS = separate[0] if separate else None
         return ValidationBatch(inputs_BS, targets_BS, starts_BS, real_rows)
+
+
+class ValidationSets(NamedTuple):
+    """What a run measures its loss on."""
+
+    own: ValidationData | None
+    """The validation splits of the datasets it trains on; None if there are none."""
+    others: dict[str, ValidationData]
+    """Those of the datasets that `validation_datasets` names."""
+
+    @classmethod
+    def of(
+        cls, config: RunConfig, datasets: dict[str, Dataset], others: dict[str, Dataset]
+    ) -> Self:
+        """Return what to measure the loss on; errors as in `ValidationData.of`, and a UserError if
+        one of the others has no validation split."""
+        lacking = [name for name in others if VALIDATION not in others[name].splits]
+        _raise_if_any(
+            [
+                f"{TRAIN_FILE}: validation_datasets: {name} has no validation split; leave it out"
+                for name in lacking
+            ]
+        )
+        data = {name: _validation_of(config, name, dataset) for name, dataset in others.items()}
+        return cls(ValidationData.of(config, datasets), data)
+
+    def __bool__(self) -> bool:
+        return self.own is not None or bool(self.others)
+
+
+def _validation_of(config: RunConfig, name: str, dataset: Dataset) -> ValidationData:
+    """Return the validation batches of a dataset that the run doesn't train on."""
+    train = config.train.model_copy(update={"dataset": name, "start_val_token": 0})
+    data = ValidationData.of(config._replace(train=train), {name: dataset})
+    assert data is not None
+    return data
 
 
 def _raise_if_any(lines: list[str]) -> None:

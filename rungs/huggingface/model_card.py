@@ -44,7 +44,12 @@ class ModelCard:
         self._run: RunFolder | None = evaluations.run_of(export.weights.path)
         self._datasets_dir = datasets_dir
         found = evaluations.read(self._run) if self._run else []
-        self._scores = [one for one in found if one.checkpoint == checkpoint.resolve().name]
+        latest = {
+            (one.task, one.metric, one.few_shot): one
+            for one in found
+            if one.checkpoint == checkpoint.resolve().name
+        }
+        self._scores = list(latest.values())
 
     def write(self, folder: Path) -> None:
         """Write the card and the run's charts into the folder to upload."""

@@ -86,7 +86,7 @@ class StepMetrics(StepRecord):
     validation_loss: float | None = None
     """Mean cross-entropy on the validation tokens, for steps with a validation."""
     validation_losses: dict[str, float] | None = None
-    """Of each dataset of a mixture that has a validation split."""
+    """On each dataset of a mixture with a validation split, and on the `validation_datasets`."""
     load_balancing_loss: float | None = None
     """Mixture of experts: mean over layers. 1 if all experts get the same number of tokens."""
     expert_tokens: list[list[Count]] | None = None

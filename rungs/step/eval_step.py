@@ -10,7 +10,7 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rungs.config.train_config import TrainConfig
-from rungs.data.loader import ValidationData
+from rungs.data.loader import ValidationData, ValidationSets
 from rungs.model.blocks import Compute
 from rungs.model.gpt import GPT
 from rungs.optim.precision import dtype_of
@@ -75,7 +75,34 @@ class ValidationLoss(NamedTuple):
 
     mean: float
     by_dataset: dict[str, float]
-    """Of each dataset of a mixture with a validation split."""
+    """Of each dataset with a validation split."""
+
+
+class ValidationLosses(NamedTuple):
+    """The losses of a run on all that it is validated on, in nats."""
+
+    mean: float | None
+    """On the datasets that it trains on; None if they have no validation split."""
+    by_dataset: dict[str, float]
+    """On each of these if there are several, and on each of the other datasets."""
+
+
+def validation_losses(
+    model: GPT,
+    evaluation_step: EvaluationStep,
+    sets: ValidationSets,
+    mesh: Mesh,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> ValidationLosses:
+    """Return the losses on all validation data; arguments as for `validation_loss`."""
+
+    def loss(data: ValidationData) -> ValidationLoss:
+        return validation_loss(model, evaluation_step, data, mesh, should_stop)
+
+    mean, by_dataset = loss(sets.own) if sets.own else (None, {})
+    several = by_dataset if len(by_dataset) > 1 else {}
+    others = {name: loss(data).mean for name, data in sets.others.items()}
+    return ValidationLosses(mean, several | others)
 
 
 def validation_loss(

@@ -1,6 +1,7 @@
 """Start a run: `launch` shows every step in order, from the checks to the last saved step."""
 
 import logging
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,7 +18,7 @@ from rungs.config.run_config import RunConfig
 from rungs.config.train_config import TrainConfig
 from rungs.data.catalog import open_dataset
 from rungs.data.dataset import Dataset
-from rungs.data.loader import TrainingData, ValidationData
+from rungs.data.loader import TrainingData, ValidationSets
 from rungs.data.provenance import Provenance, check_same_tokenizer
 from rungs.mirror.mirroring import Mirroring, NoMirroring
 from rungs.parallel.devices import recorded_sharding
@@ -64,7 +65,7 @@ class Inputs(NamedTuple):
     weights: Weights | None
     """The weights to start from; None if they are random."""
     data: TrainingData
-    validation: ValidationData | None
+    validation: ValidationSets
     provenance: Provenance
 
     @property
@@ -95,13 +96,16 @@ def launch(run: RunFolder, config: RunConfig, start: StartOptions, datasets_dir:
     # 2. The weights to start from: the checkpoint's, those that start_from names, or random ones.
     weights = saved.weights if saved else find_starting_weights(run, config)
     # 3. The data. A resumed run uses the local copy, which must be the one it was started with.
-    datasets = _open_datasets(config.train, datasets_dir, update=saved is None)
+    names = config.train.datasets, config.train.validation_datasets
+    datasets, others = _open_datasets(names, datasets_dir, update=saved is None)
     provenance = Provenance.of(config.train, datasets)
     check_all_agree("configs and datasets", f"{config} {provenance.datasets}")
     _check_data(config.train, provenance, datasets, saved, weights)
+    check_same_tokenizer(datasets | others, config.train.tokenizer)
     with errors_in(run):
         data = TrainingData(config, datasets)
-    validation = ValidationData.of(config, datasets)
+    with errors_in(run):
+        validation = ValidationSets.of(config, datasets, others)
     # 4. A finished run has nothing left to train.
     mirror = mirror_of(run, config.train, start)
     if saved is not None and saved.step + 1 >= data.total_steps:
@@ -125,11 +129,16 @@ def launch(run: RunFolder, config: RunConfig, start: StartOptions, datasets_dir:
         return _train(inputs, mesh, mirror)
 
 
-def _open_datasets(train: TrainConfig, datasets_dir: Path, update: bool) -> dict[str, Dataset]:
-    """Open each dataset of a run; the first process builds those that are absent."""
+def _open_datasets(
+    names: Iterable[Iterable[str]], datasets_dir: Path, update: bool
+) -> list[dict[str, Dataset]]:
+    """Open several groups of datasets; the first process builds those that are absent."""
 
-    def open_all(update: bool) -> dict[str, Dataset]:
-        return {name: open_dataset(name, datasets_dir, update=update) for name in train.datasets}
+    def open_all(update: bool) -> list[dict[str, Dataset]]:
+        return [
+            {name: open_dataset(name, datasets_dir, update=update) for name in group}
+            for group in names
+        ]
 
     if not is_multi_process():
         return open_all(update)
@@ -167,7 +176,7 @@ def _train(inputs: Inputs, mesh: Mesh, mirror: Mirroring | NoMirroring) -> int:
         data = inputs.provenance.validation_data(config.train)
         run_report.log_validation_change(inputs.saved.meta.validation_data, data)
     elif is_first_process():  # a resumed run must keep its keys
-        run_report.warn_of_unused_keys(run, config, inputs.validation is not None)
+        run_report.warn_of_unused_keys(run, config, bool(inputs.validation))
     run_report.log_size(run, config, inputs.data, trainer.model, trainer.optimizer, mesh)
     run_report.log_padding(inputs.data)
     run_report.log_trainable(trainer.model, trainer.optimizer)
@@ -215,7 +224,7 @@ def _make_trainer(
             failed_steps,
             saver,
         ),
-        unvalidated=_unvalidated(saved, steps) if saved and validation else None,
+        unvalidated=_unvalidated(saved, steps) if saved and validation.own else None,
         peak_tokens_per_second=run_report.peak_tokens_per_second(config, mesh),
     )
 

@@ -20,7 +20,7 @@ from rungs.checkpointing.saver import Saver
 from rungs.common.errors import RunFailure
 from rungs.common.signals import StopSignal
 from rungs.config.run_config import RunConfig
-from rungs.data.loader import TrainingData, ValidationData
+from rungs.data.loader import TrainingData, ValidationSets
 from rungs.data.provenance import Provenance
 from rungs.model.gpt import GPT
 from rungs.optim.multi_steps import MultiSteps
@@ -30,9 +30,9 @@ from rungs.parallel.sharding import place_batch, process_local_rows
 from rungs.run.metrics import MetricsLog, StepMetrics
 from rungs.step.eval_step import (
     ValidationInterrupted,
-    ValidationLoss,
+    ValidationLosses,
     make_evaluation_step,
-    validation_loss,
+    validation_losses,
 )
 from rungs.step.nonfinite import Flags
 from rungs.step.train_step import StepResult, make_train_step
@@ -50,7 +50,7 @@ class Trainer:
 
     config: RunConfig
     data: TrainingData
-    validation: ValidationData | None
+    validation: ValidationSets
     provenance: Provenance
     mesh: Mesh
     model: GPT
@@ -146,11 +146,11 @@ class Trainer:
         metrics = self.reader.read(step, result)
         due = self._is_due(step)
         is_interrupted = False
-        if due and self.validation is not None:
+        if due and self.validation:
             is_last = step == self.data.total_steps - 1
             try:
-                loss = self._validate(step, _never if is_last else is_stop_wanted)
-                metrics = self._with_validation(metrics, loss)
+                losses = self._validate(step, _never if is_last else is_stop_wanted)
+                metrics = self._with_validation(metrics, losses)
             except ValidationInterrupted:
                 is_interrupted = True
         self._record(metrics, progress)
@@ -170,30 +170,31 @@ class Trainer:
 
     def _validate_late(self, metrics: StepMetrics) -> None:
         """Validate a step that was saved without its validation loss, and save it again with it."""
-        loss = self._validate(metrics.global_step, _never)
-        if loss is not None:
-            metrics = self._with_validation(metrics, loss)
+        losses = self._validate(metrics.global_step, _never)
+        if losses.mean is not None:
+            metrics = self._with_validation(metrics, losses)
             self.metrics.replace_last(metrics)
             self._save(metrics, due=True)
 
-    def _validate(self, step: int, should_stop: Callable[[], bool]) -> ValidationLoss | None:
-        """Return the validation loss, None if it is not finite. Raises ValidationInterrupted."""
-        assert self.validation is not None
+    def _validate(self, step: int, should_stop: Callable[[], bool]) -> ValidationLosses:
+        """Return the validation losses that are finite. Raises ValidationInterrupted."""
         parts = self.model, self._evaluation_step, self.validation, self.mesh
-        loss = validation_loss(*parts, should_stop)
-        if math.isfinite(loss.mean):
-            return loss
-        log.warning("step %d: the validation loss is not finite", step)
-        return None
+        mean, by_dataset = validation_losses(*parts, should_stop)
+        finite = {name: loss for name, loss in by_dataset.items() if math.isfinite(loss)}
+        for name in by_dataset.keys() - finite:
+            log.warning("step %d: the validation loss on %s is not finite", step, name)
+        if mean is not None and not math.isfinite(mean):
+            log.warning("step %d: the validation loss is not finite", step)
+            mean = None
+        return ValidationLosses(mean, finite)
 
-    def _with_validation(self, metrics: StepMetrics, loss: ValidationLoss | None) -> StepMetrics:
-        if loss is None:
-            return metrics
+    def _with_validation(self, metrics: StepMetrics, losses: ValidationLosses) -> StepMetrics:
+        data = self.provenance.validation_data(self.config.train)
         return dataclasses.replace(
             metrics,
-            validation_loss=loss.mean,
-            validation_losses=loss.by_dataset if len(loss.by_dataset) > 1 else None,
-            validation_data=self.provenance.validation_data(self.config.train),
+            validation_loss=losses.mean,
+            validation_losses=losses.by_dataset or None,
+            validation_data=None if losses.mean is None else data,
         )
 
     def _record(self, metrics: StepMetrics, progress: Progress[StepMetrics]) -> None:
@@ -204,7 +205,8 @@ class Trainer:
         progress.show(metrics)
 
     def _meta(self, metrics: StepMetrics, due: bool) -> CheckpointMeta:
-        loss = metrics.train_loss if self.validation is None else metrics.validation_loss
+        has_own = self.validation.own is not None
+        loss = metrics.validation_loss if has_own else metrics.train_loss
         return CheckpointMeta(
             global_step=metrics.global_step,
             total_steps=self.data.total_steps,
