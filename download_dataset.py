@@ -284,7 +284,7 @@ def _report(dataset: Dataset) -> None:
             f" {documents.text_bytes:,} bytes of text; {documents.rows_without_text:,} rows without"
             f" text; license: {documents.license or 'not given'}"
         )
-    if found := overlap.recorded(dataset):
+    if found := overlap.recorded(dataset.folder):
         click.echo(f"  {found.repeated_in_training:.2%} of the training documents came before")
         if found.validation:
             _report_found("validation", "documents", found.validation)

@@ -18,7 +18,6 @@ from rungs.config.run_config import RunConfig
 from rungs.config.train_config import TrainConfig
 from rungs.data import overlap
 from rungs.data.catalog import DATASETS_DIR_OPTION, find_datasets_dir, open_dataset
-from rungs.data.dataset import Dataset
 from rungs.data.loader import ValidationSets
 from rungs.data.pair_sequences import IGNORED
 from rungs.data.provenance import check_same_tokenizer
@@ -143,25 +142,14 @@ def print_loss(checkpoint: str, dataset: str | None, folder: Path) -> None:
         f"dataset        {', '.join(datasets)}: {tokens:,} validation tokens"
         + " (of pairs, only the answers)" * has_pairs
     )
-    for name, one in datasets.items():
-        _report_overlap(name, one)
+    for note in overlap.notes({name: one.folder for name, one in (datasets | others).items()}):
+        click.echo(f"overlap        {note}")
     click.echo(f"loss           {loss:.4f} nats per token")
     for name, own_loss in by_dataset.items():
         click.echo(f"  {name:13}{own_loss:.4f}")
     click.echo(f"perplexity     {math.exp(loss):.2f}")
     if text_bytes:
         click.echo(f"bits per byte  {loss / math.log(2) * tokens / text_bytes:.4f}")
-
-
-def _report_overlap(name: str, dataset: Dataset) -> None:
-    """Say how much of the validation split is known to be in training, too, if it matters."""
-    found = overlap.recorded(dataset)
-    share = found.validation.overlapping_share if found and found.validation else 0.0
-    if share > overlap.SHOWN_SHARE:
-        click.echo(
-            f"overlap        {share:.1%} of the validation documents of {name} share"
-            f" {overlap.WORDS} words in a row with training"
-        )
 
 
 def _train_config(weights: Weights, dataset: str | None) -> TrainConfig:

@@ -9,5 +9,5 @@
     mup_charts         the coordinate check and the learning-rate sweep
     drawing            the shared look: styles, colours, axes, writing to disk
 
-Imports `common`, `config`, `run` and `scaling`.
+Imports `common`, `config`, `data`, `run` and `scaling`.
 """

@@ -2,7 +2,7 @@
 `COMPARISON_CHARTS`."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -11,6 +11,7 @@ from matplotlib.lines import Line2D
 
 from rungs.charts import drawing
 from rungs.charts.drawing import COLOURS, DASHES, MARKERS
+from rungs.charts.loss_chart import overlaps
 from rungs.run import recorded_run
 from rungs.run.recorded_run import Curve, FloatArray, RecordedRun
 
@@ -63,7 +64,8 @@ def _loss_comparison(runs: list[RecordedRun], x_label: str, xs: list[FloatArray]
     panels = {f"training (mean of {length:,} steps)" if length > 1 else "training": training}
     if any(x.size for x, _ in validation):
         panels["validation"] = validation
-    figure, axes = _comparison(runs, x_label, "loss (nats per token)", panels)
+    label = "loss (nats per token)"
+    figure, axes = _comparison(runs, x_label, label, panels, overlaps(runs))
     drawing.log_axis(axes)
     return figure
 
@@ -103,7 +105,11 @@ def _medians(run: RecordedRun, field: str, steps: int) -> Curve:
 
 
 def _comparison(
-    runs: list[RecordedRun], x_label: str, y_label: str, panels: dict[str, list[Curve]]
+    runs: list[RecordedRun],
+    x_label: str,
+    y_label: str,
+    panels: dict[str, list[Curve]],
+    notes: Sequence[str] = (),
 ) -> tuple[Figure, Axes]:
     """Draw panels side by side that share their y axis, each with one curve per run."""
     names = ", ".join(run.name for run in runs)
@@ -114,7 +120,7 @@ def _comparison(
         panel.set_title(title, fontsize="medium")
         drawing.x_axis(panel)
         lines = _lines(panel, curves)
-    drawing.legend(figure, dict(zip((run.name for run in runs), lines, strict=True)))
+    drawing.legend(figure, dict(zip((run.name for run in runs), lines, strict=True)), notes)
     return figure, axes[0]
 
 

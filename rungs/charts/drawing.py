@@ -11,7 +11,7 @@ import contextlib
 import io
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -121,12 +121,23 @@ def _shorten(text: str, length: int) -> str:
     return f"{text[: length // 2 - 1]}…{text[-(length - length // 2) :]}"
 
 
-def legend(figure: Figure, lines: Mapping[str, Artist]) -> None:
-    """Add a legend below the chart, where it covers no data."""
+def legend(figure: Figure, lines: Mapping[str, Artist], notes: Sequence[str] = ()) -> None:
+    """Add a legend below the chart, where it covers no data.
+
+    Args:
+        notes: lines of small text above it.
+    """
     # The leading space: Matplotlib leaves out labels that begin with an underscore.
     labels = [f" {_shorten(label, 42)}" for label in lines]
     columns = min(len(labels), max(1, 130 // (14 + max(map(len, labels)))))
-    figure.legend(list(lines.values()), labels, loc="outside lower center", ncols=columns)
+    figure.legend(
+        list(lines.values()),
+        labels,
+        loc="outside lower center",
+        ncols=columns,
+        title="\n".join(_shorten(note, 140) for note in notes) or None,
+        title_fontsize=10,
+    )
 
 
 def log_ticks(low: float, high: float) -> FloatArray:

@@ -12,6 +12,8 @@ from matplotlib.lines import Line2D
 from rungs.charts import drawing
 from rungs.charts.drawing import BLACK, BLUE, ORANGE, SKY_BLUE, VERMILLION
 from rungs.charts.step_charts import resumes
+from rungs.data import overlap
+from rungs.data.catalog import find_datasets_dir
 from rungs.run import recorded_run
 from rungs.run.metrics import StepMetrics
 from rungs.run.recorded_run import RecordedRun
@@ -36,8 +38,19 @@ def loss_chart(run: RecordedRun) -> Figure:
     if run.best_step:
         lines["best step"] = _mark_best(axes, run.best_step)
     lines |= resumes(axes, run)
-    drawing.legend(figure, lines)
+    drawing.legend(figure, lines, overlaps([run]))
     return figure
+
+
+def overlaps(runs: list[RecordedRun]) -> list[str]:
+    """Return what is known of validation data that are in training, too, for a note."""
+    names = dict.fromkeys(
+        name
+        for run in runs
+        for name in (*run.config.train.datasets, *run.config.train.validation_datasets)
+    )
+    place = find_datasets_dir()
+    return overlap.notes({name: place / name for name in names})
 
 
 def _training_loss(axes: Axes, run: RecordedRun) -> dict[str, Artist]:

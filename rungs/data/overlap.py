@@ -9,7 +9,7 @@ duplicates some documents, chosen by a hash, stand for all.
 import hashlib
 import json
 import string
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,7 +19,13 @@ from numpy.lib.stride_tricks import sliding_window_view
 from rungs.common import strict_json
 from rungs.common.errors import UserError, reason
 from rungs.common.strict_json import StrictModel
-from rungs.data.dataset import TRAIN, VALIDATION, Dataset
+from rungs.data.dataset import (
+    TRAIN,
+    VALIDATION,
+    Dataset,
+    DatasetDescription,
+    read_description,
+)
 from rungs.data.split_documents import texts_of
 
 WORDS = 13
@@ -76,14 +82,33 @@ class Overlap(StrictModel):
         (folder / self.FILE).write_text(self.model_dump_json(indent=2) + "\n")
 
 
-def recorded(dataset: Dataset) -> Overlap | None:
-    """Return what `overlap.json` says, None if it is missing or about other token files."""
-    path = dataset.folder / Overlap.FILE
+def recorded(folder: Path) -> Overlap | None:
+    """Return what `overlap.json` in a dataset's folder says, None if it is missing or about other
+    token files."""
+    path, description = folder / Overlap.FILE, read_description(folder)
     try:
         found = strict_json.parse(strict_json.read_text(path), path, Overlap)
     except UserError:
         return None
-    return found if found.checksums == _checksums(dataset) else None
+    is_of_these = description is not None and found.checksums == _checksums(description)
+    return found if is_of_these else None
+
+
+def notes(datasets: Mapping[str, Path]) -> list[str]:
+    """Return a line for each dataset whose validation split is known to be in training, too, above
+    `SHOWN_SHARE`.
+
+    Args:
+        datasets: their folders, by name.
+    """
+    return [
+        f"{share:.1%} of the validation documents of {name} share {WORDS} words in a row with"
+        " training"
+        for name, folder in datasets.items()
+        if (found := recorded(folder)) is not None
+        and found.validation is not None
+        and (share := found.validation.overlapping_share) > SHOWN_SHARE
+    ]
 
 
 def check(dataset: Dataset) -> Overlap:
@@ -97,7 +122,7 @@ def check(dataset: Dataset) -> Overlap:
     repeats = Repeats()
     examined.compare(repeats.counted(texts_of(dataset, TRAIN)))
     return Overlap(
-        checksums=_checksums(dataset),
+        checksums=_checksums(dataset.description),
         validation=examined.found() if held_out else None,
         repeated_in_training=repeats.share,
     )
@@ -133,8 +158,8 @@ def _strings(value: Any) -> Iterator[str]:
             yield from _strings(part)
 
 
-def _checksums(dataset: Dataset) -> dict[str, str]:
-    return {split: found.sha256 for split, found in dataset.description.splits.items()}
+def _checksums(description: DatasetDescription) -> dict[str, str]:
+    return {split: found.sha256 for split, found in description.splits.items()}
 
 
 class Repeats:

@@ -8,6 +8,8 @@ import sys
 import time
 from pathlib import Path
 
+from rungs.data.catalog import VARIABLE as DATASETS_VARIABLE
+
 log = logging.getLogger("rungs")
 
 CHARTS_COMMAND = [sys.executable, "-m", "rungs.charts.run_charts"]
@@ -19,11 +21,17 @@ class ChartProcess:
     """Redraws a run's charts on request, in one process at a time.
 
     A request that comes too soon after the last one waits for the next request or `finish`.
+
+    Args:
+        run_folder: the run.
+        datasets_dir: where its datasets are; None for where they are by default.
     """
 
-    def __init__(self, run_folder: Path) -> None:
+    def __init__(self, run_folder: Path, datasets_dir: Path | None = None) -> None:
         nice = ["nice", "-n", "19"] if shutil.which("nice") else []
         self._command = [*nice, *CHARTS_COMMAND, str(run_folder)]
+        place = {DATASETS_VARIABLE: str(datasets_dir)} if datasets_dir else {}
+        self._environment = os.environ | place
         self._process: subprocess.Popen[str] | None = None
         self._is_outdated = False
         self._not_before = time.monotonic()
@@ -53,7 +61,7 @@ class ChartProcess:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 text=True,
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                env=self._environment | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
                 start_new_session=True,  # so that Ctrl-C stops the training alone
             )
         except OSError as error:

@@ -67,6 +67,7 @@ class Inputs(NamedTuple):
     data: TrainingData
     validation: ValidationSets
     provenance: Provenance
+    datasets_dir: Path
 
     @property
     def first_step(self) -> int:
@@ -110,7 +111,8 @@ def launch(run: RunFolder, config: RunConfig, start: StartOptions, datasets_dir:
     mirror = mirror_of(run, config.train, start)
     if saved is not None and saved.step + 1 >= data.total_steps:
         with mirror, disk.writing(run.path, "what is left to do"):
-            run_on_first(lambda: _finish(run, saved.step + 1, edit_to_extend(config, data)))
+            edit = edit_to_extend(config, data)
+            run_on_first(lambda: _finish(run, saved.step + 1, edit, datasets_dir))
         return 0
     # 5. The devices: as train.json says, else as the checkpoint recorded, else all there are.
     mesh = create_mesh(run, config, saved)
@@ -120,7 +122,7 @@ def launch(run: RunFolder, config: RunConfig, start: StartOptions, datasets_dir:
     with disk.writing(run.path, "what this start changes"):
         run_on_first(lambda: tidy(run, config.train, saved))
     # 8. Model and optimizer are created or restored, then the steps are taken.
-    inputs = Inputs(run, config, saved, weights, data, validation, provenance)
+    inputs = Inputs(run, config, saved, weights, data, validation, provenance, datasets_dir)
     stored = weights.dtypes() if weights else None
     if is_first_process():
         disk_space.warn_if_short(run, config, data.total_steps, stored)
@@ -162,7 +164,7 @@ def _check_data(
 def _train(inputs: Inputs, mesh: Mesh, mirror: Mirroring | NoMirroring) -> int:
     """Take the steps and return the exit code."""
     run, config = inputs.run, inputs.config
-    drawer = ChartProcess(run.path)
+    drawer = ChartProcess(run.path, inputs.datasets_dir)
     trainer = _make_trainer(inputs, mesh, drawer, mirror)
     run_report.log_start(
         run,
@@ -195,7 +197,7 @@ def _train(inputs: Inputs, mesh: Mesh, mirror: Mirroring | NoMirroring) -> int:
 def _make_trainer(
     inputs: Inputs, mesh: Mesh, drawer: ChartProcess, mirror: Mirroring | NoMirroring
 ) -> Trainer:
-    run, config, saved, weights, data, validation, provenance = inputs
+    run, config, saved, weights, data, validation, provenance, _ = inputs
     model, optimizer = model_and_optimizer(config, data.total_steps, mesh, saved, weights)
     steps = _steps_before(run, saved)
     written = metrics_log(run, inputs.first_step - 1, StepMetrics)
@@ -246,14 +248,14 @@ def _unvalidated(saved: Checkpoint, steps: list[StepMetrics]) -> StepMetrics | N
     return next((step for step in steps if step.global_step == saved.step), None)
 
 
-def _finish(run: RunFolder, steps: int, edit: str) -> None:
+def _finish(run: RunFolder, steps: int, edit: str, datasets_dir: Path) -> None:
     """Do what a kill just after the last checkpoint left undone.
 
     Args:
         edit: what makes the run longer.
     """
     clean_up(run.checkpoints)
-    drawer = ChartProcess(run.path)
+    drawer = ChartProcess(run.path, datasets_dir)
     drawer.request()
     drawer.finish()
     log.info(

@@ -4,11 +4,14 @@ from pathlib import Path
 
 import pytest
 
-import evaluate
+from rungs.charts.comparison_charts import loss_by_step
+from rungs.charts.loss_chart import loss_chart
 from rungs.data import overlap
+from rungs.run.recorded_run import RecordedRun
 from tests.data.test_overlap import COPIES, make_dataset, words
 from tests.support.commands import run_script
 from tests.support.document_files import json_lines
+from tests.support.tiny_run import make_run
 
 
 @pytest.fixture
@@ -46,14 +49,31 @@ def test_items_of_a_benchmark_are_looked_for(datasets_dir: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize(("clean", "is_shown"), [(3, True), (200, False)])
-def test_evaluate_mentions_an_overlap_above_one_percent(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], clean: int, is_shown: bool
+def test_an_overlap_above_one_percent_is_mentioned_in_charts_and_by_evaluate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clean: int, is_shown: bool
 ) -> None:
     validation = [COPIES[0], *(words(14) for _ in range(clean))]
     dataset = make_dataset(tmp_path / "d", [COPIES[0]], validation)
-    evaluate._report_overlap("d", dataset)
-    assert not capsys.readouterr().out  # not checked yet
+    monkeypatch.setenv("RUNGS_DATASETS_DIR", str(tmp_path))
+    assert overlap.notes({"d": dataset.folder}) == []  # not checked yet
     overlap.check(dataset).save(dataset.folder)
-    evaluate._report_overlap("d", dataset)
     line = "25.0% of the validation documents of d share 13 words in a row with training"
-    assert (line in capsys.readouterr().out) == is_shown
+    assert overlap.notes({"d": dataset.folder}) == [line] * is_shown
+    run = make_run(tmp_path / "run", dataset="d")
+    steps = [{"global_step": n, "train_loss": 2.0 - n} | METRICS for n in range(2)]
+    run.metrics.write_bytes(json_lines(*steps))
+    recorded = RecordedRun.load(run.path)
+    for figure in (loss_chart(recorded), loss_by_step([recorded, recorded])):
+        title = figure.legends[0].get_title().get_text()
+        assert title == (line if is_shown else "")
+
+
+METRICS = {
+    "tokens_seen": 1,
+    "learning_rate": 0.1,
+    "gradient_norm": 1.0,
+    "clipped": False,
+    "dropped_microbatches": 0,
+    "step_seconds": 1.0,
+    "tokens_per_second": 1.0,
+}

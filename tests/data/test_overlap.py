@@ -103,13 +103,13 @@ def test_texts_of_a_split_are_its_documents(
 
 def test_the_record_counts_while_the_tokens_are_the_same(tmp_path: Path) -> None:
     dataset = make_dataset(tmp_path / "d", [words(30)] * 4, [words(30)])
-    assert recorded(dataset) is None
+    assert recorded(dataset.folder) is None
     found = check(dataset)
     found.save(dataset.folder)
-    assert recorded(dataset) == found
+    assert recorded(dataset.folder) == found
     assert found.repeated_in_training == 0.75
     write(dataset.folder, "train", [words(30)])
-    assert recorded(Dataset("d", dataset.folder)) is None
+    assert recorded(Dataset("d", dataset.folder).folder) is None
 
 
 def test_without_ends_of_text_nothing_can_be_checked(tmp_path: Path) -> None:
