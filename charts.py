@@ -17,8 +17,8 @@ from rungs.charts import drawing
 from rungs.charts.comparison_charts import draw_comparison
 from rungs.charts.run_charts import draw_run
 from rungs.common.errors import UserError
-from rungs.run import recorded_run
-from rungs.run.folder import find_run
+from rungs.run import evaluations, recorded_run
+from rungs.run.folder import RunFolder, find_run
 from rungs.run.metrics import METRICS_FILE
 from rungs.run.recorded_run import RecordedRun
 
@@ -63,6 +63,9 @@ def _compare(
     for path in draw_comparison(runs, output, chart_style):
         click.echo(path)
     click.echo(f"\n{recorded_run.results_table(runs)}\n\n{recorded_run.differences_table(runs)}")
+    named = {run.name: RunFolder(path) for run, path in zip(runs, folders, strict=True)}
+    if scores := evaluations.scores_table(named):
+        click.echo(f"\n{scores}")
     if len({str(run.config.train.dataset) for run in runs}) > 1:
         click.echo(
             "\nThese runs use different datasets, so their losses are not comparable; compare bits"

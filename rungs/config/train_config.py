@@ -23,6 +23,10 @@ class TrainConfig(OptimizationConfig):
         "validation_tokens",
         "validation_datasets",
         "start_val_token",
+        "evaluate_every",
+        "benchmarks",
+        "benchmark_limit",
+        "task_files",
         "skip_spikes",
     }
 
@@ -46,6 +50,17 @@ class TrainConfig(OptimizationConfig):
     validation_datasets: Annotated[tuple[str, ...], Field(strict=False)] = ()
     """More datasets to measure the loss on at each validation. The run's own validation loss, which
     decides which checkpoint is the best, does not include them."""
+    evaluate_every: Size | None = None
+    """Steps from one measurement on the benchmarks to the next: a multiple of checkpoint_interval.
+    The last checkpoint is measured too. null: none is."""
+    benchmarks: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    """Tasks of the lm-evaluation-harness, such as hellaswag (the extra `eval`), and files of
+    multiple-choice items, such as quiz.jsonl; paths start at the run folder."""
+    benchmark_limit: Size | None = None
+    """Items of each benchmark at most. null: all."""
+    task_files: str | None = None
+    """Folder with your own tasks for the lm-evaluation-harness, in YAML; its path starts at the run
+    folder."""
     epochs: Size = 1
     """Number of passes over the training tokens."""
     shuffle: bool = False
@@ -64,7 +79,7 @@ class TrainConfig(OptimizationConfig):
     drop_rate: BelowOne = 0.0
     """Dropout rate after the embedding, on attention weights and on each sub-layer's output."""
 
-    CHECKS = (*OptimizationConfig.CHECKS, "_validated_once")
+    CHECKS = (*OptimizationConfig.CHECKS, "_validated_once", "_benchmarks_are_due")
 
     def _validated_once(self) -> str | None:
         """Check that each validation loss is of another dataset."""
@@ -74,6 +89,19 @@ class TrainConfig(OptimizationConfig):
             return None
         place = " and is validated anyway" if twice in self.datasets else ""
         return f"validation_datasets: {twice} is there already{place}; name each dataset once"
+
+    def _benchmarks_are_due(self) -> str | None:
+        """Check that checkpoints are measured on something, and at steps that are saved."""
+        if self.evaluate_every is None:
+            return "evaluate_every: needed by benchmarks" if self.benchmarks else None
+        if not self.benchmarks:
+            return "benchmarks: evaluate_every needs at least one"
+        if self.evaluate_every % self.checkpoint_interval:
+            return (
+                f"evaluate_every: {self.evaluate_every} is not a multiple of checkpoint_interval"
+                f" ({self.checkpoint_interval})"
+            )
+        return None
 
     @property
     def sequences_per_step(self) -> int:

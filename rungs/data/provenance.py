@@ -35,6 +35,11 @@ class Provenance:
         tokenizer = name if first.tokenizer_file else train.tokenizer
         return cls(checksums, tokenizer, first.tokenizer_file)
 
+    @property
+    def tokenizer_place(self) -> Path | str:
+        """Where the tokenizer is, for `load_tokenizer`."""
+        return self.tokenizer_file or self.tokenizer
+
     def validation_data(self, train: TrainConfig) -> str | None:
         """Return what validation losses are measured on; see `describe_validation`."""
         return describe_validation(self.datasets, train.validation_tokens, train.start_val_token)

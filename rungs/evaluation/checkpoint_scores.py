@@ -1,6 +1,7 @@
 """Measure a checkpoint on benchmarks, and record the scores in its run."""
 
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,6 +25,8 @@ class Measured(NamedTuple):
     weights: Path
     tokenizer: Tokenizer
     batch_size: int
+    should_stop: Callable[[], bool] = lambda: False
+    """Called before each batch of texts."""
 
     @classmethod
     def find(cls, checkpoint: str, batch_size: int, datasets_dir: Path) -> "Measured":
@@ -67,7 +70,7 @@ class Measured(NamedTuple):
         return self.weights.resolve().parent.name
 
     def _scorer(self) -> Scorer:
-        return Scorer(load_model(self.weights), _DTYPE, self.batch_size)
+        return Scorer(load_model(self.weights), _DTYPE, self.batch_size, self.should_stop)
 
     def _recorded(self, found: list[Evaluation]) -> list[Evaluation]:
         """Return the evaluations, after adding them to the run of the checkpoint, if it has one."""

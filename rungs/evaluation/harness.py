@@ -44,9 +44,22 @@ def check_installed() -> None:
     """Raise UserError if the harness is not installed."""
     if importlib.util.find_spec("lm_eval") is None:
         raise UserError(
-            "--tasks needs the extra eval, which docs/installation.md says how to add; without it,"
-            " --choices takes a file of items"
+            "tasks of the lm-evaluation-harness need the extra eval, which docs/installation.md"
+            " says how to add; without it, a file of multiple-choice items can be measured"
         )
+
+
+def check_tasks(tasks: Tasks) -> Any:
+    """Return the harness's `TaskManager` for tasks; raise UserError if there is no such task."""
+    from lm_eval.tasks import TaskManager
+
+    manager = TaskManager(include_path=str(tasks.folder) if tasks.folder else None)
+    if unknown := [name for name in tasks.names if name not in manager.all_tasks]:
+        raise UserError(
+            f"no such task: {', '.join(unknown)}; lm-eval ls tasks lists those of the harness, and"
+            " a folder with your own can be named"
+        )
+    return manager
 
 
 def evaluate(
@@ -61,16 +74,10 @@ def evaluate(
         UserError: there is no such task, or its data cannot be loaded.
     """
     import lm_eval
-    from lm_eval.tasks import TaskManager
 
     from rungs.evaluation.harness_model import RungsLM
 
-    manager = TaskManager(include_path=str(tasks.folder) if tasks.folder else None)
-    if unknown := [name for name in tasks.names if name not in manager.all_tasks]:
-        raise UserError(
-            f"--tasks: no such task: {', '.join(unknown)}; lm-eval ls tasks lists them;"
-            " --task-files names a folder with your own"
-        )
+    manager = check_tasks(tasks)
     os.environ.setdefault("DISABLE_MULTIPROC", "1")  # its bootstrap would fork, which JAX can't
     try:
         found = lm_eval.simple_evaluate(

@@ -4,7 +4,7 @@ A text and its continuation are tokenized together, and the spaces at the end of
 the continuation, as in the lm-evaluation-harness.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import jax
@@ -22,6 +22,10 @@ from rungs.step.score_step import make_score_step
 
 _LENGTH_MULTIPLE = 32
 """Lengths are padded to a multiple of this, so that few are compiled."""
+
+
+class ScoringInterrupted(Exception):
+    """Raised when scoring stops early because `should_stop` returned True."""
 
 
 class Continuation(NamedTuple):
@@ -60,9 +64,17 @@ class Scorer:
         model: on one device.
         dtype: to compute in.
         batch_size: texts at once, rounded up to a multiple of the devices.
+        should_stop: called before each batch.
     """
 
-    def __init__(self, model: GPT, dtype: jnp.dtype, batch_size: int) -> None:
+    def __init__(
+        self,
+        model: GPT,
+        dtype: jnp.dtype,
+        batch_size: int,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._should_stop = should_stop
         devices = jax.local_devices()
         self._mesh = create_mesh((len(devices), 1), devices=devices)
         graph, state = nnx.split(model)
@@ -74,10 +86,12 @@ class Scorer:
 
     def scores(self, continuations: Sequence[Continuation]) -> Iterator[tuple[int, Score]]:
         """Yield the index and the score of each continuation, the longest texts first. Of texts
-        longer than the context, the last tokens are read."""
+        longer than the context, the last tokens are read. Raises ScoringInterrupted."""
         sizes = [len(one.context) + len(one.tokens) for one in continuations]
         order = sorted(range(len(sizes)), key=lambda index: -sizes[index])
         for first in range(0, len(order), self.batch_size):
+            if self._should_stop():
+                raise ScoringInterrupted
             indices = order[first : first + self.batch_size]
             found = self._score([continuations[index] for index in indices])
             yield from zip(indices, found, strict=False)

@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+from collections.abc import Mapping
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -9,6 +10,7 @@ from pydantic import ValidationError
 from rungs.common import disk
 from rungs.common.paths import is_file
 from rungs.common.strict_json import StrictModel
+from rungs.common.text_table import align_columns
 from rungs.run.folder import RunFolder
 
 
@@ -28,6 +30,12 @@ class Evaluation(StrictModel):
     standard_error: float | None = None
     items: int
     few_shot: int = 0
+
+    @property
+    def step(self) -> int:
+        """Of the checkpoint; -1 for imported weights."""
+        last = self.checkpoint.rpartition("-")[2]
+        return int(last) if last.isdecimal() else -1
 
 
 def run_of(weights: Path) -> RunFolder | None:
@@ -57,6 +65,37 @@ def read(run: RunFolder) -> list[Evaluation]:
         with contextlib.suppress(ValidationError):
             found.append(Evaluation.model_validate_json(line))
     return found
+
+
+def scores_table(runs: Mapping[str, RunFolder]) -> str | None:
+    """Return a table of the scores of runs, None if they have none: a row for each metric, a column
+    for each run, with the step of the checkpoint, which is the last one that was measured.
+
+    Args:
+        runs: by the name to show.
+    """
+    columns = [_latest(read(run)) for run in runs.values()]
+    metrics = dict.fromkeys(key for column in columns for key in column)
+    if not metrics:
+        return None
+    rows = [
+        [*key, *(_cell(column[key]) if key in column else "-" for column in columns)]
+        for key in metrics
+    ]
+    return align_columns([["benchmark", "metric", *runs], *rows], left=2)
+
+
+def _latest(found: list[Evaluation]) -> dict[tuple[str, str], Evaluation]:
+    """Return for each task and metric what was measured on the last checkpoint."""
+    ordered = sorted(found, key=lambda one: one.step)
+    return {(one.task, one.metric): one for one in ordered}
+
+
+def _cell(one: Evaluation) -> str:
+    error = f" ± {one.standard_error:.4f}" if one.standard_error is not None else ""
+    if one.low is not None and one.high is not None:
+        error = f" ({one.low:.4f} to {one.high:.4f})"
+    return f"{one.value:.4f}{error} at step {one.step}"
 
 
 def now() -> str:

@@ -33,6 +33,7 @@ from rungs.run import metrics
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.run.metrics import StepMetrics
 from rungs.training import run_report
+from rungs.training.benchmarks import Benchmarks
 from rungs.training.chart_process import ChartProcess
 from rungs.training.failed_step import FailedStepRecorder
 from rungs.training.loss_spikes import LossSpikeDetector
@@ -68,6 +69,7 @@ class Inputs(NamedTuple):
     validation: ValidationSets
     provenance: Provenance
     datasets_dir: Path
+    benchmarks: Benchmarks | None
 
     @property
     def first_step(self) -> int:
@@ -107,6 +109,7 @@ def launch(run: RunFolder, config: RunConfig, start: StartOptions, datasets_dir:
         data = TrainingData(config, datasets)
     with errors_in(run):
         validation = ValidationSets.of(config, datasets, others)
+    benchmarks = Benchmarks.of(run, config.train, provenance.tokenizer_place)
     # 4. A finished run has nothing left to train.
     mirror = mirror_of(run, config.train, start)
     if saved is not None and saved.step + 1 >= data.total_steps:
@@ -122,7 +125,9 @@ def launch(run: RunFolder, config: RunConfig, start: StartOptions, datasets_dir:
     with disk.writing(run.path, "what this start changes"):
         run_on_first(lambda: tidy(run, config.train, saved))
     # 8. Model and optimizer are created or restored, then the steps are taken.
-    inputs = Inputs(run, config, saved, weights, data, validation, provenance, datasets_dir)
+    inputs = Inputs(
+        run, config, saved, weights, data, validation, provenance, datasets_dir, benchmarks
+    )
     stored = weights.dtypes() if weights else None
     if is_first_process():
         disk_space.warn_if_short(run, config, data.total_steps, stored)
@@ -197,7 +202,8 @@ def _train(inputs: Inputs, mesh: Mesh, mirror: Mirroring | NoMirroring) -> int:
 def _make_trainer(
     inputs: Inputs, mesh: Mesh, drawer: ChartProcess, mirror: Mirroring | NoMirroring
 ) -> Trainer:
-    run, config, saved, weights, data, validation, provenance, _ = inputs
+    run, config, saved, weights, data, validation, provenance, _, benchmarks = inputs
+    is_unmeasured = benchmarks is not None and saved is not None and benchmarks.is_missing(saved)
     model, optimizer = model_and_optimizer(config, data.total_steps, mesh, saved, weights)
     steps = _steps_before(run, saved)
     written = metrics_log(run, inputs.first_step - 1, StepMetrics)
@@ -226,6 +232,8 @@ def _make_trainer(
             failed_steps,
             saver,
         ),
+        benchmarks=benchmarks,
+        unmeasured=saved.step if saved and is_unmeasured else None,
         unvalidated=_unvalidated(saved, steps) if saved and validation.own else None,
         peak_tokens_per_second=run_report.peak_tokens_per_second(config, mesh),
     )

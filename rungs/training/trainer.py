@@ -36,6 +36,7 @@ from rungs.step.eval_step import (
 )
 from rungs.step.nonfinite import Flags
 from rungs.step.train_step import StepResult, make_train_step
+from rungs.training.benchmarks import Benchmarks
 from rungs.training.progress import Progress, losses
 from rungs.training.result_reader import ResultReader
 
@@ -61,6 +62,9 @@ class Trainer:
     reader: ResultReader
     unvalidated: StepMetrics | None = None
     """The step before `first_step`, if a signal interrupted its validation."""
+    benchmarks: Benchmarks | None = None
+    unmeasured: int | None = None
+    """The step before `first_step`, if a kill or a signal interrupted its benchmarks."""
     peak_tokens_per_second: float | None = None
     """What all devices could do at their peak FLOPS, if that is known."""
 
@@ -94,6 +98,8 @@ class Trainer:
         with progress, self.metrics, self.saver:
             if self.unvalidated is not None:
                 self._validate_late(self.unvalidated)
+            if self.unmeasured is not None:
+                self._measure(self.unmeasured, _never)
             unread: tuple[int, StepResult] | None = None
             for step, batch in zip(steps, batches, strict=True):
                 limit = self._loss_limit(step)
@@ -155,7 +161,17 @@ class Trainer:
                 is_interrupted = True
         self._record(metrics, progress)
         self._save(metrics, due and not is_interrupted)
+        is_last = step == self.data.total_steps - 1
+        if self.benchmarks is not None and due and self.benchmarks.is_due(step, is_last):
+            is_interrupted |= self._measure(step, _never if is_last else is_stop_wanted)
         return metrics, is_interrupted
+
+    def _measure(self, step: int, should_stop: Callable[[], bool]) -> bool:
+        """Measure the checkpoint of a step on the benchmarks; return whether it was interrupted.
+        The next start then repeats it."""
+        assert self.benchmarks is not None
+        self.saver.wait()
+        return self.benchmarks.measure(step, should_stop)
 
     def _save(self, metrics: StepMetrics, due: bool) -> None:
         """Start saving a checkpoint, and computing whether its arrays are finite."""

@@ -1,0 +1,119 @@
+"""The scores of a run's checkpoints on benchmarks, measured while it trains (`evaluate_every`)."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from rungs.checkpointing.checkpoint_folder import list_checkpoints
+from rungs.checkpointing.manifest import Checkpoint
+from rungs.common.errors import UserError, reason
+from rungs.config.run_config import TRAIN_FILE
+from rungs.config.train_config import TrainConfig
+from rungs.data.tokenizer import Tokenizer
+from rungs.data.tokenizer_files import load_tokenizer
+from rungs.evaluation import choices, harness
+from rungs.evaluation.checkpoint_scores import Measured
+from rungs.evaluation.harness import Tasks
+from rungs.evaluation.scoring import ScoringInterrupted
+from rungs.parallel.processes import is_multi_process
+from rungs.run import evaluations
+from rungs.run.evaluations import Evaluation
+from rungs.run.folder import RunFolder
+
+_BATCH_SIZE = 16
+"""Texts at once; the default of evaluate.py."""
+
+log = logging.getLogger("rungs")
+
+
+class Benchmarks:
+    """The benchmarks of a run, and when they are due.
+
+    Args:
+        run: the run folder, where relative paths start.
+        train: with its benchmarks.
+        tokenizer: of the model.
+
+    Raises:
+        UserError: a benchmark doesn't exist, or its items cannot be read.
+    """
+
+    def __init__(self, run: RunFolder, train: TrainConfig, tokenizer: Tokenizer) -> None:
+        self._run, self._train, self._tokenizer = run, train, tokenizer
+        self._files = [run.path / name for name in train.benchmarks if is_file_of_items(name)]
+        for file in self._files:
+            choices.read_items(file)
+        names = tuple(name for name in train.benchmarks if not is_file_of_items(name))
+        folder = run.path / train.task_files if train.task_files else None
+        self._tasks = Tasks(names, folder, few_shot=None, limit=train.benchmark_limit)
+        if names:
+            try:
+                harness.check_installed()
+                harness.check_tasks(self._tasks)
+            except UserError as error:
+                raise UserError(f"{run.path / TRAIN_FILE}: benchmarks: {error}") from None
+
+    @classmethod
+    def of(cls, run: RunFolder, train: TrainConfig, tokenizer: Path | str) -> "Benchmarks | None":
+        """Return the benchmarks of a run, None if it has none; raises UserError.
+
+        Args:
+            tokenizer: where it is; see `load_tokenizer`.
+        """
+        if train.evaluate_every is None:
+            return None
+        if is_multi_process():
+            raise UserError(
+                f"{run.path / TRAIN_FILE}: evaluate_every: needs a single process; leave it out and"
+                f" evaluate the checkpoints: uv run evaluate.py {run.path}"
+            )
+        return cls(run, train, load_tokenizer(tokenizer))
+
+    def is_due(self, step: int, is_last: bool) -> bool:
+        """Whether the checkpoint of a step is measured: each `evaluate_every` steps but before the
+        first one, and the last."""
+        assert self._train.evaluate_every is not None
+        return is_last or (step > 0 and step % self._train.evaluate_every == 0)
+
+    def is_missing(self, checkpoint: Checkpoint) -> bool:
+        """Whether a checkpoint that is due was not measured on all benchmarks."""
+        found = evaluations.read(self._run)
+        measured = {one.task for one in found if one.checkpoint == checkpoint.folder.name}
+        wanted = {*self._tasks.names, *(file.stem for file in self._files)}
+        return self.is_due(checkpoint.step, is_last=False) and not wanted <= measured
+
+    def measure(self, step: int, should_stop: Callable[[], bool]) -> bool:
+        """Measure the checkpoint of a step and record the scores. What goes wrong is logged as a
+        warning.
+
+        Args:
+            should_stop: called before each batch.
+
+        Returns:
+            Whether it was interrupted.
+        """
+        saved = [one for one in list_checkpoints(self._run.checkpoints) if one.step == step]
+        if not saved:  # its arrays were not finite, which ends the run
+            return False
+        weights = saved[-1].weights.path
+        try:
+            self._measure(step, Measured(weights, self._tokenizer, _BATCH_SIZE, should_stop))
+        except ScoringInterrupted:
+            return True
+        except Exception as error:  # of the harness and its libraries
+            log.warning("step %d: not measured on its benchmarks: %s", step, reason(error))
+        return False
+
+    def _measure(self, step: int, measured: Measured) -> None:
+        found: list[Evaluation] = []
+        for file in self._files:
+            found += measured.on_choices(file, self._train.benchmark_limit)
+        if self._tasks.names:
+            found += measured.on_tasks(self._tasks)
+        scores = ", ".join(f"{one.task} {one.metric} {one.value:.4f}" for one in found)
+        log.info("step %d: %s", step, scores)
+
+
+def is_file_of_items(benchmark: str) -> bool:
+    """Whether a benchmark is a file of multiple-choice items rather than a task of the harness."""
+    return Path(benchmark).suffix == ".jsonl"
