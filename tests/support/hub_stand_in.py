@@ -16,6 +16,8 @@ class HubStandIn:
     Attributes:
         listed: the files that it says it has; by default those that it has.
         card: the metadata of the repository's card.
+        stalls_at: a file of which it sends only the half, and then nothing.
+        is_stalled: set once it has.
         error: the code that it answers requests for a repository with, such as "GatedRepo".
     """
 
@@ -24,6 +26,8 @@ class HubStandIn:
         self.listed: dict[str, bytes] | None = None
         self.card: dict[str, Any] = {}
         self.error: str | None = None
+        self.stalls_at: str | None = None
+        self.is_stalled = threading.Event()
         self.revision = "a" * 40
         self.requests: list[str] = []
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
@@ -87,7 +91,11 @@ class HubStandIn:
                     self.send_header(key, value)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
-                if self.command == "GET":
+                if self.command == "GET" and hub.stalls_at and path.endswith(hub.stalls_at):
+                    self.wfile.write(body[: len(body) // 2])
+                    hub.is_stalled.set()
+                    threading.Event().wait(60)  # longer than the client lives
+                elif self.command == "GET":
                     self.wfile.write(body)
 
             do_HEAD = do_GET

@@ -1,5 +1,8 @@
 """Documents on the hub, downloaded and tokenized, against a local server."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +12,7 @@ from rungs.common import disk
 from rungs.data.dataset import Dataset
 from tests.data.test_hub_dataset import go_offline, use_server
 from tests.support.commands import Finished, run_script
+from tests.support.committed_runs import ROOT
 from tests.support.document_files import compressed, json_lines, parquet, texts
 from tests.support.hub_stand_in import DATASET, HubStandIn
 
@@ -38,10 +42,12 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubStandIn]:
         yield stand_in
 
 
+def arguments_for(folder: Path) -> list[object]:
+    return [DATASET, "--vocab-size", 300, "--datasets-dir", folder]
+
+
 def download(folder: Path, *arguments: object) -> Finished:
-    return run_script(
-        "download_dataset.py", *(DATASET, "--vocab-size", 300, "--datasets-dir", folder), *arguments
-    )
+    return run_script("download_dataset.py", *arguments_for(folder), *arguments)
 
 
 def test_text_on_the_hub_becomes_a_dataset(hub: HubStandIn, tmp_path: Path) -> None:
@@ -79,6 +85,36 @@ def test_a_download_that_broke_off_goes_on(hub: HubStandIn, tmp_path: Path) -> N
     assert "train-0.parquet" not in hub.downloads()
     for path in (folders[0] / DATASET).iterdir():
         assert (folders[1] / DATASET / path.name).read_bytes() == path.read_bytes()
+
+
+@pytest.mark.long
+def test_a_download_killed_twice_equals_one_that_ran_straight_through(
+    hub: HubStandIn, tmp_path: Path
+) -> None:
+    assert download(tmp_path / "straight").returncode == 0
+    for file in ("train-1.parquet", "train-3.parquet"):
+        hub.stalls_at = file
+        hub.is_stalled.clear()
+        command = "download_dataset.py", *map(str, arguments_for(tmp_path / "killed"))
+        process = subprocess.Popen(
+            [sys.executable, *command],
+            cwd=ROOT,
+            env=os.environ | {"HF_ENDPOINT": hub.address, "HF_HUB_DISABLE_XET": "1"},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        assert hub.is_stalled.wait(60)
+        process.kill()
+        process.wait()
+        assert not (tmp_path / "killed" / "owner" / "data").exists()
+    hub.stalls_at = None
+    hub.requests.clear()
+    assert download(tmp_path / "killed").returncode == 0
+    assert "train-0.parquet" not in hub.downloads()
+    straight, killed = (tmp_path / name / "owner" / "data" for name in ("straight", "killed"))
+    assert {path.name for path in killed.iterdir()} == {path.name for path in straight.iterdir()}
+    for path in straight.iterdir():
+        assert (killed / path.name).read_bytes() == path.read_bytes(), path.name
 
 
 def test_a_file_that_is_not_the_one_on_the_hub_is_refused(hub: HubStandIn, tmp_path: Path) -> None:
