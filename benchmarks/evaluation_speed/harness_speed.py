@@ -26,6 +26,7 @@ from rungs.config.model_config import ModelConfig
 from rungs.evaluation.scoring import Continuation, Scorer
 from rungs.model.gpt import GPT
 from rungs.parallel import jax_setup
+from rungs.parallel.sharding import Layout
 
 MODEL = ModelConfig(
     vocab_size=50257,
@@ -48,7 +49,8 @@ def main(items: int, batch_size: int, turns: int, torch_python: str | None) -> N
     """Print the seconds of both sides and their ratio."""
     jax_setup.enable_compilation_cache()
     requests = make_requests(items)
-    scorer = Scorer(GPT(MODEL, jax.random.key(0)), jnp.dtype("float32"), batch_size)
+    model, float32 = GPT(MODEL, jax.random.key(0)), jnp.dtype("float32")
+    scorer = Scorer(model, Layout.of(None), float32, batch_size)
     python = [torch_python] if torch_python else ["uv", "run", "--no-project", "--script"]
     asked = json.dumps({"requests": requests, "batch_size": batch_size, "layers": MODEL.n_layers})
     ours, theirs = list[float](), list[float]()

@@ -16,26 +16,29 @@ from rungs.data import tokenizer_files
 from rungs.data.catalog import dataset_folder, find_datasets_dir
 from rungs.data.tokenizer import TOKENIZER_FILE, Tokenizer
 from rungs.model.gpt import GPT
+from rungs.parallel.sharding import Layout
 from rungs.run.folder import RUNS, known_runs
 from rungs.step.state import AbstractModel
 
 
-def load_model(path: Path | str) -> GPT:
+def load_model(path: Path | str, layout: Layout | None = None) -> GPT:
     """Return a trained model, with LoRA merged.
 
     Args:
         path: a run folder (its best checkpoint is loaded, or imported weights if there is none),
             a checkpoint folder, or a `model.safetensors`, which may be in shards.
+        layout: where its parameters go, in a mode that doesn't split the vocabulary; the first
+            device if absent.
 
     Returns:
-        A `GPT` on the first device. `model(tokens_BS)` gives float32 logits_BSV; parameters keep
+        A `GPT`. `model(tokens_BS)` gives float32 logits_BSV; parameters keep
         the dtypes they were saved in.
 
     Raises:
         UserError: there is nothing to load at `path`, or it is damaged.
     """
     weights = MergedWeights(find_valid_weights(path))
-    abstract = AbstractModel(weights.header.model)
+    abstract = AbstractModel(weights.header.model, layout)
     return abstract.fill(place_weights(weights, abstract))
 
 

@@ -5,14 +5,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import platformdirs
 
 from rungs.checkpointing.load import find_weights, load_model, load_tokenizer
+from rungs.checkpointing.weights_file import Weights
 from rungs.data.tokenizer import Tokenizer
 from rungs.evaluation import choices, harness
 from rungs.evaluation.scoring import Scorer
 from rungs.model.generation import Generator
+from rungs.parallel.mesh import create_mesh
+from rungs.parallel.sharding import Layout
 from rungs.run import evaluations
 from rungs.run.evaluations import Evaluation
 
@@ -58,8 +62,7 @@ class Measured(NamedTuple):
     def on_tasks(self, tasks: harness.Tasks) -> list[Evaluation]:
         """Return the scores on tasks of the lm-evaluation-harness; see `harness`."""
         answers = _answers_of(self.weights)
-        generator = Generator(load_model(self.weights), _DTYPE, donate=True)
-        scores = harness.evaluate(tasks, self._scorer(), generator, self.tokenizer, answers)
+        scores = harness.evaluate(tasks, self._scorer(), self._generator, self.tokenizer, answers)
         time = evaluations.now()
         return self._recorded(
             [Evaluation(time=time, checkpoint=self._name, **one._asdict()) for one in scores]
@@ -70,7 +73,19 @@ class Measured(NamedTuple):
         return self.weights.resolve().parent.name
 
     def _scorer(self) -> Scorer:
-        return Scorer(load_model(self.weights), _DTYPE, self.batch_size, self.should_stop)
+        """Return what scores texts, on all devices of this host: each has all weights, or its part
+        if the run splits them."""
+        train = Weights(self.weights).header.train
+        is_split = train is not None and train.sharding is not None and train.sharding.mode != "dp"
+        devices = jax.local_devices()
+        mesh = create_mesh((len(devices), 1), devices=devices)
+        layout = Layout(mesh, "fsdp" if is_split else "dp")
+        model = load_model(self.weights, layout)
+        return Scorer(model, layout, _DTYPE, self.batch_size, self.should_stop)
+
+    def _generator(self) -> Generator:
+        """Return what answers in words, on one device."""
+        return Generator(load_model(self.weights), _DTYPE, donate=True)
 
     def _recorded(self, found: list[Evaluation]) -> list[Evaluation]:
         """Return the evaluations, after adding them to the run of the checkpoint, if it has one."""

@@ -7,6 +7,7 @@ https://github.com/EleutherAI/lm-evaluation-harness
 
 import importlib.util
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -63,11 +64,16 @@ def check_tasks(tasks: Tasks) -> Any:
 
 
 def evaluate(
-    tasks: Tasks, scorer: Scorer, generator: Generator, tokenizer: Tokenizer, answers: Path
+    tasks: Tasks,
+    scorer: Scorer,
+    make_generator: Callable[[], Generator],
+    tokenizer: Tokenizer,
+    answers: Path,
 ) -> list[TaskScore]:
     """Return the scores of a model.
 
     Args:
+        make_generator: called if a task asks for answers in words.
         answers: the database of the answers of this model.
 
     Raises:
@@ -81,7 +87,7 @@ def evaluate(
     os.environ.setdefault("DISABLE_MULTIPROC", "1")  # its bootstrap would fork, which JAX can't
     try:
         found = lm_eval.simple_evaluate(
-            RungsLM(scorer, generator, tokenizer),
+            RungsLM(scorer, make_generator, tokenizer),
             tasks=[*tasks.names],
             num_fewshot=tasks.few_shot,
             limit=tasks.limit,

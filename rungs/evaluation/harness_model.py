@@ -1,7 +1,8 @@
 """Our models as the `LM` of the lm-evaluation-harness, without which this cannot be imported."""
 
+import functools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from lm_eval import utils
@@ -19,9 +20,12 @@ _NEW_TOKENS = 256
 class RungsLM(TemplateLM):
     """Answers the harness's requests."""
 
-    def __init__(self, scorer: Scorer, generator: Generator, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, scorer: Scorer, make_generator: Callable[[], Generator], tokenizer: Tokenizer
+    ) -> None:
         super().__init__()
-        self._scorer, self._generator, self._tokenizer = scorer, generator, tokenizer
+        self._scorer, self._tokenizer = scorer, tokenizer
+        self._make_generator = functools.cache(make_generator)
         self._start_text = tokenizer.decode([self.prefix_token_id])
 
     @property
@@ -96,10 +100,11 @@ class RungsLM(TemplateLM):
         temperature = options.get("temperature", 0.0) if options.get("do_sample") else 0.0
         stops = (self.eot_token_id,)
         request = Request(count, Sampling(temperature=temperature, stop_tokens=stops))
-        room = max(self._generator.context_length - count, 1)
+        generator = self._make_generator()
+        room = max(generator.context_length - count, 1)
         prompts = [self.tok_encode(context)[-room:] for context in contexts]
         rows: list[list[int]] = [[] for _ in prompts]
-        for chunk in self._generator.stream(prompts, request):
+        for chunk in generator.stream(prompts, request):
             rows = [row + new for row, new in zip(rows, chunk, strict=True)]
             texts = [self._tokenizer.decode(row, skip_special_tokens=True) for row in rows]
             if all(any(end in text for end in ends) for text in texts):

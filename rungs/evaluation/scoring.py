@@ -10,14 +10,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
-from jax.sharding import NamedSharding, PartitionSpec
 
 from rungs.data.pair_sequences import IGNORED
 from rungs.data.tokenizer import Tokenizer
 from rungs.model.gpt import GPT
-from rungs.parallel.mesh import create_mesh
-from rungs.parallel.sharding import place_batch
+from rungs.parallel.sharding import Layout, place_batch
 from rungs.step.score_step import make_score_step
 
 _LENGTH_MULTIPLE = 32
@@ -58,10 +55,11 @@ def split_tokens(context: str, continuation: str, tokenizer: Tokenizer) -> Conti
 
 
 class Scorer:
-    """Scores continuations with a model, on all local devices.
+    """Scores continuations with a model, on all devices that have it.
 
     Args:
-        model: on one device.
+        model: laid out as `layout` says.
+        layout: in mode `dp` or `fsdp`.
         dtype: to compute in.
         batch_size: texts at once, rounded up to a multiple of the devices.
         should_stop: called before each batch.
@@ -70,18 +68,14 @@ class Scorer:
     def __init__(
         self,
         model: GPT,
+        layout: Layout,
         dtype: jnp.dtype,
         batch_size: int,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._should_stop = should_stop
-        devices = jax.local_devices()
-        self._mesh = create_mesh((len(devices), 1), devices=devices)
-        graph, state = nnx.split(model)
-        replicated = jax.device_put(state, NamedSharding(self._mesh, PartitionSpec()))
-        self._model = nnx.merge(graph, replicated)
-        self._step = make_score_step(dtype, self._mesh)
-        self.batch_size = -(-batch_size // len(devices)) * len(devices)
+        self._model, self._mesh, self._should_stop = model, layout.mesh, should_stop
+        self._step = make_score_step(dtype, layout)
+        self.batch_size = _round_up(batch_size, layout.mesh.size)
         self.context_length = model.config.context_length
 
     def scores(self, continuations: Sequence[Continuation]) -> Iterator[tuple[int, Score]]:

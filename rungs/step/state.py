@@ -110,11 +110,16 @@ class AbstractState:
 
 
 class AbstractModel:
-    """The shapes, dtypes and shardings of a model's parameters on one device, by dotted name."""
+    """The shapes, dtypes and shardings of a model's parameters, by dotted name.
 
-    def __init__(self, config: ModelConfig) -> None:
+    Args:
+        layout: of the parameters, in a mode that doesn't split the vocabulary; one device if
+            absent.
+    """
+
+    def __init__(self, config: ModelConfig, layout: Layout | None = None) -> None:
         self._model = abstract_model(config)
-        self.weights = _abstract_arrays(nnx.state(self._model), Layout.of(None))
+        self.weights = _abstract_arrays(nnx.state(self._model), layout or Layout.of(None))
         self.shapes = shapes_of(config)
 
     def fill(self, weights: Arrays) -> GPT:

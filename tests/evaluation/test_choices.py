@@ -9,15 +9,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from flax import nnx
 
 import evaluate
+from rungs.checkpointing.load import load_model
 from rungs.common.errors import UserError
+from rungs.config.sharding_config import Mode
 from rungs.data.bpe import train_bpe
 from rungs.evaluation import choices
 from rungs.evaluation.checkpoint_scores import Measured
 from rungs.evaluation.choices import read_items
 from rungs.evaluation.scoring import Continuation, Scorer, split_tokens
 from rungs.model.gpt import GPT
+from rungs.parallel.mesh import create_mesh
+from rungs.parallel.sharding import Layout
 from rungs.run.evaluations import Evaluation
 from rungs.run.folder import RunFolder
 from rungs.step.state import named_arrays
@@ -28,7 +33,16 @@ from tests.support.configs import model_config
 CONTEXT = 8
 
 
-def test_scores_are_sums_of_log_probabilities() -> None:
+def scorer_of(model: GPT, mode: Mode, batch_size: int) -> Scorer:
+    """Return what scores with a model on eight devices."""
+    layout = Layout(create_mesh((8, 1)), mode)
+    graph, state = nnx.split(model)
+    placed = nnx.merge(graph, jax.device_put(state, layout.shardings(state)))
+    return Scorer(placed, layout, jnp.dtype("float32"), batch_size)
+
+
+@pytest.mark.parametrize("mode", ["dp", "fsdp"])
+def test_scores_are_sums_of_log_probabilities(mode: Mode) -> None:
     """In float64, by a model written separately; in batches of mixed and of too long texts."""
     config = model_config(context_length=CONTEXT)
     model, rng = GPT(config, jax.random.key(3)), np.random.default_rng(0)
@@ -36,7 +50,7 @@ def test_scores_are_sums_of_log_probabilities() -> None:
     texts = [rng.integers(0, config.vocab_size, n).tolist() for n in (2, 9, 5, 3, 14, 7, 2, 9, 4)]
     cuts = [1, 4, 1, 2, 11, 6, 1, 8, 2]
     continuations = [Continuation(t[:cut], t[cut:]) for t, cut in zip(texts, cuts, strict=True)]
-    found = dict(Scorer(model, jnp.dtype("float32"), 3).scores(continuations))
+    found = dict(scorer_of(model, mode, 3).scores(continuations))
     assert sorted(found) == list(range(len(texts)))
     for index, (text, cut) in enumerate(zip(texts, cuts, strict=True)):
         window = text[-CONTEXT - 1 :]
@@ -56,7 +70,7 @@ def test_a_continuation_of_the_most_likely_tokens_is_greedy() -> None:
     while len(text) < CONTEXT:
         text.append(int(model(jnp.array([text]))[0, -1].argmax()))
     other = [*text[:-1], (text[-1] + 1) % config.vocab_size]
-    scorer = Scorer(model, jnp.dtype("float32"), 2)
+    scorer = scorer_of(model, "dp", 2)
     found = dict(scorer.scores([Continuation(one[:2], one[2:]) for one in (text, other)]))
     assert [found[0].is_greedy, found[1].is_greedy] == [True, False]
 
@@ -75,6 +89,14 @@ def copying_run(tmp_path: Path) -> Path:
     folder = tmp_path / "run" / "checkpoints" / "one"
     folder.mkdir(parents=True)
     return byte_model(folder, 50.0)
+
+
+def test_a_model_is_loaded_in_parts(copying_run: Path) -> None:
+    whole = named_arrays(load_model(copying_run))
+    parts = named_arrays(load_model(copying_run, Layout(create_mesh((8, 1)), "fsdp")))
+    assert any(array.addressable_shards[0].data.size < array.size for array in parts.values())
+    for name, array in whole.items():
+        np.testing.assert_array_equal(np.asarray(parts[name]), np.asarray(array))
 
 
 def write(path: Path, *items: Any) -> Path:

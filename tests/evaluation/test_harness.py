@@ -102,13 +102,13 @@ def test_an_evaluation_that_was_stopped_goes_on(
 
 @needs_library
 def test_an_unknown_task_is_named(run: Path, tasks: Tasks) -> None:
-    with pytest.raises(UserError, match="no such task: hellaswog; lm-eval ls tasks lists them"):
+    with pytest.raises(UserError, match="no such task: hellaswog; lm-eval ls tasks lists those"):
         Measured.find(str(run), 4, run).on_tasks(tasks._replace(names=("hellaswog",)))
 
 
 def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(UserError, match="--tasks needs the extra eval, which docs"):
+    with pytest.raises(UserError, match="need the extra eval, which docs"):
         harness.check_installed()
 
 
