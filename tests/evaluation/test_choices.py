@@ -29,6 +29,7 @@ from rungs.step.state import named_arrays
 from tests.commands.test_commands import BYTES, byte_model
 from tests.support import reference_gpt
 from tests.support.configs import model_config
+from tests.support.tiny_reinforcement import write_start
 
 CONTEXT = 8
 
@@ -91,9 +92,12 @@ def copying_run(tmp_path: Path) -> Path:
     return byte_model(folder, 50.0)
 
 
-def test_a_model_is_loaded_in_parts(copying_run: Path) -> None:
-    whole = named_arrays(load_model(copying_run))
-    parts = named_arrays(load_model(copying_run, Layout(create_mesh((8, 1)), "fsdp")))
+def test_a_model_is_loaded_in_parts(tmp_path: Path) -> None:
+    weights = write_start(tmp_path / "weights")
+    whole = named_arrays(load_model(weights))
+    parts = named_arrays(
+        load_model(weights, Layout(create_mesh((2, 1), devices=jax.devices()[:2]), "fsdp"))
+    )
     assert any(array.addressable_shards[0].data.size < array.size for array in parts.values())
     for name, array in whole.items():
         np.testing.assert_array_equal(np.asarray(parts[name]), np.asarray(array))
