@@ -12,7 +12,7 @@ from rungs.checkpointing.manifest import META_FILE, CheckpointMeta, read_checkpo
 from rungs.common import disk
 from rungs.common.atomic_folder import lock_folder
 from rungs.common.errors import RunFailure, UserError, reason
-from rungs.common.paths import is_inside
+from rungs.common.paths import is_folder, is_inside, is_there
 from rungs.mirror.mirror_folder import CHECKPOINTS, MirrorFolder, is_beside_checkpoints
 from rungs.mirror.mirror_record import MirrorRecord, check_same_run, step_and_name, version
 from rungs.run.folder import RunFolder
@@ -37,7 +37,8 @@ def restore_if_empty(run: RunFolder, url: str, check: Callable[[CheckpointMeta],
         RunFailure: the mirror cannot be reached, and may have checkpoints that are not here.
     """
     mirror = MirrorFolder(url)
-    _refuse_nested(run, mirror)
+    with _failures(mirror):
+        _refuse_place(run, mirror)
     if not _is_empty(run):
         _check_if_reachable(run, mirror)
         return
@@ -59,9 +60,12 @@ def _is_empty(run: RunFolder) -> bool:
     return is_unfinished or not any(run.checkpoints.glob(CHECKPOINT_GLOB))
 
 
-def _refuse_nested(run: RunFolder, mirror: MirrorFolder) -> None:
+def _refuse_place(run: RunFolder, mirror: MirrorFolder) -> None:
+    """Refuse a path that is a file, or from which the run could not be told apart."""
     if mirror.local_path is None:
         return
+    if is_there(mirror.local_path) and not is_folder(mirror.local_path):
+        raise UserError(f"--mirror {mirror.url}: is not a folder; name another one")
     here, there = run.path.resolve(), mirror.local_path.resolve()
     if here.is_relative_to(there) or there.is_relative_to(here):
         raise UserError(
@@ -81,12 +85,14 @@ def _check_if_reachable(run: RunFolder, mirror: MirrorFolder) -> None:
 
 @contextlib.contextmanager
 def _failures(mirror: MirrorFolder) -> Iterator[None]:
-    """Turn any failure to read the mirror into a RunFailure."""
+    """Turn any failure to read the mirror into a RunFailure, or a UserError if it is a path."""
     try:
         yield
     except (UserError, RunFailure):
         raise
     except Exception as error:
+        if mirror.local_path is not None:
+            raise UserError(f"--mirror {mirror.url}: cannot be read: {reason(error)}") from None
         raise RunFailure(
             f"--mirror {mirror.url}: cannot be read: {reason(error)}; it may have checkpoints that"
             " are not here, so run the same command again when it can be read, or leave out"

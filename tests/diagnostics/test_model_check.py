@@ -116,8 +116,15 @@ def replace_mask(patch: pytest.MonkeyPatch, mask_of: Callable[[int, int | None],
     """Replace the attention mask by one that depends on sequence length and window."""
 
     def masked(
-        query: Array, key: Array, value: Array, scale: float, window: int | None, cap: float | None
+        query: Array,
+        key: Array,
+        value: Array,
+        scale: float,
+        window: int | None,
+        cap: float | None,
+        starts_BT: Array | None,
     ) -> Array:
+        assert starts_BT is None
         mask = mask_of(query.shape[1], window)
         return attention.plain_attention(query, key, value, mask, scale=scale, soft_cap=cap)
 

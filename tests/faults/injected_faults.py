@@ -107,9 +107,9 @@ AT_THE_START = {
 IN_THE_LOOP = {
     "before a step is recorded": Moment(MetricsLog, "append", half_a_line),
     "after a step is recorded": Moment(MetricsLog, "append", is_after=True),
-    "before a validation": Moment(trainer, "validation_loss"),
+    "before a validation": Moment(trainer, "validation_losses"),
     "in a validation": Moment(eval_step, "place_batch"),
-    "after a validation": Moment(trainer, "validation_loss", is_after=True),
+    "after a validation": Moment(trainer, "validation_losses", is_after=True),
     "before the metrics are flushed": Moment(MetricsLog, "sync"),
     "after the metrics are flushed": Moment(MetricsLog, "sync", is_after=True),
     "before the weights are written": Moment(weights_file, "write_weights", half_of_the_weights),

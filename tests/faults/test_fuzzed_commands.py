@@ -107,7 +107,7 @@ def in_workspace(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (
         "charts.draw_comparison",
         "rungs.data.catalog._build_folder",
-        "evaluate.validation_loss",
+        "evaluate.validation_losses",
         "rungs.planning.forecast.memory_of",
         "rungs.model.generation.Generator",
         "rungs.parallel.processes.join",
@@ -176,6 +176,7 @@ def also_after(strategy: st.SearchStrategy[list[str]], *first: str) -> st.Search
 @given(
     arguments=also_after(
         arguments_of("--like", "--set", "--from", "--fresh", "--extend", "--datasets-dir")
+        | arguments_of("--mirror")
         | arguments_of("--coordinator", "--processes", "--process"),
         "run",
     )
@@ -250,6 +251,12 @@ def test_evaluate(arguments: list[str], capsys: Capture) -> None:
 )
 def test_download_dataset(arguments: list[str], capsys: Capture) -> None:
     assert_ends_well(download_dataset.main, arguments, capsys)
+
+
+@examples(25)
+@given(arguments=arguments_of("--public", "--datasets-dir"))
+def test_upload(arguments: list[str], capsys: Capture) -> None:
+    assert_ends_well(pretrained.main, ["upload", *arguments], capsys)
 
 
 @examples(25)

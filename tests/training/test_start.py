@@ -22,7 +22,7 @@ from rungs.parallel.target_device import Target, trace_for
 from rungs.run import metrics as metrics_module
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.step import eval_step
-from rungs.step.eval_step import ValidationLoss
+from rungs.step.eval_step import ValidationLosses
 from rungs.training.resume import checkpoint_to_resume
 from rungs.training.start import launch
 from tests.support.long import long_except
@@ -490,7 +490,7 @@ def test_a_nonfinite_validation_loss_is_never_the_best(
 ) -> None:
     losses = iter([1.0, float("nan"), 2.0])
     monkeypatch.setattr(
-        "rungs.training.trainer.validation_loss", lambda *_: ValidationLoss(next(losses), {})
+        "rungs.training.trainer.validation_losses", lambda *_: ValidationLosses(next(losses), {})
     )
     run = make_run(tmp_path / "run", min_train_tokens=3 * 128, checkpoint_interval=1)
     assert go(run, datasets_dir) == 0
