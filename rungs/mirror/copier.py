@@ -2,7 +2,6 @@
 
 import contextlib
 import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,16 +34,12 @@ class Copier:
         run: the run folder.
         mirror: where to.
         keep: the key `keep_checkpoints` of the run.
-
-    Attributes:
-        changed_at: when an upload ended last, on the monotonic clock, in seconds.
     """
 
     def __init__(self, run: RunFolder, mirror: MirrorFolder, keep: int) -> None:
         self._run, self.mirror, self._keep = run, mirror, keep
         self._record: MirrorRecord | None = None
         self._saved: dict[str, Checkpoint] = {}
-        self.changed_at = time.monotonic()
 
     def copy(self, *, everything: bool) -> None:
         """Copy the checkpoints that the mirror lacks, the newest first, each with all other files
@@ -107,7 +102,6 @@ class Copier:
             self.mirror.delete_file(gone)
         self._record = record.model_copy(update={"copied": files})
         self._record.write(self._run.path)
-        self.changed_at = time.monotonic()
         return True
 
     def _other_files(self) -> dict[str, FileVersion]:

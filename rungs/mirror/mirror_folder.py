@@ -1,10 +1,10 @@
 """The folder of a mirror: a path, `s3://`, `gs://`, `hf://` or any other URL that fsspec knows."""
 
 import contextlib
+import time
 from pathlib import Path, PurePosixPath
 
 import fsspec
-from fsspec.implementations.local import LocalFileSystem
 
 from rungs.checkpointing.checkpoint_folder import CHECKPOINT_GLOB, IMPORTED
 from rungs.checkpointing.manifest import META_FILE
@@ -14,6 +14,21 @@ from rungs.common.errors import UserError, reason
 CHECKPOINTS, ASIDE, RECORD_FILE = "checkpoints", "aside", "mirror.json"
 _NOT_MIRRORED = (ASIDE, "train.lock", "holder.lock", RECORD_FILE)
 _PARTIAL = ".partial"
+
+
+class Progress(fsspec.Callback):
+    """Notes when an upload moved on.
+
+    Attributes:
+        moved_at: when, on the monotonic clock, in seconds.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.moved_at = time.monotonic()
+
+    def call(self, *_: object, **__: object) -> None:
+        self.moved_at = time.monotonic()
 
 
 class MirrorFolder:
@@ -26,13 +41,17 @@ class MirrorFolder:
 
     Raises:
         UserError: the URL is of no file system that is known and installed.
+
+    Attributes:
+        progress: of the upload that runs.
     """
 
     def __init__(self, url: str) -> None:
+        self.progress = Progress()
         self.url = url.rstrip("/") or url
-        is_local = fsspec.utils.get_protocol(url) in ("file", "local")
+        self._is_local = fsspec.utils.get_protocol(url) in ("file", "local")
         try:
-            options = {"auto_mkdir": True} if is_local else {}
+            options = {"auto_mkdir": True} if self._is_local else {}
             self._files, root = fsspec.core.url_to_fs(self.url, **options)
         except (ImportError, ValueError) as error:
             raise UserError(
@@ -43,8 +62,8 @@ class MirrorFolder:
 
     @property
     def local_path(self) -> Path | None:
-        """Where it is, if it is on this machine."""
-        return Path(self._root) if isinstance(self._files, LocalFileSystem) else None
+        """Where it is, if it is a path."""
+        return Path(self._root) if self._is_local else None
 
     def require_login(self) -> None:
         """Raise UserError on the hub without a login: a private repository would look absent."""
@@ -129,10 +148,10 @@ class MirrorFolder:
 
     def _upload_file(self, source: Path, target: str) -> None:
         """Upload a file, completely or not at all. Object stores do so by themselves."""
-        if not isinstance(self._files, LocalFileSystem):
-            self._files.put_file(str(source), target)
+        if not self._is_local:
+            self._files.put_file(str(source), target, callback=self.progress)
             return
-        self._files.put_file(str(source), target + _PARTIAL)
+        self._files.put_file(str(source), target + _PARTIAL, callback=self.progress)
         Path(target + _PARTIAL).replace(target)
 
 

@@ -16,8 +16,8 @@ log = logging.getLogger("rungs")
 _FIRST_DELAY, _LONGEST_DELAY = 10.0, 600.0
 """Seconds until a copy that failed is tried again; twice as long each time."""
 _TRIES_AT_END = 3
-_SECONDS_AT_END = 600.0
-"""How long the end of a run waits while nothing arrives at the mirror."""
+_SECONDS_AT_END = 1800.0
+"""How long the end of a run waits while nothing arrives at the mirror, as far as that is known."""
 
 
 class Mirroring:
@@ -55,7 +55,8 @@ class Mirroring:
         ended_at = time.monotonic()
         while self._thread.is_alive():
             self._thread.join(1.0)
-            if time.monotonic() - max(self._copier.changed_at, ended_at) > _SECONDS_AT_END:
+            moved_at = self._copier.mirror.progress.moved_at
+            if time.monotonic() - max(moved_at, ended_at) > _SECONDS_AT_END:
                 log.warning("%s: nothing arrives there; ended without the rest", self._url)
                 return
 
