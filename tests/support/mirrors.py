@@ -50,6 +50,10 @@ class Failing(LocalFileSystem):
     def __init__(self, **options: Any) -> None:
         super().__init__(auto_mkdir=True, **options)
 
+    @classmethod
+    def _strip_protocol(cls, path: Any) -> Any:
+        return super()._strip_protocol(str(path).removeprefix("failing://"))
+
     def put_file(self, *arguments: Any, **options: Any) -> None:
         self._count()
         super().put_file(*arguments, **options)
