@@ -15,7 +15,6 @@ from rungs.checkpointing.weights_file import Weights
 from rungs.common import disk, run_log
 from rungs.common.signals import StopSignal
 from rungs.config.run_config import RunConfig
-from rungs.config.train_config import TrainConfig
 from rungs.data.catalog import open_dataset
 from rungs.data.dataset import Dataset
 from rungs.data.loader import TrainingData, ValidationSets
@@ -75,6 +74,13 @@ class Inputs(NamedTuple):
     def first_step(self) -> int:
         return self.saved.step + 1 if self.saved else 0
 
+    @property
+    def unmeasured(self) -> int | None:
+        """The checkpoint's step, if a kill or a signal interrupted its benchmarks."""
+        if self.saved is None or self.benchmarks is None:
+            return None
+        return self.saved.step if self.benchmarks.is_missing(self.saved) else None
+
 
 def launch(run: RunFolder, config: RunConfig, start: StartOptions, datasets_dir: Path) -> int:
     """Train a run to its end, or until a signal.
@@ -99,16 +105,7 @@ def launch(run: RunFolder, config: RunConfig, start: StartOptions, datasets_dir:
     # 2. The weights to start from: the checkpoint's, those that start_from names, or random ones.
     weights = saved.weights if saved else find_starting_weights(run, config)
     # 3. The data. A resumed run uses the local copy, which must be the one it was started with.
-    names = config.train.datasets, config.train.validation_datasets
-    datasets, others = _open_datasets(names, datasets_dir, update=saved is None)
-    provenance = Provenance.of(config.train, datasets)
-    check_all_agree("configs and datasets", f"{config} {provenance.datasets}")
-    _check_data(config.train, provenance, datasets, saved, weights)
-    check_same_tokenizer(datasets | others, config.train.tokenizer)
-    with errors_in(run):
-        data = TrainingData(config, datasets)
-    with errors_in(run):
-        validation = ValidationSets.of(config, datasets, others)
+    data, validation, provenance = _open_data(run, config, saved, weights, datasets_dir)
     benchmarks = Benchmarks.of(run, config.train, provenance.tokenizer_place)
     # 4. A finished run has nothing left to train.
     mirror = mirror_of(run, config.train, start)
@@ -136,6 +133,28 @@ def launch(run: RunFolder, config: RunConfig, start: StartOptions, datasets_dir:
         return _train(inputs, mesh, mirror)
 
 
+def _open_data(
+    run: RunFolder,
+    config: RunConfig,
+    saved: Checkpoint | None,
+    weights: Weights | None,
+    datasets_dir: Path,
+) -> tuple[TrainingData, ValidationSets, Provenance]:
+    """Open all data of a run, and check that they are those it was started with."""
+    train = config.train
+    names = train.datasets, train.validation_datasets
+    datasets, others = _open_datasets(names, datasets_dir, update=saved is None)
+    provenance = Provenance.of(train, datasets)
+    check_all_agree("configs and datasets", f"{config} {provenance.datasets}")
+    if saved is not None:
+        provenance.check_same_tokens(saved.meta.datasets)
+    model_tokenizer = weights.tokenizer if weights and not saved else None
+    check_same_tokenizer(datasets | others, train.tokenizer, model_tokenizer)
+    with errors_in(run):
+        data = TrainingData(config, datasets)
+        return data, ValidationSets.of(config, datasets, others), provenance
+
+
 def _open_datasets(
     names: Iterable[Iterable[str]], datasets_dir: Path, update: bool
 ) -> list[dict[str, Dataset]]:
@@ -151,19 +170,6 @@ def _open_datasets(
         return open_all(update)
     run_on_first(lambda: open_all(update))
     return open_all(update=False)
-
-
-def _check_data(
-    train: TrainConfig,
-    provenance: Provenance,
-    datasets: dict[str, Dataset],
-    saved: Checkpoint | None,
-    weights: Weights | None,
-) -> None:
-    if saved is not None:
-        provenance.check_same_tokens(saved.meta.datasets)
-    elif weights is not None:
-        check_same_tokenizer(datasets, train.tokenizer, weights.tokenizer)
 
 
 def _train(inputs: Inputs, mesh: Mesh, mirror: Mirroring | NoMirroring) -> int:
@@ -202,21 +208,25 @@ def _train(inputs: Inputs, mesh: Mesh, mirror: Mirroring | NoMirroring) -> int:
 def _make_trainer(
     inputs: Inputs, mesh: Mesh, drawer: ChartProcess, mirror: Mirroring | NoMirroring
 ) -> Trainer:
-    run, config, saved, weights, data, validation, provenance, _, benchmarks = inputs
-    is_unmeasured = benchmarks is not None and saved is not None and benchmarks.is_missing(saved)
-    model, optimizer = model_and_optimizer(config, data.total_steps, mesh, saved, weights)
+    run, config, saved, data = inputs.run, inputs.config, inputs.saved, inputs.data
+    model, optimizer = model_and_optimizer(config, data.total_steps, mesh, saved, inputs.weights)
     steps = _steps_before(run, saved)
     written = metrics_log(run, inputs.first_step - 1, StepMetrics)
-    tokenizer_file = provenance.tokenizer_file
-    after = (drawer.request, mirror.request)
-    saver = Saver(run.checkpoints, config, tokenizer_file, written.sync, after, weights)
+    saver = Saver(
+        run.checkpoints,
+        config,
+        inputs.provenance.tokenizer_file,
+        before=written.sync,
+        after=(drawer.request, mirror.request),
+        starts_from=inputs.weights,
+    )
     failed_steps = FailedStepRecorder(run, config, data, recorded_sharding(config.train, mesh))
     spikes = LossSpikeDetector(config.train, steps)
     return Trainer(
         config=config,
         data=data,
-        validation=validation,
-        provenance=provenance,
+        validation=inputs.validation,
+        provenance=inputs.provenance,
         mesh=mesh,
         model=model,
         optimizer=optimizer,
@@ -232,9 +242,9 @@ def _make_trainer(
             failed_steps,
             saver,
         ),
-        benchmarks=benchmarks,
-        unmeasured=saved.step if saved and is_unmeasured else None,
-        unvalidated=_unvalidated(saved, steps) if saved and validation.own else None,
+        benchmarks=inputs.benchmarks,
+        unmeasured=inputs.unmeasured,
+        unvalidated=_unvalidated(saved, steps) if saved and inputs.validation.own else None,
         peak_tokens_per_second=run_report.peak_tokens_per_second(config, mesh),
     )
 
