@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rungs.checkpointing.manifest import META_FILE, CheckpointMeta, read_checkpoint
+from rungs.common import hub
 from rungs.common.paths import is_file
 from rungs.config.reinforce_config import ReinforceConfig
 from rungs.config.train_config import TrainConfig
@@ -21,7 +22,6 @@ from rungs.run.evaluations import Evaluation
 from rungs.run.folder import RunFolder
 
 CARD_FILE, CHARTS = "README.md", "charts"
-_TASK = "text-generation"
 
 Rows = list[tuple[str, str]]
 
@@ -70,30 +70,10 @@ class ModelCard:
         (folder / CARD_FILE).write_text(text, encoding="utf-8")
 
     def _metadata(self) -> str:
-        from huggingface_hub import EvalResult, ModelCardData
-
-        results = [
-            EvalResult(
-                task_type=_TASK,
-                dataset_type=one.task,
-                dataset_name=one.task,
-                metric_type=one.metric,
-                metric_value=one.value,
-            )
-            for one in self._scores
-        ]
         descriptions = (self._description(dataset) for dataset in self._datasets())
         on_hub = {repository for one in descriptions if one and (repository := _repository(one))}
-        data = ModelCardData(
-            library_name="transformers",
-            pipeline_tag=_TASK,
-            tags=["rungs", "jax"],
-            base_model=self._base(),
-            datasets=sorted(on_hub) or None,
-            model_name=self._name,
-            eval_results=results or None,
-        )
-        return f"{data.to_yaml()}\n"
+        scores = [(one.task, one.metric, one.value) for one in self._scores]
+        return hub.card_metadata(self._name, self._base(), sorted(on_hub), scores)
 
     def _base(self) -> str | None:
         """Return the hub id of the model that the training started from."""

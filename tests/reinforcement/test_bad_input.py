@@ -61,6 +61,7 @@ def test_a_start_is_refused(
     assert sorted(run.path.iterdir()) == before
 
 
+@pytest.mark.long
 def test_steps_without_a_correct_completion_are_warned_of(
     start: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

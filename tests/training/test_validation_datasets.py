@@ -55,6 +55,7 @@ def float64_loss(run: RunFolder, dataset: Path) -> float:
     return float(-np.take_along_axis(logs_BSV, targets_BS[..., None], axis=-1).mean())
 
 
+@pytest.mark.long
 def test_the_loss_on_another_dataset_is_recorded_and_nothing_else_changes(
     tmp_path: Path, datasets_dir: Path
 ) -> None:
