@@ -3,6 +3,7 @@ model repository with the same files."""
 
 import hashlib
 import json
+import re
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
@@ -16,7 +17,8 @@ class HubStandIn:
     Attributes:
         listed: the files that it says it has; by default those that it has.
         card: the metadata of the repository's card.
-        stalls_at: a file of which it sends only the half, and then nothing.
+        stalls_from: of the file with this name, and of those after it in order of their names, it
+            sends only the half, and then nothing.
         is_stalled: set once it has.
         error: the code that it answers requests for a repository with, such as "GatedRepo".
     """
@@ -26,7 +28,7 @@ class HubStandIn:
         self.listed: dict[str, bytes] | None = None
         self.card: dict[str, Any] = {}
         self.error: str | None = None
-        self.stalls_at: str | None = None
+        self.stalls_from: str | None = None
         self.is_stalled = threading.Event()
         self.revision = "a" * 40
         self.requests: list[str] = []
@@ -86,12 +88,18 @@ class HubStandIn:
                 path = self.path.split("?")[0]
                 hub.requests.append(f"{self.command} {path}")
                 status, body, headers = hub.answer(path)
+                wanted = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
+                if wanted and status == 200:
+                    first, last = int(wanted[1]), len(body) - 1
+                    headers["Content-Range"] = f"bytes {first}-{last}/{len(body)}"
+                    status, body = 206, body[first:]
                 self.send_response(status)
                 for key, value in headers.items():
                     self.send_header(key, value)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
-                if self.command == "GET" and hub.stalls_at and path.endswith(hub.stalls_at):
+                stalls = hub.stalls_from and path.rsplit("/", 1)[1] >= hub.stalls_from
+                if self.command == "GET" and "/resolve/" in path and stalls:
                     self.wfile.write(body[: len(body) // 2])
                     hub.is_stalled.set()
                     threading.Event().wait(60)  # longer than the client lives

@@ -93,7 +93,7 @@ def test_a_download_killed_twice_equals_one_that_ran_straight_through(
 ) -> None:
     assert download(tmp_path / "straight").returncode == 0
     for file in ("train-1.parquet", "train-3.parquet"):
-        hub.stalls_at = file
+        hub.stalls_from = file
         hub.is_stalled.clear()
         command = "download_dataset.py", *map(str, arguments_for(tmp_path / "killed"))
         process = subprocess.Popen(
@@ -107,7 +107,7 @@ def test_a_download_killed_twice_equals_one_that_ran_straight_through(
         process.kill()
         process.wait()
         assert not (tmp_path / "killed" / "owner" / "data").exists()
-    hub.stalls_at = None
+    hub.stalls_from = None
     hub.requests.clear()
     assert download(tmp_path / "killed").returncode == 0
     assert "train-0.parquet" not in hub.downloads()
