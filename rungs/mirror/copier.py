@@ -43,7 +43,7 @@ class Copier:
 
     def copy(self, *, everything: bool) -> None:
         """Copy the checkpoints that the mirror lacks, the newest first, each with all other files
-        that changed; then delete those that the run has deleted.
+        that changed; then delete those that the run has deleted, and what broke off.
 
         Args:
             everything: copy changed files even without a new checkpoint.
@@ -63,6 +63,8 @@ class Copier:
         if everything:
             self._copy(self._record, None)
         self._delete_old(there)
+        for name in self.mirror.unfinished():
+            self.mirror.delete(name)
 
     def _begin(self) -> MirrorRecord:
         """Make sure that the mirror is of this run, and says so."""

@@ -13,6 +13,7 @@ from rungs.common.errors import UserError, reason
 
 CHECKPOINTS, ASIDE, RECORD_FILE = "checkpoints", "aside", "mirror.json"
 _NOT_MIRRORED = (ASIDE, "train.lock", "holder.lock", RECORD_FILE)
+_CHECKPOINT = f"{CHECKPOINTS}/{CHECKPOINT_GLOB}"
 _PARTIAL = ".partial"
 
 
@@ -96,9 +97,14 @@ class MirrorFolder:
 
     def checkpoints(self) -> list[str]:
         """Return the names of the checkpoints that are complete, in the order of their names."""
-        pattern = f"{CHECKPOINTS}/{CHECKPOINT_GLOB}/{META_FILE}"
         paths = map(PurePosixPath, self.files(CHECKPOINTS))
-        return sorted(path.parts[1] for path in paths if path.match(pattern))
+        return sorted(path.parts[1] for path in paths if path.match(f"{_CHECKPOINT}/{META_FILE}"))
+
+    def unfinished(self) -> set[str]:
+        """Return the names of the checkpoints of which an upload or a deletion broke off."""
+        folders = {PurePosixPath(path).parts[:2] for path in self.files(CHECKPOINTS)}
+        names = {parts[1] for parts in folders if PurePosixPath(*parts).match(_CHECKPOINT)}
+        return names - set(self.checkpoints())
 
     def read(self, path: str) -> bytes | None:
         """Return the content of a small file, None if there is none."""
@@ -134,9 +140,10 @@ class MirrorFolder:
 
     def delete(self, checkpoint: str) -> None:
         """Delete a checkpoint, its `meta.json` first."""
-        folder = self._at(f"{CHECKPOINTS}/{checkpoint}")
-        self._files.rm_file(f"{folder}/{META_FILE}")
-        self._files.rm(folder, recursive=True)
+        folder = f"{CHECKPOINTS}/{checkpoint}"
+        self.delete_file(f"{folder}/{META_FILE}")
+        with contextlib.suppress(FileNotFoundError):  # object stores have no empty folders
+            self._files.rm(self._at(folder), recursive=True)
 
     def delete_file(self, path: str) -> None:
         """Delete a file that may be gone already."""

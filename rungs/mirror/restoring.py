@@ -4,6 +4,7 @@ import contextlib
 import logging
 import shutil
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from pydantic import ValidationError
 
@@ -18,8 +19,7 @@ from rungs.mirror.mirror_record import MirrorRecord, check_same_run, step_and_na
 from rungs.run.folder import RunFolder
 
 RESTORING = ".restoring"
-"""Folder in the run folder with what is being downloaded. While it is there, the run may lack
-checkpoints that its mirror has."""
+"""Folder in the run folder with what is being downloaded."""
 
 log = logging.getLogger("rungs")
 
@@ -48,7 +48,8 @@ def restore_if_empty(run: RunFolder, url: str, check: Callable[[CheckpointMeta],
         if not names:
             check_same_run(run, mirror)
             return
-        check(_meta(mirror, names[0]))
+        if (meta := _newest_meta(mirror, names)) is not None:
+            check(meta)
     run.path.mkdir(parents=True, exist_ok=True)
     with lock_folder(run.checkpoints), _failures(mirror):
         if _is_empty(run):  # another process of the run may have been faster
@@ -56,8 +57,7 @@ def restore_if_empty(run: RunFolder, url: str, check: Callable[[CheckpointMeta],
 
 
 def _is_empty(run: RunFolder) -> bool:
-    is_unfinished = (run.path / RESTORING).exists()
-    return is_unfinished or not any(run.checkpoints.glob(CHECKPOINT_GLOB))
+    return not any(run.checkpoints.glob(CHECKPOINT_GLOB))
 
 
 def _refuse_place(run: RunFolder, mirror: MirrorFolder) -> None:
@@ -100,18 +100,18 @@ def _failures(mirror: MirrorFolder) -> Iterator[None]:
         ) from error
 
 
-def _meta(mirror: MirrorFolder, checkpoint: str) -> CheckpointMeta:
-    place = f"{CHECKPOINTS}/{checkpoint}/{META_FILE}"
-    try:
-        return CheckpointMeta.model_validate_json(mirror.read(place) or b"")
-    except ValidationError:
-        raise UserError(
-            f"{mirror.url}/{place}: damaged, or of another version of Rungs; not usable"
-        ) from None
+def _newest_meta(mirror: MirrorFolder, checkpoints: list[str]) -> CheckpointMeta | None:
+    """Return the first `meta.json` that can be read, None if none can."""
+    for name in checkpoints:
+        with contextlib.suppress(ValidationError):
+            content = mirror.read(f"{CHECKPOINTS}/{name}/{META_FILE}")
+            return CheckpointMeta.model_validate_json(content or b"")
+    return None
 
 
 class _Restoring:
-    """Downloads a run. What was already restored before a kill is not downloaded again."""
+    """Downloads a run. All of it is downloaded before the first file takes its place. Checkpoints
+    that a kill left behind complete are not downloaded again."""
 
     def __init__(self, run: RunFolder, mirror: MirrorFolder) -> None:
         self._run, self._mirror = run, mirror
@@ -119,57 +119,72 @@ class _Restoring:
         self._files = {name: size for name, size in mirror.files().items() if is_inside(name)}
 
     def restore(self, checkpoints: list[str]) -> None:
-        """Restore the files beside the checkpoints, then these checkpoints in their order."""
-        absent = [name for name in checkpoints if not (self._run.checkpoints / name).exists()]
-        wanted = {name: self._files_of(name) for name in absent}
+        """Restore these checkpoints, the newest of which comes first, and all other files.
+
+        Raises:
+            UserError: none of the checkpoints is valid.
+        """
+        wanted = {name: self._files_of(name) for name in checkpoints}
         size = sum(self._files[file] for files in wanted.values() for file in files)
-        log.info(
-            "%s: restored from %s, %d checkpoint%s, %.3g GB",
-            *(self._run.path, self._mirror.url, len(absent), "s" * (len(absent) > 1), size / 1e9),
-        )
+        log.info("%s: restoring it from %s, %.3g GB", self._run.path, self._mirror.url, size / 1e9)
         disk.check_free_space(self._run.path, "what its mirror has", size)
-        shutil.rmtree(self._staged, ignore_errors=True)
-        self._staged.mkdir()
-        record = MirrorRecord.of_mirror(self._mirror)
-        assert record is not None
-        for name in self._other_files():
-            if self._restore_file(name):
-                record.copied[name] = version(self._run.path / name)
-        record.write(self._run.path)
-        for name, files in wanted.items():
-            self._restore_checkpoint(name, files)
+        self._staged.mkdir(exist_ok=True)
+        valid = [name for name, files in wanted.items() if self._download(name, files)]
+        if not valid:
+            raise UserError(
+                f"--mirror {self._mirror.url}: none of its checkpoints is valid; to start over,"
+                " name a new or empty folder"
+            )
+        self._restore_other_files()
+        self._run.checkpoints.mkdir(exist_ok=True)
+        for name in valid:
+            (self._staged / CHECKPOINTS / name).rename(self._run.checkpoints / name)
         shutil.rmtree(self._staged)
+        for damaged in wanted.keys() - valid:
+            self._mirror.set_aside(damaged)
+        log.info("%s: restored from %s", self._run.path, self._mirror.url)
 
     def _files_of(self, checkpoint: str) -> list[str]:
         return [name for name in self._files if name.startswith(f"{CHECKPOINTS}/{checkpoint}/")]
 
-    def _other_files(self) -> list[str]:
-        """Return the names of the files that are of no checkpoint, complete or not."""
-        return [name for name in self._files if is_beside_checkpoints(name)]
-
-    def _restore_file(self, name: str) -> bool:
-        """Restore a file beside the checkpoints; return whether it was. Configs and other files of
-        the user that are in the run folder stay as they are."""
-        target = self._run.path / name
-        is_record = any(target.is_relative_to(record) for record in self._run.records)
-        if target.exists() and not is_record:
-            return False
-        self._mirror.download(name, self._staged / name)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        (self._staged / name).replace(target)
-        return True
-
-    def _restore_checkpoint(self, name: str, files: list[str]) -> None:
-        """Restore a checkpoint, unless it is damaged there."""
+    def _download(self, name: str, files: list[str]) -> bool:
+        """Download a checkpoint; return whether it is valid."""
+        folder = self._staged / CHECKPOINTS / name
+        if not _damage(folder):
+            return True
         for file in files:
             self._mirror.download(file, self._staged / file)
-        unfinished = self._staged / CHECKPOINTS / name
-        if damage := read_checkpoint(unfinished).damage():
-            log.warning(
-                "%s: %s is damaged (%s); not restored", self._mirror.url, name, ", ".join(damage)
-            )
-            return
-        for path in [*unfinished.rglob("*"), unfinished]:
+        if damage := _damage(folder):
+            log.warning("%s: %s is damaged (%s); not restored", self._mirror.url, name, damage)
+            return False
+        for path in [*folder.rglob("*"), folder]:
             disk.sync_to_disk(path)
-        self._run.checkpoints.mkdir(exist_ok=True)
-        unfinished.rename(self._run.checkpoints / name)
+        return True
+
+    def _restore_other_files(self) -> None:
+        """Restore the files that are of no checkpoint."""
+        record = MirrorRecord.of_mirror(self._mirror)
+        assert record is not None
+        wanted = filter(self._is_restored, filter(is_beside_checkpoints, self._files))
+        for name in list(wanted):
+            target = self._run.path / name
+            self._mirror.download(name, self._staged / name)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            (self._staged / name).replace(target)
+            record.copied[name] = version(target)
+        record.write(self._run.path)
+
+    def _is_restored(self, name: str) -> bool:
+        """Whether a file is restored: configs and other files of the user that are in the run
+        folder stay as they are."""
+        target = self._run.path / name
+        is_record = any(target.is_relative_to(record) for record in self._run.records)
+        return is_record or not target.exists()
+
+
+def _damage(checkpoint: Path) -> str:
+    """Return the names of a checkpoint's damaged files, an empty string if there are none."""
+    try:
+        return ", ".join(read_checkpoint(checkpoint).damage())
+    except UserError:
+        return META_FILE

@@ -86,17 +86,31 @@ def test_the_newest_checkpoint_is_copied_first(run: RunFolder, failing: str, mir
 def test_a_checkpoint_that_is_deleted_while_it_is_copied_arrives(
     run: RunFolder, mirror: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    upload = MirrorFolder.upload
+    upload, deleted = MirrorFolder.upload, []
 
     def delete_first(self: MirrorFolder, folder: Path, what: str) -> None:
-        shutil.rmtree(run.checkpoints / "20260102Z000000-step-000002", ignore_errors=True)
+        for path in (folder / "checkpoints").glob("2*"):
+            shutil.rmtree(run.checkpoints / path.name)
+            deleted.append(path.name)
         upload(self, folder, what)
 
-    Copier(run, MirrorFolder(str(mirror)), -1)
     monkeypatch.setattr(MirrorFolder, "upload", delete_first)
-    save(run, 3)
     copy(run, mirror)
-    assert names(mirror / "checkpoints") == [1, 3]
+    assert len(deleted) == 2
+    assert names(run.checkpoints) == []
+    assert names(mirror / "checkpoints") == [1, 2]
+    assert all(checkpoint.damage() == [] for checkpoint in list_checkpoints(mirror / "checkpoints"))
+
+
+def test_what_broke_off_is_deleted_there(run: RunFolder, mirror: Path) -> None:
+    copy(run, mirror)
+    older = list_checkpoints(run.checkpoints)[0].folder.name
+    (mirror / "checkpoints" / older / "meta.json").unlink()
+    shutil.rmtree(run.checkpoints / older)
+    copy(run, mirror)
+    assert {path.name for path in (mirror / "checkpoints").glob("2*")} == {
+        list_checkpoints(run.checkpoints)[0].folder.name
+    }
 
 
 def test_what_retention_deletes_is_deleted_there(tmp_path: Path, mirror: Path) -> None:

@@ -104,6 +104,49 @@ def test_a_damaged_checkpoint_is_left_out(
     assert "is damaged (model.safetensors); not restored" in messages.text
 
 
+@pytest.mark.parametrize("file", ["meta.json", "model.safetensors"])
+def test_after_a_damaged_checkpoint_the_run_goes_on_with_its_mirror(
+    file: str, mirrored: RunFolder, mirror: Path
+) -> None:
+    flip_byte(list_checkpoints(mirror / "checkpoints")[-1].folder / file)
+    shutil.rmtree(mirrored.path)
+    restore(mirrored, mirror)
+    assert steps(mirrored) == [1]
+    save(mirrored, 3)
+    Copier(mirrored, MirrorFolder(str(mirror)), -1).copy(everything=True)
+    there = list_checkpoints(mirror / "checkpoints")
+    assert [checkpoint.step for checkpoint in there] == [1, 3]
+    assert (mirror / "aside" / "20260102Z000000-step-000002" / file).exists()
+
+
+def test_a_run_never_starts_over_because_all_checkpoints_there_are_damaged(
+    mirrored: RunFolder, mirror: Path
+) -> None:
+    for checkpoint in list_checkpoints(mirror / "checkpoints"):
+        flip_byte(checkpoint.folder / "model.safetensors")
+    shutil.rmtree(mirrored.path)
+    for _ in range(2):
+        with pytest.raises(UserError, match="none of its checkpoints is valid"):
+            restore(mirrored, mirror)
+
+
+def test_a_kill_while_files_are_restored_loses_no_newer_metrics(
+    mirrored: RunFolder, failing: str
+) -> None:
+    shutil.rmtree(mirrored.path)
+    Failing.left = 5
+    with pytest.raises(RunFailure):
+        restore(mirrored, failing)
+    assert steps(mirrored) == []
+    assert not mirrored.metrics.exists()
+    Failing.left = 10**9
+    restore(mirrored, failing)
+    save(mirrored, 3)
+    mirrored.metrics.write_text("newer")
+    restore(mirrored, failing)
+    assert mirrored.metrics.read_text() == "newer"
+
+
 def test_a_mirror_without_a_checkpoint_restores_nothing(tmp_path: Path, mirror: Path) -> None:
     run = RunFolder(tmp_path / "run")
     restore(run, mirror)
