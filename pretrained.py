@@ -4,13 +4,12 @@ from rungs.common.command import run_command
 
 import json
 import sys
-import tempfile
 from pathlib import Path
 
 import click
 
 from rungs.common import hub
-from rungs.common.atomic_folder import create_folder
+from rungs.common.atomic_folder import create_folder, temporary_folder
 from rungs.common.errors import UserError
 from rungs.common.paths import is_there
 from rungs.config.model_config import ModelConfig
@@ -119,10 +118,10 @@ def upload(checkpoint: str, name: str, public: bool, datasets_dir: Path | None) 
     plan = Export(checkpoint)
     card = ModelCard(name, plan, find_datasets_dir(datasets_dir))
     click.echo(plan.summary())
-    with tempfile.TemporaryDirectory(prefix=".upload.", dir=Path.cwd()) as folder:
-        notes = plan.write(Path(folder))
-        card.write(Path(folder))
-        address = hub.upload_model(name, Path(folder), is_private=not public)
+    with temporary_folder(Path.cwd()) as folder:
+        notes = plan.write(folder)
+        card.write(folder)
+        address = hub.upload_model(name, folder, is_private=not public)
     for note in notes:
         click.echo(note)
     click.echo(f"{address}: uploaded. Its card names no license; add one there")

@@ -18,6 +18,7 @@ import pytest
 from rungs.common import run_log
 from rungs.optim import precision
 from rungs.parallel import jax_setup
+from tests.support.charts import draw_no_charts
 
 jax.config.update("jax_num_cpu_devices", 8)
 jax_setup.enable_compilation_cache()
@@ -101,3 +102,18 @@ def log_as_imported() -> Iterator[None]:
     yield
     run_log.log.handlers, run_log.log.propagate = [], True
     run_log.log.setLevel(logging.NOTSET)
+
+
+@pytest.fixture
+def no_charts(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw_no_charts(monkeypatch)
+
+
+@pytest.fixture
+def messages(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    """What Rungs logs."""
+    logger = logging.getLogger("rungs")
+    propagates, logger.propagate = logger.propagate, True
+    with caplog.at_level(logging.INFO, "rungs"):
+        yield caplog
+    logger.propagate = propagates

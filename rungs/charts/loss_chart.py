@@ -13,7 +13,7 @@ from rungs.charts import drawing
 from rungs.charts.drawing import BLACK, BLUE, ORANGE, SKY_BLUE, VERMILLION
 from rungs.charts.step_charts import resumes
 from rungs.data import overlap
-from rungs.data.catalog import find_datasets_dir
+from rungs.data.catalog import dataset_folder, find_datasets_dir
 from rungs.run import recorded_run
 from rungs.run.metrics import StepMetrics
 from rungs.run.recorded_run import RecordedRun
@@ -50,7 +50,7 @@ def overlaps(runs: list[RecordedRun]) -> list[str]:
         for name in (*run.config.train.datasets, *run.config.train.validation_datasets)
     )
     place = find_datasets_dir()
-    return overlap.notes({name: place / name for name in names})
+    return overlap.notes({name: dataset_folder(name, place) for name in names})
 
 
 def _training_loss(axes: Axes, run: RecordedRun) -> dict[str, Artist]:

@@ -7,7 +7,7 @@
     atomic_folder folders that appear complete or not at all, and the lock while one is built
     strict_json   JSON parsed strictly, all errors reported at once
     text_table    aligned columns and durations for terminal output
-    hub           the Hugging Face hub; nothing else uses the network
+    hub           the Hugging Face hub; only this and `mirror` use the network
     run_log       messages on the terminal and in `train.log`
     signals       what SIGINT, SIGTERM and SIGHUP do
 

@@ -119,6 +119,20 @@ def create_folder(folder: Path) -> Iterator[Path]:
         raise UserError(f"{folder}: cannot be written: {error.strerror or error}") from error
 
 
+@contextlib.contextmanager
+def temporary_folder(parent: Path) -> Iterator[Path]:
+    """Yield an empty folder in `parent`, which is deleted at the end.
+
+    Raises:
+        UserError: it cannot be written; an OSError raised in the block counts as that.
+    """
+    try:
+        with tempfile.TemporaryDirectory(prefix=".", suffix=".partial", dir=parent) as folder:
+            yield Path(folder)
+    except OSError as error:
+        raise UserError(f"{parent}: cannot be written: {error.strerror or error}") from error
+
+
 def _warn_of_leftovers(folder: Path) -> None:
     """Warn of partial folders that killed attempts left behind."""
     for path in folder.parent.glob(f".{glob.escape(folder.name)}.*.partial"):

@@ -1,4 +1,5 @@
-"""The Hugging Face hub. No other module uses the network."""
+"""The Hugging Face hub. No other module uses its library; only this one and `mirror` use the
+network."""
 
 import contextlib
 from collections.abc import Iterable, Iterator
@@ -239,42 +240,6 @@ def _upload_errors(name: str) -> Iterator[None]:
             f"model {name}: cannot be uploaded to the Hugging Face hub ({reason}); check the"
             " connection, and that you may write there"
         ) from error
-
-
-def card_metadata(
-    name: str, base: str | None, datasets: list[str], scores: list[tuple[str, str, float]]
-) -> str:
-    """Return the metadata of a model card, as YAML.
-
-    Args:
-        name: `owner/name` of the model.
-        base: the model that the training started from.
-        datasets: ids on the hub.
-        scores: benchmark, metric and value of each.
-    """
-    from huggingface_hub import EvalResult, ModelCardData
-
-    task = "text-generation"
-    results = [
-        EvalResult(
-            task_type=task,
-            dataset_type=benchmark,
-            dataset_name=benchmark,
-            metric_type=metric,
-            metric_value=value,
-        )
-        for benchmark, metric, value in scores
-    ]
-    data = ModelCardData(
-        library_name="transformers",
-        pipeline_tag=task,
-        tags=["rungs", "jax"],
-        base_model=base,
-        datasets=datasets or None,
-        model_name=name,
-        eval_results=results or None,
-    )
-    return f"{data.to_yaml()}\n"
 
 
 def check_upload(name: str) -> None:

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from rungs.checkpointing.manifest import META_FILE, CheckpointMeta, read_checkpoint
-from rungs.common import hub
 from rungs.common.paths import is_file
 from rungs.config.reinforce_config import ReinforceConfig
 from rungs.config.train_config import TrainConfig
+from rungs.data.catalog import dataset_folder
 from rungs.data.dataset import TRAIN, DatasetDescription, read_description
 from rungs.huggingface.exporting import Export
 from rungs.run import evaluations
@@ -22,6 +22,7 @@ from rungs.run.evaluations import Evaluation
 from rungs.run.folder import RunFolder
 
 CARD_FILE, CHARTS = "README.md", "charts"
+_TASK = "text-generation"
 
 Rows = list[tuple[str, str]]
 
@@ -72,8 +73,18 @@ class ModelCard:
     def _metadata(self) -> str:
         descriptions = (self._description(dataset) for dataset in self._datasets())
         on_hub = {repository for one in descriptions if one and (repository := _repository(one))}
-        scores = [(one.task, one.metric, one.value) for one in self._scores]
-        return hub.card_metadata(self._name, self._base(), sorted(on_hub), scores)
+        values = {
+            "library_name": "transformers",
+            "pipeline_tag": _TASK,
+            "tags": ["rungs", "jax"],
+            "base_model": self._base(),
+            "datasets": sorted(on_hub),
+            "model-index": [{"name": self._name, "results": list(map(_result, self._scores))}],
+        }
+        if not self._scores:
+            del values["model-index"]
+        # JSON is YAML
+        return "".join(f"{key}: {json.dumps(value)}\n" for key, value in values.items() if value)
 
     def _base(self) -> str | None:
         """Return the hub id of the model that the training started from."""
@@ -112,7 +123,8 @@ class ModelCard:
         if not self._scores:
             return ""
         rows = [(f"{one.task}, {one.metric}", _score(one)) for one in self._scores]
-        return f"## Benchmarks\n\n{_table(('benchmark', 'score'), rows)}"
+        head = "benchmark", "score ± standard error (or 95% interval)"
+        return f"## Benchmarks\n\n{_table(head, rows)}"
 
     def _data_section(self) -> str:
         if isinstance(self._train, ReinforceConfig):
@@ -127,7 +139,7 @@ class ModelCard:
         return self._train.datasets if isinstance(self._train, TrainConfig) else {}
 
     def _description(self, dataset: str) -> DatasetDescription | None:
-        return read_description(self._datasets_dir / dataset)
+        return read_description(dataset_folder(dataset, self._datasets_dir))
 
     def _data_source(self, dataset: str) -> str:
         """Return where a dataset is from, as far as is known."""
@@ -172,6 +184,15 @@ uv run pretrained.py import {self._name} runs/{self._name.partition("/")[2]}
         return "\n\n".join(["## Config", *blocks])
 
 
+def _result(one: Evaluation) -> dict[str, Any]:
+    """Return a score as the hub reads it."""
+    return {
+        "task": {"type": _TASK},
+        "dataset": {"name": one.task, "type": one.task},
+        "metrics": [{"type": one.metric, "value": one.value}],
+    }
+
+
 def _repository(description: DatasetDescription) -> str | None:
     documents = description.source.documents
     return documents.repository if documents else None
@@ -182,11 +203,8 @@ def _loss(loss: float) -> str:
 
 
 def _score(one: Evaluation) -> str:
-    error = f" ± {one.standard_error:.4f}" if one.standard_error is not None else ""
-    if one.low is not None and one.high is not None:
-        error = f" (95 %: {one.low:.4f} to {one.high:.4f})"
     shots = f", {one.few_shot} examples before each" if one.few_shot else ""
-    return f"{one.value:.4f}{error} on {one.items:,} items{shots}"
+    return f"{one.with_error} on {one.items:,} items{shots}"
 
 
 def _table(head: tuple[str, str], rows: Rows) -> str:

@@ -57,7 +57,7 @@ class Mirroring:
             self._thread.join(1.0)
             moved_at = self._copier.mirror.progress.moved_at
             if time.monotonic() - max(moved_at, ended_at) > _SECONDS_AT_END:
-                log.warning("%s: nothing arrives there; ended without the rest", self._url)
+                log.warning("%s: no upload gets through; ended without the rest", self._url)
                 return
 
     def _work(self) -> None:
@@ -85,7 +85,7 @@ class Mirroring:
 
     def _wait_to_try_again(self, failures: int, error: Exception) -> None:
         delay = min(_FIRST_DELAY * 2 ** (failures - 1), _LONGEST_DELAY)
-        log.warning("%s: %s; tried again in %.0f s", self._url, reason(error), delay)
+        log.warning("%s: %s; trying again in %.0f s", self._url, reason(error), delay)
         if self._is_ending.is_set():
             time.sleep(delay)
         else:

@@ -32,6 +32,14 @@ class Evaluation(StrictModel):
     few_shot: int = 0
 
     @property
+    def with_error(self) -> str:
+        """The value with its interval or its standard error, as far as they are known."""
+        if self.low is not None and self.high is not None:
+            return f"{self.value:.4f} ({self.low:.4f} to {self.high:.4f})"
+        error = f" ± {self.standard_error:.4f}" if self.standard_error is not None else ""
+        return f"{self.value:.4f}{error}"
+
+    @property
     def step(self) -> int:
         """Of the checkpoint; -1 for imported weights."""
         last = self.checkpoint.rpartition("-")[2]
@@ -78,10 +86,7 @@ def scores_table(runs: Mapping[str, RunFolder]) -> str | None:
     metrics = dict.fromkeys(key for column in columns for key in column)
     if not metrics:
         return None
-    rows = [
-        [*key, *(_cell(column[key]) if key in column else "-" for column in columns)]
-        for key in metrics
-    ]
+    rows = [[*key, *(_cell(column.get(key)) for column in columns)] for key in metrics]
     return align_columns([["benchmark", "metric", *runs], *rows], left=2)
 
 
@@ -91,11 +96,8 @@ def _latest(found: list[Evaluation]) -> dict[tuple[str, str], Evaluation]:
     return {(one.task, one.metric): one for one in ordered}
 
 
-def _cell(one: Evaluation) -> str:
-    error = f" ± {one.standard_error:.4f}" if one.standard_error is not None else ""
-    if one.low is not None and one.high is not None:
-        error = f" ({one.low:.4f} to {one.high:.4f})"
-    return f"{one.value:.4f}{error} at step {one.step}"
+def _cell(one: Evaluation | None) -> str:
+    return "-" if one is None else f"{one.with_error} at step {one.step}"
 
 
 def now() -> str:

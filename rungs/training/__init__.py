@@ -11,6 +11,7 @@
     loss_spikes    detect loss spikes
     failed_step    save what a failed step needs to be replayed
     replay         run a failed step again and name its first tensor that is not finite
+    benchmarks     measure checkpoints on benchmarks while the run trains
     chart_process  redraw charts in another process
 
 To add an experiment tracker, see `rungs/run`. Another training loop is `rungs/reinforcement`, which

@@ -150,20 +150,18 @@ class Trainer:
             repeats it; as no start follows the last step, its validation is never interrupted.
         """
         metrics = self.reader.read(step, result)
-        due = self._is_due(step)
+        due, is_last = self._is_due(step), step == self.data.total_steps - 1
+        should_stop = _never if is_last else is_stop_wanted
         is_interrupted = False
         if due and self.validation:
-            is_last = step == self.data.total_steps - 1
             try:
-                losses = self._validate(step, _never if is_last else is_stop_wanted)
-                metrics = self._with_validation(metrics, losses)
+                metrics = self._with_validation(metrics, self._validate(step, should_stop))
             except ValidationInterrupted:
                 is_interrupted = True
         self._record(metrics, progress)
         self._save(metrics, due and not is_interrupted)
-        is_last = step == self.data.total_steps - 1
         if self.benchmarks is not None and due and self.benchmarks.is_due(step, is_last):
-            is_interrupted |= self._measure(step, _never if is_last else is_stop_wanted)
+            is_interrupted |= self._measure(step, should_stop)
         return metrics, is_interrupted
 
     def _measure(self, step: int, should_stop: Callable[[], bool]) -> bool:

@@ -1,5 +1,6 @@
 """`pretrained.py upload`: what arrives on the hub, through a local server, and what is refused."""
 
+import errno
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -123,7 +124,7 @@ def test_the_uploaded_model_is_the_exported_one(
     for path in expected.iterdir():
         assert uploaded[path.name] == path.read_bytes(), path.name
     assert uploaded["charts/loss-chart.png"] == CHART
-    assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".upload")] == []
+    assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
 
 
 def test_the_card_says_what_was_trained_on_what(
@@ -201,6 +202,19 @@ def test_without_a_network_nothing_is_left_behind(
     assert isinstance(refused.exception, UserError)
     assert "cannot be uploaded to the Hugging Face hub" in str(refused.exception)
     assert sorted(tmp_path.rglob("*")) == before
+    assert hub.repositories == {}
+
+
+def test_a_full_disk_is_one_line(
+    run: RunFolder, hub: WritableHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Export, "write", fail)
+    refused = upload(run)
+    assert isinstance(refused.exception, UserError)
+    assert "cannot be written: No space left on device" in str(refused.exception)
     assert hub.repositories == {}
 
 

@@ -17,6 +17,7 @@ from rungs.data.bpe import train_bpe
 from rungs.data.catalog import open_dataset
 from rungs.data.tokenizer_files import load_tokenizer
 from tests.support.hub_stand_in import DATASET, MODEL, HubStandIn
+from tests.support.local_server import use_server
 
 
 def token_bytes(count: int) -> bytes:
@@ -36,13 +37,6 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubStandIn]:
         }
         use_server(stand_in.address, monkeypatch)
         yield stand_in
-
-
-def use_server(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the hub's client use the server at an address."""
-    file_address = address + "/{repo_id}/resolve/{revision}/{filename}"
-    monkeypatch.setattr(constants, "ENDPOINT", address)
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", file_address)
 
 
 def go_offline(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from rungs.data.bpe import byte_level_tokenizer, train_bpe
 from rungs.data.tokenizer import END_OF_TEXT, Tokenizer
 from rungs.data.tokenizer_files import load_tokenizer
 from tests.support.hub_stand_in import MODEL, HubStandIn
+from tests.support.local_server import use_server
 
 TOKENIZERS = Path(__file__).parents[1] / "fixtures" / "tokenizers"
 FAMILIES = sorted(folder.name for folder in TOKENIZERS.iterdir())
@@ -399,12 +400,7 @@ def test_older_files_from_the_hub(
 ) -> None:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     with HubStandIn() as hub:
-        monkeypatch.setattr(constants, "ENDPOINT", hub.address)
-        monkeypatch.setattr(
-            constants,
-            "HUGGINGFACE_CO_URL_TEMPLATE",
-            hub.address + "/{repo_id}/resolve/{revision}/{filename}",
-        )
+        use_server(hub.address, monkeypatch)
         files = [path for path in (TOKENIZERS / family).iterdir() if path.name != "tokenizer.json"]
         hub.files |= {path.name: path.read_bytes() for path in files}
         loaded = load_tokenizer(MODEL)

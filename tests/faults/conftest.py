@@ -1,14 +1,12 @@
-"""Fixtures of the fault-injection tests: a dataset, runs, no charts, log messages."""
+"""Fixtures of the fault-injection tests: a dataset and runs."""
 
-import logging
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from rungs.run.folder import RunFolder
-from rungs.training.chart_process import ChartProcess
 from tests.faults.short_runs import short_run, train_here
+from tests.support.charts import draw_no_charts
 from tests.support.tiny_run import make_dataset
 
 
@@ -34,22 +32,3 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory, datasets_dir: Path) 
 def run(tmp_path: Path) -> RunFolder:
     """A short run that has not started."""
     return short_run(tmp_path / "run")
-
-
-@pytest.fixture
-def no_charts(monkeypatch: pytest.MonkeyPatch) -> None:
-    draw_no_charts(monkeypatch)
-
-
-def draw_no_charts(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ChartProcess, "_start", lambda _: None)
-
-
-@pytest.fixture
-def messages(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
-    """What Rungs logs."""
-    logger = logging.getLogger("rungs")
-    propagates, logger.propagate = logger.propagate, True
-    with caplog.at_level(logging.INFO, "rungs"):
-        yield caplog
-    logger.propagate = propagates

@@ -19,7 +19,6 @@ from rungs.data import token_file
 from rungs.data.dataset import Dataset, read_description, write_description
 from rungs.run.folder import RunFolder
 from rungs.run.metrics import MetricsLog
-from tests.faults.conftest import draw_no_charts
 from tests.faults.injected_faults import act_at_call, fail
 from tests.faults.short_runs import (
     checkpoint_steps,
@@ -29,6 +28,7 @@ from tests.faults.short_runs import (
     train_here,
     train_with_fault,
 )
+from tests.support.charts import draw_no_charts
 from tests.support.tiny_run import assert_same_outcome
 
 LONGER = {"epochs": 2, "checkpoint_interval": 100}

@@ -19,8 +19,8 @@ from rungs.data.bpe import train_bpe
 from rungs.huggingface.exporting import Export
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.training.resume import checkpoint_to_resume
-from tests.faults.conftest import draw_no_charts
 from tests.faults.short_runs import error_line, short_run, train_here
+from tests.support.charts import draw_no_charts
 from tests.support.committed_runs import ROOT
 from tests.support.tiny_run import assert_same_outcome, make_dataset
 

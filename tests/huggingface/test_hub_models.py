@@ -11,6 +11,7 @@ from rungs.checkpointing.weights_file import Weights
 from rungs.common.errors import UserError
 from rungs.huggingface.importing import Import, find_source, import_model
 from tests.support.hub_stand_in import MODEL, HubStandIn
+from tests.support.local_server import use_server
 from tests.support.published_models import MODELS
 
 
@@ -21,9 +22,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubStandIn]
             if path.name != "expected.safetensors":
                 stand_in.files[path.name] = path.read_bytes()
         stand_in.files["README.md"] = stand_in.files["consolidated.safetensors"] = b"not wanted"
-        address = stand_in.address + "/{repo_id}/resolve/{revision}/{filename}"
-        monkeypatch.setattr(constants, "ENDPOINT", stand_in.address)
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", address)
+        use_server(stand_in.address, monkeypatch)
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
         yield stand_in
 

@@ -1,6 +1,5 @@
 """Fixtures of the mirror tests."""
 
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,7 +7,6 @@ import fsspec
 import pytest
 
 from rungs.run.folder import RunFolder
-from rungs.training.chart_process import ChartProcess
 from tests.support.mirrors import Failing, saved_run
 
 
@@ -31,19 +29,3 @@ def failing(mirror: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setattr("rungs.mirror.mirroring._FIRST_DELAY", 0.01)
     yield f"failing://{mirror}"
     Failing.left = 10**9
-
-
-@pytest.fixture
-def no_charts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draw no charts: each drawing takes seconds in a process of its own."""
-    monkeypatch.setattr(ChartProcess, "_start", lambda _: None)
-
-
-@pytest.fixture
-def messages(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
-    """What Rungs logs."""
-    logger = logging.getLogger("rungs")
-    propagates, logger.propagate = logger.propagate, True
-    with caplog.at_level(logging.INFO, "rungs"):
-        yield caplog
-    logger.propagate = propagates

@@ -48,7 +48,7 @@ def test_what_a_failing_mirror_lacks_is_copied_when_it_can_be_reached_again(
     Failing.left = 3
     with Mirroring(run, failing, keep=-1) as mirroring:
         mirroring.request()
-        wait_for("no route to host; tried again in 0 s", messages)
+        wait_for("no route to host; trying again in 0 s", messages)
         Failing.left = 10**9
         wait_for("reached again; up to date", messages)
     assert files_of(mirror) == files_of(run.path)
@@ -67,7 +67,7 @@ def test_the_end_of_a_run_gives_up_on_a_mirror_that_stays_unreachable(
     Failing.left = 0
     with Mirroring(run, failing, keep=-1):
         pass
-    assert messages.text.count("tried again") == 2
+    assert messages.text.count("trying again") == 2
     assert "no route to host; the mirror is not complete" in messages.text
 
 
@@ -81,7 +81,7 @@ def test_the_end_of_a_run_does_not_wait_for_a_mirror_that_hangs(
     monkeypatch.setattr(Copier, "copy", lambda *_, **__: time.sleep(60))
     with Mirroring(run, failing, keep=-1):
         pass
-    assert "nothing arrives there; ended without the rest" in messages.text
+    assert "no upload gets through; ended without the rest" in messages.text
 
 
 def test_another_run_is_not_overwritten(

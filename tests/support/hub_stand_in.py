@@ -5,13 +5,15 @@ import hashlib
 import json
 import re
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Self
+from http.server import BaseHTTPRequestHandler
+from typing import Any
+
+from tests.support.local_server import LocalServer
 
 DATASET, MODEL = "owner/data", "owner/model"
 
 
-class HubStandIn:
+class HubStandIn(LocalServer):
     """Serves `files` as `revision`. `requests` lists the requested paths.
 
     Attributes:
@@ -32,22 +34,13 @@ class HubStandIn:
         self.is_stalled = threading.Event()
         self.revision = "a" * 40
         self.requests: list[str] = []
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
-        self.address = f"http://127.0.0.1:{self._server.server_port}"
+        super().__init__(self._handler())
 
     def downloads(self) -> list[str]:
         """Return the names of the files that were downloaded since the last call."""
         paths = [path for path in self.requests if path.startswith("GET") and "/resolve/" in path]
         self.requests.clear()
         return sorted(path.rsplit("/", 1)[1] for path in paths)
-
-    def __enter__(self) -> Self:
-        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
 
     def answer(self, path: str) -> tuple[int, bytes, dict[str, str]]:
         """Return status, body and headers for a path."""

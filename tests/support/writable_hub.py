@@ -8,15 +8,16 @@ import base64
 import hashlib
 import json
 import re
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import PurePosixPath
-from typing import Any, Self
+from typing import Any
 from urllib.parse import parse_qs, unquote
 
 import pytest
+
+from tests.support.local_server import LocalServer, use_server
 
 LARGE = 1000
 """Size in bytes from which a file is uploaded through LFS."""
@@ -25,7 +26,7 @@ REVISION = "b" * 40
 Reply = tuple[int, Any]
 
 
-class WritableHub:
+class WritableHub(LocalServer):
     """Holds repositories in memory.
 
     Attributes:
@@ -41,16 +42,7 @@ class WritableHub:
         self.commits: list[str] = []
         self.token = "hf_right"
         self._large: dict[str, bytes] = {}
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler_of(self))
-        self.address = f"http://127.0.0.1:{self._server.server_port}"
-
-    def __enter__(self) -> Self:
-        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        super().__init__(_handler_of(self))
 
     def get(self, path: str, is_recursive: bool) -> Reply:
         """Answer a GET or HEAD request."""
@@ -144,12 +136,7 @@ def writable_hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[WritableHub]:
     from huggingface_hub import HfFileSystem, constants
 
     with WritableHub() as hub:
-        monkeypatch.setattr(constants, "ENDPOINT", hub.address)
-        monkeypatch.setattr(
-            constants,
-            "HUGGINGFACE_CO_URL_TEMPLATE",
-            hub.address + "/{repo_id}/resolve/{revision}/{filename}",
-        )
+        use_server(hub.address, monkeypatch)
         monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
         monkeypatch.setenv("HF_TOKEN", hub.token)
         HfFileSystem.clear_instance_cache()

@@ -10,11 +10,12 @@ import pytest
 
 from rungs.common import disk
 from rungs.data.dataset import Dataset
-from tests.data.test_hub_dataset import go_offline, use_server
+from tests.data.test_hub_dataset import go_offline
 from tests.support.commands import Finished, run_script
 from tests.support.committed_runs import ROOT
 from tests.support.document_files import compressed, json_lines, parquet, texts
 from tests.support.hub_stand_in import DATASET, HubStandIn
+from tests.support.local_server import use_server
 
 CARD = {
     "license": "cc-by-4.0",
