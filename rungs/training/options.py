@@ -74,7 +74,40 @@ def start_options(extended: str, replayed: str) -> Callable[[Callable[..., None]
     Raises:
         UserError: options don't go together.
     """
-    options = (
+    options = _shared_options(extended, replayed)
+
+    def decorate(main: Callable[..., None]) -> Any:
+        @functools.wraps(main)
+        def with_command(
+            run: str,
+            like: str | None,
+            settings: tuple[str, ...],
+            rewind_to: str | None,
+            fresh: bool,
+            extend: bool,
+            mirror: str | None,
+            replay: str | None,
+            coordinator: str | None,
+            processes: int | None,
+            process: int | None,
+            **others: Any,
+        ) -> None:
+            start = StartOptions(fresh=fresh, rewind_to=rewind_to, extend=extend, mirror=mirror)
+            cluster = find_cluster(coordinator, processes, process)
+            command = StartCommand(run, like, settings, start, replay, cluster)
+            _refuse_combinations(command)
+            main(command, **others)
+
+        return functools.reduce(
+            lambda function, option: option(function), options[::-1], with_command
+        )
+
+    return decorate
+
+
+def _shared_options(extended: str, replayed: str) -> tuple[Callable[[Any], Any], ...]:
+    """Return the decorators of the options; arguments as for `start_options`."""
+    return (
         click.argument("run"),
         click.option("--like", metavar="RUN", help="First create RUN as a copy of this run."),
         click.option(
@@ -113,34 +146,6 @@ def start_options(extended: str, replayed: str) -> Callable[[Callable[..., None]
         click.option("--processes", type=int, help="Number of processes."),
         click.option("--process", type=int, help="Index of this process, from 0."),
     )
-
-    def decorate(main: Callable[..., None]) -> Any:
-        @functools.wraps(main)
-        def with_command(
-            run: str,
-            like: str | None,
-            settings: tuple[str, ...],
-            rewind_to: str | None,
-            fresh: bool,
-            extend: bool,
-            mirror: str | None,
-            replay: str | None,
-            coordinator: str | None,
-            processes: int | None,
-            process: int | None,
-            **others: Any,
-        ) -> None:
-            start = StartOptions(fresh=fresh, rewind_to=rewind_to, extend=extend, mirror=mirror)
-            cluster = find_cluster(coordinator, processes, process)
-            command = StartCommand(run, like, settings, start, replay, cluster)
-            _refuse_combinations(command)
-            main(command, **others)
-
-        return functools.reduce(
-            lambda function, option: option(function), options[::-1], with_command
-        )
-
-    return decorate
 
 
 def _refuse_combinations(command: StartCommand) -> None:
