@@ -3,22 +3,25 @@
 uv run charts.py runs/a             draw the charts of one run again
 uv run charts.py runs/a runs/b …    compare runs: charts under comparisons/, tables printed
 uv run charts.py --power-law …      also fit a power law of loss against compute to the runs
+uv run charts.py … --page FILE      one HTML page to look at runs and compare them, without network
+uv run charts.py … --watch          the same page on 127.0.0.1, with new steps as the runs train
+uv run charts.py runs/a --samples   what the run said to its sample_prompts, at each checkpoint
 """
 
 from rungs.common.command import run_command
 
+import contextlib
 import hashlib
 import os
 from pathlib import Path
+from typing import get_args
 
 import click
 
-from rungs.charts import drawing
-from rungs.charts.comparison_charts import draw_comparison
-from rungs.charts.run_charts import draw_run
 from rungs.common.errors import UserError
-from rungs.run import evaluations, recorded_run
-from rungs.run.folder import RunFolder, find_run
+from rungs.config.optimization_config import ChartStyle
+from rungs.run import evaluations, recorded_run, samples
+from rungs.run.folder import RunFolder, find_run, runs_in
 from rungs.run.metrics import METRICS_FILE
 from rungs.run.recorded_run import RecordedRun
 
@@ -26,34 +29,112 @@ from rungs.run.recorded_run import RecordedRun
 @click.command()
 @click.argument("runs", nargs=-1, required=True)
 @click.option("--output-dir", type=click.Path(path_type=Path), help="Where to write the charts.")
-@click.option("--style", "chart_style", type=click.Choice(drawing.STYLES), help="Chart style.")
+@click.option(
+    "--style", "chart_style", type=click.Choice(get_args(ChartStyle)), help="Chart style."
+)
 @click.option(
     "--power-law",
     is_flag=True,
     help="Fit a power law of loss against compute to three or more RUNS.",
 )
+@click.option(
+    "--page",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write one HTML page with the curves, samples, keys and figures of all RUNS instead.",
+)
+@click.option(
+    "--watch", is_flag=True, help="Serve that page on 127.0.0.1 and add steps as the runs train."
+)
+@click.option("--port", type=click.IntRange(0, 65535), help="With --watch: where to listen.")
+@click.option(
+    "--samples",
+    "shows_samples",
+    is_flag=True,
+    help="Print what the RUNS said to their sample_prompts at each checkpoint instead.",
+)
 def main(
-    runs: tuple[str, ...], output_dir: Path | None, chart_style: str | None, power_law: bool
+    runs: tuple[str, ...],
+    output_dir: Path | None,
+    chart_style: str | None,
+    power_law: bool,
+    page: Path | None,
+    watch: bool,
+    port: int | None,
+    shows_samples: bool,
 ) -> None:
     """Redraw the charts of one run, or compare several RUNS.
 
-    A run is a folder, or the name of one under runs/. The charts of one run are written
-    to its folder. Comparison charts are written under comparisons/, and tables are printed.
+    A run is a folder, or the name of one under runs/; a folder with runs in it stands for all that
+    have taken a step. The charts of one run are written to its folder. Comparison charts are
+    written under comparisons/, and tables are printed.
     """
-    folders = list({(path := find_run(run)).resolve(): path for run in runs}.values())
-    if len(folders) > 1 or power_law:
+    folders = list({path.resolve(): path for run in runs for path in _folders(run)}.values())
+    if port is not None and not watch:
+        raise UserError("--port: needs --watch")
+    if (page or watch) and (power_law or output_dir or chart_style):
+        raise UserError("--page and --watch: go with no option of the other charts")
+    if shows_samples:
+        _print_samples(folders)
+    elif page or watch:
+        _show_page(folders, page, watch, port)
+    elif len(folders) > 1 or power_law:
         _compare(folders, output_dir, chart_style, power_law)
-        return
-    written = draw_run(folders[0], output_dir, chart_style)
+    else:
+        _draw(folders[0], output_dir, chart_style)
+
+
+def _folders(run: str) -> list[Path]:
+    """Return the run folder of this name, or all in the folder of this name."""
+    if found := runs_in(run):
+        return found
+    return [find_run(run)]
+
+
+def _draw(folder: Path, output_dir: Path | None, chart_style: str | None) -> None:
+    from rungs.charts.run_charts import draw_run  # Matplotlib takes half a second to import
+
+    written = draw_run(folder, output_dir, chart_style)
     if not written:
-        raise UserError(_no_steps(folders[0]))
+        raise UserError(_no_steps(folder))
     for path in written:
         click.echo(path)
+
+
+def _show_page(folders: list[Path], page: Path | None, watch: bool, port: int | None) -> None:
+    """Write the page, serve it, or both."""
+    from rungs.page.document import open_runs, write_page
+
+    runs = open_runs(folders)
+    if page is not None:
+        write_page(page, runs)
+        click.echo(page)
+    if watch:
+        from rungs.page.server import PageServer
+
+        with PageServer(runs, port or 0) as server, contextlib.suppress(KeyboardInterrupt):
+            click.echo(f"{server.address} (Ctrl-C ends it)")
+            server.serve_forever()
+
+
+def _print_samples(folders: list[Path]) -> None:
+    for folder in folders:
+        found = samples.read(RunFolder(folder))
+        if not found:
+            raise UserError(
+                f"{folder}: no samples yet; a run with sample_prompts in its train.json has them at"
+                " each checkpoint"
+            )
+        if len(folders) > 1:
+            click.echo(f"\n{folder}")
+        click.echo(samples.as_text(found))
 
 
 def _compare(
     folders: list[Path], output_dir: Path | None, chart_style: str | None, power_law: bool
 ) -> None:
+    from rungs.charts.comparison_charts import draw_comparison
+
     runs = recorded_run.load_runs(folders)
     empty = [folder for folder, run in zip(folders, runs, strict=True) if not len(run)]
     if empty:
@@ -84,6 +165,7 @@ def _draw_power_law(runs: list[RecordedRun], output_folder: Path, chart_style: s
     # Counting parameters needs JAX, but no accelerator; JAX takes seconds to import.
     os.environ["JAX_PLATFORMS"] = "cpu"
 
+    from rungs.charts import drawing
     from rungs.charts.power_law_chart import power_law_chart
     from rungs.scaling.scaled_runs import ScaledRuns
 

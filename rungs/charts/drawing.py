@@ -26,7 +26,7 @@ from matplotlib.ticker import MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
 from rungs.common.errors import UserError
-from rungs.config.train_config import TrainConfig
+from rungs.config.optimization_config import ChartStyle
 from rungs.run.recorded_run import Curve, FloatArray, RecordedSteps, finite_points
 
 # Okabe & Ito's palette without yellow, which is too pale for lines on white.
@@ -42,7 +42,7 @@ GRID = (300, 150)
 """Columns and rows that markers are thinned to: their cells are smaller than a marker."""
 TINY = float(np.finfo(np.float64).tiny)
 
-STYLES: tuple[str, ...] = get_args(TrainConfig.model_fields["chart_style"].annotation)
+STYLES: tuple[str, ...] = get_args(ChartStyle)
 PLAIN = {
     "figure.figsize": (10, 6.25),
     "figure.dpi": 160,

@@ -20,6 +20,8 @@ ComputeDtypeOrAuto = Literal[ComputeDtype, "auto"]
 Optimizer = Literal["adamw", "muon", "lion", "adafactor", "sgd"]
 Schedule = Literal["cosine", "linear", "constant", "warmup_stable_decay"]
 
+ChartStyle = Literal["plain", "hand-drawn"]
+
 _MAX_NESTING = 20
 """Levels of objects and lists in the values of `lineage`."""
 
@@ -174,7 +176,7 @@ class OptimizationConfig(Config):
     a single tensor is larger) with an index, as on the Hugging Face hub:
     model-00001-of-0000N.safetensors and model.safetensors.index.json instead of
     model.safetensors."""
-    chart_style: Literal["plain", "hand-drawn"] = "plain"
+    chart_style: ChartStyle = "plain"
     """Style of the charts."""
     lineage: Lineage | None = None
     """The run that `train.py --like` copied, and the keys that it changed. Written by train.py."""

@@ -1,16 +1,12 @@
 """The scores of a run's checkpoints: `evaluations.jsonl` in the run folder, a line per metric."""
 
-import contextlib
 import datetime
 from collections.abc import Mapping
 from pathlib import Path
 
-from pydantic import ValidationError
-
-from rungs.common import disk
-from rungs.common.paths import is_file
 from rungs.common.strict_json import StrictModel
 from rungs.common.text_table import align_columns
+from rungs.run import json_records
 from rungs.run.folder import RunFolder
 
 
@@ -55,24 +51,14 @@ def run_of(weights: Path) -> RunFolder | None:
 
 def append(run: RunFolder, evaluations: list[Evaluation]) -> Path:
     """Add evaluations to the file of a run and return its path; raises RunFailure."""
-    path = run.evaluations
-    content = "".join(one.model_dump_json(exclude_none=True) + "\n" for one in evaluations)
-    with disk.writing(path, "evaluations"), path.open("a", encoding="utf-8") as file:
-        file.write(content)
-        disk.flush(file)
-    return path
+    json_records.append(run.evaluations, evaluations)
+    return run.evaluations
 
 
 def read(run: RunFolder) -> list[Evaluation]:
     """Return the evaluations of a run, in the order they were measured. Damaged lines are left
     out."""
-    if not is_file(run.evaluations):
-        return []
-    found = []
-    for line in run.evaluations.read_bytes().splitlines():
-        with contextlib.suppress(ValidationError):
-            found.append(Evaluation.model_validate_json(line))
-    return found
+    return json_records.read(run.evaluations, Evaluation)
 
 
 def scores_table(runs: Mapping[str, RunFolder]) -> str | None:
@@ -82,7 +68,7 @@ def scores_table(runs: Mapping[str, RunFolder]) -> str | None:
     Args:
         runs: by the name to show.
     """
-    columns = [_latest(read(run)) for run in runs.values()]
+    columns = [latest(read(run)) for run in runs.values()]
     metrics = dict.fromkeys(key for column in columns for key in column)
     if not metrics:
         return None
@@ -90,7 +76,7 @@ def scores_table(runs: Mapping[str, RunFolder]) -> str | None:
     return align_columns([["benchmark", "metric", *runs], *rows], left=2)
 
 
-def _latest(found: list[Evaluation]) -> dict[tuple[str, str], Evaluation]:
+def latest(found: list[Evaluation]) -> dict[tuple[str, str], Evaluation]:
     """Return for each task and metric what was measured on the last checkpoint."""
     ordered = sorted(found, key=lambda one: one.step)
     return {(one.task, one.metric): one for one in ordered}

@@ -12,8 +12,8 @@ from filelock import FileLock, Timeout
 
 from rungs.common import disk
 from rungs.common.errors import RunFailure, UserError
-from rungs.common.paths import is_folder
-from rungs.config.run_config import TRAIN_FILE
+from rungs.common.paths import is_file, is_folder
+from rungs.config.run_config import MODEL_FILE, TRAIN_FILE
 
 RUNS = Path("runs")
 
@@ -72,13 +72,24 @@ class RunFolder:
         return self.path / "evaluations.jsonl"
 
     @property
+    def prompt_samples(self) -> Path:
+        """How each checkpoint continues the `sample_prompts`."""
+        return self.path / "samples.jsonl"
+
+    @property
+    def events(self) -> Path:
+        """Starts, stops, failures and the like, with times."""
+        return self.path / "events.jsonl"
+
+    @property
     def charts(self) -> list[Path]:
         return sorted(self.path.glob("*-chart.png"))
 
     @property
     def records(self) -> list[Path]:
         """What a run writes besides its checkpoints and failed steps, as far as it is there."""
-        files = self.metrics, self.log, *self.charts, self.samples, self.rollouts, self.evaluations
+        files = [self.metrics, self.log, *self.charts, self.samples, self.rollouts]
+        files += [self.evaluations, self.prompt_samples, self.events]
         return [path for path in files if path.exists()]
 
     @property
@@ -161,6 +172,23 @@ def find_run(name: str) -> Path:
     if found := existing_run_path(name):
         return found
     raise UserError(f"{name}: no such run folder, here or in {RUNS}/; {known_runs(name)}")
+
+
+def runs_in(name: str) -> list[Path]:
+    """Return the runs in a folder that have taken a step, by name; none if it is itself a run, or
+    no folder.
+
+    Raises:
+        UserError: it has runs, but none has taken a step.
+    """
+    folder = Path(name)
+    if not is_folder(folder) or is_file(folder / MODEL_FILE):
+        return []
+    runs = sorted(path.parent for path in folder.glob(f"*/{MODEL_FILE}"))
+    started = [run for run in runs if is_file(RunFolder(run).metrics)]
+    if runs and not started:
+        raise UserError(f"{folder}: none of the {len(runs)} runs in it has taken a step yet")
+    return started
 
 
 def existing_run_path(name: str) -> Path | None:

@@ -1,0 +1,161 @@
+"""The page as one file that opens without a network."""
+
+import base64
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+from rungs.common import disk
+from rungs.config import run_config
+from rungs.config.run_config import AnyRunConfig
+from rungs.page.shown_run import ShownRun, differing_keys
+from rungs.page.step_table import StepTable
+from rungs.run.folder import RunFolder
+
+ASSETS = Path(__file__).parent / "assets"
+SCRIPTS = (
+    *("theme", "tables", "curves", "chart", "charts", "readout", "run_list", "results"),
+    *("lineage", "events", "samples", "watch", "main"),
+)
+"""In the order in which they run, after uPlot."""
+
+_DATA_BYTES = 2_400_000
+"""Of the steps of all runs, in base64: it keeps the page below 3 MB."""
+_BYTES_OF_NUMBER = 16 / 3
+"""A float32 in base64."""
+_MOST_ROWS = 20_000
+"""Steps of a run, at most."""
+
+
+def open_runs(folders: Sequence[Path]) -> list[ShownRun]:
+    """Read the runs in these folders. Folders with the same name are called by their paths.
+
+    Raises:
+        UserError: a line for each error in their configs.
+    """
+    configs = [run_config.load_any_run(folder) for folder in folders]
+    names = [folder.resolve().name for folder in folders]
+    runs = [
+        ShownRun(
+            str(folder) if names.count(name) > 1 else name,
+            RunFolder(folder),
+            config,
+            StepTable(folder / "metrics.jsonl"),
+        )
+        for folder, name, config in zip(folders, names, configs, strict=True)
+    ]
+    # JAX, which counts parameters, takes seconds to import; meanwhile this process reads metrics.
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as counter:
+        counted = counter.submit(_flops_per_token, configs)
+        for run in runs:
+            run.refresh()
+        for run, flops in zip(runs, counted.result(), strict=True):
+            run.flops_per_token = flops
+    return runs
+
+
+def _flops_per_token(configs: Sequence[AnyRunConfig]) -> list[float]:
+    os.environ["JAX_PLATFORMS"] = "cpu"
+
+    from rungs.planning.flops import model_flops_per_token
+    from rungs.step.state import shapes_of
+
+    known: dict[str, float] = {}  # runs that are compared are mostly alike
+    found = []
+    for config in configs:
+        model, lora, length = config.model, config.train.lora, config.sequence_length
+        key = f"{model!r} {lora!r} {length}"
+        if key not in known:
+            known[key] = model_flops_per_token(shapes_of(model, lora), model, length)
+        found.append(known[key])
+    return found
+
+
+def page_data(
+    runs: Sequence[ShownRun], included: Sequence[ShownRun], version: int | None = None
+) -> str:
+    """Return what the page shows as JSON.
+
+    Args:
+        runs: all runs, which share the bytes of the page.
+        included: those to return.
+        version: of the runs' steps, to ask for later ones; None if there will be none.
+    """
+    columns = sum(len(run.steps.columns) for run in runs)
+    rows = min(_MOST_ROWS, int(_DATA_BYTES / _BYTES_OF_NUMBER / max(columns, 1)))
+    return json.dumps(
+        {
+            "version": version,
+            "runs": [run.as_json(rows) for run in included],
+            "differences": differing_keys(runs),
+        },
+        allow_nan=False,
+    )
+
+
+def page(runs: Sequence[ShownRun], version: int | None = None) -> str:
+    """Return the page as HTML.
+
+    Args:
+        version: of the runs' steps; the page asks its server for later ones. None: it asks nobody.
+    """
+    script = "\n".join(_asset(f"{name}.js") for name in SCRIPTS)
+    script = f'"use strict";\n(() => {{\n{script}\n}})();'
+    library = f"/*\n{_asset('uPlot-LICENSE.txt')}*/\n{_asset('uPlot.iife.min.js')}"
+    style = _asset("uPlot.min.css") + _asset("page.css")
+    policy = "; ".join(
+        [
+            "default-src 'none'",
+            f"script-src {_hash(library)} {_hash(script)}",
+            f"style-src {_hash(style)}",
+            "connect-src 'none'" if version is None else "connect-src 'self'",
+            "base-uri 'none'",
+            "form-action 'none'",
+        ]
+    )
+    parts = {
+        "POLICY": policy,
+        "STYLE": style,
+        "LIBRARY": library,
+        "SCRIPT": script,
+        "DATA": _for_html(page_data(runs, runs, version)),
+    }
+    return _filled(_asset("page.html"), parts)
+
+
+def _filled(template: str, parts: dict[str, str]) -> str:
+    """Replace each `{{NAME}}` of a template, and nothing in what is filled in."""
+    pieces = template.split("{{")
+    filled = [pieces[0]]
+    for piece in pieces[1:]:
+        name, _, rest = piece.partition("}}")
+        filled += [parts[name], rest]
+    return "".join(filled)
+
+
+def write_page(path: Path, runs: Sequence[ShownRun]) -> None:
+    """Write the page, completely or not at all; raises RunFailure."""
+    content = page(runs).encode()
+    with disk.writing(path, "the page", len(content)):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_name(f".{path.name}.new")
+        unfinished.write_bytes(content)
+        unfinished.replace(path)
+
+
+def _asset(name: str) -> str:
+    return (ASSETS / name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    return f"'sha256-{digest}'"
+
+
+def _for_html(text: str) -> str:
+    """Return JSON without characters that could end its script element."""
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -1,0 +1,93 @@
+"""The page on 127.0.0.1, with new steps as runs train: `charts.py RUN… --watch`."""
+
+import threading
+from collections.abc import Sequence
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, urlsplit
+
+from rungs.common.errors import UserError
+from rungs.page.document import page, page_data
+from rungs.page.shown_run import ShownRun
+
+HOST = "127.0.0.1"
+
+
+class PageServer(ThreadingHTTPServer):
+    """Serves the page of some runs to this machine only. A page that asks for changes gets the runs
+    with new steps.
+
+    Args:
+        runs: what to show.
+        port: where to listen; 0 for any that is free.
+
+    Raises:
+        UserError: the port is taken.
+    """
+
+    def __init__(self, runs: Sequence[ShownRun], port: int = 0) -> None:
+        self._runs, self._lock = runs, threading.Lock()
+        self._version = 0
+        self._changed_at = dict.fromkeys((run.name for run in runs), 0)
+        try:
+            super().__init__((HOST, port), _Handler)
+        except OSError as error:
+            raise UserError(f"--port {port}: {error.strerror}; choose another") from None
+
+    @property
+    def address(self) -> str:
+        """What to open in a browser."""
+        return f"http://{HOST}:{self.server_port}/"
+
+    @property
+    def hosts(self) -> set[str]:
+        """The names by which a browser may ask: pages of other sites that point their own name to
+        this machine are refused."""
+        return {f"{name}:{self.server_port}" for name in (HOST, "localhost")}
+
+    def whole_page(self) -> str:
+        """Return the page with the steps so far."""
+        with self._lock:
+            self._refresh()
+            return page(self._runs, version=self._version)
+
+    def changes(self, since: int) -> str:
+        """Return the runs that have changed since a version, as JSON."""
+        with self._lock:
+            self._refresh()
+            changed = [run for run in self._runs if self._changed_at[run.name] > since]
+            return page_data(self._runs, changed, version=self._version)
+
+    def _refresh(self) -> None:
+        changed = [run for run in self._runs if run.refresh()]
+        self._version += bool(changed)
+        self._changed_at |= dict.fromkeys((run.name for run in changed), self._version)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: PageServer
+
+    def do_GET(self) -> None:
+        address = urlsplit(self.path)
+        if self.headers.get("Host") not in self.server.hosts:
+            self.send_error(HTTPStatus.FORBIDDEN)
+        elif address.path == "/":
+            self._answer(self.server.whole_page(), "text/html")
+        elif address.path == "/changes":
+            since = parse_qs(address.query).get("since", ["0"])[0]
+            version = int(since) if since.isdecimal() else 0
+            self._answer(self.server.changes(version), "application/json")
+        else:
+            self.send_error(HTTPStatus.NOT_FOUND)
+
+    def _answer(self, text: str, kind: str) -> None:
+        content = text.encode()
+        self.send_response(HTTPStatus.OK)
+        self.send_header("Content-Type", f"{kind}; charset=utf-8")
+        self.send_header("Content-Length", str(len(content)))
+        self.send_header("Cache-Control", "no-store")
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: object) -> None:
+        """Log no requests."""

@@ -1,0 +1,220 @@
+"""All that the page shows of a run, ready for JSON."""
+
+import base64
+import dataclasses
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rungs.config import run_config
+from rungs.config.run_config import AnyRunConfig
+from rungs.page.downsampling import extreme_rows, stretch_means
+from rungs.page.step_table import STEP, StepTable
+from rungs.run import evaluations, events, samples
+from rungs.run.folder import RunFolder
+from rungs.run.recorded_run import FloatArray
+
+NOT_DRAWN = frozenset({STEP, "tokens_seen", "step_seconds", "resumed"})
+"""Columns that are no metric to draw."""
+_FEWEST_STRETCHES = 50
+_SAMPLE_CHARACTERS = 60_000
+"""Of the texts of a run. If there are more, some checkpoints are left out."""
+_MOST_EVENTS = 300
+
+
+@dataclasses.dataclass
+class ShownRun:
+    """A run on the page.
+
+    Attributes:
+        name: differs from those of the other runs.
+        flops_per_token: of training, by the usual formula; None if it isn't known.
+    """
+
+    name: str
+    folder: RunFolder
+    config: AnyRunConfig
+    steps: StepTable
+    flops_per_token: float | None = None
+    _stamps: tuple[float, ...] = ()
+
+    def refresh(self) -> bool:
+        """Read what is new in the run folder; return whether there was anything."""
+        stamps = tuple(map(_changed_at, _files(self.folder)))
+        has_new, self._stamps = stamps != self._stamps, stamps
+        return self.steps.refresh() or has_new
+
+    def as_json(self, rows: int) -> dict[str, Any]:
+        """Return the run for the page.
+
+        Args:
+            rows: how many steps to show at most. If there are more, means and extremes of
+                stretches.
+        """
+        lineage = self.config.train.lineage
+        return {
+            "name": self.name,
+            "path": self.folder.path.as_posix(),
+            "steps": len(self.steps),
+            "flopsPerToken": self.flops_per_token,
+            **self._tables(rows),
+            "figures": self._figures(),
+            "scores": [one.model_dump(exclude_none=True) for one in _latest_scores(self.folder)],
+            "lineage": lineage.model_dump() if lineage else None,
+            "events": self._events(),
+            "samples": _some_samples(samples.read(self.folder)),
+        }
+
+    @property
+    def keys(self) -> dict[str, Any]:
+        """The keys of both configs with their values."""
+        model, train = self.config
+        return {
+            f"{file}: {key}": value
+            for file, config in (
+                (run_config.MODEL_FILE, model),
+                (self.config.train_file, train),
+            )
+            for key, value in config.as_json().items()
+            if key != "lineage"
+        }
+
+    def _tables(self, rows: int) -> dict[str, Any]:
+        """Return the steps to show, and the means of stretches if those are not all steps."""
+        columns = self.steps.columns | {"seconds": self._seconds()}
+        drawn = {name: column for name, column in columns.items() if name not in NOT_DRAWN}
+        if len(self.steps) <= rows:
+            return {"table": _encoded(columns, slice(None)), "means": None}
+        noisy = [column for column in drawn.values() if not _is_monotonic(column)]
+        stretches = max(rows // (2 * len(noisy) + 1), _FEWEST_STRETCHES)
+        width = -(-len(self.steps) // stretches)
+        shown = extreme_rows(noisy, len(self.steps), width)
+        means = {name: stretch_means(column, width) for name, column in columns.items()}
+        return {"table": _encoded(columns, shown), "means": _encoded(means, slice(None))}
+
+    def _seconds(self) -> FloatArray:
+        """Return the training time at the end of each step, without pauses between starts."""
+        return np.cumsum(np.nan_to_num(self._column("step_seconds")))
+
+    def _column(self, name: str) -> FloatArray:
+        return self.steps.columns.get(name, np.full(len(self.steps), np.nan))
+
+    def _figures(self) -> dict[str, Any]:
+        """Return the last value of each metric, and what they come to."""
+        if not len(self.steps):
+            return {}
+        figures = {name: _last(self._column(name)) for name in self.steps.columns}
+        best = self._best()
+        tokens, seconds = figures.get("tokens_seen"), float(self._seconds()[-1])
+        return figures | {
+            "seconds": seconds,
+            "mean_tokens_per_second": tokens / seconds if tokens and seconds else None,
+            "best_step": None if best is None else int(self._column(STEP)[best]),
+            "best_loss": None if best is None else float(self._column(self._selected)[best]),
+        }
+
+    @property
+    def _selected(self) -> str:
+        """The loss that decides which checkpoint is the best."""
+        return "validation_loss" if "validation_loss" in self.steps.columns else "train_loss"
+
+    def _best(self) -> int | None:
+        """Return the row of the best checkpoint, as `metrics.best_step` does."""
+        numbers, losses = self._column(STEP), self._column(self._selected).copy()
+        if self._selected == "train_loss":
+            is_saved = numbers % self.config.train.checkpoint_interval == 0
+            losses[:-1][~is_saved[:-1]] = np.nan
+        measured = self.steps.texts.get("validation_data", {})
+        if measured:
+            latest = measured[max(measured)]
+            others = [step for step, data in measured.items() if data != latest]
+            losses[np.isin(numbers, others)] = np.nan
+        return None if np.isnan(losses).all() else int(np.nanargmin(losses))
+
+    def _events(self) -> list[dict[str, Any]]:
+        """Return what happened to the run: from its metrics, and from `events.jsonl`, which has
+        times."""
+        found = [one.model_dump() for one in events.read(self.folder) if one.event != "spike"]
+        starts = {one["step"] + 1 for one in found if one["event"] == "start"}
+        numbers = self._column(STEP)
+        for step in numbers[self._column("resumed") > 0]:
+            if int(step) not in starts:
+                found.append(_event("start", step, "resumed"))
+        for step, spike in self.steps.texts.get("spike", {}).items():
+            text = "loss spike" + ", step skipped" * (spike == "skipped")
+            found.append(_event("spike", step, text))
+        dropped = self._column("dropped_microbatches")
+        for step, count in zip(numbers[dropped > 0], dropped[dropped > 0], strict=True):
+            found.append(_event("dropped", step, f"{int(count)} microbatches were not finite"))
+        best = self._best()
+        ordered = sorted(found, key=lambda one: one["step"])[-_MOST_EVENTS:]
+        if best is not None:
+            ordered.append(_event("best", numbers[best], "the best checkpoint"))
+        return ordered
+
+
+def _event(event: str, step: float, text: str) -> dict[str, Any]:
+    return {"event": event, "step": int(step), "text": text}
+
+
+def _files(folder: RunFolder) -> tuple[Path, ...]:
+    return folder.evaluations, folder.prompt_samples, folder.events
+
+
+def _changed_at(path: Path) -> float:
+    return path.stat().st_mtime if path.exists() else 0.0
+
+
+def _last(column: FloatArray) -> float | None:
+    finite = column[np.isfinite(column)]
+    return float(finite[-1]) if len(finite) else None
+
+
+def _is_monotonic(column: FloatArray) -> bool:
+    changes = np.diff(column)
+    return bool(np.all(changes >= 0) or np.all(changes <= 0))
+
+
+def _latest_scores(folder: RunFolder) -> list[evaluations.Evaluation]:
+    """Return for each task and metric what was measured on the last checkpoint."""
+    return list(evaluations.latest(evaluations.read(folder)).values())
+
+
+def _some_samples(found: list[samples.Sample]) -> list[dict[str, Any]]:
+    """Return samples for the page, those of evenly spaced checkpoints if there are many."""
+    steps = sorted({one.step for one in found})
+    total = sum(len(one.text) for one in found)
+    count = min(len(steps), max(2, len(steps) * _SAMPLE_CHARACTERS // max(total, 1)))
+    places = np.linspace(0, len(steps) - 1, count).astype(int)
+    kept = {steps[place] for place in places}
+    return [
+        {"step": one.step, "prompt": one.prompt, "kind": one.kind, "text": one.text}
+        for one in found
+        if one.step in kept
+    ]
+
+
+def _encoded(columns: Mapping[str, FloatArray], rows: Any) -> dict[str, Any]:
+    """Return columns as base64 of little-endian numbers, or as one number if they are constant."""
+    return {name: _encode(name, column[rows]) for name, column in columns.items()}
+
+
+def _encode(name: str, column: FloatArray) -> dict[str, Any]:
+    if len(column) and np.all(column == column[0]):
+        return {"constant": float(column[0]), "length": len(column)}
+    is_exact = name in (STEP, "tokens_seen", "seconds")
+    numbers = column.astype("<f8" if is_exact else "<f4")
+    return {"bytes": numbers.itemsize, "base64": base64.b64encode(numbers.tobytes()).decode()}
+
+
+def differing_keys(runs: Iterable[ShownRun]) -> dict[str, dict[str, Any]]:
+    """Return the config keys in which runs differ, defaults included: their values by run."""
+    keys = {run.name: run.keys for run in runs}
+    names = dict.fromkeys(name for values in keys.values() for name in values)
+    return {
+        name: {run: values.get(name) for run, values in keys.items()}
+        for name in names
+        if len({repr(values.get(name)) for values in keys.values()}) > 1
+    }

@@ -1,0 +1,142 @@
+"""The numbers in `metrics.jsonl`, whatever they are called, as columns."""
+
+import contextlib
+import os
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pydantic_core
+
+from rungs.common.paths import is_file
+from rungs.run.recorded_run import FloatArray
+
+STEP = "global_step"
+_LINES_AT_ONCE = 10_000
+
+Columns = dict[str, FloatArray]
+Steps = list[dict[str, Any]]
+
+
+class StepTable:
+    """The steps recorded in a file. Lines that are torn or damaged are left out.
+
+    Args:
+        path: of `metrics.jsonl`, which may not exist yet.
+
+    Attributes:
+        columns: by metric, a number for each step, NaN where it has none. Metrics with parts, such
+            as `validation_losses`, are columns `validation_losses.NAME`.
+        texts: by metric, the steps that have a text instead, such as `spike`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.columns: Columns = {STEP: np.zeros(0)}
+        self.texts: dict[str, dict[int, str]] = {}
+        self._inode, self._offset = 0, 0
+
+    def __len__(self) -> int:
+        return len(self.columns[STEP])
+
+    def refresh(self) -> bool:
+        """Read what was added to the file since the last call, or all of it if it was replaced.
+
+        Returns:
+            Whether anything has changed.
+        """
+        if not is_file(self._path):
+            changed = len(self) > 0
+            self._forget()
+            return changed
+        with self._path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            is_replaced = status.st_ino != self._inode or status.st_size < self._offset
+            if is_replaced:
+                self._forget()
+            self._inode, before = status.st_ino, self._offset
+            file.seek(self._offset)
+            parts = [self.columns]
+            while lines := list(islice(file, _LINES_AT_ONCE)):
+                if not lines[-1].endswith(b"\n"):  # still being written, or torn
+                    lines.pop()
+                self._offset += sum(map(len, lines))
+                if steps := _steps_in(lines):
+                    parts.append(self._as_columns(steps))
+        self.columns = _in_order(_joined(parts))
+        return is_replaced or self._offset > before
+
+    def _forget(self) -> None:
+        self.columns, self.texts = {STEP: np.zeros(0)}, {}
+        self._inode, self._offset = 0, 0
+
+    def _as_columns(self, steps: Steps) -> Columns:
+        columns: Columns = {}
+        for name in set().union(*steps):
+            values = [step.get(name) for step in steps]
+            columns |= self._column(name, values, [step[STEP] for step in steps])
+        return columns
+
+    def _column(self, name: str, values: list[Any], steps: list[int]) -> Columns:
+        """Return a metric's column, or those of its parts; keep its texts."""
+        with contextlib.suppress(TypeError, ValueError, OverflowError):  # texts, parts or lists
+            numbers = np.array(values, np.float64)
+            if numbers.ndim == 1:
+                return {name: numbers}
+        columns = {name: np.array([*map(_number, values)])}
+        texts = {at: value for at, value in zip(steps, values, strict=True) if type(value) is str}
+        if texts:
+            self.texts.setdefault(name, {}).update(texts)
+        objects = [value if isinstance(value, dict) else {} for value in values]
+        for part in set().union(*objects):
+            parts = [_number(one.get(part)) for one in objects]
+            columns[f"{name}.{part}"] = np.array(parts)
+        return columns
+
+
+def _steps_in(lines: list[bytes]) -> Steps:
+    try:
+        steps = pydantic_core.from_json(b"[" + b",".join(lines) + b"]")
+    except ValueError:
+        steps = [step for line in lines for step in _parsed(line)]
+    return [step for step in steps if isinstance(step, dict) and _is_step(step.get(STEP))]
+
+
+def _parsed(line: bytes) -> list[Any]:
+    try:
+        return [pydantic_core.from_json(line)]
+    except ValueError:
+        return []
+
+
+def _is_step(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**53
+
+
+def _number(value: Any) -> float:
+    is_number = isinstance(value, int | float) and abs(value) < 1e300
+    return float(value) if is_number else np.nan
+
+
+def _joined(parts: Sequence[Columns]) -> Columns:
+    """Return columns one after another, without those that have no number."""
+    names = dict.fromkeys(name for part in parts for name in part)
+    joined = {
+        name: np.concatenate([part.get(name, np.full(len(part[STEP]), np.nan)) for part in parts])
+        for name in names
+    }
+    for column in joined.values():
+        column[~np.isfinite(column)] = np.nan
+    return {name: one for name, one in joined.items() if name == STEP or not np.isnan(one).all()}
+
+
+def _in_order(columns: Columns) -> Columns:
+    """Return columns with each step once and in order. Of two lines of a step the later counts."""
+    steps = columns[STEP]
+    if np.all(np.diff(steps) > 0):
+        return columns
+    _, last = np.unique(steps[::-1], return_index=True)
+    kept = len(steps) - 1 - last
+    return {name: column[kept] for name, column in columns.items()}

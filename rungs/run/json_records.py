@@ -1,0 +1,41 @@
+"""Files in a run folder with a record in each line: evaluations, samples, events."""
+
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import ValidationError
+
+from rungs.common import disk
+from rungs.common.paths import is_file
+from rungs.common.strict_json import StrictModel
+
+Record = TypeVar("Record", bound=StrictModel)
+
+
+def append(path: Path, records: Sequence[StrictModel]) -> None:
+    """Add records to a file, on disk for good; raises RunFailure."""
+    content = "".join(one.model_dump_json(exclude_none=True) + "\n" for one in records)
+    with disk.writing(path, path.stem), path.open("a+b") as file:
+        if file.tell() and not _ends_with_newline(path):
+            content = "\n" + content  # a kill tore the last line
+        file.write(content.encode())
+        disk.flush(file)
+
+
+def read(path: Path, kind: type[Record]) -> list[Record]:
+    """Return the records in a file, in order. Damaged lines are left out."""
+    if not is_file(path):
+        return []
+    found = []
+    for line in path.read_bytes().splitlines():
+        with contextlib.suppress(ValidationError):
+            found.append(kind.model_validate_json(line))
+    return found
+
+
+def _ends_with_newline(path: Path) -> bool:
+    with path.open("rb") as file:
+        file.seek(-1, 2)
+        return file.read(1) == b"\n"

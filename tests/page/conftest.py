@@ -1,0 +1,65 @@
+"""Runs to show, and a browser to look at them with."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.recorded_runs import record_run, step
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Any]:
+    """Headless Chromium. Its own downloads are not used: the system's Chromium is."""
+    if CHROMIUM is None:
+        pytest.skip("no chromium on this machine; on Debian: apt-get install chromium")
+    sync_api = pytest.importorskip("playwright.sync_api")
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def tab(chromium: Any) -> Iterator[Any]:
+    """A tab; the test fails if a page in it logs an error or loads anything but itself."""
+    context = chromium.new_context(viewport={"width": 1300, "height": 900})
+    page, problems = context.new_page(), []
+    page.set_default_timeout(60_000)
+    page.on("console", lambda message: problems.append(message.text))
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on("requestfailed", lambda request: problems.append(request.url))
+    yield page
+    context.close()
+    assert problems == []
+
+
+@pytest.fixture
+def three_runs(tmp_path: Path) -> list[Path]:
+    """Three runs in folders of their own."""
+    return [
+        record_run(tmp_path / "runs" / "alpha", map(step, range(100))),
+        record_run(
+            tmp_path / "runs" / "beta",
+            (
+                step(
+                    number,
+                    train_loss=1.5 + 1 / (number + 1),
+                    **({"validation_loss": 2.0 - number / 1000} if number % 10 == 0 else {}),
+                    **({"resumed": True} if number == 51 else {}),
+                )
+                for number in range(200)
+            ),
+            learning_rate=0.02,
+            lineage={"like": (tmp_path / "runs/alpha").as_posix(), "set": {"learning_rate": 0.02}},
+        ),
+        record_run(
+            tmp_path / "runs" / "gamma",
+            (step(number, train_loss=4.0, gradient_norm=9.0) for number in range(50)),
+            learning_rate=0.001,
+        ),
+    ]
