@@ -157,7 +157,7 @@ def continue_texts(
     """Print the continuations of texts, then how long that took."""
     import jax
 
-    rows = [encode_prompt(text, model.tokenizer) for text in texts for _ in range(num_samples)]
+    rows = [model.tokenizer.encode_beginning(text) for text in texts for _ in range(num_samples)]
     generator = model.generator(rows)
     longest = max(map(len, rows))
     warn_if_longer_than_context(generator.context_length, longest, request.new_tokens)
@@ -264,18 +264,6 @@ def _read_jsonl_prompt(line: str, place: str) -> str:
     if not isinstance(prompt, str):
         raise UserError(f'{place}: must be an object with a string, {{"prompt": "…"}}')
     return prompt
-
-
-def encode_prompt(text: str, tokenizer: Tokenizer) -> list[int]:
-    """Return the prompt's token ids; for an empty prompt the end-of-text token."""
-    tokens = tokenizer.encode_prompt(text)
-    if tokens:
-        return tokens
-    if tokenizer.end_of_text is None:
-        raise UserError(
-            "the prompt is empty, and the tokenizer has no end-of-text token to start with"
-        )
-    return [tokenizer.end_of_text]
 
 
 def check_token_ids(rows: Sequence[list[int]], vocab_size: int) -> None:

@@ -79,6 +79,8 @@ class OptimizationConfig(Config):
             "keep_checkpoints",
             "max_weights_file_bytes",
             "chart_style",
+            "sample_prompts",
+            "sample_tokens",
             "sharding",
             "remat",
             "scan_unroll",
@@ -176,6 +178,12 @@ class OptimizationConfig(Config):
     a single tensor is larger) with an index, as on the Hugging Face hub:
     model-00001-of-0000N.safetensors and model.safetensors.index.json instead of
     model.safetensors."""
+    sample_prompts: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    """Prompts that the model continues at each checkpoint, in the background: greedily and, with
+    seed, at temperature 1. The texts are in samples.jsonl. A model that is trained on chats answers
+    them."""
+    sample_tokens: Size = 64
+    """Tokens to add to each of the sample_prompts, at most."""
     chart_style: ChartStyle = "plain"
     """Style of the charts."""
     lineage: Lineage | None = None

@@ -68,6 +68,21 @@ class Tokenizer:
         """
         return self._encode([text], add_special_tokens=True)[0]
 
+    def encode_beginning(self, text: str) -> list[int]:
+        """Return what `encode_prompt` returns; for a text without tokens, the end-of-text token,
+        after which texts begin.
+
+        Raises:
+            UserError: the text is not valid Unicode, or there is no token to start with.
+        """
+        if tokens := self.encode_prompt(text):
+            return tokens
+        if self.end_of_text is None:
+            raise UserError(
+                "the prompt is empty, and the tokenizer has no end-of-text token to start with"
+            )
+        return [self.end_of_text]
+
     def encode_spans(
         self, text: str, spans: Sequence[tuple[int, int]]
     ) -> tuple[list[int], list[tuple[int, int]]]:

@@ -59,6 +59,11 @@ class Generator:
             self._decoder.decode, static_argnames="sampling", donate_argnames="state"
         )
 
+    def refresh(self, model: GPT) -> None:
+        """Copy the weights of the same model after an update, in place of the old ones."""
+        del self._weights  # before the new ones need memory
+        self._weights = self._decoder.weights(states_of(model), donate=False)
+
     @property
     def context_length(self) -> int:
         """The number of tokens that the model can attend to at most."""

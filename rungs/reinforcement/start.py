@@ -4,6 +4,7 @@ last saved step."""
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import NamedTuple
 
 from jax.sharding import Mesh
@@ -39,15 +40,17 @@ from rungs.run import metrics
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.run.metrics import MetricsLog, NullMetricsLog
 from rungs.run.policy_metrics import PolicyMetrics
+from rungs.sampling.prompts import check_sample_prompts
 from rungs.step.state import create_model
 from rungs.tasks.opening import open_task
 from rungs.tasks.task import Task
 from rungs.tasks.verifiers.checkup import Checkup, check
 from rungs.tasks.verifiers.opening import Verifier, open_verifier
-from rungs.training.chart_process import ChartProcess
+from rungs.training.background import Background
 from rungs.training.preparation import (
     EXIT_STOPPED_ELSEWHERE,
     create_mesh,
+    errors_in,
     find_checkpoint,
     metrics_log,
     mirror_of,
@@ -121,7 +124,8 @@ def launch(
         # 3. A finished run has nothing left to do.
         mirror = mirror_of(run, config.train, start)
         if inputs.first_step >= config.train.steps:
-            with mirror:
+            with StopSignal() as stop, Background(run, config.train, mirror, stop) as background:
+                background.is_complete = True
                 run_on_first(lambda: report.log_finished(run, config.train.steps))
             return 0
         # 4. The devices and the dtype to compute in.
@@ -174,6 +178,8 @@ def _open(
     tasks = [open_task(task, run.path) for task in config.train.tasks]
     prompts = Prompts(tasks, config.train, tokenizer, longest_prompt(config))
     longest = prompts.longest()
+    with errors_in(run):
+        check_sample_prompts(config, _tokenizer_file(run, weights))
     verifiers, checkups = _open_verifiers(stack, run, config, tasks, trust_verifier)
     reference = _reference(run, config)
     record = TaskRecord(
@@ -198,14 +204,19 @@ def _open(
     )
 
 
-def _tokenizer(run: RunFolder, weights: Weights) -> tuple[Tokenizer, tuple[int, ...]]:
-    """Return the tokenizer of the weights, and the tokens that end a text."""
+def _tokenizer_file(run: RunFolder, weights: Weights) -> Path:
+    """Return the path of the tokenizer of the weights."""
     if weights.tokenizer_file is None:
         raise UserError(
             f"{run.path / REINFORCE_FILE}: start_from: {weights.path} has no tokenizer.json beside"
             " it, which prompts need; start from a checkpoint that has one"
         )
-    tokenizer = load_tokenizer(weights.tokenizer_file)
+    return weights.tokenizer_file
+
+
+def _tokenizer(run: RunFolder, weights: Weights) -> tuple[Tokenizer, tuple[int, ...]]:
+    """Return the tokenizer of the weights, and the tokens that end a text."""
+    tokenizer = load_tokenizer(_tokenizer_file(run, weights))
     folder = published_folder(weights) or weights.path.parent
     ends = stop_tokens(folder, tokenizer)
     if not ends:
@@ -253,21 +264,20 @@ def _reference_model(inputs: Inputs, mesh: Mesh) -> GPT | None:
 def _train(inputs: Inputs, mesh: Mesh, mirror: Mirroring | NoMirroring) -> int:
     """Take the steps and return the exit code."""
     run, config = inputs.run, inputs.config
-    drawer = ChartProcess(run.path)
+    stop = StopSignal()
+    background = Background(run, config.train, mirror, stop)
     written = metrics_log(run, inputs.first_step - 1, PolicyMetrics)
-    trainer = _make_trainer(inputs, mesh, (drawer.request, mirror.request), written)
+    trainer = _make_trainer(inputs, mesh, (background.checkpoint_saved,), written)
     if is_first_process():
         report.log_start(run, config, inputs.saved, inputs.weights, mesh)
         report.log_checkups(inputs.tasks, inputs.verifiers, inputs.checkups)
         if inputs.saved is None:
             report.warn_of_unused_keys(run, config)
-    with StopSignal() as stop, mirror:
-        try:
-            last = trainer.train(stop)
-        finally:
-            drawer.finish()
+    with stop, background:
+        last = trainer.train(stop)
         taken = last.global_step + 1 if last else inputs.first_step
         is_stopped = taken < config.train.steps
+        background.is_complete = not is_stopped
         run_on_first(lambda: report.log_end(run, last, is_stopped))
     return (stop.exit_code or EXIT_STOPPED_ELSEWHERE) if is_stopped else 0
 

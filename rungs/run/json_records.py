@@ -16,12 +16,20 @@ Record = TypeVar("Record", bound=StrictModel)
 
 def append(path: Path, records: Sequence[StrictModel]) -> None:
     """Add records to a file, on disk for good; raises RunFailure."""
-    content = "".join(one.model_dump_json(exclude_none=True) + "\n" for one in records)
+    content = _as_text(records)
     with disk.writing(path, path.stem), path.open("a+b") as file:
         if file.tell() and not _ends_with_newline(path):
             content = "\n" + content  # a kill tore the last line
         file.write(content.encode())
         disk.flush(file)
+
+
+def write(path: Path, records: Sequence[StrictModel]) -> None:
+    """Replace a file, completely or not at all; raises RunFailure."""
+    unfinished = path.with_name(f"{path.name}.new")
+    with disk.writing(path, path.stem):
+        unfinished.write_text(_as_text(records), encoding="utf-8")
+        unfinished.replace(path)
 
 
 def read(path: Path, kind: type[Record]) -> list[Record]:
@@ -33,6 +41,10 @@ def read(path: Path, kind: type[Record]) -> list[Record]:
         with contextlib.suppress(ValidationError):
             found.append(kind.model_validate_json(line))
     return found
+
+
+def _as_text(records: Sequence[StrictModel]) -> str:
+    return "".join(one.model_dump_json(exclude_none=True) + "\n" for one in records)
 
 
 def _ends_with_newline(path: Path) -> bool:

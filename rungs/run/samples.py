@@ -40,6 +40,14 @@ def read(run: RunFolder) -> list[Sample]:
     return sorted(distinct.values(), key=lambda one: one.step)
 
 
+def drop_after(run: RunFolder, step: int) -> None:
+    """Remove the samples of later steps, which a start goes back behind; raises RunFailure."""
+    found = read(run)
+    kept = [one for one in found if one.step <= step]
+    if len(kept) < len(found):
+        json_records.write(run.prompt_samples, kept)
+
+
 def as_text(samples: list[Sample]) -> str:
     """Return samples for a terminal: for each prompt and kind, what each checkpoint said."""
     by_prompt = sorted(samples, key=lambda one: (one.prompt, one.kind))

@@ -32,6 +32,7 @@ from rungs.parallel.processes import (
     is_first_process,
     is_multi_process,
 )
+from rungs.run import samples
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.run.metrics import MetricsLog, NullMetricsLog, R
 from rungs.step.state import copy_bytes, create_model_and_optimizer
@@ -124,6 +125,7 @@ def tidy(run: RunFolder, train: OptimizationConfig, saved: Checkpoint | None) ->
     """Move aside what a start leaves behind; remove what a crash left unfinished, and old
     checkpoints if keep_checkpoints was lowered."""
     aside = move_aside(run, saved)
+    samples.drop_after(run, saved.step if saved else -1)
     clean_up(run.checkpoints)
     delete_old(run.checkpoints, train.keep_checkpoints)
     for unfinished in run.unfinished_charts:

@@ -31,9 +31,10 @@ from rungs.planning import disk_space, oom_advice
 from rungs.run import metrics
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.run.metrics import StepMetrics
+from rungs.sampling.prompts import check_sample_prompts
 from rungs.training import run_report
+from rungs.training.background import Background
 from rungs.training.benchmarks import Benchmarks
-from rungs.training.chart_process import ChartProcess
 from rungs.training.failed_step import FailedStepRecorder
 from rungs.training.loss_spikes import LossSpikeDetector
 from rungs.training.preparation import (
@@ -107,12 +108,15 @@ def launch(run: RunFolder, config: RunConfig, start: StartOptions, datasets_dir:
     # 3. The data. A resumed run uses the local copy, which must be the one it was started with.
     data, validation, provenance = _open_data(run, config, saved, weights, datasets_dir)
     benchmarks = Benchmarks.of(run, config.train, provenance.tokenizer_place)
+    with errors_in(run):
+        check_sample_prompts(config, provenance.tokenizer_place)
     # 4. A finished run has nothing left to train.
     mirror = mirror_of(run, config.train, start)
     if saved is not None and saved.step + 1 >= data.total_steps:
-        with mirror, disk.writing(run.path, "what is left to do"):
+        with StopSignal() as stop:
+            background = Background(run, config.train, mirror, stop, datasets_dir)
             edit = edit_to_extend(config, data)
-            run_on_first(lambda: _finish(run, saved.step + 1, edit, datasets_dir))
+            run_on_first(lambda: _finish(run, saved.step + 1, edit, background))
         return 0
     # 5. The devices: as train.json says, else as the checkpoint recorded, else all there are.
     mesh = create_mesh(run, config, saved)
@@ -175,8 +179,9 @@ def _open_datasets(
 def _train(inputs: Inputs, mesh: Mesh, mirror: Mirroring | NoMirroring) -> int:
     """Take the steps and return the exit code."""
     run, config = inputs.run, inputs.config
-    drawer = ChartProcess(run.path, inputs.datasets_dir)
-    trainer = _make_trainer(inputs, mesh, drawer, mirror)
+    stop = StopSignal()
+    background = Background(run, config.train, mirror, stop, inputs.datasets_dir)
+    trainer = _make_trainer(inputs, mesh, background)
     run_report.log_start(
         run,
         config,
@@ -195,19 +200,15 @@ def _train(inputs: Inputs, mesh: Mesh, mirror: Mirroring | NoMirroring) -> int:
     run_report.log_trainable(trainer.model, trainer.optimizer)
     run_report.warn_of_idle_devices(config.train, mesh)
     run_report.log_shared_cores(config.train, mesh)
-    with StopSignal() as stop, mirror:
-        try:
-            last = trainer.train(stop)
-        finally:
-            drawer.finish()
+    with stop, background:
+        last = trainer.train(stop)
         is_stopped = last.global_step + 1 < inputs.data.total_steps
+        background.is_complete = not is_stopped
         run_on_first(lambda: run_report.log_end(run, config, last, is_stopped))
     return (stop.exit_code or EXIT_STOPPED_ELSEWHERE) if is_stopped else 0
 
 
-def _make_trainer(
-    inputs: Inputs, mesh: Mesh, drawer: ChartProcess, mirror: Mirroring | NoMirroring
-) -> Trainer:
+def _make_trainer(inputs: Inputs, mesh: Mesh, background: Background) -> Trainer:
     run, config, saved, data = inputs.run, inputs.config, inputs.saved, inputs.data
     model, optimizer = model_and_optimizer(config, data.total_steps, mesh, saved, inputs.weights)
     steps = _steps_before(run, saved)
@@ -217,7 +218,7 @@ def _make_trainer(
         config,
         inputs.provenance.tokenizer_file,
         before=written.sync,
-        after=(drawer.request, mirror.request),
+        after=(background.checkpoint_saved,),
         starts_from=inputs.weights,
     )
     failed_steps = FailedStepRecorder(run, config, data, recorded_sharding(config.train, mesh))
@@ -266,16 +267,16 @@ def _unvalidated(saved: Checkpoint, steps: list[StepMetrics]) -> StepMetrics | N
     return next((step for step in steps if step.global_step == saved.step), None)
 
 
-def _finish(run: RunFolder, steps: int, edit: str, datasets_dir: Path) -> None:
+def _finish(run: RunFolder, steps: int, edit: str, background: Background) -> None:
     """Do what a kill just after the last checkpoint left undone.
 
     Args:
         edit: what makes the run longer.
     """
-    clean_up(run.checkpoints)
-    drawer = ChartProcess(run.path, datasets_dir)
-    drawer.request()
-    drawer.finish()
+    with disk.writing(run.path, "what is left to do"), background:
+        clean_up(run.checkpoints)
+        background.draw_charts()
+        background.is_complete = True
     log.info(
         "%s is finished: %s steps; to train longer, %s and add --extend",
         run.path,
