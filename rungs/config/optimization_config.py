@@ -81,6 +81,7 @@ class OptimizationConfig(Config):
             "chart_style",
             "sample_prompts",
             "sample_tokens",
+            "trackers",
             "sharding",
             "remat",
             "scan_unroll",
@@ -184,6 +185,9 @@ class OptimizationConfig(Config):
     them."""
     sample_tokens: Size = 64
     """Tokens to add to each of the sample_prompts, at most."""
+    trackers: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    """Experiment trackers that the run is sent to in the background: wandb, tensorboard, trackio,
+    mlflow, each with the extra of its name (`uv sync --extra wandb`), or one of another package."""
     chart_style: ChartStyle = "plain"
     """Style of the charts."""
     lineage: Lineage | None = None

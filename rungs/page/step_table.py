@@ -1,22 +1,20 @@
 """The numbers in `metrics.jsonl`, whatever they are called, as columns."""
 
 import contextlib
-import os
 from collections.abc import Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pydantic_core
 
-from rungs.common.paths import is_file
+from rungs.common.growing_file import GrowingFile
 from rungs.run.recorded_run import FloatArray
 
 STEP = "global_step"
-_LINES_AT_ONCE = 10_000
 
 Columns = dict[str, FloatArray]
+_NOTHING: Columns = {STEP: np.zeros(0)}
 Steps = list[dict[str, Any]]
 
 
@@ -33,10 +31,9 @@ class StepTable:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self.columns: Columns = {STEP: np.zeros(0)}
+        self._file = GrowingFile(path)
+        self.columns: Columns = _NOTHING
         self.texts: dict[str, dict[int, str]] = {}
-        self._inode, self._offset = 0, 0
 
     def __len__(self) -> int:
         return len(self.columns[STEP])
@@ -47,30 +44,22 @@ class StepTable:
         Returns:
             Whether anything has changed.
         """
-        if not is_file(self._path):
-            changed = len(self) > 0
-            self._forget()
-            return changed
-        with self._path.open("rb") as file:
-            status = os.fstat(file.fileno())
-            is_replaced = status.st_ino != self._inode or status.st_size < self._offset
-            if is_replaced:
+        parts: list[Columns] = []
+        for lines in self._file.new_lines():
+            steps = _steps_in(lines)
+            if self._file.is_replaced and not parts:
                 self._forget()
-            self._inode, before = status.st_ino, self._offset
-            file.seek(self._offset)
-            parts = [self.columns]
-            while lines := list(islice(file, _LINES_AT_ONCE)):
-                if not lines[-1].endswith(b"\n"):  # still being written, or torn
-                    lines.pop()
-                self._offset += sum(map(len, lines))
-                if steps := _steps_in(lines):
-                    parts.append(self._as_columns(steps))
-        self.columns = _in_order(_joined(parts))
-        return is_replaced or self._offset > before
+            parts.append(self._as_columns(steps) if steps else _NOTHING)
+        if not parts:
+            has_gone = self._file.is_replaced
+            if has_gone:
+                self._forget()
+            return has_gone
+        self.columns = _in_order(_joined([self.columns, *parts]))
+        return True
 
     def _forget(self) -> None:
-        self.columns, self.texts = {STEP: np.zeros(0)}, {}
-        self._inode, self._offset = 0, 0
+        self.columns, self.texts = _NOTHING, {}
 
     def _as_columns(self, steps: Steps) -> Columns:
         columns: Columns = {}

@@ -46,6 +46,7 @@ from rungs.tasks.opening import open_task
 from rungs.tasks.task import Task
 from rungs.tasks.verifiers.checkup import Checkup, check
 from rungs.tasks.verifiers.opening import Verifier, open_verifier
+from rungs.tracking.registry import check_trackers
 from rungs.training.background import Background
 from rungs.training.preparation import (
     EXIT_STOPPED_ELSEWHERE,
@@ -133,7 +134,7 @@ def launch(
         config = config._replace(train=with_dtype(config.train))
         # 5. What this start leaves behind moves aside.
         with disk.writing(run.path, "what this start changes"):
-            run_on_first(lambda: tidy(run, config.train, saved))
+            run_on_first(lambda: tidy(run, config.train, saved, start))
         # 6. Model and optimizer are created or restored, then the steps are taken.
         with run_log.log_failures():
             return _train(inputs._replace(config=config), mesh, mirror)
@@ -178,6 +179,7 @@ def _open(
     tasks = [open_task(task, run.path) for task in config.train.tasks]
     prompts = Prompts(tasks, config.train, tokenizer, longest_prompt(config))
     longest = prompts.longest()
+    check_trackers(config.train.trackers, f"{run.path / REINFORCE_FILE}: trackers")
     with errors_in(run):
         check_sample_prompts(config, _tokenizer_file(run, weights))
     verifiers, checkups = _open_verifiers(stack, run, config, tasks, trust_verifier)

@@ -82,6 +82,11 @@ class RunFolder:
         return self.path / "events.jsonl"
 
     @property
+    def trackers(self) -> Path:
+        """What experiment trackers have of the run, and what they store in it."""
+        return self.path / "trackers"
+
+    @property
     def charts(self) -> list[Path]:
         return sorted(self.path.glob("*-chart.png"))
 
@@ -89,7 +94,7 @@ class RunFolder:
     def records(self) -> list[Path]:
         """What a run writes besides its checkpoints and failed steps, as far as it is there."""
         files = [self.metrics, self.log, *self.charts, self.samples, self.rollouts]
-        files += [self.evaluations, self.prompt_samples, self.events]
+        files += [self.evaluations, self.prompt_samples, self.events, self.trackers]
         return [path for path in files if path.exists()]
 
     @property

@@ -3,18 +3,14 @@ not changed by it, whatever devices it runs on."""
 
 import contextlib
 import logging
-import os
 import shutil
-import subprocess
-import sys
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.checkpointing.manifest import OPTIMIZER_FOLDER, Checkpoint
 from rungs.common.disk import link_or_copy
+from rungs.common.helper_process import HelperProcess
 from rungs.common.signals import StopSignal
 from rungs.config.optimization_config import OptimizationConfig
 from rungs.data.catalog import VARIABLE as DATASETS_VARIABLE
@@ -27,9 +23,6 @@ STAGED = ".sampling"
 that retention doesn't delete them."""
 TEMPERATURE = 1.0
 """Of the text that is not greedy: the distribution that the model was trained for."""
-
-_SECONDS_UNTIL_MESSAGE = 2.0
-"""From which a wait is explained."""
 
 log = logging.getLogger("rungs")
 
@@ -49,7 +42,7 @@ class SampleProcess:
         self._run, self._train = run, train
         self._place = {DATASETS_VARIABLE: str(datasets_dir)} if datasets_dir else {}
         self._folder = run.path / STAGED
-        self._process: subprocess.Popen[str] | None = None
+        self._process: HelperProcess | None = None
         self._sent: set[str] = set()
 
     def request(self) -> None:
@@ -72,25 +65,10 @@ class SampleProcess:
         """
         if self._process is None:
             return
-        if wait and stop.number is None:
-            self._wait(self._process, stop)
+        if wait:
+            self._process.finish(stop, "sampling from the last checkpoints")
         self._process.kill()
-        self._process.wait()
-        self._listener.join()
         shutil.rmtree(self._folder, ignore_errors=True)
-
-    def _wait(self, process: "subprocess.Popen[str]", stop: StopSignal) -> None:
-        with contextlib.suppress(OSError):
-            self._send("")
-        started = time.monotonic()
-        has_said = False
-        while process.poll() is None and stop.number is None:
-            time.sleep(0.05)
-            if not has_said and time.monotonic() - started > _SECONDS_UNTIL_MESSAGE:
-                has_said = True
-                log.info("sampling from the last checkpoints; Ctrl-C leaves it to the next start")
-        if process.returncode:
-            log.warning("samples: their process ended with exit code %d", process.returncode)
 
     def _unsampled(self) -> Iterator[Checkpoint]:
         prompts = set(self._train.sample_prompts)
@@ -112,13 +90,16 @@ class SampleProcess:
                 ignore=shutil.ignore_patterns(OPTIMIZER_FOLDER),
             )
 
-    def _send(self, line: str) -> None:
+    def _send(self, name: str) -> None:
         if self._process is None:
-            self._process = self._start()
-            self._send(self._request().model_dump_json())
-        assert self._process.stdin is not None
-        self._process.stdin.write(line + "\n")
-        self._process.stdin.flush()
+            self._process = HelperProcess(
+                "samples",
+                "rungs.sampling.sampler",
+                str(self._folder.resolve()),
+                environment=self._place | {"JAX_PLATFORMS": "cpu"},
+            )
+            self._process.send(self._request().model_dump_json())
+        self._process.send(name)
 
     def _request(self) -> SamplingRequest:
         return SamplingRequest(
@@ -128,26 +109,3 @@ class SampleProcess:
             temperature=TEMPERATURE,
             seed=self._train.seed,
         )
-
-    def _start(self) -> subprocess.Popen[str]:
-        nice = ["nice", "-n", "19"] if shutil.which("nice") else []
-        command = [sys.executable, "-m", "rungs.sampling.sampler", str(self._folder.resolve())]
-        path = os.pathsep.join(filter(None, sys.path))
-        process = subprocess.Popen(
-            [*nice, *command],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=os.environ | self._place | {"PYTHONPATH": path, "JAX_PLATFORMS": "cpu"},
-            start_new_session=True,  # so that Ctrl-C stops the training alone
-        )
-        self._listener = threading.Thread(target=self._log_errors, args=(process,), daemon=True)
-        self._listener.start()
-        return process
-
-    def _log_errors(self, process: subprocess.Popen[str]) -> None:
-        assert process.stderr is not None
-        for line in process.stderr:
-            if line.strip():
-                log.warning("samples: %s", line.strip())

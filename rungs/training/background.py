@@ -1,4 +1,4 @@
-"""What runs beside the steps of a run: charts, samples, its mirror."""
+"""What runs beside the steps of a run: charts, samples, trackers, its mirror."""
 
 import logging
 from pathlib import Path
@@ -10,6 +10,7 @@ from rungs.mirror.mirroring import Mirroring, NoMirroring
 from rungs.parallel.processes import is_first_process
 from rungs.run.folder import RunFolder
 from rungs.sampling.sample_process import SampleProcess
+from rungs.tracking.tracking_process import TrackingProcesses
 from rungs.training.chart_process import ChartProcess
 
 log = logging.getLogger("rungs")
@@ -43,6 +44,8 @@ class Background:
         self._charts = ChartProcess(run.path, datasets_dir)
         has_samples = bool(train.sample_prompts) and is_first_process()
         self._samples = SampleProcess(run, train, datasets_dir) if has_samples else None
+        trackers = train.trackers if is_first_process() else ()
+        self._trackers = TrackingProcesses(run, trackers)
         self.is_complete = False
 
     def checkpoint_saved(self) -> None:
@@ -50,6 +53,7 @@ class Background:
         self._charts.request()
         if self._samples is not None:
             self._samples.request()
+        self._trackers.request()
         self._mirror.request()
 
     def draw_charts(self) -> None:
@@ -58,6 +62,7 @@ class Background:
 
     def __enter__(self) -> Self:
         self._mirror.__enter__()
+        self._trackers.start()
         if self._samples is not None:
             self._samples.request()
         return self
@@ -66,4 +71,5 @@ class Background:
         self._charts.finish()
         if self._samples is not None:
             self._samples.finish(wait=self.is_complete, stop=self._stop)
+        self._trackers.finish(self._stop)
         self._mirror.__exit__(*failure)

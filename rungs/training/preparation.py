@@ -36,6 +36,7 @@ from rungs.run import samples
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.run.metrics import MetricsLog, NullMetricsLog, R
 from rungs.step.state import copy_bytes, create_model_and_optimizer
+from rungs.tracking import tracking_process
 from rungs.training.resume import checkpoint_to_resume, move_aside, refuse_changes
 
 EXIT_STOPPED_ELSEWHERE = 128 + signal.SIGTERM
@@ -121,10 +122,14 @@ def errors_in(run: RunFolder) -> Iterator[None]:
         raise UserError("\n".join(f"{run.path}/{line}" for line in lines)) from None
 
 
-def tidy(run: RunFolder, train: OptimizationConfig, saved: Checkpoint | None) -> None:
+def tidy(
+    run: RunFolder, train: OptimizationConfig, saved: Checkpoint | None, start: StartOptions
+) -> None:
     """Move aside what a start leaves behind; remove what a crash left unfinished, and old
     checkpoints if keep_checkpoints was lowered."""
     aside = move_aside(run, saved)
+    if aside is not None and start.rewind_to:
+        tracking_process.forget(run)
     samples.drop_after(run, saved.step if saved else -1)
     clean_up(run.checkpoints)
     delete_old(run.checkpoints, train.keep_checkpoints)

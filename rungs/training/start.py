@@ -32,6 +32,7 @@ from rungs.run import metrics
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.run.metrics import StepMetrics
 from rungs.sampling.prompts import check_sample_prompts
+from rungs.tracking.registry import check_trackers
 from rungs.training import run_report
 from rungs.training.background import Background
 from rungs.training.benchmarks import Benchmarks
@@ -108,6 +109,7 @@ def launch(run: RunFolder, config: RunConfig, start: StartOptions, datasets_dir:
     # 3. The data. A resumed run uses the local copy, which must be the one it was started with.
     data, validation, provenance = _open_data(run, config, saved, weights, datasets_dir)
     benchmarks = Benchmarks.of(run, config.train, provenance.tokenizer_place)
+    check_trackers(config.train.trackers, f"{run.path / config.train_file}: trackers")
     with errors_in(run):
         check_sample_prompts(config, provenance.tokenizer_place)
     # 4. A finished run has nothing left to train.
@@ -124,7 +126,7 @@ def launch(run: RunFolder, config: RunConfig, start: StartOptions, datasets_dir:
     config = config._replace(train=with_dtype(config.train))
     # 7. What this start leaves behind moves aside; what a crash left unfinished is removed.
     with disk.writing(run.path, "what this start changes"):
-        run_on_first(lambda: tidy(run, config.train, saved))
+        run_on_first(lambda: tidy(run, config.train, saved, start))
     # 8. Model and optimizer are created or restored, then the steps are taken.
     inputs = Inputs(
         run, config, saved, weights, data, validation, provenance, datasets_dir, benchmarks

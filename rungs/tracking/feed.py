@@ -1,0 +1,214 @@
+"""The program that sends a run to a tracker: `python -m rungs.tracking.feed RUN TRACKER`.
+
+It reads lines: each means that there is something new, and an empty one that the run has ended. If
+its input ends without that, training was killed; it sends what is there and leaves the run open.
+"""
+
+import os
+import sys
+import threading
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+import pydantic_core
+from filelock import FileLock
+from pydantic import Field
+
+from rungs.common import strict_json
+from rungs.common.errors import reason
+from rungs.common.growing_file import GrowingFile
+from rungs.common.strict_json import StrictModel
+from rungs.config import run_config
+from rungs.run import evaluations, samples
+from rungs.run.folder import RunFolder
+from rungs.tracking.registry import OpenTracker, find_tracker
+from rungs.tracking.tracker import TrackedRun, Tracker
+
+_SECONDS_BETWEEN = 2.0
+"""From looking for new steps to the next time."""
+_FIRST_DELAY, _LONGEST_DELAY = 10.0, 600.0
+"""Seconds until a tracker that failed is tried again; twice as long each time."""
+_NOT_SENT = frozenset({"global_step", "resumed"})
+
+
+class Sent(StrictModel):
+    """What a tracker has of a run: a file in the folder of the tracker."""
+
+    id: str
+    last_step: int = -1
+    last_metrics: tuple[str, ...] = Field(default=(), strict=False)
+    """Names of those of the last step. If a signal interrupted its validation, more follow."""
+    last_sample_step: int = -1
+
+
+class Feed:
+    """Sends what is new in a run folder to a tracker.
+
+    Args:
+        run: the run folder.
+        name: of the tracker.
+        open_tracker: opens the run there.
+    """
+
+    def __init__(self, run: RunFolder, name: str, open_tracker: OpenTracker) -> None:
+        self._run, self._open_tracker = run, open_tracker
+        self._folder = run.trackers / name
+        self._metrics = GrowingFile(run.metrics)
+        self._tracker: Tracker | None = None
+        self._sent = self._read_sent()
+
+    def send_new(self) -> None:
+        """Send the steps and samples that the tracker doesn't have yet."""
+        tracker = self._opened()
+        for lines in self._metrics.new_lines():
+            self._send_steps(tracker, lines)
+        self._send_samples(tracker)
+
+    def finish(self) -> None:
+        """Send what is left, charts and final figures, and close the run."""
+        self.send_new()
+        tracker = self._opened()
+        for chart in self._run.charts:
+            tracker.log_chart(chart)
+        tracker.finish(self._summary())
+        self._tracker = None
+
+    def reopen(self) -> None:
+        """Open the tracker anew for the next steps, after it has failed."""
+        self._tracker = None
+        self._metrics = GrowingFile(self._run.metrics)
+
+    def _opened(self) -> Tracker:
+        if self._tracker is None:
+            self._write_sent()
+            tracked = TrackedRun(
+                id=self._sent.id,
+                name=self._run.path.resolve().name,
+                folder=self._folder,
+                config=_flat_config(self._run.path),
+                last_step=self._sent.last_step,
+            )
+            self._tracker = self._open_tracker(tracked)
+            last = self._tracker.last_step()
+            if last != self._sent.last_step:
+                self._sent = self._sent.model_copy(update={"last_step": last, "last_metrics": ()})
+        return self._tracker
+
+    def _send_steps(self, tracker: Tracker, lines: Sequence[bytes]) -> None:
+        last, names = self._sent.last_step, self._sent.last_metrics
+        is_new = False
+        for step, metrics in _steps_in(lines):
+            if step == last and names:
+                metrics = {name: one for name, one in metrics.items() if name not in names}
+                names = (*names, *metrics)
+            elif step > last:
+                last, names = step, tuple(metrics)
+            else:
+                continue
+            if metrics:
+                tracker.log_step(step, metrics)
+                is_new = True
+        if is_new:
+            tracker.flush()
+            update = {"last_step": last, "last_metrics": names}
+            self._sent = self._sent.model_copy(update=update)
+            self._write_sent()
+
+    def _send_samples(self, tracker: Tracker) -> None:
+        found = samples.read(self._run)
+        for step in sorted({one.step for one in found if one.step > self._sent.last_sample_step}):
+            tracker.log_samples(step, [one for one in found if one.step == step])
+            self._sent = self._sent.model_copy(update={"last_sample_step": step})
+            self._write_sent()
+
+    def _summary(self) -> dict[str, float]:
+        """Return the last value of each metric, and the scores of the last checkpoints."""
+        figures: dict[str, float] = {}
+        for lines in GrowingFile(self._run.metrics).new_lines():
+            for _, metrics in _steps_in(lines):
+                figures |= metrics
+        scores = evaluations.latest(evaluations.read(self._run))
+        return figures | {f"{task} {metric}": one.value for (task, metric), one in scores.items()}
+
+    def _read_sent(self) -> Sent:
+        try:
+            return Sent.model_validate_json(strict_json.read_text(self._state))
+        except ValueError:
+            return Sent(id=uuid.uuid4().hex[:12])
+
+    def _write_sent(self) -> None:
+        unfinished = self._state.with_suffix(".new")
+        unfinished.write_text(self._sent.model_dump_json() + "\n")
+        unfinished.replace(self._state)
+
+    @property
+    def _state(self) -> Path:
+        return self._folder / "sent.json"
+
+
+def _steps_in(lines: Sequence[bytes]) -> Iterator[tuple[int, dict[str, float]]]:
+    """Yield the number and the metrics of each step."""
+    for line in lines:
+        try:
+            values = pydantic_core.from_json(line)
+        except ValueError:
+            continue
+        if isinstance(values, dict) and isinstance(values.get("global_step"), int):
+            yield values["global_step"], dict(_numbers(values))
+
+
+def _numbers(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from _numbers(value, f"{prefix}{name}.")
+        elif isinstance(value, int | float) and name not in _NOT_SENT:
+            yield f"{prefix}{name}", float(value)
+
+
+def _flat_config(folder: Path) -> dict[str, Any]:
+    model, train = config = run_config.load_any_run(folder)
+    parts = {"model": model.as_json(), Path(config.train_file).stem: train.as_json()}
+    return {f"{part}.{key}": value for part, keys in parts.items() for key, value in keys.items()}
+
+
+def main(run: RunFolder, name: str, lines: TextIO) -> None:
+    """Send what is new whenever a line arrives, and every few seconds."""
+    has_news, state = threading.Event(), {"ended": False, "killed": False}
+    threading.Thread(target=_listen, args=(lines, has_news, state), daemon=True).start()
+    feed, failures = Feed(run, name, find_tracker(name)), 0
+    while True:
+        is_last = state["ended"] or state["killed"]
+        try:
+            feed.finish() if state["ended"] else feed.send_new()
+            failures = 0
+        except Exception as error:  # of any tracker's library
+            failures += 1
+            print(reason(error), file=sys.stderr, flush=True)
+            feed.reopen()
+        if is_last:
+            return
+        delay = min(_FIRST_DELAY * 2 ** (failures - 1), _LONGEST_DELAY)
+        has_news.wait(delay if failures else _SECONDS_BETWEEN)
+        has_news.clear()
+
+
+def _listen(lines: TextIO, has_news: threading.Event, state: dict[str, bool]) -> None:
+    for line in lines:
+        state["ended"] |= line == "\n"
+        has_news.set()
+    state["killed"] = not state["ended"]
+    has_news.set()
+
+
+if __name__ == "__main__":
+    commands = os.fdopen(os.dup(0))
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # a library that asks for a login finds nobody
+    tracked, tracker = RunFolder(Path(sys.argv[1])), sys.argv[2]
+    try:
+        (tracked.trackers / tracker).mkdir(parents=True, exist_ok=True)
+        with FileLock(tracked.trackers / tracker / "feed.lock"):  # a killed start's may still send
+            main(tracked, tracker, commands)
+    except OSError as error:
+        sys.exit(f"{error.filename}: {error.strerror}")

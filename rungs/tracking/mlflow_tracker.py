@@ -1,0 +1,84 @@
+"""MLflow: where MLFLOW_TRACKING_URI says, else its own default."""
+
+import json
+import logging
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rungs.run.samples import Sample
+from rungs.tracking.tracker import PROJECT, TrackedRun
+
+_ID = "rungs.id"
+"""Tag by which a resumed run is found."""
+_METRICS_AT_ONCE = 1000
+"""That MLflow takes in a batch."""
+
+
+class MlflowTracker:
+    """The run, found again by its id in a tag."""
+
+    def __init__(self, run: TrackedRun) -> None:
+        from mlflow.tracking import MlflowClient
+
+        logging.getLogger("mlflow").setLevel(logging.WARNING)
+        self._client: Any = MlflowClient()
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
+        found = self._client.get_experiment_by_name(name)
+        experiment = found.experiment_id if found else self._client.create_experiment(name)
+        self._run_id, self._last = self._find(experiment, run)
+        self._unsent: list[Any] = []
+
+    def _find(self, experiment: str, run: TrackedRun) -> tuple[str, int]:
+        [*runs] = self._client.search_runs([experiment], f"tags.`{_ID}` = '{run.id}'")
+        if runs:
+            self._client.set_terminated(runs[0].info.run_id, status="RUNNING")
+            return runs[0].info.run_id, self._last_logged(runs[0].info.run_id)
+        created = self._client.create_run(experiment, run_name=run.name, tags={_ID: run.id})
+        for key, value in run.config.items():
+            self._client.log_param(created.info.run_id, key, json.dumps(value)[:6000])
+        return created.info.run_id, -1
+
+    def _last_logged(self, run_id: str) -> int:
+        history = self._client.get_metric_history(run_id, "tokens_seen")
+        return max((metric.step for metric in history), default=-1)
+
+    def last_step(self) -> int:
+        return self._last
+
+    def log_step(self, step: int, metrics: Mapping[str, float]) -> None:
+        from mlflow.entities import Metric
+
+        now = int(1000 * time.time())
+        if len(self._unsent) + len(metrics) > _METRICS_AT_ONCE:
+            self.flush()
+        self._unsent += [Metric(_key(name), value, now, step) for name, value in metrics.items()]
+
+    def log_samples(self, step: int, samples: Sequence[Sample]) -> None:
+        text = "\n".join(one.model_dump_json() for one in samples) + "\n"
+        self._client.log_text(self._run_id, text, f"samples/step-{step:06d}.jsonl")
+
+    def log_chart(self, path: Path) -> None:
+        self._client.log_artifact(self._run_id, str(path), "charts")
+
+    def flush(self) -> None:
+        if self._unsent:
+            self._client.log_batch(self._run_id, metrics=self._unsent)
+            self._unsent = []
+
+    def finish(self, summary: Mapping[str, float]) -> None:
+        self.flush()
+        self._client.log_dict(self._run_id, dict(summary), "final-figures.json")
+        self._client.set_terminated(self._run_id)
+
+
+def _key(name: str) -> str:
+    """Return a name with only the characters that MLflow allows."""
+    return "".join(c if c.isalnum() or c in "_-. /" else "_" for c in name)
+
+
+def open_tracker(run: TrackedRun) -> MlflowTracker:
+    """Open the run."""
+    return MlflowTracker(run)

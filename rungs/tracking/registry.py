@@ -1,0 +1,70 @@
+"""The trackers there are."""
+
+import difflib
+import importlib
+import importlib.util
+from collections.abc import Callable, Sequence
+from importlib.metadata import entry_points
+from typing import NamedTuple
+
+from rungs.common.errors import UserError
+from rungs.tracking.tracker import TrackedRun, Tracker
+
+OpenTracker = Callable[[TrackedRun], Tracker]
+GROUP = "rungs.trackers"
+"""Entry points of other packages."""
+
+
+class BuiltIn(NamedTuple):
+    """A tracker of this package; its extra has its name."""
+
+    function: str
+    library: str
+    """The module that its extra installs."""
+
+
+BUILT_IN = {
+    "mlflow": BuiltIn("rungs.tracking.mlflow_tracker:open_tracker", "mlflow"),
+    "tensorboard": BuiltIn("rungs.tracking.tensorboard_tracker:open_tracker", "tensorboardX"),
+    "trackio": BuiltIn("rungs.tracking.trackio_tracker:open_tracker", "trackio"),
+    "wandb": BuiltIn("rungs.tracking.wandb_tracker:open_tracker", "wandb"),
+}
+
+
+def check_trackers(names: Sequence[str], place: str) -> None:
+    """Check that trackers exist and are installed.
+
+    Args:
+        place: what names them, for messages.
+
+    Raises:
+        UserError: with a line for each that does not.
+    """
+    lines = [f"{place}: {line}" for name in names if (line := _problem(name))]
+    if lines:
+        raise UserError("\n".join(lines))
+
+
+def _problem(name: str) -> str | None:
+    if name in BUILT_IN:
+        if importlib.util.find_spec(BUILT_IN[name].library):
+            return None
+        return f"{name} is not installed; install it with the extra: uv sync --extra {name}"
+    others = {entry.name for entry in entry_points(group=GROUP)}
+    if name in others:
+        return None
+    known = sorted({*BUILT_IN, *others})
+    close = difflib.get_close_matches(name, known, n=1)
+    meant = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
+    return f"no tracker is called {name[:40]!r}; {meant}"
+
+
+def find_tracker(name: str) -> OpenTracker:
+    """Return the function that opens a run in a tracker that `check_trackers` has checked."""
+    if name in BUILT_IN:
+        module, _, function = BUILT_IN[name].function.partition(":")
+        opened: OpenTracker = getattr(importlib.import_module(module), function)
+        return opened
+    [entry] = entry_points(group=GROUP, name=name)
+    found: OpenTracker = entry.load()
+    return found

@@ -1,0 +1,67 @@
+"""Trackio: its local store, or a Space if TRACKIO_SPACE_ID names one."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rungs.run.samples import Sample
+from rungs.tracking.tracker import PROJECT, TrackedRun
+
+_SPACE = "TRACKIO_SPACE_ID"
+
+
+class TrackioTracker:
+    """The run, called by its name and id."""
+
+    def __init__(self, run: TrackedRun) -> None:
+        import trackio
+
+        self._trackio: Any = trackio
+        project, space = os.environ.get("TRACKIO_PROJECT", PROJECT), os.environ.get(_SPACE)
+        name = f"{run.name}-{run.id}"
+        self._last = run.last_step if space else _last_stored(project, name)
+        self._run: Any = trackio.init(
+            project=project,
+            name=name,
+            space_id=space,
+            config=dict(run.config),
+            resume="allow",
+            auto_log_gpu=False,
+            embed=False,
+        )
+
+    def last_step(self) -> int:
+        return self._last
+
+    def log_step(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._last = step
+        self._run.log(dict(metrics), step=step)
+
+    def log_samples(self, step: int, samples: Sequence[Sample]) -> None:
+        texts = {f"sample {one.kind}: {one.prompt}": one.text for one in samples}
+        self._run.log(texts, step=step)
+
+    def log_chart(self, path: Path) -> None:
+        self._run.log({path.stem: self._trackio.Image(str(path))}, step=max(self._last, 0))
+
+    def flush(self) -> None:
+        """Nothing to do: its own thread writes what it is sent."""
+
+    def finish(self, summary: Mapping[str, float]) -> None:
+        figures = {f"final {name}": value for name, value in summary.items()}
+        self._run.log(figures, step=max(self._last, 0))
+        self._run.finish()
+
+
+def _last_stored(project: str, name: str) -> int:
+    """Return the last step of a run in the local store, -1 if there is none."""
+    from trackio import SQLiteStorage
+
+    last = SQLiteStorage.get_last_step(project, name)
+    return -1 if last is None else int(last)
+
+
+def open_tracker(run: TrackedRun) -> TrackioTracker:
+    """Open the run."""
+    return TrackioTracker(run)

@@ -1,0 +1,58 @@
+"""Weights & Biases. Its own variables, such as WANDB_PROJECT and WANDB_MODE, count."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rungs.run.samples import Sample
+from rungs.tracking.tracker import PROJECT, TrackedRun
+
+
+class WandbTracker:
+    """The run with the same id after each resume; without a network, a folder of files for each
+    start, which `wandb sync` uploads as one run."""
+
+    def __init__(self, run: TrackedRun) -> None:
+        import wandb
+
+        self._wandb: Any = wandb
+        self._run: Any = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", PROJECT),
+            id=run.id,
+            name=run.name,
+            dir=os.environ.get("WANDB_DIR", str(run.folder)),
+            config=dict(run.config),
+            resume="allow",
+            settings=wandb.Settings(silent=True, console="off"),
+        )
+        # Online, a resumed run knows its next step.
+        self._last = max(run.last_step, self._run.step - 1) if self._run.step else run.last_step
+
+    def last_step(self) -> int:
+        return self._last
+
+    def log_step(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._last = step
+        self._run.log(dict(metrics), step=step)
+
+    def log_samples(self, step: int, samples: Sequence[Sample]) -> None:
+        rows = [[step, one.kind, one.prompt, one.text] for one in samples]
+        table = self._wandb.Table(columns=["step", "kind", "prompt", "text"], data=rows)
+        self._run.log({f"samples/{step}": table}, step=max(self._last, step))
+
+    def log_chart(self, path: Path) -> None:
+        image = self._wandb.Image(str(path))
+        self._run.log({f"charts/{path.stem}": image}, step=max(self._last, 0))
+
+    def flush(self) -> None:
+        """Nothing to do: its own process writes what it is sent."""
+
+    def finish(self, summary: Mapping[str, float]) -> None:
+        self._run.summary.update(dict(summary))
+        self._run.finish()
+
+
+def open_tracker(run: TrackedRun) -> WandbTracker:
+    """Open the run."""
+    return WandbTracker(run)
