@@ -15,7 +15,6 @@ import sys
 
 import click
 
-from rungs.common import run_log
 from rungs.common.errors import UserError
 from rungs.config.run_config import load_reinforcement_run
 from rungs.run.folder import RunFolder, find_run
@@ -42,7 +41,9 @@ from rungs.training.options import StartCommand, hold_run, start_options
 def main(command: StartCommand, trust_verifier: bool, is_audit: bool) -> None:
     """Train RUN, a folder with model.json and reinforce.json, by reinforcement learning from
     verifiable rewards, or resume it."""
-    run_log.log_to_terminal()
+    command.require_run()
+    if command.start.dry_run:
+        raise UserError("--dry-run: is for train.py; plan.py tells what this run will take")
     if is_audit:
         if command.starts_run or command.replay or trust_verifier:
             raise UserError("--audit: only reads what is there; it goes with no other option")

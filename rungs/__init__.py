@@ -27,6 +27,7 @@ The docstring of each package lists its files and says what it may import. From 
     reinforcement  reinforcement learning: sampling, advantages, its loop
     diagnostics    checks of a run, called by the smoke tests
     charts         drawings of all charts
+    sweeps         grids of runs
     page           an HTML page to look at runs and compare them
 
 The names below are imported when first used, so `import rungs` itself is fast.

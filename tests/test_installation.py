@@ -20,8 +20,9 @@ PACKAGES = {
     "cuda12": "jax-cuda12-plugin",
     "tpu": "libtpu",
 }
-DEVICELESS = ("reasoning", "eval", "s3", "gs")
-"""The extra that goes with any other."""
+TRACKERS = ("wandb", "tensorboard", "trackio", "mlflow")
+DEVICELESS = ("reasoning", "eval", "s3", "gs", *TRACKERS)
+"""The extras that go with any other."""
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 

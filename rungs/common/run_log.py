@@ -1,6 +1,8 @@
 """Messages of a run, on the terminal and in its `train.log`."""
 
 import contextlib
+import datetime
+import json
 import logging
 import os
 import sys
@@ -26,6 +28,8 @@ class Terminal:
     """stderr, for messages and progress bars. A closed stderr does not stop a run: after
     `train.py … 2>&1 | tee log`, Ctrl-C ends `tee` too."""
 
+    wants_bars = True
+
     def write(self, text: str) -> int:
         with contextlib.suppress(OSError, ValueError):
             sys.stderr.write(text)
@@ -44,7 +48,7 @@ class Terminal:
     @property
     def shows_bars(self) -> bool:
         """Whether this is a terminal, with a width: a pseudo-terminal may have none."""
-        return self.isatty() and os.get_terminal_size(self.fileno()).columns > 0
+        return self.wants_bars and self.isatty() and os.get_terminal_size(self.fileno()).columns > 0
 
 
 TERMINAL = Terminal()
@@ -75,6 +79,15 @@ class _AboveTheBar(logging.Handler):
         tqdm.write(self.format(record), file=TERMINAL)
 
 
+class _Json(logging.Formatter):
+    """A message as a JSON object."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        time = datetime.datetime.fromtimestamp(record.created, datetime.UTC)
+        values = {"time": time.isoformat(timespec="milliseconds"), "level": record.levelname}
+        return json.dumps(values | {"message": record.getMessage()})
+
+
 class _File(logging.FileHandler):
     """Writes messages to a file. A failed write does not stop the run: the first failure is
     reported on the terminal, and later messages are tried again."""
@@ -88,13 +101,22 @@ class _File(logging.FileHandler):
             TERMINAL.write(f"{self.baseFilename}: could not be written: {error}\n")
 
 
-def log_to_terminal() -> None:
+def log_to_terminal(*, quiet: bool = False, as_json: bool = False) -> None:
     """From now on write messages to the terminal, and keep them in memory for `log_to_file`. Errors
-    that libraries log are left out: they also raise them, and Rungs reports the exception."""
+    that libraries log are left out: they also raise them, and Rungs reports the exception.
+
+    Args:
+        quiet: only warnings go to the terminal, and no progress bar.
+        as_json: each message is an object with time, level and message; there is no progress bar.
+    """
     logging.getLogger("absl").setLevel(logging.CRITICAL)
     log.setLevel(logging.INFO)
     log.propagate = False
-    log.handlers = [_AboveTheBar(), MemoryHandler(1000, flushLevel=logging.CRITICAL + 1)]
+    terminal = _AboveTheBar(logging.WARNING if quiet else logging.INFO)
+    if as_json:
+        terminal.setFormatter(_Json())
+    TERMINAL.wants_bars = not (quiet or as_json)
+    log.handlers = [terminal, MemoryHandler(1000, flushLevel=logging.CRITICAL + 1)]
 
 
 def only_warnings() -> None:

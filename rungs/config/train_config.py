@@ -21,6 +21,9 @@ class TrainConfig(OptimizationConfig):
     MAY_CHANGE: ClassVar[frozenset[str]] = OptimizationConfig.MAY_CHANGE | {
         "tokenizer",
         "validation_tokens",
+        "validation_interval",
+        "validation_minutes",
+        "checkpoint_minutes",
         "validation_datasets",
         "start_val_token",
         "evaluate_every",
@@ -47,6 +50,14 @@ class TrainConfig(OptimizationConfig):
     """Index of the first validation token to use."""
     validation_tokens: Size = 524_288
     """Maximum number of tokens in each validation, rounded up to full sequences."""
+    validation_interval: Size | None = None
+    """Steps between validations, counted from step 0. null: one with each checkpoint at
+    checkpoint_interval. The last step always has one."""
+    validation_minutes: Positive | None = None
+    """Validate, too, if the last validation is this long ago. null: only steps count."""
+    checkpoint_minutes: Positive | None = None
+    """Save a checkpoint, too, if the last one is this long ago. It can't become the best one. null:
+    only checkpoint_interval counts."""
     validation_datasets: Annotated[tuple[str, ...], Field(strict=False)] = ()
     """More datasets to measure the loss on at each validation. The run's own validation loss, which
     decides which checkpoint is the best, does not include them."""

@@ -123,9 +123,8 @@ class ShownRun:
     def _best(self) -> int | None:
         """Return the row of the best checkpoint, as `metrics.best_step` does."""
         numbers, losses = self._column(STEP), self._column(self._selected).copy()
-        if self._selected == "train_loss":
-            is_saved = numbers % self.config.train.checkpoint_interval == 0
-            losses[:-1][~is_saved[:-1]] = np.nan
+        is_saved = numbers % self.config.train.checkpoint_interval == 0
+        losses[:-1][~is_saved[:-1]] = np.nan
         measured = self.steps.texts.get("validation_data", {})
         if measured:
             latest = measured[max(measured)]

@@ -19,11 +19,9 @@ from rungs.checkpointing.start_from import find_starting_weights
 from rungs.checkpointing.weights_file import Weights
 from rungs.common import disk, run_log
 from rungs.common.errors import UserError
-from rungs.common.signals import StopSignal
 from rungs.config.run_config import REINFORCE_FILE, ReinforceRunConfig
 from rungs.data.tokenizer import Tokenizer
 from rungs.data.tokenizer_files import load_tokenizer
-from rungs.mirror.mirroring import Mirroring, NoMirroring
 from rungs.model.gpt import GPT
 from rungs.model.rollouts import RolloutSampler
 from rungs.optim.precision import dtype_of
@@ -125,8 +123,8 @@ def launch(
         # 3. A finished run has nothing left to do.
         mirror = mirror_of(run, config.train, start)
         if inputs.first_step >= config.train.steps:
-            with StopSignal() as stop, Background(run, config.train, mirror, stop) as background:
-                background.is_complete = True
+            background = Background(run, config.train, mirror, start, inputs.first_step - 1)
+            with background.catching_up():
                 run_on_first(lambda: report.log_finished(run, config.train.steps))
             return 0
         # 4. The devices and the dtype to compute in.
@@ -137,7 +135,8 @@ def launch(
             run_on_first(lambda: tidy(run, config.train, saved, start))
         # 6. Model and optimizer are created or restored, then the steps are taken.
         with run_log.log_failures():
-            return _train(inputs._replace(config=config), mesh, mirror)
+            background = Background(run, config.train, mirror, start, inputs.first_step - 1)
+            return _train(inputs._replace(config=config), mesh, background)
 
 
 def open_to_replay(
@@ -263,25 +262,24 @@ def _reference_model(inputs: Inputs, mesh: Mesh) -> GPT | None:
     return create_model(config, mesh, arrays)
 
 
-def _train(inputs: Inputs, mesh: Mesh, mirror: Mirroring | NoMirroring) -> int:
+def _train(inputs: Inputs, mesh: Mesh, background: Background) -> int:
     """Take the steps and return the exit code."""
     run, config = inputs.run, inputs.config
-    stop = StopSignal()
-    background = Background(run, config.train, mirror, stop)
-    written = metrics_log(run, inputs.first_step - 1, PolicyMetrics)
+    last_step = inputs.first_step - 1
+    written = metrics_log(run, last_step, PolicyMetrics, background.step_taken)
     trainer = _make_trainer(inputs, mesh, (background.checkpoint_saved,), written)
     if is_first_process():
         report.log_start(run, config, inputs.saved, inputs.weights, mesh)
         report.log_checkups(inputs.tasks, inputs.verifiers, inputs.checkups)
         if inputs.saved is None:
             report.warn_of_unused_keys(run, config)
-    with stop, background:
-        last = trainer.train(stop)
+    with background:
+        last = trainer.train(background.stop)
         taken = last.global_step + 1 if last else inputs.first_step
         is_stopped = taken < config.train.steps
         background.is_complete = not is_stopped
         run_on_first(lambda: report.log_end(run, last, is_stopped))
-    return (stop.exit_code or EXIT_STOPPED_ELSEWHERE) if is_stopped else 0
+    return (background.stop.exit_code or EXIT_STOPPED_ELSEWHERE) if is_stopped else 0
 
 
 def _make_trainer(

@@ -74,27 +74,34 @@ class NewRun:
 
 
 @contextlib.contextmanager
-def create_like(name: str, like: str, settings: Sequence[str]) -> Iterator[Path]:
+def create_like(name: str, like: str, settings: Sequence[str], keep: bool = True) -> Iterator[Path]:
     """Create the run folder `name` from the run `like`, with the keys in `settings` (`key=value`)
     changed. If the same call created it before, it is left unchanged, so the same command resumes.
     If the block raises UserError, because the run does not fit its data or devices, a folder that
     this call created is removed.
 
+    Args:
+        keep: False removes it in any case.
+
     Raises:
         UserError: a setting is wrong, or the folder cannot be created. Nothing is written.
     """
     target = new_run_path(name)
-    new = NewRun.of(target, find_run(like), _parse_settings(settings))
+    new = NewRun.of(target, find_run(like), parse_settings(settings))
     is_new = not is_there(target)
     try:
         yield new.make()
     except UserError:
-        if is_new:
-            new.remove()
+        keep = False
         raise
+    finally:
+        if is_new and not keep:
+            new.remove()
 
 
-def _parse_settings(settings: Sequence[str]) -> dict[str, Any]:
+def parse_settings(settings: Sequence[str]) -> dict[str, Any]:
+    """Return keys with their new values from `key=value`; a value that is not JSON is a string.
+    Raises UserError."""
     changes: dict[str, Any] = {}
     for setting in settings:
         key, equals, value = setting.partition("=")

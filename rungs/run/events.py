@@ -1,6 +1,7 @@
 """What happened to a run, with times: `events.jsonl` in the run folder."""
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from rungs.common.strict_json import StrictModel
 from rungs.run import json_records
@@ -20,6 +21,20 @@ class Event(StrictModel):
     text: str
 
 
+def append(run: RunFolder, event: Event) -> None:
+    """Add an event; raises RunFailure."""
+    json_records.append(run.events, [event])
+
+
 def read(run: RunFolder) -> list[Event]:
     """Return the events of a run, in order."""
     return json_records.read(run.events, Event)
+
+
+def as_message(run: RunFolder, event: Event, figures: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a hook gets of an event.
+
+    Args:
+        figures: the metrics of the last step.
+    """
+    return {"run": str(run.path.resolve()), **event.model_dump(), "figures": dict(figures)}

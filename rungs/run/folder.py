@@ -166,6 +166,10 @@ class StartOptions:
     extend: bool = False
     mirror: str | None = None
     """URL of the folder that the run is copied to, and restored from."""
+    on_event: tuple[str, ...] = ()
+    """Commands and URLs that are told of events."""
+    dry_run: bool = False
+    """Whether to take a few steps of which nothing is kept, instead of training."""
 
 
 def find_run(name: str) -> Path:

@@ -8,7 +8,7 @@ import dataclasses
 import json
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Generic, Literal, Self
 
@@ -121,10 +121,20 @@ def stream(path: Path, kind: type[R]) -> Iterator[R]:
 
 
 class MetricsLog(Generic[R]):
-    """The file, opened for appending. Steps after `last_step` are removed first."""
+    """The file, opened for appending. Steps after `last_step` are removed first.
 
-    def __init__(self, path: Path, last_step: int, kind: type[R]) -> None:
-        self._kind = kind
+    Args:
+        on_step: called with each step that is added.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        last_step: int,
+        kind: type[R],
+        on_step: Callable[[StepRecord], None] = lambda _: None,
+    ) -> None:
+        self._kind, self._on_step = kind, on_step
         kept = [step for step in stream(path, kind) if step.global_step <= last_step]
         if (missing := last_step + 1 - len(kept)) > 0:
             log.warning("%s: the metrics of %d earlier steps are missing", path, missing)
@@ -141,6 +151,7 @@ class MetricsLog(Generic[R]):
         with disk.writing(self._path, f"the metrics of step {step.global_step}", len(line)):
             self._add(line)
             self._check_file()
+        self._on_step(step)
 
     def replace_last(self, step: R) -> None:
         """Replace the last step; raises RunFailure."""
@@ -233,9 +244,9 @@ def best_step(steps: list[StepMetrics], checkpoint_interval: int) -> StepMetrics
     among the steps that have a checkpoint.
     """
     data = next((s.validation_data for s in reversed(steps) if s.validation_loss is not None), None)
-    alike = [step for step in steps if step.validation_data in (None, data)]
-    validated = [(step.validation_loss, step) for step in alike if step.validation_loss is not None]
     due = [step for step in steps if step.global_step % checkpoint_interval == 0] + steps[-1:]
+    alike = [step for step in due if step.validation_data in (None, data)]
+    validated = [(step.validation_loss, step) for step in alike if step.validation_loss is not None]
     trained = [(step.train_loss, step) for step in due if step.train_loss is not None]
     return min(validated or trained, key=lambda pair: pair[0], default=(None, None))[1]
 

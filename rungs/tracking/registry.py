@@ -5,7 +5,6 @@ import importlib
 import importlib.util
 from collections.abc import Callable, Sequence
 from importlib.metadata import entry_points
-from typing import NamedTuple
 
 from rungs.common.errors import UserError
 from rungs.tracking.tracker import TrackedRun, Tracker
@@ -15,20 +14,14 @@ GROUP = "rungs.trackers"
 """Entry points of other packages."""
 
 
-class BuiltIn(NamedTuple):
-    """A tracker of this package; its extra has its name."""
-
-    function: str
-    library: str
-    """The module that its extra installs."""
-
-
 BUILT_IN = {
-    "mlflow": BuiltIn("rungs.tracking.mlflow_tracker:open_tracker", "mlflow"),
-    "tensorboard": BuiltIn("rungs.tracking.tensorboard_tracker:open_tracker", "tensorboardX"),
-    "trackio": BuiltIn("rungs.tracking.trackio_tracker:open_tracker", "trackio"),
-    "wandb": BuiltIn("rungs.tracking.wandb_tracker:open_tracker", "wandb"),
+    "mlflow": "mlflow",
+    "tensorboard": "tensorboardX",
+    "trackio": "trackio",
+    "wandb": "wandb",
 }
+"""The trackers of this package, each in the file `NAME_tracker`, with the module that the extra of
+its name installs."""
 
 
 def check_trackers(names: Sequence[str], place: str) -> None:
@@ -47,7 +40,7 @@ def check_trackers(names: Sequence[str], place: str) -> None:
 
 def _problem(name: str) -> str | None:
     if name in BUILT_IN:
-        if importlib.util.find_spec(BUILT_IN[name].library):
+        if importlib.util.find_spec(BUILT_IN[name]):
             return None
         return f"{name} is not installed; install it with the extra: uv sync --extra {name}"
     others = {entry.name for entry in entry_points(group=GROUP)}
@@ -62,8 +55,8 @@ def _problem(name: str) -> str | None:
 def find_tracker(name: str) -> OpenTracker:
     """Return the function that opens a run in a tracker that `check_trackers` has checked."""
     if name in BUILT_IN:
-        module, _, function = BUILT_IN[name].function.partition(":")
-        opened: OpenTracker = getattr(importlib.import_module(module), function)
+        module = importlib.import_module(f"rungs.tracking.{name}_tracker")
+        opened: OpenTracker = module.open_tracker
         return opened
     [entry] = entry_points(group=GROUP, name=name)
     found: OpenTracker = entry.load()

@@ -4,6 +4,7 @@ JAX takes seconds to import; what the options get wrong is reported before that.
 """
 
 import functools
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
@@ -24,18 +25,28 @@ from rungs.run.folder import (
     find_run,
     new_run_path,
 )
+from rungs.training.hooks import check_hooks
+from rungs.training.supervisor import supervise as supervise_run
+
+_MAX_RESTARTS = 10
 
 
 class StartCommand(NamedTuple):
     """What the shared options ask for."""
 
     run: str
+    """Empty if none was given."""
     like: str | None
     settings: tuple[str, ...]
     start: StartOptions
     replay: str | None
     cluster: Cluster | None
     """None for a single process."""
+
+    def require_run(self) -> None:
+        """Raise UserError if no run was given."""
+        if not self.run:
+            raise UserError("no RUN; give a run folder, or the name of one in runs/")
 
     @property
     def starts_run(self) -> bool:
@@ -48,7 +59,7 @@ class StartCommand(NamedTuple):
         if self.start.mirror:
             self._restore(RunFolder(existing_run_path(self.run) or new_run_path(self.run)))
         if self.like:
-            return create_like(self.run, self.like, self.settings)
+            return create_like(self.run, self.like, self.settings, keep=not self.start.dry_run)
         return nullcontext(find_run(self.run))
 
     def _restore(self, run: RunFolder) -> None:
@@ -79,23 +90,35 @@ def start_options(extended: str, replayed: str) -> Callable[[Callable[..., None]
     def decorate(main: Callable[..., None]) -> Any:
         @functools.wraps(main)
         def with_command(
-            run: str,
+            run: str | None,
             like: str | None,
             settings: tuple[str, ...],
             rewind_to: str | None,
             fresh: bool,
             extend: bool,
             mirror: str | None,
+            on_event: tuple[str, ...],
+            dry_run: bool,
+            supervise: bool,
+            max_restarts: int | None,
+            quiet: bool,
+            json_log: bool,
             replay: str | None,
             coordinator: str | None,
             processes: int | None,
             process: int | None,
             **others: Any,
         ) -> None:
-            start = StartOptions(fresh=fresh, rewind_to=rewind_to, extend=extend, mirror=mirror)
+            run_log.log_to_terminal(quiet=quiet, as_json=json_log)
+            start = StartOptions(fresh, rewind_to, extend, mirror, on_event, dry_run)
+            check_hooks(on_event)
             cluster = find_cluster(coordinator, processes, process)
-            command = StartCommand(run, like, settings, start, replay, cluster)
+            command = StartCommand(run or "", like, settings, start, replay, cluster)
             _refuse_combinations(command)
+            if max_restarts is not None and not supervise:
+                raise UserError("--max-restarts: needs --supervise")
+            if supervise:
+                sys.exit(_supervise(command, max_restarts))
             main(command, **others)
 
         return functools.reduce(
@@ -105,10 +128,18 @@ def start_options(extended: str, replayed: str) -> Callable[[Callable[..., None]
     return decorate
 
 
+def _supervise(command: StartCommand, max_restarts: int | None) -> int:
+    if command.start.dry_run or command.replay or not command.run:
+        raise UserError("--supervise: is for training a single run")
+    folder = existing_run_path(command.run) or new_run_path(command.run)
+    limit = _MAX_RESTARTS if max_restarts is None else max_restarts
+    return supervise_run(sys.argv, RunFolder(folder), command.start.on_event, limit)
+
+
 def _shared_options(extended: str, replayed: str) -> tuple[Callable[[Any], Any], ...]:
     """Return the decorators of the options; arguments as for `start_options`."""
     return (
-        click.argument("run"),
+        click.argument("run", required=False),
         click.option("--like", metavar="RUN", help="First create RUN as a copy of this run."),
         click.option(
             "--set",
@@ -136,6 +167,34 @@ def _shared_options(extended: str, replayed: str) -> tuple[Callable[[Any], Any],
             help="Copy each checkpoint there in the background (s3://, gs://, hf://, a path), and"
             " restore the run from there if its folder has no checkpoints.",
         ),
+        click.option(
+            "--on-event",
+            metavar="COMMAND_OR_URL",
+            multiple=True,
+            help="Run this, or send a POST request there, with the run's figures as JSON, when it"
+            " starts, finishes, stops, fails, stalls or has a loss spike. Can be repeated.",
+        ),
+        click.option(
+            "--dry-run",
+            is_flag=True,
+            help="Do everything that a start does, and a few steps, but keep and write nothing.",
+        ),
+        click.option(
+            "--supervise",
+            is_flag=True,
+            help="Start the run again after a crash, with growing delays; not after wrong input or"
+            " a signal to stop.",
+        ),
+        click.option(
+            "--max-restarts",
+            type=click.IntRange(0),
+            help="With --supervise: give up after this many crashes without a new checkpoint."
+            f"  [default: {_MAX_RESTARTS}]",
+        ),
+        click.option("--quiet", is_flag=True, help="Print only warnings and errors."),
+        click.option(
+            "--json-log", is_flag=True, help="Print messages as JSON, one object in each line."
+        ),
         click.option("--replay", metavar="STEP", help=replayed),
         click.option(
             "--coordinator",
@@ -152,6 +211,10 @@ def _refuse_combinations(command: StartCommand) -> None:
     start, like = command.start, command.like
     if command.settings and not like:
         raise UserError("--set: needs --like; without it, edit the run folder's files")
+    if start.dry_run and (start.mirror or command.cluster):
+        raise UserError(
+            "--dry-run: goes with a single process and no --mirror, which it would write"
+        )
     if start.fresh and start.rewind_to:
         raise UserError("--fresh and --from: give one of them, not both")
     if command.cluster and like:
@@ -163,8 +226,17 @@ def _refuse_combinations(command: StartCommand) -> None:
 
 
 @contextmanager
-def hold_run(folder: RunFolder, config: AnyRunConfig, cluster: Cluster | None) -> Iterator[None]:
-    """Hold the run's lock; of several processes, once they are connected, the first holds it."""
+def hold_run(
+    folder: RunFolder, config: AnyRunConfig, cluster: Cluster | None, dry: bool = False
+) -> Iterator[None]:
+    """Hold the run's lock; of several processes, once they are connected, the first holds it.
+
+    Args:
+        dry: don't, as nothing will be written.
+    """
+    if dry:
+        yield
+        return
     if cluster is None:
         with folder.lock():
             yield

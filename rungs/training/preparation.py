@@ -5,7 +5,7 @@ import contextlib
 import logging
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from jax.sharding import Mesh
 
@@ -34,7 +34,7 @@ from rungs.parallel.processes import (
 )
 from rungs.run import samples
 from rungs.run.folder import RunFolder, StartOptions
-from rungs.run.metrics import MetricsLog, NullMetricsLog, R
+from rungs.run.metrics import MetricsLog, NullMetricsLog, R, StepRecord
 from rungs.step.state import copy_bytes, create_model_and_optimizer
 from rungs.tracking import tracking_process
 from rungs.training.resume import checkpoint_to_resume, move_aside, refuse_changes
@@ -169,8 +169,14 @@ def model_and_optimizer(
     return create_model_and_optimizer(config, total_steps, mesh, arrays)
 
 
-def metrics_log(run: RunFolder, last_step: int, kind: type[R]) -> MetricsLog[R]:
-    """Open the run's metrics for steps after `last_step`; the first process writes them for all."""
+def metrics_log(
+    run: RunFolder, last_step: int, kind: type[R], on_step: Callable[[StepRecord], None]
+) -> MetricsLog[R]:
+    """Open the run's metrics for steps after `last_step`; the first process writes them for all.
+
+    Args:
+        on_step: called with each step.
+    """
     if not is_first_process():
         return NullMetricsLog()
-    return MetricsLog(run.metrics, last_step, kind)
+    return MetricsLog(run.metrics, last_step, kind, on_step)

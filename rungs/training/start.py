@@ -13,13 +13,11 @@ from rungs.checkpointing.saver import Saver
 from rungs.checkpointing.start_from import find_starting_weights
 from rungs.checkpointing.weights_file import Weights
 from rungs.common import disk, run_log
-from rungs.common.signals import StopSignal
 from rungs.config.run_config import RunConfig
 from rungs.data.catalog import open_dataset
 from rungs.data.dataset import Dataset
 from rungs.data.loader import TrainingData, ValidationSets
 from rungs.data.provenance import Provenance, check_same_tokenizer
-from rungs.mirror.mirroring import Mirroring, NoMirroring
 from rungs.parallel.devices import recorded_sharding
 from rungs.parallel.processes import (
     check_all_agree,
@@ -36,7 +34,9 @@ from rungs.tracking.registry import check_trackers
 from rungs.training import run_report
 from rungs.training.background import Background
 from rungs.training.benchmarks import Benchmarks
+from rungs.training.dry_run import dry_run
 from rungs.training.failed_step import FailedStepRecorder
+from rungs.training.intervals import is_validation_step
 from rungs.training.loss_spikes import LossSpikeDetector
 from rungs.training.preparation import (
     EXIT_STOPPED_ELSEWHERE,
@@ -114,16 +114,22 @@ def launch(run: RunFolder, config: RunConfig, start: StartOptions, datasets_dir:
         check_sample_prompts(config, provenance.tokenizer_place)
     # 4. A finished run has nothing left to train.
     mirror = mirror_of(run, config.train, start)
+    if start.dry_run and saved is not None and saved.step + 1 >= data.total_steps:
+        log.info("%s is finished: %s steps", run.path, f"{data.total_steps:,}")
+        return 0
     if saved is not None and saved.step + 1 >= data.total_steps:
-        with StopSignal() as stop:
-            background = Background(run, config.train, mirror, stop, datasets_dir)
-            edit = edit_to_extend(config, data)
-            run_on_first(lambda: _finish(run, saved.step + 1, edit, background))
+        background = Background(run, config.train, mirror, start, saved.step, datasets_dir)
+        edit = edit_to_extend(config, data)
+        run_on_first(lambda: _finish(run, saved.step + 1, edit, background))
         return 0
     # 5. The devices: as train.json says, else as the checkpoint recorded, else all there are.
     mesh = create_mesh(run, config, saved)
     # 6. The dtype to compute in, which "auto" leaves to the devices.
     config = config._replace(train=with_dtype(config.train))
+    if start.dry_run:
+        with oom_advice.report_out_of_memory(config, mesh, weights.dtypes() if weights else None):
+            dry_run(run, config, data, saved, weights, mesh)
+        return 0
     # 7. What this start leaves behind moves aside; what a crash left unfinished is removed.
     with disk.writing(run.path, "what this start changes"):
         run_on_first(lambda: tidy(run, config.train, saved, start))
@@ -136,7 +142,9 @@ def launch(run: RunFolder, config: RunConfig, start: StartOptions, datasets_dir:
         disk_space.warn_if_short(run, config, data.total_steps, stored)
     with run_log.log_failures(), oom_advice.report_out_of_memory(config, mesh, stored):
         oom_advice.warn_if_too_large(config, mesh, stored)
-        return _train(inputs, mesh, mirror)
+        last_step = inputs.first_step - 1
+        background = Background(run, config.train, mirror, start, last_step, datasets_dir)
+        return _train(inputs, mesh, background)
 
 
 def _open_data(
@@ -178,11 +186,9 @@ def _open_datasets(
     return open_all(update=False)
 
 
-def _train(inputs: Inputs, mesh: Mesh, mirror: Mirroring | NoMirroring) -> int:
+def _train(inputs: Inputs, mesh: Mesh, background: Background) -> int:
     """Take the steps and return the exit code."""
     run, config = inputs.run, inputs.config
-    stop = StopSignal()
-    background = Background(run, config.train, mirror, stop, inputs.datasets_dir)
     trainer = _make_trainer(inputs, mesh, background)
     run_report.log_start(
         run,
@@ -202,19 +208,19 @@ def _train(inputs: Inputs, mesh: Mesh, mirror: Mirroring | NoMirroring) -> int:
     run_report.log_trainable(trainer.model, trainer.optimizer)
     run_report.warn_of_idle_devices(config.train, mesh)
     run_report.log_shared_cores(config.train, mesh)
-    with stop, background:
-        last = trainer.train(stop)
+    with background:
+        last = trainer.train(background.stop)
         is_stopped = last.global_step + 1 < inputs.data.total_steps
         background.is_complete = not is_stopped
         run_on_first(lambda: run_report.log_end(run, config, last, is_stopped))
-    return (stop.exit_code or EXIT_STOPPED_ELSEWHERE) if is_stopped else 0
+    return (background.stop.exit_code or EXIT_STOPPED_ELSEWHERE) if is_stopped else 0
 
 
 def _make_trainer(inputs: Inputs, mesh: Mesh, background: Background) -> Trainer:
     run, config, saved, data = inputs.run, inputs.config, inputs.saved, inputs.data
     model, optimizer = model_and_optimizer(config, data.total_steps, mesh, saved, inputs.weights)
     steps = _steps_before(run, saved)
-    written = metrics_log(run, inputs.first_step - 1, StepMetrics)
+    written = metrics_log(run, inputs.first_step - 1, StepMetrics, background.step_taken)
     saver = Saver(
         run.checkpoints,
         config,
@@ -247,7 +253,7 @@ def _make_trainer(inputs: Inputs, mesh: Mesh, background: Background) -> Trainer
         ),
         benchmarks=inputs.benchmarks,
         unmeasured=inputs.unmeasured,
-        unvalidated=_unvalidated(saved, steps) if saved and inputs.validation.own else None,
+        unvalidated=_unvalidated(config, saved, steps) if saved and inputs.validation.own else None,
         peak_tokens_per_second=run_report.peak_tokens_per_second(config, mesh),
     )
 
@@ -258,15 +264,17 @@ def _steps_before(run: RunFolder, saved: Checkpoint | None) -> list[StepMetrics]
     return [step for step in metrics.read(run.metrics) if step.global_step <= last]
 
 
-def _unvalidated(saved: Checkpoint, steps: list[StepMetrics]) -> StepMetrics | None:
+def _unvalidated(
+    config: RunConfig, saved: Checkpoint, steps: list[StepMetrics]
+) -> StepMetrics | None:
     """Return the step of a checkpoint that lacks its validation loss, None if it lacks nothing.
 
     A signal interrupted the validation, or the loss was not finite and will be so again.
     """
-    is_due = saved.step % saved.meta.train["checkpoint_interval"] == 0
-    if not is_due or saved.meta.selection_loss is not None:
+    last = next((step for step in steps if step.global_step == saved.step), None)
+    if last is None or last.validation_loss is not None or saved.meta.selection_loss is not None:
         return None
-    return next((step for step in steps if step.global_step == saved.step), None)
+    return last if is_validation_step(config.train, saved.step) else None
 
 
 def _finish(run: RunFolder, steps: int, edit: str, background: Background) -> None:
@@ -275,10 +283,9 @@ def _finish(run: RunFolder, steps: int, edit: str, background: Background) -> No
     Args:
         edit: what makes the run longer.
     """
-    with disk.writing(run.path, "what is left to do"), background:
+    with disk.writing(run.path, "what is left to do"), background.catching_up():
         clean_up(run.checkpoints)
         background.draw_charts()
-        background.is_complete = True
     log.info(
         "%s is finished: %s steps; to train longer, %s and add --extend",
         run.path,

@@ -37,6 +37,7 @@ from rungs.step.eval_step import (
 from rungs.step.nonfinite import Flags
 from rungs.step.train_step import StepResult, make_train_step
 from rungs.training.benchmarks import Benchmarks
+from rungs.training.intervals import Due, Intervals
 from rungs.training.progress import Progress, losses
 from rungs.training.result_reader import ResultReader
 
@@ -90,6 +91,7 @@ class Trainer:
         rows = process_local_rows(self.mesh, size)
         batches = PrefetchedBatches(self.mesh, self.data.batches(self.first_step, rows), size)
         any_process = AnyProcess(self.mesh)
+        intervals = Intervals(self.config.train, self.data.total_steps, any_process)
 
         def is_stop_wanted() -> bool:
             return any_process(stop.number is not None or batches.failure is not None)
@@ -110,10 +112,11 @@ class Trainer:
                 if unread is not None:
                     self._record(self.reader.read(*unread), progress)
                 unread = step, result
-                stopping = is_stop_wanted()
-                if self._is_due(step) or stopping:
+                stopping, due = is_stop_wanted(), intervals.after(step)
+                if due.anything or stopping:
+                    due = due._replace(checkpoint=due.checkpoint or stopping)
                     latest, is_interrupted = self._finish_step(
-                        step, result, progress, is_stop_wanted
+                        step, result, progress, is_stop_wanted, due
                     )
                     stopping, unread = stopping or is_interrupted, None
                 if stopping:
@@ -132,35 +135,33 @@ class Trainer:
         everywhere = NamedSharding(self.mesh, PartitionSpec())
         return {"loss_limit": jax.make_array_from_callback((), everywhere, lambda _: limit)}
 
-    def _is_due(self, step: int) -> bool:
-        last = self.data.total_steps - 1
-        return step % self.config.train.checkpoint_interval == 0 or step == last
-
     def _finish_step(
         self,
         step: int,
         result: StepResult,
         progress: Progress[StepMetrics],
         is_stop_wanted: Callable[[], bool],
+        due: Due,
     ) -> tuple[StepMetrics, bool]:
-        """Validate if that is due, then record the step and save a checkpoint.
+        """Validate if that is due, then record the step and save a checkpoint if that is due.
 
         Returns:
             The step's metrics, and whether its validation was interrupted. The next start then
             repeats it; as no start follows the last step, its validation is never interrupted.
         """
         metrics = self.reader.read(step, result)
-        due, is_last = self._is_due(step), step == self.data.total_steps - 1
+        is_last = step == self.data.total_steps - 1
         should_stop = _never if is_last else is_stop_wanted
         is_interrupted = False
-        if due and self.validation:
+        if due.validation and self.validation:
             try:
                 metrics = self._with_validation(metrics, self._validate(step, should_stop))
             except ValidationInterrupted:
                 is_interrupted = True
         self._record(metrics, progress)
-        self._save(metrics, due and not is_interrupted)
-        if self.benchmarks is not None and due and self.benchmarks.is_due(step, is_last):
+        if due.checkpoint or is_interrupted:
+            self._save(metrics, due.competes and not is_interrupted)
+        if self.benchmarks is not None and due.competes and self.benchmarks.is_due(step, is_last):
             is_interrupted |= self._measure(step, should_stop)
         return metrics, is_interrupted
 
@@ -188,7 +189,8 @@ class Trainer:
         if losses.mean is not None:
             metrics = self._with_validation(metrics, losses)
             self.metrics.replace_last(metrics)
-            self._save(metrics, due=True)
+            at_interval = metrics.global_step % self.config.train.checkpoint_interval == 0
+            self._save(metrics, due=at_interval)
 
     def _validate(self, step: int, should_stop: Callable[[], bool]) -> ValidationLosses:
         """Return the validation losses that are finite. Raises ValidationInterrupted."""

@@ -318,12 +318,12 @@ def repeat_last_line() -> None:
     """Add the line of the step that was saved to the metrics again."""
     init = MetricsLog.__init__
 
-    def init_and_repeat(self: Any, path: Any, last_step: int, kind: Any) -> None:
-        init(self, path, last_step, kind)
+    def init_and_repeat(self: Any, path: Any, last_step: int, *others: Any) -> None:
+        init(self, path, last_step, *others)
         if last_step >= 0:
             self._file.write(path.read_bytes().splitlines(keepends=True)[-1])
 
-    MetricsLog.__init__ = init_and_repeat  # type: ignore[method-assign]
+    MetricsLog.__init__ = init_and_repeat  # type: ignore[assignment, method-assign]
 
 
 def trace_for(platform: str) -> None:

@@ -105,8 +105,12 @@ def in_workspace(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(workspace)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     for name in (
-        "charts.draw_comparison",
+        "rungs.charts.comparison_charts.draw_comparison",
         "rungs.data.catalog._build_folder",
+        "rungs.page.document.write_page",
+        "rungs.page.server.PageServer.serve_forever",
+        "rungs.sweeps.grid.run_grid",
+        "rungs.training.options.supervise_run",
         "evaluate.validation_losses",
         "rungs.planning.forecast.memory_of",
         "rungs.model.generation.Generator",

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("no_charts")
 @pytest.fixture(params=sorted(BUILT_IN))
 def tracker(request: pytest.FixtureRequest) -> str:
     name: str = request.param
-    pytest.importorskip(BUILT_IN[name].library)
+    pytest.importorskip(BUILT_IN[name])
     if name == "tensorboard":
         pytest.importorskip("tensorboard")
     return name

@@ -1,0 +1,67 @@
+"""The events of a run: written to `events.jsonl`, and told to the hooks of the command line."""
+
+import contextlib
+import dataclasses
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from rungs.common.errors import RunFailure
+from rungs.common.text_table import format_duration
+from rungs.run import evaluations, events
+from rungs.run.events import Event, EventKind
+from rungs.run.folder import RunFolder
+from rungs.run.metrics import StepRecord
+from rungs.training.hooks import Hooks
+from rungs.training.watchdog import Watchdog
+
+log = logging.getLogger("rungs")
+
+
+class Alerts:
+    """Notes what happens to a run, and tells the hooks. Nothing of it can stop a step.
+
+    Args:
+        run: the run folder.
+        hooks: see `Hooks`.
+        last_step: the one before this start; -1 for none.
+    """
+
+    def __init__(self, run: RunFolder, hooks: Sequence[str], last_step: int) -> None:
+        self._run, self._hooks = run, Hooks(hooks)
+        self._step = last_step
+        self._figures: dict[str, Any] = {}
+        self._watchdog = Watchdog(self._stalled)
+
+    def start(self) -> None:
+        """Note that training starts or resumes."""
+        is_first = self._step < 0
+        self.note("start", "started" if is_first else f"resumed after step {self._step:,}")
+        self._watchdog.start()
+
+    def step_taken(self, metrics: StepRecord) -> None:
+        """Note a step, and if it is a loss spike."""
+        self._watchdog.step_taken()
+        self._step = metrics.global_step
+        values = dataclasses.asdict(metrics)
+        self._figures |= {key: one for key, one in values.items() if isinstance(one, int | float)}
+        if values.get("spike"):
+            skipped = ", step skipped" * (values["spike"] == "skipped")
+            self.note("spike", f"loss spike{skipped}")
+
+    def note(self, kind: EventKind, text: str) -> None:
+        """Write an event down and tell the hooks."""
+        event = Event(time=evaluations.now(), event=kind, step=self._step, text=text)
+        with contextlib.suppress(RunFailure):  # a full disk ends the run where it matters
+            events.append(self._run, event)
+        self._hooks.tell(events.as_message(self._run, event, self._figures))
+
+    def finish(self) -> None:
+        """Wait until the hooks have been told."""
+        self._watchdog.finish()
+        self._hooks.finish()
+
+    def _stalled(self, seconds: float) -> None:
+        text = f"no step for {format_duration(seconds)}"
+        log.warning("stalled after step %d: %s", self._step, text)
+        self.note("stall", text)

@@ -1,0 +1,65 @@
+"""When checkpoints and validations are due: in steps, and if the config says so, in minutes."""
+
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from rungs.config.train_config import TrainConfig
+
+
+class Due(NamedTuple):
+    """What follows a step."""
+
+    checkpoint: bool
+    validation: bool
+    competes: bool
+    """Whether the checkpoint may become the best: one at an interval of steps may. Those that the
+    clock or a signal asks for differ from start to start."""
+
+    @property
+    def anything(self) -> bool:
+        return self.checkpoint or self.validation
+
+
+class Intervals:
+    """Counts steps from 0 and minutes from the start of this process.
+
+    Args:
+        train: with the intervals.
+        total_steps: of the run; after the last one both are due.
+        any_process: whether a condition holds in any process, so that all agree on the time.
+    """
+
+    def __init__(
+        self, train: TrainConfig, total_steps: int, any_process: Callable[[bool], bool]
+    ) -> None:
+        self._train, self._last = train, total_steps - 1
+        self._any_process = any_process
+        self._saved_at = self._validated_at = time.monotonic()
+
+    def after(self, step: int) -> Due:
+        """Return what is due after a step."""
+        train, now = self._train, time.monotonic()
+        competes = step == self._last or step % train.checkpoint_interval == 0
+        due = Due(
+            checkpoint=competes or self._is_over(train.checkpoint_minutes, self._saved_at),
+            validation=step == self._last
+            or is_validation_step(train, step)
+            or self._is_over(train.validation_minutes, self._validated_at),
+            competes=competes,
+        )
+        if due.checkpoint:
+            self._saved_at = now
+        if due.validation:
+            self._validated_at = now
+        return due
+
+    def _is_over(self, minutes: float | None, since: float) -> bool:
+        if minutes is None:
+            return False
+        return self._any_process(time.monotonic() - since > 60 * minutes)
+
+
+def is_validation_step(train: TrainConfig, step: int) -> bool:
+    """Whether a validation is due after a step because of its number."""
+    return step % (train.validation_interval or train.checkpoint_interval) == 0

@@ -1,0 +1,121 @@
+"""`--supervise`: training in a process of its own, started again after a crash."""
+
+import contextlib
+import logging
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+from rungs.common.errors import EXIT_BAD_INPUT, RunFailure
+from rungs.common.signals import StopSignal
+from rungs.run import evaluations, events
+from rungs.run.events import Event
+from rungs.run.folder import RunFolder
+from rungs.training.hooks import Hooks
+
+FIRST_DELAY, LONGEST_DELAY = 10.0, 600.0
+"""Seconds until a crashed run is started again; twice as long each time."""
+_FINAL = frozenset({0, EXIT_BAD_INPUT, *(128 + number for number in (1, 2, 15))})
+"""Exit codes after which a run is not started again: it finished, its input is wrong, or it was
+stopped by a signal."""
+_ONLY_FIRST = {"--fresh": 0, "--from": 1}
+"""Options that only the first start has, with the number of their values."""
+_OWN = {"--supervise": 0, "--max-restarts": 1}
+
+log = logging.getLogger("rungs")
+
+
+def supervise(
+    arguments: Sequence[str], run: RunFolder, hooks: Sequence[str], max_restarts: int
+) -> int:
+    """Run a command until it ends by itself, and return its exit code.
+
+    A crash is an exit code of 1, or a signal such as SIGKILL or SIGSEGV.
+
+    Args:
+        arguments: of this process, the command first.
+        run: the run folder, which may not be there yet.
+        hooks: to tell of a process that was killed; it can't do so itself.
+        max_restarts: how many crashes without a new checkpoint between them are forgiven.
+    """
+    command = [sys.executable, *_without(arguments, _OWN)]
+    restarts, saved = 0, _checkpoints(run)
+    with StopSignal() as stop:
+        stop.begin()
+        while (code := _run(command, stop)) not in _FINAL and stop.number is None:
+            if code < 0:
+                _note_death(run, hooks, -code)
+            before, saved = saved, _checkpoints(run)
+            restarts = 1 if saved != before else restarts + 1
+            if restarts > max_restarts:
+                log.warning("ended with exit code %d; not started again: see --max-restarts", code)
+                return code if code > 0 else 128 - code
+            delay = min(FIRST_DELAY * 2 ** (restarts - 1), LONGEST_DELAY)
+            log.warning(
+                "ended with exit code %d; restart %d of %d in %.0f s",
+                *(code, restarts, max_restarts, delay),
+            )
+            _sleep(delay, stop)
+            if stop.number is not None:
+                return stop.exit_code
+            command = _without(command, _ONLY_FIRST)
+        return code if code >= 0 else 128 - code
+
+
+def _run(command: Sequence[str], stop: StopSignal) -> int:
+    """Run the command to its end and return its exit code. A signal is handed on."""
+    process = subprocess.Popen(command)
+    is_told = False
+    while True:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.wait(0.2)
+        if stop.number is not None and not is_told:
+            process.send_signal(stop.number)
+            is_told = True
+
+
+def _sleep(seconds: float, stop: StopSignal) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and stop.number is None:
+        time.sleep(0.1)
+
+
+def _note_death(run: RunFolder, hooks: Sequence[str], number: int) -> None:
+    name = signal.Signals(number).name
+    event = Event(
+        time=evaluations.now(), event="failure", step=_last_step(run), text=f"killed by {name}"
+    )
+    with contextlib.suppress(RunFailure):
+        events.append(run, event)
+    teller = Hooks(hooks)
+    teller.tell(events.as_message(run, event, {}))
+    teller.finish()
+
+
+def _last_step(run: RunFolder) -> int:
+    """Return the number of the last step in the metrics, -1 without one."""
+    try:
+        return sum(1 for _ in run.metrics.open("rb")) - 1
+    except OSError:
+        return -1
+
+
+def _checkpoints(run: RunFolder) -> set[str]:
+    """Return the names of the complete checkpoints."""
+    return {path.name for path in run.checkpoints.glob("[0-9]*-step-*")}
+
+
+def _without(arguments: Sequence[str], options: dict[str, int]) -> list[str]:
+    """Return arguments without some options, given as `--name value` or `--name=value`."""
+    kept, skipped = [], 0
+    for argument in arguments:
+        name, has_value, _ = argument.partition("=")
+        if skipped:
+            skipped -= 1
+        elif name in options:
+            skipped = 0 if has_value else options[name]
+        else:
+            kept.append(argument)
+    return kept
