@@ -3,7 +3,6 @@
 import itertools
 import json
 import logging
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,10 +13,12 @@ import click
 from rungs.charts.comparison_charts import draw_comparison
 from rungs.common.errors import EXIT_BAD_INPUT, EXIT_FAILED, UserError
 from rungs.common.paths import is_plain_name
+from rungs.common.signals import StopSignal
 from rungs.page.document import open_runs, write_page
 from rungs.run import recorded_run
 from rungs.run.derive import NewRun, parse_settings
 from rungs.run.folder import find_run
+from rungs.training.supervisor import run_child
 
 PAGE = "compare.html"
 COMPARISON = "comparison"
@@ -72,16 +73,19 @@ def run_grid(like: str, runs: Sequence[Cell], into: Path, options: Sequence[str]
         options: of `train.py`, for each run.
 
     Returns:
-        The exit code: that of a run that was stopped by a signal, 1 if one failed, else 0.
+        The exit code: 2 if a run doesn't fit its data or devices, 128 + the number of a signal that
+        stopped the grid, 1 if a run failed, else 0.
     """
     failed = []
-    for number, cell in enumerate(runs, 1):
-        log.info("run %d of %d: %s", number, len(runs), cell.folder)
-        code = subprocess.run(_command(like, cell, options), check=False).returncode
-        if code == EXIT_BAD_INPUT or code > 128 or code < 0:
-            return code if code > 0 else 128 - code
-        if code:
-            failed.append(cell.folder)
+    with StopSignal() as stop:
+        stop.begin()
+        for number, cell in enumerate(runs, 1):
+            log.info("run %d of %d: %s", number, len(runs), cell.folder)
+            code = run_child(_command(like, cell, options), stop)
+            if code == EXIT_BAD_INPUT or stop.number is not None:
+                return stop.exit_code or code
+            if code:
+                failed.append(cell.folder)
     report(runs, into)
     for folder in failed:
         log.warning("%s: failed; the same command tries it again", folder)

@@ -44,7 +44,7 @@ def supervise(
     restarts, saved = 0, _checkpoints(run)
     with StopSignal() as stop:
         stop.begin()
-        while (code := _run(command, stop)) not in _FINAL and stop.number is None:
+        while (code := run_child(command, stop)) not in _FINAL and stop.number is None:
             if code < 0:
                 _note_death(run, hooks, -code)
             before, saved = saved, _checkpoints(run)
@@ -64,7 +64,7 @@ def supervise(
         return code if code >= 0 else 128 - code
 
 
-def _run(command: Sequence[str], stop: StopSignal) -> int:
+def run_child(command: Sequence[str], stop: StopSignal) -> int:
     """Run the command to its end and return its exit code. A signal is handed on."""
     process = subprocess.Popen(command)
     is_told = False

@@ -1,0 +1,123 @@
+"""Events, hooks and the watchdog."""
+
+import json
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rungs.common.errors import UserError
+from rungs.run import events
+from rungs.run.folder import RunFolder
+from rungs.training import hooks
+from rungs.training.hooks import Hooks, check_hooks
+from rungs.training.watchdog import Watchdog
+from tests.support.tiny_run import change, make_dataset, make_run, train
+
+pytestmark = pytest.mark.usefixtures("no_charts")
+
+
+@pytest.fixture
+def datasets_dir(tmp_path: Path) -> Path:
+    make_dataset(tmp_path / "datasets")
+    return tmp_path / "datasets"
+
+
+def recording_hook(folder: Path) -> tuple[str, Path]:
+    """Return a command that appends what it is told to a file, and the file."""
+    program, told = folder / "hook.py", folder / "told.jsonl"
+    program.write_text(
+        f"import sys\nopen({str(told)!r}, 'a', encoding='utf-8').write(sys.stdin.read())\n"
+    )
+    return f"{sys.executable} {program}", told
+
+
+def messages(told: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in told.read_text().splitlines()]
+
+
+def test_a_run_tells_its_hook_how_it_goes(datasets_dir: Path, tmp_path: Path) -> None:
+    hook, told = recording_hook(tmp_path)
+    run = make_run(tmp_path / "run")
+    assert train(run, datasets_dir, "--on-event", hook).returncode == 0
+    start, finish = messages(told)
+    assert (start["event"], start["step"]) == ("start", -1)
+    assert (finish["event"], finish["step"]) == ("finish", 23)
+    last = json.loads(run.metrics.read_text().splitlines()[-1])
+    for name in ("train_loss", "validation_loss", "tokens_seen", "learning_rate"):
+        assert finish["figures"][name] == last[name]
+    assert finish["run"] == str(run.path)
+    assert [event.event for event in events.read(run)] == ["start", "finish"]
+    # of a finished run, another start is no event
+    assert train(run, datasets_dir, "--on-event", hook).returncode == 0
+    assert len(messages(told)) == 2
+
+
+def test_a_failure_is_told_with_its_reason(datasets_dir: Path, tmp_path: Path) -> None:
+    hook, told = recording_hook(tmp_path)
+    run = make_run(tmp_path / "run", learning_rate=1e30, max_non_finite_steps=1)
+    change(run, clipping_max_norm=None, warmup_period_percent=0)
+    result = train(run, datasets_dir, "--on-event", hook)
+    assert result.returncode == 1
+    failure = messages(told)[-1]
+    assert failure["event"] == "failure"
+    assert failure["text"] in result.stderr
+
+
+@pytest.mark.parametrize("hook", ["no-such-program-xyz", "'unclosed", " "])
+def test_a_hook_that_is_no_command_is_refused(hook: str) -> None:
+    with pytest.raises(UserError, match="--on-event"):
+        check_hooks([hook])
+
+
+def test_a_hook_that_fails_costs_a_warning(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hooks, "_DELAYS", (0.0,))
+    told = Hooks(["false", "http://127.0.0.1:1/"])
+    told.tell({"event": "finish"})
+    told.finish()
+    assert sorted(record.levelname for record in caplog.records) == ["WARNING", "WARNING"]
+
+
+def test_a_webhook_gets_json() -> None:
+    received: list[Any] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            received.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None: ...
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        told = Hooks([f"http://127.0.0.1:{server.server_port}/hook"])
+        told.tell({"event": "spike", "step": 7})
+        told.finish()
+        thread.join()
+    assert received == [{"event": "spike", "step": 7}]
+
+
+def test_a_stall_is_told_once_until_the_next_step() -> None:
+    stalls: list[float] = []
+    watchdog = Watchdog(stalls.append, seconds=0.2)
+    watchdog.start()
+    deadline = time.monotonic() + 30
+    while not stalls and time.monotonic() < deadline:
+        time.sleep(0.02)
+    time.sleep(0.5)
+    assert len(stalls) == 1
+    watchdog.step_taken()
+    watchdog.finish()
+    assert stalls[0] > 0.2
+
+
+def test_old_runs_have_no_events(tmp_path: Path) -> None:
+    assert events.read(RunFolder(tmp_path)) == []

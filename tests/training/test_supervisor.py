@@ -1,0 +1,100 @@
+"""Starting again after a crash."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from rungs.run import events
+from rungs.run.folder import RunFolder
+from rungs.training import supervisor
+from rungs.training.supervisor import supervise
+
+COUNT = """
+import os, sys, pathlib
+log = pathlib.Path(sys.argv[1]); log.open("a").write(" ".join(sys.argv[2:]) + "\\n")
+number = len(log.read_text().splitlines())
+code = [{codes}][min(number, {length}) - 1]
+os.kill(os.getpid(), -code) if code < 0 else sys.exit(code)
+"""
+
+
+@pytest.fixture(autouse=True)
+def short_delays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "FIRST_DELAY", 0.01)
+
+
+def program(folder: Path, *codes: int) -> tuple[list[str], Path]:
+    """Return a command that ends with each of these codes in turn, and the file in which it notes
+    its arguments."""
+    path, log = folder / "program.py", folder / "log"
+    path.write_text(COUNT.format(codes=", ".join(map(str, codes)), length=len(codes)))
+    return [str(path), str(log)], log
+
+
+@pytest.mark.parametrize(
+    ("codes", "starts", "expected"),
+    [
+        ((0,), 1, 0),
+        ((2,), 1, 2),
+        ((130,), 1, 130),
+        ((1, -signal.SIGKILL, -signal.SIGSEGV, 0), 4, 0),
+        ((1, 1, 1, 1, 1), 4, 1),
+        ((-signal.SIGKILL,), 4, 137),
+    ],
+)
+def test_only_crashes_are_started_again(
+    codes: tuple[int, ...], starts: int, expected: int, tmp_path: Path
+) -> None:
+    arguments, log = program(tmp_path, *codes)
+    assert supervise(arguments, RunFolder(tmp_path), (), 3) == expected
+    assert len(log.read_text().splitlines()) == starts
+    killed = [event for event in events.read(RunFolder(tmp_path)) if "killed by" in event.text]
+    assert len(killed) == sum(code < 0 for code in (codes * 4)[:starts])
+
+
+def test_only_the_first_start_is_fresh(tmp_path: Path) -> None:
+    arguments, log = program(tmp_path, 1, 0)
+    options = ["--fresh", "--supervise", "--max-restarts", "3", "--from=best", "--quiet"]
+    supervise([*arguments, *options], RunFolder(tmp_path), (), 3)
+    assert log.read_text().splitlines() == ["--fresh --from=best --quiet", "--quiet"]
+
+
+def test_a_new_checkpoint_starts_the_count_anew(tmp_path: Path) -> None:
+    path = tmp_path / "program.py"
+    path.write_text(
+        "import pathlib, sys\nfolder = pathlib.Path(sys.argv[1])\n"
+        "number = len(list(folder.iterdir()))\n"
+        "(folder / f'2026-step-{number:06d}').mkdir()\nsys.exit(0 if number == 6 else 1)\n"
+    )
+    run = RunFolder(tmp_path / "run")
+    run.checkpoints.mkdir(parents=True)
+    assert supervise([str(path), str(run.checkpoints)], run, (), 1) == 0
+
+
+def test_a_signal_is_handed_on(tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    (tmp_path / "program.py").write_text(
+        "import pathlib, signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))\n"
+        f"pathlib.Path({str(ready)!r}).touch()\ntime.sleep(60)\n"
+    )
+    (tmp_path / "supervise.py").write_text(
+        "import sys\nfrom rungs.training.supervisor import supervise\n"
+        "from rungs.run.folder import RunFolder\nfrom pathlib import Path\n"
+        "sys.exit(supervise(sys.argv[1:], RunFolder(Path()), (), 3))\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, tmp_path / "supervise.py", tmp_path / "program.py"],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        stderr=subprocess.DEVNULL,
+    )
+    while not ready.exists():
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 143
