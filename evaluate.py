@@ -19,7 +19,6 @@ from rungs.config.train_config import TrainConfig
 from rungs.data import overlap
 from rungs.data.catalog import DATASETS_DIR_OPTION, find_datasets_dir, open_dataset
 from rungs.data.loader import ValidationSets
-from rungs.data.pair_sequences import IGNORED
 from rungs.data.provenance import check_same_tokenizer
 from rungs.evaluation import harness
 from rungs.evaluation.checkpoint_scores import Measured
@@ -131,12 +130,7 @@ def print_loss(checkpoint: str, dataset: str | None, folder: Path) -> None:
     model, evaluation_step = load_model(checkpoint), make_evaluation_step(train)
     loss, by_dataset = validation_losses(model, evaluation_step, sets, one_device())
     assert loss is not None
-    targets = [
-        row[row != IGNORED]
-        for batch in validation.batches()
-        for row in batch.targets_BS[: batch.real_rows]
-    ]
-    tokens, text_bytes = sum(map(len, targets)), sum(map(tokenizer.byte_count, targets))
+    tokens, text_bytes = validation.count_bytes(tokenizer)
     has_pairs = any(dataset.holds_pairs for dataset in datasets.values())
     click.echo(
         f"dataset        {', '.join(datasets)}: {tokens:,} validation tokens"

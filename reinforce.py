@@ -43,7 +43,10 @@ def main(command: StartCommand, trust_verifier: bool, is_audit: bool) -> None:
     verifiable rewards, or resume it."""
     command.require_run()
     if command.start.dry_run:
-        raise UserError("--dry-run: is for train.py; plan.py tells what this run will take")
+        raise UserError(
+            "--dry-run: not with reinforcement learning; what the run will take:"
+            f" uv run plan.py {command.run}"
+        )
     if is_audit:
         if command.starts_run or command.replay or trust_verifier:
             raise UserError("--audit: only reads what is there; it goes with no other option")

@@ -40,10 +40,11 @@ def main(steps: int) -> None:
     click.echo(f"{steps:,} steps: {seconds:.1f} s, {megabytes:,.0f} MB at the peak")
 
 
-def write_run(folder: Path, steps: int) -> None:
+def write_run(folder: Path, steps: int, seed: int = 0) -> None:
+    """Write a run folder with noise, validations and spikes."""
     for name, config in CONFIGS.items():
         (folder / name).write_text(json.dumps(config))
-    noise = np.random.default_rng(0).lognormal(sigma=0.3, size=steps)
+    noise = np.random.default_rng(seed).lognormal(sigma=0.3, size=steps)
     with (folder / METRICS_FILE).open("w") as file:
         file.writelines(step(number, noise[number]).as_line() for number in range(steps))
 

@@ -19,6 +19,8 @@ from rungs.config.train_config import TrainConfig
 from rungs.data import sequences
 from rungs.data.checks import problems, split_problems
 from rungs.data.dataset import TRAIN, VALIDATION, Dataset
+from rungs.data.pair_sequences import IGNORED
+from rungs.data.tokenizer import Tokenizer
 
 Rows = slice | np.ndarray
 """Indices of the sequences of a microbatch to read."""
@@ -145,6 +147,15 @@ class ValidationData:
 
         read = functools.partial(self._read, rows=rows)
         yield from _prefetch(grain.MapDataset.range(len(self)).map(read))
+
+    def count_bytes(self, tokenizer: Tokenizer) -> tuple[int, int]:
+        """Return the number of targets that count, and of the bytes that they stand for."""
+        rows = [
+            row[row != IGNORED]
+            for batch in self.batches()
+            for row in batch.targets_BS[: batch.real_rows]
+        ]
+        return sum(map(len, rows)), sum(map(tokenizer.byte_count, rows))
 
     def _read(self, number: int, rows: Rows) -> ValidationBatch:
         first = number * self.batch_size

@@ -5,6 +5,9 @@
     metrics       metrics.jsonl: the fields of a step; reading, appending, repair after a crash
     policy_metrics  the fields of a step of reinforcement learning
     evaluations   evaluations.jsonl: scores of checkpoints on benchmarks
+    samples       samples.jsonl: how checkpoints continue the sample_prompts
+    events        events.jsonl: starts, stops, failures and the like
+    json_records  files with a record in each line, such as these three
     recorded_run  configs and metrics of a run, as arrays and tables for charts and comparison
 
 To add a metric: compute it as a field of `StepResult` in `rungs/step/train_step.py`, add it to
@@ -12,9 +15,7 @@ To add a metric: compute it as a field of `StepResult` in `rungs/step/train_step
 draw it in `TRAINING_CHARTS` in `rungs/charts/run_charts.py`. In reinforcement learning these are
 `PolicyMetrics`, `step_metrics.py` in `rungs/reinforcement`, and `POLICY_CHARTS`.
 
-To add an experiment tracker: write another `MetricsLog` (`append`, `replace_last`, `sync`; see
-`NullMetricsLog`) and create it in `metrics_log` in `rungs/training/preparation.py`, which gives
-every process but the first a null log.
+To add an experiment tracker, see `rungs/tracking/__init__.py`.
 
 Imports `common` and `config`.
 """

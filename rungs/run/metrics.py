@@ -85,6 +85,8 @@ class StepMetrics(StepRecord):
 
     validation_loss: float | None = None
     """Mean cross-entropy on the validation tokens, for steps with a validation."""
+    bits_per_byte: float | None = None
+    """Of the validation text: comparable between tokenizers. If the dataset has its tokenizer."""
     validation_losses: dict[str, float] | None = None
     """On each dataset of a mixture with a validation split, and on the `validation_datasets`."""
     load_balancing_loss: float | None = None

@@ -18,6 +18,7 @@ from rungs.data.catalog import open_dataset
 from rungs.data.dataset import Dataset
 from rungs.data.loader import TrainingData, ValidationSets
 from rungs.data.provenance import Provenance, check_same_tokenizer
+from rungs.data.tokenizer_files import load_tokenizer
 from rungs.parallel.devices import recorded_sharding
 from rungs.parallel.processes import (
     check_all_agree,
@@ -219,7 +220,7 @@ def _train(inputs: Inputs, mesh: Mesh, background: Background) -> int:
 def _make_trainer(inputs: Inputs, mesh: Mesh, background: Background) -> Trainer:
     run, config, saved, data = inputs.run, inputs.config, inputs.saved, inputs.data
     model, optimizer = model_and_optimizer(config, data.total_steps, mesh, saved, inputs.weights)
-    steps = _steps_before(run, saved)
+    steps, tokenizer = _steps_before(run, saved), inputs.provenance.tokenizer_file
     written = metrics_log(run, inputs.first_step - 1, StepMetrics, background.step_taken)
     saver = Saver(
         run.checkpoints,
@@ -251,6 +252,7 @@ def _make_trainer(inputs: Inputs, mesh: Mesh, background: Background) -> Trainer
             failed_steps,
             saver,
         ),
+        tokenizer=load_tokenizer(tokenizer) if tokenizer else None,
         benchmarks=inputs.benchmarks,
         unmeasured=inputs.unmeasured,
         unvalidated=_unvalidated(config, saved, steps) if saved and inputs.validation.own else None,

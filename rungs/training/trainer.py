@@ -6,6 +6,7 @@ generates its own batches, is a file beside this one that calls the same step.
 """
 
 import dataclasses
+import functools
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -22,10 +23,11 @@ from rungs.common.signals import StopSignal
 from rungs.config.run_config import RunConfig
 from rungs.data.loader import TrainingData, ValidationSets
 from rungs.data.provenance import Provenance
+from rungs.data.tokenizer import Tokenizer
 from rungs.model.gpt import GPT
 from rungs.optim.multi_steps import MultiSteps
 from rungs.parallel.devices import recorded_sharding
-from rungs.parallel.processes import AnyProcess
+from rungs.parallel.processes import AnyProcess, is_first_process
 from rungs.parallel.sharding import place_batch, process_local_rows
 from rungs.run.metrics import MetricsLog, StepMetrics
 from rungs.step.eval_step import (
@@ -63,6 +65,8 @@ class Trainer:
     reader: ResultReader
     unvalidated: StepMetrics | None = None
     """The step before `first_step`, if a signal interrupted its validation."""
+    tokenizer: Tokenizer | None = None
+    """Of the dataset, if it has one."""
     benchmarks: Benchmarks | None = None
     unmeasured: int | None = None
     """The step before `first_step`, if a kill or a signal interrupted its benchmarks."""
@@ -209,9 +213,21 @@ class Trainer:
         return dataclasses.replace(
             metrics,
             validation_loss=losses.mean,
+            bits_per_byte=self._bits_per_byte(losses.mean),
             validation_losses=losses.by_dataset or None,
             validation_data=None if losses.mean is None else data,
         )
+
+    def _bits_per_byte(self, loss: float | None) -> float | None:
+        return None if loss is None or self._bits_per_nat is None else loss * self._bits_per_nat
+
+    @functools.cached_property
+    def _bits_per_nat(self) -> float | None:
+        """Bits per byte of validation text at a loss of one nat per token, None if not known."""
+        if self.tokenizer is None or self.validation.own is None or not is_first_process():
+            return None
+        tokens, text_bytes = self.validation.own.count_bytes(self.tokenizer)
+        return tokens / text_bytes / math.log(2) if text_bytes else None
 
     def _record(self, metrics: StepMetrics, progress: Progress[StepMetrics]) -> None:
         """Write a step's metrics to metrics.jsonl and show them."""
