@@ -135,7 +135,7 @@ class ShownRun:
     def _events(self) -> list[dict[str, Any]]:
         """Return what happened to the run: from its metrics, and from `events.jsonl`, which has
         times."""
-        found = [one.model_dump() for one in events.read(self.folder) if one.event != "spike"]
+        found = _with_kills(events.read(self.folder))
         starts = {one["step"] + 1 for one in found if one["event"] == "start"}
         numbers = self._column(STEP)
         for step in numbers[self._column("resumed") > 0]:
@@ -152,6 +152,19 @@ class ShownRun:
         if best is not None:
             ordered.append(_event("best", numbers[best], "the best checkpoint"))
         return ordered
+
+
+def _with_kills(recorded: list[events.Event]) -> list[dict[str, Any]]:
+    """Return events without spikes, which the metrics have. A start says if the one before it was
+    killed: then nothing was written of its end."""
+    found: list[dict[str, Any]] = []
+    is_running = False
+    for one in recorded:
+        text = one.text + ", having been killed" * (one.event == "start" and is_running)
+        is_running = one.event in ("start", "spike", "stall")
+        if one.event != "spike":
+            found.append(one.model_dump() | {"text": text})
+    return found
 
 
 def _event(event: str, step: float, text: str) -> dict[str, Any]:

@@ -262,10 +262,12 @@ class TestWatch:
         tab.goto(server.address)
         tab.wait_for_selector(".uplot")
         tab.get_by_label("Show only gamma").click()
+        tab.locator(LOSS).focus()
         with (three_runs[2] / "metrics.jsonl").open("a") as file:
             file.write(json.dumps(step(50, train_loss=0.125)) + "\n")
         tab.wait_for_selector(f'{LOSS}[aria-label="train loss: gamma ends at 0.125"]')
         assert tab.locator("#status").inner_text() == "Live"
+        assert tab.evaluate(f"document.activeElement.matches({LOSS!r})")
 
     def test_other_names_for_this_machine_are_refused(self, server: PageServer) -> None:
         import urllib.error

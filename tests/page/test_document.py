@@ -163,3 +163,27 @@ class TestCommand:
             CliRunner().invoke(
                 charts.main, [str(tmp_path / "runs"), "--page", "x.html"], catch_exceptions=False
             )
+
+
+def test_a_start_after_a_kill_says_so(tmp_path: Path) -> None:
+    folder = record_run(tmp_path / "run", [step(0), step(1, resumed=True), step(2)])
+    rows = [
+        ("start", -1, "started"),
+        ("spike", 0, "loss spike"),
+        ("start", 0, "resumed after step 0"),
+        ("stop", 1, "stopped by a signal"),
+        ("start", 1, "resumed after step 1"),
+    ]
+    lines = [
+        json.dumps({"time": "t", "event": event, "step": at, "text": text})
+        for event, at, text in rows
+    ]
+    (folder / "events.jsonl").write_text("\n".join(lines) + "\n")
+    [run] = data_of(page(open_runs([folder])))["runs"]
+    assert [event["text"] for event in run["events"]] == [
+        "started",
+        "resumed after step 0, having been killed",
+        "stopped by a signal",
+        "resumed after step 1",
+        "the best checkpoint",
+    ]

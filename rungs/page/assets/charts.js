@@ -158,6 +158,7 @@ function titleOf(metric) {
 
 function lossToCompare() {
   const metrics = charts.metrics();
+  if (metrics.includes("reward")) return undefined; // the loss of a policy says little
   return ["validation_loss", "train_loss"].find((name) => metrics.includes(name));
 }
 

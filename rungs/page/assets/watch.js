@@ -26,5 +26,18 @@ function update(changes) {
     const { number, hidden } = state.runs[place];
     state.runs[place] = Object.assign(decodeRun(changed), { number, hidden });
   }
-  drawAll();
+  keepFocus(drawAll);
+}
+
+// Draw, then focus what took the place of the element that had the focus.
+function keepFocus(draw) {
+  const focused = document.activeElement;
+  const box = focused?.closest("[data-metric], [data-run]");
+  const wanted = [...(box?.querySelectorAll("*") ?? [])].indexOf(focused);
+  draw();
+  if (wanted < 0) return;
+  const key = "metric" in box.dataset ? "metric" : "run";
+  const again = [...document.querySelectorAll(`${box.tagName}[data-${key}]`)]
+    .find((other) => other.dataset[key] === box.dataset[key]);
+  again?.querySelectorAll("*")[wanted]?.focus({ preventScroll: true });
 }
