@@ -248,8 +248,9 @@ class Chart {
     const bottom = plot.bbox.top + plot.bbox.height - 8 * devicePixelRatio;
     for (const event of run.events) {
       const sign = EVENT_SIGNS[event.event];
+      if (!sign || event.step < 0) continue; // each run starts
       const x = this.xOfStep(run, event.step);
-      if (!sign || x === null) continue;
+      if (x === null) continue;
       const value = this.valueAt(i, event.step, x);
       if (sign.metrics && (!sign.metrics.includes(this.settings.metric) || value === null)) continue;
       const y = sign.metrics ? plot.valToPos(value, "y", true) : bottom;

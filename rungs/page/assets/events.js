@@ -12,7 +12,7 @@ const EVENT_SIGNS = {
 function drawEvents() {
   const rows = state.runs.flatMap((run) => run.events.map((event) => element("tr", {},
     element("th", { scope: "row" }, run.name),
-    element("td", { className: "number" }, formatNumber(event.step)),
+    element("td", { className: "number" }, event.step < 0 ? "–" : formatNumber(event.step)),
     element("td", {}, `${EVENT_SIGNS[event.event]?.text ?? ""} ${event.text}`),
     element("td", {}, event.time ? event.time.replace("T", " ").replace("+00:00", " UTC") : ""))));
   byId("events").hidden = !rows.length;
