@@ -57,7 +57,7 @@ class HelperProcess:
         self._process.stdin.flush()
 
     def finish(self, stop: StopSignal, what: str, patience: float = math.inf) -> bool:
-        """Let the process finish what it was sent, unless a signal arrives.
+        """Let the process finish what it was sent, unless another signal arrives.
 
         Args:
             stop: knows of signals.
@@ -69,8 +69,8 @@ class HelperProcess:
         """
         with contextlib.suppress(OSError):
             self.send("")
-        started, has_said = time.monotonic(), False
-        while self._process.poll() is None and stop.number is None:
+        started, has_said, signal = time.monotonic(), False, stop.number
+        while self._process.poll() is None and stop.number == signal:
             time.sleep(0.02)
             seconds = time.monotonic() - started
             if seconds > patience:

@@ -65,7 +65,7 @@ class SampleProcess:
         """
         if self._process is None:
             return
-        if wait:
+        if wait and stop.number is None:
             self._process.finish(stop, "sampling from the last checkpoints")
         self._process.kill()
         shutil.rmtree(self._folder, ignore_errors=True)

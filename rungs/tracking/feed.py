@@ -41,6 +41,8 @@ class Sent(StrictModel):
     last_metrics: tuple[str, ...] = Field(default=(), strict=False)
     """Names of those of the last step. If a signal interrupted its validation, more follow."""
     last_sample_step: int = -1
+    is_finished: bool = False
+    """Whether the tracker was told that the run has ended, after all of these."""
 
 
 class Feed:
@@ -61,6 +63,8 @@ class Feed:
 
     def send_new(self) -> None:
         """Send the steps and samples that the tracker doesn't have yet."""
+        if self._sent.is_finished and not self._has_more():
+            return
         tracker = self._opened()
         for lines in self._metrics.new_lines():
             self._send_steps(tracker, lines)
@@ -69,11 +73,14 @@ class Feed:
     def finish(self) -> None:
         """Send what is left, charts and final figures, and close the run."""
         self.send_new()
+        if self._sent.is_finished:
+            return
         tracker = self._opened()
         for chart in self._run.charts:
             tracker.log_chart(chart)
         tracker.finish(self._summary())
         self._tracker = None
+        self._note(is_finished=True)
 
     def reopen(self) -> None:
         """Open the tracker anew for the next steps, after it has failed."""
@@ -112,16 +119,20 @@ class Feed:
                 is_new = True
         if is_new:
             tracker.flush()
-            update = {"last_step": last, "last_metrics": names}
-            self._sent = self._sent.model_copy(update=update)
-            self._write_sent()
+            self._note(last_step=last, last_metrics=names, is_finished=False)
 
     def _send_samples(self, tracker: Tracker) -> None:
         found = samples.read(self._run)
         for step in sorted({one.step for one in found if one.step > self._sent.last_sample_step}):
             tracker.log_samples(step, [one for one in found if one.step == step])
-            self._sent = self._sent.model_copy(update={"last_sample_step": step})
-            self._write_sent()
+            self._note(last_sample_step=step, is_finished=False)
+
+    def _has_more(self) -> bool:
+        """Whether the run folder has steps or samples that the tracker doesn't have."""
+        last = max((one.step for one in samples.read(self._run)), default=-1)
+        lines = GrowingFile(self._run.metrics).new_lines()
+        steps = (step for some in lines for step, _ in _steps_in(some))
+        return last > self._sent.last_sample_step or max(steps, default=-1) > self._sent.last_step
 
     def _summary(self) -> dict[str, float]:
         """Return the last value of each metric, and the scores of the last checkpoints."""
@@ -137,6 +148,10 @@ class Feed:
             return Sent.model_validate_json(strict_json.read_text(self._state))
         except ValueError:
             return Sent(id=uuid.uuid4().hex[:12])
+
+    def _note(self, **changes: Any) -> None:
+        self._sent = self._sent.model_copy(update=changes)
+        self._write_sent()
 
     def _write_sent(self) -> None:
         unfinished = self._state.with_suffix(".new")

@@ -12,6 +12,8 @@ from rungs.run.folder import RunFolder
 _SECONDS_AT_END = 60.0
 """How long the end of a run waits for a tracker."""
 
+_SECONDS_AFTER_SIGNAL = 10.0
+
 log = logging.getLogger("rungs")
 
 
@@ -44,8 +46,9 @@ class TrackingProcesses:
 
     def finish(self, stop: StopSignal) -> None:
         """Wait until everything is sent, but not for ever."""
+        patience = _SECONDS_AT_END if stop.number is None else _SECONDS_AFTER_SIGNAL
         for name, process in self._processes.items():
-            if not process.finish(stop, f"sending the rest to {name}", _SECONDS_AT_END):
+            if not process.finish(stop, f"sending the rest to {name}", patience):
                 log.warning("tracker %s: not everything was sent; the next start sends it", name)
             process.kill()
 

@@ -63,7 +63,9 @@ def test_it_has_each_step_once_also_after_more_starts(
     tracker: str, recorded: RunFolder, local_stores: Path
 ) -> None:
     feed(recorded, tracker)
+    stored = {path for path in local_stores.rglob("*") if path.suffix == ".wandb"}
     feed(recorded, tracker)  # nothing is new
+    assert {path for path in local_stores.rglob("*") if path.suffix == ".wandb"} == stored
     with recorded.metrics.open("a") as file:
         file.writelines(json.dumps(step(number)) + "\n" for number in range(30, 40))
     feed(recorded, tracker)
