@@ -1,14 +1,16 @@
-"""What an experiment tracker costs training.
+"""The processor time that experiment trackers take beside training.
 
-Trains copies of a run in turns, one with and one without the tracker, and prints the ratio of
-their seconds per step, without the first two. The tracker's extra must be installed:
-`uv run --extra tensorboard benchmarks/looking/tracker_cost.py runs/layers`.
+Sends runs of few and of many steps to each tracker that is installed, by the program that training
+starts, and prints the seconds of a core that it takes to start, and per step. What training loses is
+at most that, as the program has the lowest priority. For all of them:
+`uv run --extra wandb --extra tensorboard --extra trackio --extra mlflow
+benchmarks/looking/tracker_cost.py`.
 """
 
 from rungs.common.command import run_command
 
+import importlib.util
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -16,37 +18,56 @@ from pathlib import Path
 
 import click
 
+from benchmarks.checkpoints_and_data.chart_cost import write_run
 from benchmarks.report import spread
-from rungs.run import metrics
+from rungs.tracking.registry import BUILT_IN
 
-_ENVIRONMENT = {"WANDB_MODE": "offline", "WANDB_SILENT": "true"}
+_FEW = 100
 
 
 @click.command()
-@click.argument("run")
-@click.option("--tracker", default="tensorboard", show_default=True)
+@click.option("--steps", default=10_000, show_default=True)
 @click.option("--turns", default=3, show_default=True)
-@click.option("--set", "settings", multiple=True, help="Keys of both copies.")
-def main(run: str, tracker: str, turns: int, settings: tuple[str, ...]) -> None:
-    """Print the cost of a tracker for RUN."""
-    ratios, shares = [], []
-    for _ in range(turns):
-        with tempfile.TemporaryDirectory() as name:
-            plain = train(Path(name) / "plain", run, settings)
-            tracked = train(Path(name) / "tracked", run, (*settings, f'trackers=["{tracker}"]'))
-        ratios.append(statistics.median(tracked) / statistics.median(plain))
-        shares.append(sum(tracked) / sum(plain))
-    click.echo(f"{tracker}: a step takes {spread(ratios, 3)} times as long (medians),")
-    click.echo(f"all steps {spread(shares, 3)} times")
+def main(steps: int, turns: int) -> None:
+    """Print the processor time of each installed tracker."""
+    for tracker, library in BUILT_IN.items():
+        if importlib.util.find_spec(library) is None:
+            click.echo(f"{tracker}: not installed")
+            continue
+        few = [seconds_to_send(tracker, _FEW) for _ in range(turns)]
+        many = [seconds_to_send(tracker, steps) for _ in range(turns)]
+        each = [1000 * (b - a) / (steps - _FEW) for a, b in zip(few, many, strict=True)]
+        click.echo(f"{tracker}: {spread(few)} s to start and end, {spread(each, 3)} ms per step")
 
 
-def train(folder: Path, like: str, settings: tuple[str, ...]) -> list[float]:
-    """Return the seconds of each step but the first ones."""
-    options = [part for setting in settings for part in ("--set", setting)]
-    command = [sys.executable, "train.py", str(folder), "--like", like, "--quiet", *options]
-    subprocess.run(command, check=True, env=os.environ | _ENVIRONMENT)
-    steps = metrics.read(folder / metrics.METRICS_FILE)
-    return [step.step_seconds for step in steps[2:]]
+def seconds_to_send(tracker: str, steps: int) -> float:
+    """Return the seconds of a core that sending a run takes, with the processes of the library."""
+    with tempfile.TemporaryDirectory() as name:
+        run, stores = Path(name) / "run", Path(name) / "stores"
+        run.mkdir()
+        stores.mkdir()
+        write_run(run, steps)
+        local = {
+            "WANDB_MODE": "offline",
+            "WANDB_DIR": str(stores),
+            "WANDB_SILENT": "true",
+            "TRACKIO_DIR": str(stores),
+            "MLFLOW_TRACKING_URI": f"sqlite:///{stores / 'mlflow.db'}",
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        }
+        before = os.times()
+        subprocess.run(
+            [sys.executable, "-m", "rungs.tracking.feed", str(run), tracker],
+            input="new\n\n",
+            text=True,
+            check=True,
+            stdout=subprocess.DEVNULL,
+            cwd=stores,
+            env=os.environ | local,
+        )
+        after = os.times()
+    children = "children_user", "children_system"
+    return sum(getattr(after, name) - getattr(before, name) for name in children)
 
 
 if __name__ == "__main__":
