@@ -1,8 +1,8 @@
 """The processor time that experiment trackers take beside training.
 
 Sends runs of few and of many steps to each tracker that is installed, by the program that training
-starts, and prints the seconds of a core that it takes to start, and per step. What training loses is
-at most that, as the program has the lowest priority. For all of them:
+starts, and prints the seconds of a core that it takes to start, and per step. Training loses at
+most that, as the program has the lowest priority. For all of them:
 `uv run --extra wandb --extra tensorboard --extra trackio --extra mlflow
 benchmarks/looking/tracker_cost.py`.
 """
