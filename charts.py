@@ -72,6 +72,8 @@ def main(
     folders = list({path.resolve(): path for run in runs for path in _folders(run)}.values())
     if port is not None and not watch:
         raise UserError("--port: needs --watch")
+    if shows_samples and (page or watch or power_law or output_dir or chart_style):
+        raise UserError("--samples: prints texts, and goes with no other option")
     if (page or watch) and (power_law or output_dir or chart_style):
         raise UserError("--page and --watch: go with no option of the other charts")
     if shows_samples:

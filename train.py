@@ -76,8 +76,9 @@ def _train_grid(
 
     from rungs.sweeps.grid import cells, run_grid
 
+    options = ["--datasets-dir", str(datasets), *command.log_options]
     runs = cells(command.like, grid, command.settings, into)
-    return run_grid(command.like, runs, into, ["--datasets-dir", str(datasets)])
+    return run_grid(command.like, runs, into, options)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ The docstring of each package lists its files and says what it may import. From 
     mirror         a copy of a run off its machine, and the way back
     planning       forecasts of memory, FLOPs, communication and time
     huggingface    import and export of published models
+    monitoring     events, hooks, restarts after a crash
     tracking       experiment trackers: wandb, tensorboard, trackio, mlflow
     sampling       what the model says to the prompts of its run
     evaluation     scores on benchmarks

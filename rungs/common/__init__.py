@@ -7,8 +7,10 @@
     atomic_folder folders that appear complete or not at all, and the lock while one is built
     strict_json   JSON parsed strictly, all errors reported at once
     text_table    aligned columns and durations for terminal output
-    hub           the Hugging Face hub; only this and `mirror` use the network
+    hub           the Hugging Face hub
     run_log       messages on the terminal and in `train.log`
+    growing_file  the new lines of a file that another process appends to
+    helper_process  programs of Rungs that run beside training
     signals       what SIGINT, SIGTERM and SIGHUP do
 
 Imports no other package of Rungs.

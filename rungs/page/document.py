@@ -12,7 +12,7 @@ from pathlib import Path
 from rungs.common import disk
 from rungs.config import run_config
 from rungs.config.run_config import AnyRunConfig
-from rungs.page.shown_run import ShownRun, differing_keys
+from rungs.page.shown_run import NOT_DRAWN, ShownRun, differing_keys
 from rungs.page.step_table import StepTable
 from rungs.run.folder import RunFolder
 
@@ -90,6 +90,7 @@ def page_data(
     return json.dumps(
         {
             "version": version,
+            "notDrawn": sorted(NOT_DRAWN),
             "runs": [run.as_json(rows) for run in included],
             "differences": differing_keys(runs),
         },

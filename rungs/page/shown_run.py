@@ -16,7 +16,7 @@ from rungs.run import evaluations, events, samples
 from rungs.run.folder import RunFolder
 from rungs.run.recorded_run import FloatArray
 
-NOT_DRAWN = frozenset({STEP, "tokens_seen", "step_seconds", "resumed"})
+NOT_DRAWN = frozenset({STEP, "tokens_seen", "step_seconds", "resumed", "seconds", "flops"})
 """Columns that are no metric to draw."""
 _FEWEST_STRETCHES = 50
 _SAMPLE_CHARACTERS = 60_000

@@ -6,6 +6,8 @@ from rungs.common.strict_json import StrictModel
 from rungs.run import json_records
 from rungs.run.folder import RunFolder
 
+KINDS = ("greedy", "sampled")
+
 
 class Sample(StrictModel):
     """How a checkpoint continues a prompt."""
@@ -28,8 +30,8 @@ class Sample(StrictModel):
 
     @property
     def kind(self) -> str:
-        """`greedy` or `sampled`."""
-        return "sampled" if self.temperature else "greedy"
+        """One of `KINDS`."""
+        return KINDS[self.temperature > 0]
 
 
 def read(run: RunFolder) -> list[Sample]:

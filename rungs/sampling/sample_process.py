@@ -71,12 +71,13 @@ class SampleProcess:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _unsampled(self) -> Iterator[Checkpoint]:
-        prompts = set(self._train.sample_prompts)
+        prompts = self._train.sample_prompts
+        wanted = {(prompt, kind) for prompt in prompts for kind in samples.KINDS}
         known = samples.read(self._run)
         for checkpoint in list_checkpoints(self._run.checkpoints):
             name = checkpoint.folder.name
-            done = {one.prompt for one in known if one.step == checkpoint.step}
-            if name not in self._sent and not prompts <= done:
+            done = {(one.prompt, one.kind) for one in known if one.step == checkpoint.step}
+            if name not in self._sent and not wanted <= done:
                 yield checkpoint
 
     def _stage(self, checkpoint: Checkpoint) -> None:

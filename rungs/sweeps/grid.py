@@ -14,11 +14,11 @@ from rungs.charts.comparison_charts import draw_comparison
 from rungs.common.errors import EXIT_BAD_INPUT, EXIT_FAILED, UserError
 from rungs.common.paths import is_plain_name
 from rungs.common.signals import StopSignal
+from rungs.monitoring.supervisor import run_child
 from rungs.page.document import open_runs, write_page
 from rungs.run import recorded_run
 from rungs.run.derive import NewRun, parse_settings
 from rungs.run.folder import find_run
-from rungs.training.supervisor import run_child
 
 PAGE = "compare.html"
 COMPARISON = "comparison"

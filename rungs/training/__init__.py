@@ -12,10 +12,14 @@
     failed_step    save what a failed step needs to be replayed
     replay         run a failed step again and name its first tensor that is not finite
     benchmarks     measure checkpoints on benchmarks while the run trains
+    intervals      when checkpoints and validations are due
+    dry_run        everything that a start does, and a few steps of which nothing is kept
+    background     what runs beside the steps: charts, samples, trackers, alerts, the mirror
     chart_process  redraw charts in another process
 
-To add an experiment tracker, see `rungs/run`. Another training loop is `rungs/reinforcement`, which
-uses `preparation`, `resume`, `progress` and `chart_process`.
+What should follow each step or checkpoint without delaying it is called in `background`. Another
+training loop is `rungs/reinforcement`, which uses `preparation`, `resume`, `progress` and
+`background`.
 
 Imports the packages listed before it in `rungs/__init__.py`, except `huggingface` and `scaling`.
 """

@@ -16,6 +16,8 @@ from rungs.checkpointing.manifest import CheckpointMeta
 from rungs.common import run_log
 from rungs.common.errors import UserError
 from rungs.config.run_config import AnyRunConfig
+from rungs.monitoring.hooks import check_hooks
+from rungs.monitoring.supervisor import supervise as supervise_run
 from rungs.parallel.launchers import Cluster, find_cluster
 from rungs.run.derive import create_like
 from rungs.run.folder import (
@@ -25,8 +27,6 @@ from rungs.run.folder import (
     find_run,
     new_run_path,
 )
-from rungs.training.hooks import check_hooks
-from rungs.training.supervisor import supervise as supervise_run
 
 _MAX_RESTARTS = 10
 
@@ -42,6 +42,8 @@ class StartCommand(NamedTuple):
     replay: str | None
     cluster: Cluster | None
     """None for a single process."""
+    log_options: tuple[str, ...] = ()
+    """`--quiet` and `--json-log`, if given."""
 
     def require_run(self) -> None:
         """Raise UserError if no run was given."""
@@ -113,7 +115,8 @@ def start_options(extended: str, replayed: str) -> Callable[[Callable[..., None]
             start = StartOptions(fresh, rewind_to, extend, mirror, on_event, dry_run)
             check_hooks(on_event)
             cluster = find_cluster(coordinator, processes, process)
-            command = StartCommand(run or "", like, settings, start, replay, cluster)
+            logs = ("--quiet",) * quiet + ("--json-log",) * json_log
+            command = StartCommand(run or "", like, settings, start, replay, cluster, logs)
             _refuse_combinations(command)
             if max_restarts is not None and not supervise:
                 raise UserError("--max-restarts: needs --supervise")

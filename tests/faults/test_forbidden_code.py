@@ -88,7 +88,7 @@ def test_no_code_is_run_that_was_read() -> None:
         "imports http.server",
         "imports urllib.parse",
     ]
-    lines = found.pop(ROOT / "rungs/training/hooks.py")  # webhooks of the command line
+    lines = found.pop(ROOT / "rungs/monitoring/hooks.py")  # webhooks of the command line
     assert [line.split(": ")[1] for line in lines] == [
         "imports urllib.error",
         "imports urllib.request",

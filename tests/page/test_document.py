@@ -148,6 +148,7 @@ class TestCommand:
         ("options", "line"),
         [
             (["--port", "80"], "--port: needs --watch"),
+            (["--samples", "--page", "x.html"], "--samples: prints texts"),
             (["--page", "x.html", "--power-law"], "go with no option of the other charts"),
         ],
     )

@@ -99,7 +99,7 @@ def test_checkpoints_without_samples_get_them_at_the_next_start(
     run = prompted_run(tmp_path / "run", keep_checkpoints=-1)
     assert train(run, datasets_dir).returncode == 0
     lines = run.prompt_samples.read_text().splitlines(keepends=True)
-    run.prompt_samples.write_text("".join(lines[:8]) + lines[8][:30])  # torn by a kill
+    run.prompt_samples.write_text("".join(lines[:11]) + lines[11][:30])  # torn by a kill
     assert train(run, datasets_dir).returncode == 0
     assert texts(run) == texts(sampled)
 

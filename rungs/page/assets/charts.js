@@ -23,7 +23,7 @@ const charts = {
 
   metrics() {
     const found = new Set(state.runs.flatMap((run) => Object.keys(run.table)));
-    return [...found].filter((name) => !NOT_DRAWN.includes(name) && name !== "flops").sort(byPlace);
+    return [...found].filter((name) => !state.notDrawn.includes(name)).sort(byPlace);
   },
 
   chosen() {

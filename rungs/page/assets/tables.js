@@ -1,7 +1,6 @@
 // The steps of a run as arrays. A column that is the same everywhere comes as one number.
 
 const STEP = "global_step";
-const NOT_DRAWN = [STEP, "tokens_seen", "step_seconds", "resumed", "seconds"];
 
 function decodeTable(encoded) {
   if (encoded === null) return null;

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from rungs.common.errors import UserError
+from rungs.monitoring import hooks
+from rungs.monitoring.hooks import Hooks, check_hooks
+from rungs.monitoring.watchdog import Watchdog
 from rungs.run import events
 from rungs.run.folder import RunFolder
-from rungs.training import hooks
-from rungs.training.hooks import Hooks, check_hooks
-from rungs.training.watchdog import Watchdog
 from tests.support.tiny_run import change, make_dataset, make_run, train
 
 pytestmark = pytest.mark.usefixtures("no_charts")

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from rungs.monitoring import supervisor
+from rungs.monitoring.supervisor import supervise
 from rungs.run import events
 from rungs.run.folder import RunFolder
-from rungs.training import supervisor
-from rungs.training.supervisor import supervise
 
 COUNT = """
 import os, sys, pathlib
@@ -84,7 +84,7 @@ def test_a_signal_is_handed_on(tmp_path: Path) -> None:
         f"pathlib.Path({str(ready)!r}).touch()\ntime.sleep(60)\n"
     )
     (tmp_path / "supervise.py").write_text(
-        "import sys\nfrom rungs.training.supervisor import supervise\n"
+        "import sys\nfrom rungs.monitoring.supervisor import supervise\n"
         "from rungs.run.folder import RunFolder\nfrom pathlib import Path\n"
         "sys.exit(supervise(sys.argv[1:], RunFolder(Path()), (), 3))\n"
     )

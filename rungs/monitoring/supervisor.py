@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 from rungs.common.errors import EXIT_BAD_INPUT, RunFailure
 from rungs.common.signals import StopSignal
+from rungs.monitoring.hooks import Hooks
 from rungs.run import evaluations, events
 from rungs.run.events import Event
 from rungs.run.folder import RunFolder
-from rungs.training.hooks import Hooks
 
 FIRST_DELAY, LONGEST_DELAY = 10.0, 600.0
 """Seconds until a crashed run is started again; twice as long each time."""

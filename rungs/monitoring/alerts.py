@@ -1,19 +1,19 @@
 """The events of a run: written to `events.jsonl`, and told to the hooks of the command line."""
 
 import contextlib
-import dataclasses
 import logging
+import math
 from collections.abc import Sequence
 from typing import Any
 
 from rungs.common.errors import RunFailure
 from rungs.common.text_table import format_duration
+from rungs.monitoring.hooks import Hooks
+from rungs.monitoring.watchdog import Watchdog
 from rungs.run import evaluations, events
 from rungs.run.events import Event, EventKind
 from rungs.run.folder import RunFolder
 from rungs.run.metrics import StepRecord
-from rungs.training.hooks import Hooks
-from rungs.training.watchdog import Watchdog
 
 log = logging.getLogger("rungs")
 
@@ -30,7 +30,7 @@ class Alerts:
     def __init__(self, run: RunFolder, hooks: Sequence[str], last_step: int) -> None:
         self._run, self._hooks = run, Hooks(hooks)
         self._step = last_step
-        self._figures: dict[str, Any] = {}
+        self._metrics: StepRecord | None = None
         self._watchdog = Watchdog(self._stalled)
 
     def start(self) -> None:
@@ -42,19 +42,25 @@ class Alerts:
     def step_taken(self, metrics: StepRecord) -> None:
         """Note a step, and if it is a loss spike."""
         self._watchdog.step_taken()
-        self._step = metrics.global_step
-        values = dataclasses.asdict(metrics)
-        self._figures |= {key: one for key, one in values.items() if isinstance(one, int | float)}
-        if values.get("spike"):
-            skipped = ", step skipped" * (values["spike"] == "skipped")
-            self.note("spike", f"loss spike{skipped}")
+        self._step, self._metrics = metrics.global_step, metrics
+        if spike := getattr(metrics, "spike", None):
+            self.note("spike", "loss spike" + ", step skipped" * (spike == "skipped"))
 
     def note(self, kind: EventKind, text: str) -> None:
         """Write an event down and tell the hooks."""
         event = Event(time=evaluations.now(), event=kind, step=self._step, text=text)
         with contextlib.suppress(RunFailure):  # a full disk ends the run where it matters
             events.append(self._run, event)
-        self._hooks.tell(events.as_message(self._run, event, self._figures))
+        self._hooks.tell(events.as_message(self._run, event, self._figures()))
+
+    def _figures(self) -> dict[str, Any]:
+        """Return the finite numbers among the metrics of the last step."""
+        values = vars(self._metrics) if self._metrics else {}
+        return {
+            key: value
+            for key, value in values.items()
+            if isinstance(value, int | float) and math.isfinite(value)
+        }
 
     def finish(self) -> None:
         """Wait until the hooks have been told."""
