@@ -1,7 +1,13 @@
 """Checks of `train.json` or `reinforce.json` against `model.json`."""
 
+from rungs.common.plugins import OPTIMIZERS, plugin_names, unknown_name
 from rungs.config.model_config import ModelConfig
-from rungs.config.optimization_config import ATTENTION_TARGETS, LoraTarget, OptimizationConfig
+from rungs.config.optimization_config import (
+    ATTENTION_TARGETS,
+    BUILT_IN_OPTIMIZERS,
+    LoraTarget,
+    OptimizationConfig,
+)
 from rungs.config.reinforce_config import ReinforceConfig
 from rungs.config.sharding_config import ShardingConfig, indivisible
 
@@ -14,12 +20,20 @@ SAMPLING_MODES = ("dp", "fsdp")
 def problems(model: ModelConfig, train: OptimizationConfig) -> list[str]:
     """Return a line "key of the second file: what is wrong" for each problem."""
     return [
+        *_optimizer_problems(train),
         *_sequence_problems(model, train),
         *_context_problems(model, train),
         *_mup_problems(model, train),
         *_lora_problems(model, train),
         *_reinforcement_problems(model, train),
     ]
+
+
+def _optimizer_problems(train: OptimizationConfig) -> list[str]:
+    known = {*BUILT_IN_OPTIMIZERS, *plugin_names(OPTIMIZERS)}
+    if train.optimizer in known:
+        return []
+    return [f"optimizer: {unknown_name('optimizer', train.optimizer, known)}"]
 
 
 def _sequence_problems(model: ModelConfig, train: OptimizationConfig) -> list[str]:

@@ -17,7 +17,7 @@ Remat = Literal["none", "dots", "full"]
 ComputeDtype = Literal["float32", "bfloat16", "float16"]
 ComputeDtypeOrAuto = Literal[ComputeDtype, "auto"]
 
-Optimizer = Literal["adamw", "muon", "lion", "adafactor", "sgd"]
+BUILT_IN_OPTIMIZERS = ("adamw", "muon", "lion", "adafactor", "sgd")
 Schedule = Literal["cosine", "linear", "constant", "warmup_stable_decay"]
 
 ChartStyle = Literal["plain", "hand-drawn"]
@@ -107,11 +107,12 @@ class OptimizationConfig(Config):
     "targets": ["query", "value"]}`. Needs start_from, and no mup."""
     sequence_length: Size | None = None
     """Tokens in a training sequence. Absent: the model's context_length."""
-    optimizer: Optimizer = "adamw"
+    optimizer: Annotated[str, Field(examples=list(BUILT_IN_OPTIMIZERS))] = "adamw"
     """adamw (Loshchilov & Hutter 2019). muon (Jordan et al. 2024): for the kernels of the blocks,
     scaled to work with AdamW's learning rates (Liu et al. 2025); embeddings, head, norms, biases
     and routers use AdamW. lion (Chen et al. 2023): needs a learning rate three to ten times lower.
-    adafactor (Shazeer & Stern 2018): has the smallest optimizer state. sgd: with momentum."""
+    adafactor (Shazeer & Stern 2018): has the smallest optimizer state. sgd: with momentum.
+    Or the name of an optimizer that another installed package adds."""
     schedule: Schedule = "cosine"
     """How the learning rate falls to min_learning_rate_percent after the warm-up. cosine
     (Loshchilov & Hutter 2017). linear. constant: it does not fall. warmup_stable_decay: constant,

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from rungs.config.base import Config
 from rungs.config.model_config import ModelConfig
-from rungs.config.optimization_config import OptimizationConfig
+from rungs.config.optimization_config import BUILT_IN_OPTIMIZERS, OptimizationConfig
 from rungs.config.reinforce_config import ReinforceConfig
 from rungs.config.run_config import MODEL_FILE, AnyRunConfig
 from rungs.config.train_config import TrainConfig
@@ -79,7 +79,7 @@ def _in_model(model: ModelConfig, train: OptimizationConfig) -> Iterator[Reason]
 
 def _in_optimization(model: ModelConfig, train: OptimizationConfig) -> Iterator[Reason]:
     for key, optimizers in _KEYS_OF_OPTIMIZERS.items():
-        if train.optimizer not in optimizers:
+        if train.optimizer in BUILT_IN_OPTIMIZERS and train.optimizer not in optimizers:
             yield key, f' with optimizer "{train.optimizer}"'
     for key, schedules in _KEYS_OF_SCHEDULES.items():
         if train.schedule not in schedules:

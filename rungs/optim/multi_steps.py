@@ -17,9 +17,9 @@ from jax import Array
 from rungs.config.optimization_config import OptimizationConfig
 from rungs.model.gpt import GPT
 from rungs.model.layers import LowRankParam
-from rungs.optim.optimizers import update_rule
 from rungs.optim.precision import LossScale, dtype_of
 from rungs.optim.schedule import learning_rate_schedule
+from rungs.optim.update_rule import update_rule
 
 
 class Update(NamedTuple):

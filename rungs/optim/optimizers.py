@@ -5,8 +5,8 @@
 from its number of dimensions, because stacking layers adds one to all of them.
 """
 
-import functools
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -17,7 +17,7 @@ from jax import Array
 from optax import contrib
 
 from rungs.config.model_config import ModelConfig
-from rungs.config.optimization_config import OptimizationConfig, Optimizer
+from rungs.config.optimization_config import OptimizationConfig
 from rungs.model.layers import LowRankParam
 from rungs.parallel.names import BLOCKS, dotted
 from rungs.parallel.sharding import padded_axis
@@ -27,66 +27,75 @@ ADAM_RMS = 0.2
 the same learning rate (Liu et al. 2025, section 2.2)."""
 MATRIX, OTHER = "matrix", "other"
 
+MakeOptimizer = Callable[[OptimizationConfig, nnx.State, ModelConfig], optax.GradientTransformation]
+"""From `train.json`, the trained parameters and `model.json`: what turns gradients into directions.
+`MultiSteps` clips the gradients first, and subtracts learning rate × (direction + weight decay ×
+weight)."""
 
-def update_rule(
+
+def adamw(
     train: OptimizationConfig, params: nnx.State, model: ModelConfig
-) -> optax.GradientTransformationExtraArgs:
-    """Return the optimizer that `train.json` names; with muP, its directions are scaled.
+) -> optax.GradientTransformation:
+    """Adam (Kingma & Ba 2015); `MultiSteps` adds the decoupled weight decay that makes it AdamW
+    (Loshchilov & Hutter 2019)."""
+    del params, model
+    return _adam(train)
 
-    Args:
-        params: the trained parameters.
-        model: for muP's width multiplier, and the size of the vocabulary without padding.
+
+def muon(
+    train: OptimizationConfig, params: nnx.State, model: ModelConfig
+) -> optax.GradientTransformation:
+    """Muon (Jordan et al. 2024) for the kernels of the blocks, and AdamW for everything else."""
+    del model
+    rules = {MATRIX: _orthogonal(train, nnx.map_state(_matrix_axes, params)), OTHER: _adam(train)}
+    return optax.partition(rules, nnx.map_state(_kind, params))
+
+
+def lion(
+    train: OptimizationConfig, params: nnx.State, model: ModelConfig
+) -> optax.GradientTransformation:
+    """Lion (Chen et al. 2023)."""
+    del params, model
+    return optax.scale_by_lion(train.beta1, train.beta2)
+
+
+def adafactor(
+    train: OptimizationConfig, params: nnx.State, model: ModelConfig
+) -> optax.GradientTransformation:
+    """Adafactor (Shazeer & Stern 2018) without momentum and with an external learning rate.
+
+    It keeps only the row and column means of a matrix's squared gradients, over its two largest
+    axes. Unlike in the paper, all layers of a kernel are clipped together.
     """
-    match train.optimizer:
-        case "adamw":
-            rule = _adam(train)
-        case "muon":
-            muon = _muon(train, nnx.map_state(_matrix_axes, params))
-            rules = {MATRIX: muon, OTHER: _adam(train)}
-            rule = optax.partition(rules, nnx.map_state(_kind, params))
-        case "lion":
-            rule = optax.scale_by_lion(train.beta1, train.beta2)
-        case "adafactor":
-            rule = _on_matrices(_adafactor(), params, model.vocab_size)
-        case "sgd":
-            rule = optax.trace(train.momentum)
-    if model.width_multiplier != 1:
-        scale = functools.partial(_mup_scale, train.optimizer, model.width_multiplier)
-        rule = optax.chain(rule, _multiply_by(nnx.map_state(scale, params)))
-    return optax.with_extra_args_support(rule)
+    del train
+    rule = optax.chain(optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0))
+    return _on_matrices(rule, params, model.vocab_size)
 
 
-def _mup_scale(
-    optimizer: Optimizer, width_multiplier: float, path: tuple[object, ...], param: nnx.Variable
-) -> float:
-    """Return the factor by which muP multiplies a parameter's learning rate (Yang et al. 2022,
-    table 8).
-
-    AdamW moves every weight of a kernel equally far at any width, so outputs move in proportion to
-    the number of inputs. Muon, scaled to AdamW, moves them in proportion to its square root.
-    """
-    if path[0] != BLOCKS or not param.inputs:
-        return 1.0
-    is_orthogonal = optimizer == "muon" and is_hidden_matrix(path, param)
-    return width_multiplier ** (-0.5 if is_orthogonal else -1)
+def sgd(
+    train: OptimizationConfig, params: nnx.State, model: ModelConfig
+) -> optax.GradientTransformation:
+    """Stochastic gradient descent with momentum."""
+    del params, model
+    return optax.trace(train.momentum)
 
 
-def _multiply_by(factors: nnx.State) -> optax.GradientTransformation:
-    def update(directions: optax.Updates, _: optax.Params | None) -> optax.Updates:
-        return jax.tree.map(lambda direction, factor: direction * factor, directions, factors)
-
-    return optax.stateless(update)
+BUILT_IN: dict[str, MakeOptimizer] = {
+    "adamw": adamw,
+    "muon": muon,
+    "lion": lion,
+    "adafactor": adafactor,
+    "sgd": sgd,
+}
 
 
 def _adam(train: OptimizationConfig) -> optax.GradientTransformation:
-    """Adam (Kingma & Ba 2015); `MultiSteps` adds the decoupled weight decay that makes it AdamW
-    (Loshchilov & Hutter 2019)."""
     return optax.scale_by_adam(train.beta1, train.beta2, train.epsilon)
 
 
-def _muon(train: OptimizationConfig, axes: Any) -> optax.GradientTransformation:
-    """Muon (Jordan et al. 2024): the momentum with all singular values near 1, orthogonalized
-    separately for each layer and expert.
+def _orthogonal(train: OptimizationConfig, axes: Any) -> optax.GradientTransformation:
+    """Muon's direction: the momentum with all singular values near 1, orthogonalized separately for
+    each layer and expert.
 
     Args:
         axes: the axes of each matrix; MaskedNode for the other parameters.
@@ -95,23 +104,14 @@ def _muon(train: OptimizationConfig, axes: Any) -> optax.GradientTransformation:
     def scale(directions: optax.Updates, _: optax.Params | None) -> optax.Updates:
         return jax.tree.map(_scale_to_adam, directions, axes)
 
-    muon = contrib.scale_by_muon(beta=train.momentum, weight_dimension_numbers=axes)
-    return optax.chain(muon, optax.stateless(scale))
+    rule = contrib.scale_by_muon(beta=train.momentum, weight_dimension_numbers=axes)
+    return optax.chain(rule, optax.stateless(scale))
 
 
 def _scale_to_adam(direction: Array, axes: contrib.MuonDimensionNumbers) -> Array:
     """Scale an orthogonal matrix, whose root mean square is 1 ÷ √(larger side), to AdamW's."""
     sides = (math.prod(direction.shape[axis] for axis in part) for part in axes)
     return direction * ADAM_RMS * math.sqrt(max(sides))
-
-
-def _adafactor() -> optax.GradientTransformation:
-    """Adafactor (Shazeer & Stern 2018) without momentum and with an external learning rate.
-
-    It keeps only the row and column means of a matrix's squared gradients, over its two largest
-    axes. Unlike in the paper, all layers of a kernel are clipped together.
-    """
-    return optax.chain(optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0))
 
 
 def is_hidden_matrix(path: tuple[object, ...], param: nnx.Variable) -> bool:

@@ -1,18 +1,14 @@
 """The trackers there are."""
 
-import difflib
 import importlib
 import importlib.util
 from collections.abc import Callable, Sequence
-from importlib.metadata import entry_points
 
 from rungs.common.errors import UserError
+from rungs.common.plugins import TRACKERS, load_plugin, plugin_names, unknown_name
 from rungs.tracking.tracker import TrackedRun, Tracker
 
 OpenTracker = Callable[[TrackedRun], Tracker]
-GROUP = "rungs.trackers"
-"""Entry points of other packages."""
-
 
 BUILT_IN = {
     "mlflow": "mlflow",
@@ -43,13 +39,8 @@ def _problem(name: str) -> str | None:
         if importlib.util.find_spec(BUILT_IN[name]):
             return None
         return f"{name} is not installed; install it with the extra: uv sync --extra {name}"
-    others = {entry.name for entry in entry_points(group=GROUP)}
-    if name in others:
-        return None
-    known = sorted({*BUILT_IN, *others})
-    close = difflib.get_close_matches(name, known, n=1)
-    meant = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
-    return f"no tracker is called {name[:40]!r}; {meant}"
+    others = plugin_names(TRACKERS)
+    return None if name in others else unknown_name("tracker", name, {*BUILT_IN, *others})
 
 
 def find_tracker(name: str) -> OpenTracker:
@@ -58,6 +49,5 @@ def find_tracker(name: str) -> OpenTracker:
         module = importlib.import_module(f"rungs.tracking.{name}_tracker")
         opened: OpenTracker = module.open_tracker
         return opened
-    [entry] = entry_points(group=GROUP, name=name)
-    found: OpenTracker = entry.load()
+    found: OpenTracker = load_plugin(TRACKERS, name)
     return found

@@ -1,0 +1,30 @@
+"""What other installed packages add to Rungs: objects that they declare as entry points.
+https://packaging.python.org/en/latest/specifications/entry-points/
+"""
+
+import difflib
+from collections.abc import Iterable
+from importlib.metadata import entry_points
+from typing import Any
+
+OPTIMIZERS = "rungs.optimizers"
+TRACKERS = "rungs.trackers"
+
+
+def plugin_names(group: str) -> set[str]:
+    """Return the names in a group of entry points. Imports none of them."""
+    return {entry.name for entry in entry_points(group=group)}
+
+
+def load_plugin(group: str, name: str) -> Any:
+    """Import and return the object of this name, which is in the group."""
+    entry = next(entry for entry in entry_points(group=group) if entry.name == name)
+    return entry.load()
+
+
+def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
+    """Return what to say of a name that is neither built in nor in another package."""
+    choices = sorted(known)
+    close = difflib.get_close_matches(name, choices, n=1)
+    meant = f"did you mean {close[0]}?" if close else f"there are {', '.join(choices)}"
+    return f"no {kind} is called {name[:40]!r}; {meant}"

@@ -1,0 +1,60 @@
+"""Optimizers of other packages, found by their entry points."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rungs.config.cross_checks import problems
+from tests.optim.test_optimizers import arrays, fresh, gradients, update
+from tests.support.configs import model_config, train_config
+
+MODULE = """
+import optax
+
+def ours(train, params, model):
+    return optax.scale_by_adam(train.beta1, train.beta2, train.epsilon)
+
+def backwards(train, params, model):
+    return optax.scale(-1.0)
+"""
+ENTRIES = "[rungs.optimizers]\nours = own_optimizers:ours\nbackwards = own_optimizers:backwards\n"
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package with two optimizers, as an installer leaves it."""
+    (tmp_path / "own_optimizers.py").write_text(MODULE)
+    metadata = tmp_path / "own_optimizers-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: own-optimizers\nVersion: 1.0")
+    (metadata / "entry_points.txt").write_text(ENTRIES)
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+def weights_after(optimizer: str) -> dict[str, np.ndarray]:
+    model, multi_steps = fresh(optimizer)
+    for gradient in gradients(model):
+        update(model, multi_steps, gradient)
+    return arrays(model)
+
+
+@pytest.mark.usefixtures("installed")
+def test_the_optimizer_of_a_package_is_used() -> None:
+    ours, adamw = weights_after("ours"), weights_after("adamw")
+    for name in adamw:
+        np.testing.assert_array_equal(ours[name], adamw[name], err_msg=name)
+    backwards = weights_after("backwards")
+    assert any((backwards[name] != adamw[name]).any() for name in adamw)
+
+
+@pytest.mark.usefixtures("installed")
+def test_its_name_is_known() -> None:
+    assert problems(model_config(), train_config(optimizer="ours")) == []
+    [line] = problems(model_config(), train_config(optimizer="backward"))
+    assert line == "optimizer: no optimizer is called 'backward'; did you mean backwards?"
+
+
+def test_a_name_that_is_not_installed_is_refused() -> None:
+    [line] = problems(model_config(), train_config(optimizer="adam"))
+    assert line == "optimizer: no optimizer is called 'adam'; did you mean adamw?"
