@@ -16,9 +16,16 @@ from rungs.config.model_config import ModelConfig
 from rungs.data.catalog import DATASETS_DIR_OPTION, find_datasets_dir
 from rungs.huggingface.adapter import Adapter
 from rungs.huggingface.exporting import Export
-from rungs.huggingface.importing import Import, find_source, import_model, target_folder
+from rungs.huggingface.importing import (
+    Import,
+    find_linen_source,
+    find_source,
+    import_model,
+    target_folder,
+)
 from rungs.huggingface.model_card import ModelCard
 from rungs.huggingface.transformers_check import DivergenceError, compare, require_transformers
+from rungs.linen.layouts import LAYOUTS
 from rungs.run.folder import RunFolder
 
 EXIT_DIVERGED = 1
@@ -47,15 +54,30 @@ def main() -> None:
     help="Ignore this key of config.json. Only for keys that do not change what the model"
     " computes. Can be repeated.",
 )
+@click.option(
+    "--linen",
+    type=click.Choice(sorted(LAYOUTS)),
+    help="The source is a checkpoint of a Flax Linen model of this family, msgpack or Orbax.",
+)
 def import_(
-    source: str, run: str, revision: str | None, check: bool, ignored_keys: tuple[str, ...]
+    source: str,
+    run: str,
+    revision: str | None,
+    check: bool,
+    ignored_keys: tuple[str, ...],
+    linen: str | None,
 ) -> None:
     """Create the run folder RUN (a path, or a name under runs/) from a Hugging Face model, given by
-    its hub id or its folder."""
+    its hub id or its folder, or from a Linen checkpoint."""
+    if linen and (check or revision):
+        raise UserError(
+            "--linen: leave out --check and --revision, which are for Hugging Face models"
+        )
     target = target_folder(run)
     if check:
         require_transformers()
-    plan = Import.from_source(find_source(source, revision), ignored_keys)
+    found = find_linen_source(source, linen) if linen else find_source(source, revision)
+    plan = Import.from_source(found, ignored_keys)
     click.echo(plan.summary())
     for note in plan.match.notes:
         click.echo(note)

@@ -11,7 +11,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from rungs.checkpointing.checksums import write_checksums
-from rungs.checkpointing.published import PUBLISHED_FILES
+from rungs.checkpointing.published import CONFIG_FILE, PUBLISHED_FILES
 from rungs.checkpointing.tensor_writer import TensorWriter
 from rungs.checkpointing.weights_file import Origin, WeightsHeader
 from rungs.checkpointing.weights_index import WEIGHTS_FILE
@@ -26,8 +26,9 @@ from rungs.huggingface.families.family import Family
 from rungs.huggingface.families.registry import family_of
 from rungs.huggingface.hf_tokenizer import convert_tokenizer
 from rungs.huggingface.tensors.match import Match, match
-from rungs.huggingface.tensors.reader import TensorFolder
+from rungs.huggingface.tensors.reader import TensorFolder, Tensors
 from rungs.huggingface.tensors.rules import AbstractParameter, Rule, model_parameters, rules_for
+from rungs.linen.tensors import LinenTensors
 from rungs.run.folder import RunFolder, new_run_path
 
 
@@ -40,6 +41,10 @@ class HFSource:
     folder: Path
     revision: str | None = None
     """The commit on the hub."""
+    linen: str | None = None
+    """The family whose Linen layout the weights have; None if they are in Hugging Face's."""
+    weights: Path | None = None
+    """A file or folder of Linen weights outside `folder`, or in it."""
 
 
 def find_source(place: str, revision: str | None = None) -> HFSource:
@@ -59,6 +64,25 @@ def find_source(place: str, revision: str | None = None) -> HFSource:
     return HFSource(place, folder, commit)
 
 
+def find_linen_source(place: str, family: str) -> HFSource:
+    """Return the Linen checkpoint in a folder, or in a msgpack file.
+
+    Args:
+        family: a key of `LAYOUTS`.
+
+    Raises:
+        UserError: it does not exist.
+    """
+    path = Path(place)
+    if not is_there(path):
+        raise UserError(
+            f"{place}: no such file or folder; with --linen, download the checkpoint first, for"
+            " example with hf download"
+        )
+    folder = path if is_folder(path) else path.parent
+    return HFSource(path.resolve().name, folder, linen=family, weights=path)
+
+
 @dataclasses.dataclass(frozen=True)
 class Import:
     """A Hugging Face model that was checked and can be written as a run folder."""
@@ -67,7 +91,7 @@ class Import:
     hf_config: HFConfig
     family: Family
     model: ModelConfig
-    tensors: TensorFolder
+    tensors: Tensors
     rules: list[Rule]
     parameters: dict[str, AbstractParameter]
     match: Match
@@ -82,13 +106,21 @@ class Import:
         Raises:
             UserError: with a line for each mistake found.
         """
-        hf_config = read_hf_config(source.folder)
+        if source.linen:
+            linen = LinenTensors(source.weights or source.folder, source.linen)
+            hf_config = _config_of_linen(source, linen)
+            tensors: Tensors = linen
+        else:
+            hf_config = read_hf_config(source.folder)
+            tensors = TensorFolder(source.folder)
         hf_config.ignore(ignored_keys)
         family = family_of(hf_config)
         model = family.to_model_config(hf_config)
-        tensors, parameters = TensorFolder(source.folder), model_parameters(model)
+        notes = linen.leave_out_padding(model.vocab_size) if source.linen else []
+        parameters = model_parameters(model)
         rules = rules_for(parameters, family.tensors)
         matched = match(source.folder, tensors, family, rules, parameters)
+        matched.notes.extend(notes)
         return cls(source, hf_config, family, model, tensors, rules, parameters, matched)
 
     @property
@@ -130,6 +162,19 @@ class Import:
 
     def _dtypes(self) -> list[str]:
         return [self.tensors.specs[name].dtype for name in self.match.names.values()]
+
+
+def _config_of_linen(source: HFSource, tensors: LinenTensors) -> HFConfig:
+    """Return the `config.json` beside a Linen checkpoint, else what its shapes say."""
+    path = source.folder / CONFIG_FILE
+    if is_file(path):
+        return read_hf_config(source.folder)
+    if tensors.config is None:
+        raise UserError(
+            f"{path}: missing; the arrays don't say all about the model, so put the config.json of"
+            " the same model on the Hugging Face hub there"
+        )
+    return HFConfig(path, tensors.config)
 
 
 def target_folder(name: str) -> Path:
@@ -177,6 +222,9 @@ def _fill(plan: Import, run: RunFolder, target: Path) -> list[str]:
     for name in PUBLISHED_FILES:
         if is_file(plan.source.folder / name):
             shutil.copyfile(plan.source.folder / name, run.imported / name)
+    if not is_file(run.imported / CONFIG_FILE):
+        text = json.dumps(plan.hf_config.values, indent=2) + "\n"
+        (run.imported / CONFIG_FILE).write_text(text, encoding="utf-8")
     notes = convert_tokenizer(run.imported, plan.model.vocab_size)
     plan.write_weights(run.imported / WEIGHTS_FILE)
     write_checksums(run.imported)

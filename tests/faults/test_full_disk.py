@@ -182,8 +182,8 @@ def test_the_disk_is_full_for_a_line_of_metrics(
     with monkeypatch.context() as patch:
         created = MetricsLog.__init__
 
-        def create(self: MetricsLog, path: Path, last_step: int, kind: Any) -> None:
-            created(self, path, last_step, kind)
+        def create(self: MetricsLog, *arguments: Any) -> None:
+            created(self, *arguments)
             self._file = AlmostFullFile(self._file, space=1425)  # type: ignore[assignment]
 
         patch.setattr(MetricsLog, "__init__", create)

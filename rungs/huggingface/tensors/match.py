@@ -12,7 +12,7 @@ from rungs.checkpointing.tensor_writer import SAFETENSORS_DTYPES, TensorSpec
 from rungs.common.errors import UserError
 from rungs.common.strict_json import format_name
 from rungs.huggingface.families.family import Family
-from rungs.huggingface.tensors.reader import TensorFolder
+from rungs.huggingface.tensors.reader import Tensors
 from rungs.huggingface.tensors.rules import AbstractParameter, Rule
 
 HEAD = "lm_head.weight"
@@ -33,7 +33,7 @@ class Match(NamedTuple):
 
 def match(
     folder: Path,
-    tensors: TensorFolder,
+    tensors: Tensors,
     family: Family,
     rules: list[Rule],
     parameters: dict[str, AbstractParameter],
@@ -71,7 +71,7 @@ def match(
     return Match(names, specs, notes)
 
 
-def _names_of_family(tensors: TensorFolder, family: Family) -> tuple[dict[str, str], list[str]]:
+def _names_of_family(tensors: Tensors, family: Family) -> tuple[dict[str, str], list[str]]:
     """Return the tensors that may be parameters by the family's names, and notes on the rest."""
     names: dict[str, str] = {}
     left_out: Counter[str] = Counter()
@@ -95,7 +95,7 @@ def _names_of_family(tensors: TensorFolder, family: Family) -> tuple[dict[str, s
     return names, notes
 
 
-def _check_tied_head(folder: Path, tensors: TensorFolder, head: str, embedding: str | None) -> None:
+def _check_tied_head(folder: Path, tensors: Tensors, head: str, embedding: str | None) -> None:
     """Raise UserError if the head differs from the embedding that `config.json` ties it to."""
     if embedding is None:
         return
@@ -108,7 +108,7 @@ def _check_tied_head(folder: Path, tensors: TensorFolder, head: str, embedding: 
 
 
 def _wrong_tensors(
-    tensors: TensorFolder,
+    tensors: Tensors,
     names: dict[str, str],
     rules: list[Rule],
     parameters: dict[str, AbstractParameter],
@@ -131,7 +131,7 @@ def _wrong_tensors(
 
 
 def _mixed_dtypes(
-    tensors: TensorFolder,
+    tensors: Tensors,
     names: dict[str, str],
     rules: list[Rule],
     parameters: dict[str, AbstractParameter],

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -52,6 +52,15 @@ _FORMATS = (
     _Format(WEIGHTS_FILE, INDEX_FILE, safetensors_specs, _safetensors_bits),
     _Format("pytorch_model.bin", "pytorch_model.bin.index.json", torch_specs, torch_bits),
 )
+
+
+class Tensors(Protocol):
+    """Named tensors that are read one at a time."""
+
+    specs: dict[str, TensorSpec]
+
+    def bits(self, name: str) -> np.ndarray:
+        """Return the content of a tensor, as unsigned integers."""
 
 
 class TensorFolder:

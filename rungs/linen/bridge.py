@@ -1,0 +1,89 @@
+"""Our `GPT` as a Flax Linen module, and Linen modules inside our `GPT`, through `flax.nnx.bridge`.
+
+https://flax.readthedocs.io/en/stable/guides/bridge_guide.html
+"""
+
+from typing import Any
+
+import jax.numpy as jnp
+from flax import linen, nnx
+from flax.nnx import bridge
+from jax import Array
+
+from rungs.config.model_config import ModelConfig
+from rungs.model.gpt import GPT
+from rungs.model.layers import NO_DROPOUT, Dropout
+
+DROPOUT = "dropout"
+"""The stream of random keys for dropout, as Linen's own `Dropout` calls it."""
+
+
+class LinenGPT(linen.Module):
+    """A `GPT` as a Linen module, alone or inside another.
+
+    `init` and `apply` are Linen's. The collection `params` is a plain tree of arrays, with the
+    names and shapes of our parameters; given the same key, its initial values are not those of
+    `GPT`, because Linen derives its own keys. `apply` with a `drop_rate` above 0 needs
+    `rngs={"dropout": key}`.
+
+    Attributes:
+        config: the architecture.
+        drop_rate: probability with which `apply` zeroes an element, below 1.
+    """
+
+    config: ModelConfig
+    drop_rate: float = 0.0
+
+    @linen.compact
+    def __call__(self, tokens_BS: Array, deterministic: bool = True) -> Array:
+        """Return logits_BSV, float32; `deterministic` turns dropout off."""
+        dropout = NO_DROPOUT
+        if self.drop_rate and not deterministic:
+            rows_B = jnp.arange(len(tokens_BS))
+            dropout = Dropout.of(self.drop_rate, self.make_rng(DROPOUT), rows_B)
+        model = bridge.ToLinen(_GPTFromRngs, args=(self.config,), metadata_fn=None, name="gpt")
+        logits_BSV: Array = model(tokens_BS, dropout)
+        return logits_BSV
+
+
+class _GPTFromRngs(GPT):
+    """A `GPT` whose key is the `params` stream of `Rngs`, as the bridge makes modules."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
+        super().__init__(config, rngs.params())
+
+
+class GPTAroundLinen(nnx.Module):
+    """Embedding, final norm and head of a `GPT` around Linen blocks, each from x_BSD to x_BSD.
+
+    The blocks' `params` are `nnx.Param`s, and each of their other collections becomes the type of
+    variable that the bridge gives it: `batch_stats` becomes `nnx.BatchStat`. Train it with
+    `nnx.Optimizer`: `train.py` trains models of `model.json` only.
+
+    Args:
+        config: of embedding, norm and head; `n_layers` copies of the block follow each other.
+        block: a Linen module.
+        rngs: with streams `params` and those that the block asks for, such as `dropout`.
+        mutable: the collections that a call updates, such as `batch_stats`.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        block: linen.Module,
+        rngs: nnx.Rngs,
+        mutable: tuple[str, ...] = (),
+    ) -> None:
+        self.mutable = mutable
+        self.gpt = GPT(config.model_copy(update={"n_layers": 0}), rngs.params())
+        x_BSD = jnp.zeros((1, config.context_length, config.emb_dim))
+        self.blocks = nnx.List(
+            bridge.ToNNX(block.clone(), rngs).lazy_init(x_BSD) for _ in range(config.n_layers)
+        )
+
+    def __call__(self, tokens_BS: Array, **arguments: Any) -> Array:
+        """Return logits_BSV, float32; blocks get the arguments."""
+        x_BSD = self.gpt.embed(tokens_BS, jnp.arange(tokens_BS.shape[-1]))
+        for block in self.blocks:
+            x_BSD = block(x_BSD, mutable=list(self.mutable) or False, **arguments)
+        return self.gpt.unembed(x_BSD)
