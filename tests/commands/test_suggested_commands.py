@@ -26,7 +26,7 @@ PAGES = [
     "README.md",
     "runs/README.md",
     "CONTRIBUTING.md",
-    *(f"docs/{p.name}" for p in ROOT.glob("docs/*.md")),
+    *(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/**/*.md")),
 ]
 FILLED_IN = "1"
 """Stands for the values that a message fills in."""

@@ -1,0 +1,95 @@
+"""Build the docs site: `uv run --group docs docs_site/build.py`.
+
+The pages are the Markdown files of the repository and a reference made from docstrings. Links
+between pages are kept, links to other files become plain text.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+SITE = ROOT / "docs_site"
+PAGES = SITE / "pages"
+IMAGES = ROOT / "docs" / "images"
+OUTSIDE_DOCS = {
+    "README.md": "index.md",
+    "runs/README.md": "ladder.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+}
+LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^()\s]+)\)")
+CODE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
+
+
+def main() -> int:
+    """Write the pages, build the site, and return the exit code of the builder."""
+    shutil.rmtree(PAGES, ignore_errors=True)
+    pages = sources()
+    for source, page in pages.items():
+        write(page, with_own_links(source.read_text(encoding="utf-8"), source, pages))
+    shutil.copytree(IMAGES, PAGES / "images")
+    write_reference()
+    builder = Path(sys.executable).with_name("zensical")
+    command = [str(builder), "build", "--strict", "--clean", "-f", str(SITE / "zensical.toml")]
+    return subprocess.run(command, check=False).returncode
+
+
+def sources() -> dict[Path, Path]:
+    """Return the Markdown files of the site, each with its page."""
+    docs = ROOT / "docs"
+    found = {ROOT / name: Path(page) for name, page in OUTSIDE_DOCS.items()}
+    return found | {path: path.relative_to(docs) for path in sorted(docs.rglob("*.md"))}
+
+
+def with_own_links(text: str, source: Path, pages: dict[Path, Path]) -> str:
+    """Return a text whose links lead to pages of the site. Code blocks stay as they are."""
+
+    def replaced(link: re.Match[str]) -> str:
+        mark, label, target = link.groups()
+        place, _, anchor = target.partition("#")
+        if "://" in target or not place:
+            return link[0]
+        path = (source.parent / place).resolve()
+        page = pages.get(path) or pages.get(path / "README.md")
+        if page is None and path.is_relative_to(IMAGES):
+            page = "images" / path.relative_to(IMAGES)
+        if page is None:
+            return label
+        address = Path(os.path.relpath(page, pages[source].parent)).as_posix()
+        return f"{mark}[{label}]({address}{'#' * bool(anchor)}{anchor})"
+
+    parts = CODE.split(text)
+    return "".join(part if part.startswith("```") else LINK.sub(replaced, part) for part in parts)
+
+
+def write_reference() -> None:
+    """Write a page for each package, with the docstrings of its modules."""
+    lines = ["# Packages", ""]
+    for package in sorted(path for path in (ROOT / "rungs").iterdir() if path.is_dir()):
+        modules = [module_name(path) for path in sorted(package.rglob("*.py"))]
+        if not modules:
+            continue
+        page = "\n\n".join([f"# {package.name}", *(f"::: {name}" for name in modules)])
+        write(Path("reference") / f"{package.name}.md", page + "\n")
+        lines.append(f"- [`rungs.{package.name}`]({package.name}.md)")
+    write(Path("reference/index.md"), "\n".join(lines) + "\n")
+
+
+def module_name(path: Path) -> str:
+    """Return the dotted name of a module or package."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def write(page: Path, text: str) -> None:
+    """Write a page, and the folders that it is in."""
+    (PAGES / page).parent.mkdir(parents=True, exist_ok=True)
+    (PAGES / page).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

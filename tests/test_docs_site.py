@@ -1,0 +1,71 @@
+"""The docs site: its pages, and the links between them."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from docs_site import build
+from tests.support.committed_runs import ROOT
+
+
+def nav_pages(node: object) -> list[str]:
+    if isinstance(node, str):
+        return [node]
+    children = node.values() if isinstance(node, dict) else node
+    return [page for child in children for page in nav_pages(child)]  # type: ignore[attr-defined]
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    config = tomllib.loads((ROOT / "docs_site" / "zensical.toml").read_text())
+    pages = {page.as_posix() for page in build.sources().values()}
+    assert set(nav_pages(config["project"]["nav"])) == pages | {"reference/index.md"}
+
+
+def test_links_lead_to_pages_and_to_headings() -> None:
+    pages = build.sources()
+    for source in pages:
+        for link in build.LINK.finditer(source.read_text(encoding="utf-8")):
+            target = link[3]
+            if "://" in target or target.startswith("#"):
+                continue
+            place, _, anchor = target.partition("#")
+            path = (source.parent / place).resolve()
+            assert path.exists(), f"{source}: {target}"
+            if anchor and path.suffix == ".md":
+                assert anchor in anchors(path), f"{source}: {target}"
+
+
+def anchors(path: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    plain = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings)
+    return {heading.replace(" ", "-") for heading in plain}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[plan](planning.md#cost)", "[plan](planning.md#cost)"),
+        ("[the ladder](../runs/README.md)", "[the ladder](ladder.md)"),
+        ("[code](../rungs/optim/optimizers.py)", "code"),
+        ("![loss](images/ladder-loss-by-tokens.png)", "![loss](images/ladder-loss-by-tokens.png)"),
+        ("[web](https://example.org/a)", "[web](https://example.org/a)"),
+        ("```\n[x](y.py)\n```", "```\n[x](y.py)\n```"),
+    ],
+)
+def test_links_are_rewritten(text: str, expected: str) -> None:
+    assert build.with_own_links(text, ROOT / "docs" / "training.md", build.sources()) == expected
+
+
+def test_the_reference_names_every_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "PAGES", tmp_path)
+    build.write_reference()
+    text = (tmp_path / "reference" / "model.md").read_text()
+    assert "::: rungs.model.gpt\n" in text
+    assert "[`rungs.linen`](linen.md)" in (tmp_path / "reference" / "index.md").read_text()
+
+
+def test_task_pages_fit_two_screens() -> None:
+    for page in (ROOT / "docs" / "tasks").glob("*.md"):
+        assert len(page.read_text(encoding="utf-8").splitlines()) <= 80, page
