@@ -20,6 +20,7 @@
 
 # %%
 import functools
+import json
 
 import jax
 import jax.numpy as jnp
@@ -47,7 +48,7 @@ work = work_folder("gpt2")
 run_command("pretrained.py", "import", FIXTURES / "gpt2", work / "gpt2")
 model = rungs.load_model(work / "gpt2")
 config = model.config
-print(config)
+print(json.dumps(config.model_dump(mode="json", exclude_defaults=True), indent=2))
 
 # %%
 LOAD_FROM_HUB = False  # needs the network and disk space for the weights

@@ -19,6 +19,7 @@
 
 # %%
 import functools
+import json
 
 import jax
 import jax.numpy as jnp
@@ -45,7 +46,7 @@ work = work_folder("llama")
 run_command("pretrained.py", "import", FIXTURES / "llama", work / "llama")
 model = rungs.load_model(work / "llama")
 config = model.config
-print(config)
+print(json.dumps(config.model_dump(mode="json", exclude_defaults=True), indent=2))
 
 # %%
 LOAD_FROM_HUB = False  # needs the network and disk space for the weights

@@ -76,7 +76,7 @@ def show_differences(model: rungs.GPT, expected: dict[str, np.ndarray]) -> None:
 
 
 @functools.cache
-def text_tokens(vocab_size: int = 512) -> np.ndarray:
+def text_tokens(vocab_size: int) -> np.ndarray:
     """Return the project's own documentation as token ids of a small byte-level BPE."""
     folder = work_folder("text")
     options = ("--name", "docs", "--vocab-size", vocab_size, "--datasets-dir", folder)
