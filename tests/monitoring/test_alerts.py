@@ -57,6 +57,7 @@ def test_a_run_tells_its_hook_how_it_goes(datasets_dir: Path, tmp_path: Path) ->
     assert len(messages(told)) == 2
 
 
+@pytest.mark.long
 def test_a_failure_is_told_with_its_reason(datasets_dir: Path, tmp_path: Path) -> None:
     hook, told = recording_hook(tmp_path)
     run = make_run(tmp_path / "run", learning_rate=1e30, max_non_finite_steps=1)

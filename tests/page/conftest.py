@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from rungs.page.document import open_runs, write_page
 from tests.support.recorded_runs import record_run, step
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -41,10 +42,24 @@ def tab(chromium: Any) -> Iterator[Any]:
 @pytest.fixture
 def three_runs(tmp_path: Path) -> list[Path]:
     """Three runs in folders of their own."""
+    return record_three_runs(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def page_of_three_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of three runs."""
+    folder = tmp_path_factory.mktemp("page")
+    target = folder / "compare.html"
+    write_page(target, open_runs(record_three_runs(folder)))
+    return target
+
+
+def record_three_runs(folder: Path) -> list[Path]:
+    """Write three runs into a folder `runs`."""
     return [
-        record_run(tmp_path / "runs" / "alpha", map(step, range(100))),
+        record_run(folder / "runs" / "alpha", map(step, range(100))),
         record_run(
-            tmp_path / "runs" / "beta",
+            folder / "runs" / "beta",
             (
                 step(
                     number,
@@ -55,10 +70,10 @@ def three_runs(tmp_path: Path) -> list[Path]:
                 for number in range(200)
             ),
             learning_rate=0.02,
-            lineage={"like": (tmp_path / "runs/alpha").as_posix(), "set": {"learning_rate": 0.02}},
+            lineage={"like": (folder / "runs/alpha").as_posix(), "set": {"learning_rate": 0.02}},
         ),
         record_run(
-            tmp_path / "runs" / "gamma",
+            folder / "runs" / "gamma",
             (step(number, train_loss=4.0, gradient_norm=9.0) for number in range(50)),
             learning_rate=0.001,
         ),

@@ -16,15 +16,19 @@ LOSS = 'figure[data-metric="train_loss"] .chart'
 
 
 @pytest.fixture
-def opened(tab: Any, three_runs: list[Path], tmp_path: Path) -> Any:
+def opened(tab: Any, page_of_three_runs: Path) -> Any:
     """The page of three runs, opened as a file, without smoothing."""
-    return open_page(tab, three_runs, tmp_path)
+    return show(tab, page_of_three_runs)
 
 
 def open_page(tab: Any, runs: list[Path], tmp_path: Path) -> Any:
     target = tmp_path / "compare.html"
     write_page(target, open_runs(runs))
-    tab.goto(target.as_uri())
+    return show(tab, target)
+
+
+def show(tab: Any, page: Path) -> Any:
+    tab.goto(page.as_uri())
     tab.wait_for_selector(".uplot")
     return tab
 

@@ -58,6 +58,7 @@ def test_greedy_texts_are_the_most_likely_tokens(sampled: RunFolder) -> None:
         assert texts(sampled)[checkpoint.step, PROMPTS[0], "greedy"] == expected
 
 
+@pytest.mark.long
 def test_it_does_not_change_the_run(sampled: RunFolder, datasets_dir: Path, tmp_path: Path) -> None:
     plain = prompted_run(tmp_path / "run", keep_checkpoints=-1, sample_prompts=[])
     assert train(plain, datasets_dir).returncode == 0
@@ -147,6 +148,7 @@ def test_the_terminal_shows_them(sampled: RunFolder, tmp_path: Path) -> None:
     assert "no samples yet" in str(result.exception)
 
 
+@pytest.mark.long
 def test_a_process_that_fails_costs_a_warning(datasets_dir: Path, tmp_path: Path) -> None:
     run = prompted_run(tmp_path / "run")
     run.prompt_samples.mkdir()  # so that nothing can be appended

@@ -89,6 +89,7 @@ def test_the_laws_match_published_models(flops: float, batch: int, rate: float) 
     assert batch_tokens(flops) == pytest.approx(batch, rel=0.05)
 
 
+@pytest.mark.long
 def test_rungs_follow_the_laws() -> None:
     small, large = propose(run_config(microbatch_size=2), 1e16, 2, {})
     for rung in (small, large):

@@ -33,6 +33,7 @@ def test_it_takes_a_step_and_writes_nothing(datasets_dir: Path, tmp_path: Path) 
     assert f"the first step has loss {loss:.4f}" in result.stderr
 
 
+@pytest.mark.long
 def test_a_copy_is_not_kept(datasets_dir: Path, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     copy = type(run)(tmp_path / "copy")
@@ -46,6 +47,7 @@ def test_what_is_wrong_is_found(datasets_dir: Path, tmp_path: Path) -> None:
     assert train(run, datasets_dir, "--dry-run", env={"HF_HUB_OFFLINE": "1"}).returncode == 2
 
 
+@pytest.mark.long
 def test_quiet_prints_only_warnings(datasets_dir: Path, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", min_train_tokens=128)
     result = train(run, datasets_dir, "--quiet")
@@ -53,6 +55,7 @@ def test_quiet_prints_only_warnings(datasets_dir: Path, tmp_path: Path) -> None:
     assert "finished after step 0" in run.log.read_text()
 
 
+@pytest.mark.long
 def test_messages_as_json(datasets_dir: Path, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", min_train_tokens=128)
     result = train(run, datasets_dir, "--json-log")

@@ -50,6 +50,7 @@ def test_validations_between_checkpoints(datasets_dir: Path, tmp_path: Path) -> 
     assert best.step in (0, 20, 23)  # 10 has no validation loss
 
 
+@pytest.mark.long
 def test_the_interval_does_not_change_the_run(datasets_dir: Path, tmp_path: Path) -> None:
     often = go(make_run(tmp_path / "often", validation_interval=1), datasets_dir)
     rarely = go(make_run(tmp_path / "rarely", validation_interval=24), datasets_dir)
@@ -82,6 +83,7 @@ def test_the_clock_counts_too(monkeypatch: pytest.MonkeyPatch) -> None:
     assert timer.after(999) == (True, True, True)
 
 
+@pytest.mark.long
 def test_checkpoints_by_the_clock(datasets_dir: Path, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", checkpoint_interval=100, checkpoint_minutes=1e-9)
     go(run, datasets_dir)
