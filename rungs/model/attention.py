@@ -225,8 +225,8 @@ def plain_attention(
 
     Args:
         query: query_BSNH, or query_SNH without a batch.
-        key, value: key_BTKH and value_BTKH, or without B; each key head serves N ÷ K consecutive
-            query heads.
+        key: key_BTKH, or without B; each key head serves N ÷ K consecutive query heads.
+        value: value_BTKH, or without B.
         mask: true where a query may attend to a key; any shape that broadcasts to BNST.
         dropout: applied to the attention weights, with a random key for each element of their
             leading axes.

@@ -38,7 +38,10 @@ def find_cluster(
     """Return the processes that this one trains with; None if it is alone.
 
     Args:
-        coordinator, processes, process: options of the command line, all or none.
+        coordinator: host and port of process 0. This and the next two are options of the command
+            line, all or none.
+        processes: how many there are.
+        process: the number of this one, from 0.
         environment: variables by which Slurm, Open MPI, Kubernetes and TPUs are detected.
 
     Raises:

@@ -38,7 +38,8 @@ def activations_of(config: RunConfig, mesh: Mesh, model: GPT, optimizer: MultiSt
     rest is weights.
 
     Args:
-        model, optimizer: with abstract arrays.
+        model: with abstract arrays.
+        optimizer: with abstract arrays.
     """
     rows = config.train.microbatch_size // mesh.shape[DATA]
     both = (_residuals(config, mesh, model, optimizer, count * rows) for count in (1, 2))

@@ -87,7 +87,8 @@ def run_checks(path: Path, config: RunConfig, checked: CheckedModel) -> list[str
     """Run all checks and print a table, each row as soon as it is known.
 
     Args:
-        path, config: of the run.
+        path: of the run.
+        config: of the run.
 
     Returns:
         The names of the checks that failed.

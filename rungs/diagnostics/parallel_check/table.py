@@ -33,7 +33,8 @@ def run_check(path: Path, config: RunConfig, check: ParallelCheck, devices: int)
     """Train every case and print a table, each row as soon as it is known.
 
     Args:
-        path, config: of the run.
+        path: of the run.
+        config: of the run.
         devices: maximum number of devices.
 
     Returns:

@@ -82,7 +82,9 @@ def causal_attention(
     """Return y_BSNH in the dtype of query; matmuls accumulate in float32.
 
     Args:
-        scale, window, soft_cap: see `Scoring`.
+        scale: see `Scoring`.
+        window: see `Scoring`.
+        soft_cap: see `Scoring`.
         starts_BS: the position of the first key that each query may attend to, at most its own;
             None for 0.
     """
