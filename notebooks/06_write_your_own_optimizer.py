@@ -292,7 +292,8 @@ run_command(
 MODEL = {"vocab_size": 512, "context_length": 64, "emb_dim": 64, "n_layers": 1, "n_heads": 2}
 TRAIN = {
     "dataset": "docs",
-    "min_train_tokens": 200_000,
+    "min_train_tokens": -1,
+    "epochs": 2,
     "microbatch_size": 16,
     "validation_tokens": 4096,
     "learning_rate": 0.003,
