@@ -315,8 +315,8 @@ def losses(name: str) -> np.ndarray:
     return np.asarray([json.loads(line)["train_loss"] for line in lines])
 
 
-for name in ("adamw", "our_adam"):
-    plt.plot(losses(name), label=name)
+for name, style in (("adamw", "-"), ("our_adam", "--")):
+    plt.plot(losses(name), style, label=name)
 plt.xlabel("step")
 plt.ylabel("loss")
 plt.legend()
