@@ -185,7 +185,7 @@ assert means["no LayerNorm"] > means["GPT-2"]
 
 # %% [markdown]
 # Without residual connections and without LayerNorm the model hardly learns in this time: both are
-# there to make training work. Without the feed-forward layer it learns more slowly. Learned positions
-# cost something at first: attention can use the table only once it has been learned.
+# there to make training work. Without the feed-forward layer it learns more slowly. Learned
+# positions cost something at first: attention can use the table only once it has been learned.
 #
 # Next: [Llama](03_llama.py) replaces most of these parts.
