@@ -32,6 +32,7 @@ from tools import (
     compare_briefly,
     run_command,
     show_differences,
+    show_generation,
     work_folder,
 )
 
@@ -127,30 +128,9 @@ show_differences(model, expected)
 # again. The tokens are the same.
 
 # %%
-generator = rungs.Generator(model)
-prompt = expected["prompt"].tolist()
-[greedy] = generator.generate([prompt], rungs.Request(64))
-print("greedy:", greedy[:16], "…")
-assert greedy == expected["greedy"].tolist()  # the tokens that transformers generates
-
-sampling = rungs.Sampling(temperature=0.8, top_k=20)
-for seed in range(3):
-    [sampled] = generator.generate([prompt], rungs.Request(12, sampling, seed))
-    print(f"seed {seed}:", sampled)
-
+show_generation(model, expected)
 
 # %%
-def without_cache(prompt: list[int], count: int) -> list[int]:
-    """Generate greedily with a full forward pass for each token."""
-    tokens = list(prompt)
-    for _ in range(count):
-        logits_BSV = model(jnp.asarray([tokens]))
-        tokens.append(int(logits_BSV[0, -1].argmax()))
-    return tokens[len(prompt) :]
-
-
-assert without_cache(prompt, 10) == greedy[:10]
-
 lengths = np.arange(1, 65)
 plt.plot(lengths, lengths, label="with a cache")
 plt.plot(lengths, np.cumsum(lengths), label="without")

@@ -33,6 +33,7 @@ from tools import (
     compare_briefly,
     run_command,
     show_differences,
+    show_generation,
     text_tokens,
     work_folder,
 )
@@ -121,45 +122,13 @@ expected = activations_of_transformers(FIXTURES / "mixtral")
 show_differences(model, expected)
 
 # %% [markdown]
-# ## 5. Text, and the key/value cache
+# ## 5. Text
 #
-# Generating a token needs the keys and values of all tokens before it. They don't change, so they
-# are kept: with the cache a new token costs one row of each matmul instead of the whole sequence
-# again. The tokens are the same.
+# Greedy tokens are those of `transformers`, and the same with the key/value cache and without it:
+# [GPT-2](02_gpt2.py) shows what the cache saves.
 
 # %%
-generator = rungs.Generator(model)
-prompt = expected["prompt"].tolist()
-[greedy] = generator.generate([prompt], rungs.Request(64))
-print("greedy:", greedy[:16], "…")
-assert greedy == expected["greedy"].tolist()  # the tokens that transformers generates
-
-sampling = rungs.Sampling(temperature=0.8, top_k=20)
-for seed in range(3):
-    [sampled] = generator.generate([prompt], rungs.Request(12, sampling, seed))
-    print(f"seed {seed}:", sampled)
-
-
-# %%
-def without_cache(prompt: list[int], count: int) -> list[int]:
-    """Generate greedily with a full forward pass for each token."""
-    tokens = list(prompt)
-    for _ in range(count):
-        logits_BSV = model(jnp.asarray([tokens]))
-        tokens.append(int(logits_BSV[0, -1].argmax()))
-    return tokens[len(prompt) :]
-
-
-assert without_cache(prompt, 10) == greedy[:10]
-
-lengths = np.arange(1, 65)
-plt.plot(lengths, lengths, label="with a cache")
-plt.plot(lengths, np.cumsum(lengths), label="without")
-plt.yscale("log")
-plt.xlabel("tokens generated")
-plt.ylabel("rows that each matmul has computed")
-plt.legend()
-plt.show()
+show_generation(model, expected)
 
 # %% [markdown]
 # ## 6. What the router learns

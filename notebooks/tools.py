@@ -75,6 +75,29 @@ def show_differences(model: rungs.GPT, expected: dict[str, np.ndarray]) -> None:
         assert difference < 5e-5 * np.abs(theirs).max()
 
 
+def show_generation(model: rungs.GPT, expected: dict[str, np.ndarray]) -> None:
+    """Print greedy and sampled tokens; require that greedy ones are those of transformers, and the
+    same without the key/value cache."""
+    generator, prompt = rungs.Generator(model), expected["prompt"].tolist()
+    [greedy] = generator.generate([prompt], rungs.Request(64))
+    print("greedy:", greedy[:16], "…")
+    assert greedy == expected["greedy"].tolist()
+    assert greedy[:10] == _without_cache(model, prompt, 10)
+    sampling = rungs.Sampling(temperature=0.8, top_k=20)
+    for seed in range(3):
+        [sampled] = generator.generate([prompt], rungs.Request(12, sampling, seed))
+        print(f"seed {seed}:", sampled)
+
+
+def _without_cache(model: rungs.GPT, prompt: list[int], count: int) -> list[int]:
+    """Return greedy tokens from a full forward pass for each."""
+    tokens = list(prompt)
+    for _ in range(count):
+        logits_BSV = model(jnp.asarray([tokens]))
+        tokens.append(int(logits_BSV[0, -1].argmax()))
+    return tokens[len(prompt) :]
+
+
 @functools.cache
 def text_tokens(vocab_size: int) -> np.ndarray:
     """Return the project's own documentation as token ids of a small byte-level BPE."""

@@ -16,8 +16,8 @@ The docstring of each package lists its files and says what it may import. From 
     optim          optimizers, schedules, precision
     step           the compiled training and evaluation steps
     checkpointing  checkpoints and weight files
-    mirror         a copy of a run off its machine, and the way back
     linen          checkpoints of Flax Linen, and modules of either kind inside the other
+    mirror         a copy of a run off its machine, and the way back
     planning       forecasts of memory, FLOPs, communication and time
     huggingface    import and export of published models
     monitoring     events, hooks, restarts after a crash

@@ -9,6 +9,8 @@
     text_table    aligned columns and durations for terminal output
     hub           the Hugging Face hub
     run_log       messages on the terminal and in `train.log`
+    plugins       what other installed packages add, found by their entry points
+    statistics    intervals of measured shares
     growing_file  the new lines of a file that another process appends to
     helper_process  programs of Rungs that run beside training
     signals       what SIGINT, SIGTERM and SIGHUP do

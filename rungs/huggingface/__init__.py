@@ -3,12 +3,13 @@
     families/           families of models: GPT-2, Llama, Gemma, …; add a family here
     config_keys/        how config.json keys map to model.json keys and back
     tensors/            how tensor names map to parameters and back; weight file readers
-    importing           make a run folder from a Hugging Face model
+    importing           make a run folder from a Hugging Face model, or a Linen checkpoint
     exporting           write a Hugging Face model from a run folder or checkpoint
     model_card          what the hub shows of an uploaded model
     adapter             LoRA as an adapter for peft
     hf_tokenizer        the tokenizer files of both
     transformers_check  compare hidden states with those of transformers
 
-Imports `common`, `config`, `data`, `run`, `model`, `parallel`, `step` and `checkpointing`.
+Imports `common`, `config`, `data`, `run`, `model`, `parallel`, `step`, `checkpointing` and
+`linen`.
 """

@@ -7,6 +7,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from tqdm import tqdm
 
@@ -32,6 +33,15 @@ from rungs.linen.tensors import LinenTensors
 from rungs.run.folder import RunFolder, new_run_path
 
 
+class LinenCheckpoint(NamedTuple):
+    """Weights of a Flax Linen model."""
+
+    place: Path
+    """A msgpack file, or a folder."""
+    family: str
+    """A key of `LAYOUTS`."""
+
+
 @dataclasses.dataclass(frozen=True)
 class HFSource:
     """The folder of a Hugging Face model."""
@@ -41,10 +51,8 @@ class HFSource:
     folder: Path
     revision: str | None = None
     """The commit on the hub."""
-    linen: str | None = None
-    """The family whose Linen layout the weights have; None if they are in Hugging Face's."""
-    weights: Path | None = None
-    """A file or folder of Linen weights outside `folder`, or in it."""
+    linen: LinenCheckpoint | None = None
+    """The weights, if they are not in Hugging Face's format."""
 
 
 def find_source(place: str, revision: str | None = None) -> HFSource:
@@ -80,7 +88,7 @@ def find_linen_source(place: str, family: str) -> HFSource:
             " example with hf download"
         )
     folder = path if is_folder(path) else path.parent
-    return HFSource(path.resolve().name, folder, linen=family, weights=path)
+    return HFSource(path.resolve().name, folder, linen=LinenCheckpoint(path, family))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,17 +114,12 @@ class Import:
         Raises:
             UserError: with a line for each mistake found.
         """
-        if source.linen:
-            linen = LinenTensors(source.weights or source.folder, source.linen)
-            hf_config = _config_of_linen(source, linen)
-            tensors: Tensors = linen
-        else:
-            hf_config = read_hf_config(source.folder)
-            tensors = TensorFolder(source.folder)
+        hf_config, tensors = _open(source)
         hf_config.ignore(ignored_keys)
         family = family_of(hf_config)
         model = family.to_model_config(hf_config)
-        notes = linen.leave_out_padding(model.vocab_size) if source.linen else []
+        linen = tensors if isinstance(tensors, LinenTensors) else None
+        notes = linen.leave_out_padding(model.vocab_size) if linen else []
         parameters = model_parameters(model)
         rules = rules_for(parameters, family.tensors)
         matched = match(source.folder, tensors, family, rules, parameters)
@@ -164,17 +167,21 @@ class Import:
         return [self.tensors.specs[name].dtype for name in self.match.names.values()]
 
 
-def _config_of_linen(source: HFSource, tensors: LinenTensors) -> HFConfig:
-    """Return the `config.json` beside a Linen checkpoint, else what its shapes say."""
+def _open(source: HFSource) -> tuple[HFConfig, Tensors]:
+    """Return the config and the weights; without a `config.json`, what the shapes of a Linen model
+    say."""
     path = source.folder / CONFIG_FILE
+    if source.linen is None:
+        return read_hf_config(source.folder), TensorFolder(source.folder)
+    tensors = LinenTensors(*source.linen)
     if is_file(path):
-        return read_hf_config(source.folder)
+        return read_hf_config(source.folder), tensors
     if tensors.config is None:
         raise UserError(
             f"{path}: missing; the arrays don't say all about the model, so put the config.json of"
             " the same model on the Hugging Face hub there"
         )
-    return HFConfig(path, tensors.config)
+    return HFConfig(path, tensors.config), tensors
 
 
 def target_folder(name: str) -> Path:
