@@ -247,6 +247,7 @@ means = compare_briefly(
         "no soft caps": without("attention_soft_cap", "final_soft_cap"),
         "no windows": without("sliding_window", "layer_pattern"),
         "norms before only": without("norm_placement"),
+        "a head of its own": without("tied_embeddings"),
         "embeddings not scaled": without("embedding_scale"),
     },
     steps=120,

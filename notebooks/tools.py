@@ -90,12 +90,14 @@ def show_generation(model: rungs.GPT, expected: dict[str, np.ndarray]) -> None:
 
 
 def _without_cache(model: rungs.GPT, prompt: list[int], count: int) -> list[int]:
-    """Return greedy tokens from a full forward pass for each."""
-    tokens = list(prompt)
-    for _ in range(count):
-        logits_BSV = model(jnp.asarray([tokens]))
-        tokens.append(int(logits_BSV[0, -1].argmax()))
-    return tokens[len(prompt) :]
+    """Return greedy tokens from a full forward pass for each. What comes after a token does not
+    change its logits, so all passes have the same length and are compiled once."""
+    forward = nnx.jit(lambda model, tokens_BS: model(tokens_BS))
+    tokens = np.zeros((1, len(prompt) + count), np.int32)
+    tokens[0, : len(prompt)] = prompt
+    for place in range(len(prompt), len(prompt) + count):
+        tokens[0, place] = forward(model, jnp.asarray(tokens))[0, place - 1].argmax()
+    return tokens[0, len(prompt) :].tolist()
 
 
 @functools.cache
