@@ -20,7 +20,8 @@ class Provenance:
     datasets: dict[str, dict[str, str]]
     """The sha256 of each split's file, by dataset."""
     tokenizer: str
-    """Name of the dataset that has the tokenizer, or the hub id in train.json."""
+    """Name of the dataset that has the tokenizer, or the hub id in train.json. Of several datasets,
+    the first with a chat template, so that the model gets it."""
     tokenizer_file: Path | None
 
     @classmethod
@@ -31,9 +32,10 @@ class Provenance:
             name: {split: dataset.description.splits[split].sha256 for split in dataset.splits}
             for name, dataset in datasets.items()
         }
-        name, first = next(iter(datasets.items()))
-        tokenizer = name if first.tokenizer_file else train.tokenizer
-        return cls(checksums, tokenizer, first.tokenizer_file)
+        with_template = [name for name in datasets if datasets[name].description.source.chats]
+        name = next(iter([*with_template, *datasets]))
+        tokenizer_file = datasets[name].tokenizer_file
+        return cls(checksums, name if tokenizer_file else train.tokenizer, tokenizer_file)
 
     @property
     def tokenizer_place(self) -> Path | str:

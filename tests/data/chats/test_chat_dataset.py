@@ -8,9 +8,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 import download_dataset
+from rungs.config.train_config import TrainConfig
+from rungs.data.chats.chat_template import read_template_files
 from rungs.data.chats.messages import Message, parse_chat
 from rungs.data.dataset import Dataset
 from rungs.data.pair_sequences import AnsweredDocuments
+from rungs.data.provenance import Provenance
 from rungs.data.tokenizer_files import load_tokenizer
 from tests.data.chats.test_chat_template import CHATML, tokenizer_of
 
@@ -58,6 +61,24 @@ def test_what_the_assistant_says_is_learned(model: Path) -> None:
     chats = Dataset("talk", folder).description.source.chats
     assert chats is not None
     assert chats.left_out == 0
+
+
+def test_a_mixture_with_chats_has_their_template(model: Path) -> None:
+    build(model, CHAT)
+    datasets = model.parent / "datasets"
+    (model.parent / "text.txt").write_text("The river runs north here.\n" * 20)
+    text = ("--text", model.parent / "text.txt", "--name", "text", "--validation-percent", 0)
+    place = ("--tokenizer", model, "--datasets-dir", datasets)
+    result = CliRunner().invoke(download_dataset.main, [*map(str, (*text, *place))])
+    assert result.exit_code == 0, result.output
+    train = TrainConfig(
+        dataset={"text": 1, "talk": 1}, microbatch_size=1, learning_rate=1, checkpoint_interval=1
+    )
+    opened = {name: Dataset(name, datasets / name) for name in train.datasets}
+    provenance = Provenance.of(train, opened)
+    assert provenance.tokenizer == "talk"
+    assert provenance.tokenizer_file is not None
+    assert read_template_files(provenance.tokenizer_file.parent)
 
 
 def test_chats_that_are_too_long_are_left_out_and_counted(model: Path) -> None:
