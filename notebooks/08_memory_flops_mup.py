@@ -43,7 +43,7 @@ WORK = work_folder("plan")
 
 # %%
 D, L, V, S, F = 128, 4, 4096, 128, 4 * 128  # runs/layers
-by_hand = 2 * V * D + S * D + L * (4 * D * D + 2 * D * F)
+by_hand = 2 * V * D + L * (4 * D * D + 2 * D * F)
 plan = subprocess.run(
     [sys.executable, "plan.py", "runs/layers", "--json"],
     cwd=ROOT,

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
 from IPython.display import Image, display
-from tools import run_command, work_folder
+from tools import ROOT, run_command, work_folder
 
 WORK = work_folder("reinforcement")
 DATASETS = ("--datasets-dir", WORK / "datasets")
@@ -200,6 +200,39 @@ plt.legend()
 plt.show()
 assert work[-1] < work[0]
 shutil.rmtree(WORK)
+
+# %% [markdown]
+# ## 5. A published model
+#
+# The same with a model from the hub, and items in a file: sums, whose answer is the last number of
+# the text.
+
+# %%
+LOAD_FROM_HUB = False  # needs the network, 1 GB of disk space and, for speed, a GPU
+
+if LOAD_FROM_HUB:
+    qwen = ROOT / "runs" / "qwen"
+    run_command("pretrained.py", "import", "Qwen/Qwen2.5-0.5B-Instruct", qwen)
+    with (qwen / "sums.jsonl").open("w") as file:
+        for a, b in itertools.product(range(10, 60), range(10, 30)):
+            item = {
+                "prompt": f"What is {a} + {b}? Think, then say the sum.\n",
+                "answer": str(a + b),
+            }
+            file.write(json.dumps(item) + "\n")
+    config = {
+        "start_from": "imported",
+        "tasks": [{"source": "sums.jsonl", "verifier": "last_number", "validation_items": 64}],
+        "steps": 50,
+        "prompts_per_step": 16,
+        "samples_per_prompt": 8,
+        "max_new_tokens": 64,
+        "microbatch_size": 16,
+        "learning_rate": 1e-6,
+        "checkpoint_interval": 10,
+    }
+    (qwen / "reinforce.json").write_text(json.dumps(config, indent=2))
+    run_command("reinforce.py", qwen)
 
 # %% [markdown]
 # More, such as tasks and verifiers of your own, and `--replay`, which samples a step again bit for
