@@ -38,7 +38,7 @@ def curves_chart(rungs: Sequence[Rung]) -> Figure:
 def steps_chart(rungs: Sequence[Rung]) -> Figure:
     """The final loss of each rung, with its interval and what it gains over the one before."""
     figure, [axes] = drawing.new_chart(
-        f"The ladder: final validation loss, {len(rungs[0].losses)} seeds",
+        f"The ladder: final loss, {len(rungs[0].losses)} seeds with 95% intervals",
         "",
         "loss (nats per token)",
     )
@@ -46,14 +46,17 @@ def steps_chart(rungs: Sequence[Rung]) -> Figure:
     places = np.arange(len(rungs))
     axes.step(places, means, where="mid", color=drawing.PALE, linewidth=1.5)
     for place, rung, colour in zip(places, rungs, _colours(len(rungs)), strict=True):
-        axes.errorbar(
-            place, means[place], interval(rung.losses), color=colour, marker="o", capsize=4
-        )
-        gain = f"\n−{means[place - 1] - means[place]:.2f}" if place else ""
+        half, mean = interval(rung.losses), means[place]
+        axes.errorbar(place, mean, half, color=colour, marker="o", capsize=4)
+        gain = f"\n−{means[place - 1] - mean:.2f}" if place else ""
         axes.annotate(
-            f"{means[place]:.2f}{gain}", (place, means[place]), (0, 12),
-            textcoords="offset points", ha="center", va="bottom", fontsize=10,
-        )  # fmt: skip
+            f"{mean:.2f}{gain}",
+            (place, mean + half),
+            (0, 6),
+            textcoords="offset points",
+            ha="center",
+            fontsize=10,
+        )
     axes.set_xticks(places, [rung.name for rung in rungs], rotation=35, ha="right")
     axes.margins(y=0.12)
     axes.grid(visible=False, axis="x")
