@@ -5,9 +5,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 NAMES = (
-    *("a-to-a", "a-to-a-fineweb", "attention", "feed-forward", "gemma", "gpt2-small", "layers"),
-    *("llama", "mistral", "mixtral", "multi-head", "mup", "next-token", "norm"),
-    *("parity-pretrain", "positions", "residuals", "rms-norm", "rope", "swiglu"),
+    *("a-to-a", "a-to-a-fineweb", "attention", "experts", "feed-forward", "gemma", "gpt2-small"),
+    *("layers", "llama", "mistral", "mixtral", "multi-head", "muon", "mup", "mup-rate"),
+    *("next-token", "norm", "parity-pretrain", "qk-norm", "rope", "swiglu"),
     *("countdown-pretrain", "sort-pretrain"),
 )
 COMMITTED_RUNS = [ROOT / "runs" / name for name in NAMES]

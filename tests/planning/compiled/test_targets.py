@@ -117,9 +117,10 @@ def test_a_step_that_does_not_fit_is_reported_with_the_compilers_reason(tmp_path
     for name in ("model.json", "train.json"):
         (tmp_path / name).write_bytes((ROOT / "runs/layers" / name).read_bytes())
     train = json.loads((tmp_path / "train.json").read_bytes())
-    train |= {"microbatch_size": 65_536, "gradient_accumulation_steps": 1, "remat": "none"}
+    train |= {"microbatch_size": 65_536, "min_train_tokens": 2_000_000, "remat": "none"}
     (tmp_path / "train.json").write_text(json.dumps(train))
-    result = plan(str(tmp_path), "--device", "tpu-v5e", "--compile")
+    no_datasets = ("--datasets-dir", str(tmp_path / "datasets"))
+    result = plan(str(tmp_path), "--device", "tpu-v5e", "--compile", *no_datasets)
     assert result.returncode == 1
     assert re.search(r"the compiler says: Ran out of memory", result.stdout)
     assert "It does not fit into memory:" in result.stdout
