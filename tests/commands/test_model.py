@@ -12,7 +12,7 @@ import rungs
 from rungs.model import gpt
 from tests.support.committed_runs import ROOT
 
-VOCAB, CONTEXT, EMB, LAYERS, HEADS = 4096, 128, 128, 4, 4
+VOCAB, EMB, LAYERS, HEADS = 4096, 128, 4, 4
 FFN, HEAD_DIM = 4 * EMB, EMB // HEADS
 BLOCK = {
     "attention.query.kernel": (EMB, HEADS, HEAD_DIM),
@@ -31,7 +31,6 @@ BLOCK = {
 }
 SHAPES = {
     "token_embedding.embedding": (VOCAB, EMB),
-    "position_embedding.embedding": (CONTEXT, EMB),
     "final_norm.scale": (EMB,),
     "final_norm.bias": (EMB,),
     "head.kernel": (EMB, VOCAB),
@@ -58,7 +57,7 @@ def arrays(summary: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 @pytest.mark.long
 def test_shapes_and_shares_match_a_count_by_hand(summary: dict[str, Any]) -> None:
-    assert summary["parameters"] == PARAMETERS == 1_856_768
+    assert summary["parameters"] == PARAMETERS == 1_840_384
     found = arrays(summary)
     assert {name: tuple(array["shape"]) for name, array in found.items()} == SHAPES
     assert {array["dtype"] for array in found.values()} == {"float32"}
@@ -116,7 +115,7 @@ def test_an_axis_that_is_not_divisible_is_not_split() -> None:
 def test_the_text_has_the_module_tree_and_the_arrays() -> None:
     lines = [line.split() for line in show().splitlines()]
     assert lines[0] == ["module", "parameters"]
-    assert ["GPT", "1,856,768"] in lines
+    assert ["GPT", "1,840,384"] in lines
     assert ["feed_forward:", "FeedForward", "526,848"] in lines
     (head,) = [line for line in lines if line and line[0] == "head.kernel"]
     assert head[1:6] == ["emb", "vocab", "128", "×", "4,096"]
