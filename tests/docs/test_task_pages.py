@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from tests.support.committed_runs import ROOT
+from tests.support.committed_runs import COMMITTED_RUNS, REINFORCEMENT_RUNS, ROOT
 
 PAGES, FIXTURES = ROOT / "docs" / "tasks", ROOT / "tests" / "fixtures"
 PART = re.compile(
@@ -58,7 +58,7 @@ def checkout(tmp_path: Path) -> Path:
         shutil.copy(script, tmp_path)
     for name in ("rungs", "schemas", "smoke_tests", "pyproject.toml"):
         (tmp_path / name).symlink_to(ROOT / name)
-    for file in ROOT.glob("runs/*/*.json"):
+    for file in [f for run in (*COMMITTED_RUNS, *REINFORCEMENT_RUNS) for f in run.glob("*.json")]:
         write(tmp_path / file.relative_to(ROOT), file.read_text(encoding="utf-8"))
     model = json.loads((ROOT / "runs/layers/model.json").read_text())
     write(tmp_path / "runs/layers/model.json", json.dumps(model | {"emb_dim": 32}))
