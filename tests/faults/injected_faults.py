@@ -220,7 +220,7 @@ def fail(number: int) -> None:
 
 def limit_file_size(size: str) -> None:
     """Let no file grow beyond so many bytes: the system's own EFBIG."""
-    jax.config.update("jax_compilation_cache_dir", None)
+    jax.config.update("jax_enable_compilation_cache", False)
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(size), resource.RLIM_INFINITY))
 
 

@@ -66,7 +66,7 @@ def error_line(ended: subprocess.CompletedProcess[str], code: int = 1) -> str:
     """Return the one line of error with which a process failed."""
     assert ended.returncode == code, ended.stderr
     assert "Traceback" not in ended.stderr, ended.stderr
-    assert "Error:" not in ended.stderr
+    assert "Error:" not in ended.stderr, ended.stderr
     (line,) = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
     return line.removeprefix("error: ")
 
