@@ -13,7 +13,8 @@ from flax import nnx
 from jax import Array
 
 from rungs.config.model_config import FeedForwardKind, ModelConfig
-from rungs.model.kernels.grouped_matmul import grouped_matmul
+from rungs.model.kernels.grouped_matmul import grouped_matmul, is_dense
+from rungs.model.kernels.matmul import matmul
 from rungs.model.layers import (
     Axes,
     Initializer,
@@ -72,8 +73,10 @@ class MixtureOfExperts(nnx.Module):
     """Each token goes through the few experts to which a router gives the highest probability.
     Their outputs are weighted by it (Shazeer et al. 2017; Jiang et al. 2024, section 2.1).
 
-    Tokens are sorted by expert, and each group is multiplied by its expert's weights, whatever its
-    size: experts have no capacity limit, and no token is dropped.
+    Where the target device has a grouped matmul, tokens are sorted by expert, and each group is
+    multiplied by its expert's weights, whatever its size: experts have no capacity limit, and no
+    token is dropped. Elsewhere each token goes through all experts, most with weight 0: a few large
+    matmuls cost less than what XLA makes of groups.
     """
 
     def __init__(self, config: ModelConfig, key: Array) -> None:
@@ -96,18 +99,17 @@ class MixtureOfExperts(nnx.Module):
     def __call__(self, x_BSD: Array) -> tuple[Array, Routing | None]:
         x_MD = x_BSD.reshape(-1, x_BSD.shape[-1])
         probabilities_ME = jax.nn.softmax(self.router(x_MD).astype(jnp.float32))
-        weights, chosen = jax.lax.top_k(probabilities_ME, self.experts_per_token)
-        weights = (weights / weights.sum(axis=-1, keepdims=True)).reshape(-1)
-        chosen = chosen.reshape(-1)
-        by_expert = jnp.argsort(chosen)
-        tokens = by_expert // self.experts_per_token
-        counts_E = jnp.bincount(chosen, length=self.n_experts)
+        weights_MK, chosen_MK = jax.lax.top_k(probabilities_ME, self.experts_per_token)
+        weights_MK /= weights_MK.sum(axis=-1, keepdims=True)
+        counts_E = jnp.bincount(chosen_MK.reshape(-1), length=self.n_experts)
         own_MD = collectives.to_varying(x_MD, TENSOR)
-        y = self._through_experts(own_MD[tokens], chosen[by_expert], counts_E)
-        y = y.astype(jnp.float32) * weights[by_expert, None]
-        y_MD = psum_if_split(jnp.zeros_like(x_MD, jnp.float32).at[tokens].add(y), self.down.kernel)
+        if is_dense():
+            y_MD = self._through_all(own_MD, weights_MK, chosen_MK)
+        else:
+            y_MD = self._through_chosen(own_MD, weights_MK, chosen_MK, counts_E)
+        y_MD = psum_if_split(y_MD, self.down.kernel).astype(x_BSD.dtype)
         routing = self._routing(counts_E, probabilities_ME)
-        return save_for_backward(y_MD.astype(x_BSD.dtype)).reshape(x_BSD.shape), routing
+        return save_for_backward(y_MD).reshape(x_BSD.shape), routing
 
     def _routing(self, counts_E: Array, probabilities_ME: Array) -> Routing:
         """Return the routing, with counts summed over all tokens of the microbatch."""
@@ -116,11 +118,27 @@ class MixtureOfExperts(nnx.Module):
         shares_E = counts_E / counts_E.sum()
         return Routing(counts_E, self.n_experts * jnp.sum(shares_E * mean_E))
 
-    def _through_experts(self, x: Array, expert: Array, counts_E: Array) -> Array:
-        """Return the output of each row, sorted by expert, from its own expert."""
+    def _through_chosen(
+        self, x_MD: Array, weights_MK: Array, chosen_MK: Array, counts_E: Array
+    ) -> Array:
+        """Return y_MD in float32, from rows sorted by expert."""
+        chosen = chosen_MK.reshape(-1)
+        by_expert = jnp.argsort(chosen)
+        tokens, expert = by_expert // self.experts_per_token, chosen[by_expert]
+        x = x_MD[tokens]
         gate = None if self.gate is None else self.gate(x, expert, counts_E)
         hidden = activate(self.activation, self.up(x, expert, counts_E), gate)
-        return self.down(hidden, expert, counts_E)
+        y = self.down(hidden, expert, counts_E).astype(jnp.float32)
+        y = y * weights_MK.reshape(-1)[by_expert, None]
+        return jnp.zeros_like(x_MD, jnp.float32).at[tokens].add(y)
+
+    def _through_all(self, x_MD: Array, weights_MK: Array, chosen_MK: Array) -> Array:
+        """Return y_MD in float32, from every token through every expert."""
+        is_chosen_MKE = jax.nn.one_hot(chosen_MK, self.n_experts)
+        weights_ME = jnp.einsum("mk,mke->me", weights_MK, is_chosen_MKE)
+        gate_MEF = None if self.gate is None else self.gate.of_all(x_MD)
+        hidden_MEF = activate(self.activation, self.up.of_all(x_MD), gate_MEF)
+        return self.down.sum_of_all(hidden_MEF, weights_ME)
 
 
 class ExpertLinear(nnx.Module):
@@ -148,13 +166,33 @@ class ExpertLinear(nnx.Module):
             counts_E: the number of rows per expert.
         """
         y = grouped_matmul(x, self.kernel[...], counts_E)
-        is_partial_sum = has_split_inputs(self.kernel)
         if self.bias is not None:
-            bias = self.bias[...]
-            if is_partial_sum:
-                bias = collectives.to_varying(bias, TENSOR) / collectives.axis_size(TENSOR)
-            y = y + bias[expert]
-        return save_for_backward(y if is_partial_sum else y.astype(x.dtype))
+            y = y + self._own_bias()[expert]
+        return save_for_backward(y if has_split_inputs(self.kernel) else y.astype(x.dtype))
+
+    def of_all(self, x_MI: Array) -> Array:
+        """Return y_MEO, of every row from every expert."""
+        experts, inputs, outputs = self.kernel.shape
+        kernel = self.kernel[...].swapaxes(0, 1).reshape(inputs, experts * outputs)
+        y_MEO = matmul(x_MI, kernel).reshape(-1, experts, outputs)
+        y_MEO = y_MEO if self.bias is None else y_MEO + self.bias[...]
+        return save_for_backward(y_MEO.astype(x_MI.dtype))
+
+    def sum_of_all(self, x_MEI: Array, weights_ME: Array) -> Array:
+        """Return y_MO in float32, the weighted sum over the experts."""
+        weighted_MEI = (x_MEI * weights_ME[..., None]).astype(x_MEI.dtype)
+        rows, experts, inputs = x_MEI.shape
+        kernel = self.kernel[...].reshape(experts * inputs, -1)
+        y_MO = matmul(weighted_MEI.reshape(rows, -1), kernel)
+        return y_MO if self.bias is None else y_MO + weights_ME @ self._own_bias()
+
+    def _own_bias(self) -> Array:
+        """Return the bias; if each device has a partial sum, this device's part of it."""
+        assert self.bias is not None
+        bias = self.bias[...]
+        if not has_split_inputs(self.kernel):
+            return bias
+        return collectives.to_varying(bias, TENSOR) / collectives.axis_size(TENSOR)
 
 
 def activate(activation: Activation, up: Array, gate: Array | None) -> Array:

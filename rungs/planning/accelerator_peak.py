@@ -37,9 +37,8 @@ def layer(sizes: StepSizes) -> int:
         return 0
     values = (sizes.period + 1) * sizes.in_layer("dots") + 3 * _hidden(sizes)
     outside = sizes.gradients - sizes.layer_gradients
-    experts = sizes.period * sizes.dense_experts()
     on_gpu = _overlapping(sizes) if target_device.platform() == "gpu" else 0
-    return values + outside + experts + _of_head_gradient(sizes) + on_gpu
+    return values + outside + _of_head_gradient(sizes) + on_gpu
 
 
 def _overlapping(sizes: StepSizes) -> int:

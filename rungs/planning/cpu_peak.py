@@ -44,7 +44,7 @@ def layer(sizes: StepSizes) -> int:
     recomputed = elementwise * again.elementwise + missing * again.matmuls
     copied_out = matmuls if sizes.layers > period else 0
     peak = max(period * (2 * matmuls + copied_out), period * recomputed + copied_out)
-    return peak + period * sizes.dense_experts() + _gradient_copies(sizes) + _always(sizes)
+    return peak + _gradient_copies(sizes) + _always(sizes)
 
 
 def error(*_: Any) -> float:

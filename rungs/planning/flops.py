@@ -173,16 +173,18 @@ def _of_layers(config: RunConfig) -> Passes:
 
 def _share_of_experts(model: ModelConfig) -> float:
     """Return the share of all expert weights that a token is multiplied with: the experts it is
-    routed to. Where XLA has no grouped matmul, each of those costs as much as all experts."""
+    routed to or, where there is no grouped matmul, all."""
     each, total = model.experts_per_token or 0, model.n_experts or 1
-    return each if grouped_matmul.is_dense() else each / total
+    return 1 if grouped_matmul.is_dense() else each / total
 
 
 def _not_recomputed(sizes: dict[str, int], model: ModelConfig) -> int:
     """Return the weights of a layer's last matmul. Its result is only added to the residual stream,
-    so the backward pass does not need it, unless a norm or the expert weights follow."""
+    so the backward pass does not need it, unless a norm or, with a grouped matmul, the expert
+    weights follow."""
     is_normed = model.norm != "none" and model.norm_placement != "before"
-    if is_normed or (model.n_experts and model.feed_forward != "none"):
+    is_weighted = model.n_experts and model.feed_forward != "none" and not grouped_matmul.is_dense()
+    if is_normed or is_weighted:
         return 0
     is_last = "attention.output" if model.feed_forward == "none" else "feed_forward.down"
     return sizes[f"blocks.{is_last}.kernel"]

@@ -12,9 +12,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from rungs.config.optimization_config import Remat
 from rungs.config.run_config import RunConfig
-from rungs.model.kernels import grouped_matmul
 from rungs.model.kernels.cross_entropy import chunk_tokens
-from rungs.model.remat import RECOMPUTED
 from rungs.optim.precision import dtype_of
 from rungs.parallel.mesh import size_along
 from rungs.parallel.names import BLOCKS, CONTEXT, DATA, HEAD, TENSOR, TOKEN_EMBEDDING
@@ -130,21 +128,6 @@ class StepSizes(NamedTuple):
     def in_layer(self, remat: Remat) -> int:
         """Return what one layer keeps for the backward pass."""
         return self.kept[remat].in_layers // max(self.layers, 1)
-
-    def dense_experts(self) -> int:
-        """Return the extra bytes of experts where there is no grouped matmul, but one matmul for
-        each expert: the rows of all experts, once for each expert, zeroed where they belong to
-        another."""
-        model = self.config.model
-        if model.n_experts is None or not grouped_matmul.is_dense():
-            return 0
-        rows = self.tokens * (model.experts_per_token or 0) * model.n_experts
-        inner, outer = model.hidden_dim // size_along(self.mesh, TENSOR), model.emb_dim
-        if RECOMPUTED[self.config.train.remat].matmuls:
-            copies = 4 * outer + 4 * inner
-        else:
-            copies = 2 * outer + 3 * inner
-        return rows * copies * FLOAT32_BYTES
 
     def _of_period(self, arrays: AbstractArrays) -> int:
         """Return the elements of one period's layers, of arrays of which a device has a shard."""

@@ -123,7 +123,7 @@ def test_flops_by_hand() -> None:
 
 @pytest.mark.parametrize(
     ("target", "share"),
-    [(Target("cpu"), 4), (Target("gpu", "7.5"), 4), (Target("gpu", "8.0"), 1), (Target("tpu"), 1)],
+    [(Target("cpu"), 2), (Target("gpu", "7.5"), 2), (Target("gpu", "8.0"), 1), (Target("tpu"), 1)],
 )
 def test_without_a_grouped_matmul_each_token_has_every_expert(target: Target, share: int) -> None:
     dense, mixed = (

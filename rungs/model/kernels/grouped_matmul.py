@@ -47,8 +47,9 @@ def grouped_matmul(x_MI: Array, kernel_EIO: Array, counts_E: Array) -> Array:
 
 
 def is_dense() -> bool:
-    """Return whether the target device multiplies every row with the matrices of all groups. TPUs
-    have an instruction for groups, recent NVIDIA GPUs the kernels here."""
+    """Return whether the target device has no grouped matmul, so that it takes least time to
+    multiply every row with the matrices of all groups. TPUs have an instruction for groups, recent
+    NVIDIA GPUs the kernels here."""
     return target_device.platform() != "tpu" and not target_device.is_ampere_or_later()
 
 
