@@ -40,8 +40,9 @@ ADDS = {
     "feed-forward": "a GELU feed-forward layer",
     "layers": "four layers instead of one",
     "swiglu": "Llama's layers: a gated feed-forward layer of the same size, RMSNorm, no biases",
-    "qk-norm": "RMSNorm of queries and keys",
     "mup-rate": "muP, and the learning rate that is best at half the width",
+    "qk-norm": "RMSNorm of queries and keys",
+    "experts": "four experts of half the size, two per token",
 }
 """What each rung adds to the one before, in order."""
 
