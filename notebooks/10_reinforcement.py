@@ -143,19 +143,25 @@ for step in (0, 24):
 # Nobody told it to show its work. Worked answers are right more often, so they have a positive
 # advantage, and become more frequent.
 
+
 # %%
-lengths, right = [], []
-for step in range(25):
-    texts = rollouts(reinforced, step)
-    lengths.append(100 * np.mean([len(text["text"]) > 2 for text in texts]))
-    right.append(100 * np.mean([sum(text["rewards"].values()) for text in texts]))
-plt.plot(lengths, label="show their work")
+def percent_worked(run: Path, step: int) -> float:
+    """Return how many of a step's answers show their work, in percent."""
+    return 100 * float(np.mean([len(text["text"]) > 2 for text in rollouts(run, step)]))
+
+
+worked = [percent_worked(reinforced, step) for step in range(25)]
+right = [
+    100 * np.mean([sum(text["rewards"].values()) for text in rollouts(reinforced, step)])
+    for step in range(25)
+]
+plt.plot(worked, label="show their work")
 plt.plot(right, label="are right")
 plt.xlabel("step")
 plt.ylabel("% of the answers")
 plt.legend()
 plt.show()
-assert lengths[-1] > 80 > 40 > lengths[0]
+assert worked[-1] > 80 > 40 > worked[0]
 assert right[-1] > right[0] + 15
 
 # %% [markdown]
@@ -189,16 +195,14 @@ run_command("reinforce.py", hacked, "--audit")
 # held-out items, read texts, and keep bonuses small.
 
 # %%
-work = [
-    100 * np.mean([len(text["text"]) > 2 for text in rollouts(hacked, step)]) for step in range(20)
-]
-plt.plot(lengths, label="paid for right answers")
-plt.plot(work, label="and for brief ones")
+hurried = [percent_worked(hacked, step) for step in range(20)]
+plt.plot(worked, label="paid for right answers")
+plt.plot(hurried, label="and for brief ones")
 plt.xlabel("step")
 plt.ylabel("% of the answers that show their work")
 plt.legend()
 plt.show()
-assert work[-1] < work[0]
+assert hurried[-1] < hurried[0]
 shutil.rmtree(WORK)
 
 # %% [markdown]

@@ -118,10 +118,12 @@ def as_is(hf_name: str, *parameters: str) -> Rule:
     return Rule(hf_name, parameters)
 
 
-def linear(hf_name: str, module: str) -> tuple[Rule, Rule]:
-    """Return the rules of a PyTorch Linear and its optional bias."""
-    weight = Rule(f"{hf_name}.weight", (f"{module}.kernel",), transposed=True)
-    return weight, Rule(f"{hf_name}.bias", (f"{module}.bias",))
+def linear(hf_name: str, *modules: str) -> tuple[Rule, Rule]:
+    """Return the rules of a PyTorch Linear and its optional bias. It may join several of our
+    modules, one after the other along its outputs."""
+    kernels = tuple(f"{module}.kernel" for module in modules)
+    biases = tuple(f"{module}.bias" for module in modules)
+    return Rule(f"{hf_name}.weight", kernels, transposed=True), as_is(f"{hf_name}.bias", *biases)
 
 
 def norm(hf_name: str, module: str) -> tuple[Rule, Rule]:
