@@ -9,6 +9,7 @@ seed.
 
 from rungs.common.command import run_command
 
+import itertools
 import os
 import subprocess
 import sys
@@ -124,11 +125,11 @@ def train(run: RunFolder, datasets_dir: Path) -> list[metrics.StepMetrics]:
 
 
 def table_row(rungs: Sequence[Rung]) -> str:
-    """Return the line of the last of some rungs in the table."""
-    rung, before = rungs[-1], rungs[-2] if len(rungs) > 1 else None
-    gain = ""
-    if before:
-        gains = before.losses - rung.losses
+    """Return the line of the last of some rungs in the table; with a gain if the one before it is
+    next to it on the ladder."""
+    rung, gain = rungs[-1], ""
+    if tuple(one.name for one in rungs[-2:]) in itertools.pairwise(ADDS):
+        gains = rungs[-2].losses - rung.losses
         gain = f"{gains.mean():.3f} ± {interval(gains):.3f}"
     loss = f"{rung.losses.mean():.3f} ± {interval(rung.losses):.3f}"
     minutes = f"{rung.seconds / 60:.1f}"

@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib import colormaps
 from matplotlib.figure import Figure
 
-from benchmarks.losses.rung import Rung, interval
+from benchmarks.losses.rung import CONFIDENCE, Rung, interval
 from rungs.charts import drawing
 
 _COLOURS = colormaps["viridis_r"]
@@ -38,7 +38,7 @@ def curves_chart(rungs: Sequence[Rung]) -> Figure:
 def steps_chart(rungs: Sequence[Rung]) -> Figure:
     """The final loss of each rung, with its interval and what it gains over the one before."""
     figure, [axes] = drawing.new_chart(
-        f"The ladder: final loss, {len(rungs[0].losses)} seeds with 95% intervals",
+        f"The ladder: final loss, {len(rungs[0].losses)} seeds with {CONFIDENCE:.0%} intervals",
         "",
         "loss (nats per token)",
     )
@@ -48,9 +48,9 @@ def steps_chart(rungs: Sequence[Rung]) -> Figure:
     for place, rung, colour in zip(places, rungs, _colours(len(rungs)), strict=True):
         half, mean = interval(rung.losses), means[place]
         axes.errorbar(place, mean, half, color=colour, marker="o", capsize=4)
-        gain = f"\n−{means[place - 1] - mean:.2f}" if place else ""
+        change = f"\n{mean - means[place - 1]:+.2f}".replace("-", "−") if place else ""
         axes.annotate(
-            f"{mean:.2f}{gain}",
+            f"{mean:.2f}{change}",
             (place, mean + half),
             (0, 6),
             textcoords="offset points",

@@ -133,11 +133,17 @@ class MixtureOfExperts(nnx.Module):
         return jnp.zeros_like(x_MD, jnp.float32).at[tokens].add(y)
 
     def _through_all(self, x_MD: Array, weights_MK: Array, chosen_MK: Array) -> Array:
-        """Return y_MD in float32, from every token through every expert."""
+        """Return y_MD in float32, from every token through every expert. Experts that were not
+        chosen have 0 in place of their values, which may be infinite in 16 bits."""
         is_chosen_MKE = jax.nn.one_hot(chosen_MK, self.n_experts)
         weights_ME = jnp.einsum("mk,mke->me", weights_MK, is_chosen_MKE)
-        gate_MEF = None if self.gate is None else self.gate.of_all(x_MD)
-        hidden_MEF = activate(self.activation, self.up.of_all(x_MD), gate_MEF)
+        is_chosen_ME1 = is_chosen_MKE.any(axis=1)[..., None]
+
+        def of_chosen(linear: ExpertLinear) -> Array:
+            return jnp.where(is_chosen_ME1, linear.of_all(x_MD), 0)
+
+        gate_MEF = None if self.gate is None else of_chosen(self.gate)
+        hidden_MEF = activate(self.activation, of_chosen(self.up), gate_MEF)
         return self.down.sum_of_all(hidden_MEF, weights_ME)
 
 

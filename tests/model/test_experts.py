@@ -179,6 +179,25 @@ def test_gradients_match_a_dense_mixture(balanced: bool) -> None:
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5 * np.abs(other).max())
 
 
+def test_an_expert_that_overflows_does_not_disturb_tokens_of_others() -> None:
+    """In float16 the values of expert 1 are infinite, but no token goes there."""
+    experts, x_BSD = random_experts(expert_config()), nonnegative_inputs()
+    route_all_to(experts, 3, 0)
+    expected, _ = apply_experts(experts, x_BSD)
+    for linear in (experts.gate, experts.up):
+        assert linear is not None
+        linear.kernel[...] = linear.kernel[...].at[1].set(6e4)
+
+    def summed(experts: MixtureOfExperts, x_BSD: jax.Array) -> tuple[jax.Array, jax.Array]:
+        y_BSD, _ = experts(x_BSD.astype(jnp.float16))
+        return y_BSD.astype(jnp.float32).sum(), y_BSD
+
+    gradients_of = bind_and_jit(nnx.grad(summed, argnums=(0, 1), has_aux=True), experts)
+    gradients, y_BSD = gradients_of(x_BSD)
+    np.testing.assert_allclose(y_BSD, expected, rtol=1e-2, atol=1e-2 * np.abs(expected).max())
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradients))
+
+
 def test_balance_loss_matches_its_formula() -> None:
     experts, x_BSD = random_experts(expert_config()), nonnegative_inputs()
     _, routing = apply_experts(experts, x_BSD)
