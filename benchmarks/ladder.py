@@ -128,7 +128,7 @@ def table_row(rungs: Sequence[Rung]) -> str:
     """Return the line of the last of some rungs in the table; with a gain if the one before it is
     next to it on the ladder."""
     rung, gain = rungs[-1], ""
-    if tuple(one.name for one in rungs[-2:]) in itertools.pairwise(ADDS):
+    if len(rungs) > 1 and (rungs[-2].name, rung.name) in itertools.pairwise(ADDS):
         gains = rungs[-2].losses - rung.losses
         gain = f"{gains.mean():.3f} ± {interval(gains):.3f}"
     loss = f"{rung.losses.mean():.3f} ± {interval(rung.losses):.3f}"
