@@ -7,12 +7,11 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-import click
-
 from rungs.common import atomic_folder
 from rungs.common.errors import UserError
 from rungs.common.paths import checkout, is_folder, is_plain_name, is_there
 from rungs.common.strict_json import format_value
+from rungs.config.option_values import DATASETS_VARIABLE
 from rungs.data import (
     dataset,
     hub_dataset,
@@ -31,15 +30,6 @@ from rungs.data.tokenizer import Tokenizer
 
 logger = logging.getLogger("rungs.dataset")
 
-VARIABLE = "RUNGS_DATASETS_DIR"
-"""Environment variable that sets the datasets folder."""
-DATASETS_DIR_OPTION = click.option(
-    "--datasets-dir",
-    type=click.Path(path_type=Path, file_okay=False),
-    help=f"Where datasets are stored.  [default: ${VARIABLE}, else the project's datasets/]",
-)
-"""The option of every command that reads or makes datasets, for `find_datasets_dir`."""
-
 BUILT_IN: dict[str, Callable[[Path], Source]] = {
     python_stdlib.NAME: python_stdlib.build,
     **{name: functools.partial(task_dataset.build, name) for name in task_dataset.TASK_DATASETS},
@@ -55,7 +45,7 @@ def find_datasets_dir(option: Path | None = None) -> Path:
     """
     if option:
         return option
-    variable = os.environ.get(VARIABLE)
+    variable = os.environ.get(DATASETS_VARIABLE)
     return Path(variable) if variable else (checkout() or Path()) / "datasets"
 
 
