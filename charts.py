@@ -15,6 +15,7 @@ from typing import Any, get_args
 
 import click
 
+from rungs.common.imports import importing
 from rungs.config.option_values import ChartStyle
 
 
@@ -52,8 +53,8 @@ def main(**options: Any) -> None:
     have taken a step. The charts of one run are written to its folder. Comparison charts are
     written under comparisons/, and tables are printed.
     """
-    from rungs.commands.charts import charts
-
+    with importing():
+        from rungs.commands.charts import charts
     charts(**options)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 import rungs
+from rungs.common.imports import importing
 
 
 def __getattr__(name: str) -> Any:
@@ -27,8 +28,8 @@ def main(**options: Any) -> None:
 
     Without --verify, only missing files and a damaged meta.json are detected.
     """
-    from rungs.commands.checkpointing import list_checkpoints
-
+    with importing():
+        from rungs.commands.checkpointing import list_checkpoints
     list_checkpoints(**options)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from rungs.commands.options import DATASETS_DIR_OPTION
+from rungs.common.imports import importing
 from rungs.config.option_values import (
     DOCUMENTS_VALIDATION_PERCENT,
     VALIDATION_PERCENT,
@@ -97,8 +98,8 @@ def main(**options: Any) -> None:
 
     The name of a special token inside a text, such as <|endoftext|>, becomes that token.
     """
-    from rungs.commands.download_dataset import download_dataset
-
+    with importing():
+        from rungs.commands.download_dataset import download_dataset
     download_dataset(**options)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from rungs.commands.options import DATASETS_DIR_OPTION
+from rungs.common.imports import importing
 
 
 @click.command()
@@ -51,8 +52,8 @@ def main(**options: Any) -> None:
 
     Uses the number of validation tokens that `validation_tokens` in train.json says.
     """
-    from rungs.commands.evaluate import evaluate
-
+    with importing():
+        from rungs.commands.evaluate import evaluate
     evaluate(**options)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from rungs.common.imports import importing
 from rungs.config.option_values import NEW_TOKENS, NEW_TOKENS_OF_A_CHAT
 
 
@@ -70,8 +71,8 @@ from rungs.config.option_values import NEW_TOKENS, NEW_TOKENS_OF_A_CHAT
 def main(**options: Any) -> None:
     """Continue each PROMPT with the model of RUN_OR_CHECKPOINT: a run folder (its best checkpoint,
     or the imported model), a checkpoint or a model.safetensors."""
-    from rungs.commands.generate import generate
-
+    with importing():
+        from rungs.commands.generate import generate
     generate(**options)
 
 

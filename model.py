@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 import rungs
+from rungs.common.imports import importing
 
 
 def __getattr__(name: str) -> Any:
@@ -47,8 +48,8 @@ def main(**options: Any) -> None:
     Prints the module tree, then each array's name, axes, shape, dtype, initial standard deviation
     and share of the parameters, and along which axis each sharding mode splits it.
     """
-    from rungs.commands.model import show_model
-
+    with importing():
+        from rungs.commands.model import show_model
     show_model(**options)
 
 

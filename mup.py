@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from rungs.commands.options import DATASETS_DIR_OPTION
+from rungs.common.imports import importing
 from rungs.config.option_values import (
     COORDINATE_CHECK_LEARNING_RATE,
     COORDINATE_CHECK_STEPS,
@@ -81,8 +82,8 @@ def check(**options: Any) -> None:
 
     The exit code is 1 if they do not somewhere in the model.
     """
-    from rungs.commands.mup import check
-
+    with importing():
+        from rungs.commands.mup import check
     check(**options)
 
 
@@ -108,8 +109,8 @@ def sweep_command(**options: Any) -> None:
 
     If it is interrupted, the same command resumes it.
     """
-    from rungs.commands.mup import try_learning_rates
-
+    with importing():
+        from rungs.commands.mup import try_learning_rates
     try_learning_rates(**options)
 
 

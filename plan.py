@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from rungs.commands.options import DATASETS_DIR_OPTION
+from rungs.common.imports import importing
 from rungs.config.option_values import LADDER_RUNGS, UTILIZATION_PERCENT
 from rungs.planning.hardware import DESCRIPTION_FORMAT, NAMES
 
@@ -81,8 +82,8 @@ from rungs.planning.hardware import DESCRIPTION_FORMAT, NAMES
 @DATASETS_DIR_OPTION
 def main(**options: Any) -> None:
     """Estimate what RUN needs: parameters, memory, FLOPs, tokens, disk space and time."""
-    from rungs.commands.plan import plan
-
+    with importing():
+        from rungs.commands.plan import plan
     plan(**options)
 
 

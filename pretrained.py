@@ -8,6 +8,7 @@ from typing import Any, get_args
 import click
 
 from rungs.commands.options import DATASETS_DIR_OPTION
+from rungs.common.imports import importing
 from rungs.config.option_values import LinenFamily
 
 
@@ -41,8 +42,8 @@ def main() -> None:
 def import_(**options: Any) -> None:
     """Create the run folder RUN (a path, or a name under runs/) from a Hugging Face model, given by
     its hub id or its folder, or from a Linen checkpoint."""
-    from rungs.commands.pretrained import import_
-
+    with importing():
+        from rungs.commands.pretrained import import_
     import_(**options)
 
 
@@ -60,8 +61,8 @@ def export(**options: Any) -> None:
     RUN_OR_CHECKPOINT is a checkpoint, a model.safetensors or a run folder. For a run folder, the
     best checkpoint is exported, or the imported model if there is no checkpoint.
     """
-    from rungs.commands.pretrained import export
-
+    with importing():
+        from rungs.commands.pretrained import export
     export(**options)
 
 
@@ -76,8 +77,8 @@ def upload(**options: Any) -> None:
     RUN_OR_CHECKPOINT is as for export. An earlier upload of the same name is replaced; the
     repository's history keeps it. Needs a login with `hf auth login`, or HF_TOKEN.
     """
-    from rungs.commands.pretrained import upload
-
+    with importing():
+        from rungs.commands.pretrained import upload
     upload(**options)
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import click
 
 from rungs.commands.options import start_options
+from rungs.common.imports import importing
 
 
 @click.command()
@@ -38,8 +39,8 @@ from rungs.commands.options import start_options
 def main(**options: Any) -> None:
     """Train RUN, a folder with model.json and reinforce.json, by reinforcement learning from
     verifiable rewards, or resume it."""
-    from rungs.commands.reinforce import reinforce
-
+    with importing():
+        from rungs.commands.reinforce import reinforce
     reinforce(**options)
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import click
 
 from rungs.commands.options import DATASETS_DIR_OPTION, start_options
+from rungs.common.imports import importing
 
 
 @click.command()
@@ -39,8 +40,8 @@ from rungs.commands.options import DATASETS_DIR_OPTION, start_options
 )
 def main(**options: Any) -> None:
     """Train RUN, a folder with model.json and train.json, or resume it."""
-    from rungs.commands.train import train
-
+    with importing():
+        from rungs.commands.train import train
     train(**options)
 
 

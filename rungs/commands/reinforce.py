@@ -7,6 +7,7 @@ import click
 
 from rungs.commands.start_command import StartCommand, hold_run
 from rungs.common.errors import UserError
+from rungs.common.imports import importing
 from rungs.config.run_config import load_reinforcement_run
 from rungs.run.folder import RunFolder, find_run
 
@@ -36,8 +37,8 @@ def _reinforce(run: RunFolder, command: StartCommand, trust_verifier: bool) -> i
     config = load_reinforcement_run(run.path)
     with hold_run(run, config, command.cluster):
         # JAX takes seconds to import; config errors are reported before that.
-        from rungs.reinforcement.start import launch
-
+        with importing():
+            from rungs.reinforcement.start import launch
         if command.replay:
             from rungs.reinforcement.replay import replay
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from rungs.commands.start_command import StartCommand, hold_run
 from rungs.common.errors import UserError
+from rungs.common.imports import importing
 from rungs.config.run_config import load_run
 from rungs.data.catalog import find_datasets_dir
 from rungs.run.folder import RunFolder, StartOptions
@@ -33,8 +34,8 @@ def _train(run: RunFolder, command: StartCommand, datasets: Path) -> int:
     config = load_run(run.path)
     with hold_run(run, config, command.cluster, dry=command.start.dry_run):
         # JAX takes seconds to import; config errors are reported before that.
-        from rungs.training.start import launch
-
+        with importing():
+            from rungs.training.start import launch
         return launch(run, config, command.start, datasets)
 
 

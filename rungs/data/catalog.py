@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rungs.common import atomic_folder
 from rungs.common.errors import UserError
@@ -24,9 +25,11 @@ from rungs.data.bpe import SMALLEST_VOCAB
 from rungs.data.chats import chat_dataset
 from rungs.data.chats.chat_dataset import ChatFormat
 from rungs.data.dataset import Dataset, Source
-from rungs.data.documents.building import Request, remove_leftovers
 from rungs.data.text_dataset import TextSection
 from rungs.data.tokenizer import Tokenizer
+
+if TYPE_CHECKING:  # else every command would import PyArrow
+    from rungs.data.documents.building import Request
 
 logger = logging.getLogger("rungs.dataset")
 
@@ -155,7 +158,7 @@ def build_chat_dataset(
 
 
 def build_documents_dataset(
-    name: str, request: Request, build: Callable[[Path, Request], Source], datasets_dir: Path
+    name: str, request: "Request", build: Callable[[Path, "Request"], Source], datasets_dir: Path
 ) -> Dataset:
     """Build a dataset from files of documents, or go on with one that is unfinished.
 
@@ -165,6 +168,8 @@ def build_documents_dataset(
     Raises:
         UserError: the name is taken by another dataset, or a file cannot be read or downloaded.
     """
+    from rungs.data.documents.building import remove_leftovers
+
     folder = dataset_folder(name, datasets_dir)
     if name in BUILT_IN:
         raise UserError(f"dataset {name!r}: this name is reserved; choose another one")
