@@ -25,6 +25,7 @@ import click
 from benchmarks.report import spread
 from rungs.checkpointing.weights_file import WeightsHeader, write_weights
 from rungs.config.model_config import ModelConfig
+from rungs.config.run_config import MODEL_FILE, TRAIN_FILE
 from rungs.data.catalog import find_datasets_dir, open_dataset
 from rungs.data.python_stdlib import NAME
 from rungs.data.tokenizer import TOKENIZER_FILE
@@ -64,17 +65,15 @@ class Case(NamedTuple):
 
 @click.command()
 @click.option("--turns", default=5, show_default=True)
-@click.option(
-    "--run", default=str(ROOT / "runs" / "layers"), metavar="RUN", help="The run to copy."
-)
+@click.option("--run", default=str(ROOT / "runs/layers"), help="The run to copy.")
 def main(turns: int, run: str) -> None:
     """Print how long each start takes."""
     dataset = open_dataset(NAME, find_datasets_dir())
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        shutil.copytree(
-            run, folder / "run", ignore=shutil.ignore_patterns("checkpoints", "*.jsonl")
-        )
+        (folder / "run").mkdir()
+        for file in (MODEL_FILE, TRAIN_FILE):
+            shutil.copy(Path(run) / file, folder / "run")
         assert dataset.tokenizer_file is not None
         weights = write_model(folder, dataset.tokenizer_file)
         cases = [*helps(), first_step(folder / "run"), first_token(weights)]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from rungs.common.errors import UserError
+from rungs.common.imports import importing
 from rungs.common.strict_json import read_text
 from rungs.config.option_values import NEW_TOKENS, NEW_TOKENS_OF_A_CHAT
 from rungs.data.tokenizer import Tokenizer
@@ -51,10 +52,10 @@ def generate(
     if not chat and (system or chat_template):
         raise click.UsageError("--system and --chat-template are for --chat")
 
-    from rungs.checkpointing.load import find_weights, load_tokenizer
-    from rungs.checkpointing.published import stop_tokens
-    from rungs.model.generation import Request
-
+    with importing():
+        from rungs.checkpointing.load import find_weights, load_tokenizer
+        from rungs.checkpointing.published import stop_tokens
+        from rungs.model.generation import Request
     jax_setup.enable_compilation_cache()
     weights, tokenizer = find_weights(checkpoint), load_tokenizer(checkpoint)
     if not past_the_end:
