@@ -10,20 +10,13 @@ uv run charts.py runs/a --samples   what the run said to its sample_prompts, at 
 
 from rungs.common.command import run_command
 
-import contextlib
-import hashlib
-import os
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import click
 
-from rungs.common.errors import UserError
-from rungs.config.optimization_config import ChartStyle
-from rungs.run import evaluations, recorded_run, samples
-from rungs.run.folder import RunFolder, find_run, runs_in
-from rungs.run.metrics import METRICS_FILE
-from rungs.run.recorded_run import RecordedRun
+from rungs.common.imports import importing
+from rungs.config.option_values import ChartStyle
 
 
 @click.command()
@@ -53,142 +46,16 @@ from rungs.run.recorded_run import RecordedRun
     is_flag=True,
     help="Print what the RUNS said to their sample_prompts at each checkpoint instead.",
 )
-def main(
-    runs: tuple[str, ...],
-    output_dir: Path | None,
-    chart_style: str | None,
-    power_law: bool,
-    page: Path | None,
-    watch: bool,
-    port: int | None,
-    shows_samples: bool,
-) -> None:
+def main(**options: Any) -> None:
     """Redraw the charts of one run, or compare several RUNS.
 
     A run is a folder, or the name of one under runs/; a folder with runs in it stands for all that
     have taken a step. The charts of one run are written to its folder. Comparison charts are
     written under comparisons/, and tables are printed.
     """
-    folders = list({path.resolve(): path for run in runs for path in _folders(run)}.values())
-    if port is not None and not watch:
-        raise UserError("--port: needs --watch")
-    if shows_samples and (page or watch or power_law or output_dir or chart_style):
-        raise UserError("--samples: prints texts, and goes with no other option")
-    if (page or watch) and (power_law or output_dir or chart_style):
-        raise UserError("--page and --watch: go with no option of the other charts")
-    if shows_samples:
-        _print_samples(folders)
-    elif page or watch:
-        _show_page(folders, page, watch, port)
-    elif len(folders) > 1 or power_law:
-        _compare(folders, output_dir, chart_style, power_law)
-    else:
-        _draw(folders[0], output_dir, chart_style)
-
-
-def _folders(run: str) -> list[Path]:
-    """Return the run folder of this name, or all in the folder of this name."""
-    if found := runs_in(run):
-        return found
-    return [find_run(run)]
-
-
-def _draw(folder: Path, output_dir: Path | None, chart_style: str | None) -> None:
-    from rungs.charts.run_charts import draw_run  # Matplotlib takes half a second to import
-
-    written = draw_run(folder, output_dir, chart_style)
-    if not written:
-        raise UserError(_no_steps(folder))
-    for path in written:
-        click.echo(path)
-
-
-def _show_page(folders: list[Path], page: Path | None, watch: bool, port: int | None) -> None:
-    """Write the page, serve it, or both."""
-    from rungs.page.document import open_runs, write_page
-
-    runs = open_runs(folders)
-    if page is not None:
-        write_page(page, runs)
-        click.echo(page)
-    if watch:
-        from rungs.page.server import PageServer
-
-        with PageServer(runs, port or 0) as server, contextlib.suppress(KeyboardInterrupt):
-            click.echo(f"{server.address} (Ctrl-C ends it)")
-            server.serve_forever()
-
-
-def _print_samples(folders: list[Path]) -> None:
-    for folder in folders:
-        found = samples.read(RunFolder(folder))
-        if not found:
-            raise UserError(
-                f"{folder}: no samples yet; a run with sample_prompts in its train.json has them at"
-                " each checkpoint"
-            )
-        if len(folders) > 1:
-            click.echo(f"\n{folder}")
-        click.echo(samples.as_text(found))
-
-
-def _compare(
-    folders: list[Path], output_dir: Path | None, chart_style: str | None, power_law: bool
-) -> None:
-    from rungs.charts.comparison_charts import draw_comparison
-
-    runs = recorded_run.load_runs(folders)
-    empty = [folder for folder, run in zip(folders, runs, strict=True) if not len(run)]
-    if empty:
-        raise UserError("\n".join(map(_no_steps, empty)))
-    output = output_dir or comparison_folder([folder.resolve().name for folder in folders])
-    text = _draw_power_law(runs, output, chart_style) if power_law else ""
-    for path in draw_comparison(runs, output, chart_style):
-        click.echo(path)
-    click.echo(f"\n{recorded_run.results_table(runs)}\n\n{recorded_run.differences_table(runs)}")
-    named = {run.name: RunFolder(path) for run, path in zip(runs, folders, strict=True)}
-    if scores := evaluations.scores_table(named):
-        click.echo(f"\n{scores}")
-    if len({str(run.config.train.dataset) for run in runs}) > 1:
-        click.echo(
-            "\nThese runs use different datasets, so their losses are not comparable; compare bits"
-            " per byte: uv run evaluate.py RUN"
-        )
-    if text:
-        click.echo(f"\n{text}")
-
-
-def _draw_power_law(runs: list[RecordedRun], output_folder: Path, chart_style: str | None) -> str:
-    """Draw the power law through the runs, and return it as text.
-
-    Raises:
-        UserError: no law fits, or its chart cannot be written.
-    """
-    # Counting parameters needs JAX, but no accelerator; JAX takes seconds to import.
-    os.environ["JAX_PLATFORMS"] = "cpu"
-
-    from rungs.charts import drawing
-    from rungs.charts.power_law_chart import power_law_chart
-    from rungs.scaling.scaled_runs import ScaledRuns
-
-    scaled = ScaledRuns.of(runs)
-    with drawing.use_style(chart_style or runs[0].config.train.chart_style):
-        written = drawing.write_all({"power-law-chart.png": power_law_chart}, scaled, output_folder)
-    click.echo(written[0])
-    return scaled.as_text()
-
-
-def _no_steps(run_folder: Path) -> str:
-    return f"{run_folder / METRICS_FILE}: no step recorded yet; nothing to draw"
-
-
-def comparison_folder(names: list[str]) -> Path:
-    """Return the default folder of a comparison, which differs for different runs."""
-    joined = "+".join(names)
-    if len(joined) > 80:
-        digest = hashlib.sha256(joined.encode()).hexdigest()[:8]
-        joined = f"{names[0][:40]}+{len(names) - 1}-more-{digest}"
-    return Path("comparisons") / joined
+    with importing():
+        from rungs.commands.charts import charts
+    charts(**options)
 
 
 if __name__ == "__main__":

@@ -6,12 +6,14 @@ from pathlib import Path
 
 import click
 
-from rungs.config.reference import write_generated_files
+from rungs.common.imports import importing
 
 
 @click.command()
 def main() -> None:
     """Write schemas/ and docs/configuration.md from the config types."""
+    with importing():
+        from rungs.config.reference import write_generated_files
     write_generated_files(Path(__file__).parent)
 
 

@@ -3,25 +3,17 @@
 from rungs.common.command import run_command
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 
-from rungs.common import hub
-from rungs.common.paths import is_there
-from rungs.data import catalog, hub_dataset, overlap, python_stdlib
-from rungs.data.catalog import DATASETS_DIR_OPTION
-from rungs.data.chats.chat_dataset import ChatFormat
-from rungs.data.chats.chat_template import ChatTemplate
-from rungs.data.dataset import Dataset
-from rungs.data.documents import hub_documents, local_documents
-from rungs.data.documents.files import Choice
-from rungs.data.overlap import Found
-from rungs.data.tokenizer import Tokenizer
-from rungs.data.tokenizer_files import load_tokenizer
-
-_OWN_FILES = ("text", "pairs", "chats", "parquet", "jsonl")
-_DOCUMENTS_PERCENT = 1.0
+from rungs.commands.options import DATASETS_DIR_OPTION
+from rungs.common.imports import importing
+from rungs.config.option_values import (
+    DOCUMENTS_VALIDATION_PERCENT,
+    VALIDATION_PERCENT,
+    VOCAB_SIZE,
+)
 
 
 @click.command(options_metavar="[OPTIONS]")
@@ -48,8 +40,7 @@ _DOCUMENTS_PERCENT = 1.0
 @click.option(
     "--vocab-size",
     type=int,
-    help="Vocabulary size of the BPE tokenizer trained on the text."
-    f"  [default: {python_stdlib.VOCAB_SIZE}]",
+    help=f"Vocabulary size of the BPE tokenizer trained on the text.  [default: {VOCAB_SIZE}]",
 )
 @click.option(
     "--tokenizer",
@@ -60,7 +51,7 @@ _DOCUMENTS_PERCENT = 1.0
     "--validation-percent",
     type=click.FloatRange(0, 100, max_open=True),
     help="Share of the text to use for validation, unless a repository has a split for it."
-    f"  [default: {python_stdlib.VALIDATION_PERCENT}; of documents {_DOCUMENTS_PERCENT:g}]",
+    f"  [default: {VALIDATION_PERCENT}; of documents {DOCUMENTS_VALIDATION_PERCENT:g}]",
 )
 @click.option("--text-column", help="The column with the documents.  [default: text]")
 @click.option(
@@ -92,13 +83,7 @@ _DOCUMENTS_PERCENT = 1.0
 )
 @click.option("--revision", help="Of a repository on the hub: a branch, tag or commit.")
 @DATASETS_DIR_OPTION
-def main(
-    what: tuple[str, ...],
-    datasets_dir: Path | None,
-    check: bool,
-    items: Path | None,
-    **options: Any,
-) -> None:
+def main(**options: Any) -> None:
     """Build or download a dataset, and print what is in it.
 
     NAME is python-stdlib (built in), or the id of a dataset on the Hugging Face hub: tokens, such
@@ -113,196 +98,9 @@ def main(
 
     The name of a special token inside a text, such as <|endoftext|>, becomes that token.
     """
-    chosen = Options(**options)
-    _check_options(what, chosen)
-    dataset = _dataset(what, catalog.find_datasets_dir(datasets_dir), chosen)
-    if check:
-        overlap.check(dataset).save(dataset.folder)
-    _report(dataset)
-    if items is not None:
-        _report_found(str(items), "items", overlap.check_items(dataset, items))
-
-
-class Options(NamedTuple):
-    """The options of the command, but for --datasets-dir."""
-
-    text: bool
-    pairs: bool
-    chats: bool
-    parquet: bool
-    jsonl: bool
-    name: str | None
-    vocab_size: int | None
-    tokenizer: str | None
-    validation_percent: float | None
-    text_column: str | None
-    chat_template: Path | None
-    max_tokens: int | None
-    max_bytes: int | None
-    config: str | None
-    split: str | None
-    files: tuple[str, ...]
-    revision: str | None
-
-    @property
-    def own_files(self) -> list[str]:
-        """The options that say what the FILEs are."""
-        return [f"--{kind}" for kind in _OWN_FILES if getattr(self, kind)]
-
-    @property
-    def loaded_tokenizer(self) -> Tokenizer | int:
-        """The tokenizer, or the vocabulary size of one to train."""
-        if self.tokenizer:
-            return load_tokenizer(self.tokenizer)
-        return self.vocab_size or python_stdlib.VOCAB_SIZE
-
-    @property
-    def documents_percent(self) -> float:
-        """Share of documents to use for validation."""
-        percent = self.validation_percent
-        return _DOCUMENTS_PERCENT if percent is None else percent
-
-
-def _dataset(what: tuple[str, ...], datasets_dir: Path, options: Options) -> Dataset:
-    """Build, download or open the dataset."""
-    if options.text or options.pairs or options.chats:
-        return _from_text(what, datasets_dir, options)
-    if options.parquet or options.jsonl:
-        return _from_documents(what, datasets_dir, options)
-    name = what[0]
-    asks_to_build = any(options._replace(validation_percent=None))
-    if "/" in name and (asks_to_build or _holds_documents(name, datasets_dir)):
-        return _from_hub(name, datasets_dir, options)
-    return catalog.open_dataset(name, datasets_dir)
-
-
-def _from_text(what: tuple[str, ...], datasets_dir: Path, options: Options) -> Dataset:
-    files, percent = [Path(file) for file in what], options.validation_percent
-    percent = python_stdlib.VALIDATION_PERCENT if percent is None else percent
-    tokenizer = options.loaded_tokenizer
-    assert options.name is not None
-    if options.pairs:
-        assert isinstance(tokenizer, Tokenizer)
-        return catalog.build_pair_dataset(
-            options.name, files, datasets_dir, tokenizer=tokenizer, validation_percent=percent
-        )
-    if options.chats:
-        assert isinstance(tokenizer, Tokenizer)
-        assert options.tokenizer is not None
-        template = ChatTemplate.load(options.tokenizer, options.chat_template)
-        form = ChatFormat(template, tokenizer, options.max_tokens)
-        return catalog.build_chat_dataset(options.name, files, datasets_dir, form, percent)
-    return catalog.build_text_dataset(
-        options.name, files, datasets_dir, tokenizer=tokenizer, validation_percent=percent
-    )
-
-
-def _from_documents(what: tuple[str, ...], datasets_dir: Path, options: Options) -> Dataset:
-    request = local_documents.request(
-        [Path(file) for file in what],
-        "parquet" if options.parquet else "json lines",
-        options.loaded_tokenizer,
-        options.text_column,
-        options.documents_percent,
-        options.max_bytes,
-    )
-    assert options.name is not None
-    return catalog.build_documents_dataset(
-        options.name, request, local_documents.build, datasets_dir
-    )
-
-
-def _from_hub(name: str, datasets_dir: Path, options: Options) -> Dataset:
-    request = hub_documents.request(
-        name,
-        hub.dataset_repository(name, options.revision),
-        Choice(options.config, options.split, options.files),
-        options.loaded_tokenizer,
-        options.text_column,
-        options.documents_percent,
-        options.max_bytes,
-    )
-    return catalog.build_documents_dataset(
-        options.name or name, request, hub_documents.build, datasets_dir
-    )
-
-
-def _holds_documents(name: str, datasets_dir: Path) -> bool:
-    """Whether a repository that isn't there yet holds documents rather than tokens."""
-    if is_there(catalog.dataset_folder(name, datasets_dir)):
-        return False
-    return hub_dataset.FILES[0] not in hub.dataset_state(name).files
-
-
-def _check_options(what: tuple[str, ...], options: Options) -> None:
-    """Raise click.UsageError if options do not go together."""
-    kinds, is_hub_id = options.own_files, not options.own_files and "/" in what[0]
-    if len(kinds) > 1:
-        raise click.UsageError(f"{' and '.join(kinds)} build different datasets; choose one")
-    if not kinds and len(what) > 1:
-        raise click.UsageError("to build a dataset from files, add --text, --parquet or the like")
-    if kinds and not options.name:
-        raise click.UsageError(f"{kinds[0]} needs a --name for the dataset")
-    if not (kinds or is_hub_id) and any(options):
-        raise click.UsageError("to build a dataset from files, add --text, --parquet or the like")
-    of_hub = [key for key in ("config", "split", "files", "revision") if getattr(options, key)]
-    if of_hub and not is_hub_id:
-        raise click.UsageError(f"--{of_hub[0]} is for repositories on the hub")
-    of_documents = [key for key in ("text_column", "max_bytes") if getattr(options, key)]
-    if of_documents and (options.text or options.pairs or options.chats):
-        raise click.UsageError(
-            f"--{of_documents[0].replace('_', '-')} is for documents, not for {kinds[0]}"
-        )
-    of_chats = [key for key in ("chat_template", "max_tokens") if getattr(options, key)]
-    if of_chats and not options.chats:
-        raise click.UsageError(f"--{of_chats[0].replace('_', '-')} is for --chats")
-    if (options.pairs or options.chats) and (options.vocab_size or not options.tokenizer):
-        raise click.UsageError(f"{kinds[0]} needs the --tokenizer of the model to fine-tune")
-    if options.vocab_size and options.tokenizer:
-        raise click.UsageError("--vocab-size and --tokenizer do not go together; leave out one")
-
-
-def _report(dataset: Dataset) -> None:
-    click.echo(f"{dataset.name}: {dataset.folder}")
-    for split in dataset.splits:
-        contents = dataset.description.splits[split]
-        click.echo(
-            f"  {split}: {contents.tokens:,} tokens, largest id {contents.largest_token_id},"
-            f" {contents.file_bytes:,} bytes of {contents.dtype}"
-        )
-        if pairs := contents.pairs:
-            click.echo(
-                f"    {pairs.pairs:,} {'chats' if pairs.is_chats else 'pairs'}, the longest has"
-                f" {pairs.longest_tokens:,} tokens; {pairs.answer_tokens:,} tokens in the answers"
-            )
-    if (chats := dataset.description.source.chats) and chats.left_out:
-        click.echo(f"  {chats.left_out:,} chats of more than {chats.max_tokens:,} tokens left out")
-    if documents := dataset.description.source.documents:
-        count = sum(file.documents for file in documents.files)
-        click.echo(
-            f"  from {count:,} documents in {len(documents.files):,} files,"
-            f" {documents.text_bytes:,} bytes of text; {documents.rows_without_text:,} rows without"
-            f" text; license: {documents.license or 'not given'}"
-        )
-    if found := overlap.recorded(dataset.folder):
-        click.echo(f"  {found.repeated_in_training:.2%} of the training documents came before")
-        if found.validation:
-            _report_found("validation", "documents", found.validation)
-    if dataset.tokenizer_file:
-        click.echo(f"  tokenizer: vocab_size {load_tokenizer(dataset.folder).vocab_size}")
-
-
-def _report_found(name: str, kind: str, found: Found) -> None:
-    count = f"{found.texts:,} {kind}"
-    if found.examined < found.texts:
-        count += f", of which the first {found.examined:,} were examined"
-    click.echo(f"  {name}: {count}")
-    click.echo(f"    {found.copied_share:.2%} are in training word for word")
-    click.echo(
-        f"    {found.overlapping_share:.2%} of the {found.long_enough:,} with {overlap.WORDS} words"
-        f" or more share {overlap.WORDS} in a row with training"
-    )
-    click.echo(f"    {found.repeated:.2%} came before")
+    with importing():
+        from rungs.commands.download_dataset import download_dataset
+    download_dataset(**options)
 
 
 if __name__ == "__main__":

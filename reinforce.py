@@ -11,14 +11,12 @@ if __name__ == "__main__":
 
 from rungs.common.command import run_command
 
-import sys
+from typing import Any
 
 import click
 
-from rungs.common.errors import UserError
-from rungs.config.run_config import load_reinforcement_run
-from rungs.run.folder import RunFolder, find_run
-from rungs.training.options import StartCommand, hold_run, start_options
+from rungs.commands.options import start_options
+from rungs.common.imports import importing
 
 
 @click.command()
@@ -38,37 +36,12 @@ from rungs.training.options import StartCommand, hold_run, start_options
     is_flag=True,
     help="Start nothing; print what the texts sampled so far were paid for, and what looks wrong.",
 )
-def main(command: StartCommand, trust_verifier: bool, is_audit: bool) -> None:
+def main(**options: Any) -> None:
     """Train RUN, a folder with model.json and reinforce.json, by reinforcement learning from
     verifiable rewards, or resume it."""
-    command.require_run()
-    if command.start.dry_run:
-        raise UserError(
-            "--dry-run: not with reinforcement learning; what the run will take:"
-            f" uv run plan.py {command.run}"
-        )
-    if is_audit:
-        if command.starts_run or command.replay or trust_verifier:
-            raise UserError("--audit: only reads what is there; it goes with no other option")
-        from rungs.reinforcement.audit import audit
-
-        click.echo(audit(RunFolder(find_run(command.run))))
-        return
-    with command.open_run() as path:
-        sys.exit(_reinforce(RunFolder(path), command, trust_verifier))
-
-
-def _reinforce(run: RunFolder, command: StartCommand, trust_verifier: bool) -> int:
-    config = load_reinforcement_run(run.path)
-    with hold_run(run, config, command.cluster):
-        # JAX takes seconds to import; config errors are reported before that.
-        from rungs.reinforcement.start import launch
-
-        if command.replay:
-            from rungs.reinforcement.replay import replay
-
-            return replay(run, config, command.replay, trust_verifier)
-        return launch(run, config, command.start, trust_verifier)
+    with importing():
+        from rungs.commands.reinforce import reinforce
+    reinforce(**options)
 
 
 if __name__ == "__main__":

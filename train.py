@@ -11,16 +11,13 @@ if __name__ == "__main__":
 
 from rungs.common.command import run_command
 
-import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
-from rungs.common.errors import UserError
-from rungs.config.run_config import load_run
-from rungs.data.catalog import DATASETS_DIR_OPTION, find_datasets_dir
-from rungs.run.folder import RunFolder, StartOptions
-from rungs.training.options import StartCommand, hold_run, start_options
+from rungs.commands.options import DATASETS_DIR_OPTION, start_options
+from rungs.common.imports import importing
 
 
 @click.command()
@@ -41,44 +38,11 @@ from rungs.training.options import StartCommand, hold_run, start_options
     type=click.Path(path_type=Path, file_okay=False),
     help="With --grid: the folder of the runs, instead of RUN.",
 )
-def main(
-    command: StartCommand, datasets_dir: Path | None, grid: tuple[str, ...], into: Path | None
-) -> None:
+def main(**options: Any) -> None:
     """Train RUN, a folder with model.json and train.json, or resume it."""
-    datasets = find_datasets_dir(datasets_dir)
-    if grid or into:
-        sys.exit(_train_grid(command, grid, into, datasets))
-    command.require_run()
-    with command.open_run() as path:
-        if command.replay:
-            from rungs.training.replay import replay
-
-            sys.exit(replay(RunFolder(path), command.replay, datasets))
-        sys.exit(_train(RunFolder(path), command, datasets))
-
-
-def _train(run: RunFolder, command: StartCommand, datasets: Path) -> int:
-    config = load_run(run.path)
-    with hold_run(run, config, command.cluster, dry=command.start.dry_run):
-        # JAX takes seconds to import; config errors are reported before that.
-        from rungs.training.start import launch
-
-        return launch(run, config, command.start, datasets)
-
-
-def _train_grid(
-    command: StartCommand, grid: tuple[str, ...], into: Path | None, datasets: Path
-) -> int:
-    if command.run or command.like is None or not grid or into is None:
-        raise UserError("--grid: needs --like RUN and --into FOLDER, and no RUN")
-    if command.start != StartOptions() or command.cluster or command.replay:
-        raise UserError("--grid: of the options of a start, only --like and --set go with it")
-
-    from rungs.sweeps.grid import cells, run_grid
-
-    options = ["--datasets-dir", str(datasets), *command.log_options]
-    runs = cells(command.like, grid, command.settings, into)
-    return run_grid(command.like, runs, into, options)
+    with importing():
+        from rungs.commands.train import train
+    train(**options)
 
 
 if __name__ == "__main__":

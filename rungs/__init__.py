@@ -31,6 +31,7 @@ The docstring of each package lists its files and says what it may import. From 
     charts         drawings of all charts
     sweeps         grids of runs
     page           an HTML page to look at runs and compare them
+    commands       what the commands at the root do
 
 The names below are imported when first used, so `import rungs` itself is fast.
 """

@@ -17,9 +17,10 @@ from pathlib import Path
 
 import click
 
+from rungs.commands.options import DATASETS_DIR_OPTION
 from rungs.common import run_log
 from rungs.config.run_config import load_run
-from rungs.data.catalog import DATASETS_DIR_OPTION, find_datasets_dir
+from rungs.data.catalog import find_datasets_dir
 from rungs.run.folder import RunFolder, find_run
 
 

@@ -22,11 +22,12 @@ from pathlib import Path
 
 import click
 
+from rungs.commands.options import DATASETS_DIR_OPTION
 from rungs.common import run_log
 from rungs.config.reinforce_config import ReinforceConfig
 from rungs.config.run_config import RunConfig, load_any_run
 from rungs.config.train_config import TrainConfig
-from rungs.data.catalog import DATASETS_DIR_OPTION, find_datasets_dir
+from rungs.data.catalog import find_datasets_dir
 from rungs.run.folder import RunFolder, find_run
 
 _XLA_DEVICE_COUNT = "--xla_force_host_platform_device_count="

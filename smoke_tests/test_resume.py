@@ -17,10 +17,11 @@ from pathlib import Path
 
 import click
 
+from rungs.commands.options import DATASETS_DIR_OPTION
 from rungs.common import run_log
 from rungs.common.errors import UserError
 from rungs.config.run_config import load_any_run
-from rungs.data.catalog import DATASETS_DIR_OPTION, find_datasets_dir
+from rungs.data.catalog import find_datasets_dir
 from rungs.run.folder import RunFolder, find_run
 
 TRAIN_COMMAND = [sys.executable, str(Path(__file__).with_name("train_with_batch_log.py"))]

@@ -26,7 +26,7 @@ from matplotlib.ticker import MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
 from rungs.common.errors import UserError
-from rungs.config.optimization_config import ChartStyle
+from rungs.config.option_values import ChartStyle
 from rungs.run.recorded_run import Curve, FloatArray, RecordedSteps, finite_points
 
 # Okabe & Ito's palette without yellow, which is too pale for lines on white.

@@ -8,6 +8,7 @@
     task_config   a task of reinforcement learning and the settings of the built-in ones
     base          what all have in common
     cross_checks  checks of train.json or reinforce.json against model.json
+    option_values defaults and choices of the commands' options
     unused_keys   keys that a file sets although they have no effect
     run_config    reads, checks and compares the two files of a run
     reference     generates the JSON schemas and docs/configuration.md

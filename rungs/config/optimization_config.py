@@ -8,6 +8,7 @@ from pydantic import AfterValidator, Field
 
 from rungs.common.strict_json import StrictModel
 from rungs.config.base import Bytes, Config, CountOrAll, Positive, Size
+from rungs.config.option_values import ChartStyle
 from rungs.config.sharding_config import ShardingConfig, indivisible
 
 Percent = Annotated[float, Field(ge=0, le=100)]
@@ -19,8 +20,6 @@ ComputeDtypeOrAuto = Literal[ComputeDtype, "auto"]
 
 BUILT_IN_OPTIMIZERS = ("adamw", "muon", "lion", "adafactor", "sgd")
 Schedule = Literal["cosine", "linear", "constant", "warmup_stable_decay"]
-
-ChartStyle = Literal["plain", "hand-drawn"]
 
 _MAX_NESTING = 20
 """Levels of objects and lists in the values of `lineage`."""

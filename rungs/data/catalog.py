@@ -6,13 +6,13 @@ import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
-
-import click
+from typing import TYPE_CHECKING
 
 from rungs.common import atomic_folder
 from rungs.common.errors import UserError
 from rungs.common.paths import checkout, is_folder, is_plain_name, is_there
 from rungs.common.strict_json import format_value
+from rungs.config.option_values import DATASETS_VARIABLE
 from rungs.data import (
     dataset,
     hub_dataset,
@@ -25,20 +25,13 @@ from rungs.data.bpe import SMALLEST_VOCAB
 from rungs.data.chats import chat_dataset
 from rungs.data.chats.chat_dataset import ChatFormat
 from rungs.data.dataset import Dataset, Source
-from rungs.data.documents.building import Request, remove_leftovers
 from rungs.data.text_dataset import TextSection
 from rungs.data.tokenizer import Tokenizer
 
-logger = logging.getLogger("rungs.dataset")
+if TYPE_CHECKING:  # else every command would import PyArrow
+    from rungs.data.documents.building import Request
 
-VARIABLE = "RUNGS_DATASETS_DIR"
-"""Environment variable that sets the datasets folder."""
-DATASETS_DIR_OPTION = click.option(
-    "--datasets-dir",
-    type=click.Path(path_type=Path, file_okay=False),
-    help=f"Where datasets are stored.  [default: ${VARIABLE}, else the project's datasets/]",
-)
-"""The option of every command that reads or makes datasets, for `find_datasets_dir`."""
+logger = logging.getLogger("rungs.dataset")
 
 BUILT_IN: dict[str, Callable[[Path], Source]] = {
     python_stdlib.NAME: python_stdlib.build,
@@ -55,7 +48,7 @@ def find_datasets_dir(option: Path | None = None) -> Path:
     """
     if option:
         return option
-    variable = os.environ.get(VARIABLE)
+    variable = os.environ.get(DATASETS_VARIABLE)
     return Path(variable) if variable else (checkout() or Path()) / "datasets"
 
 
@@ -165,7 +158,7 @@ def build_chat_dataset(
 
 
 def build_documents_dataset(
-    name: str, request: Request, build: Callable[[Path, Request], Source], datasets_dir: Path
+    name: str, request: "Request", build: Callable[[Path, "Request"], Source], datasets_dir: Path
 ) -> Dataset:
     """Build a dataset from files of documents, or go on with one that is unfinished.
 
@@ -175,6 +168,8 @@ def build_documents_dataset(
     Raises:
         UserError: the name is taken by another dataset, or a file cannot be read or downloaded.
     """
+    from rungs.data.documents.building import remove_leftovers
+
     folder = dataset_folder(name, datasets_dir)
     if name in BUILT_IN:
         raise UserError(f"dataset {name!r}: this name is reserved; choose another one")

@@ -10,13 +10,12 @@ import sysconfig
 from pathlib import Path
 
 from rungs.common.errors import UserError
+from rungs.config.option_values import VALIDATION_PERCENT, VOCAB_SIZE
 from rungs.data import text_dataset
 from rungs.data.dataset import Source
 from rungs.data.text_dataset import Sections, TextSection
 
 NAME = "python-stdlib"
-VOCAB_SIZE = 4096
-VALIDATION_PERCENT = 5
 _EXCLUDED = frozenset(
     {
         "__pycache__",

@@ -21,6 +21,7 @@ from rungs.common.atomic_folder import create_folder
 from rungs.common.errors import UserError
 from rungs.common.paths import checkout, is_file, is_folder, is_there
 from rungs.config.model_config import ModelConfig
+from rungs.config.option_values import LinenFamily
 from rungs.config.run_config import MODEL_FILE
 from rungs.huggingface.config_keys.hf_config import HFConfig, read_hf_config
 from rungs.huggingface.families.family import Family
@@ -38,8 +39,7 @@ class LinenCheckpoint(NamedTuple):
 
     place: Path
     """A msgpack file, or a folder."""
-    family: str
-    """A key of `LAYOUTS`."""
+    family: LinenFamily
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,11 +72,11 @@ def find_source(place: str, revision: str | None = None) -> HFSource:
     return HFSource(place, folder, commit)
 
 
-def find_linen_source(place: str, family: str) -> HFSource:
+def find_linen_source(place: str, family: LinenFamily) -> HFSource:
     """Return the Linen checkpoint in a folder, or in a msgpack file.
 
     Args:
-        family: a key of `LAYOUTS`.
+        family: whose layout the checkpoint has.
 
     Raises:
         UserError: it does not exist.

@@ -5,6 +5,6 @@
     tensors  a Linen checkpoint, read as if it were a Hugging Face model
     bridge   `LinenGPT`, our `GPT` as a Linen module, and `GPTAroundLinen`, Linen blocks in ours
 
-To add a layout, add its function to `LAYOUTS` in `layouts.py`.
+To add a layout, add its function to `LAYOUTS` in `layouts.py` and its family to `LinenFamily`.
 Imports `common`, `config`, `parallel`, `model` and `checkpointing`.
 """

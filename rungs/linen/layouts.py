@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rungs.config.option_values import LinenFamily
 from rungs.linen import gemma_layout
 from rungs.linen.arrays import Arrays
 
@@ -40,7 +41,7 @@ def _of_gemma(arrays: Arrays) -> Arrays:
     return gemma_layout.rename(arrays) if is_own else _of_transformers(arrays)
 
 
-LAYOUTS = {
+LAYOUTS: dict[LinenFamily, Layout] = {
     "gemma": Layout(_of_gemma, gemma_layout.config),
     "gpt2": Layout(_of_transformers),
     "llama": Layout(_of_transformers),

@@ -7,6 +7,7 @@ import numpy as np
 
 from rungs.checkpointing.tensor_writer import TensorSpec, bits
 from rungs.common.errors import UserError
+from rungs.config.option_values import LinenFamily
 from rungs.linen.arrays import read_arrays
 from rungs.linen.layouts import LAYOUTS
 
@@ -18,7 +19,7 @@ class LinenTensors:
 
     Args:
         place: a msgpack file, or the folder of a checkpoint.
-        family: a key of `LAYOUTS`.
+        family: whose layout the checkpoint has.
 
     Attributes:
         specs: dtype and shape of each tensor, by name.
@@ -28,7 +29,7 @@ class LinenTensors:
         UserError: no checkpoint, a damaged one, or one that is ambiguous.
     """
 
-    def __init__(self, place: Path, family: str) -> None:
+    def __init__(self, place: Path, family: LinenFamily) -> None:
         layout, arrays = LAYOUTS[family], read_arrays(place)
         try:
             self._tensors = layout.rename(arrays)

@@ -1,17 +1,18 @@
 """Known devices: FLOP/s, memory and bandwidth as their makers publish them.
 
 To add a device, add an entry to `DEVICES`; `plan.py --device` and its help take the name from
-there. The table loads without JAX.
+there. The table loads without JAX and NumPy.
 """
 
 import math
 import re
-from typing import NamedTuple
-
-import numpy as np
+from typing import TYPE_CHECKING, NamedTuple
 
 from rungs.common.errors import UserError
 from rungs.parallel import gpu_memory
+
+if TYPE_CHECKING:  # the help of `plan.py` shows the table
+    import numpy as np
 
 GIB = 2**30
 DESCRIPTION_FORMAT = "NAME:FLOPS:BYTES:BANDWIDTH"
@@ -54,7 +55,7 @@ class Hardware(NamedTuple):
     is_preallocated: bool = False
     """Whether JAX preallocates a share of the memory and leaves the rest alone."""
 
-    def peak(self, dtype: np.dtype) -> float | None:
+    def peak(self, dtype: "np.dtype") -> float | None:
         """Return the FLOP/s of matmuls in a dtype."""
         return self.float32_flops if dtype.itemsize > 2 else self.flops
 

@@ -13,7 +13,7 @@ from rungs.common.disk import link_or_copy
 from rungs.common.helper_process import HelperProcess
 from rungs.common.signals import StopSignal
 from rungs.config.optimization_config import OptimizationConfig
-from rungs.data.catalog import VARIABLE as DATASETS_VARIABLE
+from rungs.config.option_values import DATASETS_VARIABLE
 from rungs.run import samples
 from rungs.run.folder import RunFolder
 from rungs.sampling.sampler import SamplingRequest

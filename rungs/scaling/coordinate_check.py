@@ -14,6 +14,7 @@ from flax import nnx
 from jax import Array
 
 from rungs.config.model_config import ModelConfig
+from rungs.config.option_values import COORDINATE_CHECK_LEARNING_RATE
 from rungs.config.run_config import RunConfig
 from rungs.data.loader import TrainingData
 from rungs.model.gpt import GPT
@@ -26,12 +27,6 @@ from rungs.step.train_step import make_train_step
 MAX_EXPONENT = 0.25
 """Of the width. In measurements (docs/log.md) exponents stay within 0.1 with muP and reach 0.6 and
 more in the standard parametrisation."""
-MIN_STEPS = 4
-"""muP's logits before training shrink with the square root of the width; it takes this many steps
-until that no longer shows."""
-LEARNING_RATE = 0.002
-"""Small enough that a few steps leave the activations stable; otherwise noise hides the
-exponents."""
 
 
 class WidthMeasurement(NamedTuple):
@@ -62,7 +57,7 @@ def measure(
     widths: Sequence[int],
     data: TrainingData,
     steps: int,
-    learning_rate: float = LEARNING_RATE,
+    learning_rate: float = COORDINATE_CHECK_LEARNING_RATE,
 ) -> list[WidthMeasurement]:
     """Train a model of each width for a few steps, in float32, and measure its activations."""
     changes = {

@@ -1,6 +1,5 @@
 """A run's life: start or resume, train, watch the losses, save failed steps, redraw charts.
 
-    options        the options of train.py and reinforce.py, and the lock that both hold
     start          launch(): every check and step of a start, in order
     preparation    what every start needs, whatever it trains on
     resume         which checkpoint a start resumes from; what it refuses, what it moves aside

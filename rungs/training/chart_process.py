@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from rungs.data.catalog import VARIABLE as DATASETS_VARIABLE
+from rungs.config.option_values import DATASETS_VARIABLE
 
 log = logging.getLogger("rungs")
 

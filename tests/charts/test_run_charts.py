@@ -19,6 +19,7 @@ from matplotlib.lines import Line2D
 import charts
 from rungs.charts import comparison_charts, drawing, run_charts, step_charts
 from rungs.charts.loss_chart import loss_chart
+from rungs.commands.charts import comparison_folder
 from rungs.common.errors import UserError
 from rungs.run.metrics import StepMetrics
 from rungs.run.recorded_run import (
@@ -477,12 +478,12 @@ def test_runs_of_the_same_name_get_their_paths(make_run: MakeRun) -> None:
 
 
 def test_the_comparison_folder_names_its_runs() -> None:
-    assert charts.comparison_folder(["a", "b"]) == Path("comparisons/a+b")
+    assert comparison_folder(["a", "b"]) == Path("comparisons/a+b")
     many = [f"a-run-with-a-long-name-{i}" for i in range(20)]
-    folder = charts.comparison_folder(many)
+    folder = comparison_folder(many)
     assert len(folder.name) < 80
     assert folder.name.startswith("a-run-with-a-long-name-0+19-more-")
-    assert folder != charts.comparison_folder([*many[:-1], "another"])
+    assert folder != comparison_folder([*many[:-1], "another"])
 
 
 @pytest.mark.long

@@ -8,9 +8,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 import generate
-from generate import print_streamed, read_prompts
 from rungs.checkpointing.published import stop_tokens
 from rungs.checkpointing.weights_file import WeightsHeader, write_weights
+from rungs.commands.generate import check_token_ids, print_streamed, read_prompts
 from rungs.common.errors import UserError
 from rungs.config.run_config import RunConfig
 from rungs.data.bpe import train_bpe
@@ -138,7 +138,7 @@ def test_invalid_arguments_are_refused_before_the_model_is_loaded(
 
 def test_a_token_that_the_model_does_not_have_is_refused() -> None:
     with pytest.raises(UserError, match="token id 300, but the model's vocab_size is 257"):
-        generate.check_token_ids([[1, 300]], BYTES)
+        check_token_ids([[1, 300]], BYTES)
 
 
 @pytest.mark.parametrize("content", ["{", "[1]", '{"eos_token_id": "x"}'])

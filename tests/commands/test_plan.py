@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import plan
+from rungs.commands.plan import parse_sharding
 from rungs.common import disk
 from rungs.common.errors import UserError
 from rungs.config import run_config
@@ -52,7 +53,7 @@ def planned(
     run: RunFolder, device: str = "h100", sharding: str = "dp:1", **options: Any
 ) -> forecast.Forecast:
     options = {"datasets_dir": run.path.parent / "datasets", "utilization": 0.4, **options}
-    parts = hardware.device_by_name(device), plan.parse_sharding(sharding)
+    parts = hardware.device_by_name(device), parse_sharding(sharding)
     return forecast.forecast(run, run_config.load_run(run.path), *parts, **options)
 
 
@@ -383,7 +384,7 @@ def test_parse_sharding(text: str, sizes: tuple[Mode, int, int]) -> None:
     mode, *of_mesh = sizes
     last = "context" if mode == "cp" else "tensor"
     expected = {"mode": mode, "data": of_mesh[0], last: of_mesh[1]}
-    assert plan.parse_sharding(text) == ShardingConfig.model_validate(expected)
+    assert parse_sharding(text) == ShardingConfig.model_validate(expected)
 
 
 def test_the_price_of_a_run_is_that_of_its_device_hours(tmp_path: Path) -> None:

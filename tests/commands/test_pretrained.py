@@ -76,7 +76,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Activations:
     tokens_S = values["tokens"][0]
     recorded = activations, tokens_S
     monkeypatch.setattr(transformers_check, "_transformers_activations", lambda *_: recorded)
-    monkeypatch.setattr(pretrained, "require_transformers", lambda: None)
+    monkeypatch.setattr("rungs.commands.pretrained.require_transformers", lambda: None)
     return activations
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 import click
 import pytest
 
-import download_dataset
+from rungs.commands.download_dataset import Options, _check_options
 from tests.support.committed_runs import ROOT
 
 SCRIPTS = [
@@ -80,8 +80,8 @@ def parse(found: re.Match[str]) -> None:
         command = command.commands[arguments.pop(0)]
     options = command.make_context(found["script"], arguments).params
     if found["script"] == "download_dataset.py":
-        of_kind = {name: options[name] for name in download_dataset.Options._fields}
-        download_dataset._check_options(options["what"], download_dataset.Options(**of_kind))
+        of_kind = {name: options[name] for name in Options._fields}
+        _check_options(options["what"], Options(**of_kind))
 
 
 def suggestions(texts: Iterable[str]) -> list[re.Match[str]]:

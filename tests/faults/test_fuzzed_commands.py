@@ -24,6 +24,7 @@ import pretrained
 import train
 from rungs.charts.comparison_charts import loss_by_step
 from rungs.checkpointing.load import find_weights
+from rungs.commands.generate import read_prompts
 from rungs.common.errors import EXIT_BAD_INPUT, UserError
 from rungs.data.bpe import train_bpe
 from rungs.data.catalog import open_dataset
@@ -110,12 +111,12 @@ def in_workspace(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "rungs.page.document.write_page",
         "rungs.page.server.PageServer.serve_forever",
         "rungs.sweeps.grid.run_grid",
-        "rungs.training.options.supervise_run",
-        "evaluate.validation_losses",
+        "rungs.commands.start_command.supervise_run",
+        "rungs.commands.evaluate.validation_losses",
         "rungs.planning.forecast.memory_of",
         "rungs.model.generation.Generator",
         "rungs.parallel.processes.join",
-        "pretrained.create_folder",
+        "rungs.commands.pretrained.create_folder",
         "rungs.huggingface.importing.create_folder",
         "rungs.run.derive.create_folder",
     ):
@@ -287,7 +288,7 @@ READERS: dict[str, Callable[[str], object]] = {
     "a published model": lambda place: find_source(place + "/in/it"),
     "a dataset": lambda place: open_dataset("tiny", Path(place)),
     "a dataset of the hub": lambda place: open_dataset("owner/name", Path(place)),
-    "prompts": lambda place: generate.read_prompts(Path(place)),
+    "prompts": lambda place: read_prompts(Path(place)),
     "text": lambda place: TextSection.of_file(Path(place)),
 }
 

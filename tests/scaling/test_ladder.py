@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 import plan
+from rungs.commands.plan import parse_sharding
 from rungs.common.errors import UserError
 from rungs.config import run_config as run_config_module
 from rungs.config.run_config import RunConfig
@@ -165,7 +166,7 @@ def test_folders_are_runs_with_these_figures(tmp_path: Path) -> None:
         read = run_config_module.load_run(folder)
         assert read.train.lineage is not None
         assert read.train.lineage.set == rung["set"]
-        sharding = plan.parse_sharding("dp:1")
+        sharding = parse_sharding("dp:1")
         planned = forecast.forecast(
             RunFolder(folder),
             read,

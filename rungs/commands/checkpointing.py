@@ -1,0 +1,76 @@
+"""List the checkpoints of a run, and check them."""
+
+import json
+import sys
+from collections.abc import Sequence
+
+import click
+
+from rungs.checkpointing.listing import ListedCheckpoint, list_run
+from rungs.common.errors import EXIT_FAILED, UserError
+from rungs.common.text_table import align_columns
+from rungs.run.folder import RunFolder, find_run
+
+HEADER = (
+    "step",
+    "train loss",
+    "validation loss",
+    "pass@1",
+    "size",
+    "saved (UTC)",
+    "",
+    "state",
+    "checkpoint",
+)
+PASS_AT_1 = HEADER.index("pass@1")
+
+
+def list_checkpoints(run: str, verify: bool, as_json: bool) -> None:
+    """Do what the options of `checkpointing.py` ask for. The exit code is 1 if a checkpoint is
+    damaged.
+
+    Raises:
+        UserError: there is no run or no checkpoint.
+    """
+    folder = RunFolder(find_run(run))
+    checkpoints = list_run(folder, verify=verify)
+    if as_json:
+        click.echo(json.dumps([checkpoint._asdict() for checkpoint in checkpoints], indent=2))
+    elif checkpoints:
+        click.echo(_table(checkpoints, verify))
+    else:
+        raise UserError(f"{folder.path}: no checkpoint yet; train it: uv run train.py {run}")
+    sys.exit(EXIT_FAILED if any(checkpoint.damage for checkpoint in checkpoints) else 0)
+
+
+def _table(checkpoints: Sequence[ListedCheckpoint], verified: bool) -> str:
+    rows = [HEADER, *(_row(checkpoint, verified) for checkpoint in checkpoints)]
+    if all(checkpoint.pass_at_1 is None for checkpoint in checkpoints):
+        rows = [row[:PASS_AT_1] + row[PASS_AT_1 + 1 :] for row in rows]
+    lines = [align_columns(rows, left=0)]
+    lines += [f"{c.name}: damaged: {', '.join(c.damage)}" for c in checkpoints if c.damage]
+    return "\n".join(lines)
+
+
+def _row(checkpoint: ListedCheckpoint, verified: bool) -> tuple[str, ...]:
+    if checkpoint.damage:
+        state = "damaged"
+    elif verified and checkpoint.has_checksums:
+        state = "verified"
+    else:
+        state = "complete" if checkpoint.has_checksums else "no checksums"
+    return (
+        "–" if checkpoint.step is None else f"{checkpoint.step:,}",
+        _loss(checkpoint.train_loss),
+        _loss(checkpoint.validation_loss),
+        "–" if checkpoint.pass_at_1 is None else f"{checkpoint.pass_at_1:.1%}",
+        f"{checkpoint.bytes / 1e6:,.1f} MB",
+        checkpoint.created[:19].replace("T", " ") or "–",
+        " ".join(checkpoint.links),
+        state,
+        checkpoint.name,
+    )
+
+
+def _loss(loss: float | None) -> str:
+    return "–" if loss is None else f"{loss:.4f}"

@@ -1,0 +1,268 @@
+"""Continue prompts with a model, or have a conversation with it."""
+
+import contextlib
+import itertools
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import click
+
+from rungs.common.errors import UserError
+from rungs.common.imports import importing
+from rungs.common.strict_json import read_text
+from rungs.config.option_values import NEW_TOKENS, NEW_TOKENS_OF_A_CHAT
+from rungs.data.tokenizer import Tokenizer
+from rungs.model.sampling import Sampling
+from rungs.parallel import jax_setup
+
+if TYPE_CHECKING:
+    from rungs.model.conversation import Conversation
+    from rungs.model.generation import Generator, Request
+
+
+def generate(
+    checkpoint: str,
+    prompts: tuple[str, ...],
+    prompts_file: Path | None,
+    new_tokens: int | None,
+    chat: bool,
+    system: str | None,
+    chat_template: Path | None,
+    num_samples: int,
+    seed: int,
+    past_the_end: bool,
+    dtype: str | None,
+    **settings: float | None,
+) -> None:
+    """Do what the options of `generate.py` ask for.
+
+    Raises:
+        UserError: they don't go together, or the model or a file is not readable.
+    """
+    sampling = read_sampling(settings, num_samples)
+    texts = [*prompts, *(read_prompts(prompts_file) if prompts_file else ())]
+    if not texts and not chat:
+        raise UserError("no prompt; add one in quotes, or --prompts-file")
+    if chat and num_samples > 1:
+        raise click.UsageError("--num-samples is for prompts; leave it out with --chat")
+    if not chat and (system or chat_template):
+        raise click.UsageError("--system and --chat-template are for --chat")
+
+    with importing():
+        from rungs.checkpointing.load import find_weights, load_tokenizer
+        from rungs.checkpointing.published import stop_tokens
+        from rungs.model.generation import Request
+    jax_setup.enable_compilation_cache()
+    weights, tokenizer = find_weights(checkpoint), load_tokenizer(checkpoint)
+    if not past_the_end:
+        sampling = sampling._replace(stop_tokens=stop_tokens(weights.parent, tokenizer))
+    model = Model(weights, tokenizer, dtype)
+    if chat:
+        request = Request(new_tokens or NEW_TOKENS_OF_A_CHAT, sampling, seed)
+        converse(start_conversation(model, request, system, chat_template), texts)
+    else:
+        request = Request(new_tokens or NEW_TOKENS, sampling, seed)
+        continue_texts(model, request, texts, num_samples)
+
+
+class Model(NamedTuple):
+    """A model to generate with."""
+
+    weights: Path
+    tokenizer: Tokenizer
+    asked_dtype: str | None
+
+    @property
+    def dtype(self) -> str:
+        import jax
+
+        return self.asked_dtype or ("float32" if jax.default_backend() == "cpu" else "bfloat16")
+
+    def generator(self, rows: Sequence[list[int]] = ()) -> "Generator":
+        """Load the model; raise UserError if it doesn't have a token of these rows."""
+        import jax.numpy as jnp
+
+        from rungs.checkpointing.load import load_model
+        from rungs.model.generation import Generator
+
+        model = load_model(self.weights)
+        if rows:
+            check_token_ids(rows, model.config.vocab_size)
+        return Generator(model, jnp.dtype(self.dtype), donate=True)
+
+
+def continue_texts(
+    model: Model, request: "Request", texts: Sequence[str], num_samples: int
+) -> None:
+    """Print the continuations of texts, then how long that took."""
+    import jax
+
+    rows = [model.tokenizer.encode_beginning(text) for text in texts for _ in range(num_samples)]
+    generator = model.generator(rows)
+    longest = max(map(len, rows))
+    warn_if_longer_than_context(generator.context_length, longest, request.new_tokens)
+    start = time.perf_counter()
+    if len(rows) == 1:
+        chunks = (chunk[0] for chunk in generator.stream(rows, request))
+        count = print_streamed(rows[0], chunks, model.tokenizer)
+    else:
+        continuations = generator.generate(rows, request)
+        count = print_all(rows, continuations, num_samples, model.tokenizer)
+    seconds = time.perf_counter() - start
+    device = jax.devices()[0].device_kind
+    click.echo(
+        f"{count:,} tokens in {seconds:.1f} s, including compilation, on {device} in"
+        f" {model.dtype}, from {model.weights}",
+        err=True,
+    )
+
+
+def start_conversation(
+    model: Model, request: "Request", system: str | None, chat_template: Path | None
+) -> "Conversation":
+    """Return a conversation in the format of the model's chat template, or of another one. The
+    template's end of a turn ends an answer."""
+    from rungs.checkpointing.published import load_chat_template
+    from rungs.data.chats.chat_dataset import ChatFormat
+    from rungs.data.chats.messages import Message
+    from rungs.model.conversation import Conversation
+
+    form = ChatFormat(load_chat_template(model.weights, chat_template), model.tokenizer)
+    if (end := form.end_of_turn) is not None:
+        stops = (*request.sampling.stop_tokens, end)
+        request = request._replace(sampling=request.sampling._replace(stop_tokens=stops))
+    first = [Message("system", system)] if system else []
+    return Conversation(model.generator(), form, request, first)
+
+
+def converse(conversation: "Conversation", messages: Sequence[str]) -> None:
+    """Answer messages, then those that are typed, until the end of input."""
+    first, is_terminal = [*conversation.messages], sys.stdin.isatty()
+    for message in messages:
+        click.echo(f"> {message}")
+        print_answer(conversation, message)
+    while is_terminal or not messages:
+        try:
+            message = input("> " if is_terminal else "").strip()
+        except (EOFError, KeyboardInterrupt):
+            click.echo()
+            return
+        if message == "/new":
+            conversation.messages = [*first]
+        elif message:
+            print_answer(conversation, message)
+
+
+def print_answer(conversation: "Conversation", message: str) -> None:
+    """Print an answer while it is generated; Ctrl-C stops it."""
+    with contextlib.suppress(KeyboardInterrupt):
+        for piece in conversation.answer(message):
+            _write(piece)
+    _write("\n")
+
+
+def read_sampling(settings: dict[str, float | None], num_samples: int) -> Sampling:
+    """Return the sampling settings of the command line. If top-k, top-p or min-p is given without
+    a temperature, the temperature is 1.
+
+    Raises:
+        UserError: with a line for each setting that is out of range or has no effect.
+    """
+    given = {name: value for name, value in settings.items() if value is not None}
+    needs_sampling = given.keys() & {"top_k", "top_p", "min_p"}
+    sampling = Sampling(**{"temperature": 1.0 if needs_sampling else 0.0, **given})  # type: ignore[arg-type]
+    sampling.check()
+    if not sampling.temperature and needs_sampling:
+        name = min(needs_sampling).replace("_", "-")
+        raise UserError(
+            f"--{name}: has no effect at temperature 0, which is greedy; remove one of the two"
+        )
+    if not sampling.temperature and num_samples > 1:
+        raise UserError(
+            f"--num-samples {num_samples}: greedy samples are all the same; add --temperature 1"
+        )
+    return sampling
+
+
+def read_prompts(path: Path) -> list[str]:
+    """Return the prompts in a file: its lines, or the "prompt" of each line of a .jsonl file.
+
+    Raises:
+        UserError: the file is not readable, or a line of a .jsonl file has no prompt.
+    """
+    lines = [(n, line) for n, line in enumerate(read_text(path).split("\n"), 1) if line.strip()]
+    if path.suffix != ".jsonl":
+        return [line for _, line in lines]
+    return [_read_jsonl_prompt(line, f"{path}: line {number}") for number, line in lines]
+
+
+def _read_jsonl_prompt(line: str, place: str) -> str:
+    try:
+        prompt = json.loads(line)["prompt"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        prompt = None
+    if not isinstance(prompt, str):
+        raise UserError(f'{place}: must be an object with a string, {{"prompt": "…"}}')
+    return prompt
+
+
+def check_token_ids(rows: Sequence[list[int]], vocab_size: int) -> None:
+    """Raise UserError if a prompt has a token id that the model doesn't have."""
+    if (largest := max(map(max, rows))) >= vocab_size:
+        raise UserError(
+            f"a prompt has token id {largest}, but the model's vocab_size is {vocab_size}: its"
+            " tokenizer has more tokens than the model"
+        )
+
+
+def warn_if_longer_than_context(context_length: int, prompt_tokens: int, new_tokens: int) -> None:
+    """Print a warning if texts may become longer than the context, and say what happens then."""
+    if prompt_tokens + new_tokens > context_length + 1:
+        click.echo(
+            f"texts may become longer than the model's context of {context_length:,} tokens;"
+            " if so, the model continues from the last half of the context",
+            err=True,
+        )
+
+
+def print_streamed(prompt: list[int], chunks: Iterator[list[int]], tokenizer: Tokenizer) -> int:
+    """Print a text while it is generated, complete characters only; return the number of new
+    tokens."""
+    from rungs.model.conversation import decode_stream
+
+    count = 0
+
+    def counted() -> Iterator[list[int]]:
+        nonlocal count
+        for chunk in chunks:
+            count += len(chunk)
+            yield chunk
+
+    for piece in decode_stream(itertools.chain([prompt], counted()), tokenizer):
+        _write(piece)
+    _write("\n")
+    return count
+
+
+def print_all(
+    rows: Sequence[list[int]],
+    continuations: Sequence[list[int]],
+    num_samples: int,
+    tokenizer: Tokenizer,
+) -> int:
+    """Print each text below a line with its number; return the number of new tokens."""
+    for index, (prompt, new) in enumerate(zip(rows, continuations, strict=True)):
+        number, sample = divmod(index, num_samples)
+        of = f", sample {sample + 1} of {num_samples}" if num_samples > 1 else ""
+        click.echo(f"--- prompt {number + 1} of {len(rows) // num_samples}{of}")
+        click.echo(tokenizer.decode(prompt + new, skip_special_tokens=True))
+    return sum(map(len, continuations))
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()

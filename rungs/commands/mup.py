@@ -1,0 +1,162 @@
+"""Check muP on a run, or find the best learning rate at several widths."""
+
+import functools
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rungs.charts import drawing
+from rungs.charts.mup_charts import coordinate_chart, sweep_chart
+from rungs.common.errors import EXIT_FAILED, UserError
+from rungs.config.model_config import ModelConfig
+from rungs.config.run_config import RunConfig, load_run
+from rungs.data.catalog import find_datasets_dir, open_dataset
+from rungs.data.loader import TrainingData
+from rungs.parallel import jax_setup
+from rungs.run.folder import find_run
+from rungs.scaling.coordinate_check import (
+    MAX_EXPONENT,
+    Growth,
+    fit_growth,
+    measure,
+)
+from rungs.scaling.learning_rate_sweep import (
+    Point,
+    SweepRun,
+    best_rates,
+    is_best_at_end,
+    points_by_series,
+    sweep,
+)
+from rungs.scaling.widths import keys_for_width
+
+STANDARD, MUP = "standard", "muP"
+WIDTH_FACTORS = (1, 2, 4, 8)
+TRAIN_COMMAND = Path(__file__).parents[2] / "train.py"
+
+
+def check(
+    run: str,
+    widths: list[int] | None,
+    steps: int,
+    learning_rate: float,
+    chart: Path | None,
+    datasets_dir: Path | None,
+) -> None:
+    """Train RUN for a few steps at several widths and check that activations keep their size.
+
+    The exit code is 1 if they do not somewhere in the model.
+    """
+    folder, config = _scalable_run(run)
+    jax_setup.enable_compilation_cache()
+    data = _training_data(config, datasets_dir)
+    if data.total_steps <= steps:
+        raise UserError(
+            f"--steps {steps}: the run has {data.total_steps} steps, and the last one is kept for"
+            " measuring; give fewer"
+        )
+    measurements = measure(config, widths or _default_widths(config), data, steps, learning_rate)
+    growth = fit_growth(measurements)
+    _print_growth(growth, steps)
+    chart = chart or folder / "coordinate-check.png"
+    draw = functools.partial(coordinate_chart, folder.name, steps)
+    with drawing.use_style(config.train.chart_style):
+        drawing.write_all({chart.name: draw}, measurements, chart.parent)
+    is_off = any(place.is_off for place in growth)
+    verdict = "not muP: some exponents are beyond" if is_off else "muP: all exponents are within"
+    click.echo(f"{verdict} ±{MAX_EXPONENT:g}; {chart}")
+    if config.model.mup is None:
+        click.echo(f'{folder}/model.json has no key mup: {{"base_emb_dim": …}} makes the model muP')
+    sys.exit(EXIT_FAILED if is_off else 0)
+
+
+def _scalable_run(run: str) -> tuple[Path, RunConfig]:
+    """Return a run whose model can be made wider."""
+    folder = find_run(run)
+    config = load_run(folder)
+    if config.train.start_from is not None:
+        raise UserError(f"{folder}: start_from fixes the model's width; use a run without it")
+    return folder, config
+
+
+def _training_data(config: RunConfig, datasets_dir: Path | None) -> TrainingData:
+    folder = find_datasets_dir(datasets_dir)
+    datasets = {name: open_dataset(name, folder) for name in config.train.datasets}
+    return TrainingData(config, datasets)
+
+
+def _print_growth(growth: Sequence[Growth], steps: int) -> None:
+    click.echo(f"{'':10} {'size':>9} {'change':>9}   exponents of the width, after {steps} steps")
+    for place in growth:
+        off = "   off" * place.is_off
+        click.echo(f"{place.place:10} {place.of_size:>+9.2f} {place.of_change:>+9.2f}{off}")
+
+
+def _default_widths(config: RunConfig) -> list[int]:
+    model = config.model
+    base = model.mup.base_emb_dim if model.mup else model.emb_dim
+    return [base * factor for factor in WIDTH_FACTORS]
+
+
+def try_learning_rates(
+    run: str,
+    rates: list[float],
+    widths: list[int] | None,
+    standard: bool,
+    into: Path | None,
+    datasets_dir: Path | None,
+) -> None:
+    """Train RUN at each width and learning rate, and chart the final losses.
+
+    If it is interrupted, the same command resumes it.
+    """
+    folder, config = _scalable_run(run)
+    datasets = find_datasets_dir(datasets_dir)
+    into = into or folder.with_name(f"{folder.name}-sweep")
+    sweeps: dict[str, list[Point]] = {}
+    for name, change in _parametrisations(config.model, standard).items():
+        runs = _sweep_runs(config.model, widths or _default_widths(config), rates, change)
+        sweeps[name] = []
+        for point in sweep(folder, into / name.lower(), runs, datasets, TRAIN_COMMAND):
+            sweeps[name].append(point)
+            _print_point(name, point, f"{len(sweeps[name])} of {len(runs)}")
+        _print_series(name, sweeps[name])
+    draw = functools.partial(sweep_chart, f"{folder.name}: final loss by learning rate and width")
+    with drawing.use_style(config.train.chart_style):
+        drawing.write_all({"learning-rates.png": draw}, sweeps, into)
+    click.echo(f"{into / 'learning-rates.png'}")
+
+
+def _print_point(name: str, point: Point, number: str) -> None:
+    run = f"{name}, {point.series}, learning rate {point.learning_rate:g}"
+    click.echo(f"{number}: {run}: loss {point.loss:.4f}", err=True)
+
+
+def _print_series(name: str, points: Sequence[Point]) -> None:
+    best = best_rates(points)
+    for series, of_series in points_by_series(points).items():
+        losses = "  ".join(f"{point.learning_rate:g}: {point.loss:.4f}" for point in of_series)
+        at_end = "; at the edge of those tried" * is_best_at_end(of_series)
+        click.echo(f"{name}, {series}: best {best[series]:.2g}{at_end}\n  {losses}")
+
+
+def _parametrisations(model: ModelConfig, standard: bool) -> dict[str, dict[str, Any]]:
+    """Return the keys to change for each parametrisation, by its name."""
+    if model.mup is None:
+        if standard:
+            raise UserError("--standard: the run has no key mup; leave the option out")
+        return {STANDARD: {}}
+    return {STANDARD: {"mup": None}, MUP: {}} if standard else {MUP: {}}
+
+
+def _sweep_runs(
+    model: ModelConfig, widths: list[int], rates: list[float], change: dict[str, Any]
+) -> list[SweepRun]:
+    return [
+        SweepRun(f"emb_dim {width}", rate, {**keys_for_width(model, width), **change})
+        for width in widths
+        for rate in rates
+    ]

@@ -1,0 +1,140 @@
+"""Import, export and upload Hugging Face models."""
+
+import json
+import sys
+from pathlib import Path
+
+import click
+
+from rungs.common import hub
+from rungs.common.atomic_folder import create_folder, temporary_folder
+from rungs.common.errors import UserError
+from rungs.common.paths import is_there
+from rungs.config.model_config import ModelConfig
+from rungs.config.option_values import LinenFamily
+from rungs.data.catalog import find_datasets_dir
+from rungs.huggingface.adapter import Adapter
+from rungs.huggingface.exporting import Export
+from rungs.huggingface.importing import (
+    Import,
+    find_linen_source,
+    find_source,
+    import_model,
+    target_folder,
+)
+from rungs.huggingface.model_card import ModelCard
+from rungs.huggingface.transformers_check import DivergenceError, compare, require_transformers
+from rungs.run.folder import RunFolder
+
+EXIT_DIVERGED = 1
+MAX_EXAMPLE_TOKENS = 1024
+
+
+def import_(
+    source: str,
+    run: str,
+    revision: str | None,
+    check: bool,
+    ignored_keys: tuple[str, ...],
+    linen: LinenFamily | None,
+) -> None:
+    """Create the run folder RUN (a path, or a name under runs/) from a Hugging Face model, given by
+    its hub id or its folder, or from a Linen checkpoint."""
+    if linen and (check or revision):
+        raise UserError(
+            "--linen: leave out --check and --revision, which are for Hugging Face models"
+        )
+    target = target_folder(run)
+    if check:
+        require_transformers()
+    found = find_linen_source(source, linen) if linen else find_source(source, revision)
+    plan = Import.from_source(found, ignored_keys)
+    click.echo(plan.summary())
+    for note in plan.match.notes:
+        click.echo(note)
+
+    def compare_if_asked(imported: RunFolder) -> None:
+        if check:
+            compare(plan.source.folder, imported.imported, click.echo)
+
+    try:
+        notes = import_model(plan, target, compare_if_asked)
+    except DivergenceError as error:
+        click.echo(f"error: {error}; {target} was not created", err=True)
+        sys.exit(EXIT_DIVERGED)
+    for note in notes:
+        click.echo(note)
+    click.echo(f"{target}: imported")
+    click.echo(how_to_fine_tune(target, plan.model))
+
+
+def export(checkpoint: str, folder: Path, adapter: bool) -> None:
+    """Write a model for transformers into the new folder FOLDER.
+
+    RUN_OR_CHECKPOINT is a checkpoint, a model.safetensors or a run folder. For a run folder, the
+    best checkpoint is exported, or the imported model if there is no checkpoint.
+    """
+    if is_there(folder):
+        raise UserError(f"{folder}: exists already; choose another name, or move it away")
+    if adapter:
+        export_adapter(checkpoint, folder)
+        return
+    plan = Export(checkpoint)
+    click.echo(plan.summary())
+    with create_folder(folder) as partial:
+        notes = plan.write(partial)
+    for note in notes:
+        click.echo(note)
+    click.echo(f"{folder}: written. Load it: AutoModelForCausalLM.from_pretrained({str(folder)!r})")
+
+
+def upload(checkpoint: str, name: str, public: bool, datasets_dir: Path | None) -> None:
+    """Upload a model for transformers to the Hugging Face hub, with a model card.
+
+    RUN_OR_CHECKPOINT is as for export. An earlier upload of the same name is replaced; the
+    repository's history keeps it. Needs a login with `hf auth login`, or HF_TOKEN.
+    """
+    hub.check_upload(name)
+    plan = Export(checkpoint)
+    card = ModelCard(name, plan, find_datasets_dir(datasets_dir))
+    click.echo(plan.summary())
+    with temporary_folder(Path.cwd()) as folder:
+        notes = plan.write(folder)
+        card.write(folder)
+        address = hub.upload_model(name, folder, is_private=not public)
+    for note in notes:
+        click.echo(note)
+    click.echo(f"{address}: uploaded. Its card names no license; add one there")
+
+
+def export_adapter(checkpoint: str, folder: Path) -> None:
+    """Write the LoRA of a checkpoint for peft, and say how to load it."""
+    plan = Adapter(checkpoint)
+    with create_folder(folder) as partial:
+        plan.write(partial)
+    base = repr(plan.base) if plan.base_is_known else "BASE"
+    click.echo(
+        f"{folder}: written. Load it: PeftModel.from_pretrained("
+        f"AutoModelForCausalLM.from_pretrained({base}), {str(folder)!r})"
+    )
+    if not plan.base_is_known:
+        click.echo(
+            f"BASE is the folder of {plan.base}, from which the run started, for transformers"
+        )
+
+
+def how_to_fine_tune(target: Path, model: ModelConfig) -> str:
+    """Return the next two steps for a user who wants to train the imported model."""
+    example = {
+        "start_from": "imported",
+        "dataset": "NAME",
+        "sequence_length": min(model.context_length, MAX_EXAMPLE_TOKENS),
+        "microbatch_size": 4,
+        "learning_rate": 1e-5,
+        "checkpoint_interval": 100,
+    }
+    folder = target / "checkpoints" / "imported"
+    return (
+        "To fine-tune it: uv run download_dataset.py --text FILE --name NAME --tokenizer"
+        f" {folder}\nand write {target / 'train.json'}:\n{json.dumps(example, indent=2)}"
+    )

@@ -1,0 +1,54 @@
+"""Train a run or resume it, replay a failed step, or train a grid of runs."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from rungs.commands.start_command import StartCommand, hold_run
+from rungs.common.errors import UserError
+from rungs.common.imports import importing
+from rungs.config.run_config import load_run
+from rungs.data.catalog import find_datasets_dir
+from rungs.run.folder import RunFolder, StartOptions
+
+
+def train(
+    datasets_dir: Path | None, grid: tuple[str, ...], into: Path | None, **start: Any
+) -> None:
+    """Do what the options of `train.py` ask for; those of `start_options` are in `start`. The
+    process ends with the run's exit code."""
+    command = StartCommand.from_options(**start)
+    datasets = find_datasets_dir(datasets_dir)
+    if grid or into:
+        sys.exit(_train_grid(command, grid, into, datasets))
+    command.require_run()
+    with command.open_run() as path:
+        if command.replay:
+            from rungs.training.replay import replay
+
+            sys.exit(replay(RunFolder(path), command.replay, datasets))
+        sys.exit(_train(RunFolder(path), command, datasets))
+
+
+def _train(run: RunFolder, command: StartCommand, datasets: Path) -> int:
+    config = load_run(run.path)
+    with hold_run(run, config, command.cluster, dry=command.start.dry_run):
+        # JAX takes seconds to import; config errors are reported before that.
+        with importing():
+            from rungs.training.start import launch
+        return launch(run, config, command.start, datasets)
+
+
+def _train_grid(
+    command: StartCommand, grid: tuple[str, ...], into: Path | None, datasets: Path
+) -> int:
+    if command.run or command.like is None or not grid or into is None:
+        raise UserError("--grid: needs --like RUN and --into FOLDER, and no RUN")
+    if command.start != StartOptions() or command.cluster or command.replay:
+        raise UserError("--grid: of the options of a start, only --like and --set go with it")
+
+    from rungs.sweeps.grid import cells, run_grid
+
+    options = ["--datasets-dir", str(datasets), *command.log_options]
+    runs = cells(command.like, grid, command.settings, into)
+    return run_grid(command.like, runs, into, options)
