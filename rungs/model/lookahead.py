@@ -13,7 +13,8 @@ x, renormalized. A token drawn from p does both: it is x with probability p(x), 
 it is not x has that distribution. With the same keys the text is even that of plain decoding, but
 for rounding, which depends on how many tokens a pass has.
 
-Axes as in `decoding.py`; here S is the last token and the draft, and G the tokens of an n-gram.
+Axes as in `decoding.py`; here S is the tokens of a pass, a row's last one and its draft. P is the
+draft's, and G those of an n-gram.
 """
 
 import functools
@@ -52,8 +53,8 @@ def decode(
 
     def add_tokens(state: DecodingState) -> DecodingState:
         last_B1 = jnp.take_along_axis(state.tokens_BT, state.ends_B[:, None] - 1, axis=1)
-        draft_BS, is_found_B = find_drafts(state, draft_length)
-        tokens_BS = jnp.concatenate([last_B1, draft_BS], axis=1)
+        draft_BP, is_found_B = find_drafts(state, draft_length)
+        tokens_BS = jnp.concatenate([last_B1, draft_BP], axis=1)
 
         def verify(tokens_BS: Array) -> DecodingState:
             logits_BSV, caches = decoder.all_logits(weights, state, tokens_BS, state.ends_B - 1)
@@ -69,15 +70,15 @@ def decode(
 
 
 def find_drafts(state: DecodingState, length: int) -> tuple[Array, Array]:
-    """Return draft_BS, the tokens after the latest of the longest matches of each row's last
+    """Return draft_BP, the tokens after the latest of the longest matches of each row's last
     n-gram, and is_found_B, whether there is one; drafts of other rows are arbitrary."""
     find = functools.partial(_find_draft, length=length)
-    draft_BS, is_found_B = jax.vmap(find)(state.tokens_BT, state.padding_B, state.ends_B)
-    return draft_BS, is_found_B
+    draft_BP, is_found_B = jax.vmap(find)(state.tokens_BT, state.padding_B, state.ends_B)
+    return draft_BP, is_found_B
 
 
 def _find_draft(text_T: Array, start: Array, end: Array, length: int) -> tuple[Array, Array]:
-    """Return draft_S and whether it is one, for the text between two slots. If the text ends before
+    """Return draft_P and whether it is one, for the text between two slots. If the text ends before
     the draft does, the draft goes on as if the text repeated what is between match and end."""
     slot_T, back_G = jnp.arange(len(text_T)), 1 + jnp.arange(LONGEST)
     before_TG = slot_T[:, None] - back_G
@@ -97,8 +98,8 @@ def draw_tokens(
     first_number_B = state.ends_B - 1 - state.sampling_offset
     numbers_BS = first_number_B[:, None] + jnp.arange(length)
     keys_BS = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)))(state.keys_B, numbers_BS)
-    in_draft_BSV = jax.lax.cummax(jax.nn.one_hot(tokens_BS, vocab_size, dtype=jnp.int8), axis=1)
-    seen_BSV = seen_tokens(state, vocab_size)[:, None] | (in_draft_BSV > 0)
+    in_pass_BSV = jax.lax.cummax(jax.nn.one_hot(tokens_BS, vocab_size, dtype=jnp.int8), axis=1)
+    seen_BSV = seen_tokens(state, vocab_size)[:, None] | (in_pass_BSV > 0)
     draw = jax.vmap(functools.partial(next_tokens, sampling), in_axes=1, out_axes=1)
     drawn_BS: Array = draw(logits_BSV, seen_BSV, keys_BS)
     return drawn_BS

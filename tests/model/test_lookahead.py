@@ -113,10 +113,10 @@ def test_drafts_follow_the_latest_of_the_longest_matches() -> None:
     padding_B = random.integers(0, 8, rows)
     ends_B = random.integers(padding_B + 1, slots + 1)
     state: Any = DecodingState(tokens_BT, None, None, None, padding_B, ends_B, None, None, [])  # type: ignore[arg-type]
-    draft_BS, is_found_B = jax.jit(lambda: lookahead.find_drafts(state, 6))()
+    draft_BP, is_found_B = jax.jit(lambda: lookahead.find_drafts(state, 6))()
     places = zip(tokens_BT, padding_B, ends_B, strict=True)
     expected = [draft_by_hand(row[start:end].tolist(), 6) for row, start, end in places]
-    found = [row.tolist() if ok else None for row, ok in zip(draft_BS, is_found_B, strict=True)]
+    found = [row.tolist() if ok else None for row, ok in zip(draft_BP, is_found_B, strict=True)]
     assert found == expected
     assert 30 < sum(draft is None for draft in found) < 270
 
