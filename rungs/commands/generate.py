@@ -34,6 +34,7 @@ def generate(
     chat_template: Path | None,
     num_samples: int,
     seed: int,
+    lookahead: int,
     past_the_end: bool,
     dtype: str | None,
     **settings: float | None,
@@ -61,11 +62,11 @@ def generate(
     if not past_the_end:
         sampling = sampling._replace(stop_tokens=stop_tokens(weights.parent, tokenizer))
     model = Model(weights, tokenizer, dtype)
+    default_tokens = NEW_TOKENS_OF_A_CHAT if chat else NEW_TOKENS
+    request = Request(new_tokens or default_tokens, sampling, seed, lookahead)
     if chat:
-        request = Request(new_tokens or NEW_TOKENS_OF_A_CHAT, sampling, seed)
         converse(start_conversation(model, request, system, chat_template), texts)
     else:
-        request = Request(new_tokens or NEW_TOKENS, sampling, seed)
         continue_texts(model, request, texts, num_samples)
 
 
@@ -82,14 +83,16 @@ class Model(NamedTuple):
 
         return self.asked_dtype or ("float32" if jax.default_backend() == "cpu" else "bfloat16")
 
-    def generator(self, rows: Sequence[list[int]] = ()) -> "Generator":
-        """Load the model; raise UserError if it doesn't have a token of these rows."""
+    def generator(self, request: "Request", rows: Sequence[list[int]] = ()) -> "Generator":
+        """Load the model; raise UserError if it doesn't have a token of these rows, or not the
+        context that the request needs."""
         import jax.numpy as jnp
 
         from rungs.checkpointing.load import load_model
         from rungs.model.generation import Generator
 
         model = load_model(self.weights)
+        check_lookahead(request.lookahead, model.config.context_length)
         if rows:
             check_token_ids(rows, model.config.vocab_size)
         return Generator(model, jnp.dtype(self.dtype), donate=True)
@@ -102,7 +105,7 @@ def continue_texts(
     import jax
 
     rows = [model.tokenizer.encode_beginning(text) for text in texts for _ in range(num_samples)]
-    generator = model.generator(rows)
+    generator = model.generator(request, rows)
     longest = max(map(len, rows))
     warn_if_longer_than_context(generator.context_length, longest, request.new_tokens)
     start = time.perf_counter()
@@ -136,7 +139,7 @@ def start_conversation(
         stops = (*request.sampling.stop_tokens, end)
         request = request._replace(sampling=request.sampling._replace(stop_tokens=stops))
     first = [Message("system", system)] if system else []
-    return Conversation(model.generator(), form, request, first)
+    return Conversation(model.generator(request), form, request, first)
 
 
 def converse(conversation: "Conversation", messages: Sequence[str]) -> None:
@@ -216,6 +219,14 @@ def check_token_ids(rows: Sequence[list[int]], vocab_size: int) -> None:
         raise UserError(
             f"a prompt has token id {largest}, but the model's vocab_size is {vocab_size}: its"
             " tokenizer has more tokens than the model"
+        )
+
+
+def check_lookahead(lookahead: int, context_length: int) -> None:
+    """Raise UserError if a draft has as many tokens as the context or more."""
+    if lookahead >= context_length:
+        raise UserError(
+            f"--lookahead {lookahead}: must be below the model's context_length {context_length}"
         )
 
 

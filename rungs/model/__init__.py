@@ -9,6 +9,7 @@
     lora           LoRA adapters
     remat          what the backward pass keeps and what it recomputes
     decoding       add tokens to texts, one at a time, with a key/value cache
+    lookahead      add several tokens at a time: drafts from the text, verified in one pass
     generation     generate text, batched and streamed
     rollouts       sample texts with their log-probabilities, for reinforcement learning
     sampling       greedy, temperature, top-k, top-p, min-p, repetition penalty

@@ -32,10 +32,13 @@ class Cache(NamedTuple):
     value_BKTH: Array
 
     def update(self, key_BSKH: Array, value_BSKH: Array, first_slot: Array) -> "Cache":
-        """Return the cache with the keys and values of S tokens written from `first_slot` on."""
+        """Return the cache with the keys and values of S tokens written from `first_slot` on: the
+        same slot for all rows, or one for each."""
 
         def write(old_BKTH: Array, new_BSKH: Array) -> Array:
             new_BKSH = new_BSKH.swapaxes(1, 2).astype(old_BKTH.dtype)
+            if first_slot.ndim:
+                return jax.vmap(_write_slots)(old_BKTH, new_BKSH, first_slot)
             return jax.lax.dynamic_update_slice(old_BKTH, new_BKSH, (0, 0, first_slot, 0))
 
         return Cache(write(self.key_BKTH, key_BSKH), write(self.value_BKTH, value_BSKH))
@@ -43,6 +46,11 @@ class Cache(NamedTuple):
     def read(self) -> tuple[Array, Array]:
         """Return key_BTKH and value_BTKH of all slots."""
         return self.key_BKTH.swapaxes(1, 2), self.value_BKTH.swapaxes(1, 2)
+
+
+def _write_slots(old_KTH: Array, new_KSH: Array, first_slot: Array) -> Array:
+    """Return the slots of one row with S of them written from `first_slot` on."""
+    return jax.lax.dynamic_update_slice(old_KTH, new_KSH, (0, first_slot, 0))
 
 
 @jax.tree_util.register_static
@@ -68,7 +76,7 @@ class AttentionContext(NamedTuple):
     """True where a query may attend to a key; an array broadcasts to BNST."""
     rotary: Rotary | None
     first_slot: Array | int = 0
-    """The cache slot of the first token."""
+    """The cache slot of the first token, for all rows or for each."""
     starts_BT: Array | None = None
     """With the causal mask, the position of the first key that the query at each position may
     attend to; None for 0."""
@@ -259,8 +267,9 @@ def causal_mask(length: int, window: int | None = None) -> Array:
 
 
 def _causal_mask_between(query_S: Array, key_T: Array, window: int | None) -> Array:
-    """Return mask_ST for queries at positions query_S and keys at positions key_T."""
-    distance_ST = query_S[:, None] - key_T
+    """Return mask_ST for queries at positions query_S and keys at positions key_T; leading axes of
+    query_S come first in the mask, too."""
+    distance_ST = query_S[..., None] - key_T
     return (distance_ST >= 0) if window is None else (distance_ST >= 0) & (distance_ST < window)
 
 
@@ -291,18 +300,19 @@ def cache_contexts(
     """Return the context of each kind of layer for `length` tokens that go into a cache.
 
     Args:
-        first_slot: the slot of the first token.
+        first_slot: the slot of the first token, for all rows or for each.
         slots: the size of the cache.
         padding_B: the number of padding slots at the start of each row; the token after them has
             position 0.
     """
-    query_S, key_T = first_slot + jnp.arange(length), jnp.arange(slots)
-    positions_BS = jnp.maximum(query_S - padding_B[:, None], 0)
+    query_BS = jnp.atleast_1d(first_slot)[:, None] + jnp.arange(length)
+    key_T = jnp.arange(slots)
+    positions_BS = jnp.maximum(query_BS - padding_B[:, None], 0)
     not_padding_B11T = (key_T >= padding_B[:, None])[:, None, None]
     return {
         kind: AttentionContext(
             _causal_mask_between(
-                query_S, key_T, config.sliding_window if kind == "sliding" else None
+                query_BS[:, None], key_T, config.sliding_window if kind == "sliding" else None
             )
             & not_padding_B11T,
             rotary_for(config, kind, positions_BS),

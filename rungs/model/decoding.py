@@ -51,9 +51,9 @@ class DecodingState(NamedTuple):
     """The log-probability with which each new token was sampled, float32, in nats; None unless
     requested."""
     slot: Array
-    """The last slot that has a token."""
+    """The last slot that has a token in every row that has not stopped."""
     sampling_offset: Array
-    """The slot minus the number of tokens generated for each text so far."""
+    """A row's last slot with a token minus the number of tokens generated for it so far."""
     padding_B: Array
     """The number of padding slots at the start of each row."""
     ends_B: Array
@@ -63,7 +63,8 @@ class DecodingState(NamedTuple):
     keys_B: Array
     """A random key for each row."""
     caches: list[Cache]
-    """Keys and values of each layer, up to the slot before the last."""
+    """Keys and values of each layer, up to the slot before each row's last token; what is in later
+    slots is overwritten before a token attends to it."""
 
 
 class Decoder:
@@ -198,6 +199,22 @@ class Decoder:
         self, weights: Weights, state: DecodingState, tokens_BS: Array, first_slot: Array
     ) -> tuple[Array, list[Cache]]:
         """Return logits_BV after the last of the tokens, and the caches with all of them added."""
+        outer, x_BSD, caches = self._run_blocks(weights, state, tokens_BS, first_slot)
+        return outer.unembed(x_BSD[:, -1:])[:, 0], caches
+
+    def all_logits(
+        self, weights: Weights, state: DecodingState, tokens_BS: Array, first_slot_B: Array
+    ) -> tuple[Array, list[Cache]]:
+        """Return logits_BSV after each of the tokens, and the caches with all of them added, from a
+        slot of its own on in each row."""
+        outer, x_BSD, caches = self._run_blocks(weights, state, tokens_BS, first_slot_B)
+        return outer.unembed(x_BSD), caches
+
+    def _run_blocks(
+        self, weights: Weights, state: DecodingState, tokens_BS: Array, first_slot: Array
+    ) -> tuple[GPT, Array, list[Cache]]:
+        """Return what is outside the blocks, the last block's output x_BSD, and the caches with all
+        tokens added. Tokens beyond the context, which only a draft has, get its last position."""
         outer_state, layers = weights
         outer: GPT = nnx.merge(self._outer_graph, outer_state)
         length, slots = tokens_BS.shape[1], state.tokens_BT.shape[1]
@@ -206,14 +223,17 @@ class Decoder:
             if layers
             else {}
         )
-        positions_BS = jnp.maximum(first_slot + jnp.arange(length) - state.padding_B[:, None], 0)
+        slots_BS = jnp.atleast_1d(first_slot)[:, None] + jnp.arange(length)
+        positions_BS = jnp.clip(
+            slots_BS - state.padding_B[:, None], 0, self.config.context_length - 1
+        )
         x_BSD = outer.embed(tokens_BS, positions_BS).astype(self.dtype)
         caches = []
         for layer, kind, old in zip(layers, self.config.layer_kinds(), state.caches, strict=True):
             block = nnx.merge(self._block_graph, layer)
             x_BSD, cache, _ = block(x_BSD, contexts[kind], cache=old)
             caches.append(cache)
-        return outer.unembed(x_BSD[:, -1:])[:, 0], caches
+        return outer, x_BSD, caches
 
     def _empty_cache(self, rows: int, slots: int) -> Cache:
         kv_heads = self.config.n_kv_heads or self.config.n_heads or 1
@@ -252,6 +272,6 @@ def seen_tokens(state: DecodingState, vocab_size: int) -> Array:
     """Return seen_BV, true for tokens that are in the row's text."""
     rows, slots = state.tokens_BT.shape
     slot_T = jnp.arange(slots)
-    is_token_BT = (slot_T >= state.padding_B[:, None]) & (slot_T <= state.slot)
+    is_token_BT = (slot_T >= state.padding_B[:, None]) & (slot_T < state.ends_B[:, None])
     none_BV = jnp.zeros((rows, vocab_size), bool)
     return none_BV.at[jnp.arange(rows)[:, None], state.tokens_BT].max(is_token_BT)

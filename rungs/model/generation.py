@@ -6,6 +6,7 @@ compiles one prefill and one decoding loop, which runs any number of steps.
 Axes as in `gpt.py`; S is the slots of the padded prompts.
 """
 
+import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -15,7 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from rungs.model.decoding import Decoder, Prompts, pad_left, states_of
+from rungs.model import lookahead
+from rungs.model.decoding import Decoder, DecodingState, Prompts, pad_left, states_of
 from rungs.model.gpt import GPT
 from rungs.model.sampling import GREEDY, Sampling
 from rungs.parallel import target_device
@@ -33,6 +35,9 @@ class Request(NamedTuple):
     sampling: Sampling = GREEDY
     seed: int = 0
     """Samples depend on this, the row and the token's number, not on other rows."""
+    lookahead: int = 0
+    """Tokens to draft from the text so far and to verify in one pass (`lookahead.py`); 0 for one
+    token at a time. Below the model's `context_length`."""
 
 
 class Generator:
@@ -58,6 +63,11 @@ class Generator:
         self._jit_decode = jax.jit(
             self._decoder.decode, static_argnames="sampling", donate_argnames="state"
         )
+        self._jit_lookahead = jax.jit(
+            functools.partial(lookahead.decode, self._decoder),
+            static_argnames=("sampling", "draft_length"),
+            donate_argnames="state",
+        )
 
     def refresh(self, model: GPT) -> None:
         """Copy the weights of the same model after an update, in place of the old ones."""
@@ -77,7 +87,8 @@ class Generator:
             request: how many tokens, and how they are chosen.
 
         Raises:
-            ValueError: a prompt is empty, or has a token id that the model doesn't have.
+            ValueError: a prompt is empty, or has a token id that the model doesn't have; the
+                lookahead is out of range.
         """
         result: Texts = [[] for _ in prompts]
         for chunk in self.stream(prompts, request, chunk_size=request.new_tokens):
@@ -89,12 +100,17 @@ class Generator:
         self, prompts: Sequence[Sequence[int]], request: Request, chunk_size: int = 8
     ) -> Iterator[Texts]:
         """Yield the tokens of `generate` as they are made: first one token for each prompt, then
-        `chunk_size` at a time; none for texts that have stopped.
+        `chunk_size` at a time, with lookahead at least so many; none for texts that have stopped.
 
         The model attends to at most `context_length` tokens. A text that outgrows them is prefilled
         again with its last half context.
         """
         self._decoder.check(prompts)
+        if not 0 <= request.lookahead < self.context_length:
+            raise ValueError(
+                f"lookahead {request.lookahead} is negative, or not below the model's"
+                f" context_length {self.context_length}"
+            )
         texts = [list(prompt) for prompt in prompts]
         window_starts = [0] * len(texts)
         context = self.context_length
@@ -107,14 +123,16 @@ class Generator:
                 for text, start in zip(texts, window_starts, strict=True)
             ]
             windows = [text[start:] for text, start in zip(texts, window_starts, strict=True)]
-            count = min(context + 1 - max(map(len, windows)), request.new_tokens - generated)
+            longest = max(map(len, itertools.compress(windows, ~stopped_B)))
+            count = min(context + 1 - longest, request.new_tokens - generated)
             chunks = self._stream_in_context(
                 windows, stopped_B, request, generated, count, chunk_size
             )
             for chunk, stopped in chunks:
                 yield [_until_stop(row, request.sampling.stop_tokens) for row in chunk]
                 texts = [text + row for text, row in zip(texts, chunk, strict=True)]
-                generated, stopped_B = generated + len(chunk[0]), stopped
+                stopped_B = stopped
+            generated += count
 
     def logits_after(self, texts: Sequence[Sequence[int]], decoded: int) -> np.ndarray:
         """Return logits_BSV, float32, as generation sees them: after the prefill of each text
@@ -153,31 +171,47 @@ class Generator:
         """Generate `count` tokens for each text, or fewer if all stop, after one prefill.
 
         Yields:
-            The new tokens of each row, stop tokens for rows that have stopped; and which rows have
-            stopped.
+            The new tokens of each row, with its stop token; and which rows have stopped.
         """
         rows = len(windows)
         extra_rows = max(self._min_rows - rows, 0)
         length = bucket_length(windows)
-        read, last = length - 1, length - 1 + count
-        slots = -(-(last + 1) // SLOT_MULTIPLE) * SLOT_MULTIPLE
+        last = length - 1 + count
+        slots = -(-(last + 1 + request.lookahead) // SLOT_MULTIPLE) * SLOT_MULTIPLE
         sampling = request.sampling
         arrays = (
             *pad_left(windows + windows[:1] * extra_rows, length),
-            np.pad(stopped_B, (0, extra_rows), mode="edge"),
+            np.pad(stopped_B, (0, extra_rows), constant_values=True),
         )
         tokens_BS, padding_B, all_stopped_B = map(jnp.asarray, arrays)
         keys_B = row_keys(request.seed, rows + extra_rows)
         prompts = Prompts(tokens_BS, padding_B, all_stopped_B, keys_B, generated)
         state = self._jit_prefill(self._weights, prompts, slots=slots, sampling=sampling)
+        read_B = np.full(rows, length)
         while True:
-            slot, stopped_B = int(state.slot), np.asarray(state.stopped_B)[:rows]
-            yield np.asarray(state.tokens_BT)[:rows, read + 1 : slot + 1].tolist(), stopped_B
+            tokens_BT, ends_B, stopped_B = (
+                np.asarray(array)[:rows]
+                for array in (state.tokens_BT, state.ends_B, state.stopped_B)
+            )
+            places = zip(tokens_BT, read_B, ends_B, strict=True)
+            yield [text[read:end].tolist() for text, read, end in places], stopped_B
+            slot = int(state.slot)
             if slot == last or stopped_B.all():
                 return
-            read = slot
-            limit = min(slot + chunk_size, last)
-            state = self._jit_decode(self._weights, state=state, limit=limit, sampling=sampling)
+            read_B = ends_B
+            state = self._decode(state, min(slot + chunk_size, last), last, request)
+
+    def _decode(
+        self, state: DecodingState, limit: int, last: int, request: Request
+    ) -> DecodingState:
+        """Add tokens up to slot `limit` and, with lookahead, in some rows beyond it, at most up to
+        slot `last`."""
+        arguments = {"state": state, "limit": limit, "sampling": request.sampling}
+        if not request.lookahead:
+            return self._jit_decode(self._weights, **arguments)
+        return self._jit_lookahead(
+            self._weights, **arguments, last=last, draft_length=request.lookahead
+        )
 
 
 def bucket_length(texts: Texts) -> int:

@@ -98,6 +98,8 @@ def test_an_imported_model_learns_to_answer_in_its_template(tmp_path: Path) -> N
     way, lamp = ANSWERS["Which way?"], ANSWERS["Who lit the lamp?"]
     assert said[0] == way
     assert said[2] == lamp
+    ahead = call(generate.main, tmp_path / "run", "--chat", "--lookahead", 4, typed=typed)
+    assert ahead.splitlines() == said
     call(pretrained.main, "export", tmp_path / "run", tmp_path / "out")
     assert (tmp_path / "out" / "chat_template.jinja").read_text() == TEMPLATE
     ends = json.loads((tmp_path / "out" / "generation_config.json").read_text())["eos_token_id"]

@@ -109,6 +109,21 @@ def test_samples_differ_and_are_reproducible(uniform_model: Path) -> None:
     assert run(*arguments, "--seed", 1).stdout != first
 
 
+@pytest.mark.parametrize("arguments", [(), ("--num-samples", 3, "--temperature", 8)])
+def test_lookahead_prints_the_same_texts(
+    copying_model: Path, arguments: tuple[object, ...]
+) -> None:
+    command = (copying_model, "Well", "--new-tokens", 12, *arguments)
+    assert run(*command, "--lookahead", 3).stdout == run(*command).stdout
+
+
+def test_a_draft_as_long_as_the_context_is_refused(copying_model: Path) -> None:
+    result = run(copying_model, "a", "--lookahead", 8)
+    assert isinstance(result.exception, UserError)
+    assert str(result.exception) == "--lookahead 8: must be below the model's context_length 8"
+    assert run(copying_model, "a", "--lookahead", -1).exit_code == 2
+
+
 def test_prompts_in_jsonl_may_contain_line_breaks(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text(json.dumps({"prompt": "a\nb"}) + "\n" + json.dumps({"prompt": ""}) + "\n")
