@@ -92,6 +92,13 @@ _SHARDING = re.compile(rf"({'|'.join(get_args(Mode))}):([0-9]{{1,6}})(?:x([0-9]{
     " Its compiler must be installed: uv sync --extra tpu, cuda or cuda12.",
 )
 @click.option(
+    "--roofline",
+    "has_roofline",
+    is_flag=True,
+    help="With --compile: the least time of a step, part by part, by the FLOPs and bytes of the"
+    " compiled program and the device's peaks.",
+)
+@click.option(
     "--price-per-hour",
     type=click.FloatRange(0),
     help="Price of one device for an hour, as clouds quote it, or of this machine if the device is"
@@ -109,6 +116,7 @@ def main(
     rungs: int | None,
     into: Path | None,
     is_compiled: bool,
+    has_roofline: bool,
     price_per_hour: float | None,
     as_json: bool,
     datasets_dir: Path | None,
@@ -116,6 +124,8 @@ def main(
     """Estimate what RUN needs: parameters, memory, FLOPs, tokens, disk space and time."""
     if budget is None and (rungs or into):
         raise UserError("--rungs and --into need --ladder")
+    if has_roofline and not is_compiled:
+        raise UserError("--roofline needs --compile")
     if is_compiled and budget is not None:
         raise UserError("--compile: compile one run; leave out --ladder")
     if price_per_hour is not None and budget is not None:
@@ -149,6 +159,7 @@ def main(
     # Imported late because JAX takes seconds to import; config errors are reported before that.
 
     from rungs.planning import report
+    from rungs.planning.compiled.roofline import step_roofline
 
     datasets = find_datasets_dir(datasets_dir)
     if isinstance(train, ReinforceConfig):
@@ -165,7 +176,8 @@ def main(
     else:
         compiled = _compile(forecast) if is_compiled else None
         show = report.as_json if as_json else functools.partial(report.as_text, folder)
-        click.echo(show(forecast, compiled))
+        bound = step_roofline(forecast, compiled) if compiled and has_roofline else None
+        click.echo(show(forecast, compiled, bound))
         fits = report.fits(forecast, compiled)
     sys.exit(0 if fits else 1)
 

@@ -90,6 +90,7 @@ _CALLED = re.compile(
     r"(\{[^}]*\}|%?[\w.-]+)"
 )
 _HEADER = re.compile(r"(ENTRY\s+)?%?([\w.-]+)\s*(?:\(.*->.*)?\{$")
+_TILED = re.compile(r"(\w+)\[([^\]]*)\](?:\{([\d,]*)(?::(?:T\(([\d,]*)\))?[^}]*)?\})?")
 _INSTRUCTION = re.compile(r"(ROOT )?%?([\w.-]+) = (.*?) ([a-z][a-z0-9-]*)\((.*)$")
 
 
@@ -163,11 +164,33 @@ def bytes_of(shape: str) -> int:
     return sum(-(-_bits(dtype) * _size(dimensions) // 8) for dtype, dimensions in arrays)
 
 
+def tiled_bytes_of(shape: str) -> int:
+    """Return the bytes of a shape in memory, with the padding of a TPU's tiles: in
+    `f32[8,64]{1,0:T(8,128)}` rows of 64 elements take as much as 128."""
+    return sum(
+        -(-_bits(dtype) * math.prod(_padded(dimensions_of(f"[{dimensions}]"), order, tile)) // 8)
+        for dtype, dimensions, order, tile in _TILED.findall(shape)
+    )
+
+
+def _padded(dimensions: list[int], order: str, tile: str) -> list[int]:
+    """Return the dimensions, each rounded up to whole tiles.
+
+    Args:
+        order: of the axes in memory, the last first.
+        tile: its sides along the last axes.
+    """
+    sides = [int(side) for side in reversed(tile.split(",")) if side]
+    for axis, side in zip(map(int, filter(None, order.split(","))), sides, strict=False):
+        dimensions[axis] = -(-dimensions[axis] // side) * side
+    return dimensions
+
+
 def device_bytes_of(shape: str) -> int:
-    """Return the bytes of those arrays of a shape that lie in the device's memory, not in the fast
-    memory of its cores (VMEM, SMEM) or in the host's: these have a memory space, as in
-    `f32[8]{0:S(1)}`."""
-    return bytes_of(re.sub(r"\w+\[[^\]]*\]\{[^}]*S\([1-9]\d*\)[^}]*\}", "", shape))
+    """Return the bytes, with padding, of those arrays of a shape that lie in the device's memory,
+    not in the fast memory of its cores (VMEM, SMEM) or in the host's: these have a memory space, as
+    in `f32[8]{0:S(1)}`."""
+    return tiled_bytes_of(re.sub(r"\w+\[[^\]]*\]\{[^}]*S\([1-9]\d*\)[^}]*\}", "", shape))
 
 
 def dimensions_of(array: str) -> list[int]:

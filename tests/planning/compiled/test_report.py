@@ -16,6 +16,7 @@ from tests.support.committed_runs import ROOT
 
 GB = 10**9
 SENT = OverlapTraffic("all-gather", ("data",), 18, 3 * GB, 2 * GB)
+PROGRAM = "ENTRY %main {\n"
 KERNELS = Kernels({"attention": {"cuDNN": 3}}, 2, ["fusion_3"])
 
 
@@ -31,7 +32,7 @@ def planned(monkeypatch: pytest.MonkeyPatch, result: Any, *options: str) -> tupl
 
 
 def test_the_compilers_figures_stand_next_to_the_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
-    code, text = planned(monkeypatch, Compiled(4 * GB, 16 * GB, [SENT], "", KERNELS))
+    code, text = planned(monkeypatch, Compiled(4 * GB, 16 * GB, [SENT], "", KERNELS, PROGRAM))
     assert code == 0
     lines = [" ".join(line.split()) for line in text.splitlines()]
     assert "compiled in 1 min 01 s by jax 0.10.2; nothing was run" in lines
@@ -46,7 +47,7 @@ def test_the_compilers_figures_stand_next_to_the_estimate(monkeypatch: pytest.Mo
 
 
 def test_the_compiler_decides_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    code, text = planned(monkeypatch, Compiled(4 * GB, 100 * GB, [], "loops", KERNELS))
+    code, text = planned(monkeypatch, Compiled(4 * GB, 100 * GB, [], "loops", KERNELS, PROGRAM))
     assert code == 1
     assert "It does not fit into memory:" in text
     assert "collectives are not counted: loops" in text
@@ -56,7 +57,7 @@ def test_the_compiler_decides_what_fits(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_json_has_the_same_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    result = Compiled(4 * GB, 16 * GB, [SENT], "", KERNELS)
+    result = Compiled(4 * GB, 16 * GB, [SENT], "", KERNELS, PROGRAM)
     code, text = planned(monkeypatch, result, "--json")
     found = json.loads(text)
     assert (code, found["fits"], found["compiled"]["fits"]) == (0, True, True)
