@@ -16,7 +16,12 @@ from tests.support.committed_runs import ROOT
 
 GB = 10**9
 SENT = OverlapTraffic("all-gather", ("data",), 18, 3 * GB, 2 * GB)
-PROGRAM = "ENTRY %main {\n"
+PROGRAM = """
+ENTRY %main {
+  %x = bf16[1000,1000]{1,0} parameter(0)
+  ROOT %y = bf16[1000,1000]{1,0} tanh(%x), metadata={op_name="jit(train_step)/experts/tanh"}
+}
+"""
 KERNELS = Kernels({"attention": {"cuDNN": 3}}, 2, ["fusion_3"])
 
 
@@ -65,6 +70,18 @@ def test_json_has_the_same_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["compiled"]["collectives"][0]["exposed_bytes"] == GB
     assert found["compiled"]["kernels"]["experts"] == ["XLA"]
     assert json.loads(planned(monkeypatch, "no memory", "--json")[1])["fits"] is False
+
+
+def test_a_roofline_stands_below_the_compilers_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = Compiled(4 * GB, 16 * GB, [SENT], "", KERNELS, PROGRAM)
+    assert "utilization: at most" not in planned(monkeypatch, result)[1]
+    code, text = planned(monkeypatch, result, "--roofline")
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    assert code == 0
+    assert "experts 0 0.004 0 0.00119 0.00119 100% memory 0.00119" in lines
+    found = json.loads(planned(monkeypatch, result, "--roofline", "--json")[1])["roofline"]
+    assert found["parts"]["experts"]["bytes"] == 4_000_000
+    assert "utilization: at most" not in planned(monkeypatch, "no memory", "--roofline")[1]
 
 
 def test_a_ladder_is_not_compiled() -> None:
