@@ -73,6 +73,13 @@ from rungs.planning.hardware import DESCRIPTION_FORMAT, NAMES
     " Its compiler must be installed: uv sync --extra tpu, cuda or cuda12.",
 )
 @click.option(
+    "--roofline",
+    "has_roofline",
+    is_flag=True,
+    help="With --compile: the least time of a step, part by part, by the FLOPs and bytes of the"
+    " compiled program and the device's peaks.",
+)
+@click.option(
     "--price-per-hour",
     type=click.FloatRange(0),
     help="Price of one device for an hour, as clouds quote it, or of this machine if the device is"

@@ -40,6 +40,7 @@ def plan(
     rungs: int | None,
     into: Path | None,
     is_compiled: bool,
+    has_roofline: bool,
     price_per_hour: float | None,
     as_json: bool,
     datasets_dir: Path | None,
@@ -51,6 +52,8 @@ def plan(
     """
     if budget is None and (rungs or into):
         raise UserError("--rungs and --into need --ladder")
+    if has_roofline and not is_compiled:
+        raise UserError("--roofline needs --compile")
     if is_compiled and budget is not None:
         raise UserError("--compile: compile one run; leave out --ladder")
     if price_per_hour is not None and budget is not None:
@@ -84,6 +87,7 @@ def plan(
     # Imported late because JAX takes seconds to import; config errors are reported before that.
 
     from rungs.planning import report
+    from rungs.planning.compiled.roofline import step_roofline
 
     datasets = find_datasets_dir(datasets_dir)
     if isinstance(train, ReinforceConfig):
@@ -100,7 +104,8 @@ def plan(
     else:
         compiled = _compile(forecast) if is_compiled else None
         show = report.as_json if as_json else functools.partial(report.as_text, folder)
-        click.echo(show(forecast, compiled))
+        bound = step_roofline(forecast, compiled) if compiled and has_roofline else None
+        click.echo(show(forecast, compiled, bound))
         fits = report.fits(forecast, compiled)
     sys.exit(0 if fits else 1)
 

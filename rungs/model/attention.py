@@ -103,6 +103,7 @@ class Attention(nnx.Module):
         self.scale = config.attention_scale
         self.soft_cap = config.attention_soft_cap
 
+    @jax.named_scope("attention_projections")
     def __call__(
         self,
         x_BSD: Array,

@@ -63,6 +63,7 @@ class FeedForward(nnx.Module):
         self.down = Linear(hidden, width, init(into_residual=True), down_key, bias)
         self.activation = ACTIVATIONS[config.feed_forward]
 
+    @jax.named_scope("feed_forward")
     def __call__(self, x_BSD: Array) -> tuple[Array, Routing | None]:
         x_BSD = collectives.to_varying(x_BSD, TENSOR)
         gate = None if self.gate is None else self.gate(x_BSD)

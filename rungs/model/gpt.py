@@ -239,6 +239,7 @@ class GPT(nnx.Module):
         log_probs_BT, is_largest_BT = (array.reshape(targets_BT.shape) for array in scores)
         return log_probs_BT, is_largest_BT
 
+    @jax.named_scope("embedding")
     def embed(self, tokens_BS: Array, positions_BS: Array) -> Array:
         """Return token plus position embeddings: x_BSD, float32.
 

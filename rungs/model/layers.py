@@ -207,6 +207,7 @@ def make_norm(config: ModelConfig, width: Axes) -> Norm | None:
     return RMSNorm(width, config.norm_epsilon, float(config.norm == "rms_norm_plus_one"))
 
 
+@jax.named_scope("norm")
 def apply_norm(norm: Norm | None, x_BSD: Array) -> Array:
     """Return x normalized, or unchanged if there is no norm."""
     return x_BSD if norm is None else norm(x_BSD)

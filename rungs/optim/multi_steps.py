@@ -53,6 +53,7 @@ class MultiSteps(nnx.Optimizer):
         self.loss_scale = nnx.data(LossScale() if dtype_of(train) == jnp.float16 else None)
         super().__init__(model, _transformation(train, model, wrt), wrt=wrt)
 
+    @jax.named_scope("optimizer")
     def update(  # type: ignore[override]
         self, model: nnx.Module, gradient_sum: Any, weight: Array, skipped: Array | bool = False
     ) -> Update:

@@ -11,6 +11,8 @@ from rungs.parallel.mesh import size_along
 from rungs.parallel.names import CONTEXT, DATA
 from rungs.planning.communication import abstract_layout
 from rungs.planning.compiled import report as compiled_report
+from rungs.planning.compiled import roofline_report
+from rungs.planning.compiled.roofline import Roofline
 from rungs.planning.compiled.step import CompiledStep
 from rungs.planning.disk_space import remedy
 from rungs.planning.flops import TOKENS_PER_PARAMETER, Passes
@@ -32,12 +34,19 @@ _MEMORY_NOTES = {
 }
 
 
-def as_text(run: RunFolder, forecast: Forecast, compiled: CompiledStep | None = None) -> str:
+def as_text(
+    run: RunFolder,
+    forecast: Forecast,
+    compiled: CompiledStep | None = None,
+    bound: Roofline | None = None,
+) -> str:
     """Return the table."""
     parts = (parameters, _memory, _flops, _tokens, disk, _time)
     blocks = ["\n".join(part(forecast)) for part in parts]
     if compiled is not None:
         blocks.append("\n".join(compiled_report.as_lines(forecast, compiled)))
+    if bound is not None:
+        blocks.append("\n".join(roofline_report.as_lines(bound)))
     return "\n\n".join([title(run, forecast), *blocks, _verdict(forecast, compiled)])
 
 
@@ -52,7 +61,9 @@ def _fits_memory(forecast: Forecast, compiled: CompiledStep | None) -> bool:
     return forecast.fits_memory
 
 
-def as_json(forecast: Forecast, compiled: CompiledStep | None = None) -> str:
+def as_json(
+    forecast: Forecast, compiled: CompiledStep | None = None, bound: Roofline | None = None
+) -> str:
     """Return the same figures as JSON: bytes, FLOPs, tokens and seconds."""
     tokens, disk, throughput = forecast.tokens, forecast.disk, forecast.throughput
     content: dict[str, Any] = {
@@ -91,6 +102,8 @@ def as_json(forecast: Forecast, compiled: CompiledStep | None = None) -> str:
     }
     if compiled is not None:
         content["compiled"] = compiled_report.as_content(forecast, compiled)
+    if bound is not None:
+        content["roofline"] = roofline_report.as_content(bound)
     return json.dumps(content, indent=2)
 
 

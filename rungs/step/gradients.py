@@ -145,14 +145,17 @@ def _accumulate(
             gradient, aux = with_gradient(*microbatch)
         else:
             gradient, aux = take_shortcuts(shortcuts, with_gradient, without_gradient, *microbatch)
-        return gradient, (aux, collectives.pmin(first_nonfinite((aux.losses_A, gradient))))
+        with jax.named_scope("gradient_sum"):
+            nonfinite_index = collectives.pmin(first_nonfinite((aux.losses_A, gradient)))
+        return gradient, (aux, nonfinite_index)
 
     def add(
         total: nnx.State, part: tuple[tuple[Any, ...], Array]
     ) -> tuple[nnx.State, tuple[Any, Array]]:
         gradient, (aux, nonfinite_index) = gradient_of(*part)
         is_finite = nonfinite_index == ALL_FINITE
-        total = jax.tree.map(lambda t, g: t + jnp.where(is_finite, g, 0), total, gradient)
+        with jax.named_scope("gradient_sum"):
+            total = jax.tree.map(lambda t, g: t + jnp.where(is_finite, g, 0), total, gradient)
         return total, (aux, nonfinite_index)
 
     if count == 1:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
-from rungs.planning.compiled.hlo import Instruction, Module, Program, bytes_of, shapes_in
+from rungs.planning.compiled.hlo import Instruction, Module, Program, bytes_of
 from rungs.planning.compiled.hlo_groups import Groups, parse_braces, parse_groups
 from rungs.planning.compiled.hlo_trip_count import trip_count
 
@@ -226,16 +226,4 @@ def _collective(instruction: Instruction, devices: int) -> Iterator[Collective]:
     else:
         groups = parse_groups(instruction.attribute("replica_groups"), devices)
     if any(len(group) > 1 for group in groups):
-        yield Collective(kind, groups, bytes_of(_result(instruction)), 1, instruction.op_name)
-
-
-def _result(instruction: Instruction) -> str:
-    """Return the shape of a collective's result.
-
-    An asynchronous start returns (operands, results, …), except that of an all-reduce:
-    https://openxla.org/xla/async_ops.
-    """
-    elements = shapes_in(instruction.shape)
-    if instruction.opcode.endswith("-start") and instruction.opcode != "all-reduce-start":
-        return elements[min(1, len(elements) - 1)]
-    return instruction.shape
+        yield Collective(kind, groups, bytes_of(instruction.result), 1, instruction.op_name)

@@ -58,6 +58,23 @@ class Instruction(NamedTuple):
         """Which element of a tuple a get-tuple-element takes."""
         return int(re.findall(r"\bindex=(\d+)", self.attributes)[0])
 
+    @property
+    def number(self) -> int:
+        """Which argument of its computation a parameter is."""
+        return int(self.rest.partition(")")[0])
+
+    @property
+    def result(self) -> str:
+        """Shape of what it returns; of an asynchronous start, of what the end will return.
+
+        A start returns (operands, results, …), except that of an all-reduce, and that of a copy,
+        which returns (result, operand, …): https://openxla.org/xla/async_ops.
+        """
+        if not self.opcode.endswith("-start") or self.opcode == "all-reduce-start":
+            return self.shape
+        elements = shapes_in(self.shape)
+        return elements[0 if self.opcode == "copy-start" else min(1, len(elements) - 1)]
+
     def called(self) -> Iterator[tuple[str, str]]:
         """Yield the role and the name of each computation that it calls."""
         for role, names in _CALLED.findall(self.attributes):
@@ -73,6 +90,7 @@ _CALLED = re.compile(
     r"(\{[^}]*\}|%?[\w.-]+)"
 )
 _HEADER = re.compile(r"(ENTRY\s+)?%?([\w.-]+)\s*(?:\(.*->.*)?\{$")
+_TILED = re.compile(r"(\w+)\[([^\]]*)\](?:\{([\d,]*)(?::(?:T\(([\d,]*)\))?[^}]*)?\})?")
 _INSTRUCTION = re.compile(r"(ROOT )?%?([\w.-]+) = (.*?) ([a-z][a-z0-9-]*)\((.*)$")
 
 
@@ -92,7 +110,7 @@ class Module(NamedTuple):
         text = program if isinstance(program, str) else program.as_text() or ""
         computations: dict[str, list[Instruction]] = {}
         entry, current = "", ""
-        for line in map(str.strip, text.splitlines()):
+        for line in map(str.strip, _joined(text).splitlines()):
             if instruction := _INSTRUCTION.match(line):
                 root, name, shape, opcode, rest = instruction.groups()
                 computations[current].append(Instruction(name, shape, opcode, rest, bool(root)))
@@ -114,6 +132,12 @@ class Module(NamedTuple):
     def root(self, computation: str) -> Instruction:
         """Return the instruction whose result is that of the computation."""
         return next(one for one in self.computations[computation] if one.is_root)
+
+
+def _joined(text: str) -> str:
+    """Return the text with one line for each instruction; the attributes of a kernel may have
+    several, in quotes and braces at the start of a line."""
+    return re.sub(r"\n(?=\s*(?:\"|\}[^\n]))", " ", text)
 
 
 def shapes_in(shape: str) -> list[str]:
@@ -138,6 +162,50 @@ def bytes_of(shape: str) -> int:
     """
     arrays = re.findall(r"(\w+)\[([^\]]*)\]", shape)
     return sum(-(-_bits(dtype) * _size(dimensions) // 8) for dtype, dimensions in arrays)
+
+
+def tiled_bytes_of(shape: str) -> int:
+    """Return the bytes of a shape in memory, with the padding of a TPU's tiles: in
+    `f32[8,64]{1,0:T(8,128)}` rows of 64 elements take as much as 128."""
+    return sum(
+        -(-_bits(dtype) * math.prod(_padded(dimensions_of(f"[{dimensions}]"), order, tile)) // 8)
+        for dtype, dimensions, order, tile in _TILED.findall(shape)
+    )
+
+
+def _padded(dimensions: list[int], order: str, tile: str) -> list[int]:
+    """Return the dimensions, each rounded up to whole tiles.
+
+    Args:
+        order: of the axes in memory, the last first.
+        tile: its sides along the last axes.
+    """
+    sides = [int(side) for side in reversed(tile.split(",")) if side]
+    for axis, side in zip(map(int, filter(None, order.split(","))), sides, strict=False):
+        dimensions[axis] = -(-dimensions[axis] // side) * side
+    return dimensions
+
+
+def device_bytes_of(shape: str) -> int:
+    """Return the bytes, with padding, of those arrays of a shape that lie in the device's memory,
+    not in the fast memory of its cores (VMEM, SMEM) or in the host's: these have a memory space, as
+    in `f32[8]{0:S(1)}`."""
+    return tiled_bytes_of(re.sub(r"\w+\[[^\]]*\]\{[^}]*S\([1-9]\d*\)[^}]*\}", "", shape))
+
+
+def dimensions_of(array: str) -> list[int]:
+    """Return the dimensions of an array's shape; of a dynamic one, `<=8`, its maximum."""
+    inside = array.partition("[")[2].partition("]")[0]
+    return [int(number) for number in re.findall(r"\d+", inside)]
+
+
+def dtype_bits(array: str) -> int:
+    """Return the bits of an element of an array's shape.
+
+    Raises:
+        ValueError: its dtype has an unknown width.
+    """
+    return _bits(array.partition("[")[0].rpartition("/")[2])
 
 
 def _bits(dtype: str) -> int:

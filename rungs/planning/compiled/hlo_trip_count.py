@@ -119,7 +119,7 @@ def _call(module: Module, computation: str, call: Instruction, known: _Known) ->
     called = next(name for _, name in call.called())
     parameters = (one for one in module.computations[called] if one.opcode == "parameter")
     return called, {
-        one.name: _value(module, computation, call.operands[int(one.rest.partition(")")[0])], known)
+        one.name: _value(module, computation, call.operands[one.number], known)
         for one in parameters
     }
 

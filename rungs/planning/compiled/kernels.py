@@ -42,6 +42,11 @@ class Kernels(NamedTuple):
     """GPU kernels that keep values in memory because they need too many registers."""
 
 
+def is_kernel(target: str) -> bool:
+    """Return whether the custom calls of a target are kernels, whose FLOPs XLA does not know."""
+    return target.startswith(tuple(_MAKERS))
+
+
 def kernels_of(program: str, log: list[str]) -> Kernels:
     """Return what a compiler made of a step.
 

@@ -43,6 +43,8 @@ class Compiled(NamedTuple):
     uncounted: str
     """Why `traffic` is not known; empty if it is."""
     kernels: Kernels
+    program: str
+    """Its HLO text."""
 
     @property
     def total(self) -> int:
@@ -117,6 +119,7 @@ def _compile(
         traffic,
         uncounted,
         kernels_of(text, log),
+        text,
     )
 
 

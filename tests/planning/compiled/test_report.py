@@ -16,6 +16,12 @@ from tests.support.committed_runs import ROOT
 
 GB = 10**9
 SENT = OverlapTraffic("all-gather", ("data",), 18, 3 * GB, 2 * GB)
+PROGRAM = """
+ENTRY %main {
+  %x = bf16[1000,1000]{1,0} parameter(0)
+  ROOT %y = bf16[1000,1000]{1,0} tanh(%x), metadata={op_name="jit(train_step)/experts/tanh"}
+}
+"""
 KERNELS = Kernels({"attention": {"cuDNN": 3}}, 2, ["fusion_3"])
 
 
@@ -31,7 +37,7 @@ def planned(monkeypatch: pytest.MonkeyPatch, result: Any, *options: str) -> tupl
 
 
 def test_the_compilers_figures_stand_next_to_the_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
-    code, text = planned(monkeypatch, Compiled(4 * GB, 16 * GB, [SENT], "", KERNELS))
+    code, text = planned(monkeypatch, Compiled(4 * GB, 16 * GB, [SENT], "", KERNELS, PROGRAM))
     assert code == 0
     lines = [" ".join(line.split()) for line in text.splitlines()]
     assert "compiled in 1 min 01 s by jax 0.10.2; nothing was run" in lines
@@ -46,7 +52,7 @@ def test_the_compilers_figures_stand_next_to_the_estimate(monkeypatch: pytest.Mo
 
 
 def test_the_compiler_decides_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    code, text = planned(monkeypatch, Compiled(4 * GB, 100 * GB, [], "loops", KERNELS))
+    code, text = planned(monkeypatch, Compiled(4 * GB, 100 * GB, [], "loops", KERNELS, PROGRAM))
     assert code == 1
     assert "It does not fit into memory:" in text
     assert "collectives are not counted: loops" in text
@@ -56,7 +62,7 @@ def test_the_compiler_decides_what_fits(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_json_has_the_same_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    result = Compiled(4 * GB, 16 * GB, [SENT], "", KERNELS)
+    result = Compiled(4 * GB, 16 * GB, [SENT], "", KERNELS, PROGRAM)
     code, text = planned(monkeypatch, result, "--json")
     found = json.loads(text)
     assert (code, found["fits"], found["compiled"]["fits"]) == (0, True, True)
@@ -64,6 +70,18 @@ def test_json_has_the_same_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["compiled"]["collectives"][0]["exposed_bytes"] == GB
     assert found["compiled"]["kernels"]["experts"] == ["XLA"]
     assert json.loads(planned(monkeypatch, "no memory", "--json")[1])["fits"] is False
+
+
+def test_a_roofline_stands_below_the_compilers_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = Compiled(4 * GB, 16 * GB, [SENT], "", KERNELS, PROGRAM)
+    assert "utilization: at most" not in planned(monkeypatch, result)[1]
+    code, text = planned(monkeypatch, result, "--roofline")
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    assert code == 0
+    assert "experts 0 0.004 0 0.00119 0.00119 100% memory 0.00119" in lines
+    found = json.loads(planned(monkeypatch, result, "--roofline", "--json")[1])["roofline"]
+    assert found["parts"]["experts"]["bytes"] == 4_000_000
+    assert "utilization: at most" not in planned(monkeypatch, "no memory", "--roofline")[1]
 
 
 def test_a_ladder_is_not_compiled() -> None:

@@ -1,0 +1,216 @@
+"""The least time of a training step on a device, part by part, from its compiled program.
+
+A roofline (Williams et al. 2009, https://doi.org/10.1145/1498765.1498785): a kernel takes at least
+its FLOPs divided by the device's peak, and at least its bytes divided by the bandwidth of the
+device's memory. Nothing is measured.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from rungs.common.errors import UserError
+from rungs.planning.compiled.collectives import CONTROL_FLOW
+from rungs.planning.compiled.hlo import Instruction, Module, Program
+from rungs.planning.compiled.hlo_trip_count import trip_count
+from rungs.planning.compiled.kernels import is_kernel
+from rungs.planning.compiled.matmuls import matmuls_of
+from rungs.planning.compiled.memory_traffic import moved_bytes
+from rungs.planning.compiled.step import CompiledStep
+from rungs.planning.compiled.step_flops import StepFlops, step_flops
+from rungs.planning.compiled.step_parts import ATTENTION, OPTIMIZER, PARTS, part_of
+from rungs.planning.forecast import Forecast
+from rungs.planning.hardware import Hardware
+
+TARGET = 0.55
+"""Share of the peak to plan for."""
+
+
+class Work(NamedTuple):
+    """What a device computes and moves in one run of a program, and the least time for it."""
+
+    flops: float
+    """Of matmuls."""
+    moved_bytes: float
+    """Read from the device's memory and written to it."""
+    compute_seconds: float
+    """Of the FLOPs, at the peak of their dtype."""
+    memory_seconds: float
+    """Of the bytes, at the memory's bandwidth."""
+    kernel_seconds: float
+    """Of all kernels, one after another, each of which takes the longer of the two; transfers that
+    run beside kernels are not in it."""
+
+    @property
+    def overlapped_seconds(self) -> float:
+        """If all computing and moving overlap."""
+        return max(self.compute_seconds, self.memory_seconds)
+
+    @property
+    def serial_seconds(self) -> float:
+        """If kernels run one after another."""
+        return max(self.kernel_seconds, self.memory_seconds)
+
+    @property
+    def limit(self) -> str:
+        """Which takes longer, computing or moving."""
+        return "FLOPs" if self.compute_seconds >= self.memory_seconds else "memory"
+
+
+class Goal(NamedTuple):
+    """What a share of the peak takes: seconds of a step."""
+
+    allowed: float
+    """For the whole step."""
+    matmuls: float
+    """Of all matmuls at their peak, including recomputation."""
+    rest: float
+    """Of everything else at its least: the serial time of all parts, less `matmuls`."""
+
+    @property
+    def room(self) -> float:
+        """What everything else may take; below 0 if the matmuls alone take too long."""
+        return self.allowed - self.matmuls
+
+    @property
+    def is_possible(self) -> bool:
+        return self.rest <= self.room
+
+    @property
+    def matmul_share(self) -> float:
+        """Share of their peak that the matmuls must reach, if everything else is at its least."""
+        return self.matmuls / (self.allowed - self.rest)
+
+
+class Roofline(NamedTuple):
+    """The least time of a step on each device. Links between devices are not in it."""
+
+    parts: dict[str, Work]
+    """By part of the step; none that has neither FLOPs nor bytes."""
+    flops: StepFlops
+    """From the configs."""
+    peak: float
+    """FLOP/s in the step's dtype."""
+
+    @property
+    def overlapped_seconds(self) -> float:
+        """If all computing and moving within a part overlap."""
+        return sum(work.overlapped_seconds for work in self.parts.values())
+
+    @property
+    def serial_seconds(self) -> float:
+        """If kernels run one after another."""
+        return sum(work.serial_seconds for work in self.parts.values())
+
+    @property
+    def total(self) -> Work:
+        return _sum(self.parts.values())
+
+    @property
+    def flops_ratio(self) -> float:
+        """FLOPs of the model's matmuls in the program, without those of the optimizer, as a share
+        of what the configs give. A check: 1 if the two agree."""
+        model = (work.flops for part, work in self.parts.items() if part != OPTIMIZER)
+        return sum(model) / self.flops.planned
+
+    def utilization(self, seconds: float) -> float:
+        """Return the model FLOPs utilization of a step that takes this long."""
+        return self.flops.model / self.peak / seconds
+
+    def goal(self, utilization: float = TARGET) -> Goal:
+        """Return what this utilization takes."""
+        matmuls = self.total.compute_seconds
+        allowed = self.flops.model / self.peak / utilization
+        return Goal(allowed, matmuls, self.serial_seconds - matmuls)
+
+
+def roofline(program: Program, hardware: Hardware, flops: StepFlops) -> Roofline:
+    """Return the least time of a compiled step.
+
+    Each branch of a conditional counts as if it always ran.
+
+    Args:
+        hardware: whose peaks are known.
+
+    Raises:
+        ValueError: XLA does not know how many times a loop runs, or the text has a matmul that
+            cannot be counted.
+    """
+    peak = hardware.peak(flops.dtype)
+    assert peak is not None
+    module = Module.parse(program)
+    found: dict[str, list[Work]] = defaultdict(list)
+    kernel_bytes = 0
+    for computation, instruction, trips in _scheduled(module, module.entry):
+        part = part_of(module, computation, instruction)
+        if part == ATTENTION and is_kernel(instruction.target):
+            kernel_bytes += trips * moved_bytes(module, computation, instruction)
+        else:
+            found[part].append(_work_of(module, computation, instruction, trips, hardware))
+    if kernel_bytes:
+        compute = flops.attention / peak
+        found[ATTENTION].append(_kernel(hardware, kernel_bytes, flops.attention, compute))
+    works = {part: _sum(found[part]) for part in PARTS if part in found}
+    return Roofline({part: work for part, work in works.items() if any(work)}, flops, peak)
+
+
+def step_roofline(forecast: Forecast, step: CompiledStep) -> Roofline | None:
+    """Return the least time of a run's step; None if it does not fit into memory.
+
+    Raises:
+        UserError: its program cannot be counted.
+    """
+    if isinstance(step.result, str):
+        return None
+    try:
+        return roofline(step.result.program, forecast.hardware, step_flops(forecast))
+    except ValueError as error:
+        raise UserError(f"--roofline: {error}") from None
+
+
+def _scheduled(
+    module: Module, computation: str, trips: int = 1
+) -> Iterator[tuple[str, Instruction, int]]:
+    """Yield the instructions that run, with their computations and how many times they run."""
+    for instruction in module.computations[computation]:
+        if instruction.opcode not in (*CONTROL_FLOW, "async-start"):
+            yield computation, instruction, trips
+            continue
+        is_loop = instruction.opcode == "while"
+        times = trip_count(module, computation, instruction) if is_loop else 1
+        if times is None:
+            raise ValueError(f"{instruction}: XLA does not know how many times this loop runs")
+        for _, called in instruction.called():
+            yield from _scheduled(module, called, trips * times)
+
+
+def _work_of(
+    module: Module, computation: str, instruction: Instruction, trips: int, hardware: Hardware
+) -> Work:
+    """Return the work of an instruction that runs so many times."""
+    flops, compute = 0, 0.0
+    for matmul in matmuls_of(module, computation, instruction):
+        peak = hardware.flops if matmul.bits <= 16 else hardware.float32_flops
+        assert peak is not None
+        flops += trips * matmul.flops
+        compute += trips * matmul.flops / peak
+    moved = trips * moved_bytes(module, computation, instruction)
+    work = _kernel(hardware, moved, flops, compute)
+    runs_beside_kernels = instruction.opcode.endswith("-start")
+    return work._replace(kernel_seconds=0) if runs_beside_kernels else work
+
+
+def _kernel(hardware: Hardware, moved: float, flops: float, compute: float) -> Work:
+    """Return the work of a kernel.
+
+    Args:
+        moved: bytes.
+        compute: seconds of its FLOPs.
+    """
+    assert hardware.bandwidth is not None
+    memory = moved / hardware.bandwidth
+    return Work(flops, moved, compute, memory, max(compute, memory))
+
+
+def _sum(works: Iterable[Work]) -> Work:
+    return Work(*map(sum, zip(*works, strict=True)))
