@@ -11,6 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import rungs
+
 ROOT = Path(__file__).resolve().parents[1]
 SITE = ROOT / "docs_site"
 PAGES = SITE / "pages"
@@ -18,9 +20,11 @@ IMAGES = ROOT / "docs" / "images"
 OUTSIDE_DOCS = {
     "README.md": "index.md",
     "runs/README.md": "ladder.md",
+    "notebooks/README.md": "notebooks.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
 }
+ABOUT_NAMES = "The names of `import rungs`, such as `rungs.load_model`, by where they are defined."
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^()\s]+)\)")
 CODE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 
@@ -67,8 +71,11 @@ def with_own_links(text: str, source: Path, pages: dict[Path, Path]) -> str:
 
 
 def write_reference() -> None:
-    """Write a page for each package, with the docstrings of its modules."""
-    lines = ["# Packages", ""]
+    """Write a page of the names in `rungs`, and one for each package, with the docstrings of its
+    modules."""
+    names = (f"::: {getattr(rungs, name).__module__}.{name}" for name in rungs.__all__)
+    write(Path("reference/rungs.md"), "\n\n".join(["# rungs", ABOUT_NAMES, *names]) + "\n")
+    lines = ["# Packages", "", "- [`rungs`](rungs.md): the names that `import rungs` has"]
     for package in sorted(path for path in (ROOT / "rungs").iterdir() if path.is_dir()):
         modules = [module_name(path) for path in sorted(package.rglob("*.py"))]
         if not modules:

@@ -72,16 +72,15 @@ TRAIN = {
 }
 
 
-def make_run(name: str) -> Path:
+def make_run(run: Path, train: dict[str, object], model: dict[str, object]) -> Path:
     """Write the two files of a run."""
-    run = WORK / name
     run.mkdir()
-    (run / "model.json").write_text(json.dumps(MODEL, indent=2))
-    (run / "train.json").write_text(json.dumps(TRAIN, indent=2))
+    (run / "model.json").write_text(json.dumps(model, indent=2))
+    (run / "train.json").write_text(json.dumps(train, indent=2))
     return run
 
 
-run = make_run("a-to-a")
+run = make_run(WORK / "a-to-a", TRAIN, MODEL)
 run_command("train.py", run, *DATASETS)
 
 # %% [markdown]
@@ -96,16 +95,16 @@ steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitl
 print(json.dumps(steps[-1], indent=2))
 
 
-def losses(run: Path) -> np.ndarray:
+def losses_of(run: Path) -> np.ndarray:
     """Return the loss of each step: one line of metrics.jsonl each."""
     lines = (run / "metrics.jsonl").read_text().splitlines()
     return np.asarray([json.loads(line)["train_loss"] for line in lines])
 
 
-print(f"loss: {losses(run)[0]:.2f} at first, which is ln 512 = {np.log(512):.2f}: pure guessing")
-print(f"loss: {losses(run)[-1]:.4f} at the end")
-assert abs(losses(run)[0] - np.log(512)) < 0.1
-assert losses(run)[-1] < 0.1
+print(f"loss: {losses_of(run)[0]:.2f} at first, which is ln 512 = {np.log(512):.2f}: pure guessing")
+print(f"loss: {losses_of(run)[-1]:.4f} at the end")
+assert abs(losses_of(run)[0] - np.log(512)) < 0.1
+assert losses_of(run)[-1] < 0.1
 
 # %% [markdown]
 # The model has never seen this verse, and repeats it token for token.
@@ -125,25 +124,26 @@ assert repeated == verse
 # catch, as soon as it has a checkpoint. Then we give the same command once more.
 
 # %%
-killed = make_run("killed")
+killed = make_run(WORK / "killed", TRAIN, MODEL)
 command = [sys.executable, str(ROOT / "train.py"), str(killed), *map(str, DATASETS)]
 process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 while not (killed / "checkpoints" / "latest").exists():
+    assert process.poll() is None, "training ended before its first checkpoint"
     time.sleep(0.02)
 process.send_signal(signal.SIGKILL)
 process.wait()
-print("killed after step", len(losses(killed)) - 1)
+print("killed after step", len(losses_of(killed)) - 1)
 run_command("train.py", killed, *DATASETS)
 
 # %%
-plt.plot(losses(run), label="never stopped")
-plt.plot(losses(killed), "--", label="killed and resumed")
+plt.plot(losses_of(run), label="never stopped")
+plt.plot(losses_of(killed), "--", label="killed and resumed")
 plt.yscale("log")
 plt.xlabel("step")
 plt.ylabel("loss in nats")
 plt.legend()
 plt.show()
-assert (losses(run) == losses(killed)).all()
+assert (losses_of(run) == losses_of(killed)).all()
 weights = [rungs.load_model(folder).head.kernel[...] for folder in (run, killed)]
 assert (weights[0] == weights[1]).all()
 print("losses and weights are equal, bit for bit")
@@ -159,14 +159,15 @@ run_command(
 )
 run_command("charts.py", run, WORK / "slow", "--page", WORK / "compare.html")
 for folder in (run, WORK / "slow"):
-    plt.plot(losses(folder), label=folder.name)
+    plt.plot(losses_of(folder), label=folder.name)
 plt.yscale("log")
 plt.xlabel("step")
 plt.ylabel("loss in nats")
 plt.legend()
 plt.show()
-assert losses(WORK / "slow")[-1] > losses(run)[-1]
+assert losses_of(WORK / "slow")[-1] > losses_of(run)[-1]
 shutil.rmtree(WORK)
 
 # %% [markdown]
-# Next: [GPT-2](02_gpt2.py), or climb [the ladder](../runs/README.md).
+# The other notebooks import such helpers from [tools.py](tools.py). Next: [GPT-2](02_gpt2.py), or
+# climb [the ladder](../runs/README.md).

@@ -16,7 +16,8 @@
 # is the plainest of the families: learned positions, LayerNorm, attention with biases, a GELU
 # feed-forward layer, and an output head that is the embedding once more. In this notebook we write
 # its forward pass from scratch, import published weights, compare every hidden state with
-# `transformers`, generate, and switch off one component after the other.
+# `transformers`, generate, write the loop that trains it, and switch off one component after the
+# other.
 
 # %%
 import functools
@@ -26,6 +27,8 @@ import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
+import optax
+from flax import nnx
 from tools import (
     FIXTURES,
     activations_of_transformers,
@@ -33,6 +36,7 @@ from tools import (
     run_command,
     show_differences,
     show_generation,
+    text_tokens,
     work_folder,
 )
 
@@ -121,7 +125,7 @@ assert jnp.allclose(logits_BSV, model(tokens_BS), atol=1e-5)
 show_differences(model, expected)
 
 # %% [markdown]
-# ## 4. Text, and the key/value cache
+# ## 4. Tokens, and the key/value cache
 #
 # Generating a token needs the keys and values of all tokens before it. They don't change, so they
 # are kept: with the cache a new token costs one row of each matmul instead of the whole sequence
@@ -141,16 +145,72 @@ plt.legend()
 plt.show()
 
 # %% [markdown]
-# ## 5. What each component does
+# ## 5. Training
 #
-# Train the model with one component switched off at a time, on the documentation of Rungs, for a
-# few seconds each. Two hundred steps show what a component does for the start of training, not for
-# its end. [The ladder](../runs/README.md) compares whole runs.
+# Everything above had random weights. Here is what gives a model better ones: a loss, its gradient,
+# an update, and again with other text. The text is the documentation of Rungs, as token ids of a
+# BPE with 512 tokens.
 
 # %%
 small = functools.partial(
     rungs.ModelConfig, vocab_size=512, context_length=64, emb_dim=64, n_layers=2, n_heads=4
 )
+tokens = text_tokens(512)
+learner = rungs.GPT(small(), jax.random.key(0))
+STEPS = 200
+
+# The learning rate rises for 20 steps, the warm-up, and then falls along a cosine.
+schedule = optax.warmup_cosine_decay_schedule(0, 3e-3, STEPS // 10, STEPS)
+# A gradient longer than 1 is scaled down; AdamW makes a step of it.
+rule = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule))
+# The optimizer keeps the state of the rule: two moments for each parameter.
+optimizer = nnx.Optimizer(learner, rule, wrt=nnx.Param)
+
+
+def loss(model: rungs.GPT, batch_BS: jax.Array) -> jax.Array:
+    """Return the mean of −ln(probability of the right token), in nats."""
+    inputs_BS, targets_BS = batch_BS[:, :-1], batch_BS[:, 1:]  # each target is the next token
+    log_probs_BSV = jax.nn.log_softmax(model(inputs_BS))
+    return -jnp.take_along_axis(log_probs_BSV, targets_BS[..., None], axis=-1).mean()
+
+
+@nnx.jit
+def step(model: rungs.GPT, optimizer: nnx.Optimizer, batch_BS: jax.Array) -> jax.Array:
+    """Update the model once, and return the loss before."""
+    value, gradient = nnx.value_and_grad(loss)(model, batch_BS)  # one pass forward, one backward
+    optimizer.update(model, gradient)
+    return value
+
+
+losses, draws = [], np.random.default_rng(0)
+for _ in range(STEPS):
+    # A batch is 16 sequences from random places of the text, with one token more for the targets.
+    starts = draws.integers(0, len(tokens) - 65, 16)
+    batch_BS = np.stack([tokens[start : start + 65] for start in starts])
+    losses.append(step(learner, optimizer, jnp.asarray(batch_BS)))
+
+plt.plot(losses)
+plt.axhline(np.log(512), color="0.7", linestyle=":", label="guessing: ln 512")
+plt.xlabel("step")
+plt.ylabel("loss in nats")
+plt.legend()
+plt.show()
+assert abs(losses[0] - np.log(512)) < 0.2
+assert losses[-1] < losses[0] - 2
+
+# %% [markdown]
+# `train.py` does the same, and besides that what a long run needs: validation, checkpoints,
+# resuming, several devices. From here on the notebooks import this loop from
+# [tools.py](tools.py).
+
+# %% [markdown]
+# ## 6. What each component does
+#
+# Train the model with one component switched off at a time, on the same text, for a few seconds
+# each. Two hundred steps show what a component does for the start of training, not for its end.
+# [The ladder](../runs/README.md) compares whole runs.
+
+# %%
 means = compare_briefly(
     {
         "GPT-2": small(),

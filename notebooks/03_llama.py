@@ -11,11 +11,12 @@
 # %% [markdown]
 # # Llama
 #
-# Llama ([Touvron et al. 2023](https://arxiv.org/abs/2302.13971)) changes four parts of GPT-2:
+# Llama ([Touvron et al. 2023](https://arxiv.org/abs/2302.13971)) changes five parts of GPT-2:
 # positions become rotations (RoPE), LayerNorm becomes RMSNorm, the feed-forward layer gets a gate
-# (SwiGLU), and biases go. Later versions share keys and values among heads (grouped-query
-# attention). OpenLLaMA is an open reproduction with the same architecture. We write it from
-# scratch, compare it with `transformers`, and look at what Llama 3 did to RoPE.
+# (SwiGLU), biases go, and the head has weights of its own. Later versions share keys and values
+# among heads (grouped-query attention). OpenLLaMA is an open reproduction with the same
+# architecture. We write it from scratch, compare it with `transformers`, and look at what Llama 3
+# did to RoPE.
 
 # %%
 import functools
@@ -139,7 +140,7 @@ plt.show()
 show_differences(model, expected)
 
 # %% [markdown]
-# ## 4. Text
+# ## 4. Generation
 #
 # Greedy tokens are those of `transformers`, and the same with the key/value cache and without it:
 # [GPT-2](02_gpt2.py) shows what the cache saves.
@@ -148,7 +149,7 @@ show_differences(model, expected)
 show_generation(model, expected)
 
 # %% [markdown]
-# ## Llama 3's RoPE
+# ## 5. Llama 3's RoPE
 #
 # Llama 3.1 stretched a context of 8,192 tokens to 131,072: it divides low frequencies by 8, leaves
 # high ones alone, and blends those in between. Slow rotations had never made a full turn during
@@ -156,12 +157,12 @@ show_generation(model, expected)
 # which must not change. This is `rope_scaling` in `model.json`.
 
 # %%
-llama3 = functools.partial(
+llama3 = functools.partial(  # Llama 3.1 8B
     rungs.ModelConfig,
     vocab_size=128_256,
     context_length=131_072,
-    emb_dim=2048,
-    n_layers=16,
+    emb_dim=4096,
+    n_layers=32,
     n_heads=32,
     positions="rope",
     rope_theta=500_000.0,
@@ -185,7 +186,7 @@ assert np.isclose((scaled_R / plain_R)[-1], 1 / 8)
 assert np.isclose((scaled_R / plain_R)[0], 1)
 
 # %% [markdown]
-# ## 5. What each component does
+# ## 6. What each component does
 #
 # Train the model with one component switched off at a time, on the documentation of Rungs, for a
 # few seconds each. Two hundred steps show what a component does for the start of training, not for

@@ -50,7 +50,8 @@ kinds = list(config.layer_kinds())
 print(kinds)
 
 # %%
-LOAD_FROM_HUB = False  # needs the network and disk space for the weights
+# needs the network, 5 GB, `hf auth login`, and the terms accepted on the model's page
+LOAD_FROM_HUB = False
 
 if LOAD_FROM_HUB:
     run_command("pretrained.py", "import", "google/gemma-2-2b", "runs/gemma2")
@@ -59,8 +60,8 @@ if LOAD_FROM_HUB:
 # %% [markdown]
 # ## 2. From scratch
 #
-# A soft cap squeezes numbers into (−c, c): c · tanh(x / c). Near 0 it changes nothing, and no
-# score can grow so large that its softmax has no gradient.
+# A soft cap squeezes numbers into (−c, c): c · tanh(x / c). Near 0 it changes almost nothing,
+# and no score can leave ±c, so scores can't grow without limit.
 
 
 # %%
@@ -94,12 +95,12 @@ def rms_norm(scale_D: jax.Array, x_BSD: jax.Array) -> jax.Array:
 
 def mask_of(kind: str, length: int) -> jax.Array:
     """True where a query may attend to a key."""
-    ahead_ST = jnp.arange(length)[:, None] - jnp.arange(length)
+    behind_ST = jnp.arange(length)[:, None] - jnp.arange(length)
     window = config.sliding_window if kind == "sliding" else length
-    return (ahead_ST >= 0) & (ahead_ST < window)
+    return (behind_ST >= 0) & (behind_ST < window)
 
 
-def attention(x_BSD: jax.Array, layer: int) -> jax.Array:
+def attention(x_BSD: jax.Array, layer: int, kind: str) -> jax.Array:
     part = model.blocks.attention
     query_BSNH, key_BTKH, value_BTKH = (
         jnp.einsum("bsd,dnh->bsnh", x_BSD, p.kernel[...][layer])
@@ -112,7 +113,7 @@ def attention(x_BSD: jax.Array, layer: int) -> jax.Array:
     scores_BNST = soft_cap(
         scores_BNST / np.sqrt(config.query_pre_attn_scalar), config.attention_soft_cap
     )
-    mask_ST = mask_of(kinds[layer], x_BSD.shape[1])
+    mask_ST = mask_of(kind, x_BSD.shape[1])
     weights_BNST = jax.nn.softmax(jnp.where(mask_ST, scores_BNST, -jnp.inf))
     y_BSNH = jnp.einsum("bnst,btnh->bsnh", weights_BNST, value_BTNH)
     return jnp.einsum("bsnh,nhd->bsd", y_BSNH, part.output.kernel[...][layer])
@@ -124,18 +125,18 @@ def feed_forward(x_BSD: jax.Array, layer: int) -> jax.Array:
     return (gate_BSF * (x_BSD @ part.up.kernel[...][layer])) @ part.down.kernel[...][layer]
 
 
+def normed(norm: object, layer: int, x_BSD: jax.Array) -> jax.Array:
+    return rms_norm(norm.scale[...][layer], x_BSD)
+
+
 def gemma(tokens_BS: jax.Array) -> jax.Array:
     embedding_VD, blocks = model.token_embedding.embedding[...], model.blocks
     x_BSD = embedding_VD[tokens_BS] * np.sqrt(config.emb_dim)
-    for layer in range(config.n_layers):
-
-        def normed(norm: object, x: jax.Array, layer: int = layer) -> jax.Array:
-            return rms_norm(norm.scale[...][layer], x)
-
-        y_BSD = attention(normed(blocks.attention_norm, x_BSD), layer)
-        x_BSD += normed(blocks.attention_output_norm, y_BSD)
-        y_BSD = feed_forward(normed(blocks.feed_forward_norm, x_BSD), layer)
-        x_BSD += normed(blocks.feed_forward_output_norm, y_BSD)
+    for layer, kind in enumerate(kinds):
+        y_BSD = attention(normed(blocks.attention_norm, layer, x_BSD), layer, kind)
+        x_BSD += normed(blocks.attention_output_norm, layer, y_BSD)
+        y_BSD = feed_forward(normed(blocks.feed_forward_norm, layer, x_BSD), layer)
+        x_BSD += normed(blocks.feed_forward_output_norm, layer, y_BSD)
     x_BSD = rms_norm(model.final_norm.scale[...], x_BSD)
     return soft_cap(x_BSD @ embedding_VD.T, config.final_soft_cap)
 
@@ -156,20 +157,16 @@ assert jnp.allclose(logits_BSV, model(tokens_BS), atol=1e-5)
 
 
 # %%
-def influence(kinds_now: list[str]) -> np.ndarray:
+def influence(kinds: list[str]) -> np.ndarray:
     """Return, for each position, the gradient of the last position's output."""
-    global kinds
-    before, kinds = kinds, kinds_now
     embedded_BSD = jax.random.normal(jax.random.key(0), (1, 24, config.emb_dim))
 
     def last(x_BSD: jax.Array) -> jax.Array:
-        for layer in range(config.n_layers):
-            x_BSD = x_BSD + attention(x_BSD, layer)
+        for layer, kind in enumerate(kinds):
+            x_BSD = x_BSD + attention(x_BSD, layer, kind)
         return x_BSD[0, -1].sum()
 
-    gradient = np.abs(np.asarray(jax.grad(last)(embedded_BSD)))[0].max(-1)
-    kinds = before
-    return gradient
+    return np.abs(np.asarray(jax.grad(last)(embedded_BSD)))[0].max(-1)
 
 
 window = config.sliding_window
@@ -195,7 +192,7 @@ assert (alternating > 0).all()
 show_differences(model, expected)
 
 # %% [markdown]
-# ## 4. Text
+# ## 4. Generation
 #
 # Greedy tokens are those of `transformers`, and the same with the key/value cache and without it:
 # [GPT-2](02_gpt2.py) shows what the cache saves.

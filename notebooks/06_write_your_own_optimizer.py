@@ -18,7 +18,6 @@
 # through `train.py`.
 
 # %%
-import json
 import os
 import subprocess
 import sys
@@ -30,7 +29,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import optax
 from flax import nnx
-from tools import ROOT, run_command, work_folder
+from tools import docs_dataset, losses_of, make_run, run_command, work_folder
 
 WORK = work_folder("optimizer")
 
@@ -127,11 +126,11 @@ plt.show()
 
 
 # %%
-def add_our_weight_decay(rate: float) -> optax.GradientTransformation:
-    """Add rate × parameter to each direction."""
+def add_our_weight_decay(decay: float) -> optax.GradientTransformation:
+    """Add decay × parameter to each direction."""
 
     def update(directions: Any, params: Any) -> Any:
-        return jax.tree.map(lambda d, p: d + rate * p, directions, params)
+        return jax.tree.map(lambda d, p: d + decay * p, directions, params)
 
     return optax.stateless(update)
 
@@ -283,10 +282,7 @@ install = ("uv", "pip", "install", "--quiet", "--offline", "--python", sys.execu
 subprocess.run([*install, "--target", WORK / "installed", package], check=True)
 os.environ["PYTHONPATH"] = str(WORK / "installed")
 datasets = ("--datasets-dir", WORK / "datasets")
-texts = sorted(ROOT.glob("docs/*.md"))
-run_command(
-    "download_dataset.py", "--text", *texts, "--name", "docs", "--vocab-size", 512, *datasets
-)
+docs_dataset(WORK / "datasets")
 
 # %%
 MODEL = {"vocab_size": 512, "context_length": 64, "emb_dim": 64, "n_layers": 1, "n_heads": 2}
@@ -301,29 +297,20 @@ TRAIN = {
     "compute_dtype": "float32",
 }
 for name in ("adamw", "our_adam"):
-    run = WORK / name
-    run.mkdir()
-    (run / "model.json").write_text(json.dumps(MODEL))
-    (run / "train.json").write_text(json.dumps(TRAIN | {"optimizer": name}))
-
+    run = make_run(WORK / name, TRAIN | {"optimizer": name}, MODEL)
     run_command("train.py", run, *datasets, "--quiet")
 
-
 # %%
-def losses(name: str) -> np.ndarray:
-    lines = (WORK / name / "metrics.jsonl").read_text().splitlines()
-    return np.asarray([json.loads(line)["train_loss"] for line in lines])
-
-
-for name, style in (("adamw", "-"), ("our_adam", "--")):
-    plt.plot(losses(name), style, label=name)
+adamw_losses, our_losses = losses_of(WORK / "adamw"), losses_of(WORK / "our_adam")
+plt.plot(adamw_losses, label="adamw")
+plt.plot(our_losses, "--", label="our_adam")
 plt.xlabel("step")
 plt.ylabel("loss")
 plt.legend()
 plt.show()
-difference = np.abs(losses("adamw") - losses("our_adam")).max()
+difference = np.abs(adamw_losses - our_losses).max()
 print(f"largest difference of the losses: {difference:.1e}")
-assert losses("our_adam")[-1] < losses("our_adam")[0] - 1
+assert our_losses[-1] < our_losses[0] - 1
 assert difference < 0.01  # rounding, grown over the steps
 
 # %% [markdown]

@@ -11,8 +11,8 @@
 # %% [markdown]
 # # Memory, FLOPs and muP
 #
-# What will a run take? And which learning rate will a larger model want? Both can be known from a
-# small computer. We count parameters, memory and FLOPs by hand, compare them with what the
+# What will a run take? And which learning rate will a larger model want? You can find out both on
+# a small computer. We count parameters, memory and FLOPs by hand, compare them with what the
 # compiler says, and check with a *coordinate check* that muP keeps activations equally large at
 # any width.
 
@@ -24,7 +24,7 @@ import sys
 import matplotlib.pyplot as plt
 import numpy as np
 from IPython.display import Image, display
-from tools import ROOT, run_command, work_folder
+from tools import ROOT, docs_dataset, make_run, run_command, work_folder
 
 import rungs
 from rungs.config.sharding_config import ShardingConfig
@@ -154,11 +154,7 @@ for remat in ("none", "dots", "full"):
 # each activation's size: it should be near 0.
 
 # %%
-texts = sorted(ROOT.glob("docs/*.md"))
-datasets = ("--datasets-dir", WORK / "datasets")
-run_command(
-    "download_dataset.py", "--text", *texts, "--name", "docs", "--vocab-size", 512, *datasets
-)
+docs_dataset(WORK / "datasets")
 MODEL = {"vocab_size": 512, "context_length": 64, "emb_dim": 64, "n_layers": 2, "n_heads": 2}
 TRAIN = {
     "dataset": "docs",
@@ -169,11 +165,9 @@ TRAIN = {
     "weight_decay": 0,
     "checkpoint_interval": 1000,
 }
-run = WORK / "mup"
-run.mkdir()
-(run / "model.json").write_text(json.dumps(MODEL | {"mup": {"base_emb_dim": 64}}))
-(run / "train.json").write_text(json.dumps(TRAIN))
-run_command("mup.py", "check", run, "--widths", "64,128,256", *datasets)
+run = make_run(WORK / "mup", TRAIN, MODEL | {"mup": {"base_emb_dim": 64}})
+options = ("--widths", "64,128,256", "--datasets-dir", WORK / "datasets")
+run_command("mup.py", "check", run, *options)
 display(Image(str(run / "coordinate-check.png"), width=700))
 
 # %% [markdown]

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
-from tools import FIXTURES, ROOT, run_command, work_folder
+from tools import FIXTURES, docs_dataset, losses_of, make_run, metrics_of, run_command, work_folder
 
 import rungs
 from rungs.checkpointing.published import load_chat_template
@@ -33,17 +33,6 @@ from rungs.data.chats.messages import Message
 
 WORK = work_folder("chat")
 DATASETS = ("--datasets-dir", WORK / "datasets")
-
-
-def make_run(name: str, train: dict[str, object], model: dict[str, object] | None = None) -> Path:
-    """Write the files of a run; an imported model has its model.json already."""
-    run = WORK / name
-    run.mkdir(exist_ok=True)
-    if model:
-        (run / "model.json").write_text(json.dumps(model))
-    (run / "train.json").write_text(json.dumps(train))
-    return run
-
 
 # %% [markdown]
 # ## 1. A published chat model
@@ -95,13 +84,12 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 (WORK / "template.jinja").write_text(TEMPLATE)
-tokenizer = ("--tokenizer", FIXTURES.parent / "tokenizers" / "qwen" / "tokenizer.json", *DATASETS)
-texts = sorted(ROOT.glob("docs/*.md"))
-run_command("download_dataset.py", "--text", *texts, "--name", "docs", *tokenizer)
+tokenizer = FIXTURES.parent / "tokenizers" / "qwen" / "tokenizer.json"
+docs_dataset(WORK / "datasets", tokenizer=tokenizer)
 chats = ("--chats", WORK / "known.jsonl", "--chat-template", WORK / "template.jinja")
-run_command("download_dataset.py", *chats, "--name", "known", *tokenizer)
+run_command("download_dataset.py", *chats, "--name", "known", "--tokenizer", tokenizer, *DATASETS)
 base = make_run(
-    "base",
+    WORK / "base",
     {
         "dataset": {"docs": 1, "known": 3},
         "documents": "separate",
@@ -202,14 +190,15 @@ assert percent_right(before_tuning, "The {}.") > 80
 # %% [markdown]
 # ## 4. Fine-tune: all weights, or adapters
 #
-# We want it to answer like a sailor, and have 300 conversations that show how. LoRA ([Hu et al.
-# 2021](https://arxiv.org/abs/2106.09685)) freezes each weight W and trains two small matrices
+# We want it to answer like a sailor, and have about 300 conversations that show how. LoRA ([Hu et
+# al. 2021](https://arxiv.org/abs/2106.09685)) freezes each weight W and trains two small matrices
 # beside it, x·W + (alpha ÷ rank)·x·A·B. It takes a larger learning rate, and less memory: there are
 # gradients and moments only for A and B.
 
 # %%
 SAILOR = "Ahoy! It be the {}, matey."
-write_chats(WORK / "sailor.jsonl", draw_questions(300), SAILOR)
+sailor = {asked: word for asked, word in draw_questions(300).items() if asked not in held_out}
+write_chats(WORK / "sailor.jsonl", sailor, SAILOR)
 chats = ("--chats", WORK / "sailor.jsonl", "--name", "sailor", "--tokenizer", imported)
 run_command("download_dataset.py", *chats, *DATASETS)
 TUNE = {
@@ -226,19 +215,15 @@ TUNE = {
 }
 EVERYWHERE = ["query", "key", "value", "output", "gate", "up", "down"]
 LORA = {"rank": 4, "alpha": 8, "targets": EVERYWHERE}
-full = make_run("full", TUNE | {"learning_rate": 0.001})
-lora = make_run("lora", TUNE | {"learning_rate": 0.005, "lora": LORA})
+full = make_run(WORK / "full", TUNE | {"learning_rate": 0.001})
+lora = make_run(WORK / "lora", TUNE | {"learning_rate": 0.005, "lora": LORA})
 for run in (full, lora):
     run_command("train.py", run, *DATASETS)
 
 # %%
 RUNS = {"all weights": full, "LoRA": lora}
-metrics = {
-    name: [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    for name, run in RUNS.items()
-}
-for name, steps in metrics.items():
-    plt.plot([step["train_loss"] for step in steps], label=name)
+for name, run in RUNS.items():
+    plt.plot(losses_of(run), label=name)
 plt.yscale("log")
 plt.xlabel("step")
 plt.ylabel("loss of the answers, in nats")
@@ -256,9 +241,8 @@ right, docs_losses = {"before": percent_right(before_tuning, SAILOR)}, {}
 for name, run in RUNS.items():
     answers = answers_of(run)
     right[name] = percent_right(answers, SAILOR)
-    validated = [
-        step["validation_losses"]["docs"] for step in metrics[name] if "validation_losses" in step
-    ]
+    steps = metrics_of(run)
+    validated = [step["validation_losses"]["docs"] for step in steps if "validation_losses" in step]
     docs_losses["before"], docs_losses[name] = validated[0], validated[-1]
     print(f"{name}: {next(iter(held_out))} → {next(iter(answers.values()))}")
 

@@ -165,6 +165,13 @@ assert worked[-1] > 80 > 40 > worked[0]
 assert right[-1] > right[0] + 15
 
 # %% [markdown]
+# Any step can be sampled again, from the weights before it: its texts, rewards and gradient are the
+# same, bit for bit.
+
+# %%
+run_command("reinforce.py", reinforced, "--replay", "step-000013")
+
+# %% [markdown]
 # ## 4. What a careless verifier gets
 #
 # A model learns to do what is paid, not what was meant. This verifier pays right answers most, and
@@ -239,5 +246,5 @@ if LOAD_FROM_HUB:
     run_command("reinforce.py", qwen)
 
 # %% [markdown]
-# More, such as tasks and verifiers of your own, and `--replay`, which samples a step again bit for
-# bit: [Reinforcement learning](../docs/reinforcement.md).
+# More, such as tasks and verifiers of your own: [Reinforcement
+# learning](../docs/reinforcement.md).

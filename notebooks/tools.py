@@ -1,10 +1,13 @@
-"""What several notebooks do: import a small model, compare it with transformers, train briefly."""
+"""What several notebooks do: make datasets and runs, compare with transformers, train briefly."""
 
 import functools
+import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -45,6 +48,34 @@ def run_command(*command: object) -> None:
     done.check_returncode()
 
 
+def docs_dataset(datasets: Path, vocab_size: int = 512, tokenizer: Path | None = None) -> None:
+    """Make a dataset of the project's own documentation, `docs`, with a new tokenizer or a given
+    one."""
+    texts = sorted(ROOT.glob("docs/*.md"))
+    size = ("--tokenizer", tokenizer) if tokenizer else ("--vocab-size", vocab_size)
+    options = ("--name", "docs", *size, "--datasets-dir", datasets)
+    run_command("download_dataset.py", "--text", *texts, *options)
+
+
+def make_run(run: Path, train: dict[str, Any], model: dict[str, Any] | None = None) -> Path:
+    """Write the two files of a run; an imported model has its model.json already."""
+    run.mkdir(exist_ok=True)
+    if model is not None:
+        (run / "model.json").write_text(json.dumps(model, indent=2))
+    (run / "train.json").write_text(json.dumps(train, indent=2))
+    return run
+
+
+def metrics_of(run: Path) -> list[dict[str, Any]]:
+    """Return what metrics.jsonl says of each step."""
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def losses_of(run: Path) -> np.ndarray:
+    """Return the training loss of each step."""
+    return np.asarray([step["train_loss"] for step in metrics_of(run)])
+
+
 def activations_of_transformers(source: Path) -> dict[str, np.ndarray]:
     """Return tokens (B, S), and the hidden states and logits that transformers computes from them:
     now if it is installed, else as recorded."""
@@ -64,7 +95,8 @@ def activations_of_transformers(source: Path) -> dict[str, np.ndarray]:
 
 
 def show_differences(model: rungs.GPT, expected: dict[str, np.ndarray]) -> None:
-    """Print the largest difference of each hidden state and of the logits, and require rounding."""
+    """Print the largest difference of each hidden state and of the logits, and assert that they are
+    no more than rounding."""
     forward = nnx.jit(lambda model, tokens_BS: model.forward(tokens_BS, keep_hidden_states=True))
     found = forward(model, jnp.asarray(expected["tokens"]))
     names = ["embedding", *(f"block {number}" for number in range(len(found.hidden_states) - 1))]
@@ -104,16 +136,24 @@ def _without_cache(model: rungs.GPT, prompt: list[int], count: int) -> list[int]
 def text_tokens(vocab_size: int) -> np.ndarray:
     """Return the project's own documentation as token ids of a small byte-level BPE."""
     folder = work_folder("text")
-    options = ("--name", "docs", "--vocab-size", vocab_size, "--datasets-dir", folder)
-    run_command("download_dataset.py", "--text", *sorted(ROOT.glob("docs/*.md")), *options)
+    docs_dataset(folder, vocab_size)
     return load_file(folder / "docs" / "train.safetensors")["tokens"].astype(np.int32)
+
+
+def random_batches(tokens: np.ndarray, length: int, steps: int, seed: int = 0) -> Iterator[Array]:
+    """Yield 16 sequences from random places of a text for each step, with one token more than
+    their length: the targets are one place ahead of the inputs."""
+    generator = np.random.default_rng(seed)
+    for _ in range(steps):
+        starts = generator.integers(0, len(tokens) - length - 1, 16)
+        yield jnp.asarray(np.stack([tokens[start : start + length + 1] for start in starts]))
 
 
 def train_briefly(
     config: rungs.ModelConfig, steps: int = 200, rate: float = 3e-3, seed: int = 0
 ) -> list[float]:
-    """Train a model on `text_tokens` with AdamW; return the loss of each step in nats."""
-    tokens = text_tokens(config.vocab_size)
+    """Train a model on `text_tokens` with AdamW, as 02_gpt2 shows; return the loss of each step in
+    nats."""
     model = rungs.GPT(config, jax.random.key(seed))
     schedule = optax.warmup_cosine_decay_schedule(0, rate, steps // 10, steps)
     rule = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule))
@@ -129,12 +169,9 @@ def train_briefly(
         optimizer.update(model, gradient)
         return value
 
-    generator = np.random.default_rng(seed)
-    losses = []
-    for _ in range(steps):
-        starts = generator.integers(0, len(tokens) - config.context_length - 1, 16)
-        batch = np.stack([tokens[s : s + config.context_length + 1] for s in starts])
-        losses.append(step(model, optimizer, jnp.asarray(batch)))
+    tokens = text_tokens(config.vocab_size)
+    batches = random_batches(tokens, config.context_length, steps, seed)
+    losses = [step(model, optimizer, batch) for batch in batches]
     return [float(loss) for loss in losses]
 
 

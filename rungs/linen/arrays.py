@@ -31,7 +31,7 @@ def read_arrays(place: Path) -> Arrays:
         place: a msgpack file, a folder with one, or an Orbax folder.
 
     Raises:
-        UserError: it is neither, or is damaged.
+        UserError: it is none of these, or is damaged.
     """
     arrays = dict(_flatten(_read(place)))
     inner = {name.removeprefix(_COLLECTION): a for name, a in arrays.items() if _is_param(name)}
@@ -56,7 +56,8 @@ def _read(place: Path) -> Mapping[str, Any]:
         sorted(path.name for path in place.iterdir() if path.is_dir()) if is_folder(place) else []
     )
     hint = f"; is it in {', '.join(inner[:5])}?" if inner else ""
-    raise UserError(f"{place}: no Linen checkpoint: neither {MSGPACK_FILE} nor Orbax's files{hint}")
+    problem = f"not a Linen checkpoint: it has neither {MSGPACK_FILE} nor Orbax's files"
+    raise UserError(f"{place}: {problem}{hint}")
 
 
 def _read_msgpack(path: Path) -> Mapping[str, Any]:

@@ -38,7 +38,8 @@ class LinenTensors:
             raise UserError(f"{place}: {error}") from None
         except (KeyError, ValueError, IndexError):
             first = ", ".join(sorted(arrays)[:5])
-            raise UserError(f"{place}: has not the layout of {family}; it has {first}, …") from None
+            problem = f"doesn't have the layout of {family}: it has {first}, …"
+            raise UserError(f"{place}: {problem}") from None
         self.specs = {
             name: TensorSpec(array.dtype.name, array.shape) for name, array in self._tensors.items()
         }

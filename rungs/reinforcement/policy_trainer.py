@@ -212,7 +212,7 @@ class PolicyTrainer:
         if self._wrong_steps == _MANY_WRONG_STEPS:
             log.warning(
                 "%d steps in a row without a correct completion, so nothing to learn from; try"
-                " easier items, a supervised warm-up, more samples or a higher temperature",
+                " easier items, supervised pretraining, more samples or a higher temperature",
                 _MANY_WRONG_STEPS,
             )
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import rungs
 from docs_site import build
 from tests.support.committed_runs import ROOT
 
@@ -20,7 +21,8 @@ def nav_pages(node: object) -> list[str]:
 def test_every_page_is_in_the_navigation() -> None:
     config = tomllib.loads((ROOT / "docs_site" / "zensical.toml").read_text())
     pages = {page.as_posix() for page in build.sources().values()}
-    assert set(nav_pages(config["project"]["nav"])) == pages | {"reference/index.md"}
+    reference = {"reference/index.md", "reference/rungs.md"}
+    assert set(nav_pages(config["project"]["nav"])) == pages | reference
 
 
 def test_links_lead_to_pages_and_to_headings() -> None:
@@ -63,6 +65,11 @@ def test_the_reference_names_every_module(tmp_path: Path, monkeypatch: pytest.Mo
     build.write_reference()
     text = (tmp_path / "reference" / "model.md").read_text()
     assert "::: rungs.model.gpt\n" in text
+    public = (tmp_path / "reference" / "rungs.md").read_text().splitlines()
+    assert [line for line in public if line.endswith(".load_model")] == [
+        "::: rungs.checkpointing.load.load_model"
+    ]
+    assert sum(line.startswith("::: ") for line in public) == len(rungs.__all__)
     assert "[`rungs.linen`](linen.md)" in (tmp_path / "reference" / "index.md").read_text()
 
 

@@ -246,7 +246,7 @@ def test_a_damaged_orbax_folder(tmp_path: Path) -> None:
 def test_a_folder_without_a_checkpoint(tmp_path: Path) -> None:
     write_orbax(tmp_path / "2b", make(models.Gemma())[0])
     line = refusal(tmp_path, tmp_path / "run", "gemma")
-    assert "neither flax_model.msgpack nor Orbax's files; is it in 2b?" in line
+    assert "it has neither flax_model.msgpack nor Orbax's files; is it in 2b?" in line
 
 
 def test_a_place_that_does_not_exist(tmp_path: Path) -> None:
