@@ -58,7 +58,7 @@ def decode(
 
         def verify(tokens_BS: Array) -> DecodingState:
             logits_BSV, caches = decoder.all_logits(weights, state, tokens_BS, state.ends_B - 1)
-            drawn_BS = draw_tokens(sampling, state, logits_BSV, tokens_BS)
+            drawn_BS = draw_tokens(sampling, state, logits_BSV)
             return keep_agreed(sampling, state._replace(caches=caches), tokens_BS, drawn_BS, last)
 
         has_draft = (is_found_B & ~state.stopped_B).any()
@@ -71,7 +71,8 @@ def decode(
 
 def find_drafts(state: DecodingState, length: int) -> tuple[Array, Array]:
     """Return draft_BP, the tokens after the latest of the longest matches of each row's last
-    n-gram, and is_found_B, whether there is one; drafts of other rows are arbitrary."""
+    n-gram, and is_found_B, whether there is one; drafts of other rows are arbitrary tokens of their
+    text."""
     find = functools.partial(_find_draft, length=length)
     draft_BP, is_found_B = jax.vmap(find)(state.tokens_BT, state.padding_B, state.ends_B)
     return draft_BP, is_found_B
@@ -89,19 +90,15 @@ def _find_draft(text_T: Array, start: Array, end: Array, length: int) -> tuple[A
     return text_T[place + jnp.arange(length) % (end - place)], matched_T[place] >= SHORTEST
 
 
-def draw_tokens(
-    sampling: Sampling, state: DecodingState, logits_BSV: Array, tokens_BS: Array
-) -> Array:
+def draw_tokens(sampling: Sampling, state: DecodingState, logits_BSV: Array) -> Array:
     """Return drawn_BS: after each of the tokens, what plain decoding would add to a text that ends
-    there."""
+    there. Drafted tokens are from the row's text, so a draft adds none to those that were seen."""
     _, length, vocab_size = logits_BSV.shape
     first_number_B = state.ends_B - 1 - state.sampling_offset
     numbers_BS = first_number_B[:, None] + jnp.arange(length)
     keys_BS = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)))(state.keys_B, numbers_BS)
-    in_pass_BSV = jax.lax.cummax(jax.nn.one_hot(tokens_BS, vocab_size, dtype=jnp.int8), axis=1)
-    seen_BSV = seen_tokens(state, vocab_size)[:, None] | (in_pass_BSV > 0)
-    draw = jax.vmap(functools.partial(next_tokens, sampling), in_axes=1, out_axes=1)
-    drawn_BS: Array = draw(logits_BSV, seen_BSV, keys_BS)
+    draw = jax.vmap(functools.partial(next_tokens, sampling), in_axes=(1, None, 1), out_axes=1)
+    drawn_BS: Array = draw(logits_BSV, seen_tokens(state, vocab_size), keys_BS)
     return drawn_BS
 
 

@@ -42,7 +42,8 @@ def test_greedy_text_is_that_of_plain_decoding(name: str) -> None:
 
 
 def test_samples_are_those_of_plain_decoding(generator: Generator) -> None:
-    for sampling in (SAMPLING, Sampling(temperature=0.6, top_p=0.9, min_p=0.01)):
+    cool = Sampling(temperature=0.6, top_p=0.9, min_p=0.01)
+    for sampling in (SAMPLING, cool, Sampling(repetition_penalty=1.05)):
         plain, ahead = (Request(40, sampling, 3, drafted) for drafted in (0, DRAFT))
         assert generator.generate(REPEATING, ahead) == generator.generate(REPEATING, plain)
 
@@ -69,6 +70,35 @@ def test_texts_beyond_the_context_are_those_of_plain_decoding() -> None:
     generator = Generator(varied_model(context_length=16))  # learned positions
     expected = generator.generate(REPEATING, Request(50))
     assert generator.generate(REPEATING, Request(50, lookahead=DRAFT)) == expected
+
+
+def test_drafts_fit_into_the_cache_after_the_last_token(generator: Generator) -> None:
+    """Prompt and new tokens fill the 32 slots that they need without lookahead."""
+    prompts = np.random.default_rng(0).integers(1, 6, (16, 16)).tolist()
+    expected = generator.generate(prompts, Request(16))
+    assert generator.generate(prompts, Request(16, lookahead=DRAFT)) == expected
+
+
+def test_a_pass_keeps_nothing_after_a_stop_token_or_a_rejected_one() -> None:
+    state: Any = DecodingState(
+        tokens_BT=jnp.zeros((3, 10), jnp.int32).at[:, 0].set(5),
+        log_probs_BT=None,
+        slot=jnp.asarray(0),
+        sampling_offset=jnp.asarray(0),
+        padding_B=jnp.zeros(3, jnp.int32),
+        ends_B=jnp.ones(3, jnp.int32),
+        stopped_B=jnp.array([False, False, True]),
+        keys_B=jnp.zeros(3),
+        caches=[],
+    )
+    tokens_BS = jnp.array([[5, 6, 7, 8]] * 3)
+    drawn_BS = jnp.array([[6, 7, 8, 9], [6, 1, 8, 9], [6, 7, 8, 9]])
+    stops = Sampling(stop_tokens=(7,))
+    kept = lookahead.keep_agreed(stops, state, tokens_BS, drawn_BS, jnp.asarray(9))
+    assert kept.ends_B.tolist() == [3, 3, 1]
+    assert kept.stopped_B.tolist() == [True, False, True]
+    assert kept.tokens_BT[:, :4].tolist() == [[5, 6, 7, 0], [5, 6, 1, 0], [5, 0, 0, 0]]
+    assert int(kept.slot) == 2
 
 
 @pytest.mark.parametrize("chunk_size", [1, 8])
@@ -173,33 +203,30 @@ def test_one_and_two_tokens_have_the_exact_probabilities(
     assert chi_square(four_symbols, sampling, count) > 1e-3  # the seed is fixed
 
 
-Draw = Callable[[Sampling, DecodingState, Array, Array], Array]
+Draw = Callable[[Sampling, DecodingState, Array], Array]
 
 
 def draw_without_removal(draw: Draw) -> Draw:
     """Return a wrong rule: what is rejected is drawn again from p, with the draft still in it."""
 
-    def draw_twice(
-        sampling: Sampling, state: DecodingState, logits_BSV: Array, tokens_BS: Array
-    ) -> Array:
+    def draw_twice(sampling: Sampling, state: DecodingState, logits_BSV: Array) -> Array:
         other = state._replace(keys_B=jax.vmap(jax.random.fold_in, (0, None))(state.keys_B, 999))
-        drawn_BS = draw(sampling, state, logits_BSV, tokens_BS)
-        again_BS = draw(sampling, other, logits_BSV, tokens_BS)
-        return jnp.where(drawn_BS == jnp.roll(tokens_BS, -1, axis=1), drawn_BS, again_BS)
+        drawn_BS, again_BS = (draw(sampling, it, logits_BSV) for it in (state, other))
+        draft_BP, _ = lookahead.find_drafts(state, drawn_BS.shape[1] - 1)
+        is_accepted_BP = drawn_BS[:, :-1] == draft_BP
+        chosen_BP = jnp.where(is_accepted_BP, draft_BP, again_BS[:, :-1])
+        return jnp.concatenate([chosen_BP, drawn_BS[:, -1:]], axis=1)
 
     return draw_twice
 
 
 def draw_too_readily(draw: Draw) -> Draw:
-    """Return a wrong rule: any draft that is possible at all is accepted."""
+    """Return a wrong rule: every draft is accepted."""
 
-    def accept(
-        sampling: Sampling, state: DecodingState, logits_BSV: Array, tokens_BS: Array
-    ) -> Array:
-        draft_BS = jnp.roll(tokens_BS, -1, axis=1)
-        drawn_BS = draw(sampling, state, logits_BSV, tokens_BS)
-        in_draft_S = jnp.arange(draft_BS.shape[1]) < draft_BS.shape[1] - 1
-        return jnp.where(in_draft_S, draft_BS, drawn_BS)
+    def accept(sampling: Sampling, state: DecodingState, logits_BSV: Array) -> Array:
+        drawn_BS = draw(sampling, state, logits_BSV)
+        draft_BP, _ = lookahead.find_drafts(state, drawn_BS.shape[1] - 1)
+        return jnp.concatenate([draft_BP, drawn_BS[:, -1:]], axis=1)
 
     return accept
 
