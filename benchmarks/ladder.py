@@ -41,7 +41,7 @@ ADDS = {
     "feed-forward": "a GELU feed-forward layer",
     "layers": "four layers instead of one",
     "swiglu": "Llama's layers: a gated feed-forward layer of the same size, RMSNorm, no biases",
-    "mup-rate": "muP, and the learning rate that is best at half the width",
+    "mup-rate": "muP, and a learning rate of 0.01 instead of 0.003",
     "qk-norm": "RMSNorm of queries and keys",
     "experts": "four experts of half the size, two per token",
 }
