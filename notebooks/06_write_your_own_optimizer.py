@@ -290,6 +290,7 @@ TRAIN = {
     "dataset": "docs",
     "min_train_tokens": -1,
     "epochs": 2,
+    "shuffle": True,
     "microbatch_size": 16,
     "validation_tokens": 4096,
     "learning_rate": 0.003,
