@@ -137,7 +137,8 @@ class MixtureOfExperts(nnx.Module):
         """Return y_MD in float32, from every token through every expert. Experts that were not
         chosen have 0 in place of their values, which may be infinite in 16 bits."""
         is_chosen_MKE = jax.nn.one_hot(chosen_MK, self.n_experts)
-        weights_ME = jnp.einsum("mk,mke->me", weights_MK, is_chosen_MKE)
+        own_MK = collectives.to_varying(weights_MK, TENSOR)
+        weights_ME = jnp.einsum("mk,mke->me", own_MK, is_chosen_MKE)
         is_chosen_ME1 = is_chosen_MKE.any(axis=1)[..., None]
 
         def of_chosen(linear: ExpertLinear) -> Array:

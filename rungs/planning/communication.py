@@ -18,6 +18,7 @@ from rungs.config.model_config import ModelConfig
 from rungs.config.optimization_config import Remat
 from rungs.config.run_config import RunConfig
 from rungs.config.sharding_config import ShardingConfig
+from rungs.model.kernels import grouped_matmul
 from rungs.model.remat import RECOMPUTED
 from rungs.optim.precision import dtype_of
 from rungs.parallel.mesh import size_along
@@ -99,6 +100,13 @@ class ParameterLayout(NamedTuple):
         hidden units, so that its gradient is an all-reduce along that axis."""
         of_partial_sums = "experts" in self.axes and not self.is_matrix
         return not self.is_split_over_tensor and ("head_dim" in self.axes or of_partial_sums)
+
+    @property
+    def is_weighted_bias(self) -> bool:
+        """Whether it is the bias of all experts' outputs, where every token goes through every
+        expert: the gradient of an expert's weight is a product with it."""
+        is_output_bias = self.axes == ("experts", "emb") and not self.is_matrix
+        return is_output_bias and grouped_matmul.is_dense()
 
     @property
     def is_cast(self) -> bool:
@@ -220,7 +228,9 @@ def _for_parameter(
     if parameter.is_looked_up_only:
         return
     is_gathered_twice = parameter.in_blocks and (
-        parameter.is_matrix or _is_recomputed(parameter, run.train.remat)
+        parameter.is_matrix
+        or parameter.is_weighted_bias
+        or _is_recomputed(parameter, run.train.remat)
     )
     gathered = in_compute_dtype if parameter.is_cast else in_float32
     purpose: Purpose = "layer weights" if parameter.in_blocks else "other weights"
