@@ -24,6 +24,7 @@ from rungs.planning.compiled import targets
 from rungs.run.folder import RunFolder, find_run
 
 if TYPE_CHECKING:
+    from rungs.planning.compiled.roofline import Roofline
     from rungs.planning.compiled.step import CompiledStep
     from rungs.planning.forecast import Forecast
 
@@ -87,7 +88,6 @@ def plan(
     # Imported late because JAX takes seconds to import; config errors are reported before that.
 
     from rungs.planning import report
-    from rungs.planning.compiled.roofline import step_roofline
 
     datasets = find_datasets_dir(datasets_dir)
     if isinstance(train, ReinforceConfig):
@@ -104,7 +104,7 @@ def plan(
     else:
         compiled = _compile(forecast) if is_compiled else None
         show = report.as_json if as_json else functools.partial(report.as_text, folder)
-        bound = step_roofline(forecast, compiled) if compiled and has_roofline else None
+        bound = _bound(forecast, compiled) if compiled and has_roofline else None
         click.echo(show(forecast, compiled, bound))
         fits = report.fits(forecast, compiled)
     sys.exit(0 if fits else 1)
@@ -168,6 +168,12 @@ def _compile(forecast: "Forecast") -> "CompiledStep":
     from rungs.planning.compiled.step import compile_step
 
     return compile_step(forecast.config, forecast.hardware)
+
+
+def _bound(forecast: "Forecast", compiled: "CompiledStep") -> "Roofline | None":
+    from rungs.planning.compiled.roofline import step_roofline
+
+    return step_roofline(forecast, compiled)
 
 
 def _propose_ladder(

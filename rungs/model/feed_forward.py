@@ -74,10 +74,10 @@ class MixtureOfExperts(nnx.Module):
     """Each token goes through the few experts to which a router gives the highest probability.
     Their outputs are weighted by it (Shazeer et al. 2017; Jiang et al. 2024, section 2.1).
 
-    Where the target device has a grouped matmul, tokens are sorted by expert, and each group is
-    multiplied by its expert's weights, whatever its size: experts have no capacity limit, and no
-    token is dropped. Elsewhere each token goes through all experts, most with weight 0: a few large
-    matmuls cost less than what XLA makes of groups.
+    Experts have no capacity limit, and no token is dropped. Where the target device has a grouped
+    matmul, tokens are sorted by expert, and each group is multiplied by its expert's weights,
+    whatever its size. Elsewhere each token goes through all experts, most with weight 0: a few
+    large matmuls cost less than what XLA makes of groups.
     """
 
     def __init__(self, config: ModelConfig, key: Array) -> None:
