@@ -76,6 +76,13 @@ from rungs.config.option_values import NEW_TOKENS, NEW_TOKENS_OF_A_CHAT
     type=click.Choice(["float32", "bfloat16"]),
     help="Dtype of matrices, activations and cache. Default: float32 on a CPU, else bfloat16.",
 )
+@click.option(
+    "--weights",
+    "weight_format",
+    type=click.Choice(["int8"]),
+    help="Round matrices to 8 bits: less memory and, with few texts, faster; the result changes."
+    "  [default: not rounded]",
+)
 def main(**options: Any) -> None:
     """Continue each PROMPT with the model of RUN_OR_CHECKPOINT: a run folder (its best checkpoint,
     or the imported model), a checkpoint or a model.safetensors."""

@@ -22,6 +22,7 @@ from rungs.parallel import jax_setup
 if TYPE_CHECKING:
     from rungs.model.conversation import Conversation
     from rungs.model.generation import Generator, Request
+    from rungs.model.weight_formats import WeightFormat
 
 
 def generate(
@@ -37,6 +38,7 @@ def generate(
     lookahead: int,
     past_the_end: bool,
     dtype: str | None,
+    weight_format: "WeightFormat | None",
     **settings: float | None,
 ) -> None:
     """Do what the options of `generate.py` ask for.
@@ -61,7 +63,7 @@ def generate(
     weights, tokenizer = find_weights(checkpoint), load_tokenizer(checkpoint)
     if not past_the_end:
         sampling = sampling._replace(stop_tokens=stop_tokens(weights.parent, tokenizer))
-    model = Model(weights, tokenizer, dtype)
+    model = Model(weights, tokenizer, dtype, weight_format or "dtype")
     default_tokens = NEW_TOKENS_OF_A_CHAT if chat else NEW_TOKENS
     request = Request(new_tokens or default_tokens, sampling, seed, lookahead)
     if chat:
@@ -76,12 +78,17 @@ class Model(NamedTuple):
     weights: Path
     tokenizer: Tokenizer
     asked_dtype: str | None
+    weight_format: "WeightFormat"
 
     @property
     def dtype(self) -> str:
         import jax
 
         return self.asked_dtype or ("float32" if jax.default_backend() == "cpu" else "bfloat16")
+
+    @property
+    def described_dtype(self) -> str:
+        return self.dtype if self.weight_format == "dtype" else f"{self.dtype} with int8 weights"
 
     def generator(self, request: "Request", rows: Sequence[list[int]] = ()) -> "Generator":
         """Load the model; raise UserError if it doesn't have a token of these rows, or not the
@@ -95,7 +102,10 @@ class Model(NamedTuple):
         check_lookahead(request.lookahead, model.config.context_length)
         if rows:
             check_token_ids(rows, model.config.vocab_size)
-        return Generator(model, jnp.dtype(self.dtype), donate=True)
+        try:
+            return Generator(model, jnp.dtype(self.dtype), True, self.weight_format)
+        except ValueError as error:
+            raise UserError(f"--weights {self.weight_format}: {error}") from None
 
 
 def continue_texts(
@@ -119,7 +129,7 @@ def continue_texts(
     device = jax.devices()[0].device_kind
     click.echo(
         f"{count:,} tokens in {seconds:.1f} s, including compilation, on {device} in"
-        f" {model.dtype}, from {model.weights}",
+        f" {model.described_dtype}, from {model.weights}",
         err=True,
     )
 

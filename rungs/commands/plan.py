@@ -224,12 +224,11 @@ def _configured_sharding(folder: RunFolder, config: RunConfig, is_here: bool) ->
     import jax
 
     from rungs.parallel.devices import cpu_device_count, idle_devices, resolve_sharding
-    from rungs.step.state import copy_bytes
 
     available = None
     if is_here:
         is_cpu = jax.default_backend() == "cpu"
-        cores = cpu_device_count(config.train, copy_bytes(config), None)
+        cores = cpu_device_count(config.train, None)
         available = cores if is_cpu else jax.device_count()
     try:
         sharding = resolve_sharding(config.train, available)

@@ -1,8 +1,14 @@
 """The base class of the config files and the types that their keys share."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import (
+    AfterValidator,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
 
 from rungs.common.strict_json import StrictModel
 
@@ -13,6 +19,14 @@ def _not_zero(number: int) -> int:
     return number
 
 
+def _size_or_auto(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+    """Report one error instead of one for each type."""
+    try:
+        return handler(value)
+    except ValidationError:
+        raise ValueError('must be an integer of at least 1, or "auto"') from None
+
+
 Size = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Bytes = Annotated[int, Field(ge=1, le=2**62)]
 CountOrAll = Annotated[
@@ -20,6 +34,8 @@ CountOrAll = Annotated[
     Field(ge=-1, le=2**62, json_schema_extra={"not": {"const": 0}}),
     AfterValidator(_not_zero),
 ]
+AUTO: Literal["auto"] = "auto"
+SizeOrAuto = Annotated[Size | Literal["auto"], WrapValidator(_size_or_auto)]
 Positive = Annotated[float, Field(gt=0)]
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, Field
 
 from rungs.common.strict_json import StrictModel
-from rungs.config.base import Bytes, Config, CountOrAll, Positive, Size
+from rungs.config.base import AUTO, Bytes, Config, CountOrAll, Positive, Size, SizeOrAuto
 from rungs.config.option_values import ChartStyle
 from rungs.config.sharding_config import ShardingConfig, indivisible
 
@@ -15,6 +15,7 @@ Percent = Annotated[float, Field(ge=0, le=100)]
 BelowOne = Annotated[float, Field(ge=0, lt=1)]
 
 Remat = Literal["none", "dots", "full"]
+RematOrAuto = Literal[Remat, "auto"]
 ComputeDtype = Literal["float32", "bfloat16", "float16"]
 ComputeDtypeOrAuto = Literal[ComputeDtype, "auto"]
 
@@ -160,17 +161,19 @@ class OptimizationConfig(Config):
     """Use bit-reproducible operations on an accelerator, which are slower. CPUs always do."""
     sharding: ShardingConfig | None = None
     """How devices share the work: `{"mode": "fsdp_tp", "data": 4, "tensor": 2}`. null: data
-    parallelism over as many devices as divide microbatch_size. On a CPU there is a virtual device
-    per core, at most 8, and fewer if their copies of the weights would take much of the memory."""
-    remat: Remat = "dots"
+    parallelism over as many devices as divide microbatch_size. A CPU is one device,
+    whose cores share each operation; {"mode": "dp"} makes a virtual device of each core."""
+    remat: RematOrAuto = AUTO
     """Which parts of a layer's forward pass are recomputed in the backward pass. dots: everything
     but matmuls and attention; this is cheap and saves memory. none: nothing. full: everything,
-    which takes the least memory (Chen et al. 2016)."""
-    scan_unroll: Size = 1
+    which takes the least memory (Chen et al. 2016). auto: none on a CPU if the layers are unrolled,
+    otherwise dots."""
+    scan_unroll: SizeOrAuto = AUTO
     """How many layers (or periods of layer_pattern) to unroll in each iteration of the loop over
     layers. More may run faster but takes longer to compile. In fsdp, keep it below the number of
     layers: without a loop the compiler all-gathers the weights of all layers at once, which undoes
-    the memory savings of fsdp."""
+    the memory savings of fsdp. auto: on a CPU all, up to 12, if its memory
+    is large enough for what they keep without rematerialization; otherwise 1."""
     keep_checkpoints: CountOrAll = 3
     """How many of the latest checkpoints to keep, in addition to the best. If the next one would
     not fit on the disk, one fewer while it is written, but at least one. -1: all."""

@@ -18,6 +18,8 @@ from rungs.model.layers import NO_DROPOUT, Dropout, Norm, apply_norm, make_norm
 from rungs.model.remat import checkpoint_layer
 from rungs.parallel.fsdp import no_gather
 
+Convert = Callable[[nnx.Param, Array], nnx.Variable]
+
 
 class Compute(NamedTuple):
     """How a forward pass is computed. Results differ by rounding only."""
@@ -141,35 +143,25 @@ def run_blocks(
 
 
 def unstack_layers(
-    stacked: nnx.State, layers: int, dtype: jnp.dtype, donate: bool = False
+    stacked: nnx.State, layers: int, convert: Convert, donate: bool = False
 ) -> list[nnx.State]:
-    """Return a copy of each layer's parameters, with matrices cast to a dtype.
+    """Return a copy of each layer's parameters.
 
     Args:
         stacked: the state of `make_blocks`' module.
+        convert: returns the parameter with a layer's array in place of its own, in the form in
+            which it is to be used.
         donate: free each stacked parameter once its layers are copied.
     """
     params, tree = jax.tree.flatten(stacked, is_leaf=_is_param)
     columns = []
     for param in params:
         array = param[...]
-        columns.append([_cast_if_matrix(param, array[layer], dtype) for layer in range(layers)])
+        columns.append([convert(param, array[layer]) for layer in range(layers)])
         if donate:
             jax.block_until_ready([copy[...] for copy in columns[-1]])
             array.delete()
     return [jax.tree.unflatten(tree, parts) for parts in zip(*columns, strict=True)]
-
-
-def cast_matrices(state: nnx.State, dtype: jnp.dtype) -> nnx.State:
-    """Return the parameters, those that are operands of a matmul or embedding tables cast to a
-    dtype."""
-    return jax.tree.map(
-        lambda param: _cast_if_matrix(param, param[...], dtype), state, is_leaf=_is_param
-    )
-
-
-def _cast_if_matrix(param: Any, array: Array, dtype: jnp.dtype) -> Any:
-    return param.replace(array.astype(dtype) if param.inputs else array)
 
 
 def _is_param(node: Any) -> bool:

@@ -17,10 +17,11 @@ from jax import Array
 
 from rungs.config.model_config import ModelConfig
 from rungs.model.attention import Cache, cache_contexts
-from rungs.model.blocks import cast_matrices, unstack_layers
+from rungs.model.blocks import unstack_layers
 from rungs.model.gpt import GPT
 from rungs.model.kernels.cross_entropy import target_losses
 from rungs.model.sampling import Sampling, next_tokens
+from rungs.model.weight_formats import WeightFormat, convert_all, converter
 from rungs.parallel import collectives, target_device
 from rungs.parallel.names import DATA
 
@@ -76,26 +77,33 @@ class Decoder:
     Args:
         model: any model with the structure of those to come.
         compute_dtype: dtype of matrices, of activations and, except on a CPU, of the cache.
+        weight_format: "int8" quantizes the matrices.
+
+    Raises:
+        ValueError: the model can't be quantized.
     """
 
-    def __init__(self, model: GPT, compute_dtype: jnp.dtype) -> None:
+    def __init__(
+        self, model: GPT, compute_dtype: jnp.dtype, weight_format: WeightFormat = "dtype"
+    ) -> None:
         on_cpu = target_device.platform() == "cpu"
         self.config: ModelConfig = model.config
         self.dtype = jnp.dtype(compute_dtype)
+        self._convert = converter(weight_format, model.config, self.dtype)
         self._cache_dtype = jnp.dtype(jnp.float32) if on_cpu else self.dtype
         outer, blocks = _without_blocks(model)
         self._outer_graph, self._block_graph = nnx.graphdef(outer), nnx.graphdef(blocks)
 
     def weights(self, states: tuple[nnx.State, nnx.State], donate: bool = False) -> Weights:
-        """Return a model's weights with unstacked layers, matrices in the compute dtype.
+        """Return a model's weights with unstacked layers, in the decoder's format.
 
         Args:
             states: as from `states_of`.
             donate: free the blocks' parameters as they are copied, to save memory.
         """
         outer_state, stacked = states
-        layers = unstack_layers(stacked, self.config.n_layers, self.dtype, donate)
-        return cast_matrices(outer_state, self.dtype), layers
+        layers = unstack_layers(stacked, self.config.n_layers, self._convert, donate)
+        return convert_all(outer_state, self._convert), layers
 
     def check(self, prompts: Sequence[Sequence[int]]) -> None:
         """Raise ValueError if a prompt is empty, or has a token id that the model doesn't have."""

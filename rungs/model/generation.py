@@ -20,6 +20,7 @@ from rungs.model import lookahead
 from rungs.model.decoding import Decoder, DecodingState, Prompts, pad_left, states_of
 from rungs.model.gpt import GPT
 from rungs.model.sampling import GREEDY, Sampling
+from rungs.model.weight_formats import WeightFormat
 from rungs.parallel import target_device
 
 SMALLEST_BUCKET = 16
@@ -41,7 +42,7 @@ class Request(NamedTuple):
 
 
 class Generator:
-    """A model prepared for generation: its layers are unstacked, its matrices have one dtype.
+    """A model prepared for generation: its layers are unstacked, its matrices have one format.
 
     XLA's CPU compiler would keep float32 copies of every bfloat16 matrix that is multiplied by a
     single row. On a CPU, in bfloat16, a single row is therefore computed twice.
@@ -50,12 +51,21 @@ class Generator:
         model: its parameters are copied.
         compute_dtype: dtype of matrices, of activations and, except on a CPU, of the cache.
         donate: free the model's parameters as they are copied, to save memory.
+        weight_format: "int8" quantizes the matrices, which makes small batches faster and the
+            results less accurate (docs/performance.md).
+
+    Raises:
+        ValueError: the model can't be quantized.
     """
 
     def __init__(
-        self, model: GPT, compute_dtype: jnp.dtype = jnp.float32, donate: bool = False
+        self,
+        model: GPT,
+        compute_dtype: jnp.dtype = jnp.float32,
+        donate: bool = False,
+        weight_format: WeightFormat = "dtype",
     ) -> None:
-        self._decoder = Decoder(model, compute_dtype)
+        self._decoder = Decoder(model, compute_dtype, weight_format)
         self._weights = self._decoder.weights(states_of(model), donate)
         on_cpu = target_device.platform() == "cpu"
         self._min_rows = 2 if on_cpu and self._decoder.dtype == jnp.bfloat16 else 1

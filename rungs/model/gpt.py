@@ -7,7 +7,7 @@ Arrays are named with their axes:
 
 import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ from rungs.model.blocks import Compute, make_blocks, run_blocks
 from rungs.model.feed_forward import Routing
 from rungs.model.kernels import cross_entropy
 from rungs.model.kernels.cross_entropy import WeightOf
+from rungs.model.kernels.int8_matmul import Int8Matrix
 from rungs.model.kernels.matmul import matmul
 from rungs.model.layers import (
     NO_DROPOUT,
@@ -285,18 +286,21 @@ class GPT(nnx.Module):
         x_BSD = collectives.to_varying(apply_norm(self.final_norm, x_BSD), TENSOR)
         return x_BSD.reshape(-1, x_BSD.shape[-1])
 
-    def _head_matrix(self, dtype: jnp.dtype) -> Array:
-        """Return matrix_DV of the head, or of the embedding if the two are tied.
+    def _head_matrix(self, dtype: jnp.dtype) -> Any:
+        """Return matrix_DV of the head, or of the embedding if the two are tied: an array or, if it
+        was quantized for generation, an `Int8Matrix`.
 
         Args:
             dtype: of the matmul that it is for.
         """
         if self.head is not None:
-            return self.head.kernel[...]
+            return self.head.kernel.get_value()
         return self.token_embedding.transposed(dtype)
 
 
-def head_logits(config: ModelConfig, temperature: float, x_MD: Array, matrix_DV: Array) -> Array:
+def head_logits(
+    config: ModelConfig, temperature: float, x_MD: Array, matrix_DV: Array | Int8Matrix
+) -> Array:
     """Return logits_MV, float32, divided by the temperature, −inf for padding rows of the
     vocabulary. If the vocabulary is split over devices, these are the logits of this device's
     part."""

@@ -18,6 +18,7 @@ from flax import nnx
 from jax import Array
 
 from rungs.config.model_config import ModelConfig
+from rungs.model.kernels.int8_matmul import Int8Matrix
 from rungs.model.kernels.matmul import matmul
 from rungs.model.remat import save_for_backward
 from rungs.parallel import collectives, fsdp
@@ -139,14 +140,18 @@ class Embedding(nnx.Module):
 
     def __call__(self, indices: Array) -> Array:
         """Return the rows in float32."""
+        if isinstance(table := self.embedding.get_value(), Int8Matrix):
+            return table.rows(indices)
         if not self._has_split_columns:
             return self._rows(indices)
         return fsdp.whole_rows(self._rows(fsdp.of_all_devices(indices)))
 
-    def transposed(self, dtype: jnp.dtype) -> Array:
+    def transposed(self, dtype: jnp.dtype) -> Array | Int8Matrix:
         """Return the table as a matrix from width to rows; if it is split by columns, gathered in
         this dtype if it is narrower than the table's own."""
         table = self.embedding.get_value()
+        if isinstance(table, Int8Matrix):
+            return table
         return (fsdp.whole_table(table, dtype) if self._has_split_columns else table).T
 
     @property
@@ -215,11 +220,12 @@ def apply_norm(norm: Norm | None, x_BSD: Array) -> Array:
 
 def contract(x: Array, matrix: nnx.Param) -> Array:
     """Return x · matrix summed over all input axes of the matrix, in float32."""
-    kernel = matrix[...]
+    kernel = matrix.get_value()
     inputs, outputs = kernel.shape[: matrix.inputs], kernel.shape[matrix.inputs :]
     rows = x.shape[: x.ndim - matrix.inputs]
-    kernel_IO = kernel.reshape(math.prod(inputs), -1)
-    y_MO = matmul(x.reshape(math.prod(rows), -1), kernel_IO)
+    if not isinstance(kernel, Int8Matrix):
+        kernel = kernel.reshape(math.prod(inputs), -1)
+    y_MO = matmul(x.reshape(math.prod(rows), -1), kernel)
     return y_MO.reshape(*rows, *outputs)
 
 

@@ -24,7 +24,7 @@ from jax import Array
 from rungs.config.model_config import LayerKind, ModelConfig, RopeScaling
 from rungs.model.layers import Embedding, initializer
 from rungs.parallel import collectives
-from rungs.parallel.names import CONTEXT
+from rungs.parallel.names import CONTEXT, POSITION
 
 SINUSOID_BASE = 10_000.0
 
@@ -47,7 +47,7 @@ def make_position_embedding(config: ModelConfig, key: Array) -> Embedding | Sinu
     """Return what maps positions_BS to the vectors x_BSD that are added to the token embedding;
     None if nothing is."""
     if config.positions == "learned":
-        rows, width = {"position": config.context_length}, {"emb": config.emb_dim}
+        rows, width = {POSITION: config.context_length}, {"emb": config.emb_dim}
         return Embedding(rows, width, initializer(config), key)
     if config.positions == "sinusoidal":
         return Sinusoids(config.emb_dim)

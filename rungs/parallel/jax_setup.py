@@ -33,14 +33,12 @@ log = logging.getLogger("rungs")
 
 def prepare(
     train: OptimizationConfig,
-    copy_bytes: int,
     recorded: ShardingConfig | None = None,
     processes: int = 1,
 ) -> None:
     """Set JAX up for a run.
 
     Args:
-        copy_bytes: of one copy of weights, moments and gradients.
         recorded: sharding that the run's last checkpoint recorded.
         processes: number of processes that train the run together.
     """
@@ -52,7 +50,7 @@ def prepare(
         flags = os.environ.get("XLA_FLAGS", "")
         os.environ["XLA_FLAGS"] = f"{flags} --xla_gpu_deterministic_ops=true".strip()
     with contextlib.suppress(RuntimeError):  # JAX has already started
-        count = cpu_device_count(train, copy_bytes, recorded, processes)
+        count = cpu_device_count(train, recorded, processes)
         jax.config.update("jax_num_cpu_devices", count)
 
 
@@ -69,7 +67,7 @@ def keep_freed_memory() -> None:
     the step. It must be set before JAX starts its threads, even if it turns out that there is an
     accelerator: there it would keep the memory of every checkpoint's copy, so `settle` undoes it.
     """
-    _mallopt(arena_max=1, mmap_max=0, trim_threshold=2**31 - 1)
+    _mallopt(arena_max=1, mmap_max=0, trim_threshold=-1)
 
 
 def _mallopt(arena_max: int, mmap_max: int, trim_threshold: int) -> None:

@@ -11,6 +11,8 @@ BLOCKS, HEAD, TOKEN_EMBEDDING = "blocks", "head", "token_embedding"
 embedding's."""
 VOCABULARY = "vocab"
 """The array axis that is padded to fit the mesh."""
+POSITION = "position"
+"""The array axis of learned positions."""
 
 
 def dotted(path: tuple[Any, ...]) -> str:

@@ -18,7 +18,7 @@ _SMALL = 50_000_000
 
 def activations(sizes: StepSizes) -> int:
     """Return the bytes of activations. Those outside the layers are gone before memory is full."""
-    return sizes.kept[sizes.config.train.remat].in_layers
+    return sizes.kept[sizes.remat].in_layers
 
 
 def logits(sizes: StepSizes) -> int:
@@ -89,7 +89,7 @@ def _prefetched(sizes: StepSizes) -> int:
     is_ahead = sizes.gathered_layers and not sizes.accumulates
     if not sizes.layers or not (sizes.is_chunked or is_ahead):
         return 0
-    kept = sizes.in_layer(sizes.config.train.remat) - _hidden(sizes)
+    kept = sizes.in_layer(sizes.remat) - _hidden(sizes)
     return sizes.period * max(kept, 0)
 
 

@@ -19,6 +19,7 @@ from rungs.config.optimization_config import Remat
 from rungs.config.run_config import RunConfig
 from rungs.config.sharding_config import ShardingConfig
 from rungs.model.kernels import grouped_matmul
+from rungs.model.layer_loop import layer_loop
 from rungs.model.remat import RECOMPUTED
 from rungs.optim.precision import dtype_of
 from rungs.parallel.mesh import size_along
@@ -228,9 +229,7 @@ def _for_parameter(
     if parameter.is_looked_up_only:
         return
     is_gathered_twice = parameter.in_blocks and (
-        parameter.is_matrix
-        or parameter.is_weighted_bias
-        or _is_recomputed(parameter, run.train.remat)
+        parameter.is_matrix or parameter.is_weighted_bias or _is_recomputed(parameter, _remat(run))
     )
     gathered = in_compute_dtype if parameter.is_cast else in_float32
     purpose: Purpose = "layer weights" if parameter.in_blocks else "other weights"
@@ -283,7 +282,7 @@ def _for_attention(run: RunConfig, layout: Layout) -> Iterator[PlannedCollective
         return
     kv_heads = max(model.n_kv_heads or model.n_heads, devices)
     head_bytes = _compute_bytes(run) * _tokens(run, layout) * model.head_width
-    passes = 2 + RECOMPUTED[run.train.remat].elementwise
+    passes = 2 + RECOMPUTED[_remat(run)].elementwise
     runs = passes * run.train.gradient_accumulation_steps * model.n_layers
     for heads in (model.n_heads, kv_heads, kv_heads, model.n_heads):
         array_bytes = head_bytes * heads
@@ -324,6 +323,10 @@ def _for_scalars(
         yield PlannedCollective("scalars", "all-reduce", axes, devices, array_bytes, runs)
 
 
+def _remat(run: RunConfig) -> Remat:
+    return layer_loop(run.train, run.model).remat
+
+
 def _is_recomputed(parameter: ParameterLayout, remat: Remat) -> bool:
     """Whether the backward pass recomputes the operation that uses a vector."""
     recomputed = RECOMPUTED[remat]
@@ -334,7 +337,7 @@ def _sums_per_layer(run: RunConfig) -> tuple[int, int]:
     """How often a layer's forward pass sums along the tensor axis, and how often its backward pass
     repeats that, because recomputing something later in the layer needs the sum."""
     sums = 1 if run.model.feed_forward == "none" else 2
-    if not RECOMPUTED[run.train.remat].matmuls:
+    if not RECOMPUTED[_remat(run)].matmuls:
         return sums, 0
     return sums, sums - 1 if run.model.norm_placement == "before" else sums
 

@@ -13,6 +13,7 @@ from rungs.config.run_config import RunConfig
 from rungs.model.attention import causal_kernel
 from rungs.model.kernels import grouped_matmul, splash_attention, triton_attention
 from rungs.model.kernels.blockwise_attention import query_blocks
+from rungs.model.layer_loop import layer_loop
 from rungs.model.lora import DOWN, LOW_RANK_NAMES
 from rungs.model.remat import RECOMPUTED
 from rungs.optim.precision import dtype_of
@@ -161,7 +162,7 @@ def _of_layers(config: RunConfig) -> Passes:
             sizes[name] = round(sizes[name] * _share_of_experts(model))
     weights = sum(sizes.values())
     forward = 2 * (weights + sum(low_rank.values()))
-    recompute, recomputed = 0.0, RECOMPUTED[train.remat]
+    recompute, recomputed = 0.0, RECOMPUTED[layer_loop(train, model).remat]
     if recomputed.matmuls:
         recompute = forward - 2 * _not_recomputed(sizes, model)
     elif recomputed.elementwise:
@@ -199,7 +200,7 @@ def _of_attention(config: RunConfig) -> Passes:
         window = model.sliding_window if kind == "sliding" else None
         pairs += _pairs(length, window) if is_blockwise else length**2
     once = 2 * pairs * _heads_width(model) / length
-    recomputed = RECOMPUTED[train.remat]
+    recomputed = RECOMPUTED[layer_loop(train, model).remat]
     if is_blockwise:
         return Passes(2 * once, (_again(config) + 2 * recomputed.matmuls) * once, 4 * once)
     # to recompute the softmax between the two matmuls takes the scores

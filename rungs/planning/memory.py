@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 from rungs.config.optimization_config import Remat
 from rungs.config.run_config import RunConfig
 from rungs.model.gpt import GPT
+from rungs.model.layer_loop import layer_loop
 from rungs.optim.multi_steps import MultiSteps
 from rungs.parallel import target_device
 from rungs.parallel.sharding import Layout
@@ -73,7 +74,8 @@ MEMORY_LABELS = {
 
 def memory_of(config: RunConfig, mesh: Mesh, stored: Dtypes | None = None) -> Memory:
     """Return the memory of a run's step; arguments as for `MemoryEstimates`."""
-    return MemoryEstimates(config, mesh, [config.train.remat], stored).of(config)
+    remat = layer_loop(config.train, config.model).remat
+    return MemoryEstimates(config, mesh, [remat], stored).of(config)
 
 
 class MemoryEstimates:

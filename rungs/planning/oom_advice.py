@@ -16,6 +16,7 @@ from rungs.common.errors import RunFailure
 from rungs.config.run_config import RunConfig
 from rungs.config.sharding_config import ShardingConfig
 from rungs.config.train_config import TrainConfig
+from rungs.model.layer_loop import layer_loop
 from rungs.model.remat import settings_from
 from rungs.parallel.devices import memory_bytes
 from rungs.parallel.gpu_memory import share_advice
@@ -139,10 +140,11 @@ def _edits_of_sharding(
 ) -> Iterator[Edit]:
     own = config.train
     base = TrainConfig.model_validate({**own.as_json(), **sharding})
-    settings = settings_from(own.remat)
+    chosen = layer_loop(own, config.model).remat
+    settings = settings_from(chosen)
     estimates = MemoryEstimates(RunConfig(config.model, base), mesh, settings, stored)
     for remat in settings:
-        keys = sharding | ({} if remat == own.remat else {"remat": remat})
+        keys = sharding | ({} if remat == chosen else {"remat": remat})
         for size in _microbatch_sizes(base, mesh.shape["data"]):
             split = _split(base, size)
             train = base.model_copy(update={"remat": remat} | split)

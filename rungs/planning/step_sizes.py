@@ -13,6 +13,7 @@ from jax.sharding import Mesh, NamedSharding
 from rungs.config.optimization_config import Remat
 from rungs.config.run_config import RunConfig
 from rungs.model.kernels.cross_entropy import chunk_tokens
+from rungs.model.layer_loop import LayerLoop, layer_loop, periods
 from rungs.optim.precision import dtype_of
 from rungs.parallel.mesh import size_along
 from rungs.parallel.names import BLOCKS, CONTEXT, DATA, HEAD, TENSOR, TOKEN_EMBEDDING
@@ -32,6 +33,19 @@ class StepSizes(NamedTuple):
     gradients_of_microbatch: AbstractArrays
     kept: Mapping[Remat, Activations]
     """Of a microbatch, by setting of `remat`."""
+
+    @property
+    def loop(self) -> LayerLoop:
+        return layer_loop(self.config.train, self.config.model)
+
+    @property
+    def remat(self) -> Remat:
+        return self.loop.remat
+
+    @property
+    def is_unrolled(self) -> bool:
+        """Whether there is no loop over layers."""
+        return self.layers > 0 and self.loop.unroll >= periods(self.config.model)
 
     @property
     def itemsize(self) -> int:

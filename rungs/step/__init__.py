@@ -2,6 +2,7 @@
 
     train_step  one global step: gradients of all microbatches, then one update; its `StepResult`
     policy_step  the same for reinforcement learning
+    compute     how a step computes: dtype, remat, loop over layers
     gradients   gradients of an objective, summed over microbatches and devices
     eval_step   the validation loss
     state       create model and optimizer on the mesh, or describe them without arrays

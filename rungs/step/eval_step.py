@@ -11,13 +11,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rungs.config.train_config import TrainConfig
 from rungs.data.loader import ValidationData, ValidationSets
-from rungs.model.blocks import Compute
 from rungs.model.gpt import GPT
 from rungs.optim.precision import dtype_of
 from rungs.parallel import collectives
 from rungs.parallel.fsdp import WeightGatherer
 from rungs.parallel.names import CONTEXT
 from rungs.parallel.sharding import Layout, place_batch, process_local_rows
+from rungs.step.compute import compute_of
 
 
 class ValidationInterrupted(Exception):
@@ -51,9 +51,7 @@ def make_evaluation_step(train: TrainConfig, mesh: Mesh | None = None) -> Evalua
         ) -> tuple[Array, Array]:
             model = nnx.merge(graph, state)
             gatherer.gather_outside_blocks(model)
-            compute = Compute(
-                dtype_of(train), unroll=train.scan_unroll, gather=gatherer.gather_layer
-            )
+            compute = compute_of(train, model, gatherer)
             losses_BS = model.losses(inputs_BS, targets_BS, compute, starts_BS)
             sums = losses_BS.sum(axis=-1), (targets_BS >= 0).sum(axis=-1)
             summed: tuple[Array, Array] = collectives.psum(sums, CONTEXT)

@@ -14,7 +14,6 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rungs.config.reinforce_config import ReinforceConfig
-from rungs.model.blocks import Compute
 from rungs.model.feed_forward import Routing
 from rungs.model.gpt import GPT
 from rungs.model.kernels.cross_entropy import WeightOf
@@ -24,6 +23,7 @@ from rungs.parallel import collectives
 from rungs.parallel.fsdp import WeightGatherer
 from rungs.parallel.names import TOKEN_AXES
 from rungs.parallel.sharding import Layout
+from rungs.step.compute import compute_of
 from rungs.step.gradients import REPLICATED, summed_gradients
 from rungs.step.nonfinite import ALL_FINITE
 from rungs.step.shortcuts import Shortcuts, at_shortest_length
@@ -127,7 +127,7 @@ def _objective(
 ) -> tuple[Array, PolicyAux]:
     extras = rest[:-2]  # without the sequences' indices and the key, which are for dropout
     gatherer.gather_outside_blocks(model)
-    compute = Compute(dtype_of(train), train.remat, train.scan_unroll, gatherer.gather_layer)
+    compute = compute_of(train, model, gatherer)
     found = model.weighted_loss(
         inputs_BS, targets_BS, weight_of, extras, train.temperature, compute=compute
     )
@@ -165,9 +165,7 @@ def make_log_prob_step(
         def on_each_device(state: nnx.State, *batch_ABS: Array) -> Array:
             model = nnx.merge(graph, state)
             gatherer.gather_outside_blocks(model)
-            compute = Compute(
-                dtype_of(train), unroll=train.scan_unroll, gather=gatherer.gather_layer
-            )
+            compute = compute_of(train, model, gatherer)
 
             def log_probs(inputs_BS: Array, targets_BS: Array) -> Array:
                 found_BS = model.log_probs(inputs_BS, targets_BS, train.temperature, compute)

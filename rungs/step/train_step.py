@@ -16,7 +16,6 @@ from jax import Array
 from jax.sharding import Mesh
 
 from rungs.config.train_config import TrainConfig
-from rungs.model.blocks import Compute
 from rungs.model.feed_forward import Routing
 from rungs.model.gpt import GPT
 from rungs.model.layers import Dropout
@@ -26,6 +25,7 @@ from rungs.parallel import collectives
 from rungs.parallel.fsdp import WeightGatherer
 from rungs.parallel.names import TOKEN_AXES
 from rungs.parallel.sharding import Layout, constrain
+from rungs.step.compute import compute_of
 from rungs.step.gradients import summed_gradients
 from rungs.step.nonfinite import ALL_FINITE, GRADIENT_NORM
 
@@ -232,7 +232,7 @@ def objective(
         sequences_B: index of each sequence within the step; with `key` it determines its dropout.
     """
     gatherer.gather_outside_blocks(model)
-    compute = Compute(dtype_of(train), train.remat, train.scan_unroll, gatherer.gather_layer)
+    compute = compute_of(train, model, gatherer)
     dropout = Dropout.of(train.drop_rate, key, sequences_B)
     total, routing = model.summed_loss(inputs_BS, targets_BS, dropout, compute, starts_BS)
     devices = collectives.axis_size(*TOKEN_AXES)

@@ -30,6 +30,7 @@ from rungs.model.gpt import GPT
 from rungs.model.kernels.cross_entropy import target_losses
 from rungs.model.layers import Dropout
 from rungs.model.positions import own_positions
+from rungs.model.weight_formats import cast
 from rungs.optim.multi_steps import MultiSteps
 from rungs.optim.precision import dtype_of
 from rungs.parallel import jax_setup
@@ -38,7 +39,7 @@ from rungs.parallel.names import dotted
 from rungs.parallel.sharding import place_batch
 from rungs.run.folder import RunFolder
 from rungs.step.nonfinite import checked_names, describe_first, finite_flags, nonfinite_names
-from rungs.step.state import AbstractState, copy_bytes, named_arrays
+from rungs.step.state import AbstractState, named_arrays
 from rungs.step.train_step import StepResult, dropout_key, make_train_step
 from rungs.training.failed_step import FailedStep, open_failed_step
 from rungs.training.preparation import model_and_optimizer
@@ -76,7 +77,7 @@ def replay(run: RunFolder, name: str, datasets_dir: Path) -> int:
             changed.
     """
     failed = open_failed_step(run, name)
-    jax_setup.prepare(failed.config.train, copy_bytes(failed.config), failed.meta.sharding)
+    jax_setup.prepare(failed.config.train, failed.meta.sharding)
     mesh = _recorded_mesh(failed)
     try:
         model, optimizer = _retrain(run, failed, mesh, datasets_dir)
@@ -201,7 +202,7 @@ def _stages(failed: FailedStep, model: GPT, number: int) -> Iterator[Stage]:
     if blocks is not None:
         contexts = sequence_contexts(config, length, starts_BS)
         graph, stacked = nnx.split(blocks)
-        layers = unstack_layers(stacked, config.n_layers, jnp.float32)
+        layers = unstack_layers(stacked, config.n_layers, cast(jnp.dtype(jnp.float32)))
         for layer, (kind, state) in enumerate(zip(config.layer_kinds(), layers, strict=True)):
             apply = functools.partial(
                 _apply_block, context=contexts[kind], dropout=dropout.fold(layer + 1)

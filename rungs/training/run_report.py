@@ -9,16 +9,18 @@ from jax.sharding import Mesh
 
 from rungs.checkpointing.manifest import Checkpoint
 from rungs.checkpointing.weights_file import Weights
+from rungs.config.model_config import ModelConfig
+from rungs.config.optimization_config import OptimizationConfig
 from rungs.config.run_config import RunConfig
 from rungs.config.sharding_config import ShardingConfig
 from rungs.config.train_config import TrainConfig
 from rungs.config.unused_keys import unused_keys
 from rungs.data.loader import TrainingData
 from rungs.model.gpt import GPT
+from rungs.model.layer_loop import layer_loop
 from rungs.optim.multi_steps import MultiSteps
 from rungs.optim.precision import dtype_of
-from rungs.parallel.devices import MAX_CPU_DEVICES, core_count, idle_devices
-from rungs.parallel.processes import is_multi_process
+from rungs.parallel.devices import idle_devices
 from rungs.planning import hardware, oom_advice
 from rungs.planning.flops import count_active_parameters, count_parameters, model_flops_per_token
 from rungs.planning.memory import format_bytes, state_bytes
@@ -52,13 +54,14 @@ def log_start(
     else:
         begins = f"starts from {weights.path}" if weights else "starts"
     log.info(
-        "%s %s: %s steps of %s tokens on %s, in %s",
+        "%s %s: %s steps of %s tokens on %s, in %s%s",
         run.path,
         begins,
         f"{data.total_steps:,}",
         f"{data.tokens_per_step:,}",
         describe_devices(sharding),
         config.train.compute_dtype,
+        describe_loop(config.train, config.model),
     )
 
 
@@ -167,18 +170,12 @@ def warn_of_idle_devices(train: TrainConfig, mesh: Mesh) -> None:
         log.warning("%s", line)
 
 
-def log_shared_cores(train: TrainConfig, mesh: Mesh) -> None:
-    """Log the number of virtual CPU devices if nobody asked for it and it is not that of cores."""
-    cores, is_cpu = core_count(), mesh.devices.flat[0].platform == "cpu"
-    if is_cpu and train.sharding is None and mesh.size < cores and not is_multi_process():
-        log.info(
-            "virtual CPU devices: %d on %d cores (by default at most %d; their number must divide"
-            " microbatch_size, and each has a copy of weights and optimizer state);"
-            ' "sharding": {"data": N} sets another number',
-            mesh.size,
-            cores,
-            MAX_CPU_DEVICES,
-        )
+def describe_loop(train: OptimizationConfig, model: ModelConfig) -> str:
+    """Return how the layers run, for the log; nothing if there are none."""
+    if not model.n_layers:
+        return ""
+    remat, unroll = layer_loop(train, model)
+    return f", remat {remat}, scan_unroll {unroll}"
 
 
 def describe_devices(sharding: ShardingConfig) -> str:

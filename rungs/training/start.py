@@ -208,7 +208,6 @@ def _train(inputs: Inputs, mesh: Mesh, background: Background) -> int:
     run_report.log_padding(inputs.data)
     run_report.log_trainable(trainer.model, trainer.optimizer)
     run_report.warn_of_idle_devices(config.train, mesh)
-    run_report.log_shared_cores(config.train, mesh)
     with background:
         last = trainer.train(background.stop)
         is_stopped = last.global_step + 1 < inputs.data.total_steps

@@ -117,6 +117,14 @@ def test_lookahead_prints_the_same_texts(
     assert run(*command, "--lookahead", 3).stdout == run(*command).stdout
 
 
+def test_weights_of_8_bits_are_used_and_named(copying_model: Path) -> None:
+    plain = run(copying_model, "ab", "--new-tokens", 4)
+    rounded = run(copying_model, "ab", "--new-tokens", 4, "--weights", "int8")
+    assert rounded.exit_code == 0
+    assert rounded.stdout == plain.stdout == "abbbbb\n"
+    assert "in float32 with int8 weights, from" in rounded.stderr
+
+
 def test_a_draft_as_long_as_the_context_is_refused(copying_model: Path) -> None:
     result = run(copying_model, "a", "--lookahead", 8)
     assert isinstance(result.exception, UserError)

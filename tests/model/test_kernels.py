@@ -209,6 +209,7 @@ def test_all_logits_never_exist_at_once() -> None:
     def bytes_of(max_bytes: int) -> int:
         with pytest.MonkeyPatch.context() as patch:
             patch.setitem(cross_entropy.LOGITS_BYTES, "cpu", max_bytes)
+            patch.setattr(cross_entropy, "MIN_CHUNK_TOKENS", 64)
             loss = functools.partial(cross_entropy.summed_loss, head)
             gradient = jax.jit(lambda x, m: jax.grad(loss, (0, 1))(x, m, targets))
             analysis = gradient.lower(x, matrix).compile().memory_analysis()

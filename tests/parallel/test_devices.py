@@ -1,6 +1,5 @@
 """Which devices a run takes, where `train.json` says and where it does not."""
 
-import math
 import os
 import re
 from typing import Any
@@ -14,7 +13,6 @@ from rungs.config.train_config import TrainConfig
 from rungs.parallel import devices
 from tests.support.configs import model_config, train_config
 
-COPY_BYTES = 10**6
 """Of a tiny model's weights, moments and gradients."""
 
 
@@ -198,9 +196,9 @@ def test_a_checkpoint_records_the_mesh() -> None:
 @pytest.mark.parametrize(
     ("available", "microbatch_size", "sharding", "processes", "count"),
     [
-        (6, 12, {}, 1, 6),
-        (6, 4, {}, 1, 4),
-        (4, 10, {}, 2, 1),  # of 8 in all, 5 would divide 10, but not among two processes
+        (6, 12, {}, 1, 1),
+        (4, 10, {}, 2, 1),
+        (6, 12, {"mode": "dp"}, 1, 6),
         (6, 12, {"data": 4}, 1, 4),
         (6, 12, {"mode": "fsdp"}, 1, 6),
         (6, 12, {"mode": "fsdp_tp", "data": 4, "tensor": 2}, 1, 8),
@@ -210,13 +208,11 @@ def test_a_checkpoint_records_the_mesh() -> None:
         (6, 12, {"mode": "tp"}, 1, 6),
         (6, 12, {"mode": "cp"}, 1, 6),
         (2, 12, {"mode": "cp", "data": 2, "context": 4}, 1, 8),
-        (2, 4, {}, 2, 2),
-        (2, 3, {}, 2, 1),
         (2, 8, {"data": 8}, 2, 4),
         (2, 8, {"mode": "fsdp_tp", "data": 4, "tensor": 2}, 4, 2),
     ],
 )
-def test_a_cpu_has_a_device_for_each_core_that_a_mesh_can_use(
+def test_a_cpu_is_one_device_unless_a_mesh_asks_for_more(
     monkeypatch: pytest.MonkeyPatch,
     available: int,
     microbatch_size: int,
@@ -226,35 +222,7 @@ def test_a_cpu_has_a_device_for_each_core_that_a_mesh_can_use(
 ) -> None:
     cores(monkeypatch, available)
     settings = train(microbatch_size, **sharding)
-    assert devices.cpu_device_count(settings, COPY_BYTES, None, processes) == count
-
-
-@pytest.mark.parametrize(
-    ("available", "copy_bytes", "microbatch_size", "count"),
-    [
-        (64, 10**6, 64, 8),  # more have not been measured
-        (64, 10**6, 12, 6),
-        (64, 3 * 10**9, 64, 4),  # 5 copies take half of the memory, and 4 divides 64
-        (64, 30 * 10**9, 64, 2),
-        (2, 30 * 10**9, 64, 2),
-        (1, 30 * 10**9, 64, 1),
-    ],
-)
-def test_copies_of_the_weights_leave_memory_on_a_cpu_of_many_cores(
-    monkeypatch: pytest.MonkeyPatch,
-    available: int,
-    copy_bytes: int,
-    microbatch_size: int,
-    count: int,
-) -> None:
-    cores(monkeypatch, available)
-    monkeypatch.setattr(devices, "memory_bytes", lambda: 32e9)
-    assert devices.cpu_device_count(train(microbatch_size), copy_bytes, None) == count
-    recorded = ShardingConfig(mode="dp", data=microbatch_size, tensor=1)
-    expected = microbatch_size if microbatch_size <= available else count
-    assert devices.cpu_device_count(train(microbatch_size), copy_bytes, recorded) == expected
-    asked = train(microbatch_size, data=microbatch_size)
-    assert devices.cpu_device_count(asked, copy_bytes, None) == microbatch_size
+    assert devices.cpu_device_count(settings, None, processes) == count
 
 
 def test_a_cpu_has_the_devices_of_the_last_checkpoint(
@@ -262,12 +230,6 @@ def test_a_cpu_has_the_devices_of_the_last_checkpoint(
 ) -> None:
     cores(monkeypatch, 6)
     recorded = ShardingConfig(mode="dp", data=3, tensor=1)
-    assert devices.cpu_device_count(train(12), COPY_BYTES, recorded) == 3
+    assert devices.cpu_device_count(train(12), recorded) == 3
     cores(monkeypatch, 2)
-    assert devices.cpu_device_count(train(12), COPY_BYTES, recorded) == 2
-
-
-def test_a_system_that_does_not_tell_its_memory_has_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "memory_bytes", lambda: math.inf)
-    monkeypatch.setattr(devices, "core_count", lambda: 4)
-    assert devices.cpu_device_count(train(4), 10**9, None) == 4
+    assert devices.cpu_device_count(train(12), recorded) == 1

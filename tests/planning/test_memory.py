@@ -27,7 +27,7 @@ WIDER = MODEL.model_copy(update={"emb_dim": 256})
 
 def run_of(mesh: Mesh, mode: str = "dp", **train: Any) -> RunConfig:
     sharding = {"mode": mode, **mesh.shape}
-    split = {"microbatch_size": 16, "gradient_accumulation_steps": 2}
+    split = {"microbatch_size": 16, "gradient_accumulation_steps": 2, "scan_unroll": 1}
     return RunConfig(MODEL, train_config(sharding=sharding, **{**split, **train}))
 
 
@@ -77,6 +77,18 @@ def test_total_is_within_a_tenth_of_the_compiled_step(case: PlanCase) -> None:
     run = case.run()
     total = memory_of(run, mesh_of(case.data)).total
     assert total == pytest.approx(compiled_bytes(run), rel=0.1)
+
+
+UNROLLED = [case for family in FAMILIES for case in cases(family) if case.remat == "none"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", UNROLLED, ids=str)
+def test_total_of_unrolled_layers_is_within_the_stated_error(case: PlanCase) -> None:
+    run = case.run(scan_unroll="auto", sharding={"mode": "dp", "data": 1})
+    memory = memory_of(run, mesh_of(1))
+    assert memory.error == (0.2 if run.model.n_layers else 0.1)
+    assert memory.total == pytest.approx(compiled_bytes(run), rel=memory.error)
 
 
 def test_estimates_of_other_microbatches_match_new_ones() -> None:

@@ -69,6 +69,7 @@ class PlanCase(NamedTuple):
             "microbatch_size": SEQUENCES * self.data,
             "gradient_accumulation_steps": self.accumulation,
             "remat": self.remat,
+            "scan_unroll": 1,
             "compute_dtype": self.dtype,
             "clipping_max_norm": 1.0,
             "sharding": {"mode": self.mode, "data": self.data, "tensor": 1},

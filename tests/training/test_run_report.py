@@ -26,16 +26,3 @@ def test_idle_accelerators_are_warned_of(
     (line,) = warnings_on("gpu", caplog)
     assert line.startswith("2 of 8 devices are idle: microbatch_size 6 is not divisible by 8;")
     assert warnings_on("cpu", caplog) == []
-
-
-def test_the_number_of_devices_that_share_more_cores_is_logged(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(logging.getLogger("rungs"), "propagate", True)
-    mesh: Any = SimpleNamespace(size=8, devices=np.array([SimpleNamespace(platform="cpu")]))
-    caplog.set_level(logging.INFO)
-    for cores, is_logged in ((64, True), (8, False)):
-        monkeypatch.setattr(run_report, "core_count", lambda cores=cores: cores)
-        caplog.clear()
-        run_report.log_shared_cores(train_config(microbatch_size=8), mesh)
-        assert ("virtual CPU devices: 8 on 64 cores" in caplog.text) == is_logged

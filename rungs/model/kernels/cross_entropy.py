@@ -23,8 +23,9 @@ from rungs.parallel.names import TENSOR
 LOGITS_BYTES = {"cpu": 8 << 20}
 """The size of a chunk's logits by platform; on a CPU they fit into its cache."""
 OTHER_LOGITS_BYTES = 1 << 30
-MIN_CHUNK_TOKENS = 64
-"""With fewer tokens in a chunk, reading the weights takes longer than the matmul."""
+MIN_CHUNK_TOKENS = 512
+"""With fewer tokens in a chunk, adding its gradient of the matrix to the sum of all chunks takes as
+long as its matmuls."""
 
 Head = Callable[[Array, Array], Array]
 """From x_MD and the head's matrix to logits_MV, float32. If the vocabulary is split over devices,

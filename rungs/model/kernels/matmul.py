@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.experimental.layout import Layout, with_layout_constraint
 
+from rungs.model.kernels.int8_matmul import Int8Matrix
 from rungs.parallel import collectives, target_device
 
 
@@ -21,9 +22,11 @@ def plain_matmul(x_MI: Array, kernel_IO: Array) -> Array:
     return _dot(x_MI, kernel_IO.astype(x_MI.dtype), 1, 0)
 
 
-def matmul(x_MI: Array, kernel_IO: Array) -> Array:
+def matmul(x_MI: Array, kernel_IO: Array | Int8Matrix) -> Array:
     """Return the same as `plain_matmul`. Matmuls of the backward pass have operands in the dtype of
-    x, too."""
+    x, too. A quantized matrix has no derivative."""
+    if isinstance(kernel_IO, Int8Matrix):
+        return kernel_IO.multiply(x_MI)
     return _matmul(*collectives.to_common_varying(x_MI, kernel_IO))
 
 

@@ -1,0 +1,99 @@
+"""What "auto" means for `remat` and `scan_unroll`."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+
+from rungs.config.run_config import RunConfig
+from rungs.config.train_config import TrainConfig
+from rungs.model import layer_loop
+from rungs.model.blocks import Compute
+from rungs.model.gpt import GPT
+from rungs.model.layer_loop import LayerLoop
+from rungs.model.layers import NO_DROPOUT
+from rungs.parallel.target_device import Target, trace_for
+from tests.support.configs import model_config, train_config
+
+IN_A_LOOP = LayerLoop("dots", 1)
+
+
+def loop_of(n_layers: int = 4, target: str = "cpu", **train: Any) -> LayerLoop:
+    model = model_config(n_layers=n_layers)
+    with trace_for(Target(target)):
+        return layer_loop.layer_loop(train_config(**train), model)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, LayerLoop("none", 4)),
+        ({"remat": "none"}, LayerLoop("none", 4)),
+        ({"remat": "dots"}, LayerLoop("dots", 1)),  # an unrolled one would be undone
+        ({"remat": "full"}, LayerLoop("full", 1)),
+        ({"scan_unroll": 1}, IN_A_LOOP),
+        ({"scan_unroll": 4}, LayerLoop("dots", 4)),
+        ({"remat": "none", "scan_unroll": 1}, LayerLoop("none", 1)),
+        ({"sharding": {"mode": "dp", "data": 2}}, LayerLoop("none", 4)),
+        ({"sharding": {"mode": "tp", "tensor": 2}}, LayerLoop("none", 4)),
+        ({"sharding": {"mode": "fsdp", "data": 2}}, IN_A_LOOP),
+        ({"sharding": {"mode": "cp", "context": 2}}, IN_A_LOOP),
+    ],
+)
+def test_a_cpu_unrolls_layers_that_are_not_gathered_unless_told_otherwise(
+    given: dict[str, Any], expected: LayerLoop
+) -> None:
+    assert loop_of(**given) == expected
+
+
+def test_accelerators_have_a_loop() -> None:
+    assert loop_of(target="gpu") == loop_of(target="tpu") == IN_A_LOOP
+
+
+def test_a_pattern_is_unrolled_by_its_periods_up_to_a_number_of_them() -> None:
+    assert loop_of(12).unroll == 12
+    assert loop_of(13) == IN_A_LOOP
+    pattern = {"layer_pattern": ["sliding", "global"], "sliding_window": 8}
+    model = model_config(n_layers=24, **pattern)
+    assert layer_loop.layer_loop(train_config(), model) == LayerLoop("none", 12)
+
+
+def test_layers_stay_in_a_loop_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    for size, expected in ((math.inf, "none"), (1e9, "none"), (1e4, "dots")):
+        monkeypatch.setattr(layer_loop, "memory_bytes", lambda size=size: size)
+        assert loop_of().remat == expected
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"feed_forward": "swiglu", "norm": "rms_norm"},
+        {"feed_forward": "swiglu", "n_experts": 4, "experts_per_token": 2},
+    ],
+)
+def test_layers_keep_no_more_than_is_assumed(changes: dict[str, Any]) -> None:
+    """JAX's own account of what the derivative keeps, without what XLA would make of it."""
+    model = model_config(n_layers=2, emb_dim=32, n_heads=4, context_length=64, **changes)
+    train: TrainConfig = train_config(microbatch_size=4)
+    run = RunConfig(model, train)
+    gpt, compute = GPT(model, jax.random.key(0)), Compute(remat="none", unroll=2)
+    tokens = jnp.zeros((4, run.sequence_length), jnp.int32)
+
+    def residual_bytes(rows: int) -> int:
+        graph, state = nnx.split(gpt)
+
+        def loss(state: nnx.State) -> jax.Array:
+            return nnx.merge(graph, state).summed_loss(
+                tokens[:rows], tokens[:rows], NO_DROPOUT, compute
+            )[0]
+
+        _, pull = jax.vjp(loss, state)
+        return sum(leaf.nbytes for leaf in jax.tree.leaves(pull))
+
+    grown = residual_bytes(4) - residual_bytes(2)  # without the weights
+    kept = layer_loop._kept_bytes(train, model)
+    assert kept / 3 < 2 * grown < kept
