@@ -1,8 +1,10 @@
 """Tokens per second of generation, compared with `transformers` and the bound set by memory.
 
 A model of GPT-2's 124M shape with random weights continues prompts of 32 tokens by 64, greedily, at
-several batch sizes, in float32 and bfloat16. The sides take turns. PyTorch and `transformers` run
-in a process of their own: uv downloads them, unless `--torch-python` names a Python that has them.
+several batch sizes: Rungs in float32, bfloat16 and with int8 weights, `transformers` in float32 and
+bfloat16. Then all of them read a prompt of 512 tokens and add one. The sides take turns. PyTorch
+and `transformers` run in a process of their own: uv downloads them, unless `--torch-python` names a
+Python that has them.
 """
 
 from rungs.common.command import run_command
@@ -10,8 +12,9 @@ from rungs.common.command import run_command
 import json
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import click
 import jax
@@ -19,15 +22,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.report import spread
-from benchmarks.side_process import Side, start
+from benchmarks.side_process import Side, SideProcess, start
 from rungs.config.model_config import ModelConfig
 from rungs.model.generation import Generator, Request
 from rungs.model.gpt import GPT
 from rungs.parallel import jax_setup
 
-PROMPT_TOKENS, NEW_TOKENS = 32, 64
-DTYPES = ("float32", "bfloat16")
-BYTES_EACH = {"float32": 4, "bfloat16": 2}
+PROMPT_TOKENS, NEW_TOKENS, LONG_PROMPT = 32, 64, 512
+BYTES_EACH = {"float32": 4, "bfloat16": 2, "int8": 1}
+"""Of a weight, by what Rungs generates with."""
+THEIRS = ("float32", "bfloat16")
 GPT2 = ModelConfig(
     vocab_size=50257,
     context_length=1024,
@@ -38,8 +42,18 @@ GPT2 = ModelConfig(
     tied_embeddings=True,
 )
 TRANSFORMERS = Path(__file__).with_name("transformers_side.py")
-Generate = Callable[[str, int], float]
-"""From dtype and batch size to the seconds of one generation."""
+
+
+class Work(NamedTuple):
+    """Prompts to continue."""
+
+    batch: int
+    prompt_tokens: int
+    new_tokens: int
+
+
+Sides = dict[str, Callable[[Work], float]]
+"""From work to the seconds it takes, by name."""
 
 
 @click.command()
@@ -47,60 +61,98 @@ Generate = Callable[[str, int], float]
 @click.option("--turns", default=5, show_default=True, type=click.IntRange(1))
 @click.option("--torch-python", help="A Python with torch and transformers, instead of uv's.")
 def main(batch_sizes: str, turns: int, torch_python: str | None) -> None:
-    """Print a table of tokens per second."""
+    """Print tables of tokens per second, and of the time to the first token of a long prompt."""
     sizes = [int(size) for size in batch_sizes.split(",")]
     jax_setup.enable_compilation_cache()
-    prompts = np.random.default_rng(0).integers(0, GPT2.vocab_size, (max(sizes), PROMPT_TOKENS))
-    generators, weights = make_generators()
     bandwidth = read_bandwidth()
-    click.echo(f"memory: {bandwidth / 1e9:.1f} GB/s read, {weights / 1e6:.0f}M weights")
     python = [torch_python] if torch_python else ["uv", "run", "--no-project", "--script"]
-    limits = json.dumps([max(sizes), PROMPT_TOKENS, NEW_TOKENS])
-    with start(Side("transformers", [*python, str(TRANSFORMERS), limits])) as process:
+    with start(Side("transformers", [*python, str(TRANSFORMERS), f"{max(sizes)}"])) as process:
+        ours, weights = our_sides(max(sizes))
+        click.echo(f"memory: {bandwidth / 1e9:.1f} GB/s read, {weights / 1e6:.0f}M weights")
+        sides = ours | their_sides(process)
+        for size in sizes:
+            rates = {
+                name: [size * NEW_TOKENS / took for took in seconds]
+                for name, seconds in take_turns(
+                    sides, Work(size, PROMPT_TOKENS, NEW_TOKENS), turns
+                ).items()
+            }
+            report(f"batch {size}, tokens/s", rates, max)
+            if size == 1:
+                report_bound(rates, bandwidth / weights)
+        first = take_turns(sides, Work(1, LONG_PROMPT, 1), turns)
+        in_ms = {name: [1000 * took for took in seconds] for name, seconds in first.items()}
+        report(f"first token after {LONG_PROMPT}, ms", in_ms, min)
 
-        def ours(dtype: str, batch: int) -> float:
-            start = time.perf_counter()
-            generators[dtype].generate(prompts[:batch].tolist(), Request(NEW_TOKENS))
-            return time.perf_counter() - start
 
-        def theirs(dtype: str, batch: int) -> float:
-            seconds: float = process.ask(f"{dtype} {batch}")
-            return seconds
+def our_sides(rows: int) -> tuple[Sides, int]:
+    """Return the sides of Rungs, and how many weights each token reads: all but the position
+    table.
 
-        for batch in sizes:
-            for dtype in DTYPES:
-                bound = batch * bandwidth / (weights * BYTES_EACH[dtype])
-                report(dtype, batch, bound, take_turns((ours, theirs), dtype, batch, turns))
-
-
-def make_generators() -> tuple[dict[str, Generator], int]:
-    """Return a generator for each dtype, and how many weights each token reads: all but the
-    position table."""
+    Args:
+        rows: the largest batch.
+    """
     model = GPT(GPT2, jax.random.key(0))
     total = sum(leaf.size for leaf in jax.tree.leaves(model))
-    read = total - GPT2.context_length * GPT2.emb_dim
-    return {dtype: Generator(model, jnp.dtype(dtype)) for dtype in DTYPES}, read
+    prompts = np.random.default_rng(0).integers(0, GPT2.vocab_size, (rows, LONG_PROMPT))
+
+    def side(generator: Generator) -> Callable[[Work], float]:
+        def seconds(work: Work) -> float:
+            rows = prompts[: work.batch, : work.prompt_tokens].tolist()
+            start = time.perf_counter()
+            generator.generate(rows, Request(work.new_tokens))
+            return time.perf_counter() - start
+
+        return seconds
+
+    generators = {
+        "float32": Generator(model),
+        "bfloat16": Generator(model, jnp.bfloat16),
+        "int8": Generator(model, weight_format="int8"),
+    }
+    sides = {f"Rungs {name}": side(generator) for name, generator in generators.items()}
+    return sides, total - GPT2.context_length * GPT2.emb_dim
 
 
-def take_turns(sides: Sequence[Generate], dtype: str, batch: int, turns: int) -> list[list[float]]:
-    """Return the tokens per second of each side in each turn, after a first one that compiles."""
-    seconds: list[list[float]] = [[] for _ in sides]
+def their_sides(process: SideProcess) -> Sides:
+    """Return the sides of `transformers`."""
+
+    def side(dtype: str) -> Callable[[Work], float]:
+        return lambda work: float(process.ask(json.dumps([dtype, *work])))
+
+    return {f"transformers {dtype}": side(dtype) for dtype in THEIRS}
+
+
+def take_turns(sides: Sides, work: Work, turns: int) -> dict[str, list[float]]:
+    """Return the seconds of each side in each turn, after a first one that compiles."""
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
     for turn in range(turns + 1):
-        for times, side in zip(seconds, sides, strict=True):
-            took = side(dtype, batch)
+        for name, side in sides.items():
+            took = side(work)
             if turn:
-                times.append(took)
-    return [[batch * NEW_TOKENS / took for took in times] for times in seconds]
+                seconds[name].append(took)
+    return seconds
 
 
-def report(dtype: str, batch: int, bound: float, rates: list[list[float]]) -> None:
-    """Print one line: both sides, their ratio, and ours as a share of the bound."""
-    ours, theirs = (statistics.median(side) for side in rates)
-    click.echo(
-        f"batch {batch:2} {dtype:8}  Rungs {spread(rates[0], 1)}  transformers"
-        f" {spread(rates[1], 1)}  ratio {ours / theirs:.2f}"
-        f"  memory bound {bound:.0f}, {ours / bound:.0%} of it"
-    )
+def report(title: str, values: dict[str, list[float]], best_of: Callable[..., float]) -> None:
+    """Print a line for each side, with its ratio to the best one of `transformers`.
+
+    Args:
+        best_of: max or min.
+    """
+    medians = {name: statistics.median(of_side) for name, of_side in values.items()}
+    theirs = best_of(medians[f"transformers {dtype}"] for dtype in THEIRS)
+    click.echo(f"\n{title}")
+    for name, of_side in values.items():
+        ratio = medians[name] / theirs
+        click.echo(f"  {name:22} {spread(of_side, 1):28} {ratio:.2f} of their best")
+
+
+def report_bound(rates: dict[str, list[float]], weights_per_second: float) -> None:
+    """Print which share of the memory's bandwidth a single text uses, with the weights alone."""
+    for name, each in BYTES_EACH.items():
+        share = statistics.median(rates[f"Rungs {name}"]) * each / weights_per_second
+        click.echo(f"  {name}: {weights_per_second / each:.0f} tokens/s possible, {share:.0%}")
 
 
 def read_bandwidth() -> float:

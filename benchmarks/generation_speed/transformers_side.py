@@ -4,7 +4,8 @@
 # ///
 """A side of `generation_speed.py`: GPT-2's shape in `transformers`, with random weights.
 
-Reads lines "DTYPE BATCH" and answers each with the seconds of one greedy generation.
+Reads lines of JSON, [dtype, batch, tokens of the prompt, new tokens], and answers each with the
+seconds of one greedy generation.
 """
 
 import json
@@ -16,19 +17,19 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 
 def main() -> None:
-    most, prompt_tokens, new_tokens = json.loads(sys.argv[1])
+    rows = int(sys.argv[1])
     torch.manual_seed(0)
     model = GPT2LMHeadModel(GPT2Config()).eval()
     models = {"float32": model, "bfloat16": GPT2LMHeadModel(GPT2Config()).eval().bfloat16()}
-    prompts = torch.randint(model.config.vocab_size, (most, prompt_tokens))
+    tokens = torch.randint(model.config.vocab_size, (rows, model.config.n_positions // 2))
     for line in sys.stdin:
-        dtype, batch = line.split()
-        rows = prompts[: int(batch)]
+        dtype, batch, prompt_tokens, new_tokens = json.loads(line)
+        prompts = tokens[:batch, :prompt_tokens]
         start = time.perf_counter()
         with torch.inference_mode():
             models[dtype].generate(
-                rows,
-                attention_mask=torch.ones_like(rows),
+                prompts,
+                attention_mask=torch.ones_like(prompts),
                 do_sample=False,
                 min_new_tokens=new_tokens,
                 max_new_tokens=new_tokens,

@@ -67,7 +67,7 @@ def run_config(asked: dict[str, Any], accumulation: int, microbatch: int) -> Run
         weight_decay=0.1,
         clipping_max_norm=1.0,
         compute_dtype=asked["dtype"],
-        scan_unroll=asked["layers"] if asked.get("is_unrolled") else 1,
+        scan_unroll=asked.get("unroll", "auto"),
         sharding=None if devices == "auto" else ShardingConfig(mode="dp", data=devices),
     )
     return RunConfig(model, train)

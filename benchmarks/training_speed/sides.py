@@ -18,9 +18,9 @@ LEARNING_RATE = 1e-3
 RUNGS: dict[str, dict[str, Any]] = {
     "float32": {"dtype": "float32"},
     "bfloat16": {"dtype": "bfloat16"},
-    "bfloat16, unrolled": {"dtype": "bfloat16", "is_unrolled": True},
-    "bfloat16, one device": {"dtype": "bfloat16", "devices": 1},
-    "bfloat16, one device, unrolled": {"dtype": "bfloat16", "devices": 1, "is_unrolled": True},
+    "bfloat16, layers in a loop": {"dtype": "bfloat16", "unroll": 1},
+    "bfloat16, a device per core": {"dtype": "bfloat16", "devices": -1},
+    "bfloat16, both": {"dtype": "bfloat16", "unroll": 1, "devices": -1},
 }
 TORCH: dict[str, dict[str, Any]] = {
     "float32": {"dtype": "float32", "compiled": False},

@@ -11,6 +11,7 @@ from rungs.common.command import run_command
 
 import contextlib
 import itertools
+import re
 import shutil
 import tempfile
 import time
@@ -30,6 +31,18 @@ from rungs.data.dataset import TRAIN
 
 PRESETS: dict[str, dict[str, Any]] = {
     "small": {},
+    "wider": {"width": 384, "heads": 6, "layers": 6},
+    "gpt2-cpu": {
+        "vocab": 50257,
+        "length": 512,
+        "width": 768,
+        "heads": 12,
+        "layers": 12,
+        "microbatch": 4,
+        "accumulation": 1,
+        "steps": 2,
+        "only": ["Rungs bfloat16$", "huge pages"],
+    },
     "gpt2": {
         "vocab": 50257,
         "length": 1024,
@@ -60,7 +73,7 @@ def count(option: str, name: str, default: int, least: int = 1) -> Callable[...,
     is_eager=True,
     expose_value=False,
     callback=take_preset,
-    help="gpt2: the defaults are GPT-2's 124M shape, for an accelerator.",
+    help="Other defaults. gpt2-cpu and gpt2 have GPT-2's 124M shape, for a CPU and an accelerator.",
 )
 @count("--vocab-size", "vocab", 8192, least=python_stdlib.VOCAB_SIZE)
 @count("--context-length", "length", 256)
@@ -73,7 +86,9 @@ def count(option: str, name: str, default: int, least: int = 1) -> Callable[...,
 @count("--steps", "steps", 5)
 @click.option("--torch-python", help="A Python with torch and numpy, instead of uv's.")
 @click.option("--without-torch", is_flag=True, help="Leave PyTorch out.")
-@click.option("--only", multiple=True, help="Sides with this in their name; may be repeated.")
+@click.option(
+    "--only", multiple=True, help="Sides whose name matches a regular expression; may be repeated."
+)
 @click.option(
     "--one-at-a-time/--by-turns",
     help="End each side before the next one starts, if memory does not hold them all.",
@@ -131,8 +146,8 @@ def write_batches(path: Path, batch: tuple[int, int, int], steps: int) -> None:
 
 
 def choose(sides: list[Side], only: Sequence[str]) -> list[Side]:
-    """Return the sides whose name has one of these parts; all if there are none."""
-    found = [side for side in sides if not only or any(part in side.name for part in only)]
+    """Return the sides whose name matches one of these patterns; all if there are none."""
+    found = [side for side in sides if not only or any(re.search(it, side.name) for it in only)]
     if not found:
         names = "; ".join(side.name for side in sides)
         raise click.UsageError(f"--only {' '.join(only)}: none of {names}")
