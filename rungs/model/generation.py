@@ -21,7 +21,6 @@ from rungs.model.decoding import Decoder, DecodingState, Prompts, pad_left, stat
 from rungs.model.gpt import GPT
 from rungs.model.sampling import GREEDY, Sampling
 from rungs.model.weight_formats import WeightFormat
-from rungs.parallel import target_device
 
 SMALLEST_BUCKET = 16
 SLOT_MULTIPLE = 32
@@ -44,9 +43,6 @@ class Request(NamedTuple):
 class Generator:
     """A model prepared for generation: its layers are unstacked, its matrices have one format.
 
-    XLA's CPU compiler would keep float32 copies of every bfloat16 matrix that is multiplied by a
-    single row. On a CPU, in bfloat16, a single row is therefore computed twice.
-
     Args:
         model: its parameters are copied.
         compute_dtype: dtype of matrices, of activations and, except on a CPU, of the cache.
@@ -67,8 +63,6 @@ class Generator:
     ) -> None:
         self._decoder = Decoder(model, compute_dtype, weight_format)
         self._weights = self._decoder.weights(states_of(model), donate)
-        on_cpu = target_device.platform() == "cpu"
-        self._min_rows = 2 if on_cpu and self._decoder.dtype == jnp.bfloat16 else 1
         self._jit_prefill = jax.jit(self._decoder.prefill, static_argnames=("slots", "sampling"))
         self._jit_decode = jax.jit(
             self._decoder.decode, static_argnames="sampling", donate_argnames="state"
@@ -184,24 +178,20 @@ class Generator:
             The new tokens of each row, with its stop token; and which rows have stopped.
         """
         rows = len(windows)
-        extra_rows = max(self._min_rows - rows, 0)
         length = bucket_length(windows)
         last = length - 1 + count
         slots = -(-(last + 1 + request.lookahead) // SLOT_MULTIPLE) * SLOT_MULTIPLE
         sampling = request.sampling
-        arrays = (
-            *pad_left(windows + windows[:1] * extra_rows, length),
-            np.pad(stopped_B, (0, extra_rows), constant_values=True),
+        tokens_BS, padding_B, all_stopped_B = map(
+            jnp.asarray, (*pad_left(windows, length), stopped_B)
         )
-        tokens_BS, padding_B, all_stopped_B = map(jnp.asarray, arrays)
-        keys_B = row_keys(request.seed, rows + extra_rows)
+        keys_B = row_keys(request.seed, rows)
         prompts = Prompts(tokens_BS, padding_B, all_stopped_B, keys_B, generated)
         state = self._jit_prefill(self._weights, prompts, slots=slots, sampling=sampling)
         read_B = np.full(rows, length)
         while True:
             tokens_BT, ends_B, stopped_B = (
-                np.asarray(array)[:rows]
-                for array in (state.tokens_BT, state.ends_B, state.stopped_B)
+                np.asarray(array) for array in (state.tokens_BT, state.ends_B, state.stopped_B)
             )
             places = zip(tokens_BT, read_B, ends_B, strict=True)
             yield [text[read:end].tolist() for text, read, end in places], stopped_B

@@ -20,8 +20,8 @@ from rungs.model.blocks import Compute, make_blocks, run_blocks
 from rungs.model.feed_forward import Routing
 from rungs.model.kernels import cross_entropy
 from rungs.model.kernels.cross_entropy import WeightOf
-from rungs.model.kernels.int8_matmul import Int8Matrix
 from rungs.model.kernels.matmul import matmul
+from rungs.model.kernels.stored_matrix import StoredMatrix
 from rungs.model.layers import (
     NO_DROPOUT,
     Dropout,
@@ -287,8 +287,8 @@ class GPT(nnx.Module):
         return x_BSD.reshape(-1, x_BSD.shape[-1])
 
     def _head_matrix(self, dtype: jnp.dtype) -> Any:
-        """Return matrix_DV of the head, or of the embedding if the two are tied: an array or, if it
-        was quantized for generation, an `Int8Matrix`.
+        """Return matrix_DV of the head, or of the embedding if the two are tied: an array or,
+        for generation, a `StoredMatrix`.
 
         Args:
             dtype: of the matmul that it is for.
@@ -299,7 +299,7 @@ class GPT(nnx.Module):
 
 
 def head_logits(
-    config: ModelConfig, temperature: float, x_MD: Array, matrix_DV: Array | Int8Matrix
+    config: ModelConfig, temperature: float, x_MD: Array, matrix_DV: Array | StoredMatrix
 ) -> Array:
     """Return logits_MV, float32, divided by the temperature, −inf for padding rows of the
     vocabulary. If the vocabulary is split over devices, these are the logits of this device's

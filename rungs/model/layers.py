@@ -18,8 +18,8 @@ from flax import nnx
 from jax import Array
 
 from rungs.config.model_config import ModelConfig
-from rungs.model.kernels.int8_matmul import Int8Matrix
 from rungs.model.kernels.matmul import matmul
+from rungs.model.kernels.stored_matrix import StoredMatrix, take_rows
 from rungs.model.remat import save_for_backward
 from rungs.parallel import collectives, fsdp
 from rungs.parallel.names import CONTEXT, TENSOR
@@ -140,17 +140,17 @@ class Embedding(nnx.Module):
 
     def __call__(self, indices: Array) -> Array:
         """Return the rows in float32."""
-        if isinstance(table := self.embedding.get_value(), Int8Matrix):
+        if isinstance(table := self.embedding.get_value(), StoredMatrix):
             return table.rows(indices)
         if not self._has_split_columns:
             return self._rows(indices)
         return fsdp.whole_rows(self._rows(fsdp.of_all_devices(indices)))
 
-    def transposed(self, dtype: jnp.dtype) -> Array | Int8Matrix:
+    def transposed(self, dtype: jnp.dtype) -> Array | StoredMatrix:
         """Return the table as a matrix from width to rows; if it is split by columns, gathered in
         this dtype if it is narrower than the table's own."""
         table = self.embedding.get_value()
-        if isinstance(table, Int8Matrix):
+        if isinstance(table, StoredMatrix):
             return table
         return (fsdp.whole_table(table, dtype) if self._has_split_columns else table).T
 
@@ -161,10 +161,10 @@ class Embedding(nnx.Module):
     def _rows(self, indices: Array) -> Array:
         table = fsdp.own_columns(self.embedding.get_value())
         if not is_split(self.embedding.axes[0]):
-            return _take_rows(table, indices).astype(jnp.float32)
+            return take_rows(table, indices).astype(jnp.float32)
         own = indices - collectives.vocabulary_offset(len(table))
         is_here = (own >= 0) & (own < len(table))
-        rows = _take_rows(table, jnp.where(is_here, own, 0)).astype(jnp.float32)
+        rows = take_rows(table, jnp.where(is_here, own, 0)).astype(jnp.float32)
         return collectives.psum(jnp.where(is_here[..., None], rows, 0), TENSOR)
 
 
@@ -223,7 +223,7 @@ def contract(x: Array, matrix: nnx.Param) -> Array:
     kernel = matrix.get_value()
     inputs, outputs = kernel.shape[: matrix.inputs], kernel.shape[matrix.inputs :]
     rows = x.shape[: x.ndim - matrix.inputs]
-    if not isinstance(kernel, Int8Matrix):
+    if not isinstance(kernel, StoredMatrix):
         kernel = kernel.reshape(math.prod(inputs), -1)
     y_MO = matmul(x.reshape(math.prod(rows), -1), kernel)
     return y_MO.reshape(*rows, *outputs)
@@ -287,15 +287,6 @@ def glorot_truncated_normal(key: Array, shape: tuple[int, ...], inputs: int) -> 
     fan_in, fan_out = math.prod(shape[:inputs]), math.prod(shape[inputs:])
     sigma = math.sqrt(2 / (fan_in + fan_out))
     return sigma * jax.random.truncated_normal(key, -3, 3, shape)
-
-
-def _take_rows(table: Array, indices: Array) -> Array:
-    """Return rows of a table. bfloat16 rows are moved as integers: otherwise XLA's CPU compiler
-    first makes a float32 copy of the table."""
-    if table.dtype != jnp.bfloat16:
-        return table[indices]
-    bits = jax.lax.bitcast_convert_type(table, jnp.uint16)[indices]
-    return jax.lax.bitcast_convert_type(bits, table.dtype)
 
 
 def _fold_in(keys: Array, numbers: int | Array) -> Array:

@@ -2,7 +2,8 @@
 to 8 bits. Norms and biases stay as they are."""
 
 import functools
-from typing import Literal
+from collections.abc import Callable
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -11,11 +12,15 @@ from jax import Array
 
 from rungs.config.model_config import ModelConfig
 from rungs.model.blocks import Convert
-from rungs.model.kernels.int8_matmul import Int8Matrix, quantize_kernel, quantize_table
+from rungs.model.kernels.int8_matmul import quantize
+from rungs.model.kernels.stored_matrix import OutputMajorMatrix, StoredMatrix, outputs_first
 from rungs.model.layers import LowRankParam
+from rungs.parallel import target_device
 from rungs.parallel.names import POSITION, VOCABULARY
 
 WeightFormat = Literal["dtype", "int8"]
+Store = Callable[[Array, tuple[int, ...]], StoredMatrix]
+"""From matrix_OI and its parameter's shape."""
 
 
 def cast(dtype: jnp.dtype) -> Convert:
@@ -28,16 +33,19 @@ def converter(weights: WeightFormat, config: ModelConfig, dtype: jnp.dtype) -> C
 
     With "int8", all matrices that a token is multiplied with are quantized; an embedding table, if
     it is the output head, too. Embedding tables that are only looked up, and low-rank additions,
-    are cast.
+    are cast. On a CPU, 16-bit matrices have a row for each output.
 
     Raises:
         ValueError: the model is a mixture of experts, which can't be quantized.
     """
-    if weights == "dtype":
-        return cast(dtype)
-    if config.n_experts:
+    if weights == "int8" and config.n_experts:
         raise ValueError("not for a mixture of experts")
-    return functools.partial(_quantize, cast(dtype), config.tied_embeddings)
+    store: Store | None = None
+    if weights == "int8":
+        store = quantize
+    elif dtype.itemsize == 2 and target_device.platform() == "cpu":
+        store = functools.partial(_output_major, dtype)
+    return cast(dtype) if store is None else _storing(store, config, cast(dtype))
 
 
 def convert_all(state: nnx.State, convert: Convert) -> nnx.State:
@@ -49,20 +57,29 @@ def convert_all(state: nnx.State, convert: Convert) -> nnx.State:
     )
 
 
-def _quantize(otherwise: Convert, is_tied: bool, param: nnx.Param, array: Array) -> nnx.Variable:
-    rows = param.axes[0]
-    if is_tied and rows == VOCABULARY:
-        return param.replace(_jit_table(array))
-    if not param.inputs or rows in (VOCABULARY, POSITION) or isinstance(param, LowRankParam):
-        return otherwise(param, array)
-    return param.replace(_jit_kernel(array, param.inputs))
+def _storing(store: Store, config: ModelConfig, otherwise: Convert) -> Convert:
+    """Return a function that stores matrices."""
+
+    def convert(param: nnx.Param, array: Array) -> nnx.Variable:
+        first = param.axes[0]
+        if config.tied_embeddings and first == VOCABULARY:
+            return param.replace(_stored(array, store, None))
+        is_looked_up, is_of_experts = first in (VOCABULARY, POSITION), first == "experts"
+        is_small = isinstance(param, LowRankParam)
+        if not param.inputs or is_looked_up or is_of_experts or is_small:
+            return otherwise(param, array)
+        return param.replace(_stored(array, store, param.inputs))
+
+    return convert
 
 
-@jax.jit
-def _jit_table(array: Array) -> Int8Matrix:
-    return quantize_table(array)
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _stored(array: Array, store: Store, inputs: int | None) -> Any:
+    """Return a kernel that sums over its first `inputs` axes, or a table that sums over its last
+    axis, stored."""
+    matrix_OI = array if inputs is None else outputs_first(array, inputs)
+    return store(matrix_OI, array.shape)
 
 
-@functools.partial(jax.jit, static_argnames="inputs")
-def _jit_kernel(array: Array, inputs: int) -> Int8Matrix:
-    return quantize_kernel(array, inputs)
+def _output_major(dtype: jnp.dtype, matrix_OI: Array, shape: tuple[int, ...]) -> StoredMatrix:
+    return OutputMajorMatrix(matrix_OI.astype(dtype), shape)

@@ -12,7 +12,8 @@ from flax import nnx
 from rungs.model.decoding import Decoder, states_of
 from rungs.model.generation import Generator, Request
 from rungs.model.gpt import GPT
-from rungs.model.kernels.int8_matmul import Int8Matrix, quantize_kernel, quantize_table
+from rungs.model.kernels.int8_matmul import Int8Matrix, quantize
+from rungs.model.kernels.stored_matrix import outputs_first
 from rungs.parallel.target_device import Target, trace_for
 from tests.model.test_generation import ARCHITECTURES, PROMPTS, varied_model
 from tests.support.long import long_except
@@ -20,6 +21,10 @@ from tests.support.long import long_except
 
 def random(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def quantize_kernel(kernel: Any, inputs: int) -> Int8Matrix:
+    return quantize(outputs_first(jnp.asarray(kernel), inputs), kernel.shape)
 
 
 def as_float64(matrix: Int8Matrix) -> np.ndarray:
@@ -73,7 +78,7 @@ def test_infinity_and_nan_stay_visible() -> None:
 
 def test_rows_of_a_table_are_looked_up() -> None:
     table = random(9, 5)
-    matrix = quantize_table(jnp.asarray(table))
+    matrix = quantize(jnp.asarray(table), table.shape)
     found = matrix.rows(jnp.asarray([[3, 3], [0, 8]]))
     np.testing.assert_allclose(found, as_float64(matrix)[[[3, 3], [0, 8]]], rtol=1e-6)
 

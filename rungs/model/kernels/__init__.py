@@ -4,7 +4,9 @@ blockwise_attention  causal attention, one block of queries at a time
 cudnn_attention      causal attention by cuDNN, on NVIDIA GPUs
 cross_entropy        output head and weighted loss, one chunk of tokens at a time
 grouped_matmul       matmul of each row with the matrix of its group, on NVIDIA GPUs
+int8_matmul          matmul with weights rounded to 8 bits, for generation
 matmul               matmul with weights, with gradients in the compute dtype
 splash_attention     causal attention by JAX's Pallas kernels, on TPUs
+stored_matrix        matrices in the forms in which generation multiplies them
 triton_attention     causal attention by our own Pallas kernels, on NVIDIA GPUs
 """

@@ -10,12 +10,12 @@ Axes as in `matmul.py`.
 """
 
 import dataclasses
-import math
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
+from rungs.model.kernels.stored_matrix import StoredMatrix, dot
 from rungs.parallel import target_device
 
 LARGEST = 127
@@ -26,42 +26,34 @@ _PARTS = 2 * LARGEST
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Int8Matrix:
+class Int8Matrix(StoredMatrix):
     """A quantized matrix: `integers` · `scales`."""
 
     integers_OI: Array
-    """int8, the layout in which a CPU multiplies it fastest."""
+    """int8."""
     scales_O: Array
     """float32."""
     shape: tuple[int, ...] = dataclasses.field(metadata={"static": True})
-    """That of the parameter."""
 
     def multiply(self, x_MI: Array) -> Array:
         """Return x · matrix: y_MO, in float32."""
         if target_device.platform() == "cpu":
             return _multiply_integers(x_MI.astype(jnp.float32), self.integers_OI) * self.scales_O
-        products = _dot(x_MI, self.integers_OI.astype(x_MI.dtype), jnp.float32)
+        products = dot(x_MI, self.integers_OI.astype(x_MI.dtype), jnp.float32)
         return products * self.scales_O
 
     def rows(self, indices: Array) -> Array:
-        """Return rows of an embedding table, in float32."""
+        """Return rows in float32."""
         return self.integers_OI[indices].astype(jnp.float32) * self.scales_O[indices][..., None]
 
 
-def quantize_kernel(kernel: Array, inputs: int) -> Int8Matrix:
-    """Quantize a parameter for matmuls that sum over its first `inputs` axes."""
-    kernel_IO = kernel.reshape(math.prod(kernel.shape[:inputs]), -1)
-    return _quantize(kernel_IO.T, kernel.shape)
+def quantize(matrix_OI: Array, shape: tuple[int, ...]) -> Int8Matrix:
+    """Round a matrix.
 
-
-def quantize_table(table_VD: Array) -> Int8Matrix:
-    """Quantize an embedding table, which as an output head sums over its last axis."""
-    return _quantize(table_VD, table_VD.shape)
-
-
-def _quantize(matrix_OI: Array, shape: tuple[int, ...]) -> Int8Matrix:
-    matrix_OI = matrix_OI.astype(jnp.float32)
-    integers_OI, scales_O1 = _as_integers(matrix_OI)
+    Args:
+        shape: that of its parameter.
+    """
+    integers_OI, scales_O1 = _as_integers(matrix_OI.astype(jnp.float32))
     return Int8Matrix(integers_OI.astype(jnp.int8), scales_O1[:, 0], shape)
 
 
@@ -76,11 +68,5 @@ def _multiply_integers(x_MI: Array, integers_OI: Array) -> Array:
     high_MI, scales_M1 = _as_integers(x_MI)
     low_MI = jnp.round((x_MI / scales_M1 - high_MI) * _PARTS)
     parts = jnp.concatenate([high_MI, low_MI]).astype(jnp.int8)
-    high_MO, low_MO = jnp.split(_dot(parts, integers_OI, jnp.int32), 2)
+    high_MO, low_MO = jnp.split(dot(parts, integers_OI, jnp.int32), 2)
     return (high_MO + low_MO / _PARTS) * scales_M1
-
-
-def _dot(left_MI: Array, right_OI: Array, dtype: jnp.dtype) -> Array:
-    return jax.lax.dot_general(
-        left_MI, right_OI, (((1,), (1,)), ((), ())), preferred_element_type=dtype
-    )

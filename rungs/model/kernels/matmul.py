@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.experimental.layout import Layout, with_layout_constraint
 
-from rungs.model.kernels.int8_matmul import Int8Matrix
+from rungs.model.kernels.stored_matrix import StoredMatrix
 from rungs.parallel import collectives, target_device
 
 
@@ -22,10 +22,10 @@ def plain_matmul(x_MI: Array, kernel_IO: Array) -> Array:
     return _dot(x_MI, kernel_IO.astype(x_MI.dtype), 1, 0)
 
 
-def matmul(x_MI: Array, kernel_IO: Array | Int8Matrix) -> Array:
+def matmul(x_MI: Array, kernel_IO: Array | StoredMatrix) -> Array:
     """Return the same as `plain_matmul`. Matmuls of the backward pass have operands in the dtype of
-    x, too. A quantized matrix has no derivative."""
-    if isinstance(kernel_IO, Int8Matrix):
+    x, too. A stored matrix multiplies in its own way, and has no derivative."""
+    if isinstance(kernel_IO, StoredMatrix):
         return kernel_IO.multiply(x_MI)
     return _matmul(*collectives.to_common_varying(x_MI, kernel_IO))
 
