@@ -1,8 +1,8 @@
 """How the cost of a training step grows with the model, compared with its arithmetic.
 
-Starting from one small model, width, depth, context length, vocabulary and accumulation grow, each
-by itself. For each size: the time of a step, its FLOPs by formula, and the memory of its compiled
-program. The sizes take turns. `--chart PATH` draws them.
+Starting from one small model, width, depth, context length, vocabulary, microbatch and accumulation
+grow, each by itself. For each size: the time of a step, its FLOPs by formula, and the memory of its
+compiled program. The sizes take turns. `--chart PATH` draws them.
 """
 
 from rungs.common.command import run_command
@@ -39,12 +39,13 @@ from rungs.step.state import shapes_of
 
 BASE = ModelConfig(vocab_size=4096, context_length=128, emb_dim=128, n_layers=4, n_heads=4)
 SEQUENCES = 8
-ACCUMULATION = "gradient_accumulation_steps"
+MICROBATCH, ACCUMULATION = "microbatch_size", "gradient_accumulation_steps"
 AXES = {
     "emb_dim": (64, 128, 256, 512),
     "n_layers": (2, 4, 8, 16),
     "context_length": (64, 128, 256, 512),
     "vocab_size": (1024, 4096, 16_384, 65_536),
+    MICROBATCH: (4, 8, 16, 32),
     ACCUMULATION: (1, 2, 4, 8),
 }
 """What grows, and the sizes it takes."""
@@ -89,7 +90,7 @@ Costs = dict[str, list[MeasuredStep]]
 def main(turns: int, chart: Path | None) -> None:
     """Print a table for each axis."""
     costs = measure(turns)
-    shape = ", ".join(f"{axis} {getattr(BASE, axis):,}" for axis in AXES if axis != ACCUMULATION)
+    shape = ", ".join(f"{axis} {getattr(BASE, axis):,}" for axis in AXES if hasattr(BASE, axis))
     title = f"From {shape}, microbatches of {SEQUENCES}; medians of {turns} turns"
     click.echo(f"{title}; × is a multiple of the smallest.")
     for axis, steps in costs.items():
@@ -113,6 +114,8 @@ def measure(turns: int) -> Costs:
 
 def run_of(axis: str, size: int) -> RunConfig:
     """Return the small run with one thing of another size."""
+    if axis == MICROBATCH:
+        return RunConfig(BASE, train_config(size, 1))
     if axis == ACCUMULATION:
         return RunConfig(BASE, train_config(SEQUENCES, size))
     return RunConfig(BASE.model_copy(update={axis: size}), train_config(SEQUENCES, 1))
@@ -151,16 +154,12 @@ def table(axis: str, steps: list[MeasuredStep]) -> str:
 def draw(costs: Costs, title: str) -> Figure:
     """Draw a panel for each axis, with the same scale of multiples."""
     figure = Figure()
-    panels = figure.subplots(2, 3, sharey=True).ravel()
-    figure.suptitle(
-        "What a training step costs, as a multiple of the smallest", x=0.01, ha="left", fontsize=14
-    )
-    for panel, (axis, steps) in zip(panels, costs.items(), strict=False):
+    panels = figure.subplots(2, 4, sharey=True).ravel()
+    figure.set_size_inches(14, 7)
+    heading = "What a training step costs, as a multiple of the smallest"
+    figure.suptitle(f"{heading}\n{title}", x=0.01, ha="left", fontsize=11)
+    for panel, (axis, steps) in zip(panels, costs.items(), strict=True):
         lines = draw_axis(panel, axis, steps)
-    note = panels[-1]
-    note.set_axis_off()
-    text = title.replace("; ", ";\n").replace(", ", ",\n")
-    note.text(0, 0.9, text, va="top", transform=note.transAxes)
     panels[0].set_yticks(log_ticks(*panels[0].get_ylim()))
     legend(figure, lines)
     return figure

@@ -13,6 +13,7 @@
     plugins       what other installed packages add, found by their entry points
     statistics    intervals of measured shares
     growing_file  the new lines of a file that another process appends to
+    low_priority  starts programs that give way to training
     helper_process  programs of Rungs that run beside training
     signals       what SIGINT, SIGTERM and SIGHUP do
 

@@ -3,14 +3,12 @@
 import contextlib
 import logging
 import math
-import os
-import shutil
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Mapping
 
+from rungs.common.low_priority import start_python
 from rungs.common.signals import StopSignal
 
 _SECONDS_UNTIL_MESSAGE = 2.0
@@ -36,17 +34,7 @@ class HelperProcess:
         self, name: str, module: str, *arguments: str, environment: Mapping[str, str] | None = None
     ) -> None:
         self._name = name
-        nice = ["nice", "-n", "19"] if shutil.which("nice") else []
-        path = os.pathsep.join(filter(None, sys.path))
-        self._process = subprocess.Popen(
-            [*nice, sys.executable, "-m", module, *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=os.environ | (environment or {}) | {"PYTHONPATH": path},
-            start_new_session=True,  # so that Ctrl-C stops the training alone
-        )
+        self._process = start_python(["-m", module, *arguments], environment or {}, subprocess.PIPE)
         self._listener = threading.Thread(target=self._log_errors, daemon=True)
         self._listener.start()
 

@@ -111,7 +111,7 @@ class Attention(nnx.Module):
         dropout: Dropout = NO_DROPOUT,
         cache: Cache | None = None,
     ) -> tuple[Array, Cache | None]:
-        """Attend to the given tokens or, with a cache, to all tokens in it.
+        """Attend to the given tokens or, with a cache and no causal mask, to all tokens in it.
 
         Returns:
             y_BSD, and the cache with the given tokens added.
@@ -124,7 +124,8 @@ class Attention(nnx.Module):
             query_BSNH, key_BTKH = context.rotary(query_BSNH), context.rotary(key_BTKH)
         if cache is not None:
             cache = cache.update(key_BTKH, value_BTKH, jnp.asarray(context.first_slot))
-            key_BTKH, value_BTKH = cache.read()
+            if not isinstance(context.mask, Causal):
+                key_BTKH, value_BTKH = cache.read()
         arrays = map(from_tokens_to_heads, (query_BSNH, key_BTKH, value_BTKH))
         query_BSNH, key_BTKH, value_BTKH = arrays
         heads = query_BSNH.shape[-2]

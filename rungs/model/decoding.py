@@ -15,8 +15,8 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
-from rungs.config.model_config import ModelConfig
-from rungs.model.attention import Cache, cache_contexts
+from rungs.config.model_config import LayerKind, ModelConfig
+from rungs.model.attention import AttentionContext, Cache, cache_contexts, sequence_contexts
 from rungs.model.blocks import unstack_layers
 from rungs.model.gpt import GPT
 from rungs.model.kernels.cross_entropy import target_losses
@@ -125,7 +125,7 @@ class Decoder:
     ) -> DecodingState:
         """Read the padded prompts, and add one token."""
         state = self.initial_state(prompts, slots, keep_log_probs)
-        return self._add_token(weights, state, prompts.tokens_BS, jnp.asarray(0), sampling)
+        return self._add_token(weights, state, prompts.tokens_BS, None, sampling)
 
     def initial_state(
         self, prompts: Prompts, slots: int, keep_log_probs: bool = False
@@ -175,11 +175,11 @@ class Decoder:
         weights: Weights,
         state: DecodingState,
         tokens_BS: Array,
-        first_slot: Array,
+        first_slot: Array | None,
         sampling: Sampling,
     ) -> DecodingState:
-        """Add the token after `tokens_BS`, the last ones of the state, which start at
-        `first_slot`."""
+        """Add the token after `tokens_BS`, the last ones of the state, which start at `first_slot`
+        or are whole prompts."""
         logits_BV, caches = self.last_logits(weights, state, tokens_BS, first_slot)
         number = state.slot - state.sampling_offset
         keys_B = jax.vmap(jax.random.fold_in, (0, None))(state.keys_B, number)
@@ -204,14 +204,19 @@ class Decoder:
         )
 
     def last_logits(
-        self, weights: Weights, state: DecodingState, tokens_BS: Array, first_slot: Array
+        self, weights: Weights, state: DecodingState, tokens_BS: Array, first_slot: Array | None
     ) -> tuple[Array, list[Cache]]:
-        """Return logits_BV after the last of the tokens, and the caches with all of them added."""
+        """Return logits_BV after the last of the tokens, and the caches with all of them added.
+
+        Args:
+            first_slot: of the tokens, for all rows; None if they are the prompts, padded, of which
+                the caches have nothing yet.
+        """
         outer, x_BSD, caches = self._run_blocks(weights, state, tokens_BS, first_slot)
         return outer.unembed(x_BSD[:, -1:])[:, 0], caches
 
     def all_logits(
-        self, weights: Weights, state: DecodingState, tokens_BS: Array, first_slot_B: Array
+        self, weights: Weights, state: DecodingState, tokens_BS: Array, first_slot_B: Array | None
     ) -> tuple[Array, list[Cache]]:
         """Return logits_BSV after each of the tokens, and the caches with all of them added, from a
         slot of its own on in each row."""
@@ -219,19 +224,16 @@ class Decoder:
         return outer.unembed(x_BSD), caches
 
     def _run_blocks(
-        self, weights: Weights, state: DecodingState, tokens_BS: Array, first_slot: Array
+        self, weights: Weights, state: DecodingState, tokens_BS: Array, first_slot: Array | None
     ) -> tuple[GPT, Array, list[Cache]]:
         """Return what is outside the blocks, the last block's output x_BSD, and the caches with all
         tokens added. Tokens beyond the context, which only a draft has, get its last position."""
         outer_state, layers = weights
         outer: GPT = nnx.merge(self._outer_graph, outer_state)
-        length, slots = tokens_BS.shape[1], state.tokens_BT.shape[1]
-        contexts = (
-            cache_contexts(self.config, first_slot, length, slots, state.padding_B)
-            if layers
-            else {}
-        )
-        slots_BS = jnp.atleast_1d(first_slot)[:, None] + jnp.arange(length)
+        length = tokens_BS.shape[1]
+        contexts = self._contexts(state, length, first_slot) if layers else {}
+        first = 0 if first_slot is None else first_slot
+        slots_BS = jnp.atleast_1d(first)[:, None] + jnp.arange(length)
         positions_BS = jnp.clip(
             slots_BS - state.padding_B[:, None], 0, self.config.context_length - 1
         )
@@ -242,6 +244,17 @@ class Decoder:
             x_BSD, cache, _ = block(x_BSD, contexts[kind], cache=old)
             caches.append(cache)
         return outer, x_BSD, caches
+
+    def _contexts(
+        self, state: DecodingState, length: int, first_slot: Array | None
+    ) -> dict[LayerKind, AttentionContext]:
+        """Return the context of each kind of layer. Prompts attend to themselves, as the sequences
+        of training do; padding, which nothing attends to, each to itself."""
+        if first_slot is None:
+            starts_BS = jnp.minimum(state.padding_B[:, None], jnp.arange(length))
+            return sequence_contexts(self.config, length, starts_BS)
+        slots = state.tokens_BT.shape[1]
+        return cache_contexts(self.config, first_slot, length, slots, state.padding_B)
 
     def _empty_cache(self, rows: int, slots: int) -> Cache:
         kv_heads = self.config.n_kv_heads or self.config.n_heads or 1

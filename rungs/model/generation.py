@@ -154,7 +154,7 @@ class Generator:
         prompts = Prompts(tokens_BS, padding_B, jnp.zeros(rows, bool), row_keys(0, rows), 0)
         state = self._decoder.initial_state(prompts, slots=length + decoded)
         last_logits = jax.jit(self._decoder.last_logits)
-        logits_BV, caches = last_logits(self._weights, state, tokens_BS, 0)
+        logits_BV, caches = last_logits(self._weights, state, tokens_BS, None)
         found = [logits_BV]
         for place in range(decoded):
             state = state._replace(caches=caches)

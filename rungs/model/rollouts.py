@@ -230,7 +230,7 @@ class RolloutSampler:
             caches=jax.tree.map(one_of_each, state.caches),
         )
         tokens = prompts.tokens_BT[:, :length]
-        _, caches = self._decoder.last_logits(weights, prompts, tokens, jnp.asarray(0))
+        _, caches = self._decoder.last_logits(weights, prompts, tokens, None)
         repeat = functools.partial(jnp.repeat, repeats=rows_per_prompt, axis=0)
         return state._replace(caches=jax.tree.map(repeat, caches))
 

@@ -57,9 +57,20 @@ def next_tokens(sampling: Sampling, logits_BV: Array, seen_BV: Array, keys_B: Ar
     """
     logits_BV = apply_repetition_penalty(logits_BV, seen_BV, sampling.repetition_penalty)
     if not sampling.temperature:
-        return jnp.argmax(logits_BV, axis=-1).astype(jnp.int32)
+        return first_largest(logits_BV)
     logits_BV = mask_unlikely(logits_BV / sampling.temperature, sampling)
     return jax.vmap(jax.random.categorical)(keys_B, logits_BV).astype(jnp.int32)
+
+
+def first_largest(logits_BV: Array) -> Array:
+    """Return the index of the largest logit of each row, int32; of equal ones the first.
+
+    It is `argmax` in two reductions, each of which a CPU does for many elements at a time. With a
+    NaN it is the last index.
+    """
+    last = logits_BV.shape[-1] - 1
+    is_largest_BV = logits_BV == logits_BV.max(axis=-1, keepdims=True)
+    return jnp.where(is_largest_BV, jnp.arange(last + 1, dtype=jnp.int32), last).min(axis=-1)
 
 
 def apply_repetition_penalty(logits_BV: Array, seen_BV: Array, penalty: float) -> Array:

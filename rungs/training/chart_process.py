@@ -1,18 +1,17 @@
 """Charts redrawn while training continues, in another process of low priority."""
 
 import logging
-import os
-import shutil
 import subprocess
-import sys
 import time
 from pathlib import Path
 
+from rungs.common.low_priority import start_python
 from rungs.config.option_values import DATASETS_VARIABLE
 
 log = logging.getLogger("rungs")
 
-CHARTS_COMMAND = [sys.executable, "-m", "rungs.charts.run_charts"]
+DRAW = ["-m", "rungs.charts.run_charts"]
+"""Arguments of Python."""
 MIN_SECONDS_BETWEEN = 30
 """From one start of the process to the next; each takes about two seconds of a core."""
 
@@ -28,10 +27,8 @@ class ChartProcess:
     """
 
     def __init__(self, run_folder: Path, datasets_dir: Path | None = None) -> None:
-        nice = ["nice", "-n", "19"] if shutil.which("nice") else []
-        self._command = [*nice, *CHARTS_COMMAND, str(run_folder)]
-        place = {DATASETS_VARIABLE: str(datasets_dir)} if datasets_dir else {}
-        self._environment = os.environ | place
+        self._run_folder = run_folder
+        self._environment = {DATASETS_VARIABLE: str(datasets_dir)} if datasets_dir else {}
         self._process: subprocess.Popen[str] | None = None
         self._is_outdated = False
         self._not_before = time.monotonic()
@@ -56,14 +53,7 @@ class ChartProcess:
         self._is_outdated = False
         self._not_before = time.monotonic() + MIN_SECONDS_BETWEEN
         try:
-            self._process = subprocess.Popen(
-                self._command,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                text=True,
-                env=self._environment | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-                start_new_session=True,  # so that Ctrl-C stops the training alone
-            )
+            self._process = start_python([*DRAW, str(self._run_folder)], self._environment)
         except OSError as error:
             log.warning("the charts could not be drawn: %s", error)
 

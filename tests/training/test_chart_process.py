@@ -1,6 +1,5 @@
 """Charts are redrawn on request, but not too often, and always at the end."""
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ def drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     file = tmp_path / "drawn"
     script = tmp_path / "charts.py"
     script.write_text(f"open({str(file)!r}, 'a').write('drawn\\n')")
-    monkeypatch.setattr(chart_process, "CHARTS_COMMAND", [sys.executable, str(script)])
+    monkeypatch.setattr(chart_process, "DRAW", [str(script)])
     return file
 
 
@@ -58,7 +57,7 @@ def test_later_requests_are_drawn_at_once(
 def test_a_failed_drawing_is_logged(
     drawn: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    Path(chart_process.CHARTS_COMMAND[1]).write_text("raise ValueError('no ink')")
+    Path(chart_process.DRAW[0]).write_text("raise ValueError('no ink')")
     drawer = ChartProcess(tmp_path)
     drawer.request()
     drawer.finish()

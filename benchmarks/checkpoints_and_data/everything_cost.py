@@ -1,0 +1,99 @@
+"""What checkpoints, validation, charts, samples and a tracker together cost a run.
+
+Trains a small run with about one checkpoint a minute, each with a validation, charts, the texts of
+two prompts and, if its library is installed, TensorBoard. The steps in the seconds after a
+checkpoint, in which all of that happens, are compared with the other steps of the same run. The
+first checkpoint, which also compiles, and what follows it are not counted.
+"""
+
+from rungs.common.command import run_command
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rungs.data.catalog import find_datasets_dir
+from rungs.run import metrics
+from rungs.run.metrics import StepMetrics
+
+MODEL = {"vocab_size": 4096, "context_length": 256, "emb_dim": 256, "n_layers": 4, "n_heads": 4}
+TRAIN: dict[str, Any] = {
+    "dataset": "python-stdlib",
+    "microbatch_size": 8,
+    "gradient_accumulation_steps": 2,
+    "learning_rate": 0.001,
+    "clipping_max_norm": 1.0,
+    "sample_prompts": ["def main():", "class "],
+}
+TOKENS_PER_STEP = 2 * 8 * 256
+AFTER = 20.0
+"""Seconds after a checkpoint in which its charts and samples are made."""
+EPOCH_STEPS = 40
+ROOT = Path(__file__).parents[2]
+
+
+@click.command()
+@click.option("--minutes", default=5, show_default=True, type=click.IntRange(2))
+@click.option("--seconds-between-checkpoints", "interval", default=60, show_default=True)
+@click.option("--validation-tokens", default=16_384, show_default=True)
+def main(minutes: int, interval: int, validation_tokens: int) -> None:
+    """Print the share of the time that is lost to everything but training steps."""
+    given = {**TRAIN, "validation_tokens": validation_tokens}
+    if find_spec("tensorboard"):
+        given["trackers"] = ["tensorboard"]
+    with tempfile.TemporaryDirectory() as folder:
+        pilot = steps_of(Path(folder) / "pilot", given, 1, EPOCH_STEPS)
+        each = statistics.median(step.step_seconds for step in pilot)
+        every = round(interval / each)
+        epochs = round((minutes * 60 + interval) / each / EPOCH_STEPS)
+        click.echo(f"a step takes {1000 * each:.0f} ms; a checkpoint every {every} steps")
+        steps = steps_of(Path(folder) / "run", given, epochs, every)
+    for line in report(steps, every):
+        click.echo(line)
+
+
+def steps_of(folder: Path, given: dict[str, Any], epochs: int, every: int) -> list[StepMetrics]:
+    """Train a run of so many epochs, and return its steps' metrics."""
+    folder.mkdir()
+    tokens = EPOCH_STEPS * TOKENS_PER_STEP
+    train = {**given, "checkpoint_interval": every, "min_train_tokens": tokens, "epochs": epochs}
+    (folder / "model.json").write_text(json.dumps(MODEL))
+    (folder / "train.json").write_text(json.dumps(train))
+    command = [sys.executable, "train.py", str(folder), "--datasets-dir", str(find_datasets_dir())]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if ended.returncode:
+        raise click.ClickException(ended.stderr)
+    return metrics.read(folder / "metrics.jsonl")
+
+
+def report(steps: list[StepMetrics], every: int) -> list[str]:
+    """Return lines with the cost of the checkpoints after the first one."""
+    counted = [step for step in steps if step.global_step > every]
+    busy, quiet = [], []
+    since = AFTER
+    for step in counted[:-1]:  # the last one has a checkpoint whose rest comes after it
+        if step.global_step % every == 0:
+            since = 0.0
+        (busy if since < AFTER else quiet).append(step.step_seconds)
+        since += step.step_seconds
+    each = statistics.fmean(quiet)
+    lost = sum(busy) - len(busy) * each
+    stalls = [step.step_seconds - each for step in counted[:-1] if step.global_step % every == 0]
+    total = sum(busy) + sum(quiet)
+    return [
+        f"{len(stalls)} checkpoints in {total:.0f} s; a step: {1000 * each:.1f} ms,"
+        f" {1000 * statistics.fmean(busy):.1f} ms in the {AFTER:.0f} s after a checkpoint",
+        f"lost: {lost:.2f} s, {lost / total:.2%} of the time;"
+        f" a checkpoint's own step waits {1000 * statistics.median(stalls):.0f} ms",
+    ]
+
+
+if __name__ == "__main__":
+    run_command(main)

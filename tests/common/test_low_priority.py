@@ -1,0 +1,39 @@
+"""Programs that give way to training: their priority and their session."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rungs.common.low_priority import LOWEST, start_python
+
+AUTOGROUP = Path("/proc/self/autogroup")
+SHOW = "import os, pathlib, sys; sys.stdin.readline(); {what}; print(text, file=sys.stderr)"
+
+
+def shown(what: str) -> str:
+    """Return what a program prints, which waits until it is started and has its priority."""
+    process = start_python(["-c", SHOW.format(what=what)], {"OWN": "here"}, subprocess.PIPE)
+    _, text = process.communicate("\n")
+    return text.strip()
+
+
+def test_it_has_the_lowest_priority_and_this_process_keeps_its_own() -> None:
+    before = os.nice(0)
+    assert shown("text = os.nice(0)") == f"{LOWEST}"
+    assert os.nice(0) == before
+
+
+@pytest.mark.skipif(not AUTOGROUP.exists(), reason="this kernel has no autogroups")
+def test_its_session_has_the_lowest_priority_too() -> None:
+    before = AUTOGROUP.read_text()
+    assert shown(f"text = pathlib.Path('{AUTOGROUP}').read_text()").endswith(f"nice {LOWEST}")
+    assert AUTOGROUP.read_text() == before
+
+
+def test_it_has_a_session_of_its_own_and_this_environment() -> None:
+    assert int(shown("text = os.getsid(0)")) != os.getsid(0)
+    assert shown("text = os.environ['OWN']") == "here"
+    assert shown("import rungs; text = sys.executable") == sys.executable
