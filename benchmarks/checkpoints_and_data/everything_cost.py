@@ -76,7 +76,8 @@ def steps_of(folder: Path, given: dict[str, Any], epochs: int, every: int) -> li
 def report(steps: list[StepMetrics], every: int) -> list[str]:
     """Return lines with the cost of the checkpoints after the first one."""
     counted = [step for step in steps if step.global_step > every]
-    busy, quiet = [], []
+    busy: list[float] = []
+    quiet: list[float] = []
     since = AFTER
     for step in counted[:-1]:  # the last one has a checkpoint whose rest comes after it
         if step.global_step % every == 0:

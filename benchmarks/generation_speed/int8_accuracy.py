@@ -1,8 +1,9 @@
 """What rounding the matrices to 8 bits costs: the loss of a trained RUN with and without it.
 
-Predicts validation tokens in windows of the model's context, as generation does, in float32, with
-int8 weights and, for comparison, in bfloat16. Prints the mean loss, the mean and the largest
-difference of a token's, and how often the most likely token is another one.
+Predicts validation tokens of the run's first dataset, in windows of the model's context, as
+generation does: in float32, with int8 weights and, for comparison, in bfloat16. Prints the mean
+loss, the mean and the largest difference of a token's, and how often the most likely token is
+another one.
 """
 
 from rungs.common.command import run_command
@@ -50,7 +51,8 @@ def main(run: Path, windows: int) -> None:
     """Print a line for each form of the weights of RUN's best checkpoint."""
     jax_setup.enable_compilation_cache()
     model = load_model(find_weights(str(run)))
-    dataset = open_dataset(load_run(run).train.dataset, find_datasets_dir())
+    first, *_ = load_run(run).train.datasets
+    dataset = open_dataset(first, find_datasets_dir())
     length = model.config.context_length
     tokens = np.asarray(dataset.tokens(VALIDATION)[: windows * length], np.int32)
     texts = tokens[: len(tokens) // length * length].reshape(-1, length)
