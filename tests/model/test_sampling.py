@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from rungs.common.errors import UserError
-from rungs.model.sampling import Sampling, mask_unlikely, next_tokens
+from rungs.model.sampling import Sampling, first_largest, mask_unlikely, next_tokens
 
 VOCAB, DRAWS = 12, 20_000
 LOGITS = np.array([2.0, -1.0, 0.3, 1.9, 0.0, -2.5, 1.2, 0.7, -0.4, 1.5, -3.0, 0.1])
@@ -141,3 +141,14 @@ def test_tokens_as_likely_as_the_last_of_the_nucleus_are_kept() -> None:
     logits = jnp.log(jnp.array([[0.1, 0.4, 0.2, 0.2, 0.1]]))
     kept = np.isfinite(mask_unlikely(logits, Sampling(temperature=1.0, top_p=0.5)))
     assert kept.tolist() == [[False, True, True, True, False]]
+
+
+def test_of_equally_large_logits_the_first_is_chosen() -> None:
+    logits_BV = np.random.default_rng(0).integers(0, 4, (50, 9)).astype(np.float32)
+    logits_BV[0] = -np.inf
+    assert first_largest(jnp.asarray(logits_BV)).tolist() == logits_BV.argmax(axis=1).tolist()
+
+
+def test_logits_that_are_not_a_number_choose_a_token_that_exists() -> None:
+    logits_BV = jnp.full((1, 9), jnp.nan)
+    assert 0 <= int(first_largest(logits_BV)[0]) < 9

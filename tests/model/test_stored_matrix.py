@@ -1,0 +1,57 @@
+"""Matrices as generation stores them on a CPU: products, rows, and what XLA makes of them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rungs.model.decoding import Decoder, Prompts, states_of
+from rungs.model.generation import row_keys
+from rungs.model.kernels.stored_matrix import OutputMajorMatrix, outputs_first
+from rungs.model.sampling import GREEDY
+from tests.model.test_generation import varied_model
+
+KERNEL = np.random.default_rng(0).normal(size=(3, 40, 7)).astype(np.float32)
+"""Its first two axes are inputs."""
+
+
+def stored() -> OutputMajorMatrix:
+    matrix_OI = outputs_first(jnp.asarray(KERNEL), 2).astype(jnp.bfloat16)
+    return OutputMajorMatrix(matrix_OI, KERNEL.shape)
+
+
+def rounded(x: np.ndarray) -> np.ndarray:
+    """Return x as bfloat16 has it."""
+    return np.asarray(jnp.asarray(x).astype(jnp.bfloat16), np.float64)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5])
+def test_products_of_any_number_of_rows_have_sums_in_float32(rows: int) -> None:
+    x = np.random.default_rng(1).normal(size=(rows, 120)).astype(np.float32)
+    found = jax.jit(stored().multiply)(jnp.asarray(x, jnp.bfloat16))
+    assert found.dtype == jnp.float32
+    expected = rounded(x) @ rounded(KERNEL).reshape(120, 7)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-4)
+
+
+def test_rows_are_exact() -> None:
+    found = stored().rows(jnp.asarray([[6, 0]]))
+    assert np.array_equal(found[0], rounded(KERNEL).reshape(120, 7).T[[6, 0]])
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_decoding_in_bfloat16_makes_no_float32_copy_of_a_matrix(rows: int) -> None:
+    """By the shapes in the compiled loop: of the tied table and of a feed-forward matrix."""
+    model = varied_model(vocab_size=301, emb_dim=96, ffn_dim=200, tied_embeddings=True)
+    decoder = Decoder(model, jnp.dtype(jnp.bfloat16))
+    weights = decoder.weights(states_of(model))
+    nothing_B = jnp.zeros(rows, jnp.int32)
+    tokens_BS = jnp.zeros((rows, 8), jnp.int32)
+    prompts = Prompts(tokens_BS, nothing_B, nothing_B > 0, row_keys(0, rows), 0)
+    state = decoder.initial_state(prompts, slots=16)
+    decode = jax.jit(decoder.decode, static_argnames="sampling")
+    lowered = decode.lower(weights, state, jnp.asarray(12), sampling=GREEDY)
+    program = str(lowered.compile().as_text())
+    for shape in ("301,96", "96,301", "200,96", "96,200"):
+        assert f"f32[{shape}]" not in program
+    assert "bf16[301,96]" in program
