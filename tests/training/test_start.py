@@ -313,6 +313,7 @@ def test_on_accelerators_dp_resumes_from_parts_and_from_whole_moments(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     keys: dict[str, Any] = {"min_train_tokens": 8 * 128, "checkpoint_interval": 3}
+    keys |= {"remat": "dots", "scan_unroll": 1}  # on both kinds of device
     names = ("straight", "parts", "whole")
     straight, parts, whole = (make_run(tmp_path / name, **keys) for name in names)
     for run, target in ((parts, GPU), (whole, None)):
