@@ -154,8 +154,7 @@ def table(axis: str, steps: list[MeasuredStep]) -> str:
 def draw(costs: Costs, title: str) -> Figure:
     """Draw a panel for each axis, with the same scale of multiples."""
     figure = Figure()
-    panels = figure.subplots(2, 4, sharey=True).ravel()
-    figure.set_size_inches(14, 7)
+    panels = figure.subplots(2, 3, sharey=True).ravel()
     heading = "What a training step costs, as a multiple of the smallest"
     figure.suptitle(f"{heading}\n{title}", x=0.01, ha="left", fontsize=11)
     for panel, (axis, steps) in zip(panels, costs.items(), strict=True):
