@@ -21,7 +21,7 @@ from rungs.config.optimization_config import ComputeDtype
 from rungs.config.run_config import RunConfig
 from rungs.parallel import jax_setup
 from rungs.parallel.devices import create_run_mesh
-from rungs.step.state import create_model_and_optimizer
+from rungs.step.state import copy_bytes, create_model_and_optimizer
 from rungs.step.train_step import make_train_step
 from rungs.training.trainer import PrefetchedBatches
 
@@ -59,7 +59,7 @@ def losses(
     dtype: ComputeDtype, steps: int, learning_rate: float, sequences: np.ndarray
 ) -> np.ndarray:
     run = run_of(dtype, learning_rate)
-    jax_setup.prepare(run.train)
+    jax_setup.prepare(run.train, copy_bytes(run))
     mesh = create_run_mesh(run.train, run.model, None)
     model, optimizer = create_model_and_optimizer(run, steps, mesh)
     step = make_train_step(run.train, mesh)

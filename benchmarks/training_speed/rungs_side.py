@@ -19,7 +19,7 @@ from rungs.config.sharding_config import ShardingConfig
 from rungs.config.train_config import TrainConfig
 from rungs.parallel import jax_setup
 from rungs.parallel.devices import create_run_mesh
-from rungs.step.state import create_model_and_optimizer
+from rungs.step.state import copy_bytes, create_model_and_optimizer
 from rungs.step.train_step import StepResult, make_train_step
 from rungs.training.trainer import PrefetchedBatches
 
@@ -31,7 +31,7 @@ def main() -> None:
     asked = json.loads(sys.argv[1])
     sequences = np.load(asked["batches"])  # steps, A, B, S + 1
     run = run_config(asked, *sequences.shape[1:3])
-    jax_setup.prepare(run.train)
+    jax_setup.prepare(run.train, copy_bytes(run))
     mesh = create_run_mesh(run.train, run.model, None)
     model, optimizer = create_model_and_optimizer(run, TOTAL_STEPS, mesh)
     train_step = make_train_step(run.train, mesh)

@@ -14,7 +14,7 @@ from rungs.common.errors import UserError
 from rungs.common.paths import is_there
 from rungs.config.option_values import LADDER_RUNGS, UTILIZATION_PERCENT
 from rungs.config.reinforce_config import ReinforceConfig
-from rungs.config.run_config import ReinforceRunConfig, RunConfig, load_any_run
+from rungs.config.run_config import AnyRunConfig, ReinforceRunConfig, RunConfig, load_any_run
 from rungs.config.sharding_config import Mode, ShardingConfig, mode_problem
 from rungs.config.train_config import TrainConfig
 from rungs.config.unused_keys import unused_keys
@@ -150,12 +150,11 @@ def _plan_policy(
     """Print the plan of a run of reinforcement learning; return the exit code."""
     from rungs.planning import hardware, policy_plan, policy_report
 
-    training = policy_plan.training_equivalent(config)
     plan = policy_plan.plan(
         folder,
         config,
         hardware.this_device() if device is None else hardware.device_by_name(device),
-        sharding or _configured_sharding(folder, training, is_here=device is None),
+        sharding or _configured_sharding(folder, config, is_here=device is None),
         datasets_dir,
         (utilization or UTILIZATION_PERCENT) / 100,
         use_recorded=device is None and sharding is None and utilization is None,
@@ -219,21 +218,23 @@ def parse_sharding(text: str) -> ShardingConfig:
     return ShardingConfig.of(cast(Mode, mode), sizes)
 
 
-def _configured_sharding(folder: RunFolder, config: RunConfig, is_here: bool) -> ShardingConfig:
-    """Return the sharding of `train.json`, on this machine's devices if the plan is for them."""
+def _configured_sharding(folder: RunFolder, config: AnyRunConfig, is_here: bool) -> ShardingConfig:
+    """Return the sharding that the run's config asks for, on this machine's devices if the plan is
+    for them."""
     import jax
 
     from rungs.parallel.devices import cpu_device_count, idle_devices, resolve_sharding
+    from rungs.step.state import copy_bytes
 
     available = None
     if is_here:
         is_cpu = jax.default_backend() == "cpu"
-        cores = cpu_device_count(config.train, None)
+        cores = cpu_device_count(config.train, copy_bytes(config), None)
         available = cores if is_cpu else jax.device_count()
     try:
         sharding = resolve_sharding(config.train, available)
     except ValueError as error:
-        raise UserError(f"{folder.path}/train.json: {error}") from None
+        raise UserError(f"{folder.path}/{config.train_file}: {error}") from None
     if available and (line := idle_devices(config.train, math.prod(sharding.sizes), available)):
         click.echo(f"warning: {line}", err=True)
     return sharding

@@ -91,6 +91,8 @@ class OptimizationConfig(Config):
     )
     """Keys that may change when a run is resumed. They change neither the mathematics nor the order
     of the data."""
+    SAMPLES: ClassVar[bool] = False
+    """Whether a run trains on texts that it samples from its model."""
 
     microbatch_size: Size
     """Sequences in one microbatch, counted over all devices."""
@@ -161,8 +163,10 @@ class OptimizationConfig(Config):
     """Use bit-reproducible operations on an accelerator, which are slower. CPUs always do."""
     sharding: ShardingConfig | None = None
     """How devices share the work: `{"mode": "fsdp_tp", "data": 4, "tensor": 2}`. null: data
-    parallelism over as many devices as divide microbatch_size. A CPU is one device,
-    whose cores share each operation; {"mode": "dp"} makes a virtual device of each core."""
+    parallelism over as many devices as divide microbatch_size. In train.json a CPU is one device,
+    whose cores share each operation; `{"mode": "dp"}` makes a virtual device of each core. In
+    reinforce.json, which samples texts, it has a virtual device per core, at most 8, and fewer if
+    their copies of the weights would take much of the memory."""
     remat: RematOrAuto = AUTO
     """Which parts of a layer's forward pass are recomputed in the backward pass. dots: everything
     but matmuls and attention; this is cheap and saves memory. none: nothing. full: everything,

@@ -28,6 +28,7 @@ class ReinforceConfig(OptimizationConfig):
         "validation_samples",
         "sampling_batch_size",
     }
+    SAMPLES: ClassVar[bool] = True
 
     start_from: str
     """The weights to start from: "imported" (the model that `pretrained.py import` wrote to this

@@ -17,26 +17,40 @@ from rungs.parallel.mesh import create_mesh, size_along
 from rungs.parallel.names import CONTEXT, DATA
 from rungs.parallel.sharding import Layout
 
+MAX_CPU_DEVICES = 8
+"""By default, of a run that samples. Each has a copy of the weights, and all copies are summed in
+every step; cores beyond these work within operations."""
+_FEW = 2
+"""CPU devices that a run that samples may have whatever its size."""
+_COPIES_SHARE = 0.5
+"""Share of the memory that the copies may take; the rest is for activations."""
 _ALL = '"sharding": {"mode": "dp"}'
 """The key for all devices, whatever number the last checkpoint recorded."""
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 def cpu_device_count(
-    train: OptimizationConfig, recorded: ShardingConfig | None, processes: int = 1
+    train: OptimizationConfig, copy_bytes: int, recorded: ShardingConfig | None, processes: int = 1
 ) -> int:
     """Return how many virtual CPU devices each process uses.
 
-    Without `sharding` it is one, whose operations use all cores, unless the last checkpoint
-    recorded more. Several would each have a copy of weights and optimizer state, and each would
-    compute the whole update.
+    With `sharding` it is one per core if such a mesh is possible. Without, it is one, whose
+    operations use all cores, unless the last checkpoint recorded more: each of several would
+    compute the whole update. But sampling texts uses cores well only with one device per core, so a
+    run that samples has that: at most `MAX_CPU_DEVICES`, and fewer if the copies would take much of
+    the memory.
 
     Args:
+        copy_bytes: of one copy of weights, moments and gradients.
         recorded: sharding that the run's last checkpoint recorded.
     """
     available = core_count() * processes
     if train.sharding is None:
-        return max((_recorded_data_size(train, available, recorded) or 1) // processes, 1)
+        copies = max(min(_COPIES_SHARE * memory_bytes() / copy_bytes, MAX_CPU_DEVICES), _FEW)
+        most = min(available, int(copies) * processes)
+        count = _recorded_data_size(train, available, recorded)
+        fastest = _divisor(train, most, processes) if train.SAMPLES else processes
+        return max((count or fastest) // processes, 1)
     sizes = train.sharding.sizes
     needed = abs(math.prod(sizes))
     rest = max(available // needed, 1) if -1 in sizes else 1
@@ -135,9 +149,11 @@ def _recorded_data_size(
     return None
 
 
-def _divisor(train: OptimizationConfig, most: int) -> int:
-    """Return the largest number of devices, up to `most`, that divides the microbatch."""
-    return max(count for count in range(1, most + 1) if train.microbatch_size % count == 0)
+def _divisor(train: OptimizationConfig, most: int, processes: int = 1) -> int:
+    """Return the largest number of devices that divides the microbatch and is the same in each
+    process; one if there is none."""
+    counts = range(processes, most + 1, processes)
+    return max((count for count in counts if train.microbatch_size % count == 0), default=1)
 
 
 def idle_devices(train: OptimizationConfig, used: int, available: int) -> str | None:

@@ -33,12 +33,14 @@ log = logging.getLogger("rungs")
 
 def prepare(
     train: OptimizationConfig,
+    copy_bytes: int,
     recorded: ShardingConfig | None = None,
     processes: int = 1,
 ) -> None:
     """Set JAX up for a run.
 
     Args:
+        copy_bytes: of one copy of weights, moments and gradients.
         recorded: sharding that the run's last checkpoint recorded.
         processes: number of processes that train the run together.
     """
@@ -50,7 +52,7 @@ def prepare(
         flags = os.environ.get("XLA_FLAGS", "")
         os.environ["XLA_FLAGS"] = f"{flags} --xla_gpu_deterministic_ops=true".strip()
     with contextlib.suppress(RuntimeError):  # JAX has already started
-        count = cpu_device_count(train, recorded, processes)
+        count = cpu_device_count(train, copy_bytes, recorded, processes)
         jax.config.update("jax_num_cpu_devices", count)
 
 

@@ -1,6 +1,7 @@
 """Model and optimizer: created on the mesh, or described by shapes to be restored into."""
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ from rungs.config.model_config import ModelConfig
 from rungs.config.optimization_config import LoraConfig
 from rungs.config.run_config import AnyRunConfig
 from rungs.model.gpt import GPT
-from rungs.model.lora import add_lora
+from rungs.model.lora import LOW_RANK_NAMES, add_lora
 from rungs.optim.multi_steps import MultiSteps
 from rungs.parallel.names import TENSOR, dotted
 from rungs.parallel.sharding import Layout, constrain, padded_axis
@@ -130,6 +131,15 @@ class AbstractModel:
 def shapes_of(config: ModelConfig, lora: LoraConfig | None = None) -> Shapes:
     """Return the shape of each parameter, low-rank additions included, by dotted name."""
     return _shapes(abstract_model(config, lora), config.vocab_size)
+
+
+def copy_bytes(config: AnyRunConfig) -> int:
+    """Return the bytes in float32 of a run's weights and, of those that it trains, two moments and
+    gradients. Starts no backend of JAX."""
+    lora = config.train.lora
+    sizes = {name: math.prod(shape) for name, shape in shapes_of(config.model, lora).items()}
+    trained = {n: s for n, s in sizes.items() if not lora or n.endswith(LOW_RANK_NAMES)}
+    return 4 * sum(sizes.values()) + 12 * sum(trained.values())
 
 
 def abstract_model(config: ModelConfig, lora: LoraConfig | None = None) -> GPT:

@@ -35,7 +35,7 @@ from rungs.parallel.processes import (
 from rungs.run import samples
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.run.metrics import MetricsLog, NullMetricsLog, R, StepRecord
-from rungs.step.state import create_model_and_optimizer
+from rungs.step.state import copy_bytes, create_model_and_optimizer
 from rungs.tracking import tracking_process
 from rungs.training.resume import checkpoint_to_resume, move_aside, refuse_changes
 
@@ -88,7 +88,7 @@ def create_mesh(run: RunFolder, config: AnyRunConfig, saved: Checkpoint | None) 
     there are."""
     recorded = saved.meta.sharding if saved else None
     if not is_multi_process():
-        jax_setup.prepare(config.train, recorded)
+        jax_setup.prepare(config.train, copy_bytes(config), recorded)
     with errors_in(run):
         mesh = _create_run_mesh(config, recorded)
     jax_setup.settle(mesh.devices.flat[0].platform)

@@ -39,7 +39,7 @@ from rungs.parallel.names import dotted
 from rungs.parallel.sharding import place_batch
 from rungs.run.folder import RunFolder
 from rungs.step.nonfinite import checked_names, describe_first, finite_flags, nonfinite_names
-from rungs.step.state import AbstractState, named_arrays
+from rungs.step.state import AbstractState, copy_bytes, named_arrays
 from rungs.step.train_step import StepResult, dropout_key, make_train_step
 from rungs.training.failed_step import FailedStep, open_failed_step
 from rungs.training.preparation import model_and_optimizer
@@ -77,7 +77,7 @@ def replay(run: RunFolder, name: str, datasets_dir: Path) -> int:
             changed.
     """
     failed = open_failed_step(run, name)
-    jax_setup.prepare(failed.config.train, failed.meta.sharding)
+    jax_setup.prepare(failed.config.train, copy_bytes(failed.config), failed.meta.sharding)
     mesh = _recorded_mesh(failed)
     try:
         model, optimizer = _retrain(run, failed, mesh, datasets_dir)

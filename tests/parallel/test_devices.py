@@ -1,5 +1,6 @@
 """Which devices a run takes, where `train.json` says and where it does not."""
 
+import math
 import os
 import re
 from typing import Any
@@ -14,6 +15,7 @@ from rungs.parallel import devices
 from tests.support.configs import model_config, train_config
 
 """Of a tiny model's weights, moments and gradients."""
+COPY_BYTES = 10**6
 
 
 def cores(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
@@ -222,7 +224,36 @@ def test_a_cpu_is_one_device_unless_a_mesh_asks_for_more(
 ) -> None:
     cores(monkeypatch, available)
     settings = train(microbatch_size, **sharding)
-    assert devices.cpu_device_count(settings, None, processes) == count
+    assert devices.cpu_device_count(settings, COPY_BYTES, None, processes) == count
+
+
+@pytest.mark.parametrize(
+    ("available", "copy_bytes", "microbatch_size", "count"),
+    [
+        (64, 10**6, 64, 8),  # more have not been measured
+        (64, 10**6, 12, 6),
+        (64, 3 * 10**9, 64, 4),  # 5 copies take half of the memory, and 4 divides 64
+        (64, 30 * 10**9, 64, 2),
+        (2, 30 * 10**9, 64, 2),
+        (1, 30 * 10**9, 64, 1),
+    ],
+)
+def test_a_run_that_samples_has_a_device_per_core_if_copies_of_the_weights_leave_memory(
+    monkeypatch: pytest.MonkeyPatch,
+    available: int,
+    copy_bytes: int,
+    microbatch_size: int,
+    count: int,
+) -> None:
+    cores(monkeypatch, available)
+    monkeypatch.setattr(TrainConfig, "SAMPLES", True)
+    monkeypatch.setattr(devices, "memory_bytes", lambda: 32e9)
+    assert devices.cpu_device_count(train(microbatch_size), copy_bytes, None) == count
+    recorded = ShardingConfig(mode="dp", data=microbatch_size, tensor=1)
+    expected = microbatch_size if microbatch_size <= available else count
+    assert devices.cpu_device_count(train(microbatch_size), copy_bytes, recorded) == expected
+    asked = train(microbatch_size, data=microbatch_size)
+    assert devices.cpu_device_count(asked, copy_bytes, None) == microbatch_size
 
 
 def test_a_cpu_has_the_devices_of_the_last_checkpoint(
@@ -230,6 +261,13 @@ def test_a_cpu_has_the_devices_of_the_last_checkpoint(
 ) -> None:
     cores(monkeypatch, 6)
     recorded = ShardingConfig(mode="dp", data=3, tensor=1)
-    assert devices.cpu_device_count(train(12), recorded) == 3
+    assert devices.cpu_device_count(train(12), COPY_BYTES, recorded) == 3
     cores(monkeypatch, 2)
-    assert devices.cpu_device_count(train(12), recorded) == 1
+    assert devices.cpu_device_count(train(12), COPY_BYTES, recorded) == 1
+
+
+def test_a_system_that_does_not_tell_its_memory_has_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "memory_bytes", lambda: math.inf)
+    monkeypatch.setattr(TrainConfig, "SAMPLES", True)
+    monkeypatch.setattr(devices, "core_count", lambda: 4)
+    assert devices.cpu_device_count(train(4), 10**9, None) == 4

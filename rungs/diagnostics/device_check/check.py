@@ -19,6 +19,7 @@ from rungs.parallel import jax_setup
 from rungs.parallel.devices import create_run_mesh, recorded_sharding
 from rungs.planning.hardware import device_of_kind
 from rungs.planning.oom_advice import report_out_of_memory
+from rungs.step.state import copy_bytes
 
 
 def run_check(path: Path, config: RunConfig, folder: Path) -> Report:
@@ -31,7 +32,7 @@ def run_check(path: Path, config: RunConfig, folder: Path) -> Report:
     Raises:
         UserError: the run does not fit the devices.
     """
-    jax_setup.prepare(config.train)
+    jax_setup.prepare(config.train, copy_bytes(config))
     mesh = _create_mesh(path, config)
     jax_setup.settle(mesh.devices.flat[0].platform)
     begin, figures = time.perf_counter(), []
