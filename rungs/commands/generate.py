@@ -14,6 +14,7 @@ import click
 from rungs.common.errors import UserError
 from rungs.common.imports import importing
 from rungs.common.strict_json import read_text
+from rungs.config.model_config import ModelConfig
 from rungs.config.option_values import NEW_TOKENS, NEW_TOKENS_OF_A_CHAT
 from rungs.data.tokenizer import Tokenizer
 from rungs.model.sampling import Sampling
@@ -100,12 +101,10 @@ class Model(NamedTuple):
 
         model = load_model(self.weights)
         check_lookahead(request.lookahead, model.config.context_length)
+        check_weight_format(self.weight_format, model.config)
         if rows:
             check_token_ids(rows, model.config.vocab_size)
-        try:
-            return Generator(model, jnp.dtype(self.dtype), True, self.weight_format)
-        except ValueError as error:
-            raise UserError(f"--weights {self.weight_format}: {error}") from None
+        return Generator(model, jnp.dtype(self.dtype), True, self.weight_format)
 
 
 def continue_texts(
@@ -230,6 +229,12 @@ def check_token_ids(rows: Sequence[list[int]], vocab_size: int) -> None:
             f"a prompt has token id {largest}, but the model's vocab_size is {vocab_size}: its"
             " tokenizer has more tokens than the model"
         )
+
+
+def check_weight_format(weight_format: "WeightFormat", config: ModelConfig) -> None:
+    """Raise UserError if the model can't be quantized."""
+    if weight_format == "int8" and config.n_experts:
+        raise UserError("--weights int8: not for a mixture of experts; leave it out")
 
 
 def check_lookahead(lookahead: int, context_length: int) -> None:

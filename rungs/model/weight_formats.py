@@ -39,7 +39,7 @@ def converter(weights: WeightFormat, config: ModelConfig, dtype: jnp.dtype) -> C
         ValueError: the model is a mixture of experts, which can't be quantized.
     """
     if weights == "int8" and config.n_experts:
-        raise ValueError("not for a mixture of experts")
+        raise ValueError("int8 weights: not for a mixture of experts")
     store: Store | None = None
     if weights == "int8":
         store = quantize

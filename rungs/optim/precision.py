@@ -3,16 +3,16 @@ underflowing."""
 
 import re
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
+from rungs.config.base import AUTO
 from rungs.config.optimization_config import ComputeDtype, ComputeDtypeOrAuto, OptimizationConfig
 from rungs.parallel.target_device import target
 
-AUTO: Literal["auto"] = "auto"
 FIRST_SCALE = 2.0**16
 LARGEST_SCALE = 2.0**24
 STEPS_UNTIL_LARGER = 2000

@@ -10,7 +10,12 @@ from click.testing import CliRunner, Result
 import generate
 from rungs.checkpointing.published import stop_tokens
 from rungs.checkpointing.weights_file import WeightsHeader, write_weights
-from rungs.commands.generate import check_token_ids, print_streamed, read_prompts
+from rungs.commands.generate import (
+    check_token_ids,
+    check_weight_format,
+    print_streamed,
+    read_prompts,
+)
 from rungs.common.errors import UserError
 from rungs.config.run_config import RunConfig
 from rungs.data.bpe import train_bpe
@@ -123,6 +128,13 @@ def test_weights_of_8_bits_are_used_and_named(copying_model: Path) -> None:
     assert rounded.exit_code == 0
     assert rounded.stdout == plain.stdout == "abbbbb\n"
     assert "in float32 with int8 weights, from" in rounded.stderr
+
+
+def test_a_mixture_of_experts_is_not_rounded() -> None:
+    experts = model_config(n_experts=2, experts_per_token=1)
+    check_weight_format("dtype", experts)
+    with pytest.raises(UserError, match="--weights int8: not for a mixture of experts"):
+        check_weight_format("int8", experts)
 
 
 def test_a_draft_as_long_as_the_context_is_refused(copying_model: Path) -> None:
