@@ -8,6 +8,7 @@ from rungs.common.command import run_command
 
 import dataclasses
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import click
@@ -59,7 +60,7 @@ def losses(
     dtype: ComputeDtype, steps: int, learning_rate: float, sequences: np.ndarray
 ) -> np.ndarray:
     run = run_of(dtype, learning_rate)
-    jax_setup.prepare(run.train, copy_bytes(run))
+    jax_setup.prepare(run.train, partial(copy_bytes, run))
     mesh = create_run_mesh(run.train, run.model, None)
     model, optimizer = create_model_and_optimizer(run, steps, mesh)
     step = make_train_step(run.train, mesh)

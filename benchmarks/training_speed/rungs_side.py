@@ -8,6 +8,7 @@ import json
 import math
 import sys
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import jax
@@ -31,7 +32,7 @@ def main() -> None:
     asked = json.loads(sys.argv[1])
     sequences = np.load(asked["batches"])  # steps, A, B, S + 1
     run = run_config(asked, *sequences.shape[1:3])
-    jax_setup.prepare(run.train, copy_bytes(run))
+    jax_setup.prepare(run.train, partial(copy_bytes, run))
     mesh = create_run_mesh(run.train, run.model, None)
     model, optimizer = create_model_and_optimizer(run, TOTAL_STEPS, mesh)
     train_step = make_train_step(run.train, mesh)

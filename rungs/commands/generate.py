@@ -97,13 +97,15 @@ class Model(NamedTuple):
         import jax.numpy as jnp
 
         from rungs.checkpointing.load import load_model
+        from rungs.checkpointing.weights_file import Weights
         from rungs.model.generation import Generator
 
-        model = load_model(self.weights)
-        check_lookahead(request.lookahead, model.config.context_length)
-        check_weight_format(self.weight_format, model.config)
+        config = Weights(self.weights).header.model
+        check_lookahead(request.lookahead, config.context_length)
+        check_weight_format(self.weight_format, config)
         if rows:
-            check_token_ids(rows, model.config.vocab_size)
+            check_token_ids(rows, config.vocab_size)
+        model = load_model(self.weights)
         return Generator(model, jnp.dtype(self.dtype), True, self.weight_format)
 
 
@@ -233,7 +235,9 @@ def check_token_ids(rows: Sequence[list[int]], vocab_size: int) -> None:
 
 def check_weight_format(weight_format: "WeightFormat", config: ModelConfig) -> None:
     """Raise UserError if the model can't be quantized."""
-    if weight_format == "int8" and config.n_experts:
+    from rungs.model.weight_formats import is_possible
+
+    if not is_possible(weight_format, config):
         raise UserError("--weights int8: not for a mixture of experts; leave it out")
 
 

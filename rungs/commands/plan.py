@@ -5,6 +5,7 @@ import math
 import os
 import re
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast, get_args
 
@@ -223,14 +224,17 @@ def _configured_sharding(folder: RunFolder, config: AnyRunConfig, is_here: bool)
     for them."""
     import jax
 
+    from rungs.checkpointing.checkpoint_folder import list_checkpoints
     from rungs.parallel.devices import cpu_device_count, idle_devices, resolve_sharding
     from rungs.step.state import copy_bytes
 
     available = None
     if is_here:
         is_cpu = jax.default_backend() == "cpu"
-        cores = cpu_device_count(config.train, copy_bytes(config), None)
-        available = cores if is_cpu else jax.device_count()
+        saved = list_checkpoints(folder.checkpoints)
+        recorded = saved[-1].meta.sharding if saved else None
+        virtual = cpu_device_count(config.train, partial(copy_bytes, config), recorded)
+        available = virtual if is_cpu else jax.device_count()
     try:
         sharding = resolve_sharding(config.train, available)
     except ValueError as error:

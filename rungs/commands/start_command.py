@@ -6,6 +6,7 @@ JAX takes seconds to import; what the options get wrong is reported before that.
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -160,7 +161,7 @@ def hold_run(
     from rungs.parallel.processes import is_first_process, join, run_on_first
     from rungs.step.state import copy_bytes
 
-    jax_setup.prepare(config.train, copy_bytes(config), processes=cluster.processes or 1)
+    jax_setup.prepare(config.train, partial(copy_bytes, config), processes=cluster.processes or 1)
     join(cluster)
     if not is_first_process():
         run_log.only_warnings()

@@ -5,12 +5,14 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
 LOWEST = 19
 """The niceness of the lowest priority."""
+TRIES = 5
 
 
 def start_python(
@@ -43,5 +45,15 @@ def start_python(
         start_new_session=True,
     )
     with contextlib.suppress(OSError):  # not Linux, or no autogroups
-        Path(f"/proc/{process.pid}/autogroup").write_text(f"{LOWEST}")
+        _set_group_priority(Path(f"/proc/{process.pid}/autogroup"))
     return process
+
+
+def _set_group_priority(autogroup: Path) -> None:
+    """Give a session the lowest priority. Users other than root may change one per 0.1 s."""
+    for _ in range(TRIES - 1):
+        with contextlib.suppress(BlockingIOError):
+            autogroup.write_text(f"{LOWEST}")
+            return
+        time.sleep(0.05)
+    autogroup.write_text(f"{LOWEST}")

@@ -170,14 +170,15 @@ class OptimizationConfig(Config):
     remat: RematOrAuto = AUTO
     """Which parts of a layer's forward pass are recomputed in the backward pass. dots: everything
     but matmuls and attention; this is cheap and saves memory. none: nothing. full: everything,
-    which takes the least memory (Chen et al. 2016). auto: none on a CPU if the layers are unrolled,
-    otherwise dots."""
+    which takes the least memory (Chen et al. 2016). auto: none on a CPU if all layers are unrolled
+    and its memory is large enough for what they keep; otherwise dots."""
     scan_unroll: SizeOrAuto = AUTO
     """How many layers (or periods of layer_pattern) to unroll in each iteration of the loop over
     layers. More may run faster but takes longer to compile. In fsdp, keep it below the number of
     layers: without a loop the compiler all-gathers the weights of all layers at once, which undoes
-    the memory savings of fsdp. auto: on a CPU all, up to 12, if its memory
-    is large enough for what they keep without rematerialization; otherwise 1."""
+    the memory savings of fsdp. auto: all on a CPU, if there are at most 12 layers, what they
+    keep without rematerialization takes at most half of its memory, and the mode is not fsdp,
+    fsdp_tp or cp; otherwise 1."""
     keep_checkpoints: CountOrAll = 3
     """How many of the latest checkpoints to keep, in addition to the best. If the next one would
     not fit on the disk, one fewer while it is written, but at least one. -1: all."""

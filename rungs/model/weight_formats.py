@@ -19,8 +19,13 @@ from rungs.parallel import target_device
 from rungs.parallel.names import POSITION, VOCABULARY
 
 WeightFormat = Literal["dtype", "int8"]
-Store = Callable[[Array, tuple[int, ...]], StoredMatrix]
-"""From matrix_OI and its parameter's shape."""
+Store = Callable[[Array, tuple[int, ...], jnp.dtype], StoredMatrix]
+"""From matrix_OI, its parameter's shape and the compute dtype."""
+
+
+def is_possible(weights: WeightFormat, config: ModelConfig) -> bool:
+    """Return whether a model's weights have this form: a mixture of experts can't be quantized."""
+    return weights == "dtype" or not config.n_experts
 
 
 def cast(dtype: jnp.dtype) -> Convert:
@@ -38,14 +43,14 @@ def converter(weights: WeightFormat, config: ModelConfig, dtype: jnp.dtype) -> C
     Raises:
         ValueError: the model is a mixture of experts, which can't be quantized.
     """
-    if weights == "int8" and config.n_experts:
+    if not is_possible(weights, config):
         raise ValueError("int8 weights: not for a mixture of experts")
     store: Store | None = None
     if weights == "int8":
-        store = quantize
+        store = _quantized
     elif dtype.itemsize == 2 and target_device.platform() == "cpu":
-        store = functools.partial(_output_major, dtype)
-    return cast(dtype) if store is None else _storing(store, config, cast(dtype))
+        store = _output_major
+    return cast(dtype) if store is None else _storing(store, config, dtype)
 
 
 def convert_all(state: nnx.State, convert: Convert) -> nnx.State:
@@ -57,29 +62,34 @@ def convert_all(state: nnx.State, convert: Convert) -> nnx.State:
     )
 
 
-def _storing(store: Store, config: ModelConfig, otherwise: Convert) -> Convert:
-    """Return a function that stores matrices."""
+def _storing(store: Store, config: ModelConfig, dtype: jnp.dtype) -> Convert:
+    """Return a function that stores matrices and casts the rest."""
 
     def convert(param: nnx.Param, array: Array) -> nnx.Variable:
-        first = param.axes[0]
-        if config.tied_embeddings and first == VOCABULARY:
-            return param.replace(_stored(array, store, None))
-        is_looked_up, is_of_experts = first in (VOCABULARY, POSITION), first == "experts"
-        is_small = isinstance(param, LowRankParam)
-        if not param.inputs or is_looked_up or is_of_experts or is_small:
-            return otherwise(param, array)
-        return param.replace(_stored(array, store, param.inputs))
+        first_axis = param.axes[0]
+        if config.tied_embeddings and first_axis == VOCABULARY:
+            return param.replace(_stored(array, store, None, dtype))
+        is_looked_up = first_axis in (VOCABULARY, POSITION)
+        is_of_experts = first_axis == "experts"
+        is_low_rank = isinstance(param, LowRankParam)
+        if not param.inputs or is_looked_up or is_of_experts or is_low_rank:
+            return cast(dtype)(param, array)
+        return param.replace(_stored(array, store, param.inputs, dtype))
 
     return convert
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2))
-def _stored(array: Array, store: Store, inputs: int | None) -> Any:
+@functools.partial(jax.jit, static_argnums=(1, 2, 3))
+def _stored(array: Array, store: Store, inputs: int | None, dtype: jnp.dtype) -> Any:
     """Return a kernel that sums over its first `inputs` axes, or a table that sums over its last
     axis, stored."""
     matrix_OI = array if inputs is None else outputs_first(array, inputs)
-    return store(matrix_OI, array.shape)
+    return store(matrix_OI, array.shape, dtype)
 
 
-def _output_major(dtype: jnp.dtype, matrix_OI: Array, shape: tuple[int, ...]) -> StoredMatrix:
+def _quantized(matrix_OI: Array, shape: tuple[int, ...], _: jnp.dtype) -> StoredMatrix:
+    return quantize(matrix_OI, shape)
+
+
+def _output_major(matrix_OI: Array, shape: tuple[int, ...], dtype: jnp.dtype) -> StoredMatrix:
     return OutputMajorMatrix(matrix_OI.astype(dtype), shape)

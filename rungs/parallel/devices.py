@@ -4,6 +4,7 @@ divide its microbatch."""
 import contextlib
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -21,40 +22,51 @@ MAX_CPU_DEVICES = 8
 """By default, of a run that samples. Each has a copy of the weights, and all copies are summed in
 every step; cores beyond these work within operations."""
 _FEW = 2
-"""CPU devices that a run that samples may have whatever its size."""
+"""CPU devices that a run that samples may have at least, however large its copies."""
 _COPIES_SHARE = 0.5
-"""Share of the memory that the copies may take; the rest is for activations."""
+"""Share of the memory that the copies of weights, moments and gradients may take; the rest is for
+activations."""
 _ALL = '"sharding": {"mode": "dp"}'
 """The key for all devices, whatever number the last checkpoint recorded."""
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 def cpu_device_count(
-    train: OptimizationConfig, copy_bytes: int, recorded: ShardingConfig | None, processes: int = 1
+    train: OptimizationConfig,
+    copy_bytes: Callable[[], int],
+    recorded: ShardingConfig | None,
+    processes: int = 1,
 ) -> int:
     """Return how many virtual CPU devices each process uses.
 
-    With `sharding` it is one per core if such a mesh is possible. Without, it is one, whose
-    operations use all cores, unless the last checkpoint recorded more: each of several would
+    With `sharding` it is what its sizes ask for; a size of -1 takes all cores. Without, it is one,
+    whose operations use all cores, unless the last checkpoint recorded more: each of several would
     compute the whole update. But sampling texts uses cores well only with one device per core, so a
     run that samples has that: at most `MAX_CPU_DEVICES`, and fewer if the copies would take much of
     the memory.
 
     Args:
-        copy_bytes: of one copy of weights, moments and gradients.
+        copy_bytes: returns the bytes of one copy of weights, moments and gradients, which only a
+            run that samples needs.
         recorded: sharding that the run's last checkpoint recorded.
+        processes: number of processes that train the run together.
     """
     available = core_count() * processes
     if train.sharding is None:
-        copies = max(min(_COPIES_SHARE * memory_bytes() / copy_bytes, MAX_CPU_DEVICES), _FEW)
-        most = min(available, int(copies) * processes)
         count = _recorded_data_size(train, available, recorded)
-        fastest = _divisor(train, most, processes) if train.SAMPLES else processes
-        return max((count or fastest) // processes, 1)
+        if count is None:
+            most = _most_for_sampling(copy_bytes(), processes) if train.SAMPLES else processes
+            count = _divisor(train, most, processes)
+        return max(count // processes, 1)
     sizes = train.sharding.sizes
     needed = abs(math.prod(sizes))
     rest = max(available // needed, 1) if -1 in sizes else 1
     return max(needed * rest // processes, 1)
+
+
+def _most_for_sampling(copy_bytes: int, processes: int) -> int:
+    copies = max(min(_COPIES_SHARE * memory_bytes() / copy_bytes, MAX_CPU_DEVICES), _FEW)
+    return min(core_count(), int(copies)) * processes
 
 
 def core_count() -> int:

@@ -11,6 +11,7 @@ import os
 import re
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,14 +34,14 @@ log = logging.getLogger("rungs")
 
 def prepare(
     train: OptimizationConfig,
-    copy_bytes: int,
+    copy_bytes: Callable[[], int],
     recorded: ShardingConfig | None = None,
     processes: int = 1,
 ) -> None:
     """Set JAX up for a run.
 
     Args:
-        copy_bytes: of one copy of weights, moments and gradients.
+        copy_bytes: as for `cpu_device_count`.
         recorded: sharding that the run's last checkpoint recorded.
         processes: number of processes that train the run together.
     """

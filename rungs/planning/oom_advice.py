@@ -13,10 +13,12 @@ import jax
 from jax.sharding import Mesh
 
 from rungs.common.errors import RunFailure
+from rungs.config.base import AUTO
+from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import RunConfig
 from rungs.config.sharding_config import ShardingConfig
 from rungs.config.train_config import TrainConfig
-from rungs.model.layer_loop import layer_loop
+from rungs.model.layer_loop import LayerLoop, kept_scores, layer_loop
 from rungs.model.remat import settings_from
 from rungs.parallel.devices import memory_bytes
 from rungs.parallel.gpu_memory import share_advice
@@ -138,20 +140,35 @@ def edits(
 def _edits_of_sharding(
     config: RunConfig, mesh: Mesh, limit: float, sharding: dict[str, Any], stored: Dtypes | None
 ) -> Iterator[Edit]:
-    own = config.train
+    own, model = config.train, config.model
     base = TrainConfig.model_validate({**own.as_json(), **sharding})
-    chosen = layer_loop(own, config.model).remat
-    settings = settings_from(chosen)
-    estimates = MemoryEstimates(RunConfig(config.model, base), mesh, settings, stored)
+    chosen = layer_loop(own, model)
+    settings = settings_from(chosen.remat)
+    estimates = MemoryEstimates(RunConfig(model, base), mesh, settings, stored)
     for remat in settings:
-        keys = sharding | ({} if remat == chosen else {"remat": remat})
+        loop = chosen if remat == chosen.remat and not sharding else LayerLoop(remat, 1)
         for size in _microbatch_sizes(base, mesh.shape["data"]):
             split = _split(base, size)
-            train = base.model_copy(update={"remat": remat} | split)
-            memory = estimates.of(RunConfig(config.model, train))
+            train = base.model_copy(update=loop.as_keys() | split)
+            memory = estimates.of(RunConfig(model, train))
             if memory.total <= limit:
-                yield Edit(keys | split, memory)
+                yield Edit(sharding | _loop_keys(loop, own, train, model) | split, memory)
                 break
+
+
+def _loop_keys(
+    loop: LayerLoop, own: TrainConfig, edited: TrainConfig, model: ModelConfig
+) -> dict[str, Any]:
+    """Return the keys that an edit needs to get a loop. `own` has the concrete values also of what
+    `train.json` leaves to the device, which may choose others for the edited run."""
+    chosen = layer_loop(own, model)
+    is_automatic = _automatic_loop(own, model) == chosen
+    without = _automatic_loop(edited, model) if is_automatic else chosen
+    return dict(loop.as_keys().items() - without.as_keys().items())
+
+
+def _automatic_loop(train: TrainConfig, model: ModelConfig) -> LayerLoop:
+    return layer_loop(train.model_copy(update={"remat": AUTO, "scan_unroll": AUTO}), model)
 
 
 def device_bytes(mesh: Mesh) -> float:
@@ -188,11 +205,12 @@ def _split(train: TrainConfig, size: int) -> dict[str, int]:
 
 def _rough_bytes(config: RunConfig) -> int:
     """Return an instant estimate of the bytes on all devices: weights, moments, gradients, and ten
-    vectors per token and layer."""
+    vectors, with dropout also the attention scores, per token and layer."""
     model, train = config
     numbers = sum(map(math.prod, shapes_of(model).values()))
     tokens = train.microbatch_size * config.sequence_length
-    return 4 * (5 * numbers + tokens * 10 * model.n_layers * model.emb_dim)
+    kept = 10 * model.emb_dim + kept_scores(train, model)
+    return 4 * (5 * numbers + tokens * model.n_layers * kept)
 
 
 def _as_keys(keys: dict[str, Any]) -> str:

@@ -55,7 +55,7 @@ from rungs.training.preparation import (
     mirror_of,
     model_and_optimizer,
     tidy,
-    with_dtype,
+    with_device_choices,
     with_recorded_dtype,
 )
 from rungs.training.resume import refuse_changes
@@ -127,9 +127,9 @@ def launch(
             with background.catching_up():
                 run_on_first(lambda: report.log_finished(run, config.train.steps))
             return 0
-        # 4. The devices and the dtype to compute in.
+        # 4. The devices, and what "auto" leaves to them.
         mesh = create_mesh(run, config, saved)
-        config = config._replace(train=with_dtype(config.train))
+        config = with_device_choices(config, saved)
         # 5. What this start leaves behind moves aside.
         with disk.writing(run.path, "what this start changes"):
             run_on_first(lambda: tidy(run, config.train, saved, start))
@@ -162,7 +162,7 @@ def open_to_replay(
     assert weights is not None
     inputs = _open(stack, run, config, saved, weights, trust_verifier)
     mesh = mesh or create_mesh(run, config, saved)
-    config = config._replace(train=with_dtype(config.train))
+    config = with_device_choices(config, saved)
     return _make_trainer(inputs._replace(config=config), mesh, (), NullMetricsLog())
 
 

@@ -2,10 +2,12 @@
 devices, the dtype, a tidy run folder, model and optimizer, the metrics file."""
 
 import contextlib
+import json
 import logging
 import re
 import signal
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from jax.sharding import Mesh
 
@@ -16,14 +18,16 @@ from rungs.checkpointing.weights_file import Weights
 from rungs.common import run_log
 from rungs.common.errors import UserError
 from rungs.common.paths import is_file
+from rungs.config.base import AUTO
 from rungs.config.model_config import ModelConfig
 from rungs.config.optimization_config import OptimizationConfig
-from rungs.config.run_config import MODEL_FILE, AnyRunConfig, load_any_run
+from rungs.config.run_config import MODEL_FILE, AnyRunConfig, RunConfig, load_any_run
 from rungs.config.sharding_config import ShardingConfig
 from rungs.mirror.mirroring import Mirroring, NoMirroring, has_mirror
 from rungs.model.gpt import GPT
+from rungs.model.layer_loop import LayerLoop, layer_loop
 from rungs.optim.multi_steps import MultiSteps
-from rungs.optim.precision import T, dtype_of, resolve_compute_dtype
+from rungs.optim.precision import T, resolve_compute_dtype
 from rungs.parallel import jax_setup
 from rungs.parallel.devices import create_run_mesh
 from rungs.parallel.processes import (
@@ -77,10 +81,29 @@ def with_recorded_dtype(train: T, saved: CheckpointMeta) -> T:
     return resolve_compute_dtype(train, saved.run_config().train.compute_dtype)
 
 
-def with_dtype(train: T) -> T:
-    """Set the dtype to compute in; the first process chooses it for all."""
-    dtype = broadcast_from_first(lambda: dtype_of(train).name)
-    return train.model_copy(update={"compute_dtype": dtype})
+def with_device_choices(config: RunConfig[T], saved: Checkpoint | None) -> RunConfig[T]:
+    """Set what a config leaves to the device: the dtype to compute in, what is recomputed, how
+    layers are unrolled. The first process chooses for all.
+
+    Args:
+        saved: the checkpoint to resume from, which recorded what was chosen.
+    """
+
+    def chosen() -> str:
+        train = resolve_compute_dtype(config.train)
+        recorded = _recorded_loop(saved.meta) if saved else None
+        loop = layer_loop(train, config.model, recorded)
+        return json.dumps({"compute_dtype": train.compute_dtype} | loop.as_keys())
+
+    update = json.loads(broadcast_from_first(chosen))
+    return config._replace(train=config.train.model_copy(update=update))
+
+
+def _recorded_loop(saved: CheckpointMeta) -> LayerLoop | None:
+    train = saved.run_config().train
+    if train.remat == AUTO or train.scan_unroll == AUTO:  # before these were recorded
+        return None
+    return LayerLoop(train.remat, train.scan_unroll)
 
 
 def create_mesh(run: RunFolder, config: AnyRunConfig, saved: Checkpoint | None) -> Mesh:
@@ -88,7 +111,7 @@ def create_mesh(run: RunFolder, config: AnyRunConfig, saved: Checkpoint | None) 
     there are."""
     recorded = saved.meta.sharding if saved else None
     if not is_multi_process():
-        jax_setup.prepare(config.train, copy_bytes(config), recorded)
+        jax_setup.prepare(config.train, partial(copy_bytes, config), recorded)
     with errors_in(run):
         mesh = _create_run_mesh(config, recorded)
     jax_setup.settle(mesh.devices.flat[0].platform)

@@ -48,7 +48,7 @@ from rungs.training.preparation import (
     mirror_of,
     model_and_optimizer,
     tidy,
-    with_dtype,
+    with_device_choices,
     with_recorded_dtype,
 )
 from rungs.training.result_reader import ResultReader
@@ -125,8 +125,8 @@ def launch(run: RunFolder, config: RunConfig, start: StartOptions, datasets_dir:
         return 0
     # 5. The devices: as train.json says, else as the checkpoint recorded, else all there are.
     mesh = create_mesh(run, config, saved)
-    # 6. The dtype to compute in, which "auto" leaves to the devices.
-    config = config._replace(train=with_dtype(config.train))
+    # 6. What "auto" leaves to the devices: the dtype to compute in, the loop over layers.
+    config = with_device_choices(config, saved)
     if start.dry_run:
         with oom_advice.report_out_of_memory(config, mesh, weights.dtypes() if weights else None):
             dry_run(run, config, data, saved, weights, mesh)

@@ -1,5 +1,6 @@
 """Programs that give way to training: their priority and their session."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from rungs.common import low_priority
 from rungs.common.low_priority import LOWEST, start_python
 
 AUTOGROUP = Path("/proc/self/autogroup")
@@ -31,6 +33,23 @@ def test_its_session_has_the_lowest_priority_too() -> None:
     before = AUTOGROUP.read_text()
     assert shown(f"text = pathlib.Path('{AUTOGROUP}').read_text()").endswith(f"nice {LOWEST}")
     assert AUTOGROUP.read_text() == before
+
+
+def test_another_change_of_priority_just_before_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Linux refuses what comes too soon, except from root."""
+    refusals = [BlockingIOError(errno.EAGAIN, "too soon")] * 2
+    autogroup, write = tmp_path / "autogroup", Path.write_text
+
+    def write_or_refuse(path: Path, text: str) -> int:
+        if refusals:
+            raise refusals.pop()
+        return write(path, text)
+
+    monkeypatch.setattr(Path, "write_text", write_or_refuse)
+    low_priority._set_group_priority(autogroup)
+    assert autogroup.read_text() == f"{LOWEST}"
 
 
 def test_it_has_a_session_of_its_own_and_this_environment() -> None:

@@ -14,8 +14,8 @@ from rungs.config.train_config import TrainConfig
 from rungs.parallel import devices
 from tests.support.configs import model_config, train_config
 
-"""Of a tiny model's weights, moments and gradients."""
 COPY_BYTES = 10**6
+"""Of a tiny model's weights, moments and gradients."""
 
 
 def cores(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
@@ -224,7 +224,7 @@ def test_a_cpu_is_one_device_unless_a_mesh_asks_for_more(
 ) -> None:
     cores(monkeypatch, available)
     settings = train(microbatch_size, **sharding)
-    assert devices.cpu_device_count(settings, COPY_BYTES, None, processes) == count
+    assert devices.cpu_device_count(settings, lambda: COPY_BYTES, None, processes) == count
 
 
 @pytest.mark.parametrize(
@@ -248,12 +248,14 @@ def test_a_run_that_samples_has_a_device_per_core_if_copies_of_the_weights_leave
     cores(monkeypatch, available)
     monkeypatch.setattr(TrainConfig, "SAMPLES", True)
     monkeypatch.setattr(devices, "memory_bytes", lambda: 32e9)
-    assert devices.cpu_device_count(train(microbatch_size), copy_bytes, None) == count
+    assert devices.cpu_device_count(train(microbatch_size), lambda: copy_bytes, None) == count
     recorded = ShardingConfig(mode="dp", data=microbatch_size, tensor=1)
     expected = microbatch_size if microbatch_size <= available else count
-    assert devices.cpu_device_count(train(microbatch_size), copy_bytes, recorded) == expected
+    assert (
+        devices.cpu_device_count(train(microbatch_size), lambda: copy_bytes, recorded) == expected
+    )
     asked = train(microbatch_size, data=microbatch_size)
-    assert devices.cpu_device_count(asked, copy_bytes, None) == microbatch_size
+    assert devices.cpu_device_count(asked, lambda: copy_bytes, None) == microbatch_size
 
 
 def test_a_cpu_has_the_devices_of_the_last_checkpoint(
@@ -261,13 +263,13 @@ def test_a_cpu_has_the_devices_of_the_last_checkpoint(
 ) -> None:
     cores(monkeypatch, 6)
     recorded = ShardingConfig(mode="dp", data=3, tensor=1)
-    assert devices.cpu_device_count(train(12), COPY_BYTES, recorded) == 3
+    assert devices.cpu_device_count(train(12), lambda: COPY_BYTES, recorded) == 3
     cores(monkeypatch, 2)
-    assert devices.cpu_device_count(train(12), COPY_BYTES, recorded) == 1
+    assert devices.cpu_device_count(train(12), lambda: COPY_BYTES, recorded) == 1
 
 
 def test_a_system_that_does_not_tell_its_memory_has_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "memory_bytes", lambda: math.inf)
     monkeypatch.setattr(TrainConfig, "SAMPLES", True)
     monkeypatch.setattr(devices, "core_count", lambda: 4)
-    assert devices.cpu_device_count(train(4), 10**9, None) == 4
+    assert devices.cpu_device_count(train(4), lambda: 10**9, None) == 4

@@ -34,7 +34,7 @@ def test_jax_is_told_the_share_before_it_starts_unless_the_user_chose_one(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert generate_pjrt_gpu_plugin_options().get("memory_fraction") == before
-    jax_setup.prepare(train_config(), copy_bytes=4)
+    jax_setup.prepare(train_config(), copy_bytes=lambda: 4)
     assert generate_pjrt_gpu_plugin_options()["memory_fraction"] == after
 
 

@@ -9,6 +9,7 @@ from jax.sharding import Mesh
 
 from rungs.config.optimization_config import Remat
 from rungs.config.run_config import RunConfig
+from rungs.model import layer_loop
 from rungs.parallel.mesh import size_along
 from rungs.parallel.names import TOKEN_AXES
 from rungs.parallel.target_device import Target, trace_for
@@ -84,7 +85,10 @@ UNROLLED = [case for family in FAMILIES for case in cases(family) if case.remat 
 
 @pytest.mark.long
 @pytest.mark.parametrize("case", UNROLLED, ids=str)
-def test_total_of_unrolled_layers_is_within_the_stated_error(case: PlanCase) -> None:
+def test_total_of_unrolled_layers_is_within_the_stated_error(
+    case: PlanCase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layer_loop, "memory_bytes", lambda: math.inf)
     run = case.run(scan_unroll="auto", sharding={"mode": "dp", "data": 1})
     memory = memory_of(run, mesh_of(1))
     assert memory.error == (0.2 if run.model.n_layers else 0.1)
@@ -151,6 +155,28 @@ def test_each_edit_fits_and_keeps_the_global_batch(monkeypatch: pytest.MonkeyPat
     assert "these edits of train.json would fit, with the same global batch:" in lines
     monkeypatch.setattr(oom_advice, "device_bytes", lambda _: 1_000_000)
     assert "no combination of microbatch_size and remat fits" in advice(config, mesh)[-1]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("is_short", [False, True])
+def test_each_edit_names_the_loop_that_the_device_would_not_choose(
+    is_short: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A start has the concrete values of "auto", but `train.json` does not."""
+    mesh = mesh_of(1)
+    asked = run_of(mesh, scan_unroll="auto")
+    if is_short:  # too little memory to unroll layers, unless the microbatch is halved
+        kept = layer_loop._kept_bytes(asked.train, MODEL)
+        monkeypatch.setattr(layer_loop, "memory_bytes", lambda: 1.5 * kept)
+    chosen = layer_loop.layer_loop(asked.train, MODEL)
+    assert chosen.unroll == (1 if is_short else 4)
+    started = asked.train.model_copy(update=chosen.as_keys())
+    config = RunConfig(MODEL, started)
+    found = list(edits(config, mesh, memory_of(config, mesh).total * 0.8))
+    assert found
+    for edit in found:
+        changed = type(started).model_validate({**asked.train.as_json(), **edit.keys})
+        assert memory_of(RunConfig(MODEL, changed), mesh) == edit.memory
 
 
 @pytest.mark.long

@@ -32,7 +32,7 @@ def run_check(path: Path, config: RunConfig, folder: Path) -> Report:
     Raises:
         UserError: the run does not fit the devices.
     """
-    jax_setup.prepare(config.train, copy_bytes(config))
+    jax_setup.prepare(config.train, partial(copy_bytes, config))
     mesh = _create_mesh(path, config)
     jax_setup.settle(mesh.devices.flat[0].platform)
     begin, figures = time.perf_counter(), []
