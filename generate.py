@@ -74,13 +74,14 @@ from rungs.config.option_values import NEW_TOKENS, NEW_TOKENS_OF_A_CHAT
 @click.option(
     "--dtype",
     type=click.Choice(["float32", "bfloat16"]),
-    help="Dtype of matrices, activations and cache. Default: float32 on a CPU, else bfloat16.",
+    help="Dtype of matrices and activations. Default: float32 on a CPU, else bfloat16.",
 )
 @click.option(
     "--weights",
     "weight_format",
     type=click.Choice(["int8"]),
-    help="Round matrices to 8 bits: less memory and, with few texts, faster; the result changes."
+    help="Round matrices to 8 bits: less memory and, on a CPU with few texts, faster; the text may"
+    " change."
     "  [default: not rounded]",
 )
 def main(**options: Any) -> None:

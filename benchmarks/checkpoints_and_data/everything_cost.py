@@ -3,7 +3,8 @@
 Trains a small run with about one checkpoint a minute, each with a validation, charts, the texts of
 two prompts and, if its library is installed, TensorBoard. The steps in the seconds after a
 checkpoint, in which all of that happens, are compared with the other steps of the same run. The
-first checkpoint, which also compiles, and what follows it are not counted.
+first two checkpoints, which also compile, and what follows them are not counted; nor is the end of
+the run, if it has a checkpoint whose rest comes too late.
 """
 
 from rungs.common.command import run_command
@@ -15,7 +16,7 @@ import sys
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
@@ -52,7 +53,7 @@ def main(minutes: int, interval: int, validation_tokens: int) -> None:
         pilot = steps_of(Path(folder) / "pilot", given, 1, EPOCH_STEPS)
         each = statistics.median(step.step_seconds for step in pilot)
         every = round(interval / each)
-        epochs = round((minutes * 60 + interval) / each / EPOCH_STEPS)
+        epochs = round((minutes * 60 + 2 * interval) / each / EPOCH_STEPS)
         click.echo(f"a step takes {1000 * each:.0f} ms; a checkpoint every {every} steps")
         steps = steps_of(Path(folder) / "run", given, epochs, every)
     for line in report(steps, every):
@@ -74,25 +75,39 @@ def steps_of(folder: Path, given: dict[str, Any], epochs: int, every: int) -> li
 
 
 def report(steps: list[StepMetrics], every: int) -> list[str]:
-    """Return lines with the cost of the checkpoints after the first one."""
-    counted = [step for step in steps if step.global_step > every]
-    busy: list[float] = []
-    quiet: list[float] = []
-    since = AFTER
-    for step in counted[:-1]:  # the last one has a checkpoint whose rest comes after it
-        if step.global_step % every == 0:
-            since = 0.0
-        (busy if since < AFTER else quiet).append(step.step_seconds)
-        since += step.step_seconds
+    """Return lines with the cost of the checkpoints that `windows` counts."""
+    after_checkpoint = windows(steps, every)
+    busy = [seconds for window in after_checkpoint for seconds in window.busy]
+    quiet = [seconds for window in after_checkpoint for seconds in window.quiet]
     each = statistics.fmean(quiet)
     lost = sum(busy) - len(busy) * each
-    checkpoints = sum(step.global_step % every == 0 for step in counted[:-1])
     total = sum(busy) + sum(quiet)
     return [
-        f"{checkpoints} checkpoints in {total:.0f} s; a step: {1000 * each:.1f} ms,"
+        f"{len(after_checkpoint)} checkpoints in {total:.0f} s; a step: {1000 * each:.1f} ms,"
         f" {1000 * statistics.fmean(busy):.1f} ms in the {AFTER:.0f} s after a checkpoint",
         f"lost: {lost:.2f} s, {lost / total:.2%} of the time",
     ]
+
+
+class Window(NamedTuple):
+    """Seconds of the steps from one checkpoint to the next."""
+
+    busy: list[float]
+    """Those until `AFTER` seconds have passed."""
+    quiet: list[float]
+
+
+def windows(steps: list[StepMetrics], every: int) -> list[Window]:
+    """Return the steps after each checkpoint but the first two, if there is another one later."""
+    found = []
+    last = steps[-1].global_step
+    for first in range(2 * every, last - every + 1, every):
+        window, since = Window([], []), 0.0
+        for step in steps[first : first + every]:
+            (window.busy if since < AFTER else window.quiet).append(step.step_seconds)
+            since += step.step_seconds
+        found.append(window)
+    return found
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from benchmarks.report import spread
 from rungs.common.text_table import align_columns
 from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import RunConfig
+from rungs.model.layer_loop import LayerLoop
 
 DEPTHS = (4, 12, 24, 48)
 STEPS = 10
@@ -36,8 +37,8 @@ class CompileCase(NamedTuple):
         model = ModelConfig(
             vocab_size=1024, context_length=64, emb_dim=64, n_layers=self.layers, n_heads=4
         )
-        unroll = {"scan_unroll": self.layers if self.is_unrolled else 1}
-        return RunConfig(model, train_config(4, 1).model_copy(update=unroll))
+        loop = LayerLoop("none", self.layers) if self.is_unrolled else LayerLoop("dots", 1)
+        return RunConfig(model, train_config(4, 1).model_copy(update=loop.as_keys()))
 
 
 class Turn(NamedTuple):

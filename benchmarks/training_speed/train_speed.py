@@ -41,6 +41,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "microbatch": 4,
         "accumulation": 1,
         "steps": 2,
+        "warm_up": 6,
         "only": ["Rungs bfloat16$", "huge pages"],
     },
     "gpt2": {
@@ -84,6 +85,7 @@ def count(option: str, name: str, default: int, least: int = 1) -> Callable[...,
 @count("--gradient-accumulation-steps", "accumulation", 2)
 @count("--turns", "turns", 7)
 @count("--steps", "steps", 5)
+@count("--warm-up-steps", "warm_up", 10)
 @click.option("--torch-python", help="A Python with torch and numpy, instead of uv's.")
 @click.option("--without-torch", is_flag=True, help="Leave PyTorch out.")
 @click.option(
@@ -98,6 +100,7 @@ def main(
     accumulation: int,
     turns: int,
     steps: int,
+    warm_up: int,
     torch_python: str | None,
     without_torch: bool,
     only: tuple[str, ...],
@@ -117,7 +120,7 @@ def main(
         before = measure_peaks(torch)
         tokens = steps * accumulation * microbatch * shape.length
         groups = [[side] for side in sides] if one_at_a_time else [sides]
-        rows = [row for group in groups for row in take_turns(group, turns, steps, tokens)]
+        rows = [row for group in groups for row in take_turns(group, turns, steps, warm_up, tokens)]
     peak = print_peak(before, measure_peaks(torch))
     click.echo(speed_table(rows, shape.flops_per_token, peak))
 
@@ -173,10 +176,13 @@ def print_peak(before: Peaks, after: Peaks) -> float:
     return peak
 
 
-def take_turns(sides: list[Side], turns: int, steps: int, tokens: int) -> list[Row]:
-    """Start the sides, each with a first turn that is not counted, then let one train at a time.
+def take_turns(sides: list[Side], turns: int, steps: int, warm_up: int, tokens: int) -> list[Row]:
+    """Start the sides, then let one train at a time.
 
     Args:
+        steps: in a turn.
+        warm_up: steps of each side that are not counted. In the first ones it compiles, and takes
+            memory from the system that it keeps from then on.
         tokens: in a turn.
     """
     rates: dict[str, list[float]] = {side.name: [] for side in sides}
@@ -186,7 +192,7 @@ def take_turns(sides: list[Side], turns: int, steps: int, tokens: int) -> list[R
         for side in sides:
             begin = time.perf_counter()
             running.append(stack.enter_context(start(side)))
-            running[-1].ask(f"{steps}")
+            running[-1].ask(f"{warm_up}")
             click.echo(f"{side.name}: started in {time.perf_counter() - begin:.1f} s", err=True)
         for _, process in itertools.product(range(turns), running):
             begin = time.perf_counter()

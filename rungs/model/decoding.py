@@ -218,8 +218,9 @@ class Decoder:
     def all_logits(
         self, weights: Weights, state: DecodingState, tokens_BS: Array, first_slot_B: Array | None
     ) -> tuple[Array, list[Cache]]:
-        """Return logits_BSV after each of the tokens, and the caches with all of them added, from a
-        slot of its own on in each row."""
+        """Return logits_BSV after each of the tokens, and the caches with all of them added, in the
+        slots from `first_slot_B` on, which may differ by row; None: from slot 0 on, into empty
+        caches."""
         outer, x_BSD, caches = self._run_blocks(weights, state, tokens_BS, first_slot_B)
         return outer.unembed(x_BSD), caches
 

@@ -46,7 +46,7 @@ class Generator:
     Args:
         model: its parameters are copied.
         compute_dtype: dtype of matrices, of activations and, except on a CPU, of the cache.
-        donate: free the model's parameters as they are copied, to save memory.
+        donate: free the parameters of the model's blocks as they are copied, to save memory.
         weight_format: "int8" quantizes the matrices, which makes small batches faster and the
             results less accurate (docs/performance.md).
 

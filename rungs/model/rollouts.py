@@ -219,7 +219,8 @@ class RolloutSampler:
     def _read_prompts(
         self, weights: Weights, state: DecodingState, length: int, rows_per_prompt: int
     ) -> DecodingState:
-        """Return a state whose caches have so many slots, computed once for each prompt."""
+        """Return a state whose caches have keys and values of the first `length` slots,
+        computed once for each prompt."""
 
         def one_of_each(array: Array) -> Array:
             return array[::rows_per_prompt]

@@ -21,7 +21,7 @@ from rungs.parallel import target_device
 LARGEST = 127
 """The largest integer; −128 is not used, so that the range is symmetric."""
 _PARTS = 2 * LARGEST
-"""Of one step of an activation's first part, in its second part."""
+"""Steps of an activation's second part, the finer one, in one step of its first."""
 
 
 @jax.tree_util.register_dataclass
