@@ -12,7 +12,6 @@ from rungs.checkpointing.published import stop_tokens
 from rungs.checkpointing.weights_file import WeightsHeader, write_weights
 from rungs.commands.generate import (
     check_token_ids,
-    check_weight_format,
     print_streamed,
     read_prompts,
 )
@@ -130,11 +129,14 @@ def test_weights_of_8_bits_are_used_and_named(copying_model: Path) -> None:
     assert "in float32 with int8 weights, from" in rounded.stderr
 
 
-def test_a_mixture_of_experts_is_not_rounded() -> None:
-    experts = model_config(n_experts=2, experts_per_token=1)
-    check_weight_format("dtype", experts)
-    with pytest.raises(UserError, match="--weights int8: not for a mixture of experts"):
-        check_weight_format("int8", experts)
+def test_a_mixture_of_experts_is_not_rounded_nor_read(tmp_path: Path) -> None:
+    experts = model_config(vocab_size=BYTES, n_experts=2, experts_per_token=1)
+    header = WeightsHeader(experts, train_config(), tokenizer="bytes")
+    write_weights(tmp_path, {"unread": np.zeros(1, np.float32)}, header, ONE_FILE)
+    train_bpe([], BYTES).save(tmp_path / "tokenizer.json")
+    result = run(tmp_path, "ab", "--weights", "int8")
+    assert result.exit_code == 2
+    assert "--weights int8: not for a mixture of experts; leave it out" in result.stderr
 
 
 def test_a_draft_as_long_as_the_context_is_refused(copying_model: Path) -> None:
