@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import click
 
+from benchmarks.report import spread
 from rungs.data.catalog import find_datasets_dir
 from rungs.run import metrics
 from rungs.run.metrics import StepMetrics
@@ -85,7 +86,8 @@ def report(steps: list[StepMetrics], every: int) -> list[str]:
     return [
         f"{len(after_checkpoint)} checkpoints in {total:.0f} s; a step: {1000 * each:.1f} ms,"
         f" {1000 * statistics.fmean(busy):.1f} ms in the {AFTER:.0f} s after a checkpoint",
-        f"lost: {lost:.2f} s, {lost / total:.2%} of the time",
+        f"lost: {lost:.2f} s, {lost / total:.2%} of the time; seconds per checkpoint, each relative"
+        f" to the quiet steps after it: {spread([window.lost for window in after_checkpoint])}",
     ]
 
 
@@ -95,6 +97,11 @@ class Window(NamedTuple):
     busy: list[float]
     """Those until `AFTER` seconds have passed."""
     quiet: list[float]
+
+    @property
+    def lost(self) -> float:
+        """Seconds that the busy steps took longer than as many quiet ones."""
+        return sum(self.busy) - len(self.busy) * statistics.fmean(self.quiet)
 
 
 def windows(steps: list[StepMetrics], every: int) -> list[Window]:
