@@ -1,5 +1,6 @@
 """Generated tokens are the same with or without a cache, alone or in a batch."""
 
+import functools
 import itertools
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,12 @@ from safetensors.numpy import load_file
 from rungs.checkpointing.load import load_model
 from rungs.huggingface import importing
 from rungs.huggingface.importing import Import, find_source
-from rungs.model.generation import Generator, Request
+from rungs.model.decoding import Decoder, Prompts, states_of
+from rungs.model.generation import Generator, Request, row_keys
 from rungs.model.gpt import GPT
 from rungs.model.sampling import Sampling
+from rungs.model.weight_formats import WeightFormat
+from rungs.parallel.target_device import Target, trace_for
 from tests.support.configs import model_config
 from tests.support.long import long_except
 from tests.support.published_models import MODELS, NAMES
@@ -205,3 +209,25 @@ def test_bfloat16_gives_nearly_the_same_probabilities() -> None:
     counts = np.bincount([row[0] for row in rows], minlength=32)
     # 4000 samples: a standard error of at most 0.008; bfloat16 changes probabilities by about 0.01
     np.testing.assert_allclose(counts / 4000, jax.nn.softmax(logits_V), atol=0.04)
+
+
+@pytest.mark.parametrize(
+    ("target", "platform", "kernel"),
+    [(Target("gpu", "8.6"), "cuda", "_attend"), (Target("tpu"), "tpu", "splash_mha_fwd")],
+    ids=["gpu", "tpu"],
+)
+@pytest.mark.parametrize("weight_format", ["dtype", "int8"])
+def test_accelerators_read_prompts_by_the_kernels_of_training(
+    target: Target, platform: str, kernel: str, weight_format: WeightFormat
+) -> None:
+    """Padded prompts are like documents, which the kernels know."""
+    model = GPT(model_config(context_length=256, emb_dim=128, n_heads=2), jax.random.key(0))
+    with trace_for(target, is_compiled=True):
+        decoder = Decoder(model, jnp.dtype(jnp.bfloat16), weight_format)
+        weights = decoder.weights(states_of(model), donate=False)
+        tokens_BS, padding_B = jnp.zeros((2, 128), jnp.int32), jnp.array([0, 5])
+        prompts = Prompts(tokens_BS, padding_B, jnp.zeros(2, bool), row_keys(0, 2), 0)
+        read = functools.partial(decoder.prefill, slots=256, sampling=Sampling())
+        traced = jax.jit(read).trace(weights, prompts)
+    text = traced.lower(lowering_platforms=(platform,)).as_text(debug_info=True)
+    assert f'"{kernel}' in text
