@@ -103,9 +103,9 @@ class Model(NamedTuple):
         config = Weights(self.weights).header.model
         check_lookahead(request.lookahead, config.context_length)
         check_weight_format(self.weight_format, config)
+        model = load_model(self.weights)
         if rows:
             check_token_ids(rows, config.vocab_size)
-        model = load_model(self.weights)
         return Generator(model, jnp.dtype(self.dtype), True, self.weight_format)
 
 

@@ -72,7 +72,7 @@ def half_a_deletion(path: Path) -> None:
 
 
 def half_a_chart(drawer: Any) -> None:
-    folder = Path(drawer._command[-1])
+    folder: Path = drawer._run_folder
     (folder / ".loss-chart.12345.png").write_bytes(b"\x89PNG\r\n\x1a\n")
 
 
