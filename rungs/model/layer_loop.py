@@ -89,9 +89,9 @@ def _fits_unrolled(train: OptimizationConfig, model: ModelConfig) -> bool:
 def _kept_bytes(train: OptimizationConfig, model: ModelConfig) -> int:
     """Return at least what all devices keep of a microbatch, if nothing is recomputed: per token
     and layer 32 vectors of the model's width, eight of the feed-forward layer's for each expert,
-    and with dropout four values of each attention score, in float32."""
+    and of each attention score one value, with dropout four, in float32."""
     length = train.sequence_length or model.context_length
     tokens = train.microbatch_size * length
     hidden = model.hidden_dim * (model.n_experts or 1) if model.feed_forward != "none" else 0
-    scores = kept_scores(train, model)
-    return 4 * tokens * model.n_layers * (32 * model.emb_dim + 8 * hidden + 4 * scores)
+    scores = 4 * kept_scores(train, model) or (model.n_heads or 0) * length
+    return 4 * tokens * model.n_layers * (32 * model.emb_dim + 8 * hidden + scores)

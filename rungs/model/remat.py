@@ -81,6 +81,12 @@ def checkpoint_layer(
     return checkpoint(layer, policy=_save_all_but_weights) if gathers_weights else layer
 
 
+def checkpoint_marked(function: Callable[P, T]) -> Callable[P, T]:
+    """Return the function, of which the backward pass keeps only what `save_for_backward` marks."""
+    checkpointed: Callable[P, T] = jax.checkpoint(function, policy=_is_marked)
+    return checkpointed
+
+
 def save_marked(primitive: Any, *inputs: Any, **parameters: Any) -> Any:
     """Policy of `jax.checkpoint`: keep what `save_for_backward` marks, and cuDNN's attention."""
     return primitive.name == _CUDNN_ATTENTION or _is_marked(primitive, *inputs, **parameters)

@@ -11,7 +11,12 @@ import jax
 from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import RunConfig
 from rungs.model.attention import causal_kernel
-from rungs.model.kernels import grouped_matmul, splash_attention, triton_attention
+from rungs.model.kernels import (
+    blockwise_attention,
+    grouped_matmul,
+    splash_attention,
+    triton_attention,
+)
 from rungs.model.kernels.blockwise_attention import query_blocks
 from rungs.model.layer_loop import layer_loop
 from rungs.model.lora import DOWN, LOW_RANK_NAMES
@@ -208,14 +213,17 @@ def _of_attention(config: RunConfig) -> Passes:
 
 
 def _again(config: RunConfig) -> int:
-    """Return the matmuls that the backward pass of blockwise attention always repeats: the scores;
-    with two kernels in both, and the gradient of the weights in the second."""
+    """Return the matmuls that the backward pass of blockwise attention repeats: the scores, unless
+    weights are kept; with two kernels in both, and the gradient of the weights in the second."""
     shape = 1, config.sequence_length, 1, config.model.head_width
     query = jax.ShapeDtypeStruct(shape, dtype_of(config.train))
     kernel = causal_kernel(
         query, config.model.attention_soft_cap, config.train.documents == "separate"
     )
-    return 3 if kernel in (splash_attention, triton_attention) else 1
+    if kernel in (splash_attention, triton_attention):
+        return 3
+    recomputed = RECOMPUTED[layer_loop(config.train, config.model).remat]
+    return 1 if recomputed.elementwise or not blockwise_attention.keeps_weights() else 0
 
 
 def _pairs(length: int, window: int | None) -> int:

@@ -1,9 +1,9 @@
 """Causal attention over full sequences, one block of queries at a time.
 
 A block computes scores only for keys that one of its queries attends to, which is half of the
-square, and the scores of all queries never exist at once. The backward pass recomputes the
-attention weights from the log-sum-exp, a float for each query (Dao et al. 2022, "FlashAttention",
-sections 3.1 and B.2). The plain form is `attention.plain_attention`.
+square, and the scores of all queries never exist at once. For the backward pass (Dao et al. 2022,
+"FlashAttention", section B.2) a CPU keeps the attention weights, unless `remat` recomputes them;
+other devices always recompute them. The plain form is `attention.plain_attention`.
 
 Axes as in `gpt.py`, and
     X key heads of all sequences (B · K), G query heads per key head,
@@ -11,16 +11,20 @@ Axes as in `gpt.py`, and
 """
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from rungs.model.kernels.matmul import optimization_barrier, transpose_in_memory
-from rungs.model.remat import save_for_backward
-from rungs.parallel import collectives
+from rungs.model.kernels.matmul import (
+    optimization_barrier,
+    sum_over_last_axis,
+    transpose_in_memory,
+)
+from rungs.model.remat import checkpoint_marked, save_for_backward
+from rungs.parallel import collectives, target_device
 
 MIN_QUERIES, MAX_QUERIES = 64, 256
 """Queries in a block."""
@@ -70,6 +74,11 @@ def query_blocks(length: int, window: int | None) -> Iterator[QueryBlock]:
         yield QueryBlock(first, min(first + size, length), first_key)
 
 
+def keeps_weights() -> bool:
+    """Return whether the target device keeps attention weights for the backward pass."""
+    return target_device.platform() == "cpu"
+
+
 def causal_attention(
     query_BSNH: Array,
     key_BSKH: Array,
@@ -88,9 +97,31 @@ def causal_attention(
         starts_BS: the position of the first key that each query may attend to, at most its own;
             None for 0.
     """
-    scoring = Scoring(scale, window, soft_cap)
+    attend: Callable[..., Array] = functools.partial(_attention, Scoring(scale, window, soft_cap))
+    if not keeps_weights():
+        attend = checkpoint_marked(attend)
     arrays = collectives.to_common_varying(query_BSNH, key_BSKH, value_BSKH)
-    return _attention(scoring, *arrays, starts_BS)
+    return attend(*arrays, starts_BS)
+
+
+class Weights(NamedTuple):
+    """Attention weights of a block, as the backward pass needs them."""
+
+    exponentials_XQT: Array
+    """Of the scores minus the largest score of the query, in the dtype of the values."""
+    slope_XQT: Array | None
+    """The derivative of the capped scores; None without a soft cap, where it is 1."""
+
+
+class Residuals(NamedTuple):
+    query: Array
+    key: Array
+    value: Array
+    y: Array
+    weights: list[Weights]
+    """Of each block."""
+    totals_XGS1: Array
+    """The sum of a query's exponentials."""
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -102,55 +133,51 @@ def _attention(
 
 def _forward(
     scoring: Scoring, query: Array, key: Array, value: Array, starts: Array | None
-) -> tuple[Array, tuple[Array | None, ...]]:
+) -> tuple[Array, Residuals]:
     query_XGSH, key_XTH, value_XTH = _queries(query, key), _keys(key), _keys(value)
-    parts, log_sums = [], []
+    parts, totals, weights = [], [], []
     for block in query_blocks(query.shape[1], scoring.window):
-        scores_XQT, _ = _scores(scoring, block, query_XGSH, key_XTH, starts)
-        largest = scores_XQT.max(axis=-1, keepdims=True)
-        weights = jnp.exp(scores_XQT - largest)
-        total = weights.sum(axis=-1, keepdims=True)
-        y_XQH = _dot(weights.astype(value.dtype), block.keys(value_XTH), 2, 1) / total
+        scores_XQT, slope_XQT = _scores(scoring, block, query_XGSH, key_XTH, starts)
+        shifted_XQT = scores_XQT - scores_XQT.max(axis=-1, keepdims=True)
+        exponentials_XQT = optimization_barrier(jnp.exp(shifted_XQT).astype(value.dtype))
+        total_XQ1 = sum_over_last_axis(exponentials_XQT)
+        y_XQH = _dot(exponentials_XQT, block.keys(value_XTH), 2, 1)
         parts.append(_by_group(query_XGSH, y_XQH))
-        log_sums.append(largest + jnp.log(total))
-    y = save_for_backward(_as_queries(query, jnp.concatenate(parts, axis=2)))
-    log_sum = save_for_backward(jnp.concatenate(log_sums, axis=1))
-    return y, (query, key, value, starts, y, log_sum)
+        totals.append(_by_group(query_XGSH, total_XQ1))
+        weights.append(Weights(exponentials_XQT, slope_XQT))
+    totals_XGS1 = save_for_backward(jnp.concatenate(totals, axis=2))
+    y_XGSH = jnp.concatenate(parts, axis=2) / totals_XGS1
+    y = save_for_backward(_as_queries(query, y_XGSH))
+    return y, Residuals(query, key, value, y, weights, totals_XGS1)
 
 
 def _backward(
-    scoring: Scoring, residuals: tuple[Array, ...], gradient: Array
+    scoring: Scoring, residuals: Residuals, gradient: Array
 ) -> tuple[Array, Array, Array, None]:
-    query, key, value, starts, y, log_sum = residuals
+    query, key, value, y, weights, totals_XGS1 = residuals
     query_XGSH, key_XTH, value_XTH = _queries(query, key), _keys(key), _keys(value)
-    gradient_XGSH, y_XGSH = _queries(gradient, key), _queries(y, key)
-    query_parts, key_parts, value_parts, row = [], [], [], 0
-    for block in query_blocks(query.shape[1], scoring.window):
-        scores_XQT, slope = _scores(scoring, block, query_XGSH, key_XTH, starts)
-        query_XQH, dy_XQH = block.queries(query_XGSH), block.queries(gradient_XGSH)
-        rows = query_XQH.shape[1]
-        weights = jnp.exp(scores_XQT - log_sum[:, row : row + rows])
-        row += rows
-        dy_times_y = dy_XQH.astype(jnp.float32) * block.queries(y_XGSH).astype(jnp.float32)
+    y_XGSH, dy_XGSH = (_queries(a, key).astype(jnp.float32) for a in (y, gradient))
+    # divided by the totals here, because there are fewer elements than weights
+    dy_XGSH = (dy_XGSH / totals_XGS1).astype(query.dtype)
+    query_parts, key_parts, value_parts = [], [], []
+    blocks = query_blocks(query.shape[1], scoring.window)
+    for block, (exponentials_XQT, slope_XQT) in zip(blocks, weights, strict=True):
+        query_XQH, dy_XQH = block.queries(query_XGSH), block.queries(dy_XGSH)
+        dy_times_y = dy_XQH.astype(jnp.float32) * block.queries(y_XGSH)
         weight_gradient = _dot(dy_XQH, block.keys(value_XTH), 2, 2) - dy_times_y.sum(
             axis=-1, keepdims=True
         )
-        score_gradient = (weights * weight_gradient * slope).astype(query.dtype)
+        score_gradient = exponentials_XQT.astype(jnp.float32) * weight_gradient
+        if slope_XQT is not None:
+            score_gradient *= slope_XQT
+        score_gradient = score_gradient.astype(query.dtype)
         query_parts.append(_by_group(query_XGSH, _dot(score_gradient, block.keys(key_XTH), 2, 1)))
-        key_parts.append(
-            (
-                block,
-                optimization_barrier(_dot(transpose_in_memory(query_XQH), score_gradient, 2, 1)),
-            )
-        )
-        weights = weights.astype(query.dtype)
-        value_parts.append(
-            (block, optimization_barrier(_dot(transpose_in_memory(dy_XQH), weights, 2, 1)))
-        )
+        key_parts.append((block, _sum_over_queries(query_XQH, score_gradient)))
+        value_parts.append((block, _sum_over_queries(dy_XQH, exponentials_XQT)))
     return (
-        _as_queries(query, jnp.concatenate(query_parts, axis=2)),
-        _as_keys(key, key_parts),
-        _as_keys(value, value_parts),
+        _as_queries(query, jnp.concatenate(query_parts, axis=2) * scoring.scale),
+        _as_keys(key, scoring.scale, key_parts),
+        _as_keys(value, 1, value_parts),
         None,
     )
 
@@ -164,13 +191,13 @@ def _scores(
     query_XGSH: Array,
     key_XTH: Array,
     starts_BS: Array | None,
-) -> tuple[Array, Array | float]:
-    """Return scores_XQT of a block, and their derivative with respect to query · key."""
+) -> tuple[Array, Array | None]:
+    """Return scores_XQT of a block and, with a soft cap, its derivative."""
     scores = _dot(block.queries(query_XGSH), block.keys(key_XTH), 2, 2) * scoring.scale
-    slope: Array | float = scoring.scale
+    slope: Array | None = None
     if scoring.soft_cap is not None:
         share = jnp.tanh(scores / scoring.soft_cap)
-        scores, slope = scoring.soft_cap * share, scoring.scale * (1 - share * share)
+        scores, slope = scoring.soft_cap * share, 1 - share * share
     keys_T = jnp.arange(block.first_key, block.end)
     mask = scoring.is_seen(jnp.arange(block.first, block.end)[:, None] - keys_T)
     if starts_BS is not None:
@@ -178,6 +205,11 @@ def _scores(
         mask = jnp.repeat(mask, query_XGSH.shape[0] // len(mask), axis=0)
     mask = jnp.concatenate([mask] * query_XGSH.shape[1], axis=-2)
     return jnp.where(mask, scores, MASKED_SCORE), slope
+
+
+def _sum_over_queries(x_XQH: Array, weights_XQT: Array) -> Array:
+    """Return the products of a block, summed over its queries: x_XHT."""
+    return optimization_barrier(_dot(transpose_in_memory(x_XQH), weights_XQT, 2, 1))
 
 
 def _queries(x_BSNH: Array, key_BSKH: Array) -> Array:
@@ -201,20 +233,20 @@ def _keys(x_BSKH: Array) -> Array:
     return x_BSKH.swapaxes(1, 2).reshape(batch * heads, length, width)
 
 
-def _as_keys(key_BSKH: Array, parts: list[tuple[QueryBlock, Array]]) -> Array:
-    """Return the sum of the blocks' gradients x_XHT, in the layout and dtype of the keys."""
+def _as_keys(key_BSKH: Array, scale: float, parts: list[tuple[QueryBlock, Array]]) -> Array:
+    """Return the scaled sum of the blocks' gradients x_XHT, in the layout and dtype of the keys."""
     batch, length, heads, width = key_BSKH.shape
     padding = [((0, 0), (0, 0), (block.first_key, length - block.end)) for block, _ in parts]
     padded = [jnp.pad(x_XHT, by) for (_, x_XHT), by in zip(parts, padding, strict=True)]
-    x_XHT = functools.reduce(jnp.add, padded)
+    x_XHT = functools.reduce(jnp.add, padded) * scale
     x_BSKH = x_XHT.reshape(batch, heads, width, length).transpose(0, 3, 1, 2)
     return x_BSKH.astype(key_BSKH.dtype)
 
 
 def _by_group(x_XGSH: Array, part_XQH: Array) -> Array:
     """Return a block's part with an axis for its heads: x_XGSH."""
-    groups, width = x_XGSH.shape[1], x_XGSH.shape[3]
-    return part_XQH.reshape(part_XQH.shape[0], groups, -1, width)
+    rows, _, width = part_XQH.shape
+    return part_XQH.reshape(rows, x_XGSH.shape[1], -1, width)
 
 
 def _dot(left: Array, right: Array, left_axis: int, right_axis: int) -> Array:

@@ -71,6 +71,12 @@ def optimization_barrier(x: Array) -> Array:
     return jax.lax.optimization_barrier(x) if target_device.platform() == "cpu" else x
 
 
+def sum_over_last_axis(x: Array) -> Array:
+    """Return the sum in float32, with the last axis kept. On a CPU the sum reads x as it lies in
+    memory; without the barrier, XLA would write a float32 copy of a 16-bit x that others read."""
+    return optimization_barrier(x).astype(jnp.float32).sum(axis=-1, keepdims=True)
+
+
 def _dot(left: Array, right: Array, left_axis: int, right_axis: int) -> Array:
     contracted = (((left_axis,), (right_axis,)), ((), ()))
     return jax.lax.dot_general(left, right, contracted, preferred_element_type=jnp.float32)
