@@ -3,11 +3,15 @@ with XLA's CPU compiler (`tests/planning/test_memory.py`), within 10% if layers 
 
 from typing import Any
 
+from rungs.model.layer_loop import kept_scores
 from rungs.model.remat import RECOMPUTED
+from rungs.parallel.mesh import size_along
+from rungs.parallel.names import TENSOR
 from rungs.planning.communication import FLOAT32_BYTES
+from rungs.planning.flops import attention_pairs
 from rungs.planning.step_sizes import StepSizes
 
-_MAX_ELEMENTWISE = 2.5
+_MAX_ELEMENTWISE = 2.2
 """Elementwise results that are in memory at the same time, as a multiple of a layer's matmul
 results in float32."""
 
@@ -45,7 +49,8 @@ def layer(sizes: StepSizes) -> int:
     if not sizes.layers or sizes.is_unrolled:
         return _always(sizes)
     period, again = sizes.period, RECOMPUTED[sizes.remat]
-    everything, matmuls = sizes.in_layer("none"), sizes.in_layer("dots")
+    everything = sizes.in_layer("none") - _attention_weights(sizes)
+    matmuls = sizes.in_layer("dots")
     in_float32 = matmuls * FLOAT32_BYTES // sizes.itemsize
     # most elementwise operations are fused, so their results are never complete in memory
     elementwise = min(everything - matmuls, int(_MAX_ELEMENTWISE * in_float32))
@@ -60,6 +65,17 @@ def error(sizes: StepSizes, *_: Any) -> float:
     """Return the share by which the total may differ from the compiled step. Of unrolled
     layers, the compiler decides what is in memory at the same time."""
     return 0.2 if sizes.is_unrolled else 0.1
+
+
+def _attention_weights(sizes: StepSizes) -> int:
+    """Return the bytes of a layer's attention weights. The feed-forward layer's backward pass comes
+    first, when the weights are not there yet."""
+    model, train = sizes.config
+    if kept_scores(train, model):
+        return 0
+    per_token = attention_pairs(sizes.config) / sizes.config.sequence_length / sizes.layers
+    heads = (model.n_heads or 0) // size_along(sizes.mesh, TENSOR)
+    return int(sizes.tokens * per_token * heads * sizes.itemsize)
 
 
 def _always(sizes: StepSizes) -> int:

@@ -200,10 +200,7 @@ def _of_attention(config: RunConfig) -> Passes:
     model, train = config
     length = config.sequence_length
     is_blockwise = not train.drop_rate  # as `attention.attention` chooses
-    pairs = 0.0
-    for kind in model.layer_kinds():
-        window = model.sliding_window if kind == "sliding" else None
-        pairs += _pairs(length, window) if is_blockwise else length**2
+    pairs = attention_pairs(config) if is_blockwise else model.n_layers * length**2
     once = 2 * pairs * _heads_width(model) / length
     recomputed = RECOMPUTED[layer_loop(train, model).remat]
     if is_blockwise:
@@ -224,6 +221,14 @@ def _again(config: RunConfig) -> int:
         return 3
     recomputed = RECOMPUTED[layer_loop(config.train, config.model).remat]
     return 1 if recomputed.elementwise or not blockwise_attention.keeps_weights() else 0
+
+
+def attention_pairs(config: RunConfig) -> int:
+    """Return the number of query-key pairs of a sequence that blockwise attention multiplies, all
+    layers together."""
+    windows = {"sliding": config.model.sliding_window}
+    kinds = config.model.layer_kinds()
+    return sum(_pairs(config.sequence_length, windows.get(kind)) for kind in kinds)
 
 
 def _pairs(length: int, window: int | None) -> int:

@@ -17,7 +17,6 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from rungs.model.kernels.matmul import optimization_barrier, sum_over_last_axis
 from rungs.parallel import collectives, target_device
 from rungs.parallel.names import TENSOR
 
@@ -27,8 +26,6 @@ OTHER_LOGITS_BYTES = 1 << 30
 MIN_CHUNK_TOKENS = 512
 """With fewer tokens in a chunk, adding its gradient of the matrix to the sum of all chunks takes as
 long as its matmuls."""
-
-FLOAT32 = jnp.dtype(jnp.float32)
 
 Head = Callable[[Array, Array], Array]
 """From x_MD and the head's matrix to logits_MV, float32. If the vocabulary is split over devices,
@@ -136,28 +133,18 @@ class Softmax(NamedTuple):
     """The targets' indices in this device's logits; out of range for another device's targets."""
 
 
-def _softmax(logits: Array, targets: Array, dtype: jnp.dtype = FLOAT32) -> Softmax:
-    """Return the parts of a softmax.
-
-    Args:
-        dtype: to keep the exponentials in, if it is bfloat16; float16 would lose small ones.
-    """
+def _softmax(logits: Array, targets: Array) -> Softmax:
     rows = logits.shape[-1]
     own = jnp.maximum(targets, 0) - collectives.vocabulary_offset(rows)
     is_here = (own >= 0) & (own < rows)
     largest = collectives.pmax(jax.lax.stop_gradient(logits).max(axis=-1), TENSOR)
-    # from logits behind a barrier, because XLA would write the shifted ones, too, if two read them
-    target = jnp.take_along_axis(
-        optimization_barrier(logits), jnp.where(is_here, own, 0)[..., None], -1
-    )
-    target = collectives.psum(jnp.where(is_here, target[..., 0] - largest, 0), TENSOR)
     shifted = logits - largest[..., None]
+    target = jnp.take_along_axis(shifted, jnp.where(is_here, own, 0)[..., None], -1)
+    target = collectives.psum(jnp.where(is_here, target[..., 0], 0), TENSOR)
     exponentials = jnp.exp(shifted)
-    if dtype == jnp.bfloat16:
-        exponentials = optimization_barrier(exponentials.astype(dtype))
-    totals = collectives.psum(sum_over_last_axis(exponentials)[..., 0], TENSOR)
+    totals = collectives.psum(exponentials.sum(axis=-1), TENSOR)
     losses = jnp.where(targets >= 0, jnp.log(totals) - target, 0)
-    return Softmax(losses, shifted, exponentials.astype(FLOAT32), totals, own)
+    return Softmax(losses, shifted, exponentials, totals, own)
 
 
 def _statistics(softmax: Softmax, targets_M: Array) -> TargetStatistics:
@@ -202,7 +189,7 @@ def _forward(
     def add_chunk(total: Array, chunk: tuple[Array, ...]) -> tuple[Array, Any]:
         x_MD, targets_M, *extras = chunk
         logits_MV, pull = jax.vjp(head, x_MD, operand.astype(matrix.dtype))
-        softmax = _softmax(logits_MV, targets_M, operand.dtype)
+        softmax = _softmax(logits_MV, targets_M)
         statistics = _statistics(softmax, targets_M)
         weights_M = _weights(weight_of, statistics.log_probs_M, targets_M, tuple(extras))
         x_gradient_MD, gradient = pull(_logits_gradient(softmax, weights_M))
