@@ -17,7 +17,6 @@ from rungs.model.kernels import (
     splash_attention,
     triton_attention,
 )
-from rungs.model.kernels.blockwise_attention import query_blocks
 from rungs.model.layer_loop import layer_loop
 from rungs.model.lora import DOWN, LOW_RANK_NAMES
 from rungs.model.remat import RECOMPUTED
@@ -233,7 +232,8 @@ def attention_pairs(config: RunConfig) -> int:
 
 def _pairs(length: int, window: int | None) -> int:
     """Return the number of query-key pairs that blockwise attention multiplies."""
-    return sum((b.end - b.first) * (b.end - b.first_key) for b in query_blocks(length, window))
+    blocks = blockwise_attention.query_blocks(length, window)
+    return sum((b.end - b.first) * (b.end - b.first_key) for b in blocks)
 
 
 def _of_head(config: RunConfig, vocabulary: int) -> Passes:

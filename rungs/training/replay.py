@@ -8,7 +8,6 @@ Axes are named as in `rungs/model/gpt.py`; A counts microbatches.
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -78,7 +77,8 @@ def replay(run: RunFolder, name: str, datasets_dir: Path) -> int:
             changed.
     """
     failed = open_failed_step(run, name)
-    jax_setup.prepare(failed.config.train, partial(copy_bytes, failed.config), failed.meta.sharding)
+    copies = functools.partial(copy_bytes, failed.config)
+    jax_setup.prepare(failed.config.train, copies, failed.meta.sharding)
     mesh = _recorded_mesh(failed)
     try:
         model, optimizer = _retrain(run, failed, mesh, datasets_dir)

@@ -114,6 +114,8 @@ class Weights(NamedTuple):
 
 
 class Residuals(NamedTuple):
+    """What the backward pass needs; query, key, value and y as in `causal_attention`."""
+
     query: Array
     key: Array
     value: Array
