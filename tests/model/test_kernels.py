@@ -17,7 +17,7 @@ from rungs.config.run_config import RunConfig
 from rungs.model.attention import causal_mask, plain_attention
 from rungs.model.gpt import GPT
 from rungs.model.kernels import blockwise_attention, cross_entropy, cudnn_attention
-from rungs.model.kernels.matmul import matmul
+from rungs.model.kernels.matmul import matmul, repeat
 from rungs.model.remat import save_marked
 from rungs.parallel import collectives, sharding
 from rungs.parallel.names import DATA
@@ -100,6 +100,15 @@ def test_matmul_and_its_gradients_are_exact(
             distance = np.abs(np.asarray(found, np.float64) - exactly).max()
             limit = ROUNDING[dtype] if found is dx else ROUNDING["float32"]
             assert distance <= limit * np.abs(exactly).max()
+
+
+@pytest.mark.parametrize("count", [1, 3, 16])
+def test_the_gradient_of_what_is_repeated_is_a_sum(count: int) -> None:
+    x = random(5, 33)
+    y, dx = with_gradients(lambda x: repeat(x, count), x)
+    np.testing.assert_array_equal(y, np.stack([x] * count))
+    exact = np.asarray(random(count, 5, 33, seed=9), np.float64).sum(axis=0)
+    np.testing.assert_allclose(dx, exact, atol=2e-6)
 
 
 KINDS: list[dict[str, Any]] = [

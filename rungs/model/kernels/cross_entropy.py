@@ -138,9 +138,10 @@ def _softmax(logits: Array, targets: Array) -> Softmax:
     own = jnp.maximum(targets, 0) - collectives.vocabulary_offset(rows)
     is_here = (own >= 0) & (own < rows)
     largest = collectives.pmax(jax.lax.stop_gradient(logits).max(axis=-1), TENSOR)
+    # of the logits, because XLA would write what is read here, and the exponentials again
+    target = jnp.take_along_axis(logits, jnp.where(is_here, own, 0)[..., None], -1)[..., 0]
+    target = collectives.psum(jnp.where(is_here, target - largest, 0), TENSOR)
     shifted = logits - largest[..., None]
-    target = jnp.take_along_axis(shifted, jnp.where(is_here, own, 0)[..., None], -1)
-    target = collectives.psum(jnp.where(is_here, target[..., 0], 0), TENSOR)
     exponentials = jnp.exp(shifted)
     totals = collectives.psum(exponentials.sum(axis=-1), TENSOR)
     losses = jnp.where(targets >= 0, jnp.log(totals) - target, 0)
