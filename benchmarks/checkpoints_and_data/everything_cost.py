@@ -1,10 +1,11 @@
 """What checkpoints, validation, charts, samples and a tracker together cost a run.
 
-Trains a small run with about one checkpoint a minute, each with a validation, charts, the texts of
-two prompts and, if its library is installed, TensorBoard. The steps in the seconds after a
-checkpoint, in which all of that happens, are compared with the other steps of the same run. The
-first two checkpoints, which also compile, and what follows them are not counted; nor is the end of
-the run, if it has a checkpoint whose rest comes too late.
+Trains a small run with many checkpoints, each with a validation, charts, the texts of two prompts
+and, if its library is installed, TensorBoard. The steps in the seconds after a checkpoint, in which
+all of that happens, are compared with the other steps until the next one: the seconds that a
+checkpoint costs are then a share of the minute, or whatever time a run leaves between two. The first
+two checkpoints, which also compile, and what follows them are not counted; nor is the end of the
+run, if it has a checkpoint whose rest comes too late.
 """
 
 from rungs.common.command import run_command
@@ -35,7 +36,7 @@ TRAIN: dict[str, Any] = {
     "sample_prompts": ["def main():", "class "],
 }
 TOKENS_PER_STEP = 2 * 8 * 256
-AFTER = 20.0
+AFTER = 10.0
 """Seconds after a checkpoint in which its charts and samples are made."""
 EPOCH_STEPS = 40
 ROOT = Path(__file__).parents[2]
@@ -43,9 +44,15 @@ ROOT = Path(__file__).parents[2]
 
 @click.command()
 @click.option("--minutes", default=5, show_default=True, type=click.IntRange(2))
-@click.option("--seconds-between-checkpoints", "interval", default=60, show_default=True)
+@click.option(
+    "--seconds-between-checkpoints",
+    "interval",
+    default=2 * AFTER,
+    show_default=True,
+    type=click.FloatRange(AFTER, min_open=True),
+)
 @click.option("--validation-tokens", default=16_384, show_default=True)
-def main(minutes: int, interval: int, validation_tokens: int) -> None:
+def main(minutes: int, interval: float, validation_tokens: int) -> None:
     """Print the share of the time that is lost to everything but training steps."""
     given = {**TRAIN, "validation_tokens": validation_tokens}
     if find_spec("tensorboard"):
@@ -81,13 +88,12 @@ def report(steps: list[StepMetrics], every: int) -> list[str]:
     busy = [seconds for window in after_checkpoint for seconds in window.busy]
     quiet = [seconds for window in after_checkpoint for seconds in window.quiet]
     each = statistics.fmean(quiet)
-    lost = sum(busy) - len(busy) * each
-    total = sum(busy) + sum(quiet)
+    lost = [window.lost for window in after_checkpoint]
     return [
-        f"{len(after_checkpoint)} checkpoints in {total:.0f} s; a step: {1000 * each:.1f} ms,"
+        f"{len(lost)} checkpoints in {sum(busy) + sum(quiet):.0f} s; a step: {1000 * each:.1f} ms,"
         f" {1000 * statistics.fmean(busy):.1f} ms in the {AFTER:.0f} s after a checkpoint",
-        f"lost: {lost:.2f} s, {lost / total:.2%} of the time; seconds per checkpoint, each relative"
-        f" to the quiet steps after it: {spread([window.lost for window in after_checkpoint])}",
+        f"a checkpoint costs {spread(lost)} s, on average {statistics.fmean(lost):.2f} s;"
+        f" at one a minute {statistics.median(lost) / 60:.2%} of the time",
     ]
 
 
