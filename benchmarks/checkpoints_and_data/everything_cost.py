@@ -3,9 +3,9 @@
 Trains a small run with many checkpoints, each with a validation, charts, the texts of two prompts
 and, if its library is installed, TensorBoard. The steps in the seconds after a checkpoint, in which
 all of that happens, are compared with the other steps until the next one: the seconds that a
-checkpoint costs are then a share of the minute, or whatever time a run leaves between two. The first
-two checkpoints, which also compile, and what follows them are not counted; nor is the end of the
-run, if it has a checkpoint whose rest comes too late.
+checkpoint costs are then a share of the time between two. The first two checkpoints, which also
+compile, and what follows them are not counted; nor is the end of the run, if it has a checkpoint
+whose rest comes too late.
 """
 
 from rungs.common.command import run_command

@@ -101,7 +101,7 @@ class Background:
     ) -> None:
         if self._alerts is not None:
             self._note_end(self._alerts, error)
-        self._charts.finish()
+        self._charts.finish(self.stop)
         if self._samples is not None:
             self._samples.finish(wait=self.is_complete, stop=self.stop)
         self._trackers.finish(self.stop)

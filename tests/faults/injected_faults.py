@@ -176,7 +176,7 @@ def _act_at(name: str, count: str, act: Callable[..., object]) -> None:
     is about them."""
     owner, function, _, is_after, condition = MOMENTS[name]
     if owner is not ChartProcess:
-        ChartProcess._start = lambda _: None  # type: ignore[method-assign, assignment]
+        ChartProcess._draw = lambda _: None  # type: ignore[method-assign, assignment]
     act_at_call(owner, function, int(count), act, is_after, condition)
 
 

@@ -221,7 +221,7 @@ def test_charts_and_log_that_cannot_be_written_do_not_stop_a_run(
     assert ended.returncode == 0
     assert "Traceback" not in ended.stderr
     assert ended.stderr.count("train.log: could not be written: [Errno 28] No space left") == 1
-    assert "the charts could not be drawn: " in ended.stderr
+    assert "charts: not drawn: " in ended.stderr
     assert checkpoint_steps(run) == [0, 3, 6, 7]
 
 
