@@ -90,7 +90,7 @@ def _repeat_forward(x: Array, count: int) -> tuple[Array, None]:
     return repeat(x, count), None
 
 
-def _repeat_backward(count: int, _: None, gradient: Array) -> tuple[Array]:
+def _repeat_backward(_count: int, _: None, gradient: Array) -> tuple[Array]:
     if target_device.platform() != "cpu":
         return (gradient.sum(axis=0),)
     total, _ = jax.lax.scan(lambda total, row: (total + row, None), gradient[0], gradient[1:])
