@@ -74,6 +74,9 @@ class HelperProcess:
         """End the process at once, if it has not ended."""
         self._process.kill()
         self._process.wait()
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):  # what was not sent is lost
+            self._process.stdin.close()
         self._listener.join()
 
     def _log_errors(self) -> None:

@@ -20,7 +20,8 @@ from rungs.model.blocks import Compute, make_blocks, run_blocks
 from rungs.model.feed_forward import Routing
 from rungs.model.kernels import cross_entropy
 from rungs.model.kernels.cross_entropy import WeightOf
-from rungs.model.kernels.matmul import matmul, repeat
+from rungs.model.kernels.matmul import matmul
+from rungs.model.kernels.over_batch import over_batch
 from rungs.model.kernels.stored_matrix import StoredMatrix
 from rungs.model.layers import (
     NO_DROPOUT,
@@ -254,7 +255,7 @@ class GPT(nnx.Module):
         if self.position_embedding is None:
             return x_BSD
         x_BSD, vectors = collectives.to_common_varying(x_BSD, self.position_embedding(positions_BS))
-        return x_BSD + (vectors if vectors.ndim == x_BSD.ndim else repeat(vectors, len(x_BSD)))
+        return x_BSD + (vectors if vectors.ndim == x_BSD.ndim else over_batch(vectors, len(x_BSD)))
 
     def unembed(self, x_BSD: Array) -> Array:
         """Return logits_BSV of the blocks' output, float32. If the vocabulary is split over

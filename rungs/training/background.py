@@ -71,16 +71,14 @@ class Background:
         self._trackers.request()
         self._mirror.request()
 
-    def draw_charts(self) -> None:
-        """Have the charts drawn although there is no new checkpoint."""
-        self._charts.request()
-
     @contextlib.contextmanager
     def catching_up(self) -> Iterator[None]:
-        """For a finished run: bring samples, trackers and mirror up to date, which a kill may have
-        left undone. That is no event."""
+        """For a finished run: bring charts, samples, trackers and mirror up to date, which a kill
+        may have left undone. That is no event."""
         self._alerts, self.is_complete = None, True
         with self:
+            if is_first_process():
+                self._charts.request()
             yield
 
     def __enter__(self) -> Self:

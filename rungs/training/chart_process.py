@@ -10,7 +10,7 @@ from rungs.config.option_values import DATASETS_VARIABLE
 
 log = logging.getLogger("rungs")
 
-MODULE = "rungs.charts.run_charts"
+MODULE = "rungs.charts.drawer"
 MIN_SECONDS_BETWEEN = 30
 """From one drawing to the next; each takes about half a second of a core."""
 
@@ -51,17 +51,28 @@ class ChartProcess:
         self._is_outdated = False
         self._not_before = time.monotonic() + MIN_SECONDS_BETWEEN
         try:
-            if self._process is None:
+            if not self._is_asked():
+                self._end()
                 self._process = HelperProcess(
                     "charts", MODULE, str(self._run_folder), environment=self._environment
                 )
-            self._process.send("draw")
+                self._process.send("draw")
         except OSError as error:
             log.warning("the charts could not be drawn: %s", error)
             self._end()
 
+    def _is_asked(self) -> bool:
+        """Ask the process for the charts; return whether there is one."""
+        if self._process is None:
+            return False
+        try:
+            self._process.send("draw")
+        except OSError:  # it has ended
+            return False
+        return True
+
     def _end(self) -> None:
-        """End the process, if there is one; the next request starts another."""
+        """End the process, if there is one."""
         if self._process is not None:
             self._process.kill()
         self._process = None

@@ -286,7 +286,6 @@ def _finish(run: RunFolder, steps: int, edit: str, background: Background) -> No
     """
     with disk.writing(run.path, "what is left to do"), background.catching_up():
         clean_up(run.checkpoints)
-        background.draw_charts()
     log.info(
         "%s is finished: %s steps; to train longer, %s and add --extend",
         run.path,

@@ -17,9 +17,10 @@ from rungs.config.run_config import RunConfig
 from rungs.model.attention import causal_mask, plain_attention
 from rungs.model.gpt import GPT
 from rungs.model.kernels import blockwise_attention, cross_entropy, cudnn_attention
-from rungs.model.kernels.matmul import matmul, repeat
+from rungs.model.kernels.matmul import matmul
+from rungs.model.kernels.over_batch import over_batch
 from rungs.model.remat import save_marked
-from rungs.parallel import collectives, sharding
+from rungs.parallel import collectives, sharding, target_device
 from rungs.parallel.names import DATA
 from rungs.step.state import create_model_and_optimizer, named_arrays
 from rungs.step.train_step import make_train_step
@@ -102,10 +103,14 @@ def test_matmul_and_its_gradients_are_exact(
             assert distance <= limit * np.abs(exactly).max()
 
 
+@pytest.mark.parametrize("platform", ["cpu", "cuda"])
 @pytest.mark.parametrize("count", [1, 3, 16])
-def test_the_gradient_of_what_is_repeated_is_a_sum(count: int) -> None:
+def test_the_gradient_of_what_all_sequences_share_is_a_sum(
+    count: int, platform: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(target_device, "platform", lambda: platform)
     x = random(5, 33)
-    y, dx = with_gradients(lambda x: repeat(x, count), x)
+    y, dx = with_gradients(lambda x: over_batch(x, count), x)
     np.testing.assert_array_equal(y, np.stack([x] * count))
     exact = np.asarray(random(count, 5, 33, seed=9), np.float64).sum(axis=0)
     np.testing.assert_allclose(dx, exact, atol=2e-6)

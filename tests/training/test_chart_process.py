@@ -1,12 +1,14 @@
 """Charts are redrawn on request, but not too often, and always at the end."""
 
 import textwrap
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from rungs.charts import run_charts
+from rungs.charts import drawer, run_charts
 from rungs.common.signals import StopSignal
 from rungs.training import chart_process
 from rungs.training.chart_process import MIN_SECONDS_BETWEEN, ChartProcess
@@ -29,7 +31,7 @@ def drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             import sys
             drawn = open({str(file)!r}, "a", buffering=1)
             drawn.write("started\\n")
-            while (line := sys.stdin.readline()).strip():
+            while sys.stdin.readline().strip():
                 drawn.write("drawn\\n")
         """)
     )
@@ -41,59 +43,91 @@ def drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_early_requests_are_drawn_once_at_the_end(
     drawn: Path, tmp_path: Path, clock: SimpleNamespace
 ) -> None:
-    drawer = ChartProcess(tmp_path)
+    charts = ChartProcess(tmp_path)
     for clock.now in (0.0, 1.0, MIN_SECONDS_BETWEEN - 1.0):
-        drawer.request()
-    drawer.finish(StopSignal())
+        charts.request()
+    charts.finish(StopSignal())
     assert drawn.read_text().split() == ["started", "drawn", "drawn"]
-    drawer.finish(StopSignal())
+    charts.finish(StopSignal())
     assert drawn.read_text().split() == ["started", "drawn", "drawn"]
 
 
 def test_later_requests_are_drawn_at_once_by_the_same_process(
     drawn: Path, tmp_path: Path, clock: SimpleNamespace
 ) -> None:
-    drawer = ChartProcess(tmp_path)
+    charts = ChartProcess(tmp_path)
     for requests in range(3):
         clock.now = float(requests * MIN_SECONDS_BETWEEN)
-        drawer.request()
-    drawer.finish(StopSignal())
+        charts.request()
+    charts.finish(StopSignal())
     assert drawn.read_text().split() == ["started", *["drawn"] * 3]
 
 
-def test_a_process_that_has_ended_is_started_again(
-    drawn: Path, tmp_path: Path, clock: SimpleNamespace, caplog: pytest.LogCaptureFixture
-) -> None:
-    drawer = ChartProcess(tmp_path)
-    drawer.request()
-    assert drawer._process is not None
-    drawer._process.kill()
-    for clock.now in (1.0 * MIN_SECONDS_BETWEEN, 2.0 * MIN_SECONDS_BETWEEN):
-        drawer.request()
-    drawer.finish(StopSignal())
-    assert "the charts could not be drawn: " in caplog.text
-    assert drawn.read_text().split()[-2:] == ["started", "drawn"]
+def test_a_process_that_has_ended_is_replaced(drawn: Path, tmp_path: Path) -> None:
+    charts = ChartProcess(tmp_path)
+    charts.request()
+    assert charts._process is not None
+    charts._process._process.kill()
+    charts._process._process.wait()
+    drawn.unlink(missing_ok=True)
+    charts.request()
+    charts.finish(StopSignal())
+    assert drawn.read_text().split() == ["started", "drawn"]
 
 
 def test_a_failed_drawing_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    drawer = ChartProcess(tmp_path / "absent")
-    drawer.request()
-    drawer.finish(StopSignal())
+    charts = ChartProcess(tmp_path / "absent")
+    charts.request()
+    charts.finish(StopSignal())
     assert "charts: not drawn: " in caplog.text
+
+
+class Drawing:
+    """Stands in for drawing: fails, or waits for an event before it is done."""
+
+    def __init__(self, failures: int = 0) -> None:
+        self.failures, self.times = failures, 0
+        self.has_begun, self.may_end = threading.Event(), threading.Event()
+
+    def __call__(self, _: Path) -> None:
+        self.times += 1
+        self.has_begun.set()
+        self.may_end.wait()
+        if self.times <= self.failures:
+            raise ValueError("no ink")
+
+    def requests(self, number: int) -> Iterator[str]:
+        """Yield a request and, while it is drawn, more; then the end of the run."""
+        yield "draw\n"
+        self.has_begun.wait()
+        yield from ["draw\n"] * number
+        self.may_end.set()
+        yield "\n"
 
 
 def test_a_drawing_follows_one_that_failed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    drawings = iter([ValueError("no ink"), None])
-    done = []
+    drawing = Drawing(failures=1)
+    monkeypatch.setattr(run_charts, "draw_run", drawing)
+    drawer.main(tmp_path, drawing.requests(1))
+    assert drawing.times == 2
+    assert capfd.readouterr().err == "not drawn: ValueError: no ink\n"
 
-    def draw(run_folder: Path) -> None:
-        if error := next(drawings):
-            raise error
-        done.append(run_folder)
 
-    monkeypatch.setattr(run_charts, "draw_run", draw)
-    run_charts.main(tmp_path, ["draw\n", "draw\n", "\n", "draw\n"])
-    assert done == [tmp_path]
-    assert capfd.readouterr().err == "not drawn: no ink\n"
+def test_requests_during_a_drawing_are_drawn_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    drawing = Drawing()
+    monkeypatch.setattr(run_charts, "draw_run", drawing)
+    drawer.main(tmp_path, drawing.requests(3))
+    assert drawing.times == 2
+
+
+def test_it_ends_with_training_that_was_killed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    drawing = Drawing()
+    monkeypatch.setattr(run_charts, "draw_run", drawing)
+    drawer.main(tmp_path, [])
+    assert drawing.times == 0

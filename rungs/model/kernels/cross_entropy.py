@@ -91,7 +91,7 @@ def target_scores(head: Head, x_MD: Array, matrix: Array, targets_M: Array) -> T
     def of_chunk(chunk: tuple[Array, Array]) -> TargetScores:
         x_MD, targets_M = chunk
         softmax = _softmax(head(x_MD, matrix), targets_M)
-        is_largest_M = softmax.losses == jnp.log(softmax.totals)  # its shifted logit is 0
+        is_largest_M = softmax.losses == jnp.log(softmax.totals)  # its logit is the largest
         return TargetScores(-softmax.losses, is_largest_M | (targets_M < 0))
 
     by_chunk = jax.lax.map(of_chunk, _chunks(matrix, targets_M, x_MD))
@@ -138,7 +138,7 @@ def _softmax(logits: Array, targets: Array) -> Softmax:
     own = jnp.maximum(targets, 0) - collectives.vocabulary_offset(rows)
     is_here = (own >= 0) & (own < rows)
     largest = collectives.pmax(jax.lax.stop_gradient(logits).max(axis=-1), TENSOR)
-    # of the logits, because XLA would write what is read here, and the exponentials again
+    # From the logits: if this read `shifted`, XLA would write `shifted` besides the exponentials.
     target = jnp.take_along_axis(logits, jnp.where(is_here, own, 0)[..., None], -1)[..., 0]
     target = collectives.psum(jnp.where(is_here, target - largest, 0), TENSOR)
     shifted = logits - largest[..., None]

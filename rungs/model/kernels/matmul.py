@@ -8,8 +8,6 @@ last axis of the left operand, as it lies in memory. For the gradient of a weigh
 Axes: M rows, I inputs, O outputs.
 """
 
-import functools
-
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -77,27 +75,6 @@ def sum_over_last_axis(x: Array) -> Array:
     """Return the sum in float32, with the last axis kept. On a CPU the sum reads x as it lies in
     memory; without the barrier, XLA would write a float32 copy of a 16-bit x that others read."""
     return optimization_barrier(x).astype(jnp.float32).sum(axis=-1, keepdims=True)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
-def repeat(x: Array, count: int) -> Array:
-    """Return x `count` times along a new first axis. On a CPU the derivative, a sum over that axis,
-    is a loop of additions, which XLA does many times as fast as the sum."""
-    return jnp.broadcast_to(x, (count, *x.shape))
-
-
-def _repeat_forward(x: Array, count: int) -> tuple[Array, None]:
-    return repeat(x, count), None
-
-
-def _repeat_backward(_count: int, _: None, gradient: Array) -> tuple[Array]:
-    if target_device.platform() != "cpu":
-        return (gradient.sum(axis=0),)
-    total, _ = jax.lax.scan(lambda total, row: (total + row, None), gradient[0], gradient[1:])
-    return (total,)
-
-
-repeat.defvjp(_repeat_forward, _repeat_backward)
 
 
 def _dot(left: Array, right: Array, left_axis: int, right_axis: int) -> Array:
