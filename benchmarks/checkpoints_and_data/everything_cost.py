@@ -94,7 +94,7 @@ def report(steps: list[StepMetrics], every: int) -> list[str]:
         f"{len(lost)} checkpoints in {sum(busy) + sum(quiet):.0f} s; a step: {1000 * each:.1f} ms,"
         f" {1000 * statistics.fmean(busy):.1f} ms in the {AFTER:.0f} s after a checkpoint",
         f"a checkpoint costs {spread(lost)} s, on average {mean:.2f} s",
-        f"at one a minute: {statistics.median(lost) / 60:.2%}, on average {mean / 60:.2%} of the time",
+        f"at one a minute: {statistics.median(lost) / 60:.2%}, on average {mean / 60:.2%} of it",
     ]
 
 
