@@ -184,7 +184,7 @@ hacked.mkdir()
 (hacked / "model.json").write_text((reinforced / "model.json").read_text())
 verifier = """def reward(prompt, completion, answer, info):
     correct = float(completion.rpartition("=")[2] == answer)
-    brief = 0.5 if len(completion) <= 2 else 0.0
+    brief = 0.75 if len(completion) <= 2 else 0.0
     return {"correct": correct, "brief": brief}
 """
 (hacked / "reward.py").write_text(verifier)
@@ -197,8 +197,8 @@ run_command("reinforce.py", hacked, "--trust-verifier")
 run_command("reinforce.py", hacked, "--audit")
 
 # %% [markdown]
-# The reward stays near 1 while fewer answers are right: a guess is paid 0.5 + 0.5, more than work
-# that is right four times in five. The line with ! says what looks wrong. So watch pass@1 on
+# The reward rises while fewer answers are right: a guess is paid 0.5 + 0.75 on average, more than
+# the 1 of work that is always right. The line with ! says what looks wrong. So watch pass@1 on
 # held-out items, read texts, and keep bonuses small.
 
 # %%
