@@ -45,7 +45,7 @@ class _Snapshot(NamedTuple):
     weights: Mapping[str, np.ndarray | None]
     """None for arrays that another process writes."""
     needed_bytes: int
-    """Disk space it takes. Orbax compresses the optimizer state, but only by little."""
+    """Disk space it takes."""
 
     @property
     def description(self) -> str:
@@ -274,6 +274,8 @@ def _save_async(folder: Path, arrays: Mapping[str, jax.Array | np.ndarray]) -> A
     # Otherwise Orbax compiles a program per array to slice out each replica's part, while training
     # waits.
     context.array.saving.use_replica_parallel = False
+    # It takes as long as all else, and the moments of a trained model become only 8% smaller.
+    context.array.saving.use_compression = False
     # Otherwise threads wait five minutes for a folder that cannot be created.
     context.asynchronous.create_directories_asynchronously = False
     with context:
