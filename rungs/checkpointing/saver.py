@@ -29,7 +29,7 @@ from rungs.parallel import processes
 from rungs.step.nonfinite import Flags, finite_flags, nonfinite_names
 from rungs.step.state import host_copies, named_arrays
 
-_EXTRA_BYTES = 1 << 16
+_EXTRA_BYTES = 1 << 20
 """Disk space for headers, checksums and Orbax's metadata."""
 _CHUNK_BYTES = 1 << 26
 """Bytes that Orbax reads at once: small, so that a device reads little beyond its own shard."""

@@ -2,6 +2,7 @@
 
     options        options that several commands have; loads Click only
     start_command  what the shared options of train.py and reinforce.py ask for, and the lock
+    plan_options   the options of plan.py, checked
     train, reinforce, generate, …  what each command does
 
 A command at the root declares its options and imports its module here when it is called, so that

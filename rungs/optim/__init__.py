@@ -1,14 +1,16 @@
 """From gradients to an update: optimizers, learning-rate schedules, compute dtype.
 
     optimizers   one function per optimizer: adamw, muon, lion, adafactor, sgd
+    adam         Adam, with few passes over memory on a CPU
+    kept_state   state that stays as it is if an update is not applied
     update_rule  the optimizer that `train.json` names, ours or another package's; muP's factors
     multi_steps  `MultiSteps` around them: gradient accumulation, clipping, weight decay
     schedule     the learning rate of each step
     precision    the dtype a run computes in; the loss scale of float16
 
-To add an optimizer, write its function in `optimizers.py`, and add it to `BUILT_IN` there and to
-`BUILT_IN_OPTIMIZERS` in `config/optimization_config.py`; or declare it in a package of your own as
-an entry point of the group `rungs.optimizers`. To add a schedule, add its name to `Schedule` and a
-case in `schedule.py`.
+To add an optimizer, write its function in `optimizers.py` with `keeping_state`, and add it to
+`BUILT_IN` there and to `BUILT_IN_OPTIMIZERS` in `config/optimization_config.py`; or declare it in a
+package of your own as an entry point of the group `rungs.optimizers`. To add a schedule, add its
+name to `Schedule` and a case in `schedule.py`.
 Imports `common`, `config`, `parallel` and `model`.
 """

@@ -96,7 +96,12 @@ def _scale_gradient() -> optax.GradientTransformationExtraArgs:
     """Multiply the gradient by the argument `scale`."""
 
     def update(
-        gradient: optax.Updates, state: optax.OptState, _: optax.Params | None, *, scale: Array
+        gradient: optax.Updates,
+        state: optax.OptState,
+        _: optax.Params | None,
+        *,
+        scale: Array,
+        **__: Any,
     ) -> tuple[optax.Updates, optax.OptState]:
         return jax.tree.map(lambda g: g * scale, gradient), state
 
@@ -106,8 +111,7 @@ def _scale_gradient() -> optax.GradientTransformationExtraArgs:
 def _apply_learning_rate(
     inner: optax.GradientTransformationExtraArgs,
 ) -> optax.GradientTransformationExtraArgs:
-    """Multiply the direction of `inner` by −learning_rate. If not `applied`, the update is zero and
-    the state of `inner` stays as it is."""
+    """Multiply the direction of `inner` by −learning_rate. If not `applied`, the update is zero."""
 
     def update(
         gradient: optax.Updates,
@@ -118,9 +122,8 @@ def _apply_learning_rate(
         learning_rate: Array,
         applied: Array,
     ) -> tuple[optax.Updates, optax.OptState]:
-        direction, new_state = inner.update(gradient, state, params, scale=scale)
-        change = jax.tree.map(lambda d: jnp.where(applied, -learning_rate * d, 0), direction)
-        return change, jax.tree.map(lambda new, old: jnp.where(applied, new, old), new_state, state)
+        direction, state = inner.update(gradient, state, params, scale=scale, applied=applied)
+        return jax.tree.map(lambda d: jnp.where(applied, -learning_rate * d, 0), direction), state
 
     return optax.GradientTransformationExtraArgs(inner.init, update)
 

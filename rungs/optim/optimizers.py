@@ -19,6 +19,8 @@ from optax import contrib
 from rungs.config.model_config import ModelConfig
 from rungs.config.optimization_config import OptimizationConfig
 from rungs.model.layers import LowRankParam
+from rungs.optim.adam import scale_by_adam
+from rungs.optim.kept_state import keeping_state
 from rungs.parallel.names import BLOCKS, dotted
 from rungs.parallel.sharding import padded_axis
 
@@ -56,7 +58,7 @@ def lion(
 ) -> optax.GradientTransformation:
     """Lion (Chen et al. 2023)."""
     del params, model
-    return optax.scale_by_lion(train.beta1, train.beta2)
+    return keeping_state(optax.scale_by_lion(train.beta1, train.beta2))
 
 
 def adafactor(
@@ -69,7 +71,7 @@ def adafactor(
     """
     del train
     rule = optax.chain(optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0))
-    return _on_matrices(rule, params, model.vocab_size)
+    return keeping_state(_on_matrices(rule, params, model.vocab_size))
 
 
 def sgd(
@@ -77,7 +79,7 @@ def sgd(
 ) -> optax.GradientTransformation:
     """Stochastic gradient descent with momentum."""
     del params, model
-    return optax.trace(train.momentum)
+    return keeping_state(optax.trace(train.momentum))
 
 
 BUILT_IN: dict[str, MakeOptimizer] = {
@@ -90,7 +92,7 @@ BUILT_IN: dict[str, MakeOptimizer] = {
 
 
 def _adam(train: OptimizationConfig) -> optax.GradientTransformation:
-    return optax.scale_by_adam(train.beta1, train.beta2, train.epsilon)
+    return scale_by_adam(train.beta1, train.beta2, train.epsilon)
 
 
 def _orthogonal(train: OptimizationConfig, axes: Any) -> optax.GradientTransformation:
@@ -105,7 +107,7 @@ def _orthogonal(train: OptimizationConfig, axes: Any) -> optax.GradientTransform
         return jax.tree.map(_scale_to_adam, directions, axes)
 
     rule = contrib.scale_by_muon(beta=train.momentum, weight_dimension_numbers=axes)
-    return optax.chain(rule, optax.stateless(scale))
+    return keeping_state(optax.chain(rule, optax.stateless(scale)))
 
 
 def _scale_to_adam(direction: Array, axes: contrib.MuonDimensionNumbers) -> Array:

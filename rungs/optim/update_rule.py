@@ -9,6 +9,7 @@ from flax import nnx
 from rungs.common.plugins import OPTIMIZERS, load_plugin
 from rungs.config.model_config import ModelConfig
 from rungs.config.optimization_config import OptimizationConfig
+from rungs.optim.kept_state import keeping_state
 from rungs.optim.optimizers import BUILT_IN, MakeOptimizer, is_hidden_matrix
 from rungs.parallel.names import BLOCKS
 
@@ -16,14 +17,18 @@ from rungs.parallel.names import BLOCKS
 def update_rule(
     train: OptimizationConfig, params: nnx.State, model: ModelConfig
 ) -> optax.GradientTransformationExtraArgs:
-    """Return the optimizer that `train.json` names; with muP, its directions are scaled.
+    """Return the optimizer that `train.json` names, whose update takes `applied`, as in
+    `kept_state.py`; with muP, its directions are scaled.
 
     Args:
         params: the trained parameters.
         model: for muP's width multiplier, and the size of the vocabulary without padding.
     """
-    make: MakeOptimizer = BUILT_IN.get(train.optimizer) or load_plugin(OPTIMIZERS, train.optimizer)
-    rule = make(train, params, model)
+    if make_built_in := BUILT_IN.get(train.optimizer):
+        rule = make_built_in(train, params, model)
+    else:
+        make: MakeOptimizer = load_plugin(OPTIMIZERS, train.optimizer)
+        rule = keeping_state(make(train, params, model))
     if model.width_multiplier != 1:
         scale = functools.partial(_mup_scale, train.optimizer, model.width_multiplier)
         rule = optax.chain(rule, _multiply_by(nnx.map_state(scale, params)))

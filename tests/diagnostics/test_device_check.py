@@ -241,7 +241,7 @@ def test_checkpoints_are_timed_and_removed(running: RunningStep, tmp_path: Path)
     stall, complete, size = checkpoint.figures(running, tmp_path)
     assert 0 < cast(float, stall.value) < cast(float, complete.value)
     state = sum(array.nbytes for array in running.arrays().values())
-    assert cast(float, size.value) > state / 2  # Orbax compresses moments, which are mostly 0
+    assert cast(float, size.value) > state
     assert list(tmp_path.iterdir()) == []
 
 

@@ -253,9 +253,13 @@ def _padded(gradient: nnx.State, model: GPT) -> nnx.State:
     return jax.tree.map(pad, gradient, nnx.state(model, nnx.Param))
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", long_except({"muon"}, OPTIMIZERS))
 def test_without_a_finite_microbatch_nothing_moves(name: str) -> None:
+    assert_nothing_moves(name)
+
+
+def assert_nothing_moves(name: str) -> None:
+    """Only the count of steps changes in a step without a finite microbatch."""
     model, optimizer = fresh(name)
     first, second, _ = gradients(model)
     update(model, optimizer, first)

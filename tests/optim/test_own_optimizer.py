@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 
 from rungs.config.cross_checks import problems
-from tests.optim.test_optimizers import arrays, fresh, gradients, update
+from tests.optim.test_optimizers import (
+    arrays,
+    assert_nothing_moves,
+    fresh,
+    gradients,
+    update,
+)
 from tests.support.configs import model_config, train_config
 
 MODULE = """
@@ -46,6 +52,11 @@ def test_the_optimizer_of_a_package_is_used() -> None:
         np.testing.assert_array_equal(ours[name], adamw[name], err_msg=name)
     backwards = weights_after("backwards")
     assert any((backwards[name] != adamw[name]).any() for name in adamw)
+
+
+@pytest.mark.usefixtures("installed")
+def test_its_state_stays_without_a_finite_microbatch() -> None:
+    assert_nothing_moves("ours")
 
 
 @pytest.mark.usefixtures("installed")

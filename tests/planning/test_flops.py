@@ -226,7 +226,7 @@ def test_checkpoint_bytes_match_a_checkpoint_on_disk(
         if file.name == "model.safetensors" or "optimizer" in file.parts
     ]
     on_disk = sum(file.stat().st_size for file in arrays if file.is_file())
-    # files also have headers, and Orbax compresses a little
+    # files also have headers
     assert checkpoint_bytes(settings, None) == pytest.approx(on_disk, rel=0.1)
 
 

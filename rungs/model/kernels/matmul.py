@@ -15,6 +15,7 @@ from jax.experimental.layout import Layout, with_layout_constraint
 
 from rungs.model.kernels.stored_matrix import StoredMatrix
 from rungs.parallel import collectives, target_device
+from rungs.parallel.cpu_barrier import cpu_barrier
 
 
 def plain_matmul(x_MI: Array, kernel_IO: Array) -> Array:
@@ -51,10 +52,12 @@ _matmul.defvjp(_forward, _backward)
 
 
 def _sum_over_rows(left_MI: Array, right_MO: Array) -> Array:
-    """Return leftᵀ · right. On a CPU the narrower operand is transposed in memory."""
+    """Return leftᵀ · right. On a CPU the narrower operand is transposed in memory. Without the
+    barriers XLA would fold transposes of operands and results into another form of matmul, which
+    fails for some forms in bfloat16."""
     if left_MI.shape[1] <= right_MO.shape[1]:
-        return optimization_barrier(_dot(transpose_in_memory(left_MI), right_MO, 1, 0))
-    return optimization_barrier(_dot(transpose_in_memory(right_MO), left_MI, 1, 0)).T
+        return cpu_barrier(_dot(transpose_in_memory(left_MI), right_MO, 1, 0))
+    return cpu_barrier(_dot(transpose_in_memory(right_MO), left_MI, 1, 0)).T
 
 
 def transpose_in_memory(x: Array) -> Array:
@@ -62,19 +65,13 @@ def transpose_in_memory(x: Array) -> Array:
     swapped = x.swapaxes(-1, -2)
     if target_device.platform() != "cpu":
         return swapped
-    return optimization_barrier(with_layout_constraint(swapped, Layout(tuple(range(x.ndim)))))
-
-
-def optimization_barrier(x: Array) -> Array:
-    """Return x, hidden from the optimizations of XLA's CPU compiler. It would fold transposes of
-    operands and results into another form of matmul, which fails for some forms in bfloat16."""
-    return jax.lax.optimization_barrier(x) if target_device.platform() == "cpu" else x
+    return cpu_barrier(with_layout_constraint(swapped, Layout(tuple(range(x.ndim)))))
 
 
 def sum_over_last_axis(x: Array) -> Array:
     """Return the sum in float32, with the last axis kept. On a CPU the sum reads x as it lies in
     memory; without the barrier, XLA would write a float32 copy of a 16-bit x that others read."""
-    return optimization_barrier(x).astype(jnp.float32).sum(axis=-1, keepdims=True)
+    return cpu_barrier(x).astype(jnp.float32).sum(axis=-1, keepdims=True)
 
 
 def _dot(left: Array, right: Array, left_axis: int, right_axis: int) -> Array:
