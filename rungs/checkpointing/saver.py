@@ -29,7 +29,7 @@ from rungs.parallel import processes
 from rungs.step.nonfinite import Flags, finite_flags, nonfinite_names
 from rungs.step.state import host_copies, named_arrays
 
-_EXTRA_BYTES = 1 << 20
+_EXTRA_BYTES = 1 << 16
 """Disk space for headers, checksums and Orbax's metadata."""
 _CHUNK_BYTES = 1 << 26
 """Bytes that Orbax reads at once: small, so that a device reads little beyond its own shard."""
@@ -45,7 +45,7 @@ class _Snapshot(NamedTuple):
     weights: Mapping[str, np.ndarray | None]
     """None for arrays that another process writes."""
     needed_bytes: int
-    """Disk space it takes."""
+    """Disk space it takes, with an estimate for metadata."""
 
     @property
     def description(self) -> str:
