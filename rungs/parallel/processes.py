@@ -117,6 +117,15 @@ def run_on_first(function: Callable[[], object]) -> None:
     broadcast_from_first(compute)
 
 
+def wait_for_first() -> None:
+    """Wait until the first process calls this, too.
+
+    If the others ended before, JAX would give up after `HEARTBEAT_TIMEOUT_SECONDS`, and end the
+    first one.
+    """
+    run_on_first(lambda: None)
+
+
 def check_all_agree(what: str, content: str) -> None:
     """Check that all processes have the same content.
 

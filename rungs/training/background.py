@@ -11,7 +11,7 @@ from rungs.common.signals import StopSignal
 from rungs.config.optimization_config import OptimizationConfig
 from rungs.mirror.mirroring import Mirroring, NoMirroring
 from rungs.monitoring.alerts import Alerts
-from rungs.parallel.processes import is_first_process
+from rungs.parallel.processes import is_first_process, wait_for_first
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.run.metrics import StepRecord
 from rungs.sampling.sample_process import SampleProcess
@@ -23,7 +23,7 @@ log = logging.getLogger("rungs")
 
 class Background:
     """Starts what runs beside the steps, and tells it of each checkpoint. Of several processes, the
-    first does so for all.
+    first does so for all, and the others wait for it at the end.
 
     Args:
         run: the run folder, whose lock is held.
@@ -106,6 +106,8 @@ class Background:
         if self._alerts is not None:
             self._alerts.finish()
         self._mirror.__exit__(kind, error, trace)
+        if error is None:
+            wait_for_first()
         self.stop.__exit__(kind, error, trace)
 
     def _note_end(self, alerts: Alerts, error: BaseException | None) -> None:

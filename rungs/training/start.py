@@ -121,7 +121,7 @@ def launch(run: RunFolder, config: RunConfig, start: StartOptions, datasets_dir:
     if saved is not None and saved.step + 1 >= data.total_steps:
         background = Background(run, config.train, mirror, start, saved.step, datasets_dir)
         edit = edit_to_extend(config, data)
-        run_on_first(lambda: _finish(run, saved.step + 1, edit, background))
+        _finish(run, saved.step + 1, edit, background)
         return 0
     # 5. The devices: as train.json says, else as the checkpoint recorded, else all there are.
     mesh = create_mesh(run, config, saved)
@@ -284,11 +284,15 @@ def _finish(run: RunFolder, steps: int, edit: str, background: Background) -> No
     Args:
         edit: what makes the run longer.
     """
-    with disk.writing(run.path, "what is left to do"), background.catching_up():
+
+    def finish() -> None:
         clean_up(run.checkpoints)
-    log.info(
-        "%s is finished: %s steps; to train longer, %s and add --extend",
-        run.path,
-        f"{steps:,}",
-        edit,
-    )
+        log.info(
+            "%s is finished: %s steps; to train longer, %s and add --extend",
+            run.path,
+            f"{steps:,}",
+            edit,
+        )
+
+    with disk.writing(run.path, "what is left to do"), background.catching_up():
+        run_on_first(finish)

@@ -33,6 +33,7 @@ from rungs.checkpointing import (
     weights_file,
 )
 from rungs.common import run_log
+from rungs.common.signals import StopSignal
 from rungs.data.loader import Batch, TrainingData
 from rungs.parallel import target_device
 from rungs.planning import oom_advice
@@ -324,6 +325,17 @@ def repeat_last_line() -> None:
             self._file.write(path.read_bytes().splitlines(keepends=True)[-1])
 
     MetricsLog.__init__ = init_and_repeat  # type: ignore[assignment, method-assign]
+
+
+def slow_charts(seconds: str) -> None:
+    """Take long for the last charts."""
+    finish = ChartProcess.finish
+
+    def finish_late(self: ChartProcess, stop: StopSignal) -> None:
+        time.sleep(float(seconds))
+        finish(self, stop)
+
+    ChartProcess.finish = finish_late  # type: ignore[method-assign]
 
 
 def trace_for(platform: str) -> None:

@@ -13,6 +13,7 @@ from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.parallel import processes
 from rungs.parallel.launchers import Cluster
 from rungs.parallel.lost_process import MESSAGE
+from rungs.parallel.processes import HEARTBEAT_TIMEOUT_SECONDS
 from rungs.run import metrics
 from rungs.run.folder import RunFolder
 from tests.support.tiny_run import (
@@ -113,6 +114,16 @@ def test_without_sharding_two_processes_share_each_microbatch(
     before = [path.name for path in run.checkpoints.iterdir()]
     train_to_end(run, datasets_dir)  # is finished, and stays so
     assert [path.name for path in run.checkpoints.iterdir()] == before
+
+
+@pytest.mark.long
+def test_all_processes_wait_for_what_the_first_still_does(
+    datasets_dir: Path, tmp_path: Path
+) -> None:
+    run = make_run(tmp_path / "run", sharding=MESH)
+    seconds = HEARTBEAT_TIMEOUT_SECONDS + 10
+    train_to_end(run, datasets_dir, (f"slow_charts:{seconds}", ""))
+    train_to_end(run, datasets_dir, (f"slow_charts:{seconds}", ""))  # is finished
 
 
 @pytest.mark.long
