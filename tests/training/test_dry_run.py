@@ -61,5 +61,6 @@ def test_messages_as_json(datasets_dir: Path, tmp_path: Path) -> None:
     result = train(run, datasets_dir, "--json-log")
     lines = [json.loads(line) for line in result.stderr.splitlines()]
     assert {"time", "level", "message"} == set(lines[0])
-    assert lines[-1]["message"].startswith("finished after step 0")
+    # A busy machine also says that it is still drawing the charts.
+    assert any(line["message"].startswith("finished after step 0") for line in lines)
     assert "INFO finished" in run.log.read_text()
