@@ -32,7 +32,8 @@ MATRIX, OTHER = "matrix", "other"
 MakeOptimizer = Callable[[OptimizationConfig, nnx.State, ModelConfig], optax.GradientTransformation]
 """From `train.json`, the trained parameters and `model.json`: what turns gradients into directions.
 `MultiSteps` clips the gradients first, and subtracts learning rate × (direction + weight decay ×
-weight)."""
+weight). One in `BUILT_IN` keeps its own state if an update is not applied (`kept_state.py`);
+`update_rule` sees to that for the others."""
 
 
 def adamw(

@@ -61,6 +61,8 @@ def test_messages_as_json(datasets_dir: Path, tmp_path: Path) -> None:
     result = train(run, datasets_dir, "--json-log")
     lines = [json.loads(line) for line in result.stderr.splitlines()]
     assert {"time", "level", "message"} == set(lines[0])
-    # A busy machine also says that it is still drawing the charts.
-    assert any(line["message"].startswith("finished after step 0") for line in lines)
+    messages = [line["message"] for line in lines]
+    if messages[-1].startswith("drawing the charts"):  # the wait for it is long on a busy machine
+        messages.pop()
+    assert messages[-1].startswith("finished after step 0")
     assert "INFO finished" in run.log.read_text()
