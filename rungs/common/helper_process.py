@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Mapping
 
-from rungs.common.low_priority import start_python
+from rungs.common.low_priority import restore_priority, start_python
 from rungs.common.signals import StopSignal
 
 _SECONDS_UNTIL_MESSAGE = 2.0
@@ -45,7 +45,8 @@ class HelperProcess:
         self._process.stdin.flush()
 
     def finish(self, stop: StopSignal, what: str, patience: float = math.inf) -> bool:
-        """Let the process finish what it was sent, unless another signal arrives.
+        """Let the process finish what it was sent, unless another signal arrives. It no longer
+        gives way: this process only waits for it.
 
         Args:
             stop: knows of signals.
@@ -57,6 +58,7 @@ class HelperProcess:
         """
         with contextlib.suppress(OSError):
             self.send("")
+        restore_priority(self._process)
         started, has_said, signal = time.monotonic(), False, stop.number
         while self._process.poll() is None and stop.number == signal:
             time.sleep(0.02)

@@ -12,7 +12,9 @@ from typing import IO
 
 LOWEST = 19
 """The niceness of the lowest priority."""
-TRIES = 5
+_TRIES = 5
+_AUTOGROUP = "/proc/{}/autogroup"
+"""Of a process, in Linux: the session's name and niceness."""
 
 
 def start_python(
@@ -45,15 +47,23 @@ def start_python(
         start_new_session=True,
     )
     with contextlib.suppress(OSError):  # not Linux, or no autogroups
-        _set_group_priority(Path(f"/proc/{process.pid}/autogroup"))
+        _set_group_priority(Path(_AUTOGROUP.format(process.pid)), LOWEST)
     return process
 
 
-def _set_group_priority(autogroup: Path) -> None:
-    """Give a session the lowest priority. Users other than root may change one per 0.1 s."""
-    for _ in range(TRIES - 1):
+def restore_priority(process: subprocess.Popen[str]) -> None:
+    """Give the session of a program that `start_python` started the priority of this one, where
+    sessions have one: a process's own niceness may not be lowered again."""
+    with contextlib.suppress(OSError):
+        niceness = int(Path(_AUTOGROUP.format("self")).read_text().split()[-1])
+        _set_group_priority(Path(_AUTOGROUP.format(process.pid)), niceness)
+
+
+def _set_group_priority(autogroup: Path, niceness: int) -> None:
+    """Set the priority of a session. Users other than root may change one per 0.1 s."""
+    for _ in range(_TRIES - 1):
         with contextlib.suppress(BlockingIOError):
-            autogroup.write_text(f"{LOWEST}")
+            autogroup.write_text(f"{niceness}")
             return
         time.sleep(0.05)
-    autogroup.write_text(f"{LOWEST}")
+    autogroup.write_text(f"{niceness}")

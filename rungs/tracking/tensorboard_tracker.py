@@ -16,9 +16,14 @@ class TensorBoardTracker:
         from tensorboardX import SummaryWriter
 
         self._last = run.last_step
-        # Readers drop what an earlier start wrote of the steps that this one writes again.
+        number = len(list(run.folder.glob("events.*")))
         self._writer: Any = SummaryWriter(
-            logdir=str(run.folder), flush_secs=3600, purge_step=max(self._last + 1, 0)
+            logdir=str(run.folder),
+            flush_secs=3600,
+            # Readers drop what an earlier start wrote of the steps that this one writes again.
+            purge_step=max(self._last + 1, 0),
+            # Two starts within a second would write to the same file; readers sort by name.
+            filename_suffix=f".{number:06d}",
         )
         if self._last < 0:
             rows = [f"| {key} | `{json.dumps(value)}` |" for key, value in run.config.items()]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rungs.common import low_priority
-from rungs.common.low_priority import LOWEST, start_python
+from rungs.common.low_priority import LOWEST, restore_priority, start_python
 
 AUTOGROUP = Path("/proc/self/autogroup")
 SHOW = "import os, pathlib, sys; sys.stdin.readline(); {what}; print(text, file=sys.stderr)"
@@ -35,6 +35,15 @@ def test_its_session_has_the_lowest_priority_too() -> None:
     assert AUTOGROUP.read_text() == before
 
 
+@pytest.mark.skipif(not AUTOGROUP.exists(), reason="this kernel has no autogroups")
+def test_its_session_can_get_the_priority_of_this_one_again() -> None:
+    what = f"text = pathlib.Path('{AUTOGROUP}').read_text()"
+    process = start_python(["-c", SHOW.format(what=what)], {}, subprocess.PIPE)
+    restore_priority(process)
+    _, text = process.communicate("\n")
+    assert text.split()[-1] == AUTOGROUP.read_text().split()[-1] != f"{LOWEST}"
+
+
 def test_another_change_of_priority_just_before_is_waited_for(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -48,7 +57,7 @@ def test_another_change_of_priority_just_before_is_waited_for(
         return write(path, text)
 
     monkeypatch.setattr(Path, "write_text", write_or_refuse)
-    low_priority._set_group_priority(autogroup)
+    low_priority._set_group_priority(autogroup, LOWEST)
     assert autogroup.read_text() == f"{LOWEST}"
 
 
