@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import click
 
+from benchmarks.processor import processor
 from benchmarks.report import spread
 from rungs.data.catalog import find_datasets_dir
 from rungs.run import metrics
@@ -62,6 +63,7 @@ def main(minutes: int, interval: float, validation_tokens: int) -> None:
         each = statistics.median(step.step_seconds for step in pilot)
         every = round(interval / each)
         epochs = round((minutes * 60 + 2 * interval) / each / EPOCH_STEPS)
+        click.echo(processor())
         click.echo(f"a step takes {1000 * each:.0f} ms; a checkpoint every {every} steps")
         steps = steps_of(Path(folder) / "run", given, epochs, every)
     for line in report(steps, every):

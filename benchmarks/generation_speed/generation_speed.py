@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks.processor import processor
 from benchmarks.report import spread
 from benchmarks.side_process import Side, SideProcess, start
 from rungs.config.model_config import ModelConfig
@@ -68,6 +69,7 @@ def main(batch_sizes: str, turns: int, torch_python: str | None) -> None:
     python = [torch_python] if torch_python else ["uv", "run", "--no-project", "--script"]
     with start(Side("transformers", [*python, str(TRANSFORMERS), f"{max(sizes)}"])) as process:
         ours, weights = our_sides(max(sizes))
+        click.echo(processor())
         click.echo(f"memory: {bandwidth / 1e9:.1f} GB/s read, {weights / 1e6:.0f}M weights")
         sides = ours | their_sides(process)
         for size in sizes:

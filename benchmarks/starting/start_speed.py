@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 import click
 
+from benchmarks.processor import processor
 from benchmarks.report import spread
 from rungs.checkpointing.weights_file import WeightsHeader, write_weights
 from rungs.config.model_config import ModelConfig
@@ -80,9 +81,10 @@ def main(turns: int, run: str) -> None:
         environment = {**os.environ, CACHE_VARIABLE: str(folder / "compiled")}
         environment.pop("PYTHONDONTWRITEBYTECODE", None)
         rounds = [[measure(case, environment) for case in cases] for _ in range(turns + 1)]
+    click.echo(processor())
     for case, starts in zip(cases, zip(*rounds[1:], strict=True), strict=True):
-        walls, processor = zip(*starts, strict=True)
-        click.echo(f"{case.name:28} {spread(walls):24} {spread(processor)}")
+        walls, cpu_times = zip(*starts, strict=True)
+        click.echo(f"{case.name:28} {spread(walls):24} {spread(cpu_times)}")
 
 
 def helps() -> list[Case]:

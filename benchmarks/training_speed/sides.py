@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from benchmarks.processor import cores
 from benchmarks.side_process import Side, failure
 from benchmarks.training_speed.speed_table import PYTORCH, REFERENCE, Shape
 
@@ -90,10 +91,3 @@ def measure_peaks(torch: list[str] | None) -> Peaks:
             raise click.ClickException(failure(f"matmuls of {library}", ended.stderr))
         peaks |= {(library, dtype): flops for dtype, flops in json.loads(ended.stdout).items()}
     return peaks
-
-
-def cores() -> int:
-    """Return how many cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

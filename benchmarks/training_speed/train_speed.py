@@ -22,6 +22,7 @@ from typing import Any
 import click
 import numpy as np
 
+from benchmarks.processor import processor
 from benchmarks.side_process import Side, start
 from benchmarks.training_speed.sides import Peaks, all_sides, measure_peaks
 from benchmarks.training_speed.speed_table import Row, Shape, speed_table
@@ -116,6 +117,7 @@ def main(
         batches = Path(folder) / "batches.npy"
         write_batches(batches, (accumulation, microbatch, shape.length + 1), (turns + 1) * steps)
         sides = choose(all_sides(shape, batches, torch), only)
+        click.echo(processor())
         print_model(shape, microbatch, accumulation)
         before = measure_peaks(torch)
         tokens = steps * accumulation * microbatch * shape.length
