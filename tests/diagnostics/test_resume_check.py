@@ -1,6 +1,8 @@
 """The resume check without its processes: the short run, and the comparison."""
 
 import dataclasses
+import itertools
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,13 @@ from rungs.diagnostics.resume_check.check import (
     TrainedRun,
     compare,
 )
-from rungs.diagnostics.resume_check.kill import EARLY, Activity, ProcessKiller, StepPlan
+from rungs.diagnostics.resume_check.kill import (
+    EARLY,
+    Activity,
+    ProcessKiller,
+    StepPlan,
+    discard,
+)
 from rungs.diagnostics.resume_check.short_runs import open_datasets, shorten_training
 from rungs.run.folder import RunFolder
 from rungs.run.metrics import StepMetrics
@@ -201,3 +209,26 @@ def test_the_loss_limit_is_not_part_of_a_batch(
     assert log.batches[0][0] == 7
     assert len(log.batches) == 3
     assert len(set(log.batches)) == 1
+
+
+def test_helpers_of_a_killed_process_may_write_while_its_folder_is_deleted(tmp_path: Path) -> None:
+    for attempt in range(5):
+        folder = tmp_path / f"{attempt}"
+        folder.mkdir()
+        enough = threading.Event()
+
+        def write(folder: Path = folder, enough: threading.Event = enough) -> None:
+            for number in itertools.count():
+                try:
+                    (folder / f"{number}").touch()
+                except FileNotFoundError:
+                    return
+                if number == 100:
+                    enough.set()
+
+        helper = threading.Thread(target=write, daemon=True)
+        helper.start()
+        enough.wait()
+        discard(folder)
+        helper.join()
+    assert list(tmp_path.iterdir()) == []

@@ -18,6 +18,7 @@ from rungs.diagnostics.resume_check.kill import (
     Phase,
     ProcessKiller,
     StepPlan,
+    discard,
     measure_phases,
 )
 from rungs.diagnostics.resume_check.short_runs import ShortRun
@@ -108,7 +109,7 @@ class ResumeCheck:
 
     def train_killed(self, kills: int) -> Iterator[Kill]:
         """Train from the start, with this many kills, to the end. Yields each kill."""
-        shutil.rmtree(self._folder / "killed")
+        discard(self._folder / "killed")
         self._killed = self._make_run("killed")
         yield from self._killed.kill(kills)
         self._killed.start().finish()

@@ -201,7 +201,7 @@ class ProcessKiller:
             if kill is not None:
                 shutil.rmtree(backup)
                 return kill
-            shutil.rmtree(self._run.path)
+            discard(self._run.path)
             backup.rename(self._run.path)
             if phase in LATE:
                 wanted = LATE  # the phase may be too short to be observed
@@ -254,12 +254,20 @@ def measure_phases(process: TrainingProcess) -> dict[Phase, float]:
     return {phase: sum(times) / len(times) for phase, times in by_phase.items()}
 
 
+def discard(folder: Path) -> None:
+    """Delete a folder in which the helpers of killed processes may still write by its name."""
+    renamed = folder.with_name(f".{folder.name}-discarded")
+    folder.rename(renamed)
+    shutil.rmtree(renamed)
+
+
 def _copy(folder: Path, copy: Path) -> None:
     """Copy a run folder. Files in checkpoints never change, so they are hard-linked."""
 
     def copy_file(source: str, target: str) -> None:
         is_in_checkpoints = "checkpoints" in Path(source).parts[len(folder.parts) :]
-        (link_or_copy if is_in_checkpoints else shutil.copy2)(source, target)
+        with contextlib.suppress(FileNotFoundError):  # what a helper was just writing
+            (link_or_copy if is_in_checkpoints else shutil.copy2)(source, target)
 
     shutil.copytree(folder, copy, symlinks=True, copy_function=copy_file)
 
