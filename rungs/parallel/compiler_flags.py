@@ -11,18 +11,24 @@ import os
 import re
 from pathlib import Path
 
-GPU_FLAGS: dict[str, bool | int] = {
+Value = bool | int | str
+GPU_FLAGS: dict[str, Value] = {
     # The loop over layers gathers the weights of the next layer while it computes one, and adds up
-    # the gradients of the layer before.
+    # the gradients of the layer before. jax 0.10 has the first three names, jax 0.11 the others.
     "xla_gpu_enable_pipelined_all_gather": True,
     "xla_gpu_enable_pipelined_all_reduce": True,
     "xla_gpu_enable_pipelined_reduce_scatter": True,
+    "xla_gpu_pipeline_all_gather": "on",
+    "xla_gpu_pipeline_all_reduce": "on",
+    "xla_gpu_pipeline_reduce_scatter": "on",
     # Without it, gathering the next layer waits until the gradients are sent.
     "xla_gpu_experimental_parallel_collective_overlap_limit": 2,
     # All weights of a layer of up to 64M parameters are gathered at once, but not the head.
     "xla_gpu_all_gather_combine_threshold_bytes": 128 << 20,
 }
 """See also https://docs.nvidia.com/jax-toolbox/performance-profiling/gpu-performance."""
+_AS_OPTION = {"on": "COLLECTIVE_PIPELINING_MODE_ON"}
+"""How values that are texts are written in options of `jax.stages.Lowered.compile`."""
 _PLUGINS = "jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12"
 
 
@@ -41,7 +47,13 @@ def set_gpu_flags(microbatches: int) -> None:
         os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *flags]).strip()
 
 
-def gpu_flags(microbatches: int) -> dict[str, bool | int]:
+def gpu_options(microbatches: int) -> dict[str, Value]:
+    """Return the flags as options of the compiler. It refuses those that it doesn't have."""
+    flags = gpu_flags(microbatches)
+    return {name: _AS_OPTION.get(str(value), value) for name, value in flags.items()}
+
+
+def gpu_flags(microbatches: int) -> dict[str, Value]:
     """Return the flags for a step of so many microbatches, without those that the user has set."""
     if microbatches > 1:
         return {}

@@ -29,12 +29,14 @@ def create_mesh(
     """
     devices = jax.devices() if devices is None else devices
     shape = _resolve_shape(tuple(mesh_shape), tuple(mesh_axis_names), len(devices))
-    return jax.make_mesh(
-        shape,
-        tuple(mesh_axis_names),
-        axis_types=(AxisType.Auto,) * len(shape),
-        devices=devices,
-    )
+    names = tuple(mesh_axis_names)
+    return jax.make_mesh(shape, names, axis_types=_axis_types(shape), devices=devices)
+
+
+def abstract_mesh(mesh_shape: Sequence[int], mesh_axis_names: Sequence[str]) -> AbstractMesh:
+    """Return a mesh of any size without devices."""
+    shape = tuple(mesh_shape)
+    return AbstractMesh(shape, tuple(mesh_axis_names), axis_types=_axis_types(shape))
 
 
 def one_device() -> Mesh:
@@ -45,6 +47,11 @@ def one_device() -> Mesh:
 def size_along(mesh: Mesh | AbstractMesh, *axes: str) -> int:
     """Return the number of devices along mesh axes; 1 along an axis that the mesh does not have."""
     return math.prod(mesh.shape.get(axis, 1) for axis in axes)
+
+
+def _axis_types(shape: Sequence[int]) -> tuple[AxisType, ...]:
+    """Return the type that lets XLA choose how intermediate results are split."""
+    return (AxisType.Auto,) * len(shape)
 
 
 def _resolve_shape(

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from flax import nnx
-from jax.sharding import AbstractMesh
 
 from rungs.config.model_config import ModelConfig
 from rungs.config.optimization_config import Remat
@@ -22,7 +21,7 @@ from rungs.model.kernels import grouped_matmul
 from rungs.model.layer_loop import layer_loop
 from rungs.model.remat import RECOMPUTED
 from rungs.optim.precision import dtype_of
-from rungs.parallel.mesh import size_along
+from rungs.parallel.mesh import abstract_mesh, size_along
 from rungs.parallel.names import (
     BLOCKS,
     CONTEXT,
@@ -122,7 +121,7 @@ def abstract_layout(sharding: ShardingConfig) -> Layout:
     Args:
         sharding: with both sizes given.
     """
-    mesh = AbstractMesh(sharding.sizes, sharding.axes)
+    mesh = abstract_mesh(sharding.sizes, sharding.axes)
     return Layout(mesh, sharding.mode)  # type: ignore[arg-type]
 
 

@@ -38,6 +38,12 @@ class Instruction(NamedTuple):
         return re.findall(r"%([\w.-]+)", self.rest.partition(")")[0])
 
     @property
+    def is_fusion(self) -> bool:
+        """Whether it runs the operations of another computation as one kernel; on a GPU a copy may
+        start so, and run beside other kernels."""
+        return self.opcode in ("fusion", "fusion-start")
+
+    @property
     def op_name(self) -> str:
         """Where in the traced program it comes from; empty if XLA does not say."""
         found = re.search(r'op_name="((?:[^"\\]|\\.)*)"', self.rest)

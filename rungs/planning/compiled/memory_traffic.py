@@ -25,6 +25,8 @@ _FREE_TARGETS = (
     "GatherScatterIndicesBitpacked",
 )
 """What libtpu's custom calls that compute nothing are called."""
+_ELEMENTWISE = ("convert", "select")
+"""Opcodes of operations that may stand before a slice."""
 _SLICES = ("slice", "dynamic-slice", "gather", "slice-start")
 _UPDATES = {"dynamic-update-slice": 1, "scatter": 2}
 """Opcodes that change a part of their first operand, and which operand has the part."""
@@ -52,7 +54,7 @@ def moved_bytes(module: Module, computation: str, instruction: Instruction) -> i
 def _read_by(module: Module, computation: str, user: Instruction, name: str) -> int:
     """Return the bytes that an instruction reads of an operand, if it is not in fast memory."""
     whole = tiled_bytes_of(module.find(computation, name).result)
-    if user.opcode == "fusion":
+    if user.is_fusion:
         places = [place for place, operand in enumerate(user.operands) if operand == name]
         return _read_inside(module, user, places)
     if user.opcode in _SLICES and user.operands[0] == name:
@@ -76,13 +78,22 @@ def _read_inside(module: Module, fusion: Instruction, places: list[int]) -> int:
 
 def _read_of(module: Module, computation: str, name: str) -> int:
     """Return the bytes that a fused computation reads of an array."""
-    return sum(
-        _read_of(module, computation, user.name)
-        if user.opcode == "bitcast"
-        else _read_by(module, computation, user, name)
-        for user in module.computations[computation]
-        if name in user.operands
+    users = (user for user in module.computations[computation] if name in user.operands)
+    return sum(_read_through(module, computation, user, name) for user in users)
+
+
+def _read_through(module: Module, computation: str, user: Instruction, name: str) -> int:
+    """Return the bytes that a fused computation reads of an array for one of its users. Of what
+    goes through an elementwise operation it reads what is read of the result."""
+    if user.opcode == "bitcast":
+        return _read_of(module, computation, user.name)
+    if user.opcode not in _ELEMENTWISE or user.is_root:
+        return _read_by(module, computation, user, name)
+    whole, result = (
+        tiled_bytes_of(module.find(computation, name).result),
+        tiled_bytes_of(user.result),
     )
+    return whole * _read_of(module, computation, user.name) // max(result, 1)
 
 
 def _written_by(module: Module, computation: str, instruction: Instruction) -> int:
@@ -103,7 +114,7 @@ def _results(
     module: Module, computation: str, instruction: Instruction
 ) -> list[tuple[str, Instruction]]:
     """Return the instructions that compute the results of one, and their computations."""
-    if instruction.opcode == "fusion":
+    if instruction.is_fusion:
         called = next(name for _, name in instruction.called())
         return _results(module, called, module.root(called))
     if instruction.opcode == "tuple":
@@ -116,7 +127,7 @@ def _written(module: Module, computation: str, instruction: Instruction) -> int:
     if instruction.opcode == "bitcast":
         operand = module.find(computation, instruction.operands[0])
         return _written(module, computation, operand)
-    if instruction.opcode == "fusion":
+    if instruction.is_fusion:
         ((place, root),) = _results(module, computation, instruction)
         return _written(module, place, root)
     if instruction.opcode in _UPDATES and _is_given(module, computation, instruction.operands[0]):

@@ -63,14 +63,14 @@ def _scope(op_name: str) -> str:
 
 def _names_inside(module: Module, instruction: Instruction) -> Iterator[str]:
     """Yield the names of the operations in a fusion, from the result back to the operands."""
-    for _, called in instruction.called() if instruction.opcode == "fusion" else ():
+    for _, called in instruction.called() if instruction.is_fusion else ():
         for inner in reversed(module.computations[called]):
             yield inner.op_name
             yield from _names_inside(module, inner)
 
 
 def _only_moves(module: Module, instruction: Instruction) -> bool:
-    if instruction.opcode == "fusion":
+    if instruction.is_fusion:
         return all(
             _only_moves(module, inner) or _is_index(inner)
             for _, called in instruction.called()

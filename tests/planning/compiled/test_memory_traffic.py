@@ -113,6 +113,49 @@ ENTRY %main {
     assert moved(text) == index + update + (update + row)
 
 
+def test_rows_are_read_through_elementwise_operations() -> None:
+    text = """
+%fused (p0: f32[1000,16], p1: s32[3,1], p2: pred[1000,16], p3: f32[1000,16]) -> f32[3,16] {
+  %p0 = f32[1000,16]{1,0} parameter(0)
+  %p1 = s32[3,1]{1,0} parameter(1)
+  %p2 = pred[1000,16]{1,0} parameter(2)
+  %p3 = f32[1000,16]{1,0} parameter(3)
+  %masked = f32[1000,16]{1,0} select(%p2, %p0, %p3)
+  %narrow = bf16[1000,16]{1,0} convert(%masked)
+  ROOT %rows = bf16[3,16]{1,0} gather(%narrow, %p1), slice_sizes={1,16}
+}
+ENTRY %main {
+  %a = f32[1000,16]{1,0} parameter(0)
+  %i = s32[3,1]{1,0} parameter(1)
+  %m = pred[1000,16]{1,0} parameter(2)
+  %b = f32[1000,16]{1,0} parameter(3)
+  ROOT %f = bf16[3,16]{1,0} fusion(%a, %i, %m, %b), kind=kLoop, calls=%fused
+}
+"""
+    elements, indices = 3 * 16, 12
+    assert moved(text) == elements * (FLOAT + 1 + FLOAT) + indices + elements * 2
+
+
+def test_a_copy_that_a_gpu_starts_as_a_fusion_counts_where_it_starts() -> None:
+    """As jax 0.11 writes it."""
+    text = """
+%fused (p0: f32[12,8,16], p1: s32[]) -> f32[1,8,16] {
+  %p0 = f32[12,8,16]{2,1,0} parameter(0)
+  %p1 = s32[] parameter(1)
+  %z = s32[] constant(0)
+  ROOT %s = f32[1,8,16]{2,1,0} dynamic-slice(%p0, %p1, %z, %z), dynamic_slice_sizes={1,8,16}
+}
+ENTRY %main {
+  %a = f32[12,8,16]{2,1,0} parameter(0)
+  %i = s32[] parameter(1)
+  %start = ((f32[12,8,16]{2,1,0}, s32[]), f32[1,8,16]{2,1,0}, u32[]) fusion-start(%a, %i), kind=kLoop, calls=%fused
+  ROOT %done = f32[1,8,16]{2,1,0} fusion-done(%start)
+}
+"""  # noqa: E501 — as compilers write it
+    index, layer = 4, 8 * 16 * FLOAT
+    assert moved(text) == index + 2 * layer
+
+
 def test_a_transfer_to_fast_memory_counts_where_it_starts_and_only_in_the_devices_memory() -> None:
     text = """
 ENTRY %main {

@@ -30,6 +30,7 @@ ENTRY %main {
   %w = f32[4,16,16]{2,1,0} parameter(1)
   %i = s32[] parameter(2)
   %moved = f32[16,16]{1,0} fusion(%w, %i), kind=kLoop, calls=%fused_slice
+  %started = ((f32[4,16,16]{2,1,0}, s32[]), f32[16,16]{1,0}, u32[]) fusion-start(%w, %i), kind=kLoop, calls=%fused_slice
   %matmul = f32[8,16]{1,0} fusion(%x, %moved), kind=kOutput, calls=%fused_matmul, metadata={op_name="jit(train_step)/norm/add"}
   %nameless = f32[8]{0} fusion(%x), kind=kLoop, calls=%fused_nameless
   %inner = f32[8,16]{1,0} custom-call(%x), custom_call_target="__cudnn$fmhaSoftmax", metadata={op_name="jit(train_step)/attention_projections/attention/kernel"}
@@ -58,6 +59,7 @@ ENTRY %main {
     [
         ("matmul", "feed-forward"),
         ("moved", COPIES),
+        ("started", COPIES),
         ("nameless", "head and loss"),
         ("inner", "attention kernel"),
         ("outer", "attention projections"),
