@@ -1,13 +1,22 @@
 """How the layers run: what the backward pass recomputes, and how many layers an iteration of the
 loop over them has. Where `train.json` says "auto", the device decides.
 
-XLA's CPU compiler copies what a loop keeps for the backward pass in and out of arrays of all
-layers, and widens it to float32. Without a loop it does not, but then it undoes rematerialization.
-So on a CPU, if there is memory for that, the layers are unrolled and nothing is recomputed;
-docs/performance.md says what that brings.
+A loop copies what it keeps for the backward pass into arrays of all layers and out again. Without a
+loop, no such copies are made, but compiling takes longer. So on CPUs and GPUs a few layers are
+unrolled.
+
+XLA's CPU compiler also widens to float32 what a loop keeps, and without a loop it undoes
+rematerialization. So there, if there is memory for that, unrolled layers recompute nothing.
+
+On several GPUs the loop of a single microbatch sends gradients while it computes. Layers whose
+weights are gathered stay in a loop everywhere: without one, those of all layers would be gathered
+at once. docs/performance.md says what all of this brings.
 """
 
+import math
 from typing import Any, NamedTuple
+
+import jax
 
 from rungs.config.base import AUTO
 from rungs.config.model_config import ModelConfig
@@ -43,14 +52,26 @@ def layer_loop(
         recorded: of the run's last checkpoint. A CPU goes on with it if the settings allow: the
             losses of another loop would differ by rounding.
     """
-    is_cpu = target_device.platform() == "cpu"
-    if is_cpu and recorded is not None and _allows(train, recorded):
+    platform = target_device.platform()
+    if platform == "cpu":
+        return _on_cpu(train, model, recorded)
+    unrolls = platform == "gpu" and _may_unroll(train, model) and not _sends_in_loop(train)
+    return _with_defaults(train, LayerLoop("dots", periods(model) if unrolls else 1))
+
+
+def _on_cpu(train: OptimizationConfig, model: ModelConfig, recorded: LayerLoop | None) -> LayerLoop:
+    if recorded is not None and _with_defaults(train, recorded) == recorded:
         return recorded
-    keeps_all = is_cpu and _is_to_unroll(train, model) and _fits_unrolled(train, model)
-    remat, unroll = train.remat, train.scan_unroll
+    keeps_all = _may_keep_all(train, model) and _fits_unrolled(train, model)
+    chosen = LayerLoop("none", periods(model)) if keeps_all else LayerLoop("dots", 1)
+    return _with_defaults(train, chosen)
+
+
+def _with_defaults(train: OptimizationConfig, defaults: LayerLoop) -> LayerLoop:
+    """Return what `train.json` says, and the defaults where it leaves that to the device."""
     return LayerLoop(
-        ("none" if keeps_all else "dots") if remat == AUTO else remat,
-        (periods(model) if keeps_all else 1) if unroll == AUTO else unroll,
+        defaults.remat if train.remat == AUTO else train.remat,
+        defaults.unroll if train.scan_unroll == AUTO else train.scan_unroll,
     )
 
 
@@ -67,19 +88,25 @@ def kept_scores(train: OptimizationConfig, model: ModelConfig) -> int:
     return (model.n_heads or 0) * (train.sequence_length or model.context_length)
 
 
-def _allows(train: OptimizationConfig, loop: LayerLoop) -> bool:
-    return train.remat in (AUTO, loop.remat) and train.scan_unroll in (AUTO, loop.unroll)
-
-
-def _is_to_unroll(train: OptimizationConfig, model: ModelConfig) -> bool:
+def _may_keep_all(train: OptimizationConfig, model: ModelConfig) -> bool:
     """Return whether the settings allow to unroll all layers and to keep everything."""
     if train.remat not in (AUTO, "none"):
         return False
     if train.scan_unroll != AUTO:
         return train.scan_unroll >= periods(model)
-    # without a loop, the weights of all layers would be gathered at once
+    return _may_unroll(train, model)
+
+
+def _may_unroll(train: OptimizationConfig, model: ModelConfig) -> bool:
     gathers = train.sharding is not None and train.sharding.mode not in ("dp", "tp")
     return model.n_layers <= MAX_UNROLLED and not gathers
+
+
+def _sends_in_loop(train: OptimizationConfig) -> bool:
+    """Return whether each layer's gradients are sent while the next layer's are computed."""
+    sizes = train.sharding.sizes if train.sharding else (-1,)
+    devices = jax.device_count() if -1 in sizes else math.prod(sizes)
+    return train.microbatches_per_step == 1 and devices > 1
 
 
 def _fits_unrolled(train: OptimizationConfig, model: ModelConfig) -> bool:

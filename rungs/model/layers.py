@@ -16,12 +16,14 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
+from jax.typing import DTypeLike
 
 from rungs.config.model_config import ModelConfig
-from rungs.model.kernels.matmul import matmul
+from rungs.model.kernels.matmul import matmul, rounded_dtype
 from rungs.model.kernels.stored_matrix import StoredMatrix, take_rows
 from rungs.model.remat import save_for_backward
 from rungs.parallel import collectives, fsdp
+from rungs.parallel.barriers import gpu_gradient_barrier
 from rungs.parallel.names import CONTEXT, TENSOR
 
 SPLIT_AXES = ("heads", "ffn", "vocab")
@@ -95,10 +97,15 @@ class Linear(nnx.Module):
         self.low_rank: LowRank | None = nnx.data(None)
 
     def __call__(self, x: Array) -> Array:
-        y = psum_if_split(contract(x, self.kernel), self.kernel)
+        is_summed_up = self.low_rank is not None or has_split_inputs(self.kernel)
+        dtype = jnp.float32 if is_summed_up else rounded_dtype(x.dtype)
+        y = psum_if_split(contract(x, self.kernel, dtype), self.kernel)
         if self.low_rank is not None:
             y = y + self.low_rank(x)
         y = (y if self.bias is None else y + self.bias[...]).astype(x.dtype)
+        # the bias's gradient would be summed up together with the computation of y's, which then
+        # writes what both need in float32
+        y = gpu_gradient_barrier(y)
         # heads side by side, because TPUs pad the last axis of what they store to 128 elements
         rows = x.shape[: x.ndim - self.kernel.inputs]
         return save_for_backward(y.reshape(*rows, -1)).reshape(y.shape)
@@ -218,14 +225,14 @@ def apply_norm(norm: Norm | None, x_BSD: Array) -> Array:
     return x_BSD if norm is None else norm(x_BSD)
 
 
-def contract(x: Array, matrix: nnx.Param) -> Array:
-    """Return x · matrix summed over all input axes of the matrix, in float32."""
+def contract(x: Array, matrix: nnx.Param, dtype: DTypeLike = jnp.float32) -> Array:
+    """Return x · matrix summed over all input axes of the matrix, in `dtype`."""
     kernel = matrix.get_value()
     inputs, outputs = kernel.shape[: matrix.inputs], kernel.shape[matrix.inputs :]
     rows = x.shape[: x.ndim - matrix.inputs]
     if not isinstance(kernel, StoredMatrix):
         kernel = kernel.reshape(math.prod(inputs), -1)
-    y_MO = matmul(x.reshape(math.prod(rows), -1), kernel)
+    y_MO = matmul(x.reshape(math.prod(rows), -1), kernel, dtype)
     return y_MO.reshape(*rows, *outputs)
 
 

@@ -13,7 +13,7 @@ import optax
 from jax import Array
 
 from rungs.optim.kept_state import keep_unless
-from rungs.parallel.cpu_barrier import cpu_barrier
+from rungs.parallel.barriers import cpu_barrier
 
 
 def scale_by_adam(

@@ -12,7 +12,7 @@
     processes       join the processes; broadcast and agree between them
     jax_setup       what to set before JAX starts: compilation cache, CPU devices, determinism
     compiler_flags  flags of XLA's GPU compiler, so that devices compute while they communicate
-    cpu_barrier     keep XLA's CPU compiler from fusing what lies on both sides
+    barriers        keep XLA from fusing what lies on both sides, by platform
     gpu_memory      the share of each GPU's memory that JAX takes when it starts
     target_device   the kind of device a program is traced for: the local one or a planned one
 

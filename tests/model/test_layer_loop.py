@@ -23,6 +23,8 @@ from tests.support.configs import model_config, train_config
 from tests.support.tiny_run import change, last_checkpoint, make_dataset, make_run
 
 IN_A_LOOP = LayerLoop("dots", 1)
+ONE_DEVICE: dict[str, Any] = {"sharding": {"mode": "dp", "data": 1}}
+TWO_MICROBATCHES = {"gradient_accumulation_steps": 2}
 
 
 @pytest.fixture
@@ -64,14 +66,34 @@ def test_a_cpu_unrolls_layers_that_are_not_gathered_unless_told_otherwise(
     assert loop_of(**given) == expected
 
 
-def test_accelerators_have_a_loop() -> None:
-    assert loop_of(target="gpu") == loop_of(target="tpu") == IN_A_LOOP
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, LayerLoop("dots", 4)),
+        ({"remat": "full"}, LayerLoop("full", 4)),
+        ({"remat": "none"}, LayerLoop("none", 4)),
+        ({"scan_unroll": 1}, IN_A_LOOP),
+        ({"sharding": {"mode": "dp", "data": 2}}, IN_A_LOOP),  # gradients are sent in the loop
+        ({"sharding": None}, IN_A_LOOP),  # all eight
+        ({"sharding": {"mode": "dp", "data": 2}, **TWO_MICROBATCHES}, LayerLoop("dots", 4)),
+        ({"sharding": {"mode": "fsdp", "data": 2}, **TWO_MICROBATCHES}, IN_A_LOOP),
+    ],
+)
+def test_a_gpu_unrolls_layers_unless_the_loop_communicates(
+    given: dict[str, Any], expected: LayerLoop
+) -> None:
+    assert loop_of(target="gpu", **ONE_DEVICE | given) == expected
+
+
+def test_a_tpu_has_a_loop() -> None:
+    assert loop_of(target="tpu", **ONE_DEVICE) == IN_A_LOOP
 
 
 def test_a_pattern_is_unrolled_by_its_periods_up_to_a_number_of_layers() -> None:
     assert loop_of(12).unroll == 12
     assert loop_of(13) == IN_A_LOOP
     pattern = {"layer_pattern": ["sliding", "global"], "sliding_window": 8}
+    assert loop_of(13, "gpu", **ONE_DEVICE) == IN_A_LOOP
     for n_layers, expected in ((12, LayerLoop("none", 6)), (14, IN_A_LOOP)):
         model = model_config(n_layers=n_layers, **pattern)
         assert layer_loop.layer_loop(train_config(), model) == expected
@@ -84,7 +106,7 @@ def test_a_pattern_is_unrolled_by_its_periods_up_to_a_number_of_layers() -> None
         ("cpu", {"remat": "dots"}, LayerLoop("dots", 1)),
         ("cpu", {"remat": "none"}, LayerLoop("none", 4)),
         ("cpu", {"scan_unroll": 4}, LayerLoop("none", 4)),
-        ("gpu", {"remat": "none"}, LayerLoop("none", 1)),
+        ("gpu", ONE_DEVICE, LayerLoop("dots", 4)),
     ],
 )
 def test_a_cpu_keeps_the_recorded_loop_if_the_settings_allow(
@@ -96,7 +118,7 @@ def test_a_cpu_keeps_the_recorded_loop_if_the_settings_allow(
 
 
 def test_accelerators_ignore_the_loop_of_a_cpu() -> None:
-    with trace_for(Target("gpu")):
+    with trace_for(Target("tpu")):
         unrolled = LayerLoop("none", 4)
         assert layer_loop.layer_loop(train_config(), model_config(), unrolled) == IN_A_LOOP
 

@@ -24,7 +24,7 @@ from rungs.model.kernels.matmul import (
 )
 from rungs.model.remat import checkpoint_marked, save_for_backward
 from rungs.parallel import collectives, target_device
-from rungs.parallel.cpu_barrier import cpu_barrier
+from rungs.parallel.barriers import cpu_barrier
 
 MIN_QUERIES, MAX_QUERIES = 64, 256
 """Queries in a block."""

@@ -8,42 +8,55 @@ last axis of the left operand, as it lies in memory. For the gradient of a weigh
 Axes: M rows, I inputs, O outputs.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.experimental.layout import Layout, with_layout_constraint
+from jax.typing import DTypeLike
 
 from rungs.model.kernels.stored_matrix import StoredMatrix
 from rungs.parallel import collectives, target_device
-from rungs.parallel.cpu_barrier import cpu_barrier
+from rungs.parallel.barriers import cpu_barrier
 
 
-def plain_matmul(x_MI: Array, kernel_IO: Array) -> Array:
-    """Return x · kernel: y_MO, in float32, with operands in the dtype of x."""
-    return _dot(x_MI, kernel_IO.astype(x_MI.dtype), 1, 0)
+def plain_matmul(x_MI: Array, kernel_IO: Array, dtype: DTypeLike = jnp.float32) -> Array:
+    """Return x · kernel: y_MO, in `dtype`, with operands in the dtype of x; sums are in float32."""
+    return _dot(x_MI, kernel_IO.astype(x_MI.dtype), 1, 0, dtype)
 
 
-def matmul(x_MI: Array, kernel_IO: Array | StoredMatrix) -> Array:
+def matmul(x_MI: Array, kernel_IO: Array | StoredMatrix, dtype: DTypeLike = jnp.float32) -> Array:
     """Return the same as `plain_matmul`. Matmuls of the backward pass have operands in the dtype of
-    x, too. A stored matrix multiplies in its own way, and has no derivative."""
+    x, too. A stored matrix multiplies in its own way, in float32, and has no derivative."""
     if isinstance(kernel_IO, StoredMatrix):
         return kernel_IO.multiply(x_MI)
-    return _matmul(*collectives.to_common_varying(x_MI, kernel_IO))
+    return _matmul(dtype, *collectives.to_common_varying(x_MI, kernel_IO))
 
 
-@jax.custom_vjp
-def _matmul(x_MI: Array, kernel_IO: Array) -> Array:
-    return plain_matmul(x_MI, kernel_IO)
+def rounded_dtype(dtype: DTypeLike) -> DTypeLike:
+    """Return the dtype in which a matmul is to write what will then be rounded to `dtype`. On a GPU
+    rounding is a kernel of its own if the matmul does not do it; elsewhere that would be slower, or
+    changes nothing."""
+    return dtype if target_device.platform() == "gpu" else jnp.float32
 
 
-def _forward(x_MI: Array, kernel_IO: Array) -> tuple[Array, tuple[Array, Array]]:
-    return plain_matmul(x_MI, kernel_IO), (x_MI, kernel_IO)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _matmul(dtype: DTypeLike, x_MI: Array, kernel_IO: Array) -> Array:
+    return plain_matmul(x_MI, kernel_IO, dtype)
 
 
-def _backward(residuals: tuple[Array, Array], gradient_MO: Array) -> tuple[Array, Array]:
+def _forward(dtype: DTypeLike, x_MI: Array, kernel_IO: Array) -> tuple[Array, tuple[Array, Array]]:
+    return plain_matmul(x_MI, kernel_IO, dtype), (x_MI, kernel_IO)
+
+
+def _backward(
+    _dtype: DTypeLike, residuals: tuple[Array, Array], gradient_MO: Array
+) -> tuple[Array, Array]:
     x_MI, kernel_IO = residuals
     gradient_MO = gradient_MO.astype(x_MI.dtype)
-    x_gradient_MI = _dot(gradient_MO, kernel_IO.astype(x_MI.dtype), 1, 1)
+    dtype = rounded_dtype(x_MI.dtype)
+    x_gradient_MI = _dot(gradient_MO, kernel_IO.astype(x_MI.dtype), 1, 1, dtype)
     kernel_gradient_IO = _sum_over_rows(x_MI, gradient_MO)
     return x_gradient_MI.astype(x_MI.dtype), kernel_gradient_IO.astype(kernel_IO.dtype)
 
@@ -74,6 +87,8 @@ def sum_over_last_axis(x: Array) -> Array:
     return cpu_barrier(x).astype(jnp.float32).sum(axis=-1, keepdims=True)
 
 
-def _dot(left: Array, right: Array, left_axis: int, right_axis: int) -> Array:
+def _dot(
+    left: Array, right: Array, left_axis: int, right_axis: int, dtype: DTypeLike = jnp.float32
+) -> Array:
     contracted = (((left_axis,), (right_axis,)), ((), ()))
-    return jax.lax.dot_general(left, right, contracted, preferred_element_type=jnp.float32)
+    return jax.lax.dot_general(left, right, contracted, preferred_element_type=dtype)

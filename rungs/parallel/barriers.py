@@ -1,0 +1,40 @@
+"""Barriers to the optimizations of XLA's compilers, where they cost time or memory. On other
+platforms they do nothing."""
+
+from typing import TypeVar
+
+import jax
+from jax import Array
+
+from rungs.parallel import target_device
+
+Tree = TypeVar("Tree")
+
+
+def cpu_barrier(tree: Tree) -> Tree:
+    """Return arrays that, on a CPU, are computed once and lie in memory: what reads them is not
+    fused with what computes them."""
+    on_cpu = target_device.platform() == "cpu"
+    barred: Tree = jax.lax.optimization_barrier(tree) if on_cpu else tree
+    return barred
+
+
+def gpu_gradient_barrier(x: Array) -> Array:
+    """Return x, whose gradient, on a GPU, is computed once and lies in memory in the dtype of x."""
+    return _with_barred_gradient(x) if target_device.platform() == "gpu" else x
+
+
+@jax.custom_vjp
+def _with_barred_gradient(x: Array) -> Array:
+    return x
+
+
+def _forward(x: Array) -> tuple[Array, None]:
+    return x, None
+
+
+def _backward(_: None, gradient: Array) -> tuple[Array]:
+    return (jax.lax.optimization_barrier(gradient),)
+
+
+_with_barred_gradient.defvjp(_forward, _backward)
