@@ -1,0 +1,199 @@
+"""A run's step on the first device that is here, part by part: what JAX's profiler measures, next
+to the least time of the same program.
+
+Takes steps on random tokens, first without the profiler and then with it. A kernel counts for the
+part of the model that it belongs to, as in `plan.py RUN --compile --roofline`, which computes the
+least times; for a device without published figures there are none.
+"""
+
+from rungs.common.command import run_command
+
+import itertools
+import re
+import statistics
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import click
+import jax
+from jax.profiler import ProfileData
+from jax.sharding import Mesh
+
+from benchmarks.report import spread
+from rungs.common.text_table import align_columns
+from rungs.config.run_config import RunConfig, load_run
+from rungs.config.sharding_config import ShardingConfig
+from rungs.data.catalog import find_datasets_dir
+from rungs.diagnostics.device_check.check import on_mesh
+from rungs.diagnostics.device_check.step import RunningStep, release
+from rungs.parallel import jax_setup
+from rungs.parallel.devices import create_run_mesh
+from rungs.planning.compiled.collectives import CONTROL_FLOW
+from rungs.planning.compiled.hlo import Module
+from rungs.planning.compiled.roofline import Roofline, Work, roofline
+from rungs.planning.compiled.step_flops import step_flops
+from rungs.planning.compiled.step_parts import PARTS, part_of
+from rungs.planning.forecast import forecast
+from rungs.planning.hardware import device_of_kind
+from rungs.run.folder import RunFolder
+from rungs.step.state import copy_bytes
+
+OTHER = "not in the program"
+"""What ran on the device without being an instruction of the program."""
+KERNEL_NAME = re.compile(r'deduplicated_name="([^"]+)"')
+WARM_UP = 3
+UTILIZATION = 0.4
+"""That a forecast assumes; nothing here depends on it."""
+
+
+class Kernel(NamedTuple):
+    """A kernel that ran, with the instruction of the program that it computes."""
+
+    name: str
+    instruction: str
+    """Empty if there is none."""
+    seconds: float
+
+
+@click.command()
+@click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--turns", default=5, show_default=True, type=click.IntRange(1))
+@click.option("--steps", default=5, show_default=True, type=click.IntRange(1), help="In a turn.")
+@click.option("--kernels", default=0, help="Also list so many kernels: those that take longest.")
+def main(run: Path, turns: int, steps: int, kernels: int) -> None:
+    """Print how long RUN's step takes, and how long each part of it."""
+    config = load_run(run)
+    one_device = ShardingConfig(mode="dp", data=1)
+    config = config._replace(train=config.train.model_copy(update={"sharding": one_device}))
+    jax_setup.prepare(config.train, partial(copy_bytes, config))
+    mesh = create_run_mesh(config.train, config.model, None)
+    device = mesh.devices.flat[0]
+    jax_setup.settle(device.platform)
+    config = on_mesh(config, mesh)
+    seconds = unprofiled(config, mesh, turns, steps)
+    click.echo(f"{run} on {device.device_kind}: {config.tokens_per_step:,} tokens a step")
+    click.echo(f"seconds of a step: {spread(seconds, 4)}")
+    # the profiler does not see into graphs of kernels
+    options = {"xla_gpu_enable_command_buffer": ""} if device.platform == "gpu" else {}
+    step = RunningStep.create(config, mesh, **options)
+    program = step.compiled.compiled.as_text()
+    bound = least_time(RunFolder(run), config, mesh, program)
+    if bound is not None:
+        used = bound.utilization(statistics.median(seconds))
+        click.echo(f"model FLOPs utilization: {used:.1%}")
+    module = Module.parse(program)
+    found, parts = profiled(step, steps, module), part_by_instruction(module)
+    click.echo(f"\n{table(found, parts, steps, bound.parts if bound else {})}")
+    if kernels:
+        click.echo(f"\n{longest(found, parts, steps, kernels)}")
+
+
+def unprofiled(config: RunConfig, mesh: Mesh, turns: int, steps: int) -> list[float]:
+    """Return the seconds of a step in each turn."""
+    step = RunningStep.create(config, mesh)
+    step.run(WARM_UP)
+    seconds = []
+    for _ in range(turns):
+        begin = time.perf_counter()
+        step.run(steps)
+        seconds.append((time.perf_counter() - begin) / steps)
+    release(step)
+    return seconds
+
+
+def least_time(run: RunFolder, config: RunConfig, mesh: Mesh, program: str) -> Roofline | None:
+    """Return the least time of a program; None for a device without published figures."""
+    hardware, sharding = device_of_kind(mesh.devices.flat[0].device_kind), config.train.sharding
+    if hardware is None or sharding is None:
+        return None
+    planned = forecast(run, config, hardware, sharding, find_datasets_dir(), UTILIZATION)
+    return roofline(program, hardware, step_flops(planned))
+
+
+def profiled(step: RunningStep, steps: int, module: Module) -> list[Kernel]:
+    """Return the kernels of all steps, without loops and calls, which consist of others."""
+    step.run(WARM_UP)
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder):
+            step.run(steps)
+        (file,) = Path(folder).rglob("*.xplane.pb")
+        found = list(kernels_of(ProfileData.from_file(str(file))))
+    instructions = itertools.chain.from_iterable(module.computations.values())
+    outer = {one.name for one in instructions if one.opcode in CONTROL_FLOW}
+    return [kernel for kernel in found if kernel.instruction not in outer]
+
+
+def kernels_of(profile: ProfileData) -> Iterator[Kernel]:
+    """Yield what ran on the device: on a GPU in its streams, on a CPU in threads of the host."""
+    planes = {plane.name: plane for plane in profile.planes}
+    devices = [plane for name, plane in planes.items() if name.startswith("/device:")]
+    for plane in devices or [planes["/host:CPU"]]:
+        for line in plane.lines:
+            if devices and not line.name.startswith("Stream"):
+                continue
+            for event in line.events:
+                instruction = next((str(it) for name, it in event.stats if name == "hlo_op"), "")
+                if instruction or devices:
+                    yield Kernel(event.name, instruction, event.duration_ns / 1e9)
+
+
+def part_by_instruction(module: Module) -> dict[str, str]:
+    """Return the part of each instruction of a program, also by the name of its kernel, which
+    several instructions may share."""
+    parts = {}
+    for computation, instructions in module.computations.items():
+        for instruction in instructions:
+            part = part_of(module, computation, instruction)
+            for name in (*KERNEL_NAME.findall(instruction.rest), instruction.name):
+                parts[name] = part
+    return parts
+
+
+def table(
+    found: list[Kernel], parts: Mapping[str, str], steps: int, bounds: Mapping[str, Work]
+) -> str:
+    """Return the milliseconds of each part in a step: measured, and at least."""
+    seconds: dict[str, float] = defaultdict(float)
+    for kernel in found:
+        seconds[parts.get(kernel.instruction, OTHER)] += kernel.seconds / steps
+    total = sum(seconds.values())
+    heading = "part", "measured, ms", "share", "least, ms", "in turn, ms", "÷ in turn"
+    rows: list[tuple[str, ...]] = [heading]
+    for part in (*PARTS, OTHER):
+        if part in seconds or part in bounds:
+            works = [bounds[part]] if part in bounds else []
+            rows.append(row(part, seconds[part], total, works))
+    return align_columns([*rows, row("sum", total, total, bounds.values())])
+
+
+def row(name: str, seconds: float, total: float, works: Collection[Work]) -> tuple[str, ...]:
+    """Return the cells of a part, or of several, whose least times are added."""
+    measured = name, f"{1e3 * seconds:,.2f}", f"{seconds / total:.1%}"
+    if not works:
+        return *measured, "", "", ""
+    least = sum(work.overlapped_seconds for work in works)
+    in_turn = sum(work.serial_seconds for work in works)
+    return *measured, f"{1e3 * least:,.2f}", f"{1e3 * in_turn:,.2f}", f"{seconds / in_turn:.2f}"
+
+
+def longest(found: list[Kernel], parts: Mapping[str, str], steps: int, count: int) -> str:
+    """Return the kernels that take longest in a step, each with all of its runs."""
+    runs: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for kernel in found:
+        runs[kernel.instruction, kernel.name].append(kernel.seconds)
+    by_time = sorted(runs.items(), key=lambda one: -sum(one[1]))[:count]
+    rows = [("part", "instruction", "kernel", "runs", "ms")]
+    for (instruction, name), seconds in by_time:
+        part, times = parts.get(instruction, OTHER), len(seconds) / steps
+        milliseconds = f"{1e3 * sum(seconds) / steps:,.2f}"
+        rows.append((part, instruction, name[:60], f"{times:,.0f}", milliseconds))
+    return align_columns(rows, left=3)
+
+
+if __name__ == "__main__":
+    run_command(main)
