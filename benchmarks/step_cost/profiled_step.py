@@ -1,9 +1,10 @@
-"""A run's step on the first device that is here, part by part: what JAX's profiler measures, next
-to the least time of the same program.
+"""A run's step on the first GPU, or the CPU, part by part: what JAX's profiler measures, next to
+the least time of the same program.
 
 Takes steps on random tokens, first without the profiler and then with it. A kernel counts for the
 part of the model that it belongs to, as in `plan.py RUN --compile --roofline`, which computes the
-least times; for a device without published figures there are none.
+least times; for a device without published figures there are none. Kernels that run beside others
+count in full, so the sum may be more than the step.
 """
 
 from rungs.common.command import run_command
@@ -32,7 +33,7 @@ from rungs.data.catalog import find_datasets_dir
 from rungs.diagnostics.device_check.check import on_mesh
 from rungs.diagnostics.device_check.step import RunningStep, release
 from rungs.parallel import jax_setup
-from rungs.parallel.devices import create_run_mesh
+from rungs.parallel.mesh import one_device
 from rungs.planning.compiled.collectives import CONTROL_FLOW
 from rungs.planning.compiled.hlo import Module
 from rungs.planning.compiled.roofline import Roofline, Work, roofline
@@ -45,6 +46,8 @@ from rungs.step.state import copy_bytes
 
 OTHER = "not in the program"
 """What ran on the device without being an instruction of the program."""
+SHARED = "of several parts"
+"""Kernels that instructions of different parts share."""
 KERNEL_NAME = re.compile(r'deduplicated_name="([^"]+)"')
 WARM_UP = 3
 UTILIZATION = 0.4
@@ -64,14 +67,19 @@ class Kernel(NamedTuple):
 @click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--turns", default=5, show_default=True, type=click.IntRange(1))
 @click.option("--steps", default=5, show_default=True, type=click.IntRange(1), help="In a turn.")
-@click.option("--kernels", default=0, help="Also list so many kernels: those that take longest.")
+@click.option(
+    "--kernels",
+    default=0,
+    type=click.IntRange(0),
+    help="Also list so many kernels: those that take longest.",
+)
 def main(run: Path, turns: int, steps: int, kernels: int) -> None:
     """Print how long RUN's step takes, and how long each part of it."""
     config = load_run(run)
-    one_device = ShardingConfig(mode="dp", data=1)
-    config = config._replace(train=config.train.model_copy(update={"sharding": one_device}))
+    alone = ShardingConfig(mode="dp", data=1)
+    config = config._replace(train=config.train.model_copy(update={"sharding": alone}))
     jax_setup.prepare(config.train, partial(copy_bytes, config))
-    mesh = create_run_mesh(config.train, config.model, None)
+    mesh = one_device()
     device = mesh.devices.flat[0]
     jax_setup.settle(device.platform)
     config = on_mesh(config, mesh)
@@ -87,7 +95,9 @@ def main(run: Path, turns: int, steps: int, kernels: int) -> None:
         used = bound.utilization(statistics.median(seconds))
         click.echo(f"model FLOPs utilization: {used:.1%}")
     module = Module.parse(program)
-    found, parts = profiled(step, steps, module), part_by_instruction(module)
+    found, parts = profiled(step, steps, module), part_by_name(module)
+    if not found:
+        raise click.ClickException(f"the profiler saw no kernels on {device.device_kind}")
     click.echo(f"\n{table(found, parts, steps, bound.parts if bound else {})}")
     if kernels:
         click.echo(f"\n{longest(found, parts, steps, kernels)}")
@@ -142,16 +152,17 @@ def kernels_of(profile: ProfileData) -> Iterator[Kernel]:
                     yield Kernel(event.name, instruction, event.duration_ns / 1e9)
 
 
-def part_by_instruction(module: Module) -> dict[str, str]:
-    """Return the part of each instruction of a program, also by the name of its kernel, which
-    several instructions may share."""
-    parts = {}
+def part_by_name(module: Module) -> dict[str, str]:
+    """Return the part of each instruction of a program, and of each kernel that several of them
+    share, by their names."""
+    own: dict[str, str] = {}
+    shared: dict[str, set[str]] = defaultdict(set)
     for computation, instructions in module.computations.items():
-        for instruction in instructions:
-            part = part_of(module, computation, instruction)
-            for name in (*KERNEL_NAME.findall(instruction.rest), instruction.name):
-                parts[name] = part
-    return parts
+        for one in instructions:
+            own[one.name] = part_of(module, computation, one)
+            for name in KERNEL_NAME.findall(one.rest):
+                shared[name].add(own[one.name])
+    return {name: min(parts) if len(parts) == 1 else SHARED for name, parts in shared.items()} | own
 
 
 def table(
@@ -164,7 +175,7 @@ def table(
     total = sum(seconds.values())
     heading = "part", "measured, ms", "share", "least, ms", "in turn, ms", "÷ in turn"
     rows: list[tuple[str, ...]] = [heading]
-    for part in (*PARTS, OTHER):
+    for part in (*PARTS, SHARED, OTHER):
         if part in seconds or part in bounds:
             works = [bounds[part]] if part in bounds else []
             rows.append(row(part, seconds[part], total, works))

@@ -176,10 +176,9 @@ class OptimizationConfig(Config):
     """How many layers (or periods of layer_pattern) to unroll in each iteration of the loop over
     layers. More may run faster but takes longer to compile. In fsdp, keep it below the number of
     layers: without a loop the compiler all-gathers the weights of all layers at once, which undoes
-    the memory savings of fsdp. auto: all, if there are at most 12 layers and the mode is not
-    fsdp, fsdp_tp or cp, on a CPU with at least twice the memory for what they keep without
-    rematerialization, and on a GPU that is the only one or has several microbatches per step;
-    otherwise 1."""
+    the memory savings of fsdp. auto: on CPUs and GPUs all, if there are at most 12 layers and the
+    mode is not fsdp, fsdp_tp or cp; a CPU must also have twice the memory that they then need
+    without rematerialization. Otherwise 1."""
     keep_checkpoints: CountOrAll = 3
     """How many of the latest checkpoints to keep, in addition to the best. If the next one would
     not fit on the disk, one fewer while it is written, but at least one. -1: all."""

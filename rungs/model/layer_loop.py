@@ -8,15 +8,11 @@ unrolled.
 XLA's CPU compiler also widens to float32 what a loop keeps, and without a loop it undoes
 rematerialization. So there, if there is memory for that, unrolled layers recompute nothing.
 
-On several GPUs the loop of a single microbatch sends gradients while it computes. Layers whose
-weights are gathered stay in a loop everywhere: without one, those of all layers would be gathered
+Layers whose weights are gathered stay in a loop: without one, those of all layers would be gathered
 at once. docs/performance.md says what all of this brings.
 """
 
-import math
 from typing import Any, NamedTuple
-
-import jax
 
 from rungs.config.base import AUTO
 from rungs.config.model_config import ModelConfig
@@ -55,7 +51,7 @@ def layer_loop(
     platform = target_device.platform()
     if platform == "cpu":
         return _on_cpu(train, model, recorded)
-    unrolls = platform == "gpu" and _may_unroll(train, model) and not _sends_in_loop(train)
+    unrolls = platform == "gpu" and _may_unroll(train, model)
     return _with_defaults(train, LayerLoop("dots", periods(model) if unrolls else 1))
 
 
@@ -73,6 +69,13 @@ def _with_defaults(train: OptimizationConfig, defaults: LayerLoop) -> LayerLoop:
         defaults.remat if train.remat == AUTO else train.remat,
         defaults.unroll if train.scan_unroll == AUTO else train.scan_unroll,
     )
+
+
+def with_remat(loop: LayerLoop, remat: Remat) -> LayerLoop:
+    """Return a loop with another remat. On a CPU it is not unrolled, which would undo that."""
+    if remat == loop.remat or target_device.platform() != "cpu":
+        return loop._replace(remat=remat)
+    return LayerLoop(remat, 1)
 
 
 def periods(model: ModelConfig) -> int:
@@ -100,13 +103,6 @@ def _may_keep_all(train: OptimizationConfig, model: ModelConfig) -> bool:
 def _may_unroll(train: OptimizationConfig, model: ModelConfig) -> bool:
     gathers = train.sharding is not None and train.sharding.mode not in ("dp", "tp")
     return model.n_layers <= MAX_UNROLLED and not gathers
-
-
-def _sends_in_loop(train: OptimizationConfig) -> bool:
-    """Return whether each layer's gradients are sent while the next layer's are computed."""
-    sizes = train.sharding.sizes if train.sharding else (-1,)
-    devices = jax.device_count() if -1 in sizes else math.prod(sizes)
-    return train.microbatches_per_step == 1 and devices > 1
 
 
 def _fits_unrolled(train: OptimizationConfig, model: ModelConfig) -> bool:

@@ -102,10 +102,13 @@ class Linear(nnx.Module):
         y = psum_if_split(contract(x, self.kernel, dtype), self.kernel)
         if self.low_rank is not None:
             y = y + self.low_rank(x)
-        y = (y if self.bias is None else y + self.bias[...]).astype(x.dtype)
-        # the bias's gradient would be summed up together with the computation of y's, which then
-        # writes what both need in float32
-        y = gpu_gradient_barrier(y)
+        if self.bias is not None:
+            y = y + self.bias[...]
+        y = y.astype(x.dtype)
+        if self.bias is not None:
+            # else its gradient is summed up together with the computation of y's, which then writes
+            # in float32 what both need
+            y = gpu_gradient_barrier(y)
         # heads side by side, because TPUs pad the last axis of what they store to 128 elements
         rows = x.shape[: x.ndim - self.kernel.inputs]
         return save_for_backward(y.reshape(*rows, -1)).reshape(y.shape)
@@ -226,7 +229,8 @@ def apply_norm(norm: Norm | None, x_BSD: Array) -> Array:
 
 
 def contract(x: Array, matrix: nnx.Param, dtype: DTypeLike = jnp.float32) -> Array:
-    """Return x · matrix summed over all input axes of the matrix, in `dtype`."""
+    """Return x · matrix summed over all input axes of the matrix, in `dtype`; a stored matrix
+    multiplies in float32."""
     kernel = matrix.get_value()
     inputs, outputs = kernel.shape[: matrix.inputs], kernel.shape[matrix.inputs :]
     rows = x.shape[: x.ndim - matrix.inputs]

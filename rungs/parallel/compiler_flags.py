@@ -5,19 +5,17 @@ microbatches and has the activations of two of them in memory. `XLA_FLAGS` in th
 overrides any flag. docs/performance.md says what they bring.
 """
 
+import importlib.metadata
 import importlib.util
 import mmap
 import os
 import re
 from pathlib import Path
 
-Value = bool | int | str
-GPU_FLAGS: dict[str, Value] = {
+FlagValue = bool | int | str
+GPU_FLAGS: dict[str, FlagValue] = {
     # The loop over layers gathers the weights of the next layer while it computes one, and adds up
-    # the gradients of the layer before. jax 0.10 has the first three names, jax 0.11 the others.
-    "xla_gpu_enable_pipelined_all_gather": True,
-    "xla_gpu_enable_pipelined_all_reduce": True,
-    "xla_gpu_enable_pipelined_reduce_scatter": True,
+    # the gradients of the layer before.
     "xla_gpu_pipeline_all_gather": "on",
     "xla_gpu_pipeline_all_reduce": "on",
     "xla_gpu_pipeline_reduce_scatter": "on",
@@ -27,8 +25,15 @@ GPU_FLAGS: dict[str, Value] = {
     "xla_gpu_all_gather_combine_threshold_bytes": 128 << 20,
 }
 """See also https://docs.nvidia.com/jax-toolbox/performance-profiling/gpu-performance."""
-_AS_OPTION = {"on": "COLLECTIVE_PIPELINING_MODE_ON"}
-"""How values that are texts are written in options of `jax.stages.Lowered.compile`."""
+FORMER_NAMES = {
+    "xla_gpu_pipeline_all_gather": "xla_gpu_enable_pipelined_all_gather",
+    "xla_gpu_pipeline_all_reduce": "xla_gpu_enable_pipelined_all_reduce",
+    "xla_gpu_pipeline_reduce_scatter": "xla_gpu_enable_pipelined_reduce_scatter",
+}
+"""What these flags, then with the value true, are called before jaxlib 0.11.1. It still takes the
+former names, which do nothing."""
+_AS_OPTION: dict[FlagValue, FlagValue] = {"on": "COLLECTIVE_PIPELINING_MODE_ON"}
+"""Values that options of `jax.stages.Lowered.compile` write in another way."""
 _PLUGINS = "jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12"
 
 
@@ -47,18 +52,28 @@ def set_gpu_flags(microbatches: int) -> None:
         os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *flags]).strip()
 
 
-def gpu_options(microbatches: int) -> dict[str, Value]:
-    """Return the flags as options of the compiler. It refuses those that it doesn't have."""
+def gpu_options(microbatches: int) -> dict[str, FlagValue]:
+    """Return the flags as options of `jax.stages.Lowered.compile`."""
     flags = gpu_flags(microbatches)
-    return {name: _AS_OPTION.get(str(value), value) for name, value in flags.items()}
+    return {name: _AS_OPTION.get(value, value) for name, value in flags.items()}
 
 
-def gpu_flags(microbatches: int) -> dict[str, Value]:
+def gpu_flags(microbatches: int) -> dict[str, FlagValue]:
     """Return the flags for a step of so many microbatches, without those that the user has set."""
     if microbatches > 1:
         return {}
     own = re.findall(r"--(\w+)", os.environ.get("XLA_FLAGS", ""))
-    return {name: value for name, value in GPU_FLAGS.items() if name not in own}
+    flags = GPU_FLAGS if _version("jaxlib") >= (0, 11, 1) else _with_former_names(GPU_FLAGS)
+    return {name: value for name, value in flags.items() if name not in own}
+
+
+def _with_former_names(flags: dict[str, FlagValue]) -> dict[str, FlagValue]:
+    former = dict.fromkeys(FORMER_NAMES.values(), True)
+    return former | {name: value for name, value in flags.items() if name not in FORMER_NAMES}
+
+
+def _version(distribution: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", importlib.metadata.version(distribution))[:3]))
 
 
 def _libraries() -> list[Path]:

@@ -18,7 +18,7 @@ from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import RunConfig
 from rungs.config.sharding_config import ShardingConfig
 from rungs.config.train_config import TrainConfig
-from rungs.model.layer_loop import LayerLoop, kept_scores, layer_loop
+from rungs.model.layer_loop import LayerLoop, kept_scores, layer_loop, with_remat
 from rungs.model.remat import settings_from
 from rungs.parallel.devices import memory_bytes
 from rungs.parallel.gpu_memory import share_advice
@@ -146,7 +146,7 @@ def _edits_of_sharding(
     settings = settings_from(chosen.remat)
     estimates = MemoryEstimates(RunConfig(model, base), mesh, settings, stored)
     for remat in settings:
-        loop = chosen if remat == chosen.remat and not sharding else LayerLoop(remat, 1)
+        loop = LayerLoop(remat, 1) if sharding else with_remat(chosen, remat)
         for size in _microbatch_sizes(base, mesh.shape["data"]):
             split = _split(base, size)
             train = base.model_copy(update=loop.as_keys() | split)

@@ -23,8 +23,6 @@ from tests.support.configs import model_config, train_config
 from tests.support.tiny_run import change, last_checkpoint, make_dataset, make_run
 
 IN_A_LOOP = LayerLoop("dots", 1)
-ONE_DEVICE: dict[str, Any] = {"sharding": {"mode": "dp", "data": 1}}
-TWO_MICROBATCHES = {"gradient_accumulation_steps": 2}
 
 
 @pytest.fixture
@@ -73,27 +71,27 @@ def test_a_cpu_unrolls_layers_that_are_not_gathered_unless_told_otherwise(
         ({"remat": "full"}, LayerLoop("full", 4)),
         ({"remat": "none"}, LayerLoop("none", 4)),
         ({"scan_unroll": 1}, IN_A_LOOP),
-        ({"sharding": {"mode": "dp", "data": 2}}, IN_A_LOOP),  # gradients are sent in the loop
-        ({"sharding": None}, IN_A_LOOP),  # all eight
-        ({"sharding": {"mode": "dp", "data": 2}, **TWO_MICROBATCHES}, LayerLoop("dots", 4)),
-        ({"sharding": {"mode": "fsdp", "data": 2}, **TWO_MICROBATCHES}, IN_A_LOOP),
+        ({"sharding": {"mode": "dp", "data": 2}}, LayerLoop("dots", 4)),
+        ({"sharding": {"mode": "tp", "tensor": 2}}, LayerLoop("dots", 4)),
+        ({"sharding": {"mode": "fsdp", "data": 2}}, IN_A_LOOP),
+        ({"sharding": {"mode": "cp", "context": 2}}, IN_A_LOOP),
     ],
 )
-def test_a_gpu_unrolls_layers_unless_the_loop_communicates(
+def test_a_gpu_unrolls_layers_that_are_not_gathered_unless_told_otherwise(
     given: dict[str, Any], expected: LayerLoop
 ) -> None:
-    assert loop_of(target="gpu", **ONE_DEVICE | given) == expected
+    assert loop_of(target="gpu", **given) == expected
 
 
 def test_a_tpu_has_a_loop() -> None:
-    assert loop_of(target="tpu", **ONE_DEVICE) == IN_A_LOOP
+    assert loop_of(target="tpu") == IN_A_LOOP
 
 
 def test_a_pattern_is_unrolled_by_its_periods_up_to_a_number_of_layers() -> None:
     assert loop_of(12).unroll == 12
     assert loop_of(13) == IN_A_LOOP
     pattern = {"layer_pattern": ["sliding", "global"], "sliding_window": 8}
-    assert loop_of(13, "gpu", **ONE_DEVICE) == IN_A_LOOP
+    assert loop_of(13, "gpu") == IN_A_LOOP
     for n_layers, expected in ((12, LayerLoop("none", 6)), (14, IN_A_LOOP)):
         model = model_config(n_layers=n_layers, **pattern)
         assert layer_loop.layer_loop(train_config(), model) == expected
@@ -106,10 +104,10 @@ def test_a_pattern_is_unrolled_by_its_periods_up_to_a_number_of_layers() -> None
         ("cpu", {"remat": "dots"}, LayerLoop("dots", 1)),
         ("cpu", {"remat": "none"}, LayerLoop("none", 4)),
         ("cpu", {"scan_unroll": 4}, LayerLoop("none", 4)),
-        ("gpu", ONE_DEVICE, LayerLoop("dots", 4)),
+        ("gpu", {}, LayerLoop("dots", 4)),
     ],
 )
-def test_a_cpu_keeps_the_recorded_loop_if_the_settings_allow(
+def test_only_a_cpu_keeps_the_recorded_loop_if_the_settings_allow(
     target: str, train: dict[str, Any], expected: LayerLoop
 ) -> None:
     with trace_for(Target(target)):
@@ -117,10 +115,13 @@ def test_a_cpu_keeps_the_recorded_loop_if_the_settings_allow(
     assert found == expected
 
 
-def test_accelerators_ignore_the_loop_of_a_cpu() -> None:
-    with trace_for(Target("tpu")):
-        unrolled = LayerLoop("none", 4)
-        assert layer_loop.layer_loop(train_config(), model_config(), unrolled) == IN_A_LOOP
+@pytest.mark.parametrize(
+    ("target", "expected"), [("gpu", LayerLoop("dots", 4)), ("tpu", IN_A_LOOP)]
+)
+def test_accelerators_ignore_the_loop_of_a_cpu(target: str, expected: LayerLoop) -> None:
+    with trace_for(Target(target)):
+        of_cpu = LayerLoop("none", 4)
+        assert layer_loop.layer_loop(train_config(), model_config(n_layers=4), of_cpu) == expected
 
 
 def test_layers_stay_in_a_loop_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,19 +6,22 @@ from pathlib import Path
 import pytest
 
 from rungs.parallel import compiler_flags
-from rungs.parallel.compiler_flags import GPU_FLAGS, gpu_flags, set_gpu_flags
+from rungs.parallel.compiler_flags import FORMER_NAMES, GPU_FLAGS, gpu_flags, set_gpu_flags
 
 FIRST = next(iter(GPU_FLAGS))
 AS_TEXT = {name: str(value).lower() for name, value in GPU_FLAGS.items()}
+FORMER = FORMER_NAMES[FIRST]
 
 
 @pytest.fixture
 def libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Two libraries that know every flag, as if there were a plugin for GPUs."""
     monkeypatch.delenv("XLA_FLAGS", raising=False)
+    monkeypatch.setattr(compiler_flags, "_version", lambda _: (0, 11, 1))
     found = [tmp_path / "plugin.so", tmp_path / "jaxlib.so"]
     for path in found:
-        path.write_bytes(b"\0".join(name.encode() for name in GPU_FLAGS))
+        names = (*GPU_FLAGS, *FORMER_NAMES.values())
+        path.write_bytes(b"\0".join(name.encode() for name in names))
     monkeypatch.setattr(compiler_flags, "_libraries", lambda: found)
     return found
 
@@ -42,6 +45,18 @@ def test_the_users_own_flags_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XLA_FLAGS", f"--{FIRST}=false --xla_other=1")
     assert FIRST not in gpu_flags(microbatches=1)
     assert flags_set() == {**AS_TEXT, FIRST: "false", "xla_other": "1"}
+
+
+@pytest.mark.usefixtures("libraries")
+def test_older_libraries_get_former_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler_flags, "_version", lambda _: (0, 11, 0))
+    monkeypatch.setenv("XLA_FLAGS", f"--{FORMER}=false")
+    found = flags_set()
+    assert len(found) == len(GPU_FLAGS)
+    assert {name: found[name] for name in FORMER_NAMES.values()} == {
+        FORMER: "false",
+        **{name: "true" for name in FORMER_NAMES.values() if name != FORMER},
+    }
 
 
 @pytest.mark.parametrize("library", [0, 1])

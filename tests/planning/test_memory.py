@@ -158,9 +158,9 @@ def test_each_edit_fits_and_keeps_the_global_batch(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("is_short", [False, True])
+@pytest.mark.parametrize(("target", "is_short"), [("cpu", False), ("cpu", True), ("gpu", False)])
 def test_each_edit_names_the_loop_that_the_device_would_not_choose(
-    is_short: bool, monkeypatch: pytest.MonkeyPatch
+    target: str, is_short: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A start has the concrete values of "auto", but `train.json` does not."""
     mesh = mesh_of(1)
@@ -168,15 +168,17 @@ def test_each_edit_names_the_loop_that_the_device_would_not_choose(
     if is_short:  # too little memory to unroll layers, unless the microbatch is halved
         kept = layer_loop._kept_bytes(asked.train, MODEL)
         monkeypatch.setattr(layer_loop, "memory_bytes", lambda: 1.5 * kept)
-    chosen = layer_loop.layer_loop(asked.train, MODEL)
-    assert chosen.unroll == (1 if is_short else 4)
-    started = asked.train.model_copy(update=chosen.as_keys())
-    config = RunConfig(MODEL, started)
-    found = list(edits(config, mesh, memory_of(config, mesh).total * 0.8))
-    assert found
-    for edit in found:
-        changed = type(started).model_validate({**asked.train.as_json(), **edit.keys})
-        assert memory_of(RunConfig(MODEL, changed), mesh) == edit.memory
+    with trace_for(Target(target, "9.0")):
+        chosen = layer_loop.layer_loop(asked.train, MODEL)
+        assert chosen.unroll == (1 if is_short else 4)
+        started = asked.train.model_copy(update=chosen.as_keys())
+        config = RunConfig(MODEL, started)
+        found = list(edits(config, mesh, memory_of(config, mesh).total * 0.8))
+        assert found
+        for edit in found:
+            changed = type(started).model_validate({**asked.train.as_json(), **edit.keys})
+            assert memory_of(RunConfig(MODEL, changed), mesh) == edit.memory
+            assert target == "cpu" or "scan_unroll" not in edit.keys
 
 
 @pytest.mark.long

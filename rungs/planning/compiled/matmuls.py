@@ -34,7 +34,7 @@ def matmuls_of(module: Module, computation: str, instruction: Instruction) -> It
     Raises:
         ValueError: its text has a matmul that this module cannot count.
     """
-    if instruction.opcode == "fusion":
+    if instruction.is_fusion:
         for _, called in instruction.called():
             for inner in module.computations[called]:
                 yield from matmuls_of(module, called, inner)

@@ -25,8 +25,8 @@ _FREE_TARGETS = (
     "GatherScatterIndicesBitpacked",
 )
 """What libtpu's custom calls that compute nothing are called."""
-_ELEMENTWISE = ("convert", "select")
-"""Opcodes of operations that may stand before a slice."""
+_LOOKED_THROUGH = ("convert", "select")
+"""Opcodes of elementwise operations that stand before slices."""
 _SLICES = ("slice", "dynamic-slice", "gather", "slice-start")
 _UPDATES = {"dynamic-update-slice": 1, "scatter": 2}
 """Opcodes that change a part of their first operand, and which operand has the part."""
@@ -87,7 +87,7 @@ def _read_through(module: Module, computation: str, user: Instruction, name: str
     goes through an elementwise operation it reads what is read of the result."""
     if user.opcode == "bitcast":
         return _read_of(module, computation, user.name)
-    if user.opcode not in _ELEMENTWISE or user.is_root:
+    if user.opcode not in _LOOKED_THROUGH or user.is_root:
         return _read_by(module, computation, user, name)
     whole, result = (
         tiled_bytes_of(module.find(computation, name).result),

@@ -131,7 +131,5 @@ def test_the_options_for_gpus_are_ones_that_xla_can_read() -> None:
     lowered: Any = jax.jit(lambda x: x + 1).lower(1.0)
     options = targets.options("gpu", microbatches=1)
     lowered.compile(options)
-    # one of the two names under which XLA has each of the three
-    assert len([name for name in options if "_pipeline" in name]) == 3
     with pytest.raises(jax.errors.JaxRuntimeError, match="not a valid"):
         lowered.compile({name: "none" for name in options if "_pipeline" in name})

@@ -1,0 +1,50 @@
+"""Times of kernels, added up by the part of the step that they belong to."""
+
+from benchmarks.step_cost.profiled_step import (
+    OTHER,
+    SHARED,
+    Kernel,
+    longest,
+    part_by_name,
+    table,
+)
+from rungs.planning.compiled.hlo import Module
+from rungs.planning.compiled.roofline import Work
+
+PROGRAM = """
+ENTRY %main {
+  %x = f32[8,16]{1,0} parameter(0)
+  %norm = f32[8,16]{1,0} tanh(%x), metadata={op_name="jit(train_step)/norm/tanh" deduplicated_name="one"}
+  %loss = f32[8,16]{1,0} tanh(%norm), metadata={op_name="jit(train_step)/loss/tanh" deduplicated_name="two"}
+  %again = f32[8,16]{1,0} tanh(%loss), metadata={op_name="jit(train_step)/loss/tanh" deduplicated_name="two"}
+  ROOT %last = f32[8,16]{1,0} tanh(%again), metadata={op_name="jit(train_step)/optimizer/tanh" deduplicated_name="one"}
+}
+"""  # noqa: E501 — as compilers write it
+PARTS = part_by_name(Module.parse(PROGRAM))
+
+
+def test_a_kernel_that_parts_share_belongs_to_none_of_them() -> None:
+    assert PARTS["norm"] == "norms and the rest"
+    assert PARTS["last"] == "optimizer"
+    assert PARTS["two"] == "head and loss"
+    assert PARTS["one"] == SHARED
+
+
+def test_times_are_those_of_a_step_next_to_the_least() -> None:
+    found = [
+        *[Kernel("k", "loss", 0.004)] * 2,
+        *[Kernel("k", "two", 0.002)] * 2,
+        Kernel("memset", "", 0.004),
+    ]
+    bounds = {"head and loss": Work(0, 0, 0.001, 0.002, 0.003)}
+    lines = [line.split() for line in table(found, PARTS, 2, bounds).splitlines()]
+    assert lines[1] == ["head", "and", "loss", "6.00", "75.0%", "2.00", "3.00", "2.00"]
+    assert lines[2] == [*OTHER.split(), "2.00", "25.0%"]
+    assert lines[3] == ["sum", "8.00", "100.0%", "2.00", "3.00", "2.67"]
+
+
+def test_the_longest_kernels_come_first_with_all_their_runs() -> None:
+    found = [Kernel("a", "norm", 0.003), *[Kernel("b", "loss", 0.002)] * 4]
+    lines = longest(found, PARTS, 2, 2).splitlines()
+    assert lines[1].split() == ["head", "and", "loss", "loss", "b", "2", "4.00"]
+    assert lines[2].split()[-3:] == ["a", "0", "1.50"]
