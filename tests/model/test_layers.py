@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rungs.model.layers import Linear, scaled_normal
+from rungs.model.layers import Linear, LowRank, LowRankParam, scaled_normal
 from rungs.parallel.target_device import Target, trace_for
 
 ROWS, INPUTS, OUTPUTS = 64, 48, 32
@@ -85,6 +85,19 @@ def test_on_a_gpu_matmuls_round_what_is_rounded_next(target: Target) -> None:
     results = sorted(re.findall(r":(\w+)\[[\d,]*\] = dot_general", text))
     rounded = "bf16" if target.platform == "gpu" else "f32"
     assert results == sorted([rounded, rounded, "f32"])  # y, and the gradients of x and the kernel
+
+
+def test_what_is_added_up_stays_float32_on_a_gpu() -> None:
+    def apply(x: jax.Array) -> jax.Array:
+        made = linear()
+        shapes = (INPUTS, 4), (4, OUTPUTS)
+        down, up = (LowRankParam(jnp.ones(shape), inputs=1, axes=("emb", "")) for shape in shapes)
+        made.low_rank = LowRank(down, up, 0.5)
+        return made(x)
+
+    with trace_for(TARGETS[1], is_compiled=True):
+        text = str(jax.make_jaxpr(apply)(arguments()[2]))
+    assert re.findall(r":(\w+)\[[\d,]*\] = dot_general", text) == ["f32"] * 3
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda it: it.platform)

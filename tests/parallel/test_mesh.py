@@ -13,7 +13,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from rungs.config.run_config import RunConfig
 from rungs.config.sharding_config import Mode, ShardingConfig
 from rungs.model.gpt import GPT
-from rungs.parallel.mesh import MESH_AXIS_NAMES, create_mesh
+from rungs.parallel.mesh import MESH_AXIS_NAMES, abstract_mesh, create_mesh
 from rungs.parallel.sharding import (
     Layout,
     get_sharding_config_for_mode,
@@ -159,6 +159,12 @@ def assert_all_sharded_as_listed(
                 assert array.shape == ()
             moments |= {name} if of != name else set()
     assert len(moments) == 2 * len(names) * (len(modules) - 1)
+
+
+def test_a_mesh_without_devices_is_like_one_with_devices() -> None:
+    mesh = abstract_mesh((4, 2), MESH_AXIS_NAMES)
+    assert mesh == create_mesh((4, 2)).abstract_mesh.update(abstract_device=mesh.abstract_device)
+    assert set(mesh.axis_types) == {AxisType.Auto}
 
 
 @pytest.mark.parametrize(("architecture", "mode"), ALL_PLACES)

@@ -8,15 +8,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import Array
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from rungs.parallel.mesh import abstract_mesh
 from rungs.planning.compiled import targets
 from rungs.planning.compiled.collectives import collectives, summary
 from rungs.planning.compiled.overlap import OverlapTraffic, overlap_summary, overlaps
 from rungs.planning.hardware import device_by_name
 
 targets.prepare()
-MESH = AbstractMesh((4, 2), ("data", "tensor"))
+MESH = abstract_mesh((4, 2), ("data", "tensor"))
 GROUPS = "replica_groups=[2,4]<=[4,2]T(1,0)"  # along data
 ADD = """%add (x: f32[], y: f32[]) -> f32[] {
   %x = f32[] parameter(0)
