@@ -6,7 +6,8 @@ loop, no such copies are made, but compiling takes longer. So on CPUs and GPUs a
 unrolled.
 
 XLA's CPU compiler also widens to float32 what a loop keeps, and without a loop it undoes
-rematerialization. So there, if there is memory for that, unrolled layers recompute nothing.
+rematerialization. So there, if there is memory for that, unrolled layers recompute nothing. On a GPU
+unrolled layers with remat "full" would need more memory than a loop.
 
 Layers whose weights are gathered stay in a loop: without one, those of all layers would be gathered
 at once. docs/performance.md says what all of this brings.
@@ -51,7 +52,7 @@ def layer_loop(
     platform = target_device.platform()
     if platform == "cpu":
         return _on_cpu(train, model, recorded)
-    unrolls = platform == "gpu" and _may_unroll(train, model)
+    unrolls = platform == "gpu" and _may_unroll(train, model) and train.remat != "full"
     return _with_defaults(train, LayerLoop("dots", periods(model) if unrolls else 1))
 
 
@@ -69,13 +70,6 @@ def _with_defaults(train: OptimizationConfig, defaults: LayerLoop) -> LayerLoop:
         defaults.remat if train.remat == AUTO else train.remat,
         defaults.unroll if train.scan_unroll == AUTO else train.scan_unroll,
     )
-
-
-def with_remat(loop: LayerLoop, remat: Remat) -> LayerLoop:
-    """Return a loop with another remat. On a CPU it is not unrolled, which would undo that."""
-    if remat == loop.remat or target_device.platform() != "cpu":
-        return loop._replace(remat=remat)
-    return LayerLoop(remat, 1)
 
 
 def periods(model: ModelConfig) -> int:

@@ -18,7 +18,7 @@ from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import RunConfig
 from rungs.config.sharding_config import ShardingConfig
 from rungs.config.train_config import TrainConfig
-from rungs.model.layer_loop import LayerLoop, kept_scores, layer_loop, with_remat
+from rungs.model.layer_loop import LayerLoop, kept_scores, layer_loop
 from rungs.model.remat import settings_from
 from rungs.parallel.devices import memory_bytes
 from rungs.parallel.gpu_memory import share_advice
@@ -146,7 +146,7 @@ def _edits_of_sharding(
     settings = settings_from(chosen.remat)
     estimates = MemoryEstimates(RunConfig(model, base), mesh, settings, stored)
     for remat in settings:
-        loop = LayerLoop(remat, 1) if sharding else with_remat(chosen, remat)
+        loop = chosen if remat == chosen.remat and not sharding else LayerLoop(remat, 1)
         for size in _microbatch_sizes(base, mesh.shape["data"]):
             split = _split(base, size)
             train = base.model_copy(update=loop.as_keys() | split)
@@ -162,13 +162,15 @@ def _loop_keys(
     """Return the keys that an edit needs to get a loop. `own` has the concrete values also of what
     `train.json` leaves to the device, which may choose others for the edited run."""
     chosen = layer_loop(own, model)
-    is_automatic = _automatic_loop(own, model) == chosen
-    without = _automatic_loop(edited, model) if is_automatic else chosen
-    return dict(loop.as_keys().items() - without.as_keys().items())
+    if _loop_of({}, own, model) != chosen:
+        return dict(loop.as_keys().items() - chosen.as_keys().items())
+    fewest: list[dict[str, Any]] = [{}, {"remat": loop.remat}]
+    return next((it for it in fewest if _loop_of(it, edited, model) == loop), loop.as_keys())
 
 
-def _automatic_loop(train: TrainConfig, model: ModelConfig) -> LayerLoop:
-    return layer_loop(train.model_copy(update={"remat": AUTO, "scan_unroll": AUTO}), model)
+def _loop_of(keys: dict[str, Any], train: TrainConfig, model: ModelConfig) -> LayerLoop:
+    """Return the loop of a run whose `train.json` has no other keys for it."""
+    return layer_loop(train.model_copy(update={"remat": AUTO, "scan_unroll": AUTO} | keys), model)
 
 
 def device_bytes(mesh: Mesh) -> float:

@@ -68,7 +68,7 @@ def test_a_cpu_unrolls_layers_that_are_not_gathered_unless_told_otherwise(
     ("given", "expected"),
     [
         ({}, LayerLoop("dots", 4)),
-        ({"remat": "full"}, LayerLoop("full", 4)),
+        ({"remat": "full"}, LayerLoop("full", 1)),
         ({"remat": "none"}, LayerLoop("none", 4)),
         ({"scan_unroll": 1}, IN_A_LOOP),
         ({"sharding": {"mode": "dp", "data": 2}}, LayerLoop("dots", 4)),
