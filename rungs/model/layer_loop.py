@@ -6,8 +6,8 @@ loop, no such copies are made, but compiling takes longer. So on CPUs and GPUs a
 unrolled.
 
 XLA's CPU compiler also widens to float32 what a loop keeps, and without a loop it undoes
-rematerialization. So there, if there is memory for that, unrolled layers recompute nothing. On a GPU
-unrolled layers with remat "full" would need more memory than a loop.
+rematerialization. So there, if there is memory for that, unrolled layers recompute nothing. On a
+GPU unrolled layers with remat "full" would need more memory than a loop.
 
 Layers whose weights are gathered stay in a loop: without one, those of all layers would be gathered
 at once. docs/performance.md says what all of this brings.
