@@ -51,7 +51,7 @@ SHARED = "of several parts"
 KERNEL_NAME = re.compile(r'deduplicated_name="([^"]+)"')
 WARM_UP = 3
 UTILIZATION = 0.4
-"""That a forecast assumes; nothing here depends on it."""
+"""What a forecast must be given; it has no effect here."""
 
 
 class Kernel(NamedTuple):
@@ -71,7 +71,7 @@ class Kernel(NamedTuple):
     "--kernels",
     default=0,
     type=click.IntRange(0),
-    help="Also list so many kernels: those that take longest.",
+    help="Also list this many of the longest kernels.",
 )
 def main(run: Path, turns: int, steps: int, kernels: int) -> None:
     """Print how long RUN's step takes, and how long each part of it."""
@@ -86,7 +86,7 @@ def main(run: Path, turns: int, steps: int, kernels: int) -> None:
     seconds = unprofiled(config, mesh, turns, steps)
     click.echo(f"{run} on {device.device_kind}: {config.tokens_per_step:,} tokens a step")
     click.echo(f"seconds of a step: {spread(seconds, 4)}")
-    # the profiler does not see into graphs of kernels
+    # the profiler does not see inside CUDA graphs
     options = {"xla_gpu_enable_command_buffer": ""} if device.platform == "gpu" else {}
     step = RunningStep.create(config, mesh, **options)
     program = step.compiled.compiled.as_text()

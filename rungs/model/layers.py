@@ -106,8 +106,8 @@ class Linear(nnx.Module):
             y = y + self.bias[...]
         y = y.astype(x.dtype)
         if self.bias is not None:
-            # else its gradient is summed up together with the computation of y's, which then writes
-            # in float32 what both need
+            # else XLA sums up the bias's gradient in the kernel that computes that of y, and writes
+            # what both need in float32
             y = gpu_gradient_barrier(y)
         # heads side by side, because TPUs pad the last axis of what they store to 128 elements
         rows = x.shape[: x.ndim - self.kernel.inputs]

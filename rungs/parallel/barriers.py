@@ -1,5 +1,5 @@
-"""Barriers to the optimizations of XLA's compilers, where they cost time or memory. On other
-platforms they do nothing."""
+"""Barriers that keep XLA from fusing, where that costs time or memory. Each acts on one platform
+and does nothing on others."""
 
 from typing import TypeVar
 

@@ -30,8 +30,8 @@ FORMER_NAMES = {
     "xla_gpu_pipeline_all_reduce": "xla_gpu_enable_pipelined_all_reduce",
     "xla_gpu_pipeline_reduce_scatter": "xla_gpu_enable_pipelined_reduce_scatter",
 }
-"""What these flags, then with the value true, are called before jaxlib 0.11.1. It still takes the
-former names, which do nothing."""
+"""Their names before jaxlib 0.11.1, with the value true. Later versions accept these names and
+ignore them."""
 _AS_OPTION: dict[FlagValue, FlagValue] = {"on": "COLLECTIVE_PIPELINING_MODE_ON"}
 """Values that options of `jax.stages.Lowered.compile` write in another way."""
 _PLUGINS = "jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12"

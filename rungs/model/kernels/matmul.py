@@ -37,7 +37,7 @@ def matmul(x_MI: Array, kernel_IO: Array | StoredMatrix, dtype: DTypeLike = jnp.
 def rounded_dtype(dtype: DTypeLike) -> DTypeLike:
     """Return the dtype in which a matmul is to write what will then be rounded to `dtype`, possibly
     after a bias is added, which is one rounding more. On a GPU the next kernel would read twice as
-    much from memory; elsewhere writing 16 bits is slower, or changes nothing."""
+    much from memory; elsewhere writing 16 bits gains little or is slower."""
     return dtype if target_device.platform() == "gpu" else jnp.float32
 
 
