@@ -18,10 +18,12 @@ import pytest
 from rungs.common import run_log
 from rungs.optim import precision
 from rungs.parallel import jax_setup
+from tests.support import triton_lowering
 from tests.support.charts import draw_no_charts
 
 jax.config.update("jax_num_cpu_devices", 8)
 jax_setup.enable_compilation_cache()
+triton_lowering.allow_on_cpus()
 precision.fastest_dtype = lambda: "float32"  # the same on every machine
 
 

@@ -127,7 +127,8 @@ def test_a_step_runs_each_kernel_once_per_layer(mode: str, remat: str, forwards:
     kinds = {"layer_pattern": ["sliding", "global"], "sliding_window": 16, "n_layers": 4}
     model = model_config(context_length=128, attention_soft_cap=50.0, n_kv_heads=1, **kinds)
     sharding = {"mode": mode, "data": 2, "tensor": 1}
-    train = train_config(compute_dtype="bfloat16", sharding=sharding, remat=remat)
+    loop = {"remat": remat, "scan_unroll": 1}
+    train = train_config(compute_dtype="bfloat16", sharding=sharding, **loop)
     mesh = mesh_of(2)
     with target_device.trace_for(AMPERE, is_compiled=True):
         state = AbstractState(RunConfig(model, train), 1, mesh)
