@@ -1,10 +1,7 @@
 """The folder of a mirror: a path, `s3://`, `gs://`, `hf://` or any other URL that fsspec knows."""
 
 import contextlib
-import time
 from pathlib import Path, PurePosixPath
-
-import fsspec
 
 from rungs.checkpointing.checkpoint_folder import CHECKPOINT_GLOB, IMPORTED
 from rungs.checkpointing.manifest import META_FILE
@@ -15,21 +12,6 @@ CHECKPOINTS, ASIDE, RECORD_FILE = "checkpoints", "aside", "mirror.json"
 _NOT_MIRRORED = (ASIDE, "train.lock", "holder.lock", RECORD_FILE)
 _CHECKPOINT = f"{CHECKPOINTS}/{CHECKPOINT_GLOB}"
 _PARTIAL = ".partial"
-
-
-class Progress(fsspec.Callback):
-    """Notes when an upload moved on.
-
-    Attributes:
-        moved_at: when, on the monotonic clock, in seconds.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.moved_at = time.monotonic()
-
-    def call(self, *_: object, **__: object) -> None:
-        self.moved_at = time.monotonic()
 
 
 class MirrorFolder:
@@ -48,6 +30,11 @@ class MirrorFolder:
     """
 
     def __init__(self, url: str) -> None:
+        # fsspec takes a moment to import, and most runs have no mirror
+        import fsspec
+
+        from rungs.mirror.upload_progress import Progress
+
         self.progress = Progress()
         self.url = url.rstrip("/") or url
         self._is_local = fsspec.utils.get_protocol(url) in ("file", "local")

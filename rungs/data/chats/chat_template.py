@@ -9,16 +9,10 @@ without marks, the content of each assistant message is found by rendering the c
 content in its place.
 """
 
-import datetime
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
-
-import jinja2
-import jinja2.ext
-import jinja2.nodes
-import jinja2.sandbox
 
 from rungs.common.errors import UserError, reason
 from rungs.common.paths import is_file
@@ -61,18 +55,10 @@ class ChatTemplate:
 
     def __init__(self, source: str, special_tokens: dict[str, str]) -> None:
         self.source, self.special_tokens = source, special_tokens
-        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-            trim_blocks=True,
-            lstrip_blocks=True,
-            extensions=[_GenerationMarks, jinja2.ext.loopcontrols],
-        )
-        environment.filters["tojson"] = _to_json
-        environment.globals["raise_exception"] = _raise_exception
-        environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
-        try:
-            self._template = environment.from_string(source)
-        except jinja2.TemplateError as error:
-            raise UserError(f"the chat template is not valid: {reason(error)}") from None
+        # Jinja takes a moment to import, and most runs have no template
+        from rungs.data.chats.template_sandbox import compile_template
+
+        self._template = compile_template(source, _MARK)
 
     @classmethod
     def load(cls, place: Path | str, file: Path | None = None) -> Self:
@@ -162,21 +148,6 @@ class ChatTemplate:
         return len(before), end
 
 
-class _GenerationMarks(jinja2.ext.Extension):
-    """{% generation %} … {% endgeneration %}, which puts a mark before and after its text."""
-
-    tags = {"generation"}  # noqa: RUF012 — as Jinja declares it
-
-    def parse(self, parser: Any) -> jinja2.nodes.Node:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        call = self.call_method("_marked")
-        return jinja2.nodes.CallBlock(call, [], [], body).set_lineno(line)
-
-    def _marked(self, caller: Callable[[], str]) -> str:
-        return f"{_MARK}{caller()}{_MARK}"
-
-
 def _without_marks(marked: str) -> tuple[str, list[Span]]:
     """Return a text without its marks, and the places of what was between two of them."""
     parts, spans, length = marked.split(_MARK), list[Span](), 0
@@ -212,12 +183,3 @@ def _special_tokens(keys: dict[str, Any]) -> dict[str, str]:
         for key, value in named.items()
     }
     return {key: text for key, text in texts.items() if isinstance(text, str)}
-
-
-def _to_json(value: Any, indent: int | None = None, **options: Any) -> str:
-    """Return JSON without HTML's escapes, which Jinja's own filter makes."""
-    return json.dumps(value, ensure_ascii=False, indent=indent, **options)
-
-
-def _raise_exception(message: str) -> None:
-    raise jinja2.TemplateError(message)
