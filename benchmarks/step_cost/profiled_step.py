@@ -50,8 +50,6 @@ SHARED = "of several parts"
 """Kernels that instructions of different parts share."""
 KERNEL_NAME = re.compile(r'deduplicated_name="([^"]+)"')
 WARM_UP = 3
-UTILIZATION = 0.4
-"""What a forecast must be given; it has no effect here."""
 
 
 class Kernel(NamedTuple):
@@ -121,7 +119,8 @@ def least_time(run: RunFolder, config: RunConfig, mesh: Mesh, program: str) -> R
     hardware, sharding = device_of_kind(mesh.devices.flat[0].device_kind), config.train.sharding
     if hardware is None or sharding is None:
         return None
-    planned = forecast(run, config, hardware, sharding, find_datasets_dir(), UTILIZATION)
+    # the utilization has no effect here
+    planned = forecast(run, config, hardware, sharding, find_datasets_dir(), utilization=1.0)
     return roofline(program, hardware, step_flops(planned))
 
 
@@ -140,16 +139,13 @@ def profiled(step: RunningStep, steps: int, module: Module) -> list[Kernel]:
 
 def kernels_of(profile: ProfileData) -> Iterator[Kernel]:
     """Yield what ran on the device: on a GPU in its streams, on a CPU in threads of the host."""
-    planes = {plane.name: plane for plane in profile.planes}
-    devices = [plane for name, plane in planes.items() if name.startswith("/device:")]
-    for plane in devices or [planes["/host:CPU"]]:
-        for line in plane.lines:
-            if devices and not line.name.startswith("Stream"):
-                continue
-            for event in line.events:
-                instruction = next((str(it) for name, it in event.stats if name == "hlo_op"), "")
-                if instruction or devices:
-                    yield Kernel(event.name, instruction, event.duration_ns / 1e9)
+    lines = [(plane.name, line) for plane in profile.planes for line in plane.lines]
+    streams = [line for _, line in lines if line.name.startswith("Stream")]
+    threads = [line for plane, line in lines if plane == "/host:CPU"]
+    for event in itertools.chain.from_iterable(line.events for line in streams or threads):
+        instruction = next((str(it) for name, it in event.stats if name == "hlo_op"), "")
+        if instruction or streams:
+            yield Kernel(event.name, instruction, event.duration_ns / 1e9)
 
 
 def part_by_name(module: Module) -> dict[str, str]:

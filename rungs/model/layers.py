@@ -102,13 +102,7 @@ class Linear(nnx.Module):
         y = psum_if_split(contract(x, self.kernel, dtype), self.kernel)
         if self.low_rank is not None:
             y = y + self.low_rank(x)
-        if self.bias is not None:
-            y = y + self.bias[...]
-        y = y.astype(x.dtype)
-        if self.bias is not None:
-            # else XLA sums up the bias's gradient in the kernel that computes that of y, and writes
-            # what both need in float32
-            y = gpu_gradient_barrier(y)
+        y = y.astype(x.dtype) if self.bias is None else _add_bias(y, self.bias[...], x.dtype)
         # heads side by side, because TPUs pad the last axis of what they store to 128 elements
         rows = x.shape[: x.ndim - self.kernel.inputs]
         return save_for_backward(y.reshape(*rows, -1)).reshape(y.shape)
@@ -238,6 +232,12 @@ def contract(x: Array, matrix: nnx.Param, dtype: DTypeLike = jnp.float32) -> Arr
         kernel = kernel.reshape(math.prod(inputs), -1)
     y_MO = matmul(x.reshape(math.prod(rows), -1), kernel, dtype)
     return y_MO.reshape(*rows, *outputs)
+
+
+def _add_bias(y: Array, bias: Array, dtype: DTypeLike) -> Array:
+    """Return y + bias in `dtype`. Without the barrier XLA would sum up the bias's gradient in the
+    kernel that computes that of y, and write what both need in float32."""
+    return gpu_gradient_barrier((y + bias).astype(dtype))
 
 
 def psum_if_split(y: Array, matrix: nnx.Param) -> Array:

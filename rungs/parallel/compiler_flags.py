@@ -63,7 +63,7 @@ def gpu_flags(microbatches: int) -> dict[str, FlagValue]:
     if microbatches > 1:
         return {}
     own = re.findall(r"--(\w+)", os.environ.get("XLA_FLAGS", ""))
-    flags = GPU_FLAGS if _version("jaxlib") >= (0, 11, 1) else _with_former_names(GPU_FLAGS)
+    flags = GPU_FLAGS if _jaxlib_version() >= (0, 11, 1) else _with_former_names(GPU_FLAGS)
     return {name: value for name, value in flags.items() if name not in own}
 
 
@@ -72,8 +72,8 @@ def _with_former_names(flags: dict[str, FlagValue]) -> dict[str, FlagValue]:
     return former | {name: value for name, value in flags.items() if name not in FORMER_NAMES}
 
 
-def _version(distribution: str) -> tuple[int, ...]:
-    return tuple(map(int, re.findall(r"\d+", importlib.metadata.version(distribution))[:3]))
+def _jaxlib_version() -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", importlib.metadata.version("jaxlib"))[:3]))
 
 
 def _libraries() -> list[Path]:

@@ -1,9 +1,13 @@
 """Times of kernels, added up by the part of the step that they belong to."""
 
+from types import SimpleNamespace
+from typing import Any
+
 from benchmarks.step_cost.profiled_step import (
     OTHER,
     SHARED,
     Kernel,
+    kernels_of,
     longest,
     part_by_name,
     table,
@@ -21,6 +25,27 @@ ENTRY %main {
 }
 """  # noqa: E501 — as compilers write it
 PARTS = part_by_name(Module.parse(PROGRAM))
+
+
+def line(name: str, *kernels: tuple[str, str, float]) -> SimpleNamespace:
+    """A thread or stream, with kernels, their instructions and nanoseconds."""
+    events = [
+        SimpleNamespace(name=name, stats=[("hlo_op", op)] if op else [], duration_ns=time)
+        for name, op, time in kernels
+    ]
+    return SimpleNamespace(name=name, events=events)
+
+
+def test_a_gpu_has_kernels_in_its_streams_and_a_cpu_in_its_threads() -> None:
+    threads = line("thread", ("tanh", "norm", 3e6), ("python", "", 9e6))
+    streams = line("Stream #13", ("tanh_1", "norm", 2e6), ("memset", "", 1e6))
+    summary = line("XLA Ops", ("norm", "norm", 2e6))
+    host = SimpleNamespace(name="/host:CPU", lines=[threads])
+    gpu = SimpleNamespace(name="/device:GPU:0", lines=[streams, summary])
+    on_cpu: Any = SimpleNamespace(planes=[host])
+    on_gpu: Any = SimpleNamespace(planes=[gpu, host])
+    assert [*kernels_of(on_cpu)] == [Kernel("tanh", "norm", 0.003)]
+    assert [*kernels_of(on_gpu)] == [Kernel("tanh_1", "norm", 0.002), Kernel("memset", "", 0.001)]
 
 
 def test_a_kernel_that_parts_share_belongs_to_none_of_them() -> None:

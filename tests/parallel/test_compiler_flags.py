@@ -17,7 +17,7 @@ FORMER = FORMER_NAMES[FIRST]
 def libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Two libraries that know every flag, as if there were a plugin for GPUs."""
     monkeypatch.delenv("XLA_FLAGS", raising=False)
-    monkeypatch.setattr(compiler_flags, "_version", lambda _: (0, 11, 1))
+    monkeypatch.setattr(compiler_flags, "_jaxlib_version", lambda: (0, 11, 1))
     found = [tmp_path / "plugin.so", tmp_path / "jaxlib.so"]
     for path in found:
         names = (*GPU_FLAGS, *FORMER_NAMES.values())
@@ -49,7 +49,7 @@ def test_the_users_own_flags_stay(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("libraries")
 def test_older_libraries_get_former_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiler_flags, "_version", lambda _: (0, 11, 0))
+    monkeypatch.setattr(compiler_flags, "_jaxlib_version", lambda: (0, 11, 0))
     monkeypatch.setenv("XLA_FLAGS", f"--{FORMER}=false")
     found = flags_set()
     assert len(found) == len(GPU_FLAGS)

@@ -89,11 +89,8 @@ def _read_through(module: Module, computation: str, user: Instruction, name: str
         return _read_of(module, computation, user.name)
     if user.opcode not in _LOOKED_THROUGH or user.is_root:
         return _read_by(module, computation, user, name)
-    whole, result = (
-        tiled_bytes_of(module.find(computation, name).result),
-        tiled_bytes_of(user.result),
-    )
-    return whole * _read_of(module, computation, user.name) // max(result, 1)
+    whole = tiled_bytes_of(module.find(computation, name).result)
+    return whole * _read_of(module, computation, user.name) // max(tiled_bytes_of(user.result), 1)
 
 
 def _written_by(module: Module, computation: str, instruction: Instruction) -> int:

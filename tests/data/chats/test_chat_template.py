@@ -78,6 +78,20 @@ def test_a_template_that_changes_with_the_answer_is_refused() -> None:
             ChatTemplate(source, {}).render_answers(talk)
 
 
+def test_a_template_may_mark_its_answers() -> None:
+    """This one would be refused without marks."""
+    source = (
+        "{% for m in messages %}{{ m.content | length }} {% if m.role == 'assistant' %}"
+        "{% generation %}{{ m.content }}.{% endgeneration %}{% else %}{{ m.content }} {% endif %}"
+        "{% endfor %}"
+    )
+    talk = [Message("user", "hi"), Message("assistant", "so and so")]
+    found = ChatTemplate(source, {}).render_answers(talk)
+    assert found.text == ChatTemplate(source, {}).render(talk) == "2 hi 9 so and so."
+    assert [found.text[slice(*span)] for span in found.answers] == ["so and so."]
+    assert found.are_marked
+
+
 @pytest.mark.parametrize(
     ("source", "problem"),
     [
