@@ -55,8 +55,15 @@ def restore_priority(process: subprocess.Popen[str]) -> None:
     """Give the session of a program that `start_python` started the priority of this one, where
     sessions have one: a process's own niceness may not be lowered again."""
     with contextlib.suppress(OSError):
-        niceness = int(Path(_AUTOGROUP.format("self")).read_text().split()[-1])
+        niceness = _group_priority(Path(_AUTOGROUP.format("self")))
         _set_group_priority(Path(_AUTOGROUP.format(process.pid)), niceness)
+
+
+def _group_priority(autogroup: Path) -> int:
+    """Return the niceness of a session. The first one of a machine has no autogroup: its file is
+    empty, and it shares the processors as a session with niceness 0 does."""
+    words = autogroup.read_text().split()
+    return int(words[-1]) if words else 0
 
 
 def _set_group_priority(autogroup: Path, niceness: int) -> None:

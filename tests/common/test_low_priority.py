@@ -36,12 +36,21 @@ def test_its_session_has_the_lowest_priority_too() -> None:
 
 
 @pytest.mark.skipif(not AUTOGROUP.exists(), reason="this kernel has no autogroups")
-def test_its_session_can_get_the_priority_of_this_one_again() -> None:
+@pytest.mark.parametrize(("own", "expected"), [("/autogroup-801 nice 3\n", "3"), ("", "0")])
+def test_its_session_can_get_the_priority_of_this_one_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, own: str, expected: str
+) -> None:
+    """A machine's first session, in which services may run, has an empty file."""
     what = f"text = pathlib.Path('{AUTOGROUP}').read_text()"
     process = start_python(["-c", SHOW.format(what=what)], {}, subprocess.PIPE)
+    autogroup = tmp_path / "self" / "autogroup"
+    autogroup.parent.mkdir()
+    autogroup.write_text(own)
+    (tmp_path / f"{process.pid}").symlink_to(f"/proc/{process.pid}")
+    monkeypatch.setattr(low_priority, "_AUTOGROUP", f"{tmp_path}/{{}}/autogroup")
     restore_priority(process)
     _, text = process.communicate("\n")
-    assert text.split()[-1] == AUTOGROUP.read_text().split()[-1] != f"{LOWEST}"
+    assert text.split()[-1] == expected
 
 
 def test_another_change_of_priority_just_before_is_waited_for(
