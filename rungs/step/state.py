@@ -120,7 +120,7 @@ class AbstractModel:
     def __init__(self, config: ModelConfig, layout: Layout | None = None) -> None:
         self._model = abstract_model(config)
         self.weights = _abstract_arrays(nnx.state(self._model), layout or Layout.of(None))
-        self.shapes = shapes_of(config)
+        self.shapes = _shapes(self._model, config.vocab_size)
 
     def fill(self, weights: Arrays) -> GPT:
         """Return the model with these parameters, in the dtypes they have."""
