@@ -1,8 +1,6 @@
 """Flags of XLA's GPU compiler, so that devices compute while they send each other weights.
 
-They are for steps of one microbatch. With several, the compiler also pipelines the loop over
-microbatches and has the activations of two of them in memory. `XLA_FLAGS` in the environment
-overrides any flag. docs/performance.md says what they bring.
+`XLA_FLAGS` in the environment overrides any flag. docs/performance.md says what they bring.
 """
 
 import importlib.metadata
@@ -14,6 +12,12 @@ from pathlib import Path
 
 FlagValue = bool | int | str
 GPU_FLAGS: dict[str, FlagValue] = {
+    # A pass since jaxlib 0.11, which lets copies run beside other kernels: collectives then run
+    # beside these copies, and end before the matmuls that should hide them. Earlier versions ignore
+    # the name.
+    "xla_disable_hlo_passes": "dynamic-slice-copy-fusion-async-wrapper",
+}
+PIPELINING_FLAGS: dict[str, FlagValue] = {
     # The loop over layers gathers the weights of the next layer while it computes one, and adds up
     # the gradients of the layer before.
     "xla_gpu_pipeline_all_gather": "on",
@@ -24,7 +28,9 @@ GPU_FLAGS: dict[str, FlagValue] = {
     # All weights of a layer of up to 64M parameters are gathered at once, but not the head.
     "xla_gpu_all_gather_combine_threshold_bytes": 128 << 20,
 }
-"""See also https://docs.nvidia.com/jax-toolbox/performance-profiling/gpu-performance."""
+"""For steps of one microbatch. With several, the compiler would also pipeline the loop over
+microbatches, and have the activations of two of them in memory. See also
+https://docs.nvidia.com/jax-toolbox/performance-profiling/gpu-performance."""
 FORMER_NAMES = {
     "xla_gpu_pipeline_all_gather": "xla_gpu_enable_pipelined_all_gather",
     "xla_gpu_pipeline_all_reduce": "xla_gpu_enable_pipelined_all_reduce",
@@ -60,16 +66,18 @@ def gpu_options(microbatches: int) -> dict[str, FlagValue]:
 
 def gpu_flags(microbatches: int) -> dict[str, FlagValue]:
     """Return the flags for a step of so many microbatches, without those that the user has set."""
-    if microbatches > 1:
-        return {}
     own = re.findall(r"--(\w+)", os.environ.get("XLA_FLAGS", ""))
-    flags = GPU_FLAGS if _jaxlib_version() >= (0, 11, 1) else _with_former_names(GPU_FLAGS)
+    flags = GPU_FLAGS if microbatches > 1 else GPU_FLAGS | PIPELINING_FLAGS
+    if _jaxlib_version() < (0, 11, 1):
+        flags = _with_former_names(flags)
     return {name: value for name, value in flags.items() if name not in own}
 
 
 def _with_former_names(flags: dict[str, FlagValue]) -> dict[str, FlagValue]:
-    former = dict.fromkeys(FORMER_NAMES.values(), True)
-    return former | {name: value for name, value in flags.items() if name not in FORMER_NAMES}
+    return {
+        FORMER_NAMES.get(name, name): True if name in FORMER_NAMES else value
+        for name, value in flags.items()
+    }
 
 
 def _jaxlib_version() -> tuple[int, ...]:

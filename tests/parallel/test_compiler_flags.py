@@ -6,11 +6,22 @@ from pathlib import Path
 import pytest
 
 from rungs.parallel import compiler_flags
-from rungs.parallel.compiler_flags import FORMER_NAMES, GPU_FLAGS, gpu_flags, set_gpu_flags
+from rungs.parallel.compiler_flags import (
+    FORMER_NAMES,
+    GPU_FLAGS,
+    PIPELINING_FLAGS,
+    FlagValue,
+    gpu_flags,
+    set_gpu_flags,
+)
 
-FIRST = next(iter(GPU_FLAGS))
-AS_TEXT = {name: str(value).lower() for name, value in GPU_FLAGS.items()}
+FIRST = next(iter(PIPELINING_FLAGS))
 FORMER = FORMER_NAMES[FIRST]
+ALL = GPU_FLAGS | PIPELINING_FLAGS
+
+
+def as_text(flags: dict[str, FlagValue]) -> dict[str, str]:
+    return {name: str(value).lower() for name, value in flags.items()}
 
 
 @pytest.fixture
@@ -20,7 +31,7 @@ def libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     monkeypatch.setattr(compiler_flags, "_jaxlib_version", lambda: (0, 11, 1))
     found = [tmp_path / "plugin.so", tmp_path / "jaxlib.so"]
     for path in found:
-        names = (*GPU_FLAGS, *FORMER_NAMES.values())
+        names = (*ALL, *FORMER_NAMES.values())
         path.write_bytes(b"\0".join(name.encode() for name in names))
     monkeypatch.setattr(compiler_flags, "_libraries", lambda: found)
     return found
@@ -35,8 +46,8 @@ def flags_set(microbatches: int = 1) -> dict[str, str]:
 
 @pytest.mark.usefixtures("libraries")
 def test_all_flags_are_set_once() -> None:
-    assert flags_set() == AS_TEXT
-    assert flags_set() == AS_TEXT
+    assert flags_set() == as_text(ALL)
+    assert flags_set() == as_text(ALL)
     assert os.environ["XLA_FLAGS"].count(FIRST) == 1
 
 
@@ -44,7 +55,7 @@ def test_all_flags_are_set_once() -> None:
 def test_the_users_own_flags_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XLA_FLAGS", f"--{FIRST}=false --xla_other=1")
     assert FIRST not in gpu_flags(microbatches=1)
-    assert flags_set() == {**AS_TEXT, FIRST: "false", "xla_other": "1"}
+    assert flags_set() == {**as_text(ALL), FIRST: "false", "xla_other": "1"}
 
 
 @pytest.mark.usefixtures("libraries")
@@ -52,7 +63,7 @@ def test_older_libraries_get_former_names(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(compiler_flags, "_jaxlib_version", lambda: (0, 11, 0))
     monkeypatch.setenv("XLA_FLAGS", f"--{FORMER}=false")
     found = flags_set()
-    assert len(found) == len(GPU_FLAGS)
+    assert len(found) == len(ALL)
     assert {name: found[name] for name in FORMER_NAMES.values()} == {
         FORMER: "false",
         **{name: "true" for name in FORMER_NAMES.values() if name != FORMER},
@@ -64,13 +75,15 @@ def test_flags_that_a_library_does_not_know_are_left_out(
     libraries: list[Path], library: int
 ) -> None:
     libraries[library].write_bytes(FIRST.encode())
-    assert flags_set() == {FIRST: AS_TEXT[FIRST]}
+    assert flags_set() == as_text({FIRST: ALL[FIRST]})
 
 
 @pytest.mark.usefixtures("libraries")
-def test_several_microbatches_have_none_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_loop_over_several_microbatches_is_not_pipelined(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("XLA_FLAGS", "--xla_other=1")
-    assert flags_set(microbatches=2) == {"xla_other": "1"}
+    assert flags_set(microbatches=2) == {**as_text(GPU_FLAGS), "xla_other": "1"}
 
 
 def test_without_a_plugin_nothing_is_set(monkeypatch: pytest.MonkeyPatch) -> None:

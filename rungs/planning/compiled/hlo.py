@@ -73,10 +73,12 @@ class Instruction(NamedTuple):
     def result(self) -> str:
         """Shape of what it returns; of an asynchronous start, of what the end will return.
 
-        A start returns (operands, results, …), except that of an all-reduce, and that of a copy,
-        which returns (result, operand, …): https://openxla.org/xla/async_ops.
+        A start returns (operands, results, …), except that of a copy, which returns (result,
+        operand, …), and before jaxlib 0.11 that of an all-reduce, which returns its results:
+        https://openxla.org/xla/async_ops.
         """
-        if not self.opcode.endswith("-start") or self.opcode == "all-reduce-start":
+        only_results = self.opcode == "all-reduce-start" and not self.shape.startswith("((")
+        if not self.opcode.endswith("-start") or only_results:
             return self.shape
         elements = shapes_in(self.shape)
         return elements[0 if self.opcode == "copy-start" else min(1, len(elements) - 1)]

@@ -110,9 +110,8 @@ def prepare() -> None:
 
 
 def options(platform: str, microbatches: int) -> dict[str, Any]:
-    """Return options of `jax.stages.Lowered.compile`: on a GPU, the flags of a training, and no
-    kernels are timed to choose the fastest, as none can run."""
-    return {"xla_gpu_autotune_level": "0", **gpu_options(microbatches)} if platform == "gpu" else {}
+    """Return options of `jax.stages.Lowered.compile`: on a GPU, the flags of a training."""
+    return dict(gpu_options(microbatches)) if platform == "gpu" else {}
 
 
 def devices(hardware: Hardware, count: int) -> list[Any]:

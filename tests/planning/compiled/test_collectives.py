@@ -214,6 +214,13 @@ ADD = """%add (x: f32[], y: f32[]) -> f32[] {
     [
         ("f32[4]{0} all-reduce-start(%p)", "all-reduce-done", 16, 16),
         ("(f32[4]{0}, bf16[6]{0}) all-reduce-start(%p, %q)", "all-reduce-done", 28, 28),
+        ("((f32[4]{0}), f32[4]{0}) all-reduce-start(%p)", "all-reduce-done", 16, 16),
+        (
+            "((f32[4]{0}, bf16[6]{0}), (f32[4]{0}, bf16[6]{0})) all-reduce-start(%p, %q)",
+            "all-reduce-done",
+            28,
+            28,
+        ),
         ("(f32[4]{0}, f32[8]{0}) all-gather-start(%p)", "all-gather-done", 16, 32),
         (
             "((f32[4]{0}, bf16[6]{0}), (f32[8]{0}, bf16[12]{0})) all-gather-start(%p, %q)",

@@ -10,11 +10,17 @@ import pytest
 from jax import Array
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from rungs.config.run_config import RunConfig
+from rungs.config.sharding_config import ShardingConfig
 from rungs.parallel.mesh import abstract_mesh
 from rungs.planning.compiled import targets
 from rungs.planning.compiled.collectives import collectives, summary
 from rungs.planning.compiled.overlap import OverlapTraffic, overlap_summary, overlaps
+from rungs.planning.compiled.step import Compiled, compile_step
 from rungs.planning.hardware import device_by_name
+from tests.planning.compiled.test_targets import NEEDS_CUDA
+from tests.support.configs import model_config, train_config
+from tests.support.plan_cases import FAMILIES
 
 targets.prepare()
 MESH = abstract_mesh((4, 2), ("data", "tensor"))
@@ -254,3 +260,27 @@ def check_gathered_layers(mesh: Mesh, count_in_text: str) -> None:
     (found,) = overlap_summary(overlaps(compiled), mesh)
     assert (found.kind, found.axes, found.moved_bytes) == ("all-gather", ("data",), SENT)
     assert 0 <= found.hidden_bytes <= SENT
+
+
+@pytest.mark.long
+@NEEDS_CUDA
+@pytest.mark.parametrize(("microbatches", "gathered", "reduced"), [(1, 0.85, 0.85), (4, 0.1, 0.9)])
+def test_gpus_compute_while_they_send_weights_and_gradients(
+    microbatches: int, gathered: float, reduced: float
+) -> None:
+    """At least these shares are hidden, by the flags of `compiler_flags.py`."""
+    size = {"emb_dim": 1024, "n_layers": 16, "n_heads": 8, "ffn_dim": 4096}
+    tokens = {"vocab_size": 4096, "context_length": 2048}
+    model = model_config(**{**FAMILIES["llama"], **size, **tokens})
+    train = train_config(
+        dataset="none",
+        microbatch_size=32,
+        gradient_accumulation_steps=microbatches,
+        compute_dtype="bfloat16",
+        sharding=ShardingConfig(mode="fsdp", data=8, tensor=1),
+    )
+    result = compile_step(RunConfig(model, train), device_by_name("h100")).result
+    assert isinstance(result, Compiled)
+    sent = {one.kind: one for one in result.traffic}
+    for kind, least in ("all-gather", gathered), ("reduce-scatter", reduced):
+        assert sent[kind].hidden_bytes >= least * sent[kind].moved_bytes
