@@ -14,7 +14,7 @@ LOWEST = 19
 """The niceness of the lowest priority."""
 _TRIES = 5
 _AUTOGROUP = "/proc/{}/autogroup"
-"""Of a process, in Linux: the session's name and niceness."""
+"""Of a process, in Linux: its session's name and niceness. Empty for a machine's first session."""
 
 
 def start_python(
@@ -60,8 +60,8 @@ def restore_priority(process: subprocess.Popen[str]) -> None:
 
 
 def _group_priority(autogroup: Path) -> int:
-    """Return the niceness of a session. The first one of a machine has no autogroup: its file is
-    empty, and it shares the processors as a session with niceness 0 does."""
+    """Return the niceness of a session; 0, which is that of a new one, for the machine's first
+    session, which has no autogroup."""
     words = autogroup.read_text().split()
     return int(words[-1]) if words else 0
 

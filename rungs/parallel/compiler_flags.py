@@ -11,12 +11,13 @@ import re
 from pathlib import Path
 
 FlagValue = bool | int | str
-GPU_FLAGS: dict[str, FlagValue] = {
-    # A pass since jaxlib 0.11, which lets copies run beside other kernels: collectives then run
-    # beside these copies, and end before the matmuls that should hide them. Earlier versions ignore
-    # the name.
+COMMON_FLAGS: dict[str, FlagValue] = {
+    # This pass (https://github.com/openxla/xla/pull/44359, since jaxlib 0.11) lets copies of slices
+    # run beside other kernels. Collectives then run beside these copies, and end before the matmuls
+    # that should hide them. Earlier versions ignore the name.
     "xla_disable_hlo_passes": "dynamic-slice-copy-fusion-async-wrapper",
 }
+"""For every step."""
 PIPELINING_FLAGS: dict[str, FlagValue] = {
     # The loop over layers gathers the weights of the next layer while it computes one, and adds up
     # the gradients of the layer before.
@@ -67,17 +68,15 @@ def gpu_options(microbatches: int) -> dict[str, FlagValue]:
 def gpu_flags(microbatches: int) -> dict[str, FlagValue]:
     """Return the flags for a step of so many microbatches, without those that the user has set."""
     own = re.findall(r"--(\w+)", os.environ.get("XLA_FLAGS", ""))
-    flags = GPU_FLAGS if microbatches > 1 else GPU_FLAGS | PIPELINING_FLAGS
+    flags = COMMON_FLAGS if microbatches > 1 else COMMON_FLAGS | PIPELINING_FLAGS
     if _jaxlib_version() < (0, 11, 1):
         flags = _with_former_names(flags)
     return {name: value for name, value in flags.items() if name not in own}
 
 
 def _with_former_names(flags: dict[str, FlagValue]) -> dict[str, FlagValue]:
-    return {
-        FORMER_NAMES.get(name, name): True if name in FORMER_NAMES else value
-        for name, value in flags.items()
-    }
+    former = {FORMER_NAMES[name]: True for name in flags if name in FORMER_NAMES}
+    return former | {name: value for name, value in flags.items() if name not in FORMER_NAMES}
 
 
 def _jaxlib_version() -> tuple[int, ...]:

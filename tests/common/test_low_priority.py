@@ -36,11 +36,14 @@ def test_its_session_has_the_lowest_priority_too() -> None:
 
 
 @pytest.mark.skipif(not AUTOGROUP.exists(), reason="this kernel has no autogroups")
-@pytest.mark.parametrize(("own", "expected"), [("/autogroup-801 nice 3\n", "3"), ("", "0")])
+@pytest.mark.parametrize(
+    ("own", "expected"),
+    [("/autogroup-801 nice 3\n", "3"), ("", "0")],
+    ids=["niceness 3", "first session"],
+)
 def test_its_session_can_get_the_priority_of_this_one_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, own: str, expected: str
 ) -> None:
-    """A machine's first session, in which services may run, has an empty file."""
     what = f"text = pathlib.Path('{AUTOGROUP}').read_text()"
     process = start_python(["-c", SHOW.format(what=what)], {}, subprocess.PIPE)
     autogroup = tmp_path / "self" / "autogroup"

@@ -7,8 +7,8 @@ import pytest
 
 from rungs.parallel import compiler_flags
 from rungs.parallel.compiler_flags import (
+    COMMON_FLAGS,
     FORMER_NAMES,
-    GPU_FLAGS,
     PIPELINING_FLAGS,
     FlagValue,
     gpu_flags,
@@ -17,7 +17,7 @@ from rungs.parallel.compiler_flags import (
 
 FIRST = next(iter(PIPELINING_FLAGS))
 FORMER = FORMER_NAMES[FIRST]
-ALL = GPU_FLAGS | PIPELINING_FLAGS
+ALL = COMMON_FLAGS | PIPELINING_FLAGS
 
 
 def as_text(flags: dict[str, FlagValue]) -> dict[str, str]:
@@ -61,13 +61,11 @@ def test_the_users_own_flags_stay(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("libraries")
 def test_older_libraries_get_former_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiler_flags, "_jaxlib_version", lambda: (0, 11, 0))
+    assert flags_set(microbatches=2) == as_text(COMMON_FLAGS)
     monkeypatch.setenv("XLA_FLAGS", f"--{FORMER}=false")
-    found = flags_set()
-    assert len(found) == len(ALL)
-    assert {name: found[name] for name in FORMER_NAMES.values()} == {
-        FORMER: "false",
-        **{name: "true" for name in FORMER_NAMES.values() if name != FORMER},
-    }
+    same = {name: value for name, value in ALL.items() if name not in FORMER_NAMES}
+    former = dict.fromkeys(FORMER_NAMES.values(), "true")
+    assert flags_set() == as_text(same) | former | {FORMER: "false"}
 
 
 @pytest.mark.parametrize("library", [0, 1])
@@ -83,7 +81,7 @@ def test_the_loop_over_several_microbatches_is_not_pipelined(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("XLA_FLAGS", "--xla_other=1")
-    assert flags_set(microbatches=2) == {**as_text(GPU_FLAGS), "xla_other": "1"}
+    assert flags_set(microbatches=2) == {**as_text(COMMON_FLAGS), "xla_other": "1"}
 
 
 def test_without_a_plugin_nothing_is_set(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,12 +73,12 @@ class Instruction(NamedTuple):
     def result(self) -> str:
         """Shape of what it returns; of an asynchronous start, of what the end will return.
 
-        A start returns (operands, results, …), except that of a copy, which returns (result,
-        operand, …), and before jaxlib 0.11 that of an all-reduce, which returns its results:
-        https://openxla.org/xla/async_ops.
+        A start returns (operands, results, …): https://openxla.org/xla/async_ops. That of a copy
+        returns (result, operand, …), and that of an all-reduce only its results in the text of
+        older compilers: for GPUs, of jaxlib before 0.11.
         """
-        only_results = self.opcode == "all-reduce-start" and not self.shape.startswith("((")
-        if not self.opcode.endswith("-start") or only_results:
+        has_only_results = self.opcode == "all-reduce-start" and not self.shape.startswith("((")
+        if not self.opcode.endswith("-start") or has_only_results:
             return self.shape
         elements = shapes_in(self.shape)
         return elements[0 if self.opcode == "copy-start" else min(1, len(elements) - 1)]

@@ -266,9 +266,11 @@ def check_gathered_layers(mesh: Mesh, count_in_text: str) -> None:
 @NEEDS_CUDA
 @pytest.mark.parametrize(("microbatches", "gathered", "reduced"), [(1, 0.85, 0.85), (4, 0.1, 0.9)])
 def test_gpus_compute_while_they_send_weights_and_gradients(
-    microbatches: int, gathered: float, reduced: float
+    monkeypatch: pytest.MonkeyPatch, microbatches: int, gathered: float, reduced: float
 ) -> None:
-    """At least these shares are hidden, by the flags of `compiler_flags.py`."""
+    """At least these shares are hidden, by the flags of `compiler_flags.py`. Without
+    `COMMON_FLAGS` it fails with jax 0.11 only, which also needs tuning for heads of 128."""
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
     size = {"emb_dim": 1024, "n_layers": 16, "n_heads": 8, "ffn_dim": 4096}
     tokens = {"vocab_size": 4096, "context_length": 2048}
     model = model_config(**{**FAMILIES["llama"], **size, **tokens})

@@ -126,8 +126,9 @@ def test_a_step_that_does_not_fit_is_reported_with_the_compilers_reason(tmp_path
     assert "It does not fit into memory:" in result.stdout
 
 
-def test_the_options_for_gpus_are_ones_that_xla_can_read() -> None:
+def test_the_options_for_gpus_are_ones_that_xla_can_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its parser is the same on a CPU."""
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
     lowered: Any = jax.jit(lambda x: x + 1).lower(1.0)
     options = targets.options("gpu", microbatches=1)
     lowered.compile(options)
