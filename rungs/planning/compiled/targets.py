@@ -67,6 +67,9 @@ class _Gpu(NamedTuple):
     multiprocessors: int
     l2_bytes: int
     clock_ghz: float
+    kind: str = ""
+    """Of a GPU with the same compute capability, where jax 0.11, which lowers Triton kernels only
+    for kinds that it knows, doesn't know its own."""
 
 
 _MIB = 2**20
@@ -76,7 +79,7 @@ _GPUS = {
     "b200": _Gpu(148, 132_644_864, 1.965),
     "a100": _Gpu(108, 40 * _MIB, 1.41),
     "l4": _Gpu(58, 48 * _MIB, 2.04),
-    "rtx3090": _Gpu(82, 6 * _MIB, 1.695),
+    "rtx3090": _Gpu(82, 6 * _MIB, 1.695, kind="NVIDIA A10"),
     "rtx4090": _Gpu(128, 72 * _MIB, 2.52),
 }
 """https://github.com/openxla/xla/tree/main/xla/backends/gpu/target_config/specs, and NVIDIA's
@@ -191,7 +194,7 @@ gpu_device_info {{
 }}
 platform_name: "CUDA"
 dnn_version_info {{ major: 9 minor: 8 }}
-device_description_str: "{hardware.jax_kinds[0]}"
+device_description_str: "{gpu.kind or hardware.jax_kinds[0]}"
 """
 
 
