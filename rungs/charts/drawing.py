@@ -81,12 +81,21 @@ def use_style(chart_style: str) -> contextlib.AbstractContextManager[None]:
     return style.context(["default", {**PLAIN, **HAND_DRAWN, **fonts}])
 
 
-def write_all(charts: dict[str, Callable[[Any], Figure]], data: Any, folder: Path) -> list[Path]:
-    """Draw charts into PNG files of a folder, one figure at a time, and return their paths."""
-    return [_write(draw(data), folder / name) for name, draw in charts.items()]
+def write_all(
+    charts: dict[str, Callable[[Any], Figure]], data: Any, folder: Path, *, creates: bool = True
+) -> list[Path]:
+    """Draw charts into PNG files of a folder, one figure at a time, and return their paths.
+
+    Args:
+        creates: the folder, if it is not there.
+
+    Raises:
+        UserError: a chart cannot be written.
+    """
+    return [_write(draw(data), folder / name, creates) for name, draw in charts.items()]
 
 
-def _write(figure: Figure, path: Path) -> Path:
+def _write(figure: Figure, path: Path, creates: bool) -> Path:
     """Write a PNG file atomically, as others may read or write it at the same time."""
     picture = io.BytesIO()
     with warnings.catch_warnings():
@@ -95,7 +104,8 @@ def _write(figure: Figure, path: Path) -> Path:
         FigureCanvasAgg(figure).print_png(picture, pil_kwargs=FAST_COMPRESSION)
     temporary = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if creates:
+            path.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_bytes(picture.getvalue())
         temporary.replace(path)
     except OSError as error:

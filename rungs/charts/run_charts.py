@@ -44,4 +44,6 @@ def draw_run(
         return []
     charts = (POLICY_CHARTS if is_policy else TRAINING_CHARTS) | STEP_CHARTS
     with drawing.use_style(chart_style or run.config.train.chart_style):
-        return drawing.write_all(charts, run, output_folder or run_folder)
+        # A run folder that was deleted while its charts are drawn stays deleted.
+        creates = output_folder is not None
+        return drawing.write_all(charts, run, output_folder or run_folder, creates=creates)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 import subprocess
 import sys
 import tracemalloc
@@ -154,6 +155,23 @@ def test_old_charts_stay_intact_if_writing_fails(
         run_charts.draw_run(folder)
     assert chart.read_bytes() == b"old"
     assert names_in(folder) == before
+
+
+def test_a_run_folder_deleted_meanwhile_is_not_made_again(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder = make_run("a", [step(n) for n in range(5)])
+
+    def draw_and_delete(run: RecordedRun) -> Figure:
+        shutil.rmtree(folder)
+        return loss_chart(run)
+
+    monkeypatch.setitem(run_charts.TRAINING_CHARTS, "loss-chart.png", draw_and_delete)
+    with pytest.raises(UserError, match=r"loss-chart\.png: cannot be written: No such"):
+        run_charts.draw_run(folder)
+    assert not folder.exists()
+    again = make_run("a", [step(n) for n in range(5)])
+    assert len(run_charts.draw_run(again, tmp_path / "new" / "charts")) == 4
 
 
 def test_a_damaged_checkpoint_does_not_matter(make_run: MakeRun) -> None:
