@@ -60,8 +60,8 @@ def restore_priority(process: subprocess.Popen[str]) -> None:
 
 
 def _group_priority(autogroup: Path) -> int:
-    """Return the niceness of a session; 0, which is that of a new one, for the machine's first
-    session, which has no autogroup."""
+    """Return the niceness of a session. A machine's first session has no autogroup, and counts as
+    0, the default of the others."""
     words = autogroup.read_text().split()
     return int(words[-1]) if words else 0
 

@@ -68,8 +68,9 @@ class _Gpu(NamedTuple):
     l2_bytes: int
     clock_ghz: float
     kind: str = ""
-    """Of a GPU with the same compute capability, where jax 0.11, which lowers Triton kernels only
-    for kinds that it knows, doesn't know its own."""
+    """What JAX is told that it is; by default what it is. Since 0.11 JAX lowers Triton kernels for
+    an absent GPU only if it knows its kind, so another GPU of the same compute capability stands in
+    for one that it doesn't know."""
 
 
 _MIB = 2**20
