@@ -12,7 +12,7 @@ from rungs.common.command import run_command
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,6 +32,12 @@ from rungs.parallel import jax_setup
 PROMPT_TOKENS, NEW_TOKENS, LONG_PROMPT = 32, 64, 512
 BYTES_EACH = {"float32": 4, "bfloat16": 2, "int8": 1}
 """Of a weight, by what Rungs generates with."""
+OURS: dict[str, Callable[[GPT], Generator]] = {
+    "float32": Generator,
+    "bfloat16": lambda model: Generator(model, jnp.bfloat16),
+    "int8": lambda model: Generator(model, weight_format="int8"),
+}
+"""What Rungs generates with."""
 THEIRS = ("float32", "bfloat16")
 GPT2 = ModelConfig(
     vocab_size=50257,
@@ -67,11 +73,12 @@ def main(batch_sizes: str, turns: int, torch_python: str | None) -> None:
     jax_setup.enable_compilation_cache()
     bandwidth = read_bandwidth()
     python = [torch_python] if torch_python else ["uv", "run", "--no-project", "--script"]
-    with start(Side("transformers", [*python, str(TRANSFORMERS), f"{max(sizes)}"])) as process:
-        ours, weights = our_sides(max(sizes))
+    with start(transformers(python, GPT2, max(sizes), THEIRS)) as process:
+        model = GPT(GPT2, jax.random.key(0))
+        ours, weights = our_sides(model, max(sizes), list(OURS)), read_weights(model)
         click.echo(processor())
         click.echo(f"memory: {bandwidth / 1e9:.1f} GB/s read, {weights / 1e6:.0f}M weights")
-        sides = ours | their_sides(process)
+        sides = ours | their_sides(process, THEIRS)
         for size in sizes:
             rates = {
                 name: [size * NEW_TOKENS / took for took in seconds]
@@ -87,16 +94,22 @@ def main(batch_sizes: str, turns: int, torch_python: str | None) -> None:
         report(f"first token after {LONG_PROMPT}, ms", in_ms, min)
 
 
-def our_sides(rows: int) -> tuple[Sides, int]:
-    """Return the sides of Rungs, and how many weights each token reads: all but the position
-    table.
+def read_weights(model: GPT) -> int:
+    """Return how many weights each token reads: all but the position table."""
+    total = sum(leaf.size for leaf in jax.tree.leaves(model))
+    return total - model.config.context_length * model.config.emb_dim
+
+
+def our_sides(model: GPT, rows: int, names: Sequence[str]) -> Sides:
+    """Return the sides of Rungs.
 
     Args:
         rows: the largest batch.
+        names: of `OURS`.
     """
-    model = GPT(GPT2, jax.random.key(0))
-    total = sum(leaf.size for leaf in jax.tree.leaves(model))
-    prompts = np.random.default_rng(0).integers(0, GPT2.vocab_size, (rows, LONG_PROMPT))
+    config = model.config
+    shape = rows, config.context_length // 2
+    prompts = np.random.default_rng(0).integers(0, config.vocab_size, shape)
 
     def side(generator: Generator) -> Callable[[Work], float]:
         def seconds(work: Work) -> float:
@@ -107,22 +120,36 @@ def our_sides(rows: int) -> tuple[Sides, int]:
 
         return seconds
 
-    generators = {
-        "float32": Generator(model),
-        "bfloat16": Generator(model, jnp.bfloat16),
-        "int8": Generator(model, weight_format="int8"),
+    return {f"Rungs {name}": side(OURS[name](model)) for name in names}
+
+
+def transformers(
+    python: Sequence[str], model: ModelConfig, rows: int, dtypes: Sequence[str]
+) -> Side:
+    """Return the process of `transformers`.
+
+    Args:
+        python: the command that runs a script that needs PyTorch.
+        rows: the largest batch.
+    """
+    config = {
+        "vocab_size": model.vocab_size,
+        "n_positions": model.context_length,
+        "n_embd": model.emb_dim,
+        "n_layer": model.n_layers,
+        "n_head": model.n_heads,
     }
-    sides = {f"Rungs {name}": side(generator) for name, generator in generators.items()}
-    return sides, total - GPT2.context_length * GPT2.emb_dim
+    asked = {"rows": rows, "dtypes": list(dtypes), "config": config}
+    return Side("transformers", [*python, str(TRANSFORMERS), json.dumps(asked)])
 
 
-def their_sides(process: SideProcess) -> Sides:
+def their_sides(process: SideProcess, dtypes: Sequence[str]) -> Sides:
     """Return the sides of `transformers`."""
 
     def side(dtype: str) -> Callable[[Work], float]:
         return lambda work: float(process.ask(json.dumps([dtype, *work])))
 
-    return {f"transformers {dtype}": side(dtype) for dtype in THEIRS}
+    return {f"transformers {dtype}": side(dtype) for dtype in dtypes}
 
 
 def take_turns(sides: Sides, work: Work, turns: int) -> dict[str, list[float]]:

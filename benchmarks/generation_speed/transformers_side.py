@@ -2,7 +2,8 @@
 # requires-python = ">=3.11"
 # dependencies = ["torch==2.13.0", "transformers==5.23.0"]
 # ///
-"""A side of `generation_speed.py`: GPT-2's shape in `transformers`, with random weights.
+"""A side of `generation_speed.py`: GPT-2's shape in `transformers`, with random weights, on the GPU
+if there is one: `transformers_side.py '{"rows": 16, "dtypes": ["bfloat16"], "config": {}}'`.
 
 Reads lines of JSON, [dtype, batch, tokens of the prompt, new tokens], and answers each with the
 seconds of one greedy generation.
@@ -17,17 +18,22 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 
 def main() -> None:
-    rows = int(sys.argv[1])
+    asked = json.loads(sys.argv[1])
     torch.manual_seed(0)
-    model = GPT2LMHeadModel(GPT2Config()).eval()
-    models = {"float32": model, "bfloat16": GPT2LMHeadModel(GPT2Config()).eval().bfloat16()}
-    tokens = torch.randint(model.config.vocab_size, (rows, model.config.n_positions // 2))
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    config = GPT2Config(**asked["config"])
+    models = {
+        dtype: GPT2LMHeadModel(config).eval().to(device, getattr(torch, dtype))
+        for dtype in asked["dtypes"]
+    }
+    shape = asked["rows"], config.n_positions // 2
+    tokens = torch.randint(config.vocab_size, shape, device=device)
     for line in sys.stdin:
         dtype, batch, prompt_tokens, new_tokens = json.loads(line)
         prompts = tokens[:batch, :prompt_tokens]
         start = time.perf_counter()
         with torch.inference_mode():
-            models[dtype].generate(
+            texts = models[dtype].generate(
                 prompts,
                 attention_mask=torch.ones_like(prompts),
                 do_sample=False,
@@ -35,6 +41,7 @@ def main() -> None:
                 max_new_tokens=new_tokens,
                 pad_token_id=0,
             )
+            texts.cpu()  # waits for the device
         print(time.perf_counter() - start, flush=True)
 
 

@@ -24,6 +24,7 @@ import click
 
 from benchmarks.processor import processor
 from benchmarks.report import spread
+from benchmarks.side_process import failure
 from rungs.checkpointing.weights_file import WeightsHeader, write_weights
 from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import MODEL_FILE, TRAIN_FILE
@@ -77,7 +78,8 @@ def main(turns: int, run: str) -> None:
             shutil.copy(Path(run) / file, folder / "run")
         assert dataset.tokenizer_file is not None
         weights = write_model(folder, dataset.tokenizer_file)
-        cases = [*helps(), first_step(folder / "run"), first_token(weights)]
+        started = first_step(folder / "run", find_datasets_dir())
+        cases = [*helps(), started, first_token(weights)]
         environment = {**os.environ, CACHE_VARIABLE: str(folder / "compiled")}
         environment.pop("PYTHONDONTWRITEBYTECODE", None)
         rounds = [[measure(case, environment) for case in cases] for _ in range(turns + 1)]
@@ -99,10 +101,10 @@ def helps() -> list[Case]:
     return cases
 
 
-def first_step(run: Path) -> Case:
+def first_step(run: Path, datasets: Path) -> Case:
     """Return the start of a run from random weights."""
     script = str(Path(__file__).with_name("first_step.py"))
-    options = ["--fresh", "--datasets-dir", str(find_datasets_dir())]
+    options = ["--fresh", "--datasets-dir", str(datasets)]
     return Case("train.py: first step", [script, str(run), *options], True)
 
 
@@ -130,20 +132,22 @@ def measure(case: Case, environment: dict[str, str]) -> Start:
         ClickException: it failed.
     """
     begin = time.perf_counter()
-    process = subprocess.Popen(
-        [sys.executable, *case.command],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env=environment | {"PYTHONPATH": str(ROOT)},
-    )
-    assert process.stdout is not None
-    if case.is_ready_at_first_line:
-        process.stdout.readline()
-        wall = time.perf_counter() - begin
-    process.stdout.read()
-    _, status, used = os.wait4(process.pid, 0)
-    if status:
-        raise click.ClickException(f"{case.name}: failed")
+    with tempfile.TemporaryFile("w+", errors="replace") as errors:
+        process = subprocess.Popen(
+            [sys.executable, *case.command],
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            env=environment | {"PYTHONPATH": str(ROOT)},
+        )
+        assert process.stdout is not None
+        if case.is_ready_at_first_line:
+            process.stdout.readline()
+            wall = time.perf_counter() - begin
+        process.stdout.read()
+        _, status, used = os.wait4(process.pid, 0)
+        if status:
+            errors.seek(0)
+            raise click.ClickException(failure(case.name, errors.read()))
     if not case.is_ready_at_first_line:
         wall = time.perf_counter() - begin
     return Start(wall, used.ru_utime + used.ru_stime)

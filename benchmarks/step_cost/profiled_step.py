@@ -76,29 +76,85 @@ def main(run: Path, turns: int, steps: int, kernels: int) -> None:
     config = load_run(run)
     alone = ShardingConfig(mode="dp", data=1)
     config = config._replace(train=config.train.model_copy(update={"sharding": alone}))
+    found = measure(RunFolder(run), config, turns, steps)
+    click.echo(f"{run} on {found.device}: {found.tokens:,} tokens a step")
+    click.echo(f"seconds of a step: {spread(found.seconds, 4)}")
+    if found.utilization is not None:
+        click.echo(f"model FLOPs utilization: {found.utilization:.1%}")
+    click.echo(f"\n{table(found)}")
+    if kernels:
+        click.echo(f"\n{longest(found.kernels, found.part_by_name, steps, kernels)}")
+
+
+class Profile(NamedTuple):
+    """A measured step."""
+
+    device: str
+    tokens: int
+    """Of a step."""
+    seconds: list[float]
+    """Of a step in each turn, without the profiler."""
+    kernels: list[Kernel]
+    """Of all profiled steps."""
+    steps: int
+    """How many were profiled."""
+    part_by_name: Mapping[str, str]
+    bound: Roofline | None
+    """None for a device without published figures."""
+
+    @property
+    def utilization(self) -> float | None:
+        """Model FLOPs utilization; None for a device without published figures."""
+        return self.bound.utilization(statistics.median(self.seconds)) if self.bound else None
+
+    @property
+    def bounds(self) -> Mapping[str, Work]:
+        """The least times of each part."""
+        return self.bound.parts if self.bound else {}
+
+    @property
+    def seconds_by_part(self) -> dict[str, float]:
+        """Measured, of a step; in the order of the parts."""
+        seconds: dict[str, float] = defaultdict(float)
+        for kernel in self.kernels:
+            part = self.part_by_name.get(kernel.instruction, OTHER)
+            seconds[part] += kernel.seconds / self.steps
+        return {part: seconds[part] for part in (*PARTS, SHARED, OTHER) if part in seconds}
+
+
+def measure(run: RunFolder, config: RunConfig, turns: int, steps: int) -> Profile:
+    """Take steps without the profiler, then with it.
+
+    Args:
+        config: of the run, for one device.
+
+    Raises:
+        ClickException: the profiler saw nothing.
+    """
     jax_setup.prepare(config.train, partial(copy_bytes, config))
     mesh = one_device()
     device = mesh.devices.flat[0]
     jax_setup.settle(device.platform)
     config = on_mesh(config, mesh)
     seconds = unprofiled(config, mesh, turns, steps)
-    click.echo(f"{run} on {device.device_kind}: {config.tokens_per_step:,} tokens a step")
-    click.echo(f"seconds of a step: {spread(seconds, 4)}")
     # the profiler does not see inside CUDA graphs
     options = {"xla_gpu_enable_command_buffer": ""} if device.platform == "gpu" else {}
     step = RunningStep.create(config, mesh, **options)
     program = step.compiled.compiled.as_text()
-    bound = least_time(RunFolder(run), config, mesh, program)
-    if bound is not None:
-        used = bound.utilization(statistics.median(seconds))
-        click.echo(f"model FLOPs utilization: {used:.1%}")
     module = Module.parse(program)
-    found, parts = profiled(step, steps, module), part_by_name(module)
+    found = profiled(step, steps, module)
     if not found:
         raise click.ClickException(f"the profiler saw no kernels on {device.device_kind}")
-    click.echo(f"\n{table(found, parts, steps, bound.parts if bound else {})}")
-    if kernels:
-        click.echo(f"\n{longest(found, parts, steps, kernels)}")
+    bound = least_time(run, config, mesh, program)
+    return Profile(
+        device.device_kind,
+        config.tokens_per_step,
+        seconds,
+        found,
+        steps,
+        part_by_name(module),
+        bound,
+    )
 
 
 def unprofiled(config: RunConfig, mesh: Mesh, turns: int, steps: int) -> list[float]:
@@ -161,20 +217,16 @@ def part_by_name(module: Module) -> dict[str, str]:
     return {name: min(parts) if len(parts) == 1 else SHARED for name, parts in shared.items()} | own
 
 
-def table(
-    found: list[Kernel], parts: Mapping[str, str], steps: int, bounds: Mapping[str, Work]
-) -> str:
+def table(found: Profile) -> str:
     """Return the milliseconds of each part in a step: measured, and at least."""
-    seconds: dict[str, float] = defaultdict(float)
-    for kernel in found:
-        seconds[parts.get(kernel.instruction, OTHER)] += kernel.seconds / steps
+    seconds, bounds = found.seconds_by_part, found.bounds
     total = sum(seconds.values())
     heading = "part", "measured, ms", "share", "least, ms", "in turn, ms", "÷ in turn"
     rows: list[tuple[str, ...]] = [heading]
     for part in (*PARTS, SHARED, OTHER):
         if part in seconds or part in bounds:
             works = [bounds[part]] if part in bounds else []
-            rows.append(row(part, seconds[part], total, works))
+            rows.append(row(part, seconds.get(part, 0.0), total, works))
     return align_columns([*rows, row("sum", total, total, bounds.values())])
 
 

@@ -2,7 +2,8 @@
 # requires-python = ">=3.11"
 # dependencies = ["torch==2.13.0", "numpy>=2.2"]
 # ///
-"""What `train_speed.py` takes as the machine's peak: `matmul_peak.py jax|torch THREADS`.
+"""What `train_speed.py` takes as the machine's peak: `matmul_peak.py jax|torch THREADS
+[LARGEST]`.
 
 Prints a line of JSON: for each dtype the FLOPs per second of the fastest matmul of two square
 matrices. Only the library that is named has to be installed.
@@ -23,14 +24,15 @@ Matmul = Callable[[], None]
 
 def main() -> None:
     library, threads = sys.argv[1], int(sys.argv[2])
+    largest = int(sys.argv[3]) if len(sys.argv) > 3 else MOST
     make = jax_matmul if library == "jax" else functools.partial(torch_matmul, threads)
-    print(json.dumps({dtype: peak(make, dtype) for dtype in ("float32", "bfloat16")}))
+    print(json.dumps({dtype: peak(make, dtype, largest) for dtype in ("float32", "bfloat16")}))
 
 
-def peak(make: Callable[[str, int], Matmul], dtype: str) -> float:
+def peak(make: Callable[[str, int], Matmul], dtype: str, largest: int) -> float:
     """Return the best of all tries with matrices that double until a matmul takes long."""
     best, size, seconds = 0.0, LEAST, 0.0
-    while seconds < LONG_SECONDS and size <= MOST:
+    while seconds < LONG_SECONDS and size <= largest:
         seconds = fastest(make(dtype, size))
         best = max(best, 2 * size**3 / seconds)
         size *= 2

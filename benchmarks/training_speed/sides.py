@@ -13,6 +13,7 @@ import click
 
 from benchmarks.processor import cores
 from benchmarks.side_process import Side, failure
+from benchmarks.training_speed.matmul_peak import MOST
 from benchmarks.training_speed.speed_table import PYTORCH, REFERENCE, Shape
 
 LEARNING_RATE = 1e-3
@@ -73,8 +74,11 @@ def jax_script(name: str) -> list[str]:
     return [sys.executable, str(FOLDER / name)]
 
 
-def measure_peaks(torch: list[str] | None) -> Peaks:
+def measure_peaks(torch: list[str] | None, largest: int = MOST) -> Peaks:
     """Time large matmuls of each library.
+
+    Args:
+        largest: rows of the largest matrices.
 
     Raises:
         ClickException: a measuring process failed.
@@ -84,7 +88,7 @@ def measure_peaks(torch: list[str] | None) -> Peaks:
         scripts["torch"] = [*torch, str(FOLDER / "matmul_peak.py")]
     peaks: Peaks = {}
     for library, script in scripts.items():
-        command = [*script, library, str(cores())]
+        command = [*script, library, f"{cores()}", f"{largest}"]
         environment = {**os.environ, **SHARED_MEMORY}
         ended = subprocess.run(command, capture_output=True, text=True, env=environment)
         if ended.returncode:

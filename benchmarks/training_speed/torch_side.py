@@ -5,18 +5,26 @@
 """A side of `train_speed.py`: the same GPT in PyTorch, written to be fast.
 
 Scaled-dot-product attention, fused AdamW, autocast to bfloat16 if asked for; eager or under
-`torch.compile`. Reads how many steps to take from each line of stdin and answers with the loss of
-the last one.
+`torch.compile`. On a GPU attention is PyTorch's own choice ("default"), cuDNN's ("cudnn"), or
+whichever of the two is faster for this shape ("fastest"). Reads how many steps to take from each
+line of stdin and answers with the loss of the last one.
 """
 
+import contextlib
+import functools
 import json
 import math
 import sys
+import time
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+ATTENTION_TRIES = 20
 
 
 class TorchBlock(nn.Module):
@@ -63,6 +71,38 @@ class TorchGPT(nn.Module):
         return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
+def attention_context(asked: dict[str, Any], device: str) -> Any:
+    """Return a function that makes the context in which attention is as asked for."""
+    cudnn = functools.partial(sdpa_kernel, SDPBackend.CUDNN_ATTENTION)
+    choice = asked.get("attention", "default")
+    if device == "cpu" or choice == "default":
+        return contextlib.nullcontext
+    if choice == "fastest":
+        seconds = {make: attention_seconds(asked, make) for make in (contextlib.nullcontext, cudnn)}
+        return min(seconds, key=lambda make: seconds[make])
+    return cudnn
+
+
+def attention_seconds(asked: dict[str, Any], context: Any) -> float:
+    """Return how long attention takes, forward and backward, for eight sequences."""
+    heads = asked["heads"]
+    shape = 8, heads, asked["length"], asked["width"] // heads
+    query, key, value = (
+        torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        for _ in range(3)
+    )
+    for number in range(2 * ATTENTION_TRIES):
+        if number == ATTENTION_TRIES:  # the others warm up
+            torch.cuda.synchronize()
+            begin = time.perf_counter()
+        with context():
+            functional.scaled_dot_product_attention(
+                query, key, value, is_causal=True
+            ).sum().backward()
+    torch.cuda.synchronize()
+    return time.perf_counter() - begin
+
+
 def main() -> None:
     asked = json.loads(sys.argv[1])
     torch.manual_seed(0)
@@ -77,6 +117,7 @@ def main() -> None:
     groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=asked["learning_rate"], betas=(0.9, 0.95), fused=True)
     autocast = torch.autocast(device, torch.bfloat16, enabled=asked["dtype"] == "bfloat16")
+    attention = attention_context(asked, device)
     run = torch.compile(model) if asked["compiled"] else model
     batches = torch.from_numpy(np.load(asked["batches"])).long().to(device)  # steps, A, B, S + 1
     taken = 0
@@ -84,9 +125,10 @@ def main() -> None:
         for _ in range(int(line)):
             losses = []
             for sequences in batches[taken % len(batches)]:
-                with autocast:
-                    loss = run(sequences[:, :-1], sequences[:, 1:]) / batches.shape[1]
-                loss.backward()
+                with attention():
+                    with autocast:
+                        loss = run(sequences[:, :-1], sequences[:, 1:]) / batches.shape[1]
+                    loss.backward()
                 losses.append(loss.detach())
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()

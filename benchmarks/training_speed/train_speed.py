@@ -53,6 +53,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "layers": 12,
         "microbatch": 32,
         "one_at_a_time": True,
+        "only": ["Rungs bfloat16$", "bfloat16, compiled$"],
     },
 }
 """Other defaults of the options."""

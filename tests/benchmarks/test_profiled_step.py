@@ -7,6 +7,7 @@ from benchmarks.step_cost.profiled_step import (
     OTHER,
     SHARED,
     Kernel,
+    Profile,
     kernels_of,
     longest,
     part_by_name,
@@ -56,13 +57,14 @@ def test_a_kernel_that_parts_share_belongs_to_none_of_them() -> None:
 
 
 def test_times_are_those_of_a_step_next_to_the_least() -> None:
-    found = [
+    kernels = [
         *[Kernel("k", "loss", 0.004)] * 2,
         *[Kernel("k", "two", 0.002)] * 2,
         Kernel("memset", "", 0.004),
     ]
-    bounds = {"head and loss": Work(0, 0, 0.001, 0.002, 0.003)}
-    lines = [line.split() for line in table(found, PARTS, 2, bounds).splitlines()]
+    bound: Any = SimpleNamespace(parts={"head and loss": Work(0, 0, 0.001, 0.002, 0.003)})
+    found = Profile("gpu", 1, [0.01], kernels, 2, PARTS, bound)
+    lines = [line.split() for line in table(found).splitlines()]
     assert lines[1] == ["head", "and", "loss", "6.00", "75.0%", "2.00", "3.00", "2.00"]
     assert lines[2] == [*OTHER.split(), "2.00", "25.0%"]
     assert lines[3] == ["sum", "8.00", "100.0%", "2.00", "3.00", "2.67"]

@@ -1,0 +1,26 @@
+"""How long a checkpoint of GPT-2 holds up training."""
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks.gpu_parts.check_figures import converted
+from benchmarks.gpu_parts.figure import Figure
+from benchmarks.gpu_parts.setting import Setting
+from benchmarks.gpu_parts.step_variants import BASE, VARIANTS, config_of
+from rungs.diagnostics.device_check import checkpoint
+from rungs.diagnostics.device_check.check import on_mesh
+from rungs.diagnostics.device_check.step import RunningStep
+from rungs.parallel import jax_setup
+from rungs.parallel.mesh import one_device
+
+
+def figures(setting: Setting) -> Iterator[Figure]:
+    run = config_of(VARIANTS[BASE], setting)
+    jax_setup.prepare(run.train, lambda: 0)
+    mesh = one_device()
+    jax_setup.settle(mesh.devices.flat[0].platform)
+    step = RunningStep.create(on_mesh(run, mesh), mesh)
+    step.run(1)
+    with tempfile.TemporaryDirectory() as folder:
+        yield from converted(checkpoint.figures(step, Path(folder)))

@@ -1,0 +1,17 @@
+"""The device check in short: each kernel beside its plain form, then drivers and libraries."""
+
+from collections.abc import Iterator
+
+from benchmarks.gpu_parts.check_figures import converted
+from benchmarks.gpu_parts.figure import Figure
+from benchmarks.gpu_parts.setting import Setting
+from rungs.diagnostics.device_check import kernels, versions
+from rungs.parallel import jax_setup
+from rungs.parallel.mesh import one_device
+
+
+def figures(setting: Setting) -> Iterator[Figure]:
+    jax_setup.enable_compilation_cache()
+    for dtype in ("bfloat16",) if setting.rehearse else ("bfloat16", "float32"):
+        yield from converted(kernels.figures([dtype]))
+    yield from converted(versions.figures(one_device()))

@@ -1,0 +1,23 @@
+"""The step of `runs/gpt2-small`, and with other microbatches, beside PyTorch's largest."""
+
+from collections.abc import Iterator
+
+from benchmarks.gpu_parts.comparison import TorchSide, compare
+from benchmarks.gpu_parts.figure import Figure
+from benchmarks.gpu_parts.setting import Setting
+from benchmarks.gpu_parts.step_variants import COMMITTED, VARIANTS, config_of, parse_variant
+
+SIZES = [name for name in VARIANTS if name.startswith("microbatches of")]
+TORCH = {"PyTorch, faster attention": TorchSide("fastest", [96, 48, 32])}
+
+
+def figures(setting: Setting) -> Iterator[Figure]:
+    committed = _config(COMMITTED, setting)
+    same = [name for name in SIZES if _config(name, setting) == committed]
+    if same:
+        yield Figure(COMMITTED, [], note=f"the same as {same[0]}")
+    yield from compare(setting, SIZES if same else [COMMITTED, *SIZES], TORCH)
+
+
+def _config(name: str, setting: Setting) -> object:
+    return config_of(parse_variant(name)[1], setting)

@@ -1,0 +1,47 @@
+"""The parts of a GPU session, in order of worth."""
+
+from typing import Any, NamedTuple
+
+from benchmarks.gpu_parts.setting import Setting
+
+
+class Part(NamedTuple):
+    """Something to measure."""
+
+    module: str
+    """Its `figures(setting)` yields what it measures."""
+    what: str
+    gpu_seconds: float
+    """How long it takes on a GPU that has compiled nothing before."""
+    rehearsal_seconds: float
+    """How long it takes on two CPU cores."""
+
+    @property
+    def name(self) -> str:
+        return self.module.rpartition(".")[2]
+
+    def seconds(self, setting: Setting) -> float:
+        return self.rehearsal_seconds if setting.rehearse else self.gpu_seconds
+
+
+def _part(name: str, *rest: Any) -> Part:
+    return Part(f"benchmarks.gpu_parts.{name}", *rest)
+
+
+_PARTS = [
+    _part("kernels", "every kernel beside its plain form, and versions", 60, 15),
+    _part("peaks", "the fastest matmuls, and memory bandwidth", 30, 15),
+    _part("step", "GPT-2's step, microbatches of 32, beside PyTorch", 150, 35),
+    _part("microbatches", "microbatches of 8, 32 and 96, beside PyTorch's largest", 210, 35),
+    _part("profile", "where the time of that step goes", 60, 10),
+    _part("llama", "the step of a Llama of 1.1B parameters", 120, 10),
+    _part("generation", "1, 8 and 64 texts, beside transformers", 80, 20),
+    _part("reinforcement", "seconds per step, and the share of sampling", 60, 30),
+    _part("resume", "killed and resumed, bit for bit", 90, 50),
+    _part("checkpoint", "how long a checkpoint holds up training", 40, 8),
+    _part("start", "a cold and a warm start", 110, 20),
+]
+PARTS = {part.name: part for part in _PARTS}
+"""By name, the most valuable first."""
+VARIANTS = _part("variants", "variants of GPT-2's step, by turns", 180, 30)
+"""Measured only if `--variant` names some."""

@@ -1,0 +1,36 @@
+"""A run that is killed and resumed beside one that is not, bit for bit."""
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks.gpu_parts.figure import Figure
+from benchmarks.gpu_parts.setting import ROOT, Setting
+
+KILLS = 2
+TINY = {"emb_dim": 32, "n_layers": 2, "n_heads": 2}
+
+
+def figures(setting: Setting) -> Iterator[Figure]:
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder) / "layers"
+        run.mkdir()
+        committed = ROOT / "runs/layers"
+        model = json.loads((committed / "model.json").read_text())
+        train = json.loads((committed / "train.json").read_text()) | {"deterministic": True}
+        (run / "model.json").write_text(json.dumps(model | (TINY if setting.rehearse else {})))
+        (run / "train.json").write_text(json.dumps(train))
+        kills = 1 if setting.rehearse else KILLS
+        check = ROOT / "smoke_tests/test_resume.py"
+        done = subprocess.run(
+            [sys.executable, str(check), str(run), "--kills", f"{kills}"],
+            capture_output=True,
+            text=True,
+        )
+    lines = (done.stdout + done.stderr).strip().splitlines() or [""]
+    problem = f"exit code {done.returncode}: {lines[-1]}" if done.returncode else ""
+    note = "identical: weights, optimizer, data order, metrics" if not done.returncode else ""
+    yield Figure(f"runs/layers, {kills} kill{'s' if kills > 1 else ''}", [], "", note, problem)

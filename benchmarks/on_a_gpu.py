@@ -1,0 +1,108 @@
+"""Measure on an NVIDIA GPU, in a few minutes, what matters most.
+
+    uv run --extra cuda benchmarks/on_a_gpu.py --minutes 9
+    python3 benchmarks/on_a_gpu.py         # in an environment with JAX, Flax, Optax, Orbax, PyTorch
+    uv run benchmarks/on_a_gpu.py --rehearse                                   # on a CPU, all of it
+
+The parts are measured in order of worth, each in a process of its own, until the time is over; what
+does not fit is skipped. Every figure goes at once into a file, JSON with a table beside it, that
+the next call continues. `--only` chooses parts. `--variant` compares variants of GPT-2's step in
+one process, by turns: a name, keys of train.json and flags of XLA (`remat=none`,
+`xla_gpu_enable_cublaslt=true`), or the folder of another checkout.
+
+`benchmarks/gpu_tables.py` writes the tables of docs/performance.md from the file.
+"""
+
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT)]  # it need not be installed
+
+from rungs.common.command import run_command  # noqa: E402
+
+import click  # noqa: E402
+
+from benchmarks.gpu_parts import needs  # noqa: E402
+from benchmarks.gpu_parts.parts import PARTS, VARIANTS, Part  # noqa: E402
+
+MINUTES = 9.0
+RESULTS = ROOT / "benchmarks/gpu_results"
+
+
+@click.command()
+@click.option(
+    "--minutes",
+    default=MINUTES,
+    show_default=True,
+    type=click.FloatRange(min=0, min_open=True),
+    help="Stop after this time.",
+)
+@click.option("--rehearse", is_flag=True, help="On a CPU, with tiny shapes, each part once.")
+@click.option("--only", multiple=True, type=click.Choice(list(PARTS)), help="May be repeated.")
+@click.option("--variant", "variants", multiple=True, metavar="VARIANT", help="May be repeated.")
+@click.option(
+    "--into",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The file to write or to continue.  [default: in benchmarks/gpu_results/, named after"
+    " device and code]",
+)
+@click.option("--fresh", is_flag=True, help="Measure everything again, instead of continuing.")
+@click.option("--torch-python", help="A Python with torch and transformers, if this one has none.")
+@click.option("--needs", "list_needs", is_flag=True, help="List what has to be installed, and end.")
+def main(
+    minutes: float,
+    rehearse: bool,
+    only: tuple[str, ...],
+    variants: tuple[str, ...],
+    into: Path | None,
+    fresh: bool,
+    torch_python: str | None,
+    list_needs: bool,
+) -> None:
+    """Measure kernels, steps, generation, reinforcement learning, checkpoints and starts."""
+    end = time.monotonic() + 60 * minutes
+    if list_needs:
+        click.echo("\n".join(needs.requirements()))
+        return
+    if absent := needs.missing():
+        raise click.UsageError(
+            f"not installed: {', '.join(absent)}; --needs lists all, with versions"
+        )
+    # These need what --needs lists.
+    from benchmarks.gpu_parts.results import Results
+    from benchmarks.gpu_parts.session import measure
+    from benchmarks.gpu_parts.setting import Setting, find_torch
+    from benchmarks.gpu_parts.step_variants import check
+
+    parts = choose(only, variants)
+    check(variants)
+    setting = Setting(rehearse, find_torch(torch_python, rehearse), list(variants))
+    results = Results.open(into or RESULTS, rehearse, fresh)
+    click.echo(f"{results.headline}\n{results.path}")
+    measure(results, parts, setting, end)
+    report(results.path, results.problems, results.missing(parts))
+
+
+def choose(only: tuple[str, ...], variants: tuple[str, ...]) -> dict[str, Part]:
+    """Return the parts to measure, by the name under which the results have them; variants alone
+    if only they are asked for."""
+    parts = {name: part for name, part in PARTS.items() if name in only or not (only or variants)}
+    if variants:
+        parts[f"variants: {'; '.join(variants)}"] = VARIANTS
+    return parts
+
+
+def report(path: Path, problems: list[str], missing: list[str]) -> None:
+    """Say what is wrong and what is missing; exit with code 1 if something is wrong."""
+    click.echo(f"\n{path} and {path.with_suffix('.txt')} have all figures")
+    if missing:
+        click.echo(f"missing: {', '.join(missing)}; the same command continues")
+    for problem in problems:
+        click.echo(f"wrong: {problem}")
+    sys.exit(1 if problems else 0)
+
+
+if __name__ == "__main__":
+    run_command(main)
