@@ -45,8 +45,8 @@ RESULTS = ROOT / "benchmarks/gpu_results"
 @click.option(
     "--into",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="The file to write or to continue.  [default: in benchmarks/gpu_results/, named after"
-    " device and code]",
+    help="The file to write or to continue.  [default: one for this device, these versions and this"
+    " code, in benchmarks/gpu_results/]",
 )
 @click.option("--fresh", is_flag=True, help="Measure everything again, instead of continuing.")
 @click.option("--torch-python", help="A Python with torch and transformers, if this one has none.")

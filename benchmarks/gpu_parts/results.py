@@ -44,7 +44,8 @@ class Results:
         """Continue a file, or begin one.
 
         Args:
-            place: the file; or a folder, for a file named after the device and the code.
+            place: the file; or a folder, for a file named after the device, with a checksum of all
+                that the figures depend on.
             fresh: begin a new one in its place.
 
         Raises:
@@ -152,10 +153,12 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def _file_name(content: dict[str, Any]) -> str:
-    """Return the name of a session's file: what was measured, and the code's checksum."""
+    """Return the name of a session's file: of the device, with a checksum of all that the figures
+    depend on."""
     measured = content["measured"]
     device = "rehearsal" if content["rehearsal"] else measured["device"].partition(",")[0]
-    return re.sub(r"[^a-z0-9]+", "-", f"{device} {measured['code']}".lower()) + ".json"
+    checksum = hashlib.sha256(json.dumps(measured).encode()).hexdigest()[:8]
+    return re.sub(r"[^a-z0-9]+", "-", f"{device} {checksum}".lower()) + ".json"
 
 
 def figures_of(part: dict[str, Any]) -> list[Figure]:
