@@ -4,10 +4,10 @@
     python3 benchmarks/on_a_gpu.py         # in an environment with JAX, Flax, Optax, Orbax, PyTorch
     uv run benchmarks/on_a_gpu.py --rehearse                                   # on a CPU, all of it
 
-The parts are measured in order of worth, each in a process of its own, until the time is over; what
+The parts are measured in order of worth, each in a process of its own, until time is up; what
 does not fit is skipped. Every figure goes at once into a file, JSON with a table beside it, that
 the next call continues. `--only` chooses parts. `--variant` compares variants of GPT-2's step in
-one process, by turns: a name, keys of train.json and flags of XLA (`remat=none`,
+one process, taking turns: a name, keys of train.json and flags of XLA (`remat=none`,
 `xla_gpu_enable_cublaslt=true`), or the folder of another checkout.
 
 `benchmarks/gpu_tables.py` writes the tables of docs/performance.md from the file.
@@ -44,12 +44,13 @@ RESULTS = ROOT / "benchmarks/gpu_results"
 @click.option("--variant", "variants", multiple=True, metavar="VARIANT", help="May be repeated.")
 @click.option(
     "--into",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="The file to write or to continue.  [default: one for this device, these versions and this"
-    " code, in benchmarks/gpu_results/]",
+    type=click.Path(path_type=Path),
+    help="The file to write or to continue; or a folder, for one named after device, versions and"
+    " code.  [default: benchmarks/gpu_results/]",
 )
 @click.option("--fresh", is_flag=True, help="Measure everything again, instead of continuing.")
 @click.option("--torch-python", help="A Python with torch and transformers, if this one has none.")
+@click.option("--without-torch", is_flag=True, help="Compare with nothing.")
 @click.option("--needs", "list_needs", is_flag=True, help="List what has to be installed, and end.")
 def main(
     minutes: float,
@@ -59,6 +60,7 @@ def main(
     into: Path | None,
     fresh: bool,
     torch_python: str | None,
+    without_torch: bool,
     list_needs: bool,
 ) -> None:
     """Measure kernels, steps, generation, reinforcement learning, checkpoints and starts."""
@@ -78,8 +80,9 @@ def main(
 
     parts = choose(only, variants)
     check(variants)
-    setting = Setting(rehearse, find_torch(torch_python, rehearse), list(variants))
-    results = Results.open(into or RESULTS, rehearse, fresh)
+    torch = find_torch(torch_python, rehearse, without_torch)
+    results = Results.open(into or RESULTS, rehearse, fresh, torch.versions)
+    setting = Setting(rehearse, torch.command, list(variants))
     click.echo(f"{results.headline}\n{results.path}")
     measure(results, parts, setting, end)
     report(results.path, results.problems, results.missing(parts))
@@ -98,7 +101,7 @@ def report(path: Path, problems: list[str], missing: list[str]) -> None:
     """Say what is wrong and what is missing; exit with code 1 if something is wrong."""
     click.echo(f"\n{path} and {path.with_suffix('.txt')} have all figures")
     if missing:
-        click.echo(f"missing: {', '.join(missing)}; the same command continues")
+        click.echo(f"not measured yet: {', '.join(missing)}; run the same command again")
     for problem in problems:
         click.echo(f"wrong: {problem}")
     sys.exit(1 if problems else 0)

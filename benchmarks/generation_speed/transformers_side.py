@@ -10,6 +10,7 @@ seconds of one greedy generation.
 """
 
 import json
+import os
 import sys
 import time
 
@@ -19,6 +20,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 def main() -> None:
     asked = json.loads(sys.argv[1])
+    if os.environ.get("RUNGS_BENCHMARK_NEEDS_GPU") and not torch.cuda.is_available():
+        sys.exit("error: PyTorch sees no GPU")
     torch.manual_seed(0)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     config = GPT2Config(**asked["config"])

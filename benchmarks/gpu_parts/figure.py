@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from benchmarks.report import spread
 
@@ -21,6 +21,13 @@ class Figure(NamedTuple):
     """What to compare the figure with."""
     problem: str = ""
     """What is wrong; empty if nothing is."""
+
+    def checked(self) -> Self:
+        """Return the figure without values and with a problem if one is not finite."""
+        if all(map(math.isfinite, self.values)):
+            return self
+        shown = ", ".join(f"{value:g}" for value in self.values)
+        return self._replace(values=[], problem=self.problem or f"not finite: {shown}")
 
     def as_text(self) -> str:
         """Return the median, if there are several values with the lowest and the highest, to three

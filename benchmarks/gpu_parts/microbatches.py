@@ -1,14 +1,13 @@
-"""The step of `runs/gpt2-small`, and with other microbatches, beside PyTorch's largest."""
+"""The step of `runs/gpt2-small`, and with other microbatches."""
 
 from collections.abc import Iterator
 
-from benchmarks.gpu_parts.comparison import TorchSide, compare
+from benchmarks.gpu_parts.comparison import compare
 from benchmarks.gpu_parts.figure import Figure
 from benchmarks.gpu_parts.setting import Setting
 from benchmarks.gpu_parts.step_variants import COMMITTED, VARIANTS, config_of, parse_variant
 
 SIZES = [name for name in VARIANTS if name.startswith("microbatches of")]
-TORCH = {"PyTorch, faster attention": TorchSide("fastest", [96, 48, 32])}
 
 
 def figures(setting: Setting) -> Iterator[Figure]:
@@ -16,7 +15,7 @@ def figures(setting: Setting) -> Iterator[Figure]:
     same = [name for name in SIZES if _config(name, setting) == committed]
     if same:
         yield Figure(COMMITTED, [], note=f"the same as {same[0]}")
-    yield from compare(setting, SIZES if same else [COMMITTED, *SIZES], TORCH)
+    yield from compare(setting, SIZES if same else [*SIZES, COMMITTED], {})
 
 
 def _config(name: str, setting: Setting) -> object:

@@ -1,7 +1,8 @@
 """The process of a part: `part_process.py MODULE SETTING`.
 
-Prints each figure as a line of JSON; everything else that is printed goes to stderr. It ends, with
-all the processes that it has started, when its stdin is closed: its parent has then been killed.
+Prints each figure as a line of JSON, and `END` after the last one; everything else that is printed
+goes to stderr. It ends, with all the processes that it has started, when its stdin is closed: its
+parent has then been killed.
 """
 
 import importlib
@@ -14,6 +15,8 @@ import threading
 from benchmarks.gpu_parts import needs
 from benchmarks.gpu_parts.setting import Setting
 
+END = "end"
+
 
 def main() -> None:
     threading.Thread(target=end_with_parent, daemon=True).start()
@@ -22,9 +25,10 @@ def main() -> None:
         os.dup2(2, 1)
         part = importlib.import_module(module)
         for figure in part.figures(setting):
-            print(json.dumps(figure._asdict()), file=figures, flush=True)
-    if setting.rehearse and (undeclared := needs.undeclared()):
-        raise RuntimeError(f"imported, but not in needs.py: {', '.join(undeclared)}")
+            print(json.dumps(figure.checked()._asdict()), file=figures, flush=True)
+        if setting.rehearse and (undeclared := needs.undeclared()):
+            raise RuntimeError(f"imported, but not in needs.py: {', '.join(undeclared)}")
+        print(END, file=figures, flush=True)
 
 
 def end_with_parent() -> None:

@@ -20,6 +20,11 @@ class Part(NamedTuple):
     def name(self) -> str:
         return self.module.rpartition(".")[2]
 
+    @property
+    def has_steps(self) -> bool:
+        """Whether what the autotuner chose for it is worth keeping."""
+        return self.name in ("step", "microbatches", "llama", "variants")
+
     def seconds(self, setting: Setting) -> float:
         return self.rehearsal_seconds if setting.rehearse else self.gpu_seconds
 
@@ -29,15 +34,16 @@ def _part(name: str, *rest: Any) -> Part:
 
 
 _PARTS = [
-    _part("kernels", "every kernel beside its plain form, and versions", 60, 15),
-    _part("peaks", "the fastest matmuls, and memory bandwidth", 30, 15),
-    _part("step", "GPT-2's step, microbatches of 32, beside PyTorch", 150, 35),
-    _part("microbatches", "microbatches of 8, 32 and 96, beside PyTorch's largest", 210, 35),
+    _part("kernels", "every kernel beside its plain form, and versions", 90, 15),
+    _part("peaks", "the fastest matmuls, and memory bandwidth", 60, 15),
+    _part("step", "GPT-2's step, microbatches of 32, beside PyTorch", 190, 40),
+    _part("microbatches", "GPT-2's step, microbatches of 8, 32 and 96", 130, 20),
     _part("profile", "where the time of that step goes", 60, 10),
-    _part("llama", "the step of a Llama of 1.1B parameters", 120, 10),
-    _part("generation", "1, 8 and 64 texts, beside transformers", 80, 20),
-    _part("reinforcement", "seconds per step, and the share of sampling", 60, 30),
-    _part("resume", "killed and resumed, bit for bit", 90, 50),
+    _part("torch_largest", "GPT-2's step, beside PyTorch with its largest microbatch", 100, 25),
+    _part("llama", "the step of a Llama of 1.1B parameters", 110, 10),
+    _part("generation", "1, 8 and 64 texts, beside transformers", 120, 20),
+    _part("reinforcement", "seconds per step, and the share of sampling", 90, 30),
+    _part("resume", "killed and resumed, bit for bit", 110, 40),
     _part("checkpoint", "how long a checkpoint holds up training", 40, 8),
     _part("start", "a cold and a warm start", 110, 20),
 ]

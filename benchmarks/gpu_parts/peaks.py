@@ -10,10 +10,24 @@ from benchmarks.training_speed.sides import measure_peaks
 
 def figures(setting: Setting) -> Iterator[Figure]:
     largest = LEAST if setting.rehearse else MOST
-    for (library, dtype), flops in measure_peaks(setting.torch, largest).items():
-        yield Figure(f"matmul, {library}, {dtype}", [flops / 1e12], "TFLOP/s")
+    found = measure_peaks(setting.torch, largest)
     # JAX starts only now, so that it does not hold the device beside the processes above.
+    import jax
+    import numpy as np
+
     from rungs.diagnostics.device_check.peaks import memory_bandwidth
     from rungs.parallel.mesh import one_device
+    from rungs.planning.hardware import device_of_kind
 
-    yield Figure("memory, read and written", [memory_bandwidth(one_device()) / 1e9], "GB/s")
+    hardware = device_of_kind(jax.devices()[0].device_kind)
+    for (library, dtype), flops in found.items():
+        peak = hardware and hardware.peak(np.dtype(jax.numpy.dtype(dtype)))
+        shown = "TF32" if hardware and dtype == "float32" else dtype
+        yield Figure(f"matmul, {library}, {shown}", [flops / 1e12], "TFLOP/s", _share(flops, peak))
+    bandwidth = memory_bandwidth(one_device())
+    note = _share(bandwidth, hardware and hardware.bandwidth)
+    yield Figure("memory, read and written", [bandwidth / 1e9], "GB/s", note)
+
+
+def _share(value: float, published: float | None) -> str:
+    return f"{value / published:.0%} of the published figure" if published else ""

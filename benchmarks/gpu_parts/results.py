@@ -11,7 +11,7 @@ import platform
 import re
 import subprocess
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -25,7 +25,7 @@ from rungs.common.text_table import align_columns, format_duration
 FORMAT = 1
 State = Literal["measuring", "done", "stopped", "failed", "skipped"]
 """Of a part. "measuring" in a file that nothing writes to: the session was killed."""
-LIBRARIES = "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "torch", "transformers"
+LIBRARIES = "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy"
 
 
 class Results:
@@ -40,13 +40,16 @@ class Results:
         self.path, self.content = path, content
 
     @classmethod
-    def open(cls, place: Path, rehearse: bool, fresh: bool) -> Self:
+    def open(
+        cls, place: Path, rehearse: bool, fresh: bool, torch: Mapping[str, str] | None = None
+    ) -> Self:
         """Continue a file, or begin one.
 
         Args:
             place: the file; or a folder, for a file named after the device, with a checksum of all
                 that the figures depend on.
             fresh: begin a new one in its place.
+            torch: versions of PyTorch and what belongs to it.
 
         Raises:
             UsageError: the file is not one of these, or of another machine, other versions or
@@ -55,11 +58,12 @@ class Results:
         new = {
             "format": FORMAT,
             "rehearsal": rehearse,
-            "measured": describe(rehearse),
+            "measured": describe(rehearse, torch or {}),
             "begun": time.strftime("%Y-%m-%d"),
             "parts": {},
         }
-        path = place if place.suffix else place / _file_name(new)
+        is_file = bool(place.suffix) and not place.is_dir()
+        path = place if is_file else place / _file_name(new)
         if fresh or not path.exists():
             return cls(path, new)
         before = read(path)
@@ -75,6 +79,12 @@ class Results:
     def is_done(self, part: str) -> bool:
         return bool(self._part(part).get("state") == "done")
 
+    def tries(self, part: str) -> int:
+        """Return the place of a part in the order of measuring: 0 if it was not tried, 1 if it was
+        not finished, 2 if it failed."""
+        states = {"measuring": 1, "stopped": 1, "failed": 2}
+        return states.get(self._part(part).get("state", ""), 0)
+
     def seconds_before(self, part: str) -> float:
         """Return how long a part was tried before it was stopped; 0 if it was not."""
         before = self._part(part)
@@ -85,13 +95,29 @@ class Results:
         return found
 
     def begin(self, part: str) -> None:
-        self._write(part, state="measuring", seconds=0.0, figures=[])
+        """Begin a part; figures of an earlier try stay until new ones replace them."""
+        self._write(part, state="measuring", seconds=0.0, why="", benchmarks=benchmarks_checksum())
 
     def add(self, part: str, figure: Figure) -> None:
-        self._write(part, figures=[*self._part(part)["figures"], figure._asdict()])
+        """Add a figure, or replace the one of the same name."""
+        others = [one for one in self._part(part)["figures"] if one["name"] != figure.name]
+        self._write(part, figures=[*others, figure._asdict()])
 
-    def end(self, part: str, state: State, seconds: float = 0.0, why: str = "") -> None:
-        self._write(part, state=state, seconds=round(seconds, 1), why=why)
+    def skip(self, part: str, why: str) -> None:
+        """Record why a part was not measured; what is known from an earlier try stays."""
+        if not self._part(part):
+            self._write(part, state="skipped", seconds=0.0, why=why)
+
+    def end(
+        self, part: str, state: State, seconds: float, why: str = "", errors: Sequence[str] = ()
+    ) -> None:
+        """Record how a part ended.
+
+        Args:
+            errors: the last lines of what it wrote to stderr.
+        """
+        own = {"state": state, "seconds": round(seconds, 1), "why": why, "errors": list(errors)}
+        self._write(part, **own, gpu_state="" if self.content["rehearsal"] else gpu_state())
 
     def _write(self, part: str, **changes: Any) -> None:
         parts = self.content["parts"]
@@ -180,31 +206,44 @@ def headline(content: dict[str, Any]) -> str:
     )
 
 
-def describe(rehearse: bool) -> dict[str, Any]:
+def describe(rehearse: bool, torch: Mapping[str, str]) -> dict[str, Any]:
     """Return what figures depend on: the device, the versions, the code."""
     return {
         "device": "CPU" if rehearse else nvidia_gpu(),
         "processor": processor(),
-        "versions": {"Python": platform.python_version(), **installed(LIBRARIES)},
+        "versions": {"Python": platform.python_version(), **installed(LIBRARIES), **torch},
         "code": code_checksum(),
     }
 
 
 def nvidia_gpu() -> str:
-    """Return the first GPU's name, memory and driver.
+    """Return the first GPU's name, memory, driver and power limit.
 
     Raises:
         UsageError: there is none.
     """
-    query = "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"
+    found = _query("name,memory.total,driver_version,power.limit")
+    if not found:
+        raise click.UsageError("no NVIDIA GPU: nvidia-smi failed; --rehearse runs on a CPU")
+    name, memory, driver, limit = found.split(", ")
+    return f"{name}, {memory}, driver {driver}, at most {limit}"
+
+
+def gpu_state() -> str:
+    """Return clocks, power, temperature and throttling, which explain odd figures."""
+    return _query("clocks.sm,clocks.mem,power.draw,temperature.gpu,clocks_event_reasons.active")
+
+
+def _query(fields: str) -> str:
+    """Return what nvidia-smi says of the first GPU that may be used; empty if it fails."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").partition(",")[0]
+    command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]
+    command += [f"--id={visible}"] if visible else []
     try:
-        shown = subprocess.run(["nvidia-smi", *query], capture_output=True, text=True, check=True)
+        shown = subprocess.run(command, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
-        raise click.UsageError(
-            "no NVIDIA GPU: nvidia-smi failed; --rehearse runs on a CPU"
-        ) from None
-    name, memory, driver = shown.stdout.splitlines()[0].split(", ")
-    return f"{name}, {memory}, driver {driver}"
+        return ""
+    return next(iter(shown.stdout.splitlines()), "")
 
 
 def installed(names: tuple[str, ...]) -> dict[str, str]:
@@ -219,9 +258,20 @@ def installed(names: tuple[str, ...]) -> dict[str, str]:
 
 
 def code_checksum() -> str:
-    """Return a checksum of everything that is measured; it needs no git."""
+    """Return a checksum of what is measured; it needs no git."""
+    names = "layers", "parity-pretrain", "parity-rl", GPT2_SMALL.name
+    runs = [path for name in names for path in (ROOT / "runs" / name).glob("*.json")]
+    package, checks = (ROOT / "rungs").rglob("*.py"), (ROOT / "smoke_tests").glob("*.py")
+    return _checksum([*package, *checks, *ROOT.glob("*.py"), *runs])
+
+
+def benchmarks_checksum() -> str:
+    """Return a checksum of what measures."""
+    return _checksum((ROOT / "benchmarks").rglob("*.py"))
+
+
+def _checksum(files: Iterable[Path]) -> str:
     digest = hashlib.sha256()
-    sources = [*(ROOT / "rungs").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")]
-    for path in sorted([*sources, *GPT2_SMALL.glob("*.json")]):
+    for path in sorted(files):
         digest.update(os.fsencode(path.relative_to(ROOT)) + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:8]

@@ -7,10 +7,12 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from benchmarks.gpu_parts import random_dataset
 from benchmarks.gpu_parts.figure import Figure
 from benchmarks.gpu_parts.setting import ROOT, Setting
 
 KILLS = 2
+TOKENS = 400_000
 TINY = {"emb_dim": 32, "n_layers": 2, "n_heads": 2}
 
 
@@ -20,13 +22,26 @@ def figures(setting: Setting) -> Iterator[Figure]:
         run.mkdir()
         committed = ROOT / "runs/layers"
         model = json.loads((committed / "model.json").read_text())
-        train = json.loads((committed / "train.json").read_text()) | {"deterministic": True}
+        train = json.loads((committed / "train.json").read_text()) | {
+            "deterministic": True,
+            "dataset": random_dataset.NAME,
+        }
         (run / "model.json").write_text(json.dumps(model | (TINY if setting.rehearse else {})))
         (run / "train.json").write_text(json.dumps(train))
+        datasets = Path(folder) / "datasets"
+        random_dataset.write(datasets, model["vocab_size"], TOKENS, TOKENS // 4)
         kills = 1 if setting.rehearse else KILLS
         check = ROOT / "smoke_tests/test_resume.py"
         done = subprocess.run(
-            [sys.executable, str(check), str(run), "--kills", f"{kills}"],
+            [
+                sys.executable,
+                str(check),
+                str(run),
+                "--kills",
+                f"{kills}",
+                "--datasets-dir",
+                datasets,
+            ],
             capture_output=True,
             text=True,
         )

@@ -3,6 +3,8 @@
 import json
 import os
 import queue
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,35 +19,44 @@ from typing import IO
 import click
 
 from benchmarks.gpu_parts.figure import Figure
+from benchmarks.gpu_parts.part_process import END
 from benchmarks.gpu_parts.parts import Part
 from benchmarks.gpu_parts.results import Results, mark
-from benchmarks.gpu_parts.setting import ROOT, Setting
-from benchmarks.side_process import failure
+from benchmarks.gpu_parts.setting import NEEDS_GPU, ROOT, Setting
 
 SPARE_SECONDS = 2.0
 """Of the session's time, for its end."""
-AUTOTUNED = ".autotuned.txt"
-"""What a session's autotuner chose, beside its file; each part has its own."""
+PATIENCE, LEAST_PATIENCE_SECONDS = 2.5, 60.0
+"""A part is stopped when it takes that many times as long as expected, and so many seconds."""
+END_SECONDS = 10.0
+"""For the end of a part's process after its last figure."""
+LAST_LINES = 20
+"""Of what a part that failed has written to stderr, how many are kept."""
+AUTOTUNED = Path(tempfile.gettempdir()) / "rungs-autotuned.txt"
+"""Where XLA writes what it has chosen. All processes have the same path, because the compilation
+cache distinguishes programs by their flags."""
+_ERROR = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt)\b|error:|.* failed:")
 
 
 def measure(results: Results, parts: Mapping[str, Part], setting: Setting, end: float) -> None:
-    """Measure what is missing and fits.
+    """Measure what is missing and fits: first what was never tried, last what has failed.
 
     Args:
         parts: by the name under which the results have them.
         end: by `time.monotonic()`.
     """
-    for name, part in parts.items():
+    for name, part in sorted(parts.items(), key=lambda item: results.tries(item[0])):
         left = end - SPARE_SECONDS - time.monotonic()
-        needed = max(part.seconds(setting), results.seconds_before(name))
+        expected = max(part.seconds(setting), results.seconds_before(name))
         if results.is_done(name):
             click.echo(f"\n{name}: measured before")
-        elif needed > left:
-            why = f"takes {needed:.0f} s, and {max(left, 0):.0f} are left"
+        elif expected > left:
+            why = f"needs about {expected:.0f} s; {max(left, 0):.0f} s left"
             click.echo(f"\n{name}: skipped: {why}")
-            results.end(name, "skipped", why=why)
+            results.skip(name, why)
         else:
-            _measure_part(results, name, part, setting, left)
+            patience = max(PATIENCE * expected, LEAST_PATIENCE_SECONDS)
+            _measure_part(results, name, part, setting, min(left, patience))
 
 
 def _measure_part(
@@ -55,32 +66,43 @@ def _measure_part(
     click.echo(f"\n{name}: {part.what}")
     results.begin(name)
     begin = time.monotonic()
+    has_ended = False
     with tempfile.TemporaryFile("w+", errors="replace") as errors:
-        with _process(part, setting, errors, results.path) as process:
+        with _process(part, setting, errors) as process:
             for line in _lines(process, begin + seconds):
+                if has_ended := line.strip() == END:
+                    break
                 figure = Figure(**json.loads(line))
                 results.add(name, figure)
                 click.echo(f"  {figure.name:44} {figure.as_text():34} {mark(figure)}".rstrip())
-            is_late = time.monotonic() > begin + seconds
-        took = time.monotonic() - begin
+            is_late = not has_ended and time.monotonic() > begin + seconds
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(0 if is_late else END_SECONDS)
+            code = process.returncode
         errors.seek(0)
-        if is_late:
-            results.end(name, "stopped", took, "the session's time was over")
-            click.echo(f"  stopped after {took:.0f} s")
-        elif process.returncode:
-            why = failure(name, errors.read())
-            results.end(name, "failed", took, why.splitlines()[-1])
-            click.echo(f"  failed after {took:.0f} s: {why}", err=True)
-        else:
-            results.end(name, "done", took)
-            click.echo(f"  done in {took:.0f} s")
-    _keep_autotuned(results.path, name)
+        last = errors.read().splitlines()[-LAST_LINES:]
+    took = time.monotonic() - begin
+    if has_ended:
+        results.end(name, "done", took)
+        click.echo(f"  done in {took:.0f} s")
+    elif code is None:
+        results.end(name, "stopped", took, f"took more than {took:.0f} s", last)
+        click.echo(f"  stopped after {took:.0f} s")
+    else:
+        results.end(name, "failed", took, _reason(last, code), last)
+        click.echo("\n".join([f"  failed after {took:.0f} s:", *last]), err=True)
+    if part.has_steps:
+        _keep_autotuned(results.path.with_suffix(f".{part.name}.autotuned.txt"))
+
+
+def _reason(lines: list[str], code: int) -> str:
+    """Return why a process failed: the last line that looks like an error."""
+    errors = [line for line in lines if _ERROR.match(line)]
+    return errors[-1] if errors else f"exit code {code}: {lines[-1] if lines else 'no message'}"
 
 
 @contextmanager
-def _process(
-    part: Part, setting: Setting, errors: IO[str], file: Path
-) -> Iterator[subprocess.Popen[str]]:
+def _process(part: Part, setting: Setting, errors: IO[str]) -> Iterator[subprocess.Popen[str]]:
     """Run a part's process, and end it with all that it has started."""
     script = str(Path(__file__).with_name("part_process.py"))
     process = subprocess.Popen(
@@ -89,7 +111,7 @@ def _process(
         stdout=subprocess.PIPE,
         stderr=errors,
         text=True,
-        env=_environment(setting, file),
+        env=_environment(setting),
         start_new_session=True,
     )
     try:
@@ -100,14 +122,15 @@ def _process(
         process.wait()
 
 
-def _environment(setting: Setting, file: Path) -> dict[str, str]:
-    """Return the environment of a part: its platform, where XLA writes the matmuls that it chose,
-    and this checkout, which need not be installed."""
+def _environment(setting: Setting) -> dict[str, str]:
+    """Return the environment of a part: its platform, which must be there, where XLA writes the
+    matmuls that it chose, and this checkout, which need not be installed."""
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    dump = f"--xla_gpu_dump_autotune_results_to={file.resolve().with_suffix(AUTOTUNED)}"
+    dump = f"--xla_gpu_dump_autotune_results_to={AUTOTUNED}"
     return {
-        "JAX_PLATFORMS": "cpu" if setting.rehearse else "cuda,cpu",
         **os.environ,
+        "JAX_PLATFORMS": "cpu" if setting.rehearse else "cuda,cpu",
+        NEEDS_GPU: "" if setting.rehearse else "1",
         "PYTHONPATH": os.pathsep.join(paths),
         "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {dump}".strip(),
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
@@ -129,12 +152,11 @@ def _lines(process: subprocess.Popen[str], end: float) -> Iterator[str]:
     with suppress(queue.Empty):
         while line := lines.get(timeout=max(end - time.monotonic(), 0)):
             yield line
-        process.wait(max(end - time.monotonic(), 0.1))
 
 
-def _keep_autotuned(file: Path, part: str) -> None:
-    """Keep what a part's process has written, which the next one overwrites. All processes write to
-    the same path, because XLA's compilation cache distinguishes programs by their flags."""
-    written = file.with_suffix(AUTOTUNED)
-    if written.exists():
-        written.replace(file.with_suffix(f".{part}{AUTOTUNED}"))
+def _keep_autotuned(place: Path) -> None:
+    """Keep what XLA has chosen, unless there is more from an earlier try, which had to choose."""
+    with suppress(OSError):
+        if not place.exists() or place.stat().st_size < AUTOTUNED.stat().st_size:
+            shutil.copy(AUTOTUNED, place)
+        AUTOTUNED.unlink()

@@ -11,6 +11,8 @@ import click
 
 ROOT = Path(__file__).parents[2]
 GPT2_SMALL = ROOT / "runs/gpt2-small"
+NEEDS_GPU = "RUNGS_BENCHMARK_NEEDS_GPU"
+"""Environment variable that makes PyTorch's scripts end where PyTorch sees no GPU."""
 
 
 class Setting(NamedTuple):
@@ -31,28 +33,58 @@ class Setting(NamedTuple):
         return json.dumps(self._asdict())
 
 
-def find_torch(python: str | None, rehearse: bool) -> list[str] | None:
-    """Return the command that runs scripts that need PyTorch: of the Python that is named, of this
-    one if it has PyTorch, or uv's, which downloads it; a rehearsal downloads nothing.
+class Torch(NamedTuple):
+    """A PyTorch to compare with."""
+
+    command: list[str] | None
+    """Runs scripts that need PyTorch; None without one."""
+    versions: dict[str, str]
+    """Of the distributions in `TORCH_LIBRARIES`, as far as they are known."""
+
+
+NO_TORCH = Torch(None, {})
+TORCH_LIBRARIES = "torch", "transformers", "triton", "nvidia-cudnn-cu13"
+_VERSIONS = """
+import importlib.metadata, json, sys
+found = {}
+for name in sys.argv[1:]:
+    try:
+        found[name] = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        pass
+print(json.dumps(found))
+"""
+
+
+def find_torch(python: str | None, rehearse: bool, without: bool) -> Torch:
+    """Return the PyTorch of the Python that is named, of this one, or uv's, which downloads it.
+
+    A rehearsal downloads nothing and does without. So does a measurement that is asked to.
 
     Raises:
-        UsageError: the Python that is named has no PyTorch.
+        UsageError: the Python that is named has no PyTorch, or there is none to measure with.
     """
+    if without:
+        return NO_TORCH
+    versions = _versions(python or sys.executable)
+    if "torch" in versions:
+        return Torch([python or sys.executable], versions)
     if python:
-        if not _has_torch(python):
-            raise click.UsageError(f"--torch-python {python}: cannot import torch and transformers")
-        return [python]
-    if _has_torch(sys.executable):
-        return [sys.executable]
-    if rehearse or shutil.which("uv") is None:
-        return None
-    return ["uv", "run", "--no-project", "--script"]
+        raise click.UsageError(f"--torch-python {python}: has no PyTorch")
+    if rehearse:
+        return NO_TORCH
+    if shutil.which("uv") is None:
+        raise click.UsageError(
+            "no PyTorch to compare with: name a Python that has it with --torch-python, or leave it"
+            " out with --without-torch"
+        )
+    return Torch(["uv", "run", "--no-project", "--script"], {})
 
 
-def _has_torch(python: str) -> bool:
-    needed = "u.find_spec('torch') and u.find_spec('transformers')"
-    check = f"import importlib.util as u; exit(not ({needed}))"
+def _versions(python: str) -> dict[str, str]:
+    command = [python, "-c", _VERSIONS, *TORCH_LIBRARIES]
     try:
-        return subprocess.run([python, "-c", check], capture_output=True).returncode == 0
-    except OSError:
-        return False
+        shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        return dict(json.loads(shown))
+    except (OSError, subprocess.CalledProcessError, ValueError):
+        return {}

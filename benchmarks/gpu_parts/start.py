@@ -6,13 +6,11 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
-
+from benchmarks.gpu_parts import random_dataset
 from benchmarks.gpu_parts.figure import Figure
 from benchmarks.gpu_parts.setting import Setting
 from benchmarks.gpu_parts.step_variants import BASE, VARIANTS, config_of
 from benchmarks.starting.start_speed import first_step, measure
-from rungs.data.token_file import TokenWriter
 from rungs.parallel.jax_setup import CACHE_VARIABLE
 
 WARM_STARTS = 2
@@ -23,6 +21,7 @@ def figures(setting: Setting) -> Iterator[Figure]:
         folder = Path(name)
         case = first_step(_write_run(folder, setting), folder / "datasets")
         environment = {**os.environ, CACHE_VARIABLE: str(folder / "compiled")}
+        environment.pop("XLA_PYTHON_CLIENT_PREALLOCATE", None)  # as users start
         yield Figure(
             "cold start", [measure(case, environment).wall], "s", "nothing compiled before"
         )
@@ -33,18 +32,13 @@ def figures(setting: Setting) -> Iterator[Figure]:
 def _write_run(folder: Path, setting: Setting) -> Path:
     """Write a run and a dataset of random tokens, enough for a few steps."""
     config = config_of(VARIANTS[BASE], setting)
-    dataset, run = folder / "datasets/random", folder / "run"
-    for place in (dataset, run):
-        place.mkdir(parents=True)
-    rng = np.random.default_rng(0)
-    for split, steps in {"train": 4, "validation": 2}.items():
-        count = steps * config.tokens_per_step + 1
-        with TokenWriter(dataset / f"{split}.safetensors", "U16") as writer:
-            writer.append(rng.integers(config.model.vocab_size, size=count))
+    step, run = config.tokens_per_step, folder / "run"
+    random_dataset.write(folder / "datasets", config.model.vocab_size, 4 * step, 2 * step)
+    run.mkdir()
     train = config.train.as_json() | {
-        "dataset": "random",
-        "min_train_tokens": 2 * config.tokens_per_step,
-        "validation_tokens": config.tokens_per_step,
+        "dataset": random_dataset.NAME,
+        "min_train_tokens": 2 * step,
+        "validation_tokens": step,
     }
     (run / "model.json").write_text(json.dumps(config.model.as_json()))
     (run / "train.json").write_text(json.dumps(train))

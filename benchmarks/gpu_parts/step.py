@@ -8,9 +8,10 @@ from benchmarks.gpu_parts.setting import Setting
 from benchmarks.gpu_parts.step_variants import BASE
 
 TORCH = {
-    "PyTorch, default attention": TorchSide("default", [32]),
+    "PyTorch, flash attention": TorchSide("flash", [32]),
     "PyTorch, cuDNN attention": TorchSide("cudnn", [32]),
 }
+"""PyTorch chooses one of the two itself; the figures say which."""
 
 
 def figures(setting: Setting) -> Iterator[Figure]:

@@ -1,6 +1,7 @@
 """Steps of several variants in one process, that take turns: `variants_side.py SETTING`.
 
-Reads lines of JSON from stdin: ["start", variant] compiles a variant's step and answers what it is;
+Reads lines of JSON from stdin: ["start", variant] compiles a variant's step and answers what it is,
+or why it failed;
 ["run", variant, steps] takes steps and answers with the last one's loss.
 """
 
@@ -14,6 +15,7 @@ from typing import Any
 
 from benchmarks.gpu_parts.setting import ROOT, Setting
 from benchmarks.gpu_parts.step_variants import Changes, compiler_options, parse_variant
+from rungs.common.errors import readable_line
 
 
 def main() -> None:
@@ -22,8 +24,12 @@ def main() -> None:
     for line in sys.stdin:
         request, variant, *count = json.loads(line)
         if request == "start":
-            steps[variant] = compiled(*parse_variant(variant), setting)
-            print(json.dumps(described(steps[variant])), flush=True)
+            try:
+                steps[variant] = compiled(*parse_variant(variant), setting)
+                answer = described(steps[variant])
+            except Exception as error:  # whatever a compiler or a driver raises
+                answer = {"failed": readable_line(f"{type(error).__name__}: {error}")}
+            print(json.dumps(answer), flush=True)
         else:
             print(json.dumps(steps[variant].run(*count)[-1]), flush=True)
 
@@ -38,10 +44,11 @@ def compiled(checkout: Path, changes: Changes, setting: Setting) -> Any:
         one_device = importlib.import_module("rungs.parallel.mesh").one_device
         variants = importlib.reload(importlib.import_module("benchmarks.gpu_parts.step_variants"))
         run = variants.config_of(changes, setting)
+        options = flags.gpu_options(run.train.microbatches_per_step)
         jax_setup.prepare(run.train, lambda: 0)
         mesh = one_device()
-        is_gpu = mesh.devices.flat[0].platform == "gpu"
-        options = flags.gpu_options(run.train.microbatches_per_step) if is_gpu else {}
+        if mesh.devices.flat[0].platform != "gpu":
+            options = {}
         run = check.on_mesh(run, mesh)
         return step.RunningStep.create(run, mesh, **options | compiler_options(changes))
 
@@ -77,7 +84,6 @@ def described(step: Any) -> dict[str, Any]:
     hardware = device_of_kind(device.device_kind)
     shapes = shapes_of(run.model)
     return {
-        "compile_seconds": step.compile_seconds,
         "bytes": step.compiled_bytes(),
         "tokens": run.tokens_per_step,
         "microbatch": run.train.microbatch_size,

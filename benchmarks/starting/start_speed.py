@@ -131,13 +131,14 @@ def measure(case: Case, environment: dict[str, str]) -> Start:
     Raises:
         ClickException: it failed.
     """
+    paths = [str(ROOT), *filter(None, [environment.get("PYTHONPATH")])]
     begin = time.perf_counter()
     with tempfile.TemporaryFile("w+", errors="replace") as errors:
         process = subprocess.Popen(
             [sys.executable, *case.command],
             stdout=subprocess.PIPE,
             stderr=errors,
-            env=environment | {"PYTHONPATH": str(ROOT)},
+            env=environment | {"PYTHONPATH": os.pathsep.join(paths)},
         )
         assert process.stdout is not None
         if case.is_ready_at_first_line:

@@ -11,6 +11,7 @@ matrices. Only the library that is named has to be installed.
 
 import functools
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -62,6 +63,8 @@ def jax_matmul(dtype: str, size: int) -> Matmul:
 def torch_matmul(threads: int, dtype: str, size: int) -> Matmul:
     import torch
 
+    if os.environ.get("RUNGS_BENCHMARK_NEEDS_GPU") and not torch.cuda.is_available():
+        sys.exit("error: PyTorch sees no GPU")
     torch.set_num_threads(threads)
     torch.set_float32_matmul_precision("high")
     on_cuda = torch.cuda.is_available()

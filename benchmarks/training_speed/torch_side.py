@@ -5,15 +5,16 @@
 """A side of `train_speed.py`: the same GPT in PyTorch, written to be fast.
 
 Scaled-dot-product attention, fused AdamW, autocast to bfloat16 if asked for; eager or under
-`torch.compile`. On a GPU attention is PyTorch's own choice ("default"), cuDNN's ("cudnn"), or
-whichever of the two is faster for this shape ("fastest"). Reads how many steps to take from each
-line of stdin and answers with the loss of the last one.
+`torch.compile`. On a GPU attention is PyTorch's own choice ("default"), flash attention ("flash"),
+cuDNN's ("cudnn"), or whichever of these two is faster for this shape ("fastest"). Reads how many
+steps to take from each line of stdin and answers with the loss of the last one. From a line "about"
+it tells which attention it has, and which one PyTorch would choose.
 """
 
 import contextlib
-import functools
 import json
 import math
+import os
 import sys
 import time
 from typing import Any
@@ -71,40 +72,65 @@ class TorchGPT(nn.Module):
         return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
-def attention_context(asked: dict[str, Any], device: str) -> Any:
-    """Return a function that makes the context in which attention is as asked for."""
-    cudnn = functools.partial(sdpa_kernel, SDPBackend.CUDNN_ATTENTION)
-    choice = asked.get("attention", "default")
-    if device == "cpu" or choice == "default":
-        return contextlib.nullcontext
-    if choice == "fastest":
-        seconds = {make: attention_seconds(asked, make) for make in (contextlib.nullcontext, cudnn)}
-        return min(seconds, key=lambda make: seconds[make])
-    return cudnn
+KINDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
 
 
-def attention_seconds(asked: dict[str, Any], context: Any) -> float:
-    """Return how long attention takes, forward and backward, for eight sequences."""
-    heads = asked["heads"]
-    shape = 8, heads, asked["length"], asked["width"] // heads
-    query, key, value = (
-        torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-        for _ in range(3)
-    )
+def choose_attention(asked: dict[str, Any], device: str) -> str:
+    """Return the kind of attention, one of KINDS or "default"."""
+    choice: str = asked.get("attention", "default")
+    if device == "cpu":
+        return "default"
+    if choice != "fastest":
+        return choice
+    seconds = {}
+    for kind in KINDS:
+        with contextlib.suppress(RuntimeError):  # not for this shape or GPU
+            seconds[kind] = attention_seconds(asked, kind)
+    return min(seconds, key=lambda kind: seconds[kind]) if seconds else "default"
+
+
+def attention_context(kind: str) -> Any:
+    """Return the context in which attention is of a kind."""
+    return contextlib.nullcontext() if kind == "default" else sdpa_kernel(KINDS[kind])
+
+
+def attention_inputs(asked: dict[str, Any]) -> list[Tensor]:
+    """Return query, key and value of eight sequences, in memory as the model has them."""
+    width, heads = asked["width"], asked["heads"]
+    shape = 8, asked["length"], 3 * width
+    projected = torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    parts = projected.split(width, dim=2)
+    return [part.view(8, asked["length"], heads, -1).transpose(1, 2) for part in parts]
+
+
+def attention_seconds(asked: dict[str, Any], kind: str) -> float:
+    """Return how long attention takes, forward and backward."""
+    inputs = attention_inputs(asked)
+    gradient = torch.randn_like(inputs[0])
     for number in range(2 * ATTENTION_TRIES):
-        if number == ATTENTION_TRIES:  # the others warm up
+        if number == ATTENTION_TRIES:  # those before warm up
             torch.cuda.synchronize()
             begin = time.perf_counter()
-        with context():
-            functional.scaled_dot_product_attention(
-                query, key, value, is_causal=True
-            ).sum().backward()
+        with attention_context(kind):
+            y = functional.scaled_dot_product_attention(*inputs, is_causal=True)
+            torch.autograd.grad(y, inputs, gradient)
     torch.cuda.synchronize()
     return time.perf_counter() - begin
 
 
+def default_attention(asked: dict[str, Any], device: str) -> str:
+    """Return the name of the attention that PyTorch chooses itself."""
+    if device == "cpu":
+        return "of the CPU"
+    with torch.autocast(device, torch.bfloat16):
+        chosen = torch._fused_sdp_choice(*attention_inputs(asked), is_causal=True)
+    return SDPBackend(chosen).name.lower()
+
+
 def main() -> None:
     asked = json.loads(sys.argv[1])
+    if os.environ.get("RUNGS_BENCHMARK_NEEDS_GPU") and not torch.cuda.is_available():
+        sys.exit("error: PyTorch sees no GPU")
     torch.manual_seed(0)
     torch.set_num_threads(asked["threads"])
     torch.set_float32_matmul_precision("high")
@@ -117,15 +143,19 @@ def main() -> None:
     groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=asked["learning_rate"], betas=(0.9, 0.95), fused=True)
     autocast = torch.autocast(device, torch.bfloat16, enabled=asked["dtype"] == "bfloat16")
-    attention = attention_context(asked, device)
+    attention = choose_attention(asked, device)
     run = torch.compile(model) if asked["compiled"] else model
     batches = torch.from_numpy(np.load(asked["batches"])).long().to(device)  # steps, A, B, S + 1
     taken = 0
     for line in sys.stdin:
+        if line.strip() == "about":
+            about = {"attention": attention, "default": default_attention(asked, device)}
+            print(json.dumps(about), flush=True)
+            continue
         for _ in range(int(line)):
             losses = []
             for sequences in batches[taken % len(batches)]:
-                with attention():
+                with attention_context(attention):
                     with autocast:
                         loss = run(sequences[:, :-1], sequences[:, 1:]) / batches.shape[1]
                     loss.backward()

@@ -15,6 +15,7 @@ import pytest
 
 from benchmarks import gpu_tables
 from benchmarks.gpu_parts import needs
+from benchmarks.gpu_parts import session as gpu_session
 from benchmarks.gpu_parts.figure import Figure
 from benchmarks.gpu_parts.parts import PARTS, Part
 from benchmarks.gpu_parts.results import Results
@@ -84,22 +85,67 @@ def test_a_session_stops_in_time_with_all_processes(
     assert part["state"] == "stopped"
     assert len(part["figures"]) == 1
     wait_until_ended(*map(int, pids.read_text().split()))
-    # it is now known to take 5 s and more
-    assert session(path, seconds=5)["one"]["state"] == "skipped"
+    # it is now known to take 5 s and more; what it had stays
+    again = session(path, seconds=5, one=FAKE)["one"]
+    assert (again["state"], len(again["figures"])) == ("stopped", 1)
+    assert again["seconds"] == part["seconds"]
+
+
+def test_a_part_that_hangs_leaves_time_for_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_session, "LEAST_PATIENCE_SECONDS", 3.0)
+    monkeypatch.setenv("PART_WAITS", str(tmp_path / "pids"))
+    assert session(tmp_path / "a.json")["one"]["state"] == "stopped"
+
+
+def test_a_figure_that_is_not_finite_is_a_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PART_VALUE", "inf")
+    part = session(tmp_path / "a.json")["one"]
+    assert part["state"] == "done"
+    assert part["figures"][0]["problem"] == "not finite: 1, inf"
+    problems = Results(tmp_path / "a.json", json.loads((tmp_path / "a.json").read_text())).problems
+    assert problems == ["one, first: not finite: 1, inf"]
+    assert "Infinity" not in (tmp_path / "a.json").read_text()
+
+
+def test_what_was_never_tried_comes_first_and_what_failed_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PART_FAILS", "1")
+    session(tmp_path / "a.json", one=FAKE)
+    monkeypatch.delenv("PART_FAILS")
+    results = Results.open(tmp_path / "a.json", rehearse=True, fresh=False)
+    assert sorted(["one", "new"], key=results.tries) == ["new", "one"]
+
+
+def test_what_the_autotuner_chose_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = tmp_path / "written.txt"
+    monkeypatch.setattr(gpu_session, "AUTOTUNED", written)
+    part = FAKE._replace(module="tests.support.step")
+    gpu_session._keep_autotuned(tmp_path / "nothing.txt")
+    kept = tmp_path / f"a.{part.name}.autotuned.txt"
+    for text, expected in (("many choices", "many choices"), ("few", "many choices")):
+        written.write_text(text)
+        gpu_session._keep_autotuned(kept)
+        assert kept.read_text() == expected
+        assert not written.exists()
 
 
 def test_what_does_not_fit_is_skipped_and_what_is_done_is_kept(tmp_path: Path) -> None:
     path, long = tmp_path / "a.json", FAKE._replace(rehearsal_seconds=100)
     parts = session(path, long=long, short=FAKE)
     assert parts["long"]["state"] == "skipped"
-    assert "takes 100 s" in parts["long"]["why"]
+    assert "needs about 100 s" in parts["long"]["why"]
     assert parts["short"]["state"] == "done"
     before = parts["short"]
     assert session(path, seconds=0, long=long, short=FAKE)["short"] == before
 
 
 def test_a_killed_session_keeps_what_it_has_and_leaves_no_process(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, pids = tmp_path / "a.json", tmp_path / "pids"
     code = f"""
@@ -117,6 +163,7 @@ session(Path({str(path)!r}))
     wait_until_ended(*map(int, pids.read_text().split()))
     killed = json.loads(path.read_text())["parts"]["one"]
     assert (killed["state"], len(killed["figures"])) == ("measuring", 1)
+    monkeypatch.delenv("PART_WAITS", raising=False)
     resumed = session(path)["one"]
     assert (resumed["state"], len(resumed["figures"])) == ("done", 2)
 
@@ -165,7 +212,7 @@ def test_a_finished_rehearsal_begins_again_and_an_unfinished_one_goes_on(tmp_pat
         (["--variant", "rmat=none"], "unknown key"),
         (["--variant", "remat=bad"], "remat"),
         (["--only", "nothing"], "'nothing' is not one of"),
-        (["--torch-python", "/nowhere"], "cannot import torch"),
+        (["--torch-python", "/nowhere"], "has no PyTorch"),
     ],
 )
 def test_mistakes_are_said_before_anything_is_measured(
@@ -180,7 +227,7 @@ def test_mistakes_are_said_before_anything_is_measured(
 
 
 def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
-    command = [word for word in COMMAND if word != "--rehearse"]
+    command = [*COMMAND[:2], "--without-torch"]
     environment = {**os.environ, "PATH": str(tmp_path)}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 2

@@ -13,7 +13,8 @@ from benchmarks.gpu_parts.setting import Setting
 def figures(setting: Setting) -> Iterator[Figure]:
     assert setting.rehearse
     print("not a figure")
-    yield Figure("first", [1.0, 3.0, 2.0], "s", "a note")
+    value = os.environ.get("PART_VALUE")
+    yield Figure("first", [1.0, float(value)] if value else [1.0, 3.0, 2.0], "s", "a note")
     if os.environ.get("PART_FAILS"):
         raise RuntimeError("out of order")
     if pid_file := os.environ.get("PART_WAITS"):
