@@ -26,8 +26,9 @@ from benchmarks.gpu_parts.setting import NEEDS_GPU, ROOT, Setting
 
 SPARE_SECONDS = 2.0
 """Of the session's time, for its end."""
-PATIENCE, LEAST_PATIENCE_SECONDS = 2.5, 60.0
-"""A part is stopped when it takes that many times as long as expected, and so many seconds."""
+PATIENCE, REHEARSAL_PATIENCE, LEAST_PATIENCE_SECONDS = 2.5, 20.0, 60.0
+"""A part is stopped when it takes that many times as long as expected, and so many seconds. CPUs may
+be busy with other work."""
 END_SECONDS = 10.0
 """For the end of a part's process after its last figure."""
 LAST_LINES = 20
@@ -55,8 +56,9 @@ def measure(results: Results, parts: Mapping[str, Part], setting: Setting, end: 
             click.echo(f"\n{name}: skipped: {why}")
             results.skip(name, why)
         else:
-            patience = max(PATIENCE * expected, LEAST_PATIENCE_SECONDS)
-            _measure_part(results, name, part, setting, min(left, patience))
+            patience = REHEARSAL_PATIENCE if setting.rehearse else PATIENCE
+            longest = max(patience * expected, LEAST_PATIENCE_SECONDS)
+            _measure_part(results, name, part, setting, min(left, longest))
 
 
 def _measure_part(

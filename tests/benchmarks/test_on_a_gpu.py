@@ -95,6 +95,7 @@ def test_a_part_that_hangs_leaves_time_for_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gpu_session, "LEAST_PATIENCE_SECONDS", 3.0)
+    monkeypatch.setattr(gpu_session, "REHEARSAL_PATIENCE", 0.0)
     monkeypatch.setenv("PART_WAITS", str(tmp_path / "pids"))
     assert session(tmp_path / "a.json")["one"]["state"] == "stopped"
 
