@@ -27,8 +27,8 @@ from benchmarks.gpu_parts.setting import NEEDS_GPU, ROOT, Setting
 SPARE_SECONDS = 2.0
 """Of the session's time, for its end."""
 PATIENCE, REHEARSAL_PATIENCE, LEAST_PATIENCE_SECONDS = 2.5, 20.0, 60.0
-"""A part is stopped when it takes that many times as long as expected, and so many seconds. CPUs may
-be busy with other work."""
+"""A part is stopped when it takes that many times as long as expected, and so many seconds. A CPU
+may be busy with other work."""
 END_SECONDS = 10.0
 """For the end of a part's process after its last figure."""
 LAST_LINES = 20
