@@ -95,8 +95,8 @@ def with_device_choices(config: RunConfig[T], saved: Checkpoint | None) -> RunCo
         loop = layer_loop(train, config.model, recorded)
         return json.dumps({"compute_dtype": train.compute_dtype} | loop.as_keys())
 
-    update = json.loads(broadcast_from_first(chosen))
-    return config._replace(train=config.train.model_copy(update=update))
+    choices = json.loads(broadcast_from_first(chosen))
+    return config._replace(train=config.train.with_choices(**choices))
 
 
 def _recorded_loop(saved: CheckpointMeta) -> LayerLoop | None:
