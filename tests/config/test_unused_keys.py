@@ -169,7 +169,7 @@ def test_a_first_start_of_a_committed_run_warns_of_no_key(run: Path) -> None:
 def test_keys_that_a_file_leaves_out_are_not_named(
     model: dict[str, Any], train: dict[str, Any]
 ) -> None:
-    required = {"dataset": "tiny", "microbatch_size": 4, "learning_rate": 0.01}
+    required: dict[str, Any] = {"dataset": "tiny", "microbatch_size": 4, "learning_rate": 0.01}
     required |= {"checkpoint_interval": 5, "min_train_tokens": 1024}
     keys = {key: value for key, value in (MODEL | model).items() if value is not None}
     config = RunConfig(ModelConfig(**keys), TrainConfig(**(required | train)))
