@@ -11,6 +11,7 @@ from matplotlib.lines import Line2D
 
 from rungs.charts import drawing
 from rungs.charts.drawing import BLACK, BLUE, ORANGE, PURPLE, VERMILLION
+from rungs.common.text_table import counted
 from rungs.config.optimization_config import OptimizationConfig
 from rungs.run import recorded_run
 from rungs.run.recorded_run import FloatArray, RecordedPolicyRun, RecordedSteps
@@ -68,7 +69,7 @@ def resumes(axes: Axes, run: AnySteps) -> dict[str, Artist]:
     steps = run.column("global_step")[run.column("resumed") > 0]
     if not steps.size:
         return {}
-    label = f"resumed ({steps.size:,} time{'s' * (steps.size > 1)})"
+    label = f"resumed ({counted(steps.size, 'time')})"
     return {label: strokes(axes, steps, 0.98, PURPLE)}
 
 

@@ -98,7 +98,8 @@ def write_failure(path: Path, what: str, error: Exception, needed_bytes: int = 0
     else:
         reason = os.strerror(number)
     if number in FULL:
-        reason += f" ({needed_bytes:,} bytes needed, {_free_bytes(path):,} free there)"
+        needed = f"{needed_bytes:,} bytes needed, " * bool(needed_bytes)
+        reason += f" ({needed}{_free_bytes(path):,} bytes free there)"
     elif named := getattr(error, "filename", None):
         reason += f" ({named})"
     return RunFailure(
