@@ -94,7 +94,7 @@ def test_a_run_that_resumes_with_other_flags_warns_by_name(tmp_path: Path) -> No
 
 
 def _in_environment(run: RunFolder, name: str, value: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, ROOT / "train.py", run.path, "--dry-run"]
+    command: list[str | Path] = [sys.executable, ROOT / "train.py", run.path, "--dry-run"]
     command += ["--datasets-dir", run.path.parent / "datasets"]
     environment = {**os.environ, name: value}
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
