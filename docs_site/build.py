@@ -27,8 +27,8 @@ OUTSIDE_DOCS = {
     "CHANGELOG.md": "changelog.md",
 }
 ABOUT_NAMES = "The names of `import rungs`, such as `rungs.load_model`, by where they are defined."
-ABOUT_PACKAGES = """All modules, with the docstrings of their functions and classes. To use Rungs from
-Python, begin with [the names of `import rungs`](rungs.md); these packages are what they are made of.
+ABOUT_PACKAGES = """All modules, with the docstrings of their functions and classes. To use Rungs
+from Python, begin with [the names of `import rungs`](rungs.md); they are made of these packages.
 [Architecture](../architecture.md) says how they work together."""
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^()\s]+)\)")
 CODE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)

@@ -73,7 +73,7 @@ def test_the_reference_names_every_module(tmp_path: Path, monkeypatch: pytest.Mo
     start = (tmp_path / "reference" / "index.md").read_text()
     assert "- [`rungs.step`](step.md): The compiled steps and the state they update.\n" in start
     assert "split into training and held-out items, and the verifiers" in start
-    assert "begin with [the names of `import rungs`](rungs.md)" in start
+    assert "from Python, begin with [the names of `import rungs`](rungs.md)" in start
 
 
 def test_without_the_group_of_the_docs_a_line_says_how_to_build_them(
