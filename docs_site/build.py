@@ -4,6 +4,7 @@ The pages are the Markdown files of the repository and a reference made from doc
 between pages are kept, links to other files become plain text.
 """
 
+import ast
 import os
 import re
 import shutil
@@ -17,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SITE = ROOT / "docs_site"
 PAGES = SITE / "pages"
 IMAGES = ROOT / "docs" / "images"
+COMMAND = "uv run --group docs docs_site/build.py"
 OUTSIDE_DOCS = {
     "README.md": "index.md",
     "runs/README.md": "ladder.md",
@@ -25,19 +27,25 @@ OUTSIDE_DOCS = {
     "CHANGELOG.md": "changelog.md",
 }
 ABOUT_NAMES = "The names of `import rungs`, such as `rungs.load_model`, by where they are defined."
+ABOUT_PACKAGES = """All modules, with the docstrings of their functions and classes. To use Rungs
+from Python, begin with [the names of `import rungs`](rungs.md); they are made of these packages.
+[Architecture](../architecture.md) says how they work together."""
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^()\s]+)\)")
 CODE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 
 
 def main() -> int:
     """Write the pages, build the site, and return the exit code of the builder."""
+    builder = Path(sys.executable).with_name("zensical")
+    if not builder.exists():
+        sys.exit("error: zensical is not installed; run this with its group: " + COMMAND)
     shutil.rmtree(PAGES, ignore_errors=True)
     pages = sources()
     for source, page in pages.items():
         write(page, with_own_links(source.read_text(encoding="utf-8"), source, pages))
     shutil.copytree(IMAGES, PAGES / "images")
+    shutil.copy(SITE / "site.css", PAGES)
     write_reference()
-    builder = Path(sys.executable).with_name("zensical")
     command = [str(builder), "build", "--strict", "--clean", "-f", str(SITE / "zensical.toml")]
     return subprocess.run(command, check=False).returncode
 
@@ -75,14 +83,16 @@ def write_reference() -> None:
     modules."""
     names = (f"::: {getattr(rungs, name).__module__}.{name}" for name in rungs.__all__)
     write(Path("reference/rungs.md"), "\n\n".join(["# rungs", ABOUT_NAMES, *names]) + "\n")
-    lines = ["# Packages", "", "- [`rungs`](rungs.md): the names that `import rungs` has"]
+    lines = [f"# Packages\n\n{ABOUT_PACKAGES}\n"]
     for package in sorted(path for path in (ROOT / "rungs").iterdir() if path.is_dir()):
         modules = [module_name(path) for path in sorted(package.rglob("*.py"))]
         if not modules:
             continue
         page = "\n\n".join([f"# {package.name}", *(f"::: {name}" for name in modules)])
         write(Path("reference") / f"{package.name}.md", page + "\n")
-        lines.append(f"- [`rungs.{package.name}`]({package.name}.md)")
+        about = ast.get_docstring(ast.parse((package / "__init__.py").read_text())) or ""
+        summary = " ".join(about.split("\n\n")[0].split())
+        lines.append(f"- [`rungs.{package.name}`]({package.name}.md): {summary}")
     write(Path("reference/index.md"), "\n".join(lines) + "\n")
 
 

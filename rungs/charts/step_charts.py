@@ -8,13 +8,19 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import PercentFormatter
+from numpy.typing import NDArray
 
 from rungs.charts import drawing
 from rungs.charts.drawing import BLACK, BLUE, ORANGE, PURPLE, VERMILLION
+from rungs.common.text_table import counted
 from rungs.config.optimization_config import OptimizationConfig
 from rungs.run import recorded_run
 from rungs.run.recorded_run import FloatArray, RecordedPolicyRun, RecordedSteps
 
+_MANY = 0.1
+"""Share of marked steps from which markers would hide the line."""
+_STRETCHES = 60
 AnySteps = RecordedSteps[OptimizationConfig]
 
 
@@ -35,7 +41,8 @@ def learning_rate_chart(run: AnySteps) -> Figure:
 
 
 def gradient_norm_chart(run: AnySteps) -> Figure:
-    """The gradient norm of each step before clipping, with clipped and dropped steps marked."""
+    """The gradient norm of each step before clipping, with dropped steps marked, and clipped ones,
+    too, or their share if they are many."""
     title = f"{run.name}: gradient norm before clipping"
     figure, (axes,) = drawing.new_chart(title, "step", "global gradient norm")
     lines = steps_and_median(axes, run.column("global_step"), run.column("gradient_norm"))
@@ -54,8 +61,11 @@ def _marked_steps(axes: Axes, run: AnySteps) -> dict[str, Artist]:
     marks: dict[str, Artist] = {}
     if clipped.any():
         label = f"clipped ({clipped.sum():,} of {len(steps):,} steps)"
-        look: dict[str, Any] = {"color": ORANGE, "markersize": 5.5, "zorder": 2.5}
-        marks[label] = drawing.marks(axes, steps[clipped], norm[clipped], "v", **look)
+        if clipped.mean() > _MANY:
+            marks[label] = _share_line(axes, steps, clipped, "share of clipped steps")
+        else:
+            look: dict[str, Any] = {"color": ORANGE, "markersize": 5.5, "zorder": 2.5}
+            marks[label] = drawing.marks(axes, steps[clipped], norm[clipped], "v", **look)
     if dropped.any():
         # At the bottom, because a step that dropped all its microbatches has no gradient norm.
         label = f"dropped microbatches (in {dropped.sum():,} of {len(steps):,} steps)"
@@ -63,12 +73,24 @@ def _marked_steps(axes: Axes, run: AnySteps) -> dict[str, Artist]:
     return marks
 
 
+def _share_line(axes: Axes, steps: FloatArray, is_marked: NDArray[np.bool_], name: str) -> Line2D:
+    """Draw in what share of the steps around each something happened, with an axis of its own."""
+    shares = axes.twinx()
+    shares.set_ylim(0, 1.02)
+    shares.yaxis.set_major_formatter(PercentFormatter(1))
+    shares.set_ylabel(name)
+    shares.grid(visible=False)
+    length = -(-len(steps) // _STRETCHES)
+    x, y = recorded_run.binned_means(steps, is_marked.astype(float), length)
+    return drawing.line(shares, x, y, color=ORANGE, linewidth=2)
+
+
 def resumes(axes: Axes, run: AnySteps) -> dict[str, Artist]:
     """Mark at the top the steps at which training was resumed."""
     steps = run.column("global_step")[run.column("resumed") > 0]
     if not steps.size:
         return {}
-    label = f"resumed ({steps.size:,} time{'s' * (steps.size > 1)})"
+    label = f"resumed ({counted(steps.size, 'time')})"
     return {label: strokes(axes, steps, 0.98, PURPLE)}
 
 

@@ -74,6 +74,9 @@ class CheckpointMeta(StrictModel):
     created: str
     """UTC, ISO 8601."""
     versions: dict[str, str]
+    environment: dict[str, str] | None = None
+    """Settings outside of the run's files that bear on its results; see `parallel.numerics`. None
+    in checkpoints of versions that did not record them."""
     checksums: Annotated[dict[str, str], AfterValidator(_inside)]
     """sha256 of each other file, by path relative to the checkpoint."""
     own_checksum: str = ""
@@ -107,6 +110,8 @@ class CheckpointMeta(StrictModel):
 
     def _digest(self) -> str:
         content = self.model_dump(mode="json", exclude={"own_checksum"})
+        if self.environment is None:  # as before it was recorded
+            del content["environment"]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 

@@ -109,11 +109,8 @@ def _compare(
     named = {run.name: RunFolder(path) for run, path in zip(runs, folders, strict=True)}
     if scores := evaluations.scores_table(named):
         click.echo(f"\n{scores}")
-    if len({str(run.config.train.dataset) for run in runs}) > 1:
-        click.echo(
-            "\nThese runs use different datasets, so their losses are not comparable; compare bits"
-            " per byte: uv run evaluate.py RUN"
-        )
+    if recorded_run.use_different_datasets([run.config for run in runs]):
+        click.echo(f"\n{recorded_run.DIFFERENT_DATASETS}: uv run evaluate.py RUN")
     if text:
         click.echo(f"\n{text}")
 

@@ -7,6 +7,7 @@ import click
 
 from rungs.common import hub
 from rungs.common.paths import is_there
+from rungs.common.text_table import counted
 from rungs.config.option_values import (
     DOCUMENTS_VALIDATION_PERCENT,
     VALIDATION_PERCENT,
@@ -191,22 +192,25 @@ def _report(dataset: Dataset) -> None:
     for split in dataset.splits:
         contents = dataset.description.splits[split]
         click.echo(
-            f"  {split}: {contents.tokens:,} tokens, largest id {contents.largest_token_id},"
-            f" {contents.file_bytes:,} bytes of {contents.dtype}"
+            f"  {split}: {counted(contents.tokens, 'token')}, largest id"
+            f" {contents.largest_token_id}, {contents.file_bytes:,} bytes of {contents.dtype}"
         )
         if pairs := contents.pairs:
             click.echo(
-                f"    {pairs.pairs:,} {'chats' if pairs.is_chats else 'pairs'}, the longest has"
-                f" {pairs.longest_tokens:,} tokens; {pairs.answer_tokens:,} tokens in the answers"
+                f"    {counted(pairs.pairs, 'chat' if pairs.is_chats else 'pair')}, the longest"
+                f" has {counted(pairs.longest_tokens, 'token')};"
+                f" {counted(pairs.answer_tokens, 'token')} in the answers"
             )
     if (chats := dataset.description.source.chats) and chats.left_out:
-        click.echo(f"  {chats.left_out:,} chats of more than {chats.max_tokens:,} tokens left out")
+        left_out = counted(chats.left_out, "chat")
+        click.echo(f"  {left_out} of more than {chats.max_tokens:,} tokens left out")
     if documents := dataset.description.source.documents:
         count = sum(file.documents for file in documents.files)
         click.echo(
-            f"  from {count:,} documents in {len(documents.files):,} files,"
-            f" {documents.text_bytes:,} bytes of text; {documents.rows_without_text:,} rows without"
-            f" text; license: {documents.license or 'not given'}"
+            f"  from {counted(count, 'document')} in {counted(len(documents.files), 'file')},"
+            f" {documents.text_bytes:,} bytes of text;"
+            f" {counted(documents.rows_without_text, 'row')} without text;"
+            f" license: {documents.license or 'not given'}"
         )
     if found := overlap.recorded(dataset.folder):
         click.echo(f"  {found.repeated_in_training:.2%} of the training documents came before")

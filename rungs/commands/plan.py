@@ -63,6 +63,10 @@ def _prepare_jax(options: PlanOptions) -> None:
     if options.is_compiled:
         targets.prepare()
 
+    from rungs.parallel import numerics
+
+    numerics.refuse_unusable()
+
 
 # JAX takes seconds to import. So the functions below import what needs it; config errors are
 # reported before that.

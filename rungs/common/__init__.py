@@ -2,6 +2,7 @@
 
     errors        UserError (exit code 2), RunFailure (1)
     command       runs a command and reports its errors
+    jax_errors    exceptions of JAX that its environment variables are the cause of
     imports       imports of large libraries, in less time
     paths         checks on paths from users and files; where the checkout is
     disk          writes that survive a power cut; messages for a full or read-only disk; free space

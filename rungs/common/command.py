@@ -3,22 +3,27 @@ installed is one line instead of a traceback."""
 
 from __future__ import annotations  # so that an older Python gets to the error message
 
+import contextlib
 import importlib.metadata
 import io
+import os
 import shlex
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from rungs.common.errors import (
     EXIT_BAD_INPUT,
     EXIT_FAILED,
     EXIT_INTERRUPTED,
+    EXIT_NOT_READ,
     RunFailure,
     UserError,
     readable_line,
 )
+from rungs.common.jax_errors import environment_error
 
 if TYPE_CHECKING:
     import click
@@ -52,15 +57,17 @@ _former_hook, sys.excepthook = sys.excepthook, _report
 
 def run_command(command: click.Command) -> None:
     """Run a command. Errors go to stderr in one line each; the exit code is 2 for a `UserError`, 1
-    for a `RunFailure` and 130 for Ctrl-C."""
+    for a `RunFailure`, 130 for Ctrl-C and 141 if nobody reads the output any more."""
     import click
 
     try:
-        command.main(standalone_mode=False)
+        with contextlib.redirect_stdout(_Output(sys.stdout)):
+            try:
+                command.main(standalone_mode=False)
+            finally:
+                sys.stdout.flush()
     except (UserError, RunFailure) as error:
-        for line in str(error).splitlines():
-            click.echo(f"error: {line}", err=True)
-        sys.exit(EXIT_BAD_INPUT if isinstance(error, UserError) else EXIT_FAILED)
+        _end_with(error)
     except click.ClickException as error:
         usage = io.StringIO()
         error.show(usage)
@@ -69,3 +76,43 @@ def run_command(command: click.Command) -> None:
         sys.exit(error.exit_code)
     except click.Abort:
         sys.exit(EXIT_INTERRUPTED)
+    except Exception as error:
+        if (reported := environment_error(error)) is None:
+            raise
+        _end_with(reported)
+
+
+def _end_with(error: UserError | RunFailure) -> NoReturn:
+    for line in str(error).splitlines():
+        print(f"error: {line}", file=sys.stderr)
+    sys.exit(EXIT_BAD_INPUT if isinstance(error, UserError) else EXIT_FAILED)
+
+
+class _Output:
+    """stdout, whose failure ends the command: silently if nobody reads it any more, else in one
+    line."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        with self._ending():
+            return self._stream.write(text)
+
+    def flush(self) -> None:
+        with self._ending():
+            self._stream.flush()
+
+    @contextlib.contextmanager
+    def _ending(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            # what is left to write, Python would try to write again at the end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+            if isinstance(error, BrokenPipeError):
+                sys.exit(EXIT_NOT_READ)
+            _end_with(RunFailure(f"the output could not be written: {error.strerror}"))

@@ -16,6 +16,7 @@ from rungs.common.errors import RunFailure
 FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC), errno.EFBIG)
 """Errors of a full disk, an exhausted quota or a limit on file size."""
 GONE = (errno.ENOENT, errno.ENOTDIR, getattr(errno, "ESTALE", errno.ENOENT))
+_NO_SUCH_OPERATION = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 _NUMBER_IN_TEXT = re.compile(r"os[ _]error(?:_code)?\W+(\d+)", re.IGNORECASE)
 """How libraries not written in Python give the system's error number: `(os error 28)` in
 safetensors, `[os_error_code='28']` in TensorStore."""
@@ -27,15 +28,25 @@ def sync_to_disk(path: Path) -> None:
         return
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        _sync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _sync(descriptor: int) -> None:
+    """Sync a file or folder, unless its file system has no such operation, as some network file
+    systems have none for folders."""
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _NO_SUCH_OPERATION:
+            raise
 
 
 def flush(file: IO[Any]) -> None:
     """Wait until what was written to an open file is on disk for good."""
     file.flush()
-    os.fsync(file.fileno())
+    _sync(file.fileno())
 
 
 def link_or_copy(source: str, target: str) -> None:
@@ -98,7 +109,8 @@ def write_failure(path: Path, what: str, error: Exception, needed_bytes: int = 0
     else:
         reason = os.strerror(number)
     if number in FULL:
-        reason += f" ({needed_bytes:,} bytes needed, {_free_bytes(path):,} free there)"
+        needed = f"{needed_bytes:,} bytes needed, " * bool(needed_bytes)
+        reason += f" ({needed}{_free_bytes(path):,} bytes free there)"
     elif named := getattr(error, "filename", None):
         reason += f" ({named})"
     return RunFailure(

@@ -6,6 +6,8 @@ EXIT_FAILED = 1
 """Exit code of a command that could not finish."""
 EXIT_INTERRUPTED = 130
 """Exit code after Ctrl-C when there was nothing to save."""
+EXIT_NOT_READ = 141
+"""Exit code if nobody reads the output any more, as of a program that SIGPIPE ends."""
 _MOST_LINES, _MOST_CHARACTERS = 100, 600
 
 

@@ -1,4 +1,4 @@
-"""Aligned columns and durations for terminal output."""
+"""Aligned columns, counts and durations for terminal output."""
 
 from collections.abc import Sequence
 
@@ -15,6 +15,16 @@ def align_columns(rows: Sequence[Sequence[str]], left: int = 1) -> str:
         ]
         lines.append("  ".join(cells).rstrip())
     return "\n".join(lines)
+
+
+def counted(count: int, thing: str) -> str:
+    """Return a count of things, such as `1 step` or `2,000 batches`.
+
+    Args:
+        thing: the singular of a noun that takes -s, or -es after -ch and -s.
+    """
+    ending = "es" if thing.endswith(("ch", "s")) else "s"
+    return f"{count:,} {thing}{ending * (count != 1)}"
 
 
 def format_duration(seconds: float) -> str:

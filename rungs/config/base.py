@@ -1,6 +1,6 @@
 """The base class of the config files and the types that their keys share."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -44,6 +44,13 @@ class Config(StrictModel):
 
     schema_address: str | None = Field(default=None, alias="$schema")
     """Path of the JSON schema of this file, for editors."""
+
+    def with_choices(self, **values: Any) -> Self:
+        """Return a copy with values that were chosen for the user: none of these keys counts as set
+        by the file unless the file sets it."""
+        chosen = self.model_copy(update=values)
+        chosen.model_fields_set.intersection_update(self.model_fields_set)
+        return chosen
 
     def as_json(self) -> dict[str, Any]:
         """Return every key with its value, defaults included, ready for `json.dumps`."""

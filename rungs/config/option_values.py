@@ -18,6 +18,10 @@ MAX_RESTARTS = 10
 NEW_TOKENS, NEW_TOKENS_OF_A_CHAT = 64, 512
 """The most that `generate.py` adds to a text, and to a conversation at a time."""
 
+LEAST_SCALE, MOST_SCALE = 1e-6, 1e6
+"""Range of temperature and repetition penalty. Logits that are divided by much less or more than
+these overflow or become equal in float32."""
+
 VOCAB_SIZE = 4096
 """Of a tokenizer that is trained on a dataset's text."""
 VALIDATION_PERCENT = 5

@@ -6,6 +6,7 @@ from pydantic import Field
 
 from rungs.config.base import Positive, Size
 from rungs.config.optimization_config import BelowOne, OptimizationConfig, Schedule
+from rungs.config.option_values import LEAST_SCALE, MOST_SCALE
 from rungs.config.task_config import TaskConfig
 
 Advantage = Literal["mean", "mean_std", "leave_one_out"]
@@ -45,7 +46,7 @@ class ReinforceConfig(OptimizationConfig):
     """Prompts in a step."""
     samples_per_prompt: Annotated[int, Field(ge=2, le=2**31 - 1)] = 8
     """Completions of each prompt: a group, in which rewards are compared."""
-    temperature: Positive = 1.0
+    temperature: Annotated[float, Field(ge=LEAST_SCALE, le=MOST_SCALE)] = 1.0
     """Sampling divides the logits by this, and so does training."""
     advantage: Advantage = "mean"
     """How much better a completion is than its group. mean: reward − mean. leave_one_out: reward −

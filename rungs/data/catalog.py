@@ -211,7 +211,8 @@ def _build_by_name(name: str, folder: Path) -> None:
     raise UserError(
         f"{folder}: no such dataset; "
         + (f"did you mean {close[0]}? Or build it:" if close else "build it with")
-        + f" uv run download_dataset.py --text FILE --name {name}"
+        + f" uv run download_dataset.py --text FILE --name {name}, and --tokenizer RUN if it is to"
+        " fine-tune the model of RUN"
     )
 
 

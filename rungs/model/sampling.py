@@ -7,6 +7,9 @@ import jax.numpy as jnp
 from jax import Array
 
 from rungs.common.errors import UserError
+from rungs.config.option_values import LEAST_SCALE, MOST_SCALE
+
+_SCALES = f"from {LEAST_SCALE:g} to {MOST_SCALE:g}"
 
 
 class Sampling(NamedTuple):
@@ -32,8 +35,8 @@ class Sampling(NamedTuple):
         lines = [
             f"--{name.replace('_', '-')}: {value:g} is not allowed; must be {allowed}"
             for name, allowed, is_valid in (
-                ("repetition_penalty", "above 0", lambda v: v > 0),
-                ("temperature", "0 (greedy) or above", lambda v: v >= 0),
+                ("repetition_penalty", _SCALES, _is_scale),
+                ("temperature", f"0 (greedy) or {_SCALES}", lambda v: not v or _is_scale(v)),
                 ("top_k", "at least 1", lambda v: v >= 1),
                 ("top_p", "above 0 and at most 1", lambda v: 0 < v <= 1),
                 ("min_p", "from 0 to 1", lambda v: 0 <= v <= 1),
@@ -42,6 +45,10 @@ class Sampling(NamedTuple):
         ]
         if lines:
             raise UserError("\n".join(lines))
+
+
+def _is_scale(value: float) -> bool:
+    return LEAST_SCALE <= value <= MOST_SCALE
 
 
 GREEDY = Sampling()
@@ -89,7 +96,8 @@ def mask_unlikely(logits_BV: Array, sampling: Sampling) -> Array:
     if sampling.top_p is not None and sampling.top_p < 1:
         descending = -jnp.sort(-logits_BV, axis=-1)
         probabilities = jax.nn.softmax(descending)
-        in_nucleus = jnp.cumsum(probabilities, axis=-1) - probabilities < sampling.top_p
+        top_p = max(sampling.top_p, float(jnp.finfo(jnp.float32).tiny))  # not 0 in float32
+        in_nucleus = jnp.cumsum(probabilities, axis=-1) - probabilities < top_p
         least = jnp.min(jnp.where(in_nucleus, descending, jnp.inf), axis=-1, keepdims=True)
         logits_BV = jnp.where(logits_BV < least, -jnp.inf, logits_BV)
     if sampling.min_p:

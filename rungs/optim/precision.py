@@ -32,7 +32,7 @@ def resolve_compute_dtype(train: T, recorded: ComputeDtypeOrAuto = AUTO) -> T:
     if train.compute_dtype != AUTO:
         return train
     dtype = fastest_dtype() if recorded == AUTO else recorded
-    return train.model_copy(update={"compute_dtype": dtype})
+    return train.with_choices(compute_dtype=dtype)
 
 
 def dtype_of(train: OptimizationConfig) -> jnp.dtype:

@@ -14,6 +14,7 @@ from rungs.config import run_config
 from rungs.config.run_config import AnyRunConfig
 from rungs.page.shown_run import NOT_DRAWN, ShownRun, differing_keys
 from rungs.page.step_table import StepTable
+from rungs.run import recorded_run
 from rungs.run.folder import RunFolder
 
 ASSETS = Path(__file__).parent / "assets"
@@ -93,9 +94,18 @@ def page_data(
             "notDrawn": sorted(NOT_DRAWN),
             "runs": [run.as_json(rows) for run in included],
             "differences": differing_keys(runs),
+            "caution": _caution(runs),
         },
         allow_nan=False,
     )
+
+
+def _caution(runs: Sequence[ShownRun]) -> str | None:
+    """Return what to know before comparing the runs."""
+    if not recorded_run.use_different_datasets([run.config for run in runs]):
+        return None
+    is_measured = any("bits_per_byte" in run.steps.columns for run in runs)
+    return recorded_run.DIFFERENT_DATASETS + ("." if is_measured else ": uv run evaluate.py RUN")
 
 
 def page(runs: Sequence[ShownRun], version: int | None = None) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from rungs.common.text_table import counted
 from rungs.config import run_config
 from rungs.config.run_config import AnyRunConfig
 from rungs.page.downsampling import extreme_rows, stretch_means
@@ -146,7 +147,7 @@ class ShownRun:
             found.append(_event("spike", step, text))
         dropped = self._column("dropped_microbatches")
         for step, count in zip(numbers[dropped > 0], dropped[dropped > 0], strict=True):
-            found.append(_event("dropped", step, f"{int(count)} microbatches were not finite"))
+            found.append(_event("dropped", step, counted(int(count), "non-finite microbatch")))
         best = self._best()
         ordered = sorted(found, key=lambda one: one["step"])[-_MOST_EVENTS:]
         if best is not None:

@@ -11,6 +11,7 @@
     lost_process    what happens when another process is missing or dies
     processes       join the processes; broadcast and agree between them
     jax_setup       what to set before JAX starts: compilation cache, CPU devices, determinism
+    numerics        settings outside of a run's files that bear on its results
     compiler_flags  flags of XLA's GPU compiler, so that devices compute while they communicate
     barriers        keep XLA from fusing what lies on both sides, by platform
     gpu_memory      the share of each GPU's memory that JAX takes when it starts

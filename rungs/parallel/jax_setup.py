@@ -20,7 +20,7 @@ import platformdirs
 
 from rungs.config.optimization_config import OptimizationConfig
 from rungs.config.sharding_config import ShardingConfig
-from rungs.parallel import compiler_flags, gpu_memory
+from rungs.parallel import compiler_flags, gpu_memory, numerics
 from rungs.parallel.devices import cpu_device_count
 
 TRUNCATED_ENTRY = r"Error reading persistent compilation cache entry for '(.+?)'"
@@ -83,7 +83,12 @@ def _mallopt(arena_max: int, mmap_max: int, trim_threshold: int) -> None:
 
 def enable_compilation_cache() -> None:
     """Keep compiled code between starts, in the folder that JAX's own environment variable names,
-    else in the user's cache folder."""
+    else in the user's cache folder.
+
+    Raises:
+        UserError: an environment variable asks for what Rungs can't do.
+    """
+    numerics.refuse_unusable()
     default = Path(platformdirs.user_cache_dir("rungs")) / "compiled"
     folder = Path(os.environ.get(CACHE_VARIABLE) or default)
     jax.config.update("jax_compilation_cache_dir", str(folder))

@@ -8,9 +8,9 @@ from rungs.checkpointing.checkpoint_folder import CHECKPOINT_GLOB
 from rungs.checkpointing.retention import most_needed
 from rungs.common import disk
 from rungs.common.disk import folder_bytes
+from rungs.config.optimization_config import OptimizationConfig
 from rungs.config.run_config import RunConfig
 from rungs.config.sharding_config import ShardingConfig
-from rungs.config.train_config import TrainConfig
 from rungs.parallel import target_device
 from rungs.planning.communication import abstract_layout
 from rungs.planning.memory import Dtypes, as_stored, format_bytes
@@ -28,7 +28,7 @@ class DiskSpace(NamedTuple):
     """How many must fit at the same time: those that are kept, the best one, and one being
     written. None if all are kept and their number is not known."""
     free_bytes: float
-    """Includes the space of the run's own checkpoints."""
+    """Includes the space of the run's own checkpoints. Infinity if it is not known."""
 
     @property
     def needed_bytes(self) -> int:
@@ -72,7 +72,7 @@ def warn_if_short(run: RunFolder, config: RunConfig, steps: int, stored: Dtypes 
         )
 
 
-def remedy(train: TrainConfig) -> str:
+def remedy(train: OptimizationConfig) -> str:
     """Return what to do if the checkpoints of a run do not fit on its disk."""
     if train.keep_checkpoints == -1:
         return "free some space, or keep fewer: keep_checkpoints is -1, all"

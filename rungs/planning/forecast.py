@@ -195,6 +195,7 @@ def _without_time(
     tokens = _tokens(run, config, datasets)
     stored = starting_dtypes(run, config)
     communication, uncounted = _communication(config, layout, hardware)
+    space = disk_space(run, config, tokens.steps, stored)
     return Forecast(
         config=config,
         hardware=hardware,
@@ -207,7 +208,7 @@ def _without_time(
         flops=hardware_flops_per_token(config, layout.padded_vocab_size(model.vocab_size)),
         model_flops_per_token=model_flops_per_token(shapes, model, config.sequence_length),
         tokens=tokens,
-        disk=disk_space(run, config, tokens.steps, stored),
+        disk=space if hardware.is_here else space._replace(free_bytes=math.inf),
         datasets=datasets,
         communication=communication,
         uncounted=uncounted,

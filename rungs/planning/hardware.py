@@ -54,6 +54,8 @@ class Hardware(NamedTuple):
     """Patterns that match `jax.Device.device_kind`."""
     is_preallocated: bool = False
     """Whether JAX preallocates a share of the memory and leaves the rest alone."""
+    is_here: bool = False
+    """Whether it is this machine's."""
 
     def peak(self, dtype: "np.dtype") -> float | None:
         """Return the FLOP/s of matmuls in a dtype."""
@@ -185,6 +187,7 @@ def this_device() -> Hardware:
         capability = str(getattr(device, "compute_capability", ""))
         figures = None, None, memory_bytes(), None, None
         found = Hardware(device.device_kind, device.platform, *figures, capability)
+    found = found._replace(is_here=True)
     stats = device.memory_stats() or {}
     if "bytes_limit" not in stats:
         return found
@@ -195,7 +198,7 @@ def cpu() -> Hardware:
     """Return this machine's CPU as one device. Nobody publishes FLOP/s for CPUs."""
     from rungs.parallel.devices import memory_bytes
 
-    return Hardware("cpu", "cpu", None, None, memory_bytes(), None)
+    return Hardware("cpu", "cpu", None, None, memory_bytes(), None, is_here=True)
 
 
 def _described(text: str) -> Hardware:

@@ -4,8 +4,9 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from rungs.common.text_table import format_duration
+from rungs.common.text_table import counted, format_duration
 from rungs.planning import report
+from rungs.planning.disk_space import remedy
 from rungs.planning.memory import format_bytes
 from rungs.planning.policy_plan import PolicyPlan, expected_mixed
 from rungs.run.folder import RunFolder
@@ -63,18 +64,21 @@ def _step(plan: PolicyPlan) -> Iterator[str]:
     train = plan.config.train
     prompt = plan.config.sequence_length - train.max_new_tokens
     yield (
-        f"step      {train.prompts_per_step:,} prompts × {train.samples_per_prompt:,} completions ="
-        f" {train.sequences_per_step:,} texts"
+        f"step      {counted(train.prompts_per_step, 'prompt')}"
+        f" × {counted(train.samples_per_prompt, 'completion')}"
+        f" = {counted(train.sequences_per_step, 'text')}"
     )
     yield f"          of at most {prompt:,} + {train.max_new_tokens:,} tokens"
     yield (
-        f"          {train.updates_per_rollout:,} × {train.microbatches_per_step:,} microbatches of"
-        f" {train.microbatch_size:,} texts"
+        f"          {train.updates_per_rollout:,}"
+        f" × {counted(train.microbatches_per_step, 'microbatch')}"
+        f" of {counted(train.microbatch_size, 'text')}"
     )
     held_out = sum(task.validation_items for task in train.tasks)
     yield (
-        f"run       {train.steps:,} steps, {plan.steps_done:,} done; about {plan.validations:,}"
-        f" validations of {held_out:,} × {train.validation_samples:,} completions"
+        f"run       {counted(train.steps, 'step')}, {plan.steps_done:,} done; about"
+        f" {counted(plan.validations, 'validation')} of {held_out:,}"
+        f" × {counted(train.validation_samples, 'completion')}"
     )
 
 
@@ -116,10 +120,12 @@ def _verdict(plan: PolicyPlan) -> str:
     if plan.fits:
         return "It fits."
     lines = []
+    if max(plan.sampling_bytes, plan.updating_bytes) <= plan.update.usable_bytes:
+        lines.append("It fits into memory.")
     if plan.sampling_bytes > plan.update.usable_bytes:
         lines.append("Sampling does not fit into memory: lower sampling_batch_size")
     if plan.updating_bytes > plan.update.usable_bytes:
         lines.append("An update does not fit into memory: lower microbatch_size")
     if not plan.update.disk.fits:
-        lines.append("Its checkpoints do not fit on the disk: lower keep_checkpoints")
+        lines.append(f"Its checkpoints do not fit on the disk: {remedy(plan.config.train)}")
     return "\n".join(lines)

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from rungs.common.text_table import format_duration
+from rungs.common.text_table import counted, format_duration
 from rungs.parallel.gpu_memory import share_advice
 from rungs.parallel.mesh import size_along
 from rungs.parallel.names import CONTEXT, DATA
@@ -193,32 +193,36 @@ def _tokens(forecast: Forecast) -> Iterator[str]:
     train, tokens = forecast.config.train, forecast.tokens
     length = forecast.config.sequence_length
     yield (
-        f"step      {train.microbatch_size:,} sequences"
-        f" × {train.gradient_accumulation_steps:,} microbatches"
-        f" × {length:,} tokens = {tokens.per_step:,} tokens"
+        f"step      {counted(train.microbatch_size, 'sequence')}"
+        f" × {counted(train.gradient_accumulation_steps, 'microbatch')}"
+        f" × {counted(length, 'token')} = {counted(tokens.per_step, 'token')}"
     )
     mesh = abstract_layout(forecast.sharding).mesh
     data, context = size_along(mesh, DATA), size_along(mesh, CONTEXT)
     if data * context > 1:
-        rows, part = train.microbatch_size // data, f", {length // context:,} tokens of each"
-        yield f"          {rows:,} sequences of each microbatch per device" + part * (context > 1)
+        rows, part = train.microbatch_size // data, counted(length // context, "token")
+        each = f", {part} of each" * (context > 1)
+        yield f"          {counted(rows, 'sequence')} of each microbatch per device{each}"
     yield from _planned_tokens(forecast)
     for name, count in tokens.in_datasets.items():
         if count is None:
             yield f"dataset   {name}: not here yet; uv run download_dataset.py {name}"
         else:
-            yield f"dataset   {name}: {count:,} tokens"
+            yield f"dataset   {name}: {counted(count, 'token')}"
 
 
 def _planned_tokens(forecast: Forecast) -> Iterator[str]:
     tokens, per_parameter = forecast.tokens, forecast.tokens_per_parameter
-    optimal = TOKENS_PER_PARAMETER * forecast.active.total
     if tokens.planned is None or per_parameter is None:
         yield "run       all tokens of the dataset, whose number is not known yet"
     else:
-        yield f"run       {tokens.steps:,} steps × {tokens.per_step:,} = {tokens.planned:,} tokens"
+        steps = counted(tokens.steps or 0, "step")
+        yield f"run       {steps} × {tokens.per_step:,} = {counted(tokens.planned, 'token')}"
         yield f"          {per_parameter:.2f} per parameter"
-    yield f"          compute-optimal: {TOKENS_PER_PARAMETER} per parameter = {optimal:,} tokens"
+    if forecast.config.train.start_from is None:  # which is about training from scratch
+        optimal = TOKENS_PER_PARAMETER * forecast.active.total
+        per = f"{TOKENS_PER_PARAMETER} per parameter"
+        yield f"          compute-optimal: {per} = {optimal:,} tokens"
 
 
 def disk(forecast: Forecast) -> Iterator[str]:
@@ -230,7 +234,10 @@ def disk(forecast: Forecast) -> Iterator[str]:
             f"disk      {format_bytes(disk.checkpoint_bytes)} per checkpoint ×"
             f" {disk.checkpoints} at the same time = {format_bytes(disk.needed_bytes)}"
         )
-    yield f"          {format_bytes(disk.free_bytes)} free"
+    if math.isfinite(disk.free_bytes):
+        yield f"          {format_bytes(disk.free_bytes)} free"
+    else:
+        yield "          free space where it will run: not known"
 
 
 def _time(forecast: Forecast) -> Iterator[str]:
@@ -278,10 +285,10 @@ def _communication(forecast: Forecast) -> Iterator[str]:
 def _verdict(forecast: Forecast, compiled: CompiledStep | None) -> str:
     if fits(forecast, compiled):
         return "It fits."
-    lines = []
-    if not _fits_memory(forecast, compiled):
-        lines.append("It does not fit into memory:")
-        lines += forecast.remedies()
+    if _fits_memory(forecast, compiled):
+        lines = ["It fits into memory."]
+    else:
+        lines = ["It does not fit into memory:", *forecast.remedies()]
     if not forecast.disk.fits:
         lines.append(f"Its checkpoints do not fit on the disk: {remedy(forecast.config.train)}")
     return "\n".join(lines)

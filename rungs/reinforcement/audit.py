@@ -1,11 +1,12 @@
 """What a run is paid for: texts of its first and latest steps, by length, by how often they occur,
 and where the reward and being correct disagree."""
 
+import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from rungs.common.errors import UserError
 from rungs.common.strict_json import format_value
@@ -17,6 +18,8 @@ from rungs.run.policy_metrics import PolicyMetrics
 
 _STEPS = 20
 """Of the beginning and of the end; fewer if there are fewer."""
+_Z = 1.96
+"""The standard normal distribution is within ± this with probability 95%."""
 _BINS = 4
 _EXAMPLES = 5
 _RISE = 0.1
@@ -34,6 +37,33 @@ class Part(NamedTuple):
     def mean(self, value: Callable[[Completion], float]) -> float:
         """Return the mean of a number of each completion."""
         return statistics.fmean(map(value, self.completions))
+
+    def variance(self, value: Callable[[Completion], float]) -> float:
+        """Return the variance of that mean; infinity if one prompt has all completions. Those of a
+        prompt are alike, so prompts are what is independent."""
+        groups: dict[tuple[str, int], list[float]] = {}
+        for completion in self.completions:
+            groups.setdefault((completion.prompt, completion.place), []).append(value(completion))
+        means = [statistics.fmean(group) for group in groups.values()]
+        return statistics.variance(means) / len(means) if len(means) > 1 else math.inf
+
+
+class Change(NamedTuple):
+    """How much a mean has changed."""
+
+    size: float
+    margin: float
+    """Half of the 95% interval; infinity if it isn't known."""
+
+    @classmethod
+    def of(cls, first: Part, last: Part, value: Callable[[Completion], float]) -> Self:
+        variance = first.variance(value) + last.variance(value)
+        return cls(last.mean(value) - first.mean(value), _Z * math.sqrt(variance))
+
+    def __str__(self) -> str:
+        margin = f"{self.margin:.2f}" if math.isfinite(self.margin) else "unknown"
+        chance = ", which may be chance" if self.margin >= abs(self.size) > 0 else ""
+        return f"{self.size:+.2f} (± {margin}{chance})"
 
 
 def audit(run: RunFolder) -> str:
@@ -79,6 +109,14 @@ def _span(part: Part) -> str:
     return f"{part.steps.start:,} to {part.steps.stop - 1:,}"
 
 
+def _reward(completion: Completion) -> float:
+    return completion.reward
+
+
+def _reward_beyond(measure: Callable[[Completion], float]) -> Callable[[Completion], float]:
+    return lambda completion: completion.reward - measure(completion)
+
+
 def _is_correct(completion: Completion) -> bool:
     return completion.correct
 
@@ -98,21 +136,28 @@ def _distinct(part: Part) -> float:
 def _table(first: Part, last: Part) -> list[str]:
     names = list(dict.fromkeys(name for c in last.completions for name in c.rewards))
     parts = {
-        f"  reward {name}": lambda part, name=name: part.mean(lambda c: c.rewards.get(name, 0.0))
+        f"  reward {name}": lambda c, name=name: c.rewards.get(name, 0.0)
         for name in names
         if len(names) > 1
     }
-    rows = {
-        "reward": lambda part: part.mean(lambda c: c.reward),
+    rows: dict[str, Callable[[Completion], float]] = {
+        "reward": _reward,
         **parts,
-        "correct, says the verifier": lambda part: part.mean(lambda c: c.correct),
-        "ends with the answer": lambda part: part.mean(_ends_with_answer),
-        "tokens": lambda part: part.mean(lambda c: len(c.tokens)),
-        "cut off at max_new_tokens": lambda part: part.mean(lambda c: not c.finished),
-        "different texts of a prompt": _distinct,
+        "correct, says the verifier": _is_correct,
+        "ends with the answer": _ends_with_answer,
+        "tokens": lambda c: len(c.tokens),
+        "cut off at max_new_tokens": lambda c: not c.finished,
     }
-    cells = [[name, f"{value(first):.3g}", f"{value(last):.3g}"] for name, value in rows.items()]
-    return align_columns([["", "first", "latest"], *cells], left=1).splitlines()
+    cells = [
+        [name, *(f"{part.mean(value):.3g}" for part in (first, last))]
+        for name, value in rows.items()
+    ]
+    for row, value in zip(cells, rows.values(), strict=True):
+        row.append(str(Change.of(first, last, value)))
+    distinct = [f"{_distinct(part):.3g}" for part in (first, last)]
+    cells.append(["different texts of a prompt", *distinct, ""])
+    heads = ["", "first", "latest", "change (± 95% interval)"]
+    return align_columns([heads, *cells], left=1).splitlines()
 
 
 def _by_length(part: Part) -> list[str]:
@@ -160,19 +205,19 @@ def _paid_though_wrong(part: Part) -> list[str]:
 
 def _findings(first: Part, last: Part) -> Iterator[str]:
     """Yield a line for each sign that the verifier pays for something else than right answers."""
-    rise = last.mean(lambda c: c.reward) - first.mean(lambda c: c.reward)
     measures = {"are correct": _is_correct, "end with the answer": _ends_with_answer}
     for what, measure in measures.items():
-        gain = last.mean(measure) - first.mean(measure)
-        if rise - gain > _RISE:
+        gap = Change.of(first, last, _reward_beyond(measure))
+        if gap.size > _RISE:
+            rise, gain = (Change.of(first, last, value) for value in (_reward, measure))
             yield (
-                f"! The reward rose by {rise:.2f}, but the share of texts that {what} changed by"
-                f" {gain:+.2f}: look at what is paid."
+                f"! The reward changed by {rise}, but the share of texts that {what} changed by"
+                f" {gain}; the difference is {gap}: look at what is paid."
             )
     text, count = Counter(c.text for c in last.completions).most_common(1)[0]
     share = count / len(last.completions)
     if share > _REPEATED and len({c.prompt for c in last.completions}) > 1:
         yield f"! {format_value(text)} is {share:.0%} of all texts, whatever the prompt."
-    cut = last.mean(lambda c: not c.finished) - first.mean(lambda c: not c.finished)
-    if cut > _RISE:
-        yield f"! {cut:.0%} more texts are cut off at max_new_tokens than at first."
+    cut = Change.of(first, last, lambda c: not c.finished)
+    if cut.size > _RISE:
+        yield f"! The share of texts that are cut off at max_new_tokens changed by {cut}."

@@ -21,6 +21,7 @@ from rungs.config.run_config import ReinforceRunConfig
 from rungs.model.gpt import GPT
 from rungs.model.rollouts import RolloutSampler
 from rungs.optim.multi_steps import MultiSteps
+from rungs.parallel import numerics
 from rungs.parallel.devices import recorded_sharding
 from rungs.parallel.processes import AnyProcess
 from rungs.reinforcement.policy_update import PolicyUpdater, Updated
@@ -292,6 +293,7 @@ class PolicyTrainer:
             sharding=recorded_sharding(self.config.train, self.mesh),
             created=utc_now().isoformat(),
             versions=installed_versions(),
+            environment=numerics.recorded(),
             checksums={},
         )
 

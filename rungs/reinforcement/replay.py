@@ -9,6 +9,7 @@ import click
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.checkpointing.manifest import Checkpoint
 from rungs.common.errors import UserError
+from rungs.common.text_table import counted
 from rungs.config.run_config import ReinforceRunConfig
 from rungs.reinforcement.rollout_files import Completion, RolloutFiles, read
 from rungs.reinforcement.start import open_to_replay
@@ -41,7 +42,7 @@ def replay(run: RunFolder, config: ReinforceRunConfig, name: str, trust_verifier
         trainer = open_to_replay(stack, run, config, saved, trust_verifier)
         click.echo(
             f"step {step}, from {saved.folder if saved else 'the start'}:"
-            f" {step - trainer.first_step} steps retrained"
+            f" {counted(step - trainer.first_step, 'step')} retrained"
         )
         for number in range(trainer.first_step, step):
             trainer.replay(number)

@@ -7,6 +7,7 @@ from jax.sharding import Mesh
 
 from rungs.checkpointing.manifest import Checkpoint
 from rungs.checkpointing.weights_file import Weights
+from rungs.common.text_table import counted
 from rungs.config.run_config import ReinforceRunConfig
 from rungs.config.unused_keys import unused_keys
 from rungs.parallel.devices import recorded_sharding
@@ -56,13 +57,13 @@ def log_start(
         else f"starts from {weights.path}"
     )
     log.info(
-        "%s %s: %s steps of %s prompts × %s completions of at most %s tokens on %s, in %s",
+        "%s %s: %s of %s × %s of at most %s on %s, in %s",
         run.path,
         begins,
-        f"{train.steps:,}",
-        f"{train.prompts_per_step:,}",
-        f"{train.samples_per_prompt:,}",
-        f"{train.max_new_tokens:,}",
+        counted(train.steps, "step"),
+        counted(train.prompts_per_step, "prompt"),
+        counted(train.samples_per_prompt, "completion"),
+        counted(train.max_new_tokens, "token"),
         describe_devices(recorded_sharding(train, mesh)),
         train.compute_dtype,
     )

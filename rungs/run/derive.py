@@ -77,8 +77,8 @@ class NewRun:
 def create_like(name: str, like: str, settings: Sequence[str], keep: bool = True) -> Iterator[Path]:
     """Create the run folder `name` from the run `like`, with the keys in `settings` (`key=value`)
     changed. If the same call created it before, it is left unchanged, so the same command resumes.
-    If the block raises UserError, because the run does not fit its data or devices, a folder that
-    this call created is removed.
+    If the block raises an exception, such as UserError because the run does not fit its data or
+    devices, a folder that this call created is removed, unless more was written to it.
 
     Args:
         keep: False removes it in any case.
@@ -91,7 +91,7 @@ def create_like(name: str, like: str, settings: Sequence[str], keep: bool = True
     is_new = not is_there(target)
     try:
         yield new.make()
-    except UserError:
+    except Exception:
         keep = False
         raise
     finally:

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
@@ -18,6 +18,9 @@ from rungs.config.train_config import TrainConfig
 from rungs.run import metrics
 from rungs.run.policy_metrics import PolicyMetrics, Validation
 
+DIFFERENT_DATASETS = (
+    "These runs use different datasets, so their losses are not comparable; compare bits per byte"
+)
 FloatArray = NDArray[np.float64]
 Curve = tuple[FloatArray, FloatArray]
 """x and y of the points of a line."""
@@ -235,6 +238,13 @@ def _loss(loss: float | None) -> str:
     if loss is None:
         return "-"
     return f"{loss:.4f}" if loss >= 0.01 else f"{loss:.3g}"
+
+
+def use_different_datasets(configs: Sequence[run_config.AnyRunConfig]) -> bool:
+    """Return whether some of these runs train on other data than others; one of reinforcement
+    learning has no loss to compare."""
+    trains = [config.train for config in configs]
+    return len({str(train.dataset) for train in trains if isinstance(train, TrainConfig)}) > 1
 
 
 def differences_table(runs: list[RecordedRun]) -> str:

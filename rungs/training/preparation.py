@@ -11,7 +11,12 @@ from functools import partial
 
 from jax.sharding import Mesh
 
-from rungs.checkpointing.manifest import Checkpoint, CheckpointMeta, read_checkpoint
+from rungs.checkpointing.manifest import (
+    Checkpoint,
+    CheckpointMeta,
+    installed_versions,
+    read_checkpoint,
+)
 from rungs.checkpointing.restore import place_starting_weights, restore
 from rungs.checkpointing.retention import clean_up, delete_old
 from rungs.checkpointing.weights_file import Weights
@@ -28,7 +33,7 @@ from rungs.model.gpt import GPT
 from rungs.model.layer_loop import LayerLoop, layer_loop
 from rungs.optim.multi_steps import MultiSteps
 from rungs.optim.precision import T, resolve_compute_dtype
-from rungs.parallel import jax_setup
+from rungs.parallel import jax_setup, numerics
 from rungs.parallel.devices import create_run_mesh
 from rungs.parallel.processes import (
     broadcast_from_first,
@@ -95,8 +100,8 @@ def with_device_choices(config: RunConfig[T], saved: Checkpoint | None) -> RunCo
         loop = layer_loop(train, config.model, recorded)
         return json.dumps({"compute_dtype": train.compute_dtype} | loop.as_keys())
 
-    update = json.loads(broadcast_from_first(chosen))
-    return config._replace(train=config.train.model_copy(update=update))
+    choices = json.loads(broadcast_from_first(chosen))
+    return config._replace(train=config.train.with_choices(**choices))
 
 
 def _recorded_loop(saved: CheckpointMeta) -> LayerLoop | None:
@@ -116,7 +121,23 @@ def create_mesh(run: RunFolder, config: AnyRunConfig, saved: Checkpoint | None) 
         mesh = _create_run_mesh(config, recorded)
     jax_setup.settle(mesh.devices.flat[0].platform)
     connect(mesh)
+    if saved and is_first_process():
+        _warn_of_changes(saved.meta)
     return mesh
+
+
+def _warn_of_changes(saved: CheckpointMeta) -> None:
+    """Log what bears on results and differs from when a checkpoint was saved."""
+    before, now = saved.versions, installed_versions()
+    if saved.environment is not None:
+        before, now = before | saved.environment, now | numerics.recorded()
+    if changes := numerics.changes(before, now):
+        log.warning(
+            "step %d was saved with other settings than this start has, so the steps from here may"
+            " differ from those of an uninterrupted run: %s",
+            saved.global_step,
+            "; ".join(changes),
+        )
 
 
 def _create_run_mesh(config: AnyRunConfig, recorded: ShardingConfig | None) -> Mesh:

@@ -2,6 +2,7 @@
 steady interval."""
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from typing import Generic, Self
 
@@ -23,6 +24,7 @@ class Progress(Generic[R]):
         steps: from the first to the last one.
         headline: from one or several steps to what matters most about them, by name.
         peak_tokens_per_second: what the devices could do at their peak FLOPS, if that is known.
+        clock: the time in seconds.
     """
 
     def __init__(
@@ -30,7 +32,9 @@ class Progress(Generic[R]):
         steps: range,
         headline: Callable[[Sequence[R]], dict[str, str]],
         peak_tokens_per_second: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._clock, self._first_shown = clock, 0.0
         self._steps, self._headline, self._peak = steps, headline, peak_tokens_per_second
         self._unshown: list[R] = []
         self._has_bar = TERMINAL.shows_bars
@@ -40,6 +44,7 @@ class Progress(Generic[R]):
             initial=steps.start,
             unit="step",
             dynamic_ncols=True,
+            smoothing=0,  # a mean over all steps, which a validation doesn't make jump
             disable=not (is_first_process() and self._has_bar),
         )
 
@@ -55,6 +60,8 @@ class Progress(Generic[R]):
         self._bar.update()
         self._unshown.append(metrics)
         is_first = metrics.global_step == self._steps.start
+        if is_first:
+            self._first_shown = self._clock()
         if is_first or _seconds(self._unshown) >= SECONDS_BETWEEN_LINES:
             self._log(self._line(has_speed=not is_first))  # the first step was compiled
             self._unshown.clear()
@@ -88,10 +95,15 @@ class Progress(Generic[R]):
     def _speed(self) -> list[str]:
         steps, seconds = self._unshown, _seconds(self._unshown)
         rate = sum(step.tokens_per_second * step.step_seconds for step in steps) / seconds
-        remaining = self._steps.stop - 1 - steps[-1].global_step
         mfu = [f"MFU {rate / self._peak:.0%}"] if self._peak is not None else []
-        left = format_duration(remaining * seconds / len(steps))
-        return [f"{rate:,.0f} tokens/s", *mfu, f"{left} left"]
+        return [f"{rate:,.0f} tokens/s", *mfu, f"{format_duration(self._seconds_left())} left"]
+
+    def _seconds_left(self) -> float:
+        """Return the time left at the pace since the first step: steps, validations, checkpoints
+        and all else."""
+        last = self._unshown[-1].global_step
+        pace = (self._clock() - self._first_shown) / (last - self._steps.start)
+        return (self._steps.stop - 1 - last) * pace
 
 
 def _seconds(steps: Sequence[StepRecord]) -> float:

@@ -21,6 +21,7 @@ from jax.sharding import Mesh
 
 from rungs.checkpointing.start_from import find_starting_weights
 from rungs.common.errors import UserError
+from rungs.common.text_table import counted
 from rungs.data.catalog import open_dataset
 from rungs.data.loader import TrainingData
 from rungs.data.provenance import Provenance
@@ -114,7 +115,7 @@ def _retrain(
     before = find_starting_weights(run, config) if saved is None else None
     model, optimizer = model_and_optimizer(config, meta.total_steps, mesh, saved, before)
     origin = saved.folder if saved else "the start"
-    click.echo(f"step {meta.global_step}, from {origin}: {last - first} steps retrained")
+    click.echo(f"step {meta.global_step}, from {origin}: {counted(last - first, 'step')} retrained")
     if first == last:
         return model, optimizer
     data, train_step = _data(failed, datasets_dir), make_train_step(config.train, mesh)

@@ -9,6 +9,7 @@ from jax.sharding import Mesh
 
 from rungs.checkpointing.manifest import Checkpoint
 from rungs.checkpointing.weights_file import Weights
+from rungs.common.text_table import counted
 from rungs.config.model_config import ModelConfig
 from rungs.config.optimization_config import OptimizationConfig
 from rungs.config.run_config import RunConfig
@@ -54,11 +55,11 @@ def log_start(
     else:
         begins = f"starts from {weights.path}" if weights else "starts"
     log.info(
-        "%s %s: %s steps of %s tokens on %s, in %s%s",
+        "%s %s: %s of %s on %s, in %s%s",
         run.path,
         begins,
-        f"{data.total_steps:,}",
-        f"{data.tokens_per_step:,}",
+        counted(data.total_steps, "step"),
+        counted(data.tokens_per_step, "token"),
         describe_devices(sharding),
         config.train.compute_dtype,
         describe_loop(config.train, config.model),
@@ -181,7 +182,7 @@ def describe_loop(train: OptimizationConfig, model: ModelConfig) -> str:
 def describe_devices(sharding: ShardingConfig) -> str:
     """Return a mesh in words, for the log."""
     count = math.prod(sharding.sizes)
-    devices = f"{count} {jax.devices()[0].device_kind} device{'s' * (count > 1)}"
+    devices = counted(count, f"{jax.devices()[0].device_kind} device")
     if count > 1:
         devices += f", {sharding.mode}" + f": {sharding.text}" * (sharding.sizes[1] > 1)
     processes = jax.process_count()

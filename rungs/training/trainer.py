@@ -26,6 +26,7 @@ from rungs.data.provenance import Provenance
 from rungs.data.tokenizer import Tokenizer
 from rungs.model.gpt import GPT
 from rungs.optim.multi_steps import MultiSteps
+from rungs.parallel import numerics
 from rungs.parallel.devices import recorded_sharding
 from rungs.parallel.processes import AnyProcess, is_first_process
 from rungs.parallel.sharding import place_batch, process_local_rows
@@ -253,6 +254,7 @@ class Trainer:
             sharding=recorded_sharding(self.config.train, self.mesh),
             created=utc_now().isoformat(),
             versions=installed_versions(),
+            environment=numerics.recorded(),
             checksums={},
         )
 

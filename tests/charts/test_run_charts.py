@@ -389,6 +389,18 @@ def test_clipped_and_dropped_steps_are_marked(make_run: MakeRun) -> None:
     assert {"clipping at 1", "clipped (1 of 30 steps)"} < legend
 
 
+def test_many_clipped_steps_are_drawn_as_their_share(make_run: MakeRun) -> None:
+    steps = [step(n, gradient_norm=7.0, clipped=n >= 300) for n in range(600)]
+    figure = step_charts.gradient_norm_chart(RecordedRun.load(make_run("a", steps)))
+    norms, shares = figure.axes
+    assert not any(line.get_marker() == "v" for line in norms.get_lines())
+    (line,) = shares.get_lines()
+    x, y = np.asarray(line.get_xdata()), np.asarray(line.get_ydata())
+    assert (y == (x > 299)).all()
+    legend = {text.get_text().strip() for text in figure.legends[0].get_texts()}
+    assert "clipped (300 of 600 steps)" in legend
+
+
 def test_resumes_are_marked_in_every_chart(make_run: MakeRun) -> None:
     steps = [step(n, resumed=n in (7, 23) or None) for n in range(30)]
     run = RecordedRun.load(make_run("a", steps))

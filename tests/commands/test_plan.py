@@ -138,16 +138,40 @@ def test_too_little_disk_space_does_not_fit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = make_run(tmp_path / "run")
-    needed = planned(run).disk.needed_bytes
+    needed = planned(run, "cpu").disk.needed_bytes
     usage = disk.shutil.disk_usage(tmp_path)
     for free, fits in ((needed, True), (needed - 1, False)):
         monkeypatch.setattr(
             disk.shutil, "disk_usage", lambda _, free=free: usage._replace(free=free)
         )
-        found = planned(run)
+        found = planned(run, "cpu")
         assert found.fits_memory
         assert report.fits(found) == fits
-    assert "Its checkpoints do not fit on the disk" in report.as_text(run, found)
+    text = report.as_text(run, found)
+    assert "It fits into memory.\nIts checkpoints do not fit on the disk" in text
+
+
+def test_the_disk_of_this_machine_does_not_count_for_devices_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = disk.shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(disk.shutil, "disk_usage", lambda _: usage._replace(free=0))
+    run = make_run(tmp_path / "run")
+    found = planned(run, "h100", "fsdp:2")
+    assert report.fits(found)
+    assert "free space where it will run: not known" in report.as_text(run, found)
+    assert json.loads(report.as_json(found))["disk"]["free_bytes"] is None
+
+
+@pytest.mark.parametrize("start_from", [None, "imported"])
+def test_only_training_from_scratch_has_a_compute_optimal_length(
+    start_from: str | None, tmp_path: Path
+) -> None:
+    keys: dict[str, Any] = {"microbatch_size": 1, "gradient_accumulation_steps": 1}
+    run = make_run(tmp_path / "run", start_from=start_from, **keys)
+    text = report.as_text(run, planned(run))
+    assert "step      1 sequence × 1 microbatch × 16 tokens = 16 tokens" in text
+    assert ("compute-optimal" in text) == (start_from is None)
 
 
 @pytest.mark.long

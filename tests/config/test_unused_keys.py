@@ -2,14 +2,18 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from rungs.config import run_config
 from rungs.config.model_config import ModelConfig
+from rungs.config.optimization_config import BUILT_IN_OPTIMIZERS, Schedule
+from rungs.config.run_config import RunConfig
+from rungs.config.train_config import TrainConfig
 from rungs.config.unused_keys import _KEYS_OF_LAYERS, unused_keys
-from tests.support.committed_runs import COMMITTED_RUNS
+from rungs.training.preparation import with_device_choices
+from tests.support.committed_runs import COMMITTED_RUNS, REINFORCEMENT_RUNS
 from tests.support.tiny_reinforcement import make_reinforcement_run
 from tests.support.tiny_run import MODEL, make_run
 
@@ -137,10 +141,41 @@ def test_the_keys_of_layers_are_keys() -> None:
     assert set(_KEYS_OF_LAYERS) < ModelConfig.model_fields.keys()
 
 
-def test_committed_runs_set_no_key_in_vain() -> None:
-    assert [unused_keys(run_config.load_run(run)) for run in COMMITTED_RUNS] == [
-        [] for _ in COMMITTED_RUNS
-    ]
+@pytest.mark.parametrize("run", [*COMMITTED_RUNS, *REINFORCEMENT_RUNS], ids=lambda run: run.name)
+def test_a_first_start_of_a_committed_run_warns_of_no_key(run: Path) -> None:
+    config = run_config.load_any_run(run)
+    assert unused_keys(config) == []
+    assert unused_keys(with_device_choices(config, None)) == []
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"n_layers": 0, "positions": "none", "n_heads": None},
+        {"norm": "none", "feed_forward": "none"},
+        {"positions": "rope"},
+        {"n_experts": None},
+    ],
+)
+@pytest.mark.parametrize(
+    "train",
+    [
+        *({"optimizer": name} for name in BUILT_IN_OPTIMIZERS),
+        *({"schedule": name} for name in get_args(Schedule)),
+        {"weight_decay": 0.0, "warmup_period_percent": 0.0},
+        {"start_from": "imported"},
+    ],
+)
+def test_keys_that_a_file_leaves_out_are_not_named(
+    model: dict[str, Any], train: dict[str, Any]
+) -> None:
+    required: dict[str, Any] = {"dataset": "tiny", "microbatch_size": 4, "learning_rate": 0.01}
+    required |= {"checkpoint_interval": 5, "min_train_tokens": 1024}
+    keys = {key: value for key, value in (MODEL | model).items() if value is not None}
+    config = RunConfig(ModelConfig(**keys), TrainConfig(**(required | train)))
+    chosen = with_device_choices(config, None)
+    assert chosen.train.remat != "auto"
+    assert unused_keys(chosen, has_validation=False) == []
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,20 @@ def test_the_reference_names_every_module(tmp_path: Path, monkeypatch: pytest.Mo
         "::: rungs.checkpointing.load.load_model"
     ]
     assert sum(line.startswith("::: ") for line in public) == len(rungs.__all__)
-    assert "[`rungs.linen`](linen.md)" in (tmp_path / "reference" / "index.md").read_text()
+    start = (tmp_path / "reference" / "index.md").read_text()
+    assert "- [`rungs.step`](step.md): The compiled steps and the state they update.\n" in start
+    assert "split into training and held-out items, and the verifiers" in start
+    assert "from Python, begin with [the names of `import rungs`](rungs.md)" in start
+
+
+def test_without_the_group_of_the_docs_a_line_says_how_to_build_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build.sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setattr(build, "PAGES", tmp_path)
+    with pytest.raises(SystemExit, match=r"zensical is not installed.*uv run --group docs"):
+        build.main()
+    assert tmp_path.exists()
 
 
 def test_task_pages_fit_two_screens() -> None:

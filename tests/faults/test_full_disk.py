@@ -29,7 +29,7 @@ from tests.faults.short_runs import (
 from tests.faults.tmpfs import free_bytes, needs_mount, resize, tmpfs
 from tests.support.tiny_run import assert_same_outcome, change, train
 
-SPACE = re.compile(r"No space left on device \(([\d,]+) bytes needed, ([\d,]+) free there\)")
+SPACE = re.compile(r"No space left on device \(([\d,]+) bytes needed, ([\d,]+) bytes free there\)")
 CHECKPOINT_BYTES = 123_000 + 2 * 123_000
 
 

@@ -57,6 +57,11 @@ PLAIN, COOL = softmax(LOGITS), softmax(LOGITS / 0.7)
 BY_RANK = list(np.argsort(-LOGITS))
 CASES = {
     "plain": SamplingCase(Sampling(temperature=1.0), PLAIN),
+    "coldest": SamplingCase(Sampling(temperature=1e-6), np.eye(VOCAB)[0]),
+    "hottest": SamplingCase(Sampling(temperature=1e6), np.full(VOCAB, 1 / VOCAB)),
+    "least top-p": SamplingCase(Sampling(temperature=1.0, top_p=5e-324), np.eye(VOCAB)[0]),
+    "least min-p": SamplingCase(Sampling(temperature=1.0, min_p=5e-324), PLAIN),
+    "largest top-k": SamplingCase(Sampling(temperature=1.0, top_k=10**30), PLAIN),
     "cool": SamplingCase(Sampling(temperature=0.5), softmax(LOGITS / 0.5)),
     "hot": SamplingCase(Sampling(temperature=1.7), softmax(LOGITS / 1.7)),
     "top-k": SamplingCase(Sampling(temperature=1.0, top_k=4), renormalized(PLAIN, BY_RANK[:4])),
@@ -129,8 +134,8 @@ def test_invalid_settings_are_reported_together() -> None:
     with pytest.raises(UserError) as raised:
         wrong.check()
     assert str(raised.value).splitlines() == [
-        "--repetition-penalty: 0 is not allowed; must be above 0",
-        "--temperature: -1 is not allowed; must be 0 (greedy) or above",
+        "--repetition-penalty: 0 is not allowed; must be from 1e-06 to 1e+06",
+        "--temperature: -1 is not allowed; must be 0 (greedy) or from 1e-06 to 1e+06",
         "--top-k: 0 is not allowed; must be at least 1",
         "--top-p: 1.5 is not allowed; must be above 0 and at most 1",
         "--min-p: 2 is not allowed; must be from 0 to 1",
@@ -152,3 +157,10 @@ def test_of_equally_large_logits_the_first_is_chosen() -> None:
 def test_logits_that_are_not_a_number_choose_a_token_that_exists() -> None:
     logits_BV = jnp.full((1, 9), jnp.nan)
     assert 0 <= int(first_largest(logits_BV)[0]) < 9
+
+
+@pytest.mark.parametrize("value", [1e-45, 1e-7, 1e7, 1e38, float("inf"), float("nan"), -1.0])
+def test_numbers_that_float32_cannot_divide_logits_by_are_refused(value: float) -> None:
+    with pytest.raises(UserError) as error:
+        Sampling(temperature=value, repetition_penalty=value).check()
+    assert len(str(error.value).splitlines()) == 2

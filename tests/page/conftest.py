@@ -39,6 +39,32 @@ def tab(chromium: Any) -> Iterator[Any]:
     assert problems == []
 
 
+@pytest.fixture(scope="session")
+def page_of_two_datasets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of two runs with many keys that differ, on different datasets; the best checkpoint
+    is the last."""
+    folder = tmp_path_factory.mktemp("datasets")
+    runs = [
+        record_run(
+            folder / "runs" / name,
+            (
+                step(number, validation_loss=4 - number / 100, bits_per_byte=1 - number / 500)
+                for number in range(0, 101, 10)
+            ),
+            dataset=dataset,
+            optimizer=optimizer,
+            learning_rate=learning_rate,
+        )
+        for name, dataset, optimizer, learning_rate in (
+            ("first-of-the-two", "stdlib", "adamw", 0.01),
+            ("second-of-the-two", "fineweb", "muon", 0.0123),
+        )
+    ]
+    target = folder / "datasets.html"
+    write_page(target, open_runs(runs))
+    return target
+
+
 @pytest.fixture
 def three_runs(tmp_path: Path) -> list[Path]:
     """Three runs in folders of their own."""

@@ -290,3 +290,62 @@ class TestWatch:
         later = json.loads(server.changes(first["version"]))
         assert [run["name"] for run in later["runs"]] == ["alpha"]
         assert json.loads(server.changes(later["version"]))["runs"] == []
+
+
+def test_losses_on_different_datasets_are_said_not_to_compare(
+    tab: Any, page_of_two_datasets: Path
+) -> None:
+    show(tab, page_of_two_datasets)
+    assert "their losses are not comparable; compare bits per byte." in tab.inner_text("#caution")
+    metrics = tab.evaluate("[...document.querySelectorAll('figure')].map(f => f.dataset.metric)")
+    assert {"bits_per_byte", "bits_per_byte alone"} <= set(metrics)
+
+
+def test_losses_on_one_dataset_need_no_caution(opened: Any) -> None:
+    assert opened.is_hidden("#caution")
+    assert opened.locator('figure[data-metric="bits_per_byte"]').count() == 0
+
+
+def test_the_table_of_keys_fits_a_laptop(tab: Any, page_of_two_datasets: Path) -> None:
+    tab.set_viewport_size({"width": 1280, "height": 900})
+    show(tab, page_of_two_datasets)
+    widths = "[...document.querySelectorAll('.scroll')].map(s => s.scrollWidth - s.clientWidth)"
+    assert tab.evaluate(widths) == [0, 0]
+
+
+def test_marks_at_the_edge_are_whole(tab: Any, page_of_two_datasets: Path) -> None:
+    show(tab, page_of_two_datasets)
+    inside, outside = tab.evaluate(
+        """() => {
+          const figure = document.querySelector('figure[data-metric="validation_loss"]');
+          const canvas = figure.querySelector('canvas'), over = figure.querySelector('.u-over');
+          const edge = Math.round(over.offsetLeft + over.offsetWidth) * devicePixelRatio;
+          const height = canvas.height;
+          const { data } = canvas.getContext('2d').getImageData(edge - 6, 0, 12, height);
+          const sums = [0, 0];
+          for (let i = 0; i < data.length; i += 4) {
+            const pixel = [...data.slice(i, i + 3)], column = (i / 4) % 12;
+            const isColoured = Math.max(...pixel) - Math.min(...pixel) > 60;
+            if (column !== 6) sums[column < 6 ? 0 : 1] += isColoured;
+          }
+          return sums;
+        }"""
+    )
+    assert outside > inside / 4 > 0
+
+
+def test_a_logarithmic_axis_of_less_than_a_decade_has_round_numbers(
+    tab: Any, page_of_two_datasets: Path
+) -> None:
+    drawn: list[str] = []
+    tab.expose_function("drawn", lambda text: drawn.append(text))
+    tab.add_init_script(
+        """const fill = CanvasRenderingContext2D.prototype.fillText;
+        CanvasRenderingContext2D.prototype.fillText = function (text, ...place) {
+          drawn(text);
+          return fill.call(this, text, ...place);
+        };"""
+    )
+    show(tab, page_of_two_datasets)
+    tab.wait_for_timeout(200)
+    assert {"3", "3.2", "3.4", "3.6", "3.8", "4"} <= set(drawn)  # of the validation loss

@@ -61,7 +61,23 @@ def test_a_paid_trick_is_found(tmp_path: Path) -> None:
     assert '0.9 for "please" to "01:"' in text
     assert "share of texts that are correct changed by" in text
     assert "share of texts that end with the answer changed by" in text
-    assert "more texts are cut off at max_new_tokens" in text
+    assert "share of texts that are cut off at max_new_tokens changed by" in text
+    assert "which may be chance" in text
+
+
+def test_a_change_has_an_interval_over_prompts(tmp_path: Path) -> None:
+    def texts(paid: int) -> list[Completion]:
+        prompts = [dataclasses.replace(WRONG, prompt=str(place), place=place) for place in range(8)]
+        return [
+            dataclasses.replace(one, rewards={"polite": float(one.place < paid)})
+            for one in prompts
+            for _ in range(4)
+        ]
+
+    text = audit(write(tmp_path / "certain", texts(0), texts(6)))
+    assert "The reward changed by +0.75 (± 0.32), but" in text  # 1.96 · √(8/7 · ¾ · ¼ ÷ 8)
+    text = audit(write(tmp_path / "chance", texts(1), texts(2)))
+    assert "The reward changed by +0.12 (± 0.40, which may be chance), but" in text
 
 
 def test_texts_of_steps_that_the_run_went_back_behind_are_left_out(tmp_path: Path) -> None:

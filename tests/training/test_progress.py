@@ -29,13 +29,17 @@ def log_file(tmp_path: Path) -> Iterator[Path]:
     run_log.log.setLevel(level)
 
 
-def take(first: int, last: int, steps: int, peak: float | None = None) -> None:
+def take(
+    first: int, last: int, steps: int, peak: float | None = None, validating_seconds: float = 0
+) -> None:
     """Show steps of 100 tokens whose loss is their number; every tenth is validated."""
-    with Progress(range(first, steps), losses, peak) as progress:
+    now = 0.0
+    with Progress(range(first, steps), losses, peak, clock=lambda: now) as progress:
         for step in range(first, last):
             seconds = 60.0 if step == first else SECONDS
             loss = float(step) if step != 7 else None
             validation = step / 2 if step % 10 == 0 else None
+            now += seconds + (validating_seconds if validation is not None else 0)
             progress.show(
                 StepMetrics(
                     step,
@@ -72,6 +76,24 @@ def test_off_a_terminal_lines_at_a_steady_interval_say_how_the_run_does(
     ]
     assert lines_of(log_file) == expected
     assert capsys.readouterr().err.splitlines() == expected
+
+
+def test_the_time_left_has_validations_in_it_and_does_not_jump(log_file: Path) -> None:
+    steps, validating = 200, 100.0
+    take(0, steps, steps, validating_seconds=validating)
+    shown = {
+        int(line.split()[1]): line.rpartition(", ")[2].removesuffix(" left")
+        for line in lines_of(log_file)
+        if line.endswith(" left")
+    }
+    for step in range(30, 180, 3):
+        true = (steps - 1 - step) * (SECONDS + validating / 10)
+        assert _seconds_of(shown[step]) == pytest.approx(true, rel=0.25)
+
+
+def _seconds_of(duration: str) -> float:
+    number, unit, rest, _ = [*duration.split(), "0", ""][:4]
+    return float(number) * {"min": 60, "h": 3600, "s": 1}[unit] + float(rest)
 
 
 def test_a_validation_loss_is_in_the_next_line(log_file: Path) -> None:

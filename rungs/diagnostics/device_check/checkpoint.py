@@ -11,6 +11,7 @@ from rungs.checkpointing.saver import Saver
 from rungs.common.disk import folder_bytes
 from rungs.diagnostics.device_check.report import Figure
 from rungs.diagnostics.device_check.step import RunningStep
+from rungs.parallel import numerics
 from rungs.parallel.devices import recorded_sharding
 
 PART = "checkpoint"
@@ -56,6 +57,7 @@ def _meta(step: RunningStep, number: int) -> CheckpointMeta:
         sharding=recorded_sharding(step.config.train, step.mesh),
         created="",
         versions=installed_versions(),
+        environment=numerics.recorded(),
         checksums={},
     )
 

@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from rungs.common.text_table import counted
 from rungs.config.run_config import RunConfig
 from rungs.diagnostics.parallel_check.check import ParallelCheck
 from rungs.diagnostics.parallel_check.comparison import (
@@ -60,7 +61,7 @@ def _header(path: Path, config: RunConfig, check: ParallelCheck) -> Iterator[str
     own = _columns(check.reference())[2]
     steps = len(check.batches)
     yield (
-        f"{path}: the first {steps} step{'s' * (steps > 1)}, each with {sequences:,}{of_sequences}"
+        f"{path}: the first {counted(steps, 'step')}, each with {sequences:,}{of_sequences}"
         f" sequences of {tokens:,}{of_tokens} tokens,"
     )
     yield "in float32, without warm-up, on virtual CPU devices. A×B: A microbatches of B sequences."

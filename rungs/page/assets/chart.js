@@ -60,8 +60,8 @@ class Chart {
         y: { distr: logY ? 3 : 1, range: () => this.yRange() },
       },
       axes: [
-        { ...axis, values, ...(logX && { splits: logSplits }), label: X_LABELS[xName], labelSize: 18, labelFont: "12px system-ui", size: 34 },
-        { ...axis, values, ...(logY && { splits: logSplits }), size: 58 },
+        { ...axis, values, ...(logX && logTicks), label: X_LABELS[xName], labelSize: 18, labelFont: "12px system-ui", size: 34 },
+        { ...axis, values, ...(logY && logTicks), size: sizeOfLabels },
       ],
       series: [{}, ...this.runs.map((run, i) => this.series(run, i))],
       hooks: {
@@ -219,15 +219,18 @@ class Chart {
     return found;
   }
 
+  // Marks at the edge are whole, so nothing clips them.
   drawMarks(plot) {
-    this.clipped(plot, (ctx) => {
-      this.runs.forEach((run, i) => {
-        if (run.hidden) return;
-        this.drawFewPoints(plot, ctx, run, this.lineOf(i));
-        if (this.settings.showEvents) this.drawEvents(plot, ctx, run, i);
-      });
-      this.drawChosenStep(plot, ctx);
+    this.runs.forEach((run, i) => {
+      if (run.hidden) return;
+      this.drawFewPoints(plot, plot.ctx, run, this.lineOf(i));
+      if (this.settings.showEvents) this.drawEvents(plot, plot.ctx, run, i);
     });
+    this.clipped(plot, (ctx) => this.drawChosenStep(plot, ctx));
+  }
+
+  isVisible(x) {
+    return x >= this.window[0] && x <= this.window[1];
   }
 
   // Points that are far apart, such as validation losses, are marked.
@@ -237,7 +240,7 @@ class Chart {
     ctx.fillStyle = theme.colour(run.number);
     for (let place = from; place < to; place++) {
       const x = plot.valToPos(curve.x[place], "x", true);
-      if (this.settings.logY && curve.y[place] <= 0) continue;
+      if (!this.isVisible(curve.x[place]) || (this.settings.logY && curve.y[place] <= 0)) continue;
       ctx.beginPath();
       ctx.arc(x, plot.valToPos(curve.y[place], "y", true), 2.5 * devicePixelRatio, 0, 7);
       ctx.fill();
@@ -250,7 +253,7 @@ class Chart {
       const sign = EVENT_SIGNS[event.event];
       if (!sign || event.step < 0) continue; // each run starts
       const x = this.xOfStep(run, event.step);
-      if (x === null) continue;
+      if (x === null || !this.isVisible(x)) continue;
       const value = this.valueAt(i, event.step, x);
       if (sign.metrics && (!sign.metrics.includes(this.settings.metric) || value === null)) continue;
       const y = sign.metrics ? plot.valToPos(value, "y", true) : bottom;
@@ -312,9 +315,27 @@ class Chart {
   }
 }
 
+const logTicks = { splits: logSplits, filter: (_, ticks) => ticks };
+
+// Return the width of an axis whose labels are these.
+function sizeOfLabels(_, labels) {
+  return Math.max(58, ...(labels ?? []).map((label) => 18 + 7 * label.length));
+}
+
+// Return three to six round numbers between two others.
+function roundNumbers(low, high) {
+  const rough = (high - low) / 6;
+  const power = 10 ** Math.floor(Math.log10(rough));
+  const step = [1, 2, 5, 10].map((factor) => factor * power).find((size) => size >= rough);
+  const ticks = [];
+  for (let i = Math.ceil(low / step); i * step <= high; i++) ticks.push(i * step);
+  return ticks;
+}
+
 // Return the ticks of a logarithmic axis: powers of ten, with others between them if there are few.
 function logSplits(plot, axis, low, high) {
   const decades = Math.log10(high / low);
+  if (decades < 0.8) return roundNumbers(low, high);
   const factors = decades > 3 ? [1] : decades > 1 ? [1, 2, 5] : [1, 1.5, 2, 3, 4, 5, 7];
   const powers = [];
   for (let power = Math.floor(Math.log10(low)); 10 ** power <= high; power++) powers.push(power);

@@ -1,10 +1,11 @@
 // All charts, which zoom together.
 
 const USUAL_METRICS = [
-  "train_loss", "validation_loss", "learning_rate", "gradient_norm", "tokens_per_second",
+  "train_loss", "validation_loss", "bits_per_byte", "learning_rate", "gradient_norm", "tokens_per_second",
   "reward", "correct", "mean_tokens", "entropy",
 ];
-const LOGARITHMIC = ["train_loss", "validation_loss", "gradient_norm"];
+const PER_BYTE = "bits_per_byte"; // drawn by default only if losses are not comparable
+const LOGARITHMIC = ["train_loss", "validation_loss", "bits_per_byte", "gradient_norm"];
 
 const charts = {
   all: [],
@@ -28,7 +29,8 @@ const charts = {
 
   chosen() {
     const metrics = charts.metrics();
-    charts.chosenMetrics ??= new Set(metrics.filter((name) => USUAL_METRICS.includes(name)));
+    const usual = (name) => USUAL_METRICS.includes(name) && (state.caution || name !== PER_BYTE);
+    charts.chosenMetrics ??= new Set(metrics.filter(usual));
     return metrics.filter((name) => charts.chosenMetrics.has(name));
   },
 
@@ -159,7 +161,8 @@ function titleOf(metric) {
 function lossToCompare() {
   const metrics = charts.metrics();
   if (metrics.includes("reward")) return undefined; // the loss of a policy says little
-  return ["validation_loss", "train_loss"].find((name) => metrics.includes(name));
+  const losses = ["validation_loss", "train_loss"];
+  return (state.caution ? [PER_BYTE, ...losses] : losses).find((name) => metrics.includes(name));
 }
 
 function drawMetricChoice() {

@@ -8,6 +8,8 @@ function drawAll() {
   const title = names.length > 4 ? `${names.length} runs` : names.join(", ");
   byId("title").textContent = document.title = title;
   byId("title").title = names.join(", ");
+  byId("caution").textContent = state.caution ?? "";
+  byId("caution").hidden = !state.caution;
   samples.drawChoices();
   drawRunList();
   charts.draw();

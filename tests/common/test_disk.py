@@ -1,0 +1,46 @@
+"""File systems that refuse to sync a folder or a file, and those that fail."""
+
+import errno
+import os
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from rungs.common import disk
+
+
+def _fail_with(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    def fsync(_: int) -> NoReturn:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(disk.os, "fsync", fsync)
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP, errno.ENOSYS])
+def test_a_file_system_without_sync_is_used_without(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _fail_with(monkeypatch, number)
+    disk.sync_to_disk(tmp_path)
+    with (tmp_path / "file").open("w") as file:
+        disk.flush(file)
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
+def test_a_sync_that_fails_is_an_error(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _fail_with(monkeypatch, number)
+    with pytest.raises(OSError, match=os.strerror(number)):
+        disk.sync_to_disk(tmp_path)
+
+
+@pytest.mark.parametrize(("needed", "text"), [(0, "("), (1000, "(1,000 bytes needed, ")])
+def test_a_full_disk_says_how_much_is_needed_if_that_is_known(
+    needed: int, text: str, tmp_path: Path
+) -> None:
+    failure = disk.write_failure(tmp_path, "x", OSError(errno.ENOSPC, ""), needed)
+    assert f"No space left on device {text}" in str(failure)
+    assert "bytes free there)" in str(failure)
+    assert "0 bytes needed" not in str(failure).replace("1,000", "")

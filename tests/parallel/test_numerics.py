@@ -1,0 +1,128 @@
+"""Settings outside of a run's files that bear on its results."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+
+from rungs.checkpointing.checkpoint_folder import list_checkpoints
+from rungs.checkpointing.manifest import META_FILE, installed_versions, read_checkpoint
+from rungs.common.errors import UserError
+from rungs.parallel import numerics
+from rungs.run.folder import RunFolder
+from rungs.training import preparation
+from tests.support.committed_runs import ROOT
+from tests.support.tiny_run import change, make_dataset, make_run, train
+from tests.support.written_checkpoints import write_checkpoint
+
+
+def test_all_settings_are_settings_of_jax() -> None:
+    names = {*numerics.SETTINGS, *numerics._NEEDED}
+    assert {name for name in names if name not in jax.config.values} == set()
+
+
+def test_only_flags_that_bear_on_results_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    flags = "--xla_b=1 --xla_dump_to=/tmp/x --xla_force_host_platform_device_count=4 --xla_a=2"
+    monkeypatch.setitem(numerics._GIVEN, "XLA_FLAGS", flags)
+    assert numerics.recorded()["XLA_FLAGS"] == "--xla_a=2 --xla_b=1"
+
+
+def test_changes_are_named_and_a_setting_that_only_one_has_is_not() -> None:
+    before = {"XLA_FLAGS": "", "JAX_DEFAULT_PRNG_IMPL": "rbg", "device": "cpu", "old": "1"}
+    now = {"XLA_FLAGS": "--xla_a=1", "JAX_DEFAULT_PRNG_IMPL": "rbg", "device": "H100", "new": "1"}
+    assert numerics.changes(before, now) == [
+        "XLA_FLAGS was not set, is now --xla_a=1",
+        "device was cpu, is now H100",
+    ]
+
+
+def test_a_setting_of_jax_is_recorded_while_it_holds() -> None:
+    before = numerics.recorded()
+    with jax.default_matmul_precision("bfloat16"):
+        (line,) = numerics.changes(before, numerics.recorded())
+    assert line == "JAX_DEFAULT_MATMUL_PRECISION was None, is now bfloat16"
+
+
+def test_64_bits_are_refused() -> None:
+    numerics.refuse_unusable()
+    with jax.enable_x64(True), pytest.raises(UserError, match="JAX_ENABLE_X64: Rungs works only"):
+        numerics.refuse_unusable()
+
+
+def test_a_checkpoint_of_a_version_that_recorded_nothing_is_intact(tmp_path: Path) -> None:
+    folder = tmp_path / "20260101T000000-step-000001"
+    write_checkpoint(folder, 1, 2.0)
+    text = (folder / META_FILE).read_text()
+    assert '  "environment": null,\n' in text
+    (folder / META_FILE).write_text(text.replace('  "environment": null,\n', ""))
+    assert read_checkpoint(folder).meta.environment is None
+
+
+def test_resuming_says_what_has_changed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = tmp_path / "20260101T000000-step-000001"
+    write_checkpoint(folder, 1, 2.0)
+    same = {"versions": installed_versions(), "environment": numerics.recorded()}
+    meta = read_checkpoint(folder).meta.model_copy(update=same)
+    preparation._warn_of_changes(meta)
+    assert not caplog.text
+    other = numerics.recorded() | {"XLA_FLAGS": "--xla_cpu_enable_fast_math=true"}
+    changed = {"versions": installed_versions() | {"jax": "0.1"}, "environment": other}
+    preparation._warn_of_changes(meta.model_copy(update=changed))
+    assert "XLA_FLAGS was --xla_cpu_enable_fast_math=true, is now" in caplog.text
+    assert "jax was 0.1, is now" in caplog.text
+
+
+@pytest.mark.long
+def test_a_run_that_resumes_with_other_flags_warns_by_name(tmp_path: Path) -> None:
+    make_dataset(tmp_path / "datasets")
+    run = make_run(tmp_path / "run", min_train_tokens=2 * 128)
+    assert train(run, tmp_path / "datasets").returncode == 0
+    (last,) = list_checkpoints(run.checkpoints)[-1:]
+    assert last.meta.environment is not None
+    change(run, min_train_tokens=3 * 128)
+    environment = {**os.environ, "XLA_FLAGS": "--xla_cpu_enable_fast_math=true"}
+    environment |= {"JAX_DEFAULT_PRNG_IMPL": "rbg"}
+    ended = train(run, tmp_path / "datasets", "--extend", env=environment)
+    assert ended.returncode == 0, ended.stderr
+    (line,) = [line for line in ended.stderr.splitlines() if "other settings" in line]
+    assert "XLA_FLAGS was" in line
+    assert "JAX_DEFAULT_PRNG_IMPL was threefry2x32, is now rbg" in line
+    assert line in run.log.read_text()
+
+
+def _in_environment(run: RunFolder, name: str, value: str) -> subprocess.CompletedProcess[str]:
+    command: list[str | Path] = [sys.executable, ROOT / "train.py", run.path, "--dry-run"]
+    command += ["--datasets-dir", run.path.parent / "datasets"]
+    environment = {**os.environ, name: value}
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("JAX_PLATFORMS", "cuda"),
+        ("JAX_PLATFORMS", "nonsense"),
+        ("JAX_NUM_CPU_DEVICES", "many"),
+        ("JAX_ENABLE_X64", "1"),
+        ("JAX_ENABLE_X64", "maybe"),
+        ("JAX_DISABLE_JIT", "1"),
+        ("JAX_NUMPY_RANK_PROMOTION", "raise"),
+        ("JAX_DEFAULT_PRNG_IMPL", "nonsense"),
+        ("JAX_DEFAULT_DEVICE", "cpu:99"),
+    ],
+)
+def test_variables_that_ask_for_what_is_not_there_end_in_one_line(
+    name: str, value: str, tmp_path: Path
+) -> None:
+    make_dataset(tmp_path / "datasets")
+    run = make_run(tmp_path / "run")
+    ended = _in_environment(run, name, value)
+    assert ended.returncode == 2, ended.stderr
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert name in line
+    assert sorted(path.name for path in run.path.iterdir()) == ["model.json", "train.json"]
