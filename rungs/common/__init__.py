@@ -1,6 +1,8 @@
 """Errors, files, JSON, logging: what every other package uses and what knows nothing of models.
 
     errors        UserError (exit code 2), RunFailure (1)
+    shown_text    text without secrets and control characters
+    standard_streams  stdin, stdout and stderr
     command       runs a command and reports its errors
     imports       imports of large libraries, in less time
     paths         checks on paths from users and files; where the checkout is
@@ -15,7 +17,7 @@
     growing_file  the new lines of a file that another process appends to
     low_priority  starts programs that give way to training
     helper_process  programs of Rungs that run beside training
-    signals       what SIGINT, SIGTERM and SIGHUP do
+    signals       what signals that stop a run do
 
 Imports no other package of Rungs.
 """

@@ -7,10 +7,12 @@ import importlib.metadata
 import io
 import shlex
 import sys
+import traceback
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from rungs.common import standard_streams
 from rungs.common.errors import (
     EXIT_BAD_INPUT,
     EXIT_FAILED,
@@ -19,6 +21,7 @@ from rungs.common.errors import (
     UserError,
     readable_line,
 )
+from rungs.common.shown_text import shown
 
 if TYPE_CHECKING:
     import click
@@ -31,7 +34,7 @@ def _report(kind: type[BaseException], error: BaseException, trace: TracebackTyp
         line = f"error: {sys.executable} has {lacks}; use uv, which installs it:"
         print(line, "uv run", shlex.join(sys.argv), file=sys.stderr)
     else:
-        _former_hook(kind, error, trace)
+        sys.stderr.write(shown("".join(traceback.format_exception(kind, error, trace))))
 
 
 def _is_script_of_ours() -> bool:
@@ -47,7 +50,8 @@ def _is_installed() -> bool:
     return True
 
 
-_former_hook, sys.excepthook = sys.excepthook, _report
+sys.excepthook = _report
+standard_streams.open_missing()
 
 
 def run_command(command: click.Command) -> None:
@@ -55,6 +59,7 @@ def run_command(command: click.Command) -> None:
     for a `RunFailure` and 130 for Ctrl-C."""
     import click
 
+    standard_streams.protect_terminal()
     try:
         command.main(standalone_mode=False)
     except (UserError, RunFailure) as error:

@@ -532,7 +532,7 @@ def test_a_failing_checkpoint_write_stops_the_training(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
 def test_a_signal_saves_at_the_next_step_and_the_same_command_resumes(
     number: signal.Signals, datasets_dir: Path, tmp_path: Path
 ) -> None:
