@@ -8,6 +8,7 @@
     paths         checks on paths from users and files; where the checkout is
     disk          writes that survive a power cut; messages for a full or read-only disk; free space
     atomic_folder folders that appear complete or not at all, and the lock while one is built
+    file_lock     a lock that ends with its process
     strict_json   JSON parsed strictly, all errors reported at once
     text_table    aligned columns and durations for terminal output
     hub           the Hugging Face hub

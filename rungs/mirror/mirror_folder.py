@@ -12,7 +12,7 @@ from rungs.common import hub
 from rungs.common.errors import UserError, reason
 
 CHECKPOINTS, ASIDE, RECORD_FILE = "checkpoints", "aside", "mirror.json"
-_NOT_MIRRORED = (ASIDE, "train.lock", "holder.lock", RECORD_FILE)
+_NOT_MIRRORED = (ASIDE, "train.lock", "train.soft.lock", "holder.lock", RECORD_FILE)
 _CHECKPOINT = f"{CHECKPOINTS}/{CHECKPOINT_GLOB}"
 _PARTIAL = ".partial"
 
