@@ -3,6 +3,7 @@ installed is one line instead of a traceback."""
 
 from __future__ import annotations  # so that an older Python gets to the error message
 
+import contextlib
 import importlib.metadata
 import io
 import shlex
@@ -54,6 +55,11 @@ sys.excepthook = _report
 standard_streams.open_missing()
 
 
+def _say(line: str) -> None:
+    with contextlib.suppress(OSError):  # the exit code counts even if nobody reads
+        print(line, file=sys.stderr, flush=True)
+
+
 def run_command(command: click.Command) -> None:
     """Run a command. Errors go to stderr in one line each; the exit code is 2 for a `UserError`, 1
     for a `RunFailure` and 130 for Ctrl-C."""
@@ -64,13 +70,13 @@ def run_command(command: click.Command) -> None:
         command.main(standalone_mode=False)
     except (UserError, RunFailure) as error:
         for line in str(error).splitlines():
-            click.echo(f"error: {line}", err=True)
+            _say(f"error: {line}")
         sys.exit(EXIT_BAD_INPUT if isinstance(error, UserError) else EXIT_FAILED)
     except click.ClickException as error:
         usage = io.StringIO()
         error.show(usage)
         for line in usage.getvalue().rstrip("\n").split("\n"):
-            click.echo(readable_line(line), err=True)
+            _say(readable_line(line))
         sys.exit(error.exit_code)
     except click.Abort:
         sys.exit(EXIT_INTERRUPTED)

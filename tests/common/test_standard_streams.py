@@ -67,3 +67,12 @@ def test_a_terminal_gets_no_escape_sequences() -> None:
     assert r"\x1b[1Alog\r" in written
     assert "\r50%\x1b[A\\x1b[2J" in written
     assert lines[-2] == r"RuntimeError: \x1b[2Jerror password=***"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_an_error_that_cannot_be_printed_has_its_exit_code() -> None:
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(
+            [sys.executable, ROOT / "charts.py", "no-such-run"], stderr=full, check=False
+        )
+    assert ended.returncode == 2
