@@ -601,6 +601,14 @@ def test_a_signal_saves_even_if_the_terminal_is_closed(datasets_dir: Path, tmp_p
 
 
 @pytest.mark.long
+def test_training_with_closed_streams_is_logged(datasets_dir: Path, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    closing = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh"]
+    assert subprocess.run([*closing, *command(run, datasets_dir)], check=False).returncode == 0
+    assert "finished after step 23" in run.log.read_text()
+
+
+@pytest.mark.long
 def test_a_second_training_process_is_refused(datasets_dir: Path, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", epochs=100)
     first = subprocess.Popen(command(run, datasets_dir), stderr=subprocess.DEVNULL)
