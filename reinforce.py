@@ -1,7 +1,8 @@
 """Train a run by reinforcement learning, or resume it: `uv run reinforce.py runs/parity-rl`.
 
-Exit codes: 0 finished; 2 bad input, nothing was changed; 130, 143 and 129 stopped by SIGINT
-(Ctrl-C), SIGTERM and SIGHUP, saved if a step had been taken; 1 anything else.
+Exit codes: 0 finished; 2 bad input, nothing was changed; 128 + the number of a signal that
+stopped it, saved if a step had been taken: 130 for SIGINT (Ctrl-C), 143 for SIGTERM, 129 for
+SIGHUP, 138, 140 and 152 for SIGUSR1, SIGUSR2 and SIGXCPU; 1 anything else.
 """
 
 from rungs.common import signals

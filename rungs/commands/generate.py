@@ -289,10 +289,11 @@ def print_all(
         number, sample = divmod(index, num_samples)
         of = f", sample {sample + 1} of {num_samples}" if num_samples > 1 else ""
         click.echo(f"--- prompt {number + 1} of {len(rows) // num_samples}{of}")
-        click.echo(tokenizer.decode(prompt + new, skip_special_tokens=True))
+        _write(tokenizer.decode(prompt + new, skip_special_tokens=True) + "\n")
     return sum(map(len, continuations))
 
 
 def _write(text: str) -> None:
+    """Print a text as it is: Click leaves escape sequences out where the output is no terminal."""
     sys.stdout.write(text)
     sys.stdout.flush()

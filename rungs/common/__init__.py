@@ -1,12 +1,15 @@
 """Errors, files, JSON, logging: what every other package uses and what knows nothing of models.
 
     errors        UserError (exit code 2), RunFailure (1)
+    shown_text    text without secrets and control characters
+    standard_streams  stdin, stdout and stderr
     command       runs a command and reports its errors
     jax_errors    exceptions of JAX that its environment variables are the cause of
     imports       imports of large libraries, in less time
     paths         checks on paths from users and files; where the checkout is
     disk          writes that survive a power cut; messages for a full or read-only disk; free space
     atomic_folder folders that appear complete or not at all, and the lock while one is built
+    file_lock     a lock that ends with its process
     strict_json   JSON parsed strictly, all errors reported at once
     text_table    aligned columns and durations for terminal output
     hub           the Hugging Face hub
@@ -16,7 +19,7 @@
     growing_file  the new lines of a file that another process appends to
     low_priority  starts programs that give way to training
     helper_process  programs of Rungs that run beside training
-    signals       what SIGINT, SIGTERM and SIGHUP do
+    signals       what signals that stop a run do
 
 Imports no other package of Rungs.
 """

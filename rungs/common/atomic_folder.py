@@ -9,10 +9,11 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from filelock import AcquireReturnProxy, BaseFileLock, FileLock, Timeout
+from filelock import AcquireReturnProxy, BaseFileLock, Timeout
 
 from rungs.common.disk import sync_to_disk
 from rungs.common.errors import UserError, reason
+from rungs.common.file_lock import file_lock
 from rungs.common.paths import is_there
 
 logger = logging.getLogger("rungs.atomic_folder")
@@ -27,7 +28,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
     """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with _acquired(FileLock(_sibling(folder, "lock")), folder):
+        with _acquired(file_lock(_sibling(folder, "lock")), folder):
             _restore(folder)
             yield
     except OSError as error:

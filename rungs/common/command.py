@@ -9,11 +9,13 @@ import io
 import os
 import shlex
 import sys
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
+from rungs.common import standard_streams
 from rungs.common.errors import (
     EXIT_BAD_INPUT,
     EXIT_FAILED,
@@ -24,6 +26,7 @@ from rungs.common.errors import (
     readable_line,
 )
 from rungs.common.jax_errors import environment_error
+from rungs.common.shown_text import shown
 
 if TYPE_CHECKING:
     import click
@@ -36,7 +39,7 @@ def _report(kind: type[BaseException], error: BaseException, trace: TracebackTyp
         line = f"error: {sys.executable} has {lacks}; use uv, which installs it:"
         print(line, "uv run", shlex.join(sys.argv), file=sys.stderr)
     else:
-        _former_hook(kind, error, trace)
+        sys.stderr.write(shown("".join(traceback.format_exception(kind, error, trace))))
 
 
 def _is_script_of_ours() -> bool:
@@ -52,7 +55,13 @@ def _is_installed() -> bool:
     return True
 
 
-_former_hook, sys.excepthook = sys.excepthook, _report
+sys.excepthook = _report
+standard_streams.open_missing()
+
+
+def _say(line: str) -> None:
+    with contextlib.suppress(OSError):  # the exit code counts even if nobody reads
+        print(line, file=sys.stderr, flush=True)
 
 
 def run_command(command: click.Command) -> None:
@@ -60,6 +69,7 @@ def run_command(command: click.Command) -> None:
     for a `RunFailure`, 130 for Ctrl-C and 141 if nobody reads the output any more."""
     import click
 
+    standard_streams.protect_terminal()
     try:
         with contextlib.redirect_stdout(_Output(sys.stdout)):
             try:
@@ -72,7 +82,7 @@ def run_command(command: click.Command) -> None:
         usage = io.StringIO()
         error.show(usage)
         for line in usage.getvalue().rstrip("\n").split("\n"):
-            click.echo(readable_line(line), err=True)
+            _say(readable_line(line))
         sys.exit(error.exit_code)
     except click.Abort:
         sys.exit(EXIT_INTERRUPTED)
@@ -84,7 +94,7 @@ def run_command(command: click.Command) -> None:
 
 def _end_with(error: UserError | RunFailure) -> NoReturn:
     for line in str(error).splitlines():
-        print(f"error: {line}", file=sys.stderr)
+        _say(f"error: {line}")
     sys.exit(EXIT_BAD_INPUT if isinstance(error, UserError) else EXIT_FAILED)
 
 

@@ -1,5 +1,7 @@
 """Errors that commands report in one line instead of a traceback, and their exit codes."""
 
+from rungs.common.shown_text import without_secrets
+
 EXIT_BAD_INPUT = 2
 """Exit code of every command for bad input: a config, an argument, a dataset, a checkpoint."""
 EXIT_FAILED = 1
@@ -27,8 +29,10 @@ class RunFailure(RuntimeError):
 
 
 def _readable(message: str) -> str:
-    """Return a message as printable lines of limited length, whatever it quotes from files."""
-    lines = [readable_line(line) for line in message.split("\n") if line.strip()]
+    """Return a message as printable lines of limited length, without secrets, whatever it quotes
+    from files."""
+    lines = without_secrets(message).split("\n")
+    lines = [readable_line(line) for line in lines if line.strip()]
     if len(lines) > _MOST_LINES:
         lines[_MOST_LINES - 1 :] = [f"… and {len(lines) - _MOST_LINES + 1:,} more"]
     return "\n".join(lines)
@@ -44,5 +48,5 @@ def readable_line(line: str) -> str:
 
 
 def reason(error: Exception) -> str:
-    """Return a library's error message as one line."""
-    return " ".join(str(error).split()) or type(error).__name__
+    """Return a library's error message as one line without secrets."""
+    return " ".join(without_secrets(str(error)).split()) or type(error).__name__

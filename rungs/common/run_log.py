@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 from tqdm import tqdm
 
 from rungs.common.errors import RunFailure
+from rungs.common.shown_text import shown
 
 SECONDS_BETWEEN_LINES = 10.0
 """Off a terminal, and in `train.log`, progress is a line every so many seconds."""
@@ -79,6 +80,12 @@ class _AboveTheBar(logging.Handler):
         tqdm.write(self.format(record), file=TERMINAL)
 
 
+def _make_safe(record: logging.LogRecord) -> bool:
+    """Keep secrets and control characters out of a message: a filter of handlers."""
+    record.msg, record.args = shown(record.getMessage()), ()
+    return True
+
+
 class _Json(logging.Formatter):
     """A message as a JSON object."""
 
@@ -113,6 +120,7 @@ def log_to_terminal(*, quiet: bool = False, as_json: bool = False) -> None:
     log.setLevel(logging.INFO)
     log.propagate = False
     terminal = _AboveTheBar(logging.WARNING if quiet else logging.INFO)
+    terminal.addFilter(_make_safe)
     if as_json:
         terminal.setFormatter(_Json())
     TERMINAL.wants_bars = not (quiet or as_json)
@@ -136,6 +144,7 @@ def log_to_file(path: Path) -> None:
         log.warning("%s: cannot be written to: %s", path, error.strerror)
         return
     file.setFormatter(formatter)
+    file.addFilter(_make_safe)
     for memory in [h for h in log.handlers if isinstance(h, MemoryHandler)]:
         memory.setTarget(file)
         memory.flush()

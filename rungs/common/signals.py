@@ -1,5 +1,8 @@
-"""SIGINT, SIGTERM and SIGHUP: they end a process that is starting, and ask a training one to stop
-after the current step."""
+"""Signals that stop a run: they end a process that is starting, and ask a training one to stop
+after the current step.
+
+A signal that the process inherits as ignored stays ignored, be it by `nohup` or `trap '' USR1`.
+"""
 
 from __future__ import annotations  # an older Python must get as far as `command.py`
 
@@ -13,9 +16,16 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from rungs.common import standard_streams
+
 if TYPE_CHECKING:
     from typing import Self
 
+_REQUESTS = ("SIGINT", "SIGTERM", "SIGHUP")
+"""Ctrl-C, `kill`, and a terminal that was closed or an SSH connection that dropped."""
+_WARNINGS = ("SIGUSR1", "SIGUSR2", "SIGXCPU")
+"""What Slurm, Grid Engine, LSF and limits on processor time send some time before they end a job.
+The kernel repeats SIGXCPU every second, so only a request counts as the second signal."""
 _SECONDS_OF_ONE_REQUEST = 1.0
 
 Action = Callable[[int], None]
@@ -23,9 +33,10 @@ Action = Callable[[int], None]
 
 
 def exit_on_signal() -> None:
-    """From now on SIGINT, SIGTERM and SIGHUP end this process at once, with exit code 128 + the
+    """From now on the signals that stop a run end this process at once, with exit code 128 + the
     signal's number. Before the first step there is nothing to save. An exception would pass through
     whatever is being imported or compiled, and some of that code swallows exceptions."""
+    standard_streams.open_missing()  # before the listener's socket takes the number of one
     _Listener(_end)
 
 
@@ -36,10 +47,10 @@ def _end(number: int) -> None:
 
 
 class StopSignal:
-    """After `begin`, and until the end of the `with` block, the first SIGINT, SIGTERM or SIGHUP
-    only sets `number`; a second one ends the process. A second signal within a second of the first
-    is ignored: a launcher such as `uv run` may forward a signal that the process has already
-    received with its process group.
+    """After `begin`, and until the end of the `with` block, the first signal only sets `number`; a
+    second SIGINT, SIGTERM or SIGHUP ends the process. A second one within a second of the first is
+    ignored: a launcher such as `uv run` may forward a signal that the process has already received
+    with its process group.
 
     Attributes:
         number: the signal received, or None.
@@ -47,13 +58,13 @@ class StopSignal:
 
     def __init__(self) -> None:
         self.number: int | None = None
-        self._noted_at = 0.0
+        self._requested_at: float | None = None
         self._listener: _Listener | None = None
 
     @property
     def exit_code(self) -> int:
-        """128 + the signal's number: 130 after SIGINT (Ctrl-C), 143 after SIGTERM, 129 after
-        SIGHUP; 0 without."""
+        """128 + the signal's number, as 130 after SIGINT (Ctrl-C) and 143 after SIGTERM; 0 without
+        one."""
         return 128 + self.number if self.number else 0
 
     def begin(self) -> None:
@@ -69,12 +80,17 @@ class StopSignal:
             self._listener.close()
 
     def _note(self, number: int) -> None:
-        if self.number is not None:
-            if time.monotonic() - self._noted_at < _SECONDS_OF_ONE_REQUEST:
+        name, now = signal.Signals(number).name, time.monotonic()
+        if name in _WARNINGS:
+            if self.number is None:
+                self.number = number
+                _print(f"{name}: saving after this step")
+            return
+        if self._requested_at is not None:
+            if now - self._requested_at < _SECONDS_OF_ONE_REQUEST:
                 return
             _end(number)
-        self.number, self._noted_at = number, time.monotonic()
-        name = signal.Signals(number).name
+        self.number, self._requested_at = number, now
         _print(f"{name}: saving after this step; send it again to stop at once")
 
 
@@ -85,7 +101,7 @@ class _Listener:
     `signal.set_wakeup_fd`."""
 
     def __init__(self, action: Action) -> None:
-        self._action, self._numbers, self._acting = action, _stopping(), threading.RLock()
+        self._action, self._numbers, self._acting = action, stopping_signals(), threading.RLock()
         self._receiver, self._sender = socket.socketpair()
         self._receiver.setblocking(False)
         self._sender.setblocking(False)
@@ -117,13 +133,11 @@ class _Listener:
             return bool(received)
 
 
-def _stopping() -> list[signal.Signals]:
-    """Return the signals that stop a run: SIGINT (Ctrl-C), SIGTERM, and SIGHUP (the terminal was
-    closed, or an SSH connection dropped) unless `nohup` had it ignored. Windows has no SIGHUP."""
-    numbers = [signal.SIGINT, signal.SIGTERM]
-    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
-        numbers.append(signal.SIGHUP)
-    return numbers
+def stopping_signals() -> list[signal.Signals]:
+    """Return the signals that stop a run, without those that this process ignores and those that
+    its system doesn't have."""
+    there = [number for number in signal.Signals if number.name in _REQUESTS + _WARNINGS]
+    return [number for number in there if signal.getsignal(number) != signal.SIG_IGN]
 
 
 def _print(line: str) -> None:

@@ -1,7 +1,10 @@
 """The folder of a mirror: a path, `s3://`, `gs://`, `hf://` or any other URL that fsspec knows."""
 
 import contextlib
+import functools
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from rungs.checkpointing.checkpoint_folder import CHECKPOINT_GLOB, IMPORTED
 from rungs.checkpointing.manifest import META_FILE
@@ -9,7 +12,7 @@ from rungs.common import hub
 from rungs.common.errors import UserError, reason
 
 CHECKPOINTS, ASIDE, RECORD_FILE = "checkpoints", "aside", "mirror.json"
-_NOT_MIRRORED = (ASIDE, "train.lock", "holder.lock", RECORD_FILE)
+_NOT_MIRRORED = (ASIDE, "train.lock", "train.soft.lock", "holder.lock", RECORD_FILE)
 _CHECKPOINT = f"{CHECKPOINTS}/{CHECKPOINT_GLOB}"
 _PARTIAL = ".partial"
 
@@ -37,16 +40,38 @@ class MirrorFolder:
 
         self.progress = Progress()
         self.url = url.rstrip("/") or url
-        self._is_local = fsspec.utils.get_protocol(url) in ("file", "local")
+        protocol = fsspec.utils.get_protocol(url)
+        self._is_local = protocol in ("file", "local")
+        with self._unknown_place():
+            fsspec.get_filesystem_class(protocol)
+
+    @contextlib.contextmanager
+    def _unknown_place(self) -> Iterator[None]:
         try:
-            options = {"auto_mkdir": True} if self._is_local else {}
-            self._files, root = fsspec.core.url_to_fs(self.url, **options)
+            yield
         except (ImportError, ValueError) as error:
             raise UserError(
-                f"--mirror {url}: {reason(error)}; docs/training.md lists the URLs and what to"
+                f"--mirror {self.url}: {reason(error)}; docs/training.md lists the URLs and what to"
                 " install for them"
             ) from None
-        self._root = root.rstrip("/")
+
+    @functools.cached_property
+    def _opened(self) -> tuple[Any, str]:
+        """The file system and the path in it. Some, such as FTP, connect when they are created."""
+        import fsspec
+
+        options = {"auto_mkdir": True} if self._is_local else {}
+        with self._unknown_place():
+            files, root = fsspec.core.url_to_fs(self.url, **options)
+        return files, root.rstrip("/")
+
+    @property
+    def _files(self) -> Any:
+        return self._opened[0]
+
+    @property
+    def _root(self) -> str:
+        return self._opened[1]
 
     @property
     def local_path(self) -> Path | None:

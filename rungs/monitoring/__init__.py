@@ -2,6 +2,7 @@
 
     alerts      the events of a run: written to `events.jsonl`, told to the hooks
     hooks       commands and webhooks of `--on-event`
+    webhook     the program that sends an event to a webhook
     watchdog    tells when a run has stalled
     supervisor  `--supervise`: training in a process of its own, started again after a crash
 

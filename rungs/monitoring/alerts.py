@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rungs.common.errors import RunFailure
+from rungs.common.shown_text import shown
 from rungs.common.text_table import format_duration
 from rungs.monitoring.hooks import Hooks
 from rungs.monitoring.watchdog import Watchdog
@@ -48,7 +49,7 @@ class Alerts:
 
     def note(self, kind: EventKind, text: str) -> None:
         """Write an event down and tell the hooks."""
-        event = Event(time=evaluations.now(), event=kind, step=self._step, text=text)
+        event = Event(time=evaluations.now(), event=kind, step=self._step, text=shown(text))
         with contextlib.suppress(RunFailure):  # a full disk ends the run where it matters
             events.append(self._run, event)
         self._hooks.tell(events.as_message(self._run, event, self._figures()))

@@ -4,23 +4,27 @@ They come from the command line only, never from a run folder: a run that you we
 nothing.
 """
 
+import contextlib
 import json
 import logging
+import queue
 import shlex
 import shutil
 import subprocess
+import sys
+import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
 from typing import Any
 
 from rungs.common.errors import UserError, reason
+from rungs.common.shown_text import hide
 
-_SECONDS_PER_TRY = 30.0
+WEBHOOK = Path(__file__).with_name("webhook.py")
+_SECONDS_PER_COMMAND, _SECONDS_PER_TRY = 30.0, 10.0
 _DELAYS = (0.0, 2.0, 10.0)
-"""Seconds before each try to reach a webhook."""
+"""Seconds before each try to reach a webhook, which may take `_SECONDS_PER_TRY` in all."""
 _SECONDS_AT_END = 60.0
 """How long the end of a run waits for its hooks."""
 
@@ -31,21 +35,31 @@ def check_hooks(hooks: Sequence[str]) -> None:
     """Raise UserError if a hook is no URL and no command that exists."""
     for hook in hooks:
         if is_url(hook):
+            hide(hook.partition("://")[2].partition("/")[2])
             continue
         try:
             words = shlex.split(hook)
         except ValueError as error:
-            raise UserError(f"--on-event {hook}: {error}") from None
+            raise UserError(f"--on-event {_name(hook)}: {error}") from None
         if not words or shutil.which(words[0]) is None:
             raise UserError(
-                f"--on-event {hook}: no such command; give a program with its arguments, or a URL"
-                " that begins with https:// or http://"
+                f"--on-event {_name(hook)}: no such command; give a program with its arguments, or"
+                " a URL that begins with https:// or http://"
             )
 
 
 def is_url(hook: str) -> bool:
     """Whether a hook is a webhook rather than a command."""
     return hook.startswith(("https://", "http://"))
+
+
+def _name(hook: str) -> str:
+    """Return what messages call a hook: its program, or its scheme and host. Arguments and paths
+    may be secret, as those of Slack's webhooks are."""
+    scheme, separator, rest = hook.partition("://")
+    if separator:
+        return f"{scheme}://{rest.split('/')[0].rpartition('@')[2]}"
+    return hook.split(maxsplit=1)[0] if hook.strip() else "''"
 
 
 class Hooks:
@@ -57,49 +71,59 @@ class Hooks:
     """
 
     def __init__(self, hooks: Sequence[str]) -> None:
-        self._workers = {hook: ThreadPoolExecutor(1, "hook") for hook in hooks}
-        self._running: set[Any] = set()
+        self._events = {hook: queue.SimpleQueue[str | None]() for hook in hooks}
+        # Daemons: one that hangs must not keep a process that has finished
+        self._workers = [
+            threading.Thread(target=_work, args=hook, name="hook", daemon=True)
+            for hook in self._events.items()
+        ]
+        for worker in self._workers:
+            worker.start()
 
     def tell(self, message: Mapping[str, Any]) -> None:
         """Tell all hooks of an event; return at once."""
-        text = json.dumps(message)
-        for hook, worker in self._workers.items():
-            self._running.add(worker.submit(_tell, hook, text))
+        for untold in self._events.values():
+            untold.put(json.dumps(message))
 
     def finish(self) -> None:
         """Wait for the hooks, but not for ever."""
-        _, late = wait(self._running, _SECONDS_AT_END)
-        if late:
-            log.warning("--on-event: %d calls have not ended and are left alone", len(late))
-        for worker in self._workers.values():
-            worker.shutdown(wait=False, cancel_futures=True)
+        deadline = time.monotonic() + _SECONDS_AT_END
+        for untold in self._events.values():
+            untold.put(None)
+        for worker in self._workers:
+            worker.join(max(deadline - time.monotonic(), 0))
+        if late := sum(worker.is_alive() for worker in self._workers):
+            log.warning("--on-event: %d hooks have not ended and are left alone", late)
 
 
-def _tell(hook: str, text: str) -> None:
-    try:
-        if is_url(hook):
-            _post(hook, text)
-        else:
-            subprocess.run(
-                shlex.split(hook),
-                input=text + "\n",
-                text=True,
-                check=True,
-                timeout=_SECONDS_PER_TRY,
-                capture_output=True,
-            )
-    except Exception as error:  # of any program or server
-        log.warning("--on-event %s: %s", hook, reason(error))
+def _work(hook: str, untold: "queue.SimpleQueue[str | None]") -> None:
+    while (text := untold.get()) is not None:
+        try:
+            if is_url(hook):
+                _post(hook, text)
+            elif (ended := _run(shlex.split(hook), text, _SECONDS_PER_COMMAND)).returncode:
+                raise OSError(f"exit code {ended.returncode}")
+        except Exception as error:  # of any program or server
+            log.warning("--on-event %s: %s", _name(hook), reason(error))
 
 
 def _post(url: str, text: str) -> None:
-    headers = {"Content-Type": "application/json"}
-    request = urllib.request.Request(url, text.encode(), headers)
+    problem = ""
     for delay in _DELAYS:
         time.sleep(delay)
-        try:
-            with urllib.request.urlopen(request, timeout=_SECONDS_PER_TRY):
+        with contextlib.suppress(TimeoutError):
+            ended = _run([sys.executable, "-I", str(WEBHOOK)], f"{url}\n{text}", _SECONDS_PER_TRY)
+            if ended.returncode == 0:
                 return
-        except urllib.error.URLError:
-            if delay == _DELAYS[-1]:
-                raise
+            problem = ended.stderr
+    raise OSError(problem or f"took longer than {_SECONDS_PER_TRY:g} s")
+
+
+def _run(command: Sequence[str], text: str, seconds: float) -> "subprocess.CompletedProcess[str]":
+    """Run a command with a text on stdin; raise TimeoutError if it takes longer."""
+    try:
+        return subprocess.run(
+            command, input=text + "\n", text=True, timeout=seconds, capture_output=True, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise TimeoutError(f"took longer than {seconds:g} s") from None

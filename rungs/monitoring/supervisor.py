@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 
 from rungs.common.errors import EXIT_BAD_INPUT, RunFailure
-from rungs.common.signals import StopSignal
+from rungs.common.signals import StopSignal, stopping_signals
 from rungs.monitoring.hooks import Hooks
 from rungs.run import evaluations, events
 from rungs.run.events import Event
@@ -17,7 +17,7 @@ from rungs.run.folder import RunFolder
 
 FIRST_DELAY, LONGEST_DELAY = 10.0, 600.0
 """Seconds until a crashed run is started again; twice as long each time."""
-_FINAL = frozenset({0, EXIT_BAD_INPUT, *(128 + number for number in (1, 2, 15))})
+_FINAL = frozenset({0, EXIT_BAD_INPUT, *(128 + number for number in stopping_signals())})
 """Exit codes after which a run is not started again: it finished, its input is wrong, or it was
 stopped by a signal."""
 _ONLY_FIRST = {"--fresh": 0, "--from": 1}
@@ -65,15 +65,15 @@ def supervise(
 
 
 def run_child(command: Sequence[str], stop: StopSignal) -> int:
-    """Run the command to its end and return its exit code. A signal is handed on."""
+    """Run the command to its end and return its exit code. Signals are handed on."""
     process = subprocess.Popen(command)
-    is_told = False
+    told = None
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
             return process.wait(0.2)
-        if stop.number is not None and not is_told:
+        if stop.number is not None and stop.number != told:
             process.send_signal(stop.number)
-            is_told = True
+            told = stop.number
 
 
 def _sleep(seconds: float, stop: StopSignal) -> None:

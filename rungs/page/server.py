@@ -1,16 +1,22 @@
 """The page on 127.0.0.1, with new steps as runs train: `charts.py RUN… --watch`."""
 
+import re
+import sys
 import threading
 from collections.abc import Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import parse_qs, urlsplit
 
-from rungs.common.errors import UserError
+import click
+
+from rungs.common.errors import UserError, reason
 from rungs.page.document import page, page_data
 from rungs.page.shown_run import ShownRun
 
 HOST = "127.0.0.1"
+_SINCE = re.compile(r"since=([0-9]{1,15})")
+_SECONDS_OF_SILENCE = 60.0
+"""After which a connection is closed."""
 
 
 class PageServer(ThreadingHTTPServer):
@@ -45,6 +51,12 @@ class PageServer(ThreadingHTTPServer):
         this machine are refused."""
         return {f"{name}:{self.server_port}" for name in (HOST, "localhost")}
 
+    def handle_error(self, *_: object) -> None:
+        """Print one line, and none for a browser that has gone away."""
+        error = sys.exc_info()[1]
+        if isinstance(error, Exception) and not isinstance(error, ConnectionError | TimeoutError):
+            click.echo(f"the page was not sent: {reason(error)}", err=True)
+
     def whole_page(self) -> str:
         """Return the page with the steps so far."""
         with self._lock:
@@ -66,22 +78,23 @@ class PageServer(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     server: PageServer
+    timeout = _SECONDS_OF_SILENCE
 
     def do_GET(self) -> None:
-        address = urlsplit(self.path)
+        path, _, query = self.path.partition("?")
         if self.headers.get("Host") not in self.server.hosts:
             self.send_error(HTTPStatus.FORBIDDEN)
-        elif address.path == "/":
+        elif path == "/":
             self._answer(self.server.whole_page(), "text/html")
-        elif address.path == "/changes":
-            since = parse_qs(address.query).get("since", ["0"])[0]
-            version = int(since) if since.isdecimal() else 0
-            self._answer(self.server.changes(version), "application/json")
+        elif path == "/changes":
+            since = _SINCE.fullmatch(query)
+            changes = self.server.changes(int(since[1]) if since else 0)
+            self._answer(changes, "application/json")
         else:
             self.send_error(HTTPStatus.NOT_FOUND)
 
     def _answer(self, text: str, kind: str) -> None:
-        content = text.encode()
+        content = text.encode(errors="replace")  # half characters in file names
         self.send_response(HTTPStatus.OK)
         self.send_header("Content-Type", f"{kind}; charset=utf-8")
         self.send_header("Content-Length", str(len(content)))

@@ -103,8 +103,8 @@ def launch(
         trust_verifier: whether a Python file that a task names may run.
 
     Returns:
-        The exit code: 0 at the end; 130, 143 or 129 if SIGINT, SIGTERM or SIGHUP stopped the
-        run, after a save.
+        The exit code: 0 at the end; 128 + the number of a signal that stopped the run, after a
+        save.
 
     Raises:
         UserError: the run, its tasks and its checkpoints don't fit together.

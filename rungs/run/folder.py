@@ -8,10 +8,11 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from filelock import SoftFileLock, Timeout
 
 from rungs.common import disk
 from rungs.common.errors import RunFailure, UserError
+from rungs.common.file_lock import file_lock
 from rungs.common.paths import is_file, is_folder
 from rungs.config.run_config import MODEL_FILE, TRAIN_FILE
 
@@ -112,12 +113,16 @@ class RunFolder:
         """
         lock_file, holder = self.path / "train.lock", self.path / "holder.lock"
         is_new = not lock_file.exists()
-        lock = FileLock(lock_file)
         try:
+            lock = file_lock(lock_file)
             lock.acquire(blocking=False)
-        except Timeout:
+        except Timeout as held:
             who = _read(holder) or "another process"
-            raise UserError(f"{self.path}: in use by {who}; wait for it or stop it") from None
+            is_soft = isinstance(lock, SoftFileLock)
+            remedy = f"; if it was killed, delete {held.lock_file}" if is_soft else ""
+            raise UserError(
+                f"{self.path}: in use by {who}; wait for it or stop it{remedy}"
+            ) from None
         except OSError as error:
             raise self._unwritable(error) from None
         try:

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import pydantic_core
-from filelock import FileLock
 from pydantic import Field
 
 from rungs.common import strict_json
 from rungs.common.errors import reason
+from rungs.common.file_lock import file_lock
 from rungs.common.growing_file import GrowingFile
 from rungs.common.strict_json import StrictModel
 from rungs.config import run_config
@@ -223,7 +223,7 @@ if __name__ == "__main__":
     tracked, tracker = RunFolder(Path(sys.argv[1])), sys.argv[2]
     try:
         (tracked.trackers / tracker).mkdir(parents=True, exist_ok=True)
-        with FileLock(tracked.trackers / tracker / "feed.lock"):  # a killed start's may still send
+        with file_lock(tracked.trackers / tracker / "feed.lock"):  # a killed start's may still send
             main(tracked, tracker, commands)
     except OSError as error:
         sys.exit(f"{error.filename}: {error.strerror}")

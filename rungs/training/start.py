@@ -92,8 +92,8 @@ def launch(run: RunFolder, config: RunConfig, start: StartOptions, datasets_dir:
     before step 7.
 
     Returns:
-        The exit code: 0 at the end; 130, 143 or 129 if SIGINT, SIGTERM or SIGHUP stopped the
-        run, after a save.
+        The exit code: 0 at the end; 128 + the number of a signal that stopped the run, after a
+        save.
 
     Raises:
         UserError: the run, its data and its checkpoints don't fit together.

@@ -205,6 +205,14 @@ def test_only_complete_characters_are_printed(capsys: pytest.CaptureFixture[str]
     assert not any("\ufffd" in piece for piece in written)
 
 
+@pytest.mark.parametrize("prompts", [("\x1b[2J\r",), ("\x1b[2J\r", "\x9b31m")])
+def test_a_file_or_pipe_gets_the_text_as_it_is(
+    prompts: tuple[str, ...], copying_model: Path
+) -> None:
+    result = run(copying_model, *prompts, "--new-tokens", 1)
+    assert "\x1b[2J\r\r\n" in result.stdout_bytes.decode()
+
+
 def test_stop_tokens_come_from_the_generation_config(tmp_path: Path) -> None:
     tokenizer: Tokenizer = train_bpe([], BYTES)
     assert stop_tokens(tmp_path, tokenizer) == (tokenizer.end_of_text,)

@@ -1,5 +1,6 @@
 """Signals: the first asks to stop, a second one acts."""
 
+import signal
 import subprocess
 import sys
 
@@ -33,25 +34,58 @@ def test_a_second_signal_ends_the_process_unless_it_comes_with_the_first(
     assert ended.stdout == ("143\n" if exit_code == 0 else "")
 
 
-HANG_UP = """
-import os, signal
-from rungs.common.signals import StopSignal
+STOP = """
+import os, signal, sys
+from rungs.common.signals import StopSignal, exit_on_signal
+exit_on_signal()
 with StopSignal() as stop:
     stop.begin()
-    os.kill(os.getpid(), signal.SIGHUP)
+    for name in sys.argv[1:]:
+        os.kill(os.getpid(), signal.Signals[name])
 print(stop.exit_code)
 """
 
 
-@pytest.mark.parametrize(("launcher", "exit_code"), [((), 129), (("nohup",), 0)])
-def test_a_hangup_asks_to_stop_unless_nohup_ignores_it(
-    launcher: tuple[str, ...], exit_code: int
-) -> None:
+def stopped(*names: str, launcher: tuple[str, ...] = ()) -> tuple[str, str]:
+    """Return what a process prints that sends itself these signals."""
     ended = subprocess.run(
-        [*launcher, sys.executable, "-c", HANG_UP], capture_output=True, text=True, check=False
+        [*launcher, sys.executable, "-c", STOP, *names], capture_output=True, text=True, check=False
     )
-    assert ended.stdout == f"{exit_code}\n", ended.stderr
-    assert ("SIGHUP: saving after this step" in ended.stderr) == (exit_code == 129)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout, ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "launcher"),
+    [("SIGHUP", ("nohup",)), ("SIGUSR1", ("sh", "-c", "trap '' USR1; exec \"$@\"", "sh"))],
+)
+def test_a_signal_asks_to_stop_unless_it_is_ignored_from_the_start(
+    name: str, launcher: tuple[str, ...]
+) -> None:
+    printed, errors = stopped(name)
+    assert printed == f"{128 + signal.Signals[name]}\n"
+    assert f"{name}: saving after this step" in errors
+    printed, errors = stopped(name, launcher=launcher)
+    assert (printed, "saving" in errors) == ("0\n", False)
+
+
+@pytest.mark.parametrize(
+    ("names", "exit_code"),
+    [
+        (("SIGUSR2",), 140),
+        (("SIGXCPU", "SIGXCPU", "SIGUSR1"), 152),  # the kernel repeats it every second
+        (("SIGUSR1", "SIGTERM"), 143),  # first a warning, then the end
+        (("SIGTERM", "SIGUSR1"), 143),
+    ],
+)
+def test_a_warning_asks_to_stop_and_never_ends_the_process(
+    names: tuple[str, ...], exit_code: int
+) -> None:
+    printed, errors = stopped(*names)
+    assert printed == f"{exit_code}\n"
+    assert errors.count("saving after this step") == len(set(names) & {"SIGTERM"}) + (
+        names[0] != "SIGTERM"
+    )
 
 
 DEADLOCK = """
@@ -75,7 +109,7 @@ with signals.StopSignal() as stop:
 """
 
 
-@pytest.mark.parametrize("names", [("SIGINT",), ("SIGINT", "SIGINT")])
+@pytest.mark.parametrize("names", [("SIGINT",), ("SIGINT", "SIGINT"), ("SIGUSR1",)])
 def test_signals_act_while_native_code_runs(names: tuple[str, ...]) -> None:
     ended = subprocess.run(
         [sys.executable, "-c", DEADLOCK, *names],
@@ -84,8 +118,8 @@ def test_signals_act_while_native_code_runs(names: tuple[str, ...]) -> None:
         check=False,
         timeout=60,
     )
-    assert ended.returncode == 130, ended.stderr
-    noted, ended_at_once = "SIGINT: saving after this step; send it", "SIGINT: stopped;"
+    assert ended.returncode == 128 + signal.Signals[names[0]], ended.stderr
+    noted, ended_at_once = "SIGINT: saving after this step; send it", f"{names[0]}: stopped;"
     said = [line for line in ended.stderr.splitlines() if line]
     expected = [noted, ended_at_once][-len(names) :]
     assert [line[: len(start)] for line, start in zip(said, expected, strict=True)] == expected

@@ -1,9 +1,16 @@
 """Events, hooks and the watchdog."""
 
+import base64
+import contextlib
+import itertools
 import json
+import socket
+import struct
+import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -104,6 +111,106 @@ def test_a_webhook_gets_json() -> None:
         told.finish()
         thread.join()
     assert received == [{"event": "spike", "step": 7}]
+
+
+class Server:
+    """Answers each connection as it is told, and keeps what it received."""
+
+    def __init__(self, *answers: Callable[[socket.socket], None]) -> None:
+        self.received: list[bytes] = []
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.host = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._serve, args=answers, daemon=True).start()
+
+    def _serve(self, *answers: Callable[[socket.socket], None]) -> None:
+        for answer in answers:
+            connection, _ = self._listener.accept()
+            with connection:
+                self.received.append(connection.recv(4096))
+                with contextlib.suppress(OSError):
+                    answer(connection)
+
+
+def accept(connection: socket.socket) -> None:
+    connection.sendall(b"HTTP/1.1 204 No Content\r\n\r\n")
+
+
+def reset(connection: socket.socket) -> None:
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+def drip(connection: socket.socket) -> None:
+    for byte in itertools.cycle(b"HTTP/1.1 200 OK\r\nX: "):
+        connection.sendall(bytes([byte]))
+        time.sleep(0.05)
+
+
+def test_a_webhook_whose_connection_is_reset_is_tried_again(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hooks, "_DELAYS", (0.0, 0.0))
+    server = Server(reset, accept)
+    told = Hooks([f"http://user:pass%20word@{server.host}/hook"])
+    told.tell({"event": "finish"})
+    told.finish()
+    assert caplog.records == []
+    assert len(server.received) == 2
+    assert base64.b64encode(b"user:pass word") in server.received[1]
+
+
+def test_a_webhook_that_answers_slowly_has_a_deadline(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hooks, "_DELAYS", (0.0,))
+    monkeypatch.setattr(hooks, "_SECONDS_PER_TRY", 2.0)
+    told = Hooks([f"http://{Server(drip).host}/hook"])
+    told.tell({"event": "finish"})
+    told.finish()
+    assert [record.getMessage().partition(": ")[2] for record in caplog.records] == [
+        "took longer than 2 s"
+    ]
+
+
+def test_a_hook_that_hangs_does_not_keep_the_process() -> None:
+    program = (
+        "from rungs.monitoring import hooks\nhooks._SECONDS_AT_END = 0.1\n"
+        "told = hooks.Hooks(['sleep 30'])\ntold.tell({})\ntold.finish()"
+    )
+    started = time.monotonic()
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    assert time.monotonic() - started < 20
+    assert b"1 hooks have not ended" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    "hook",
+    [
+        "https://planted@127.0.0.1:1/planted?token=planted#planted",
+        "https://user:planted@127.0.0.1:1/",
+        "http://127.0.0.1:1/services/planted",
+        "htps://user:planted@127.0.0.1:1/planted?x=planted",  # a slip
+        "https://127.0.0.1:1/planted space",
+        "false --header planted",
+        "no-such-program --header planted",
+        "no-such-program 'planted",
+    ],
+)
+def test_no_message_has_the_secrets_of_a_hook(
+    hook: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hooks, "_DELAYS", (0.0,))
+    said = ""
+    try:
+        check_hooks([hook])
+    except UserError as error:
+        said = str(error)
+    else:
+        told = Hooks([hook])
+        told.tell({"event": "finish"})
+        told.finish()
+        said = caplog.text
+    assert "--on-event" in said
+    assert "planted" not in said
 
 
 def test_a_stall_is_told_once_until_the_next_step() -> None:

@@ -76,11 +76,12 @@ def test_a_new_checkpoint_starts_the_count_anew(tmp_path: Path) -> None:
     assert supervise([str(path), str(run.checkpoints)], run, (), 1) == 0
 
 
-def test_a_signal_is_handed_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_is_handed_on(number: signal.Signals, tmp_path: Path) -> None:
     ready = tmp_path / "ready"
     (tmp_path / "program.py").write_text(
         "import pathlib, signal, sys, time\n"
-        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))\n"
+        f"signal.signal({number:d}, lambda *_: sys.exit(128 + {number:d}))\n"
         f"pathlib.Path({str(ready)!r}).touch()\ntime.sleep(60)\n"
     )
     (tmp_path / "supervise.py").write_text(
@@ -96,5 +97,5 @@ def test_a_signal_is_handed_on(tmp_path: Path) -> None:
     while not ready.exists():
         assert process.poll() is None
         time.sleep(0.02)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(30) == 143
+    process.send_signal(number)
+    assert process.wait(30) == 128 + number

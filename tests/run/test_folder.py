@@ -1,7 +1,11 @@
 """Run folders: found by name, locked by one process."""
 
+import errno
+import fcntl
 import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -45,3 +49,28 @@ def test_one_process_holds_the_lock_and_a_stale_lock_does_not_count() -> None:
     assert not (run.path / "holder.lock").exists()
     with run.lock():
         pass
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_has_a_file_instead(
+    number: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    run = RunFolder(Path("runs/old"))
+    with run.lock():
+        assert f"has no locks ({os.strerror(number)}), so train.soft.lock tells" in caplog.text
+        with pytest.raises(UserError, match=r"in use by process .*train\.soft\.lock$"):
+            run.lock().__enter__()
+    with run.lock():
+        pass
+    # One that was killed here holds it no longer
+    lock = run.path / "train.soft.lock"
+    hold = f"import os, filelock\nlock = filelock.SoftFileLock({str(lock)!r})\nlock.acquire()\n"
+    subprocess.run([sys.executable, "-c", f"{hold}os._exit(9)"], check=False)
+    assert lock.exists()
+    with run.lock():
+        pass
+    assert not lock.exists()

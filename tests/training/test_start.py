@@ -532,7 +532,7 @@ def test_a_failing_checkpoint_write_stops_the_training(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
 def test_a_signal_saves_at_the_next_step_and_the_same_command_resumes(
     number: signal.Signals, datasets_dir: Path, tmp_path: Path
 ) -> None:
@@ -598,6 +598,14 @@ def test_a_signal_saves_even_if_the_terminal_is_closed(datasets_dir: Path, tmp_p
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=600) == 128 + signal.SIGINT
     assert last_checkpoint(run).step == len(losses(run)) - 1
+
+
+@pytest.mark.long
+def test_training_with_closed_streams_is_logged(datasets_dir: Path, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    closing = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh"]
+    assert subprocess.run([*closing, *command(run, datasets_dir)], check=False).returncode == 0
+    assert "finished after step 23" in run.log.read_text()
 
 
 @pytest.mark.long

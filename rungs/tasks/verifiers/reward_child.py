@@ -1,15 +1,17 @@
 """The program of the process in which a user's verifier runs. Nothing imports this file: it is the
 only one that runs code that it was given.
 
-Each line that it reads and writes is one JSON value. The first has the code and the limits, and is
-answered with `{}`; each of the others is a call, answered with `{"value": …}`. Instead of these an
-answer can be `{"error": "one line"}` or `{"out_of_memory": true}`.
+Each line that it reads is one JSON value. The first has the code and the limits, and is answered
+with `{}`; each of the others is a call, answered with `{"value": …}`. Instead of these an answer
+can be `{"error": "one line"}` or `{"out_of_memory": true}`. The line of an answer begins with the
+`id` of its request; whatever else is written is no answer.
 
 The limits keep mistakes in trusted code from harming a run. They are not a sandbox: code that means
 harm can get around them.
 """
 
 import contextlib
+import ctypes
 import importlib
 import json
 import os
@@ -19,7 +21,14 @@ import sys
 import types
 from typing import Any, BinaryIO
 
-OUT_OF_MEMORY = b'{"out_of_memory": true}\n'
+OUT_OF_MEMORY = b'{"out_of_memory": true}'
+_LANDLOCK_CREATE_RULESET, _LANDLOCK_RESTRICT_SELF, _NO_NEW_PRIVILEGES = 444, 446, 38
+_LANDLOCKS = ((1 << 6, 3, 3), (1 << 6, 3), (1 << 6,))
+"""What is refused: to make devices; TCP; signals and abstract sockets to processes outside. Older
+kernels know only the first one or two."""
+_CAPABILITIES_VERSION = 0x20080522
+_SYS_PTRACE, _SYS_ADMIN, _PERFMON = 19, 21, 38
+"""Capabilities of root with which it may read other processes from a domain of Landlock, too."""
 _REFUSED = (
     "os.exec",
     "os.fork",
@@ -43,14 +52,16 @@ def main() -> None:
     setup = json.loads(requests.readline())
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(setup["start_seconds"])
+    _keep_apart()
     _limit(setup["memory_bytes"])
     module = types.ModuleType("verifier")
-    module.__file__ = setup["file"]
+    module.__file__ = file = setup["file"]
     sys.modules["verifier"] = module
-    _answer(answers, setup["file"], _load, module, setup["code"])
+    _answer(answers, setup.pop("id"), file, _load, module, setup["code"])
     for line in iter(requests.readline, b""):
         signal.alarm(setup["call_seconds"])
-        _answer(answers, setup["file"], _value, module, json.loads(line))
+        call = json.loads(line)
+        _answer(answers, call.pop("id", ""), file, _value, module, call)
 
 
 def _private_pipes() -> tuple[BinaryIO, BinaryIO]:
@@ -61,6 +72,31 @@ def _private_pipes() -> tuple[BinaryIO, BinaryIO]:
     for standard in range(3):
         os.dup2(nothing, standard)
     return requests, answers
+
+
+def _keep_apart() -> None:
+    """Keep this process from the memory, environment and open files of all processes outside: that
+    is what being in a domain of Landlock (Linux 5.13) does, whatever the domain refuses. Elsewhere,
+    do nothing."""
+    if sys.platform != "linux":
+        return
+    system = ctypes.CDLL(None)
+    system.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
+    for refused in _LANDLOCKS:
+        rules = (ctypes.c_uint64 * len(refused))(*refused)
+        made = system.syscall(_LANDLOCK_CREATE_RULESET, rules, ctypes.sizeof(rules), 0)
+        if made >= 0:
+            system.syscall(_LANDLOCK_RESTRICT_SELF, made, 0)
+            os.close(made)
+            break
+    header = (ctypes.c_uint32 * 2)(_CAPABILITIES_VERSION, 0)
+    sets = (ctypes.c_uint32 * 6)()  # effective, permitted and inheritable: the first 32, the rest
+    system.capget(header, sets)
+    for capability in (_SYS_PTRACE, _SYS_ADMIN, _PERFMON):
+        word, bit = divmod(capability, 32)
+        for position in range(3 * word, 3 * word + 3):
+            sets[position] &= ~(1 << bit)
+    system.capset(header, sets)
 
 
 def _limit(memory_bytes: int) -> None:
@@ -103,16 +139,16 @@ def _checked(value: Any) -> Any:
     raise TypeError(f"returned {type(value).__name__}, not a number or {{name: number}}")
 
 
-def _answer(answers: BinaryIO, file: str, act: Any, *arguments: Any) -> None:
-    """Write the result of `act`, or how it failed."""
+def _answer(answers: BinaryIO, request: str, file: str, act: Any, *arguments: Any) -> None:
+    """Write the result of `act`, or how it failed, as the answer to a request with an id."""
     try:
-        answer = (json.dumps(act(*arguments)) + "\n").encode()
+        answer = json.dumps(act(*arguments)).encode()
     except MemoryError:
         answer = OUT_OF_MEMORY
     except BaseException as error:  # SystemExit, too
         answer = _error(error, file)
     signal.alarm(0)
-    answers.write(answer)
+    answers.write(b"\n%b %b\n" % (request.encode(), answer))
     answers.flush()
 
 
@@ -124,7 +160,7 @@ def _error(error: BaseException, file: str) -> bytes:
         trace = trace.tb_next
     text = f"{type(error).__name__}: {error}".removesuffix(": ")
     message = "".join(lines[-1:]) + " ".join(text.split())[:500]
-    return (json.dumps({"error": message}) + "\n").encode()
+    return json.dumps({"error": message}).encode()
 
 
 if __name__ == "__main__":

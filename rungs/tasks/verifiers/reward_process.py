@@ -1,13 +1,15 @@
 """A `reward` function that runs in another process, which is killed if it takes too long.
 
 The process has a clean environment, an empty working directory, little memory and no way to start
-others (`reward_child.py`). Requests and answers are lines of JSON: what comes back is never run.
+others (`reward_child.py`). Requests and answers are lines of JSON: what comes back is never run,
+and only a line that begins with the random id of a request is its answer.
 """
 
 import contextlib
 import json
 import math
 import os
+import secrets
 import selectors
 import signal
 import subprocess
@@ -110,9 +112,10 @@ class RewardProcess:
     def _exchange(self, request: dict[str, Any], seconds: float) -> Verdict:
         """Send a request and return what its answer means; end the process if it is unusable."""
         assert self._process
-        line = (json.dumps(request) + "\n").encode()
+        name = secrets.token_hex(16)
+        line = (json.dumps(request | {"id": name}) + "\n").encode()
         try:
-            verdict = _verdict(_exchanged(self._process, line, seconds))
+            verdict = _verdict(_exchanged(self._process, line, f"{name} ".encode(), seconds))
         except (TimeoutError, EOFError, ValueError) as error:
             is_late = isinstance(error, TimeoutError)
             verdict = Verdict(status="timeout" if is_late else "error", message=str(error))
@@ -144,8 +147,10 @@ def _environment(folder: str) -> dict[str, str]:
     }
 
 
-def _exchanged(process: "subprocess.Popen[bytes]", line: bytes, seconds: float) -> bytes:
-    """Write a line to a process and return the line that it answers.
+def _exchanged(
+    process: "subprocess.Popen[bytes]", line: bytes, prefix: bytes, seconds: float
+) -> bytes:
+    """Write a line to a process and return the one that it answers with this prefix, without it.
 
     Raises:
         TimeoutError: it did not answer in time.
@@ -153,11 +158,11 @@ def _exchanged(process: "subprocess.Popen[bytes]", line: bytes, seconds: float) 
         ValueError: its answer is too long.
     """
     assert process.stdin and process.stdout  # noqa: PT018
-    answer, deadline = b"", time.monotonic() + seconds
+    received, deadline = b"", time.monotonic() + seconds
     with selectors.DefaultSelector() as selector:
         selector.register(process.stdin, selectors.EVENT_WRITE)
         selector.register(process.stdout, selectors.EVENT_READ)
-        while not answer.endswith(b"\n"):
+        while (answer := _answer(received, prefix)) is None:
             ready = selector.select(max(deadline - time.monotonic(), 0))
             if not ready or time.monotonic() > deadline:
                 raise TimeoutError(f"took longer than {seconds:g} s")
@@ -167,10 +172,15 @@ def _exchanged(process: "subprocess.Popen[bytes]", line: bytes, seconds: float) 
                     if not line:
                         selector.unregister(process.stdin)
                 else:
-                    answer += _read(process, key.fd)
-            if len(answer) > _MOST_ANSWER_BYTES:
+                    received += _read(process, key.fd)
+            if len(received) > _MOST_ANSWER_BYTES:
                 raise ValueError(f"answered more than {_MOST_ANSWER_BYTES:,} bytes")
     return answer
+
+
+def _answer(received: bytes, prefix: bytes) -> bytes | None:
+    lines = received.split(b"\n")[:-1]
+    return next((line.removeprefix(prefix) for line in lines if line.startswith(prefix)), None)
 
 
 def _written(process: "subprocess.Popen[bytes]", descriptor: int, line: bytes) -> int:

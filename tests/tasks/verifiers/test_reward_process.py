@@ -1,7 +1,9 @@
 """A user's reward function that misbehaves in every way: one line each, and the next call works."""
 
+import ctypes
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,15 @@ from rungs.tasks.verifiers.verdict import Verdict
 
 MEMORY_BYTES = 2**29
 GOOD = "def reward(prompt, completion, answer, info):\n    "
+LANDLOCK_CREATE_RULESET, VERSION = 444, 1
 Start = Callable[..., RewardProcess]
+
+
+def has_landlock() -> bool:
+    """Return whether the kernel has Landlock with scoped signals (ABI 6)."""
+    if sys.platform != "linux":
+        return False
+    return ctypes.CDLL(None).syscall(LANDLOCK_CREATE_RULESET, None, 0, VERSION) >= 6
 
 
 @pytest.fixture
@@ -95,12 +105,6 @@ BAD: dict[str, tuple[str, str, str]] = {
         "import os, time\nif completion == 'bad': os.closerange(0, 99); time.sleep(99)\nreturn 1",
         "closed the pipe",
     ),
-    "writes": (
-        "error",
-        "import os\nif completion == 'bad':\n    for d in range(3, 9):\n"
-        "        try: os.write(d, b'nonsense\\n')\n        except OSError: pass\nreturn 1",
-        "wrote to the pipe",
-    ),
     "floods": (
         "error",
         "import os\nif completion == 'bad':\n    for d in range(3, 9):\n"
@@ -164,6 +168,27 @@ def test_what_it_prints_and_reads_is_nothing_to_the_protocol(start: Start) -> No
         "os.write(1, b'{}\\n')\nreturn float(sys.stdin.read() == '')"
     )
     assert [call(process) for _ in range(3)] == [Verdict({"reward": 1})] * 3
+
+
+@pytest.mark.parametrize("forged", [b"nonsense", b'{"value": 9.0}\n', b'\n0 {"value": 9.0}\n' * 2])
+def test_what_it_writes_to_the_pipe_is_no_answer(start: Start, forged: bytes) -> None:
+    process = start(
+        "import os\nfor d in range(3, 9):\n    if completion == 'bad':\n"
+        f"        try: os.write(d, {forged!r})\n        except OSError: pass\n"
+        "return float(completion == 'bad')"
+    )
+    rewards = [call(process, completion).total for completion in ("bad", "c", "bad", "c", "c")]
+    assert rewards == [1, 0, 1, 0, 0]
+
+
+@pytest.mark.skipif(not has_landlock(), reason="needs Linux with Landlock")
+def test_other_processes_are_out_of_reach(start: Start) -> None:
+    for name in ("environ", "mem", "maps", "fd/0", "cwd"):
+        body = f"with open('/proc/{os.getpid()}/{name}', 'rb') as file: file.read(1)\nreturn 1"
+        assert "PermissionError" in call(start(body)).message, name
+    kill = start(f"import os\nos.kill({os.getpid()}, 0)\nreturn 1")
+    assert "PermissionError" in call(kill).message
+    assert call(start("open('/proc/self/environ').read()\nreturn 1")).correct
 
 
 def test_closing_the_standard_streams_is_harmless(start: Start) -> None:

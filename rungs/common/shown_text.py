@@ -1,0 +1,85 @@
+"""Text that is safe to show: without secrets, and without what a terminal would obey."""
+
+from __future__ import annotations  # an older Python must get as far as `command.py`
+
+import os
+import re
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_HIDDEN = "***"
+_SECRET_NAME = re.compile(
+    r"SECRET|PASSWO?R?D"
+    r"|(TOKEN|KEY|PASS|PWD|CREDENTIAL|AUTH|COOKIE|DSN|WEBHOOK|WEBHOOK_URL|CONNECTION_STRING)S?$",
+    re.IGNORECASE,
+)
+"""Names of environment variables with secrets, such as HF_TOKEN; not TOKENIZERS_PARALLELISM."""
+_LEAST_CHARACTERS = 6
+"""Shorter values are words, such as "true", which messages need."""
+_URL = re.compile(r"""([A-Za-z][\w+.-]{0,20}://)([^?#\s"'<>]*@)?([^?#\s"'<>]*)([?#][^\s"'<>]*)?""")
+_QUERY_VALUE = re.compile(r"=([^&;#]+)")
+_CREDENTIAL = re.compile(
+    r"""((?:authorization|cookie|password|passwd|secret|api[-_]?key|access[-_]?key|auth[-_]?token)"""
+    r"""["']?\s*[:=]\s*["']?(?:(?:bearer|basic|token)\s+)?|\bbearer\s+)[^\s"',;}]+|\bhf_\w{16,}""",
+    re.IGNORECASE,
+)
+"""Headers and settings with a secret, and access tokens of the hub."""
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""What a terminal may obey, or reorders a line (bidirectional overrides); half characters, which
+can't be written."""
+
+_noted: set[str] = set()
+
+
+def hide(secret: str) -> None:
+    """Leave a text out of everything that is shown from now on."""
+    _noted.add(secret)
+
+
+def shown(text: str) -> str:
+    """Return a text without secrets, and with control characters other than line ends and tabs as
+    escapes such as `\\x1b`."""
+    return visible(without_secrets(text))
+
+
+def visible(text: str) -> str:
+    """Return a text with control characters other than line ends and tabs as escapes."""
+    return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def without_secrets(text: str) -> str:
+    """Return a text with `***` in place of secrets: user and query of URLs, headers, values of
+    environment variables that are named as secrets are, and what `hide` was given."""
+    for secret in sorted(_known(), key=len, reverse=True):
+        text = text.replace(secret, _HIDDEN)
+    text = _URL.sub(_shown_url, text)
+    return _CREDENTIAL.sub(lambda found: f"{found[1] or ''}{_HIDDEN}", text)
+
+
+def _shown_url(url: re.Match[str]) -> str:
+    scheme, user, place, query = url.groups(default="")
+    return scheme + f"{_HIDDEN}@" * bool(user) + place + query[:1] + _HIDDEN * bool(query)
+
+
+def _known() -> set[str]:
+    """Return the secrets in the environment and the command line, as they are and decoded."""
+    found = {*_noted, *_in_environment()}
+    for text in (*os.environ.values(), *sys.argv):
+        for _, user, _, query in _URL.findall(text):
+            found |= {user.rstrip("@").split(":", 1)[-1], *_QUERY_VALUE.findall(query)}
+    found |= {_decoded(secret) for secret in found}
+    return {secret for secret in found if len(secret) >= _LEAST_CHARACTERS}
+
+
+def _in_environment() -> Iterator[str]:
+    for name, value in os.environ.items():
+        if _SECRET_NAME.search(name) and not value.startswith("/"):  # a file with the secret
+            yield value
+
+
+def _decoded(secret: str) -> str:
+    """Return a part of a URL without its percent signs, as libraries quote it."""
+    return re.sub(r"%([0-9A-Fa-f]{2})", lambda found: chr(int(found[1], 16)), secret)

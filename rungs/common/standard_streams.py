@@ -1,0 +1,49 @@
+"""stdin, stdout and stderr of a command: there in any case, and safe for a terminal."""
+
+import io
+import os
+import re
+import sys
+from pathlib import Path
+
+from rungs.common.shown_text import visible
+
+_OF_A_BAR = re.compile(r"(\r|\x1b\[A)")
+"""What tqdm moves the cursor with."""
+
+
+def open_missing() -> None:
+    """Open the null device for each stream that was closed when this process began. Otherwise the
+    next file to be opened would get its number, and with it what native code prints."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            stream = Path(os.devnull).open(mode, encoding="utf-8")  # noqa: SIM115
+            os.set_inheritable(stream.fileno(), True)
+            setattr(sys, name, stream)
+
+
+def protect_terminal() -> None:
+    """From now on show control characters as escapes where stdout and stderr are a terminal: what
+    models generate, and names in files from others, could otherwise control it."""
+    for name, kind in (("stdout", _Visible), ("stderr", _VisibleWithBars)):
+        stream = getattr(sys, name)
+        if isinstance(stream, io.TextIOWrapper) and stream.isatty():
+            protected = kind(stream.buffer, stream.encoding, stream.errors, line_buffering=True)
+            setattr(sys, name, protected)
+
+
+class _Visible(io.TextIOWrapper):
+    """A terminal."""
+
+    def write(self, text: str) -> int:
+        super().write(visible(text))
+        return len(text)
+
+
+class _VisibleWithBars(io.TextIOWrapper):
+    """A terminal with progress bars."""
+
+    def write(self, text: str) -> int:
+        parts = _OF_A_BAR.split(text)
+        super().write("".join(p if n % 2 else visible(p) for n, p in enumerate(parts)))
+        return len(text)

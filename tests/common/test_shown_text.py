@@ -1,0 +1,59 @@
+"""What messages leave out, and what a terminal gets instead of control characters."""
+
+import time
+
+import pytest
+
+from rungs.common import shown_text
+from rungs.common.errors import UserError, reason
+from rungs.common.shown_text import shown
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("s3://key:planted@host/bucket: 403", "s3://***@host/bucket: 403"),
+        ("ftp://pl/an@ted@host/x", "ftp://***@host/x"),
+        ("GET https://host/x?sig=planted&y=1 failed", "GET https://host/x?*** failed"),
+        ("'https://host/x#planted'", "'https://host/x#***'"),
+        ("Authorization: Bearer planted, then", "Authorization: Bearer ***, then"),
+        ("{'authorization': 'Basic planted'}", "{'authorization': 'Basic ***'}"),
+        ("password=planted", "password=***"),
+        ("hf_abcdefghijklmnopqrst is wrong", "*** is wrong"),
+        (
+            "eos_token: </s>, token 17, s3://bucket/run",
+            "eos_token: </s>, token 17, s3://bucket/run",
+        ),
+    ],
+)
+def test_secrets_are_left_out(text: str, expected: str) -> None:
+    assert shown(text) == expected
+    assert str(UserError(text)) == expected
+    assert reason(OSError(text)) == expected
+
+
+def test_values_of_the_environment_and_the_command_line_are_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "planted-1")
+    monkeypatch.setenv("WANDB_API_KEY", "planted-2")
+    monkeypatch.setenv("HTTPS_PROXY", "http://user:planted%203@proxy:3128")
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "warning")
+    monkeypatch.setenv("SSH_AUTH_SOCK", "/tmp/agent")
+    monkeypatch.setattr("sys.argv", ["train.py", "--mirror", "s3://k:planted-4@host/?k=planted-5"])
+    text = "planted-1 planted-2 planted 3 planted%203 planted-4 planted-5 warning /tmp/agent"
+    assert shown(text) == "*** *** *** *** *** *** warning /tmp/agent"
+
+
+def test_long_texts_take_no_time() -> None:
+    started = time.monotonic()
+    for part in ("a", "a://", "a://b@", "password ", "\x1b"):
+        shown(part * (200_000 // len(part)))
+    assert time.monotonic() - started < 5
+
+
+def test_control_characters_are_visible() -> None:
+    text = "\x1b]0;title\x07\x9b31m\r\u202egpj\x7f\ud800"
+    assert shown(text) == r"\x1b]0;title\x07\x9b31m\r\u202egpj\x7f\ud800"
+    kept = "a\tb\nc é 語 \u200d👩\u200d🔬"
+    assert shown_text.visible(kept) == kept
