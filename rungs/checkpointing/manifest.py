@@ -22,7 +22,9 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, ValidationError
 
+from rungs.checkpointing import optimizer_state
 from rungs.checkpointing.checksums import CHECKSUMS_FILE, changed_files, file_checksum
+from rungs.checkpointing.optimizer_state import OPTIMIZER_FOLDER
 from rungs.checkpointing.weights_file import Weights
 from rungs.checkpointing.weights_index import WEIGHTS_FILE
 from rungs.common.disk import sync_to_disk
@@ -37,7 +39,7 @@ from rungs.data.provenance import describe_validation
 from rungs.data.tokenizer import TOKENIZER_FILE
 
 META_FILE = "meta.json"
-OPTIMIZER_FOLDER, PUBLISHED_FOLDER = "optimizer", "published"
+PUBLISHED_FOLDER = "published"
 PACKAGES = ("jax", "flax", "optax", "orbax-checkpoint", "grain", "safetensors", "numpy")
 
 
@@ -141,14 +143,18 @@ class Checkpoint:
         return Weights(self.folder / WEIGHTS_FILE)
 
     def damage(self, of: Callable[[str], bool] = lambda _: True) -> list[str]:
-        """Return the names of files that are missing or changed, or were added and would be read.
+        """Return the names of files that are missing or changed, or were added and would be read,
+        and what keeps the optimizer state from being opened.
 
         Args:
             of: tells by a file's name whether to check it.
         """
         saved = self.meta.checksums
         wrong = [n for n in saved if of(n) and file_checksum(self.folder / n) != saved[n]]
-        return wrong + [name for name in self.extra_files() if of(name) and _would_be_read(name)]
+        wrong += [name for name in self.extra_files() if of(name) and _would_be_read(name)]
+        if of(OPTIMIZER_FOLDER) and not any(name.startswith(OPTIMIZER_FOLDER) for name in wrong):
+            wrong += filter(None, [optimizer_state.damage(self.folder)])
+        return wrong
 
     def missing(self) -> list[str]:
         """Return the names of saved files that are gone, without hashing any."""

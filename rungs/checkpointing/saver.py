@@ -12,7 +12,14 @@ from typing import Any, NamedTuple, Self
 import jax
 import numpy as np
 
-from rungs.checkpointing import checkpoint_folder, links, manifest, retention, weights_file
+from rungs.checkpointing import (
+    checkpoint_folder,
+    links,
+    manifest,
+    optimizer_state,
+    retention,
+    weights_file,
+)
 from rungs.checkpointing.checkpoint_folder import UNFINISHED
 from rungs.checkpointing.links import BEST, LATEST
 from rungs.checkpointing.manifest import PUBLISHED_FOLDER, CheckpointMeta
@@ -31,8 +38,6 @@ from rungs.step.state import host_copies, named_arrays
 
 _EXTRA_BYTES = 1 << 16
 """Disk space for headers, checksums and Orbax's metadata."""
-_CHUNK_BYTES = 1 << 26
-"""Bytes that Orbax reads at once: small, so that a device reads little beyond its own shard."""
 
 log = logging.getLogger("rungs")
 
@@ -188,7 +193,7 @@ class Saver:
         new_folder = functools.partial(self._new_folder, snapshot)
         folder = self._folder / processes.broadcast_from_first(new_folder)
         with _removed_on_failure(folder):
-            return _Unfinished(folder, _save_async(folder / manifest.OPTIMIZER_FOLDER, moments))
+            return _Unfinished(folder, optimizer_state.save_async(folder, moments))
 
     def _new_folder(self, snapshot: _Snapshot) -> str:
         """Make the folder of an unfinished checkpoint; return its name."""
@@ -238,6 +243,8 @@ class Saver:
         finally:
             # Orbax's threads would keep the process alive for a long time if nobody waited.
             unfinished.optimizer_save.result()
+        if damage := optimizer_state.damage(unfinished.folder):
+            raise RuntimeError(damage)
         manifest.write_manifest(unfinished.folder, snapshot.meta, needed)
 
 
@@ -262,21 +269,3 @@ def _as_jax_arrays(copies: dict[str, np.ndarray]) -> Mapping[str, jax.Array | np
     except RuntimeError:  # JAX_PLATFORMS does not include cpu
         return copies
     return jax.device_put(copies, host)
-
-
-def _save_async(folder: Path, arrays: Mapping[str, jax.Array | np.ndarray]) -> Any:
-    """Start saving arrays with Orbax; return its response once the arrays may change."""
-    from orbax.checkpoint import v1 as ocp
-
-    context = ocp.Context()
-    context.array.saving.enable_write_sharding_file = False
-    context.array.saving.storage_options.chunk_byte_size = _CHUNK_BYTES
-    # Otherwise Orbax compiles a program per array to slice out each replica's part, while training
-    # waits.
-    context.array.saving.use_replica_parallel = False
-    # It takes as long as all else, and the moments of a trained model become only 8% smaller.
-    context.array.saving.use_compression = False
-    # Otherwise threads wait five minutes for a folder that cannot be created.
-    context.asynchronous.create_directories_asynchronously = False
-    with context:
-        return ocp.save_async(folder.resolve(), arrays)

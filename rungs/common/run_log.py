@@ -101,15 +101,26 @@ class _File(logging.FileHandler):
             TERMINAL.write(f"{self.baseFilename}: could not be written: {error}\n")
 
 
+class _Relay(logging.Handler):
+    """Passes the warnings of a library on. Errors are left out: the library also raises them, and
+    Rungs reports the exception."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.levelno == logging.WARNING:
+            log.warning("%s: %s", record.module, record.getMessage())
+
+
 def log_to_terminal(*, quiet: bool = False, as_json: bool = False) -> None:
-    """From now on write messages to the terminal, and keep them in memory for `log_to_file`. Errors
-    that libraries log are left out: they also raise them, and Rungs reports the exception.
+    """From now on write messages to the terminal, and keep them in memory for `log_to_file`, those
+    of Orbax too.
 
     Args:
         quiet: only warnings go to the terminal, and no progress bar.
         as_json: each message is an object with time, level and message; there is no progress bar.
     """
-    logging.getLogger("absl").setLevel(logging.CRITICAL)
+    orbax = logging.getLogger("absl")
+    orbax.setLevel(logging.WARNING)
+    orbax.handlers, orbax.propagate = [_Relay()], False
     log.setLevel(logging.INFO)
     log.propagate = False
     terminal = _AboveTheBar(logging.WARNING if quiet else logging.INFO)

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
-from rungs.checkpointing.manifest import OPTIMIZER_FOLDER, Checkpoint
+from rungs.checkpointing.manifest import Checkpoint
+from rungs.checkpointing.optimizer_state import OPTIMIZER_FOLDER
 from rungs.common.disk import link_or_copy
 from rungs.common.helper_process import HelperProcess
 from rungs.common.signals import StopSignal
