@@ -12,7 +12,7 @@ from filelock import FileLock, Timeout
 
 from rungs.common import disk
 from rungs.common.errors import RunFailure, UserError
-from rungs.common.paths import is_file, is_folder
+from rungs.common.paths import is_file, is_folder, refuse_control_characters
 from rungs.config.run_config import MODEL_FILE, TRAIN_FILE
 
 RUNS = Path("runs")
@@ -201,12 +201,16 @@ def runs_in(name: str) -> list[Path]:
 
 
 def existing_run_path(name: str) -> Path | None:
-    """Return the folder with a name, here or in `runs/`, None if there is none."""
+    """Return the folder with a name, here or in `runs/`, None if there is none. Raises UserError if
+    no run can be at that path."""
+    refuse_control_characters(Path(name).absolute())
     return next((path for path in (Path(name), RUNS / name) if is_folder(path)), None)
 
 
 def new_run_path(name: str) -> Path:
-    """Return where a run folder of this name would be created: a path, or a name in `runs/`."""
+    """Return where a run folder of this name would be created: a path, or a name in `runs/`. Raises
+    UserError if no run can be there."""
+    refuse_control_characters(Path(name).absolute())
     return Path(name) if len(Path(name).parts) > 1 else RUNS / name
 
 
