@@ -81,6 +81,8 @@ class Saver:
         starts_from: the weights that this start continues from, if any. Their origin and the files
             they were published with are passed on, and so is their tokenizer if the dataset has
             none.
+        check: raises RunFailure if the run is no longer in its folder, in which nothing is changed
+            then.
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class Saver:
         before: Callable[[], None],
         after: Sequence[Callable[[], None]],
         starts_from: Weights | None = None,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         self._folder, self._config = folder, config
         self._origin = starts_from.header.origin if starts_from else None
@@ -100,7 +103,7 @@ class Saver:
         if tokenizer_file:
             self._copied[TOKENIZER_FILE] = tokenizer_file.read_bytes()
             self._copied |= read_template_files(tokenizer_file.parent)
-        self._before, self._after = before, after
+        self._before, self._after, self._check = before, after, check
         self._is_there = folder.is_dir()
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
@@ -182,10 +185,16 @@ class Saver:
         held = sum(array.nbytes for part in arrays for array in part.values())
         return held + sum(map(len, self._copied.values())) + _EXTRA_BYTES
 
-    def _failures_of(self, snapshot: _Snapshot) -> contextlib.AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def _failures_of(self, snapshot: _Snapshot) -> Iterator[None]:
         """Turn any exception into a failure of the run with a one-line message."""
         what = snapshot.description
-        return disk.writing(self._folder, what, snapshot.needed_bytes, failures=Exception)
+        with disk.writing(self._folder, what, snapshot.needed_bytes, failures=Exception):
+            try:
+                yield
+            except Exception:
+                self._check()
+                raise
 
     def _create(
         self, snapshot: _Snapshot, moments: Mapping[str, jax.Array | np.ndarray]
@@ -197,6 +206,7 @@ class Saver:
 
     def _new_folder(self, snapshot: _Snapshot) -> str:
         """Make the folder of an unfinished checkpoint; return its name."""
+        self._check()
         step = snapshot.meta.global_step
         if self._is_there and not self._folder.is_dir():
             log.warning(
@@ -220,13 +230,16 @@ class Saver:
         with self._failures_of(snapshot):
             with _removed_on_failure(unfinished.folder):
                 self._write_files(unfinished, snapshot)
+                self._check()  # the folder may be in a run that took the place of this one
             if nonfinite_names(snapshot.flags):  # the training loop reports it and stops
                 shutil.rmtree(unfinished.folder)
                 return
             unfinished.folder.rename(self._folder / unfinished.folder.name.removeprefix(UNFINISHED))
             sync_to_disk(self._folder)
         with disk.writing(self._folder, f"the names {BEST} and {LATEST}"):
+            self._check()
             links.update_links(self._folder)
+            self._check()
             retention.delete_old(self._folder, self._config.train.keep_checkpoints)
         for done in self._after:
             done()
@@ -235,6 +248,7 @@ class Saver:
         header = WeightsHeader(*self._config, snapshot.meta.tokenizer, self._origin)
         limit = self._config.train.max_weights_file_bytes
         try:
+            self._check()
             self._before()
             needed = weights_file.write_weights(unfinished.folder, snapshot.weights, header, limit)
             for name, content in self._copied.items():

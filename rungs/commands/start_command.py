@@ -142,18 +142,19 @@ def _refuse_combinations(command: StartCommand) -> None:
 @contextmanager
 def hold_run(
     folder: RunFolder, config: AnyRunConfig, cluster: Cluster | None, dry: bool = False
-) -> Iterator[None]:
+) -> Iterator[RunFolder]:
     """Hold the run's lock; of several processes, once they are connected, the first holds it.
+    Yields the run as the one that this process trains.
 
     Args:
         dry: don't, as nothing will be written.
     """
     if dry:
-        yield
+        yield folder
         return
     if cluster is None:
-        with folder.lock():
-            yield
+        with folder.lock() as own:
+            yield own
         return
 
     from rungs.parallel import jax_setup
@@ -166,5 +167,6 @@ def hold_run(
     if not is_first_process():
         run_log.only_warnings()
     with end_if_lost(), ExitStack() as hold:
-        run_on_first(lambda: hold.enter_context(folder.lock()))
-        yield
+        held = [folder]
+        run_on_first(lambda: held.append(hold.enter_context(folder.lock())))
+        yield held[-1]

@@ -52,8 +52,8 @@ def refuse_control_characters(path: Path | str) -> None:
     messages, logs and the libraries that read and write files need text."""
     if {"Cc", "Cs", "Zl", "Zp"} & set(map(unicodedata.category, str(path))):
         raise UserError(
-            f"{readable_line(str(path))}: has a line break, another control character, or bytes that are not UTF-8;"
-            " rename it"
+            f"{readable_line(str(path))}: has a line break, another control character, or bytes"
+            " that are not UTF-8; rename it"
         )
 
 

@@ -8,12 +8,14 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from io import TextIOWrapper
 from logging.handlers import MemoryHandler
 from pathlib import Path
 from typing import Any, NoReturn
 
 from tqdm import tqdm
 
+from rungs.common import disk
 from rungs.common.errors import RunFailure
 
 SECONDS_BETWEEN_LINES = 10.0
@@ -93,6 +95,11 @@ class _File(logging.FileHandler):
     reported on the terminal, and later messages are tried again."""
 
     _has_failed = False
+
+    def _open(self) -> TextIOWrapper:
+        return TextIOWrapper(
+            disk.open_to_append(Path(self.baseFilename)), self.encoding, "backslashreplace"
+        )
 
     def handleError(self, _: logging.LogRecord) -> None:
         error = sys.exc_info()[1]

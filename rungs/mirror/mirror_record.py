@@ -7,6 +7,7 @@ from typing import Self
 from pydantic import Field, ValidationError
 
 from rungs.checkpointing.checkpoint_folder import CHECKPOINT_GLOB
+from rungs.common import disk
 from rungs.common.errors import UserError
 from rungs.common.paths import is_file
 from rungs.common.strict_json import StrictModel, read_text
@@ -55,10 +56,7 @@ class MirrorRecord(StrictModel):
 
     def write(self, folder: Path) -> None:
         """Write it into a folder, completely or not at all."""
-        path = folder / RECORD_FILE
-        unfinished = path.with_name(f".{path.name}")
-        unfinished.write_text(self.model_dump_json() + "\n", encoding="utf-8")
-        unfinished.replace(path)
+        disk.replace_file(folder / RECORD_FILE, self.model_dump_json() + "\n")
 
 
 def version(path: Path) -> FileVersion:

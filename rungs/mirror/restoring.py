@@ -128,6 +128,8 @@ class _Restoring:
         size = sum(self._files[file] for files in wanted.values() for file in files)
         log.info("%s: restoring it from %s, %.3g GB", self._run.path, self._mirror.url, size / 1e9)
         disk.check_free_space(self._run.path, "what its mirror has", size)
+        if self._staged.is_symlink():
+            self._staged.unlink()
         self._staged.mkdir(exist_ok=True)
         valid = [name for name, files in wanted.items() if self._download(name, files)]
         if not valid:

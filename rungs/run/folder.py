@@ -1,4 +1,8 @@
-"""A run's folder: found by name, its paths, and the lock that one training process holds."""
+"""A run's folder: found by name, its paths, and the lock that one training process holds.
+
+A run is trained by one process. What that process and its helpers write, they write after `check`:
+while they were suspended, the folder may have been moved and another run put in its place.
+"""
 
 import contextlib
 import dataclasses
@@ -7,6 +11,7 @@ import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Self
 
 from filelock import FileLock, Timeout
 
@@ -23,6 +28,10 @@ class RunFolder:
     """A run folder and the paths in it."""
 
     path: Path
+    identity: str = dataclasses.field(default="", compare=False)
+    """Of the folder and its lock, if this process trains the run or helps it."""
+    descriptor: int = dataclasses.field(default=-1, compare=False)
+    """Of the open folder, in the process that holds the lock."""
 
     @property
     def checkpoints(self) -> Path:
@@ -98,45 +107,100 @@ class RunFolder:
         return [path for path in files if path.exists()]
 
     @property
-    def unfinished_charts(self) -> list[Path]:
-        """Partly written charts that killed drawing processes left behind."""
-        return sorted(self.path.glob(".*-chart.*.png"))
+    def unfinished_files(self) -> list[Path]:
+        """Partly written files that killed processes left behind."""
+        folders = self.path, self.rollouts, *self.trackers.glob("*")
+        return [path for folder in folders for path in folder.glob(disk.UNFINISHED_FILES)]
+
+    @property
+    def lock_file(self) -> Path:
+        return self.path / "train.lock"
+
+    @property
+    def holder(self) -> Path:
+        """Says which process holds the lock."""
+        return self.path / "holder.lock"
 
     @contextlib.contextmanager
-    def lock(self) -> Iterator[None]:
-        """Hold the run's lock, which also ends with the process. A UserError in the block leaves no
-        lock file behind.
+    def lock(self) -> Iterator[Self]:
+        """Hold the run's lock, which also ends with the process; yields the run as the one that
+        this process trains. A UserError in the block leaves no lock file behind.
 
         Raises:
-            UserError: another process holds the lock, or the folder cannot be written to.
+            UserError: another process holds the lock, or the folder cannot be written to, or has
+                links that training would write through.
         """
-        lock_file, holder = self.path / "train.lock", self.path / "holder.lock"
-        is_new = not lock_file.exists()
-        lock = FileLock(lock_file)
+        self._refuse_links()
+        is_new = not self.lock_file.exists()
+        lock = FileLock(self.lock_file)
         try:
             lock.acquire(blocking=False)
         except Timeout:
-            who = _read(holder) or "another process"
+            who = _read(self.holder) or "another process"
             raise UserError(f"{self.path}: in use by {who}; wait for it or stop it") from None
         except OSError as error:
             raise self._unwritable(error) from None
-        try:
-            self._write_holder(holder)
-            yield
-        except UserError:
-            if is_new:
-                with contextlib.suppress(OSError):
-                    lock_file.unlink()
-            raise
-        finally:
-            with contextlib.suppress(OSError):
-                holder.unlink()
-            lock.release()
+        with _opened(self.path) as descriptor:
+            own = dataclasses.replace(self, identity=_identity(self.path), descriptor=descriptor)
+            try:
+                self._write_holder()
+                yield own
+            except UserError:
+                if is_new and own.is_own():
+                    with contextlib.suppress(OSError):
+                        self.lock_file.unlink()
+                raise
+            finally:
+                if own.is_own():
+                    with contextlib.suppress(OSError):
+                        self.holder.unlink()
+                lock.release()
 
-    def _write_holder(self, holder: Path) -> None:
+    def is_own(self) -> bool:
+        """Whether the folder and its lock are still those that this process trains."""
+        found = _identity(self.path)
+        return bool(found) and self.identity in ("", found)
+
+    def check(self) -> None:
+        """Raise RunFailure unless the folder and its lock are those that this process trains. Call
+        it before each write that matters."""
+        if self.is_own():
+            return
+        if _identity(self.path).partition(" ")[0] == self.identity.partition(" ")[0] != "":
+            raise RunFailure(
+                f"{self.lock_file}: removed or replaced during training, so another process may"
+                " train this run; run the same command to resume from the last checkpoint"
+            )
+        another = ", and another folder took its place" if is_folder(self.path) else ""
+        lost = "the progress since its last checkpoint is lost"
+        if place := _place_of(self.descriptor):
+            raise RunFailure(
+                f"{self.path}: the run folder was moved to {place} during training{another};"
+                f" {lost}; resume it there"
+            )
+        raise RunFailure(
+            f"{self.path}: the run folder was removed or moved during training{another}; {lost};"
+            " restore the folder and run the same command, or start over"
+        )
+
+    def _refuse_links(self) -> None:
+        """Raise UserError if something that training writes into is a link: it would write
+        elsewhere."""
+        files = self.lock_file, self.holder, self.log, self.events, self.metrics, self.samples
+        folders = self.aside, self.failed_steps, self.rollouts, self.trackers
+        others = self.evaluations, self.prompt_samples, *self.trackers.glob("*")
+        for path in (*files, *folders, *others):
+            if path.is_symlink():
+                raise UserError(
+                    f"{path}: is a link, and a run writes nothing outside its folder; remove it, or"
+                    " put what it points to in its place"
+                )
+
+    def _write_holder(self) -> None:
         """Write down which process holds the lock."""
+        who = f"process {os.getpid()} on {socket.gethostname()}\n"
         try:
-            holder.write_text(f"process {os.getpid()} on {socket.gethostname()}\n")
+            disk.replace_file(self.holder, who)
         except OSError as error:
             raise self._unwritable(error) from None
 
@@ -146,6 +210,37 @@ class RunFolder:
         if error.errno not in disk.FULL:
             return UserError(f"{self.path}: cannot be written to: {error.strerror}")
         return disk.write_failure(self.path, "the lock of the run", error)
+
+
+@contextlib.contextmanager
+def _opened(folder: Path) -> Iterator[int]:
+    """Yield a descriptor of a folder, -1 where the system has none."""
+    if os.name != "posix":
+        yield -1
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _identity(folder: Path) -> str:
+    """Return what tells a run folder and its lock from others; empty if the folder is not there."""
+    found = []
+    for path in (folder, RunFolder(folder).lock_file):
+        with contextlib.suppress(OSError):
+            status = path.stat()
+            found.append(f"{status.st_dev}:{status.st_ino}")
+    return " ".join(found)
+
+
+def _place_of(descriptor: int) -> Path | None:
+    """Return where an open folder is by now, None if it was removed or the system can't tell."""
+    with contextlib.suppress(OSError):
+        place = Path(f"/proc/self/fd/{descriptor}").readlink()
+        return place if place.is_dir() else None
+    return None
 
 
 def _read(holder: Path) -> str:
