@@ -18,7 +18,7 @@ import importlib.metadata
 import json
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationError
 
@@ -29,8 +29,8 @@ from rungs.checkpointing.weights_file import Weights
 from rungs.checkpointing.weights_index import WEIGHTS_FILE
 from rungs.common.disk import sync_to_disk
 from rungs.common.errors import UserError
-from rungs.common.paths import is_file, is_inside
-from rungs.common.strict_json import StrictModel, read_text
+from rungs.common.paths import NO_FILE, cannot_be_read, is_file, is_inside, require_regular
+from rungs.common.strict_json import StrictModel
 from rungs.config.model_config import ModelConfig
 from rungs.config.reinforce_config import ReinforceConfig
 from rungs.config.run_config import AnyRunConfig, RunConfig, parse_train
@@ -108,8 +108,7 @@ class CheckpointMeta(StrictModel):
         return self.own_checksum == self._digest()
 
     def _digest(self) -> str:
-        content = self.model_dump(mode="json", exclude={"own_checksum"})
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        return _checksum(self.model_dump(mode="json", exclude={"own_checksum"}))
 
 
 def run_config(model: dict[str, Any], train: dict[str, Any]) -> AnyRunConfig:
@@ -177,16 +176,60 @@ def _would_be_read(name: str) -> bool:
     return name == TOKENIZER_FILE or name.startswith(Path(WEIGHTS_FILE).stem)
 
 
+class CheckpointError(UserError):
+    """A checkpoint cannot be used.
+
+    Attributes:
+        state: why, in a word.
+    """
+
+    def __init__(self, message: str, state: Literal["damaged", "other version", "unreadable"]):
+        super().__init__(message)
+        self.state = state
+
+
 def read_checkpoint(folder: Path) -> Checkpoint:
-    """Return the checkpoint in a folder; raise UserError if `meta.json` is missing or damaged."""
+    """Return the checkpoint in a folder.
+
+    Raises:
+        CheckpointError: `meta.json` is missing or damaged, of another version, or cannot be read.
+    """
     path = folder / META_FILE
     try:
-        meta = CheckpointMeta.model_validate_json(read_text(path))
-    except ValidationError:
-        raise UserError(f"{path}: damaged, or of another version of Rungs; not usable") from None
+        require_regular(path)
+        content = path.read_bytes()
+    except OSError as error:
+        if error.errno in NO_FILE:
+            raise CheckpointError(f"{path}: no such file", "damaged") from None
+        raise CheckpointError(str(cannot_be_read(path, error)), "unreadable") from None
+    try:
+        meta = CheckpointMeta.model_validate_json(content)
+    except ValidationError as error:
+        if _is_of_another_version(content, error):
+            raise CheckpointError(
+                f"{path}: saved by another version of Rungs; use that version, or a newer one",
+                "other version",
+            ) from None
+        raise CheckpointError(f"{path}: damaged; not usable", "damaged") from None
     if not meta.is_intact():
-        raise UserError(f"{path}: damaged; not usable")
+        raise CheckpointError(f"{path}: damaged; not usable", "damaged")
     return Checkpoint(folder, meta)
+
+
+def _is_of_another_version(content: bytes, error: ValidationError) -> bool:
+    """Return whether another version wrote what this one cannot read: its own checksum is right, or
+    it only has more keys."""
+    if all(one["type"] == "extra_forbidden" for one in error.errors(include_input=False)):
+        return True
+    try:
+        saved = json.loads(content)
+        return bool(saved.pop("own_checksum") == _checksum(saved))
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return False
+
+
+def _checksum(content: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def refuse_damaged(weights: Path, only: str | None = None) -> None:

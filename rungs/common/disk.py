@@ -90,6 +90,20 @@ def remove(path: Path) -> None:
             path.unlink()
 
 
+def move_folder(source: Path, target: Path) -> None:
+    """Move a folder, also to another disk; it appears there complete or not at all."""
+    try:
+        source.rename(target)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        unfinished = target.with_name(f".{target.name}")
+        remove(unfinished)
+        shutil.copytree(source, unfinished)
+        unfinished.rename(target)
+        remove(source)
+
+
 def link_or_copy(source: str, target: str) -> None:
     """Hard-link a file, or copy it where that is not possible. A `copy_function` of
     `shutil.copytree`, for files that are replaced and never modified."""

@@ -17,7 +17,12 @@ from filelock import FileLock, Timeout
 
 from rungs.common import disk
 from rungs.common.errors import RunFailure, UserError
-from rungs.common.paths import is_file, is_folder, refuse_control_characters
+from rungs.common.paths import (
+    is_file,
+    is_folder,
+    refuse_control_characters,
+    require_regular,
+)
 from rungs.config.run_config import MODEL_FILE, TRAIN_FILE
 
 RUNS = Path("runs")
@@ -143,6 +148,7 @@ class RunFolder:
         with _opened(self.path) as descriptor:
             own = dataclasses.replace(self, identity=_identity(self.path), descriptor=descriptor)
             try:
+                self._claim_checkpoints()
                 self._write_holder()
                 yield own
             except UserError:
@@ -196,6 +202,32 @@ class RunFolder:
                     " put what it points to in its place"
                 )
 
+    def _claim_checkpoints(self) -> None:
+        """Note in the folder that `checkpoints` is a link to, such as one on a larger disk, that it
+        is this run's. Raises UserError if it is another run's, whose checkpoints would be deleted.
+        """
+        if not self.checkpoints.is_symlink():
+            return
+        target = self.checkpoints.resolve()
+        if not is_folder(target):
+            raise UserError(
+                f"{self.checkpoints}: is a link to {target}, which is not there; mount its disk,"
+                " create the folder, or remove the link"
+            )
+        note = target / ".run"
+        for path in (target.parent, Path(_read(note) or target)):
+            other = RunFolder(path).checkpoints
+            is_its = is_file(path / MODEL_FILE) and is_folder(other) and other.samefile(target)
+            if is_its and not path.samefile(self.path):
+                raise UserError(
+                    f"{self.checkpoints}: is a link to the checkpoints of {path}; each run needs a"
+                    " folder of its own, so point the link to an empty one"
+                )
+        try:
+            disk.replace_file(note, f"{self.path.resolve()}\n")
+        except OSError as error:
+            raise self._unwritable(error) from None
+
     def _write_holder(self) -> None:
         """Write down which process holds the lock."""
         who = f"process {os.getpid()} on {socket.gethostname()}\n"
@@ -243,11 +275,12 @@ def _place_of(descriptor: int) -> Path | None:
     return None
 
 
-def _read(holder: Path) -> str:
-    """Return which process holds a lock, or an empty string if that is not written down."""
+def _read(note: Path) -> str:
+    """Return the text of a short file, an empty string if it cannot be read."""
     try:
-        return holder.read_text().strip()
-    except OSError:
+        require_regular(note)
+        return note.read_text(encoding="utf-8").strip()
+    except (OSError, ValueError):
         return ""
 
 

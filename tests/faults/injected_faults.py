@@ -28,7 +28,6 @@ from rungs.checkpointing import (
     links,
     manifest,
     restore,
-    retention,
     saver,
     weights_file,
 )
@@ -124,7 +123,7 @@ IN_THE_LOOP = {
     "between write and rename": Moment(manifest, "write_manifest", is_after=True),
     "between rename and links": Moment(links, "update_links"),
     "while links change": Moment(links, "_point"),
-    "while pruning": Moment(retention.shutil, "rmtree", half_a_deletion),
+    "while pruning": Moment(shutil, "rmtree", half_a_deletion),
     "while charts are drawn": Moment(ChartProcess, "request", half_a_chart),
 }
 AT_THE_END = {

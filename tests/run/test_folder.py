@@ -61,3 +61,52 @@ def test_one_process_holds_the_lock_and_a_stale_lock_does_not_count() -> None:
     assert not (run.path / "holder.lock").exists()
     with run.lock():
         pass
+
+
+def link_checkpoints(run: Path, target: Path) -> RunFolder:
+    (run / "checkpoints").symlink_to(target)
+    return RunFolder(run)
+
+
+def test_checkpoints_may_be_on_another_disk(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    run = link_checkpoints(Path("runs/old"), tmp_path / "disk")
+    for _ in range(2):
+        with run.lock():
+            pass
+    run = RunFolder(run.path.rename("runs/moved"))
+    with run.lock():
+        pass
+
+
+@pytest.mark.parametrize("is_moved", [False, True])
+def test_two_runs_never_share_their_checkpoints(is_moved: bool, tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    first = link_checkpoints(Path("runs/old"), tmp_path / "disk")
+    with first.lock():
+        pass
+    second = link_checkpoints(make_run(Path("runs/new")).path, tmp_path / "disk")
+    if is_moved:  # which the note doesn't know of, but its link went along
+        first.checkpoints.unlink()
+        with second.lock():
+            pass
+        return
+    with pytest.raises(
+        UserError, match=r"checkpoints: is a link to the checkpoints of .*/runs/old;"
+    ):
+        second.lock().__enter__()
+    assert not second.lock_file.exists()
+
+
+def test_checkpoints_are_not_those_in_another_run_folder() -> None:
+    (Path("runs/old") / "checkpoints").mkdir()
+    run = link_checkpoints(make_run(Path("runs/new")).path, Path("../old/checkpoints"))
+    with pytest.raises(UserError, match="is a link to the checkpoints of"):
+        run.lock().__enter__()
+    assert not list(Path("runs/old/checkpoints").iterdir())
+
+
+def test_a_disk_that_is_not_there_is_no_new_run(tmp_path: Path) -> None:
+    run = link_checkpoints(Path("runs/old"), tmp_path / "unmounted")
+    with pytest.raises(UserError, match="unmounted, which is not there; mount its disk"):
+        run.lock().__enter__()
