@@ -120,12 +120,17 @@ def literal_path(folder: Path) -> Path:
     fail at names that are not UTF-8. Such a folder is reached through a link in a temporary folder.
     """
     path = folder.resolve()
-    if not _MISREAD.search(path.as_posix()):
+    if is_literal(path):
         return path
     link = Path(_links().name, hashlib.sha256(os.fsencode(path)).hexdigest())
     if not link.is_symlink():
         link.symlink_to(path, target_is_directory=True)
     return link
+
+
+def is_literal(path: Path) -> bool:
+    """Whether Orbax and TensorStore take an absolute path as it is."""
+    return not _MISREAD.search(path.as_posix())
 
 
 @functools.cache

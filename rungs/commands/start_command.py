@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from rungs.checkpointing.manifest import CheckpointMeta
+from rungs.checkpointing.optimizer_state import is_literal
 from rungs.common import run_log
 from rungs.common.errors import UserError
 from rungs.config.option_values import MAX_RESTARTS
@@ -156,6 +157,11 @@ def hold_run(
         with folder.lock() as own:
             yield own
         return
+    if not is_literal(folder.path.resolve()):  # Orbax wants the same path in all processes
+        raise UserError(
+            f"{folder.path}: with several processes, the path of a run can't have *, ?, [ or a"
+            " backslash; rename its folder"
+        )
 
     from rungs.parallel import jax_setup
     from rungs.parallel.lost_process import end_if_lost

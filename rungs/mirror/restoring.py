@@ -56,6 +56,7 @@ def restore_if_empty(run: RunFolder, url: str, check: Callable[[CheckpointMeta],
         if (meta := _newest_meta(mirror, names)) is not None:
             check(meta)
     run.path.mkdir(parents=True, exist_ok=True)
+    run.refuse_links()
     with lock_folder(run.checkpoints), _failures(mirror):
         if _is_empty(run):  # another process of the run may have been faster
             _Restoring(run, mirror).restore(names)
@@ -183,8 +184,10 @@ class _Restoring:
 
     def _is_restored(self, name: str) -> bool:
         """Whether a file is restored: configs and other files of the user that are in the run
-        folder stay as they are."""
+        folder stay as they are, and nothing is written through links."""
         target = self._run.path / name
+        if not target.parent.resolve().is_relative_to(self._run.path.resolve()):
+            return False
         is_record = any(target.is_relative_to(record) for record in self._run.records)
         return is_record or not target.exists()
 

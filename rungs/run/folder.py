@@ -135,7 +135,7 @@ class RunFolder:
             UserError: another process holds the lock, or the folder cannot be written to, or has
                 links that training would write through.
         """
-        self._refuse_links()
+        self.refuse_links()
         is_new = not self.lock_file.exists()
         lock = FileLock(self.lock_file)
         try:
@@ -189,7 +189,7 @@ class RunFolder:
             " restore the folder and run the same command, or start over"
         )
 
-    def _refuse_links(self) -> None:
+    def refuse_links(self) -> None:
         """Raise UserError if something that training writes into is a link: it would write
         elsewhere."""
         files = self.lock_file, self.holder, self.log, self.events, self.metrics, self.samples

@@ -8,6 +8,12 @@ import pytest
 import tensorstore
 
 from rungs.checkpointing import optimizer_state
+from rungs.commands.start_command import hold_run
+from rungs.common.errors import UserError
+from rungs.config.run_config import RunConfig
+from rungs.parallel.launchers import Cluster
+from rungs.run.folder import RunFolder
+from tests.support.written_checkpoints import MODEL, TRAIN
 
 ARRAYS = {"layers.mu": jnp.arange(12.0).reshape(3, 4), "step": jnp.asarray(7)}
 
@@ -50,3 +56,9 @@ def test_a_chunk_that_is_missing(key: str, tmp_path: Path) -> None:
     store = tensorstore.KvStore.open({"driver": "ocdbt", "base": file}).result()
     store.delete_range(tensorstore.KvStore.KeyRange(key, key + "\0")).result()
     assert key in str(optimizer_state.damage(tmp_path))
+
+
+def test_several_processes_need_a_path_that_orbax_reads_as_it_is(tmp_path: Path) -> None:
+    config = RunConfig(MODEL, TRAIN)
+    with pytest.raises(UserError, match=r"with several processes, the path of a run can't have \*"):
+        hold_run(RunFolder(tmp_path / "lr[1e-3]"), config, Cluster()).__enter__()
