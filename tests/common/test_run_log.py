@@ -15,8 +15,8 @@ def loggers() -> Iterator[None]:
     found = [logging.getLogger(name) for name in ("rungs", "absl")]
     kept = [(one, one.level, one.handlers, one.propagate) for one in found]
     yield
-    for one, one.level, one.handlers, one.propagate in kept:
-        pass
+    for one, level, handlers, propagate in kept:
+        one.level, one.handlers, one.propagate = level, handlers, propagate
 
 
 def test_warnings_of_orbax_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
