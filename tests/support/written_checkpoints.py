@@ -33,9 +33,7 @@ def write_checkpoint(
         validated_on: checksum of the file that the validation loss was measured on.
     """
     write_model(folder)
-    for name, content in optimizer_files().items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(content)
+    write_optimizer(folder)
     meta = checkpoint_meta(RunConfig(MODEL, TRAIN), step, validation_loss)
     datasets = {"tiny": {"validation": validated_on}} if validated_on else {}
     write_manifest(folder, meta.model_copy(update={"datasets": datasets}))
@@ -62,8 +60,15 @@ def checkpoint_meta(
     )
 
 
+def write_optimizer(folder: Path) -> None:
+    """Write a small optimizer state into a checkpoint."""
+    for name, content in _optimizer_files().items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+
+
 @functools.cache
-def optimizer_files() -> dict[str, bytes]:
+def _optimizer_files() -> dict[str, bytes]:
     """Return the files of a small optimizer state, by path in the checkpoint."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
