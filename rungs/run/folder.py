@@ -246,15 +246,16 @@ class RunFolder:
 
 @contextlib.contextmanager
 def _opened(folder: Path) -> Iterator[int]:
-    """Yield a descriptor of a folder, -1 where the system has none."""
-    if os.name != "posix":
-        yield -1
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
+    """Yield a descriptor of a folder, -1 where the system gives none."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:
+        descriptor = -1
     try:
         yield descriptor
     finally:
-        os.close(descriptor)
+        if descriptor >= 0:
+            os.close(descriptor)
 
 
 def _identity(folder: Path) -> str:
