@@ -13,21 +13,23 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from queue import SimpleQueue
 
-from rungs.common.errors import UserError, reason
+from rungs.common.errors import RunFailure, UserError, reason
+from rungs.run.folder import RunFolder
 
 _ENDED, _KILLED = "\n", ""
 
 
-def main(run_folder: Path, lines: Iterable[str]) -> None:
+def main(run: RunFolder, lines: Iterable[str]) -> None:
     """Draw the charts of a run whenever that is asked for."""
     for _ in _requests(lines):
         try:
             # Here, because this import may fail or warn, too.
             from rungs.charts.run_charts import draw_run
 
-            draw_run(run_folder)
+            run.check()
+            draw_run(run.path)
         except Exception as error:  # the next drawing may work
-            kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+            kind = "" if isinstance(error, UserError | RunFailure) else f"{type(error).__name__}: "
             print(f"not drawn: {kind}{reason(error)}", file=sys.stderr, flush=True)
 
 
@@ -59,4 +61,4 @@ if __name__ == "__main__":
     # What is printed goes to the run's log, where only failures belong.
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
-    main(Path(sys.argv[1]), sys.stdin)
+    main(RunFolder(Path(sys.argv[1]), sys.argv[2]), sys.stdin)

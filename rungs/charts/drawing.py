@@ -9,7 +9,6 @@ distinguish. Line styles and markers differ too, so charts also work without col
 
 import contextlib
 import io
-import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -25,6 +24,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
+from rungs.common import disk
 from rungs.common.errors import UserError
 from rungs.config.option_values import ChartStyle
 from rungs.run.recorded_run import Curve, FloatArray, RecordedSteps, finite_points
@@ -102,15 +102,11 @@ def _write(figure: Figure, path: Path, creates: bool) -> Path:
         # The font may lack glyphs for the name of a run; Matplotlib draws boxes then.
         warnings.filterwarnings("ignore", "Glyph .* missing from font")
         FigureCanvasAgg(figure).print_png(picture, pil_kwargs=FAST_COMPRESSION)
-    temporary = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
     try:
         if creates:
             path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes(picture.getvalue())
-        temporary.replace(path)
+        disk.replace_file(path, picture.getvalue())
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
         raise UserError(f"{path}: cannot be written: {error.strerror}") from None
     return path
 

@@ -7,6 +7,7 @@
     saver              write checkpoints in the background while training continues
     manifest           meta.json of one checkpoint: what it records, checksums, damage
     checksums          sha256 of files; SHA256SUMS, the checksums of an imported model
+    optimizer_state    write, read and check the optimizer state, at any path
     restore            saved arrays onto devices: resume, or start from saved weights
     load               load_model, load_tokenizer, and find the weights that a path stands for
     published          the files that a model was published with besides its weights

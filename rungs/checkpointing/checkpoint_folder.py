@@ -4,13 +4,13 @@ A checkpoint is written under a name with a leading dot and renamed once it is c
 therefore leaves a complete checkpoint or nothing that looks like one.
 """
 
-import contextlib
 import datetime
+import fnmatch
 import logging
 from pathlib import Path
 
-from rungs.checkpointing.manifest import Checkpoint, read_checkpoint
-from rungs.common.errors import UserError
+from rungs.checkpointing.manifest import Checkpoint, CheckpointError, read_checkpoint
+from rungs.common.paths import NO_FILE, cannot_be_read
 
 CHECKPOINT_GLOB = "[0-9]*-step-*"
 IMPORTED = "imported"
@@ -22,28 +22,53 @@ _STAMP = "%Y%m%dZ%H%M%S"
 log = logging.getLogger("rungs")
 
 
+def checkpoint_folders(folder: Path) -> list[Path]:
+    """Return what is named like a checkpoint, sorted. Unlike `Path.glob`, raises UserError if the
+    folder cannot be read: it would look empty, and the run like a new one."""
+    try:
+        names = [path.name for path in folder.iterdir()]
+    except OSError as error:
+        if error.errno in NO_FILE:
+            return []
+        raise cannot_be_read(folder, error) from None
+    return [folder / name for name in sorted(fnmatch.filter(names, CHECKPOINT_GLOB))]
+
+
 def list_checkpoints(folder: Path) -> list[Checkpoint]:
-    """Return the checkpoints whose `meta.json` can be read, ordered by step."""
-    found = []
-    for path in folder.glob(CHECKPOINT_GLOB):
-        with contextlib.suppress(UserError):
+    """Return the checkpoints whose `meta.json` can be used, ordered by step."""
+    return _read_all(folder)[0]
+
+
+def unusable_checkpoints(folder: Path) -> dict[Path, CheckpointError]:
+    """Return the checkpoint folders whose `meta.json` cannot be used, and why."""
+    return _read_all(folder)[1]
+
+
+def _read_all(folder: Path) -> tuple[list[Checkpoint], dict[Path, CheckpointError]]:
+    found, unusable = list[Checkpoint](), dict[Path, CheckpointError]()
+    for path in checkpoint_folders(folder):
+        try:
             found.append(read_checkpoint(path))
-    return sorted(found, key=lambda c: c.order)
+        except CheckpointError as error:
+            unusable[path] = error
+    return sorted(found, key=lambda c: c.order), unusable
 
 
-def unreadable_checkpoints(folder: Path) -> list[Path]:
-    """Return the checkpoint folders whose `meta.json` is missing or damaged."""
-    readable = {c.folder for c in list_checkpoints(folder)}
-    return sorted(set(folder.glob(CHECKPOINT_GLOB)) - readable)
+def order_by_name(name: str) -> tuple[int, str]:
+    """Return what checkpoints are ordered by, `Checkpoint.order`, from the name of a folder."""
+    step = name.rpartition("-")[2]
+    return int(step) if step.isdecimal() else -1, name
 
 
 def newest_valid(folder: Path) -> Checkpoint | None:
     """Return the checkpoint with the highest step whose files all match their checksums.
 
-    Logs a warning for each damaged checkpoint that is skipped.
+    Logs a warning for each checkpoint that is skipped. Raises UserError if its files cannot be
+    read just now.
     """
-    for path in unreadable_checkpoints(folder):
-        log.warning("%s: damaged (meta.json); not used", path)
+    for path, error in unusable_checkpoints(folder).items():
+        is_damaged = error.state == "damaged"
+        log.warning("%s; not used", f"{path}: damaged (meta.json)" if is_damaged else error)
     for candidate in reversed(list_checkpoints(folder)):
         if not (damage := candidate.damage()):
             if extra := candidate.extra_files():

@@ -7,20 +7,22 @@ import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
-from rungs.common.paths import is_plain_name, require_regular
+from rungs.common.paths import NO_FILE, cannot_be_read, is_plain_name, require_regular
 from rungs.common.strict_json import read_text
 
 CHECKSUMS_FILE = "SHA256SUMS"
 
 
 def file_checksum(path: Path) -> str | None:
-    """Return the sha256 of a file, None if it cannot be read."""
+    """Return the sha256 of a file, None if there is none; raises UserError if it cannot be read."""
     try:
         require_regular(path)
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError:
-        return None
+    except OSError as error:
+        if error.errno in NO_FILE:
+            return None
+        raise cannot_be_read(path, error) from None
 
 
 def write_checksums(folder: Path) -> None:

@@ -8,6 +8,7 @@ from rungs.checkpointing.checkpoint_folder import (
     list_checkpoints,
     time_stamp,
 )
+from rungs.common import disk
 from rungs.common.errors import UserError
 from rungs.common.paths import is_file, is_folder, is_plain_name
 
@@ -30,7 +31,7 @@ def _point(link: Path, target: str) -> None:
     try:
         new.symlink_to(target, target_is_directory=True)
     except OSError:
-        new.write_text(target + "\n")
+        disk.replace_file(new, target + "\n")
     if link.is_dir() and not link.is_symlink():  # the run was copied with links followed
         aside = link.parent.parent / "aside"
         aside.mkdir(exist_ok=True)

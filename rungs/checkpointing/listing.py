@@ -3,10 +3,15 @@
 from pathlib import Path
 from typing import NamedTuple
 
-from rungs.checkpointing.checkpoint_folder import CHECKPOINT_GLOB, IMPORTED
+from rungs.checkpointing.checkpoint_folder import IMPORTED, checkpoint_folders
 from rungs.checkpointing.checksums import CHECKSUMS_FILE, changed_files, read_checksums
 from rungs.checkpointing.links import BEST, LATEST, link_target
-from rungs.checkpointing.manifest import META_FILE, CheckpointMeta, read_checkpoint
+from rungs.checkpointing.manifest import (
+    META_FILE,
+    CheckpointError,
+    CheckpointMeta,
+    read_checkpoint,
+)
 from rungs.common.disk import folder_bytes
 from rungs.common.errors import UserError
 from rungs.common.paths import is_file
@@ -31,6 +36,8 @@ class ListedCheckpoint(NamedTuple):
     damage: list[str]
     """Files that are missing or changed, or were added and would be read."""
     has_checksums: bool
+    problem: str = ""
+    """Why it cannot be used, though it is not damaged: "other version" or "unreadable"."""
 
 
 def list_run(run: RunFolder, *, verify: bool) -> list[ListedCheckpoint]:
@@ -47,7 +54,7 @@ def list_run(run: RunFolder, *, verify: bool) -> list[ListedCheckpoint]:
         return [name for name, target in targets.items() if target == path.name]
 
     imported = [folder / IMPORTED] if (folder / IMPORTED).is_dir() else []
-    saved = sorted(folder.glob(CHECKPOINT_GLOB))
+    saved = checkpoint_folders(folder)
     listed = [
         *(_imported(path, verify) for path in imported),
         *(_listed(path, links(path), verify) for path in saved),
@@ -59,14 +66,20 @@ def list_run(run: RunFolder, *, verify: bool) -> list[ListedCheckpoint]:
 def _listed(folder: Path, links: list[str], verify: bool) -> ListedCheckpoint:
     try:
         checkpoint = read_checkpoint(folder)
+    except CheckpointError as error:
+        if error.state == "damaged":
+            return _without_manifest(folder, links, [META_FILE], has_checksums=False)
+        found = _without_manifest(folder, links, [], has_checksums=False)
+        return found._replace(problem=error.state)
+    meta, damage, problem = checkpoint.meta, list[str](), ""
+    try:
+        damage = checkpoint.damage() if verify else checkpoint.missing()
     except UserError:
-        return _without_manifest(folder, links, [META_FILE], has_checksums=False)
-    meta = checkpoint.meta
-    damage = checkpoint.damage() if verify else checkpoint.missing()
+        problem = "unreadable"
     quality = meta.train_loss, meta.validation_loss, _pass_at_1(meta)
     size = folder_bytes(folder)
     return ListedCheckpoint(
-        folder.name, meta.global_step, *quality, size, meta.created, links, damage, True
+        folder.name, meta.global_step, *quality, size, meta.created, links, damage, True, problem
     )
 
 

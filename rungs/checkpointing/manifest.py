@@ -18,17 +18,19 @@ import importlib.metadata
 import json
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationError
 
+from rungs.checkpointing import optimizer_state
 from rungs.checkpointing.checksums import CHECKSUMS_FILE, changed_files, file_checksum
+from rungs.checkpointing.optimizer_state import OPTIMIZER_FOLDER
 from rungs.checkpointing.weights_file import Weights
 from rungs.checkpointing.weights_index import WEIGHTS_FILE
 from rungs.common.disk import sync_to_disk
 from rungs.common.errors import UserError
-from rungs.common.paths import is_file, is_inside
-from rungs.common.strict_json import StrictModel, read_text
+from rungs.common.paths import NO_FILE, cannot_be_read, is_file, is_inside, require_regular
+from rungs.common.strict_json import StrictModel
 from rungs.config.model_config import ModelConfig
 from rungs.config.reinforce_config import ReinforceConfig
 from rungs.config.run_config import AnyRunConfig, RunConfig, parse_train
@@ -37,7 +39,7 @@ from rungs.data.provenance import describe_validation
 from rungs.data.tokenizer import TOKENIZER_FILE
 
 META_FILE = "meta.json"
-OPTIMIZER_FOLDER, PUBLISHED_FOLDER = "optimizer", "published"
+PUBLISHED_FOLDER = "published"
 PACKAGES = ("jax", "flax", "optax", "orbax-checkpoint", "grain", "safetensors", "numpy")
 
 
@@ -112,7 +114,7 @@ class CheckpointMeta(StrictModel):
         content = self.model_dump(mode="json", exclude={"own_checksum"})
         if self.environment is None:  # as before it was recorded
             del content["environment"]
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        return _checksum(content)
 
 
 def run_config(model: dict[str, Any], train: dict[str, Any]) -> AnyRunConfig:
@@ -146,14 +148,18 @@ class Checkpoint:
         return Weights(self.folder / WEIGHTS_FILE)
 
     def damage(self, of: Callable[[str], bool] = lambda _: True) -> list[str]:
-        """Return the names of files that are missing or changed, or were added and would be read.
+        """Return the names of files that are missing or changed, or were added and would be read,
+        and what keeps the optimizer state from being opened.
 
         Args:
             of: tells by a file's name whether to check it.
         """
         saved = self.meta.checksums
         wrong = [n for n in saved if of(n) and file_checksum(self.folder / n) != saved[n]]
-        return wrong + [name for name in self.extra_files() if of(name) and _would_be_read(name)]
+        wrong += [name for name in self.extra_files() if of(name) and _would_be_read(name)]
+        if of(OPTIMIZER_FOLDER) and not any(name.startswith(OPTIMIZER_FOLDER) for name in wrong):
+            wrong += filter(None, [optimizer_state.damage(self.folder)])
+        return wrong
 
     def missing(self) -> list[str]:
         """Return the names of saved files that are gone, without hashing any."""
@@ -176,16 +182,60 @@ def _would_be_read(name: str) -> bool:
     return name == TOKENIZER_FILE or name.startswith(Path(WEIGHTS_FILE).stem)
 
 
+class CheckpointError(UserError):
+    """A checkpoint cannot be used.
+
+    Attributes:
+        state: why, in a word.
+    """
+
+    def __init__(self, message: str, state: Literal["damaged", "other version", "unreadable"]):
+        super().__init__(message)
+        self.state = state
+
+
 def read_checkpoint(folder: Path) -> Checkpoint:
-    """Return the checkpoint in a folder; raise UserError if `meta.json` is missing or damaged."""
+    """Return the checkpoint in a folder.
+
+    Raises:
+        CheckpointError: `meta.json` is missing or damaged, of another version, or cannot be read.
+    """
     path = folder / META_FILE
     try:
-        meta = CheckpointMeta.model_validate_json(read_text(path))
-    except ValidationError:
-        raise UserError(f"{path}: damaged, or of another version of Rungs; not usable") from None
+        require_regular(path)
+        content = path.read_bytes()
+    except OSError as error:
+        if error.errno in NO_FILE:
+            raise CheckpointError(f"{path}: no such file", "damaged") from None
+        raise CheckpointError(str(cannot_be_read(path, error)), "unreadable") from None
+    try:
+        meta = CheckpointMeta.model_validate_json(content)
+    except ValidationError as error:
+        if _is_of_another_version(content, error):
+            raise CheckpointError(
+                f"{path}: saved by another version of Rungs; use that version, or a newer one",
+                "other version",
+            ) from None
+        raise CheckpointError(f"{path}: damaged; not usable", "damaged") from None
     if not meta.is_intact():
-        raise UserError(f"{path}: damaged; not usable")
+        raise CheckpointError(f"{path}: damaged; not usable", "damaged")
     return Checkpoint(folder, meta)
+
+
+def _is_of_another_version(content: bytes, error: ValidationError) -> bool:
+    """Return whether another version wrote what this one cannot read: its own checksum is right, or
+    it only has more keys."""
+    if all(one["type"] == "extra_forbidden" for one in error.errors(include_input=False)):
+        return True
+    try:
+        saved = json.loads(content)
+        return bool(saved.pop("own_checksum") == _checksum(saved))
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return False
+
+
+def _checksum(content: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def refuse_damaged(weights: Path, only: str | None = None) -> None:

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from rungs.checkpointing import manifest
+from rungs.checkpointing import optimizer_state
 from rungs.checkpointing.manifest import Checkpoint
 from rungs.checkpointing.weights_file import Weights
 from rungs.config.run_config import AnyRunConfig
@@ -23,17 +23,11 @@ def restore(
 
     Verify the checkpoint's files first: see `Checkpoint.damage`.
     """
-    from orbax.checkpoint import v1 as ocp
-
     abstract = AbstractState(config, total_steps, mesh)
     weights = place_weights(saved.weights, abstract, cast=abstract.trained)
-    context = ocp.Context()
     # earlier versions saved Adafactor's state with vocabulary padding
     is_padded = abstract.is_padded or config.train.optimizer == "adafactor"
-    context.array.loading.enable_padding_and_truncation = is_padded
-    with context:
-        folder = saved.folder.resolve() / manifest.OPTIMIZER_FOLDER
-        optimizer = ocp.load(folder, abstract.optimizer)
+    optimizer = optimizer_state.load(saved.folder, abstract.optimizer, may_pad=is_padded)
     return abstract.fill(weights, optimizer)
 
 

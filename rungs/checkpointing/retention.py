@@ -2,13 +2,13 @@
 
 After each save the newest `keep_checkpoints` (a key of train.json) and the best one stay. If the
 validation data was changed between starts, so do the best ones on the earlier data.
-If the next checkpoint would not fit on the disk, old ones are deleted before it is written.
+If the next checkpoint would not fit on the disk, old ones are deleted before it is written, also
+some of the newest `keep_checkpoints` if it takes that.
 """
 
 import contextlib
 import logging
-import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from rungs.checkpointing import checkpoint_folder, links
@@ -49,17 +49,31 @@ def superfluous(checkpoints: list[Checkpoint], keep: int) -> list[Checkpoint]:
 def make_room(folder: Path, keep: int, needed_bytes: int) -> None:
     """Delete old checkpoints if the next one would not fit on the disk.
 
-    The newest `keep` - 1 (at least one), the best ones and the newest valid one stay.
+    These are all but the newest `keep` - 1 (at least one) and, if the next one fits then, as many
+    of the others as it takes, from the oldest. The best ones and the newest valid one stay.
     """
     if keep == -1 or disk.has_space(folder, needed_bytes):
         return
     checkpoints = checkpoint_folder.list_checkpoints(folder)
     needed = *best_by_validation_data(checkpoints).values(), newest_valid(folder)
-    old = [c for c in _older(checkpoints, max(keep - 1, 1)) if c not in needed]
+    due = [c for c in _older(checkpoints, max(keep - 1, 1)) if c not in needed]
+    _delete_for_room(folder, due)
+    kept = [c for c in checkpoints if c not in (*due, *needed)]
+    while kept and not disk.has_space(folder, needed_bytes):
+        if not disk.has_space(folder, needed_bytes - sum(_bytes_freed_by(c) for c in kept)):
+            return
+        _delete_for_room(folder, [kept.pop(0)])
+
+
+def _delete_for_room(folder: Path, old: Sequence[Checkpoint]) -> None:
     if old:
         names = ", ".join(checkpoint.folder.name for checkpoint in old)
         log.warning("%s: too little space for the next checkpoint; deleting %s", folder, names)
     _delete(old)
+
+
+def _bytes_freed_by(checkpoint: Checkpoint) -> int:
+    return 0 if checkpoint.folder.is_symlink() else disk.folder_bytes(checkpoint.folder)
 
 
 def _older(checkpoints: list[Checkpoint], keep: int) -> list[Checkpoint]:
@@ -67,15 +81,16 @@ def _older(checkpoints: list[Checkpoint], keep: int) -> list[Checkpoint]:
 
 
 def _delete(checkpoints: Iterable[Checkpoint]) -> None:
+    """Delete checkpoints. Of one that is a link, what it points to stays."""
     for checkpoint in checkpoints:
         renamed = checkpoint.folder.with_name(UNFINISHED + checkpoint.folder.name)
         with contextlib.suppress(FileNotFoundError):  # deleted by the user already
             checkpoint.folder.rename(renamed)
-            shutil.rmtree(renamed)
+            disk.remove(renamed)
 
 
 def clean_up(folder: Path) -> None:
     """Delete what a crash left half-written or half-deleted, and update the links."""
     for path in folder.glob(UNFINISHED + CHECKPOINT_GLOB):
-        shutil.rmtree(path)
+        disk.remove(path)
     links.update_links(folder)

@@ -12,7 +12,14 @@ from typing import Any, NamedTuple, Self
 import jax
 import numpy as np
 
-from rungs.checkpointing import checkpoint_folder, links, manifest, retention, weights_file
+from rungs.checkpointing import (
+    checkpoint_folder,
+    links,
+    manifest,
+    optimizer_state,
+    retention,
+    weights_file,
+)
 from rungs.checkpointing.checkpoint_folder import UNFINISHED
 from rungs.checkpointing.links import BEST, LATEST
 from rungs.checkpointing.manifest import PUBLISHED_FOLDER, CheckpointMeta
@@ -31,8 +38,6 @@ from rungs.step.state import host_copies, named_arrays
 
 _EXTRA_BYTES = 1 << 16
 """Disk space for headers, checksums and Orbax's metadata."""
-_CHUNK_BYTES = 1 << 26
-"""Bytes that Orbax reads at once: small, so that a device reads little beyond its own shard."""
 
 log = logging.getLogger("rungs")
 
@@ -76,6 +81,8 @@ class Saver:
         starts_from: the weights that this start continues from, if any. Their origin and the files
             they were published with are passed on, and so is their tokenizer if the dataset has
             none.
+        check: raises RunFailure if the run is no longer in its folder, in which nothing is changed
+            then.
     """
 
     def __init__(
@@ -86,6 +93,7 @@ class Saver:
         before: Callable[[], None],
         after: Sequence[Callable[[], None]],
         starts_from: Weights | None = None,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         self._folder, self._config = folder, config
         self._origin = starts_from.header.origin if starts_from else None
@@ -95,7 +103,7 @@ class Saver:
         if tokenizer_file:
             self._copied[TOKENIZER_FILE] = tokenizer_file.read_bytes()
             self._copied |= read_template_files(tokenizer_file.parent)
-        self._before, self._after = before, after
+        self._before, self._after, self._check = before, after, check
         self._is_there = folder.is_dir()
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
@@ -177,10 +185,16 @@ class Saver:
         held = sum(array.nbytes for part in arrays for array in part.values())
         return held + sum(map(len, self._copied.values())) + _EXTRA_BYTES
 
-    def _failures_of(self, snapshot: _Snapshot) -> contextlib.AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def _failures_of(self, snapshot: _Snapshot) -> Iterator[None]:
         """Turn any exception into a failure of the run with a one-line message."""
         what = snapshot.description
-        return disk.writing(self._folder, what, snapshot.needed_bytes, failures=Exception)
+        with disk.writing(self._folder, what, snapshot.needed_bytes, failures=Exception):
+            try:
+                yield
+            except Exception:
+                self._check()
+                raise
 
     def _create(
         self, snapshot: _Snapshot, moments: Mapping[str, jax.Array | np.ndarray]
@@ -188,10 +202,11 @@ class Saver:
         new_folder = functools.partial(self._new_folder, snapshot)
         folder = self._folder / processes.broadcast_from_first(new_folder)
         with _removed_on_failure(folder):
-            return _Unfinished(folder, _save_async(folder / manifest.OPTIMIZER_FOLDER, moments))
+            return _Unfinished(folder, optimizer_state.save_async(folder, moments))
 
     def _new_folder(self, snapshot: _Snapshot) -> str:
         """Make the folder of an unfinished checkpoint; return its name."""
+        self._check()
         step = snapshot.meta.global_step
         if self._is_there and not self._folder.is_dir():
             log.warning(
@@ -215,13 +230,16 @@ class Saver:
         with self._failures_of(snapshot):
             with _removed_on_failure(unfinished.folder):
                 self._write_files(unfinished, snapshot)
+                self._check()  # the folder may be in a run that took the place of this one
             if nonfinite_names(snapshot.flags):  # the training loop reports it and stops
                 shutil.rmtree(unfinished.folder)
                 return
             unfinished.folder.rename(self._folder / unfinished.folder.name.removeprefix(UNFINISHED))
             sync_to_disk(self._folder)
         with disk.writing(self._folder, f"the names {BEST} and {LATEST}"):
+            self._check()
             links.update_links(self._folder)
+            self._check()
             retention.delete_old(self._folder, self._config.train.keep_checkpoints)
         for done in self._after:
             done()
@@ -230,6 +248,7 @@ class Saver:
         header = WeightsHeader(*self._config, snapshot.meta.tokenizer, self._origin)
         limit = self._config.train.max_weights_file_bytes
         try:
+            self._check()
             self._before()
             needed = weights_file.write_weights(unfinished.folder, snapshot.weights, header, limit)
             for name, content in self._copied.items():
@@ -238,6 +257,8 @@ class Saver:
         finally:
             # Orbax's threads would keep the process alive for a long time if nobody waited.
             unfinished.optimizer_save.result()
+        if damage := optimizer_state.damage(unfinished.folder):
+            raise RuntimeError(damage)
         manifest.write_manifest(unfinished.folder, snapshot.meta, needed)
 
 
@@ -262,21 +283,3 @@ def _as_jax_arrays(copies: dict[str, np.ndarray]) -> Mapping[str, jax.Array | np
     except RuntimeError:  # JAX_PLATFORMS does not include cpu
         return copies
     return jax.device_put(copies, host)
-
-
-def _save_async(folder: Path, arrays: Mapping[str, jax.Array | np.ndarray]) -> Any:
-    """Start saving arrays with Orbax; return its response once the arrays may change."""
-    from orbax.checkpoint import v1 as ocp
-
-    context = ocp.Context()
-    context.array.saving.enable_write_sharding_file = False
-    context.array.saving.storage_options.chunk_byte_size = _CHUNK_BYTES
-    # Otherwise Orbax compiles a program per array to slice out each replica's part, while training
-    # waits.
-    context.array.saving.use_replica_parallel = False
-    # It takes as long as all else, and the moments of a trained model become only 8% smaller.
-    context.array.saving.use_compression = False
-    # Otherwise threads wait five minutes for a folder that cannot be created.
-    context.asynchronous.create_directories_asynchronously = False
-    with context:
-        return ocp.save_async(folder.resolve(), arrays)

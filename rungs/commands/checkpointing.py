@@ -27,7 +27,7 @@ PASS_AT_1 = HEADER.index("pass@1")
 
 def list_checkpoints(run: str, verify: bool, as_json: bool) -> None:
     """Do what the options of `checkpointing.py` ask for. The exit code is 1 if a checkpoint is
-    damaged.
+    damaged or cannot be used.
 
     Raises:
         UserError: there is no run or no checkpoint.
@@ -40,7 +40,7 @@ def list_checkpoints(run: str, verify: bool, as_json: bool) -> None:
         click.echo(_table(checkpoints, verify))
     else:
         raise UserError(f"{folder.path}: no checkpoint yet; train it: uv run train.py {run}")
-    sys.exit(EXIT_FAILED if any(checkpoint.damage for checkpoint in checkpoints) else 0)
+    sys.exit(EXIT_FAILED if any(c.damage or c.problem for c in checkpoints) else 0)
 
 
 def _table(checkpoints: Sequence[ListedCheckpoint], verified: bool) -> str:
@@ -53,8 +53,8 @@ def _table(checkpoints: Sequence[ListedCheckpoint], verified: bool) -> str:
 
 
 def _row(checkpoint: ListedCheckpoint, verified: bool) -> tuple[str, ...]:
-    if checkpoint.damage:
-        state = "damaged"
+    if checkpoint.damage or checkpoint.problem:
+        state = checkpoint.problem or "damaged"
     elif verified and checkpoint.has_checksums:
         state = "verified"
     else:

@@ -35,12 +35,12 @@ def reinforce(trust_verifier: bool, is_audit: bool, **start: Any) -> None:
 
 def _reinforce(run: RunFolder, command: StartCommand, trust_verifier: bool) -> int:
     config = load_reinforcement_run(run.path)
-    with hold_run(run, config, command.cluster):
+    with hold_run(run, config, command.cluster) as own:
         # JAX takes seconds to import; config errors are reported before that.
         with importing():
             from rungs.reinforcement.start import launch
         if command.replay:
             from rungs.reinforcement.replay import replay
 
-            return replay(run, config, command.replay, trust_verifier)
-        return launch(run, config, command.start, trust_verifier)
+            return replay(own, config, command.replay, trust_verifier)
+        return launch(own, config, command.start, trust_verifier)

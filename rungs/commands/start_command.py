@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from rungs.checkpointing.manifest import CheckpointMeta
+from rungs.checkpointing.optimizer_state import is_literal
 from rungs.common import run_log
 from rungs.common.errors import UserError
 from rungs.config.option_values import MAX_RESTARTS
@@ -142,19 +143,25 @@ def _refuse_combinations(command: StartCommand) -> None:
 @contextmanager
 def hold_run(
     folder: RunFolder, config: AnyRunConfig, cluster: Cluster | None, dry: bool = False
-) -> Iterator[None]:
+) -> Iterator[RunFolder]:
     """Hold the run's lock; of several processes, once they are connected, the first holds it.
+    Yields the run as the one that this process trains.
 
     Args:
         dry: don't, as nothing will be written.
     """
     if dry:
-        yield
+        yield folder
         return
     if cluster is None:
-        with folder.lock():
-            yield
+        with folder.lock() as own:
+            yield own
         return
+    if not is_literal(folder.path.resolve()):  # Orbax wants the same path in all processes
+        raise UserError(
+            f"{folder.path}: with several processes, the path of a run can't have *, ?, [ or a"
+            " backslash; rename its folder"
+        )
 
     from rungs.parallel import jax_setup
     from rungs.parallel.lost_process import end_if_lost
@@ -166,5 +173,6 @@ def hold_run(
     if not is_first_process():
         run_log.only_warnings()
     with end_if_lost(), ExitStack() as hold:
-        run_on_first(lambda: hold.enter_context(folder.lock()))
-        yield
+        held = [folder]
+        run_on_first(lambda: held.append(hold.enter_context(folder.lock())))
+        yield held[-1]

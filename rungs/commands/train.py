@@ -32,11 +32,11 @@ def train(
 
 def _train(run: RunFolder, command: StartCommand, datasets: Path) -> int:
     config = load_run(run.path)
-    with hold_run(run, config, command.cluster, dry=command.start.dry_run):
+    with hold_run(run, config, command.cluster, dry=command.start.dry_run) as own:
         # JAX takes seconds to import; config errors are reported before that.
         with importing():
             from rungs.training.start import launch
-        return launch(run, config, command.start, datasets)
+        return launch(own, config, command.start, datasets)
 
 
 def _train_grid(

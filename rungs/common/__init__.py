@@ -7,7 +7,7 @@
     jax_errors    exceptions of JAX that its environment variables are the cause of
     imports       imports of large libraries, in less time
     paths         checks on paths from users and files; where the checkout is
-    disk          writes that survive a power cut; messages for a full or read-only disk; free space
+    disk          writes that follow no link and survive a power cut; messages for a full disk
     atomic_folder folders that appear complete or not at all, and the lock while one is built
     file_lock     a lock that ends with its process
     strict_json   JSON parsed strictly, all errors reported at once

@@ -1,15 +1,17 @@
-"""Files and folders that survive a power cut where the system can promise it, and clear messages
-when they cannot be written."""
+"""Writing files: never through a link, so that a folder from someone else can't lead a write
+elsewhere; surviving a power cut where the system can promise it; with clear messages on failure."""
 
 import contextlib
 import errno
 import math
 import os
 import re
+import secrets
 import shutil
+import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, BinaryIO
 
 from rungs.common.errors import RunFailure
 
@@ -17,6 +19,9 @@ FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC), errno.EFBIG)
 """Errors of a full disk, an exhausted quota or a limit on file size."""
 GONE = (errno.ENOENT, errno.ENOTDIR, getattr(errno, "ESTALE", errno.ENOENT))
 _NO_SUCH_OPERATION = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
+UNFINISHED_FILES = ".*.new"
+"""What `replace_file` leaves behind when the process is killed."""
+_NO_LINKS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 _NUMBER_IN_TEXT = re.compile(r"os[ _]error(?:_code)?\W+(\d+)", re.IGNORECASE)
 """How libraries not written in Python give the system's error number: `(os error 28)` in
 safetensors, `[os_error_code='28']` in TensorStore."""
@@ -47,6 +52,67 @@ def flush(file: IO[Any]) -> None:
     """Wait until what was written to an open file is on disk for good."""
     file.flush()
     _sync(file.fileno())
+
+
+def open_to_append(path: Path, buffering: int = -1) -> BinaryIO:
+    """Open a file for reading and appending; it is created if it is not there. Raises OSError if it
+    is a link or no regular file."""
+    file: BinaryIO = open(path, "a+b", buffering, opener=_open_regular)  # noqa: SIM115
+    return file
+
+
+def _open_regular(path: str, flags: int) -> int:
+    descriptor = os.open(path, flags | _NO_LINKS, 0o666)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", path)
+    return descriptor
+
+
+def replace_file(path: Path, content: str | bytes, *, durable: bool = False) -> None:
+    """Replace a file's content, completely or not at all; a link is itself replaced. Raises
+    OSError.
+
+    Args:
+        durable: wait until it is on disk for good.
+    """
+    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
+    try:
+        with unfinished.open("xb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            if durable:
+                flush(file)
+        unfinished.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            unfinished.unlink(missing_ok=True)
+        raise
+    if durable:
+        sync_to_disk(path.parent)
+
+
+def remove(path: Path) -> None:
+    """Delete a file, a folder with all that is in it, or a link but not what it points to. Nothing
+    need be there."""
+    with contextlib.suppress(FileNotFoundError):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+def move_folder(source: Path, target: Path) -> None:
+    """Move a folder, also to another disk; it appears there complete or not at all."""
+    try:
+        source.rename(target)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        unfinished = target.with_name(f".{target.name}")
+        remove(unfinished)
+        shutil.copytree(source, unfinished)
+        unfinished.rename(target)
+        remove(source)
 
 
 def link_or_copy(source: str, target: str) -> None:
@@ -111,6 +177,8 @@ def write_failure(path: Path, what: str, error: Exception, needed_bytes: int = 0
     if number in FULL:
         needed = f"{needed_bytes:,} bytes needed, " * bool(needed_bytes)
         reason += f" ({needed}{_free_bytes(path):,} bytes free there)"
+    elif number == errno.ELOOP:
+        reason = f"it is a link, which is not followed ({getattr(error, 'filename', path)})"
     elif named := getattr(error, "filename", None):
         reason += f" ({named})"
     return RunFailure(

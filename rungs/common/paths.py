@@ -7,8 +7,16 @@ Opening a pipe or a device may block, or read, forever.
 import errno
 import os
 import stat
+import unicodedata
 from pathlib import Path
 
+from rungs.common.errors import UserError, readable_line
+
+NO_FILE = (
+    *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR),
+    *(errno.EINVAL, errno.ELOOP, errno.ENAMETOOLONG),
+)
+"""Errors of reading where there is no regular file. Others, such as EIO and EACCES, may pass."""
 _NAME_BYTES = 200
 """Less than the limit of 255 of file systems: Rungs adds prefixes and suffixes to names."""
 
@@ -42,6 +50,21 @@ def require_regular(path: Path) -> None:
         raise OSError(errno.EINVAL, "not a valid file name", str(path)) from None
     if not stat.S_ISREG(mode):
         raise OSError(errno.EINVAL, "not a regular file", str(path))
+
+
+def cannot_be_read(path: Path, error: OSError) -> UserError:
+    """Return the error for something that is there but cannot be read, maybe only for now."""
+    return UserError(f"{path}: cannot be read just now: {error.strerror}; try again when it can be")
+
+
+def refuse_control_characters(path: Path | str) -> None:
+    """Raise UserError if a path has a line break or another control character, or is not UTF-8:
+    messages, logs and the libraries that read and write files need text."""
+    if {"Cc", "Cs", "Zl", "Zp"} & set(map(unicodedata.category, str(path))):
+        raise UserError(
+            f"{readable_line(str(path))}: has a line break, another control character, or bytes"
+            " that are not UTF-8; rename it"
+        )
 
 
 def is_inside(path: str) -> bool:

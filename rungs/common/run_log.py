@@ -8,12 +8,14 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from io import TextIOWrapper
 from logging.handlers import MemoryHandler
 from pathlib import Path
 from typing import Any, NoReturn
 
 from tqdm import tqdm
 
+from rungs.common import disk
 from rungs.common.errors import RunFailure
 from rungs.common.shown_text import shown
 
@@ -101,6 +103,11 @@ class _File(logging.FileHandler):
 
     _has_failed = False
 
+    def _open(self) -> TextIOWrapper:
+        return TextIOWrapper(
+            disk.open_to_append(Path(self.baseFilename)), self.encoding, "backslashreplace"
+        )
+
     def handleError(self, _: logging.LogRecord) -> None:
         error = sys.exc_info()[1]
         if not self._has_failed:
@@ -108,15 +115,26 @@ class _File(logging.FileHandler):
             TERMINAL.write(f"{self.baseFilename}: could not be written: {error}\n")
 
 
+class _Relay(logging.Handler):
+    """Passes the warnings of a library on. Errors are left out: the library also raises them, and
+    Rungs reports the exception."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.levelno == logging.WARNING:
+            log.warning("%s: %s", record.module, record.getMessage())
+
+
 def log_to_terminal(*, quiet: bool = False, as_json: bool = False) -> None:
-    """From now on write messages to the terminal, and keep them in memory for `log_to_file`. Errors
-    that libraries log are left out: they also raise them, and Rungs reports the exception.
+    """From now on write messages to the terminal, and keep them in memory for `log_to_file`, those
+    of Orbax too.
 
     Args:
         quiet: only warnings go to the terminal, and no progress bar.
         as_json: each message is an object with time, level and message; there is no progress bar.
     """
-    logging.getLogger("absl").setLevel(logging.CRITICAL)
+    orbax = logging.getLogger("absl")
+    orbax.setLevel(logging.WARNING)
+    orbax.handlers, orbax.propagate = [_Relay()], False
     log.setLevel(logging.INFO)
     log.propagate = False
     terminal = _AboveTheBar(logging.WARNING if quiet else logging.INFO)

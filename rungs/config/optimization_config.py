@@ -181,7 +181,7 @@ class OptimizationConfig(Config):
     auto, and what is then kept must take at most half of the memory. Otherwise 1."""
     keep_checkpoints: CountOrAll = 3
     """How many of the latest checkpoints to keep, in addition to the best. If the next one would
-    not fit on the disk, one fewer while it is written, but at least one. -1: all."""
+    not fit on the disk, as many fewer as it takes, but the newest valid one stays. -1: all."""
     max_weights_file_bytes: Bytes = 5_000_000_000
     """Weights larger than this are saved in several files of at most this many bytes (more only if
     a single tensor is larger) with an index, as on the Hugging Face hub:

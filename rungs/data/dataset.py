@@ -11,7 +11,6 @@ datasets/python-stdlib/
 import contextlib
 import hashlib
 import json
-import os
 from pathlib import Path
 from typing import Literal
 
@@ -224,14 +223,7 @@ def write_description(folder: Path, description: DatasetDescription) -> None:
     """Write `dataset.json` atomically; raises OSError."""
     content = description.with_checksum().model_dump(mode="json", exclude_none=True)
     text = json.dumps(content, indent=2) + "\n"
-    new = folder / f".{DESCRIPTION_FILE}.{os.getpid()}"
-    try:
-        with new.open("w", encoding="utf-8") as file:
-            file.write(text)
-            disk.flush(file)
-        new.replace(folder / DESCRIPTION_FILE)
-    finally:
-        new.unlink(missing_ok=True)
+    disk.replace_file(folder / DESCRIPTION_FILE, text, durable=True)
 
 
 def describe(

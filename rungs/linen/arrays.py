@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from rungs.checkpointing.optimizer_state import literal_path
 from rungs.checkpointing.weights_index import read_index
 from rungs.common.errors import UserError, reason
 from rungs.common.paths import is_file, is_folder, require_regular
@@ -82,12 +83,11 @@ def _read_orbax(folder: Path) -> Mapping[str, Any]:
 
     try:
         with ocp.PyTreeCheckpointer() as checkpointer:
-            metadata = checkpointer.metadata(folder.resolve())
+            place = literal_path(folder)
+            metadata = checkpointer.metadata(place)
             tree = metadata.item_metadata.tree
             to_host = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
-            restored: Mapping[str, Any] = checkpointer.restore(
-                folder.resolve(), restore_args=to_host
-            )
+            restored: Mapping[str, Any] = checkpointer.restore(place, restore_args=to_host)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{folder}: not a complete Orbax checkpoint: {reason(error)}") from None
     return restored

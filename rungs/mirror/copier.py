@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.checkpointing.manifest import META_FILE, Checkpoint, CheckpointMeta
 from rungs.checkpointing.retention import superfluous
+from rungs.common import disk
 from rungs.common.disk import link_or_copy
 from rungs.mirror.mirror_folder import CHECKPOINTS, MirrorFolder, is_beside_checkpoints
 from rungs.mirror.mirror_record import (
@@ -50,7 +51,9 @@ class Copier:
 
         Raises:
             UserError: the mirror is of another run.
+            RunFailure: the run is no longer in its folder.
         """
+        self._run.check()
         if self._record is None:
             self._record = self._begin()
         there = set(self.mirror.checkpoints())
@@ -99,9 +102,11 @@ class Copier:
                 with contextlib.suppress(FileNotFoundError):
                     shutil.copy2(self._run.path / name, target)
             what = checkpoint.folder.name if checkpoint else "files beside the checkpoints"
+            self._run.check()
             self.mirror.upload(staged, f"Copy {what}")
         for gone in record.copied.keys() - files:
             self.mirror.delete_file(gone)
+        self._run.check()
         self._record = record.model_copy(update={"copied": files})
         self._record.write(self._run.path)
         return True
@@ -113,7 +118,8 @@ class Copier:
         for path in self._run.path.rglob("*"):
             name = path.relative_to(self._run.path).as_posix()
             with contextlib.suppress(FileNotFoundError):
-                if path.is_file() and is_beside_checkpoints(name):
+                is_own = path.is_file() and not path.is_symlink()
+                if is_own and is_beside_checkpoints(name):
                     found[name] = version(path)
         return found
 
@@ -134,13 +140,15 @@ class Copier:
     @contextlib.contextmanager
     def _staging(self) -> Iterator[Path]:
         """Yield an empty folder in the run folder; it is deleted at the end."""
+        self._run.check()
         staged = self._run.path / STAGED
-        shutil.rmtree(staged, ignore_errors=True)
+        disk.remove(staged)
         staged.mkdir()
         try:
             yield staged
         finally:
-            shutil.rmtree(staged, ignore_errors=True)
+            if self._run.is_own():
+                shutil.rmtree(staged, ignore_errors=True)
 
 
 def _stage(checkpoint: Checkpoint, staged: Path) -> bool:

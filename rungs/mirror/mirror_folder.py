@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import shutil
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -10,6 +11,7 @@ from rungs.checkpointing.checkpoint_folder import CHECKPOINT_GLOB, IMPORTED
 from rungs.checkpointing.manifest import META_FILE
 from rungs.common import hub
 from rungs.common.errors import UserError, reason
+from rungs.common.paths import refuse_control_characters
 
 CHECKPOINTS, ASIDE, RECORD_FILE = "checkpoints", "aside", "mirror.json"
 _NOT_MIRRORED = (ASIDE, "train.lock", "train.soft.lock", "holder.lock", RECORD_FILE)
@@ -26,7 +28,7 @@ class MirrorFolder:
         url: where it is; it needs not exist.
 
     Raises:
-        UserError: the URL is of no file system that is known and installed.
+        UserError: the URL is of no file system that is known and installed, or no text.
 
     Attributes:
         progress: of the upload that runs.
@@ -38,6 +40,7 @@ class MirrorFolder:
 
         from rungs.mirror.upload_progress import Progress
 
+        refuse_control_characters(url)
         self.progress = Progress()
         self.url = url.rstrip("/") or url
         protocol = fsspec.utils.get_protocol(url)
@@ -154,8 +157,14 @@ class MirrorFolder:
         """Delete a checkpoint, its `meta.json` first."""
         folder = f"{CHECKPOINTS}/{checkpoint}"
         self.delete_file(f"{folder}/{META_FILE}")
-        with contextlib.suppress(FileNotFoundError):  # object stores have no empty folders
-            self._files.rm(self._at(folder), recursive=True)
+        if hub.is_repository(self.url):
+            with contextlib.suppress(FileNotFoundError):
+                self._files.rm(self._at(folder), recursive=True)  # in one commit
+            return
+        for path in self.files(folder):  # `rm` would read the `[1]` in a path as a pattern
+            self.delete_file(path)
+        if self.local_path is not None:
+            shutil.rmtree(self.local_path / folder, ignore_errors=True)
 
     def delete_file(self, path: str) -> None:
         """Delete a file that may be gone already."""

@@ -6,7 +6,12 @@ from typing import Self
 
 from pydantic import Field, ValidationError
 
-from rungs.checkpointing.checkpoint_folder import CHECKPOINT_GLOB
+from rungs.checkpointing.checkpoint_folder import (
+    CHECKPOINT_GLOB,
+    checkpoint_folders,
+    order_by_name,
+)
+from rungs.common import disk
 from rungs.common.errors import UserError
 from rungs.common.paths import is_file
 from rungs.common.strict_json import StrictModel, read_text
@@ -55,10 +60,7 @@ class MirrorRecord(StrictModel):
 
     def write(self, folder: Path) -> None:
         """Write it into a folder, completely or not at all."""
-        path = folder / RECORD_FILE
-        unfinished = path.with_name(f".{path.name}")
-        unfinished.write_text(self.model_dump_json() + "\n", encoding="utf-8")
-        unfinished.replace(path)
+        disk.replace_file(folder / RECORD_FILE, self.model_dump_json() + "\n")
 
 
 def version(path: Path) -> FileVersion:
@@ -98,17 +100,12 @@ def check_same_run(run: RunFolder, mirror: MirrorFolder) -> MirrorRecord | None:
 
 def _newer(run: RunFolder, mirror: MirrorFolder) -> str | None:
     """Return the newest checkpoint of a mirror if the run is not that far and never was."""
-    here = [path.name for path in run.checkpoints.glob(CHECKPOINT_GLOB)]
+    here = [path.name for path in checkpoint_folders(run.checkpoints)]
     there = set(mirror.checkpoints()) - names_aside(run)
-    newest = max([*here, *there], key=step_and_name, default=None)
+    newest = max([*here, *there], key=order_by_name, default=None)
     return None if newest in here else newest
 
 
 def names_aside(run: RunFolder) -> set[str]:
     """Return the names of the checkpoints that `--fresh` and `--from` moved aside."""
     return {path.name for path in run.aside.glob(f"*/{CHECKPOINTS}/{CHECKPOINT_GLOB}")}
-
-
-def step_and_name(checkpoint: str) -> tuple[int, str]:
-    """Return what checkpoints are ordered by, from the name of one."""
-    return int(checkpoint.rpartition("-")[2]), checkpoint

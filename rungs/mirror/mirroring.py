@@ -5,7 +5,7 @@ import threading
 import time
 from typing import Self
 
-from rungs.common.errors import UserError, reason
+from rungs.common.errors import RunFailure, UserError, reason
 from rungs.common.paths import is_file
 from rungs.mirror.copier import Copier
 from rungs.mirror.mirror_folder import RECORD_FILE, MirrorFolder
@@ -67,7 +67,7 @@ class Mirroring:
             is_last = self._is_ending.is_set()
             try:
                 self._copier.copy(everything=is_last)
-            except UserError as error:
+            except (UserError, RunFailure) as error:
                 log.warning("%s; nothing more is copied there", error)
                 return
             except Exception as error:  # of any library behind fsspec

@@ -8,14 +8,19 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from rungs.checkpointing.checkpoint_folder import CHECKPOINT_GLOB
-from rungs.checkpointing.manifest import META_FILE, CheckpointMeta, read_checkpoint
+from rungs.checkpointing.checkpoint_folder import checkpoint_folders, order_by_name
+from rungs.checkpointing.manifest import (
+    META_FILE,
+    CheckpointError,
+    CheckpointMeta,
+    read_checkpoint,
+)
 from rungs.common import disk
 from rungs.common.atomic_folder import lock_folder
 from rungs.common.errors import RunFailure, UserError, reason
 from rungs.common.paths import is_folder, is_inside, is_there
 from rungs.mirror.mirror_folder import CHECKPOINTS, MirrorFolder, is_beside_checkpoints
-from rungs.mirror.mirror_record import MirrorRecord, check_same_run, step_and_name, version
+from rungs.mirror.mirror_record import MirrorRecord, check_same_run, version
 from rungs.run.folder import RunFolder
 
 RESTORING = ".restoring"
@@ -44,20 +49,21 @@ def restore_if_empty(run: RunFolder, url: str, check: Callable[[CheckpointMeta],
         return
     with _failures(mirror):
         mirror.require_login()
-        names = sorted(mirror.checkpoints(), key=step_and_name, reverse=True)
+        names = sorted(mirror.checkpoints(), key=order_by_name, reverse=True)
         if not names:
             check_same_run(run, mirror)
             return
         if (meta := _newest_meta(mirror, names)) is not None:
             check(meta)
     run.path.mkdir(parents=True, exist_ok=True)
+    run.refuse_links()
     with lock_folder(run.checkpoints), _failures(mirror):
         if _is_empty(run):  # another process of the run may have been faster
             _Restoring(run, mirror).restore(names)
 
 
 def _is_empty(run: RunFolder) -> bool:
-    return not any(run.checkpoints.glob(CHECKPOINT_GLOB))
+    return not checkpoint_folders(run.checkpoints)
 
 
 def _refuse_place(run: RunFolder, mirror: MirrorFolder) -> None:
@@ -128,6 +134,8 @@ class _Restoring:
         size = sum(self._files[file] for files in wanted.values() for file in files)
         log.info("%s: restoring it from %s, %.3g GB", self._run.path, self._mirror.url, size / 1e9)
         disk.check_free_space(self._run.path, "what its mirror has", size)
+        if self._staged.is_symlink():
+            self._staged.unlink()
         self._staged.mkdir(exist_ok=True)
         valid = [name for name, files in wanted.items() if self._download(name, files)]
         if not valid:
@@ -138,7 +146,7 @@ class _Restoring:
         self._restore_other_files()
         self._run.checkpoints.mkdir(exist_ok=True)
         for name in valid:
-            (self._staged / CHECKPOINTS / name).rename(self._run.checkpoints / name)
+            disk.move_folder(self._staged / CHECKPOINTS / name, self._run.checkpoints / name)
         shutil.rmtree(self._staged)
         for damaged in wanted.keys() - valid:
             self._mirror.set_aside(damaged)
@@ -176,15 +184,20 @@ class _Restoring:
 
     def _is_restored(self, name: str) -> bool:
         """Whether a file is restored: configs and other files of the user that are in the run
-        folder stay as they are."""
+        folder stay as they are, and nothing is written through links."""
         target = self._run.path / name
+        if not target.parent.resolve().is_relative_to(self._run.path.resolve()):
+            return False
         is_record = any(target.is_relative_to(record) for record in self._run.records)
         return is_record or not target.exists()
 
 
 def _damage(checkpoint: Path) -> str:
-    """Return the names of a checkpoint's damaged files, an empty string if there are none."""
+    """Return the names of a checkpoint's damaged files, an empty string if there are none. Raises
+    UserError if it is of another version or cannot be read."""
     try:
         return ", ".join(read_checkpoint(checkpoint).damage())
-    except UserError:
+    except CheckpointError as error:
+        if error.state != "damaged":
+            raise
         return META_FILE

@@ -153,9 +153,7 @@ def write_page(path: Path, runs: Sequence[ShownRun]) -> None:
     content = page(runs).encode()
     with disk.writing(path, "the page", len(content)):
         path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_name(f".{path.name}.new")
-        unfinished.write_bytes(content)
-        unfinished.replace(path)
+        disk.replace_file(path, content)
 
 
 def _asset(name: str) -> str:

@@ -8,7 +8,7 @@ rollouts/
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -92,10 +92,13 @@ class RolloutFiles:
     Args:
         folder: `rollouts/`, which is created when something is written.
         writes: whether this process writes; of several, the first one does.
+        check: called before each write; raises RunFailure if the run is no longer there.
     """
 
-    def __init__(self, folder: Path, writes: bool = True) -> None:
-        self._folder, self._writes = folder, writes
+    def __init__(
+        self, folder: Path, writes: bool = True, check: Callable[[], None] = lambda: None
+    ) -> None:
+        self._folder, self._writes, self._check = folder, writes, check
 
     def step(self, step: int) -> Path:
         """The file of a step."""
@@ -121,11 +124,10 @@ class RolloutFiles:
             for completion in completions
         )
         content = "".join(f"{line}\n" for line in lines).encode("utf-8", "surrogatepass")
+        self._check()
         with disk.writing(path, "sampled texts", len(content)):
             path.parent.mkdir(exist_ok=True)
-            unfinished = path.with_suffix(".new")
-            unfinished.write_bytes(content)
-            unfinished.replace(path)
+            disk.replace_file(path, content)
 
 
 def read(path: Path) -> list[Completion]:

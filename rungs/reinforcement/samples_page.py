@@ -24,10 +24,9 @@ def write_samples(run: RunFolder, files: RolloutFiles, last: int) -> None:
     for place in sorted(validations[0][1])[:_PROMPTS]:
         lines += _section(place, validations)
     content = "\n".join(lines) + "\n"
+    run.check()
     with disk.writing(run.samples, "samples.md", len(content)):
-        unfinished = run.samples.with_suffix(".new")
-        unfinished.write_text(content, encoding="utf-8")
-        unfinished.replace(run.samples)
+        disk.replace_file(run.samples, content)
 
 
 def _by_prompt(completions: Sequence[Completion]) -> dict[int, list[Completion]]:

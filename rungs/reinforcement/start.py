@@ -302,8 +302,9 @@ def _make_trainer(
         written.sync,
         after_checkpoint,
         inputs.weights,
+        check=run.check,
     )
-    files = RolloutFiles(run.rollouts, is_first_process())
+    files = RolloutFiles(run.rollouts, is_first_process(), run.check)
     return PolicyTrainer(
         config=config,
         record=inputs.record,

@@ -23,6 +23,7 @@ class Event(StrictModel):
 
 def append(run: RunFolder, event: Event) -> None:
     """Add an event; raises RunFailure."""
+    run.check()
     json_records.append(run.events, [event])
 
 

@@ -1,4 +1,8 @@
-"""A run's folder: found by name, its paths, and the lock that one training process holds."""
+"""A run's folder: found by name, its paths, and the lock that one training process holds.
+
+A run is trained by one process. What that process and its helpers write, they write after `check`:
+while they were suspended, the folder may have been moved and another run put in its place.
+"""
 
 import contextlib
 import dataclasses
@@ -7,13 +11,14 @@ import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Self
 
 from filelock import SoftFileLock, Timeout
 
 from rungs.common import disk
 from rungs.common.errors import RunFailure, UserError
 from rungs.common.file_lock import file_lock
-from rungs.common.paths import is_file, is_folder
+from rungs.common.paths import is_file, is_folder, refuse_control_characters, require_regular
 from rungs.config.run_config import MODEL_FILE, TRAIN_FILE
 
 RUNS = Path("runs")
@@ -24,6 +29,10 @@ class RunFolder:
     """A run folder and the paths in it."""
 
     path: Path
+    identity: str = dataclasses.field(default="", compare=False)
+    """Of the folder and its lock, if this process trains the run or helps it."""
+    descriptor: int = dataclasses.field(default=-1, compare=False)
+    """Of the open folder, in the process that holds the lock."""
 
     @property
     def checkpoints(self) -> Path:
@@ -99,25 +108,36 @@ class RunFolder:
         return [path for path in files if path.exists()]
 
     @property
-    def unfinished_charts(self) -> list[Path]:
-        """Partly written charts that killed drawing processes left behind."""
-        return sorted(self.path.glob(".*-chart.*.png"))
+    def unfinished_files(self) -> list[Path]:
+        """Partly written files that killed processes left behind."""
+        folders = self.path, self.rollouts, *self.trackers.glob("*")
+        return [path for folder in folders for path in folder.glob(disk.UNFINISHED_FILES)]
+
+    @property
+    def lock_file(self) -> Path:
+        return self.path / "train.lock"
+
+    @property
+    def holder(self) -> Path:
+        """Says which process holds the lock."""
+        return self.path / "holder.lock"
 
     @contextlib.contextmanager
-    def lock(self) -> Iterator[None]:
-        """Hold the run's lock, which also ends with the process. A UserError in the block leaves no
-        lock file behind.
+    def lock(self) -> Iterator[Self]:
+        """Hold the run's lock, which also ends with the process; yields the run as the one that
+        this process trains. A UserError in the block leaves no lock file behind.
 
         Raises:
-            UserError: another process holds the lock, or the folder cannot be written to.
+            UserError: another process holds the lock, or the folder cannot be written to, or has
+                links that training would write through.
         """
-        lock_file, holder = self.path / "train.lock", self.path / "holder.lock"
-        is_new = not lock_file.exists()
+        self.refuse_links()
+        is_new = not self.lock_file.exists()
         try:
-            lock = file_lock(lock_file)
+            lock = file_lock(self.lock_file)
             lock.acquire(blocking=False)
         except Timeout as held:
-            who = _read(holder) or "another process"
+            who = _read(self.holder) or "another process"
             is_soft = isinstance(lock, SoftFileLock)
             remedy = f"; if it was killed, delete {held.lock_file}" if is_soft else ""
             raise UserError(
@@ -125,23 +145,94 @@ class RunFolder:
             ) from None
         except OSError as error:
             raise self._unwritable(error) from None
-        try:
-            self._write_holder(holder)
-            yield
-        except UserError:
-            if is_new:
-                with contextlib.suppress(OSError):
-                    lock_file.unlink()
-            raise
-        finally:
-            with contextlib.suppress(OSError):
-                holder.unlink()
-            lock.release()
+        with _opened(self.path) as descriptor:
+            own = dataclasses.replace(self, identity=_identity(self.path), descriptor=descriptor)
+            try:
+                self._claim_checkpoints()
+                self._write_holder()
+                yield own
+            except UserError:
+                if is_new and own.is_own():
+                    with contextlib.suppress(OSError):
+                        self.lock_file.unlink()
+                raise
+            finally:
+                if own.is_own():
+                    with contextlib.suppress(OSError):
+                        self.holder.unlink()
+                lock.release()
 
-    def _write_holder(self, holder: Path) -> None:
-        """Write down which process holds the lock."""
+    def is_own(self) -> bool:
+        """Whether the folder and its lock are still those that this process trains."""
+        found = _identity(self.path)
+        return bool(found) and self.identity in ("", found)
+
+    def check(self) -> None:
+        """Raise RunFailure unless the folder and its lock are those that this process trains. Call
+        it before each write that matters."""
+        if self.is_own():
+            return
+        if _identity(self.path).partition(" ")[0] == self.identity.partition(" ")[0] != "":
+            raise RunFailure(
+                f"{self.lock_file}: removed or replaced during training, so another process may"
+                " train this run; run the same command to resume from the last checkpoint"
+            )
+        another = ", and another folder took its place" if is_folder(self.path) else ""
+        lost = "the progress since its last checkpoint is lost"
+        if place := _place_of(self.descriptor):
+            raise RunFailure(
+                f"{self.path}: the run folder was moved to {place} during training{another};"
+                f" {lost}; resume it there"
+            )
+        raise RunFailure(
+            f"{self.path}: the run folder was removed or moved during training{another}; {lost};"
+            " restore the folder and run the same command, or start over"
+        )
+
+    def refuse_links(self) -> None:
+        """Raise UserError if something that training writes into is a link: it would write
+        elsewhere."""
+        files = self.lock_file, self.holder, self.log, self.events, self.metrics, self.samples
+        folders = self.aside, self.failed_steps, self.rollouts, self.trackers
+        others = self.evaluations, self.prompt_samples, *self.trackers.glob("*")
+        for path in (*files, *folders, *others):
+            if path.is_symlink():
+                raise UserError(
+                    f"{path}: is a link, and a run writes nothing outside its folder; remove it, or"
+                    " put what it points to in its place"
+                )
+
+    def _claim_checkpoints(self) -> None:
+        """Note in the folder that `checkpoints` is a link to, such as one on a larger disk, that it
+        is this run's. Raises UserError if it is another run's, whose checkpoints would be deleted.
+        """
+        if not self.checkpoints.is_symlink():
+            return
+        target = self.checkpoints.resolve()
+        if not is_folder(target):
+            raise UserError(
+                f"{self.checkpoints}: is a link to {target}, which is not there; mount its disk,"
+                " create the folder, or remove the link"
+            )
+        note = target / ".run"
+        for path in (target.parent, Path(_read(note) or target)):
+            other = RunFolder(path).checkpoints
+            is_its = is_file(path / MODEL_FILE) and is_folder(other) and other.samefile(target)
+            if is_its and not path.samefile(self.path):
+                raise UserError(
+                    f"{self.checkpoints}: is a link to the checkpoints of {path}; each run needs a"
+                    " folder of its own, so point the link to an empty one"
+                )
         try:
-            holder.write_text(f"process {os.getpid()} on {socket.gethostname()}\n")
+            disk.replace_file(note, f"{self.path.resolve()}\n")
+        except OSError as error:
+            raise self._unwritable(error) from None
+
+    def _write_holder(self) -> None:
+        """Write down which process holds the lock."""
+        who = f"process {os.getpid()} on {socket.gethostname()}\n"
+        try:
+            disk.replace_file(self.holder, who)
         except OSError as error:
             raise self._unwritable(error) from None
 
@@ -153,11 +244,44 @@ class RunFolder:
         return disk.write_failure(self.path, "the lock of the run", error)
 
 
-def _read(holder: Path) -> str:
-    """Return which process holds a lock, or an empty string if that is not written down."""
+@contextlib.contextmanager
+def _opened(folder: Path) -> Iterator[int]:
+    """Yield a descriptor of a folder, -1 where the system gives none."""
     try:
-        return holder.read_text().strip()
+        descriptor = os.open(folder, os.O_RDONLY)
     except OSError:
+        descriptor = -1
+    try:
+        yield descriptor
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def _identity(folder: Path) -> str:
+    """Return what tells a run folder and its lock from others; empty if the folder is not there."""
+    found = []
+    for path in (folder, RunFolder(folder).lock_file):
+        with contextlib.suppress(OSError):
+            status = path.stat()
+            found.append(f"{status.st_dev}:{status.st_ino}")
+    return " ".join(found)
+
+
+def _place_of(descriptor: int) -> Path | None:
+    """Return where an open folder is by now, None if it was removed or the system can't tell."""
+    with contextlib.suppress(OSError):
+        place = Path(f"/proc/self/fd/{descriptor}").readlink()
+        return place if place.is_dir() else None
+    return None
+
+
+def _read(note: Path) -> str:
+    """Return the text of a short file, an empty string if it cannot be read."""
+    try:
+        require_regular(note)
+        return note.read_text(encoding="utf-8").strip()
+    except (OSError, ValueError):
         return ""
 
 
@@ -206,12 +330,16 @@ def runs_in(name: str) -> list[Path]:
 
 
 def existing_run_path(name: str) -> Path | None:
-    """Return the folder with a name, here or in `runs/`, None if there is none."""
+    """Return the folder with a name, here or in `runs/`, None if there is none. Raises UserError if
+    no run can be at that path."""
+    refuse_control_characters(Path(name).absolute())
     return next((path for path in (Path(name), RUNS / name) if is_folder(path)), None)
 
 
 def new_run_path(name: str) -> Path:
-    """Return where a run folder of this name would be created: a path, or a name in `runs/`."""
+    """Return where a run folder of this name would be created: a path, or a name in `runs/`. Raises
+    UserError if no run can be there."""
+    refuse_control_characters(Path(name).absolute())
     return Path(name) if len(Path(name).parts) > 1 else RUNS / name
 
 

@@ -17,7 +17,7 @@ Record = TypeVar("Record", bound=StrictModel)
 def append(path: Path, records: Sequence[StrictModel]) -> None:
     """Add records to a file, on disk for good; raises RunFailure."""
     content = _as_text(records)
-    with disk.writing(path, path.stem), path.open("a+b") as file:
+    with disk.writing(path, path.stem), disk.open_to_append(path) as file:
         if file.tell() and not _ends_with_newline(path):
             content = "\n" + content  # a kill tore the last line
         file.write(content.encode())
@@ -26,10 +26,8 @@ def append(path: Path, records: Sequence[StrictModel]) -> None:
 
 def write(path: Path, records: Sequence[StrictModel]) -> None:
     """Replace a file, completely or not at all; raises RunFailure."""
-    unfinished = path.with_name(f"{path.name}.new")
     with disk.writing(path, path.stem):
-        unfinished.write_text(_as_text(records), encoding="utf-8")
-        unfinished.replace(path)
+        disk.replace_file(path, _as_text(records))
 
 
 def read(path: Path, kind: type[Record]) -> list[Record]:

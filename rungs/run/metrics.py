@@ -8,6 +8,7 @@ import dataclasses
 import json
 import logging
 import math
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Generic, Literal, Self
@@ -127,6 +128,7 @@ class MetricsLog(Generic[R]):
 
     Args:
         on_step: called with each step that is added.
+        check: called before each write; raises RunFailure if the run is no longer there.
     """
 
     def __init__(
@@ -135,8 +137,9 @@ class MetricsLog(Generic[R]):
         last_step: int,
         kind: type[R],
         on_step: Callable[[StepRecord], None] = lambda _: None,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
-        self._kind, self._on_step = kind, on_step
+        self._kind, self._on_step, self._check = kind, on_step, check
         kept = [step for step in stream(path, kind) if step.global_step <= last_step]
         if (missing := last_step + 1 - len(kept)) > 0:
             log.warning("%s: the metrics of %d earlier steps are missing", path, missing)
@@ -151,8 +154,8 @@ class MetricsLog(Generic[R]):
         """
         line = step.as_line().encode()
         with disk.writing(self._path, f"the metrics of step {step.global_step}", len(line)):
-            self._add(line)
             self._check_file()
+            self._add(line)
         self._on_step(step)
 
     def replace_last(self, step: R) -> None:
@@ -168,10 +171,11 @@ class MetricsLog(Generic[R]):
     def _begin(self, steps: list[R]) -> None:
         """Write exactly these steps to the file, or leave it unchanged; then open it for
         appending."""
+        self._check()
         content = "".join(step.as_line() for step in steps).encode()
         with disk.writing(self._path, "the metrics so far", len(content)):
-            _replace(self._path, content)
-            self._file = self._path.open("ab", buffering=0)
+            disk.replace_file(self._path, content, durable=True)
+            self._file = disk.open_to_append(self._path, buffering=0)
         self._bytes = len(content)
 
     def _add(self, line: bytes) -> None:
@@ -187,20 +191,17 @@ class MetricsLog(Generic[R]):
         self._bytes += len(line)
 
     def _check_file(self) -> None:
-        """Raise RunFailure if the file was removed or cut: a process that has it open could still
-        write to it, but the lines would be lost."""
+        """Raise RunFailure if the file was removed, replaced or cut: this process could still write
+        to the one that it has open, but the lines would be lost."""
+        self._check()
         with contextlib.suppress(FileNotFoundError):
-            if self._path.stat().st_size >= self._bytes:
+            found = self._path.stat()
+            is_same = os.path.samestat(found, os.fstat(self._file.fileno()))
+            if is_same and found.st_size >= self._bytes:
                 return
-        run = self._path.parent
-        if run.is_dir():
-            raise RunFailure(
-                f"{self._path}: removed, truncated or replaced during training; the missing lines"
-                " are lost; run the same command to resume from the last checkpoint"
-            )
         raise RunFailure(
-            f"{run}: the run folder was removed or moved during training; the progress since its"
-            " last checkpoint is lost; restore the folder and run the same command, or start over"
+            f"{self._path}: removed, truncated or replaced during training; the missing lines are"
+            " lost; run the same command to resume from the last checkpoint"
         )
 
     def __enter__(self) -> Self:
@@ -208,21 +209,6 @@ class MetricsLog(Generic[R]):
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Replace a file's content, completely or not at all."""
-    replacement = path.with_name(path.name + ".new")
-    try:
-        with replacement.open("wb") as file:
-            file.write(content)
-            disk.flush(file)
-        replacement.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            replacement.unlink(missing_ok=True)
-        raise
-    disk.sync_to_disk(path.parent)
 
 
 class NullMetricsLog(MetricsLog[R]):

@@ -42,6 +42,12 @@ def read(run: RunFolder) -> list[Sample]:
     return sorted(distinct.values(), key=lambda one: one.step)
 
 
+def append(run: RunFolder, found: list[Sample]) -> None:
+    """Add samples; raises RunFailure."""
+    run.check()
+    json_records.append(run.prompt_samples, found)
+
+
 def drop_after(run: RunFolder, step: int) -> None:
     """Remove the samples of later steps, which a start goes back behind; raises RunFailure."""
     found = read(run)

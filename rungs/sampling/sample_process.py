@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
-from rungs.checkpointing.manifest import OPTIMIZER_FOLDER, Checkpoint
+from rungs.checkpointing.manifest import Checkpoint
+from rungs.checkpointing.optimizer_state import OPTIMIZER_FOLDER
+from rungs.common import disk
 from rungs.common.disk import link_or_copy
 from rungs.common.helper_process import HelperProcess
 from rungs.common.signals import StopSignal
@@ -49,6 +51,7 @@ class SampleProcess:
         """Have the checkpoints that have no samples yet sampled from; return at once. A failure is
         logged as a warning."""
         try:
+            self._run.check()
             for checkpoint in self._unsampled():
                 self._stage(checkpoint)
                 self._send(checkpoint.folder.name)
@@ -68,7 +71,8 @@ class SampleProcess:
         if wait and stop.number is None:
             self._process.finish(stop, "sampling from the last checkpoints")
         self._process.kill()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        if self._run.is_own():
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def _unsampled(self) -> Iterator[Checkpoint]:
         prompts = self._train.sample_prompts
@@ -82,7 +86,7 @@ class SampleProcess:
 
     def _stage(self, checkpoint: Checkpoint) -> None:
         if self._process is None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            disk.remove(self._folder)
         with contextlib.suppress(FileNotFoundError):  # deleted by retention meanwhile
             shutil.copytree(
                 checkpoint.folder,
@@ -104,7 +108,8 @@ class SampleProcess:
 
     def _request(self) -> SamplingRequest:
         return SamplingRequest(
-            output=str(self._run.prompt_samples.resolve()),
+            run=str(self._run.path.resolve()),
+            identity=self._run.identity,
             prompts=list(self._train.sample_prompts),
             new_tokens=self._train.sample_tokens,
             temperature=TEMPERATURE,

@@ -23,7 +23,8 @@ from rungs.data.tokenizer import Tokenizer
 from rungs.model.generation import Generator, Request
 from rungs.model.sampling import GREEDY, Sampling
 from rungs.parallel import jax_setup
-from rungs.run import evaluations, json_records
+from rungs.run import evaluations, samples
+from rungs.run.folder import RunFolder
 from rungs.run.samples import Sample
 from rungs.sampling.prompts import encode_prompts
 
@@ -31,8 +32,10 @@ from rungs.sampling.prompts import encode_prompts
 class SamplingRequest(StrictModel):
     """What to sample from each checkpoint."""
 
-    output: str
-    """Path of the `samples.jsonl`."""
+    run: str
+    """Path of the run folder."""
+    identity: str
+    """See `RunFolder.identity`."""
     prompts: list[str]
     new_tokens: int
     temperature: float
@@ -95,10 +98,10 @@ def main(folder: Path, lines: TextIO) -> None:
     names: SimpleQueue[str] = SimpleQueue()
     request = SamplingRequest.model_validate_json(lines.readline())
     threading.Thread(target=_receive, args=(lines, names), daemon=True).start()
-    sampler = CheckpointSampler(request)
+    sampler, run = CheckpointSampler(request), RunFolder(Path(request.run), request.identity)
     while name := names.get():
         try:
-            json_records.append(Path(request.output), sampler.sample(folder / name))
+            samples.append(run, sampler.sample(folder / name))
         except Exception as error:  # the next checkpoint may work
             print(f"{name}: not sampled from: {error}", file=sys.stderr, flush=True)
         shutil.rmtree(folder / name, ignore_errors=True)

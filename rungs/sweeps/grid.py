@@ -12,7 +12,7 @@ import click
 
 from rungs.charts.comparison_charts import draw_comparison
 from rungs.common.errors import EXIT_BAD_INPUT, EXIT_FAILED, UserError
-from rungs.common.paths import is_plain_name
+from rungs.common.paths import is_plain_name, refuse_control_characters
 from rungs.common.signals import StopSignal
 from rungs.monitoring.supervisor import run_child
 from rungs.page.document import open_runs, write_page
@@ -46,6 +46,7 @@ def cells(like: str, grid: Sequence[str], settings: Sequence[str], into: Path) -
     Raises:
         UserError: a key or value is wrong, or a run that is there has other keys.
     """
+    refuse_control_characters(into.absolute())
     axes = dict(map(_axis, grid))
     if len(axes) < len(grid):
         raise UserError("--grid: a key was given twice; give all its values at once")

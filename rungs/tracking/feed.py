@@ -15,7 +15,7 @@ from typing import Any, TextIO
 import pydantic_core
 from pydantic import Field
 
-from rungs.common import strict_json
+from rungs.common import disk, strict_json
 from rungs.common.errors import reason
 from rungs.common.file_lock import file_lock
 from rungs.common.growing_file import GrowingFile
@@ -62,7 +62,9 @@ class Feed:
         self._sent = self._read_sent()
 
     def send_new(self) -> None:
-        """Send the steps and samples that the tracker doesn't have yet."""
+        """Send the steps and samples that the tracker doesn't have yet. Raises RunFailure if
+        another run has taken the place of this one."""
+        self._run.check()
         if self._sent.is_finished and not self._has_more():
             return
         tracker = self._opened()
@@ -154,9 +156,7 @@ class Feed:
         self._write_sent()
 
     def _write_sent(self) -> None:
-        unfinished = self._state.with_suffix(".new")
-        unfinished.write_text(self._sent.model_dump_json() + "\n")
-        unfinished.replace(self._state)
+        disk.replace_file(self._state, self._sent.model_dump_json() + "\n")
 
     @property
     def _state(self) -> Path:
@@ -220,7 +220,7 @@ def _listen(lines: TextIO, has_news: threading.Event, state: dict[str, bool]) ->
 if __name__ == "__main__":
     commands = os.fdopen(os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # a library that asks for a login finds nobody
-    tracked, tracker = RunFolder(Path(sys.argv[1])), sys.argv[2]
+    tracked, tracker = RunFolder(Path(sys.argv[1]), sys.argv[3]), sys.argv[2]
     try:
         (tracked.trackers / tracker).mkdir(parents=True, exist_ok=True)
         with file_lock(tracked.trackers / tracker / "feed.lock"):  # a killed start's may still send

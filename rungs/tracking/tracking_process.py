@@ -33,7 +33,7 @@ class TrackingProcesses:
     def start(self) -> None:
         """Start sending; return at once."""
         for name in self._names:
-            arguments = str(self._run.path.resolve()), name
+            arguments = str(self._run.path.resolve()), name, self._run.identity
             self._processes[name] = HelperProcess(
                 f"tracker {name}", "rungs.tracking.feed", *arguments
             )

@@ -50,7 +50,7 @@ class Background:
     ) -> None:
         self.stop = StopSignal()
         self._mirror = mirror
-        self._charts = ChartProcess(run.path, datasets_dir)
+        self._charts = ChartProcess(run, datasets_dir)
         has_samples = bool(train.sample_prompts) and is_first_process()
         self._samples = SampleProcess(run, train, datasets_dir) if has_samples else None
         trackers = train.trackers if is_first_process() else ()

@@ -7,6 +7,7 @@ from pathlib import Path
 from rungs.common.helper_process import HelperProcess
 from rungs.common.signals import StopSignal
 from rungs.config.option_values import DATASETS_VARIABLE
+from rungs.run.folder import RunFolder
 
 log = logging.getLogger("rungs")
 
@@ -21,12 +22,12 @@ class ChartProcess:
     A request that comes too soon after the last one waits for the next request or `finish`.
 
     Args:
-        run_folder: the run.
+        run: the run folder.
         datasets_dir: where its datasets are; None for where they are by default.
     """
 
-    def __init__(self, run_folder: Path, datasets_dir: Path | None = None) -> None:
-        self._run_folder = run_folder
+    def __init__(self, run: RunFolder, datasets_dir: Path | None = None) -> None:
+        self._run = run
         self._environment = {DATASETS_VARIABLE: str(datasets_dir)} if datasets_dir else {}
         self._process: HelperProcess | None = None
         self._is_outdated = False
@@ -53,8 +54,9 @@ class ChartProcess:
         try:
             if not self._is_asked():
                 self._end()
+                arguments = str(self._run.path), self._run.identity
                 self._process = HelperProcess(
-                    "charts", MODULE, str(self._run_folder), environment=self._environment
+                    "charts", MODULE, *arguments, environment=self._environment
                 )
                 self._process.send("draw")
         except OSError as error:

@@ -103,6 +103,7 @@ class FailedStepRecorder:
     ) -> None:
         from safetensors.numpy import save_file
 
+        self._run.check()
         earlier = [c for c in list_checkpoints(self._run.checkpoints) if c.step < step]
         saved = earlier[-1] if earlier else None
         meta = FailedStepMeta(

@@ -177,7 +177,7 @@ def tidy(
     samples.drop_after(run, saved.step if saved else -1)
     clean_up(run.checkpoints)
     delete_old(run.checkpoints, train.keep_checkpoints)
-    for unfinished in run.unfinished_charts:
+    for unfinished in run.unfinished_files:
         unfinished.unlink(missing_ok=True)
     run_log.log_to_file(run.log)
     if aside is not None:
@@ -223,4 +223,4 @@ def metrics_log(
     """
     if not is_first_process():
         return NullMetricsLog()
-    return MetricsLog(run.metrics, last_step, kind, on_step)
+    return MetricsLog(run.metrics, last_step, kind, on_step, run.check)

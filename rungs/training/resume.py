@@ -4,22 +4,25 @@
 Only `move_aside` changes the disk. It moves and copies, but never deletes a checkpoint.
 """
 
+import fnmatch
 import json
 import shutil
 from pathlib import Path
 
 from rungs.checkpointing.checkpoint_folder import (
     CHECKPOINT_GLOB,
-    IMPORTED,
     UNFINISHED,
     best_of,
+    checkpoint_folders,
     list_checkpoints,
     newest_valid,
-    unreadable_checkpoints,
+    order_by_name,
+    unusable_checkpoints,
     utc_now,
 )
 from rungs.checkpointing.links import BEST, LATEST
 from rungs.checkpointing.manifest import META_FILE, Checkpoint, CheckpointMeta
+from rungs.common import disk
 from rungs.common.errors import UserError
 from rungs.config import run_config
 from rungs.config.optimization_config import OptimizationConfig
@@ -103,7 +106,7 @@ def edit_to_extend(config: RunConfig, data: TrainingData) -> str:
 def move_aside(run: RunFolder, saved: Checkpoint | None) -> Path | None:
     """Move checkpoints that this start leaves behind into a new folder under `aside/`.
 
-    These are the checkpoints after `saved` (all if it is None) and those that cannot be read.
+    These are the checkpoints after `saved` (all if it is None) and damaged ones.
     Metrics, log, charts and sampled texts are copied along. A fresh start also moves failed steps,
     and removes metrics, log, charts and sampled texts from the run.
 
@@ -121,32 +124,52 @@ def move_aside(run: RunFolder, saved: Checkpoint | None) -> Path | None:
         c.folder
         for c in list_checkpoints(run.checkpoints)
         if saved is None or c.order > saved.order
-    ] + unreadable_checkpoints(run.checkpoints)
+    ]
+    later += [
+        path
+        for path, error in unusable_checkpoints(run.checkpoints).items()
+        if error.state == "damaged" or saved is None or order_by_name(path.name) > saved.order
+    ]
     records = run.records
     if not later and not (saved is None and run.metrics.exists()):
         return None
     if saved is None:
-        later = [path for path in run.checkpoints.glob("*") if path.name != IMPORTED]
+        later = list(filter(_is_saved_by_runs, run.checkpoints.glob("*")))
     aside = _create_aside(run, records)
     for path in sorted(later, reverse=True):
-        path.rename(aside / "checkpoints" / path.name)
+        _move(path, aside / "checkpoints" / path.name)
     if saved is None:
         for folder in (run.failed_steps, run.old_failed_steps):
             if folder.exists():
                 folder.rename(aside / folder.name)
         for path in reversed(records):  # metrics last, see above
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+            disk.remove(path)
     return aside
+
+
+def _move(path: Path, target: Path) -> None:
+    if path.is_symlink() and path.name not in (BEST, LATEST):  # a relative one would end elsewhere
+        target.symlink_to(path.resolve(), target_is_directory=True)
+        path.unlink()
+    else:
+        path.rename(target)
+
+
+def _is_saved_by_runs(path: Path) -> bool:
+    """Whether training saved this in `checkpoints`, which may be a link to a folder with more."""
+    is_checkpoint = fnmatch.fnmatch(path.name.removeprefix(UNFINISHED), CHECKPOINT_GLOB)
+    return is_checkpoint or path.name in (BEST, LATEST)
 
 
 def _create_aside(run: RunFolder, records: list[Path]) -> Path:
     """Create a folder under `aside/` with copies of these files, complete from the start."""
     for unfinished in run.aside.glob(UNFINISHED + "*"):
-        shutil.rmtree(unfinished)
+        disk.remove(unfinished)
     aside = run.aside / f"{utc_now():%Y%m%dZ%H%M%S%f}"
     unfinished = aside.with_name(UNFINISHED + aside.name)
     try:
-        (unfinished / "checkpoints").mkdir(parents=True)
+        unfinished.mkdir(parents=True)
+        _create_aside_for_checkpoints(run, unfinished / "checkpoints", aside.name)
         for path in records:
             copy = shutil.copytree if path.is_dir() else shutil.copy2
             copy(path, unfinished / path.name)
@@ -157,9 +180,25 @@ def _create_aside(run: RunFolder, records: list[Path]) -> Path:
     return aside
 
 
+def _create_aside_for_checkpoints(run: RunFolder, aside: Path, name: str) -> None:
+    """Create the folder that checkpoints move to. If they are on another disk, it is there, and
+    `aside` is a link to it: they can't move between disks, and may not fit on this one."""
+    folder = run.checkpoints.resolve()
+    if not folder.is_dir() or folder.stat().st_dev == run.path.stat().st_dev:
+        aside.mkdir()
+        return
+    place = folder / run.aside.name / name
+    place.mkdir(parents=True)
+    aside.symlink_to(place, target_is_directory=True)
+
+
 def _newest(run: RunFolder) -> Checkpoint | None:
     newest = newest_valid(run.checkpoints)
-    if newest is None and any(run.checkpoints.glob(CHECKPOINT_GLOB)):
+    for path, error in unusable_checkpoints(run.checkpoints).items():
+        is_later = newest is None or order_by_name(path.name) > newest.order
+        if is_later and error.state != "damaged":  # what it has would be lost
+            raise UserError(f"{error}; or choose an earlier checkpoint with --from")
+    if newest is None and checkpoint_folders(run.checkpoints):
         raise UserError(
             f"{run.checkpoints}: none of the checkpoints is valid; start over with --fresh,"
             " which moves them to aside/"
@@ -178,9 +217,11 @@ def _find_by_name(run: RunFolder, name: str) -> Checkpoint:
     matches = [c for c in checkpoints if name and c.folder.name.endswith(name)]
     if len({c.step for c in matches}) == 1:
         return matches[-1]
-    for path in unreadable_checkpoints(run.checkpoints):
+    for path, error in unusable_checkpoints(run.checkpoints).items():
         if name and path.name.endswith(name):
-            raise UserError(f"{path}: damaged ({META_FILE}); choose another")
+            is_damaged = error.state == "damaged"
+            reason = f"{path}: damaged ({META_FILE})" if is_damaged else error
+            raise UserError(f"{reason}; choose another")
     names = ", ".join([BEST, LATEST, *(c.folder.name for c in checkpoints)])
     raise UserError(f"--from {name}: no such checkpoint in {run.path}; there are {names}")
 

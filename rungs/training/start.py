@@ -228,6 +228,7 @@ def _make_trainer(inputs: Inputs, mesh: Mesh, background: Background) -> Trainer
         before=written.sync,
         after=(background.checkpoint_saved,),
         starts_from=inputs.weights,
+        check=run.check,
     )
     failed_steps = FailedStepRecorder(run, config, data, recorded_sharding(config.train, mesh))
     spikes = LossSpikeDetector(config.train, steps)

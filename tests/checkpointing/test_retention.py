@@ -1,12 +1,13 @@
 """Which checkpoints stay: after each save, and before one that would not fit."""
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
-from rungs.checkpointing.retention import delete_old, make_room, most_needed
+from rungs.checkpointing.retention import clean_up, delete_old, make_room, most_needed
 from rungs.common.disk import folder_bytes
 from tests.support.written_checkpoints import flip_byte, write_checkpoint
 
@@ -21,15 +22,27 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+Disk = Callable[[Path, float], None]
+
+
 @pytest.fixture
-def space(folder: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
+    """Make a folder a disk of so many bytes."""
+
+    def limit(folder: Path, total: float) -> None:
+        def usage(_: Path) -> SimpleNamespace:
+            return SimpleNamespace(total=total, free=total - folder_bytes(folder))
+
+        monkeypatch.setattr("rungs.common.disk.shutil.disk_usage", usage)
+
+    return limit
+
+
+@pytest.fixture
+def space(folder: Path, disk: Disk) -> int:
     """The bytes of a checkpoint. The disk is full: only what is deleted becomes free."""
     total = folder_bytes(folder)
-
-    def usage(_: Path) -> SimpleNamespace:
-        return SimpleNamespace(total=total, free=total - folder_bytes(folder))
-
-    monkeypatch.setattr("rungs.common.disk.shutil.disk_usage", usage)
+    disk(folder, total)
     return total // len(LOSSES)
 
 
@@ -66,6 +79,43 @@ def test_the_newest_valid_checkpoint_is_never_deleted_to_make_room(
     flip_byte(list_checkpoints(folder)[-1].folder / "model.safetensors")
     make_room(folder, 1, space)
     assert steps(folder) == [1, 3, 4]
+
+
+def test_of_few_checkpoints_an_old_one_is_deleted(tmp_path: Path, disk: Disk) -> None:
+    """Two are there, three would be kept, and the disk has room for two."""
+    write_checkpoint(tmp_path / "20260101Z000000-step-000000", 0, 3.0)
+    write_checkpoint(tmp_path / "20260101Z000001-step-000020", 20, 2.0)
+    size = folder_bytes(tmp_path) // 2
+    disk(tmp_path, 2.5 * size)
+    make_room(tmp_path, 3, needed_bytes=size)
+    assert steps(tmp_path) == [20]
+
+
+def test_nothing_that_is_kept_is_deleted_in_vain(tmp_path: Path, disk: Disk) -> None:
+    for step, loss in ((0, 3.0), (1, 2.5), (20, 2.0)):
+        write_checkpoint(tmp_path / f"20260101Z00000{min(step, 9)}-step-{step:06d}", step, loss)
+    size = folder_bytes(tmp_path) // 3
+    disk(tmp_path, 3.5 * size)
+    make_room(tmp_path, 4, needed_bytes=3 * size)
+    assert steps(tmp_path) == [0, 1, 20]
+    make_room(tmp_path, 4, needed_bytes=2 * size)
+    assert steps(tmp_path) == [20]
+
+
+def test_an_old_checkpoint_that_is_a_link_is_unlinked(tmp_path: Path) -> None:
+    folder, elsewhere = tmp_path / "checkpoints", tmp_path / "elsewhere"
+    write_checkpoint(elsewhere, 0, 3.0)
+    folder.mkdir()
+    (folder / "20260101Z000000-step-000000").symlink_to(elsewhere)
+    (folder / ".20260101Z000000-step-000007").symlink_to(elsewhere)
+    write_checkpoint(folder / "20260101Z000001-step-000001", 1, 2.0)
+    write_checkpoint(folder / "20260101Z000002-step-000002", 2, 2.5)
+    before = folder_bytes(elsewhere)
+    clean_up(folder)
+    delete_old(folder, 1)
+    names = ["20260101Z000001-step-000001", "20260101Z000002-step-000002", "best", "latest"]
+    assert sorted(path.name for path in folder.iterdir()) == names
+    assert folder_bytes(elsewhere) == before
 
 
 def test_room_is_not_made_from_the_best_on_earlier_validation_data(tmp_path: Path) -> None:

@@ -73,10 +73,13 @@ def test_json_has_the_same_content_and_exit_code(run: RunFolder) -> None:
     old, new = json.loads(invoke(run, "--json").stdout)
     assert (old["name"], old["step"], old["links"], old["damage"]) == (OLD, 1, ["best"], [])
     assert (new["name"], new["validation_loss"], new["links"]) == (NEW, 2.5, ["latest"])
-    flip_byte(run.checkpoints / NEW / "optimizer" / "moments")
+    flip_byte(run.checkpoints / NEW / "optimizer" / "state" / "manifest.ocdbt")
     result = invoke(run, "--json", "--verify")
     assert result.returncode == 1
-    assert [c["damage"] for c in json.loads(result.stdout)] == [[], ["optimizer/moments"]]
+    assert [c["damage"] for c in json.loads(result.stdout)] == [
+        [],
+        ["optimizer/state/manifest.ocdbt"],
+    ]
 
 
 def test_imported_weights_are_listed_without_checksums(tmp_path: Path) -> None:

@@ -28,16 +28,14 @@ from rungs.checkpointing import (
     links,
     manifest,
     restore,
-    retention,
     saver,
     weights_file,
 )
-from rungs.common import run_log
+from rungs.common import disk, run_log
 from rungs.common.signals import StopSignal
 from rungs.data.loader import Batch, TrainingData
 from rungs.parallel import target_device
 from rungs.planning import oom_advice
-from rungs.run import metrics
 from rungs.run.metrics import MetricsLog
 from rungs.step import eval_step, train_step
 from rungs.training import preparation, resume, start, trainer
@@ -73,12 +71,12 @@ def half_a_deletion(path: Path) -> None:
 
 
 def half_a_chart(drawer: Any) -> None:
-    folder: Path = drawer._run_folder
-    (folder / ".loss-chart.12345.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    folder: Path = drawer._run.path
+    (folder / ".loss-chart.png.1234abcd.new").write_bytes(b"\x89PNG\r\n\x1a\n")
 
 
-def an_empty_file(path: Path, *_: Any) -> None:
-    path.touch()
+def an_unfinished_file(path: Path, *_: Any) -> None:
+    path.with_name(f".{path.name}.1234abcd.new").touch()
 
 
 def is_last_step(folder: Path) -> bool:
@@ -90,17 +88,23 @@ def is_holder(path: Path, *_: Any) -> bool:
     return path.name == "holder.lock"
 
 
+def is_metrics(path: Path, *_: Any) -> bool:
+    return path.name == "metrics.jsonl"
+
+
 AT_THE_START = {
     "before the lock": Moment(filelock.FileLock, "acquire"),
     "while the lock is taken": Moment(filelock.FileLock, "acquire", is_after=True),
     "while the holder is written": Moment(
-        pathlib.Path, "write_text", an_empty_file, condition=is_holder
+        disk, "replace_file", an_unfinished_file, condition=is_holder
     ),
     "before train.log is opened": Moment(run_log, "log_to_file"),
     "while train.log is opened": Moment(run_log, "log_to_file", is_after=True),
     "while the checkpoint is restored": Moment(restore, "place_weights", is_after=True),
-    "before the metrics are cut": Moment(metrics, "_replace"),
-    "while the metrics are cut": Moment(metrics, "_replace", is_after=True),
+    "before the metrics are cut": Moment(
+        disk, "replace_file", an_unfinished_file, condition=is_metrics
+    ),
+    "while the metrics are cut": Moment(disk, "replace_file", is_after=True, condition=is_metrics),
     "before the first step": Moment(start, "_train"),
     "while the step is compiled": Moment(train_step, "gradients"),
 }
@@ -119,7 +123,7 @@ IN_THE_LOOP = {
     "between write and rename": Moment(manifest, "write_manifest", is_after=True),
     "between rename and links": Moment(links, "update_links"),
     "while links change": Moment(links, "_point"),
-    "while pruning": Moment(retention.shutil, "rmtree", half_a_deletion),
+    "while pruning": Moment(shutil, "rmtree", half_a_deletion),
     "while charts are drawn": Moment(ChartProcess, "request", half_a_chart),
 }
 AT_THE_END = {

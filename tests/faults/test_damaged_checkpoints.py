@@ -1,10 +1,15 @@
 """Damaged checkpoints: reported with the damaged file, and never used."""
 
+import errno
+import hashlib
+import json
+import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +17,7 @@ import pytest
 
 from rungs.checkpointing import checkpoint_folder, links
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
+from rungs.checkpointing.listing import list_run
 from rungs.checkpointing.load import find_weights, load_model, load_tokenizer
 from rungs.checkpointing.manifest import Checkpoint, refuse_damaged
 from rungs.common.errors import UserError
@@ -19,6 +25,7 @@ from rungs.data.bpe import train_bpe
 from rungs.huggingface.exporting import Export
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.training.resume import checkpoint_to_resume
+from tests.faults.injected_faults import fail
 from tests.faults.short_runs import error_line, short_run, train_here
 from tests.support.charts import draw_no_charts
 from tests.support.committed_runs import ROOT
@@ -144,6 +151,87 @@ def test_no_valid_checkpoint_is_an_error(copy: RunFolder, with_tokenizer: Path) 
         halve(found.folder / "model-00001-of-00003.safetensors")
     with pytest.raises(UserError, match="none of the checkpoints is valid; start over with"):
         train_here(copy, with_tokenizer)
+
+
+def with_meta(folder: Path, **keys: Any) -> None:
+    """Add keys to `meta.json`, with a checksum as the version would write it that knows them."""
+    path = folder / "meta.json"
+    meta = json.loads(path.read_text()) | keys
+    del meta["own_checksum"]
+    text = json.dumps(meta, sort_keys=True)
+    meta["own_checksum"] = hashlib.sha256(text.encode()).hexdigest()
+    path.write_text(json.dumps(meta))
+
+
+def unreadable(monkeypatch: pytest.MonkeyPatch, place: Path, number: int) -> None:
+    """Let reading what is at a path, or below it, fail."""
+    original_open, original_bytes = Path.open, Path.read_bytes
+    original_list = Path.iterdir
+
+    def failing(original: Any) -> Any:
+        def read(self: Path, *arguments: Any, **named: Any) -> Any:
+            if self == place or place in self.parents:
+                fail(number)
+            return original(self, *arguments, **named)
+
+        return read
+
+    monkeypatch.setattr(Path, "open", failing(original_open))
+    monkeypatch.setattr(Path, "read_bytes", failing(original_bytes))
+    monkeypatch.setattr(Path, "iterdir", failing(original_list))
+
+
+VERSIONS: list[dict[str, Any]] = [{"format": 2}, {"tokens_seen": "many"}, {"sharding": {"a": 1}}]
+
+
+@pytest.mark.parametrize("keys", VERSIONS)
+def test_a_checkpoint_of_another_version_is_left_in_place(
+    keys: dict[str, Any], copy: RunFolder, with_tokenizer: Path
+) -> None:
+    last = newest(copy)
+    with_meta(last.folder, **keys)
+    before = sorted(copy.path.rglob("*"))
+    with pytest.raises(UserError, match=r"meta\.json: saved by another version of Rungs; use that"):
+        train_here(copy, with_tokenizer)
+    with pytest.raises(UserError, match="saved by another version"):
+        checkpoint_to_resume(copy, StartOptions(rewind_to=last.folder.name))
+    assert sorted(copy.path.rglob("*")) == before
+    assert [c.problem for c in list_run(copy, verify=True)][-1] == "other version"
+
+
+@pytest.mark.usefixtures("no_charts")
+def test_an_old_checkpoint_of_another_version_stops_nothing(
+    copy: RunFolder, saved: RunFolder, with_tokenizer: Path, messages: pytest.LogCaptureFixture
+) -> None:
+    old = list_checkpoints(copy.checkpoints)[0]
+    with_meta(old.folder, format=2)
+    assert train_here(copy, with_tokenizer) == 0
+    assert "saved by another version of Rungs; use that version, or a newer one; not used" in (
+        messages.text
+    )
+    assert old.folder.exists()
+    assert not copy.aside.exists()
+    assert_same_outcome(copy, saved)
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.ESTALE])
+@pytest.mark.parametrize(
+    "name",
+    ["meta.json", "model-00001-of-00003.safetensors", "optimizer/_CHECKPOINT_METADATA", ".."],
+)
+def test_a_checkpoint_that_cannot_be_read_just_now_is_left_in_place(
+    name: str, number: int, copy: RunFolder, with_tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = sorted(copy.path.rglob("*"))
+    place = copy.checkpoints if name == ".." else newest(copy).folder / name
+    with monkeypatch.context() as patch:
+        unreadable(patch, place, number)
+        with pytest.raises(UserError, match=f"cannot be read just now: {os.strerror(number)}"):
+            train_here(copy, with_tokenizer)
+        if name != "..":
+            assert [c.problem for c in list_run(copy, verify=True)][-1] == "unreadable"
+    assert sorted(copy.path.rglob("*")) == before
+    assert checkpoint_to_resume(copy, StartOptions()) is not None
 
 
 def test_a_damaged_meta_json_is_not_used_to_choose_the_best(copy: RunFolder) -> None:

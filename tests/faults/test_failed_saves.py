@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-from rungs.checkpointing import checkpoint_folder, manifest, retention, saver, weights_file
+from rungs.checkpointing import (
+    checkpoint_folder,
+    manifest,
+    optimizer_state,
+    retention,
+    saver,
+    weights_file,
+)
 from rungs.checkpointing.checkpoint_folder import checkpoint_name, list_checkpoints
 from rungs.run.folder import RunFolder
 from rungs.step.nonfinite import Flags
@@ -59,10 +66,10 @@ def wait_after_a_save(monkeypatch: pytest.MonkeyPatch) -> None:
             marks=pytest.mark.long,
         ),
         pytest.param(
-            *(saver, "_save_async", disk_full, "No space left on device ("),
+            *(optimizer_state, "save_async", disk_full, "No space left on device ("),
             marks=pytest.mark.long,
         ),
-        (saver, "_save_async", lambda *_: FailedSave(), "No space left on device ("),
+        (optimizer_state, "save_async", lambda *_: FailedSave(), "No space left on device ("),
     ],
 )
 @pytest.mark.usefixtures("no_charts", "wait_after_a_save")

@@ -42,6 +42,7 @@ from tests.faults.fuzzing import (
     safetensors,
 )
 from tests.support.configs import model_config, train_config
+from tests.support.written_checkpoints import write_optimizer
 
 CONFIG = RunConfig(model_config(vocab_size=8, emb_dim=4, n_layers=1, n_heads=1), train_config())
 OLD, NEW = "20260101Z000000-step-000001", "20260102Z000000-step-000002"
@@ -90,8 +91,7 @@ def unharmed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         folder = run / "checkpoints" / name
         folder.mkdir(parents=True)
         write_weights(folder, ARRAYS, HEADER, limit)
-        (folder / "optimizer").mkdir()
-        (folder / "optimizer" / "numbers").write_bytes(bytes(100))
+        write_optimizer(folder)
         write_manifest(folder, _meta(step))
     links.update_links(run / "checkpoints")
     return run

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rungs.run.folder import RunFolder
-from tests.faults.short_runs import train_with_fault
+from tests.faults.short_runs import checkpoint_steps, short_run, train_here, train_with_fault
 from tests.support.committed_runs import ROOT
 from tests.support.tiny_run import (
     assert_same_outcome,
@@ -52,6 +52,19 @@ def test_a_run_resumes_wherever_and_whenever(datasets_dir: Path, tmp_path: Path)
     assert not run.aside.exists()
     assert (run.checkpoints / "latest").readlink() == Path(last_checkpoint(run).folder.name)
     assert [path.name for path in elsewhere.iterdir()] == []
+
+
+@pytest.mark.parametrize("name", ["lr[1e-3]", "a\\b", "a**b?"])
+@pytest.mark.usefixtures("no_charts")
+def test_a_run_at_any_path(
+    name: str, uninterrupted: RunFolder, datasets_dir: Path, tmp_path: Path
+) -> None:
+    run = short_run(tmp_path / name)
+    assert train_here(run, datasets_dir) == 0
+    assert checkpoint_steps(run) == [0, 3, 6, 7]
+    assert train_here(run, datasets_dir, rewind_to="-step-000003") == 0
+    assert_same_outcome(run, uninterrupted)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
 def kill(fault: str, run: RunFolder, datasets_dir: Path, **environment: str) -> None:

@@ -12,8 +12,8 @@ from tests.support.mirrors import Failing, saved_run
 
 @pytest.fixture
 def mirror(tmp_path: Path) -> Path:
-    """A folder that is not there yet."""
-    return tmp_path / "elsewhere" / "mirror"
+    """A folder that is not there yet, whose name is also a pattern."""
+    return tmp_path / "elsewhere" / "mirror[1]"
 
 
 @pytest.fixture

@@ -76,7 +76,7 @@ def test_whenever_the_connection_breaks_every_checkpoint_there_is_complete(
 
 
 def test_the_newest_checkpoint_is_copied_first(run: RunFolder, failing: str, mirror: Path) -> None:
-    per_checkpoint = len(list(list_checkpoints(run.checkpoints)[0].folder.rglob("*.*"))) + 1
+    per_checkpoint = len(files_of(list_checkpoints(run.checkpoints)[0].folder))
     Failing.left = 1 + 6 + per_checkpoint
     with pytest.raises(ConnectionError):
         copy(run, failing)

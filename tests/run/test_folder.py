@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from rungs.common.errors import UserError
-from rungs.run.folder import RunFolder, find_run
+from rungs.mirror.mirror_folder import MirrorFolder
+from rungs.run.folder import RunFolder, existing_run_path, find_run, new_run_path
+from rungs.sweeps.grid import cells
 from tests.support.tiny_run import make_run
 
 
@@ -32,6 +34,20 @@ def test_a_misspelt_run_is_answered_with_the_one_that_was_meant(name: str) -> No
     with pytest.raises(UserError) as raised:
         find_run(name)
     assert str(raised.value) == f"{name}: no such run folder, here or in runs/; did you mean old?"
+
+
+@pytest.mark.parametrize("name", ["a\nb", "a\x1b[31m", "a\udcff", "a\u2028b"])
+def test_no_run_is_at_a_path_that_is_no_text(name: str) -> None:
+    for find in (find_run, new_run_path, existing_run_path):
+        with pytest.raises(
+            UserError, match="has a line break, another control character"
+        ) as raised:
+            find(name)
+        assert str(raised.value).isprintable()
+    with pytest.raises(UserError, match="has a line break"):
+        cells("old", ["seed=1,2"], (), Path(name))
+    with pytest.raises(UserError, match="has a line break"):
+        MirrorFolder(name)
 
 
 def test_one_process_holds_the_lock_and_a_stale_lock_does_not_count() -> None:
@@ -74,3 +90,52 @@ def test_a_file_system_without_locks_has_a_file_instead(
     with run.lock():
         pass
     assert not lock.exists()
+
+
+def link_checkpoints(run: Path, target: Path) -> RunFolder:
+    (run / "checkpoints").symlink_to(target)
+    return RunFolder(run)
+
+
+def test_checkpoints_may_be_on_another_disk(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    run = link_checkpoints(Path("runs/old"), tmp_path / "disk")
+    for _ in range(2):
+        with run.lock():
+            pass
+    run = RunFolder(run.path.rename("runs/moved"))
+    with run.lock():
+        pass
+
+
+@pytest.mark.parametrize("is_moved", [False, True])
+def test_two_runs_never_share_their_checkpoints(is_moved: bool, tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    first = link_checkpoints(Path("runs/old"), tmp_path / "disk")
+    with first.lock():
+        pass
+    second = link_checkpoints(make_run(Path("runs/new")).path, tmp_path / "disk")
+    if is_moved:  # which the note doesn't know of, but its link went along
+        first.checkpoints.unlink()
+        with second.lock():
+            pass
+        return
+    with pytest.raises(
+        UserError, match=r"checkpoints: is a link to the checkpoints of .*/runs/old;"
+    ):
+        second.lock().__enter__()
+    assert not second.lock_file.exists()
+
+
+def test_checkpoints_are_not_those_in_another_run_folder() -> None:
+    (Path("runs/old") / "checkpoints").mkdir()
+    run = link_checkpoints(make_run(Path("runs/new")).path, Path("../old/checkpoints"))
+    with pytest.raises(UserError, match="is a link to the checkpoints of"):
+        run.lock().__enter__()
+    assert not list(Path("runs/old/checkpoints").iterdir())
+
+
+def test_a_disk_that_is_not_there_is_no_new_run(tmp_path: Path) -> None:
+    run = link_checkpoints(Path("runs/old"), tmp_path / "unmounted")
+    with pytest.raises(UserError, match="unmounted, which is not there; mount its disk"):
+        run.lock().__enter__()

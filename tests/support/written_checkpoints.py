@@ -1,10 +1,12 @@
 """Small checkpoints written without training."""
 
+import functools
+import tempfile
 from pathlib import Path
 
 import numpy as np
 
-from rungs.checkpointing import links
+from rungs.checkpointing import links, optimizer_state
 from rungs.checkpointing.manifest import CheckpointMeta, write_manifest
 from rungs.checkpointing.weights_file import WeightsHeader, write_weights
 from rungs.config.run_config import RunConfig
@@ -31,8 +33,7 @@ def write_checkpoint(
         validated_on: checksum of the file that the validation loss was measured on.
     """
     write_model(folder)
-    (folder / "optimizer").mkdir()
-    (folder / "optimizer" / "moments").write_bytes(bytes(100))
+    write_optimizer(folder)
     meta = checkpoint_meta(RunConfig(MODEL, TRAIN), step, validation_loss)
     datasets = {"tiny": {"validation": validated_on}} if validated_on else {}
     write_manifest(folder, meta.model_copy(update={"datasets": datasets}))
@@ -57,6 +58,23 @@ def checkpoint_meta(
         versions={},
         checksums={},
     )
+
+
+def write_optimizer(folder: Path) -> None:
+    """Write a small optimizer state into a checkpoint."""
+    for name, content in _optimizer_files().items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+
+
+@functools.cache
+def _optimizer_files() -> dict[str, bytes]:
+    """Return the files of a small optimizer state, by path in the checkpoint."""
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        optimizer_state.save_async(folder, {"mu": np.ones((4, 8), np.float32)}).result()
+        files = [path for path in folder.rglob("*") if path.is_file()]
+        return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 
 def write_model(folder: Path) -> None:

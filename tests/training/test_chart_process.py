@@ -10,6 +10,7 @@ import pytest
 
 from rungs.charts import drawer, run_charts
 from rungs.common.signals import StopSignal
+from rungs.run.folder import RunFolder
 from rungs.training import chart_process
 from rungs.training.chart_process import MIN_SECONDS_BETWEEN, ChartProcess
 
@@ -43,7 +44,7 @@ def drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_early_requests_are_drawn_once_at_the_end(
     drawn: Path, tmp_path: Path, clock: SimpleNamespace
 ) -> None:
-    charts = ChartProcess(tmp_path)
+    charts = ChartProcess(RunFolder(tmp_path))
     for clock.now in (0.0, 1.0, MIN_SECONDS_BETWEEN - 1.0):
         charts.request()
     charts.finish(StopSignal())
@@ -55,7 +56,7 @@ def test_early_requests_are_drawn_once_at_the_end(
 def test_later_requests_are_drawn_at_once_by_the_same_process(
     drawn: Path, tmp_path: Path, clock: SimpleNamespace
 ) -> None:
-    charts = ChartProcess(tmp_path)
+    charts = ChartProcess(RunFolder(tmp_path))
     for requests in range(3):
         clock.now = float(requests * MIN_SECONDS_BETWEEN)
         charts.request()
@@ -64,7 +65,7 @@ def test_later_requests_are_drawn_at_once_by_the_same_process(
 
 
 def test_a_process_that_has_ended_is_replaced(drawn: Path, tmp_path: Path) -> None:
-    charts = ChartProcess(tmp_path)
+    charts = ChartProcess(RunFolder(tmp_path))
     charts.request()
     assert charts._process is not None
     charts._process._process.kill()
@@ -76,7 +77,7 @@ def test_a_process_that_has_ended_is_replaced(drawn: Path, tmp_path: Path) -> No
 
 
 def test_a_failed_drawing_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    charts = ChartProcess(tmp_path / "absent")
+    charts = ChartProcess(RunFolder(tmp_path / "absent"))
     charts.request()
     charts.finish(StopSignal())
     assert "charts: not drawn: " in caplog.text
@@ -110,7 +111,7 @@ def test_a_drawing_follows_one_that_failed(
 ) -> None:
     drawing = Drawing(failures=1)
     monkeypatch.setattr(run_charts, "draw_run", drawing)
-    drawer.main(tmp_path, drawing.requests(1))
+    drawer.main(RunFolder(tmp_path), drawing.requests(1))
     assert drawing.times == 2
     assert capfd.readouterr().err == "not drawn: ValueError: no ink\n"
 
@@ -120,7 +121,7 @@ def test_requests_during_a_drawing_are_drawn_once(
 ) -> None:
     drawing = Drawing()
     monkeypatch.setattr(run_charts, "draw_run", drawing)
-    drawer.main(tmp_path, drawing.requests(3))
+    drawer.main(RunFolder(tmp_path), drawing.requests(3))
     assert drawing.times == 2
 
 
@@ -129,5 +130,5 @@ def test_it_ends_with_training_that_was_killed(
 ) -> None:
     drawing = Drawing()
     monkeypatch.setattr(run_charts, "draw_run", drawing)
-    drawer.main(tmp_path, [])
+    drawer.main(RunFolder(tmp_path), [])
     assert drawing.times == 0

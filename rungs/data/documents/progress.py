@@ -43,8 +43,4 @@ class Progress(StrictModel):
 
     def save(self, folder: Path) -> None:
         """Write the file, completely or not at all; raises OSError."""
-        new = folder / f".{self.FILE}"
-        with new.open("w", encoding="utf-8") as file:
-            file.write(self.model_dump_json())
-            disk.flush(file)
-        new.replace(folder / self.FILE)
+        disk.replace_file(folder / self.FILE, self.model_dump_json(), durable=True)

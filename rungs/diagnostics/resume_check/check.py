@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, Self
 
-import jax
 import numpy as np
 
+from rungs.checkpointing import optimizer_state
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
-from rungs.checkpointing.manifest import OPTIMIZER_FOLDER, Checkpoint
+from rungs.checkpointing.manifest import Checkpoint
 from rungs.config.run_config import MODEL_FILE, REINFORCE_FILE, config_files
 from rungs.diagnostics.resume_check.kill import (
     Kill,
@@ -189,18 +189,9 @@ def _print_comparisons(comparisons: list[Comparison]) -> bool:
 
 def read_arrays(checkpoint: Checkpoint) -> tuple[Arrays, Arrays]:
     """Return parameters and optimizer state of a checkpoint, exactly as they are on disk."""
-    from orbax.checkpoint import v1 as ocp
-
     weights = checkpoint.weights
-    folder = (checkpoint.folder / OPTIMIZER_FOLDER).resolve()
-    sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    abstract = {
-        name: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)
-        for name, array in ocp.metadata(folder).metadata.items()
-    }
-    optimizer = ocp.load(folder, abstract)
     parameters = {name: weights.array(name) for name in weights.names()}
-    return parameters, {name: np.asarray(array) for name, array in optimizer.items()}
+    return parameters, optimizer_state.load_to_host(checkpoint.folder)
 
 
 def compare(uninterrupted: TrainedRun, killed: TrainedRun) -> Iterator[Comparison]:
