@@ -4,6 +4,7 @@ import itertools
 import json
 import random
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,14 @@ def test_a_tokenizer_is_trained_without_the_names_of_special_tokens() -> None:
     merged = range(257, trained.vocab_size)
     assert {trained.decode([number]) for number in merged} & {"<|", "|>", "endoftext"} == set()
     assert len(used.intersection(merged)) > 0.8 * len(merged)
+
+
+def test_a_long_run_of_one_character_is_learned_in_time() -> None:
+    """The library's time grows with the square of the run's length: this took 90 s."""
+    start = time.monotonic()
+    trained = train_bpe(["-" * 200_000], 270)
+    assert time.monotonic() - start < 30
+    assert len(trained.encode("-" * 256)) == 1
 
 
 @given(text=st.text().filter(lambda text: END_OF_TEXT not in text))
