@@ -1,6 +1,7 @@
 """Batches of texts have the ids of the tokenizer, with tiktoken and without."""
 
 import json
+import random
 import sys
 from typing import Any
 
@@ -93,41 +94,39 @@ def test_other_tokenizers_are_used_as_they_are(changes: dict[str, Any]) -> None:
     assert [ids.tolist() for ids in encoder.encode(batch)] == tokenizer.encode_batch(batch)
 
 
-LETTERS = "abĠ"
-"""As tokens spell them; Ġ is a space."""
-TOKENS = st.text(LETTERS, min_size=1, max_size=3)
-FLAGS = st.just(False) | st.booleans()
-
-
-@st.composite
-def generated(draw: st.DrawFn) -> Tokenizer:
-    """Return a byte-level tokenizer with any merges of a few letters, and any added tokens."""
+def generated(rng: random.Random) -> Tokenizer:
+    """Return a byte-level tokenizer with some merges of three letters and some added tokens, which
+    in most cases are of the usual kind."""
     vocab = {token: rank for token, rank in MODEL["vocab"].items() if len(token) == 1}
-    merges = []
-    for _ in range(draw(st.integers(0, 6))):
-        pair = draw(st.tuples(*[st.sampled_from([*LETTERS, *list(vocab)[256:]])] * 2))
-        if "".join(pair) not in vocab or draw(FLAGS):
-            merges.append(list(pair))
-            vocab.setdefault("".join(pair), len(vocab) + 1)
+    merges: list[list[str]] = []
+    for _ in range(rng.randrange(12)):
+        pair = rng.choices(["a", "b", "Ġ", *list(vocab)[256:]], k=2)  # Ġ is a space
+        if "".join(pair) not in vocab:
+            vocab["".join(pair)] = len(vocab) + 1
+            merges.append(pair)
+    if rng.random() < 0.1:
+        rng.shuffle(merges)
+    names = sorted({"".join(rng.choices("ab<", k=rng.randint(2, 3))) for _ in range(2)})
     added = [
         END
-        | {"content": content, "id": vocab.get(content, 1000 + number), "special": not draw(FLAGS)}
-        | {flag: draw(FLAGS) for flag in ("single_word", "lstrip", "rstrip", "normalized")}
-        for number, content in enumerate(draw(st.lists(st.text("ab< >é"), max_size=3, unique=True)))
+        | {"content": name, "id": vocab.get(name, 1000 + number), "special": rng.random() < 0.95}
+        | {flag: rng.random() < 0.05 for flag in ("single_word", "lstrip", "rstrip", "normalized")}
+        for number, name in enumerate(names)
     ]
-    options = {
-        "ignore_merges": draw(st.booleans()),
-        "end_of_word_suffix": draw(st.none() | st.just("b")),
-    }
-    model = MODEL | {"vocab": vocab, "merges": draw(st.just(merges) | st.permutations(merges))}
-    return changed(model=model | options, added_tokens=added)
+    options = {"vocab": vocab, "merges": merges, "ignore_merges": rng.random() < 0.5}
+    return changed(model=MODEL | options, added_tokens=added)
 
 
-@given(generated(), st.lists(st.text("ab< >é"), min_size=1))
-@settings(max_examples=200, deadline=None)
-def test_any_tokenizer_has_its_own_ids(tokenizer: Tokenizer, batch: list[str]) -> None:
-    found = [ids.tolist() for ids in BatchEncoder(tokenizer).encode(batch)]
-    assert found == tokenizer.encode_batch(batch)
+def test_whatever_tiktoken_is_used_for_has_the_same_ids() -> None:
+    """In 600 of 1,500 tokenizers it is. Each condition of `as_tiktoken`, left out, fails this."""
+    rng, used = random.Random(0), 0
+    for _ in range(1500):
+        tokenizer = generated(rng)
+        batch = ["".join(rng.choices("aab  <é", k=rng.randrange(30))) for _ in range(20)]
+        if fast := as_tiktoken(tokenizer):
+            used += 1
+            assert fast.encode_batch(batch, allowed_special="all") == tokenizer.encode_batch(batch)
+    assert used > 300
 
 
 def test_a_row_of_a_million_spaces() -> None:
