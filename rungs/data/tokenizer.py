@@ -4,9 +4,11 @@ import bisect
 import contextlib
 import functools
 import json
-from collections.abc import Iterable, Iterator, Sequence
+import queue
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 import tokenizers
@@ -24,6 +26,8 @@ LARGEST_VOCAB = 1 << 24
 _CHUNK_CHARACTERS = 1 << 18
 _CHUNKS_PER_BATCH = 8
 _CONTEXT_CHARACTERS = 200
+_MOST_SECONDS, _FEWEST_CHARACTERS_PER_SECOND = 20, 20_000
+"""A slow machine encodes half a million characters a second, so it has time to be busy."""
 _MAX_CUTS_TRIED = 100
 _NO_PREFIX: dict[str, dict[str, object]] = {
     "ByteLevel": {"add_prefix_space": False},
@@ -31,6 +35,8 @@ _NO_PREFIX: dict[str, dict[str, object]] = {
     "Prepend": {"prepend": ""},
 }
 """What makes each part of a tokenizer that adds a space before texts leave it out."""
+
+T = TypeVar("T")
 
 
 class Tokenizer:
@@ -92,8 +98,7 @@ class Tokenizer:
         Raises:
             UserError: as `encode`.
         """
-        with _errors_of_library():
-            encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        [encoding] = self._encoded(self._tokenizer.encode_batch, [text], add_special_tokens=False)
 
         starts = [start for start, _ in encoding.offsets]
 
@@ -115,11 +120,23 @@ class Tokenizer:
         return self._encode(texts, add_special_tokens=False)
 
     def _encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
-        with _errors_of_library():
-            encodings = self._tokenizer.encode_batch_fast(
-                list(texts), add_special_tokens=add_special_tokens
-            )
+        encodings = self._encoded(
+            self._tokenizer.encode_batch_fast, texts, add_special_tokens=add_special_tokens
+        )
         return [encoding.ids for encoding in encodings]
+
+    def _encoded(
+        self, encode: Callable[..., list[Any]], texts: Sequence[str], *, add_special_tokens: bool
+    ) -> list[Any]:
+        """Return the encodings that one of the library's functions gives of texts."""
+        call = functools.partial(encode, list(texts), add_special_tokens=add_special_tokens)
+        with library_errors("the text cannot be tokenized"):
+            return _in_time(call, sum(map(len, texts))) if self._has_patterns else call()
+
+    @functools.cached_property
+    def _has_patterns(self) -> bool:
+        """Whether the tokenizer has regular expressions of its own."""
+        return '"Regex":' in self._tokenizer.to_str()
 
     @functools.cached_property
     def continuing(self) -> "Tokenizer":
@@ -137,16 +154,18 @@ class Tokenizer:
         Ids beyond the vocabulary are ignored. Bytes that do not form a character become U+FFFD.
         """
         numbers = [int(number) for number in ids]
-        text: str = self._tokenizer.decode(numbers, skip_special_tokens=skip_special_tokens)
+        with library_errors("the tokens have no text"):
+            text: str = self._tokenizer.decode(numbers, skip_special_tokens=skip_special_tokens)
         return text
 
     def decode_batch(
         self, batch: Sequence[Sequence[int]], *, skip_special_tokens: bool = False
     ) -> list[str]:
         """Do `decode` for the ids of several texts in parallel, on all cores."""
-        texts: list[str] = self._tokenizer.decode_batch(
-            batch, skip_special_tokens=skip_special_tokens
-        )
+        with library_errors("the tokens have no text"):
+            texts: list[str] = self._tokenizer.decode_batch(
+                batch, skip_special_tokens=skip_special_tokens
+            )
         return texts
 
     def byte_count(self, ids: Sequence[int] | np.ndarray) -> int:
@@ -185,8 +204,8 @@ class Tokenizer:
         return json.dumps(definition)
 
     def save(self, path: Path) -> None:
-        """Write the tokenizer in the format of `tokenizer.json`."""
-        self._tokenizer.save(str(path))
+        """Write the tokenizer in the format of `tokenizer.json`; raises OSError."""
+        path.write_text(self._tokenizer.to_str(pretty=True), encoding="utf-8", newline="")
 
     def encode_stream(
         self, pieces: Iterable[str], chunk_characters: int = _CHUNK_CHARACTERS
@@ -228,14 +247,49 @@ class Tokenizer:
 
 
 @contextlib.contextmanager
-def _errors_of_library() -> Iterator[None]:
-    """Raise UserError for an error that the tokenizers library raises within this context."""
+def library_errors(problem: str) -> Iterator[None]:
+    """Raise UserError, with the problem and the reason, for what the tokenizers library raises
+    within this context."""
     try:
         yield
     except TypeError:
         raise UserError("the text has an invalid character (a lone surrogate)") from None
-    except Exception as error:  # the library raises no narrower type
-        raise UserError(f"the text cannot be tokenized: {reason(error)}") from None
+    except BaseException as error:  # the library raises no narrower type, and Rust's panics
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise UserError(f"{problem}: {reason(error)}") from None
+
+
+def _in_time(encode: Callable[[], T], characters: int) -> T:
+    """Return what `encode` returns. A pattern may backtrack for years, and can't be interrupted, so
+    it runs in a thread that is left behind then.
+
+    Raises:
+        TimeoutError: it takes much longer than any tokenizer needs for so many characters.
+    """
+    results: queue.SimpleQueue[Callable[[], T]] = queue.SimpleQueue()
+
+    def work() -> None:
+        try:
+            found = encode()
+            results.put(lambda: found)
+        except BaseException as error:
+            results.put(functools.partial(_raise, error))
+
+    threading.Thread(target=work, daemon=True).start()
+    seconds = _MOST_SECONDS + characters / _FEWEST_CHARACTERS_PER_SECOND
+    try:
+        found = results.get(timeout=seconds)
+    except queue.Empty:
+        raise TimeoutError(
+            f"{characters:,} characters take more than {seconds:.0f} s; the tokenizer's patterns"
+            " may backtrack without end"
+        ) from None
+    return found()
+
+
+def _raise(error: BaseException) -> NoReturn:
+    raise error
 
 
 def _without_prefix(part: dict[str, Any]) -> dict[str, Any]:

@@ -340,6 +340,31 @@ def test_a_damaged_file_is_reported(tmp_path: Path, content: bytes) -> None:
         load_tokenizer(tmp_path)
 
 
+def splitting(regex: str, path: Path) -> Tokenizer:
+    """Return a tokenizer that splits texts at a pattern."""
+    raw = tokenizers.Tokenizer(models.WordLevel({"a": 0, "<unk>": 1}, unk_token="<unk>"))
+    raw.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(regex), "isolated")
+    raw.save(str(path))
+    return load_tokenizer(path)
+
+
+def test_a_pattern_that_the_library_gives_up_on_is_one_line(tmp_path: Path) -> None:
+    found = splitting("(a+)+$", tmp_path / "tokenizer.json")
+    assert found.encode("aa") == [1]
+    with pytest.raises(UserError, match=r"^the text cannot be tokenized: .*retry-limit-in-match"):
+        found.encode("a" * 50 + "b")
+
+
+def test_a_pattern_that_backtracks_without_end_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = splitting("(x+x+)+y", tmp_path / "tokenizer.json")
+    assert found.encode("xxy a") == [1, 1]
+    monkeypatch.setattr("rungs.data.tokenizer._MOST_SECONDS", 0.1)
+    with pytest.raises(UserError, match=r"tokenized: 840 characters take more than 0 s; the"):
+        found.encode(("x" * 20 + " ") * 40)
+
+
 def test_a_vocabulary_with_unused_ids(tmp_path: Path) -> None:
     raw = {
         "version": "1.0",

@@ -39,6 +39,7 @@ _REFUSED = {
     "message": {"train_detail", "training_detail", "loss_scale", "loss_weight", "images"},
 }
 """Keys with a meaning for training that there is nothing for here."""
+_NOTHING: tuple[Any, ...] = (None, "", [], {})
 
 
 class Message(NamedTuple):
@@ -115,10 +116,8 @@ def says_something(message: Message) -> bool:
 
 
 def _refuse_keys(what: str, values: dict[str, Any], place: str = "") -> None:
-    nothing = (None, "", [], {})
-    if key := next(
-        (key for key in sorted(values.keys() & _REFUSED[what]) if values[key] not in nothing), None
-    ):
+    found = (key for key in sorted(values.keys() & _REFUSED[what]) if values[key] not in _NOTHING)
+    if key := next(found, None):
         raise ValueError(
             f"{place}{key}: not supported in a {what}; remove it, or leave this chat out"
         )
