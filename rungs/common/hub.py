@@ -12,6 +12,8 @@ from rungs.common.paths import is_inside
 from rungs.common.strict_json import format_value
 
 _TIMEOUT_SECONDS = 10
+_OTHER_FORM = (AttributeError, LookupError, TypeError)
+"""What the hub's library, and reading what it returns, raise for an answer in another form."""
 
 
 class NotOnHub(UserError):
@@ -229,7 +231,7 @@ def _upload_errors(name: str) -> Iterator[None]:
     except UserError:
         raise
     # RuntimeError: from the Xet back end of the hub.
-    except (OSError, HTTPError, RuntimeError, ValueError) as error:
+    except (OSError, HTTPError, RuntimeError, ValueError, *_OTHER_FORM) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UserError(
             f"model {name}: cannot be uploaded to the Hugging Face hub ({reason}); check the"
@@ -384,7 +386,7 @@ def _hub_errors(what: str) -> Iterator[None]:
             f"{what}: cannot be downloaded from the Hugging Face hub ({reason}); check the"
             " connection and HF_HUB_OFFLINE, or copy its folder from a machine that has it"
         ) from error
-    except (AttributeError, LookupError, TypeError) as error:
+    except _OTHER_FORM as error:
         raise UserError(
             f"{what}: the Hugging Face hub, or what HF_ENDPOINT names, describes it in an unknown"
             f" form ({type(error).__name__}: {error}); try again, or update huggingface_hub"

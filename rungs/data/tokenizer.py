@@ -146,7 +146,8 @@ class Tokenizer:
         the oldest ones also after each special token).
         """
         definition = json.loads(self._tokenizer.to_str(), object_hook=_without_prefix)
-        return Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(definition)))
+        with library_errors("the tokenizer's definition is not valid"):
+            return Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(definition)))
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = False) -> str:
         """Return the text of token ids.

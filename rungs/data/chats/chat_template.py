@@ -241,8 +241,8 @@ def _find_source(find: Callable[[str], Path | None], config: dict[str, Any]) -> 
         return read_text(path)
     source = config.get(_TEMPLATE_KEY) or json_object(find(_OLDER_TEMPLATE_FILE)).get(_TEMPLATE_KEY)
     if isinstance(source, list):
-        named = {one.get("name"): one.get("template") for one in source if isinstance(one, dict)}
-        source = named.get(_DEFAULT)
+        named = (one for one in source if isinstance(one, dict) and one.get("name") == _DEFAULT)
+        source = next(named, {}).get("template")
     return source if isinstance(source, str) else None
 
 
