@@ -24,7 +24,7 @@ from rungs.data.tokenizer_files import finder
 
 TEMPLATE_FILE = "chat_template.jinja"
 _OLDER_TEMPLATE_FILE, _SPECIAL_TOKENS_FILE = "chat_template.json", "special_tokens_map.json"
-_TEMPLATE_KEY, _DEFAULT = "chat_template", "default"
+_TEMPLATE_KEY, _DEFAULT, _FOR_TOOLS = "chat_template", "default", "tool_use"
 _PLACEHOLDER, _MARK = "\uf8ffcontent\uf8ff", "\uf8ffmark\uf8ff"
 """For a message's content, and around what the assistant says. U+F8FF is for private use, so chats
 don't have it."""
@@ -54,14 +54,19 @@ class ChatTemplate:
     Args:
         source: in Jinja.
         special_tokens: by their names in transformers, such as `bos_token`.
+        tool_source: the template of chats with `tools`, if it is another one.
 
     Raises:
         UserError: it is not a valid template.
     """
 
-    def __init__(self, source: str, special_tokens: dict[str, str]) -> None:
+    def __init__(
+        self, source: str, special_tokens: dict[str, str], tool_source: str | None = None
+    ) -> None:
         self.source, self.special_tokens = source, special_tokens
-        PROCESS.render(source, _MARK, None)
+        self._tool_source = tool_source or source
+        for template in (source, self._tool_source):
+            PROCESS.render(template, _MARK, None)
 
     @classmethod
     def load(cls, place: Path | str, file: Path | None = None) -> Self:
@@ -87,10 +92,11 @@ class ChatTemplate:
         """Return the same as `load`, but None if there is no template."""
         find = finder(place)
         config = json_object(find(CONFIG_FILE))
-        source = read_text(file) if file else _find_source(find, config)
-        if source is None:
+        named = {_DEFAULT: read_text(file)} if file else _find_sources(find, config)
+        if _DEFAULT not in named:
             return None
-        return cls(source, _special_tokens({**json_object(find(_SPECIAL_TOKENS_FILE)), **config}))
+        tokens = _special_tokens({**json_object(find(_SPECIAL_TOKENS_FILE)), **config})
+        return cls(named[_DEFAULT], tokens, named.get(_FOR_TOOLS))
 
     def save(self, folder: Path) -> None:
         """Write the template into a folder, where `load` and transformers find it."""
@@ -146,7 +152,11 @@ class ChatTemplate:
     ) -> str:
         own = {"messages": turns, "add_generation_prompt": add_generation_prompt}
         defaults = {"tools": None, "documents": None, **self.special_tokens}
-        return PROCESS.render(self.source, _MARK, {**defaults, **variables, **own})
+        source = self._source_for(variables)
+        return PROCESS.render(source, _MARK, {**defaults, **variables, **own})
+
+    def _source_for(self, variables: Mapping[str, Any]) -> str:
+        return self.source if variables.get("tools") is None else self._tool_source
 
     def _check_all_is_used(
         self, text: str, turns: Sequence[dict[str, Any]], variables: Mapping[str, Any]
@@ -160,12 +170,13 @@ class ChatTemplate:
                     f" --chat-template FILE, or remove {name}"
                 )
 
+        source = self._source_for(variables)
         for name in variables:
-            if name not in self.source and variables[name]:
+            if name not in source and variables[name]:
                 check(name, turns, {key: variables[key] for key in variables if key != name})
         for names in _SAID:
             found = next((name for name in names if any(turn.get(name) for turn in turns)), None)
-            if found and not any(name in self.source for name in names):
+            if found and not any(name in source for name in names):
                 check(found, [_without(turn, names) for turn in turns], variables)
 
     def _find_answer(
@@ -235,15 +246,18 @@ def read_template_files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in paths} if all(map(is_file, paths)) else {}
 
 
-def _find_source(find: Callable[[str], Path | None], config: dict[str, Any]) -> str | None:
-    """Return the template of a tokenizer; of several, the one called "default"."""
+def _find_sources(find: Callable[[str], Path | None], config: dict[str, Any]) -> dict[str, str]:
+    """Return the templates of a tokenizer by name; most have only the one called "default"."""
     if path := find(TEMPLATE_FILE):
-        return read_text(path)
-    source = config.get(_TEMPLATE_KEY) or json_object(find(_OLDER_TEMPLATE_FILE)).get(_TEMPLATE_KEY)
-    if isinstance(source, list):
-        named = (one for one in source if isinstance(one, dict) and one.get("name") == _DEFAULT)
-        source = next(named, {}).get("template")
-    return source if isinstance(source, str) else None
+        return {_DEFAULT: read_text(path)}
+    found = config.get(_TEMPLATE_KEY) or json_object(find(_OLDER_TEMPLATE_FILE)).get(_TEMPLATE_KEY)
+    named = found if isinstance(found, list) else [{"name": _DEFAULT, "template": found}]
+    pairs = [(one.get("name"), one.get("template")) for one in named if isinstance(one, dict)]
+    return {
+        name: source
+        for name, source in pairs
+        if isinstance(name, str) and isinstance(source, str) and source
+    }
 
 
 def _special_tokens(keys: dict[str, Any]) -> dict[str, str]:

@@ -182,6 +182,19 @@ def test_a_template_is_found_where_models_have_it(tmp_path: Path) -> None:
         ChatTemplate.load(tmp_path)
 
 
+def test_a_model_may_have_a_template_for_tools(tmp_path: Path) -> None:
+    named = [
+        {"name": "default", "template": "no {{ tools }}"},
+        {"name": "tool_use", "template": "with {{ tools | length }}"},
+        {"name": ["odd"], "template": 3},
+        "odd",
+    ]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+    template = ChatTemplate.load(tmp_path)
+    assert template.render(TALK) == "no None"
+    assert template.render(TALK, {"tools": [{}]}) == "with 1"
+
+
 def test_a_saved_template_is_loaded_again(tmp_path: Path) -> None:
     template = ChatTemplate(CHATML["source"], CHATML["special_tokens"])
     template.save(tmp_path)
