@@ -26,7 +26,7 @@ LARGEST_VOCAB = 1 << 24
 _CHUNK_CHARACTERS = 1 << 18
 _CHUNKS_PER_BATCH = 8
 _CONTEXT_CHARACTERS = 200
-_MOST_SECONDS, _FEWEST_CHARACTERS_PER_SECOND = 20, 20_000
+_MOST_SECONDS, _FEWEST_PER_SECOND = 20, 20_000
 """A slow machine encodes half a million characters a second, so it has time to be busy."""
 _MAX_CUTS_TRIED = 100
 _NO_PREFIX: dict[str, dict[str, object]] = {
@@ -120,9 +120,8 @@ class Tokenizer:
         return self._encode(texts, add_special_tokens=False)
 
     def _encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
-        encodings = self._encoded(
-            self._tokenizer.encode_batch_fast, texts, add_special_tokens=add_special_tokens
-        )
+        encode = self._tokenizer.encode_batch_fast
+        encodings = self._encoded(encode, texts, add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in encodings]
 
     def _encoded(
@@ -130,8 +129,13 @@ class Tokenizer:
     ) -> list[Any]:
         """Return the encodings that one of the library's functions gives of texts."""
         call = functools.partial(encode, list(texts), add_special_tokens=add_special_tokens)
-        with library_errors("the text cannot be tokenized"):
-            return _in_time(call, sum(map(len, texts))) if self._has_patterns else call()
+        return self._limited(call, sum(map(len, texts)), "the text cannot be tokenized")
+
+    def _limited(self, call: Callable[[], T], size: int, problem: str) -> T:
+        """Return what a function of the library returns for so many characters or tokens. It must
+        be one for batches: the others hold Python's lock."""
+        with library_errors(problem):
+            return _in_time(call, size) if self._has_patterns else call()
 
     @functools.cached_property
     def _has_patterns(self) -> bool:
@@ -155,19 +159,16 @@ class Tokenizer:
         Ids beyond the vocabulary are ignored. Bytes that do not form a character become U+FFFD.
         """
         numbers = [int(number) for number in ids]
-        with library_errors("the tokens have no text"):
-            text: str = self._tokenizer.decode(numbers, skip_special_tokens=skip_special_tokens)
-        return text
+        return self.decode_batch([numbers], skip_special_tokens=skip_special_tokens)[0]
 
     def decode_batch(
         self, batch: Sequence[Sequence[int]], *, skip_special_tokens: bool = False
     ) -> list[str]:
         """Do `decode` for the ids of several texts in parallel, on all cores."""
-        with library_errors("the tokens have no text"):
-            texts: list[str] = self._tokenizer.decode_batch(
-                batch, skip_special_tokens=skip_special_tokens
-            )
-        return texts
+        call: Callable[[], list[str]] = functools.partial(
+            self._tokenizer.decode_batch, batch, skip_special_tokens=skip_special_tokens
+        )
+        return self._limited(call, sum(map(len, batch)), "the tokens have no text")
 
     def byte_count(self, ids: Sequence[int] | np.ndarray) -> int:
         """Return the number of UTF-8 bytes that the ids stand for. Special tokens count as 0.
@@ -261,30 +262,32 @@ def library_errors(problem: str) -> Iterator[None]:
         raise UserError(f"{problem}: {reason(error)}") from None
 
 
-def _in_time(encode: Callable[[], T], characters: int) -> T:
-    """Return what `encode` returns. A pattern may backtrack for years, and can't be interrupted, so
-    it runs in a thread that is left behind then.
+def _in_time(call: Callable[[], T], size: int) -> T:
+    """Return what a function returns. A pattern may backtrack for years, and can't be interrupted,
+    so it runs in a thread that is left behind then.
+
+    Args:
+        size: characters or tokens that it works on.
 
     Raises:
-        TimeoutError: it takes much longer than any tokenizer needs for so many characters.
+        TimeoutError: it takes much longer than any tokenizer needs for so many.
     """
     results: queue.SimpleQueue[Callable[[], T]] = queue.SimpleQueue()
 
     def work() -> None:
         try:
-            found = encode()
+            found = call()
             results.put(lambda: found)
         except BaseException as error:
             results.put(functools.partial(_raise, error))
 
     threading.Thread(target=work, daemon=True).start()
-    seconds = _MOST_SECONDS + characters / _FEWEST_CHARACTERS_PER_SECOND
+    seconds = _MOST_SECONDS + size / _FEWEST_PER_SECOND
     try:
         found = results.get(timeout=seconds)
     except queue.Empty:
         raise TimeoutError(
-            f"{characters:,} characters take more than {seconds:.0f} s; the tokenizer's patterns"
-            " may backtrack without end"
+            f"takes more than {seconds:.0f} s; the tokenizer's patterns may backtrack without end"
         ) from None
     return found()
 

@@ -361,8 +361,19 @@ def test_a_pattern_that_backtracks_without_end_is_one_line(
     found = splitting("(x+x+)+y", tmp_path / "tokenizer.json")
     assert found.encode("xxy a") == [1, 1]
     monkeypatch.setattr("rungs.data.tokenizer._MOST_SECONDS", 0.1)
-    with pytest.raises(UserError, match=r"tokenized: 840 characters take more than 0 s; the"):
+    with pytest.raises(UserError, match=r"cannot be tokenized: takes more than 0 s; the"):
         found.encode(("x" * 20 + " ") * 40)
+
+
+def test_a_decoder_that_backtracks_without_end_is_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    raw = tokenizers.Tokenizer(models.WordLevel({"x" * 20: 0, "<unk>": 1}, unk_token="<unk>"))
+    raw.decoder = decoders.Replace(tokenizers.Regex("(x+x+)+y"), "")
+    monkeypatch.setattr("rungs.data.tokenizer._MOST_SECONDS", 0.1)
+    assert Tokenizer(raw).decode([0]) == "x" * 20
+    with pytest.raises(UserError, match=r"^the tokens have no text: takes more than 0 s; the"):
+        Tokenizer(raw).decode([0] * 40)
 
 
 def test_a_vocabulary_with_unused_ids(tmp_path: Path) -> None:
