@@ -154,7 +154,10 @@ def has_space(path: Path, needed_bytes: int) -> bool:
 
 def free_bytes(path: Path) -> float:
     """Return the free space of a folder's file system; infinity if it does not report its size."""
-    usage = shutil.disk_usage(path)
+    try:
+        usage = shutil.disk_usage(path)
+    except OSError:
+        return math.inf
     return usage.free if usage.total else math.inf
 
 
@@ -175,8 +178,11 @@ def write_failure(path: Path, what: str, error: Exception, needed_bytes: int = 0
     else:
         reason = os.strerror(number)
     if number in FULL:
-        needed = f"{needed_bytes:,} bytes needed, " * bool(needed_bytes)
-        reason += f" ({needed}{_free_bytes(path):,} bytes free there)"
+        existing = next(place for place in (path, *path.absolute().parents) if place.exists())
+        free = free_bytes(existing)
+        known = [f"{needed_bytes:,} bytes needed"] if needed_bytes else []
+        known += [f"{free:,} bytes free there"] if math.isfinite(free) else []
+        reason += f" ({', '.join(known)})" if known else ""
     elif number == errno.ELOOP:
         reason = f"it is a link, which is not followed ({getattr(error, 'filename', path)})"
     elif named := getattr(error, "filename", None):
@@ -203,12 +209,6 @@ def _remedy(number: int | None) -> str:
     if number in GONE:
         return "restore what was removed or moved"
     return "fix that"
-
-
-def _free_bytes(path: Path) -> int:
-    """Return the free space of the file system that holds a path, or would hold it."""
-    existing = next(place for place in (path, *path.absolute().parents) if place.exists())
-    return shutil.disk_usage(existing).free
 
 
 def folder_bytes(folder: Path) -> int:

@@ -47,6 +47,6 @@ def readable_line(line: str) -> str:
     return "".join(escaped)
 
 
-def reason(error: Exception) -> str:
+def reason(error: BaseException) -> str:
     """Return a library's error message as one line without secrets."""
     return " ".join(without_secrets(str(error)).split()) or type(error).__name__

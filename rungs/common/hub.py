@@ -2,6 +2,7 @@
 network."""
 
 import contextlib
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,6 +12,8 @@ from rungs.common.paths import is_inside
 from rungs.common.strict_json import format_value
 
 _TIMEOUT_SECONDS = 10
+_OTHER_FORM = (AttributeError, LookupError, TypeError)
+"""What the hub's library, and reading what it returns, raise for an answer in another form."""
 
 
 class NotOnHub(UserError):
@@ -24,24 +27,6 @@ class HubDataset(NamedTuple):
     """The commit."""
     files: dict[str, str | None]
     """SHA-256 of each file by name, None if the hub has none; it has one for every token file."""
-
-
-def dataset_state(name: str) -> HubDataset:
-    """Ask the hub for a dataset's current state.
-
-    Raises:
-        UserError: the hub has no such dataset or cannot be reached.
-    """
-    from huggingface_hub import HfApi
-
-    with _hub_errors(f"dataset {name}"):
-        info = HfApi().dataset_info(name, timeout=_TIMEOUT_SECONDS, files_metadata=True)
-        files = {
-            sibling.rfilename: sibling.lfs.sha256 if sibling.lfs else None
-            for sibling in info.siblings or []
-        }
-    _check_inside(f"dataset {name}", files)
-    return HubDataset(info.sha or "", files)
 
 
 class HubFile(NamedTuple):
@@ -76,15 +61,27 @@ def dataset_repository(name: str, revision: str | None = None) -> HubRepository:
         info = HfApi().dataset_info(
             name, revision=revision, timeout=_TIMEOUT_SECONDS, files_metadata=True
         )
-    files = {
-        sibling.rfilename: HubFile(sibling.size or 0, sibling.lfs.sha256 if sibling.lfs else None)
-        for sibling in info.siblings or []
-    }
+        files = {
+            os.fspath(sibling.rfilename): HubFile(
+                int(sibling.size or 0), sibling.lfs.sha256 if sibling.lfs else None
+            )
+            for sibling in info.siblings or []
+        }
+        card = info.card_data.to_dict() if info.card_data else {}
     _check_inside(f"dataset {name}", files)
-    card = info.card_data.to_dict() if info.card_data else {}
-    license = card.get("license")
-    listed = ", ".join(license) if isinstance(license, list) else license
-    return HubRepository(info.sha or "", files, listed, card.get("configs") or [])
+    licenses = card.get("license") or []
+    listed = ", ".join(map(str, licenses if isinstance(licenses, list) else [licenses]))
+    return HubRepository(str(info.sha or ""), files, listed or None, card.get("configs") or [])
+
+
+def dataset_state(name: str) -> HubDataset:
+    """Ask the hub for a dataset's current state.
+
+    Raises:
+        UserError: the hub has no such dataset or cannot be reached.
+    """
+    found = dataset_repository(name)
+    return HubDataset(found.revision, {path: file.sha256 for path, file in found.files.items()})
 
 
 def dataset_file(name: str, revision: str, file: str, folder: Path) -> Path:
@@ -166,7 +163,7 @@ def download_model(name: str, revision: str | None = None) -> tuple[Path, str]:
             if (cached := _cached_model(name, revision)) is None:
                 raise
             return cached, cached.name
-    files = [sibling.rfilename for sibling in info.siblings or []]
+        files = [os.fspath(sibling.rfilename) for sibling in info.siblings or []]
     _check_inside(f"model {name}", files)
     weights = _weights_patterns(name, files)
     patterns = [*weights, *_MODEL_COMPANIONS]
@@ -234,7 +231,7 @@ def _upload_errors(name: str) -> Iterator[None]:
     except UserError:
         raise
     # RuntimeError: from the Xet back end of the hub.
-    except (OSError, HTTPError, RuntimeError, ValueError) as error:
+    except (OSError, HTTPError, RuntimeError, ValueError, *_OTHER_FORM) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UserError(
             f"model {name}: cannot be uploaded to the Hugging Face hub ({reason}); check the"
@@ -388,4 +385,9 @@ def _hub_errors(what: str) -> Iterator[None]:
         raise UserError(
             f"{what}: cannot be downloaded from the Hugging Face hub ({reason}); check the"
             " connection and HF_HUB_OFFLINE, or copy its folder from a machine that has it"
+        ) from error
+    except _OTHER_FORM as error:
+        raise UserError(
+            f"{what}: the Hugging Face hub, or what HF_ENDPOINT names, describes it in an unknown"
+            f" form ({type(error).__name__}: {error}); try again, or update huggingface_hub"
         ) from error

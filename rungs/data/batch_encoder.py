@@ -1,13 +1,12 @@
 """Encode many texts fast: byte-level BPE tokenizers through tiktoken, all others as they are.
 
 tiktoken merges by rank, so it can stand in for a tokenizer whose token ids are in the order of its
-merges, as GPT-2's, Llama 3's and those trained here. The first texts are encoded both ways; should
-they ever differ, tiktoken isn't used.
+merges, as GPT-2's and those trained here. `as_tiktoken` takes only tokenizers of which that
+follows from their definition.
 """
 
 import itertools
 import json
-import logging
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,14 +14,20 @@ from typing import Any
 
 import numpy as np
 import tiktoken
+import tokenizers
 
 from rungs.data.tokenizer import Tokenizer
 
-logger = logging.getLogger("rungs.dataset")
-
 _GPT2_PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
 """What ByteLevel splits at: https://github.com/openai/gpt-2/blob/master/src/encoder.py"""
-_CHECKED_CHARACTERS = 1 << 18
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
+_OTHERS = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+KNOWN_PATTERNS = {
+    "GPT-4 and Llama 3": rf"{_CONTRACTIONS}|\p{{N}}{{1,3}}|{_OTHERS}",
+    "Qwen 2": rf"{_CONTRACTIONS}|\p{{N}}|{_OTHERS}",
+}
+"""Split alike by both libraries. Others may not be: the libraries' regular expressions differ, and
+what a pattern doesn't match, tiktoken leaves out."""
 
 
 class BatchEncoder:
@@ -35,7 +40,6 @@ class BatchEncoder:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._fast = as_tiktoken(tokenizer)
-        self._unchecked = _CHECKED_CHARACTERS
         self._pool = ThreadPoolExecutor(os.cpu_count())
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
@@ -44,45 +48,51 @@ class BatchEncoder:
         Raises:
             UserError: the tokenizer has no tokens for a text.
         """
-        if self._fast is not None and self._unchecked > 0:
-            self._check(texts)
         if self._fast is None:
-            return self._encode_slowly(texts)
+            return list(map(_array, self._tokenizer.encode_batch(texts)))
         return list(self._pool.map(self._fast_ids, texts))
 
     def _fast_ids(self, text: str) -> np.ndarray:
         assert self._fast is not None
-        return self._fast.encode_to_numpy(text, allowed_special="all")
+        try:
+            return self._fast.encode_to_numpy(text, allowed_special="all")
+        except ValueError:  # its regular expressions give up on a million spaces
+            return _array(self._tokenizer.encode(text))
 
-    def _encode_slowly(self, texts: Sequence[str]) -> list[np.ndarray]:
-        return [np.array(ids, np.uint32) for ids in self._tokenizer.encode_batch(texts)]
 
-    def _check(self, texts: Sequence[str]) -> None:
-        """Encode the first of some texts both ways."""
-        for text in texts:
-            self._unchecked -= len(text)
-            if self._fast_ids(text).tolist() != self._tokenizer.encode(text):
-                logger.warning("tiktoken gives other ids than this tokenizer; going on without it")
-                self._fast = None
-            if self._fast is None or self._unchecked <= 0:
-                return
+def _array(ids: list[int]) -> np.ndarray:
+    return np.array(ids, np.uint32)
 
 
 def as_tiktoken(tokenizer: Tokenizer) -> tiktoken.Encoding | None:
-    """Return the same tokenizer for tiktoken, or None if tiktoken has nothing that could be it."""
+    """Return the same tokenizer for tiktoken, or None unless it is certain to give the same ids."""
     parts = json.loads(tokenizer.definition)
-    model, added = parts["model"], parts["added_tokens"]
-    pattern = _pattern(parts["pre_tokenizer"])
-    is_plain = all(token["special"] and not token["lstrip"] | token["rstrip"] for token in added)
-    if model["type"] != "BPE" or parts["normalizer"] or pattern is None or not is_plain:
+    pattern, added = _pattern(parts["pre_tokenizer"]), parts["added_tokens"]
+    if parts["normalizer"] or pattern is None or not _are_found_alike(added):
         return None
     special = {token["content"]: token["id"] for token in added}
-    ranks = _ranks(model, special)
+    ranks = _ranks(parts["model"], special)
     if ranks is None:
         return None
     return tiktoken.Encoding(
         "rungs", pat_str=pattern, mergeable_ranks=ranks, special_tokens=special
     )
+
+
+def _are_found_alike(added: list[dict[str, Any]]) -> bool:
+    """Whether both libraries find the same added tokens in a text: without conditions, and without
+    a choice between a shorter and a longer one."""
+    is_plain = all(
+        token["special"] and not token["single_word"] | token["lstrip"] | token["rstrip"]
+        for token in added
+    )
+    # those that are normalized are looked for in what the others leave
+    is_one_search = len({token["normalized"] for token in added}) <= 1
+    contents = sorted(token["content"] for token in added)
+    is_prefix_free = all(contents) and not any(
+        longer.startswith(shorter) for shorter, longer in itertools.pairwise(contents)
+    )
+    return is_plain and is_one_search and is_prefix_free
 
 
 def _pattern(pre_tokenizer: dict[str, Any] | None) -> str | None:
@@ -101,22 +111,53 @@ def _pattern(pre_tokenizer: dict[str, Any] | None) -> str | None:
                 },
                 {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
             ],
-        }:
+        } if regex in KNOWN_PATTERNS.values():
             return regex
     return None
 
 
 def _ranks(model: dict[str, Any], special: dict[str, int]) -> dict[bytes, int] | None:
-    """Return the id of each token's bytes, None unless ids are in the order of merges."""
-    vocabulary = {token: rank for token, rank in model["vocab"].items() if token not in special}
+    """Return the id of each token's bytes, None unless merging by rank gives what merges give.
+
+    It does if each token is a byte or made by one merge, of tokens before it; ids are in the order
+    of merges; and each token's own text becomes that token. For then, at the turn of a token's
+    rank, its text within a longer one has been merged as on its own, so that only its own merge can
+    make it.
+    """
+    options = ("dropout", "continuing_subword_prefix", "end_of_word_suffix")
+    if model["type"] != "BPE" or any(model[option] for option in options):
+        return None
     spelled = dict(_byte_characters())
-    merged = [vocabulary.get("".join(_pair(merge)), -1) for merge in model["merges"]]
-    singles = {token for token in vocabulary if len(token) == 1}
+    vocabulary = {token: rank for token, rank in model["vocab"].items() if token not in special}
+    singles = {token: -1 for token in vocabulary if len(token) == 1}
+    ranks = vocabulary | singles
+    pairs = [_pair(merge) for merge in model["merges"]]
+    merged = [ranks.get("".join(pair), -1) for pair in pairs]
+    are_built_up = all(
+        max(ranks.get(part, rank) for part in pair) < rank
+        for pair, rank in zip(pairs, merged, strict=True)
+    )
     in_order = all(rank < following for rank, following in itertools.pairwise(merged))
-    is_complete = len(merged) + len(singles) == len(vocabulary) and singles == set(spelled)
-    if not merged or not in_order or merged[0] < 0 or not is_complete:
+    is_complete = len(merged) + len(singles) == len(vocabulary) and singles.keys() == spelled.keys()
+    are_different = len(set(vocabulary.values())) == len(vocabulary)
+    # with ignore_merges, a piece that spells a special token's name would become it
+    no_piece_is_special = not any(
+        set(name) <= spelled.keys() and not name.isascii() for name in special
+    )
+    if not (are_built_up and in_order and is_complete and are_different and no_piece_is_special):
+        return None
+    if not _are_reachable(model, vocabulary):
         return None
     return {bytes(spelled[c] for c in token): rank for token, rank in vocabulary.items()}
+
+
+def _are_reachable(model: dict[str, Any], vocabulary: dict[str, int]) -> bool:
+    """Whether merging each token's own text gives that token."""
+    merging = tokenizers.Tokenizer.from_str(json.dumps({"model": model | {"ignore_merges": False}}))
+    encodings = merging.encode_batch_fast(list(vocabulary), add_special_tokens=False)
+    return all(
+        found.ids == [rank] for found, rank in zip(encodings, vocabulary.values(), strict=True)
+    )
 
 
 def _pair(merge: str | list[str]) -> list[str]:

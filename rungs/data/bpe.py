@@ -9,6 +9,8 @@ from rungs.data.tokenizer import END_OF_TEXT, Tokenizer
 
 SMALLEST_VOCAB = 257
 """The 256 bytes and the end-of-text token."""
+_LONGEST_PIECE = 1024
+"""The time of a merge grows with the square of a piece's length: a million dashes took minutes."""
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
@@ -26,7 +28,11 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
         show_progress=False,
     )
     documents = (document for text in texts for document in text.split(END_OF_TEXT))
+    splits = tokenizer.pre_tokenizer
+    shortened = [splits, pre_tokenizers.FixedLength(_LONGEST_PIECE)]
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(shortened)
     tokenizer.train_from_iterator(documents, trainer)
+    tokenizer.pre_tokenizer = splits
     return Tokenizer(tokenizer)
 
 

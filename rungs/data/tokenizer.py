@@ -4,9 +4,11 @@ import bisect
 import contextlib
 import functools
 import json
-from collections.abc import Iterable, Iterator, Sequence
+import queue
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 import tokenizers
@@ -24,6 +26,8 @@ LARGEST_VOCAB = 1 << 24
 _CHUNK_CHARACTERS = 1 << 18
 _CHUNKS_PER_BATCH = 8
 _CONTEXT_CHARACTERS = 200
+_MOST_SECONDS, _FEWEST_PER_SECOND = 20, 20_000
+"""A slow machine encodes half a million characters a second, so it has time to be busy."""
 _MAX_CUTS_TRIED = 100
 _NO_PREFIX: dict[str, dict[str, object]] = {
     "ByteLevel": {"add_prefix_space": False},
@@ -31,6 +35,8 @@ _NO_PREFIX: dict[str, dict[str, object]] = {
     "Prepend": {"prepend": ""},
 }
 """What makes each part of a tokenizer that adds a space before texts leave it out."""
+
+T = TypeVar("T")
 
 
 class Tokenizer:
@@ -92,8 +98,7 @@ class Tokenizer:
         Raises:
             UserError: as `encode`.
         """
-        with _errors_of_library():
-            encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        [encoding] = self._encoded(self._tokenizer.encode_batch, [text], add_special_tokens=False)
 
         starts = [start for start, _ in encoding.offsets]
 
@@ -115,11 +120,27 @@ class Tokenizer:
         return self._encode(texts, add_special_tokens=False)
 
     def _encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
-        with _errors_of_library():
-            encodings = self._tokenizer.encode_batch_fast(
-                list(texts), add_special_tokens=add_special_tokens
-            )
+        encode = self._tokenizer.encode_batch_fast
+        encodings = self._encoded(encode, texts, add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in encodings]
+
+    def _encoded(
+        self, encode: Callable[..., list[Any]], texts: Sequence[str], *, add_special_tokens: bool
+    ) -> list[Any]:
+        """Return the encodings that one of the library's functions gives of texts."""
+        call = functools.partial(encode, list(texts), add_special_tokens=add_special_tokens)
+        return self._limited(call, sum(map(len, texts)), "the text cannot be tokenized")
+
+    def _limited(self, call: Callable[[], T], size: int, problem: str) -> T:
+        """Return what a function of the library returns for so many characters or tokens. It must
+        be one for batches: the others hold Python's lock."""
+        with library_errors(problem):
+            return _in_time(call, size) if self._has_patterns else call()
+
+    @functools.cached_property
+    def _has_patterns(self) -> bool:
+        """Whether the tokenizer has regular expressions of its own."""
+        return '"Regex":' in self._tokenizer.to_str()
 
     @functools.cached_property
     def continuing(self) -> "Tokenizer":
@@ -129,7 +150,8 @@ class Tokenizer:
         the oldest ones also after each special token).
         """
         definition = json.loads(self._tokenizer.to_str(), object_hook=_without_prefix)
-        return Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(definition)))
+        with library_errors("the tokenizer's definition is not valid"):
+            return Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(definition)))
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = False) -> str:
         """Return the text of token ids.
@@ -137,17 +159,16 @@ class Tokenizer:
         Ids beyond the vocabulary are ignored. Bytes that do not form a character become U+FFFD.
         """
         numbers = [int(number) for number in ids]
-        text: str = self._tokenizer.decode(numbers, skip_special_tokens=skip_special_tokens)
-        return text
+        return self.decode_batch([numbers], skip_special_tokens=skip_special_tokens)[0]
 
     def decode_batch(
         self, batch: Sequence[Sequence[int]], *, skip_special_tokens: bool = False
     ) -> list[str]:
         """Do `decode` for the ids of several texts in parallel, on all cores."""
-        texts: list[str] = self._tokenizer.decode_batch(
-            batch, skip_special_tokens=skip_special_tokens
+        call: Callable[[], list[str]] = functools.partial(
+            self._tokenizer.decode_batch, batch, skip_special_tokens=skip_special_tokens
         )
-        return texts
+        return self._limited(call, sum(map(len, batch)), "the tokens have no text")
 
     def byte_count(self, ids: Sequence[int] | np.ndarray) -> int:
         """Return the number of UTF-8 bytes that the ids stand for. Special tokens count as 0.
@@ -185,8 +206,8 @@ class Tokenizer:
         return json.dumps(definition)
 
     def save(self, path: Path) -> None:
-        """Write the tokenizer in the format of `tokenizer.json`."""
-        self._tokenizer.save(str(path))
+        """Write the tokenizer in the format of `tokenizer.json`; raises OSError."""
+        path.write_text(self._tokenizer.to_str(pretty=True), encoding="utf-8", newline="")
 
     def encode_stream(
         self, pieces: Iterable[str], chunk_characters: int = _CHUNK_CHARACTERS
@@ -228,14 +249,51 @@ class Tokenizer:
 
 
 @contextlib.contextmanager
-def _errors_of_library() -> Iterator[None]:
-    """Raise UserError for an error that the tokenizers library raises within this context."""
+def library_errors(problem: str) -> Iterator[None]:
+    """Raise UserError, with the problem and the reason, for what the tokenizers library raises
+    within this context."""
     try:
         yield
     except TypeError:
         raise UserError("the text has an invalid character (a lone surrogate)") from None
-    except Exception as error:  # the library raises no narrower type
-        raise UserError(f"the text cannot be tokenized: {reason(error)}") from None
+    except BaseException as error:  # the library raises no narrower type, and Rust's panics
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise UserError(f"{problem}: {reason(error)}") from None
+
+
+def _in_time(call: Callable[[], T], size: int) -> T:
+    """Return what a function returns. A pattern may backtrack for years, and can't be interrupted,
+    so it runs in a thread that is left behind then.
+
+    Args:
+        size: characters or tokens that it works on.
+
+    Raises:
+        TimeoutError: it takes much longer than any tokenizer needs for so many.
+    """
+    results: queue.SimpleQueue[Callable[[], T]] = queue.SimpleQueue()
+
+    def work() -> None:
+        try:
+            found = call()
+            results.put(lambda: found)
+        except BaseException as error:
+            results.put(functools.partial(_raise, error))
+
+    threading.Thread(target=work, daemon=True).start()
+    seconds = _MOST_SECONDS + size / _FEWEST_PER_SECOND
+    try:
+        found = results.get(timeout=seconds)
+    except queue.Empty:
+        raise TimeoutError(
+            f"takes more than {seconds:.0f} s; the tokenizer's patterns may backtrack without end"
+        ) from None
+    return found()
+
+
+def _raise(error: BaseException) -> NoReturn:
+    raise error
 
 
 def _without_prefix(part: dict[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import tokenizers
 from tokenizers import models, pre_tokenizers
@@ -13,7 +12,13 @@ from rungs.common.errors import UserError, reason
 from rungs.common.paths import is_file, is_folder, require_regular
 from rungs.data.bpe import byte_level_tokenizer
 from rungs.data.sentencepiece_model import SentencePieceModel
-from rungs.data.tokenizer import END_OF_TEXT, LARGEST_VOCAB, TOKENIZER_FILE, Tokenizer
+from rungs.data.tokenizer import (
+    END_OF_TEXT,
+    LARGEST_VOCAB,
+    TOKENIZER_FILE,
+    Tokenizer,
+    library_errors,
+)
 from rungs.data.tokenizer_config import ADDED_TOKENS_FILE, CONFIG_FILE, TokenizerConfig
 
 SENTENCEPIECE_FILE, VOCABULARY_FILE, MERGES_FILE = "tokenizer.model", "vocab.json", "merges.txt"
@@ -99,12 +104,8 @@ def _from_tokenizer_json(path: Path) -> Tokenizer:
         raise UserError(f"{path}: no such tokenizer file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: not a readable tokenizer file: {reason(error)}") from None
-    raw: Any
-    try:
-        raw = tokenizers.Tokenizer.from_str(text)
-    except Exception as error:  # the library raises no narrower type
-        raise UserError(f"{path}: not a tokenizer file: {reason(error)}") from None
-    tokenizer = Tokenizer(raw)
+    with library_errors(f"{path}: not a tokenizer file"):
+        tokenizer = Tokenizer(tokenizers.Tokenizer.from_str(text))
     _check_ids(tokenizer, path)
     return tokenizer
 
@@ -139,7 +140,7 @@ def _from_sentencepiece(path: Path, find: FindFile) -> Tokenizer:
         config.add_template(raw, bos=model.bos, eos=model.eos, adds_bos=True)
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
-    except ValueError as error:
+    except Exception as error:  # the library raises no narrower type
         raise UserError(
             f"{path}: this SentencePiece model cannot be converted: {reason(error)}; download it"
             f" again, or get the model's {TOKENIZER_FILE}, which transformers writes"

@@ -39,7 +39,7 @@ class Conversation:
         request = self.request._replace(seed=self.request.seed + number)
         chunks = (chunk[0] for chunk in self.generator.stream([prompt], request))
         for piece in decode_stream(chunks, self.form.tokenizer):
-            said = self.messages[-1].content
+            said = self.messages[-1].content or ""
             self.messages[-1] = Message(ASSISTANT, said + piece)
             yield piece
 

@@ -1,4 +1,4 @@
-"""File systems that refuse to sync a folder or a file, and those that fail."""
+"""File systems that refuse to sync a folder or a file, that fail, or that don't tell their space."""
 
 import errno
 import os
@@ -44,3 +44,15 @@ def test_a_full_disk_says_how_much_is_needed_if_that_is_known(
     assert f"No space left on device {text}" in str(failure)
     assert "bytes free there)" in str(failure)
     assert "0 bytes needed" not in str(failure).replace("1,000", "")
+
+
+def test_a_disk_that_cannot_be_asked_is_taken_to_have_space(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: object) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr("os.statvfs", fail)
+    disk.check_free_space(tmp_path, "the checkpoint", 10**30)
+    error = disk.write_failure(tmp_path, "the checkpoint", OSError(errno.ENOSPC, ""), 7)
+    assert "No space left on device (7 bytes needed); free some space" in str(error)

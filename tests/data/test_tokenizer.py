@@ -4,6 +4,7 @@ import itertools
 import json
 import random
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,14 @@ def test_a_tokenizer_is_trained_without_the_names_of_special_tokens() -> None:
     merged = range(257, trained.vocab_size)
     assert {trained.decode([number]) for number in merged} & {"<|", "|>", "endoftext"} == set()
     assert len(used.intersection(merged)) > 0.8 * len(merged)
+
+
+def test_a_long_run_of_one_character_is_learned_in_time() -> None:
+    """The library's time grows with the square of the run's length: this took 90 s."""
+    start = time.monotonic()
+    trained = train_bpe(["-" * 200_000], 270)
+    assert time.monotonic() - start < 30
+    assert len(trained.encode("-" * 256)) == 1
 
 
 @given(text=st.text().filter(lambda text: END_OF_TEXT not in text))
@@ -329,6 +338,42 @@ def test_a_damaged_file_is_reported(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "tokenizer.json").write_bytes(content)
     with pytest.raises(UserError, match="tokenizer file"):
         load_tokenizer(tmp_path)
+
+
+def splitting(regex: str, path: Path) -> Tokenizer:
+    """Return a tokenizer that splits texts at a pattern."""
+    raw = tokenizers.Tokenizer(models.WordLevel({"a": 0, "<unk>": 1}, unk_token="<unk>"))
+    raw.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(regex), "isolated")
+    raw.save(str(path))
+    return load_tokenizer(path)
+
+
+def test_a_pattern_that_the_library_gives_up_on_is_one_line(tmp_path: Path) -> None:
+    found = splitting("(a+)+$", tmp_path / "tokenizer.json")
+    assert found.encode("aa") == [1]
+    with pytest.raises(UserError, match=r"^the text cannot be tokenized: .*retry-limit-in-match"):
+        found.encode("a" * 50 + "b")
+
+
+def test_a_pattern_that_backtracks_without_end_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = splitting("(x+x+)+y", tmp_path / "tokenizer.json")
+    assert found.encode("xxy a") == [1, 1]
+    monkeypatch.setattr("rungs.data.tokenizer._MOST_SECONDS", 0.1)
+    with pytest.raises(UserError, match=r"cannot be tokenized: takes more than 0 s; the"):
+        found.encode(("x" * 20 + " ") * 40)
+
+
+def test_a_decoder_that_backtracks_without_end_is_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    raw = tokenizers.Tokenizer(models.WordLevel({"x" * 20: 0, "<unk>": 1}, unk_token="<unk>"))
+    raw.decoder = decoders.Replace(tokenizers.Regex("(x+x+)+y"), "")
+    monkeypatch.setattr("rungs.data.tokenizer._MOST_SECONDS", 0.1)
+    assert Tokenizer(raw).decode([0]) == "x" * 20
+    with pytest.raises(UserError, match=r"^the tokens have no text: takes more than 0 s; the"):
+        Tokenizer(raw).decode([0] * 40)
 
 
 def test_a_vocabulary_with_unused_ids(tmp_path: Path) -> None:

@@ -5,9 +5,10 @@ assistant's messages and the special token that ends each turn.
 """
 
 import hashlib
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rungs.common.errors import UserError
 from rungs.common.run_log import byte_progress
@@ -21,6 +22,8 @@ from rungs.data.text_dataset import TextSection
 from rungs.data.token_file import ChatWriter
 from rungs.data.tokenizer import TOKENIZER_FILE, Tokenizer
 
+logger = logging.getLogger("rungs.dataset")
+
 Turn = tuple[list[int], list[int]]
 """The ids before an answer, and those of the answer."""
 
@@ -33,14 +36,17 @@ class ChatFormat(NamedTuple):
     max_tokens: int | None = None
     """Longer chats are left out; None for no limit."""
 
-    def encode(self, messages: list[Message]) -> list[Turn]:
+    def encode(self, messages: list[Message], variables: Mapping[str, Any] = {}) -> list[Turn]:
         """Return the turns of a chat that end with an answer. What follows the last one is left
         out.
+
+        Args:
+            variables: of the chat, for the template, such as `tools`.
 
         Raises:
             UserError: the template refuses the chat, or the tokenizer has no tokens for it.
         """
-        rendered = self.template.render_answers(messages)
+        rendered = self.template.render_answers(messages, variables)
         ids, spans = self.tokenizer.encode_spans(rendered.text, rendered.answers)
         turns, last = list[Turn](), 0
         for first, end in spans:
@@ -81,16 +87,18 @@ def build(
     """
     sections = split_sections(texts, validation_percent)
     size = sum(section.size for split in sections.values() for section in split)
-    left_out = 0
+    left_out, unused = 0, set[str]()
     with byte_progress("tokenizing", size) as bar:
         for split, parts in sections.items():
             path = folder / dataset.split_file(split)
             with ChatWriter(path, text_dataset.token_dtype(form.tokenizer)) as writer:
-                left_out += sum(_write(writer, part, form, bar.update) for part in parts)
+                left_out += sum(_write(writer, part, form, bar.update, unused) for part in parts)
             if not writer.pairs:
                 raise UserError(
                     f"the {split} split has no chat of at most {form.max_tokens} tokens"
                 )
+    if unused:
+        logger.warning("keys of chats that are not used: %s", ", ".join(sorted(unused)))
     form.tokenizer.save(folder / TOKENIZER_FILE)
     form.template.save(folder)
     return Source(
@@ -105,15 +113,22 @@ def build(
 
 
 def _write(
-    writer: ChatWriter, section: TextSection, form: ChatFormat, progress: Callable[[int], object]
+    writer: ChatWriter,
+    section: TextSection,
+    form: ChatFormat,
+    progress: Callable[[int], object],
+    unused: set[str],
 ) -> int:
-    """Write the chats of a section and return how many were left out."""
+    """Write the chats of a section and return how many were left out. The keys of lines that say
+    nothing here are added to `unused`."""
     left_out = 0
     for offset, line in json_lines(section):
         try:
-            turns = form.encode(parse_chat(line))
+            chat = parse_chat(line)
+            turns = form.encode(chat.messages, chat.variables)
         except (UserError, ValueError) as error:
             raise line_error(section.path, offset, str(error)) from None
+        unused |= chat.unused
         tokens = sum(len(before) + len(answer) for before, answer in turns)
         if tokens < 2:
             problem = "has no answer, in the format of the chat template"

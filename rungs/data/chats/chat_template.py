@@ -1,32 +1,38 @@
 """A chat template: Jinja that renders messages as the text that a model was trained on.
 
-Published models have it in `chat_template.jinja` or `tokenizer_config.json`. It runs in a sandbox,
-with the names and filters that transformers offers it:
+Published models have it in `chat_template.jinja` or `tokenizer_config.json`. It runs in a process
+of its own, in a sandbox, with the names and filters that transformers offers it:
 https://huggingface.co/docs/transformers/chat_templating_writing
 
 A template may mark what the assistant says with {% generation %} … {% endgeneration %}. In one
-without marks, the content of each assistant message is found by rendering the chat with another
-content in its place.
+without marks, what each assistant message says is found by rendering the chat with another content
+in its place.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from rungs.common.errors import UserError, reason
+from rungs.common.errors import UserError
 from rungs.common.paths import is_file
 from rungs.common.strict_json import read_text
-from rungs.data.chats.messages import ASSISTANT, Message
+from rungs.data.chats.messages import ASSISTANT, TOOL_CALLS, Message, says_something
+from rungs.data.chats.template_process import PROCESS
 from rungs.data.tokenizer_config import CONFIG_FILE, json_object
 from rungs.data.tokenizer_files import finder
 
 TEMPLATE_FILE = "chat_template.jinja"
 _OLDER_TEMPLATE_FILE, _SPECIAL_TOKENS_FILE = "chat_template.json", "special_tokens_map.json"
-_TEMPLATE_KEY, _DEFAULT = "chat_template", "default"
+_TEMPLATE_KEY, _DEFAULT, _FOR_TOOLS = "chat_template", "default", "tool_use"
 _PLACEHOLDER, _MARK = "\uf8ffcontent\uf8ff", "\uf8ffmark\uf8ff"
 """For a message's content, and around what the assistant says. U+F8FF is for private use, so chats
 don't have it."""
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+"""What a message's reasoning is called; as transformers, we give it the first two names."""
+_SAID: tuple[tuple[str, ...], ...] = ((TOOL_CALLS,), ("function_call",), _REASONING)
+"""What the assistant says besides the content: the names of each."""
+_NO_VARIABLES: Mapping[str, Any] = {}
 
 Span = tuple[int, int]
 """Positions of characters: the first, and that after the last."""
@@ -48,17 +54,19 @@ class ChatTemplate:
     Args:
         source: in Jinja.
         special_tokens: by their names in transformers, such as `bos_token`.
+        tool_source: the template of chats with `tools`, if it is another one.
 
     Raises:
         UserError: it is not a valid template.
     """
 
-    def __init__(self, source: str, special_tokens: dict[str, str]) -> None:
+    def __init__(
+        self, source: str, special_tokens: dict[str, str], tool_source: str | None = None
+    ) -> None:
         self.source, self.special_tokens = source, special_tokens
-        # Jinja takes a moment to import, and most runs have no template
-        from rungs.data.chats.template_sandbox import compile_template
-
-        self._template = compile_template(source, _MARK)
+        self._tool_source = tool_source or source
+        for template in (source, self._tool_source):
+            PROCESS.render(template, _MARK, None)
 
     @classmethod
     def load(cls, place: Path | str, file: Path | None = None) -> Self:
@@ -84,10 +92,11 @@ class ChatTemplate:
         """Return the same as `load`, but None if there is no template."""
         find = finder(place)
         config = json_object(find(CONFIG_FILE))
-        source = read_text(file) if file else _find_source(find, config)
-        if source is None:
+        named = {_DEFAULT: read_text(file)} if file else _find_sources(find, config)
+        if _DEFAULT not in named:
             return None
-        return cls(source, _special_tokens({**json_object(find(_SPECIAL_TOKENS_FILE)), **config}))
+        tokens = _special_tokens({**json_object(find(_SPECIAL_TOKENS_FILE)), **config})
+        return cls(named[_DEFAULT], tokens, named.get(_FOR_TOOLS))
 
     def save(self, folder: Path) -> None:
         """Write the template into a folder, where `load` and transformers find it."""
@@ -96,47 +105,95 @@ class ChatTemplate:
         keys = {**json_object(config if config.exists() else None), **self.special_tokens}
         config.write_text(json.dumps(keys, indent=2) + "\n", encoding="utf-8")
 
-    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = False) -> str:
+    def render(
+        self,
+        messages: Sequence[Message],
+        variables: Mapping[str, Any] = _NO_VARIABLES,
+        *,
+        add_generation_prompt: bool = False,
+    ) -> str:
         """Return the text of a chat.
 
         Args:
+            variables: of the chat, such as `tools`.
             add_generation_prompt: whether to end with the start of an answer.
 
         Raises:
             UserError: the template refuses the chat.
         """
-        return _without_marks(self._render(messages, add_generation_prompt))[0]
+        turns = [_with_reasoning(message.variables) for message in messages]
+        return _without_marks(self._render(turns, variables, add_generation_prompt))[0]
 
-    def render_answers(self, messages: Sequence[Message]) -> Rendered:
-        """Return the text of a chat, and the place of each answer.
+    def render_answers(
+        self, messages: Sequence[Message], variables: Mapping[str, Any] = _NO_VARIABLES
+    ) -> Rendered:
+        """Return the text of a chat, and the place of each answer that is to learn.
 
         Raises:
-            UserError: the template refuses the chat, or changes what the assistant says.
+            UserError: the template refuses the chat, leaves out a part of it, or changes what the
+                assistant says.
         """
-        text, marked = _without_marks(self._render(messages))
-        if marked:
-            return Rendered(text, marked, are_marked=True)
-        numbers = [n for n, message in enumerate(messages) if message.role == ASSISTANT]
-        answers = [self._find_content(text, messages, number) for number in numbers]
-        return Rendered(text, answers, are_marked=False)
+        turns = [_with_reasoning(message.variables) for message in messages]
+        text, marked = _without_marks(self._render(turns, variables))
+        self._check_all_is_used(text, turns, variables)
+        if any(first < end for first, end in marked):
+            answers = _learned(messages, marked)
+        else:
+            numbers = [n for n, message in enumerate(messages) if says_something(message)]
+            answers = [self._find_answer(text, turns, variables, number) for number in numbers]
+        filled = [(first, end) for first, end in answers if first < end]
+        return Rendered(text, filled, are_marked=bool(marked))
 
-    def _render(self, messages: Sequence[Message], add_generation_prompt: bool = False) -> str:
+    def _render(
+        self,
+        turns: Sequence[dict[str, Any]],
+        variables: Mapping[str, Any],
+        add_generation_prompt: bool = False,
+    ) -> str:
+        own = {"messages": turns, "add_generation_prompt": add_generation_prompt}
+        defaults = {"tools": None, "documents": None, **self.special_tokens}
+        source = self._source_for(variables)
+        return PROCESS.render(source, _MARK, {**defaults, **variables, **own})
+
+    def _source_for(self, variables: Mapping[str, Any]) -> str:
+        return self.source if variables.get("tools") is None else self._tool_source
+
+    def _check_all_is_used(
+        self, text: str, turns: Sequence[dict[str, Any]], variables: Mapping[str, Any]
+    ) -> None:
+        """Raise UserError if a chat has something that the template has no place for."""
+
+        def check(name: str, others: Sequence[dict[str, Any]], left: Mapping[str, Any]) -> None:
+            if _without_marks(self._render(others, left))[0] == text:
+                raise UserError(
+                    f"the chat template leaves out {name}; give one that has a place for it with"
+                    f" --chat-template FILE, or remove {name}"
+                )
+
+        source = self._source_for(variables)
+        for name in variables:
+            if name not in source and variables[name]:
+                check(name, turns, {key: variables[key] for key in variables if key != name})
+        for names in _SAID:
+            found = next((name for name in names if any(turn.get(name) for turn in turns)), None)
+            if found and not any(name in source for name in names):
+                check(found, [_without(turn, names) for turn in turns], variables)
+
+    def _find_answer(
+        self,
+        text: str,
+        turns: Sequence[dict[str, Any]],
+        variables: Mapping[str, Any],
+        number: int,
+    ) -> Span:
+        """Return the place of what a message says in the text of the chat."""
+        replaced = [*turns]
+        said = [name for names in _SAID for name in names]
+        replaced[number] = _without(turns[number], said) | {"content": _PLACEHOLDER}
         try:
-            return self._template.render(
-                **self.special_tokens,
-                messages=[message._asdict() for message in messages],
-                add_generation_prompt=add_generation_prompt,
-                tools=None,
-                documents=None,
-            )
-        except Exception as error:  # a template can raise anything
-            raise UserError(f"the chat template refuses this chat: {reason(error)}") from None
-
-    def _find_content(self, text: str, messages: Sequence[Message], number: int) -> Span:
-        """Return the place of a message's content in the text of the chat."""
-        replaced = [*messages]
-        replaced[number] = messages[number]._replace(content=_PLACEHOLDER)
-        before, found, after = self._render(replaced).partition(_PLACEHOLDER)
+            before, found, after = self._render(replaced, variables).partition(_PLACEHOLDER)
+        except UserError:  # such as for the answer of a tool that wasn't called
+            before = found = after = ""
         end = len(text) - len(after)
         is_around = text.startswith(before) and text.endswith(after) and len(before) <= end
         if not found or not is_around:
@@ -148,11 +205,36 @@ class ChatTemplate:
         return len(before), end
 
 
+def _with_reasoning(turn: dict[str, Any]) -> dict[str, Any]:
+    """Return a message whose reasoning has the names that templates know, as in transformers."""
+    found = next((turn[name] for name in _REASONING if turn.get(name) is not None), None)
+    if found is None:
+        return turn
+    return {"thinking": found, **turn, "reasoning_content": found}
+
+
+def _without(turn: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    return {key: value for key, value in turn.items() if key not in names}
+
+
+def _learned(messages: Sequence[Message], marked: list[Span]) -> list[Span]:
+    """Return the marked parts that are to learn."""
+    learned = [message.is_learned for message in messages if message.role == ASSISTANT]
+    if all(learned):
+        return marked
+    if len(learned) != len(marked):
+        raise UserError(
+            f"the chat template marks {len(marked)} parts in {len(learned)} messages from the"
+            " assistant, so it is unknown which of them not to learn; mark each message once"
+        )
+    return [span for span, is_learned in zip(marked, learned, strict=True) if is_learned]
+
+
 def _without_marks(marked: str) -> tuple[str, list[Span]]:
     """Return a text without its marks, and the places of what was between two of them."""
     parts, spans, length = marked.split(_MARK), list[Span](), 0
     for number, part in enumerate(parts):
-        if number % 2 and part:
+        if number % 2:
             spans.append((length, length + len(part)))
         length += len(part)
     return "".join(parts), spans
@@ -164,15 +246,18 @@ def read_template_files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in paths} if all(map(is_file, paths)) else {}
 
 
-def _find_source(find: Callable[[str], Path | None], config: dict[str, Any]) -> str | None:
-    """Return the template of a tokenizer; of several, the one called "default"."""
+def _find_sources(find: Callable[[str], Path | None], config: dict[str, Any]) -> dict[str, str]:
+    """Return the templates of a tokenizer by name; most have only the one called "default"."""
     if path := find(TEMPLATE_FILE):
-        return read_text(path)
-    source = config.get(_TEMPLATE_KEY) or json_object(find(_OLDER_TEMPLATE_FILE)).get(_TEMPLATE_KEY)
-    if isinstance(source, list):
-        named = {one.get("name"): one.get("template") for one in source if isinstance(one, dict)}
-        source = named.get(_DEFAULT)
-    return source if isinstance(source, str) else None
+        return {_DEFAULT: read_text(path)}
+    found = config.get(_TEMPLATE_KEY) or json_object(find(_OLDER_TEMPLATE_FILE)).get(_TEMPLATE_KEY)
+    named = found if isinstance(found, list) else [{"name": _DEFAULT, "template": found}]
+    pairs = [(one.get("name"), one.get("template")) for one in named if isinstance(one, dict)]
+    return {
+        name: source
+        for name, source in pairs
+        if isinstance(name, str) and isinstance(source, str) and source
+    }
 
 
 def _special_tokens(keys: dict[str, Any]) -> dict[str, str]:

@@ -3,7 +3,9 @@
 {"messages": [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}]}
 {"conversations": [{"from": "human", "value": "…"}, {"from": "gpt", "value": "…"}]}
 
-Other keys of a line, such as `id` or `source`, are ignored.
+Templates are given `tools`, `documents` and `chat_template_kwargs` of a line, and all keys of a
+message. Keys that say something about training that can't be done are refused. The others of a
+line, such as `id` or `source`, are not used; `Chat.unused` names them.
 """
 
 from typing import Any, NamedTuple
@@ -25,13 +27,47 @@ _SHAREGPT_ROLES = {
     "tool": "tool",
     "observation": "tool",
 }
+TOOL_CALLS = "tool_calls"
+_LISTS, _KWARGS, _SYSTEM = ("tools", "documents"), "chat_template_kwargs", "system"
+_LEARNED_KEYS = ("weight", "train", "training", "loss")
+"""Whether a message is learned, 0 or 1: OpenAI's and Mistral's key, Axolotl's two, ms-swift's."""
+_REFUSED = {
+    "line": {
+        *("functions", "function_call", "images", "videos", "audios", "weight", "loss_weight"),
+        *("rejected", "rejected_response", "rejected_messages", "kto_tag"),
+    },
+    "message": {"train_detail", "training_detail", "loss_scale", "loss_weight", "images"},
+}
+"""Keys with a meaning for training that there is nothing for here."""
+_NOTHING: tuple[Any, ...] = (None, "", [], {})
 
 
 class Message(NamedTuple):
     """A turn of a chat."""
 
     role: str
-    content: str
+    content: str | None
+    """None if the message has none, only calls of tools."""
+    keys: dict[str, Any] = {}  # noqa: RUF012 — never changed
+    """As the file has them, for the template."""
+    is_learned: bool = True
+    """Of a message from the assistant."""
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """What the template is given."""
+        values = {**self.keys, "role": self.role, "content": self.content}
+        return {key: value for key, value in values.items() if value is not None}
+
+
+class Chat(NamedTuple):
+    """A line of a file."""
+
+    messages: list[Message]
+    variables: dict[str, Any]
+    """Of the template, such as `tools`."""
+    unused: frozenset[str]
+    """The line's other keys."""
 
 
 class _Format(NamedTuple):
@@ -49,8 +85,8 @@ _FORMATS = (
 )
 
 
-def parse_chat(line: bytes) -> list[Message]:
-    """Return the messages of a line; raises ValueError if it is not a chat with an answer."""
+def parse_chat(line: bytes) -> Chat:
+    """Return the chat of a line; raises ValueError if it is not one with an answer to learn."""
     value = parse_json(line)
     if not isinstance(value, dict):
         raise ValueError(f'must be {{"messages": […]}}, not {format_value(value)}')
@@ -61,23 +97,89 @@ def parse_chat(line: bytes) -> list[Message]:
     turns = value[kind.chat]
     if not isinstance(turns, list) or not turns:
         raise ValueError(f"{kind.chat}: {format_value(turns)} is not a list of messages")
+    _refuse_keys("line", value)
     messages = [_message(kind, turn, f"{kind.chat}[{n}]") for n, turn in enumerate(turns)]
-    if not any(message.role == ASSISTANT and message.content for message in messages):
-        raise ValueError(f"{kind.chat}: has no message from the assistant, so nothing to learn")
+    messages = _with_system(messages, value.get(_SYSTEM))
+    if not any(map(says_something, messages)):
+        raise ValueError(
+            f"{kind.chat}: has no message from the assistant to learn, so nothing to learn"
+        )
+    used = (kind.chat, *_LISTS, _KWARGS, _SYSTEM)
+    unused = frozenset(key for key, found in value.items() if found and key not in used)
+    return Chat(messages, _variables(value), unused)
+
+
+def says_something(message: Message) -> bool:
+    """Whether a message is an answer to learn."""
+    has_text = bool(message.content or message.keys.get(TOOL_CALLS))
+    return message.role == ASSISTANT and message.is_learned and has_text
+
+
+def _refuse_keys(what: str, values: dict[str, Any], place: str = "") -> None:
+    found = (key for key in sorted(values.keys() & _REFUSED[what]) if values[key] not in _NOTHING)
+    if key := next(found, None):
+        raise ValueError(
+            f"{place}{key}: not supported in a {what}; remove it, or leave this chat out"
+        )
+
+
+def _variables(line: dict[str, Any]) -> dict[str, Any]:
+    """Return the variables that a line has for the template."""
+    kwargs = line.get(_KWARGS) or {}
+    if not isinstance(kwargs, dict):
+        raise ValueError(f"{_KWARGS}: {format_value(kwargs)} is not an object")
+    lists = {key: line[key] for key in _LISTS if line.get(key) is not None}
+    for key, values in lists.items():
+        if not isinstance(values, list) or not all(isinstance(one, dict) for one in values):
+            raise ValueError(f"{key}: {format_value(values)} is not a list of objects")
+    return kwargs | lists
+
+
+def _with_system(messages: list[Message], system: Any) -> list[Message]:
+    """Return messages that begin with the one that a line has beside them."""
+    if not system:
+        return messages
+    first = Message("system", _text(system, _SYSTEM))
+    if messages[0].role != first.role:
+        return [first, *messages]
+    if messages[0].content != first.content:
+        raise ValueError(f"{_SYSTEM}: is not what the first message says; remove one of the two")
     return messages
 
 
 def _message(kind: _Format, turn: Any, place: str) -> Message:
     if not isinstance(turn, dict):
         raise ValueError(f"{place}: {format_value(turn)} is not an object")
+    _refuse_keys("message", turn, f"{place}: ")
+    calls = turn.get(TOOL_CALLS)
     for key in (kind.role, kind.content):
-        if key not in turn:
+        if key not in turn and not (key == kind.content and calls):
             raise ValueError(f"{place}: {key}: missing")
     role = turn[kind.role]
     if not isinstance(role, str) or role not in kind.roles:
         known = ", ".join(kind.roles)
         raise ValueError(f"{place}: {kind.role}: {format_value(role)} is not one of {known}")
-    return Message(kind.roles[role], _text(turn[kind.content], f"{place}: {kind.content}"))
+    content = turn.get(kind.content)
+    if content is not None or not calls:
+        content = _text(content, f"{place}: {kind.content}")
+    keys = {key: value for key, value in turn.items() if key not in ("from", "value")}
+    return Message(kind.roles[role], content, keys, _is_learned(kind.roles[role], turn, place))
+
+
+def _is_learned(role: str, turn: dict[str, Any], place: str) -> bool:
+    """Return what a message's `weight` or the like says, True if there is none."""
+    is_learned = True
+    for key in _LEARNED_KEYS:
+        value = turn.get(key)
+        if value is None:
+            continue
+        if not isinstance(value, int | float) or value not in (0, 1):
+            raise ValueError(f"{place}: {key}: {format_value(value)} is neither 0 nor 1")
+        if value and role != ASSISTANT:
+            problem = "only messages from the assistant are learned"
+            raise ValueError(f"{place}: {key}: {format_value(value)}, but {problem}")
+        is_learned = is_learned and bool(value)
+    return is_learned
 
 
 def _text(content: Any, place: str) -> str:

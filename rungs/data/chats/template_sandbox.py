@@ -1,10 +1,18 @@
-"""The sandbox in which chat templates run: Jinja with the names and filters of transformers.
+"""The program of the process in which chat templates run: Jinja with the names and filters of
+transformers, in a sandbox, with limits of time and memory. Templates come with models from the hub,
+so they can't be trusted to end.
 
-Jinja takes a moment to import, so this is imported once there is a template.
+Each line that it reads is a list of JSON: the template, the mark to put before and after the text
+of each {% generation %} … {% endgeneration %}, and the variables to render it with, null to only
+compile it. The answer is an object with a `text`, or with an `error` in one line.
 """
 
+import contextlib
 import datetime
+import functools
 import json
+import signal
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -13,16 +21,53 @@ import jinja2.ext
 import jinja2.nodes
 import jinja2.sandbox
 
-from rungs.common.errors import UserError, reason
+MOST_SECONDS = 3
+"""Of processor time, for one chat. Templates take milliseconds."""
+MOST_BYTES = 1 << 30
+"""Of address space, on systems that can limit it."""
 
 
-def compile_template(source: str, mark: str) -> jinja2.Template:
-    """Return a template that puts a mark before and after the text of each {% generation %} …
-    {% endgeneration %}.
+def main() -> None:
+    """Answer requests until their end."""
+    _limit_memory()
+    for line in sys.stdin.buffer:
+        _limit_seconds(MOST_SECONDS)
+        answer = _answer(line)
+        _limit_seconds(0)
+        sys.stdout.write(answer + "\n")
+        sys.stdout.flush()
 
-    Raises:
-        UserError: it is not a valid template.
-    """
+
+def _limit_memory() -> None:
+    with contextlib.suppress(ImportError, OSError, ValueError):  # not on every system
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
+
+
+def _limit_seconds(seconds: float) -> None:
+    """End the process after so much more processor time, whatever it is doing; 0 for no limit."""
+    if hasattr(signal, "setitimer"):
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+
+
+def _answer(line: bytes) -> str:
+    problem = "is not valid"
+    try:
+        source, mark, variables = json.loads(line)
+        template = _compiled(source, mark)
+        problem = "refuses this chat"
+        return json.dumps({"text": "" if variables is None else template.render(variables)})
+    except MemoryError:
+        return json.dumps({"error": f"needs more than {MOST_BYTES >> 20} MiB of memory"})
+    except Exception as error:  # a template can raise anything
+        reason = " ".join(str(error).split()) or type(error).__name__
+        return json.dumps({"error": f"{problem}: {reason}"})
+
+
+@functools.lru_cache
+def _compiled(source: str, mark: str) -> jinja2.Template:
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True,
         lstrip_blocks=True,
@@ -31,11 +76,8 @@ def compile_template(source: str, mark: str) -> jinja2.Template:
     environment.extend(generation_mark=mark)
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
-    try:
-        return environment.from_string(source)
-    except jinja2.TemplateError as error:
-        raise UserError(f"the chat template is not valid: {reason(error)}") from None
+    environment.globals["strftime_now"] = lambda format: datetime.datetime.now().strftime(format)
+    return environment.from_string(source)
 
 
 class _GenerationMarks(jinja2.ext.Extension):
@@ -54,10 +96,22 @@ class _GenerationMarks(jinja2.ext.Extension):
         return f"{mark}{caller()}{mark}"
 
 
-def _to_json(value: Any, indent: int | None = None, **options: Any) -> str:
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
     """Return JSON without HTML's escapes, which Jinja's own filter makes."""
-    return json.dumps(value, ensure_ascii=False, indent=indent, **options)
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
 
 
 def _raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
+
+
+if __name__ == "__main__":
+    main()

@@ -91,15 +91,20 @@ def _splits(names: list[str], configs: Sequence[dict[str, Any]], choice: Choice)
                 f"no file matches --files {' '.join(choice.patterns)}; the first is {names[0]}"
             )
         return chosen
-    config = _config(configs, choice.config)
-    if config is None:
-        return {name: split_of(name) for name in names}
-    found = {
-        name: split
-        for split, patterns in _patterns(config).items()
-        for name in names
-        if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
-    }
+    try:
+        config = _config(configs, choice.config)
+        if config is None:
+            return {name: split_of(name) for name in names}
+        found = {
+            name: split
+            for split, patterns in _patterns(config).items()
+            for name in names
+            if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+        }
+    except (AttributeError, LookupError, TypeError):
+        raise UserError(
+            "the configurations in its card have an unknown form; choose files with --files"
+        ) from None
     return dict(sorted(found.items()))
 
 

@@ -8,9 +8,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 import download_dataset
+from rungs.common.errors import UserError
 from rungs.config.train_config import TrainConfig
-from rungs.data.chats.chat_template import read_template_files
-from rungs.data.chats.messages import Message, parse_chat
+from rungs.data.chats.chat_template import ChatTemplate, read_template_files
+from rungs.data.chats.messages import parse_chat
 from rungs.data.dataset import Dataset
 from rungs.data.pair_sequences import AnsweredDocuments
 from rungs.data.provenance import Provenance
@@ -96,19 +97,66 @@ def test_only_chats_that_are_too_long(model: Path) -> None:
     assert not (model.parent / "datasets" / "talk").exists()
 
 
+def learned(model: Path, line: Any, options: tuple[str, ...] = ()) -> str:
+    """Return what is learned of a chat, in a dataset of it."""
+    result = build(model, line, options=options)
+    assert result.exit_code == 0, result.output
+    folder = model.parent / "datasets" / "talk"
+    tokens, is_answer, _ = AnsweredDocuments(folder / "train.safetensors").read(0, 1)
+    return load_tokenizer(folder).decode(tokens[is_answer].tolist())
+
+
+@pytest.mark.parametrize("is_marked", [False, True])
+@pytest.mark.parametrize("key", ["weight", "train", "loss"])
+def test_a_message_of_weight_0_is_not_learned(key: str, is_marked: bool, model: Path) -> None:
+    bad = {**ANSWERED, "content": "The river.", key: 0}
+    template = model.parent / "template.jinja"
+    template.write_text(CHATML["marked" if is_marked else "source"])
+    options = ("--chat-template", str(template))
+    chat = {"messages": [ASKED, bad, ASKED, {**ANSWERED, key: True}]}
+    assert learned(model, chat, options) == "Nobody could say.<|im_end|>"
+
+
+def test_an_empty_message_is_no_answer(model: Path) -> None:
+    empty = {**ANSWERED, "content": ""}
+    assert learned(model, {"messages": [ASKED, empty, ASKED, ANSWERED]}) == (
+        "Nobody could say.<|im_end|>"
+    )
+
+
+def test_a_marked_message_in_several_parts_has_no_weight() -> None:
+    source = CHATML["marked"] + "{% generation %}!{% endgeneration %}"
+    messages = parse_chat(
+        json.dumps({"messages": [ASKED, {**ANSWERED, "weight": 0}, ANSWERED]}).encode()
+    ).messages
+    with pytest.raises(UserError, match="marks 3 parts in 2 messages from the assistant"):
+        ChatTemplate(source, {}).render_answers(messages)
+
+
+def test_keys_that_are_not_used_are_named(model: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert build(model, {**CHAT, "id": 7, "source": "me", "tools": None}).exit_code == 0
+    assert "keys of chats that are not used: id, source" in caplog.text
+
+
+def test_a_system_message_beside_the_others() -> None:
+    line = {"system": "Be brief.", "conversations": [{"from": "gpt", "value": "yes"}]}
+    messages = parse_chat(json.dumps(line).encode()).messages
+    assert [message[:2] for message in messages] == [("system", "Be brief."), ("assistant", "yes")]
+
+
 def test_sharegpt_is_read_too() -> None:
     turns = [("system", "Be brief."), ("human", "hi"), ("gpt", "yes?"), ("observation", "3")]
     line = {"id": 7, "conversations": [{"from": who, "value": text} for who, text in turns]}
     roles = ("system", "user", "assistant", "tool")
-    assert parse_chat(json.dumps(line).encode()) == [
-        Message(role, text) for role, (_, text) in zip(roles, turns, strict=True)
+    assert [message[:2] for message in parse_chat(json.dumps(line).encode()).messages] == [
+        (role, text) for role, (_, text) in zip(roles, turns, strict=True)
     ]
 
 
 def test_parts_of_text_are_joined() -> None:
     parts = [{"type": "text", "text": "ye"}, {"type": "text", "text": "s"}]
     line = {"messages": [ASKED, {"role": "assistant", "content": parts}]}
-    assert parse_chat(json.dumps(line).encode())[1].content == "yes"
+    assert parse_chat(json.dumps(line).encode()).messages[1].content == "yes"
 
 
 @pytest.mark.parametrize(
@@ -127,6 +175,25 @@ def test_parts_of_text_are_joined() -> None:
         ({"messages": [{**ASKED, "content": [{"type": "image"}]}]}, "has a part that is not text"),
         ({"messages": [{**ASKED, "content": "\ud800"}]}, "invalid character"),
         ({"messages": [ASKED]}, "no message from the assistant"),
+        (
+            {"messages": [ASKED, {**ANSWERED, "weight": 0}]},
+            "no message from the assistant to learn",
+        ),
+        (
+            {"messages": [ASKED, {**ANSWERED, "weight": 0.5}]},
+            r"\[1\]: weight: 0.5 is neither 0 nor",
+        ),
+        ({"messages": [{**ASKED, "train": True}, ANSWERED]}, "train: true, but only messages from"),
+        ({"messages": [ASKED, {**ANSWERED, "train_detail": [{}]}]}, "train_detail: not supported"),
+        ({**CHAT, "weight": 0}, "weight: not supported in a line"),
+        ({**CHAT, "images": ["a.png"]}, "images: not supported"),
+        ({**CHAT, "tools": "[]"}, r'tools: "\[\]" is not a list of objects'),
+        ({**CHAT, "tools": [{"name": "a"}]}, "the chat template leaves out tools"),
+        ({**CHAT, "chat_template_kwargs": 1}, "chat_template_kwargs: 1 is not an object"),
+        (
+            {"system": "a", "messages": [{"role": "system", "content": "b"}, ASKED, ANSWERED]},
+            "system: is not what the first message says",
+        ),
         ({"conversations": [{"from": "human", "value": 1}]}, "value: 1 is not a string"),
         ({"messages": [ASKED, {**ANSWERED, "content": ""}]}, "no message from the assistant"),
     ],

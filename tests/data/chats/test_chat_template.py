@@ -11,7 +11,7 @@ from tokenizers import AddedToken
 from rungs.common.errors import UserError
 from rungs.data.chats.chat_dataset import ChatFormat
 from rungs.data.chats.chat_template import ChatTemplate
-from rungs.data.chats.messages import Message
+from rungs.data.chats.messages import Chat, Message, parse_chat
 from rungs.data.tokenizer import Tokenizer
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
@@ -31,8 +31,9 @@ def format_of(case: dict[str, Any], key: str = "source") -> ChatFormat:
     return ChatFormat(ChatTemplate(case[key], case["special_tokens"]), tokenizer_of(case))
 
 
-def messages_of(chat: dict[str, Any]) -> list[Message]:
-    return [Message(**message) for message in chat["messages"]]
+def parsed(chat: dict[str, Any]) -> Chat:
+    line = {"messages": chat["messages"], **chat.get("variables", {})}
+    return parse_chat(json.dumps(line).encode())
 
 
 @pytest.mark.parametrize("key", ["marked", "source"])
@@ -41,16 +42,16 @@ def test_ids_and_answers_are_those_of_transformers(name: str, key: str) -> None:
     case, compared = CASES[name], 0
     form = format_of(case, key)
     for chat in case["chats"]:
-        messages = messages_of(chat)
+        messages, variables, _ = parsed(chat)
         if "refused" in chat:
             with pytest.raises(UserError, match=r"refuses this chat: (System|Only)"):
-                form.encode(messages)
+                form.encode(messages, variables)
             continue
-        assert form.template.render(messages) == chat["text"]
-        prompt = form.template.render(messages[:-1], add_generation_prompt=True)
+        assert form.template.render(messages, variables) == chat["text"]
+        prompt = form.template.render(messages[:-1], variables, add_generation_prompt=True)
         assert prompt == chat["prompt"]
         ids, mask = list[int](), list[int]()
-        for before, answer in form.encode(messages):
+        for before, answer in form.encode(messages, variables):
             ids += before + answer
             mask += [0] * len(before) + [1] * len(answer)
         assert ids == chat["ids"][: len(ids)]
@@ -95,6 +96,11 @@ def test_a_template_may_mark_its_answers() -> None:
 @pytest.mark.parametrize(
     ("source", "problem"),
     [
+        ('{{ "a" * 3000000000 }}', "needs more than 1024 MiB of memory"),
+        ('{{ "%3000000000d" % 1 }}', "needs more than 1024 MiB of memory"),
+        ("{% for m in messages %}{{ m | tojson(indent=10**10) }}{% endfor %}", "needs more than"),
+        (f"{'{% if 1 %}' * 3000}{'{% endif %}' * 3000}", "is not valid: maximum recursion depth"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "refuses this chat: maximum recurs"),
         ("{% for m in messages %}", "is not valid: .*'endfor'"),
         ("{{ messages[9].content }}", "refuses this chat: .*has no element 9"),
         (
@@ -110,6 +116,46 @@ def test_a_template_may_mark_its_answers() -> None:
 def test_a_bad_template_is_one_line(source: str, problem: str) -> None:
     with pytest.raises(UserError, match=f"^the chat template {problem}"):
         ChatTemplate(source, {}).render(TALK)
+
+
+def test_a_template_without_end_is_stopped() -> None:
+    loops = "{% for a in range(99999) %}" * 2 + "{% endfor %}" * 2
+    template = ChatTemplate(loops, {})
+    with pytest.raises(UserError, match="takes too long: it was stopped"):
+        template.render(TALK)
+    assert ChatTemplate("fine", {}).render(TALK) == "fine"
+
+
+def with_keys(**keys: Any) -> list[Message]:
+    return [TALK[0], TALK[1]._replace(keys=keys)]
+
+
+@pytest.mark.parametrize(
+    ("messages", "variables", "left_out"),
+    [
+        (TALK, {"tools": [{"name": "add"}]}, "tools"),
+        (TALK, {"documents": [{"title": "a"}]}, "documents"),
+        (TALK, {"enable_thinking": True}, "enable_thinking"),
+        (with_keys(tool_calls=[{"function": {"name": "add"}}]), {}, "tool_calls"),
+        (with_keys(reasoning="It may be."), {}, "reasoning_content"),
+    ],
+)
+def test_what_a_template_has_no_place_for_is_refused(
+    messages: list[Message], variables: dict[str, Any], left_out: str
+) -> None:
+    template = ChatTemplate(CHATML["source"], CHATML["special_tokens"])
+    with pytest.raises(UserError, match=f"^the chat template leaves out {left_out}; give one"):
+        template.render_answers(messages, variables)
+    marked = "{% generation %}{{ messages | tojson }}{{ tools }}{% endgeneration %}"
+    unnamed = f"{marked}{{{{ documents }}}}{{{{ enable_thinking }}}}"
+    assert ChatTemplate(unnamed, {}).render_answers(messages, variables).answers
+
+
+def test_reasoning_has_the_names_that_templates_know() -> None:
+    messages = with_keys(reasoning="It may be.")
+    for name in ("reasoning_content", "thinking", "reasoning"):
+        template = ChatTemplate(f"{{{{ messages[1].{name} }}}}", {})
+        assert template.render(messages) == "It may be."
 
 
 def test_a_template_is_found_where_models_have_it(tmp_path: Path) -> None:
@@ -134,6 +180,19 @@ def test_a_template_is_found_where_models_have_it(tmp_path: Path) -> None:
     (tmp_path / "chat_template.json").unlink()
     with pytest.raises(UserError, match=r"has no chat template .* give one with --chat-template"):
         ChatTemplate.load(tmp_path)
+
+
+def test_a_model_may_have_a_template_for_tools(tmp_path: Path) -> None:
+    named = [
+        {"name": "default", "template": "no {{ tools }}"},
+        {"name": "tool_use", "template": "with {{ tools | length }}"},
+        {"name": ["odd"], "template": 3},
+        "odd",
+    ]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+    template = ChatTemplate.load(tmp_path)
+    assert template.render(TALK) == "no None"
+    assert template.render(TALK, {"tools": [{}]}) == "with 1"
 
 
 def test_a_saved_template_is_loaded_again(tmp_path: Path) -> None:

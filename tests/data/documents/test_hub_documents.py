@@ -1,20 +1,26 @@
 """Documents on the hub, downloaded and tokenized, against a local server."""
 
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rungs.common import disk
+from rungs.common.errors import UserError
+from rungs.common.hub import dataset_repository, dataset_state, download_model
 from rungs.data.dataset import Dataset
+from rungs.data.documents import hub_documents
+from rungs.data.documents.files import Choice
 from tests.data.test_hub_dataset import go_offline
 from tests.support.commands import Finished, run_script
 from tests.support.committed_runs import ROOT
 from tests.support.document_files import compressed, json_lines, parquet, texts
-from tests.support.hub_stand_in import DATASET, HubStandIn
+from tests.support.hub_stand_in import DATASET, MODEL, HubStandIn
 from tests.support.local_server import use_server
 
 CARD = {
@@ -143,6 +149,58 @@ def test_choices_that_are_not_there_are_refused(
     assert message in finished.stderr
     assert len(finished.stderr.strip().splitlines()) == 1
     assert not (tmp_path / DATASET).exists()
+
+
+FILE = {"rfilename": "a.parquet", "size": 3}
+
+
+@pytest.mark.parametrize(
+    "described",
+    [
+        [],
+        None,
+        "down for maintenance",
+        {"id": DATASET, "siblings": 3},
+        {"id": DATASET, "siblings": [3]},
+        {"id": DATASET, "siblings": [{}]},
+        {"id": DATASET, "siblings": [{"rfilename": 3}]},
+        {"id": DATASET, "siblings": [{"rfilename": None}]},
+        {"id": DATASET, "siblings": [FILE | {"size": "large"}]},
+        {"id": DATASET, "siblings": [FILE | {"lfs": {"size": 3}}]},
+        {"id": DATASET, "siblings": [FILE], "cardData": [1]},
+    ],
+)
+def test_a_listing_of_another_form_is_one_line(
+    described: Any, hub: HubStandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = json.dumps(described).encode()
+    monkeypatch.setattr(hub, "answer", lambda _: (200, body, {}))
+    for ask in (dataset_repository, dataset_state):
+        with pytest.raises(UserError, match=f"^dataset {DATASET}: .*Hugging Face hub"):
+            ask(DATASET)
+    if not isinstance(described, dict) or "cardData" not in described:
+        with pytest.raises(UserError, match="model owner/model: "):
+            download_model(MODEL)
+
+
+@pytest.mark.parametrize(
+    "configs",
+    [
+        3,
+        ["default"],
+        [{"data_files": 3}],
+        [{"data_files": [3]}],
+        [{"data_files": [{"path": "a*"}]}],
+        [{"data_files": [{"split": "train"}]}],
+        [{"data_files": [{"split": "train", "path": [3]}]}],
+    ],
+)
+def test_a_card_of_another_form_is_one_line(configs: Any, hub: HubStandIn) -> None:
+    hub.card = {"license": 3, "configs": configs}
+    with pytest.raises(UserError, match=f"^{DATASET}: the configurations in its card have an unkn"):
+        hub_documents.request(DATASET, dataset_repository(DATASET), Choice(), 300, None, 0, None)
+    choice = Choice(patterns=("more*",))
+    hub_documents.request(DATASET, dataset_repository(DATASET), choice, 300, None, 0, None)
 
 
 def test_too_little_disk_is_said_before_the_download(
