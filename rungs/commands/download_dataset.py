@@ -213,7 +213,11 @@ def _report(dataset: Dataset) -> None:
         if found.validation:
             _report_found("validation", "documents", found.validation)
     if dataset.tokenizer_file:
-        click.echo(f"  tokenizer: vocab_size {load_tokenizer(dataset.folder).vocab_size}")
+        tokenizer, texts = load_tokenizer(dataset.folder), dataset.description.source.texts
+        if texts:
+            ends = f"{tokenizer.names(texts.begin)} and end with {tokenizer.names([texts.end])}"
+            click.echo(f"  texts begin with {ends}")
+        click.echo(f"  tokenizer: vocab_size {tokenizer.vocab_size}")
 
 
 def _report_found(name: str, kind: str, found: Found) -> None:

@@ -58,12 +58,14 @@ def generate(
 
     with importing():
         from rungs.checkpointing.load import find_weights, load_tokenizer
-        from rungs.checkpointing.published import stop_tokens
+        from rungs.checkpointing.published import all_stop_tokens
+        from rungs.checkpointing.weights_file import Weights
         from rungs.model.generation import Request
     jax_setup.enable_compilation_cache()
     weights, tokenizer = find_weights(checkpoint), load_tokenizer(checkpoint)
     if not past_the_end:
-        sampling = sampling._replace(stop_tokens=stop_tokens(weights.parent, tokenizer))
+        stops = all_stop_tokens(Weights(weights), tokenizer)
+        sampling = sampling._replace(stop_tokens=stops)
     model = Model(weights, tokenizer, dtype, weight_format or "dtype")
     default_tokens = NEW_TOKENS_OF_A_CHAT if chat else NEW_TOKENS
     request = Request(new_tokens or default_tokens, sampling, seed, lookahead)

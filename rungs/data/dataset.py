@@ -75,6 +75,15 @@ class Chats(StrictModel):
     """Chats that were longer."""
 
 
+class Texts(StrictModel):
+    """What is at the start and the end of each text."""
+
+    begin: list[int]
+    """Token ids."""
+    end: int | None = None
+    """Token id of the end of a text, or of an answer."""
+
+
 class Source(StrictModel):
     """Where a dataset came from."""
 
@@ -89,6 +98,8 @@ class Source(StrictModel):
     """Commit of the hub repository."""
     documents: Documents | None = None
     chats: Chats | None = None
+    texts: Texts | None = None
+    """Absent if an earlier version built the dataset, or if nobody knows."""
 
 
 class PairsDescription(StrictModel):
@@ -189,6 +200,12 @@ class Dataset:
     def holds_pairs(self) -> bool:
         """Whether a split holds pairs of prompts and answers rather than text."""
         return any(split.pairs for split in self.description.splits.values())
+
+    @property
+    def begin(self) -> list[int]:
+        """The token ids that each text begins with, as far as is known."""
+        texts = self.description.source.texts
+        return texts.begin if texts else []
 
     @property
     def tokenizer_file(self) -> Path | None:

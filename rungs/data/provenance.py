@@ -7,6 +7,7 @@ from typing import Self
 from rungs.common.errors import UserError
 from rungs.config.train_config import TrainConfig
 from rungs.data.dataset import VALIDATION, Dataset
+from rungs.data.tokenizer import Tokenizer
 from rungs.data.tokenizer_files import load_tokenizer
 
 _SHOWN_DIGITS = 16
@@ -108,6 +109,21 @@ def check_same_tokenizer(
             f"dataset {pairs}: {problem}, so a token id means different things; build another one:"
             f" {_how_to_build(has_pairs, tokenizer)}"
         )
+
+
+def notes_on_beginnings(datasets: dict[str, Dataset], tokenizer: Tokenizer) -> list[str]:
+    """Return what the texts of datasets begin with, and a warning for each that lacks what the
+    model's tokenizer puts there. Pairs and chats have it always."""
+    texts = {name: one for name, one in datasets.items() if not one.holds_pairs}
+    begin = tokenizer.names(tokenizer.begin)
+    return [
+        f"{name}: sequences begin with {tokenizer.names(dataset.begin)}, as its texts do"
+        if dataset.begin
+        else f"{name}: was built without {begin}, which the model's texts begin with, so the loss"
+        f" is higher than with it; build it again: {_how_to_build(False, dataset.folder)}"
+        for name, dataset in texts.items()
+        if dataset.begin or tokenizer.begin
+    ]
 
 
 def _how_to_build(has_pairs: bool, tokenizer: Path | str) -> str:

@@ -20,8 +20,9 @@ from rungs.common.paths import require_regular
 from rungs.common.run_log import byte_progress
 from rungs.data import dataset, token_file
 from rungs.data.bpe import train_bpe
-from rungs.data.dataset import Source, Split
-from rungs.data.tokenizer import TOKENIZER_FILE, Tokenizer
+from rungs.data.dataset import Source, Split, Texts
+from rungs.data.tokenizer import Tokenizer
+from rungs.data.tokenizer_files import save_tokenizer
 
 logger = logging.getLogger("rungs.text_dataset")
 
@@ -113,7 +114,8 @@ def build(
     if isinstance(tokenizer, int):
         tokenizer = train_tokenizer(sections["train"], tokenizer)
     write(folder, sections, tokenizer)
-    return Source(kind="text", files=[text.path.name for text in texts])
+    files = [text.path.name for text in texts]
+    return Source(kind="text", files=files, texts=log_texts(tokenizer, tokenizer.end_of_text))
 
 
 def _warn_about_json(paths: list[Path]) -> None:
@@ -188,7 +190,7 @@ def train_tokenizer(sections: list[TextSection], vocab_size: int) -> Tokenizer:
 def write(folder: Path, sections: Sections, tokenizer: Tokenizer) -> None:
     """Write the token files and the tokenizer of a dataset into its folder.
 
-    Each section ends with an end-of-text token, if the tokenizer has one.
+    Each section begins and ends as the tokenizer says.
 
     Raises:
         UserError: the text is not UTF-8, or a split has no text.
@@ -200,16 +202,25 @@ def write(folder: Path, sections: Sections, tokenizer: Tokenizer) -> None:
             path = folder / dataset.split_file(split)
             with token_file.TokenWriter(path, dtype) as writer:
                 for section in parts:
+                    if not section.size:
+                        continue
+                    writer.append(tokenizer.begin)
                     for ids in tokenizer.encode_stream(section.pieces(bar.update)):
                         writer.append(ids)
-                    if tokenizer.end_of_text is not None and section.size:
+                    if tokenizer.end_of_text is not None:
                         writer.append([tokenizer.end_of_text])
             if not writer.tokens:
                 raise UserError(
                     f"there is no text for the {split} split; give more text or change"
                     " --validation-percent"
                 )
-    tokenizer.save(folder / TOKENIZER_FILE)
+    save_tokenizer(tokenizer, folder)
+
+
+def log_texts(tokenizer: Tokenizer, end: int | None) -> Texts:
+    """Log and return what is at the start and the end of each text that was tokenized."""
+    logger.info("%s", tokenizer.describe_texts())
+    return Texts(begin=tokenizer.begin, end=end)
 
 
 def token_dtype(tokenizer: Tokenizer) -> str:

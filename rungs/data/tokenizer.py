@@ -4,23 +4,27 @@ import bisect
 import contextlib
 import functools
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tokenizers
+from tokenizers import models
 
 from rungs.common.errors import UserError, reason
+from rungs.data.settled_text import only_adds
 
 TOKENIZER_FILE = "tokenizer.json"
 END_OF_TEXT = "<|endoftext|>"
 _END_OF_TEXT_NAMES = (END_OF_TEXT, "<|end_of_text|>", "<eos>", "</s>")
 """What published tokenizers call it: GPT-2 and Qwen, Llama 3, Gemma (where </s> is an HTML tag),
-Llama and Mistral. End-of-turn tokens (<|eot_id|>, <|im_end|>, <end_of_turn>) are not here: they do
-not separate documents."""
+Llama and Mistral."""
 LARGEST_VOCAB = 1 << 24
 """Many times the vocabulary of any published model."""
+REPLACEMENT_CHARACTER = "\ufffd"
+"""Incomplete UTF-8 is decoded to this."""
+_BYTE_TOKEN = "<0x"
 _CHUNK_CHARACTERS = 1 << 18
 _CHUNKS_PER_BATCH = 8
 _CONTEXT_CHARACTERS = 200
@@ -33,22 +37,54 @@ _NO_PREFIX: dict[str, dict[str, object]] = {
 """What makes each part of a tokenizer that adds a space before texts leave it out."""
 
 
-class Tokenizer:
-    """Encodes text to token ids and decodes ids to text."""
+class TextEnds(NamedTuple):
+    """The tokens that end texts, None if there are none."""
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
+    text: int | None
+    """Separates documents."""
+    answer: int | None
+    """Ends an answer: the same, but for models that were trained to chat."""
+    source: str
+    """What says so."""
+
+
+class Tokenizer:
+    """Encodes text to token ids and decodes ids to text.
+
+    Args:
+        ends: what ends texts; if absent, the first known name in its vocabulary, else what its
+            template puts after a text.
+    """
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer, ends: TextEnds | None = None) -> None:
         self._tokenizer = tokenizer
         tokenizer.no_truncation()
         tokenizer.no_padding()
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocabulary.values(), default=-1) + 1
         """Largest token id plus one: the smallest `vocab_size` a model can have."""
-        ends = (vocabulary[token] for token in _END_OF_TEXT_NAMES if token in vocabulary)
-        self.end_of_text: int | None = next(ends, None)
+        self.begin, self.template_end = _template(tokenizer)
+        """Ids that begin a text, and that end it: what the tokenizer's template puts around one.
+        Tokenizers of models such as Llama, Gemma and Mistral put a begin-of-text token before it.
+        GPT-2's and those trained here add nothing."""
+        name = name_in(vocabulary)
+        end = vocabulary[name] if name else next(reversed(self.template_end), None)
+        self._usual_ends = TextEnds(end, end, "its name" if name else "the tokenizer's template")
+        self.ends = ends or self._usual_ends
+
+    @property
+    def end_of_text(self) -> int | None:
         """Id of the token that separates documents, or None if the tokenizer has no such token."""
+        return self.ends.text
+
+    @property
+    def end_of_answer(self) -> int | None:
+        """Id of the token that ends an answer, or None if the tokenizer has no such token."""
+        return self.ends.answer
 
     def encode(self, text: str) -> list[int]:
-        """Return the token ids of a text, without adding special tokens.
+        """Return the token ids of a part of a text, without adding special tokens. For a text to
+        continue with a model, use `encode_prompt`.
 
         A special token's name inside the text becomes that token.
 
@@ -58,15 +94,13 @@ class Tokenizer:
         return self.encode_batch([text])[0]
 
     def encode_prompt(self, text: str) -> list[int]:
-        """Return the token ids of a text with the special tokens of the tokenizer's template.
-
-        Tokenizers of models such as Llama, Gemma and Mistral add a begin-of-text token. GPT-2's
-        and those trained here add nothing.
+        """Return the token ids of a text that a model is to continue: `begin`, then those of
+        `encode`. What the tokenizer's template puts after a text is left out.
 
         Raises:
-            UserError: the text is not valid Unicode.
+            UserError: as `encode`.
         """
-        return self._encode([text], add_special_tokens=True)[0]
+        return [*self.begin, *self.encode(text)]
 
     def encode_beginning(self, text: str) -> list[int]:
         """Return what `encode_prompt` returns; for a text without tokens, the end-of-text token,
@@ -112,13 +146,8 @@ class Tokenizer:
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Do `encode` for several texts in parallel, on all cores."""
-        return self._encode(texts, add_special_tokens=False)
-
-    def _encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
         with _errors_of_library():
-            encodings = self._tokenizer.encode_batch_fast(
-                list(texts), add_special_tokens=add_special_tokens
-            )
+            encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
     @functools.cached_property
@@ -129,7 +158,7 @@ class Tokenizer:
         the oldest ones also after each special token).
         """
         definition = json.loads(self._tokenizer.to_str(), object_hook=_without_prefix)
-        return Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(definition)))
+        return Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(definition)), self.ends)
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = False) -> str:
         """Return the text of token ids.
@@ -148,6 +177,30 @@ class Tokenizer:
             batch, skip_special_tokens=skip_special_tokens
         )
         return texts
+
+    def decode_settled(self, ids: Sequence[int]) -> str:
+        """Return the start of the text of token ids, without special tokens, that stays whatever
+        ids follow."""
+        if not self._only_adds:
+            return ""
+        text = self.decode(ids[: self._before_open_bytes(ids)], skip_special_tokens=True)
+        return text.rstrip(REPLACEMENT_CHARACTER)
+
+    @functools.cached_property
+    def _only_adds(self) -> bool:
+        return only_adds(json.loads(self._tokenizer.to_str()).get("decoder"))
+
+    def _before_open_bytes(self, ids: Sequence[int]) -> int:
+        """Return how many ids come before the byte tokens at the end: if a run of them is not valid
+        UTF-8, each of its bytes becomes U+FFFD. Special tokens don't end a run."""
+        end = len(ids)
+        for place in range(len(ids) - 1, -1, -1):
+            name = self._tokenizer.id_to_token(int(ids[place]))
+            if name is not None and _BYTE_TOKEN in name:
+                end = place
+            elif name is not None and int(ids[place]) not in self.special_ids:
+                break
+        return end
 
     def byte_count(self, ids: Sequence[int] | np.ndarray) -> int:
         """Return the number of UTF-8 bytes that the ids stand for. Special tokens count as 0.
@@ -174,6 +227,19 @@ class Tokenizer:
             counts[number] = 0 if added.special else len(added.content.encode())
         return counts
 
+    def describe_texts(self) -> str:
+        """Return what begins and ends texts, and what says so, for people to read."""
+        end = self.names([self.end_of_text])
+        if self.end_of_answer != self.end_of_text:
+            end += f", answers with {self.names([self.end_of_answer])}"
+        begin = f"{self.names(self.begin)}{' (its template)' if self.begin else ''}"
+        return f"texts begin with {begin} and end with {end} ({self.ends.source})"
+
+    def names(self, ids: Sequence[int | None]) -> str:
+        """Return the names of special tokens with their ids, for people to read."""
+        found = [f"{self._tokenizer.id_to_token(i)} ({i})" for i in ids if i is not None]
+        return " ".join(found) or "no special token"
+
     @functools.cached_property
     def definition(self) -> str:
         """Tokenizers with equal definitions give `encode` the same ids.
@@ -184,8 +250,16 @@ class Tokenizer:
         del definition["post_processor"]
         return json.dumps(definition)
 
+    @property
+    def eos_token(self) -> str | None:
+        """Name of the token that ends an answer, None unless a file beside the vocabulary must say
+        that it does."""
+        if self.ends[:2] == self._usual_ends[:2] or self.end_of_answer is None:
+            return None
+        return self._tokenizer.id_to_token(self.end_of_answer)
+
     def save(self, path: Path) -> None:
-        """Write the tokenizer in the format of `tokenizer.json`."""
+        """Write the tokenizer in the format of `tokenizer.json`; see also `save_tokenizer`."""
         self._tokenizer.save(str(path))
 
     def encode_stream(
@@ -236,6 +310,20 @@ def _errors_of_library() -> Iterator[None]:
         raise UserError("the text has an invalid character (a lone surrogate)") from None
     except Exception as error:  # the library raises no narrower type
         raise UserError(f"the text cannot be tokenized: {reason(error)}") from None
+
+
+def name_in(vocabulary: Mapping[str, int]) -> str | None:
+    """Return the first known name of end of text that a vocabulary has."""
+    return next((name for name in _END_OF_TEXT_NAMES if name in vocabulary), None)
+
+
+def _template(tokenizer: tokenizers.Tokenizer) -> tuple[list[int], list[int]]:
+    """Return the ids that a tokenizer's template puts before and after a text."""
+    text = tokenizers.Tokenizer(models.WordLevel({"x": 0}, "x")).encode("x")
+    with _errors_of_library():
+        whole = tokenizer.post_process(text)
+    place = [*whole.special_tokens_mask, 0].index(0)
+    return whole.ids[:place], whole.ids[place + 1 :]
 
 
 def _without_prefix(part: dict[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import TextIO
 
 from rungs.checkpointing.load import load_model, load_tokenizer
 from rungs.checkpointing.manifest import read_checkpoint
-from rungs.checkpointing.published import stop_tokens
+from rungs.checkpointing.published import all_stop_tokens
 from rungs.common.strict_json import StrictModel
 from rungs.data.chats.chat_template import ChatTemplate
 from rungs.data.tokenizer import Tokenizer
@@ -56,8 +56,9 @@ class CheckpointSampler:
         else:
             self._generator.refresh(model)
         asked = self._request
-        rows = encode_prompts(asked.prompts, tokenizer, ChatTemplate.find(folder))
-        stops = stop_tokens(folder, tokenizer)
+        template = ChatTemplate.find(folder)
+        rows = encode_prompts(asked.prompts, tokenizer, template)
+        stops = all_stop_tokens(checkpoint.weights, tokenizer, template)
         found = []
         for sampling in (GREEDY, Sampling(temperature=asked.temperature)):
             request = Request(asked.new_tokens, sampling._replace(stop_tokens=stops), asked.seed)

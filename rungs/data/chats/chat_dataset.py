@@ -19,7 +19,8 @@ from rungs.data.json_lines import json_lines, line_error
 from rungs.data.pair_dataset import split_sections
 from rungs.data.text_dataset import TextSection
 from rungs.data.token_file import ChatWriter
-from rungs.data.tokenizer import TOKENIZER_FILE, Tokenizer
+from rungs.data.tokenizer import Tokenizer
+from rungs.data.tokenizer_files import save_tokenizer
 
 Turn = tuple[list[int], list[int]]
 """The ids before an answer, and those of the answer."""
@@ -91,7 +92,7 @@ def build(
                 raise UserError(
                     f"the {split} split has no chat of at most {form.max_tokens} tokens"
                 )
-    form.tokenizer.save(folder / TOKENIZER_FILE)
+    save_tokenizer(form.tokenizer, folder)
     form.template.save(folder)
     return Source(
         kind="chats",

@@ -18,11 +18,11 @@ from rungs.common.errors import UserError, reason
 from rungs.common.paths import is_file
 from rungs.common.strict_json import read_text
 from rungs.data.chats.messages import ASSISTANT, Message
-from rungs.data.tokenizer_config import CONFIG_FILE, json_object
+from rungs.data.tokenizer_config import CONFIG_FILE, json_object, special_tokens
 from rungs.data.tokenizer_files import finder
 
 TEMPLATE_FILE = "chat_template.jinja"
-_OLDER_TEMPLATE_FILE, _SPECIAL_TOKENS_FILE = "chat_template.json", "special_tokens_map.json"
+_OLDER_TEMPLATE_FILE = "chat_template.json"
 _TEMPLATE_KEY, _DEFAULT = "chat_template", "default"
 _PLACEHOLDER, _MARK = "\uf8ffcontent\uf8ff", "\uf8ffmark\uf8ff"
 """For a message's content, and around what the assistant says. U+F8FF is for private use, so chats
@@ -87,7 +87,7 @@ class ChatTemplate:
         source = read_text(file) if file else _find_source(find, config)
         if source is None:
             return None
-        return cls(source, _special_tokens({**json_object(find(_SPECIAL_TOKENS_FILE)), **config}))
+        return cls(source, special_tokens(find))
 
     def save(self, folder: Path) -> None:
         """Write the template into a folder, where `load` and transformers find it."""
@@ -173,13 +173,3 @@ def _find_source(find: Callable[[str], Path | None], config: dict[str, Any]) -> 
         named = {one.get("name"): one.get("template") for one in source if isinstance(one, dict)}
         source = named.get(_DEFAULT)
     return source if isinstance(source, str) else None
-
-
-def _special_tokens(keys: dict[str, Any]) -> dict[str, str]:
-    """Return the special tokens, which are strings or objects with a `content`."""
-    named = {key: value for key, value in keys.items() if key.endswith("_token")}
-    texts = {
-        key: value.get("content") if isinstance(value, dict) else value
-        for key, value in named.items()
-    }
-    return {key: text for key, text in texts.items() if isinstance(text, str)}
