@@ -213,10 +213,9 @@ def _report(dataset: Dataset) -> None:
         if found.validation:
             _report_found("validation", "documents", found.validation)
     if dataset.tokenizer_file:
-        tokenizer, texts = load_tokenizer(dataset.folder), dataset.description.source.texts
-        if texts:
-            ends = f"{tokenizer.names(texts.begin)} and end with {tokenizer.names([texts.end])}"
-            click.echo(f"  texts begin with {ends}")
+        tokenizer = load_tokenizer(dataset.folder)
+        if dataset.description.source.kind in ("text", "documents", "pairs"):
+            click.echo(f"  {tokenizer.describe_texts(dataset.begin)}")
         click.echo(f"  tokenizer: vocab_size {tokenizer.vocab_size}")
 
 

@@ -132,7 +132,9 @@ def continue_texts(
     device = jax.devices()[0].device_kind
     click.echo(
         f"{count:,} tokens in {seconds:.1f} s, including compilation, on {device} in"
-        f" {model.described_dtype}, from {model.weights}",
+        f" {model.described_dtype}, from {model.weights}; prompts begin with"
+        f" {model.tokenizer.names(model.tokenizer.begin)}, texts end with"
+        f" {model.tokenizer.names(request.sampling.stop_tokens)}",
         err=True,
     )
 

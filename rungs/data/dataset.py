@@ -24,7 +24,7 @@ from rungs.common.run_log import byte_progress
 from rungs.common.strict_json import StrictModel
 from rungs.data import token_file
 from rungs.data.pair_sequences import AnsweredDocuments
-from rungs.data.token_file import FileArray
+from rungs.data.token_file import FileArray, Texts
 from rungs.data.tokenizer import TOKENIZER_FILE
 
 Split = Literal["train", "validation"]
@@ -75,15 +75,6 @@ class Chats(StrictModel):
     """Chats that were longer."""
 
 
-class Texts(StrictModel):
-    """What is at the start and the end of each text."""
-
-    begin: list[int]
-    """Token ids."""
-    end: int | None = None
-    """Token id of the end of a text, or of an answer."""
-
-
 class Source(StrictModel):
     """Where a dataset came from."""
 
@@ -98,8 +89,6 @@ class Source(StrictModel):
     """Commit of the hub repository."""
     documents: Documents | None = None
     chats: Chats | None = None
-    texts: Texts | None = None
-    """Absent if an earlier version built the dataset, or if nobody knows."""
 
 
 class PairsDescription(StrictModel):
@@ -128,6 +117,9 @@ class SplitDescription(StrictModel):
     """Checksum of a sample of the file's bytes; absent if an earlier version wrote this."""
     pairs: PairsDescription | None = None
     """Absent if the file holds text."""
+    texts: Texts | None = None
+    """What is at the start and the end of each text. Absent if nothing begins them, or if an
+    earlier version built the dataset."""
 
 
 class DatasetDescription(StrictModel):
@@ -204,7 +196,7 @@ class Dataset:
     @property
     def begin(self) -> list[int]:
         """The token ids that each text begins with, as far as is known."""
-        texts = self.description.source.texts
+        texts = self.description.splits[TRAIN].texts
         return texts.begin if texts else []
 
     @property
@@ -272,10 +264,10 @@ def describe(
 
 def _describe_split(path: Path, known: SplitDescription | None) -> SplitDescription:
     layout, sample = token_file.read_layout(path), _sample_checksum(path)
-    actual = (path.stat().st_size, layout.tokens, layout.dtype.name, layout.documents)
+    actual = path.stat().st_size, layout.tokens, layout.dtype.name, layout.documents, layout.texts
     if known and known.sample_sha256 in (None, sample):
         known_pairs = known.pairs.pairs if known.pairs else 0
-        if actual == (known.file_bytes, known.tokens, known.dtype, known_pairs):
+        if actual == (known.file_bytes, known.tokens, known.dtype, known_pairs, known.texts):
             return known.model_copy(update={"sample_sha256": sample})
     pairs = _describe_pairs(path, layout) if layout.documents else None
     largest, sha256 = _largest_id_and_checksum(path, layout)
@@ -287,6 +279,7 @@ def _describe_split(path: Path, known: SplitDescription | None) -> SplitDescript
         sha256=sha256,
         sample_sha256=sample,
         pairs=pairs,
+        texts=layout.texts,
     )
 
 

@@ -48,9 +48,7 @@ def build(
         UserError: a file has no pairs, a line is not a pair, or the tokenizer has no end of text.
     """
     write(folder, split_sections(texts, validation_percent), tokenizer)
-    files = [text.path.name for text in texts]
-    ends = text_dataset.log_texts(tokenizer, tokenizer.end_of_answer)
-    return Source(kind="pairs", files=files, texts=ends)
+    return Source(kind="pairs", files=[text.path.name for text in texts])
 
 
 def split_sections(sections: list[TextSection], percent: float) -> Sections:
@@ -94,14 +92,15 @@ def write(folder: Path, sections: Sections, tokenizer: Tokenizer) -> None:
     end = tokenizer.end_of_answer
     if end is None:
         raise UserError(
-            "no file of the tokenizer names an end-of-text token, which must end every answer; add"
-            ' it beside tokenizer.json, in tokenizer_config.json: {"eos_token": "…"}'
+            "the tokenizer has no end-of-text token, which must end every answer; name it beside"
+            ' tokenizer.json, in tokenizer_config.json: {"eos_token": "…"}'
         )
+    dtype, texts = text_dataset.token_dtype(tokenizer), text_dataset.log_texts(tokenizer, end)
     size = sum(section.size for split in sections.values() for section in split)
     with byte_progress("tokenizing", size) as bar:
         for split, parts in sections.items():
             path = folder / dataset.split_file(split)
-            with token_file.PairWriter(path, text_dataset.token_dtype(tokenizer)) as writer:
+            with token_file.PairWriter(path, dtype, texts) as writer:
                 for section in parts:
                     pairs = read_pairs(section, bar.update)
                     for prompt_ids, answer_ids in encode_pairs(pairs, tokenizer):

@@ -1,6 +1,7 @@
 """What a checkpoint records about a run's data: checksums and the tokenizer."""
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
@@ -111,18 +112,17 @@ def check_same_tokenizer(
         )
 
 
-def notes_on_beginnings(datasets: dict[str, Dataset], tokenizer: Tokenizer) -> list[str]:
-    """Return what the texts of datasets begin with, and a warning for each that lacks what the
-    model's tokenizer puts there. Pairs and chats have it always."""
-    texts = {name: one for name, one in datasets.items() if not one.holds_pairs}
+def notes_on_beginnings(datasets: Mapping[str, Dataset], tokenizer: Tokenizer) -> list[str]:
+    """Return what the sequences of datasets of text begin with, and for each that lacks what the
+    tokenizer puts there, what to do. Pairs and chats always have it."""
     begin = tokenizer.names(tokenizer.begin)
     return [
-        f"{name}: sequences begin with {tokenizer.names(dataset.begin)}, as its texts do"
+        f"{name}: each sequence begins with {tokenizer.names(dataset.begin)}, as its texts do"
         if dataset.begin
-        else f"{name}: was built without {begin}, which the model's texts begin with, so the loss"
-        f" is higher than with it; build it again: {_how_to_build(False, dataset.folder)}"
-        for name, dataset in texts.items()
-        if dataset.begin or tokenizer.begin
+        else f"{name}: built without {begin}, with which the tokenizer begins texts; a model that"
+        f" expects it is worse without: build it again: {_how_to_build(False, dataset.folder)}"
+        for name, dataset in datasets.items()
+        if not dataset.holds_pairs and (dataset.begin or tokenizer.begin)
     ]
 
 

@@ -19,9 +19,9 @@ import numpy as np
 from rungs.common.errors import UserError
 from rungs.config.run_config import TRAIN_FILE, RunConfig
 from rungs.config.train_config import TrainConfig
-from rungs.data.dataset import TRAIN, Dataset, Split, Texts
+from rungs.data.dataset import TRAIN, Dataset, Split
 from rungs.data.pair_sequences import IGNORED, AnsweredDocuments, PackedDocuments, PaddedDocuments
-from rungs.data.token_file import FileArray
+from rungs.data.token_file import FileArray, Texts
 from rungs.data.tokenizer_files import load_tokenizer
 
 
@@ -118,7 +118,7 @@ def _text_windows(config: RunConfig, dataset: Dataset, split: Split) -> TextWind
     start, train = getattr(config.train, start_key(split)), config.train
     separator = _separator(train, dataset) if train.documents == "separate" else None
     tokens = dataset.tokens(split)
-    texts = dataset.description.source.texts
+    texts = dataset.description.splits[split].texts
     return TextWindows(tokens, start, config.sequence_length, train.target_offset, separator, texts)
 
 

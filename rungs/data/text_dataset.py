@@ -20,7 +20,8 @@ from rungs.common.paths import require_regular
 from rungs.common.run_log import byte_progress
 from rungs.data import dataset, token_file
 from rungs.data.bpe import train_bpe
-from rungs.data.dataset import Source, Split, Texts
+from rungs.data.dataset import Source, Split
+from rungs.data.token_file import Texts
 from rungs.data.tokenizer import Tokenizer
 from rungs.data.tokenizer_files import save_tokenizer
 
@@ -114,8 +115,7 @@ def build(
     if isinstance(tokenizer, int):
         tokenizer = train_tokenizer(sections["train"], tokenizer)
     write(folder, sections, tokenizer)
-    files = [text.path.name for text in texts]
-    return Source(kind="text", files=files, texts=log_texts(tokenizer, tokenizer.end_of_text))
+    return Source(kind="text", files=[text.path.name for text in texts])
 
 
 def _warn_about_json(paths: list[Path]) -> None:
@@ -195,12 +195,12 @@ def write(folder: Path, sections: Sections, tokenizer: Tokenizer) -> None:
     Raises:
         UserError: the text is not UTF-8, or a split has no text.
     """
-    dtype = token_dtype(tokenizer)
+    dtype, texts = token_dtype(tokenizer), log_texts(tokenizer, tokenizer.end_of_text)
     size = sum(section.size for split in sections.values() for section in split)
     with byte_progress("tokenizing", size) as bar:
         for split, parts in sections.items():
             path = folder / dataset.split_file(split)
-            with token_file.TokenWriter(path, dtype) as writer:
+            with token_file.TokenWriter(path, dtype, texts) as writer:
                 for section in parts:
                     if not section.size:
                         continue
@@ -217,10 +217,11 @@ def write(folder: Path, sections: Sections, tokenizer: Tokenizer) -> None:
     save_tokenizer(tokenizer, folder)
 
 
-def log_texts(tokenizer: Tokenizer, end: int | None) -> Texts:
-    """Log and return what is at the start and the end of each text that was tokenized."""
-    logger.info("%s", tokenizer.describe_texts())
-    return Texts(begin=tokenizer.begin, end=end)
+def log_texts(tokenizer: Tokenizer, end: int | None) -> Texts | None:
+    """Log what begins and ends the texts to tokenize; return it for their files, None if nothing
+    begins them."""
+    logger.info("%s", tokenizer.describe_texts(tokenizer.begin))
+    return Texts(begin=tokenizer.begin, end=end) if tokenizer.begin else None
 
 
 def token_dtype(tokenizer: Tokenizer) -> str:

@@ -227,13 +227,17 @@ class Tokenizer:
             counts[number] = 0 if added.special else len(added.content.encode())
         return counts
 
-    def describe_texts(self) -> str:
-        """Return what begins and ends texts, and what says so, for people to read."""
+    def describe_texts(self, begin: Sequence[int]) -> str:
+        """Return what is at the start and the end of texts, and what says so, for people to read.
+
+        Args:
+            begin: what is known to be at the start.
+        """
+        start = f"begin with {self.names(begin)} and " if begin else ""
         end = self.names([self.end_of_text])
         if self.end_of_answer != self.end_of_text:
             end += f", answers with {self.names([self.end_of_answer])}"
-        begin = f"{self.names(self.begin)}{' (its template)' if self.begin else ''}"
-        return f"texts begin with {begin} and end with {end} ({self.ends.source})"
+        return f"texts {start}end with {end}, by {self.ends.source}"
 
     def names(self, ids: Sequence[int | None]) -> str:
         """Return the names of special tokens with their ids, for people to read."""

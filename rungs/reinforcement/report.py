@@ -47,8 +47,13 @@ def log_start(
     saved: Checkpoint | None,
     weights: Weights,
     mesh: Mesh,
+    texts: str,
 ) -> None:
-    """Log where the run begins, how long it is and what it runs on."""
+    """Log where the run begins, how long it is and what it runs on.
+
+    Args:
+        texts: what begins prompts and ends completions.
+    """
     train = config.train
     begins = (
         f"resumes after step {saved.step:,}, {saved.folder.name}"
@@ -56,7 +61,7 @@ def log_start(
         else f"starts from {weights.path}"
     )
     log.info(
-        "%s %s: %s steps of %s prompts × %s completions of at most %s tokens on %s, in %s",
+        "%s %s: %s steps of %s prompts × %s completions of at most %s tokens on %s, in %s; %s",
         run.path,
         begins,
         f"{train.steps:,}",
@@ -65,6 +70,7 @@ def log_start(
         f"{train.max_new_tokens:,}",
         describe_devices(recorded_sharding(train, mesh)),
         train.compute_dtype,
+        texts,
     )
 
 

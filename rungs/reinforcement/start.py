@@ -268,7 +268,9 @@ def _train(inputs: Inputs, mesh: Mesh, background: Background) -> int:
     written = metrics_log(run, last_step, PolicyMetrics, background.step_taken)
     trainer = _make_trainer(inputs, mesh, (background.checkpoint_saved,), written)
     if is_first_process():
-        report.log_start(run, config, inputs.saved, inputs.weights, mesh)
+        begin, ends = map(inputs.tokenizer.names, (inputs.tokenizer.begin, inputs.stop_tokens))
+        texts = f"prompts begin with {begin}, completions end with {ends}"
+        report.log_start(run, config, inputs.saved, inputs.weights, mesh, texts)
         report.log_checkups(inputs.tasks, inputs.verifiers, inputs.checkups)
         if inputs.saved is None:
             report.warn_of_unused_keys(run, config)

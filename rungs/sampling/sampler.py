@@ -9,7 +9,6 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 from queue import SimpleQueue
 from typing import TextIO
@@ -19,9 +18,9 @@ from rungs.checkpointing.manifest import read_checkpoint
 from rungs.checkpointing.published import all_stop_tokens
 from rungs.common.strict_json import StrictModel
 from rungs.data.chats.chat_template import ChatTemplate
-from rungs.data.tokenizer import Tokenizer
 from rungs.model.generation import Generator, Request
 from rungs.model.sampling import GREEDY, Sampling
+from rungs.checkpointing.text_generator import continuation
 from rungs.parallel import jax_setup
 from rungs.run import evaluations, json_records
 from rungs.run.samples import Sample
@@ -72,22 +71,12 @@ class CheckpointSampler:
                         prompt=prompt,
                         temperature=sampling.temperature,
                         seed=asked.seed,
-                        text=_continuation(tokenizer, row, new),
+                        text=continuation(tokenizer, row, new),
                         tokens=len(new),
                         ended=len(new) < asked.new_tokens,
                     )
                 )
         return found
-
-
-def _continuation(tokenizer: Tokenizer, prompt: Sequence[int], new: Sequence[int]) -> str:
-    """Return the text of the new tokens: a tokenizer may drop a space at the start of a text, and
-    characters may be split between tokens."""
-    before = tokenizer.decode(prompt, skip_special_tokens=True)
-    whole = tokenizer.decode([*prompt, *new], skip_special_tokens=True)
-    if whole.startswith(before):
-        return whole[len(before) :]
-    return tokenizer.decode(new, skip_special_tokens=True)
 
 
 def main(folder: Path, lines: TextIO) -> None:

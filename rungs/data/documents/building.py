@@ -146,11 +146,14 @@ class _Builder:
     ) -> None:
         self._folder, self._request, self._progress = folder, request, progress
         self._encoder, self._tokenizer = BatchEncoder(tokenizer), tokenizer
-        dtype = token_dtype(tokenizer)
+        dtype, texts = token_dtype(tokenizer), log_texts(tokenizer, tokenizer.end_of_text)
         self._writers = {
             split: stack.enter_context(
                 TokenWriter(
-                    folder / dataset.split_file(split), dtype, progress.tokens.get(split, 0)
+                    folder / dataset.split_file(split),
+                    dtype,
+                    texts,
+                    progress.tokens.get(split, 0),
                 )
             )
             for split in SPLITS
@@ -241,12 +244,7 @@ class _Builder:
             rows_without_text=progress.empty,
             text_bytes=progress.text_bytes,
         )
-        return Source(
-            kind="documents",
-            revision=request.revision,
-            documents=found,
-            texts=log_texts(self._tokenizer, self._tokenizer.end_of_text),
-        )
+        return Source(kind="documents", revision=request.revision, documents=found)
 
 
 def _batches(rows: Iterator[str | None], room: int | None) -> Iterator[_Batch]:
