@@ -117,6 +117,7 @@ def continue_texts(
     """Print the continuations of texts, then how long that took."""
     import jax
 
+    say_what_is_added(model.tokenizer, request.sampling.stop_tokens)
     rows = [model.tokenizer.encode_beginning(text) for text in texts for _ in range(num_samples)]
     generator = model.generator(request, rows)
     longest = max(map(len, rows))
@@ -132,11 +133,16 @@ def continue_texts(
     device = jax.devices()[0].device_kind
     click.echo(
         f"{count:,} tokens in {seconds:.1f} s, including compilation, on {device} in"
-        f" {model.described_dtype}, from {model.weights}; prompts begin with"
-        f" {model.tokenizer.names(model.tokenizer.begin)}, texts end with"
-        f" {model.tokenizer.names(request.sampling.stop_tokens)}",
+        f" {model.described_dtype}, from {model.weights}",
         err=True,
     )
+
+
+def say_what_is_added(tokenizer: Tokenizer, ends: Sequence[int]) -> None:
+    """Print what begins and ends texts, unless it's what tokenizers trained here have."""
+    if tokenizer.begin or tokenizer.eos_token or len(ends) > 1:
+        begin, end = tokenizer.names(tokenizer.begin), tokenizer.names(ends)
+        click.echo(f"prompts begin with {begin}; texts end with {end}", err=True)
 
 
 def start_conversation(

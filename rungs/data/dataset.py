@@ -117,9 +117,6 @@ class SplitDescription(StrictModel):
     """Checksum of a sample of the file's bytes; absent if an earlier version wrote this."""
     pairs: PairsDescription | None = None
     """Absent if the file holds text."""
-    texts: Texts | None = None
-    """What is at the start and the end of each text. Absent if nothing begins them, or if an
-    earlier version built the dataset."""
 
 
 class DatasetDescription(StrictModel):
@@ -193,10 +190,14 @@ class Dataset:
         """Whether a split holds pairs of prompts and answers rather than text."""
         return any(split.pairs for split in self.description.splits.values())
 
+    def texts(self, split: Split) -> Texts | None:
+        """What is at the start and the end of each text, if that is known; see `token_file`."""
+        return token_file.read_layout(self.token_path(split)).texts
+
     @property
     def begin(self) -> list[int]:
         """The token ids that each text begins with, as far as is known."""
-        texts = self.description.splits[TRAIN].texts
+        texts = self.texts(TRAIN)
         return texts.begin if texts else []
 
     @property
@@ -264,10 +265,10 @@ def describe(
 
 def _describe_split(path: Path, known: SplitDescription | None) -> SplitDescription:
     layout, sample = token_file.read_layout(path), _sample_checksum(path)
-    actual = path.stat().st_size, layout.tokens, layout.dtype.name, layout.documents, layout.texts
+    actual = (path.stat().st_size, layout.tokens, layout.dtype.name, layout.documents)
     if known and known.sample_sha256 in (None, sample):
         known_pairs = known.pairs.pairs if known.pairs else 0
-        if actual == (known.file_bytes, known.tokens, known.dtype, known_pairs, known.texts):
+        if actual == (known.file_bytes, known.tokens, known.dtype, known_pairs):
             return known.model_copy(update={"sample_sha256": sample})
     pairs = _describe_pairs(path, layout) if layout.documents else None
     largest, sha256 = _largest_id_and_checksum(path, layout)
@@ -279,7 +280,6 @@ def _describe_split(path: Path, known: SplitDescription | None) -> SplitDescript
         sha256=sha256,
         sample_sha256=sample,
         pairs=pairs,
-        texts=layout.texts,
     )
 
 

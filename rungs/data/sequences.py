@@ -118,7 +118,7 @@ def _text_windows(config: RunConfig, dataset: Dataset, split: Split) -> TextWind
     start, train = getattr(config.train, start_key(split)), config.train
     separator = _separator(train, dataset) if train.documents == "separate" else None
     tokens = dataset.tokens(split)
-    texts = dataset.description.splits[split].texts
+    texts = dataset.texts(split)
     return TextWindows(tokens, start, config.sequence_length, train.target_offset, separator, texts)
 
 

@@ -146,7 +146,7 @@ class Export:
         else:
             generation = {key: config[key] for key in TOKEN_IDS if config.get(key) is not None}
             _write_json(folder / GENERATION_FILE, {"_from_model_config": True} | generation)
-        notes += write_ends(folder, self.weights)
+        write_ends(folder, self.weights)
         return notes + self._missing_files()
 
     def _missing_files(self) -> list[str]:

@@ -12,13 +12,13 @@ from rungs.checkpointing.published import (
     GENERATION_FILE,
     TOKENIZER_FILES,
     all_stop_tokens,
+    stop_tokens,
 )
 from rungs.checkpointing.weights_file import Weights
 from rungs.common.errors import UserError
 from rungs.common.paths import is_file
 from rungs.common.strict_json import read_text
 from rungs.data.chats.chat_template import TEMPLATE_FILE, ChatTemplate
-from rungs.data.published_ends import eos_token_ids
 from rungs.data.tokenizer import TOKENIZER_FILE, Tokenizer
 from rungs.data.tokenizer_config import CONFIG_FILE as TOKENIZER_CONFIG_FILE
 from rungs.data.tokenizer_config import json_object
@@ -137,22 +137,28 @@ def write_tokenizer(
     return notes, _token_ids(tokenizer)
 
 
-def write_ends(folder: Path, weights: Weights) -> list[str]:
+def write_ends(folder: Path, weights: Weights) -> None:
     """Write the template of the chats that a model was trained on, if it was, and make what ended
-    its texts in training end those that it generates. Returns a note on what was added."""
+    its texts in training end those that it generates."""
     is_chat = is_file(weights.path.with_name(TEMPLATE_FILE))
     template = ChatTemplate.find(weights.path.parent) if is_chat else None
     if template:
         template.save(folder)
     if weights.header.train is None or not is_file(folder / TOKENIZER_FILE):
-        return []
-    tokenizer, path = load_tokenizer(folder / TOKENIZER_FILE), folder / GENERATION_FILE
+        return
+    tokenizer, path = load_tokenizer(folder), folder / GENERATION_FILE
     own = load.load_tokenizer(weights.path) if weights.tokenizer_file else tokenizer
-    known, ends = eos_token_ids(path), all_stop_tokens(weights, own, template)
-    if set(ends) <= set(known):
-        return []
-    _write_json(path, json_object(path) | {"eos_token_id": [*ends] if len(ends) > 1 else ends[0]})
-    return [f"texts end with {tokenizer.names(ends)}, as in training; see {GENERATION_FILE}"]
+    ends = all_stop_tokens(weights, own, template)
+    if not set(ends) <= set(stop_tokens(folder, tokenizer)):
+        _write_json(path, json_object(path) | {"eos_token_id": ends if ends[1:] else ends[0]})
+
+
+def describe_ends(folder: Path) -> str:
+    """Return the tokens at which an exported model stops, for people to read."""
+    if not is_file(folder / TOKENIZER_FILE):
+        return "no known token"
+    tokenizer = load_tokenizer(folder)
+    return tokenizer.names(stop_tokens(folder, tokenizer))
 
 
 def _token_ids(tokenizer: Tokenizer | None) -> TokenIds:
