@@ -33,8 +33,8 @@ def only_adds(decoder: dict[str, Any] | None) -> bool:
 
 
 def _keeps_place(part: dict[str, Any]) -> bool:
-    """Whether a decoder changes a text one character at a time, or only at its ends."""
+    """Whether a decoder changes a text one character at a time, or only at its start."""
     if part["type"] != "Replace":
-        return bool(part["type"] == "Strip")
+        return bool(part["type"] == "Strip" and part["stop"] == 0)
     single = len(part["pattern"].get("String", "")) == 1
     return single and not part["content"].strip()
