@@ -14,6 +14,7 @@ from rungs.common.errors import UserError
 from rungs.data import catalog
 from rungs.data.dataset import Dataset
 from rungs.data.documents import local_documents
+from rungs.data.provenance import notes_on_beginnings
 from rungs.data.sequences import TextWindows
 from rungs.data.token_file import Texts
 from rungs.data.tokenizer import Tokenizer
@@ -146,6 +147,18 @@ def test_a_dataset_has_what_begins_and_ends_texts(
     again = load_tokenizer(dataset.folder)
     assert Dataset(kind, dataset.folder).begin == again.begin == [BOS]
     assert (again.end_of_text, again.end_of_answer) == (FIN, FIN)
+
+
+def test_a_dataset_that_lacks_what_begins_texts_is_named(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(write(tmp_path / "model", **PUBLISHED))
+    dataset = build("text", tmp_path, tokenizer)
+    [note] = notes_on_beginnings({"x": dataset}, tokenizer)
+    assert note == "x: each sequence begins with <s> (3), as its texts do"
+    without = load_tokenizer(write(tmp_path / "other", tokenizer_config={"eos_token": "<fin>"}))
+    old = build("jsonl", tmp_path, without)
+    [note] = notes_on_beginnings({"x": old}, tokenizer)
+    assert note.startswith("x: built without <s> (3), with which the tokenizer begins texts")
+    assert notes_on_beginnings({"x": old}, without) == []
 
 
 def test_answers_end_where_the_model_stops_and_documents_do_not(tmp_path: Path) -> None:
