@@ -2,6 +2,7 @@
 
     import rungs
     model = rungs.load_model("runs/layers")   # model(tokens_BS) returns logits_BSV
+    generator = rungs.load_generator("runs/layers")  # generator.continue_texts(["def "], 40)
     config = rungs.load_run("runs/layers")    # reads and checks model.json and train.json
 
 The docstring of each package lists its files and says what it may import. From the bottom up:
@@ -41,6 +42,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rungs.checkpointing.load import load_model, load_tokenizer
+    from rungs.checkpointing.text_generator import TextGenerator, load_generator
     from rungs.common.errors import RunFailure, UserError
     from rungs.config.model_config import ModelConfig
     from rungs.config.run_config import RunConfig, load_run
@@ -62,8 +64,10 @@ _MODULES = {
     "RunFailure": "common.errors",
     "Sampling": "model.sampling",
     "Tokenizer": "data.tokenizer",
+    "TextGenerator": "checkpointing.text_generator",
     "TrainConfig": "config.train_config",
     "UserError": "common.errors",
+    "load_generator": "checkpointing.text_generator",
     "load_model": "checkpointing.load",
     "load_run": "config.run_config",
     "load_tokenizer": "checkpointing.load",
@@ -79,9 +83,11 @@ __all__ = [
     "RunConfig",
     "RunFailure",
     "Sampling",
+    "TextGenerator",
     "Tokenizer",
     "TrainConfig",
     "UserError",
+    "load_generator",
     "load_model",
     "load_run",
     "load_tokenizer",

@@ -9,8 +9,7 @@ from rungs.common.command import run_command
 
 import click
 
-from rungs.checkpointing.load import load_model, load_tokenizer
-from rungs.model.generation import Generator, Request
+from rungs.checkpointing.text_generator import load_generator
 
 PROMPT = "Every effort moves you"
 NEW_TOKENS = 20
@@ -23,10 +22,8 @@ def main(checkpoint: str) -> None:
 
     CHECKPOINT is a run folder, a checkpoint or a model.safetensors.
     """
-    model, tokenizer = load_model(checkpoint), load_tokenizer(checkpoint)
-    tokens = tokenizer.encode(PROMPT)
-    (new,) = Generator(model).generate([tokens], Request(NEW_TOKENS))
-    print(tokenizer.decode(tokens + new))
+    (text,) = load_generator(checkpoint).continue_texts([PROMPT], NEW_TOKENS)
+    print(PROMPT + text)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@
     restore            saved arrays onto devices: resume, or start from saved weights
     load               load_model, load_tokenizer, and find the weights that a path stands for
     published          the files that a model was published with besides its weights
+    text_generator     load_generator: from texts to the texts that continue them
     start_from         the weights that `start_from` in train.json names
     weights_file       model.safetensors, in one file or in shards
     tensor_writer      write a safetensors file tensor by tensor

@@ -5,7 +5,6 @@ a run that starts from those has a copy in `published/`, so that it can be expor
 """
 
 import contextlib
-import json
 from pathlib import Path
 
 from rungs.checkpointing.checkpoint_folder import IMPORTED
@@ -14,18 +13,19 @@ from rungs.checkpointing.manifest import PUBLISHED_FOLDER
 from rungs.checkpointing.weights_file import Weights
 from rungs.common.errors import UserError
 from rungs.common.paths import is_file
-from rungs.common.strict_json import read_text
+from rungs.data.chats.chat_dataset import ChatFormat
 from rungs.data.chats.chat_template import ChatTemplate
-from rungs.data.tokenizer import LARGEST_VOCAB, TOKENIZER_FILE, Tokenizer
-from rungs.data.tokenizer_config import ADDED_TOKENS_FILE
+from rungs.data.published_ends import GENERATION_FILE, eos_token_ids
+from rungs.data.published_ends import MODEL_CONFIG_FILE as CONFIG_FILE
+from rungs.data.tokenizer import TOKENIZER_FILE, Tokenizer
+from rungs.data.tokenizer_config import ADDED_TOKENS_FILE, SPECIAL_TOKENS_FILE
 from rungs.data.tokenizer_config import CONFIG_FILE as TOKENIZER_CONFIG_FILE
 from rungs.data.tokenizer_files import MERGES_FILE, SENTENCEPIECE_FILE, VOCABULARY_FILE
 
-CONFIG_FILE, GENERATION_FILE = "config.json", "generation_config.json"
 TOKENIZER_FILES = (
     TOKENIZER_FILE,
     TOKENIZER_CONFIG_FILE,
-    "special_tokens_map.json",
+    SPECIAL_TOKENS_FILE,
     ADDED_TOKENS_FILE,
     "chat_template.jinja",
     "chat_template.json",
@@ -84,22 +84,36 @@ def load_chat_template(weights: Path, file: Path | None = None) -> ChatTemplate:
 
 
 def stop_tokens(folder: Path, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Return the tokens that end a text: those in the imported model's generation_config.json, or
-    the tokenizer's end-of-text token.
+    """Return the tokens that end a text of a model as it was published: those in its
+    generation_config.json, else in its config.json, else what its tokenizer says.
 
     Raises:
-        UserError: generation_config.json is damaged.
+        UserError: a config is damaged.
     """
-    path = folder / GENERATION_FILE
-    try:
-        eos = json.loads(read_text(path))["eos_token_id"] if is_file(path) else None
-    except KeyError:
-        eos = None
-    except (ValueError, TypeError, RecursionError):
-        raise UserError(f"{path}: not a valid generation config; import the model again") from None
-    if eos is None:
-        return () if tokenizer.end_of_text is None else (tokenizer.end_of_text,)
-    tokens = tuple(eos) if isinstance(eos, list) else (eos,)
-    if not all(isinstance(token, int) and 0 <= token < LARGEST_VOCAB for token in tokens):
-        raise UserError(f"{path}: eos_token_id: must be a token id or a list of token ids")
-    return tokens
+    for name in (GENERATION_FILE, CONFIG_FILE):
+        if tokens := eos_token_ids(folder / name if is_file(folder / name) else None):
+            return tokens
+    return _known(tokenizer.end_of_answer, tokenizer.end_of_text)
+
+
+def all_stop_tokens(
+    weights: Weights, tokenizer: Tokenizer, template: ChatTemplate | None = None
+) -> tuple[int, ...]:
+    """Return the tokens that end a text of a model: those of `stop_tokens`, and what it was trained
+    to end its texts with.
+
+    Args:
+        template: of the chats it answers in, which end with the template's end of a turn.
+
+    Raises:
+        UserError: a config is damaged.
+    """
+    published = stop_tokens(published_folder(weights) or weights.path.parent, tokenizer)
+    trained = (tokenizer.end_of_answer, tokenizer.end_of_text) if weights.header.train else ()
+    turn = ChatFormat(template, tokenizer).end_of_turn if template else None
+    return _known(*published, *trained, turn)
+
+
+def _known(*tokens: int | None) -> tuple[int, ...]:
+    """Return each token once, without the absent ones."""
+    return tuple(dict.fromkeys(token for token in tokens if token is not None))

@@ -29,7 +29,7 @@ from rungs.common import disk
 from rungs.common.disk import sync_to_disk
 from rungs.config.run_config import AnyRunConfig
 from rungs.data.chats.chat_template import read_template_files
-from rungs.data.tokenizer import TOKENIZER_FILE
+from rungs.data.tokenizer_files import read_tokenizer_files
 from rungs.model.gpt import GPT
 from rungs.optim.multi_steps import MultiSteps
 from rungs.parallel import processes
@@ -101,7 +101,7 @@ class Saver:
         published = read_published(starts_from)
         self._copied = {f"{PUBLISHED_FOLDER}/{name}": published[name] for name in published}
         if tokenizer_file:
-            self._copied[TOKENIZER_FILE] = tokenizer_file.read_bytes()
+            self._copied |= read_tokenizer_files(tokenizer_file)
             self._copied |= read_template_files(tokenizer_file.parent)
         self._before, self._after, self._check = before, after, check
         self._is_there = folder.is_dir()

@@ -217,7 +217,10 @@ def _report(dataset: Dataset) -> None:
         if found.validation:
             _report_found("validation", "documents", found.validation)
     if dataset.tokenizer_file:
-        click.echo(f"  tokenizer: vocab_size {load_tokenizer(dataset.folder).vocab_size}")
+        tokenizer = load_tokenizer(dataset.folder)
+        if dataset.description.source.kind in ("text", "documents", "pairs"):
+            click.echo(f"  {tokenizer.describe_texts(dataset.begin)}")
+        click.echo(f"  tokenizer: vocab_size {tokenizer.vocab_size}")
 
 
 def _report_found(name: str, kind: str, found: Found) -> None:

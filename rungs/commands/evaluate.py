@@ -14,7 +14,7 @@ from rungs.config.train_config import TrainConfig
 from rungs.data import overlap
 from rungs.data.catalog import find_datasets_dir, open_dataset
 from rungs.data.loader import ValidationSets
-from rungs.data.provenance import check_same_tokenizer
+from rungs.data.provenance import check_same_tokenizer, notes_on_beginnings
 from rungs.evaluation import harness
 from rungs.evaluation.checkpoint_scores import Measured
 from rungs.parallel import jax_setup
@@ -101,6 +101,8 @@ def print_loss(checkpoint: str, dataset: str | None, folder: Path) -> None:
     )
     for note in overlap.notes({name: one.folder for name, one in (datasets | others).items()}):
         click.echo(f"overlap        {note}")
+    for note in notes_on_beginnings(datasets | others, tokenizer):
+        click.echo(f"beginning      {note}")
     click.echo(f"loss           {loss:.4f} nats per token")
     for name, own_loss in by_dataset.items():
         click.echo(f"  {name:13}{own_loss:.4f}")

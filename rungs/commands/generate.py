@@ -58,12 +58,14 @@ def generate(
 
     with importing():
         from rungs.checkpointing.load import find_weights, load_tokenizer
-        from rungs.checkpointing.published import stop_tokens
+        from rungs.checkpointing.published import all_stop_tokens
+        from rungs.checkpointing.weights_file import Weights
         from rungs.model.generation import Request
     jax_setup.enable_compilation_cache()
     weights, tokenizer = find_weights(checkpoint), load_tokenizer(checkpoint)
     if not past_the_end:
-        sampling = sampling._replace(stop_tokens=stop_tokens(weights.parent, tokenizer))
+        stops = all_stop_tokens(Weights(weights), tokenizer)
+        sampling = sampling._replace(stop_tokens=stops)
     model = Model(weights, tokenizer, dtype, weight_format or "dtype")
     default_tokens = NEW_TOKENS_OF_A_CHAT if chat else NEW_TOKENS
     request = Request(new_tokens or default_tokens, sampling, seed, lookahead)
@@ -115,6 +117,7 @@ def continue_texts(
     """Print the continuations of texts, then how long that took."""
     import jax
 
+    say_what_is_added(model.tokenizer, request.sampling.stop_tokens)
     rows = [model.tokenizer.encode_beginning(text) for text in texts for _ in range(num_samples)]
     generator = model.generator(request, rows)
     longest = max(map(len, rows))
@@ -133,6 +136,13 @@ def continue_texts(
         f" {model.described_dtype}, from {model.weights}",
         err=True,
     )
+
+
+def say_what_is_added(tokenizer: Tokenizer, ends: Sequence[int]) -> None:
+    """Print what begins and ends texts, unless it's what tokenizers trained here have."""
+    if tokenizer.begin or tokenizer.eos_token or len(ends) > 1:
+        begin, end = tokenizer.names(tokenizer.begin), tokenizer.names(ends)
+        click.echo(f"prompts begin with {begin}; texts end with {end}", err=True)
 
 
 def start_conversation(

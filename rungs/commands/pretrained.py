@@ -15,6 +15,7 @@ from rungs.config.option_values import LinenFamily
 from rungs.data.catalog import find_datasets_dir
 from rungs.huggingface.adapter import Adapter
 from rungs.huggingface.exporting import Export
+from rungs.huggingface.hf_tokenizer import describe_ends
 from rungs.huggingface.importing import (
     Import,
     find_linen_source,
@@ -85,6 +86,7 @@ def export(checkpoint: str, folder: Path, adapter: bool) -> None:
         notes = plan.write(partial)
     for note in notes:
         click.echo(note)
+    click.echo(f"generation stops at {describe_ends(folder)}")
     click.echo(f"{folder}: written. Load it: AutoModelForCausalLM.from_pretrained({str(folder)!r})")
 
 

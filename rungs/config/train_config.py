@@ -86,7 +86,7 @@ class TrainConfig(OptimizationConfig):
     """joined: a sequence of text runs on from one document to the next; a pair or a chat is a
     sequence of its own, padded. separate: a token attends to its own document only, its position is
     that in the document, and a sequence holds several pairs or chats. A document of text starts
-    with the end-of-text token before it."""
+    with the token that begins its texts, else with the end-of-text token before it."""
     drop_rate: BelowOne = 0.0
     """Dropout rate after the embedding, on attention weights and on each sub-layer's output."""
 

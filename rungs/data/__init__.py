@@ -24,6 +24,8 @@ Tokenize:
     bpe                  train a BPE tokenizer
     tokenizer_files      load a tokenizer from a folder or the hub
     tokenizer_config     read tokenizer_config.json
+    published_ends       which tokens end a text, by the files a tokenizer was published with
+    settled_text         which decoders only add to a text as tokens arrive
     sentencepiece_model  convert a SentencePiece tokenizer.model
 
 Make batches:

@@ -23,7 +23,7 @@ from rungs.common.run_log import byte_progress
 from rungs.common.strict_json import StrictModel
 from rungs.data import token_file
 from rungs.data.pair_sequences import AnsweredDocuments
-from rungs.data.token_file import FileArray
+from rungs.data.token_file import FileArray, Texts
 from rungs.data.tokenizer import TOKENIZER_FILE
 
 Split = Literal["train", "validation"]
@@ -188,6 +188,16 @@ class Dataset:
     def holds_pairs(self) -> bool:
         """Whether a split holds pairs of prompts and answers rather than text."""
         return any(split.pairs for split in self.description.splits.values())
+
+    def texts(self, split: Split) -> Texts | None:
+        """What is at the start and the end of each text, if that is known; see `token_file`."""
+        return token_file.read_layout(self.token_path(split)).texts
+
+    @property
+    def begin(self) -> list[int]:
+        """The token ids that each text begins with, as far as is known."""
+        texts = self.texts(TRAIN)
+        return texts.begin if texts else []
 
     @property
     def tokenizer_file(self) -> Path | None:

@@ -67,6 +67,7 @@ class TrainingData:
         self._shape = (train.gradient_accumulation_steps, train.microbatch_size)
         parts = sequences.sequences_by_dataset(config, datasets, TRAIN)
         self._sequences = sequences.mix(parts, train)
+        self.datasets = datasets
         self.padding = {name: part.padding for name, part in parts.items()}
         """The share of padding in the sequences of each dataset."""
         self.tokens_per_step = config.tokens_per_step

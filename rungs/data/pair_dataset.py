@@ -19,7 +19,8 @@ from rungs.data import dataset, text_dataset, token_file
 from rungs.data.dataset import Source
 from rungs.data.json_lines import json_lines, line_error, parse_json
 from rungs.data.text_dataset import Sections, TextSection
-from rungs.data.tokenizer import TOKENIZER_FILE, Tokenizer
+from rungs.data.tokenizer import Tokenizer
+from rungs.data.tokenizer_files import save_tokenizer
 
 _KEYS = ("prompt", "answer")
 _PAIRS_PER_BATCH = 512
@@ -88,19 +89,23 @@ def write(folder: Path, sections: Sections, tokenizer: Tokenizer) -> None:
     Raises:
         UserError: a line is not a pair, or the tokenizer has no end of text.
     """
-    end_of_text = tokenizer.end_of_text
-    if end_of_text is None:
-        raise UserError("the tokenizer has no end-of-text token, which must end every answer")
+    end = tokenizer.end_of_answer
+    if end is None:
+        raise UserError(
+            "the tokenizer has no end-of-text token, which must end every answer; name it beside"
+            ' tokenizer.json, in tokenizer_config.json: {"eos_token": "…"}'
+        )
+    dtype, texts = text_dataset.token_dtype(tokenizer), text_dataset.log_texts(tokenizer, end)
     size = sum(section.size for split in sections.values() for section in split)
     with byte_progress("tokenizing", size) as bar:
         for split, parts in sections.items():
             path = folder / dataset.split_file(split)
-            with token_file.PairWriter(path, text_dataset.token_dtype(tokenizer)) as writer:
+            with token_file.PairWriter(path, dtype, texts) as writer:
                 for section in parts:
                     pairs = read_pairs(section, bar.update)
                     for prompt_ids, answer_ids in encode_pairs(pairs, tokenizer):
-                        writer.append_pair(prompt_ids, [*answer_ids, end_of_text])
-    tokenizer.save(folder / TOKENIZER_FILE)
+                        writer.append_pair(prompt_ids, [*answer_ids, end])
+    save_tokenizer(tokenizer, folder)
 
 
 def encode_pairs(
@@ -118,17 +123,7 @@ def encode_pairs(
             if not answer_ids:
                 problem = f"answer: {format_value(pair.answer)} has no tokens"
                 raise line_error(pair.path, pair.offset, problem)
-            yield encode_prompt(pair.prompt, tokenizer), answer_ids
-
-
-def encode_prompt(prompt: str, tokenizer: Tokenizer) -> list[int]:
-    """Return the ids of a prompt, without the end of text that some tokenizers' templates add."""
-    ids = tokenizer.encode_prompt(prompt)
-    if ids[-1:] == [tokenizer.end_of_text]:
-        plain_ids = tokenizer.encode(prompt)  # the prompt itself may end with that token
-        if ids[-len(plain_ids) - 1 : -1] == plain_ids:
-            return ids[:-1]
-    return ids
+            yield tokenizer.encode_prompt(pair.prompt), answer_ids
 
 
 def read_pairs(section: TextSection, progress: Callable[[int], object]) -> Iterator[Pair]:

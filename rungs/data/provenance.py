@@ -1,12 +1,14 @@
 """What a checkpoint records about a run's data: checksums and the tokenizer."""
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
 from rungs.common.errors import UserError
 from rungs.config.train_config import TrainConfig
 from rungs.data.dataset import VALIDATION, Dataset
+from rungs.data.tokenizer import Tokenizer
 from rungs.data.tokenizer_files import load_tokenizer
 
 _SHOWN_DIGITS = 16
@@ -108,6 +110,20 @@ def check_same_tokenizer(
             f"dataset {pairs}: {problem}, so a token id means different things; build another one:"
             f" {_how_to_build(has_pairs, tokenizer)}"
         )
+
+
+def notes_on_beginnings(datasets: Mapping[str, Dataset], tokenizer: Tokenizer) -> list[str]:
+    """Return what the sequences of datasets of text begin with, and for each that lacks what the
+    tokenizer puts there, what to do. Pairs and chats always have it."""
+    begin = tokenizer.names(tokenizer.begin)
+    return [
+        f"{name}: each sequence begins with {tokenizer.names(dataset.begin)}, as its texts do"
+        if dataset.begin
+        else f"{name}: built without {begin}, with which the tokenizer begins texts; a model that"
+        f" expects it is worse without: build it again: {_how_to_build(False, dataset.folder)}"
+        for name, dataset in datasets.items()
+        if not dataset.holds_pairs and (dataset.begin or tokenizer.begin)
+    ]
 
 
 def _how_to_build(has_pairs: bool, tokenizer: Path | str) -> str:

@@ -1,7 +1,8 @@
 """Slice a dataset into sequences: text into windows of tokens, pairs and chats by document.
 
 Text: sequence i covers the tokens [start + i·S, start + (i + 1)·S + target_offset). Its first S
-tokens are the inputs, its last S the targets.
+tokens are the inputs, its last S the targets. If the dataset's texts begin with special tokens, so
+do the inputs, in place of what is there: the model expects them, and the targets stay the same.
 Pairs and chats: see `pair_sequences.py`.
 Mixtures: sequences of several datasets, interleaved by weight.
 
@@ -19,8 +20,8 @@ from rungs.common.errors import UserError
 from rungs.config.run_config import TRAIN_FILE, RunConfig
 from rungs.config.train_config import TrainConfig
 from rungs.data.dataset import TRAIN, Dataset, Split
-from rungs.data.pair_sequences import AnsweredDocuments, PackedDocuments, PaddedDocuments
-from rungs.data.token_file import FileArray
+from rungs.data.pair_sequences import IGNORED, AnsweredDocuments, PackedDocuments, PaddedDocuments
+from rungs.data.token_file import FileArray, Texts
 from rungs.data.tokenizer_files import load_tokenizer
 
 
@@ -43,6 +44,7 @@ class TextWindows:
     Args:
         separator: the token that each document but the first starts with, if documents are
             separate.
+        texts: what is at the start and the end of each text, if that is known.
     """
 
     padding = 0.0
@@ -54,8 +56,10 @@ class TextWindows:
         length: int,
         target_offset: int,
         separator: int | None = None,
+        texts: Texts | None = None,
     ) -> None:
         self._tokens, self._start, self._separator = tokens, start, separator
+        self._texts = texts if texts and texts.begin and target_offset else None
         self._length, self._target_offset = length, target_offset
 
     def __len__(self) -> int:
@@ -65,10 +69,26 @@ class TextWindows:
         first = self._start + index * self._length
         window = self._tokens[first : first + self._length + self._target_offset]
         inputs_S, targets_S = window[: self._length], window[self._target_offset :]
+        if self._texts:
+            inputs_S, targets_S = _with_begin(inputs_S, targets_S, self._texts)
         if self._separator is None:
             return inputs_S, targets_S
         starts_S = np.where(inputs_S == self._separator, np.arange(self._length), 0)
         return inputs_S, targets_S, np.maximum.accumulate(starts_S)
+
+
+def _with_begin(
+    inputs_S: np.ndarray, targets_S: np.ndarray, texts: Texts
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return a sequence that begins as a text does. The token that begins the next text is no
+    target."""
+    inputs_S, targets_S = inputs_S.astype(np.int32), targets_S.astype(np.int32)
+    is_begin_S = targets_S == texts.begin[0]
+    targets_S[is_begin_S if texts.end is None else is_begin_S & (inputs_S == texts.end)] = IGNORED
+    count = min(len(texts.begin), len(inputs_S))
+    inputs_S[:count] = texts.begin[:count]
+    targets_S[: count - 1] = IGNORED
+    return inputs_S, targets_S
 
 
 def sequences_by_dataset(
@@ -98,10 +118,13 @@ def _text_windows(config: RunConfig, dataset: Dataset, split: Split) -> TextWind
     start, train = getattr(config.train, start_key(split)), config.train
     separator = _separator(train, dataset) if train.documents == "separate" else None
     tokens = dataset.tokens(split)
-    return TextWindows(tokens, start, config.sequence_length, train.target_offset, separator)
+    texts = dataset.texts(split)
+    return TextWindows(tokens, start, config.sequence_length, train.target_offset, separator, texts)
 
 
 def _separator(train: TrainConfig, dataset: Dataset) -> int:
+    if dataset.begin:
+        return dataset.begin[0]
     end_of_text = _end_of_text(dataset.tokenizer_file or train.tokenizer)
     if end_of_text is None:
         raise UserError(

@@ -82,8 +82,8 @@ def _answer(task: Task, item: Item, is_worked: bool) -> str:
 
 
 def _end_of_text(tokenizer: Tokenizer) -> int:
-    assert tokenizer.end_of_text is not None
-    return tokenizer.end_of_text
+    assert tokenizer.end_of_answer is not None
+    return tokenizer.end_of_answer
 
 
 def character_tokenizer(alphabet: str) -> Tokenizer:

@@ -21,7 +21,9 @@ from rungs.common.run_log import byte_progress
 from rungs.data import dataset, token_file
 from rungs.data.bpe import train_bpe
 from rungs.data.dataset import Source, Split
-from rungs.data.tokenizer import TOKENIZER_FILE, Tokenizer
+from rungs.data.token_file import Texts
+from rungs.data.tokenizer import Tokenizer
+from rungs.data.tokenizer_files import save_tokenizer
 
 logger = logging.getLogger("rungs.text_dataset")
 
@@ -188,28 +190,38 @@ def train_tokenizer(sections: list[TextSection], vocab_size: int) -> Tokenizer:
 def write(folder: Path, sections: Sections, tokenizer: Tokenizer) -> None:
     """Write the token files and the tokenizer of a dataset into its folder.
 
-    Each section ends with an end-of-text token, if the tokenizer has one.
+    Each section begins and ends as the tokenizer says.
 
     Raises:
         UserError: the text is not UTF-8, or a split has no text.
     """
-    dtype = token_dtype(tokenizer)
+    dtype, texts = token_dtype(tokenizer), log_texts(tokenizer, tokenizer.end_of_text)
     size = sum(section.size for split in sections.values() for section in split)
     with byte_progress("tokenizing", size) as bar:
         for split, parts in sections.items():
             path = folder / dataset.split_file(split)
-            with token_file.TokenWriter(path, dtype) as writer:
+            with token_file.TokenWriter(path, dtype, texts) as writer:
                 for section in parts:
+                    if not section.size:
+                        continue
+                    writer.append(tokenizer.begin)
                     for ids in tokenizer.encode_stream(section.pieces(bar.update)):
                         writer.append(ids)
-                    if tokenizer.end_of_text is not None and section.size:
+                    if tokenizer.end_of_text is not None:
                         writer.append([tokenizer.end_of_text])
             if not writer.tokens:
                 raise UserError(
                     f"there is no text for the {split} split; give more text or change"
                     " --validation-percent"
                 )
-    tokenizer.save(folder / TOKENIZER_FILE)
+    save_tokenizer(tokenizer, folder)
+
+
+def log_texts(tokenizer: Tokenizer, end: int | None) -> Texts | None:
+    """Log what begins and ends the texts to tokenize; return it for their files, None if nothing
+    begins them."""
+    logger.info("%s", tokenizer.describe_texts(tokenizer.begin))
+    return Texts(begin=tokenizer.begin, end=end) if tokenizer.begin else None
 
 
 def token_dtype(tokenizer: Tokenizer) -> str:

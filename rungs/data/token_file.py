@@ -2,8 +2,8 @@
 
 Memory does not grow with the number of tokens. A file of pairs (prompts and answers) has a second
 tensor `pair_bounds` with the start and the end of each answer. A file of chats has a row of it for
-each assistant turn, and a third tensor `chat_ends` that counts the rows up to each chat's end. One
-checksum covers all tensors.
+each assistant turn, and a third tensor `chat_ends` that counts the rows up to each chat's end. The
+metadata has `texts` if special tokens begin them. One checksum covers all of it.
 
 Axes: P answers, 2 for the answer's start and end, C chats.
 
@@ -21,15 +21,17 @@ import weakref
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Annotated, NamedTuple, Self
 
 import numpy as np
+from pydantic import Field, ValidationError
 from safetensors import SafetensorError, safe_open
 
 from rungs.common import disk
 from rungs.common.errors import RunFailure, UserError, reason
 from rungs.common.paths import require_regular
-from rungs.common.strict_json import format_name
+from rungs.common.strict_json import StrictModel, format_name
+from rungs.data.tokenizer import LARGEST_VOCAB
 
 TENSOR = "tokens"
 BOUNDS = "pair_bounds"
@@ -45,6 +47,16 @@ _HEADER_BYTES = 120
 _HEADER_BYTES_OF_PAIRS = 248
 _HEADER_BYTES_OF_CHATS = 376
 _BOUNDS_CODE = "I64"
+_TEXTS = "texts"
+
+
+class Texts(StrictModel):
+    """What is at the start and the end of each text, pairs included."""
+
+    begin: list[Annotated[int, Field(ge=0, lt=LARGEST_VOCAB)]] = Field(min_length=1)
+    """Token ids."""
+    end: int | None = None
+    """Token id of the end of a text, or of an answer."""
 
 
 class TokenLayout(NamedTuple):
@@ -62,6 +74,8 @@ class TokenLayout(NamedTuple):
     """0 in a file of text or pairs."""
     chat_ends_offset: int
     """Position of the first chat's end, in bytes; 0 in a file of text or pairs."""
+    texts: Texts | None
+    """None if nothing begins them, or if an earlier version wrote the file."""
 
     @property
     def documents(self) -> int:
@@ -74,12 +88,13 @@ def read_layout(path: Path) -> TokenLayout:
 
     Raises:
         UserError: the file is missing or incomplete, `tokens` is not a 1-D integer tensor,
-            `pair_bounds` is not int64 of shape (P, 2), or `chat_ends` not int64 of shape (C,).
+            `pair_bounds` is not int64 of shape (P, 2), `chat_ends` not int64 of shape (C,), or
+            `texts` not valid.
     """
     try:
         require_regular(path)
         with safe_open(path, framework="np") as file:
-            names = list(file.keys())
+            names, metadata = list(file.keys()), file.metadata() or {}
             known = {TENSOR, BOUNDS, CHAT_ENDS}.intersection(names)
             tensors = {name: file.get_slice(name) for name in known}
             headers = {
@@ -103,7 +118,16 @@ def read_layout(path: Path) -> TokenLayout:
     answers = _count_answers(path, *headers[BOUNDS]) if BOUNDS in headers else 0
     chats = _count_chats(path, answers, *headers[CHAT_ENDS]) if CHAT_ENDS in headers else 0
     places = offsets.get(BOUNDS, 0), chats, offsets.get(CHAT_ENDS, 0)
-    return TokenLayout(DTYPES[code], offsets[TENSOR], shape[0], answers, *places)
+    texts = _texts(path, metadata[_TEXTS]) if _TEXTS in metadata else None
+    return TokenLayout(DTYPES[code], offsets[TENSOR], shape[0], answers, *places, texts)
+
+
+def _texts(path: Path, content: str) -> Texts:
+    try:
+        return Texts.model_validate_json(content)
+    except ValidationError:
+        problem = "its metadata doesn't say what begins and ends texts, as Rungs writes it"
+        raise UserError(f"{path}: {_TEXTS!r}: {problem}; build the dataset again") from None
 
 
 def _count_chats(path: Path, answers: int, shape: list[int], code: str) -> int:
@@ -247,14 +271,17 @@ class TokenWriter:
     is not a valid token file.
 
     Args:
+        texts: what is at the start and the end of each text; None if nothing begins them.
         tokens: that the file already has and keeps; what follows them is cut off.
     """
 
     _header_bytes = _HEADER_BYTES
 
-    def __init__(self, path: Path, dtype: str, tokens: int = 0) -> None:
+    def __init__(self, path: Path, dtype: str, texts: Texts | None = None, tokens: int = 0) -> None:
         self._file = path.open("r+b" if tokens else "wb")
         self._code = dtype
+        self._metadata = {"__metadata__": {_TEXTS: texts.model_dump_json()}} if texts else {}
+        self._header_bytes += -(-len(json.dumps(self._metadata)) // 64) * 64 if texts else 0
         self._file.write(bytes(8 + self._header_bytes))
         self.tokens = tokens
         self._file.seek(self.tokens * DTYPES[dtype].itemsize, os.SEEK_CUR)
@@ -275,7 +302,7 @@ class TokenWriter:
         self._write_header({TENSOR: entry})
 
     def _write_header(self, entries: dict[str, object]) -> None:
-        header = json.dumps(entries).encode().ljust(self._header_bytes)
+        header = json.dumps(self._metadata | entries).encode().ljust(self._header_bytes)
         self._file.seek(0)
         self._file.write(self._header_bytes.to_bytes(8, "little") + header)
         disk.flush(self._file)
@@ -301,8 +328,8 @@ class PairWriter(TokenWriter):
 
     _header_bytes = _HEADER_BYTES_OF_PAIRS
 
-    def __init__(self, path: Path, dtype: str) -> None:
-        super().__init__(path, dtype)
+    def __init__(self, path: Path, dtype: str, texts: Texts | None = None) -> None:
+        super().__init__(path, dtype, texts)
         self._bounds = tempfile.TemporaryFile(dir=path.parent)  # noqa: SIM115 — __exit__ closes it
         self.pairs = 0
 

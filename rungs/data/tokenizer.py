@@ -6,23 +6,27 @@ import functools
 import json
 import queue
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 import tokenizers
+from tokenizers import models
 
 from rungs.common.errors import UserError, reason
+from rungs.data.settled_text import only_adds
 
 TOKENIZER_FILE = "tokenizer.json"
 END_OF_TEXT = "<|endoftext|>"
 _END_OF_TEXT_NAMES = (END_OF_TEXT, "<|end_of_text|>", "<eos>", "</s>")
 """What published tokenizers call it: GPT-2 and Qwen, Llama 3, Gemma (where </s> is an HTML tag),
-Llama and Mistral. End-of-turn tokens (<|eot_id|>, <|im_end|>, <end_of_turn>) are not here: they do
-not separate documents."""
+Llama and Mistral."""
 LARGEST_VOCAB = 1 << 24
 """Many times the vocabulary of any published model."""
+REPLACEMENT_CHARACTER = "\ufffd"
+"""Incomplete UTF-8 is decoded to this."""
+_BYTE_TOKEN = "<0x"
 _CHUNK_CHARACTERS = 1 << 18
 _CHUNKS_PER_BATCH = 8
 _CONTEXT_CHARACTERS = 200
@@ -39,22 +43,54 @@ _NO_PREFIX: dict[str, dict[str, object]] = {
 T = TypeVar("T")
 
 
-class Tokenizer:
-    """Encodes text to token ids and decodes ids to text."""
+class TextEnds(NamedTuple):
+    """The tokens that end texts, None if there are none."""
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
+    text: int | None
+    """Separates documents."""
+    answer: int | None
+    """Ends an answer: the same, but for models that were trained to chat."""
+    source: str
+    """What says so."""
+
+
+class Tokenizer:
+    """Encodes text to token ids and decodes ids to text.
+
+    Args:
+        ends: what ends texts; if absent, the first known name in its vocabulary, else what its
+            template puts after a text.
+    """
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer, ends: TextEnds | None = None) -> None:
         self._tokenizer = tokenizer
         tokenizer.no_truncation()
         tokenizer.no_padding()
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocabulary.values(), default=-1) + 1
         """Largest token id plus one: the smallest `vocab_size` a model can have."""
-        ends = (vocabulary[token] for token in _END_OF_TEXT_NAMES if token in vocabulary)
-        self.end_of_text: int | None = next(ends, None)
+        self.begin, self.template_end = _template(tokenizer)
+        """Ids that begin a text, and that end it: what the tokenizer's template puts around one.
+        Tokenizers of models such as Llama, Gemma and Mistral put a begin-of-text token before it.
+        GPT-2's and those trained here add nothing."""
+        name = name_in(vocabulary)
+        end = vocabulary[name] if name else next(reversed(self.template_end), None)
+        self._usual_ends = TextEnds(end, end, "its name" if name else "the tokenizer's template")
+        self.ends = ends or self._usual_ends
+
+    @property
+    def end_of_text(self) -> int | None:
         """Id of the token that separates documents, or None if the tokenizer has no such token."""
+        return self.ends.text
+
+    @property
+    def end_of_answer(self) -> int | None:
+        """Id of the token that ends an answer, or None if the tokenizer has no such token."""
+        return self.ends.answer
 
     def encode(self, text: str) -> list[int]:
-        """Return the token ids of a text, without adding special tokens.
+        """Return the token ids of a part of a text, without adding special tokens. For a text to
+        continue with a model, use `encode_prompt`.
 
         A special token's name inside the text becomes that token.
 
@@ -64,15 +100,13 @@ class Tokenizer:
         return self.encode_batch([text])[0]
 
     def encode_prompt(self, text: str) -> list[int]:
-        """Return the token ids of a text with the special tokens of the tokenizer's template.
-
-        Tokenizers of models such as Llama, Gemma and Mistral add a begin-of-text token. GPT-2's
-        and those trained here add nothing.
+        """Return the token ids of a text that a model is to continue: `begin`, then those of
+        `encode`. What the tokenizer's template puts after a text is left out.
 
         Raises:
-            UserError: the text is not valid Unicode.
+            UserError: as `encode`.
         """
-        return self._encode([text], add_special_tokens=True)[0]
+        return [*self.begin, *self.encode(text)]
 
     def encode_beginning(self, text: str) -> list[int]:
         """Return what `encode_prompt` returns; for a text without tokens, the end-of-text token,
@@ -151,7 +185,7 @@ class Tokenizer:
         """
         definition = json.loads(self._tokenizer.to_str(), object_hook=_without_prefix)
         with library_errors("the tokenizer's definition is not valid"):
-            return Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(definition)))
+            return Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(definition)), self.ends)
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = False) -> str:
         """Return the text of token ids.
@@ -169,6 +203,30 @@ class Tokenizer:
             self._tokenizer.decode_batch, batch, skip_special_tokens=skip_special_tokens
         )
         return self._limited(call, sum(map(len, batch)), "the tokens have no text")
+
+    def decode_settled(self, ids: Sequence[int]) -> str:
+        """Return the start of the text of token ids, without special tokens, that stays whatever
+        ids follow."""
+        if not self._only_adds:
+            return ""
+        text = self.decode(ids[: self._before_open_bytes(ids)], skip_special_tokens=True)
+        return text.rstrip(REPLACEMENT_CHARACTER)
+
+    @functools.cached_property
+    def _only_adds(self) -> bool:
+        return only_adds(json.loads(self._tokenizer.to_str()).get("decoder"))
+
+    def _before_open_bytes(self, ids: Sequence[int]) -> int:
+        """Return how many ids come before the byte tokens at the end: if a run of them is not valid
+        UTF-8, each of its bytes becomes U+FFFD. Special tokens don't end a run."""
+        end = len(ids)
+        for place in range(len(ids) - 1, -1, -1):
+            name = self._tokenizer.id_to_token(int(ids[place]))
+            if name is not None and _BYTE_TOKEN in name:
+                end = place
+            elif name is not None and int(ids[place]) not in self.special_ids:
+                break
+        return end
 
     def byte_count(self, ids: Sequence[int] | np.ndarray) -> int:
         """Return the number of UTF-8 bytes that the ids stand for. Special tokens count as 0.
@@ -195,6 +253,23 @@ class Tokenizer:
             counts[number] = 0 if added.special else len(added.content.encode())
         return counts
 
+    def describe_texts(self, begin: Sequence[int]) -> str:
+        """Return what is at the start and the end of texts, and what says so, for people to read.
+
+        Args:
+            begin: what is known to be at the start.
+        """
+        start = f"begin with {self.names(begin)} and " if begin else ""
+        end = self.names([self.end_of_text])
+        if self.end_of_answer != self.end_of_text:
+            end += f", answers with {self.names([self.end_of_answer])}"
+        return f"texts {start}end with {end}, by {self.ends.source}"
+
+    def names(self, ids: Sequence[int | None]) -> str:
+        """Return the names of special tokens with their ids, for people to read."""
+        found = [f"{self._tokenizer.id_to_token(i)} ({i})" for i in ids if i is not None]
+        return " ".join(found) or "no special token"
+
     @functools.cached_property
     def definition(self) -> str:
         """Tokenizers with equal definitions give `encode` the same ids.
@@ -205,8 +280,17 @@ class Tokenizer:
         del definition["post_processor"]
         return json.dumps(definition)
 
+    @property
+    def eos_token(self) -> str | None:
+        """Name of the token that ends an answer, None unless a file beside the vocabulary must say
+        that it does."""
+        if self.ends[:2] == self._usual_ends[:2] or self.end_of_answer is None:
+            return None
+        return self._tokenizer.id_to_token(self.end_of_answer)
+
     def save(self, path: Path) -> None:
-        """Write the tokenizer in the format of `tokenizer.json`; raises OSError."""
+        """Write the tokenizer in the format of `tokenizer.json`; raises OSError. See
+        also `save_tokenizer`."""
         path.write_text(self._tokenizer.to_str(pretty=True), encoding="utf-8", newline="")
 
     def encode_stream(
@@ -294,6 +378,20 @@ def _in_time(call: Callable[[], T], size: int) -> T:
 
 def _raise(error: BaseException) -> NoReturn:
     raise error
+
+
+def name_in(vocabulary: Mapping[str, int]) -> str | None:
+    """Return the first known name of end of text that a vocabulary has."""
+    return next((name for name in _END_OF_TEXT_NAMES if name in vocabulary), None)
+
+
+def _template(tokenizer: tokenizers.Tokenizer) -> tuple[list[int], list[int]]:
+    """Return the ids that a tokenizer's template puts before and after a text."""
+    text = tokenizers.Tokenizer(models.WordLevel({"x": 0}, "x")).encode("x")
+    with library_errors("the tokenizer's template can't be followed"):
+        whole = tokenizer.post_process(text)
+    place = [*whole.special_tokens_mask, 0].index(0)
+    return whole.ids[:place], whole.ids[place + 1 :]
 
 
 def _without_prefix(part: dict[str, Any]) -> dict[str, Any]:

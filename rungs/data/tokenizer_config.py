@@ -1,10 +1,13 @@
-"""Read `tokenizer_config.json` and `added_tokens.json`, and apply them to a tokenizer.
+"""Read the files beside a tokenizer's vocabulary, `tokenizer_config.json` above all, and apply them
+to it.
 
-Only older vocabulary files need them: a `tokenizer.json` contains all of this itself.
+Only older vocabulary files need most of this: a `tokenizer.json` contains all but the names of the
+special tokens itself.
 Keys: https://huggingface.co/docs/transformers/main_classes/tokenizer
 """
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -15,6 +18,9 @@ from rungs.common.errors import UserError, reason
 from rungs.common.strict_json import read_text
 
 CONFIG_FILE, ADDED_TOKENS_FILE = "tokenizer_config.json", "added_tokens.json"
+SPECIAL_TOKENS_FILE = "special_tokens_map.json"
+FindFile = Callable[[str], Path | None]
+"""Returns the path of a tokenizer's file by its name, or None if it has no such file."""
 _TOKEN_KEYS = ("lstrip", "rstrip", "single_word", "normalized", "special")
 
 
@@ -73,13 +79,24 @@ class TokenizerConfig(NamedTuple):
                 )
 
     def add_template(
-        self, tokenizer: tokenizers.Tokenizer, *, bos: str | None, eos: str | None, adds_bos: bool
+        self,
+        tokenizer: tokenizers.Tokenizer,
+        find: FindFile,
+        *,
+        bos: str | None,
+        eos: str | None,
+        adds_bos: bool,
     ) -> None:
-        """Make the tokenizer add begin and end of text to prompts, if the keys say so.
+        """Make the tokenizer add begin and end of text, if the keys say so.
 
         Args:
+            bos: the default of `bos_token`.
+            eos: the default of `eos_token`.
             adds_bos: the default of `add_bos_token`.
         """
+        vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+        named = {k: name for k, name in special_tokens(find).items() if name in vocabulary}
+        bos, eos = named.get("bos_token", bos), named.get("eos_token", eos)
         starts = bos if self.add_bos_token or (self.add_bos_token is None and adds_bos) else None
         ends = eos if self.add_eos_token else None
         if special := {token for token in (starts, ends) if token is not None}:
@@ -98,6 +115,24 @@ def _typed(keys: dict[str, Any], key: str, kind: type) -> Any:
     if value is not None and not isinstance(value, kind):
         raise TypeError(f"{key} is {value!r}")
     return value
+
+
+def special_tokens(find: FindFile) -> dict[str, str]:
+    """Return the special tokens by their names in transformers, such as `eos_token`. As there, what
+    `special_tokens_map.json` says counts only if `tokenizer_config.json` has no added tokens.
+
+    Raises:
+        UserError: a file is damaged.
+    """
+    keys = json_object(find(CONFIG_FILE))
+    if "added_tokens_decoder" not in keys:
+        keys |= json_object(find(SPECIAL_TOKENS_FILE))
+    named = {key: value for key, value in keys.items() if key.endswith("_token")}
+    texts = {
+        key: value.get("content") if isinstance(value, dict) else value
+        for key, value in named.items()
+    }
+    return {key: text for key, text in texts.items() if isinstance(text, str)}
 
 
 def json_object(path: Path | None) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Load a tokenizer from a file, a folder or the Hugging Face hub."""
 
 import functools
-from collections.abc import Callable
+import json
+import logging
 from pathlib import Path
 
 import tokenizers
@@ -11,6 +12,7 @@ from rungs.common import hub
 from rungs.common.errors import UserError, reason
 from rungs.common.paths import is_file, is_folder, require_regular
 from rungs.data.bpe import byte_level_tokenizer
+from rungs.data.published_ends import END_FILES, published_ends
 from rungs.data.sentencepiece_model import SentencePieceModel
 from rungs.data.tokenizer import (
     END_OF_TEXT,
@@ -19,11 +21,16 @@ from rungs.data.tokenizer import (
     Tokenizer,
     library_errors,
 )
-from rungs.data.tokenizer_config import ADDED_TOKENS_FILE, CONFIG_FILE, TokenizerConfig
+from rungs.data.tokenizer_config import (
+    ADDED_TOKENS_FILE,
+    CONFIG_FILE,
+    FindFile,
+    TokenizerConfig,
+)
+
+logger = logging.getLogger("rungs.dataset")
 
 SENTENCEPIECE_FILE, VOCABULARY_FILE, MERGES_FILE = "tokenizer.model", "vocab.json", "merges.txt"
-FindFile = Callable[[str], Path | None]
-"""Returns the path of a tokenizer's file by its name, or None if it has no such file."""
 
 
 def load_tokenizer(place: Path | str) -> Tokenizer:
@@ -36,7 +43,8 @@ def load_tokenizer(place: Path | str) -> Tokenizer:
     2. `tokenizer.model` (SentencePiece, as in OpenLLaMA)
     3. `vocab.json` with `merges.txt` (GPT-2's original files)
 
-    With 2 and 3, `tokenizer_config.json` and `added_tokens.json` are read too.
+    With 2 and 3, `tokenizer_config.json` and `added_tokens.json` are read too. What ends a text is
+    decided as `published_ends` says.
 
     Raises:
         UserError: there is no tokenizer, it is damaged or unsupported, or the hub cannot be
@@ -50,7 +58,7 @@ def load_tokenizer(place: Path | str) -> Tokenizer:
     elif path.suffix == ".model":
         return _from_sentencepiece(path, finder(path))
     else:
-        return _from_tokenizer_json(path)
+        return _from_tokenizer_json(path, finder(path))
     if tokenizer := _from_first_found(finder(place)):
         return tokenizer
     raise UserError(f"{missing} nor {SENTENCEPIECE_FILE} nor {VOCABULARY_FILE} with {MERGES_FILE}")
@@ -88,7 +96,7 @@ def _on_hub(model: str, name: str) -> Path | None:
 
 def _from_first_found(find: FindFile) -> Tokenizer | None:
     if path := find(TOKENIZER_FILE):
-        return _from_tokenizer_json(path)
+        return _from_tokenizer_json(path, find)
     if path := find(SENTENCEPIECE_FILE):
         return _from_sentencepiece(path, find)
     if (vocabulary := find(VOCABULARY_FILE)) and (merges := find(MERGES_FILE)):
@@ -96,7 +104,7 @@ def _from_first_found(find: FindFile) -> Tokenizer | None:
     return None
 
 
-def _from_tokenizer_json(path: Path) -> Tokenizer:
+def _from_tokenizer_json(path: Path, find: FindFile) -> Tokenizer:
     try:
         require_regular(path)
         text = path.read_text(encoding="utf-8")
@@ -105,9 +113,50 @@ def _from_tokenizer_json(path: Path) -> Tokenizer:
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: not a readable tokenizer file: {reason(error)}") from None
     with library_errors(f"{path}: not a tokenizer file"):
-        tokenizer = Tokenizer(tokenizers.Tokenizer.from_str(text))
+        raw = tokenizers.Tokenizer.from_str(text)
+    return _checked(raw, path, find)
+
+
+def _checked(raw: tokenizers.Tokenizer, path: Path, find: FindFile) -> Tokenizer:
+    """Return a tokenizer that was read from a file, with what ends its texts."""
+    try:
+        tokenizer = Tokenizer(raw)
+    except UserError as error:
+        raise UserError(f"{path}: {reason(error)}") from None
     _check_ids(tokenizer, path)
-    return tokenizer
+    vocabulary = raw.get_vocab(with_added_tokens=True)
+    return Tokenizer(raw, published_ends(vocabulary, functools.partial(_if_reachable, find)))
+
+
+def _if_reachable(find: FindFile, name: str) -> Path | None:
+    """Find a file that tokens don't depend on: without a network, not all of them may be cached."""
+    try:
+        return find(name)
+    except UserError as error:
+        logger.warning("%s; what ends a text is decided without it", error)
+        return None
+
+
+def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
+    """Write a tokenizer into a folder, for `load_tokenizer`."""
+    tokenizer.save(folder / TOKENIZER_FILE)
+    for name, content in _files_beside(tokenizer).items():
+        (folder / name).write_bytes(content)
+
+
+def read_tokenizer_files(path: Path) -> dict[str, bytes]:
+    """Return a `tokenizer.json`, and what must be beside a copy of it to mean the same, by name."""
+    is_alone = not any(map(finder(path), END_FILES))
+    beside = {} if is_alone else _files_beside(load_tokenizer(path))
+    return {TOKENIZER_FILE: path.read_bytes()} | beside
+
+
+def _files_beside(tokenizer: Tokenizer) -> dict[str, bytes]:
+    """Return the file that names what ends an answer, if that needs to be named."""
+    if tokenizer.eos_token is None:
+        return {}
+    text = json.dumps({"eos_token": tokenizer.eos_token}, indent=2) + "\n"
+    return {CONFIG_FILE: text.encode()}
 
 
 def _check_ids(tokenizer: Tokenizer, path: Path) -> None:
@@ -120,12 +169,9 @@ def _check_ids(tokenizer: Tokenizer, path: Path) -> None:
             f"{path}: has the token id {tokenizer.vocab_size - 1}, which is too large; ids must be"
             f" below {LARGEST_VOCAB}"
         )
-    try:
-        special_ids = tokenizer.encode_prompt("")
-    except UserError as error:
-        raise UserError(f"{path}: {reason(error)}") from None
-    if max(special_ids, default=0) >= max(tokenizer.vocab_size, 1):
-        raise UserError(f"{path}: adds ids to a prompt that have no token: {special_ids}")
+    added = [*tokenizer.begin, *tokenizer.template_end]
+    if max(added, default=0) >= max(tokenizer.vocab_size, 1):
+        raise UserError(f"{path}: adds ids to a text that have no token: {added}")
 
 
 def _from_sentencepiece(path: Path, find: FindFile) -> Tokenizer:
@@ -137,7 +183,7 @@ def _from_sentencepiece(path: Path, find: FindFile) -> Tokenizer:
             model = model._replace(adds_dummy_prefix=config.add_prefix_space)
         raw = model.to_tokenizer(prefix_after_special_tokens=bool(config.legacy))
         config.add_tokens(raw)
-        config.add_template(raw, bos=model.bos, eos=model.eos, adds_bos=True)
+        config.add_template(raw, find, bos=model.bos, eos=model.eos, adds_bos=True)
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
     except Exception as error:  # the library raises no narrower type
@@ -145,7 +191,7 @@ def _from_sentencepiece(path: Path, find: FindFile) -> Tokenizer:
             f"{path}: this SentencePiece model cannot be converted: {reason(error)}; download it"
             f" again, or get the model's {TOKENIZER_FILE}, which transformers writes"
         ) from None
-    return Tokenizer(raw)
+    return _checked(raw, path, find)
 
 
 def _from_gpt2_files(vocabulary: Path, merges: Path, find: FindFile) -> Tokenizer:
@@ -164,12 +210,10 @@ def _from_gpt2_files(vocabulary: Path, merges: Path, find: FindFile) -> Tokenize
             raw.add_special_tokens([END_OF_TEXT])
         config.add_tokens(raw)
         end = END_OF_TEXT if END_OF_TEXT in raw.get_vocab() else None
-        config.add_template(raw, bos=end, eos=end, adds_bos=False)
+        config.add_template(raw, find, bos=end, eos=end, adds_bos=False)
     except Exception as error:  # the library raises no narrower type
         raise UserError(
             f"{vocabulary}, {merges.name}: not the vocabulary and merges of a GPT-2 tokenizer:"
             f" {reason(error)}; download both again"
         ) from None
-    tokenizer = Tokenizer(raw)
-    _check_ids(tokenizer, vocabulary)
-    return tokenizer
+    return _checked(raw, vocabulary, find)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import platformdirs
 
 from rungs.checkpointing.load import find_weights, load_model, load_tokenizer
+from rungs.checkpointing.published import all_stop_tokens
 from rungs.checkpointing.weights_file import Weights
 from rungs.data.tokenizer import Tokenizer
 from rungs.evaluation import choices, harness
@@ -62,7 +63,10 @@ class Measured(NamedTuple):
     def on_tasks(self, tasks: harness.Tasks) -> list[Evaluation]:
         """Return the scores on tasks of the lm-evaluation-harness; see `harness`."""
         answers = _answers_of(self.weights)
-        scores = harness.evaluate(tasks, self._scorer(), self._generator, self.tokenizer, answers)
+        stops = all_stop_tokens(Weights(self.weights), self.tokenizer)
+        scores = harness.evaluate(
+            tasks, self._scorer(), self._generator, self.tokenizer, stops, answers
+        )
         time = evaluations.now()
         return self._recorded(
             [Evaluation(time=time, checkpoint=self._name, **one._asdict()) for one in scores]

@@ -68,12 +68,14 @@ def evaluate(
     scorer: Scorer,
     make_generator: Callable[[], Generator],
     tokenizer: Tokenizer,
+    stop_tokens: tuple[int, ...],
     answers: Path,
 ) -> list[TaskScore]:
     """Return the scores of a model.
 
     Args:
         make_generator: called if a task asks for answers in words.
+        stop_tokens: each of them ends such an answer.
         answers: the database of the answers of this model.
 
     Raises:
@@ -87,7 +89,7 @@ def evaluate(
     os.environ.setdefault("DISABLE_MULTIPROC", "1")  # its bootstrap would fork, which JAX can't
     try:
         found = lm_eval.simple_evaluate(
-            RungsLM(scorer, make_generator, tokenizer),
+            RungsLM(scorer, make_generator, tokenizer, stop_tokens),
             tasks=[*tasks.names],
             num_fewshot=tasks.few_shot,
             limit=tasks.limit,

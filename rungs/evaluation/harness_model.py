@@ -18,23 +18,31 @@ _NEW_TOKENS = 256
 
 
 class RungsLM(TemplateLM):
-    """Answers the harness's requests."""
+    """Answers the harness's requests.
+
+    Args:
+        stop_tokens: each of them ends an answer.
+    """
 
     def __init__(
-        self, scorer: Scorer, make_generator: Callable[[], Generator], tokenizer: Tokenizer
+        self,
+        scorer: Scorer,
+        make_generator: Callable[[], Generator],
+        tokenizer: Tokenizer,
+        stop_tokens: tuple[int, ...],
     ) -> None:
         super().__init__()
-        self._scorer, self._tokenizer = scorer, tokenizer
+        self._scorer, self._tokenizer, self._stop_tokens = scorer, tokenizer, stop_tokens
         self._make_generator = functools.cache(make_generator)
         self._start_text = tokenizer.decode([self.prefix_token_id])
 
     @property
     def eot_token_id(self) -> int:
-        return self._tokenizer.end_of_text or 0
+        return self._tokenizer.end_of_answer or 0
 
     @property
     def prefix_token_id(self) -> int:
-        return next(iter(self._tokenizer.encode_prompt("")), self.eot_token_id)
+        return next(iter(self._tokenizer.begin), self.eot_token_id)
 
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **_: Any
@@ -98,8 +106,8 @@ class RungsLM(TemplateLM):
         ends = [until] if isinstance(until, str) else [*until]
         count = options.get("max_gen_toks", _NEW_TOKENS)
         temperature = options.get("temperature", 0.0) if options.get("do_sample") else 0.0
-        stops = (self.eot_token_id,)
-        request = Request(count, Sampling(temperature=temperature, stop_tokens=stops))
+        sampling = Sampling(temperature=temperature, stop_tokens=self._stop_tokens)
+        request = Request(count, sampling)
         generator = self._make_generator()
         room = max(generator.context_length - count, 1)
         prompts = [self.tok_encode(context)[-room:] for context in contexts]

@@ -46,7 +46,7 @@ def split_tokens(context: str, continuation: str, tokenizer: Tokenizer) -> Conti
     """Return the tokens of a text and of its continuation. An empty text becomes end of text."""
     if not context:
         tokens = tokenizer.encode(continuation)
-        start = tokenizer.encode_prompt("") or [tokenizer.end_of_text or 0]
+        start = tokenizer.begin or [tokenizer.end_of_text or 0]
         return Continuation(start, tokens)
     text = context.rstrip()
     whole = tokenizer.encode_prompt(context + continuation)

@@ -30,7 +30,7 @@ from rungs.huggingface.config_keys.hf_config import (
 from rungs.huggingface.families.family import Family
 from rungs.huggingface.families.llama import QWEN2
 from rungs.huggingface.families.registry import FAMILIES, VISION_MODELS
-from rungs.huggingface.hf_tokenizer import write_chat_format, write_tokenizer
+from rungs.huggingface.hf_tokenizer import write_ends, write_tokenizer
 from rungs.huggingface.tensors.rules import Rule, model_parameters, rules_for
 from rungs.step.state import shapes_of
 
@@ -146,7 +146,7 @@ class Export:
         else:
             generation = {key: config[key] for key in TOKEN_IDS if config.get(key) is not None}
             _write_json(folder / GENERATION_FILE, {"_from_model_config": True} | generation)
-        write_chat_format(folder, self.weights.path)
+        write_ends(folder, self.weights)
         return notes + self._missing_files()
 
     def _missing_files(self) -> list[str]:

@@ -7,15 +7,21 @@ from pathlib import Path
 from typing import Any
 
 from rungs.checkpointing import load
-from rungs.checkpointing.published import CONFIG_FILE, GENERATION_FILE, TOKENIZER_FILES
+from rungs.checkpointing.published import (
+    CONFIG_FILE,
+    GENERATION_FILE,
+    TOKENIZER_FILES,
+    all_stop_tokens,
+    stop_tokens,
+)
 from rungs.checkpointing.weights_file import Weights
 from rungs.common.errors import UserError
 from rungs.common.paths import is_file
 from rungs.common.strict_json import read_text
-from rungs.data.chats.chat_dataset import ChatFormat
 from rungs.data.chats.chat_template import TEMPLATE_FILE, ChatTemplate
 from rungs.data.tokenizer import TOKENIZER_FILE, Tokenizer
 from rungs.data.tokenizer_config import CONFIG_FILE as TOKENIZER_CONFIG_FILE
+from rungs.data.tokenizer_config import json_object
 from rungs.data.tokenizer_files import (
     MERGES_FILE,
     SENTENCEPIECE_FILE,
@@ -131,25 +137,34 @@ def write_tokenizer(
     return notes, _token_ids(tokenizer)
 
 
-def write_chat_format(folder: Path, weights: Path) -> None:
-    """Write the template of the chats that a model was trained on, if it was, and make the end of
-    a turn end its texts."""
-    template = ChatTemplate.find(weights.parent)
-    if template is None or not is_file(weights.with_name(TEMPLATE_FILE)):
+def write_ends(folder: Path, weights: Weights) -> None:
+    """Write the template of the chats that a model was trained on, if it was, and make what ended
+    its texts in training end those that it generates."""
+    is_chat = is_file(weights.path.with_name(TEMPLATE_FILE))
+    template = ChatTemplate.find(weights.path.parent) if is_chat else None
+    if template:
+        template.save(folder)
+    if weights.header.train is None or not is_file(folder / TOKENIZER_FILE):
         return
-    template.save(folder)
-    end = ChatFormat(template, load.load_tokenizer(weights)).end_of_turn
-    path = folder / GENERATION_FILE
-    keys = json.loads(read_text(path))
-    known = keys.get("eos_token_id")
-    ends = known if isinstance(known, list) else [] if known is None else [known]
-    if end is not None and end not in ends:
-        _write_json(path, keys | {"eos_token_id": [*ends, end]})
+    tokenizer, path = load_tokenizer(folder), folder / GENERATION_FILE
+    own = load.load_tokenizer(weights.path) if weights.tokenizer_file else tokenizer
+    ends = all_stop_tokens(weights, own, template)
+    if not set(ends) <= set(stop_tokens(folder, tokenizer)):
+        _write_json(path, json_object(path) | {"eos_token_id": ends if ends[1:] else ends[0]})
+
+
+def describe_ends(folder: Path) -> str:
+    """Return the tokens at which an exported model stops, for people to read."""
+    if not is_file(folder / TOKENIZER_FILE):
+        return "no known token"
+    tokenizer = load_tokenizer(folder)
+    return tokenizer.names(stop_tokens(folder, tokenizer))
 
 
 def _token_ids(tokenizer: Tokenizer | None) -> TokenIds:
-    end = tokenizer.end_of_text if tokenizer else None
-    return {"bos_token_id": end, "eos_token_id": end, "pad_token_id": None}
+    end = tokenizer.end_of_answer if tokenizer else None
+    begin = next(iter(tokenizer.begin), end) if tokenizer else None
+    return {"bos_token_id": begin, "eos_token_id": end, "pad_token_id": None}
 
 
 def _write_tokenizer_config(folder: Path, tokenizer: Tokenizer, length: int) -> None:
@@ -159,9 +174,10 @@ def _write_tokenizer_config(folder: Path, tokenizer: Tokenizer, length: int) -> 
         "model_max_length": length,
         "clean_up_tokenization_spaces": False,
     }
-    if tokenizer.end_of_text is not None:
-        end = tokenizer.decode([tokenizer.end_of_text])
-        keys |= {"bos_token": end, "eos_token": end}
+    ids = _token_ids(tokenizer)
+    for key in ("bos", "eos"):
+        if (token := ids[f"{key}_token_id"]) is not None:
+            keys[f"{key}_token"] = tokenizer.decode([token])
     _write_json(folder / TOKENIZER_CONFIG_FILE, keys)
 
 

@@ -8,9 +8,6 @@ from rungs.data.chats.messages import ASSISTANT, Message
 from rungs.data.tokenizer import Tokenizer
 from rungs.model.generation import Generator, Request
 
-REPLACEMENT_CHARACTER = "\ufffd"
-"""Incomplete UTF-8 is decoded to this."""
-
 
 @dataclasses.dataclass
 class Conversation:
@@ -45,13 +42,12 @@ class Conversation:
 
 
 def decode_stream(chunks: Iterable[Sequence[int]], tokenizer: Tokenizer) -> Iterator[str]:
-    """Yield the text of tokens as they arrive, without special tokens. An incomplete character
-    waits for its next bytes, at most until the end."""
-    tokens, given = list[int](), ""
+    """Yield the text of tokens as they arrive, without special tokens. What later tokens may change
+    waits for them, such as an incomplete character, at most until the end."""
+    tokens, given = list[int](), 0
     for chunk in chunks:
         tokens += chunk
-        text = tokenizer.decode(tokens, skip_special_tokens=True)
-        if not text.endswith(REPLACEMENT_CHARACTER):
-            yield text.removeprefix(given)
-            given = text
-    yield tokenizer.decode(tokens, skip_special_tokens=True).removeprefix(given)
+        text = tokenizer.decode_settled(tokens)
+        yield text[given:]
+        given = len(text)
+    yield tokenizer.decode(tokens, skip_special_tokens=True)[given:]

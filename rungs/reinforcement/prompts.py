@@ -10,7 +10,6 @@ import numpy as np
 from rungs.common.errors import UserError
 from rungs.common.strict_json import format_value
 from rungs.config.reinforce_config import ReinforceConfig
-from rungs.data.pair_dataset import encode_prompt
 from rungs.data.tokenizer import Tokenizer
 from rungs.tasks.item import Item, Items
 from rungs.tasks.task import Task
@@ -79,7 +78,7 @@ class Prompts:
 
     def _prompt(self, task: int, item: Item) -> Prompt:
         try:
-            tokens = encode_prompt(item.prompt, self._tokenizer)
+            tokens = self._tokenizer.encode_prompt(item.prompt)
         except UserError:
             unknown = [c for c in dict.fromkeys(item.prompt) if not self._is_known(c)]
             raise UserError(

@@ -48,8 +48,13 @@ def log_start(
     saved: Checkpoint | None,
     weights: Weights,
     mesh: Mesh,
+    texts: str,
 ) -> None:
-    """Log where the run begins, how long it is and what it runs on."""
+    """Log where the run begins, how long it is and what it runs on.
+
+    Args:
+        texts: what begins prompts and ends completions.
+    """
     train = config.train
     begins = (
         f"resumes after step {saved.step:,}, {saved.folder.name}"
@@ -57,7 +62,7 @@ def log_start(
         else f"starts from {weights.path}"
     )
     log.info(
-        "%s %s: %s of %s × %s of at most %s on %s, in %s",
+        "%s %s: %s of %s × %s of at most %s on %s, in %s; %s",
         run.path,
         begins,
         counted(train.steps, "step"),
@@ -66,6 +71,7 @@ def log_start(
         counted(train.max_new_tokens, "token"),
         describe_devices(recorded_sharding(train, mesh)),
         train.compute_dtype,
+        texts,
     )
 
 

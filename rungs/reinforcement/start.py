@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from rungs.checkpointing.load import find_weights
 from rungs.checkpointing.manifest import Checkpoint
 from rungs.checkpointing.merged_weights import MergedWeights
-from rungs.checkpointing.published import published_folder, stop_tokens
+from rungs.checkpointing.published import all_stop_tokens
 from rungs.checkpointing.restore import place_starting_weights
 from rungs.checkpointing.saver import Saver
 from rungs.checkpointing.start_from import find_starting_weights
@@ -218,8 +218,7 @@ def _tokenizer_file(run: RunFolder, weights: Weights) -> Path:
 def _tokenizer(run: RunFolder, weights: Weights) -> tuple[Tokenizer, tuple[int, ...]]:
     """Return the tokenizer of the weights, and the tokens that end a text."""
     tokenizer = load_tokenizer(_tokenizer_file(run, weights))
-    folder = published_folder(weights) or weights.path.parent
-    ends = stop_tokens(folder, tokenizer)
+    ends = all_stop_tokens(weights, tokenizer)
     if not ends:
         raise UserError(
             f"{weights.tokenizer_file}: has no end-of-text token, with which a completion ends"
@@ -269,7 +268,9 @@ def _train(inputs: Inputs, mesh: Mesh, background: Background) -> int:
     written = metrics_log(run, last_step, PolicyMetrics, background.step_taken)
     trainer = _make_trainer(inputs, mesh, (background.checkpoint_saved,), written)
     if is_first_process():
-        report.log_start(run, config, inputs.saved, inputs.weights, mesh)
+        begin, ends = map(inputs.tokenizer.names, (inputs.tokenizer.begin, inputs.stop_tokens))
+        texts = f"prompts begin with {begin}, completions end with {ends}"
+        report.log_start(run, config, inputs.saved, inputs.weights, mesh, texts)
         report.log_checkups(inputs.tasks, inputs.verifiers, inputs.checkups)
         if inputs.saved is None:
             report.warn_of_unused_keys(run, config)

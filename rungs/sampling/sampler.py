@@ -9,17 +9,16 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 from queue import SimpleQueue
 from typing import TextIO
 
 from rungs.checkpointing.load import load_model, load_tokenizer
 from rungs.checkpointing.manifest import read_checkpoint
-from rungs.checkpointing.published import stop_tokens
+from rungs.checkpointing.published import all_stop_tokens
+from rungs.checkpointing.text_generator import continuation
 from rungs.common.strict_json import StrictModel
 from rungs.data.chats.chat_template import ChatTemplate
-from rungs.data.tokenizer import Tokenizer
 from rungs.model.generation import Generator, Request
 from rungs.model.sampling import GREEDY, Sampling
 from rungs.parallel import jax_setup
@@ -59,8 +58,9 @@ class CheckpointSampler:
         else:
             self._generator.refresh(model)
         asked = self._request
-        rows = encode_prompts(asked.prompts, tokenizer, ChatTemplate.find(folder))
-        stops = stop_tokens(folder, tokenizer)
+        template = ChatTemplate.find(folder)
+        rows = encode_prompts(asked.prompts, tokenizer, template)
+        stops = all_stop_tokens(checkpoint.weights, tokenizer, template)
         found = []
         for sampling in (GREEDY, Sampling(temperature=asked.temperature)):
             request = Request(asked.new_tokens, sampling._replace(stop_tokens=stops), asked.seed)
@@ -74,22 +74,12 @@ class CheckpointSampler:
                         prompt=prompt,
                         temperature=sampling.temperature,
                         seed=asked.seed,
-                        text=_continuation(tokenizer, row, new),
+                        text=continuation(tokenizer, row, new),
                         tokens=len(new),
                         ended=len(new) < asked.new_tokens,
                     )
                 )
         return found
-
-
-def _continuation(tokenizer: Tokenizer, prompt: Sequence[int], new: Sequence[int]) -> str:
-    """Return the text of the new tokens: a tokenizer may drop a space at the start of a text, and
-    characters may be split between tokens."""
-    before = tokenizer.decode(prompt, skip_special_tokens=True)
-    whole = tokenizer.decode([*prompt, *new], skip_special_tokens=True)
-    if whole.startswith(before):
-        return whole[len(before) :]
-    return tokenizer.decode(new, skip_special_tokens=True)
 
 
 def main(folder: Path, lines: TextIO) -> None:

@@ -17,6 +17,8 @@ from rungs.config.sharding_config import ShardingConfig
 from rungs.config.train_config import TrainConfig
 from rungs.config.unused_keys import unused_keys
 from rungs.data.loader import TrainingData
+from rungs.data.provenance import notes_on_beginnings
+from rungs.data.tokenizer import Tokenizer
 from rungs.model.gpt import GPT
 from rungs.model.layer_loop import layer_loop
 from rungs.optim.multi_steps import MultiSteps
@@ -86,6 +88,12 @@ def log_padding(data: TrainingData) -> None:
                 name,
                 100 * share,
             )
+
+
+def log_beginnings(data: TrainingData, tokenizer: Tokenizer | None) -> None:
+    """Log what special tokens the sequences begin with, or lack."""
+    for note in notes_on_beginnings(data.datasets, tokenizer) if tokenizer else []:
+        log.info("dataset %s", note)
 
 
 def warn_of_unused_keys(run: RunFolder, config: RunConfig, has_validation: bool) -> None:

@@ -206,6 +206,7 @@ def _train(inputs: Inputs, mesh: Mesh, background: Background) -> int:
         run_report.warn_of_unused_keys(run, config, bool(inputs.validation))
     run_report.log_size(run, config, inputs.data, trainer.model, trainer.optimizer, mesh)
     run_report.log_padding(inputs.data)
+    run_report.log_beginnings(inputs.data, trainer.tokenizer)
     run_report.log_trainable(trainer.model, trainer.optimizer)
     run_report.warn_of_idle_devices(config.train, mesh)
     with background:

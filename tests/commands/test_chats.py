@@ -8,13 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 from click.testing import CliRunner
+from tokenizers import decoders, models
 
 import download_dataset
 import generate
 import pretrained
 import train
+from rungs.data.chats.chat_dataset import ChatFormat
+from rungs.data.chats.chat_template import ChatTemplate
 from rungs.data.chats.messages import Message
+from rungs.data.tokenizer import Tokenizer
 from rungs.data.tokenizer_files import load_tokenizer
 from rungs.model.conversation import Conversation, decode_stream
 from rungs.model.generation import Request
@@ -150,6 +155,27 @@ def test_pieces_are_complete_characters() -> None:
     assert "".join(pieces) == "a🪜b"
     assert all("\ufffd" not in piece for piece in pieces)
     assert list(decode_stream([[number] for number in ids[:2]], tokenizer))[-1] == "\ufffd"
+
+
+def test_the_history_is_what_was_said() -> None:
+    """Bytes that turn out not to be a character rewrite those before them."""
+    names = ["</s>", "<0xC3>", "<0xA9>", "a", *"user:istn"]
+    raw = tokenizers.Tokenizer(
+        models.WordLevel({n: i for i, n in enumerate(dict.fromkeys(names))}, "a")
+    )
+    raw.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    form = ChatFormat(ChatTemplate("{{ messages[0].content }}", {}), Tokenizer(raw))
+    answers = [[1], [2], [1], [3], [1, 2]]
+
+    class Says:
+        def stream(self, *_: object) -> Iterator[list[list[int]]]:
+            yield from ([chunk] for chunk in answers)
+
+    generator: Any = Says()
+    talk = Conversation(generator, form, Request(9))
+    said = "".join(talk.answer("a"))
+    assert said == form.tokenizer.decode([1, 2, 1, 3, 1, 2]) == "\ufffd\ufffd\ufffdaé"
+    assert talk.messages[-1] == Message("assistant", said)
 
 
 def test_options_of_conversations() -> None:

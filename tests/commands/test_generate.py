@@ -1,13 +1,17 @@
 """`generate.py` as a user runs it, in this process: what it prints and which input it refuses."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
 from click.testing import CliRunner, Result
+from tokenizers import processors
 
 import generate
+import rungs
 from rungs.checkpointing.published import stop_tokens
 from rungs.checkpointing.weights_file import WeightsHeader, write_weights
 from rungs.commands.generate import (
@@ -19,6 +23,7 @@ from rungs.common.errors import UserError
 from rungs.config.run_config import RunConfig
 from rungs.data.bpe import train_bpe
 from rungs.data.tokenizer import Tokenizer
+from rungs.data.tokenizer_files import load_tokenizer
 from tests.commands.test_commands import BYTES, IN_SHARDS, byte_model
 from tests.support.configs import ONE_FILE, model_config, train_config
 
@@ -88,6 +93,23 @@ def test_a_text_ends_at_the_end_of_text_token(counting_model: Path) -> None:
     beyond = run(counting_model, "a", "--new-tokens", 12, "--past-the-end")
     assert beyond.stdout.startswith("abcde")
     assert len(beyond.stdout) > len("abcde\n")
+
+
+def test_texts_begin_and_end_as_those_of_the_model(counting_model: Path, tmp_path: Path) -> None:
+    """By the published files: "a" begins them, and "d" ends them."""
+    folder = Path(shutil.copytree(counting_model.parent, tmp_path / "model"))
+    raw = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    special = [(letter, raw.token_to_id(letter)) for letter in "ae"]
+    raw.post_processor = processors.TemplateProcessing("a $A e", special_tokens=special)
+    raw.save(str(folder / "tokenizer.json"))
+    (folder / "config.json").write_text(json.dumps({"eos_token_id": raw.token_to_id("d")}))
+    result = run(folder, "", "--new-tokens", 12)
+    assert result.stdout == "abc\n"
+    assert result.stderr.startswith("prompts begin with a (65); texts end with d (68)\n")
+    generator = rungs.load_generator(folder)
+    assert generator.continue_texts(["", "b"], 12) == ["bc", "c"]
+    past = rungs.Sampling(stop_tokens=tuple(load_tokenizer(folder).encode("c")))
+    assert generator.continue_texts([""], 12, past) == ["b"]
 
 
 def test_several_prompts_are_numbered(counting_model: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""File systems that refuse to sync a folder or a file, that fail, or that don't tell their space."""
+"""File systems that refuse to sync, that fail, or that don't tell their space."""
 
 import errno
 import os

@@ -189,17 +189,14 @@ def llama_folder(folder: Path, **config: object) -> Path:
         ({"add_bos_token": None, "add_eos_token": True}, [1], [2]),
     ],
 )
-def test_the_config_adds_begin_and_end_to_prompts(
+def test_the_config_adds_begin_and_end_to_texts(
     tmp_path: Path, config: dict[str, object], before: list[int], after: list[int]
 ) -> None:
     tokenizer = load_tokenizer(llama_folder(tmp_path, **config))
     plain = tokenizer.encode("the lamp")
-    assert tokenizer.encode_prompt("the lamp") == [*before, *plain, *after]
-    assert load_tokenizer(tmp_path / "tokenizer.model").encode_prompt("the lamp") == [
-        *before,
-        *plain,
-        *after,
-    ]
+    for loaded in (tokenizer, load_tokenizer(tmp_path / "tokenizer.model")):
+        assert (loaded.begin, loaded.template_end) == (before, after)
+        assert loaded.encode_prompt("the lamp") == [*before, *plain]
 
 
 def test_without_a_config_a_prompt_gets_begin_of_text(tmp_path: Path) -> None:

@@ -9,8 +9,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from rungs.checkpointing import load
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
-from rungs.checkpointing.published import published_folder
+from rungs.checkpointing.published import all_stop_tokens, published_folder
 from rungs.checkpointing.saver import Saver
 from rungs.checkpointing.weights_file import Weights, WeightsHeader, write_weights
 from rungs.common.atomic_folder import create_folder
@@ -19,9 +20,11 @@ from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import RunConfig
 from rungs.config.train_config import TrainConfig
 from rungs.data.bpe import train_bpe
+from rungs.data.tokenizer_files import load_tokenizer, save_tokenizer
 from rungs.huggingface import exporting
 from rungs.huggingface.exporting import Export, choose_family
 from rungs.huggingface.families.registry import FAMILIES, VISION_MODELS
+from rungs.huggingface.hf_tokenizer import describe_ends
 from rungs.huggingface.importing import Import, find_source, import_model
 from rungs.huggingface.tensors.rules import model_parameters
 from rungs.parallel.mesh import one_device
@@ -144,12 +147,16 @@ def imported_chat_model(folder: Path) -> RunFolder:
     return imported("", folder / "run", source)
 
 
-def fine_tuned(run: RunFolder, start: Path) -> Path:
-    """Save a checkpoint of a run that continues from the weights in a folder, and return it."""
+def fine_tuned(run: RunFolder, start: Path, tokenizer: Path | None = None) -> Path:
+    """Save a checkpoint of a run that continues from the weights in a folder, and return it.
+
+    Args:
+        tokenizer: of the dataset.
+    """
     weights = Weights(start / "model.safetensors")
     config = RunConfig(weights.header.model, train_settings(start_from="imported"))
     state = create_model_and_optimizer(config, 10, one_device())
-    with Saver(run.checkpoints, config, None, lambda: None, (), weights) as saver:
+    with Saver(run.checkpoints, config, tokenizer, lambda: None, (), weights) as saver:
         saver.save(*state, checkpoint_meta(config, step=len(list_checkpoints(run.checkpoints))))
     return list_checkpoints(run.checkpoints)[-1].folder
 
@@ -224,6 +231,44 @@ def test_large_models_are_written_in_shards(
     assert_same(
         arrays(imported("", tmp_path / "again", tmp_path / "out").imported), arrays(run.imported)
     )
+
+
+@pytest.mark.parametrize("is_old", [True, False])
+def test_an_export_stops_where_the_answers_of_training_ended(is_old: bool, tmp_path: Path) -> None:
+    """An older dataset lacks the tokenizer_config.json of the tokenizer it was made with."""
+    run = imported_chat_model(tmp_path)
+    tokenizer = load_tokenizer(run.imported)
+    name = tokenizer.decode([5])
+    (run.imported / "tokenizer_config.json").write_text(json.dumps({"eos_token": name}))
+    (run.imported / "generation_config.json").write_text('{"eos_token_id": 5, "top_k": 7}')
+    dataset = tmp_path / "dataset"
+    dataset.mkdir()
+    if is_old:
+        tokenizer.save(dataset / "tokenizer.json")
+    else:
+        save_tokenizer(load_tokenizer(run.imported), dataset)
+    checkpoint = fine_tuned(run, run.imported, dataset / "tokenizer.json")
+    loaded = load.load_tokenizer(checkpoint)
+    assert loaded.end_of_answer == (0 if is_old else 5)
+    weights = Weights(checkpoint / "model.safetensors")
+    assert all_stop_tokens(weights, loaded) == ((5, 0) if is_old else (5,))
+    exported(checkpoint, tmp_path / "out")
+    written = json.loads((tmp_path / "out" / "generation_config.json").read_text())
+    assert written == {"eos_token_id": [5, 0] if is_old else 5, "top_k": 7}
+    assert describe_ends(tmp_path / "out").startswith(f"{name} (5)")
+
+
+def test_a_checkpoint_of_a_published_model_means_what_that_does(tmp_path: Path) -> None:
+    """Its config.json, which isn't beside the checkpoint's tokenizer, may be all that says so."""
+    run = imported_chat_model(tmp_path)
+    config = config_of(run.imported)
+    (run.imported / "config.json").write_text(json.dumps(config | {"eos_token_id": 5}))
+    (run.imported / "chat_template.jinja").unlink()
+    checkpoint = fine_tuned(run, run.imported)
+    assert load.load_tokenizer(checkpoint).end_of_answer == 5
+    assert all_stop_tokens(
+        Weights(checkpoint / "model.safetensors"), load_tokenizer(checkpoint)
+    ) == (5,)
 
 
 def test_a_sharded_checkpoint_is_exported_like_a_single_file(tmp_path: Path) -> None:

@@ -20,7 +20,8 @@ from rungs.data.json_lines import json_lines, line_error
 from rungs.data.pair_dataset import split_sections
 from rungs.data.text_dataset import TextSection
 from rungs.data.token_file import ChatWriter
-from rungs.data.tokenizer import TOKENIZER_FILE, Tokenizer
+from rungs.data.tokenizer import Tokenizer
+from rungs.data.tokenizer_files import save_tokenizer
 
 logger = logging.getLogger("rungs.dataset")
 
@@ -99,7 +100,7 @@ def build(
                 )
     if unused:
         logger.warning("keys of chats that are not used: %s", ", ".join(sorted(unused)))
-    form.tokenizer.save(folder / TOKENIZER_FILE)
+    save_tokenizer(form.tokenizer, folder)
     form.template.save(folder)
     return Source(
         kind="chats",

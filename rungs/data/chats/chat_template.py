@@ -19,11 +19,11 @@ from rungs.common.paths import is_file
 from rungs.common.strict_json import read_text
 from rungs.data.chats.messages import ASSISTANT, TOOL_CALLS, Message, says_something
 from rungs.data.chats.template_process import PROCESS
-from rungs.data.tokenizer_config import CONFIG_FILE, json_object
+from rungs.data.tokenizer_config import CONFIG_FILE, json_object, special_tokens
 from rungs.data.tokenizer_files import finder
 
 TEMPLATE_FILE = "chat_template.jinja"
-_OLDER_TEMPLATE_FILE, _SPECIAL_TOKENS_FILE = "chat_template.json", "special_tokens_map.json"
+_OLDER_TEMPLATE_FILE = "chat_template.json"
 _TEMPLATE_KEY, _DEFAULT, _FOR_TOOLS = "chat_template", "default", "tool_use"
 _PLACEHOLDER, _MARK = "\uf8ffcontent\uf8ff", "\uf8ffmark\uf8ff"
 """For a message's content, and around what the assistant says. U+F8FF is for private use, so chats
@@ -95,8 +95,7 @@ class ChatTemplate:
         named = {_DEFAULT: read_text(file)} if file else _find_sources(find, config)
         if _DEFAULT not in named:
             return None
-        tokens = _special_tokens({**json_object(find(_SPECIAL_TOKENS_FILE)), **config})
-        return cls(named[_DEFAULT], tokens, named.get(_FOR_TOOLS))
+        return cls(named[_DEFAULT], special_tokens(find), named.get(_FOR_TOOLS))
 
     def save(self, folder: Path) -> None:
         """Write the template into a folder, where `load` and transformers find it."""
@@ -258,13 +257,3 @@ def _find_sources(find: Callable[[str], Path | None], config: dict[str, Any]) ->
         for name, source in pairs
         if isinstance(name, str) and isinstance(source, str) and source
     }
-
-
-def _special_tokens(keys: dict[str, Any]) -> dict[str, str]:
-    """Return the special tokens, which are strings or objects with a `content`."""
-    named = {key: value for key, value in keys.items() if key.endswith("_token")}
-    texts = {
-        key: value.get("content") if isinstance(value, dict) else value
-        for key, value in named.items()
-    }
-    return {key: text for key, text in texts.items() if isinstance(text, str)}

@@ -25,10 +25,10 @@ from rungs.data.documents import reading
 from rungs.data.documents.fetching import Fetch, FetchedFile, fetch_ahead
 from rungs.data.documents.files import DataFile
 from rungs.data.documents.progress import Progress
-from rungs.data.text_dataset import token_dtype
+from rungs.data.text_dataset import log_texts, token_dtype
 from rungs.data.token_file import TokenWriter
-from rungs.data.tokenizer import TOKENIZER_FILE, Tokenizer
-from rungs.data.tokenizer_files import load_tokenizer
+from rungs.data.tokenizer import Tokenizer
+from rungs.data.tokenizer_files import load_tokenizer, save_tokenizer
 
 logger = logging.getLogger("rungs.dataset")
 
@@ -63,9 +63,12 @@ class Request(NamedTuple):
     def checksum(self) -> str:
         """The same for requests that give the same token files."""
         tokenizer = self.tokenizer
-        kind = tokenizer if isinstance(tokenizer, int) else tokenizer.definition
-        content = json.dumps({**self._asdict(), "tokenizer": kind})
-        return hashlib.sha256(content.encode()).hexdigest()
+        content = {**self._asdict(), "tokenizer": tokenizer}
+        if not isinstance(tokenizer, int):
+            content["tokenizer"] = tokenizer.definition
+            if tokenizer.begin or tokenizer.eos_token:
+                content["texts"] = [tokenizer.begin, tokenizer.end_of_text]
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
 def build(folder: Path, request: Request, fetch: Fetch, keep: bool = True) -> Source:
@@ -98,13 +101,13 @@ def _tokenizer(
     folder: Path, request: Request, progress: Progress, first: FetchedFile | None
 ) -> Tokenizer:
     """Return the tokenizer: the given one, or one trained on the first texts."""
-    path = folder / TOKENIZER_FILE
     if not isinstance(request.tokenizer, int):
-        request.tokenizer.save(path)
+        save_tokenizer(request.tokenizer, folder)
     elif first and not progress.finished and not progress.rows:
         found = reading.read(first.path, first.file.name, request.column)
         texts = (text for text in found if text)
-        train_bpe(_up_to(texts, _TRAINING_CHARACTERS), request.tokenizer).save(path)
+        tokenizer = train_bpe(_up_to(texts, _TRAINING_CHARACTERS), request.tokenizer)
+        save_tokenizer(tokenizer, folder)
     return load_tokenizer(folder)
 
 
@@ -142,12 +145,15 @@ class _Builder:
         stack: ExitStack,
     ) -> None:
         self._folder, self._request, self._progress = folder, request, progress
-        self._encoder, self._end_of_text = BatchEncoder(tokenizer), tokenizer.end_of_text
-        dtype = token_dtype(tokenizer)
+        self._encoder, self._tokenizer = BatchEncoder(tokenizer), tokenizer
+        dtype, texts = token_dtype(tokenizer), log_texts(tokenizer, tokenizer.end_of_text)
         self._writers = {
             split: stack.enter_context(
                 TokenWriter(
-                    folder / dataset.split_file(split), dtype, progress.tokens.get(split, 0)
+                    folder / dataset.split_file(split),
+                    dtype,
+                    texts,
+                    progress.tokens.get(split, 0),
                 )
             )
             for split in SPLITS
@@ -185,11 +191,13 @@ class _Builder:
         self._save()
 
     def _add(self, batch: _Batch, split: Split | None) -> None:
+        begin, end_of_text = self._tokenizer.begin, self._tokenizer.end_of_text
+        end = [] if end_of_text is None else [end_of_text]
         for text, ids in zip(batch.texts, self._encoder.encode(batch.texts), strict=True):
             writer = self._writers[split or self._split_of(text)]
+            writer.append(begin)
             writer.append(ids)
-            if self._end_of_text is not None:
-                writer.append([self._end_of_text])
+            writer.append(end)
         progress = self._progress
         self._update(
             rows=progress.rows + batch.rows,
