@@ -22,11 +22,7 @@ from rungs.checkpointing.weights_index import place_tensors, write_index
 from rungs.common import strict_json
 from rungs.common.errors import UserError
 from rungs.config.model_config import ModelConfig
-from rungs.huggingface.config_keys.hf_config import (
-    NO_EFFECT_KEYS,
-    HFConfig,
-    read_hf_config,
-)
+from rungs.huggingface.config_keys.hf_config import HFConfig, has_no_effect, read_hf_config
 from rungs.huggingface.families.family import Family
 from rungs.huggingface.families.llama import QWEN2
 from rungs.huggingface.families.registry import FAMILIES, VISION_MODELS
@@ -216,7 +212,7 @@ class Export:
                 shutil.copyfile(self.published / CONFIG_FILE, folder / CONFIG_FILE)
                 return published.values
             items = published.values.items()
-            keys |= {key: value for key, value in items if key in NO_EFFECT_KEYS}
+            keys |= {key: value for key, value in items if has_no_effect(key)}
         keys |= choice.family.to_hf_config(choice.model) | {
             "torch_dtype": origin.dtype if origin else "float32"
         }
