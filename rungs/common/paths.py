@@ -9,6 +9,8 @@ import os
 import stat
 from pathlib import Path
 
+from rungs.common.errors import UserError
+
 _NAME_BYTES = 200
 """Less than the limit of 255 of file systems: Rungs adds prefixes and suffixes to names."""
 
@@ -42,6 +44,17 @@ def require_regular(path: Path) -> None:
         raise OSError(errno.EINVAL, "not a valid file name", str(path)) from None
     if not stat.S_ISREG(mode):
         raise OSError(errno.EINVAL, "not a regular file", str(path))
+
+
+def refuse_link_out(path: Path) -> None:
+    """Raise UserError if a file is a link that leads out of its folder. A snapshot in the cache of
+    the Hugging Face hub has links into the `blobs` beside `snapshots`."""
+    folder, target = path.parent.resolve(), path.resolve()
+    blobs = folder.parents[1] / "blobs" if folder.parent.name == "snapshots" else folder
+    if not (target.is_relative_to(folder) or target.is_relative_to(blobs)):
+        raise UserError(
+            f"{path}: is a link out of its folder, to {target}; put the file there instead"
+        )
 
 
 def is_inside(path: str) -> bool:

@@ -15,7 +15,12 @@ from tqdm import tqdm
 from rungs.checkpointing.checkpoint_folder import IMPORTED
 from rungs.checkpointing.load import find_valid_weights
 from rungs.checkpointing.merged_weights import MergedWeights
-from rungs.checkpointing.published import CONFIG_FILE, GENERATION_FILE, published_folder
+from rungs.checkpointing.published import (
+    CONFIG_FILE,
+    GENERATION_FILE,
+    published_files,
+    published_folder,
+)
 from rungs.checkpointing.tensor_writer import TensorSpec, TensorWriter, bits, cast
 from rungs.checkpointing.weights_file import Weights
 from rungs.checkpointing.weights_index import place_tensors, write_index
@@ -115,6 +120,8 @@ class Export:
         self.parameters = model_parameters(self.choice.model)
         self.rules = rules_for(self.parameters, self.choice.family.tensors)
         self.published = published_folder(self.weights)
+        if self.published:
+            published_files(self.published)  # none is a link out of it
         self.specs = dict(self._tensor_specs())
 
     def summary(self) -> str:

@@ -7,7 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from rungs.checkpointing import load
-from rungs.checkpointing.published import CONFIG_FILE, GENERATION_FILE, TOKENIZER_FILES
+from rungs.checkpointing.published import (
+    CONFIG_FILE,
+    GENERATION_FILE,
+    TOKENIZER_FILES,
+    published_files,
+)
 from rungs.checkpointing.weights_file import Weights
 from rungs.common.errors import UserError
 from rungs.common.paths import is_file
@@ -122,9 +127,9 @@ def write_tokenizer(
         notes = [f"written with the imported tokenizer, since there is no other: {error}"]
         tokenizer = load_tokenizer(published)
     if published is not None and _is_same(published, tokenizer):
-        for name in TOKENIZER_FILES:
-            if (published.parent / name).is_file():
-                shutil.copyfile(published.parent / name, folder / name)
+        for name, path in published_files(published.parent).items():
+            if name in TOKENIZER_FILES:
+                shutil.copyfile(path, folder / name)
     else:
         tokenizer.save(folder / TOKENIZER_FILE)
         _write_tokenizer_config(folder, tokenizer, header.model.context_length)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from tqdm import tqdm
 
 from rungs.checkpointing.checksums import write_checksums
-from rungs.checkpointing.published import CONFIG_FILE, PUBLISHED_FILES
+from rungs.checkpointing.published import CONFIG_FILE, published_files
 from rungs.checkpointing.tensor_writer import TensorWriter, all_finite
 from rungs.checkpointing.weights_file import Origin, WeightsHeader
 from rungs.checkpointing.weights_index import WEIGHTS_FILE
@@ -242,9 +242,8 @@ def _fill(plan: Import, run: RunFolder, target: Path) -> list[str]:
         schema = os.path.relpath(root / "schemas" / "model.schema.json", target.resolve())
         keys = {"$schema": Path(schema).as_posix()} | keys
     (run.path / MODEL_FILE).write_text(json.dumps(keys, indent=2) + "\n", encoding="utf-8")
-    for name in PUBLISHED_FILES:
-        if is_file(plan.source.folder / name):
-            shutil.copyfile(plan.source.folder / name, run.imported / name)
+    for name, path in published_files(plan.source.folder).items():
+        shutil.copyfile(path, run.imported / name)
     if not is_file(run.imported / CONFIG_FILE):
         text = json.dumps(plan.hf_config.values, indent=2) + "\n"
         (run.imported / CONFIG_FILE).write_text(text, encoding="utf-8")

@@ -31,7 +31,7 @@ def test_tensors_are_written_in_any_order_and_in_parts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
 def test_one_element_that_is_not_finite_is_found_anywhere(dtype: type) -> None:
-    values = np.zeros((3, 200_000), dtype)
+    values: np.ndarray = np.zeros((3, 200_000), dtype)
     limits = ml_dtypes.finfo(dtype)
     values[0, :4] = limits.max, limits.min, limits.smallest_subnormal, -0.0
     name = np.dtype(dtype).name
