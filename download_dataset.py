@@ -40,12 +40,13 @@ from rungs.config.option_values import (
 @click.option(
     "--vocab-size",
     type=int,
-    help=f"Vocabulary size of the BPE tokenizer trained on the text.  [default: {VOCAB_SIZE}]",
+    help="Vocabulary size of the BPE tokenizer trained on the text or pairs."
+    f"  [default: {VOCAB_SIZE}]",
 )
 @click.option(
     "--tokenizer",
     help="Use this tokenizer instead of training one: a tokenizer.json, a folder with one, or a"
-    " hub id such as gpt2. For pairs it must be the tokenizer of the model to fine-tune.",
+    " hub id such as gpt2. To fine-tune a model, it must be the model's.",
 )
 @click.option(
     "--validation-percent",

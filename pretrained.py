@@ -27,6 +27,11 @@ def main() -> None:
     help="Compare every layer with transformers, and import only if they agree.",
 )
 @click.option(
+    "--python",
+    metavar="PATH",
+    help="Of --check: a Python that has PyTorch and transformers.  [default: this one]",
+)
+@click.option(
     "--ignore-key",
     "ignored_keys",
     metavar="KEY",

@@ -12,7 +12,7 @@ from rungs.checkpointing.load import find_weights
 from rungs.checkpointing.manifest import PUBLISHED_FOLDER
 from rungs.checkpointing.weights_file import Weights
 from rungs.common.errors import UserError
-from rungs.common.paths import is_file
+from rungs.common.paths import is_file, refuse_link_out
 from rungs.data.chats.chat_dataset import ChatFormat
 from rungs.data.chats.chat_template import ChatTemplate
 from rungs.data.published_ends import GENERATION_FILE, eos_token_ids
@@ -55,13 +55,21 @@ def published_folder(weights: Weights) -> Path | None:
     return None
 
 
+def published_files(folder: Path) -> dict[str, Path]:
+    """Return those of `PUBLISHED_FILES` that a folder has, by name; raise UserError if one of them
+    is a link out of the folder, because they are copied and given away."""
+    found = {name: folder / name for name in PUBLISHED_FILES if is_file(folder / name)}
+    for path in found.values():
+        refuse_link_out(path)
+    return found
+
+
 def read_published(weights: Weights | None) -> dict[str, bytes]:
     """Return the contents of the files that a model was published with, by name."""
     folder = published_folder(weights) if weights else None
     if folder is None:
         return {}
-    found = (name for name in PUBLISHED_FILES if is_file(folder / name))
-    return {name: (folder / name).read_bytes() for name in found}
+    return {name: path.read_bytes() for name, path in published_files(folder).items()}
 
 
 def load_chat_template(weights: Path, file: Path | None = None) -> ChatTemplate:

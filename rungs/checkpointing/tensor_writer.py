@@ -17,6 +17,8 @@ from rungs.common import disk
 
 SAFETENSORS_DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 """The dtypes that parameters may have: NumPy's name, and that of the safetensors format."""
+_PART = 1 << 18
+"""Elements to check at a time: they fit a cache."""
 _DTYPES = {
     "float32": np.dtype(np.float32),
     "float16": np.dtype(np.float16),
@@ -99,6 +101,19 @@ def cast(array: np.ndarray, dtype: str) -> np.ndarray:
     """Return an array in one of `SAFETENSORS_DTYPES`; the same array if it has that dtype."""
     with np.errstate(over="ignore"):  # values that are too large become infinite
         return array.astype(_DTYPES[dtype], copy=False)
+
+
+def all_finite(array: np.ndarray, dtype: str) -> bool:
+    """Return whether no element is NaN or infinite, as its exponent says.
+
+    Args:
+        array: in a dtype, or its bits as unsigned integers.
+        dtype: one of `SAFETENSORS_DTYPES`.
+    """
+    infinity = bits(np.asarray(np.inf, _DTYPES[dtype]))
+    flat = bits(array).reshape(-1)
+    parts = (flat[at : at + _PART] for at in range(0, flat.size, _PART))
+    return not any((part & infinity == infinity).any() for part in parts)
 
 
 def bits(array: np.ndarray) -> np.ndarray:

@@ -11,7 +11,12 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
 
-from rungs.checkpointing.tensor_writer import SAFETENSORS_DTYPES, TensorSpec, TensorWriter
+from rungs.checkpointing.tensor_writer import (
+    SAFETENSORS_DTYPES,
+    TensorSpec,
+    TensorWriter,
+    all_finite,
+)
 from rungs.checkpointing.weights_index import (
     INDEX_FILE,
     file_or_index,
@@ -154,8 +159,13 @@ class Weights:
         return code
 
     def array(self, name: str) -> np.ndarray:
-        """Return one tensor in the dtype it is stored in."""
+        """Return one tensor in the dtype it is stored in; raise UserError if it is not finite."""
         array: np.ndarray = self._files[name].get_tensor(name)
+        if array.dtype.name in SAFETENSORS_DTYPES and not all_finite(array, array.dtype.name):
+            raise UserError(
+                f"{self.path}: tensor {name}: has NaN or infinite values, so the model computes"
+                " nothing of use; choose another checkpoint, or import the model again"
+            )
         return array
 
     def check_tensors(self, shapes: dict[str, tuple[int, ...]]) -> None:

@@ -107,7 +107,6 @@ def _from_text(what: tuple[str, ...], datasets_dir: Path, options: Options) -> D
     tokenizer = options.loaded_tokenizer
     assert options.name is not None
     if options.pairs:
-        assert isinstance(tokenizer, Tokenizer)
         return catalog.build_pair_dataset(
             options.name, files, datasets_dir, tokenizer=tokenizer, validation_percent=percent
         )
@@ -181,8 +180,8 @@ def _check_options(what: tuple[str, ...], options: Options) -> None:
     of_chats = [key for key in ("chat_template", "max_tokens") if getattr(options, key)]
     if of_chats and not options.chats:
         raise click.UsageError(f"--{of_chats[0].replace('_', '-')} is for --chats")
-    if (options.pairs or options.chats) and (options.vocab_size or not options.tokenizer):
-        raise click.UsageError(f"{kinds[0]} needs the --tokenizer of the model to fine-tune")
+    if options.chats and (options.vocab_size or not options.tokenizer):
+        raise click.UsageError("--chats needs the --tokenizer of the model to fine-tune")
     if options.vocab_size and options.tokenizer:
         raise click.UsageError("--vocab-size and --tokenizer do not go together; leave out one")
 

@@ -7,7 +7,7 @@ import click
 
 from rungs.checkpointing.load import find_weights, load_model, load_tokenizer
 from rungs.checkpointing.weights_file import Weights
-from rungs.common.errors import UserError
+from rungs.common.errors import RunFailure, UserError
 from rungs.common.text_table import align_columns
 from rungs.config.run_config import RunConfig
 from rungs.config.train_config import TrainConfig
@@ -41,6 +41,7 @@ def evaluate(
 
     Raises:
         UserError: the checkpoint, a dataset or a file is missing or not readable.
+        RunFailure: what the model computes is not finite.
     """
     jax_setup.enable_compilation_cache()
     if sum(map(bool, (dataset, choices, tasks))) > 1:
@@ -93,6 +94,8 @@ def print_loss(checkpoint: str, dataset: str | None, folder: Path) -> None:
     model, evaluation_step = load_model(checkpoint), make_evaluation_step(train)
     loss, by_dataset = validation_losses(model, evaluation_step, sets, one_device())
     assert loss is not None
+    if not math.isfinite(loss):
+        raise RunFailure(f"{weights.path}: the loss is {loss}; use another checkpoint")
     tokens, text_bytes = validation.count_bytes(tokenizer)
     has_pairs = any(dataset.holds_pairs for dataset in datasets.values())
     click.echo(
@@ -106,7 +109,7 @@ def print_loss(checkpoint: str, dataset: str | None, folder: Path) -> None:
     click.echo(f"loss           {loss:.4f} nats per token")
     for name, own_loss in by_dataset.items():
         click.echo(f"  {name:13}{own_loss:.4f}")
-    click.echo(f"perplexity     {math.exp(loss):.2f}")
+    click.echo(f"perplexity     {math.exp(loss) if loss < 700 else math.inf:.2f}")
     if text_bytes:
         click.echo(f"bits per byte  {loss / math.log(2) * tokens / text_bytes:.4f}")
 

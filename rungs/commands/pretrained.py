@@ -36,6 +36,7 @@ def import_(
     run: str,
     revision: str | None,
     check: bool,
+    python: str | None,
     ignored_keys: tuple[str, ...],
     linen: LinenFamily | None,
 ) -> None:
@@ -46,8 +47,10 @@ def import_(
             "--linen: leave out --check and --revision, which are for Hugging Face models"
         )
     target = target_folder(run)
+    if python and not check:
+        raise UserError("--python: is for --check; add it, or leave out --python")
     if check:
-        require_transformers()
+        require_transformers(python or sys.executable)
     found = find_linen_source(source, linen) if linen else find_source(source, revision)
     plan = Import.from_source(found, ignored_keys)
     click.echo(plan.summary())
@@ -56,7 +59,7 @@ def import_(
 
     def compare_if_asked(imported: RunFolder) -> None:
         if check:
-            compare(plan.source.folder, imported.imported, click.echo)
+            compare(plan.source.folder, imported.imported, python or sys.executable, click.echo)
 
     try:
         notes = import_model(plan, target, compare_if_asked)

@@ -67,6 +67,17 @@ def refuse_control_characters(path: Path | str) -> None:
         )
 
 
+def refuse_link_out(path: Path) -> None:
+    """Raise UserError if a file is a link that leads out of its folder. A snapshot in the cache of
+    the Hugging Face hub has links into the `blobs` beside `snapshots`."""
+    folder, target = path.parent.resolve(), path.resolve()
+    blobs = folder.parents[1] / "blobs" if folder.parent.name == "snapshots" else folder
+    if not (target.is_relative_to(folder) or target.is_relative_to(blobs)):
+        raise UserError(
+            f"{path}: is a link out of its folder, to {target}; put the file there instead"
+        )
+
+
 def is_inside(path: str) -> bool:
     """Whether a relative path with slashes stays inside the folder it starts from."""
     parts = path.split("/")

@@ -124,13 +124,13 @@ def build_pair_dataset(
     files: list[Path],
     datasets_dir: Path,
     *,
-    tokenizer: Tokenizer,
+    tokenizer: Tokenizer | int,
     validation_percent: float,
 ) -> Dataset:
     """Build a dataset from files that have a prompt and its answer on each line.
 
     Args:
-        tokenizer: the tokenizer of the model to fine-tune.
+        tokenizer: that of the model to fine-tune, or the vocabulary size of one to train.
         validation_percent: share of the files to use for validation, at least 0 and below 100.
 
     Raises:

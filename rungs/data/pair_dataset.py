@@ -16,6 +16,7 @@ from rungs.common.errors import UserError
 from rungs.common.run_log import byte_progress
 from rungs.common.strict_json import format_value
 from rungs.data import dataset, text_dataset, token_file
+from rungs.data.bpe import train_bpe
 from rungs.data.dataset import Source
 from rungs.data.json_lines import json_lines, line_error, parse_json
 from rungs.data.text_dataset import Sections, TextSection
@@ -37,17 +38,22 @@ class Pair(NamedTuple):
 
 
 def build(
-    folder: Path, texts: list[TextSection], tokenizer: Tokenizer, validation_percent: float
+    folder: Path, texts: list[TextSection], tokenizer: Tokenizer | int, validation_percent: float
 ) -> Source:
     """Write the token files and tokenizer of a dataset of pairs into its folder.
 
     Args:
         texts: one section per file.
+        tokenizer: a tokenizer, or the vocabulary size of one to train on the training pairs.
 
     Raises:
         UserError: a file has no pairs, a line is not a pair, or the tokenizer has no end of text.
     """
-    write(folder, split_sections(texts, validation_percent), tokenizer)
+    sections = split_sections(texts, validation_percent)
+    if isinstance(tokenizer, int):
+        pairs = (pair for section in sections["train"] for pair in read_pairs(section))
+        tokenizer = train_bpe((text for pair in pairs for text in pair[-2:]), tokenizer)
+    write(folder, sections, tokenizer)
     return Source(kind="pairs", files=[text.path.name for text in texts])
 
 
@@ -126,7 +132,9 @@ def encode_pairs(
             yield tokenizer.encode_prompt(pair.prompt), answer_ids
 
 
-def read_pairs(section: TextSection, progress: Callable[[int], object]) -> Iterator[Pair]:
+def read_pairs(
+    section: TextSection, progress: Callable[[int], object] = lambda _: None
+) -> Iterator[Pair]:
     """Yield the pairs of a section, one per line. Blank lines are skipped.
 
     Args:

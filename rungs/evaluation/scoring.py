@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rungs.common.errors import RunFailure
 from rungs.data.pair_sequences import IGNORED
 from rungs.data.tokenizer import Tokenizer
 from rungs.model.gpt import GPT
@@ -80,7 +81,12 @@ class Scorer:
 
     def scores(self, continuations: Sequence[Continuation]) -> Iterator[tuple[int, Score]]:
         """Yield the index and the score of each continuation, the longest texts first. Of texts
-        longer than the context, the last tokens are read. Raises ScoringInterrupted."""
+        longer than the context, the last tokens are read.
+
+        Raises:
+            ScoringInterrupted: `should_stop` says so.
+            RunFailure: log-probabilities are NaN.
+        """
         sizes = [len(one.context) + len(one.tokens) for one in continuations]
         order = sorted(range(len(sizes)), key=lambda index: -sizes[index])
         for first in range(0, len(order), self.batch_size):
@@ -104,6 +110,8 @@ class Scorer:
             targets_BT[row, : len(targets)] = targets
         batch = place_batch(self._mesh, inputs_BS, places_BT, targets_BT)
         log_probs_B, is_greedy_B = jax.device_get(self._step(self._model, *batch))
+        if np.isnan(log_probs_B[: len(rows)]).any():
+            raise RunFailure("the model's log-probabilities are NaN; use another checkpoint")
         pairs = zip(log_probs_B.tolist(), is_greedy_B.tolist(), strict=True)
         return [Score(*pair) for pair in pairs][: len(rows)]
 

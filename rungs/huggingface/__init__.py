@@ -9,6 +9,7 @@
     adapter             LoRA as an adapter for peft
     hf_tokenizer        the tokenizer files of both
     transformers_check  compare hidden states with those of transformers
+    transformers_forward  a program that computes those
 
 Imports `common`, `config`, `data`, `run`, `model`, `parallel`, `step`, `checkpointing` and
 `linen`.

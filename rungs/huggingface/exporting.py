@@ -15,18 +15,19 @@ from tqdm import tqdm
 from rungs.checkpointing.checkpoint_folder import IMPORTED
 from rungs.checkpointing.load import find_valid_weights
 from rungs.checkpointing.merged_weights import MergedWeights
-from rungs.checkpointing.published import CONFIG_FILE, GENERATION_FILE, published_folder
+from rungs.checkpointing.published import (
+    CONFIG_FILE,
+    GENERATION_FILE,
+    published_files,
+    published_folder,
+)
 from rungs.checkpointing.tensor_writer import TensorSpec, TensorWriter, bits, cast
 from rungs.checkpointing.weights_file import Weights
 from rungs.checkpointing.weights_index import place_tensors, write_index
 from rungs.common import strict_json
 from rungs.common.errors import UserError
 from rungs.config.model_config import ModelConfig
-from rungs.huggingface.config_keys.hf_config import (
-    NO_EFFECT_KEYS,
-    HFConfig,
-    read_hf_config,
-)
+from rungs.huggingface.config_keys.hf_config import HFConfig, has_no_effect, read_hf_config
 from rungs.huggingface.families.family import Family
 from rungs.huggingface.families.llama import QWEN2
 from rungs.huggingface.families.registry import FAMILIES, VISION_MODELS
@@ -119,6 +120,8 @@ class Export:
         self.parameters = model_parameters(self.choice.model)
         self.rules = rules_for(self.parameters, self.choice.family.tensors)
         self.published = published_folder(self.weights)
+        if self.published:
+            published_files(self.published)  # none is a link out of it
         self.specs = dict(self._tensor_specs())
 
     def summary(self) -> str:
@@ -216,7 +219,7 @@ class Export:
                 shutil.copyfile(self.published / CONFIG_FILE, folder / CONFIG_FILE)
                 return published.values
             items = published.values.items()
-            keys |= {key: value for key, value in items if key in NO_EFFECT_KEYS}
+            keys |= {key: value for key, value in items if has_no_effect(key)}
         keys |= choice.family.to_hf_config(choice.model) | {
             "torch_dtype": origin.dtype if origin else "float32"
         }

@@ -12,6 +12,7 @@ from rungs.checkpointing.published import (
     GENERATION_FILE,
     TOKENIZER_FILES,
     all_stop_tokens,
+    published_files,
     stop_tokens,
 )
 from rungs.checkpointing.weights_file import Weights
@@ -128,9 +129,9 @@ def write_tokenizer(
         notes = [f"written with the imported tokenizer, since there is no other: {error}"]
         tokenizer = load_tokenizer(published)
     if published is not None and _is_same(published, tokenizer):
-        for name in TOKENIZER_FILES:
-            if (published.parent / name).is_file():
-                shutil.copyfile(published.parent / name, folder / name)
+        for name, path in published_files(published.parent).items():
+            if name in TOKENIZER_FILES:
+                shutil.copyfile(path, folder / name)
     else:
         tokenizer.save(folder / TOKENIZER_FILE)
         _write_tokenizer_config(folder, tokenizer, header.model.context_length)

@@ -12,14 +12,15 @@ from typing import NamedTuple
 from tqdm import tqdm
 
 from rungs.checkpointing.checksums import write_checksums
-from rungs.checkpointing.published import CONFIG_FILE, PUBLISHED_FILES
-from rungs.checkpointing.tensor_writer import TensorWriter
+from rungs.checkpointing.published import CONFIG_FILE, published_files
+from rungs.checkpointing.tensor_writer import TensorWriter, all_finite
 from rungs.checkpointing.weights_file import Origin, WeightsHeader
 from rungs.checkpointing.weights_index import WEIGHTS_FILE
 from rungs.common import hub
 from rungs.common.atomic_folder import create_folder
 from rungs.common.errors import UserError
 from rungs.common.paths import checkout, is_file, is_folder, is_there
+from rungs.common.strict_json import format_name
 from rungs.config.model_config import ModelConfig
 from rungs.config.option_values import LinenFamily
 from rungs.config.run_config import MODEL_FILE
@@ -148,7 +149,12 @@ class Import:
         return f"{name}: {model_type}, {size / 1e9:.2f} GB, tensors: {dtypes}"
 
     def write_weights(self, path: Path) -> None:
-        """Write `model.safetensors`, with one tensor in memory at a time."""
+        """Write `model.safetensors`, with one tensor in memory at a time.
+
+        Raises:
+            UserError: tensors have NaN or infinite values.
+        """
+        broken = []
         tokenizer = self.source.name if self.source.revision else ""
         header = WeightsHeader(self.model, None, tokenizer, self.origin)
         with TensorWriter(path, self.match.specs, header.as_metadata()) as writer:
@@ -156,12 +162,22 @@ class Import:
             for rule in self.rules:
                 parameters = [self.parameters[name] for name in rule.parameters]
                 for index, hf_name in rule.hf_names(parameters[0]):
-                    tensor = self.tensors.bits(self.match.names[hf_name])
+                    own_name = self.match.names[hf_name]
+                    tensor = self.tensors.bits(own_name)
+                    if not all_finite(tensor, self.tensors.specs[own_name].dtype):
+                        broken.append(own_name)
                     items = rule.split(tensor, parameters)
                     for name, item in zip(rule.parameters, items, strict=True):
                         writer.write(name, item, index)
                     progress.update()
             progress.close()
+            if broken:
+                named = ", ".join(map(format_name, sorted(broken)[:3])) + ", …" * (len(broken) > 3)
+                raise UserError(
+                    f"{self.source.folder}: NaN or infinite values in {len(broken)} of"
+                    f" {len(self.match.names)} tensors ({named}), so the model computes nothing of"
+                    " use; get an intact copy"
+                )
 
     def _dtypes(self) -> list[str]:
         return [self.tensors.specs[name].dtype for name in self.match.names.values()]
@@ -226,9 +242,8 @@ def _fill(plan: Import, run: RunFolder, target: Path) -> list[str]:
         schema = os.path.relpath(root / "schemas" / "model.schema.json", target.resolve())
         keys = {"$schema": Path(schema).as_posix()} | keys
     (run.path / MODEL_FILE).write_text(json.dumps(keys, indent=2) + "\n", encoding="utf-8")
-    for name in PUBLISHED_FILES:
-        if is_file(plan.source.folder / name):
-            shutil.copyfile(plan.source.folder / name, run.imported / name)
+    for name, path in published_files(plan.source.folder).items():
+        shutil.copyfile(path, run.imported / name)
     if not is_file(run.imported / CONFIG_FILE):
         text = json.dumps(plan.hf_config.values, indent=2) + "\n"
         (run.imported / CONFIG_FILE).write_text(text, encoding="utf-8")

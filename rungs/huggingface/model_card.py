@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rungs.checkpointing.manifest import META_FILE, CheckpointMeta, read_checkpoint
-from rungs.common.paths import is_file
+from rungs.common.paths import is_file, refuse_link_out
 from rungs.config.reinforce_config import ReinforceConfig
 from rungs.config.train_config import TrainConfig
 from rungs.data.catalog import dataset_folder
@@ -56,6 +56,7 @@ class ModelCard:
         """Write the card and the run's charts into the folder to upload."""
         charts = self._run.charts if self._run else []
         for chart in charts:
+            refuse_link_out(chart)
             (folder / CHARTS).mkdir(exist_ok=True)
             shutil.copyfile(chart, folder / CHARTS / chart.name)
         sections = [

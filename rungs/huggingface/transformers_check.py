@@ -3,8 +3,8 @@
 Axes as in `rungs/model/gpt.py`.
 """
 
-import gc
-import importlib.util
+import subprocess
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ from flax import nnx
 from rungs.checkpointing.load import load_model
 from rungs.checkpointing.weights_file import Weights
 from rungs.checkpointing.weights_index import WEIGHTS_FILE
-from rungs.common.errors import UserError
+from rungs.common.errors import RunFailure, UserError
 from rungs.config.model_config import ModelConfig
 from rungs.model.gpt import GPT
 
@@ -25,6 +25,7 @@ TOLERANCE = 1e-4
 """Largest difference of a token's vector, relative to its norm. Rounding gave 4e-6 in a Llama of
 1.1B parameters. The tanh form of GELU instead of the exact one gives 2e-4, other mistakes far
 more."""
+_FORWARD = Path(__file__).with_name("transformers_forward.py")
 MIN_TOKENS, MAX_TOKENS = 64, 1040
 """Tokens to compare: more than the sliding window has, if that is at most `MAX_TOKENS`."""
 
@@ -41,23 +42,35 @@ class Activations(NamedTuple):
     logits_SV: np.ndarray
 
 
-def require_transformers() -> None:
-    """Raise UserError if transformers or PyTorch is not installed."""
-    absent = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
-    if absent:
+def require_transformers(python: str) -> None:
+    """Raise UserError if a Python has no transformers or PyTorch."""
+    probe = [python, "-c", "import torch, transformers"]
+    try:
+        done = subprocess.run(probe, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise UserError(f"--python {python}: cannot be started: {error.strerror}") from None
+    if done.returncode:
+        cause = (done.stderr.strip() or "it was killed").splitlines()[-1]
         raise UserError(
-            f"--check needs {' and '.join(absent)}; run: uv run --with torch --with transformers"
-            " pretrained.py import HUB_ID_OR_FOLDER RUN --check"
+            "--check needs a Python with PyTorch and transformers, which"
+            f" {python} doesn't have ({cause}); name one with --python, or install them (CPU: about"
+            " 200 MB to download; with CUDA, the default on Linux, 3 GB): uv pip install"
+            " --torch-backend cpu torch transformers"
         )
 
 
-def compare(source: Path, imported: Path, echo: Callable[[str], None]) -> None:
+def compare(source: Path, imported: Path, python: str, echo: Callable[[str], None]) -> None:
     """Compare a Hugging Face model with its import, both in float32, one at a time in memory.
 
+    Args:
+        python: one that has PyTorch and transformers.
+
     Raises:
+        RunFailure: transformers can't compute it.
         DivergenceError: a hidden state or the logits differ. Names the first that does.
     """
-    expected, tokens_S = _transformers_activations(source, imported)
+    tokens_S = sample_tokens(Weights(imported / WEIGHTS_FILE).header.model)
+    expected = _transformers_activations(source, tokens_S, python)
     found = _rungs_activations(imported, tokens_S)
     errors = relative_errors(found, expected)
     echo(f"compared with transformers on {len(tokens_S)} tokens; largest relative difference:")
@@ -66,6 +79,7 @@ def compare(source: Path, imported: Path, echo: Callable[[str], None]) -> None:
     first = next((name for name, error in errors.items() if not error <= TOLERANCE), None)
     if first is not None:
         raise DivergenceError(f"diverges from transformers at {first} ({errors[first]:.1e})")
+    echo(f"agrees with transformers: no difference is above {TOLERANCE:g}")
 
 
 def relative_errors(found: Activations, expected: Activations) -> dict[str, float]:
@@ -103,29 +117,15 @@ def forward(model: GPT, tokens_BS: Any) -> Any:
     return model.forward(tokens_BS, keep_hidden_states=True)
 
 
-def _transformers_activations(source: Path, imported: Path) -> tuple[Activations, np.ndarray]:
-    """Return the activations of transformers, and the tokens they are for."""
-    import torch
-    import transformers
-
-    tokens_S = sample_tokens(Weights(imported / WEIGHTS_FILE).header.model)
-    model: Any = transformers.AutoModelForCausalLM.from_pretrained(
-        source, local_files_only=True, **_load_options(torch.float32, transformers.__version__)
-    )
-    with torch.no_grad():
-        tokens = torch.from_numpy(tokens_S.astype(np.int64))[None]
-        result = model.eval()(tokens, output_hidden_states=True, use_cache=False)
-    states = [x_BSD[0].numpy() for x_BSD in result.hidden_states]
-    activations = Activations(states, result.logits[0].float().numpy())
-    del model, result
-    gc.collect()
-    return activations, tokens_S
-
-
-def _load_options(dtype: Any, version: str) -> dict[str, Any]:
-    """Return `from_pretrained` options for this dtype without fused kernels."""
-    options = {"attn_implementation": "eager"}
-    if int(version.split(".")[0]) < 5:
-        return options | {"torch_dtype": dtype}
-    # grouped experts fail if the bytes of a row are not a multiple of 16
-    return options | {"dtype": dtype, "experts_implementation": "eager"}
+def _transformers_activations(source: Path, tokens_S: np.ndarray, python: str) -> Activations:
+    """Return what transformers computes for these tokens."""
+    with tempfile.TemporaryDirectory() as folder:
+        tokens, result = Path(folder, "tokens.npy"), Path(folder, "result.npz")
+        np.save(tokens, tokens_S)
+        command = [python, str(_FORWARD), str(source.resolve()), str(tokens), str(result)]
+        done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+        if done.returncode:
+            cause = (done.stderr.strip() or "killed, perhaps for lack of memory").splitlines()[-1]
+            raise RunFailure(f"could not be checked, because transformers failed: {cause}")
+        with np.load(result) as arrays:
+            return Activations(list(arrays["hidden_states"]), arrays["logits"])

@@ -16,10 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from rungs.common.errors import RunFailure
 from rungs.model import lookahead
 from rungs.model.decoding import Decoder, DecodingState, Prompts, pad_left, states_of
 from rungs.model.gpt import GPT
-from rungs.model.sampling import GREEDY, Sampling
+from rungs.model.sampling import GREEDY, UNDEFINED, Sampling
 from rungs.model.weight_formats import WeightFormat
 
 SMALLEST_BUCKET = 16
@@ -93,6 +94,7 @@ class Generator:
         Raises:
             ValueError: a prompt is empty, or has a token id that the model doesn't have; the
                 lookahead is out of range.
+            RunFailure: the model's logits are NaN.
         """
         result: Texts = [[] for _ in prompts]
         for chunk in self.stream(prompts, request, chunk_size=request.new_tokens):
@@ -194,12 +196,23 @@ class Generator:
                 np.asarray(array) for array in (state.tokens_BT, state.ends_B, state.stopped_B)
             )
             places = zip(tokens_BT, read_B, ends_B, strict=True)
-            yield [text[read:end].tolist() for text, read, end in places], stopped_B
+            added = [text[read:end].tolist() for text, read, end in places]
+            self._check_defined(added)
+            yield added, stopped_B
             slot = int(state.slot)
             if slot == last or stopped_B.all():
                 return
             read_B = ends_B
             state = self._decode(state, min(slot + chunk_size, last), last, request)
+
+    def _check_defined(self, added: Texts) -> None:
+        """Raise RunFailure if there was no token to choose."""
+        for row, tokens in enumerate(added):
+            if UNDEFINED in tokens:
+                hint = "" if self._decoder.dtype == jnp.float32 else ", or generate in float32"
+                raise RunFailure(
+                    f"text {row + 1}: the model's logits are NaN; use another checkpoint{hint}"
+                )
 
     def _decode(
         self, state: DecodingState, limit: int, last: int, request: Request

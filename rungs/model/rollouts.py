@@ -209,8 +209,9 @@ class RolloutSampler:
             state = self._read_prompts(weights, state, first - 1, request.rows_per_prompt)
         state = self._decoder.decode(weights, state, jnp.asarray(slots - 1), sampling=sampling)
         assert state.log_probs_BT is not None
+        last = self._decoder.config.vocab_size - 1  # instead of UNDEFINED: the loss will be NaN
         return SampledBatch(
-            state.tokens_BT[:, first:],
+            jnp.minimum(state.tokens_BT[:, first:], last),
             state.log_probs_BT[:, first:],
             state.ends_B - first,
             state.stopped_B,

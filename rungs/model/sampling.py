@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from rungs.common.errors import UserError
@@ -52,10 +53,12 @@ def _is_scale(value: float) -> bool:
 
 
 GREEDY = Sampling()
+UNDEFINED = np.iinfo(np.int32).max
+"""What is chosen from logits with a NaN: no token."""
 
 
 def next_tokens(sampling: Sampling, logits_BV: Array, seen_BV: Array, keys_B: Array) -> Array:
-    """Return the chosen token of each row: tokens_B, int32.
+    """Return the chosen token of each row: tokens_B, int32; `UNDEFINED` if a logit is NaN.
 
     Args:
         logits_BV: float32.
@@ -66,18 +69,20 @@ def next_tokens(sampling: Sampling, logits_BV: Array, seen_BV: Array, keys_B: Ar
     if not sampling.temperature:
         return first_largest(logits_BV)
     logits_BV = mask_unlikely(logits_BV / sampling.temperature, sampling)
-    return jax.vmap(jax.random.categorical)(keys_B, logits_BV).astype(jnp.int32)
+    tokens_B = jax.vmap(jax.random.categorical)(keys_B, logits_BV).astype(jnp.int32)
+    chosen_B = jnp.take_along_axis(logits_BV, tokens_B[:, None], axis=-1)[:, 0]  # a NaN if any
+    return jnp.where(jnp.isnan(chosen_B), UNDEFINED, tokens_B)
 
 
 def first_largest(logits_BV: Array) -> Array:
     """Return the index of the largest logit of each row, int32; of equal ones the first.
 
     It is `argmax` in two reductions, each of which a CPU does for many elements at a time. With a
-    NaN it is the last index.
+    NaN it is `UNDEFINED`.
     """
-    last = logits_BV.shape[-1] - 1
     is_largest_BV = logits_BV == logits_BV.max(axis=-1, keepdims=True)
-    return jnp.where(is_largest_BV, jnp.arange(last + 1, dtype=jnp.int32), last).min(axis=-1)
+    index_V = jnp.arange(logits_BV.shape[-1], dtype=jnp.int32)
+    return jnp.where(is_largest_BV, index_V, UNDEFINED).min(axis=-1)
 
 
 def apply_repetition_penalty(logits_BV: Array, seen_BV: Array, penalty: float) -> Array:

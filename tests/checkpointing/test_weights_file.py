@@ -59,6 +59,17 @@ def test_each_shard_has_the_header(folder: Path) -> None:
     assert [Weights(path).header for path in shards(folder)] == [HEADER] * 3
 
 
+def test_a_tensor_that_is_not_finite_is_refused_when_it_is_read(tmp_path: Path) -> None:
+    broken = ARRAYS | {"wide": ARRAYS["wide"].copy(), "half": ARRAYS["half"].copy()}
+    broken["wide"][49, 6], broken["half"][3, 1] = np.nan, -np.inf
+    write_weights(tmp_path, broken, HEADER, LIMIT)
+    weights = Weights(tmp_path / "model.safetensors")
+    weights.array("large")
+    for name in ("wide", "half"):
+        with pytest.raises(UserError, match=f"tensor {name}: has NaN or infinite values"):
+            weights.array(name)
+
+
 def test_the_order_of_the_arrays_changes_nothing(folder: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()

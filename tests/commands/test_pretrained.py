@@ -1,6 +1,6 @@
 """`pretrained.py`: import, export, and the comparison with transformers."""
 
-import importlib.util
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import pretrained
-from rungs.common.errors import UserError
+from rungs.common.errors import RunFailure, UserError
 from rungs.config.model_config import ModelConfig
 from rungs.huggingface import transformers_check
 from rungs.huggingface.transformers_check import (
@@ -58,11 +58,28 @@ def test_errors_leave_nothing_behind(tmp_path: Path) -> None:
     assert (tmp_path / "out/config.json").read_bytes() == (source / "config.json").read_bytes()
 
 
-def test_check_needs_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+def test_check_needs_transformers(tmp_path: Path) -> None:
+    for options, message in (
+        (("--check", "--python", sys.executable), "uv pip install --torch-backend cpu torch"),
+        (("--check", "--python", tmp_path / "none"), "none: cannot be started: No such file"),
+        (("--python", sys.executable), "--python: is for --check"),
+    ):
+        result = run("import", MODELS / "llama", tmp_path / "run", *options)
+        assert isinstance(result.exception, UserError)
+        assert message in str(result.exception)
+        assert not (tmp_path / "run").exists()
+
+
+def test_transformers_that_fails_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rungs.commands.pretrained.require_transformers", lambda _: None)
     result = run("import", MODELS / "llama", tmp_path / "run", "--check")
-    assert "uv run --with torch --with transformers pretrained.py import" in str(result.exception)
-    assert not (tmp_path / "run").exists()
+    assert isinstance(result.exception, RunFailure)
+    assert "could not be checked, because transformers failed: ModuleNotFound" in str(
+        result.exception
+    )
+    assert list(tmp_path.iterdir()) == []
 
 
 # The comparison, with recorded values instead of transformers
@@ -73,10 +90,9 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Activations:
     """What transformers computed for the fixture gpt2."""
     values = expected("gpt2")
     activations = Activations(list(values["hidden_states"][:, 0]), values["logits"][0])
-    tokens_S = values["tokens"][0]
-    recorded = activations, tokens_S
-    monkeypatch.setattr(transformers_check, "_transformers_activations", lambda *_: recorded)
-    monkeypatch.setattr("rungs.commands.pretrained.require_transformers", lambda: None)
+    monkeypatch.setattr(transformers_check, "sample_tokens", lambda _: values["tokens"][0])
+    monkeypatch.setattr(transformers_check, "_transformers_activations", lambda *_: activations)
+    monkeypatch.setattr("rungs.commands.pretrained.require_transformers", lambda _: None)
     return activations
 
 
@@ -85,6 +101,7 @@ def test_a_check_passes_if_all_layers_agree(tmp_path: Path) -> None:
     result = run("import", MODELS / "gpt2", tmp_path / "run", "--check")
     assert result.exit_code == 0, result.output
     assert "block 2" in result.output
+    assert "agrees with transformers: no difference is above 0.0001" in result.output
     assert "diverges" not in result.output
 
 
@@ -102,7 +119,7 @@ def test_a_failed_check_names_the_first_layer_and_undoes_the_import(
 def test_a_nan_diverges(tmp_path: Path, recorded: Activations) -> None:
     recorded.hidden_states[0][0, 0] = np.nan
     with pytest.raises(DivergenceError, match="at embedding"):
-        transformers_check.compare(MODELS / "gpt2", imported(tmp_path), lambda _: None)
+        transformers_check.compare(MODELS / "gpt2", imported(tmp_path), "", lambda _: None)
 
 
 def imported(folder: Path) -> Path:

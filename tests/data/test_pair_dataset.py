@@ -305,6 +305,20 @@ def test_the_command_builds_a_dataset_of_pairs(tmp_path: Path) -> None:
     assert read(dataset, "validation") == tokenized(PAIRS[80:])
 
 
+def test_a_tokenizer_is_trained_on_prompts_and_answers_if_none_is_given(tmp_path: Path) -> None:
+    """Not on the validation pairs, nor on keys and escapes."""
+    lines = [line("tüdelü ", "hopsassa\n")] * 90 + [line("validate", "validate")] * 10
+    path = write(tmp_path, "pairs.jsonl", *lines)
+    arguments = ("--pairs", path, "--name", "own", "--vocab-size", 300, "--validation-percent", 10)
+    result = CliRunner().invoke(download_dataset.main, options(tmp_path, *map(str, arguments)))
+    assert result.exit_code == 0, result.output
+    tokenizer = load_tokenizer(tmp_path / "datasets" / "own")
+    assert f"tokenizer: vocab_size {tokenizer.vocab_size}" in result.stdout
+    assert len(tokenizer.encode("tüdelü")) == len(tokenizer.encode("hopsassa")) == 1
+    for rest in ("validate", "prompt", "answer", "\\n"):
+        assert len(tokenizer.encode(rest)) > 1
+
+
 def test_the_command_reports_errors_in_one_line(tmp_path: Path) -> None:
     TOKENIZER.save(tmp_path / "tokenizer.json")
     path = write(tmp_path, "a", GOOD, "{")
@@ -319,7 +333,6 @@ def test_the_command_reports_errors_in_one_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--pairs", "a.jsonl", "--name", "x"), "--pairs needs the --tokenizer"),
         (("--pairs", "a.jsonl", "--tokenizer", "gpt2"), "--pairs needs a --name"),
         (("--pairs", "--text", "a", "--name", "x"), "choose one"),
         (("--pairs", "a", "--name", "x", "--tokenizer", "t", "--vocab-size", "9"), "--tokenizer"),

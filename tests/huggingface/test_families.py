@@ -58,6 +58,21 @@ def test_a_config_survives_a_round_trip(name: str) -> None:
     assert family.differences(model, again) == {}
 
 
+WRITTEN = json.loads((MODELS.parent / "configs.json").read_text())
+"""By version of transformers: a config of each class with every attribute, and the names of all
+generation settings, which earlier versions write into configs."""
+
+
+@pytest.mark.parametrize("version", WRITTEN)
+def test_configs_that_transformers_writes_mean_what_its_defaults_do(version: str) -> None:
+    """Families that this version does not have are absent."""
+    configs = dict(WRITTEN[version])
+    settings = dict.fromkeys(configs.pop("generation"), 1)
+    for values in configs.values():
+        defaults = {key: values[key] for key in ("model_type", "text_config") if key in values}
+        assert normal_form(read(settings | values)) == normal_form(read(defaults))
+
+
 def test_both_layouts_of_rotary_positions_are_read() -> None:
     before: dict[str, Any] = {"rope_theta": 300, "rope_scaling": {"type": "linear", "factor": 2.0}}
     since: dict[str, Any] = {
@@ -105,6 +120,8 @@ def test_windows_of_the_upper_layers() -> None:
         ({"quantization_config": {"bits": 4}}, "quantization_config: .* is not supported"),
         ({"auto_map": {"AutoModel": "x.y"}}, "auto_map: .* is not supported; must be null"),
         ({"sliding_window": 5}, "sliding_window: 5 is not supported; must be null"),
+        ({"rope_interleaved": True}, "rope_interleaved: true is not supported"),
+        ({"per_layer_config": {"1": {}}}, "per_layer_config: .* is not supported"),
         ({"moe_layer_freq": 2}, r"moe_layer_freq: unknown key \(value 2\).*--ignore-key moe_layer"),
         ({"num_attention_heads": 5}, "n_heads: 5 does not divide emb_dim 32"),
         ({"vocab_size": "64"}, 'vocab_size: "64" is not allowed'),
@@ -162,6 +179,9 @@ def test_keys_without_effect_are_accepted() -> None:
     odd = {"n_special": 0, "predict_special_tokens": True, "output_past": True}
     gpt2 = {"model_type": "gpt2"}
     assert read(gpt2 | odd) == read(gpt2)
+    others = {"_model_name_or_path": "a/b", "unk_token_id": 0, "transformers.js_config": {"x": 1}}
+    assert read(gpt2 | others | {"some_token_ids": [1], "odd": None}) == read(gpt2)
+    assert read(LLAMA | {"rope_interleaved": False, "is_llama_config": True}) == read(LLAMA)
     gemma2 = {"model_type": "gemma2", "sliding_window": 4096}
     assert read(gemma2 | {"sliding_window_size": 4096}) == read(gemma2)
 

@@ -315,6 +315,44 @@ def test_imported_files_that_have_changed_are_refused(name: str, tmp_path: Path)
     load_model(run.path)
 
 
+# Links
+
+
+@pytest.mark.parametrize("name", ["chat_template.jinja", "config.json", "model.safetensors"])
+def test_links_out_of_the_folder_are_refused(name: str, tmp_path: Path) -> None:
+    """In a run folder, too, whose files export gives away."""
+    source, run = copy("llama", tmp_path / "source"), imported(MODELS / "llama", tmp_path / "run")
+    secret = tmp_path / "secret"
+    shutil.copy(source / name, secret) if (source / name).exists() else secret.write_text("secret")
+    (source / name).unlink(missing_ok=True)
+    (source / name).symlink_to("../secret")
+    with pytest.raises(UserError, match=f"{name}: is a link out of its folder, to {secret}"):
+        imported(source, tmp_path / "again")
+    assert not (tmp_path / "again").exists()
+    if name != "model.safetensors":
+        (run.imported / "SHA256SUMS").unlink()
+        (run.imported / name).unlink(missing_ok=True)
+        (run.imported / name).symlink_to(secret)
+        with pytest.raises(UserError, match=f"{name}: is a link out of its folder"):
+            Export(str(run.path))
+
+
+def test_links_within_the_folder_and_into_the_cache_of_the_hub_are_followed(
+    tmp_path: Path,
+) -> None:
+    cached = copy("llama", tmp_path / "models--a--b" / "snapshots" / "1234")
+    blobs = tmp_path / "models--a--b" / "blobs"
+    blobs.mkdir()
+    for path in list(cached.iterdir()):
+        path.rename(blobs / path.name)
+        path.symlink_to(f"../../blobs/{path.name}")
+    imported(cached, tmp_path / "run")
+    plain = copy("llama", tmp_path / "plain")
+    (plain / "config.json").rename(plain / "kept.json")
+    (plain / "config.json").symlink_to("kept.json")
+    imported(plain, tmp_path / "other")
+
+
 # Tokenizers
 
 

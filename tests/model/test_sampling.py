@@ -1,6 +1,7 @@
 """Samples have the exact probabilities of the settings, and excluded tokens never occur."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ import pytest
 from scipy import stats
 
 from rungs.common.errors import UserError
-from rungs.model.sampling import Sampling, first_largest, mask_unlikely, next_tokens
+from rungs.model.sampling import UNDEFINED, Sampling, first_largest, mask_unlikely, next_tokens
 
 VOCAB, DRAWS = 12, 20_000
 LOGITS = np.array([2.0, -1.0, 0.3, 1.9, 0.0, -2.5, 1.2, 0.7, -0.4, 1.5, -3.0, 0.1])
@@ -154,13 +155,18 @@ def test_of_equally_large_logits_the_first_is_chosen() -> None:
     assert first_largest(jnp.asarray(logits_BV)).tolist() == logits_BV.argmax(axis=1).tolist()
 
 
-def test_logits_that_are_not_a_number_choose_a_token_that_exists() -> None:
-    logits_BV = jnp.full((1, 9), jnp.nan)
-    assert 0 <= int(first_largest(logits_BV)[0]) < 9
-
-
 @pytest.mark.parametrize("value", [1e-45, 1e-7, 1e7, 1e38, float("inf"), float("nan"), -1.0])
 def test_numbers_that_float32_cannot_divide_logits_by_are_refused(value: float) -> None:
     with pytest.raises(UserError) as error:
         Sampling(temperature=value, repetition_penalty=value).check()
     assert len(str(error.value).splitlines()) == 2
+
+
+@pytest.mark.parametrize("settings", [{}, {"temperature": 1.0}, {"top_k": 3}, {"top_p": 0.5}])
+def test_a_logit_that_is_not_a_number_chooses_no_token(settings: dict[str, Any]) -> None:
+    sampling = Sampling(**({"temperature": 0.7} if settings else {}) | settings)
+    logits_BV = jnp.zeros((3, 9)).at[1, 4].set(jnp.nan).at[2].set(jnp.nan)
+    keys_B = jax.random.split(jax.random.key(0), 3)
+    chosen = next_tokens(sampling, logits_BV, jnp.zeros((3, 9), bool), keys_B).tolist()
+    assert chosen[0] < 9
+    assert chosen[1:] == [UNDEFINED] * 2

@@ -1,7 +1,11 @@
-"""Read a Hugging Face `config.json` key by key, so that no key goes unnoticed."""
+"""Read a Hugging Face `config.json` key by key, so that no key goes unnoticed.
+
+Keys that are null are as good as absent.
+"""
 
 import json
 import re
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -9,31 +13,43 @@ from rungs.checkpointing.published import CONFIG_FILE
 from rungs.common import strict_json
 from rungs.common.errors import UserError
 
-NO_EFFECT_KEYS = frozenset(
-    re.findall(
-        r"\w+",
-        """
-        _attn_implementation _commit_hash _name_or_path add_bos_token add_eos_token architectures
-        attention_dropout attn_implementation attn_pdrop bad_words_ids begin_suppress_tokens
-        bos_token_id cache_implementation decoder_start_token_id diversity_penalty do_sample dtype
-        early_stopping embd_pdrop encoder_no_repeat_ngram_size eos_token_id
-        exponential_decay_length_penalty finetuning_task forced_bos_token_id forced_eos_token_id
-        gradient_checkpointing hidden_dropout id2label initializer_range
-        keys_to_ignore_at_inference label2id length_penalty max_length max_sequence_length
-        min_length model_type no_repeat_ngram_size num_beam_groups num_beams num_labels
-        num_return_sequences output_attentions output_hidden_states output_router_logits
-        output_scores pad_token_id prefix pretraining_tp problem_type remove_invalid_values
-        repetition_penalty resid_pdrop return_dict return_dict_in_generate router_aux_loss_coef
-        router_jitter_noise sep_token_id summary_activation summary_first_dropout
-        summary_proj_to_labels summary_type summary_use_proj suppress_tokens task_specific_params
-        temperature tf_legacy_loss tokenizer_class top_k top_p torch_dtype torchscript
-        transformers_version typical_p unsloth_fixed unsloth_version use_bfloat16 use_cache
-        use_return_dict
-        """,
-    )
+_NO_EFFECT_KEYS = re.findall(
+    r"\S+",
+    """
+    architectures _auto_class base_model_*_plan _commit_hash distributed_config finetuning_task
+    _flash_attn_2_enabled _from_model_config gradient_checkpointing ignore_keys_at_rope_validation
+    *_implementation *_implementation_autoset *_implementation_internal is_llama_config
+    _is_quantized keys_to_ignore_at_inference max_seq_length max_sequence_length model_max_length
+    model_name model_type *name_or_path peft_version prefix pretraining_tp task_specific_params
+    tie_last_hidden_states tokenizer_* torchscript transformers.js_config transformers_version
+    transformers_weights trl_version unsloth_* use_bfloat16 use_flash_attention* use_flash_attn
+    xla_device
+
+    add_bos_token add_eos_token *_token_id *_token_ids *_token_index
+
+    assistant_* bad_words_ids begin_suppress_tokens cache_config cache_implementation compile_config
+    constraints continuous_batching_config disable_compile diversity_penalty do_sample dola_layers
+    early_stopping encoder_no_repeat_ngram_size encoder_repetition_penalty epsilon_cutoff eta_cutoff
+    exponential_decay_length_penalty force_words_ids forced_decoder_ids generation_config
+    generation_kwargs guidance_scale is_assistant length_penalty low_memory max_cache_len max_length
+    max_matching_ngram_size max_new_tokens max_time min_length min_new_tokens min_p
+    no_repeat_ngram_size num_assistant_tokens num_assistant_tokens_schedule num_beam_groups
+    num_beams num_return_sequences output_attentions output_hidden_states output_logits
+    output_router_logits output_scores penalty_alpha prefill_chunk_size prompt_lookup_num_tokens
+    remove_invalid_values renormalize_logits repetition_penalty return_dict return_dict_in_generate
+    return_legacy_cache sequence_bias speculation_type stop_strings suppress_tokens
+    target_lookbehind temperature token_healing top_h top_k top_p typical_p use_cache use_mtp
+    use_return_dict watermarking_config
+
+    *_dropout *_dropout_prob dtype hidden_dropout id2label initializer_range label2id loss_type
+    num_labels *_pdrop problem_type router_aux_loss_coef router_jitter_noise summary_*
+    tf_legacy_loss torch_dtype
+    """,
 )
-"""Keys that do not change what a forward pass computes: names, token ids, generation, training.
-`pretraining_tp` splits a matmul into parts and adds them up again."""
+"""Keys that do not change what a forward pass computes; `*` stands for any characters. They are
+names and implementations, token ids, generation, and training. transformers 4 and 5 have most of
+them in every config (`PretrainedConfig`, `GenerationConfig`). `pretraining_tp` splits a matmul into
+parts and adds them up again."""
 
 SUPPORTED_VALUES: dict[str, tuple[Any, ...]] = {
     "add_cross_attention": (False,),
@@ -45,12 +61,15 @@ SUPPORTED_VALUES: dict[str, tuple[Any, ...]] = {
     "is_encoder_decoder": (False,),
     "mlp_bias": (False,),
     "partial_rotary_factor": (None, 1),
+    "per_layer_config": (None, {}),
     "pruned_heads": (None, {}),
     "quantization_config": (None,),
+    "rope_interleaved": (None, False),
     "sliding_window": (None,),
     "tie_encoder_decoder": (False,),
     "use_bidirectional_attention": (None, False),
     "use_mrope": (False,),
+    "use_sliding_window": (None, False),
 }
 """Keys of features that Rungs does not support, with the values that turn the feature off. A family
 that does support one of these keys takes it before this table is consulted."""
@@ -67,12 +86,18 @@ TEXT_KEYS_OUTSIDE = {
 """Keys beside `text_config` that apply to the language model too."""
 
 
+def has_no_effect(key: str) -> bool:
+    """Whether a key of any family does not change what a forward pass computes."""
+    return any(fnmatchcase(key, pattern) for pattern in _NO_EFFECT_KEYS)
+
+
 class HFConfig:
     """The keys of a `config.json`. Records which of them were read, and collects errors.
 
     Attributes:
         values: the keys of the language model. In a vision model those of `text_config`.
         has_vision: whether the config has a `text_config`.
+        taken: what was read, with the defaults of absent keys.
     """
 
     def __init__(self, path: Path, values: dict[str, Any]) -> None:
@@ -84,13 +109,16 @@ class HFConfig:
             tied = {key: outer[key] for key in ("tie_word_embeddings",) if key in outer}
             values = outer | inner | tied
         self.values = values
+        self.taken: dict[str, Any] = {}
         self.errors: list[str] = []
-        self._unread = set(values) - NO_EFFECT_KEYS
+        given = (key for key, value in values.items() if value is not None)
+        self._unread = {key for key in given if not has_no_effect(key)}
 
     def take(self, key: str, default: Any = None) -> Any:
         """Return the value of a key, and record it as read."""
         self._unread.discard(key)
-        return self.values.get(key, default)
+        self.taken[key] = self.values.get(key, default)
+        return self.taken[key]
 
     def reject(self, key: str, allowed: str) -> None:
         """Add an error: the value of this key is not supported."""

@@ -115,7 +115,7 @@ def _read_scaling(hf_config: HFConfig, rope: Values, kind: str) -> Values | None
         return {"type": kind, "factor": rope.get("factor")}
     if kind != "llama3":
         return None
-    context_length = hf_config.values.get("max_position_embeddings")
+    context_length = hf_config.taken["max_position_embeddings"]
     return {
         "type": kind,
         "factor": rope.get("factor"),

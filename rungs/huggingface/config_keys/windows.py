@@ -82,13 +82,13 @@ class UpperWindows:
 
 def _layer_count(hf_config: HFConfig) -> int:
     """Return the number of layers, or 0 if the config has no valid one."""
-    count = hf_config.values.get("num_hidden_layers")
+    count = hf_config.taken["num_hidden_layers"]
     return count if isinstance(count, int) and count <= MOST_LAYERS else 0
 
 
 def _read_layer_types(hf_config: HFConfig, layer_types: Any, window: Any) -> Values:
     """Return the `model.json` keys of a window in these layers."""
-    n_layers = hf_config.values.get("num_hidden_layers")
+    n_layers = hf_config.taken["num_hidden_layers"]
     is_list = isinstance(layer_types, list)
     if not is_list or not all(isinstance(kind, str) and kind in _KINDS for kind in layer_types):
         hf_config.reject("layer_types", f"must be a list of {' and '.join(_KINDS)}")

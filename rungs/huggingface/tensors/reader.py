@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from rungs.checkpointing.tensor_writer import SAFETENSORS_DTYPES, TensorSpec, bits
 from rungs.checkpointing.weights_index import INDEX_FILE, WEIGHTS_FILE, read_index
 from rungs.common.errors import UserError, reason
-from rungs.common.paths import is_file, require_regular
+from rungs.common.paths import is_file, refuse_link_out, require_regular
 from rungs.common.strict_json import format_name
 from rungs.huggingface.tensors.torch_file import torch_bits, torch_specs
 
@@ -79,6 +79,7 @@ class TensorFolder:
         self._format, first, self._files = _find(folder)
         self.specs: dict[str, TensorSpec] = {}
         for path in sorted({first, *self._files.values()}):
+            refuse_link_out(path)
             for name, spec in self._format.specs(path):
                 if self._files.setdefault(name, path) == path:
                     self.specs[name] = spec
