@@ -159,7 +159,7 @@ def unstack_layers(
         array = param[...]
         columns.append([convert(param, array[layer]) for layer in range(layers)])
         if donate:
-            jax.block_until_ready([copy[...] for copy in columns[-1]])
+            jax.block_until_ready(columns[-1])
             array.delete()
     return [jax.tree.unflatten(tree, parts) for parts in zip(*columns, strict=True)]
 
