@@ -12,7 +12,6 @@ from tests.support.committed_runs import ROOT
 from tests.support.layered_model import write_model
 from tests.support.long import long_except
 
-
 FORMS = {
     "float32": ("--dtype", "float32"),
     "bfloat16": ("--dtype", "bfloat16"),
