@@ -40,7 +40,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rungs.checkpointing.load import load_model, load_tokenizer
+    from rungs.checkpointing.load import load_generator, load_model, load_tokenizer
     from rungs.common.errors import RunFailure, UserError
     from rungs.config.model_config import ModelConfig
     from rungs.config.run_config import RunConfig, load_run
@@ -64,6 +64,7 @@ _MODULES = {
     "Tokenizer": "data.tokenizer",
     "TrainConfig": "config.train_config",
     "UserError": "common.errors",
+    "load_generator": "checkpointing.load",
     "load_model": "checkpointing.load",
     "load_run": "config.run_config",
     "load_tokenizer": "checkpointing.load",
@@ -82,6 +83,7 @@ __all__ = [
     "Tokenizer",
     "TrainConfig",
     "UserError",
+    "load_generator",
     "load_model",
     "load_run",
     "load_tokenizer",

@@ -94,19 +94,15 @@ class Model(NamedTuple):
     def generator(self, request: "Request", rows: Sequence[list[int]] = ()) -> "Generator":
         """Load the model; raise UserError if it doesn't have a token of these rows, or not the
         context that the request needs."""
-        import jax.numpy as jnp
-
-        from rungs.checkpointing.load import load_model
+        from rungs.checkpointing.load import load_generator
         from rungs.checkpointing.weights_file import Weights
-        from rungs.model.generation import Generator
 
         config = Weights(self.weights).header.model
         check_lookahead(request.lookahead, config.context_length)
         check_weight_format(self.weight_format, config)
-        model = load_model(self.weights)
         if rows:
             check_token_ids(rows, config.vocab_size)
-        return Generator(model, jnp.dtype(self.dtype), True, self.weight_format)
+        return load_generator(self.weights, self.dtype, self.weight_format)
 
 
 def continue_texts(

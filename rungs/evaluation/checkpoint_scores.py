@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import platformdirs
 
-from rungs.checkpointing.load import find_weights, load_model, load_tokenizer
+from rungs.checkpointing.load import find_weights, load_generator, load_model, load_tokenizer
 from rungs.checkpointing.weights_file import Weights
 from rungs.data.tokenizer import Tokenizer
 from rungs.evaluation import choices, harness
@@ -85,7 +85,7 @@ class Measured(NamedTuple):
 
     def _generator(self) -> Generator:
         """Return what answers in words, on one device."""
-        return Generator(load_model(self.weights), _DTYPE, donate=True)
+        return load_generator(self.weights, _DTYPE)
 
     def _recorded(self, found: list[Evaluation]) -> list[Evaluation]:
         """Return the evaluations, after adding them to the run of the checkpoint, if it has one."""

@@ -94,16 +94,16 @@ class Decoder:
         outer, blocks = _without_blocks(model)
         self._outer_graph, self._block_graph = nnx.graphdef(outer), nnx.graphdef(blocks)
 
-    def weights(self, states: tuple[nnx.State, nnx.State], donate: bool = False) -> Weights:
+    def weights(self, states: tuple[nnx.State, nnx.State]) -> Weights:
         """Return a model's weights with unstacked layers, in the decoder's format.
 
         Args:
             states: as from `states_of`.
-            donate: free the blocks' parameters as they are copied, to save memory.
         """
         outer_state, stacked = states
-        layers = unstack_layers(stacked, self.config.n_layers, self._convert, donate)
-        return convert_all(outer_state, self._convert), layers
+        # first what is largest, while the rest takes no memory yet
+        outer = convert_all(outer_state, self._convert)
+        return outer, unstack_layers(stacked, self.config.n_layers, self._convert)
 
     def check(self, prompts: Sequence[Sequence[int]]) -> None:
         """Raise ValueError if a prompt is empty, or has a token id that the model doesn't have."""

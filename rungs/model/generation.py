@@ -46,7 +46,6 @@ class Generator:
     Args:
         model: its parameters are copied.
         compute_dtype: dtype of matrices, of activations and, except on a CPU, of the cache.
-        donate: free the parameters of the model's blocks as they are copied, to save memory.
         weight_format: "int8" quantizes the matrices, which makes small batches faster and the
             results less accurate (docs/performance.md).
 
@@ -58,11 +57,10 @@ class Generator:
         self,
         model: GPT,
         compute_dtype: jnp.dtype = jnp.float32,
-        donate: bool = False,
         weight_format: WeightFormat = "dtype",
     ) -> None:
         self._decoder = Decoder(model, compute_dtype, weight_format)
-        self._weights = self._decoder.weights(states_of(model), donate)
+        self._weights = self._decoder.weights(states_of(model))
         self._jit_prefill = jax.jit(self._decoder.prefill, static_argnames=("slots", "sampling"))
         self._jit_decode = jax.jit(
             self._decoder.decode, static_argnames="sampling", donate_argnames="state"
@@ -76,7 +74,7 @@ class Generator:
     def refresh(self, model: GPT) -> None:
         """Copy the weights of the same model after an update, in place of the old ones."""
         del self._weights  # before the new ones need memory
-        self._weights = self._decoder.weights(states_of(model), donate=False)
+        self._weights = self._decoder.weights(states_of(model))
 
     @property
     def context_length(self) -> int:

@@ -11,7 +11,7 @@ from flax import nnx
 from jax import Array
 
 from rungs.config.model_config import ModelConfig
-from rungs.model.blocks import Convert
+from rungs.model.blocks import Convert, read
 from rungs.model.kernels.int8_matmul import quantize
 from rungs.model.kernels.stored_matrix import OutputMajorMatrix, StoredMatrix, outputs_first
 from rungs.model.layers import LowRankParam
@@ -56,7 +56,7 @@ def converter(weights: WeightFormat, config: ModelConfig, dtype: jnp.dtype) -> C
 def convert_all(state: nnx.State, convert: Convert) -> nnx.State:
     """Return parameters, each converted."""
     return jax.tree.map(
-        lambda param: convert(param, param[...]),
+        lambda param: jax.block_until_ready(convert(param, jnp.asarray(read(param)))),
         state,
         is_leaf=lambda node: isinstance(node, nnx.Variable),
     )
