@@ -125,8 +125,8 @@ def continue_texts(
     seconds = time.perf_counter() - start
     device = jax.devices()[0].device_kind
     click.echo(
-        f"{count:,} tokens in {seconds:.1f} s, including compilation, on {device} in"
-        f" {model.described_dtype}, from {model.weights}",
+        f"{count:,} tokens in {seconds:.1f} s ({count / seconds:,.1f} tokens per second), including"
+        f" compilation, on {device} in {model.described_dtype}, from {model.weights}",
         err=True,
     )
 

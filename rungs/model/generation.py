@@ -144,7 +144,18 @@ class Generator:
             texts: of equal or unequal length, each longer than `decoded` and no longer than the
                 context.
             decoded: how many tokens of each text are added one by one.
+
+        Raises:
+            ValueError: a text is too short or too long, or has a token id that the model doesn't
+                have.
         """
+        self._decoder.check(texts)
+        lengths = [len(text) for text in texts]
+        if min(lengths) <= decoded or max(lengths) > self.context_length:
+            raise ValueError(
+                f"texts have {min(lengths)} to {max(lengths)} tokens; they must have more than"
+                f" {decoded} and at most {self.context_length}"
+            )
         rows = len(texts)
         starts = [list(text[: len(text) - decoded]) for text in texts]
         length = bucket_length(starts)
