@@ -324,7 +324,8 @@ def check_tokens(config: ModelConfig, tokens_BS: Any) -> None:
         not isinstance(tokens_BS, jax.core.Tracer) and tokens_BS.is_fully_addressable
     )
     if is_here and tokens_BS.size:
-        smallest, largest = int(tokens_BS.min()), int(tokens_BS.max())
+        ids = np.asarray(tokens_BS)  # jnp would compute it as part of what is being traced
+        smallest, largest = ids.min(), ids.max()
         if smallest < 0 or largest >= config.vocab_size:
             raise ValueError(
                 f"tokens have ids from {smallest} to {largest}, but the model's vocab_size is"

@@ -56,11 +56,12 @@ def converter(weights: WeightFormat, config: ModelConfig, dtype: jnp.dtype) -> C
 def convert_all(state: nnx.State, convert: Convert) -> nnx.State:
     """Return parameters, each converted."""
 
-    def convert_one(param: nnx.Variable) -> nnx.Variable:
+    def convert_one(param: nnx.Param) -> nnx.Variable:
         array = read(param)
         # jnp.asarray would copy twice
         on_device = array if isinstance(array, Array) else jax.device_put(array)
-        return jax.block_until_ready(convert(param, on_device))
+        converted: nnx.Variable = jax.block_until_ready(convert(param, on_device))
+        return converted
 
     return jax.tree.map(convert_one, state, is_leaf=lambda node: isinstance(node, nnx.Variable))
 

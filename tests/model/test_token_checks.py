@@ -18,7 +18,7 @@ def model() -> GPT:
     return random_model()
 
 
-WRONG = {
+WRONG: dict[str, list[Any]] = {
     "vocab_size is 32": [np.array([[0, 32]]), jnp.array([[-1, 3]])],
     "context_length is 8": [np.zeros((1, 9), np.int32)],
     "give an array": [[1, 2], [[1, 2]], (1, 2), "text"],
@@ -38,6 +38,8 @@ def test_a_model_refuses_what_are_not_its_tokens(model: GPT, message: str, token
 def test_within_jit_shapes_are_checked(model: GPT) -> None:
     jitted = bind_and_jit(lambda model, tokens_BS: model(tokens_BS), model)
     assert jitted(np.zeros((1, 8), np.int32)).shape == (1, 8, 32)
+    inner = bind_and_jit(lambda model, _: model(jnp.zeros((1, 8), int)), model)
+    assert inner(0).shape == (1, 8, 32)  # a constant is checked as well
     with pytest.raises(ValueError, match="sequences have 9 tokens"):
         jitted(np.zeros((1, 9), np.int32))
 
