@@ -57,10 +57,9 @@ def convert_all(state: nnx.State, convert: Convert) -> nnx.State:
     """Return parameters, each converted."""
 
     def convert_one(param: nnx.Param) -> nnx.Variable:
-        array = read(param)
-        # jnp.asarray would copy twice
-        on_device = array if isinstance(array, Array) else jax.device_put(array)
-        converted: nnx.Variable = jax.block_until_ready(convert(param, on_device))
+        # jnp.asarray would copy twice; what was read is freed before it is converted
+        array = jax.block_until_ready(jax.device_put(read(param)))
+        converted: nnx.Variable = jax.block_until_ready(convert(param, array))
         return converted
 
     return jax.tree.map(convert_one, state, is_leaf=lambda node: isinstance(node, nnx.Variable))
