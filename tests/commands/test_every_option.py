@@ -73,8 +73,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
         "plan.py run --device h100 --sharding fsdp:2 --utilization 40 --price-per-hour 2 --json"
         " --datasets-dir datasets",
         "plan.py run --tokens-per-second 1000 --datasets-dir datasets",
-        "plan.py run --compile --roofline --datasets-dir datasets",
-        "plan.py run --ladder 1e9 --rungs 2 --into ladder --datasets-dir datasets",
+        "plan.py run --ladder 1e12 --rungs 2 --into ladder --datasets-dir datasets",
     ),
     "mup": (
         "mup.py check run --widths 32,64 --steps 4 --learning-rate 0.01 --chart check.png"
@@ -106,6 +105,10 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
         "pretrained.py import --check",
         "pretrained.py import --ignore-key",
         "pretrained.py export --adapter",
+    ),
+    "needs the compiler of an accelerator: tests/planning/compiled": (
+        "plan.py --compile",
+        "plan.py --roofline",
     ),
     "needs the extra eval: tests/evaluation": (
         *(f"evaluate.py --{name}" for name in ("tasks", "task-files", "few-shot")),
