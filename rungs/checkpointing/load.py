@@ -1,7 +1,13 @@
 """A model and its tokenizer loaded by name: a run, a checkpoint or a weights file."""
 
+import dataclasses
 import os
 from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
 
 from rungs.checkpointing.checkpoint_folder import IMPORTED
 from rungs.checkpointing.links import BEST, LATEST, broken_link, follow_link
@@ -15,7 +21,9 @@ from rungs.common.paths import is_file, is_folder, is_there
 from rungs.data import tokenizer_files
 from rungs.data.catalog import dataset_folder, find_datasets_dir
 from rungs.data.tokenizer import TOKENIZER_FILE, Tokenizer
+from rungs.model.generation import Generator
 from rungs.model.gpt import GPT
+from rungs.model.weight_formats import WeightFormat
 from rungs.parallel.sharding import Layout
 from rungs.run.folder import RUNS, known_runs
 from rungs.step.state import AbstractModel
@@ -40,6 +48,41 @@ def load_model(path: Path | str, layout: Layout | None = None) -> GPT:
     weights = MergedWeights(find_valid_weights(path))
     abstract = AbstractModel(weights.header.model, layout)
     return abstract.fill(place_weights(weights, abstract))
+
+
+def load_token_generator(
+    path: Path | str,
+    compute_dtype: DTypeLike = "float32",
+    weight_format: WeightFormat = "dtype",
+) -> Generator:
+    """Return a trained model that continues token ids. Its weights are converted as they are read, one tensor
+    at a time, so that the model is in memory once, in the form in which it is used.
+
+    Args:
+        path: as for `load_model`.
+        compute_dtype: as for `Generator`, as is `weight_format`.
+
+    Raises:
+        UserError: there is nothing to load at `path`, or it is damaged.
+        ValueError: the model can't be quantized.
+    """
+    weights = MergedWeights(find_valid_weights(path))
+    abstract = AbstractModel(weights.header.model)
+    weights.check_tensors(abstract.shapes)
+    model = abstract.fill({name: _UnreadTensor(weights.path, name) for name in abstract.shapes})
+    return Generator(model, jnp.dtype(compute_dtype), weight_format)
+
+
+@dataclasses.dataclass(frozen=True)
+class _UnreadTensor:
+    """A tensor in a file, which `np.asarray` reads."""
+
+    path: Path
+    name: str
+
+    def __array__(self, *_: Any, **__: Any) -> np.ndarray:
+        # opened anew: an open file would keep all that was read of it mapped
+        return MergedWeights(self.path).array(self.name)
 
 
 def load_tokenizer(path: Path | str, datasets_dir: Path | None = None) -> Tokenizer:

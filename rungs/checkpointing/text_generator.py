@@ -4,12 +4,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from rungs.checkpointing.load import find_weights, load_model, load_tokenizer
+from jax.typing import DTypeLike
+
+from rungs.checkpointing.load import find_weights, load_token_generator, load_tokenizer
 from rungs.checkpointing.published import all_stop_tokens
 from rungs.checkpointing.weights_file import Weights
 from rungs.data.tokenizer import Tokenizer
 from rungs.model.generation import Generator, Request
 from rungs.model.sampling import GREEDY, Sampling
+from rungs.model.weight_formats import WeightFormat
 
 
 class TextGenerator(NamedTuple):
@@ -39,12 +42,17 @@ class TextGenerator(NamedTuple):
         return [continuation(self.tokenizer, prompt, new) for prompt, new in pairs]
 
 
-def load_generator(path: Path | str) -> TextGenerator:
-    """Return a trained model that continues texts, in float32 on the first device; arguments and
-    errors as for `load_model` and `load_tokenizer`."""
+def load_generator(
+    path: Path | str,
+    compute_dtype: DTypeLike = "float32",
+    weight_format: WeightFormat = "dtype",
+) -> TextGenerator:
+    """Return a trained model that continues texts; arguments and errors as for
+    `load_token_generator` and `load_tokenizer`."""
     tokenizer = load_tokenizer(path)
     stops = all_stop_tokens(Weights(find_weights(path)), tokenizer)
-    return TextGenerator(Generator(load_model(path), donate=True), tokenizer, stops)
+    generator = load_token_generator(path, compute_dtype, weight_format)
+    return TextGenerator(generator, tokenizer, stops)
 
 
 def continuation(tokenizer: Tokenizer, prompt: Sequence[int], new: Sequence[int]) -> str:

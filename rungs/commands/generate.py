@@ -96,19 +96,15 @@ class Model(NamedTuple):
     def generator(self, request: "Request", rows: Sequence[list[int]] = ()) -> "Generator":
         """Load the model; raise UserError if it doesn't have a token of these rows, or not the
         context that the request needs."""
-        import jax.numpy as jnp
-
-        from rungs.checkpointing.load import load_model
+        from rungs.checkpointing.load import load_token_generator
         from rungs.checkpointing.weights_file import Weights
-        from rungs.model.generation import Generator
 
         config = Weights(self.weights).header.model
         check_lookahead(request.lookahead, config.context_length)
         check_weight_format(self.weight_format, config)
-        model = load_model(self.weights)
         if rows:
             check_token_ids(rows, config.vocab_size)
-        return Generator(model, jnp.dtype(self.dtype), True, self.weight_format)
+        return load_token_generator(self.weights, self.dtype, self.weight_format)
 
 
 def continue_texts(
@@ -132,8 +128,8 @@ def continue_texts(
     seconds = time.perf_counter() - start
     device = jax.devices()[0].device_kind
     click.echo(
-        f"{count:,} tokens in {seconds:.1f} s, including compilation, on {device} in"
-        f" {model.described_dtype}, from {model.weights}",
+        f"{count:,} tokens in {seconds:.1f} s ({count / seconds:,.1f} tokens per second), including"
+        f" compilation, on {device} in {model.described_dtype}, from {model.weights}",
         err=True,
     )
 

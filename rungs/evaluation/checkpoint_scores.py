@@ -9,7 +9,12 @@ import jax
 import jax.numpy as jnp
 import platformdirs
 
-from rungs.checkpointing.load import find_weights, load_model, load_tokenizer
+from rungs.checkpointing.load import (
+    find_weights,
+    load_model,
+    load_token_generator,
+    load_tokenizer,
+)
 from rungs.checkpointing.published import all_stop_tokens
 from rungs.checkpointing.weights_file import Weights
 from rungs.data.tokenizer import Tokenizer
@@ -89,7 +94,7 @@ class Measured(NamedTuple):
 
     def _generator(self) -> Generator:
         """Return what answers in words, on one device."""
-        return Generator(load_model(self.weights), _DTYPE, donate=True)
+        return load_token_generator(self.weights, _DTYPE)
 
     def _recorded(self, found: list[Evaluation]) -> list[Evaluation]:
         """Return the evaluations, after adding them to the run of the checkpoint, if it has one."""

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import Array
 
@@ -142,26 +143,28 @@ def run_blocks(
     return carry[0], None if hidden_LBSD is None else list(hidden_LBSD), routing
 
 
-def unstack_layers(
-    stacked: nnx.State, layers: int, convert: Convert, donate: bool = False
-) -> list[nnx.State]:
+def unstack_layers(stacked: nnx.State, layers: int, convert: Convert) -> list[nnx.State]:
     """Return a copy of each layer's parameters.
 
     Args:
-        stacked: the state of `make_blocks`' module.
+        stacked: the state of `make_blocks`' module; what is not an array of JAX is read by
+            `np.asarray`, one parameter at a time.
         convert: returns the parameter with a layer's array in place of its own, in the form in
             which it is to be used.
-        donate: free each stacked parameter once its layers are copied.
     """
     params, tree = jax.tree.flatten(stacked, is_leaf=_is_param)
     columns = []
     for param in params:
-        array = param[...]
-        columns.append([convert(param, array[layer]) for layer in range(layers)])
-        if donate:
-            jax.block_until_ready([copy[...] for copy in columns[-1]])
-            array.delete()
+        array = read(param)
+        column = [convert(param, jnp.asarray(array[layer])) for layer in range(layers)]
+        columns.append(jax.block_until_ready(column))  # then what was read can be freed
     return [jax.tree.unflatten(tree, parts) for parts in zip(*columns, strict=True)]
+
+
+def read(param: nnx.Variable) -> Array | np.ndarray:
+    """Return a parameter's array, read by `np.asarray` if it is not one of JAX."""
+    array = param.get_value()
+    return array if isinstance(array, Array) else np.asarray(array)
 
 
 def _is_param(node: Any) -> bool:

@@ -94,21 +94,30 @@ class Decoder:
         outer, blocks = _without_blocks(model)
         self._outer_graph, self._block_graph = nnx.graphdef(outer), nnx.graphdef(blocks)
 
-    def weights(self, states: tuple[nnx.State, nnx.State], donate: bool = False) -> Weights:
+    def weights(self, states: tuple[nnx.State, nnx.State]) -> Weights:
         """Return a model's weights with unstacked layers, in the decoder's format.
 
         Args:
             states: as from `states_of`.
-            donate: free the blocks' parameters as they are copied, to save memory.
         """
         outer_state, stacked = states
-        layers = unstack_layers(stacked, self.config.n_layers, self._convert, donate)
-        return convert_all(outer_state, self._convert), layers
+        # first what is largest, while the rest takes no memory yet
+        outer = convert_all(outer_state, self._convert)
+        return outer, unstack_layers(stacked, self.config.n_layers, self._convert)
 
     def check(self, prompts: Sequence[Sequence[int]]) -> None:
-        """Raise ValueError if a prompt is empty, or has a token id that the model doesn't have."""
-        if not all(prompts):
-            raise ValueError("a prompt has no token")
+        """Raise ValueError unless each prompt has tokens, all of them ids of the model."""
+        for text in prompts:
+            if isinstance(text, str) or not isinstance(text, Sequence | np.ndarray | Array):
+                raise ValueError(
+                    f"a prompt has type {type(text).__name__}, not a list of token ids; give a list"
+                    " of prompts, such as [tokenizer.encode(text)]"
+                )
+            ids = np.asarray(text)
+            if not ids.size:
+                raise ValueError("a prompt has no token")
+            if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
+                raise ValueError("a prompt has something else than token ids, which are integers")
         if not all(0 <= token < self.config.vocab_size for text in prompts for token in text):
             raise ValueError(
                 f"a prompt has a token id beyond the model's vocab_size {self.config.vocab_size}"

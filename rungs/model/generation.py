@@ -47,7 +47,6 @@ class Generator:
     Args:
         model: its parameters are copied.
         compute_dtype: dtype of matrices, of activations and, except on a CPU, of the cache.
-        donate: free the parameters of the model's blocks as they are copied, to save memory.
         weight_format: "int8" quantizes the matrices, which makes small batches faster and the
             results less accurate (docs/performance.md).
 
@@ -59,11 +58,10 @@ class Generator:
         self,
         model: GPT,
         compute_dtype: jnp.dtype = jnp.float32,
-        donate: bool = False,
         weight_format: WeightFormat = "dtype",
     ) -> None:
         self._decoder = Decoder(model, compute_dtype, weight_format)
-        self._weights = self._decoder.weights(states_of(model), donate)
+        self._weights = self._decoder.weights(states_of(model))
         self._jit_prefill = jax.jit(self._decoder.prefill, static_argnames=("slots", "sampling"))
         self._jit_decode = jax.jit(
             self._decoder.decode, static_argnames="sampling", donate_argnames="state"
@@ -77,7 +75,7 @@ class Generator:
     def refresh(self, model: GPT) -> None:
         """Copy the weights of the same model after an update, in place of the old ones."""
         del self._weights  # before the new ones need memory
-        self._weights = self._decoder.weights(states_of(model), donate=False)
+        self._weights = self._decoder.weights(states_of(model))
 
     @property
     def context_length(self) -> int:
@@ -148,7 +146,18 @@ class Generator:
             texts: of equal or unequal length, each longer than `decoded` and no longer than the
                 context.
             decoded: how many tokens of each text are added one by one.
+
+        Raises:
+            ValueError: a text is too short or too long, or has a token id that the model doesn't
+                have.
         """
+        self._decoder.check(texts)
+        lengths = [len(text) for text in texts]
+        if min(lengths) <= decoded or max(lengths) > self.context_length:
+            raise ValueError(
+                f"texts have {min(lengths)} to {max(lengths)} tokens; they must have more than"
+                f" {decoded} and at most {self.context_length}"
+            )
         rows = len(texts)
         starts = [list(text[: len(text) - decoded]) for text in texts]
         length = bucket_length(starts)

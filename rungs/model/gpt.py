@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import Array
 
@@ -111,6 +112,7 @@ class GPT(nnx.Module):
 
         Args:
             tokens_BS: token ids, integers below `vocab_size`; S at most `context_length`.
+                ValueError is raised for others; within jit, ids are not checked.
             dropout: applied after the embedding and inside the blocks.
             compute: dtype, rematerialization and the like.
             keep_hidden_states: whether to return them; they take memory.
@@ -269,6 +271,7 @@ class GPT(nnx.Module):
         self, tokens_BS: Array, dropout: Dropout, compute: Compute, starts_BS: Array | None
     ) -> Array:
         """Return the input x_BSD of the first block."""
+        check_tokens(self.config, tokens_BS)
         positions = own_positions(tokens_BS.shape[-1], starts_BS)
         return dropout.fold(0).of_tokens(self.embed(tokens_BS, positions).astype(compute.dtype))
 
@@ -298,6 +301,36 @@ class GPT(nnx.Module):
         if self.head is not None:
             return self.head.kernel.get_value()
         return self.token_embedding.transposed(dtype)
+
+
+def check_tokens(config: ModelConfig, tokens_BS: Any) -> None:
+    """Raise ValueError unless these are sequences of the model's tokens, no longer than its
+    context. Ids are checked outside of jit only."""
+    if not isinstance(tokens_BS, Array | np.ndarray):
+        raise ValueError(
+            f"tokens are a {type(tokens_BS).__name__}; give an array: jnp.asarray([[1, 2, 3]])"
+        )
+    if tokens_BS.ndim != 2 or not jnp.issubdtype(tokens_BS.dtype, jnp.integer):
+        raise ValueError(
+            f"tokens have shape {tokens_BS.shape} and dtype {tokens_BS.dtype}; give integers of"
+            " shape (sequences, tokens)"
+        )
+    if tokens_BS.shape[1] > config.context_length:
+        raise ValueError(
+            f"sequences have {tokens_BS.shape[1]} tokens, but the model's context_length is"
+            f" {config.context_length}"
+        )
+    is_here = isinstance(tokens_BS, np.ndarray) or (
+        not isinstance(tokens_BS, jax.core.Tracer) and tokens_BS.is_fully_addressable
+    )
+    if is_here and tokens_BS.size:
+        ids = np.asarray(tokens_BS)  # jnp would compute it as part of what is being traced
+        smallest, largest = ids.min(), ids.max()
+        if smallest < 0 or largest >= config.vocab_size:
+            raise ValueError(
+                f"tokens have ids from {smallest} to {largest}, but the model's vocab_size is"
+                f" {config.vocab_size}"
+            )
 
 
 def head_logits(

@@ -11,7 +11,7 @@ from flax import nnx
 from jax import Array
 
 from rungs.config.model_config import ModelConfig
-from rungs.model.blocks import Convert
+from rungs.model.blocks import Convert, read
 from rungs.model.kernels.int8_matmul import quantize
 from rungs.model.kernels.stored_matrix import OutputMajorMatrix, StoredMatrix, outputs_first
 from rungs.model.layers import LowRankParam
@@ -55,11 +55,14 @@ def converter(weights: WeightFormat, config: ModelConfig, dtype: jnp.dtype) -> C
 
 def convert_all(state: nnx.State, convert: Convert) -> nnx.State:
     """Return parameters, each converted."""
-    return jax.tree.map(
-        lambda param: convert(param, param[...]),
-        state,
-        is_leaf=lambda node: isinstance(node, nnx.Variable),
-    )
+
+    def convert_one(param: nnx.Param) -> nnx.Variable:
+        # jnp.asarray would copy twice; what was read is freed before it is converted
+        array = jax.block_until_ready(jax.device_put(read(param)))
+        converted: nnx.Variable = jax.block_until_ready(convert(param, array))
+        return converted
+
+    return jax.tree.map(convert_one, state, is_leaf=lambda node: isinstance(node, nnx.Variable))
 
 
 def _storing(store: Store, config: ModelConfig, dtype: jnp.dtype) -> Convert:

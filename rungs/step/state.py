@@ -2,6 +2,8 @@
 
 import functools
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -122,8 +124,9 @@ class AbstractModel:
         self.weights = _abstract_arrays(nnx.state(self._model), layout or Layout.of(None))
         self.shapes = _shapes(self._model, config.vocab_size)
 
-    def fill(self, weights: Arrays) -> GPT:
-        """Return the model with these parameters, in the dtypes they have."""
+    def fill(self, weights: Mapping[str, Any]) -> GPT:
+        """Return the model with these parameters, in the dtypes they have; for generation only,
+        with what `np.asarray` reads them from."""
         _fill(self._model, weights)
         return self._model
 
@@ -243,7 +246,7 @@ def _abstract_arrays(state: nnx.State, layout: Layout) -> AbstractArrays:
     }
 
 
-def _fill(module: nnx.Module | nnx.Optimizer, arrays: Arrays) -> None:
+def _fill(module: nnx.Module | nnx.Optimizer, arrays: Mapping[str, Any]) -> None:
     """Set the variables that `arrays` names."""
     state = nnx.state(module)
     for path, variable in nnx.to_flat_state(state):

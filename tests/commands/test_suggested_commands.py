@@ -1,7 +1,6 @@
 """Every command and option that a message or a page suggests is one that exists."""
 
 import ast
-import importlib
 import itertools
 import re
 import shlex
@@ -11,13 +10,9 @@ import click
 import pytest
 
 from rungs.commands.download_dataset import Options, _check_options
+from tests.support.command_options import SCRIPTS, command_of
 from tests.support.committed_runs import ROOT
 
-SCRIPTS = [
-    path.relative_to(ROOT).as_posix()
-    for path in [*sorted(ROOT.glob("*.py")), *sorted(ROOT.glob("smoke_tests/*.py"))]
-    if "\nimport click\n" in path.read_text()
-]
 SOURCES = [
     *SCRIPTS,
     *sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("rungs/**/*.py")),
@@ -56,13 +51,6 @@ def messages(source: str) -> Iterator[str]:
             yield node.value.replace("%s", FILLED_IN)
         elif not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
             nodes += ast.iter_child_nodes(node)
-
-
-def command_of(script: str) -> click.Command:
-    command: click.Command = importlib.import_module(
-        script.removesuffix(".py").replace("/", ".")
-    ).main
-    return command
 
 
 def options_of(command: click.Command) -> set[str]:

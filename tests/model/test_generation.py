@@ -12,7 +12,7 @@ import pytest
 from flax import nnx
 from safetensors.numpy import load_file
 
-from rungs.checkpointing.load import load_model
+from rungs.checkpointing.load import load_token_generator
 from rungs.huggingface import importing
 from rungs.huggingface.importing import Import, find_source
 from rungs.model.decoding import Decoder, Prompts, states_of
@@ -90,7 +90,7 @@ def test_published_models_generate_the_same_as_in_transformers(name: str, tmp_pa
     importing.import_model(Import.from_source(find_source(str(MODELS / name))), tmp_path / "run")
     expected = load_file(MODELS / name / "expected.safetensors")
     prompt, greedy = expected["prompt"].tolist(), expected["greedy"].tolist()
-    generator = Generator(load_model(tmp_path / "run"), donate=True)
+    generator = load_token_generator(tmp_path / "run")
     beside = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]
     assert len(greedy) == 64
     assert generator.generate([prompt, beside], Request(64))[0] == greedy
@@ -224,7 +224,7 @@ def test_accelerators_read_prompts_by_the_kernels_of_training(
     model = GPT(model_config(context_length=256, emb_dim=128, n_heads=2), jax.random.key(0))
     with trace_for(target, is_compiled=True):
         decoder = Decoder(model, jnp.dtype(jnp.bfloat16), weight_format)
-        weights = decoder.weights(states_of(model), donate=False)
+        weights = decoder.weights(states_of(model))
         tokens_BS, padding_B = jnp.zeros((2, 128), jnp.int32), jnp.array([0, 5])
         prompts = Prompts(tokens_BS, padding_B, jnp.zeros(2, bool), row_keys(0, 2), 0)
         read = functools.partial(decoder.prefill, slots=256, sampling=Sampling())
