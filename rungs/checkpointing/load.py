@@ -55,8 +55,8 @@ def load_token_generator(
     compute_dtype: DTypeLike = "float32",
     weight_format: WeightFormat = "dtype",
 ) -> Generator:
-    """Return a trained model that continues token ids. Its weights are converted as they are read, one tensor
-    at a time, so that the model is in memory once, in the form in which it is used.
+    """Return a trained model that continues token ids. Its weights are converted as they are read,
+    one tensor at a time, so that the model is in memory once, in the form in which it is used.
 
     Args:
         path: as for `load_model`.
