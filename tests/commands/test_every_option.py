@@ -76,9 +76,9 @@ COMMANDS: dict[str, tuple[str, ...]] = {
         "plan.py run --ladder 1e12 --rungs 2 --into ladder --datasets-dir datasets",
     ),
     "mup": (
-        "mup.py check run --widths 32,64 --steps 4 --learning-rate 0.01 --chart check.png"
+        "mup.py check wide --widths 32,64 --steps 4 --learning-rate 0.01 --chart check.png"
         " --datasets-dir datasets",
-        "mup.py sweep run --widths 32,64 --learning-rates 0.01,0.02 --standard --into sweep"
+        "mup.py sweep wide --widths 32,64 --learning-rates 0.01,0.02 --standard --into sweep"
         " --datasets-dir datasets",
     ),
     "model check": (
@@ -167,9 +167,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "{% for m in messages %}{{ m.role }}: {{ m.content }}<|endoftext|>{% endfor %}"
         "{% if add_generation_prompt %}assistant: {% endif %}"
     )
-    (place / "run").mkdir()
-    (place / "run" / "model.json").write_text(json.dumps(MODEL))
-    (place / "run" / "train.json").write_text(json.dumps(TRAIN))
+    for name, mup in (("run", {}), ("wide", {"mup": {"base_emb_dim": 32}})):
+        (place / name).mkdir()
+        (place / name / "model.json").write_text(json.dumps(MODEL | mup))
+        (place / name / "train.json").write_text(json.dumps(TRAIN))
     for line in SETUP:
         run(line, place)
     return place
