@@ -68,6 +68,8 @@ class NewRun:
 
     def remove(self) -> None:
         """Remove the folder again, unless it has more than what `make` wrote by now."""
+        if not is_there(self.folder):
+            return
         files = {path for path in self.folder.rglob("*") if path.is_file()}
         if files == {self.folder / name for name in (*self.texts, *self.task_files)}:
             shutil.rmtree(self.folder)

@@ -154,6 +154,7 @@ class RunFolder:
             except UserError:
                 if is_new and own.is_own():
                     with contextlib.suppress(OSError):
+                        self.holder.unlink(missing_ok=True)
                         self.lock_file.unlink()
                 raise
             finally:

@@ -43,5 +43,5 @@ def test_parquet_files_become_a_dataset(tmp_path: Path) -> None:
         "download_dataset.py", "--parquet", path, *options, "--datasets-dir", tmp_path / "d"
     )
     assert finished.returncode == 0, finished.stderr
-    assert "from 200 documents in 1 files" in finished.stdout
+    assert "from 200 documents in 1 file" in finished.stdout
     assert "vocab_size 300" in finished.stdout

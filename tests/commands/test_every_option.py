@@ -103,6 +103,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
         "download_dataset.py --parquet",
         "pretrained.py import --linen",
         "pretrained.py import --check",
+        "pretrained.py import --python",
         "pretrained.py import --ignore-key",
         "pretrained.py export --adapter",
     ),

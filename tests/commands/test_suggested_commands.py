@@ -32,7 +32,7 @@ SUGGESTED = re.compile(
     rf"uv run (?:--(?:extra|with) \S+ )*(?P<script>{_SCRIPT})(?P<arguments>.*?)(?={_END})"
 )
 """A command ends with its line, at a backtick, or before a comma, a semicolon or a bracket."""
-INSTALLING = re.compile(r"uv sync --extra \S+")
+INSTALLING = re.compile(r"uv sync --extra \S+|uv pip install --torch-backend cpu")
 NAMED = re.compile(rf"(?<![\w/.])({_SCRIPT})\b")
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*(?![\w-])")
 

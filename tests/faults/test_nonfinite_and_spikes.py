@@ -340,7 +340,7 @@ def test_an_overflowing_norm_is_not_a_spike_and_its_replay_names_it(
     capsys.readouterr()
     assert replay.replay(run, "step-000042", datasets) == EXIT_FAILED
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].endswith("/step-000042/checkpoint: 1 steps retrained")
+    assert lines[0].endswith("/step-000042/checkpoint: 1 step retrained")
     assert lines[-2:] == [
         "all microbatches, compiled as in training",
         "the gradient norm is the first tensor that is not finite",

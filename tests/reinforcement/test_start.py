@@ -216,7 +216,7 @@ def test_a_step_is_replayed_to_the_last_bit(
     config = load_reinforcement_run(uninterrupted.path)
     longer = config._replace(train=config.train.model_copy(update={"steps": 9}))  # by --extend
     assert replay(uninterrupted, longer, "step-000005", trust_verifier=False) == 0
-    assert "1 steps retrained" in (output := capsys.readouterr().out)
+    assert "1 step retrained" in (output := capsys.readouterr().out)
     assert "the same 16 texts" in output
 
 

@@ -87,7 +87,7 @@ def test_chats_that_are_too_long_are_left_out_and_counted(model: Path) -> None:
     result = build(model, CHAT, talk, CHAT, options=("--max-tokens", "100"))
     assert result.exit_code == 0, result.output
     assert "2 chats, the longest has" in result.output
-    assert "1 chats of more than 100 tokens left out" in result.output
+    assert "1 chat of more than 100 tokens left out" in result.output
     (model.parent / "datasets" / "talk" / "dataset.json").unlink()
 
 

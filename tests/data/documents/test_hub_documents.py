@@ -74,7 +74,7 @@ def test_text_on_the_hub_becomes_a_dataset(hub: HubStandIn, tmp_path: Path) -> N
 def test_options_choose_files(hub: HubStandIn, tmp_path: Path) -> None:
     finished = download(tmp_path, "--files", "more*", "--name", "more", "--validation-percent", 0)
     assert finished.returncode == 0, finished.stderr
-    assert "1 documents in 1 files" in finished.stdout
+    assert "1 document in 1 file" in finished.stdout
     assert hub.downloads() == ["more.jsonl.gz"]
 
 
