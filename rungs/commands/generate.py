@@ -102,9 +102,10 @@ class Model(NamedTuple):
         config = Weights(self.weights).header.model
         check_lookahead(request.lookahead, config.context_length)
         check_weight_format(self.weight_format, config)
+        generator = load_token_generator(self.weights, self.dtype, self.weight_format)
         if rows:
             check_token_ids(rows, config.vocab_size)
-        return load_token_generator(self.weights, self.dtype, self.weight_format)
+        return generator
 
 
 def continue_texts(

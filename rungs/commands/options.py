@@ -65,7 +65,8 @@ def start_options(extended: str, replayed: str) -> Callable[[Callable[..., None]
         click.option(
             "--dry-run",
             is_flag=True,
-            help="Do everything that a start does, and a few steps, but keep and write nothing.",
+            help="Do everything that a start does, and a few steps, but keep nothing of it, and"
+            " write nothing into the run folder.",
         ),
         click.option(
             "--supervise",

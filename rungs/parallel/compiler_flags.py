@@ -41,7 +41,16 @@ FORMER_NAMES = {
 ignore them."""
 _AS_OPTION: dict[FlagValue, FlagValue] = {"on": "COLLECTIVE_PIPELINING_MODE_ON"}
 """Values that options of `jax.stages.Lowered.compile` write in another way."""
+_LIBRARY = "libjax_common.so"
 _PLUGINS = "jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12"
+
+
+def unknown_flags() -> list[str]:
+    """Return the flags that `XLA_FLAGS` sets and this version of XLA doesn't have: it would end the
+    process."""
+    given = re.findall(r"--(\w+)", os.environ.get("XLA_FLAGS", ""))
+    libraries = _libraries() or _files_of("jaxlib", _LIBRARY)
+    return [name for name in given if not _has(libraries, name)]
 
 
 def set_gpu_flags(microbatches: int) -> None:
@@ -86,7 +95,7 @@ def _jaxlib_version() -> tuple[int, ...]:
 def _libraries() -> list[Path]:
     """Return the libraries that read the flags; none without a plugin for GPUs."""
     plugins = [path for name in _PLUGINS for path in _files_of(name, "xla_cuda_plugin.so")]
-    return plugins and [*plugins, *_files_of("jaxlib", "libjax_common.so")]
+    return plugins and [*plugins, *_files_of("jaxlib", _LIBRARY)]
 
 
 def _files_of(package: str, name: str) -> list[Path]:

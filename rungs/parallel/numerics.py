@@ -6,6 +6,7 @@ import os
 import jax
 
 from rungs.common.errors import UserError
+from rungs.parallel import compiler_flags
 
 SETTINGS = (
     *("jax_default_matmul_precision", "jax_default_prng_impl", "jax_threefry_partitionable"),
@@ -38,6 +39,10 @@ def refuse_unusable() -> None:
         f"{name.upper()}: Rungs works only with the default, {needed}; unset it"
         for name, needed in _NEEDED.items()
         if jax.config.values.get(name, needed) != needed
+    ]
+    lines += [
+        f"XLA_FLAGS: the installed XLA has no flag {name}; remove it"
+        for name in compiler_flags.unknown_flags()
     ]
     if lines:
         raise UserError("\n".join(lines))

@@ -60,7 +60,8 @@ def dry_run(
     left = data.total_steps - first
     log.info(
         "dry run: the first step has loss %s (ln of vocab_size: %.4f); it took %s with compilation,"
-        " another one %s; %s steps are left: about %s without validation; nothing was written",
+        " another one %s; %s steps are left: about %s without validation; nothing was"
+        " written into the run folder",
         "none" if losses[0] is None else f"{losses[0]:.4f}",
         math.log(config.model.vocab_size),
         *(format_duration(times[1] - times[0]), format_duration(times[-1] - times[-2])),

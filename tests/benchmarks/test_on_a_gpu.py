@@ -325,13 +325,13 @@ def test_another_checkout_is_a_variant_in_the_same_process(tmp_path: Path) -> No
     shutil.copytree(ROOT / "rungs", other / "rungs")
     changed = other / "rungs/diagnostics/device_check/step.py"
     text = changed.read_text()
-    old = "compiled, time.perf_counter() - begin)"
+    old = "return needed_bytes(self.compiled.compiled, target_device.platform())"
     assert old in text
-    changed.write_text(text.replace(old, "compiled, 12345.0)"))
+    changed.write_text(text.replace(old, "return 12_345_000_000"))
     into = ["--into", str(tmp_path / "a.json"), "--variant", str(other)]
     done = subprocess.run([*COMMAND, *into], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     (part,) = json.loads((tmp_path / "a.json").read_text())["parts"].values()
-    seconds = {one["name"]: one["values"] for one in part["figures"] if "compiling" in one["name"]}
-    assert seconds[f"{other}: compiling"] == [12345.0]
-    assert seconds[f"{BASE}: compiling"] != [12345.0]
+    found = {one["name"]: one["values"] for one in part["figures"]}
+    assert found[f"{other}: memory, as compiled"] == [12.345]
+    assert found[f"{BASE}: memory, as compiled"] != [12.345]

@@ -52,6 +52,13 @@ def test_64_bits_are_refused() -> None:
         numerics.refuse_unusable()
 
 
+def test_flags_that_xla_does_not_have_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=true --xla_nonsense=3")
+    with pytest.raises(UserError, match="has no flag xla_nonsense; remove it") as error:
+        numerics.refuse_unusable()
+    assert len(str(error.value).splitlines()) == 1
+
+
 def test_a_checkpoint_of_a_version_that_recorded_nothing_is_intact(tmp_path: Path) -> None:
     folder = tmp_path / "20260101T000000-step-000001"
     write_checkpoint(folder, 1, 2.0)

@@ -50,7 +50,7 @@ def expected(steps: range) -> list[tuple[int, Any]]:
 def feed(run: RunFolder, tracker: str) -> None:
     """Send a run in a process of its own, as training does."""
     result = subprocess.run(
-        [sys.executable, "-m", "rungs.tracking.feed", str(run.path), tracker],
+        [sys.executable, "-m", "rungs.tracking.feed", str(run.path), tracker, run.identity],
         input="new\n\n",
         text=True,
         capture_output=True,
