@@ -17,7 +17,7 @@ from benchmarks import gpu_tables
 from benchmarks.gpu_parts import needs
 from benchmarks.gpu_parts import session as gpu_session
 from benchmarks.gpu_parts.figure import Figure
-from benchmarks.gpu_parts.parts import PARTS, Part
+from benchmarks.gpu_parts.parts import Part
 from benchmarks.gpu_parts.results import Results
 from benchmarks.gpu_parts.session import measure
 from benchmarks.gpu_parts.setting import ROOT, Setting
@@ -305,18 +305,6 @@ def tables(path: Path, page: Path) -> int:
 def test_the_page_has_a_place_for_tables() -> None:
     text = gpu_tables.PAGE.read_text(encoding="utf-8")
     assert text.index(gpu_tables.BEGIN) < text.index(gpu_tables.END)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("part", [name for name in PARTS if name not in ("peaks", "kernels")])
-def test_a_rehearsal_of_each_part(part: str, tmp_path: Path) -> None:
-    """Without PyTorch; CI rehearses with it."""
-    into = ["--into", str(tmp_path / "a.json")]
-    done = subprocess.run([*COMMAND, *into, "--only", part], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    content = json.loads((tmp_path / "a.json").read_text())["parts"][part]
-    assert content["state"] == "done"
-    assert content["figures"]
 
 
 @pytest.mark.long
