@@ -40,7 +40,7 @@ def compiled(checkout: Path, changes: Changes, setting: Setting) -> Any:
         jax_setup = importlib.import_module("rungs.parallel.jax_setup")
         check = importlib.import_module("rungs.diagnostics.device_check.check")
         step = importlib.import_module("rungs.diagnostics.device_check.step")
-        flags = importlib.import_module("rungs.parallel.compiler_flags")
+        flags = importlib.import_module("rungs.parallel.gpu_settings")
         one_device = importlib.import_module("rungs.parallel.mesh").one_device
         variants = importlib.reload(importlib.import_module("benchmarks.gpu_parts.step_variants"))
         run = variants.config_of(changes, setting)

@@ -19,7 +19,7 @@ from rungs.config.sharding_config import ShardingConfig
 from rungs.config.train_config import TrainConfig
 from rungs.config.unused_keys import unused_keys
 from rungs.data.catalog import find_datasets_dir
-from rungs.parallel import gpu_memory
+from rungs.parallel import gpu_settings
 from rungs.planning.compiled import targets
 from rungs.run.folder import RunFolder, find_run
 
@@ -57,7 +57,7 @@ def _prepare_jax(options: PlanOptions) -> None:
     """Set what JAX reads when it is imported. It must not allocate a device's memory, but report
     the share that training would have, and must not use a device if another is planned for."""
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
-    gpu_memory.set_share()
+    gpu_settings.set_memory_share()
     if options.device is not None:
         os.environ["JAX_PLATFORMS"] = "cpu"
     if options.is_compiled:

@@ -164,8 +164,7 @@ def hold_run(
         )
 
     from rungs.parallel import jax_setup
-    from rungs.parallel.lost_process import end_if_lost
-    from rungs.parallel.processes import is_first_process, join, run_on_first
+    from rungs.parallel.processes import end_if_lost, is_first_process, join, run_on_first
     from rungs.step.state import copy_bytes
 
     jax_setup.prepare(config.train, partial(copy_bytes, config), processes=cluster.processes or 1)

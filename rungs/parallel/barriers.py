@@ -29,12 +29,6 @@ def _with_barred_gradient(x: Array) -> Array:
     return x
 
 
-def _forward(x: Array) -> tuple[Array, None]:
-    return x, None
-
-
-def _backward(_: None, gradient: Array) -> tuple[Array]:
-    return (jax.lax.optimization_barrier(gradient),)
-
-
-_with_barred_gradient.defvjp(_forward, _backward)
+_with_barred_gradient.defvjp(
+    lambda x: (x, None), lambda _, gradient: (jax.lax.optimization_barrier(gradient),)
+)

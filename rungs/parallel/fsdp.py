@@ -3,11 +3,20 @@ context axis, keeps a shard.
 
 A layer's weights are gathered before the layer runs, and again in its backward pass, so that only
 one or two layers are gathered at a time. The head stays gathered for the whole microbatch.
-Gradients are reduce-scattered back to the shards. `gradient_sum.py` does the same for weights that
-every device has whole: then only their gradients are communicated.
+Gradients are reduce-scattered back to the shards: the derivative of an all-gather is a sum.
 
 The token embedding is not gathered, as a microbatch needs few of its rows: each device looks up its
 columns of all devices' tokens, and they exchange the results.
+
+`GradientSum` adds up gradients over the devices that have different tokens, also of weights that
+every device has whole. Of these, each device gets the sum of the part that it updates, in one of
+two ways:
+
+    after the last microbatch   each device adds up its own gradients, then one reduce-scatter
+    as soon as it is computed   as in FSDP, without the all-gather (`Kept`). The reduce-scatter of a
+                                layer runs while the layer below computes its gradients
+
+Of what no axis divides, every device gets the whole sum, after the last microbatch.
 """
 
 import functools
@@ -20,7 +29,7 @@ from jax import Array
 
 from rungs.parallel import collectives
 from rungs.parallel.names import BLOCKS, HEAD, TOKEN_AXES, TOKEN_EMBEDDING
-from rungs.parallel.sharding import ShardedAxis
+from rungs.parallel.sharding import Layout, ShardedAxis
 
 
 def no_gather(weights: nnx.State) -> nnx.State:
@@ -149,3 +158,65 @@ def _backward(
 
 
 all_gather.defvjp(_forward, _backward)
+
+
+class GradientSum:
+    """How a step's gradients are added up.
+
+    Args:
+        layout: of the weights.
+        trained: the weights, as global arrays.
+        microbatches: of the step. Only the gradients of a single one are added up as soon as they
+            are computed.
+
+    Attributes:
+        gathered: by path, the axes of the weights whose all-gather adds up their gradient.
+    """
+
+    def __init__(self, layout: Layout, trained: nnx.State, microbatches: int) -> None:
+        sharded = layout.sharded_axes(trained)
+        self._updated = layout.for_updates.sharded_axes(trained)
+        self.gathered = self._updated if microbatches == 1 else sharded
+        self._kept = {path: axis for path, axis in self.gathered.items() if path not in sharded}
+
+    def sources(self, trained: nnx.State) -> nnx.State:
+        """Return what to compute the gradient of, inside `jax.shard_map`."""
+
+        def source(path: tuple[Any, ...], weight: nnx.Variable) -> nnx.Variable:
+            if path in self._kept:
+                return weight.replace(_own_part(weight.get_value(), self._kept[path]))
+            if path in self.gathered:
+                return weight
+            return collectives.to_varying(weight, *TOKEN_AXES)
+
+        return nnx.map_state(source, trained)
+
+    def weights(self, sources: nnx.State, trained: nnx.State) -> nnx.State:
+        """Return the model's weights as a function of `sources`."""
+        whole = dict(nnx.to_flat_state(trained))
+
+        def weight(path: tuple[Any, ...], source: nnx.Variable) -> nnx.Variable:
+            if path not in self._kept:
+                return source
+            return source.replace(Kept(source.get_value(), whole[path].get_value()))
+
+        return nnx.map_state(weight, sources)
+
+    def of(self, gradient: nnx.State) -> nnx.State:
+        """Return the sum, over devices, of gradients of `sources`, in the layout for updates."""
+
+        def total(path: tuple[Any, ...], own: nnx.Variable) -> nnx.Variable:
+            if path in self.gathered:
+                return own
+            if path in self._updated:
+                return own.replace(reduce_scatter(own.get_value(), self._updated[path]))
+            return collectives.psum(own, *TOKEN_AXES)
+
+        return nnx.map_state(total, gradient)
+
+
+def _own_part(whole: Array, axis: ShardedAxis) -> Array:
+    """Return this device's part of an array that every device has whole."""
+    size = whole.shape[axis.array_axis] // collectives.axis_size(*axis.mesh_axes)
+    start = collectives.axis_index(*axis.mesh_axes) * size
+    return jax.lax.dynamic_slice_in_dim(whole, start, size, axis.array_axis)

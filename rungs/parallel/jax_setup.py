@@ -20,7 +20,7 @@ import platformdirs
 
 from rungs.config.optimization_config import OptimizationConfig
 from rungs.config.sharding_config import ShardingConfig
-from rungs.parallel import compiler_flags, gpu_memory, numerics
+from rungs.parallel import gpu_settings, numerics
 from rungs.parallel.devices import cpu_device_count
 
 TRUNCATED_ENTRY = r"Error reading persistent compilation cache entry for '(.+?)'"
@@ -47,8 +47,8 @@ def prepare(
     """
     enable_compilation_cache()
     keep_freed_memory()
-    gpu_memory.set_share()
-    compiler_flags.set_gpu_flags(train.microbatches_per_step)
+    gpu_settings.set_memory_share()
+    gpu_settings.set_gpu_flags(train.microbatches_per_step)
     if train.deterministic:
         flags = os.environ.get("XLA_FLAGS", "")
         os.environ["XLA_FLAGS"] = f"{flags} --xla_gpu_deterministic_ops=true".strip()

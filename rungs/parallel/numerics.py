@@ -6,7 +6,7 @@ import os
 import jax
 
 from rungs.common.errors import UserError
-from rungs.parallel import compiler_flags
+from rungs.parallel import gpu_settings
 
 SETTINGS = (
     *("jax_default_matmul_precision", "jax_default_prng_impl", "jax_threefry_partitionable"),
@@ -42,7 +42,7 @@ def refuse_unusable() -> None:
     ]
     lines += [
         f"XLA_FLAGS: the installed XLA has no flag {name}; remove it"
-        for name in compiler_flags.unknown_flags()
+        for name in gpu_settings.unknown_flags()
     ]
     if lines:
         raise UserError("\n".join(lines))

@@ -1,20 +1,33 @@
-"""Join the processes of a run, and broadcast and agree between them.
+"""Join the processes of a run, and broadcast and agree between them. With one process, every
+function does the same without communication.
 
-With one process, every function here does the same without communication.
+If another process is missing at the start or dies, this one ends with one line. JAX's health check
+would abort it with a stack trace (exit code 134), unless it has a callback. But jaxlib 0.10 cannot
+convert the callback's argument to Python: it throws `std::bad_cast` instead of calling it.
+`connect` turns that into a RuntimeError; in the thread of the health check it ends in C++'s
+terminate handler, so that is set too. JAX's own log lines before it say which process died.
 """
 
+import contextlib
+import ctypes
 import functools
 import hashlib
+import logging
 import math
-from collections.abc import Callable
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator
 
 import jax
 import numpy as np
+from jax._src.lib import _jax
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from rungs.common.errors import RunFailure, UserError
-from rungs.parallel import lost_process
+from rungs.common import run_log
+from rungs.common.errors import EXIT_FAILED, RunFailure, UserError, readable_line, reason
+from rungs.common.run_log import TERMINAL
 from rungs.parallel.launchers import Cluster
 
 START_TIMEOUT_SECONDS = 300
@@ -26,12 +39,21 @@ _NO_ERROR = 0
 _ERRORS_RAISED_BY_ALL: dict[int, type[Exception]] = {1: UserError, 2: RunFailure}
 _OTHER_ERROR = 3
 _PIECE_BYTES = 1 << 28
+LOST_PROCESS = (
+    "another process of this run did not start in time, died, or lost its connection; its own"
+    " output says why. Start all of them again to resume"
+)
+_SIGNS_OF_LOSS = re.compile(
+    "gloo|nccl|connection|heartbeat|barrier|coordination|unavailable|deadline", re.IGNORECASE
+)
+_UNREADABLE = "std::bad_cast"
+_ENDING = threading.Lock()
 
 
 def join(cluster: Cluster) -> None:
     """Connect to the other processes; call this before any other use of JAX.
 
-    If some do not arrive in time, or die later, `lost_process` ends this one.
+    If some do not arrive in time, or die later, this one ends with one line.
 
     Raises:
         UserError: JAX cannot find out who the other processes are.
@@ -39,7 +61,7 @@ def join(cluster: Cluster) -> None:
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.config.update("jax_enable_preemption_service", False)  # it would catch SIGTERM
     try:
-        with lost_process.end_instead_of_abort():
+        with _end_instead_of_abort():
             jax.distributed.initialize(
                 *cluster,
                 initialization_timeout=START_TIMEOUT_SECONDS,
@@ -48,10 +70,57 @@ def join(cluster: Cluster) -> None:
             )
     except (ValueError, RuntimeError) as error:
         if is_multi_process():  # it knows the others, but they did not arrive
-            lost_process.end(error)
+            _end(error)
         advice = "" if cluster.coordinator else "; give --coordinator, --processes and --process"
         message = f"the processes of this run cannot connect: {error}{advice}"
         raise UserError(message) from None
+
+
+def _end(cause: Exception | None = None) -> None:
+    """Print and log the message, then end this process at once: JAX's own end would wait for the
+    others."""
+    message = LOST_PROCESS
+    if cause is not None and str(cause) != _UNREADABLE:
+        message += f" ({readable_line(reason(cause))})"
+    with _ENDING:
+        run_log.log_to_file_only(logging.ERROR, message)
+        TERMINAL.write(f"error: {message}\n")
+        os._exit(EXIT_FAILED)
+
+
+@contextlib.contextmanager
+def end_if_lost() -> Iterator[None]:
+    """End this process if the block fails because another process is gone."""
+    try:
+        yield
+    except (jax.errors.JaxRuntimeError, RunFailure) as error:
+        cause = error.__cause__ if isinstance(error, RunFailure) else error
+        if isinstance(cause, jax.errors.JaxRuntimeError) and _SIGNS_OF_LOSS.search(str(cause)):
+            _end(cause)
+        raise
+
+
+@contextlib.contextmanager
+def _end_instead_of_abort() -> Iterator[None]:
+    """Call `_end` where the health check of a client created in this block would abort."""
+    create = _jax.get_distributed_runtime_client
+    with_callback = functools.partial(create, missed_heartbeat_callback=lambda *_: _end())
+    _set_terminate_handler()
+    vars(_jax)["get_distributed_runtime_client"] = with_callback
+    try:
+        yield
+    finally:
+        vars(_jax)["get_distributed_runtime_client"] = create
+
+
+_END_IN_C = ctypes.CFUNCTYPE(None)(_end)
+"""A global, so that it is never freed."""
+
+
+def _set_terminate_handler() -> None:
+    """Call std::set_terminate, where the C++ library is GNU's."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL("libstdc++.so.6")._ZSt13set_terminatePFvvE(_END_IN_C)
 
 
 def is_multi_process() -> bool:

@@ -9,7 +9,7 @@ import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from rungs.common.errors import UserError
-from rungs.parallel import gpu_memory
+from rungs.parallel import gpu_settings
 
 if TYPE_CHECKING:  # the help of `plan.py` shows the table
     import numpy as np
@@ -64,7 +64,7 @@ class Hardware(NamedTuple):
     @property
     def usable_bytes(self) -> float:
         """The part of the memory that JAX takes."""
-        return self.memory_bytes * (gpu_memory.share() if self.is_preallocated else 1)
+        return self.memory_bytes * (gpu_settings.memory_share() if self.is_preallocated else 1)
 
 
 def _nvidia(

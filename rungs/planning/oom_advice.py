@@ -21,7 +21,7 @@ from rungs.config.train_config import TrainConfig
 from rungs.model.layer_loop import LayerLoop, kept_scores, layer_loop
 from rungs.model.remat import settings_from
 from rungs.parallel.devices import memory_bytes
-from rungs.parallel.gpu_memory import share_advice
+from rungs.parallel.gpu_settings import share_advice
 from rungs.parallel.sharding import Layout
 from rungs.planning.memory import (
     MEMORY_LABELS,

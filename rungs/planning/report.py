@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from rungs.common.text_table import counted, format_duration
-from rungs.parallel.gpu_memory import share_advice
+from rungs.parallel.gpu_settings import share_advice
 from rungs.parallel.mesh import size_along
 from rungs.parallel.names import CONTEXT, DATA
 from rungs.planning.communication import abstract_layout

@@ -12,7 +12,7 @@ import os
 from typing import Any, NamedTuple
 
 from rungs.common.errors import UserError
-from rungs.parallel.compiler_flags import FlagValue, gpu_options
+from rungs.parallel.gpu_settings import FlagValue, gpu_options
 from rungs.planning.hardware import DEVICES, Hardware
 
 _ENVIRONMENT = {

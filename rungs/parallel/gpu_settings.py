@@ -1,6 +1,16 @@
-"""Flags of XLA's GPU compiler, so that devices compute while they send each other weights.
+"""What to set for GPUs before JAX starts: the share of their memory that JAX takes, and flags of
+XLA's compiler that let devices compute while they send each other weights.
+
+JAX takes 75% of the memory by default
+(https://docs.jax.dev/en/latest/gpu_memory_allocation.html), which leaves 21 GB of an H100 unused.
+Not all of it can be JAX's: CUDA's context, the workspaces of cuBLAS and cuDNN, and NCCL's buffers
+are outside of what it takes. NVIDIA recommends 0.8 or 0.9
+(https://docs.nvidia.com/jax-toolbox/performance-profiling/gpu-performance); 0.9 leaves 8.5 GB of an
+H100 and 2.5 GB of a card with 24 GiB.
 
 `XLA_FLAGS` in the environment overrides any flag. docs/performance.md says what they bring.
+
+Loads without JAX.
 """
 
 import importlib.metadata
@@ -10,6 +20,10 @@ import os
 import re
 from pathlib import Path
 
+DEFAULT_SHARE = 0.9
+"""Share of each GPU's memory that JAX takes unless one of `SHARE_VARIABLES` is set."""
+SHARE_VARIABLES = "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"
+"""JAX's names for the share, the old one last. JAX refuses to start if both are set."""
 FlagValue = bool | int | str
 COMMON_FLAGS: dict[str, FlagValue] = {
     # This pass (https://github.com/openxla/xla/pull/44359, since jaxlib 0.11) lets copies of slices
@@ -17,7 +31,7 @@ COMMON_FLAGS: dict[str, FlagValue] = {
     # that should hide them. Earlier versions ignore the name.
     "xla_disable_hlo_passes": "dynamic-slice-copy-fusion-async-wrapper",
 }
-"""For every step."""
+"""Flags for every step."""
 PIPELINING_FLAGS: dict[str, FlagValue] = {
     # The loop over layers gathers the weights of the next layer while it computes one, and adds up
     # the gradients of the layer before.
@@ -29,28 +43,51 @@ PIPELINING_FLAGS: dict[str, FlagValue] = {
     # All weights of a layer of up to 64M parameters are gathered at once, but not the head.
     "xla_gpu_all_gather_combine_threshold_bytes": 128 << 20,
 }
-"""For steps of one microbatch. With several, the compiler would also pipeline the loop over
-microbatches, and have the activations of two of them in memory. See also
-https://docs.nvidia.com/jax-toolbox/performance-profiling/gpu-performance."""
+"""More flags for steps of one microbatch. With several, the compiler would also pipeline the loop
+over microbatches, and have the activations of two of them in memory."""
 FORMER_NAMES = {
     "xla_gpu_pipeline_all_gather": "xla_gpu_enable_pipelined_all_gather",
     "xla_gpu_pipeline_all_reduce": "xla_gpu_enable_pipelined_all_reduce",
     "xla_gpu_pipeline_reduce_scatter": "xla_gpu_enable_pipelined_reduce_scatter",
 }
-"""Their names before jaxlib 0.11.1, with the value true. Later versions accept these names and
-ignore them."""
+"""Names before jaxlib 0.11.1, with the value true. Later versions accept and ignore them."""
 _AS_OPTION: dict[FlagValue, FlagValue] = {"on": "COLLECTIVE_PIPELINING_MODE_ON"}
 """Values that options of `jax.stages.Lowered.compile` write in another way."""
 _LIBRARY = "libjax_common.so"
 _PLUGINS = "jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12"
 
 
+def set_memory_share() -> None:
+    """Make JAX take `DEFAULT_SHARE` of each GPU, unless the user chose another share. It has no
+    effect once JAX has started."""
+    if _given_share() is None:
+        os.environ[SHARE_VARIABLES[0]] = str(DEFAULT_SHARE)
+
+
+def memory_share() -> float:
+    """Return the share that training takes of a GPU's memory."""
+    try:
+        given = float(_given_share() or DEFAULT_SHARE)
+    except ValueError:
+        return DEFAULT_SHARE
+    return given if 0 < given <= 1 else DEFAULT_SHARE
+
+
+def share_advice(memory: str) -> str:
+    """Say how much of a GPU's memory JAX takes, and what changes that."""
+    return f"JAX takes {memory_share():.0%} of {memory}; {SHARE_VARIABLES[0]} changes that"
+
+
+def _given_share() -> str | None:
+    """Return the user's own share; an empty variable counts as none, as in JAX."""
+    return next((os.environ[name] for name in SHARE_VARIABLES if os.environ.get(name)), None)
+
+
 def unknown_flags() -> list[str]:
     """Return the flags that `XLA_FLAGS` sets and this version of XLA doesn't have: it would end the
     process."""
-    given = re.findall(r"--(\w+)", os.environ.get("XLA_FLAGS", ""))
     libraries = _libraries() or _files_of("jaxlib", _LIBRARY)
-    return [name for name in given if not _has(libraries, name)]
+    return [name for name in _user_flags() if not _has(libraries, name)]
 
 
 def set_gpu_flags(microbatches: int) -> None:
@@ -76,16 +113,15 @@ def gpu_options(microbatches: int) -> dict[str, FlagValue]:
 
 def gpu_flags(microbatches: int) -> dict[str, FlagValue]:
     """Return the flags for a step of so many microbatches, without those that the user has set."""
-    own = re.findall(r"--(\w+)", os.environ.get("XLA_FLAGS", ""))
     flags = COMMON_FLAGS if microbatches > 1 else COMMON_FLAGS | PIPELINING_FLAGS
     if _jaxlib_version() < (0, 11, 1):
-        flags = _with_former_names(flags)
-    return {name: value for name, value in flags.items() if name not in own}
+        former = {FORMER_NAMES[name]: True for name in flags if name in FORMER_NAMES}
+        flags = former | {name: flags[name] for name in flags if name not in FORMER_NAMES}
+    return {name: value for name, value in flags.items() if name not in _user_flags()}
 
 
-def _with_former_names(flags: dict[str, FlagValue]) -> dict[str, FlagValue]:
-    former = {FORMER_NAMES[name]: True for name in flags if name in FORMER_NAMES}
-    return former | {name: value for name, value in flags.items() if name not in FORMER_NAMES}
+def _user_flags() -> list[str]:
+    return re.findall(r"--(\w+)", os.environ.get("XLA_FLAGS", ""))
 
 
 def _jaxlib_version() -> tuple[int, ...]:
@@ -108,9 +144,10 @@ def _files_of(package: str, name: str) -> list[Path]:
 
 
 def _has(libraries: list[Path], flag: str) -> bool:
-    return all(_contains(path, flag.encode()) for path in libraries)
+    """Return whether all libraries contain a flag's name."""
 
+    def contains(path: Path) -> bool:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
+            return text.find(flag.encode()) >= 0
 
-def _contains(path: Path, text: bytes) -> bool:
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        return content.find(text) >= 0
+    return all(map(contains, libraries))
