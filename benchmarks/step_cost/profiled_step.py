@@ -36,8 +36,7 @@ from rungs.parallel import jax_setup
 from rungs.parallel.mesh import one_device
 from rungs.planning.compiled.collectives import CONTROL_FLOW
 from rungs.planning.compiled.hlo import Module
-from rungs.planning.compiled.roofline import Roofline, Work, roofline
-from rungs.planning.compiled.step_flops import step_flops
+from rungs.planning.compiled.roofline import Roofline, Work, roofline, step_flops
 from rungs.planning.compiled.step_parts import PARTS, part_of
 from rungs.planning.forecast import forecast
 from rungs.planning.hardware import device_of_kind

@@ -107,7 +107,7 @@ def _forecast(folder: RunFolder, config: RunConfig, options: PlanOptions) -> "Fo
 
 def _plan_policy(folder: RunFolder, config: ReinforceRunConfig, options: PlanOptions) -> bool:
     """Print the plan of a run of reinforcement learning; return whether it fits."""
-    from rungs.planning import policy_plan, policy_report
+    from rungs.planning import policy_plan
 
     plan = policy_plan.plan(
         folder,
@@ -118,12 +118,8 @@ def _plan_policy(folder: RunFolder, config: ReinforceRunConfig, options: PlanOpt
         options.utilized_share,
         use_recorded=options.is_as_recorded,
     )
-    show = (
-        policy_report.as_json
-        if options.as_json
-        else functools.partial(policy_report.as_text, folder)
-    )
-    click.echo(show(plan))
+    text = policy_plan.as_json(plan) if options.as_json else policy_plan.as_text(folder, plan)
+    click.echo(text)
     return plan.fits
 
 

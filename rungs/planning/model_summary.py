@@ -39,14 +39,12 @@ class ArraySummary(NamedTuple):
     initial_std: float | None
     """Standard deviation of the initial values; None if they were not computed."""
     share: float
-    """Of all parameters, between 0 and 1."""
+    """Share of all parameters, between 0 and 1."""
     splits: dict[str, dict[str, str]]
     """For each sharding mode: the mesh axis that splits an array axis, by array axis."""
 
 
 class ModelSummary(NamedTuple):
-    """A whole model."""
-
     parameters: int
     modules: list[ModuleSummary]
     arrays: list[ArraySummary]

@@ -61,9 +61,8 @@ def report_out_of_memory(
     try:
         yield
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
-        if isinstance(error, MemoryError) or any(
-            sign in str(error) for sign in OUT_OF_MEMORY_SIGNS
-        ):
+        has_sign = any(sign in str(error) for sign in OUT_OF_MEMORY_SIGNS)
+        if has_sign or isinstance(error, MemoryError):
             raise RunFailure("\n".join(["out of memory", *advice(config, mesh, stored)])) from error
         raise
 
@@ -86,14 +85,11 @@ def advice(config: RunConfig, mesh: Mesh, stored: Dtypes | None = None) -> list[
     memory, limit = memory_of(config, mesh, stored), device_bytes(mesh)
     parts = memory.parts
     parts["layer"] = max(memory.layer - memory.logits, 0)  # the two do not overlap
+    devices = "one device" if mesh.size == 1 else f"each of {mesh.size} devices"
     total = format_bytes(memory.total)
-    lines = [
-        f"a step needs about {total} on {_devices(mesh)} with {format_bytes(limit)}:",
-        *(
-            f"  {MEMORY_LABELS.get(name, name):12} {format_bytes(size):>10}"
-            for name, size in parts.items()
-        ),
-    ]
+    lines = [f"a step needs about {total} on {devices} with {format_bytes(limit)}:"]
+    for name, size in parts.items():
+        lines.append(f"  {MEMORY_LABELS.get(name, name):12} {format_bytes(size):>10}")
     if mesh.devices.flat[0].platform == "gpu":
         lines.append(share_advice("a GPU's memory"))
     # the run is out of memory, so it needs more than this estimate
@@ -111,7 +107,10 @@ def remedies(
     if fitting := list(edits(config, mesh, USABLE_SHARE * limit, stored)):
         return [
             "these edits of train.json would fit, with the same global batch:",
-            *(f"  {_as_keys(edit.keys)}  ({format_bytes(edit.memory.total)})" for edit in fitting),
+            *(
+                f"  {json.dumps(edit.keys)[1:-1]}  ({format_bytes(edit.memory.total)})"
+                for edit in fitting
+            ),
         ]
     return [
         "no combination of microbatch_size and remat fits: use more devices that share the weights"
@@ -159,8 +158,8 @@ def _edits_of_sharding(
 def _loop_keys(
     loop: LayerLoop, own: TrainConfig, edited: TrainConfig, model: ModelConfig
 ) -> dict[str, Any]:
-    """Return the keys that an edit needs to get a loop. `own` has the concrete values also of what
-    `train.json` leaves to the device, which may choose others for the edited run."""
+    """Return the keys that an edit needs to get a loop. `own` also has values that `train.json`
+    leaves to the device, which may choose others for the edited run."""
     chosen = layer_loop(own, model)
     if _loop_of({}, own, model) != chosen:
         return dict(loop.as_keys().items() - chosen.as_keys().items())
@@ -206,18 +205,10 @@ def _split(train: TrainConfig, size: int) -> dict[str, int]:
 
 
 def _rough_bytes(config: RunConfig) -> int:
-    """Return an instant estimate of the bytes on all devices: weights, moments, gradients, and ten
-    vectors, with dropout also the attention scores, per token and layer."""
+    """Return an instant estimate of the bytes on all devices: weights, moments, gradients, and per
+    token and layer ten vectors and, with dropout, the attention scores."""
     model, train = config
     numbers = sum(map(math.prod, shapes_of(model).values()))
     tokens = train.microbatch_size * config.sequence_length
     kept = 10 * model.emb_dim + kept_scores(train, model)
     return 4 * (5 * numbers + tokens * model.n_layers * kept)
-
-
-def _as_keys(keys: dict[str, Any]) -> str:
-    return json.dumps(keys)[1:-1]
-
-
-def _devices(mesh: Mesh) -> str:
-    return "one device" if mesh.size == 1 else f"each of {mesh.size} devices"

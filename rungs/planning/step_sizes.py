@@ -4,7 +4,7 @@ Axis suffixes as in `rungs/model/gpt.py`.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
@@ -24,15 +24,15 @@ from rungs.step.state import AbstractArrays
 
 
 class StepSizes(NamedTuple):
-    """A run and what was traced of it. All sizes are in bytes, except where they count tokens,
-    rows or elements."""
+    """A run and what was traced of it. All sizes are in bytes on a device, except where they count
+    tokens, rows or elements."""
 
     config: RunConfig
     mesh: Mesh
     weights: AbstractArrays
     gradients_of_microbatch: AbstractArrays
     kept: Mapping[Remat, Activations]
-    """Of a microbatch, by setting of `remat`."""
+    """Activations of a microbatch, by setting of `remat`."""
 
     @property
     def loop(self) -> LayerLoop:
@@ -43,13 +43,26 @@ class StepSizes(NamedTuple):
         return self.loop.remat
 
     @property
+    def layers(self) -> int:
+        return self.config.model.n_layers
+
+    @property
+    def period(self) -> int:
+        """Layers of one period of `layer_pattern`, which are compiled together."""
+        return len(self.config.model.repeated_kinds)
+
+    @property
     def is_unrolled(self) -> bool:
         """Whether there is no loop over layers."""
         return self.layers > 0 and self.loop.unroll >= periods(self.config.model)
 
     @property
+    def accumulates(self) -> bool:
+        return self.config.train.gradient_accumulation_steps > 1
+
+    @property
     def itemsize(self) -> int:
-        """Of an element in the compute dtype."""
+        """Bytes of an element in the compute dtype."""
         return dtype_of(self.config.train).itemsize
 
     @property
@@ -61,8 +74,7 @@ class StepSizes(NamedTuple):
     @property
     def batch(self) -> int:
         """Inputs and targets of a step."""
-        steps = self.config.train.gradient_accumulation_steps
-        return 2 * self.tokens * steps * INT32_BYTES
+        return 2 * self.tokens * self.config.train.gradient_accumulation_steps * INT32_BYTES
 
     @property
     def vocabulary(self) -> int:
@@ -96,19 +108,6 @@ class StepSizes(NamedTuple):
         return self.logits < self.tokens * self.vocabulary
 
     @property
-    def accumulates(self) -> bool:
-        return self.config.train.gradient_accumulation_steps > 1
-
-    @property
-    def layers(self) -> int:
-        return self.config.model.n_layers
-
-    @property
-    def period(self) -> int:
-        """Layers of one period of `layer_pattern`, which are compiled together."""
-        return len(self.config.model.repeated_kinds)
-
-    @property
     def gradients(self) -> int:
         """Gradients of a microbatch."""
         return bytes_per_device(self.gradients_of_microbatch)
@@ -121,35 +120,34 @@ class StepSizes(NamedTuple):
     @property
     def gathered_layers(self) -> int:
         """One period's layers whose weights are gathered from shards."""
-        return self._of_period(self.weights) * self.itemsize
+        return self._gathered_in_period(self.weights) * self.itemsize
 
     @property
     def scattered_gradients(self) -> int:
         """One period's gradients that are computed whole and reduce-scattered to shards."""
-        return self._of_period(self.gradients_of_microbatch) * FLOAT32_BYTES
+        return self._gathered_in_period(self.gradients_of_microbatch) * FLOAT32_BYTES
 
     @property
     def gathered_outside(self) -> int:
         """Weights outside the layers that are gathered from shards. Token embeddings are looked up
         in shards."""
-        tied = self.config.model.tied_embeddings
-        narrow = (HEAD, TOKEN_EMBEDDING) if tied else (HEAD,)
-        wide = (BLOCKS, HEAD, TOKEN_EMBEDDING)
-        return self._gathered_elements(lambda name: name.startswith(narrow)) * self.itemsize + (
-            self._gathered_elements(lambda name: not name.startswith(wide)) * FLOAT32_BYTES
-        )
+        narrow = (HEAD, TOKEN_EMBEDDING) if self.config.model.tied_embeddings else (HEAD,)
+        total = 0
+        for name, array in self.weights.items():
+            if name.startswith(narrow):
+                total += _gathered_elements(array) * self.itemsize
+            elif not name.startswith((BLOCKS, TOKEN_EMBEDDING)):
+                total += _gathered_elements(array) * FLOAT32_BYTES
+        return total
 
     def in_layer(self, remat: Remat) -> int:
         """Return what one layer keeps for the backward pass."""
         return self.kept[remat].in_layers // max(self.layers, 1)
 
-    def _of_period(self, arrays: AbstractArrays) -> int:
-        """Return the elements of one period's layers, of arrays of which a device has a shard."""
+    def _gathered_in_period(self, arrays: AbstractArrays) -> int:
+        """Return the elements, gathered, of one period's layers of which a device has a shard."""
         elements = sum(map(_gathered_elements, _in_layers(arrays).values()))
         return elements * self.period // max(self.layers, 1)
-
-    def _gathered_elements(self, picks: Callable[[str], bool]) -> int:
-        return sum(_gathered_elements(one) for name, one in self.weights.items() if picks(name))
 
 
 def _in_layers(arrays: AbstractArrays) -> AbstractArrays:
@@ -166,11 +164,9 @@ def bytes_per_device(arrays: AbstractArrays) -> int:
 
 
 def _gathered_elements(array: jax.ShapeDtypeStruct) -> int:
-    """Return the elements of a parameter gathered along the axis that FSDP shards; 0 if it is
-    not."""
+    """Return the elements of a parameter gathered along the axis that FSDP shards; 0 if none."""
     assert isinstance(array.sharding, NamedSharding)
-    axis = sharded_axis(array.sharding.spec)
-    if axis is None:
+    if (axis := sharded_axis(array.sharding.spec)) is None:
         return 0
     shard = math.prod(array.sharding.shard_shape(array.shape))
     return shard * size_along(array.sharding.mesh, *axis.mesh_axes)

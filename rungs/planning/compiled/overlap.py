@@ -17,8 +17,7 @@ from typing import NamedTuple
 from jax.sharding import AbstractMesh, Mesh
 
 from rungs.planning.compiled.collectives import Collective, Site, chain_of, sites, summary
-from rungs.planning.compiled.hlo import Instruction, Module, Program
-from rungs.planning.compiled.hlo_trip_count import trip_count
+from rungs.planning.compiled.hlo import Instruction, Module, Program, trip_count
 
 _MATMUL_TARGETS = ("__cublas", "__cudnn", "__gpu$xla.gpu.triton", "tpu_custom_call")
 """Beginnings of the names of custom calls that are matmuls, attention or hand-written kernels."""

@@ -9,16 +9,20 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+import numpy as np
+
 from rungs.common.errors import UserError
+from rungs.optim.precision import dtype_of
+from rungs.parallel import target_device
+from rungs.parallel.target_device import Target
+from rungs.planning.communication import abstract_layout
 from rungs.planning.compiled.collectives import CONTROL_FLOW
-from rungs.planning.compiled.hlo import Instruction, Module, Program
-from rungs.planning.compiled.hlo_trip_count import trip_count
+from rungs.planning.compiled.hlo import Instruction, Module, Program, trip_count
 from rungs.planning.compiled.kernels import is_kernel
-from rungs.planning.compiled.matmuls import matmuls_of
-from rungs.planning.compiled.memory_traffic import moved_bytes
 from rungs.planning.compiled.step import CompiledStep
-from rungs.planning.compiled.step_flops import StepFlops, step_flops
 from rungs.planning.compiled.step_parts import ATTENTION, OPTIMIZER, PARTS, part_of
+from rungs.planning.compiled.work import matmuls_of, moved_bytes
+from rungs.planning.flops import hardware_flops_per_token
 from rungs.planning.forecast import Forecast
 from rungs.planning.hardware import Hardware
 
@@ -55,6 +59,19 @@ class Work(NamedTuple):
     def limit(self) -> str:
         """Which takes longer, computing or moving."""
         return "FLOPs" if self.compute_seconds >= self.memory_seconds else "memory"
+
+
+class StepFlops(NamedTuple):
+    """FLOPs of each device in a step."""
+
+    model: float
+    """As utilization (MFU) is measured by."""
+    planned: float
+    """Of all matmuls, from the configs."""
+    attention: float
+    """Those of them that are in attention, whose kernels do not show their FLOPs."""
+    dtype: np.dtype
+    """Of the matmuls."""
 
 
 class Goal(NamedTuple):
@@ -166,6 +183,23 @@ def step_roofline(forecast: Forecast, step: CompiledStep) -> Roofline | None:
         return roofline(step.result.program, forecast.hardware, step_flops(forecast))
     except ValueError as error:
         raise UserError(f"--roofline: {error}") from None
+
+
+def step_flops(forecast: Forecast) -> StepFlops:
+    """Return the FLOPs of a step with the kernels that its device's compiler has."""
+    config, hardware = forecast.config, forecast.hardware
+    target = Target(hardware.platform, hardware.compute_capability)
+    with target_device.trace_for(target, is_compiled=True):
+        layout = abstract_layout(forecast.sharding)
+        vocabulary = layout.padded_vocab_size(config.model.vocab_size)
+        flops = hardware_flops_per_token(config, vocabulary)
+    tokens = forecast.tokens.per_step / forecast.devices
+    return StepFlops(
+        tokens * forecast.model_flops_per_token,
+        tokens * flops.total,
+        tokens * flops.attention.total,
+        dtype_of(config.train),
+    )
 
 
 def _scheduled(

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from rungs.planning.compiled.collectives import KINDS
 from rungs.planning.compiled.hlo import Instruction, Module, device_bytes_of, dimensions_of
-from rungs.planning.compiled.matmuls import matmuls_of
+from rungs.planning.compiled.work import matmuls_of
 
 SCOPES = {
     "attention": "attention kernel",
