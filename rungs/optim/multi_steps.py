@@ -1,9 +1,8 @@
 """The `MultiSteps` optimizer: one update per global step on the mean gradient of its microbatches.
 
-It does what `optax.MultiSteps` does, with two differences: the inner optimizer runs once per global
-step instead of once per microbatch, and a microbatch with a non-finite gradient is left out instead
-of spoiling the step. `optimizers.py` has the optimizers themselves; clipping, weight decay and the
-learning rate are applied here.
+Unlike in `optax.MultiSteps`, the inner optimizer runs once per global step instead of once per
+microbatch, and a microbatch with a non-finite gradient is left out instead of spoiling the step.
+`optimizers.py` has the optimizers; clipping, weight decay and the learning rate are applied here.
 """
 
 from typing import Any, NamedTuple
@@ -23,7 +22,7 @@ from rungs.optim.schedule import learning_rate_schedule
 
 
 class Update(NamedTuple):
-    """What one update did. Every field is a scalar."""
+    """Result of one update, in scalars."""
 
     learning_rate: Array
     gradient_norm: Array
@@ -63,8 +62,8 @@ class MultiSteps(nnx.Optimizer):
             model: the model given at construction.
             gradient_sum: sum of the finite microbatches' gradients, a tree like the trained
                 parameters; undefined if no microbatch is finite.
-            weight: total weight of those microbatches, a scalar; their number if every target
-                counts, 0 if there are none.
+            weight: total weight of the finite microbatches, a scalar; their number if every target
+                counts.
             skipped: whether to leave model and moments unchanged.
         """
         weight_or_1 = jnp.where(weight > 0, weight, 1)

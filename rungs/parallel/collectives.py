@@ -64,10 +64,8 @@ def all_gather(x: Array, axis: str, *, joined: int) -> Array:
 
 
 def to_varying(x: Any, *axes: str) -> Any:
-    """Return x, replicated along mesh axes, as varying along them.
-
-    Each device then computes its own gradient of the result; the gradient of x is their sum.
-    """
+    """Return x, replicated along mesh axes, as varying along them. Each device then computes its
+    own gradient of the result; the gradient of x is their sum."""
     present = present_axes(axes)
     return jax.lax.pcast(x, present, to="varying") if present else x
 

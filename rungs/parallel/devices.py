@@ -19,10 +19,10 @@ from rungs.parallel.names import CONTEXT, DATA
 from rungs.parallel.sharding import Layout
 
 MAX_CPU_DEVICES = 8
-"""By default, of a run that samples. Each has a copy of the weights, and all copies are summed in
-every step; cores beyond these work within operations."""
+"""Most CPU devices that a run that samples has by default. Each has a copy of the weights, and all
+copies are summed in every step; cores beyond these work within operations."""
 _FEW = 2
-"""CPU devices that a run that samples may have at least, however large its copies."""
+"""Devices that it may have at least, however large its copies."""
 _COPIES_SHARE = 0.5
 """Share of the memory that the copies of weights, moments and gradients may take; the rest is for
 activations."""
@@ -54,19 +54,16 @@ def cpu_device_count(
     available = core_count() * processes
     if train.sharding is None:
         count = _recorded_data_size(train, available, recorded)
-        if count is None:
-            most = _most_for_sampling(copy_bytes(), processes) if train.SAMPLES else processes
-            count = _divisor(train, most, processes)
+        if count is None and train.SAMPLES:
+            copies = max(min(_COPIES_SHARE * memory_bytes() / copy_bytes(), MAX_CPU_DEVICES), _FEW)
+            count = _divisor(train, min(core_count(), int(copies)) * processes, processes)
+        elif count is None:
+            count = _divisor(train, processes, processes)
         return max(count // processes, 1)
     sizes = train.sharding.sizes
     needed = abs(math.prod(sizes))
     rest = max(available // needed, 1) if -1 in sizes else 1
     return max(needed * rest // processes, 1)
-
-
-def _most_for_sampling(copy_bytes: int, processes: int) -> int:
-    copies = max(min(_COPIES_SHARE * memory_bytes() / copy_bytes, MAX_CPU_DEVICES), _FEW)
-    return min(core_count(), int(copies)) * processes
 
 
 def core_count() -> int:
@@ -173,19 +170,15 @@ def idle_devices(train: OptimizationConfig, used: int, available: int) -> str | 
     does so without being told to."""
     if train.sharding is not None or used == available:
         return None
-    return f"{available - used} of {available} devices are idle: {_cause(train, used, available)}"
-
-
-def _cause(train: OptimizationConfig, used: int, available: int) -> str:
     size, in_step = train.microbatch_size, train.sequences_per_step
+    idle = f"{available - used} of {available} devices are idle:"
     if size % available == 0:
-        return f"the last checkpoint used {used}; {_ALL} would use all"
-    cause = f"microbatch_size {size} is not divisible by {available};"
+        return f"{idle} the last checkpoint used {used}; {_ALL} would use all"
+    cause = f"{idle} microbatch_size {size} is not divisible by {available};"
     fitting = [count for count in range(available, in_step + 1, available) if in_step % count == 0]
     if not fitting:
-        return (
-            f'{cause} "microbatch_size": {-(-size // available) * available}, {_ALL} would use all'
-        )
+        larger = -(-size // available) * available
+        return f'{cause} "microbatch_size": {larger}, {_ALL} would use all'
     near = min(fitting, key=lambda count: abs(count - size))
     keys = f'"microbatch_size": {near}, "gradient_accumulation_steps": {in_step // near}'
     return f"{cause} {keys}, {_ALL} would use all, with the same number of tokens per step"

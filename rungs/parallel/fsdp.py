@@ -1,5 +1,5 @@
 """FSDP: all-gather the weights of which each device along the data axis, and in mode `cp` along the
-context axis, keeps a shard.
+context axis, keeps a shard; add up gradients.
 
 A layer's weights are gathered before the layer runs, and again in its backward pass, so that only
 one or two layers are gathered at a time. The head stays gathered for the whole microbatch.
@@ -38,15 +38,14 @@ def no_gather(weights: nnx.State) -> nnx.State:
 
 
 class Kept(NamedTuple):
-    """A weight of which this device keeps what an all-gather would return."""
+    """A weight of which this device keeps what an all-gather would return. Its gradient is that of
+    `shard`."""
 
     shard: Array
-    """What the gradient is computed of."""
     whole: Array
 
     @property
     def dtype(self) -> jnp.dtype:
-        """The dtype of both."""
         return self.whole.dtype
 
 
@@ -69,7 +68,7 @@ class WeightGatherer:
     ) -> None:
         self._compute_dtype = compute_dtype
         self._split_axes = split_axes
-        self.gather_layer = self._gather_layer if self._split_axes else no_gather
+        self.gather_layer = self._gather_layer if split_axes else no_gather
 
     def gather_outside_blocks(self, model: nnx.Module) -> None:
         """Gather, in place, all weights that are neither in a block nor the token embedding."""
@@ -146,10 +145,6 @@ def reduce_scatter(gradient: Array, axis: ShardedAxis) -> Array:
     return jax.lax.psum_scatter(gradient, over, scatter_dimension=axis.array_axis, tiled=True)
 
 
-def _forward(shard: Array | Kept, axis: ShardedAxis, dtype: jnp.dtype | None) -> tuple[Array, bool]:
-    return all_gather(shard, axis, dtype), isinstance(shard, Kept)
-
-
 def _backward(
     axis: ShardedAxis, _: jnp.dtype | None, is_kept: bool, gradient: Array
 ) -> tuple[Array | Kept]:
@@ -157,20 +152,20 @@ def _backward(
     return (Kept(summed, None) if is_kept else summed,)  # type: ignore[arg-type]
 
 
-all_gather.defvjp(_forward, _backward)
+all_gather.defvjp(lambda shard, *args: (all_gather(shard, *args), type(shard) is Kept), _backward)
 
 
 class GradientSum:
     """How a step's gradients are added up.
 
     Args:
-        layout: of the weights.
+        layout: layout of the weights.
         trained: the weights, as global arrays.
-        microbatches: of the step. Only the gradients of a single one are added up as soon as they
-            are computed.
+        microbatches: number in a step. Only the gradients of a single one are added up as soon as
+            they are computed.
 
     Attributes:
-        gathered: by path, the axes of the weights whose all-gather adds up their gradient.
+        gathered: axes, by path, of the weights whose all-gather adds up their gradient.
     """
 
     def __init__(self, layout: Layout, trained: nnx.State, microbatches: int) -> None:

@@ -79,7 +79,7 @@ def share_advice(memory: str) -> str:
 
 
 def _given_share() -> str | None:
-    """Return the user's own share; an empty variable counts as none, as in JAX."""
+    """Return the user's own share. An empty variable counts as none, as in JAX."""
     return next((os.environ[name] for name in SHARE_VARIABLES if os.environ.get(name)), None)
 
 

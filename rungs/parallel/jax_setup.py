@@ -58,7 +58,7 @@ def prepare(
 
 
 def settle(platform: str) -> None:
-    """Undo what only helps on a CPU, now that JAX has chosen a platform: cpu, gpu or tpu."""
+    """Undo what only helps on a CPU, once JAX has chosen a platform: cpu, gpu or tpu."""
     if platform != "cpu":
         _mallopt(arena_max=0, mmap_max=65_536, trim_threshold=128 * 1024)
 
@@ -82,8 +82,8 @@ def _mallopt(arena_max: int, mmap_max: int, trim_threshold: int) -> None:
 
 
 def enable_compilation_cache() -> None:
-    """Keep compiled code between starts, in the folder that JAX's own environment variable names,
-    else in the user's cache folder.
+    """Keep compiled code between starts, in the folder that JAX's environment variable names, else
+    in the user's cache folder.
 
     Raises:
         UserError: an environment variable asks for what Rungs can't do.

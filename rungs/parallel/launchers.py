@@ -68,11 +68,9 @@ def _detect(environment: Mapping[str, str]) -> Cluster | None:
         if (count := environment.get(variable, "")).isdecimal():
             return Cluster(processes=int(count)) if int(count) > 1 else None
     is_multi_process = any(variable in environment for variable in _MULTI_PROCESS)
-    return Cluster() if is_multi_process or _is_multi_host_tpu(environment) else None
-
-
-def _is_multi_host_tpu(environment: Mapping[str, str]) -> bool:
     if _TPU_HOSTS in environment:
-        return "," in environment[_TPU_HOSTS]
-    has_library = importlib.util.find_spec("libtpu") is not None
-    return has_library and any(Path(chip).exists() for chip in _TPU_CHIPS)
+        has_hosts = "," in environment[_TPU_HOSTS]
+    else:
+        has_library = importlib.util.find_spec("libtpu") is not None
+        has_hosts = has_library and any(Path(chip).exists() for chip in _TPU_CHIPS)
+    return Cluster() if is_multi_process or has_hosts else None

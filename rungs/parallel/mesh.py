@@ -10,6 +10,8 @@ from jax.sharding import AbstractMesh, AxisType, Mesh
 from rungs.parallel.names import DATA, TENSOR
 
 MESH_AXIS_NAMES = (DATA, TENSOR)
+_AXIS_TYPE = AxisType.Auto
+"""XLA chooses how intermediate results are split."""
 
 
 def create_mesh(
@@ -27,16 +29,15 @@ def create_mesh(
     Raises:
         ValueError: the sizes do not multiply to the number of devices.
     """
-    devices = jax.devices() if devices is None else devices
-    shape = _resolve_shape(tuple(mesh_shape), tuple(mesh_axis_names), len(devices))
-    names = tuple(mesh_axis_names)
-    return jax.make_mesh(shape, names, axis_types=_axis_types(shape), devices=devices)
+    devices, names = jax.devices() if devices is None else devices, tuple(mesh_axis_names)
+    shape = _resolve_shape(tuple(mesh_shape), names, len(devices))
+    return jax.make_mesh(shape, names, axis_types=(_AXIS_TYPE,) * len(names), devices=devices)
 
 
 def abstract_mesh(mesh_shape: Sequence[int], mesh_axis_names: Sequence[str]) -> AbstractMesh:
     """Return a mesh of any size without devices."""
-    shape = tuple(mesh_shape)
-    return AbstractMesh(shape, tuple(mesh_axis_names), axis_types=_axis_types(shape))
+    names = tuple(mesh_axis_names)
+    return AbstractMesh(tuple(mesh_shape), names, axis_types=(_AXIS_TYPE,) * len(names))
 
 
 def one_device() -> Mesh:
@@ -47,11 +48,6 @@ def one_device() -> Mesh:
 def size_along(mesh: Mesh | AbstractMesh, *axes: str) -> int:
     """Return the number of devices along mesh axes; 1 along an axis that the mesh does not have."""
     return math.prod(mesh.shape.get(axis, 1) for axis in axes)
-
-
-def _axis_types(shape: Sequence[int]) -> tuple[AxisType, ...]:
-    """Return the type that lets XLA choose how intermediate results are split."""
-    return (AxisType.Auto,) * len(shape)
 
 
 def _resolve_shape(

@@ -16,7 +16,7 @@ SETTINGS = (
     *("jax_exec_time_optimization_effort", "jax_memory_fitting_effort", "jax_use_direct_linearize"),
     *("jax_compiler_enable_remat_pass", "jax_ragged_dot_use_ragged_dot_instruction"),
 )
-"""Of `jax.config`; the environment variables have the same names in capitals."""
+"""Names in `jax.config`; the environment variables have the same names in capitals."""
 _FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 _OTHER_VARIABLES = ("NVIDIA_TF32_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG")
 _HARMLESS_FLAGS = ("--xla_dump", "--xla_force_host_platform_device_count")
@@ -50,15 +50,13 @@ def refuse_unusable() -> None:
 
 def recorded() -> dict[str, str]:
     """Return all settings by name. Starts JAX."""
-    flags = {name: _relevant(_GIVEN[name]) for name in _FLAGS}
+    flags = {
+        name: " ".join(sorted(f for f in _GIVEN[name].split() if not f.startswith(_HARMLESS_FLAGS)))
+        for name in _FLAGS
+    }
     values = {name.upper(): str(jax.config.values.get(name)) for name in SETTINGS}
     others = {name: _GIVEN[name] for name in _OTHER_VARIABLES}
     return {"device": jax.devices()[0].device_kind} | flags | others | values
-
-
-def _relevant(flags: str) -> str:
-    """Return flags in one order, without those that don't bear on results."""
-    return " ".join(sorted(flag for flag in flags.split() if not flag.startswith(_HARMLESS_FLAGS)))
 
 
 def changes(before: dict[str, str], now: dict[str, str]) -> list[str]:

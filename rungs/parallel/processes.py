@@ -46,7 +46,6 @@ LOST_PROCESS = (
 _SIGNS_OF_LOSS = re.compile(
     "gloo|nccl|connection|heartbeat|barrier|coordination|unavailable|deadline", re.IGNORECASE
 )
-_UNREADABLE = "std::bad_cast"
 _ENDING = threading.Lock()
 
 
@@ -80,7 +79,7 @@ def _end(cause: Exception | None = None) -> None:
     """Print and log the message, then end this process at once: JAX's own end would wait for the
     others."""
     message = LOST_PROCESS
-    if cause is not None and str(cause) != _UNREADABLE:
+    if cause is not None and str(cause) != "std::bad_cast":
         message += f" ({readable_line(reason(cause))})"
     with _ENDING:
         run_log.log_to_file_only(logging.ERROR, message)
@@ -142,13 +141,14 @@ def broadcast_from_first(compute: Callable[[], str]) -> str:
     """
     if not is_multi_process():
         return compute()
-    text, failure = "", None
+    code, text, failure = _NO_ERROR, "", None
     if is_first_process():
         try:
             text = compute()
         except Exception as error:  # without a broadcast, the others would wait forever
-            text, failure = str(error), error
-    code, text = _broadcast(_error_code(failure), text)
+            text, failure, kinds = str(error), error, _ERRORS_RAISED_BY_ALL.items()
+            code = next((code for code, kind in kinds if isinstance(error, kind)), _OTHER_ERROR)
+    code, text = _broadcast(code, text)
     if failure is not None:
         raise failure
     if code in _ERRORS_RAISED_BY_ALL:
@@ -156,13 +156,6 @@ def broadcast_from_first(compute: Callable[[], str]) -> str:
     if code == _OTHER_ERROR:
         raise RuntimeError(f"process 0 failed: {text}")
     return text
-
-
-def _error_code(failure: Exception | None) -> int:
-    if failure is None:
-        return _NO_ERROR
-    codes = (code for code, kind in _ERRORS_RAISED_BY_ALL.items() if isinstance(failure, kind))
-    return next(codes, _OTHER_ERROR)
 
 
 def _broadcast(code: int, text: str) -> tuple[int, str]:
@@ -187,11 +180,8 @@ def run_on_first(function: Callable[[], object]) -> None:
 
 
 def wait_for_first() -> None:
-    """Wait until the first process calls this, too.
-
-    If the others ended before, JAX would give up after `HEARTBEAT_TIMEOUT_SECONDS`, and end the
-    first one.
-    """
+    """Wait until the first process also calls this. If the others ended before, JAX would give up
+    after `HEARTBEAT_TIMEOUT_SECONDS`, and end the first one."""
     run_on_first(lambda: None)
 
 
@@ -214,10 +204,8 @@ def check_all_agree(what: str, content: str) -> None:
 
 
 def connect(mesh: Mesh) -> None:
-    """Open the connections between the devices of a mesh while all processes are in step.
-
-    On CPUs, a process that is half a minute late for its first collective would fail.
-    """
+    """Open the connections between the devices of a mesh while all processes are in step. On CPUs,
+    a process that is half a minute late for its first collective would fail."""
     if not is_multi_process():
         return
     for axes in [*((axis,) for axis in mesh.axis_names), mesh.axis_names]:
@@ -229,11 +217,8 @@ def connect(mesh: Mesh) -> None:
 
 
 def gather_to_first(array: jax.Array) -> np.ndarray | None:
-    """Return a host copy of the global array in the first process, None in the others.
-
-    All processes must call this together. It gathers the array in pieces, so that each device needs
-    memory for one piece only.
-    """
+    """Return a host copy of the global array in the first process, None in the others. All call
+    this together; each device needs memory for a piece of the array only."""
     if array.is_fully_addressable or array.is_fully_replicated:
         return np.array(array) if is_first_process() else None
     result = np.empty(array.shape, array.dtype) if is_first_process() else None
@@ -246,10 +231,8 @@ def gather_to_first(array: jax.Array) -> np.ndarray | None:
 
 
 class AnyProcess:
-    """Whether a flag is set in any process.
-
-    With several processes the answer comes one call late, so that no step waits for it.
-    """
+    """Whether a flag is set in any process. With several processes the answer comes one call late,
+    so that no step waits for it."""
 
     def __init__(self, mesh: Mesh) -> None:
         self._sharded = NamedSharding(mesh, PartitionSpec(mesh.axis_names))

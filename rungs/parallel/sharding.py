@@ -76,19 +76,18 @@ class Layout(NamedTuple):
         Raises:
             ValueError: the mesh does not fit the mode.
         """
-        mode = sharding.mode if sharding and mesh is not None else "dp"
-        layout = cls(mesh if mesh is not None else one_device(), mode)
-        validate_mesh_for_mode(layout.mesh, mode)
+        if mesh is None:
+            return cls(one_device())
+        layout = cls(mesh, sharding.mode if sharding else "dp")
+        validate_mesh_for_mode(layout.mesh, layout.mode)
         return layout
 
     @property
     def for_updates(self) -> "Layout":
-        """The layout of summed gradients and of the optimizer's state.
-
-        In `dp`, where weights are whole, it is that of `fsdp`: each device updates its part of them
-        (ZeRO-1; Rajbhandari et al. 2019, section 5.1). On a CPU, whose devices share one memory,
-        collectives take longer than the update; docs/performance.md has the figures.
-        """
+        """The layout of summed gradients and of the optimizer's state. In `dp`, where weights are
+        whole, it is the layout of `fsdp`: each device updates its part of them (ZeRO-1; Rajbhandari
+        et al. 2019, section 5.1). On a CPU, whose devices share one memory, collectives take longer
+        than the update; docs/performance.md has the figures."""
         is_split = self.mode == "dp" and target_device.platform() != "cpu"
         return self._replace(mode="fsdp") if is_split else self
 
@@ -107,7 +106,7 @@ class Layout(NamedTuple):
                 index = first + axes.index(axis)
                 if names[index] is None and shape[index] % size == 0:
                     names[index] = mesh_axis
-        return PartitionSpec(*_without_trailing_none(names))
+        return _spec(names)
 
     def specs(self, state: nnx.State) -> Any:
         """Return a tree like `state` with a PartitionSpec in place of each variable.
@@ -124,11 +123,8 @@ class Layout(NamedTuple):
 
     def shardings(self, state: nnx.State) -> Any:
         """Return a tree like `state` with a NamedSharding in place of each variable."""
-        return jax.tree.map(
-            lambda spec: NamedSharding(self.mesh, spec),
-            self.specs(state),
-            is_leaf=is_spec,
-        )
+        specs = self.specs(state)
+        return jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), specs, is_leaf=is_spec)
 
     def sharded_axes(self, state: nnx.State) -> dict[tuple[Any, ...], "ShardedAxis"]:
         """Return, by path, the axis that FSDP splits of each variable, where it splits one."""
@@ -138,12 +134,11 @@ class Layout(NamedTuple):
     def batch_spec(self, rank: int) -> PartitionSpec:
         """Return the spec of a batch (…, B, S): B is split over the data axis, and S over the
         context axis."""
-        names = [None] * (rank - 2) + [self._present(axis) for axis in TOKEN_AXES]
-        return PartitionSpec(*_without_trailing_none(names))
+        return _spec([None] * (rank - 2) + [self._present(axis) for axis in TOKEN_AXES])
 
     def rows_spec(self) -> PartitionSpec:
         """Return the spec of an array that has a number for each sequence of a batch: (B,)."""
-        return PartitionSpec(*_without_trailing_none([self._present(DATA)]))
+        return _spec([self._present(DATA)])
 
     def _present(self, over: MeshAxes) -> MeshAxes | None:
         """Return those mesh axes that have several devices, in the form of a PartitionSpec."""
@@ -159,21 +154,9 @@ class Layout(NamedTuple):
 
     def problems(self, model: ModelConfig) -> list[str]:
         """Return a line for each model dimension that the mode must divide but cannot."""
-        lines = []
-        for key, over, size in self._dimensions_to_divide(model):
-            parts = size_along(self.mesh, *as_tuple(over))
-            may_repeat = key == "n_kv_heads" and parts % size == 0
-            if not may_repeat and (line := indivisible(key, size, parts, *as_tuple(over))):
-                lines.append(line)
-        return lines
-
-    def _dimensions_to_divide(self, model: ModelConfig) -> list[tuple[str, MeshAxes, int]]:
-        """Return the dimensions that must divide: key in `model.json`, mesh axes, size.
-
-        Other dimensions that a mode splits are small, and are replicated if they do not divide.
-        """
         last = self.mesh.axis_names[-1]
         over_data = MESH_AXES[self.mode].get("emb", ())
+        # other dimensions that a mode splits are small, and are replicated if they don't divide
         dimensions: list[tuple[str, MeshAxes, int]] = [("emb_dim", over_data, model.emb_dim)]
         if model.n_layers and model.n_heads:
             dimensions.append(("n_heads", last, model.n_heads))
@@ -181,7 +164,13 @@ class Layout(NamedTuple):
         if model.n_layers and model.feed_forward != "none":
             key = "ffn_dim" if model.ffn_dim else "ffn_dim (4 × emb_dim)"
             dimensions.append((key, TENSOR, model.hidden_dim))
-        return dimensions
+        lines = []
+        for key, over, size in dimensions:
+            parts = size_along(self.mesh, *as_tuple(over))
+            may_repeat = key == "n_kv_heads" and parts % size == 0
+            if not may_repeat and (line := indivisible(key, size, parts, *as_tuple(over))):
+                lines.append(line)
+        return lines
 
 
 def padded_axis(variable: nnx.Variable) -> int | None:
@@ -203,8 +192,8 @@ class ShardedAxis(NamedTuple):
 
 
 def sharded_axis(spec: PartitionSpec) -> ShardedAxis | None:
-    """Return which axis of an array FSDP splits; None if every device has the whole array, or its
-    part along the tensor axis."""
+    """Return the axis of an array that FSDP splits; None if each device has all of it, or its part
+    along the tensor axis."""
     for index, over in enumerate(spec):
         if over is not None and set(TOKEN_AXES) & set(as_tuple(over)):
             return ShardedAxis(index, as_tuple(over))
@@ -252,8 +241,9 @@ def _is_cpu(mesh: Mesh | AbstractMesh) -> bool:
     return bool(mesh.devices.flat[0].platform == "cpu")
 
 
-def _without_trailing_none(names: list[MeshAxes | None]) -> list[MeshAxes | None]:
-    """P(None) and P() place an array alike, but are different keys of the compilation cache."""
+def _spec(names: list[MeshAxes | None]) -> PartitionSpec:
+    """Return the spec without trailing None: P(None) and P() place an array alike, but are
+    different keys of the compilation cache."""
     while names and names[-1] is None:
         names = names[:-1]
-    return names
+    return PartitionSpec(*names)

@@ -14,7 +14,7 @@ class Target(NamedTuple):
     platform: str
     """cpu, gpu or tpu, as in `jax.Device.platform`."""
     compute_capability: str = ""
-    """Only of NVIDIA GPUs."""
+    """Compute capability of an NVIDIA GPU."""
 
 
 class _Override(NamedTuple):

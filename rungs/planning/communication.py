@@ -64,7 +64,7 @@ class Communication(NamedTuple):
     """Seconds that the communication of a step takes if all links reach their peak."""
 
     tensor: float
-    """Seconds of activations, along the tensor axis and in all-to-alls: computing waits for them."""
+    """Seconds of activations, along the tensor axis and in all-to-alls; computing waits for it."""
     data: float
     """Seconds of weights and gradients, sent while something else is computed."""
 
@@ -74,11 +74,11 @@ class Communication(NamedTuple):
 
 
 class ParameterLayout(NamedTuple):
-    """A parameter, and how a layout splits it."""
+    """A parameter as a layout splits it."""
 
     axes: tuple[str, ...]
     size: int
-    """Elements in one layer, of this device's shard along the tensor axis."""
+    """Elements, in one layer, of this device's shard along the tensor axis."""
     layers: int
     """1 outside the blocks."""
     in_blocks: bool
@@ -87,7 +87,7 @@ class ParameterLayout(NamedTuple):
     is_split_over_data: bool
     """In cp, over data and context together."""
     is_updated_in_shards: bool
-    """Whether each device along data updates only a part of it, as it does if it has no more."""
+    """Whether each device along data updates only a part of it."""
     is_split_over_tensor: bool
     is_looked_up_only: bool
     """Whether it is the token embedding and not the head as well."""
@@ -129,7 +129,7 @@ def abstract_layout(sharding: ShardingConfig) -> Layout:
 
 
 def communication_of(run: RunConfig, layout: Layout, links: Links) -> Communication:
-    """Return how long the communication of a step takes at least.
+    """Return the least time that the communication of a step takes.
 
     Raises:
         ValueError: it is not known, for the reason that the message gives.

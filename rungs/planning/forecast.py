@@ -118,7 +118,7 @@ class Forecast(NamedTuple):
     def remedies(self) -> list[str]:
         """Return lines that say what would fit into memory."""
         mesh = abstract_layout(self.sharding).mesh
-        with target_device.trace_for(_target(self.hardware)):
+        with target_device.trace_for(self.hardware.target):
             return remedies(self.config, mesh, self.usable_bytes, self.stored)
 
     @property
@@ -170,7 +170,7 @@ def forecast(
         UserError: a line for each reason why model, training, devices and datasets do not go
             together.
     """
-    with target_device.trace_for(_target(hardware)):
+    with target_device.trace_for(hardware.target):
         train = resolve_compute_dtype(config.train).model_copy(update={"sharding": sharding})
         untimed = _without_time(run, RunConfig(config.model, train), hardware, datasets_dir)
     if throughput is not None:
@@ -178,10 +178,6 @@ def forecast(
     speed = _speed(untimed, utilization, throughput)
     throughput = throughput or (speed and _throughput(untimed, speed))
     return untimed._replace(speed=speed, throughput=throughput)
-
-
-def _target(hardware: Hardware) -> target_device.Target:
-    return target_device.Target(hardware.platform, hardware.compute_capability)
 
 
 def _without_time(
@@ -221,7 +217,7 @@ def _without_time(
 
 def memory_on_same_devices(planned: Forecast, config: RunConfig) -> Memory:
     """Return the memory of another run with the devices, mode and dtype of a forecast."""
-    with target_device.trace_for(_target(planned.hardware)):
+    with target_device.trace_for(planned.hardware.target):
         return memory_of(config, abstract_layout(planned.sharding).mesh)
 
 

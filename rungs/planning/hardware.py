@@ -14,6 +14,8 @@ from rungs.parallel import gpu_settings
 if TYPE_CHECKING:  # the help of `plan.py` shows the table
     import numpy as np
 
+    from rungs.parallel.target_device import Target
+
 GIB = 2**30
 DESCRIPTION_FORMAT = "NAME:FLOPS:BYTES:BANDWIDTH"
 _AMPERE, _GEFORCE_AMPERE, _ADA, _HOPPER, _BLACKWELL = "8.0", "8.6", "8.9", "9.0", "10.0"
@@ -56,6 +58,13 @@ class Hardware(NamedTuple):
     """Whether JAX preallocates a share of the memory and leaves the rest alone."""
     is_here: bool = False
     """Whether it is this machine's."""
+
+    @property
+    def target(self) -> "Target":
+        """The kind of device, for tracing programs."""
+        from rungs.parallel.target_device import Target
+
+        return Target(self.platform, self.compute_capability)
 
     def peak(self, dtype: "np.dtype") -> float | None:
         """Return the FLOP/s of matmuls in a dtype."""

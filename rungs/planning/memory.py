@@ -121,8 +121,13 @@ class MemoryEstimates:
     def of(self, config: RunConfig) -> Memory:
         """Return the memory of a run that differs at most in `remat`, `microbatch_size` and
         `gradient_accumulation_steps`."""
+        rows, traced = config.train.microbatch_size, self._microbatch_size
+        kept = {
+            remat: Activations(*(size * rows // traced for size in sizes))
+            for remat, sizes in self._kept.items()
+        }
         peak = (CpuPeak if target_device.platform() == "cpu" else AcceleratorPeak)(
-            config, self._mesh, self._weights, self._gradients_of(config), self._kept_by(config)
+            config, self._mesh, self._weights, self._gradients_of(config), kept
         )
         return Memory(
             weights=bytes_per_device(self._weights),
@@ -144,14 +149,6 @@ class MemoryEstimates:
         is_single = config.train.gradient_accumulation_steps == 1
         weights = self._abstract.weights_in(layout.for_updates if is_single else layout)
         return {name: weights[name] for name in self._abstract.trained}
-
-    def _kept_by(self, config: RunConfig) -> dict[Remat, Activations]:
-        """Return the activations of a microbatch of the config's size."""
-        rows, traced = config.train.microbatch_size, self._microbatch_size
-        return {
-            remat: Activations(*(size * rows // traced for size in kept))
-            for remat, kept in self._kept.items()
-        }
 
 
 def as_stored(abstract: AbstractState, stored: Dtypes) -> AbstractArrays:

@@ -43,7 +43,7 @@ log = logging.getLogger("rungs")
 
 
 class Edit(NamedTuple):
-    """Keys of `train.json` to change, and the memory that the run needs then."""
+    """Keys of `train.json` to change, and the memory that the run then needs."""
 
     keys: dict[str, Any]
     memory: Memory
@@ -128,12 +128,9 @@ def edits(
     Args:
         limit: bytes of each device.
     """
-    found = (
-        edit
-        for sharding in _shardings(config, mesh)
-        for edit in _edits_of_sharding(config, mesh, limit, sharding, stored)
-    )
-    yield from itertools.islice(found, MAX_EDITS)
+    shardings = _shardings(config, mesh)
+    found = (_edits_of_sharding(config, mesh, limit, keys, stored) for keys in shardings)
+    yield from itertools.islice(itertools.chain.from_iterable(found), MAX_EDITS)
 
 
 def _edits_of_sharding(

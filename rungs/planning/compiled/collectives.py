@@ -104,7 +104,7 @@ class Traffic(NamedTuple):
     axes: tuple[str, ...]
     runs: int
     moved_bytes: int
-    """Sent by one device."""
+    """Bytes that one device sends."""
 
 
 def collectives(program: Program) -> list[Collective]:

@@ -1,5 +1,5 @@
-"""Which kernels a compiled step runs in attention, experts and loss, and what its compiler did
-for want of memory or registers.
+"""Kernels that a compiled step runs in attention, experts and loss, and what its compiler did for
+want of memory or registers.
 
 The parts of the model are `jax.named_scope`s, which XLA keeps in the names of operations.
 """
@@ -22,7 +22,7 @@ _MAKERS = {
     "__gpu$xla.gpu.triton": "Pallas for Triton",
     "tpu_custom_call": "Pallas for Mosaic",
 }
-"""Start of a custom call's target, and where the kernel comes from."""
+"""Where a kernel comes from, by the start of its custom call's target."""
 _CUSTOM_CALL = re.compile(
     r'custom_call_target="([^"]+)"(?:.|\n(?!\s*(?:ROOT )?%))*?op_name="([^"]*)"'
 )
@@ -34,8 +34,8 @@ class Kernels(NamedTuple):
     """What a compiler made of a step."""
 
     calls: dict[str, dict[str, int]]
-    """Calls in the text of the program, by part of the model and by where the kernel comes from;
-    a part that is absent has none."""
+    """Calls in the program's text, by part of the model and by where the kernel comes from; parts
+    without any are absent."""
     rematerialized: int
     """Instructions that the compiler repeats to save memory."""
     spilled: list[str]

@@ -21,7 +21,7 @@ SCOPES = {
     "gradient_sum": "sum of gradients",
     "optimizer": "optimizer",
 }
-"""Named scopes, and the parts that they are; the innermost counts."""
+"""Parts by named scope; the innermost scope counts."""
 ATTENTION, REST, OPTIMIZER = SCOPES["attention"], SCOPES["norm"], SCOPES["optimizer"]
 COLLECTIVES, COPIES = "collectives", "copies"
 PARTS = (*dict.fromkeys(SCOPES.values()), COLLECTIVES, COPIES)
@@ -87,7 +87,7 @@ def _is_index(instruction: Instruction) -> bool:
 
 def _changes_memory(module: Module, computation: str, start: Instruction) -> bool:
     operand = module.find(computation, start.operands[0])
-    return (device_bytes_of(operand.result) == 0) != (device_bytes_of(start.result) == 0)
+    return bool(device_bytes_of(operand.result)) != bool(device_bytes_of(start.result))
 
 
 def _served(module: Module, computation: str, start: Instruction) -> str:

@@ -39,7 +39,7 @@ _FREE_TARGETS = (
     *("AllocateBuffer", "ConcatBitcast", "AssumeGatherIndicesInBound"),
     "GatherScatterIndicesBitpacked",
 )
-"""What libtpu's custom calls that compute nothing are called."""
+"""Targets of libtpu's custom calls that compute nothing."""
 _LOOKED_THROUGH = ("convert", "select")
 """Opcodes of elementwise operations that stand before slices."""
 _SLICES = ("slice", "dynamic-slice", "gather", "slice-start")
@@ -48,11 +48,11 @@ _UPDATES = {"dynamic-update-slice": 1, "scatter": 2}
 
 
 class Matmul(NamedTuple):
-    """What a device computes in one or more matmuls."""
+    """One or more matmuls of a device."""
 
     flops: int
     bits: int
-    """Of an element of the narrower operand."""
+    """Bits of an element of the narrower operand."""
     op_name: str
 
 
@@ -166,36 +166,30 @@ def moved_bytes(module: Module, computation: str, instruction: Instruction) -> i
         or instruction.opcode.endswith(("-done", "-update"))
     ):
         return 0
-    read = 0
+    total = _written_by(module, computation, instruction)
     for name in set(instruction.operands):
-        whole = device_bytes_of(module.find(computation, name).result)
-        read += min(whole, _read_by(module, computation, instruction, name)) if whole else 0
-    return read + _written_by(module, computation, instruction)
+        if whole := device_bytes_of(module.find(computation, name).result):
+            total += min(whole, _read_by(module, computation, instruction, name))
+    return total
 
 
 def _read_by(module: Module, computation: str, user: Instruction, name: str) -> int:
     """Return the bytes that an instruction reads of an operand, if it is not in fast memory."""
-    whole = tiled_bytes_of(module.find(computation, name).result)
     if user.is_fusion:
-        places = [place for place, operand in enumerate(user.operands) if operand == name]
-        return _read_inside(module, user, places)
-    if user.opcode in _SLICES and user.operands[0] == name:
-        return tiled_bytes_of(user.result)
-    if user.opcode == "dynamic-update-slice" and user.operands[0] == name:
-        return 0
-    if user.opcode == "scatter" and user.operands[0] == name:  # it adds to what is there
-        return _update_bytes(module, computation, user)
-    return whole
-
-
-def _read_inside(module: Module, fusion: Instruction, places: list[int]) -> int:
-    """Return the bytes that a fusion reads of its operands at some places."""
-    called = next(name for _, name in fusion.called())
-    return sum(
-        _read_of(module, called, one.name)
-        for one in module.computations[called]
-        if one.opcode == "parameter" and one.number in places
-    )
+        called = next(name for _, name in user.called())
+        return sum(
+            _read_of(module, called, one.name)
+            for one in module.computations[called]
+            if one.opcode == "parameter" and user.operands[one.number] == name
+        )
+    if user.operands[0] == name:
+        if user.opcode in _SLICES:
+            return tiled_bytes_of(user.result)
+        if user.opcode == "dynamic-update-slice":
+            return 0
+        if user.opcode == "scatter":  # it adds to what is there
+            return _update_bytes(module, computation, user)
+    return tiled_bytes_of(module.find(computation, name).result)
 
 
 def _read_of(module: Module, computation: str, name: str) -> int:
