@@ -3,8 +3,7 @@
     sharding       the sharding modes (`MESH_AXES`); where arrays and batches live on the mesh
     mesh           create the mesh of devices
     devices        choose the devices of a run
-    fsdp           all-gather sharded weights, layer by layer; look up rows of sharded tables; add
-                   up gradients over devices, in shards or whole
+    fsdp           all-gather sharded weights, look up rows of sharded tables, add up gradients
     collectives    psum and others inside shard_map
     names          names of mesh axes, array axes, parts of the model and parameters
     launchers      find the cluster a process is part of: Slurm, Open MPI, Kubernetes, TPU pods
@@ -17,7 +16,6 @@
 
 To add a sharding mode, add its name to `Mode` and the mesh it needs to `mesh_axes`,
 `ShardingConfig.sizes` and `mode_problem`, all in `config/sharding_config.py`, and its row to
-`MESH_AXES` in `sharding.py`. `planning/memory.py` and `planning/communication.py` estimate what it
-needs.
+`MESH_AXES` in `sharding.py`; `planning/memory.py` and `planning/communication.py` plan with these.
 Imports `common` and `config`.
 """

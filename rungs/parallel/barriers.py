@@ -12,8 +12,8 @@ Tree = TypeVar("Tree")
 
 
 def cpu_barrier(tree: Tree) -> Tree:
-    """Return arrays that, on a CPU, are computed once and lie in memory: what reads them is not
-    fused with what computes them."""
+    """Return arrays that, on a CPU, are computed once and lie in memory, not fused with what reads
+    them."""
     on_cpu = target_device.platform() == "cpu"
     barred: Tree = jax.lax.optimization_barrier(tree) if on_cpu else tree
     return barred

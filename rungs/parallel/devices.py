@@ -1,5 +1,5 @@
-"""Choose the devices of a run: those that `sharding` in `train.json` asks for, else as many as
-divide its microbatch."""
+"""Choose the devices of a run: what `sharding` in `train.json` asks for, else as many as divide its
+microbatch."""
 
 import contextlib
 import math
@@ -41,9 +41,8 @@ def cpu_device_count(
 
     With `sharding` it is what its sizes ask for; a size of -1 takes all cores. Without, it is one,
     whose operations use all cores, unless the last checkpoint recorded more: each of several would
-    compute the whole update. But sampling texts uses cores well only with one device per core, so a
-    run that samples has that: at most `MAX_CPU_DEVICES`, and fewer if the copies would take much of
-    the memory.
+    compute the whole update. A run that samples texts, which uses cores well only with one device
+    per core, has that: at most `MAX_CPU_DEVICES`, and fewer if the copies would fill the memory.
 
     Args:
         copy_bytes: returns the bytes of one copy of weights, moments and gradients, which only a
@@ -86,10 +85,8 @@ def memory_bytes() -> float:
 def create_run_mesh(
     train: OptimizationConfig, model: ModelConfig, recorded: ShardingConfig | None
 ) -> Mesh:
-    """Return the mesh that a run trains on.
-
-    It has all devices, or possibly fewer if there is one process and `train.json` has no
-    `sharding`.
+    """Return the mesh that a run trains on: all devices, or possibly fewer if there is one process
+    and `train.json` has no `sharding`.
 
     Args:
         recorded: sharding that the run's last checkpoint recorded.
@@ -122,11 +119,8 @@ def indivisible_batch(
 
 
 def resolve_sharding(train: OptimizationConfig, available: int | None) -> ShardingConfig:
-    """Return the sharding that a run has on a number of devices, with both sizes filled in.
-
-    Args:
-        available: number of devices; None if unknown, which means one if `train.json` has no
-            `sharding`.
+    """Return the sharding that a run has on `available` devices, with both sizes filled in. None
+    means that their number is unknown; without `sharding` in `train.json` it is one.
 
     Raises:
         ValueError: `train.json` asks for all devices, but `available` is None.
@@ -152,10 +146,9 @@ def _recorded_data_size(
     train: OptimizationConfig, available: int, recorded: ShardingConfig | None
 ) -> int | None:
     """Return the devices along `data` that a checkpoint recorded, None if they are not there."""
-    before = recorded.data if recorded and recorded.mode == "dp" else None
-    if before and before <= available and train.microbatch_size % before == 0:
-        return before
-    return None
+    before = (recorded.data or 0) if recorded and recorded.mode == "dp" else 0
+    is_usable = 0 < before <= available and train.microbatch_size % before == 0
+    return before if is_usable else None
 
 
 def _divisor(train: OptimizationConfig, most: int, processes: int = 1) -> int:
@@ -166,8 +159,8 @@ def _divisor(train: OptimizationConfig, most: int, processes: int = 1) -> int:
 
 
 def idle_devices(train: OptimizationConfig, used: int, available: int) -> str | None:
-    """Return a line that says how many devices a run leaves idle and what would use them, if it
-    does so without being told to."""
+    """Return a line that says how many devices a run leaves idle, if it wasn't told to, and what
+    would use them."""
     if train.sharding is not None or used == available:
         return None
     size, in_step = train.microbatch_size, train.sequences_per_step

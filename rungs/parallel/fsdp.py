@@ -33,7 +33,7 @@ from rungs.parallel.sharding import Layout, ShardedAxis
 
 
 def no_gather(weights: nnx.State) -> nnx.State:
-    """Return a layer's weights unchanged: every device has all of them."""
+    """Return a layer's weights, of which every device has all."""
     return weights
 
 
@@ -53,14 +53,12 @@ class WeightGatherer:
     """All-gathers a model's weights, layer by layer.
 
     Args:
-        split_axes: the axis of each weight that is split over devices, by path in the model's state
-            (`Layout.sharded_axes`).
+        split_axes: from `Layout.sharded_axes`.
         compute_dtype: kernels of layers and the head are gathered in this dtype if it is narrower
             than their own; bfloat16 halves the bytes.
 
     Attributes:
-        gather_layer: function from one layer's shards to its full weights, as the state of its
-            block.
+        gather_layer: function from the state of a block with one layer's shards to the full one.
     """
 
     def __init__(
@@ -98,16 +96,13 @@ class WeightGatherer:
 
 
 def of_all_devices(indices: Array) -> Array:
-    """Return the indices (B, …) of all devices that have different tokens, one after the other."""
+    """Return the indices (B, …) of all devices that have different tokens, concatenated."""
     return jax.lax.all_gather(indices, collectives.present_axes(TOKEN_AXES), axis=0, tiled=True)
 
 
 def whole_rows(columns: Array) -> Array:
-    """Return the complete rows of this device's part of B.
-
-    Args:
-        columns: this device's columns of the rows of all devices, (B, …, columns).
-    """
+    """Return the complete rows of this device's part of B from its columns of the rows of all
+    devices, (B, …, columns)."""
     over, last = collectives.present_axes(TOKEN_AXES), columns.ndim - 1
     return jax.lax.all_to_all(columns, over, split_axis=0, concat_axis=last, tiled=True)
 
@@ -126,11 +121,10 @@ def whole_table(columns: Array | Kept, dtype: jnp.dtype) -> Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def all_gather(shard: Array | Kept, axis: ShardedAxis, dtype: jnp.dtype | None) -> Array:
-    """Return the full array. Its gradient is reduce-scattered in float32.
+    """Return the full array of which this device has a shard. Its gradient is reduce-scattered in
+    float32.
 
     Args:
-        shard: this device's part of the array.
-        axis: the axis that is split over devices.
         dtype: dtype of the transfer and the result; None for the array's own.
     """
     if isinstance(shard, Kept):

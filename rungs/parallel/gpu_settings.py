@@ -1,16 +1,14 @@
 """What to set for GPUs before JAX starts: the share of their memory that JAX takes, and flags of
 XLA's compiler that let devices compute while they send each other weights.
 
-JAX takes 75% of the memory by default
-(https://docs.jax.dev/en/latest/gpu_memory_allocation.html), which leaves 21 GB of an H100 unused.
-Not all of it can be JAX's: CUDA's context, the workspaces of cuBLAS and cuDNN, and NCCL's buffers
-are outside of what it takes. NVIDIA recommends 0.8 or 0.9
+By default JAX takes 75% (https://docs.jax.dev/en/latest/gpu_memory_allocation.html), which leaves
+21 GB of an H100 unused. It can't have all: CUDA's context, the workspaces of cuBLAS and cuDNN, and
+NCCL's buffers are outside of its share. NVIDIA recommends 0.8 or 0.9
 (https://docs.nvidia.com/jax-toolbox/performance-profiling/gpu-performance); 0.9 leaves 8.5 GB of an
 H100 and 2.5 GB of a card with 24 GiB.
 
-`XLA_FLAGS` in the environment overrides any flag. docs/performance.md says what they bring.
-
-Loads without JAX.
+`XLA_FLAGS` in the environment overrides any flag. docs/performance.md says what they bring. Loads
+without JAX.
 """
 
 import importlib.metadata

@@ -1,7 +1,5 @@
 """Set up JAX before it starts: compilation cache, memory, compiler flags, virtual CPU devices,
-determinism.
-
-Import nothing here that starts a backend: once one runs, these settings have no effect.
+determinism. Once a backend runs, these settings have no effect, so import nothing that starts one.
 """
 
 import contextlib
@@ -26,8 +24,7 @@ from rungs.parallel.devices import cpu_device_count
 TRUNCATED_ENTRY = r"Error reading persistent compilation cache entry for '(.+?)'"
 WRITE_FAILURE = r"Error writing persistent compilation cache entry for '.+?': (.*)"
 CACHE_VARIABLE = "JAX_COMPILATION_CACHE_DIR"
-_TRIM_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -4, -8
-"""Parameters of mallopt, from <malloc.h>."""
+_TRIM_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -4, -8  # from <malloc.h>
 
 log = logging.getLogger("rungs")
 
@@ -38,13 +35,7 @@ def prepare(
     recorded: ShardingConfig | None = None,
     processes: int = 1,
 ) -> None:
-    """Set JAX up for a run.
-
-    Args:
-        copy_bytes: as for `cpu_device_count`.
-        recorded: sharding that the run's last checkpoint recorded.
-        processes: number of processes that train the run together.
-    """
+    """Set JAX up for a run; arguments as for `cpu_device_count`."""
     enable_compilation_cache()
     keep_freed_memory()
     gpu_settings.set_memory_share()
@@ -64,10 +55,10 @@ def settle(platform: str) -> None:
 
 
 def keep_freed_memory() -> None:
-    """Make the C library keep freed memory instead of returning it to the system.
+    """Make glibc reuse freed memory between steps instead of returning it to the system.
 
     Otherwise, on a CPU, the memory of each step is mapped and zeroed again, which took a fifth of
-    the step. It must be set before JAX starts its threads, even if it turns out that there is an
+    the step. It must be set before JAX starts its threads, even if there turns out to be an
     accelerator: there it would keep the memory of every checkpoint's copy, so `settle` undoes it.
     """
     _mallopt(arena_max=1, mmap_max=0, trim_threshold=-1)
@@ -98,11 +89,9 @@ def enable_compilation_cache() -> None:
 
 
 def _handle_cache_failures(folder: Path) -> None:
-    """Intercept JAX's warnings about the compilation cache; JAX then compiles without it.
-
-    Truncated entries, left by a kill, are deleted: JAX never overwrites an entry, so it would warn
-    at every start. A failed write is logged once.
-    """
+    """Intercept JAX's warnings about the compilation cache; JAX then compiles without it. Truncated
+    entries, left by a kill, are deleted: JAX never overwrites an entry, so it would warn at every
+    start. A failed write is logged once."""
     show = warnings.showwarning
     has_warned = False
 

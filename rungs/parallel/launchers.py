@@ -1,7 +1,5 @@
-"""Find the processes that train a run together, from the command line or the cluster's launcher.
-
-JAX is not imported here, so that wrong options are reported at once.
-"""
+"""Find the processes that train a run together, from the command line or the cluster's launcher;
+without JAX, so that wrong options are reported at once."""
 
 import importlib.util
 import os
@@ -12,7 +10,7 @@ from typing import NamedTuple
 from rungs.common.errors import UserError
 
 _TASK_COUNTS = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
-"""The number of processes, set by launchers: Slurm's srun, Open MPI's mpirun."""
+"""Variables with the number of processes, set by Slurm's srun and Open MPI's mpirun."""
 _MULTI_PROCESS = ("JOBSET_NAME", "MEGASCALE_COORDINATOR_ADDRESS")
 """Set in the pods of a Kubernetes JobSet as in docs/clusters.md, and with several TPU slices."""
 _TPU_HOSTS = "TPU_WORKER_HOSTNAMES"
@@ -38,10 +36,9 @@ def find_cluster(
     """Return the processes that this one trains with; None if it is alone.
 
     Args:
-        coordinator: host and port of process 0. This and the next two are options of the command
-            line, all or none.
-        processes: how many there are.
-        process: the number of this one, from 0.
+        coordinator: host and port of process 0; like the next two an option, all or none.
+        processes: number of processes.
+        process: number of this one, from 0.
         environment: variables by which Slurm, Open MPI, Kubernetes and TPUs are detected.
 
     Raises:

@@ -1,5 +1,5 @@
 """Settings outside of a run's files that bear on its results: flags of XLA, variables of JAX, and
-the kind of device. A checkpoint records them, and resuming says which have changed."""
+the kind of device. A checkpoint records them; resuming says which have changed."""
 
 import os
 
@@ -30,7 +30,7 @@ _NEEDED = {
     "jax_numpy_dtype_promotion": "standard",
     "jax_numpy_rank_promotion": "allow",
 }
-"""Settings with which alone Rungs works: its dtypes have at most 32 bits, and are mixed."""
+"""Settings that Rungs needs: its dtypes have at most 32 bits, and are mixed."""
 
 
 def refuse_unusable() -> None:

@@ -13,7 +13,6 @@ import ctypes
 import functools
 import hashlib
 import logging
-import math
 import os
 import re
 import threading
@@ -29,6 +28,7 @@ from rungs.common import run_log
 from rungs.common.errors import EXIT_FAILED, RunFailure, UserError, readable_line, reason
 from rungs.common.run_log import TERMINAL
 from rungs.parallel.launchers import Cluster
+from rungs.parallel.mesh import size_along
 
 START_TIMEOUT_SECONDS = 300
 """How long processes wait for each other at the start."""
@@ -50,9 +50,8 @@ _ENDING = threading.Lock()
 
 
 def join(cluster: Cluster) -> None:
-    """Connect to the other processes; call this before any other use of JAX.
-
-    If some do not arrive in time, or die later, this one ends with one line.
+    """Connect to the other processes, before any other use of JAX. If some do not arrive in time,
+    or die later, this one ends with one line.
 
     Raises:
         UserError: JAX cannot find out who the other processes are.
@@ -195,11 +194,11 @@ def check_all_agree(what: str, content: str) -> None:
         return
     digest = np.frombuffer(hashlib.sha256(content.encode()).digest(), np.uint8)
     digests = np.asarray(multihost_utils.process_allgather(digest))
-    others = [index for index, other in enumerate(digests) if (other != digests[0]).any()]
+    others = [str(index) for index, other in enumerate(digests) if (other != digests[0]).any()]
     if others:
+        which = ", ".join(others)
         raise UserError(
-            f"processes {', '.join(map(str, others))} have other {what} than process 0;"
-            " use a shared file system"
+            f"processes {which} have other {what} than process 0; use a shared file system"
         )
 
 
@@ -209,10 +208,8 @@ def connect(mesh: Mesh) -> None:
     if not is_multi_process():
         return
     for axes in [*((axis,) for axis in mesh.axis_names), mesh.axis_names]:
-        sharding = NamedSharding(mesh, PartitionSpec(axes))
-        ones = jax.make_array_from_callback(
-            (math.prod(mesh.shape[axis] for axis in axes),), sharding, lambda _: np.ones(1)
-        )
+        sharding, shape = NamedSharding(mesh, PartitionSpec(axes)), (size_along(mesh, *axes),)
+        ones = jax.make_array_from_callback(shape, sharding, lambda _: np.ones(1))
         _any(ones, NamedSharding(mesh, PartitionSpec())).block_until_ready()
 
 

@@ -92,7 +92,7 @@ class Layout(NamedTuple):
         return self._replace(mode="fsdp") if is_split else self
 
     def spec(self, axes: Sequence[str], shape: Sequence[int]) -> PartitionSpec:
-        """Return over which mesh axis, or axes, each axis of an array is split.
+        """Return the mesh axis, or axes, over which each axis of an array is split.
 
         Args:
             axes: names of the array's last axes; axes before those are not split.
@@ -109,11 +109,8 @@ class Layout(NamedTuple):
         return _spec(names)
 
     def specs(self, state: nnx.State) -> Any:
-        """Return a tree like `state` with a PartitionSpec in place of each variable.
-
-        Args:
-            state: of a model or optimizer; its variables declare their axes.
-        """
+        """Return a tree like `state`, whose variables declare their axes, with a PartitionSpec in
+        place of each variable."""
 
         def spec(variable: nnx.Variable) -> PartitionSpec:
             axes = variable.get_metadata().get("axes", ())
@@ -124,7 +121,11 @@ class Layout(NamedTuple):
     def shardings(self, state: nnx.State) -> Any:
         """Return a tree like `state` with a NamedSharding in place of each variable."""
         specs = self.specs(state)
-        return jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), specs, is_leaf=is_spec)
+        return jax.tree.map(
+            lambda spec: NamedSharding(self.mesh, spec),
+            specs,
+            is_leaf=lambda node: isinstance(node, PartitionSpec),
+        )
 
     def sharded_axes(self, state: nnx.State) -> dict[tuple[Any, ...], "ShardedAxis"]:
         """Return, by path, the axis that FSDP splits of each variable, where it splits one."""
@@ -200,11 +201,6 @@ def sharded_axis(spec: PartitionSpec) -> ShardedAxis | None:
     return None
 
 
-def is_spec(node: Any) -> bool:
-    """Return whether a node is a leaf of a tree of specs."""
-    return isinstance(node, PartitionSpec)
-
-
 def constrain(layout: Layout, module: nnx.Module | nnx.Optimizer, only: Any = ...) -> None:
     """Constrain the arrays of a module, or only variables of a kind, to lie in a layout."""
     state = nnx.state(module, only)
@@ -219,11 +215,8 @@ def process_local_rows(mesh: Mesh, size: int) -> np.ndarray:
 
 
 def place_batch(mesh: Mesh, *arrays: np.ndarray | None, size: int | None = None) -> tuple[Any, ...]:
-    """Copy host arrays (…, B, S) to the mesh; None stays None.
-
-    Args:
-        size: B of the global batch, if the arrays only have this process's `process_local_rows`.
-    """
+    """Copy host arrays (…, B, S) to the mesh; None stays None. `size` is B of the global batch, if
+    the arrays only have this process's `process_local_rows`."""
 
     def place(array: np.ndarray) -> Array:
         sharding = NamedSharding(mesh, Layout(mesh).batch_spec(array.ndim))
@@ -235,7 +228,7 @@ def place_batch(mesh: Mesh, *arrays: np.ndarray | None, size: int | None = None)
 
 
 def _is_cpu(mesh: Mesh | AbstractMesh) -> bool:
-    """Return whether the devices are CPUs; an abstract mesh has those of the target device."""
+    """Return whether the devices are CPUs. An abstract mesh has the target device's."""
     if isinstance(mesh, AbstractMesh):
         return target_device.platform() == "cpu"
     return bool(mesh.devices.flat[0].platform == "cpu")
