@@ -41,12 +41,8 @@ class DiskSpace(NamedTuple):
 def disk_space(
     run: RunFolder, config: RunConfig, steps: int | None, stored: Dtypes | None
 ) -> DiskSpace:
-    """Return what the checkpoints of a run need and have.
-
-    Args:
-        steps: number of steps of the complete run; None if not known.
-        stored: as for `memory_of`.
-    """
+    """Return what the checkpoints of a run need and have. `steps` is the number of steps of the
+    complete run, None if not known; `stored` is as for `memory_of`."""
     train = config.train
     saved = None if steps is None else math.ceil((steps - 1) / train.checkpoint_interval) + 1
     counts = [count for count in (most_needed(train.keep_checkpoints), saved) if count is not None]
@@ -76,7 +72,7 @@ def remedy(train: OptimizationConfig) -> str:
 
 
 def checkpoint_bytes(config: RunConfig, stored: Dtypes | None) -> int:
-    """Return the size of a checkpoint's arrays, weights and optimizer state. The rest is small."""
+    """Return the bytes of a checkpoint's arrays, weights and optimizer state. The rest is small."""
     train = config.train.model_copy(update={"sharding": None})
     with target_device.trace_for(target_device.Target("cpu")):  # without vocabulary padding
         mesh = abstract_layout(ShardingConfig(data=1)).mesh

@@ -1,7 +1,6 @@
 """A model as it is built: its modules, its arrays, and how each sharding mode splits them."""
 
 import itertools
-import math
 from typing import NamedTuple
 
 import jax
@@ -83,8 +82,8 @@ def summarize(
         for path, variable in flat
     ]
     modules = _modules_of(config, lora)
-    position = {module.path: number for number, module in enumerate(modules)}
-    arrays.sort(key=lambda array: position[array.name.rpartition(".")[0]])
+    paths = [module.path for module in modules]
+    arrays.sort(key=lambda array: paths.index(array.name.rpartition(".")[0]))
     return ModelSummary(total, modules, arrays)
 
 
@@ -111,8 +110,7 @@ def _modules_of(config: ModelConfig, lora: LoraConfig | None) -> list[ModuleSumm
 
 
 def _modules(module: nnx.Module, path: str = "") -> list[ModuleSummary]:
-    values = jax.tree.leaves(nnx.state(module, nnx.Param))
-    count = sum(math.prod(value.shape) for value in values)
+    count = sum(value.size for value in jax.tree.leaves(nnx.state(module, nnx.Param)))
     found = [ModuleSummary(path, type(module).__name__, count)]
     for name, part in vars(module).items():
         if isinstance(part, nnx.Module):

@@ -70,12 +70,9 @@ def report_out_of_memory(
 def warn_if_too_large(config: RunConfig, mesh: Mesh, stored: Dtypes | None = None) -> None:
     """Log advice on a CPU if the run needs too much memory: the system kills a process that runs
     out of memory without any message."""
-    if mesh.devices.flat[0].platform != "cpu":
-        return
-    limit = device_bytes(mesh)
-    if _rough_bytes(config) < mesh.size * limit / 4:
-        return
-    if memory_of(config, mesh, stored).total > limit:
+    limit, is_cpu = device_bytes(mesh), mesh.devices.flat[0].platform == "cpu"
+    may_not_fit = is_cpu and _rough_bytes(config) >= mesh.size * limit / 4
+    if may_not_fit and memory_of(config, mesh, stored).total > limit:
         for line in ["this run needs more memory than there is", *advice(config, mesh, stored)]:
             log.warning("%s", line)
 
@@ -99,11 +96,7 @@ def advice(config: RunConfig, mesh: Mesh, stored: Dtypes | None = None) -> list[
 def remedies(
     config: RunConfig, mesh: Mesh, limit: float, stored: Dtypes | None = None
 ) -> list[str]:
-    """Return lines with the edits that would fit.
-
-    Args:
-        limit: bytes of each device.
-    """
+    """Return lines with the edits that would fit into `limit` bytes of each device."""
     if fitting := list(edits(config, mesh, USABLE_SHARE * limit, stored)):
         return [
             "these edits of train.json would fit, with the same global batch:",
@@ -123,11 +116,7 @@ def edits(
     config: RunConfig, mesh: Mesh, limit: float, stored: Dtypes | None = None
 ) -> Iterator[Edit]:
     """Yield the largest microbatch that fits for each remat policy and sharding mode, the fastest
-    first, at most `MAX_EDITS` of them.
-
-    Args:
-        limit: bytes of each device.
-    """
+    first, at most `MAX_EDITS` of them. `limit` is the bytes of each device."""
     shardings = _shardings(config, mesh)
     found = (_edits_of_sharding(config, mesh, limit, keys, stored) for keys in shardings)
     yield from itertools.islice(itertools.chain.from_iterable(found), MAX_EDITS)
@@ -144,7 +133,12 @@ def _edits_of_sharding(
     for remat in settings:
         loop = chosen if remat == chosen.remat and not sharding else LayerLoop(remat, 1)
         for size in _microbatch_sizes(base, mesh.shape["data"]):
-            split = _split(base, size)
+            steps, is_own = base.sequences_per_step // size, size == base.microbatch_size
+            split = (
+                {"microbatch_size": size, "gradient_accumulation_steps": steps}
+                if not is_own
+                else {}
+            )
             train = base.model_copy(update=loop.as_keys() | split)
             memory = estimates.of(RunConfig(model, train))
             if memory.total <= limit:
@@ -192,13 +186,6 @@ def _microbatch_sizes(train: TrainConfig, data: int) -> Iterator[int]:
     for size in range(train.microbatch_size, 0, -1):
         if train.sequences_per_step % size == 0 and size % data == 0:
             yield size
-
-
-def _split(train: TrainConfig, size: int) -> dict[str, int]:
-    if size == train.microbatch_size:
-        return {}
-    steps = train.sequences_per_step // size
-    return {"microbatch_size": size, "gradient_accumulation_steps": steps}
 
 
 def _rough_bytes(config: RunConfig) -> int:

@@ -50,13 +50,13 @@ class Phases(NamedTuple):
 
 
 class PolicyPlan(NamedTuple):
-    """What a run of reinforcement learning takes; bytes are those of a device."""
+    """What a run of reinforcement learning takes; bytes are per device."""
 
     config: ReinforceRunConfig
     update: Forecast
     """Forecast of a training run with the same updates."""
     sampler_bytes: int
-    """The copy of the weights that samples; each device has all of it."""
+    """Bytes of the copy of the weights that samples; each device has all of it."""
     cache_bytes: int
     reference_bytes: int
     phases: Phases | None
@@ -67,18 +67,18 @@ class PolicyPlan(NamedTuple):
 
     @property
     def state_bytes(self) -> int:
-        """Weights, moments, sampler and reference."""
+        """Bytes of weights, moments, sampler and reference."""
         memory = self.update.memory
         return memory.weights + memory.moments + self.sampler_bytes + self.reference_bytes
 
     @property
     def sampling_bytes(self) -> int:
-        """Peak of sampling."""
+        """Peak bytes of sampling."""
         return self.state_bytes + self.cache_bytes
 
     @property
     def updating_bytes(self) -> int:
-        """Peak of an update."""
+        """Peak bytes of an update."""
         return self.update.memory.total + self.sampler_bytes + self.reference_bytes
 
     @property
@@ -89,7 +89,7 @@ class PolicyPlan(NamedTuple):
 
     @property
     def rollout_bytes(self) -> int:
-        """All rollouts of the run on disk, if every text is as long as it may be."""
+        """Bytes of the run's rollouts on disk, if every text is as long as it may be."""
         train = self.config.train
         held_out = sum(task.validation_items for task in train.tasks)
         validated = self.validations * held_out * train.validation_samples
@@ -124,14 +124,10 @@ def plan(
     utilization: float,
     use_recorded: bool,
 ) -> PolicyPlan:
-    """Return what a run takes; see `forecast`.
-
-    Args:
-        use_recorded: whether times are those of the run's latest steps, if there are any.
-    """
-    update = forecast(
-        run, training_equivalent(config), hardware, sharding, datasets_dir, utilization, None
-    )
+    """Return what a run takes; arguments as for `forecast`, and `use_recorded`: whether times are
+    those of the run's latest steps, if there are any."""
+    training = training_equivalent(config)
+    update = forecast(run, training, hardware, sharding, datasets_dir, utilization)
     steps = list(metrics.stream(run.metrics, PolicyMetrics))
     recent = steps[-_RECENT_STEPS:]
     prompts = config.train.prompts_per_step
@@ -148,12 +144,8 @@ def plan(
 
 
 def expected_mixed(pass_rate: float, samples: int) -> float:
-    """Return the probability that independent completions of a prompt are not all right or all
-    wrong.
-
-    Args:
-        pass_rate: probability that one is right.
-    """
+    """Return the probability that independent completions, each right with probability `pass_rate`,
+    are not all right or all wrong."""
     return 1 - pass_rate**samples - (1 - pass_rate) ** samples
 
 

@@ -82,7 +82,7 @@ class Collective(NamedTuple):
 def moved_bytes(kind: str, array_bytes: int, devices: int) -> int:
     """Return the bytes that one device sends in a collective, rounded up.
 
-    Assumes the algorithms that send least: a ring for all-reduce, which is a reduce-scatter and
+    It assumes the algorithms that send least: a ring for all-reduce, which is a reduce-scatter and
     then an all-gather (Patarasuk and Yuan 2009, https://doi.org/10.1016/j.jpdc.2008.09.002), and
     for those two by themselves (Chan et al. 2007, https://doi.org/10.1002/cpe.1206). In an
     all-to-all each device sends the others their shares directly.
@@ -298,11 +298,8 @@ def _as_groups(rows: Iterable[NDArray[np.int64]]) -> Groups:
 
 
 def parse_braces(text: str) -> Groups:
-    """Parse the groups at the start of a text such as `{{0,1},{2,3}}, …`.
-
-    Raises:
-        ValueError: another form.
-    """
+    """Parse the groups at the start of a text such as `{{0,1},{2,3}}, …`; ValueError if it has
+    another form."""
     outer = re.match(r"\{(?:\{[\d,]*\},?)*\}", text)
     if not outer:
         raise ValueError(f"{text[:80]}: unknown form of groups")
