@@ -38,8 +38,8 @@ def no_gather(weights: nnx.State) -> nnx.State:
 
 
 class Kept(NamedTuple):
-    """A weight of which this device keeps what an all-gather would return. Its gradient is that of
-    `shard`."""
+    """A weight of which this device keeps what an all-gather would return. The gradient is computed
+    for `shard`."""
 
     shard: Array
     whole: Array

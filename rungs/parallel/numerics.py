@@ -21,7 +21,7 @@ _FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 _OTHER_VARIABLES = ("NVIDIA_TF32_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG")
 _HARMLESS_FLAGS = ("--xla_dump", "--xla_force_host_platform_device_count")
 _GIVEN = {name: os.environ.get(name, "") for name in (*_FLAGS, *_OTHER_VARIABLES)}
-"""What the user has set, before `jax_setup` adds flags of its own."""
+"""Values that the user has set, before `jax_setup` adds its own flags."""
 _NEEDED = {
     "jax_enable_x64": False,
     "jax_disable_jit": False,

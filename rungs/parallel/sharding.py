@@ -33,8 +33,8 @@ MESH_AXES: dict[Mode, dict[str, MeshAxes]] = {
     "fsdp_tp": {**_SPLIT_MATMULS, "emb": DATA, "head_dim": DATA},
     "cp": dict.fromkeys(_SPLIT_STATE, TOKEN_AXES),
 }
-"""For each mode, the mesh axis, or mesh axes together, over which an array axis is split. A mesh
-axis splits only one axis of an array: the first one listed here whose size it divides."""
+"""Mesh axis, or mesh axes together, over which an array axis is split, by mode. A mesh axis
+splits only one axis of an array: the first one listed here whose size it divides."""
 
 
 def get_sharding_config_for_mode(mode: str) -> dict[str, MeshAxes]:

@@ -85,7 +85,7 @@ class ParameterLayout(NamedTuple):
     is_matrix: bool
     is_of_norm: bool
     is_split_over_data: bool
-    """In cp, over data and context together."""
+    """Whether it is split over the data axis; in cp, over data and context together."""
     is_updated_in_shards: bool
     """Whether each device along data updates only a part of it."""
     is_split_over_tensor: bool

@@ -73,10 +73,10 @@ class Speed(NamedTuple):
 
 
 class Forecast(NamedTuple):
-    """What a run needs."""
+    """Memory, FLOPs, tokens, disk space and time of a run."""
 
     config: RunConfig
-    """With the compute dtype filled in."""
+    """The run's config with the compute dtype filled in."""
     hardware: Hardware
     sharding: ShardingConfig
     parameters: ParameterCounts
@@ -101,7 +101,7 @@ class Forecast(NamedTuple):
     throughput: Throughput | None = None
     """None if the device's FLOP/s are not known."""
     price_per_device_hour: float | None = None
-    """In any currency."""
+    """Price in any currency."""
 
     @property
     def devices(self) -> int:

@@ -38,14 +38,14 @@ class Hardware(NamedTuple):
 
     name: str
     platform: str
-    """As in `jax.Device.platform`: cpu, gpu or tpu."""
+    """cpu, gpu or tpu, as in `jax.Device.platform`."""
     flops: float | None
     """Dense FLOP/s in bfloat16 and float16; None if unknown."""
     float32_flops: float | None
     """FLOP/s in float32 with JAX's default matmul precision: TF32 on NVIDIA GPUs, bfloat16 on
     TPUs."""
     memory_bytes: float
-    """As the device reports it: more than its name says in decimal GB, less than in GiB."""
+    """Memory as the device reports it: more than its name says in decimal GB, less than in GiB."""
     bandwidth: float | None
     """Memory bandwidth in bytes per second."""
     links: Links | None = None

@@ -39,12 +39,12 @@ class Memory:
     gathered: int
     """Full copies of one layer's weights of which each device has a shard."""
     activations: int
-    """What the forward pass of a microbatch keeps for the backward pass."""
+    """Values that the forward pass of a microbatch keeps for the backward pass."""
     logits: int
-    """What exists beside a chunk of logits and with it: the gathered output head, gradients of the
-    head."""
+    """A chunk of logits and what exists at the same time: the gathered output head, gradients of
+    the head."""
     layer: int
-    """What the backward pass of one layer needs. It does not overlap with the logits."""
+    """Arrays of one layer's backward pass. They don't exist at the same time as the logits."""
     batch: int
     """Token ids of a step."""
     error: float

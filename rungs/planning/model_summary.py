@@ -40,7 +40,7 @@ class ArraySummary(NamedTuple):
     share: float
     """Share of all parameters, between 0 and 1."""
     splits: dict[str, dict[str, str]]
-    """For each sharding mode: the mesh axis that splits an array axis, by array axis."""
+    """Mesh axes that split array axes, by sharding mode and array axis."""
 
 
 class ModelSummary(NamedTuple):

@@ -50,7 +50,7 @@ class Phases(NamedTuple):
 
 
 class PolicyPlan(NamedTuple):
-    """What a run of reinforcement learning takes; bytes are per device."""
+    """Memory and time of a run of reinforcement learning; bytes are per device."""
 
     config: ReinforceRunConfig
     update: Forecast

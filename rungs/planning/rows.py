@@ -16,7 +16,7 @@ class Column(NamedTuple):
 
     heading: str
     width: int
-    """In characters; 0 if the column is only in the JSON."""
+    """Characters; 0 if the column is only in the JSON."""
     unit: Callable[[Any], str]
     """Function from a figure to its text."""
     key: str = ""
@@ -46,8 +46,8 @@ class Table(NamedTuple):
     def lines(self) -> Iterator[str]:
         """Yield the text."""
         headings = "".join(f"{one.heading:>{one.width}}" for one in self.columns if one.width)
-        surplus = max(len(self.title) - self.label_width, 0)
-        yield f"{self.title:{self.label_width}}{headings[surplus:]}".rstrip()
+        width = max(self.label_width + len(headings) - len(self.title), 0)
+        yield f"{self.title}{headings.lstrip():>{width}}".rstrip()
         for label, _, figures, note in filter(lambda row: row.label, self.rows):
             cells = "".join(
                 f"{'' if figure is None else column.unit(figure):>{column.width}}"

@@ -44,8 +44,7 @@ class Collective(NamedTuple):
     kind: str
     """One of KINDS, also for an asynchronous form."""
     groups: Groups
-    """For a collective-permute the pairs (source, target), without those of a device with
-    itself."""
+    """Groups of devices; for a collective-permute, pairs (source, target) of different devices."""
     result_bytes: int
     """Bytes of all results on one device."""
     trips: int

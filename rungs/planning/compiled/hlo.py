@@ -51,7 +51,7 @@ class Instruction(NamedTuple):
 
     @property
     def target(self) -> str:
-        """What a custom call calls; empty for other instructions."""
+        """Name of what a custom call calls; empty for other instructions."""
         found = re.search(r'custom_call_target="([^"]*)"', self.attributes)
         return found[1] if found else ""
 
@@ -73,9 +73,9 @@ class Instruction(NamedTuple):
     def result(self) -> str:
         """Shape of what it returns; of an asynchronous start, of what the end will return.
 
-        A start returns (operands, results, …): https://openxla.org/xla/async_ops. That of a copy
-        returns (result, operand, …), and that of an all-reduce only its results in the text of
-        older compilers: for GPUs, of jaxlib before 0.11.
+        A start returns (operands, results, …): https://openxla.org/xla/async_ops. A copy's returns
+        (result, operand, …), and an all-reduce's only its results in the text of older compilers:
+        for GPUs, of jaxlib before 0.11.
         """
         has_only_results = self.opcode == "all-reduce-start" and not self.shape.startswith("((")
         if not self.opcode.endswith("-start") or has_only_results:
@@ -138,7 +138,7 @@ class Module(NamedTuple):
         return next(one for one in self.computations[computation] if one.name == name)
 
     def root(self, computation: str) -> Instruction:
-        """Return the instruction whose result is that of the computation."""
+        """Return the instruction whose result the computation returns."""
         return next(one for one in self.computations[computation] if one.is_root)
 
 
@@ -322,8 +322,8 @@ def _value(module: Module, computation: str, name: str, known: _Known) -> _Count
 def _element(
     module: Module, computation: str, name: str, index: int, known: _Known
 ) -> _Counter | None:
-    """Return an integer in a tuple. The parameter of a loop, which unlike that of a fusion is not
-    known, is what the loop carries."""
+    """Return an integer in a tuple. A loop's parameter, which unlike a fusion's is not known, is
+    what the loop carries."""
     one = module.find(computation, name)
     if one.opcode == "parameter" and not known:
         return _Counter(index, 0)

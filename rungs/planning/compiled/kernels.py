@@ -16,7 +16,7 @@ from typing import NamedTuple
 PARTS = "attention", "experts", "loss"
 """Named scopes."""
 XLA = "XLA"
-"""What computes a part without kernels."""
+"""Name shown for a part that has no kernels."""
 _MAKERS = {
     "__cudnn$fmha": "cuDNN",
     "__gpu$xla.gpu.triton": "Pallas for Triton",
@@ -31,7 +31,7 @@ _SPILL = re.compile(r"Registers are spilled to local memory in function '([^']+)
 
 
 class Kernels(NamedTuple):
-    """What a compiler made of a step."""
+    """Kernels of a compiled step, and what its compiler did for want of memory or registers."""
 
     calls: dict[str, dict[str, int]]
     """Calls in the program's text, by part of the model and by where the kernel comes from; parts

@@ -113,7 +113,7 @@ def _chain(module: Module, instruction: Instruction, target: str) -> str:
 
 
 def _matmuls_in(module: Module, computation: str, instruction: Instruction) -> int:
-    """Return the matmuls that an instruction runs; those of a loop of unknown length once."""
+    """Return the matmuls that an instruction runs. A loop of unknown length counts once."""
     is_kernel = instruction.target.startswith(_MATMUL_TARGETS)
     if is_kernel or instruction.opcode in ("dot", "convolution"):
         return 1

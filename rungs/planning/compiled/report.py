@@ -198,7 +198,7 @@ def _goal(found: Roofline) -> Iterator[str]:
 
 
 def _others(found: Roofline) -> str:
-    """Return the parts with the most time besides that of their FLOPs, in ms."""
+    """Return the parts with the most time besides the time of their FLOPs, in ms."""
     others = {
         name: work.serial_seconds - work.compute_seconds for name, work in found.parts.items()
     }

@@ -30,7 +30,7 @@ TARGET = 0.55
 
 
 class Work(NamedTuple):
-    """What a device computes and moves in one run of a program, and the least time for it."""
+    """FLOPs and bytes of a device in one run of a program, and the least time for them."""
 
     flops: float
     """FLOPs of matmuls."""
@@ -124,7 +124,7 @@ class Roofline(NamedTuple):
 
     @property
     def flops_ratio(self) -> float:
-        """FLOPs of the model's matmuls in the program, without those of the optimizer, as a share
+        """FLOPs of the model's matmuls in the program, without the optimizer's, as a share
         of what the configs give. A check: 1 if the two agree."""
         model = (work.flops for part, work in self.parts.items() if part != OPTIMIZER)
         return sum(model) / self.flops.planned

@@ -32,7 +32,7 @@ _OUT_OF_MEMORY = re.compile(r"Ran out of memory[^\n]*?(?=\.\s|\.?\n|\.?$)")
 
 
 class Compiled(NamedTuple):
-    """What a compiler says of a step. Bytes are those of each device."""
+    """A compiled step as its compiler describes it; bytes are per device."""
 
     arguments: int
     """Weights, optimizer state and token ids."""

@@ -41,7 +41,7 @@ def part_of(module: Module, computation: str, instruction: Instruction) -> str:
     part of the instruction that it serves.
 
     Args:
-        computation: the one with the instruction, not that of a fusion.
+        computation: the one with the instruction, not a fusion's.
     """
     if instruction.opcode.removesuffix("-start") in KINDS:
         return COLLECTIVES

@@ -50,7 +50,7 @@ _MULTIPROCESSORS = {
 
 
 class _Gpu(NamedTuple):
-    """What CUDA reports of a GPU that `Hardware` doesn't have."""
+    """Properties of a GPU, as CUDA reports them, that `Hardware` doesn't have."""
 
     multiprocessors: int
     l2_bytes: int

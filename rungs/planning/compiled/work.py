@@ -3,7 +3,7 @@ and from a device's memory, from the shapes in its HLO.
 
 A multiplication and an addition count as 2. XLA's TPU compiler writes matmuls as convolutions, and
 its GPU compiler some as calls of cuBLAS. Only our own kernels, which are custom calls, do not show
-what they compute; of these, those of grouped matmuls follow from their operands.
+what they compute, except for grouped matmuls, whose FLOPs follow from their operands.
 
 An instruction, also a fusion, reads its operands and writes its results; what is between the
 instructions inside a fusion stays in registers. Of an operand that it only takes slices or rows of,
@@ -158,7 +158,7 @@ def moved_bytes(module: Module, computation: str, instruction: Instruction) -> i
     """Return the bytes that an instruction reads and writes each time it runs.
 
     Args:
-        computation: the one with the instruction, not that of a fusion.
+        computation: the one with the instruction, not a fusion's.
     """
     if (
         instruction.opcode in _FREE
