@@ -4,8 +4,7 @@
     flops          parameters and FLOPs per token
     memory         bytes per device, by component, from these:
     activations    what the forward pass keeps for the backward pass
-    step_sizes     sizes that memory depends on
-    peaks          what a step needs besides, by XLA's compilers for CPUs, GPUs and TPUs
+    peaks          sizes of a step, and what it needs by XLA's compilers for CPUs, GPUs and TPUs
     communication  bytes sent per step, computed from the config
     compiled       what a device's compiler says of the step
     disk_space     what the checkpoints of a run need, with a warning at its start

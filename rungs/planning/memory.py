@@ -17,8 +17,7 @@ from rungs.optim.multi_steps import MultiSteps
 from rungs.parallel import target_device
 from rungs.parallel.sharding import Layout
 from rungs.planning.activations import Activations, activations_of
-from rungs.planning.peaks import AcceleratorPeak, CpuPeak
-from rungs.planning.step_sizes import bytes_per_device
+from rungs.planning.peaks import AcceleratorPeak, CpuPeak, bytes_per_device
 from rungs.step.state import AbstractArrays, AbstractState
 
 Dtypes = Mapping[str, str]
