@@ -2,7 +2,7 @@
 
 import json
 
-from rungs.planning.rows import Column, Row, Table, as_json, as_text
+from rungs.planning.rows import Column, Part, Row, Table, as_json, as_text
 
 TABLE = Table(
     "bytes (per device)",
@@ -40,6 +40,6 @@ def test_figures_for_json_are_those_with_keys() -> None:
 
 
 def test_a_report_is_its_lines_or_its_figures() -> None:
-    sections = [["first", {"a": 1}, "second"], [{"b": {"c": 2}}, "third"]]
+    sections: list[list[Part]] = [["first", {"a": 1}, "second"], [{"b": {"c": 2}}, "third"]]
     assert as_text(sections) == "first\nsecond\n\nthird"
     assert json.loads(as_json(sections)) == {"a": 1, "b": {"c": 2}}
