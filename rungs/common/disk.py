@@ -173,7 +173,7 @@ def reason_of_no_space(error: Exception) -> str | None:
     """Return the system's words for an error of a full disk or an exhausted quota, None for
     others."""
     number = _number_of(error)
-    return os.strerror(number) if number in _NO_SPACE else None
+    return os.strerror(number) if number is not None and number in _NO_SPACE else None
 
 
 def write_failure(path: Path, what: str, error: Exception, needed_bytes: int = 0) -> RunFailure:
