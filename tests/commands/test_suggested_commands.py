@@ -1,4 +1,4 @@
-"""Every command and option that a message or a page suggests is one that exists."""
+"""Every command and option that a message suggests is one that exists."""
 
 import ast
 import itertools
@@ -7,21 +7,13 @@ import shlex
 from collections.abc import Iterable, Iterator
 
 import click
-import pytest
 
-from rungs.commands.download_dataset import Options, _check_options
-from tests.support.command_options import SCRIPTS, command_of
+from tests.support.command_options import SCRIPTS, check_arguments, command_of
 from tests.support.committed_runs import ROOT
 
 SOURCES = [
     *SCRIPTS,
     *sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("rungs/**/*.py")),
-]
-PAGES = [
-    "README.md",
-    "runs/README.md",
-    "CONTRIBUTING.md",
-    *(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/**/*.md")),
 ]
 FILLED_IN = "1"
 """Stands for the values that a message fills in."""
@@ -61,15 +53,8 @@ def options_of(command: click.Command) -> set[str]:
 
 def parse(found: re.Match[str]) -> None:
     """Raise click.UsageError if the command does not take these arguments."""
-    command = command_of(found["script"])
     words = shlex.split(found["arguments"].removesuffix("&"), comments=True)
-    arguments = [FILLED_IN if word in ("N", "…") else word for word in words]
-    while isinstance(command, click.Group):
-        command = command.commands[arguments.pop(0)]
-    options = command.make_context(found["script"], arguments).params
-    if found["script"] == "download_dataset.py":
-        of_kind = {name: options[name] for name in Options._fields}
-        _check_options(options["what"], Options(**of_kind))
+    check_arguments(found["script"], [FILLED_IN if word == "N" else word for word in words])
 
 
 def suggestions(texts: Iterable[str]) -> list[re.Match[str]]:
@@ -81,12 +66,6 @@ def test_suggested_commands_take_their_arguments() -> None:
     assert all(found[name] for name in ("rungs/commands/pretrained.py", "rungs/data/catalog.py"))
     for command in itertools.chain(*found.values()):
         assert "…" not in command["arguments"], f"{command[0]}: incomplete"
-        parse(command)
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_commands_on_pages_take_their_arguments(page: str) -> None:
-    for command in suggestions([(ROOT / page).read_text()]):
         parse(command)
 
 
