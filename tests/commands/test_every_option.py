@@ -103,11 +103,11 @@ COMMANDS: dict[str, tuple[str, ...]] = {
         "charts.py --power-law sizes/emb_dim=16 sizes/emb_dim=32 sizes/emb_dim=48",
     ),
     "published": (
-        "pretrained.py import published tuned --ignore-key odd",
-        "download_dataset.py --text words.txt --name tuned --tokenizer tuned/checkpoints/imported"
-        " --datasets-dir datasets",
-        "train.py tuned --datasets-dir datasets",
-        "pretrained.py export tuned adapter --adapter",
+        "pretrained.py import published runs/tuned --ignore-key odd",
+        "download_dataset.py --text words.txt --name tuned --datasets-dir datasets --tokenizer"
+        " runs/tuned/checkpoints/imported",
+        "train.py runs/tuned --datasets-dir datasets",
+        "pretrained.py export runs/tuned adapter --adapter",
     ),
     "reinforce": (
         "train.py parity --datasets-dir datasets",
@@ -117,7 +117,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
         "reinforce.py rl --trust-verifier --replay step-000001",
         "reinforce.py rl --trust-verifier --from step-000002 --json-log"
         " --coordinator localhost:29518 --processes 1 --process 0",
-        "reinforce.py rl --trust-verifier --fresh --dry-run",
+        "reinforce.py rl --trust-verifier --fresh",
         "reinforce.py rl-two --like rl --set learning_rate=0.002 --set steps=2 --trust-verifier",
     ),
     "resume check": (
@@ -159,6 +159,9 @@ LONGER = (
     ("reinforce.json", {"steps": 5}, "reinforce.py rl --extend --trust-verifier"),
 )
 """Edits of a finished run, and the command that goes on with it."""
+VERDICT = "mup.py check"
+"""Its exit code is 1 if activations depend on the width, as they may in so few steps of so narrow
+models."""
 FAILING = "train.py failing --like run --set learning_rate=1e30 --datasets-dir datasets"
 REPLAY = "train.py failing --datasets-dir datasets --replay"
 WATCH = "charts.py run --watch --port 0"
@@ -196,7 +199,8 @@ def run(line: str, folder: Path, **variables: str) -> None:
         text=True,
         check=False,
     )
-    assert done.returncode == 0, f"{line}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
+    allowed = (0, 1) if line.startswith(VERDICT) else (0,)
+    assert done.returncode in allowed, f"{line}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
     assert "Traceback" not in done.stderr, f"{line}\n{done.stderr[-2000:]}"
 
 
@@ -247,9 +251,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_commands_run(name: str, folder: Path) -> None:
     for line in COMMANDS[name]:
-        if line.startswith("train.py tuned"):
+        if line.startswith("train.py runs/tuned"):
             tuning = {"dataset": "tuned", "start_from": "imported", "lora": LORA}
-            (folder / "tuned/train.json").write_text(json.dumps(TRAIN | tuning))
+            (folder / "runs/tuned/train.json").write_text(json.dumps(TRAIN | tuning))
         run(line, folder)
 
 
@@ -288,7 +292,7 @@ def test_finished_runs_go_on(folder: Path) -> None:
 @pytest.mark.long
 def test_a_failed_step_is_replayed(folder: Path) -> None:
     run(FAILING, folder)
-    step = min((folder / "failing/failed-steps").iterdir()).name
+    step = min((folder / "runs/failing/failed-steps").iterdir()).name
     run(f"{REPLAY} {step}", folder)
 
 

@@ -28,7 +28,8 @@ INSTEAD = {
         "download_dataset.py --text books/models.txt --name small --vocab-size 300"
     ),
     "pretrained.py import ID RUN": "pretrained.py import openai-community/gpt2 runs/gpt2",
-    "mup.py check RUN": "mup.py check runs/mup",
+    "mup.py check RUN": "mup.py check runs/mup --widths 64,128,256",
+    "mup.py check runs/mup": "mup.py check runs/mup --widths 64,128,256",
     "mup.py sweep RUN": "mup.py sweep runs/mup --learning-rates 0.01,0.02 --widths 64,128",
     "mup.py sweep runs/mup --learning-rates 0.0003,0.001,0.003,0.01,0.03 --widths 64,128,256"
     " --standard": "mup.py sweep runs/mup --learning-rates 0.003,0.01 --widths 64,128 --standard",

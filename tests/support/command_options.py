@@ -35,7 +35,7 @@ def _options(name: str, command: click.Command) -> Iterator[Option]:
         for inner, subcommand in command.commands.items():
             yield from _options(f"{name} {inner}", subcommand)
     for parameter in command.params:
-        if isinstance(parameter, click.Option):
+        if isinstance(parameter, click.Option) and not parameter.hidden:
             yield name, parameter.opts[0]
 
 
