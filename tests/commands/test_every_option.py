@@ -34,7 +34,12 @@ TRAIN = {
     "sample_prompts": ["The"],
 }
 PARITY = {"vocab_size": len(ALPHABET) + 1, "context_length": 40, "positions": "rope"}
-LORA = {"rank": 2, "alpha": 4, "targets": ["query", "value"]}
+TUNING = {
+    "dataset": "tuned",
+    "start_from": "imported",
+    "lora": {"rank": 2, "alpha": 4, "targets": ["query", "value"]},
+    "sequence_length": 64,
+}
 REINFORCE = {
     "start_from": "parity",
     "tasks": [{"source": "parity", "verifier": "reward.py"}],
@@ -104,8 +109,8 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     ),
     "published": (
         "pretrained.py import published runs/tuned --ignore-key odd",
-        "download_dataset.py --text words.txt --name tuned --datasets-dir datasets --tokenizer"
-        " runs/tuned/checkpoints/imported",
+        "download_dataset.py --text words.txt --name tuned --datasets-dir datasets"
+        " --validation-percent 20 --tokenizer runs/tuned/checkpoints/imported",
         "train.py runs/tuned --datasets-dir datasets",
         "pretrained.py export runs/tuned adapter --adapter",
     ),
@@ -252,8 +257,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_commands_run(name: str, folder: Path) -> None:
     for line in COMMANDS[name]:
         if line.startswith("train.py runs/tuned"):
-            tuning = {"dataset": "tuned", "start_from": "imported", "lora": LORA}
-            (folder / "runs/tuned/train.json").write_text(json.dumps(TRAIN | tuning))
+            (folder / "runs/tuned/train.json").write_text(json.dumps(TRAIN | TUNING))
         run(line, folder)
 
 

@@ -37,7 +37,7 @@ TEMPLATE = (
 SHARDINGS: dict[str, dict[str, Any]] = {
     "dp": {"mode": "dp"},
     "fsdp": {"mode": "fsdp"},
-    "tp": {"mode": "tp", "data": 2, "tensor": 4},
+    "tp": {"mode": "tp"},
     "fsdp_tp": {"mode": "fsdp_tp", "data": 4, "tensor": 2},
     "cp": {"mode": "cp", "data": 2, "context": 4},
 }
@@ -58,7 +58,7 @@ def has_kernels(row: Row) -> bool:
 TRAINING_ROWS = covering_rows(TRAINING, has_kernels)
 LORA = {"rank": 4, "alpha": 8.0, "targets": ["query", "value", "output", "up", "down"]}
 STEPS = 3
-TRAINED = {"context_length": 16, "emb_dim": 32, "n_layers": 2, "n_heads": 4}
+TRAINED = {"context_length": 16, "emb_dim": 32, "n_layers": 2, "n_heads": 8}
 
 
 @pytest.mark.parametrize(
