@@ -149,9 +149,10 @@ def write_files(checkout: Path) -> None:
     for folder in ("novels", "mine"):
         (checkout / folder).mkdir()
     (checkout / "novels/one.txt").write_text(texts["models"])
-    column = pa.table({"body": list(texts.values())})
+    parts = [part for text in texts.values() for part in text.split("\n\n")]
+    column = pa.table({"body": parts})
     parquet.write_table(column, checkout / "mine/one.parquet")
-    rows = "".join(json.dumps({"text": text}) + "\n" for text in texts.values())
+    rows = "".join(json.dumps({"text": text}) + "\n" for text in parts)
     with pa.CompressedOutputStream(checkout / "mine.jsonl.zst", "zstd") as file:
         file.write(rows.encode())
     pairs = [{"prompt": f"{n}: ", "answer": f"{n % 7} of {n}"} for n in range(400)]
