@@ -17,6 +17,7 @@ from rungs.checkpointing.weights_file import Weights
 from rungs.checkpointing.weights_index import WEIGHTS_FILE, file_or_index
 from rungs.common.errors import UserError
 from rungs.common.paths import is_file, is_folder, is_there
+from rungs.common.shown_text import quoted
 from rungs.data import tokenizer_files
 from rungs.data.catalog import dataset_folder, find_datasets_dir
 from rungs.data.tokenizer import TOKENIZER_FILE, Tokenizer
@@ -154,7 +155,9 @@ def find_weights(path: Path | str) -> Path:
     if is_file(imported):
         return imported
     if is_folder(path):
-        raise UserError(f"{path}: no checkpoint there yet; train it first: uv run train.py {path}")
+        raise UserError(
+            f"{path}: no checkpoint there yet; train it first: uv run train.py {quoted(path)}"
+        )
     raise UserError(
         f"{path}: no such run, checkpoint or model.safetensors; {known_runs(str(path))}"
     )

@@ -74,12 +74,17 @@ class Options(NamedTuple):
         """The options that say what the FILEs are."""
         return [f"--{kind}" for kind in _OWN_FILES if getattr(self, kind)]
 
-    @property
-    def loaded_tokenizer(self) -> Tokenizer | int:
-        """The tokenizer, or the vocabulary size of one to train."""
+    def load_tokenizer(self) -> Tokenizer | int:
+        """Return the tokenizer, or the vocabulary size of one to train."""
         if self.tokenizer:
             return load_tokenizer(self.tokenizer)
-        return self.vocab_size or VOCAB_SIZE
+        size = self.vocab_size or VOCAB_SIZE
+        if not self.vocab_size:
+            click.echo(
+                f"training a tokenizer of at most {size:,} tokens (--vocab-size); to fine-tune a"
+                " model, give its --tokenizer"
+            )
+        return size
 
     @property
     def documents_percent(self) -> float:
@@ -104,7 +109,7 @@ def _dataset(what: tuple[str, ...], datasets_dir: Path, options: Options) -> Dat
 def _from_text(what: tuple[str, ...], datasets_dir: Path, options: Options) -> Dataset:
     files, percent = [Path(file) for file in what], options.validation_percent
     percent = VALIDATION_PERCENT if percent is None else percent
-    tokenizer = options.loaded_tokenizer
+    tokenizer = options.load_tokenizer()
     assert options.name is not None
     if options.pairs:
         return catalog.build_pair_dataset(
@@ -125,7 +130,7 @@ def _from_documents(what: tuple[str, ...], datasets_dir: Path, options: Options)
     request = local_documents.request(
         [Path(file) for file in what],
         "parquet" if options.parquet else "json lines",
-        options.loaded_tokenizer,
+        options.load_tokenizer(),
         options.text_column,
         options.documents_percent,
         options.max_bytes,
@@ -141,7 +146,7 @@ def _from_hub(name: str, datasets_dir: Path, options: Options) -> Dataset:
         name,
         hub.dataset_repository(name, options.revision),
         Choice(options.config, options.split, options.files),
-        options.loaded_tokenizer,
+        options.load_tokenizer(),
         options.text_column,
         options.documents_percent,
         options.max_bytes,

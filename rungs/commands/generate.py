@@ -22,6 +22,8 @@ from rungs.model.sampling import Sampling
 from rungs.parallel import jax_setup
 
 if TYPE_CHECKING:
+    from rungs.data.chats.chat_dataset import ChatFormat
+    from rungs.data.chats.messages import Message
     from rungs.model.conversation import Conversation
     from rungs.model.generation import Generator, Request
     from rungs.model.weight_formats import WeightFormat
@@ -148,6 +150,20 @@ def say_what_is_added(tokenizer: Tokenizer, ends: Sequence[int]) -> None:
         click.echo(f"prompts begin with {begin}; texts end with {end}", err=True)
 
 
+def say_what_begins(form: "ChatFormat", messages: Sequence["Message"], ends: Sequence[int]) -> None:
+    """Print the special tokens that the template begins a conversation with, and what ends
+    answers."""
+    from rungs.data.chats.messages import Message
+
+    text = form.template.render([*messages, Message("user", "Hi")], add_generation_prompt=True)
+    usual = form.tokenizer.begin
+    begin = form.tokenizer.encode(text)[: len(usual) or 1]
+    if begin != usual and form.tokenizer.decode(begin, skip_special_tokens=True):
+        begin = []
+    start, end = form.tokenizer.names(begin), form.tokenizer.names(ends)
+    click.echo(f"conversations begin with {start}; answers end with {end}", err=True)
+
+
 def start_conversation(
     model: Model, request: "Request", system: str | None, chat_template: Path | None
 ) -> "Conversation":
@@ -163,6 +179,7 @@ def start_conversation(
         stops = (*request.sampling.stop_tokens, end)
         request = request._replace(sampling=request.sampling._replace(stop_tokens=stops))
     first = [Message("system", system)] if system else []
+    say_what_begins(form, first, request.sampling.stop_tokens)
     return Conversation(model.generator(request), form, request, first)
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from rungs.common import atomic_folder
 from rungs.common.errors import UserError
 from rungs.common.paths import checkout, is_folder, is_plain_name, is_there
+from rungs.common.shown_text import quoted
 from rungs.common.strict_json import format_value
 from rungs.config.option_values import DATASETS_VARIABLE
 from rungs.data import (
@@ -211,8 +212,8 @@ def _build_by_name(name: str, folder: Path) -> None:
     raise UserError(
         f"{folder}: no such dataset; "
         + (f"did you mean {close[0]}? Or build it:" if close else "build it with")
-        + f" uv run download_dataset.py --text FILE --name {name}, and --tokenizer RUN if it is to"
-        " fine-tune the model of RUN"
+        + f" uv run download_dataset.py --text FILE --name {quoted(name)}, and --tokenizer RUN"
+        " if it is to fine-tune the model of RUN"
     )
 
 

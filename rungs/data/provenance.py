@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Self
 
 from rungs.common.errors import UserError
+from rungs.common.shown_text import quoted
 from rungs.config.train_config import TrainConfig
 from rungs.data.dataset import VALIDATION, Dataset
 from rungs.data.tokenizer import Tokenizer
@@ -127,9 +128,10 @@ def notes_on_beginnings(datasets: Mapping[str, Dataset], tokenizer: Tokenizer) -
 
 
 def _how_to_build(has_pairs: bool, tokenizer: Path | str) -> str:
+    place = quoted(tokenizer)
     if has_pairs:
-        return f"uv run download_dataset.py --pairs FILE --name NAME --tokenizer {tokenizer}"
-    return f"uv run download_dataset.py --text FILE --name NAME --tokenizer {tokenizer}"
+        return f"uv run download_dataset.py --pairs FILE --name NAME --tokenizer {place}"
+    return f"uv run download_dataset.py --text FILE --name NAME --tokenizer {place}"
 
 
 def _definition(place: Path | str) -> str:
