@@ -1,5 +1,7 @@
 """Build or download a dataset, and print what is in it."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,13 +15,15 @@ from rungs.config.option_values import (
     VALIDATION_PERCENT,
     VOCAB_SIZE,
 )
-from rungs.data import catalog, hub_dataset, overlap
+from rungs.data import catalog, hub_dataset, overlap, pair_dataset, text_dataset
+from rungs.data.chats import chat_dataset
 from rungs.data.chats.chat_dataset import ChatFormat
 from rungs.data.chats.chat_template import ChatTemplate
-from rungs.data.dataset import Dataset
+from rungs.data.dataset import Dataset, Source
 from rungs.data.documents import hub_documents, local_documents
 from rungs.data.documents.files import Choice
 from rungs.data.overlap import Found
+from rungs.data.text_dataset import TextSection
 from rungs.data.tokenizer import Tokenizer
 from rungs.data.tokenizer_files import load_tokenizer
 
@@ -106,19 +110,17 @@ def _from_text(what: tuple[str, ...], datasets_dir: Path, options: Options) -> D
     percent = VALIDATION_PERCENT if percent is None else percent
     tokenizer = options.loaded_tokenizer
     assert options.name is not None
-    if options.pairs:
-        return catalog.build_pair_dataset(
-            options.name, files, datasets_dir, tokenizer=tokenizer, validation_percent=percent
-        )
+    build: Callable[[Path, list[TextSection]], Source]
     if options.chats:
         assert isinstance(tokenizer, Tokenizer)
         assert options.tokenizer is not None
         template = ChatTemplate.load(options.tokenizer, options.chat_template)
         form = ChatFormat(template, tokenizer, options.max_tokens)
-        return catalog.build_chat_dataset(options.name, files, datasets_dir, form, percent)
-    return catalog.build_text_dataset(
-        options.name, files, datasets_dir, tokenizer=tokenizer, validation_percent=percent
-    )
+        build = partial(chat_dataset.build, form=form, validation_percent=percent)
+    else:
+        module = pair_dataset if options.pairs else text_dataset
+        build = partial(module.build, tokenizer=tokenizer, validation_percent=percent)
+    return catalog.build_dataset(options.name, files, datasets_dir, build)
 
 
 def _from_documents(what: tuple[str, ...], datasets_dir: Path, options: Options) -> Dataset:

@@ -13,20 +13,9 @@ from rungs.common.errors import UserError
 from rungs.common.paths import checkout, is_folder, is_plain_name, is_there
 from rungs.common.strict_json import format_value
 from rungs.config.option_values import DATASETS_VARIABLE
-from rungs.data import (
-    dataset,
-    hub_dataset,
-    pair_dataset,
-    python_stdlib,
-    task_dataset,
-    text_dataset,
-)
-from rungs.data.bpe import SMALLEST_VOCAB
-from rungs.data.chats import chat_dataset
-from rungs.data.chats.chat_dataset import ChatFormat
+from rungs.data import dataset, hub_dataset, python_stdlib, task_dataset
 from rungs.data.dataset import Dataset, Source
 from rungs.data.text_dataset import TextSection
-from rungs.data.tokenizer import Tokenizer
 
 if TYPE_CHECKING:  # else every command would import PyArrow
     from rungs.data.documents.building import Request
@@ -41,11 +30,9 @@ BUILT_IN: dict[str, Callable[[Path], Source]] = {
 
 
 def find_datasets_dir(option: Path | None = None) -> Path:
-    """Return the folder that holds the datasets.
-
-    It is the command-line option if given, else the environment variable, else `datasets` in the
-    checkout, or in the working directory if Rungs was installed without a checkout.
-    """
+    """Return the folder that holds the datasets: the command-line option if given, else the
+    environment variable, else `datasets` in the checkout, or in the working directory if Rungs was
+    installed without a checkout."""
     if option:
         return option
     variable = os.environ.get(DATASETS_VARIABLE)
@@ -92,69 +79,27 @@ def open_dataset(name: str, datasets_dir: Path, *, update: bool = True) -> Datas
     return Dataset(name, folder)
 
 
-def build_text_dataset(
+def build_dataset(
     name: str,
     files: list[Path],
     datasets_dir: Path,
-    *,
-    tokenizer: Tokenizer | int,
-    validation_percent: float,
+    build: Callable[[Path, list[TextSection]], Source],
 ) -> Dataset:
-    """Build a dataset from text files.
+    """Build a dataset from the user's files.
 
     Args:
-        tokenizer: a tokenizer, or the vocabulary size of one to train on the text.
-        validation_percent: share of the text to use for validation, at least 0 and below 100.
+        build: writes it into a folder: `build` of `text_dataset`, `pair_dataset` or `chat_dataset`.
 
     Raises:
-        UserError: the name is taken, or a file is missing or not UTF-8.
+        UserError: the name is taken, a file is missing or not UTF-8, or as `build`.
     """
-    if isinstance(tokenizer, int) and tokenizer < SMALLEST_VOCAB:
-        raise UserError(f"a vocabulary of {tokenizer} is too small; use at least {SMALLEST_VOCAB}")
+    folder = dataset_folder(name, datasets_dir)
+    if "/" in name or name in BUILT_IN:
+        raise UserError(f"dataset {name!r}: this name is reserved; choose another one, without /")
     texts = [TextSection.of_file(path) for path in dict.fromkeys(files)]
-    return _build_from_files(
-        name,
-        datasets_dir,
-        lambda folder: text_dataset.build(folder, texts, tokenizer, validation_percent),
-    )
-
-
-def build_pair_dataset(
-    name: str,
-    files: list[Path],
-    datasets_dir: Path,
-    *,
-    tokenizer: Tokenizer | int,
-    validation_percent: float,
-) -> Dataset:
-    """Build a dataset from files that have a prompt and its answer on each line.
-
-    Args:
-        tokenizer: that of the model to fine-tune, or the vocabulary size of one to train.
-        validation_percent: share of the files to use for validation, at least 0 and below 100.
-
-    Raises:
-        UserError: the name is taken, a file is missing or has no pairs, or a line is not a pair.
-    """
-    texts = [TextSection.of_file(path) for path in dict.fromkeys(files)]
-    return _build_from_files(
-        name,
-        datasets_dir,
-        lambda folder: pair_dataset.build(folder, texts, tokenizer, validation_percent),
-    )
-
-
-def build_chat_dataset(
-    name: str, files: list[Path], datasets_dir: Path, form: ChatFormat, validation_percent: float
-) -> Dataset:
-    """Build a dataset from files that have a chat on each line; arguments and errors as for
-    `build_pair_dataset`."""
-    texts = [TextSection.of_file(path) for path in dict.fromkeys(files)]
-    return _build_from_files(
-        name,
-        datasets_dir,
-        lambda folder: chat_dataset.build(folder, texts, form, validation_percent),
-    )
+    if is_there(folder) or not _build_folder(folder, lambda partial: build(partial, texts)):
+        raise UserError(f"{folder}: already exists; choose another name, or delete it first")
+    return Dataset(name, folder)
 
 
 def build_documents_dataset(
@@ -190,15 +135,6 @@ def build_documents_dataset(
     return Dataset(name, folder)
 
 
-def _build_from_files(name: str, datasets_dir: Path, build: Callable[[Path], Source]) -> Dataset:
-    folder = dataset_folder(name, datasets_dir)
-    if "/" in name or name in BUILT_IN:
-        raise UserError(f"dataset {name!r}: this name is reserved; choose another one, without /")
-    if is_there(folder) or not _build_folder(folder, build):
-        raise UserError(f"{folder}: already exists; choose another name, or delete it first")
-    return Dataset(name, folder)
-
-
 def _build_by_name(name: str, folder: Path) -> None:
     if name in BUILT_IN:
         logger.info("building dataset %s in %s", name, folder)
@@ -208,11 +144,10 @@ def _build_by_name(name: str, folder: Path) -> None:
     if is_folder(folder.parent):
         known += [path.name for path in folder.parent.iterdir() if not path.name.startswith(".")]
     close = difflib.get_close_matches(name, known, n=1)
+    advice = f"did you mean {close[0]}? Or build it:" if close else "build it with"
     raise UserError(
-        f"{folder}: no such dataset; "
-        + (f"did you mean {close[0]}? Or build it:" if close else "build it with")
-        + f" uv run download_dataset.py --text FILE --name {name}, and --tokenizer RUN if it is to"
-        " fine-tune the model of RUN"
+        f"{folder}: no such dataset; {advice} uv run download_dataset.py --text FILE --name {name},"
+        " and --tokenizer RUN if it is to fine-tune the model of RUN"
     )
 
 

@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 import tracemalloc
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from rungs.common.errors import UserError
 from rungs.data import dataset as dataset_module
 from rungs.data import json_lines, pair_dataset, pair_sequences
 from rungs.data.bpe import train_bpe
-from rungs.data.catalog import build_pair_dataset
+from rungs.data.catalog import build_dataset
 from rungs.data.dataset import Dataset, Split
 from rungs.data.pair_dataset import read_pairs, split_sections
 from rungs.data.text_dataset import TextSection
@@ -44,10 +45,8 @@ def write(folder: Path, name: str, *lines: str | bytes, end: bytes = b"\n") -> P
 def build(
     tmp_path: Path, *files: Path, percent: float = 0, tokenizer: Tokenizer = TOKENIZER
 ) -> Dataset:
-    place = tmp_path / "datasets"
-    return build_pair_dataset(
-        "chats", list(files), place, tokenizer=tokenizer, validation_percent=percent
-    )
+    build = partial(pair_dataset.build, tokenizer=tokenizer, validation_percent=percent)
+    return build_dataset("chats", list(files), tmp_path / "datasets", build)
 
 
 def read(dataset: Dataset, split: Split = "train") -> list[tuple[list[int], list[int]]]:

@@ -2,6 +2,7 @@
 are those of transformers 5.23."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import tokenizers
 from tokenizers import models, pre_tokenizers, processors
 
 from rungs.common.errors import UserError
-from rungs.data import catalog
+from rungs.data import catalog, pair_dataset, text_dataset
 from rungs.data.dataset import Dataset
 from rungs.data.documents import local_documents
 from rungs.data.provenance import notes_on_beginnings
@@ -124,9 +125,9 @@ def build(kind: str, tmp_path: Path, tokenizer: Tokenizer) -> Dataset:
     if kind == "jsonl":
         asked = local_documents.request([file], "json lines", tokenizer, None, 0, None)
         return catalog.build_documents_dataset(kind, asked, local_documents.build, place)
-    make: Any = getattr(catalog, f"build_{kind.removesuffix('s')}_dataset")
-    dataset: Dataset = make(kind, [file], place, tokenizer=tokenizer, validation_percent=0)
-    return dataset
+    module = pair_dataset if kind == "pairs" else text_dataset
+    build = partial(module.build, tokenizer=tokenizer, validation_percent=0)
+    return catalog.build_dataset(kind, [file], place, build)
 
 
 @pytest.mark.parametrize(

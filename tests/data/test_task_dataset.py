@@ -1,14 +1,15 @@
 """Datasets of pairs from the built-in tasks: their prompts, answers, bytes and tokenizer."""
 
 import functools
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from rungs.common.errors import UserError
 from rungs.config.task_config import TaskConfig
-from rungs.data import catalog, task_dataset
-from rungs.data.catalog import build_pair_dataset, open_dataset
+from rungs.data import catalog, pair_dataset, task_dataset
+from rungs.data.catalog import build_dataset, open_dataset
 from rungs.data.dataset import Dataset, Split
 from rungs.data.task_dataset import TASK_DATASETS, TaskPairs, character_tokenizer
 from rungs.data.tokenizer_files import load_tokenizer
@@ -120,14 +121,10 @@ def test_the_names_are_reserved(name: str, tmp_path: Path) -> None:
     assert name in catalog.BUILT_IN
     file = tmp_path / "pairs.jsonl"
     file.write_text('{"prompt": "0:", "answer": "=0"}\n')
+    tokenizer = character_tokenizer("01:=")
+    build = partial(pair_dataset.build, tokenizer=tokenizer, validation_percent=0)
     with pytest.raises(UserError, match="this name is reserved"):
-        build_pair_dataset(
-            name,
-            [file],
-            tmp_path / "datasets",
-            tokenizer=character_tokenizer("01:="),
-            validation_percent=0,
-        )
+        build_dataset(name, [file], tmp_path / "datasets", build)
     assert not (tmp_path / "datasets").exists()
 
 
