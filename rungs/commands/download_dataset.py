@@ -20,8 +20,10 @@ from rungs.data.chats import chat_dataset
 from rungs.data.chats.chat_dataset import ChatFormat
 from rungs.data.chats.chat_template import ChatTemplate
 from rungs.data.dataset import Dataset, Source
-from rungs.data.documents import hub_documents, local_documents
-from rungs.data.documents.files import Choice
+from rungs.data.documents import sources
+from rungs.data.documents.building import Request
+from rungs.data.documents.files import Choice, DataFile
+from rungs.data.documents.reading import Format
 from rungs.data.overlap import Found
 from rungs.data.text_dataset import TextSection
 from rungs.data.tokenizer import Tokenizer
@@ -124,32 +126,31 @@ def _from_text(what: tuple[str, ...], datasets_dir: Path, options: Options) -> D
 
 
 def _from_documents(what: tuple[str, ...], datasets_dir: Path, options: Options) -> Dataset:
-    request = local_documents.request(
-        [Path(file) for file in what],
-        "parquet" if options.parquet else "json lines",
-        options.loaded_tokenizer,
-        options.text_column,
-        options.documents_percent,
-        options.max_bytes,
-    )
+    kind: Format = "parquet" if options.parquet else "json lines"
+    request = _request(sources.local_files(map(Path, what), kind), options)
     assert options.name is not None
-    return catalog.build_documents_dataset(
-        options.name, request, local_documents.build, datasets_dir
-    )
+    build = sources.build_from_local_files
+    return catalog.build_documents_dataset(options.name, request, build, datasets_dir)
 
 
 def _from_hub(name: str, datasets_dir: Path, options: Options) -> Dataset:
-    request = hub_documents.request(
-        name,
-        hub.dataset_repository(name, options.revision),
-        Choice(options.config, options.split, options.files),
+    repository = hub.dataset_repository(name, options.revision)
+    choice = Choice(options.config, options.split, options.files)
+    request = _request(sources.hub_files(name, repository, choice), options)._replace(
+        repository=name, revision=repository.revision, license=repository.license
+    )
+    return catalog.build_documents_dataset(
+        options.name or name, request, sources.build_from_hub, datasets_dir
+    )
+
+
+def _request(files: list[DataFile], options: Options) -> Request:
+    return Request(
+        files,
         options.loaded_tokenizer,
         options.text_column,
         options.documents_percent,
         options.max_bytes,
-    )
-    return catalog.build_documents_dataset(
-        options.name or name, request, hub_documents.build, datasets_dir
     )
 
 

@@ -21,9 +21,8 @@ from rungs.data.text_dataset import token_dtype
 from rungs.data.token_file import PairWriter
 from rungs.data.tokenizer import END_OF_TEXT, TOKENIZER_FILE, Tokenizer
 from rungs.tasks.draws import Draws
-from rungs.tasks.item import Items
 from rungs.tasks.opening import open_task
-from rungs.tasks.task import Task
+from rungs.tasks.task import Items, Task
 
 TRAIN_PAIRS, VALIDATION_PAIRS = 50_000, 256
 _SEED = 2

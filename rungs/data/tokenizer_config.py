@@ -1,13 +1,11 @@
-"""Read the files beside a tokenizer's vocabulary, `tokenizer_config.json` above all, and apply them
-to it.
+"""Read the files beside a tokenizer's vocabulary, `tokenizer_config.json` above all: which tokens
+end a text, and what older vocabulary files lack (a `tokenizer.json` contains the rest itself).
 
-Only older vocabulary files need most of this: a `tokenizer.json` contains all but the names of the
-special tokens itself.
 Keys: https://huggingface.co/docs/transformers/main_classes/tokenizer
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -16,9 +14,15 @@ from tokenizers import AddedToken, processors
 
 from rungs.common.errors import UserError, reason
 from rungs.common.strict_json import read_text
+from rungs.data.tokenizer import LARGEST_VOCAB, TextEnds, name_in
 
 CONFIG_FILE, ADDED_TOKENS_FILE = "tokenizer_config.json", "added_tokens.json"
 SPECIAL_TOKENS_FILE = "special_tokens_map.json"
+MODEL_CONFIG_FILE, GENERATION_FILE = "config.json", "generation_config.json"
+END_FILES = (CONFIG_FILE, SPECIAL_TOKENS_FILE, MODEL_CONFIG_FILE, GENERATION_FILE)
+"""The files that say what ends a text."""
+_END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|eot|>", "<end_of_turn>", "<turn|>", "<|end|>")
+"""What ends an answer of a model that was trained to chat, but does not separate documents."""
 FindFile = Callable[[str], Path | None]
 """Returns the path of a tokenizer's file by its name, or None if it has no such file."""
 _TOKEN_KEYS = ("lstrip", "rstrip", "single_word", "normalized", "special")
@@ -149,3 +153,42 @@ def json_object(path: Path | None) -> dict[str, Any]:
     if not isinstance(keys, dict):
         raise UserError(f"{path}: not a JSON object")
     return keys
+
+
+def published_ends(vocabulary: Mapping[str, int], find: FindFile) -> TextEnds | None:
+    """Return what ends texts: the `eos_token` of the tokenizer, else the `eos_token_id` of the
+    model; None if no file names either.
+
+    Raises:
+        UserError: a file is damaged.
+    """
+    name = special_tokens(find).get("eos_token")
+    if name is not None and name in vocabulary:
+        return _ends(name, vocabulary, f"the eos_token of {CONFIG_FILE}")
+    names = {number: name for name, number in vocabulary.items()}
+    for file in (MODEL_CONFIG_FILE, GENERATION_FILE):
+        known = [names[number] for number in eos_token_ids(find(file)) if number in names]
+        if known:
+            return _ends(known[0], vocabulary, f"the eos_token_id of {file}")
+    return None
+
+
+def _ends(name: str, vocabulary: Mapping[str, int], source: str) -> TextEnds:
+    separator = name_in(vocabulary) if name in _END_OF_TURN else None
+    return TextEnds(vocabulary[separator or name], vocabulary[name], source)
+
+
+def eos_token_ids(path: Path | None) -> tuple[int, ...]:
+    """Return the ids that end a text by a `config.json` or `generation_config.json`; none if there
+    is no file.
+
+    Raises:
+        UserError: it is damaged.
+    """
+    keys = json_object(path)
+    inner = keys.get("text_config")
+    eos = keys.get("eos_token_id", inner.get("eos_token_id") if isinstance(inner, dict) else None)
+    ids = tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,)
+    if not all(type(number) is int and 0 <= number < LARGEST_VOCAB for number in ids):
+        raise UserError(f"{path}: eos_token_id: must be a token id or a list of token ids")
+    return ids

@@ -12,7 +12,6 @@ from rungs.common import hub
 from rungs.common.errors import UserError, reason
 from rungs.common.paths import is_file, is_folder, require_regular
 from rungs.data.bpe import byte_level_tokenizer
-from rungs.data.published_ends import END_FILES, published_ends
 from rungs.data.sentencepiece_model import SentencePieceModel
 from rungs.data.tokenizer import (
     END_OF_TEXT,
@@ -24,8 +23,10 @@ from rungs.data.tokenizer import (
 from rungs.data.tokenizer_config import (
     ADDED_TOKENS_FILE,
     CONFIG_FILE,
+    END_FILES,
     FindFile,
     TokenizerConfig,
+    published_ends,
 )
 
 logger = logging.getLogger("rungs.dataset")
@@ -78,11 +79,8 @@ def finder(place: Path | str) -> FindFile:
 
 
 def _is_hub_id(place: Path | str) -> bool:
-    is_local = isinstance(place, Path) or is_folder(Path(place)) or is_file(Path(place))
-    return not is_local and _may_be_hub_id(str(place))
-
-
-def _may_be_hub_id(place: str) -> bool:
+    if isinstance(place, Path) or is_folder(Path(place)) or is_file(Path(place)):
+        return False
     is_file_name = place.endswith(".model") or ".json" in place
     return place.count("/") <= 1 and not place.startswith((".", "/")) and not is_file_name
 
@@ -124,17 +122,16 @@ def _checked(raw: tokenizers.Tokenizer, path: Path, find: FindFile) -> Tokenizer
     except UserError as error:
         raise UserError(f"{path}: {reason(error)}") from None
     _check_ids(tokenizer, path)
+
+    def find_if_reachable(name: str) -> Path | None:  # without a network, it may not be cached
+        try:
+            return find(name)
+        except UserError as error:
+            logger.warning("%s; what ends a text is decided without it", error)
+            return None
+
     vocabulary = raw.get_vocab(with_added_tokens=True)
-    return Tokenizer(raw, published_ends(vocabulary, functools.partial(_if_reachable, find)))
-
-
-def _if_reachable(find: FindFile, name: str) -> Path | None:
-    """Find a file that tokens don't depend on: without a network, not all of them may be cached."""
-    try:
-        return find(name)
-    except UserError as error:
-        logger.warning("%s; what ends a text is decided without it", error)
-        return None
+    return Tokenizer(raw, published_ends(vocabulary, find_if_reachable))
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:

@@ -9,7 +9,7 @@ from one run is held out from all of them.
 from collections.abc import Callable, Iterable
 
 from rungs.common.errors import UserError
-from rungs.tasks.item import Item
+from rungs.tasks.task import Item
 
 ITEMS = 1 << 30
 """How many items there are to train on. Validation uses the numbers that follow."""

@@ -16,8 +16,7 @@ from rungs.tasks import (
 )
 from rungs.tasks.draws import Draws
 from rungs.tasks.generated import TrainingItems, by_hash, held_out_items
-from rungs.tasks.item import Item
-from rungs.tasks.task import Task
+from rungs.tasks.task import Item, Task
 
 
 class _BuiltIn(NamedTuple):

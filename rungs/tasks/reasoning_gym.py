@@ -18,8 +18,7 @@ from rungs.common.errors import UserError, reason
 from rungs.common.strict_json import format_value
 from rungs.config.task_config import REASONING_GYM, TaskConfig
 from rungs.tasks.generated import ITEMS, TrainingItems, held_out_items
-from rungs.tasks.item import Item
-from rungs.tasks.task import Task
+from rungs.tasks.task import Item, Task
 
 VERIFIER = "reasoning-gym"
 _OURS = ("seed", "size")

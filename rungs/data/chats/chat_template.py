@@ -9,20 +9,27 @@ without marks, what each assistant message says is found by rendering the chat w
 in its place.
 """
 
+import atexit
+import functools
 import json
+import os
+import signal
+import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+from rungs.common.answering_process import AnsweringProcess
 from rungs.common.errors import UserError
 from rungs.common.paths import is_file
 from rungs.common.strict_json import read_text
 from rungs.data.chats.messages import ASSISTANT, TOOL_CALLS, Message, says_something
-from rungs.data.chats.template_process import PROCESS
 from rungs.data.tokenizer_config import CONFIG_FILE, json_object, special_tokens
 from rungs.data.tokenizer_files import finder
 
 TEMPLATE_FILE = "chat_template.jinja"
+_PROGRAM = Path(__file__).with_name("template_sandbox.py")
 _OLDER_TEMPLATE_FILE = "chat_template.json"
 _TEMPLATE_KEY, _DEFAULT, _FOR_TOOLS = "chat_template", "default", "tool_use"
 _PLACEHOLDER, _MARK = "\uf8ffcontent\uf8ff", "\uf8ffmark\uf8ff"
@@ -66,7 +73,7 @@ class ChatTemplate:
         self.source, self.special_tokens = source, special_tokens
         self._tool_source = tool_source or source
         for template in (source, self._tool_source):
-            PROCESS.render(template, _MARK, None)
+            _process().render(template, None)
 
     @classmethod
     def load(cls, place: Path | str, file: Path | None = None) -> Self:
@@ -151,8 +158,7 @@ class ChatTemplate:
     ) -> str:
         own = {"messages": turns, "add_generation_prompt": add_generation_prompt}
         defaults = {"tools": None, "documents": None, **self.special_tokens}
-        source = self._source_for(variables)
-        return PROCESS.render(source, _MARK, {**defaults, **variables, **own})
+        return _process().render(self._source_for(variables), {**defaults, **variables, **own})
 
     def _source_for(self, variables: Mapping[str, Any]) -> str:
         return self.source if variables.get("tools") is None else self._tool_source
@@ -257,3 +263,62 @@ def _find_sources(find: Callable[[str], Path | None], config: dict[str, Any]) ->
         for name, source in pairs
         if isinstance(name, str) and isinstance(source, str) and source
     }
+
+
+class _TemplateProcess:
+    """Renders templates in another process, which starts again after one that ended it."""
+
+    def __init__(self) -> None:
+        kept = {name: os.environ[name] for name in ("TZ", "SYSTEMROOT") if name in os.environ}
+        path = os.pathsep.join(filter(None, sys.path))
+        self._process = AnsweringProcess(_PROGRAM, kept | {"PYTHONPATH": path})
+        self._lock = threading.Lock()
+        atexit.register(self._process.end)
+
+    def render(self, source: str, variables: dict[str, Any] | None) -> str:
+        """Return the text of a template with `_MARK` around each {% generation %}; of one without
+        variables nothing: it is only compiled.
+
+        Raises:
+            UserError: it is not valid, refuses these variables, or needs too much time or memory.
+        """
+        try:
+            line = json.dumps([source, _MARK, variables]).encode()
+        except RecursionError:
+            raise UserError("the chat is nested too deeply") from None
+        with self._lock:
+            answer = json.loads(self._exchange(line + b"\n"))
+        if problem := answer.get("error"):
+            raise UserError(f"the chat template {problem}")
+        return str(answer["text"])
+
+    def _exchange(self, line: bytes) -> bytes:
+        """Send a line to the process and return the line that it answers."""
+        if not self._process.is_started or self._process.exit_code(0) is not None:
+            try:
+                self._process.start()
+            except OSError as error:
+                problem = f"their process did not start: {error.strerror}"
+                raise UserError(f"chat templates: {problem}") from None
+        requests, answers = self._process.pipes
+        try:
+            requests.write(line)
+            requests.flush()
+            answer = answers.readline()
+        except BrokenPipeError:
+            answer = b""
+        except BaseException:  # Ctrl-C: its answer must not be taken for the next one
+            self._process.end()
+            raise
+        if not answer.endswith(b"\n"):
+            code = self._process.exit_code(None)
+            if code == -getattr(signal, "SIGPROF", 0):
+                raise UserError("the chat template takes too long: it was stopped")
+            raise UserError(f"the chat template ended its process with status {code}")
+        return answer
+
+
+@functools.cache
+def _process() -> _TemplateProcess:
+    """Return the process for all templates."""
+    return _TemplateProcess()

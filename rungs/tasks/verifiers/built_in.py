@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
-from rungs.tasks.item import Item
+from rungs.tasks.task import Item
 from rungs.tasks.verifiers.expressions import ExpressionError, evaluate
 from rungs.tasks.verifiers.numbers import last_number, marked_number, whole_number
 

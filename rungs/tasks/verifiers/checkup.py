@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 from rungs.common.errors import UserError
 from rungs.common.strict_json import format_value
-from rungs.tasks.item import Item
-from rungs.tasks.task import Task
+from rungs.tasks.task import Item, Task
 from rungs.tasks.verifiers.verdict import Verdict
 
 ITEMS = 8

@@ -8,8 +8,7 @@ from rungs.common import strict_json
 from rungs.common.errors import UserError
 from rungs.config.task_config import TaskConfig
 from rungs.tasks import reasoning_gym
-from rungs.tasks.item import Item
-from rungs.tasks.task import Task
+from rungs.tasks.task import Item, Task
 from rungs.tasks.verifiers.built_in import BUILT_IN
 from rungs.tasks.verifiers.reward_process import Code, Limits, RewardProcess
 from rungs.tasks.verifiers.verdict import Verdict
