@@ -27,8 +27,7 @@ def split_problems(config: RunConfig, datasets: dict[str, Dataset], split: Split
             continue
         description = datasets[name].description.splits[split]
         where = f"{split} split of dataset {name}"
-        largest = description.largest_token_id
-        if largest >= model.vocab_size:
+        if (largest := description.largest_token_id) >= model.vocab_size:
             lines.append(
                 f"{MODEL_FILE}: vocab_size: {model.vocab_size} is too small for the token id"
                 f" {largest} in the {where}; at least {largest + 1}"
@@ -50,8 +49,7 @@ def _weight_problems(config: TrainConfig) -> list[str]:
 def _text_problems(config: RunConfig, tokens: int, split: Split, where: str) -> list[str]:
     """Check that a text has at least one sequence."""
     key, length, train = start_key(split), config.sequence_length, config.train
-    start = getattr(train, key)
-    needed = length + train.target_offset
+    start, needed = getattr(train, key), length + train.target_offset
     if tokens < needed:
         return [
             f"{_length_key(train)}: {length} is too long for the {where}, which has {tokens}"

@@ -30,25 +30,21 @@ _PREFETCH_THREADS = 2
 
 
 class Batch(NamedTuple):
-    """The sequences of one step."""
+    """The sequences of one step; all arrays are int32."""
 
     inputs_ABS: np.ndarray
-    """int32"""
     targets_ABS: np.ndarray
-    """int32; `pair_sequences.IGNORED` for a target that does not count"""
+    """`pair_sequences.IGNORED` for a target that does not count."""
     starts_ABS: np.ndarray | None = None
-    """int32; where each token's document starts, if documents are separate"""
+    """Where each token's document starts, if documents are separate."""
 
 
 class ValidationBatch(NamedTuple):
-    """Sequences to evaluate."""
+    """Sequences to evaluate; arrays as in `Batch`."""
 
     inputs_BS: np.ndarray
-    """int32"""
     targets_BS: np.ndarray
-    """int32; `pair_sequences.IGNORED` for a target that does not count"""
     starts_BS: np.ndarray | None
-    """int32; where each token's document starts, if documents are separate"""
     real_rows: int
     """Number of rows of the complete batch that count. The rows after them are padding."""
 
@@ -69,7 +65,7 @@ class TrainingData:
         self._sequences = sequences.mix(parts, train)
         self.datasets = datasets
         self.padding = {name: part.padding for name, part in parts.items()}
-        """The share of padding in the sequences of each dataset."""
+        """Share of padding in the sequences of each dataset."""
         self.tokens_per_step = config.tokens_per_step
         self.available_steps_per_epoch = len(self._sequences) // train.sequences_per_step
         self.steps_per_epoch = (
@@ -88,11 +84,8 @@ class TrainingData:
         return self._read(self._steps[step], rows)
 
     def batches(self, first_step: int = 0, rows: Rows = ALL_ROWS) -> Iterator[Batch]:
-        """Yield the batches from a step to the last, prefetched by threads.
-
-        Args:
-            rows: the sequences of each microbatch to read.
-        """
+        """Yield the batches from a step to the last, prefetched by threads; of each microbatch only
+        the sequences `rows`."""
         if first_step < self.total_steps:
             read = functools.partial(self._read, rows=rows)
             yield from _prefetch(self._steps[first_step:].map(read))
@@ -119,16 +112,12 @@ class ValidationData:
         self.datasets = list(parts)
         """Names of the datasets with a validation split."""
         self.dataset_numbers = sequences.dataset_numbers(parts, train, self.sequences)
-        """Index in `datasets` of each sequence's."""
+        """Index in `datasets` of the dataset of each sequence."""
 
     @classmethod
     def of(cls, config: RunConfig, datasets: dict[str, Dataset]) -> Self | None:
-        """Return the validation batches, or None if no dataset has a validation split.
-
-        Raises:
-            UserError: the config and a validation split do not fit together; with one line per
-                reason.
-        """
+        """Return the validation batches, or None if no dataset has a validation split. Raises
+        UserError, with one line per reason, if the config and a validation split do not fit."""
         _raise_if_any(split_problems(config, datasets, VALIDATION))
         if not any(VALIDATION in datasets[name].splits for name in config.train.datasets):
             return None
@@ -139,11 +128,8 @@ class ValidationData:
         return -(-self.sequences // self.batch_size)
 
     def batches(self, rows: Rows = ALL_ROWS) -> Iterator[ValidationBatch]:
-        """Yield the batches, prefetched by threads. The last one is padded by repeating its rows.
-
-        Args:
-            rows: the sequences of each batch to read.
-        """
+        """Yield the batches, prefetched by threads; of each only the sequences `rows`. The last
+        batch is padded by repeating its rows."""
         import grain
 
         read = functools.partial(self._read, rows=rows)
@@ -171,9 +157,9 @@ class ValidationSets(NamedTuple):
     """What a run measures its loss on."""
 
     own: ValidationData | None
-    """The validation splits of the datasets it trains on; None if there are none."""
+    """Validation splits of the datasets that it trains on; None if there are none."""
     others: dict[str, ValidationData]
-    """Those of the datasets that `validation_datasets` names."""
+    """Validation splits of the datasets that `validation_datasets` names."""
 
     @classmethod
     def of(
@@ -181,26 +167,19 @@ class ValidationSets(NamedTuple):
     ) -> Self:
         """Return what to measure the loss on; errors as in `ValidationData.of`, and a UserError if
         one of the others has no validation split."""
+        key = f"{TRAIN_FILE}: validation_datasets"
         lacking = [name for name in others if VALIDATION not in others[name].splits]
-        _raise_if_any(
-            [
-                f"{TRAIN_FILE}: validation_datasets: {name} has no validation split; leave it out"
-                for name in lacking
-            ]
-        )
-        data = {name: _validation_of(config, name, dataset) for name, dataset in others.items()}
+        _raise_if_any([f"{key}: {name} has no validation split; leave it out" for name in lacking])
+        data = {}
+        for name, dataset in others.items():
+            train = config.train.model_copy(update={"dataset": name, "start_val_token": 0})
+            found = ValidationData.of(config._replace(train=train), {name: dataset})
+            assert found is not None
+            data[name] = found
         return cls(ValidationData.of(config, datasets), data)
 
     def __bool__(self) -> bool:
         return self.own is not None or bool(self.others)
-
-
-def _validation_of(config: RunConfig, name: str, dataset: Dataset) -> ValidationData:
-    """Return the validation batches of a dataset that the run doesn't train on."""
-    train = config.train.model_copy(update={"dataset": name, "start_val_token": 0})
-    data = ValidationData.of(config._replace(train=train), {name: dataset})
-    assert data is not None
-    return data
 
 
 def _raise_if_any(lines: list[str]) -> None:

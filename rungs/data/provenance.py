@@ -12,7 +12,7 @@ from rungs.data.tokenizer import Tokenizer
 from rungs.data.tokenizer_files import load_tokenizer
 
 _SHOWN_DIGITS = 16
-"""Of a sha256: enough that two files never have the same."""
+"""Digits of a sha256 that tell files apart."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,10 +20,10 @@ class Provenance:
     """The data of a run."""
 
     datasets: dict[str, dict[str, str]]
-    """The sha256 of each split's file, by dataset."""
+    """sha256 of each split's file, by dataset."""
     tokenizer: str
-    """Name of the dataset that has the tokenizer, or the hub id in train.json. Of several datasets,
-    the first with a chat template, so that the model gets it."""
+    """Name of the dataset that has the tokenizer, or the hub id in train.json. The first dataset
+    with a chat template is preferred, so that the model gets it."""
     tokenizer_file: Path | None
 
     @classmethod
@@ -41,7 +41,7 @@ class Provenance:
 
     @property
     def tokenizer_place(self) -> Path | str:
-        """Where the tokenizer is, for `load_tokenizer`."""
+        """The tokenizer's place, for `load_tokenizer`."""
         return self.tokenizer_file or self.tokenizer
 
     def validation_data(self, train: TrainConfig) -> str | None:
@@ -63,15 +63,13 @@ class Provenance:
 def describe_validation(
     datasets: dict[str, dict[str, str]], tokens: int, start_token: int
 ) -> str | None:
-    """Return what validation losses are measured on. Equal descriptions mean comparable losses.
+    """Return what validation losses are measured on; None if no dataset has a validation split.
+    Equal descriptions mean comparable losses.
 
     Args:
         datasets: the sha256 of each split's file, by dataset.
-        tokens: at most so many are used.
-        start_token: index of the first.
-
-    Returns:
-        The description, None if no dataset has a validation split.
+        tokens: the most tokens that are used.
+        start_token: index of the first one.
     """
     files = [
         f"{name} (sha256 {checksums[VALIDATION][:_SHOWN_DIGITS]})"
@@ -127,9 +125,8 @@ def notes_on_beginnings(datasets: Mapping[str, Dataset], tokenizer: Tokenizer) -
 
 
 def _how_to_build(has_pairs: bool, tokenizer: Path | str) -> str:
-    if has_pairs:
-        return f"uv run download_dataset.py --pairs FILE --name NAME --tokenizer {tokenizer}"
-    return f"uv run download_dataset.py --text FILE --name NAME --tokenizer {tokenizer}"
+    kind = "pairs" if has_pairs else "text"
+    return f"uv run download_dataset.py --{kind} FILE --name NAME --tokenizer {tokenizer}"
 
 
 def _definition(place: Path | str) -> str:

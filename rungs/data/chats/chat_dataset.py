@@ -37,11 +37,10 @@ class ChatFormat(NamedTuple):
     """Longer chats are left out; None for no limit."""
 
     def encode(self, messages: list[Message], variables: Mapping[str, Any] = {}) -> list[Turn]:
-        """Return the turns of a chat that end with an answer. What follows the last one is left
-        out.
+        """Return the turns of a chat that end with an answer; what follows the last one is left out.
 
         Args:
-            variables: of the chat, for the template, such as `tools`.
+            variables: variables of the template, such as `tools`.
 
         Raises:
             UserError: the template refuses the chat, or the tokenizer has no tokens for it.
@@ -59,14 +58,14 @@ class ChatFormat(NamedTuple):
 
     @property
     def end_of_turn(self) -> int | None:
-        """The token with which an answer ends, None if that isn't a special token."""
+        """Id of the special token that ends an answer, None if there is none."""
         turns = self.encode([Message("user", "a"), Message(ASSISTANT, "b")])
         last = turns[-1][1][-1] if turns else None
         return last if last in self.tokenizer.special_ids else None
 
     def _end_of_turn(self, ids: list[int], end: int) -> int:
-        """Return the place after the special token that follows `end`, perhaps after spaces; `end`
-        if there is none."""
+        """Return the place after the special token that follows `end`, spaces aside; `end` if there
+        is none."""
         place = end
         while place < len(ids) and not self.tokenizer.decode(ids[place : place + 1]).strip():
             place += 1

@@ -4,9 +4,8 @@ Published models have it in `chat_template.jinja` or `tokenizer_config.json`. It
 of its own, in a sandbox, with the names and filters that transformers offers it:
 https://huggingface.co/docs/transformers/chat_templating_writing
 
-A template may mark what the assistant says with {% generation %} … {% endgeneration %}. In one
-without marks, what each assistant message says is found by rendering the chat with another content
-in its place.
+A template may mark what the assistant says with {% generation %} … {% endgeneration %}. Without
+marks, the answers are found by rendering the chat with another content in the place of each.
 """
 
 import atexit
@@ -33,16 +32,16 @@ _PROGRAM = Path(__file__).with_name("template_sandbox.py")
 _OLDER_TEMPLATE_FILE = "chat_template.json"
 _TEMPLATE_KEY, _DEFAULT, _FOR_TOOLS = "chat_template", "default", "tool_use"
 _PLACEHOLDER, _MARK = "\uf8ffcontent\uf8ff", "\uf8ffmark\uf8ff"
-"""For a message's content, and around what the assistant says. U+F8FF is for private use, so chats
-don't have it."""
+"""What stands for a message's content, and around answers; chats don't have U+F8FF, which is for
+private use."""
 _REASONING = ("reasoning_content", "thinking", "reasoning")
-"""What a message's reasoning is called; as transformers, we give it the first two names."""
+"""Names of a message's reasoning; templates get it by the first two, as in transformers."""
 _SAID: tuple[tuple[str, ...], ...] = ((TOOL_CALLS,), ("function_call",), _REASONING)
-"""What the assistant says besides the content: the names of each."""
+"""Keys of what the assistant says besides the content; several names of one thing together."""
 _NO_VARIABLES: Mapping[str, Any] = {}
 
 Span = tuple[int, int]
-"""Positions of characters: the first, and that after the last."""
+"""Positions of the first character and of the one after the last."""
 
 
 class Rendered(NamedTuple):
@@ -52,19 +51,16 @@ class Rendered(NamedTuple):
     answers: list[Span]
     """What the assistant says, in order."""
     are_marked: bool
-    """Whether the template marks them. If not, the token that ends a turn may follow them."""
+    """Whether the template marks the answers. If not, the end of a turn may follow them."""
 
 
 class ChatTemplate:
-    """A compiled chat template.
+    """A chat template; raises UserError if it is not valid.
 
     Args:
-        source: in Jinja.
-        special_tokens: by their names in transformers, such as `bos_token`.
-        tool_source: the template of chats with `tools`, if it is another one.
-
-    Raises:
-        UserError: it is not a valid template.
+        source: the Jinja template.
+        special_tokens: texts of tokens by their names in transformers, such as `bos_token`.
+        tool_source: the template for chats with `tools`, if it is another one.
     """
 
     def __init__(
@@ -77,14 +73,12 @@ class ChatTemplate:
 
     @classmethod
     def load(cls, place: Path | str, file: Path | None = None) -> Self:
-        """Load the template that belongs to a tokenizer.
+        """Load the template that belongs to a tokenizer; raises UserError if there is none, or it
+        is not valid.
 
         Args:
             place: as for `load_tokenizer`.
-            file: a template to use instead of its own.
-
-        Raises:
-            UserError: there is no template, or it is not valid.
+            file: a template to use instead of the tokenizer's own.
         """
         template = cls.find(place, file)
         if template is None:
@@ -118,14 +112,11 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = False,
     ) -> str:
-        """Return the text of a chat.
+        """Return the text of a chat; raises UserError if the template refuses it.
 
         Args:
-            variables: of the chat, such as `tools`.
+            variables: variables of the chat, such as `tools`.
             add_generation_prompt: whether to end with the start of an answer.
-
-        Raises:
-            UserError: the template refuses the chat.
         """
         turns = [_with_reasoning(message.variables) for message in messages]
         return _without_marks(self._render(turns, variables, add_generation_prompt))[0]
@@ -133,7 +124,7 @@ class ChatTemplate:
     def render_answers(
         self, messages: Sequence[Message], variables: Mapping[str, Any] = _NO_VARIABLES
     ) -> Rendered:
-        """Return the text of a chat, and the place of each answer that is to learn.
+        """Return the text of a chat, and the place of each answer to learn.
 
         Raises:
             UserError: the template refuses the chat, leaves out a part of it, or changes what the
@@ -223,7 +214,7 @@ def _without(turn: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
 
 
 def _learned(messages: Sequence[Message], marked: list[Span]) -> list[Span]:
-    """Return the marked parts that are to learn."""
+    """Return the marked parts to learn."""
     learned = [message.is_learned for message in messages if message.role == ASSISTANT]
     if all(learned):
         return marked
