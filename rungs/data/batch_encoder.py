@@ -43,11 +43,8 @@ class BatchEncoder:
         self._pool = ThreadPoolExecutor(os.cpu_count())
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Return the token ids of each text, uint32.
-
-        Raises:
-            UserError: the tokenizer has no tokens for a text.
-        """
+        """Return the token ids of each text, uint32. Raises UserError if the tokenizer has no
+        tokens for a text."""
         if self._fast is None:
             return list(map(_array, self._tokenizer.encode_batch(texts)))
         return list(self._pool.map(self._fast_ids, texts))

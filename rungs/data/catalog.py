@@ -1,6 +1,5 @@
 """Open a dataset by its name. If it is missing, build it or download it first."""
 
-import difflib
 import functools
 import logging
 import os
@@ -9,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rungs.common import atomic_folder
-from rungs.common.errors import UserError
+from rungs.common.errors import UserError, did_you_mean
 from rungs.common.paths import checkout, is_folder, is_plain_name, is_there
 from rungs.common.strict_json import format_value
 from rungs.config.option_values import DATASETS_VARIABLE
@@ -40,11 +39,8 @@ def find_datasets_dir(option: Path | None = None) -> Path:
 
 
 def dataset_folder(name: str, datasets_dir: Path) -> Path:
-    """Return the folder of a dataset, which may not exist.
-
-    Raises:
-        UserError: the name is not valid, for example because it leads out of `datasets_dir`.
-    """
+    """Return the folder of a dataset, which may not exist. Raises UserError if the name is not
+    valid, for example because it leads out of `datasets_dir`."""
     parts = name.split("/")
     if len(parts) > 2 or not all(map(_is_name, parts)):
         raise UserError(
@@ -143,8 +139,8 @@ def _build_by_name(name: str, folder: Path) -> None:
     known = [*BUILT_IN]
     if is_folder(folder.parent):
         known += [path.name for path in folder.parent.iterdir() if not path.name.startswith(".")]
-    close = difflib.get_close_matches(name, known, n=1)
-    advice = f"did you mean {close[0]}? Or build it:" if close else "build it with"
+    meant = did_you_mean(name, known, "")
+    advice = f"{meant} Or build it:" if meant else "build it with"
     raise UserError(
         f"{folder}: no such dataset; {advice} uv run download_dataset.py --text FILE --name {name},"
         " and --tokenizer RUN if it is to fine-tune the model of RUN"

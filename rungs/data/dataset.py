@@ -151,11 +151,8 @@ class Dataset:
 
     If `dataset.json` is missing, or older than a token file or different from it (in size, header
     or a sample of its bytes), the token file is read once and `dataset.json` is written again
-    (unless the folder is read-only).
-
-    Raises:
-        UserError: there is no training split, or a token file is not valid.
-    """
+    (unless the folder is read-only). Raises UserError if there is no training split, or a token
+    file is not valid."""
 
     def __init__(self, name: str, folder: Path) -> None:
         self.name = name
@@ -241,11 +238,8 @@ def write_description(folder: Path, description: DatasetDescription) -> None:
 def describe(
     folder: Path, source: Source, known: DatasetDescription | None = None
 ) -> DatasetDescription:
-    """Describe the token files of a folder, reading only those that differ from `known`.
-
-    Raises:
-        UserError: there is no training split, or a token file is not valid.
-    """
+    """Describe the token files of a folder, reading only those that differ from `known`. Raises
+    UserError if there is no training split, or a token file is not valid."""
     if not is_there(folder / split_file(TRAIN)):
         raise UserError(f"{folder}: not a dataset: it has no {split_file(TRAIN)}")
     paths = {split: folder / split_file(split) for split in SPLITS}

@@ -50,12 +50,8 @@ class ValidationBatch(NamedTuple):
 
 
 class TrainingData:
-    """The training batches of a run.
-
-    Raises:
-        UserError: the config and the datasets do not fit together, in training or validation;
-            with one line per reason.
-    """
+    """The training batches of a run. Raises UserError if the config and the datasets do not fit
+    together, in training or validation; with one line per reason."""
 
     def __init__(self, config: RunConfig, datasets: dict[str, Dataset]) -> None:
         _raise_if_any(problems(config, datasets))

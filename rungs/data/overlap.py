@@ -112,11 +112,8 @@ def notes(datasets: Mapping[str, Path]) -> list[str]:
 
 
 def check(dataset: Dataset) -> Overlap:
-    """Compare a dataset's validation split with its training split, and look for duplicates.
-
-    Raises:
-        UserError: the dataset has no tokenizer with an end-of-text token.
-    """
+    """Compare a dataset's validation split with its training split, and look for duplicates. Raises
+    UserError if the dataset has no tokenizer with an end-of-text token."""
     held_out = VALIDATION in dataset.splits
     examined = Examined(texts_of(dataset, VALIDATION) if held_out else ())
     repeats = Repeats()
@@ -130,11 +127,8 @@ def check(dataset: Dataset) -> Overlap:
 
 def check_items(dataset: Dataset, path: Path) -> Found:
     """Look for the items of a benchmark, one in each line of JSON, in a dataset's training split.
-
-    Raises:
-        UserError: the file cannot be read, or the dataset has no tokenizer with an end-of-text
-            token.
-    """
+    Raises UserError if the file cannot be read, or the dataset has no tokenizer with an end-of-text
+    token."""
     examined = Examined(_items(path))
     examined.compare(texts_of(dataset, TRAIN))
     return examined.found()
@@ -142,11 +136,8 @@ def check_items(dataset: Dataset, path: Path) -> Found:
 
 def texts_of(dataset: Dataset, split: Split) -> Iterator[str]:
     """Yield the text of each document of a split, or of each pair: the prompt and its answer; in
-    order and in bounded memory.
-
-    Raises:
-        UserError: the dataset has no tokenizer with an end-of-text token.
-    """
+    order and in bounded memory. Raises UserError if the dataset has no tokenizer with an
+    end-of-text token."""
     tokenizer = load_tokenizer(dataset.folder) if dataset.tokenizer_file else None
     if tokenizer is None or tokenizer.end_of_text is None:
         raise UserError(

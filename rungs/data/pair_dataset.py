@@ -6,13 +6,12 @@ them, not even the space that SentencePiece adds before a text. A separator, suc
 the tokens of a chat template, must be part of the prompt or the answer.
 """
 
-import difflib
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rungs.common.errors import UserError
+from rungs.common.errors import UserError, did_you_mean
 from rungs.common.strict_json import format_value
 from rungs.data import text_dataset
 from rungs.data.bpe import train_bpe
@@ -73,11 +72,8 @@ def build(
 
 def split_sections(sections: list[TextSection], percent: float) -> Sections:
     """Split files of pairs as `text_dataset.split_sections` does. A single file is cut between two
-    pairs, with at least one pair on each side.
-
-    Raises:
-        UserError: a file has no pairs, or a single file has only one.
-    """
+    pairs, with at least one pair on each side. Raises UserError if a file has no pairs, or a single
+    file has only one."""
     for section in sections:
         if next(json_lines(section), None) is None:
             raise UserError(f"{section.path}: has no lines; each line must be a pair or a chat")
@@ -138,11 +134,9 @@ def _parse(line: bytes) -> tuple[str, str]:
         raise ValueError(f'must be {{"prompt": …, "answer": …}}, not {format_value(value)}')
     for key in value:
         if key not in _KEYS:
-            close = difflib.get_close_matches(key, _KEYS, n=1)
-            advice = f"did you mean {close[0]}?" if close else f"the keys are {' and '.join(_KEYS)}"
-            raise ValueError(
-                f"{key if key.isprintable() else format_value(key)}: unknown key; {advice}"
-            )
+            advice = did_you_mean(key, _KEYS, f"the keys are {' and '.join(_KEYS)}")
+            shown = key if key.isprintable() else format_value(key)
+            raise ValueError(f"{shown}: unknown key; {advice}")
     return _text(value, "prompt"), _text(value, "answer")
 
 

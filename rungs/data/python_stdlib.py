@@ -32,11 +32,8 @@ _EXCLUDED = frozenset(
 
 
 def build(folder: Path) -> Source:
-    """Write the dataset's token files and tokenizer into a folder.
-
-    Raises:
-        UserError: this Python has no source code of its standard library.
-    """
+    """Write the dataset's token files and tokenizer into a folder. Raises UserError if this Python
+    has no source code of its standard library."""
     sections = _split_library(Path(sysconfig.get_path("stdlib")))
     tokenizer = text_dataset.train_tokenizer(sections["train"], VOCAB_SIZE)
     text_dataset.write(folder, sections, tokenizer)

@@ -94,11 +94,8 @@ def _with_begin(
 def sequences_by_dataset(
     config: RunConfig, datasets: dict[str, Dataset], split: Split
 ) -> dict[str, Sequences]:
-    """Return the sequences of each dataset that has the split.
-
-    Raises:
-        UserError: documents are to be separate, but nothing separates those of a text.
-    """
+    """Return the sequences of each dataset that has the split. Raises UserError if documents are to
+    be separate, but nothing separates those of a text."""
     return {
         name: _pair_sequences(config, datasets[name], split)
         if datasets[name].description.splits[split].pairs

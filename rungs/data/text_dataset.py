@@ -180,11 +180,8 @@ def train_tokenizer(sections: list[TextSection], vocab_size: int) -> Tokenizer:
 
 def write(folder: Path, sections: Sections, tokenizer: Tokenizer) -> None:
     """Write the token files and the tokenizer of a dataset into its folder. Each section begins and
-    ends as the tokenizer says.
-
-    Raises:
-        UserError: the text is not UTF-8, or a split has no text.
-    """
+    ends as the tokenizer says. Raises UserError if the text is not UTF-8, or a split has no
+    text."""
     dtype, texts = token_dtype(tokenizer), log_texts(tokenizer, tokenizer.end_of_text)
     end = [] if tokenizer.end_of_text is None else [tokenizer.end_of_text]
 

@@ -85,13 +85,9 @@ class TokenLayout(NamedTuple):
 
 
 def read_layout(path: Path) -> TokenLayout:
-    """Read and check a token file's header, without reading the tokens.
-
-    Raises:
-        UserError: the file is missing or incomplete, `tokens` is not a 1-D integer tensor,
-            `pair_bounds` is not int64 of shape (P, 2), `chat_ends` not int64 of shape (C,), or
-            `texts` not valid.
-    """
+    """Read and check a token file's header, without reading the tokens. Raises UserError if the
+    file is missing or incomplete, `tokens` is not a 1-D integer tensor, `pair_bounds` is not int64
+    of shape (P, 2), `chat_ends` not int64 of shape (C,), or `texts` not valid."""
     try:
         require_regular(path)
         with safe_open(path, framework="np"), path.open("rb") as file:  # safe_open checks it
@@ -181,11 +177,8 @@ class FileArray:
         return self.shape[0]
 
     def __getitem__(self, rows: slice) -> np.ndarray:
-        """Read a slice.
-
-        Raises:
-            RunFailure: it cannot be read, or the file was changed after it was opened.
-        """
+        """Read a slice. Raises RunFailure if it cannot be read, or the file was changed after it
+        was opened."""
         start, stop, _ = rows.indices(len(self))
         size = max(stop - start, 0) * self._row_bytes
         try:
@@ -225,11 +218,8 @@ def _read_at(descriptor: int, offset: int, size: int) -> bytes:
 
 
 def open_tokens(path: Path) -> FileArray:
-    """Open the tokens of a file, of shape (tokens,).
-
-    Raises:
-        UserError: the file is not a valid token file; see `read_layout`.
-    """
+    """Open the tokens of a file, of shape (tokens,). Raises UserError if the file is not a valid
+    token file; see `read_layout`."""
     return FileArray(path, read_layout(path).tokens)
 
 

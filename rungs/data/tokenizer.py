@@ -95,11 +95,8 @@ class Tokenizer:
         """Return the token ids of a part of a text, without adding special tokens. For a text to
         continue with a model, use `encode_prompt`.
 
-        A special token's name inside the text becomes that token.
-
-        Raises:
-            UserError: the text is not valid Unicode, or the tokenizer has no tokens for it.
-        """
+        A special token's name inside the text becomes that token. Raises UserError if the text is
+        not valid Unicode, or the tokenizer has no tokens for it."""
         return self.encode_batch([text])[0]
 
     def encode_prompt(self, text: str) -> list[int]:
@@ -329,11 +326,8 @@ def library_errors(problem: str) -> Iterator[None]:
 
 def _in_time(call: Callable[[], T], size: int) -> T:
     """Return what a function returns. A pattern may backtrack for years, and can't be interrupted,
-    so it runs in a thread that is left behind then.
-
-    Raises:
-        TimeoutError: it takes much longer than any tokenizer needs for `size` characters or tokens.
-    """
+    so it runs in a thread that is left behind then. Raises TimeoutError if it takes much longer
+    than any tokenizer needs for `size` characters or tokens."""
     result: Future[T] = Future()
 
     def work() -> None:

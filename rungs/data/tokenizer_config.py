@@ -41,11 +41,8 @@ class TokenizerConfig(NamedTuple):
 
     @classmethod
     def read(cls, config: Path | None, added_tokens: Path | None) -> Self:
-        """Read the two files. None stands for a file that does not exist.
-
-        Raises:
-            UserError: a file is unreadable or has other contents.
-        """
+        """Read the two files. None stands for a file that does not exist. Raises UserError if a
+        file is unreadable or has other contents."""
         keys = json_object(config)
         try:
             tokens = {
@@ -69,11 +66,8 @@ class TokenizerConfig(NamedTuple):
             raise UserError(f"{names}: not as transformers writes it: {reason(error)}") from None
 
     def add_tokens(self, tokenizer: tokenizers.Tokenizer) -> None:
-        """Add the tokens that the vocabulary lacks, and make texts match all of them.
-
-        Raises:
-            ValueError: a token cannot get its id: another token has it, or a smaller id is unused.
-        """
+        """Add the tokens that the vocabulary lacks, and make texts match all of them. Raises
+        ValueError if a token cannot get its id: another token has it, or a smaller id is unused."""
         for number, token in sorted(self.added_tokens.items(), key=lambda item: item[0]):
             tokenizer.add_tokens([token])
             if (found := tokenizer.token_to_id(token.content)) != number:
@@ -124,10 +118,7 @@ def _typed(keys: dict[str, Any], key: str, kind: type) -> Any:
 def special_tokens(find: FindFile) -> dict[str, str]:
     """Return the special tokens by their names in transformers, such as `eos_token`. As there, what
     `special_tokens_map.json` says counts only if `tokenizer_config.json` has no added tokens.
-
-    Raises:
-        UserError: a file is damaged.
-    """
+    Raises UserError if a file is damaged."""
     keys = json_object(find(CONFIG_FILE))
     if "added_tokens_decoder" not in keys:
         keys |= json_object(find(SPECIAL_TOKENS_FILE))
@@ -157,11 +148,7 @@ def json_object(path: Path | None) -> dict[str, Any]:
 
 def published_ends(vocabulary: Mapping[str, int], find: FindFile) -> TextEnds | None:
     """Return what ends texts: the `eos_token` of the tokenizer, else the `eos_token_id` of the
-    model; None if no file names either.
-
-    Raises:
-        UserError: a file is damaged.
-    """
+    model; None if no file names either. Raises UserError if a file is damaged."""
     name = special_tokens(find).get("eos_token")
     if name is not None and name in vocabulary:
         return _ends(name, vocabulary, f"the eos_token of {CONFIG_FILE}")
@@ -180,11 +167,7 @@ def _ends(name: str, vocabulary: Mapping[str, int], source: str) -> TextEnds:
 
 def eos_token_ids(path: Path | None) -> tuple[int, ...]:
     """Return the ids that end a text by a `config.json` or `generation_config.json`; none if there
-    is no file.
-
-    Raises:
-        UserError: it is damaged.
-    """
+    is no file. Raises UserError if it is damaged."""
     keys = json_object(path)
     inner = keys.get("text_config")
     eos = keys.get("eos_token_id", inner.get("eos_token_id") if isinstance(inner, dict) else None)

@@ -45,12 +45,8 @@ def load_tokenizer(place: Path | str) -> Tokenizer:
     3. `vocab.json` with `merges.txt` (GPT-2's original files)
 
     With 2 and 3, `tokenizer_config.json` and `added_tokens.json` are read too. What ends a text is
-    decided as `published_ends` says.
-
-    Raises:
-        UserError: there is no tokenizer, it is damaged or unsupported, or the hub cannot be
-            reached.
-    """
+    decided as `published_ends` says. Raises UserError if there is no tokenizer, it is damaged or
+    unsupported, or the hub cannot be reached."""
     path = Path(place)
     if is_folder(path):
         missing = f"{path}: has no tokenizer: neither {TOKENIZER_FILE}"

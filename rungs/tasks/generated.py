@@ -46,11 +46,8 @@ class TrainingItems:
 
 
 def held_out_items(name: str, draw: Draw, rule: Rule, count: int) -> list[Item]:
-    """Return items for validation, all with different prompts.
-
-    Raises:
-        UserError: there are too few prompts.
-    """
+    """Return items for validation, all with different prompts. Raises UserError if there are too
+    few prompts."""
     candidates = filter(rule, map(draw, range(ITEMS, ITEMS + count * _TRIES)))
     different = _without_repeats(candidates, count)
     if len(different) < count:

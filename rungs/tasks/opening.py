@@ -5,15 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rungs.config.task_config import SETTINGS, TaskConfig
-from rungs.tasks import (
-    addition,
-    brackets,
-    countdown,
-    item_file,
-    parity,
-    reasoning_gym,
-    sorting,
-)
+from rungs.tasks import addition, brackets, countdown, item_file, parity, reasoning_gym, sorting
 from rungs.tasks.draws import Draws
 from rungs.tasks.generated import TrainingItems, by_hash, held_out_items
 from rungs.tasks.task import Item, Task
@@ -37,11 +29,8 @@ BUILT_IN = {
 
 def open_task(config: TaskConfig, run_folder: Path) -> Task:
     """Return the task of a config. The items depend on nothing but the config, and on the files or
-    library that it names.
-
-    Raises:
-        UserError: a file or the library has problems; a line for each.
-    """
+    library that it names. Raises UserError if a file or the library has problems; a line for
+    each."""
     if config.is_file:
         return item_file.open_task(config, run_folder)
     if config.reasoning_gym_name:

@@ -37,7 +37,7 @@ class ChatFormat(NamedTuple):
     """Longer chats are left out; None for no limit."""
 
     def encode(self, messages: list[Message], variables: Mapping[str, Any] = {}) -> list[Turn]:
-        """Return the turns of a chat that end with an answer; what follows the last one is left out.
+        """Return the turns of a chat that end with an answer, without what follows the last one.
 
         Args:
             variables: variables of the template, such as `tools`.

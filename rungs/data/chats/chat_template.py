@@ -124,12 +124,8 @@ class ChatTemplate:
     def render_answers(
         self, messages: Sequence[Message], variables: Mapping[str, Any] = _NO_VARIABLES
     ) -> Rendered:
-        """Return the text of a chat, and the place of each answer to learn.
-
-        Raises:
-            UserError: the template refuses the chat, leaves out a part of it, or changes what the
-                assistant says.
-        """
+        """Return the text of a chat, and the place of each answer to learn. Raises UserError if the
+        template refuses the chat, leaves out a part of it, or changes what the assistant says."""
         turns = [_with_reasoning(message.variables) for message in messages]
         text, marked = _without_marks(self._render(turns, variables))
         self._check_all_is_used(text, turns, variables)
@@ -176,11 +172,7 @@ class ChatTemplate:
                 check(found, [_without(turn, names) for turn in turns], variables)
 
     def _find_answer(
-        self,
-        text: str,
-        turns: Sequence[dict[str, Any]],
-        variables: Mapping[str, Any],
-        number: int,
+        self, text: str, turns: Sequence[dict[str, Any]], variables: Mapping[str, Any], number: int
     ) -> Span:
         """Return the place of what a message says in the text of the chat."""
         replaced = [*turns]
@@ -268,11 +260,8 @@ class _TemplateProcess:
 
     def render(self, source: str, variables: dict[str, Any] | None) -> str:
         """Return the text of a template with `_MARK` around each {% generation %}; of one without
-        variables nothing: it is only compiled.
-
-        Raises:
-            UserError: it is not valid, refuses these variables, or needs too much time or memory.
-        """
+        variables nothing: it is only compiled. Raises UserError if it is not valid, refuses these
+        variables, or needs too much time or memory."""
         try:
             line = json.dumps([source, _MARK, variables]).encode()
         except RecursionError:

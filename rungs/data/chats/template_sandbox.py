@@ -65,9 +65,7 @@ def _answer(line: bytes) -> str:
 @functools.lru_cache
 def _compiled(source: str, mark: str) -> jinja2.Template:
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True,
-        lstrip_blocks=True,
-        extensions=[_GenerationMarks, jinja2.ext.loopcontrols],
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationMarks, jinja2.ext.loopcontrols]
     )
     environment.extend(generation_mark=mark)
     environment.filters["tojson"] = _to_json

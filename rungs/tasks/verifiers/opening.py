@@ -18,20 +18,20 @@ _REASONING_GYM_CODE = Path(__file__).with_name("reasoning_gym_reward.py")
 
 
 class Verifier:
-    """Rewards completions. Close it, or use it as a context manager: it may have a process."""
+    """Rewards completions. Use it as a context manager, or close it: it may have a process."""
 
     def __init__(
         self, name: str, process: RewardProcess | None = None, sha256: str | None = None
     ) -> None:
         self.name = name
-        """The built-in verifier of items that don't name one, or the file of the function."""
+        """Name of the built-in verifier for items that don't name one, or of the user's file."""
         self.sha256 = sha256
-        """The checksum of the user's file, None without one."""
+        """Checksum of the user's file, None without one."""
         self._process = process
 
     def __call__(self, item: Item, completion: str) -> Verdict:
-        """Return the verdict on a completion of an item's prompt. It never raises: a verifier that
-        fails is told by the verdict's status."""
+        """Return the verdict on a completion of an item's prompt. It never raises: the verdict's
+        status says if the verifier failed."""
         if self._process:
             return self._process.reward(item.prompt, completion, item.answer, item.info)
         return Verdict.of(BUILT_IN[item.verifier or self.name].is_correct(item, completion))

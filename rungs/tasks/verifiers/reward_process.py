@@ -164,11 +164,7 @@ def _answer(received: bytes, prefix: bytes) -> bytes | None:
 
 
 def _verdict(line: bytes) -> Verdict:
-    """Return what an answer of the process means.
-
-    Raises:
-        ValueError: it is no answer.
-    """
+    """Return what an answer of the process means. Raises ValueError if it is no answer."""
     try:
         answer = json.loads(line)
     except (ValueError, RecursionError):
