@@ -31,11 +31,7 @@ what a pattern doesn't match, tiktoken leaves out."""
 
 
 class BatchEncoder:
-    """Encodes batches of texts on all cores, with the ids of `Tokenizer.encode`.
-
-    Args:
-        tokenizer: of any kind.
-    """
+    """Encodes batches of texts on all cores, with the ids of `Tokenizer.encode`."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer

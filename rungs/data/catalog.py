@@ -56,15 +56,13 @@ def _is_name(part: str) -> bool:
 
 
 def open_dataset(name: str, datasets_dir: Path, *, update: bool = True) -> Dataset:
-    """Open a dataset. If it is missing, build or download it first.
+    """Open a dataset. If it is missing, build or download it first. Raises UserError if it does not
+    exist or is damaged.
 
     Args:
         name: one of `BUILT_IN`, a folder under `datasets_dir`, or a hub id `owner/name`.
         update: download a newer version if the hub has one. If False, the network is used only
             for a dataset that has not been downloaded yet.
-
-    Raises:
-        UserError: the dataset does not exist or is damaged.
     """
     folder = dataset_folder(name, datasets_dir)
     atomic_folder.recover_folder(folder)
@@ -81,14 +79,8 @@ def build_dataset(
     datasets_dir: Path,
     build: Callable[[Path, list[TextSection]], Source],
 ) -> Dataset:
-    """Build a dataset from the user's files.
-
-    Args:
-        build: writes it into a folder: `build` of `text_dataset`, `pair_dataset` or `chat_dataset`.
-
-    Raises:
-        UserError: the name is taken, a file is missing or not UTF-8, or as `build`.
-    """
+    """Build a dataset from the user's files with `build` of `text_dataset`, `pair_dataset` or
+    `chat_dataset`. Raises UserError if the name is taken, or a file is missing or not UTF-8."""
     folder = dataset_folder(name, datasets_dir)
     if "/" in name or name in BUILT_IN:
         raise UserError(f"dataset {name!r}: this name is reserved; choose another one, without /")
@@ -101,14 +93,9 @@ def build_dataset(
 def build_documents_dataset(
     name: str, request: "Request", build: Callable[[Path, "Request"], Source], datasets_dir: Path
 ) -> Dataset:
-    """Build a dataset from files of documents, or go on with one that is unfinished.
-
-    Args:
-        build: writes it into a folder.
-
-    Raises:
-        UserError: the name is taken by another dataset, or a file cannot be read or downloaded.
-    """
+    """Build a dataset from files of documents with `build` of `documents.sources`, or go on with
+    one that is unfinished. Raises UserError if the name is taken by another dataset, or a file
+    cannot be read or downloaded."""
     from rungs.data.documents.building import remove_leftovers
 
     folder = dataset_folder(name, datasets_dir)

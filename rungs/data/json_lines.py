@@ -23,11 +23,8 @@ def json_lines(section: TextSection) -> Iterator[tuple[int, bytes]]:
 
 
 def parse_json(line: bytes, make_object: Callable[[list[tuple[str, Any]]], Any] = dict) -> Any:
-    """Return the value of a line; raises ValueError with the reason if it is not JSON.
-
-    Args:
-        make_object: makes each object, from its keys and values.
-    """
+    """Return the value of a line, with each object made of its keys and values by `make_object`.
+    Raises ValueError with the reason if it is not JSON."""
     try:
         return json.loads(line.rstrip().decode(), object_pairs_hook=make_object)
     except UnicodeDecodeError as error:
@@ -40,14 +37,9 @@ def parse_json(line: bytes, make_object: Callable[[list[tuple[str, Any]]], Any] 
 
 def line_error(path: Path, offset: int, problem: str) -> UserError:
     """Return the error of a line, which starts at an offset in a file."""
-    return UserError(f"{path}: line {_line_number(path, offset)}: {problem}")
-
-
-def _line_number(path: Path, offset: int) -> int:
-    """Return the number of the line that starts at an offset, counted from 1."""
     number = 1
     with path.open("rb") as file:
         while offset and (block := file.read(min(offset, _BLOCK_BYTES))):
             number += block.count(b"\n")
             offset -= len(block)
-    return number
+    return UserError(f"{path}: line {number}: {problem}")

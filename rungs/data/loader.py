@@ -184,11 +184,9 @@ def _raise_if_any(lines: list[str]) -> None:
 
 
 def _order(count: int, config: TrainConfig) -> Any:
-    """Return a `grain.MapDataset` of sequence indices in the order of training, for all epochs.
-
-    It shuffles indices, not the sequences themselves. Shuffling a mixture itself would make the
-    second epoch continue with sequences that the first did not have.
-    """
+    """Return a `grain.MapDataset` of sequence indices in the order of training, for all epochs. It
+    shuffles indices: shuffling a mixture itself would make the second epoch continue with sequences
+    that the first did not have."""
     import grain
 
     indices = grain.MapDataset.range(count)

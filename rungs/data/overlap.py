@@ -233,11 +233,7 @@ class Repeats:
 
 
 class Examined:
-    """Texts to look for in training.
-
-    Args:
-        texts: read once.
-    """
+    """Texts to look for in training; they are read once."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         self._words, self._repeats, self._count = _WordHashes(), Repeats(), 0

@@ -39,15 +39,9 @@ class Pair(NamedTuple):
 def build(
     folder: Path, texts: list[TextSection], tokenizer: Tokenizer | int, validation_percent: float
 ) -> Source:
-    """Write the token files and tokenizer of a dataset of pairs into its folder.
-
-    Args:
-        texts: one section per file.
-        tokenizer: a tokenizer, or the vocabulary size of one to train on the training pairs.
-
-    Raises:
-        UserError: a file has no pairs, a line is not a pair, or the tokenizer has no end of text.
-    """
+    """Write the token files and tokenizer of a dataset of pairs into its folder; arguments as for
+    `text_dataset.build`. Raises UserError if a file has no pairs, a line is not a pair, or the
+    tokenizer has no end of text."""
     sections = split_sections(texts, validation_percent)
     if isinstance(tokenizer, int):
         pairs = (pair for section in sections["train"] for pair in read_pairs(section))

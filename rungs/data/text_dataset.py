@@ -204,14 +204,8 @@ def write_splits(
     lacking: str = "there is no text for the {} split; give more text or change"
     " --validation-percent",
 ) -> None:
-    """Write the token file of each split, section by section.
-
-    Args:
-        lacking: the message if a split gets no tokens.
-
-    Raises:
-        UserError: a split gets no tokens.
-    """
+    """Write the token file of each split, section by section. Raises UserError with the message
+    `lacking` if a split gets no tokens."""
     size = sum(section.size for split in sections.values() for section in split)
     with byte_progress("tokenizing", size) as bar:
         for split, parts in sections.items():

@@ -155,14 +155,12 @@ def _texts(path: Path, content: str) -> Texts:
 
 
 class FileArray:
-    """An array in a file. Slices along the first axis are read as read-only NumPy arrays.
+    """An array in a file, with the `shape` and `dtype` of NumPy. Slices along the first axis are
+    read as read-only NumPy arrays.
 
     This is not a memory map: if a page of a memory map cannot be read, because the file was
     truncated or the disk fails, the process dies without a message. A file that is deleted while
     open can still be read.
-
-    Attributes:
-        shape, dtype: as in NumPy.
     """
 
     def __init__(self, path: Path, tensor: Tensor) -> None:
@@ -335,11 +333,8 @@ class ChatWriter(PairWriter):
     more_tensors: ClassVar = {BOUNDS: (2,), CHAT_ENDS: ()}
 
     def append_chat(self, turns: Iterable[tuple[Sequence[int], Sequence[int]]]) -> None:
-        """Write a chat; raises OverflowError if an id does not fit the dtype.
-
-        Args:
-            turns: at least one: the ids before an answer, and those of the answer.
-        """
+        """Write a chat of at least one turn: the ids before an answer, and those of the answer.
+        Raises OverflowError if an id does not fit the dtype."""
         for prompt_ids, answer_ids in turns:
             self.append_pair(prompt_ids, answer_ids)
         self._append_row(CHAT_ENDS, [self.pairs])

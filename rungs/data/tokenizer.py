@@ -58,12 +58,8 @@ class TextEnds(NamedTuple):
 
 
 class Tokenizer:
-    """Encodes text to token ids and decodes ids to text.
-
-    Args:
-        ends: what ends texts; if absent, the first known name in its vocabulary, else what its
-            template puts after a text.
-    """
+    """Encodes text to token ids and decodes ids to text. Without `ends`, the first known name in
+    its vocabulary ends texts, else what its template puts after a text."""
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, ends: TextEnds | None = None) -> None:
         self._tokenizer = tokenizer
@@ -73,9 +69,8 @@ class Tokenizer:
         self.vocab_size = max(vocabulary.values(), default=-1) + 1
         """Largest token id plus one: the smallest `vocab_size` a model can have."""
         self.begin, self.template_end = _template(tokenizer)
-        """Ids that begin a text, and that end it: what the tokenizer's template puts around one.
-        Tokenizers of models such as Llama, Gemma and Mistral put a begin-of-text token before it.
-        GPT-2's and those trained here add nothing."""
+        """Ids that the tokenizer's template puts before and after a text: with Llama, Gemma and
+        Mistral a begin-of-text token before it, with GPT-2 and those trained here none."""
         name = name_in(vocabulary)
         end = vocabulary[name] if name else next(reversed(self.template_end), None)
         self._usual_ends = TextEnds(end, end, "its name" if name else "the tokenizer's template")
@@ -167,10 +162,8 @@ class Tokenizer:
             return Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(definition)), self.ends)
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = False) -> str:
-        """Return the text of token ids.
-
-        Ids beyond the vocabulary are ignored. Bytes that do not form a character become U+FFFD.
-        """
+        """Return the text of token ids. Ids beyond the vocabulary are ignored; bytes that do not
+        form a character become U+FFFD."""
         numbers = [int(number) for number in ids]
         return self.decode_batch([numbers], skip_special_tokens=skip_special_tokens)[0]
 
@@ -214,11 +207,9 @@ class Tokenizer:
         return end
 
     def byte_count(self, ids: Sequence[int] | np.ndarray) -> int:
-        """Return the number of UTF-8 bytes that the ids stand for. Special tokens count as 0.
-
-        This is exact for byte-level tokenizers, even if the ids start or end inside a character.
-        For other tokenizers it is the length of the decoded text.
-        """
+        """Return the number of UTF-8 bytes that the ids stand for; special tokens count as 0. This
+        is exact for byte-level tokenizers, even if the ids start or end inside a character. For
+        other tokenizers it is the length of the decoded text."""
         if self._bytes_of is None:
             return len(self.decode(ids, skip_special_tokens=True).encode())
         numbers, counts = np.unique(np.asarray(ids, np.int64), return_counts=True)
@@ -374,14 +365,11 @@ def _rfind_all(text: str, separator: str, end: int) -> Iterator[int]:
 
 
 def only_adds(decoder: dict[str, Any] | None) -> bool:
-    """Return whether a decoder only adds to a text as tokens arrive, so that it can be shown before
-    its end; False if the decoder is unknown.
+    """Return whether a decoder, as in `tokenizer.json`, only adds to a text as tokens arrive, so
+    that it can be shown before its end; False if the decoder is unknown.
 
     What bytes at the end stand for may change: U+FFFD at the end of a text, and the text of a run
     of byte tokens. The decoders: https://docs.rs/tokenizers/latest/tokenizers/decoders/
-
-    Args:
-        decoder: as in `tokenizer.json`.
     """
     if decoder is None:  # tokens are joined with spaces
         return True

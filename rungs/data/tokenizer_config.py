@@ -25,6 +25,10 @@ _END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|eot|>", "<end_of_turn>", "<turn|>
 """What ends an answer of a model that was trained to chat, but does not separate documents."""
 FindFile = Callable[[str], Path | None]
 """Returns the path of a tokenizer's file by its name, or None if it has no such file."""
+_KEYS = {
+    "tokenizer_class": str,
+    **dict.fromkeys(("add_bos_token", "add_eos_token", "add_prefix_space", "legacy"), bool),
+}
 _TOKEN_KEYS = ("lstrip", "rstrip", "single_word", "normalized", "special")
 
 
@@ -53,14 +57,8 @@ class TokenizerConfig(NamedTuple):
                 int(number): _token(token)
                 for number, token in keys.get("added_tokens_decoder", {}).items()
             }
-            return cls(
-                _typed(keys, "tokenizer_class", str),
-                _typed(keys, "add_bos_token", bool),
-                _typed(keys, "add_eos_token", bool),
-                _typed(keys, "add_prefix_space", bool),
-                _typed(keys, "legacy", bool),
-                tokens,
-            )
+            typed = {key: _typed(keys, key, kind) for key, kind in _KEYS.items()}
+            return cls(**typed, added_tokens=tokens)
         except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
             names = " or ".join(str(path) for path in (config, added_tokens) if path)
             raise UserError(f"{names}: not as transformers writes it: {reason(error)}") from None
@@ -85,13 +83,8 @@ class TokenizerConfig(NamedTuple):
         eos: str | None,
         adds_bos: bool,
     ) -> None:
-        """Make the tokenizer add begin and end of text, if the keys say so.
-
-        Args:
-            bos: the default of `bos_token`.
-            eos: the default of `eos_token`.
-            adds_bos: the default of `add_bos_token`.
-        """
+        """Make the tokenizer add begin and end of text, if the keys say so; `bos`, `eos` and
+        `adds_bos` are the defaults of `bos_token`, `eos_token` and `add_bos_token`."""
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
         named = {k: name for k, name in special_tokens(find).items() if name in vocabulary}
         bos, eos = named.get("bos_token", bos), named.get("eos_token", eos)
@@ -135,11 +128,10 @@ def json_object(path: Path | None) -> dict[str, Any]:
     something else."""
     if path is None:
         return {}
+    text = read_text(path)
     try:
-        keys = json.loads(read_text(path))
+        keys = json.loads(text)
     except (RecursionError, ValueError) as error:
-        if isinstance(error, UserError):
-            raise
         raise UserError(f"{path}: not readable as JSON: {reason(error)}") from None
     if not isinstance(keys, dict):
         raise UserError(f"{path}: not a JSON object")

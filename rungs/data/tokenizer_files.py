@@ -1,5 +1,6 @@
 """Load a tokenizer from a file, a folder or the Hugging Face hub."""
 
+import contextlib
 import functools
 import json
 import logging
@@ -62,11 +63,8 @@ def load_tokenizer(place: Path | str) -> Tokenizer:
 
 
 def finder(place: Path | str) -> FindFile:
-    """Return a function that finds the files beside a tokenizer, or those of a model on the hub.
-
-    Args:
-        place: as for `load_tokenizer`.
-    """
+    """Return a function that finds the files beside a tokenizer, or those of a model on the hub;
+    `place` is as for `load_tokenizer`."""
     path = Path(place)
     if _is_hub_id(place):
         return functools.partial(_on_hub, str(place))
@@ -82,10 +80,9 @@ def _is_hub_id(place: Path | str) -> bool:
 
 
 def _on_hub(model: str, name: str) -> Path | None:
-    try:
+    with contextlib.suppress(hub.NotOnHub):
         return hub.model_file(model, name)
-    except hub.NotOnHub:
-        return None
+    return None
 
 
 def _from_first_found(find: FindFile) -> Tokenizer | None:

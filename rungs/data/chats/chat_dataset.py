@@ -38,13 +38,8 @@ class ChatFormat(NamedTuple):
 
     def encode(self, messages: list[Message], variables: Mapping[str, Any] = {}) -> list[Turn]:
         """Return the turns of a chat that end with an answer, without what follows the last one.
-
-        Args:
-            variables: variables of the template, such as `tools`.
-
-        Raises:
-            UserError: the template refuses the chat, or the tokenizer has no tokens for it.
-        """
+        `variables` are the template's, such as `tools`. Raises UserError if the template refuses
+        the chat, or the tokenizer has no tokens for it."""
         rendered = self.template.render_answers(messages, variables)
         ids, spans = self.tokenizer.encode_spans(rendered.text, rendered.answers)
         turns, last = list[Turn](), 0
@@ -76,14 +71,8 @@ class ChatFormat(NamedTuple):
 def build(
     folder: Path, texts: list[TextSection], form: ChatFormat, validation_percent: float
 ) -> Source:
-    """Write the token files, tokenizer and chat template of a dataset of chats into its folder.
-
-    Args:
-        texts: one section per file.
-
-    Raises:
-        UserError: a file has no chats, or a line is not a chat.
-    """
+    """Write the token files, tokenizer and chat template of a dataset of chats into its folder;
+    `texts` has a section per file. Raises UserError if a file has no chats, or a line isn't one."""
     left_out, unused = 0, set[str]()
 
     def write_section(writer: ChatWriter, section: TextSection, progress: Progress) -> None:

@@ -118,15 +118,9 @@ class Progress(StrictModel):
 
 
 def build(folder: Path, request: Request, fetch: Fetch, keep: bool = True) -> Source:
-    """Write the token files and the tokenizer into a folder, which may have a part of them.
-
-    Args:
-        fetch: gives the local path of a file.
-        keep: whether the files stay where they are after they were read.
-
-    Raises:
-        UserError: a file cannot be read or downloaded, or a split has no text.
-    """
+    """Write the token files and the tokenizer into a folder, which may have a part of them. If not
+    `keep`, each file is deleted after it was read. Raises UserError if a file cannot be read or
+    downloaded, or a split has no text."""
     progress = Progress.of(folder, request.checksum)
     if progress.text_bytes:
         logger.info("going on after %s bytes of text", f"{progress.text_bytes:,}")
@@ -136,8 +130,7 @@ def build(folder: Path, request: Request, fetch: Fetch, keep: bool = True) -> So
     with ExitStack() as stack:
         builder = _Builder(folder, request, tokenizer, progress, stack)
         for file in itertools.chain([first] if first else [], files):
-            builder.add_file(file)
-            if builder.is_full:
+            if builder.add_file(file):
                 files.close()
                 break
     return builder.finish()
@@ -202,14 +195,9 @@ class _Builder:
         total = request.max_bytes or sum(file.bytes for file in request.files)
         self._bar = stack.enter_context(byte_progress("tokenizing", total))
 
-    @property
-    def is_full(self) -> bool:
-        """Whether `max_bytes` is reached."""
-        most = self._request.max_bytes
-        return most is not None and self._progress.text_bytes >= most
-
-    def add_file(self, fetched: FetchedFile) -> None:
-        """Append the documents of a file that are not done yet."""
+    def add_file(self, fetched: FetchedFile) -> bool:
+        """Append the documents of a file that are not done yet; return whether `max_bytes` is
+        reached."""
         file, most = fetched.file, self._request.max_bytes
         rows = reading.read(fetched.path, file.name, self._request.column, self._progress.rows)
         room = None if most is None else most - self._progress.text_bytes
@@ -224,6 +212,7 @@ class _Builder:
         )
         self._update(finished=[*self._progress.finished, done], rows=0, documents=0)
         self._save()
+        return most is not None and self._progress.text_bytes >= most
 
     def _add(self, batch: _Batch, split: Split | None) -> None:
         begin, end_of_text = self._tokenizer.begin, self._tokenizer.end_of_text

@@ -5,7 +5,7 @@ import fnmatch
 import hashlib
 import re
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -66,17 +66,13 @@ class Choice(NamedTuple):
 def choose(
     files: dict[str, tuple[int, str | None]], configs: Sequence[dict[str, Any]], choice: Choice
 ) -> list[DataFile]:
-    """Return the chosen files of a repository, in the order of their names.
-
-    Without a choice, these are the files of the default configuration if the repository's card has
-    any, or else all files of documents.
+    """Return the chosen files of a repository, in the order of their names. Without a choice, these
+    are the files of the default configuration if the repository's card has any, or else all files
+    of documents. Raises UserError if there are no such files, or no such configuration or split.
 
     Args:
         files: size and sha256 by name.
         configs: `configs` of the repository's card.
-
-    Raises:
-        UserError: there are no such files, or no such configuration or split.
     """
     names = sorted(name for name in files if format_of(name))
     if not names:
@@ -102,11 +98,7 @@ def choose(
 def _splits(names: list[str], configs: Sequence[dict[str, Any]], choice: Choice) -> dict[str, str]:
     """Return the split of each chosen file."""
     if choice.patterns:
-        chosen = {
-            name: split_of(name)
-            for name in names
-            if any(fnmatch.fnmatchcase(name, pattern) for pattern in choice.patterns)
-        }
+        chosen = {name: split_of(name) for name in names if _matches(name, choice.patterns)}
         if not chosen:
             raise UserError(
                 f"no file matches --files {' '.join(choice.patterns)}; the first is {names[0]}"
@@ -120,13 +112,17 @@ def _splits(names: list[str], configs: Sequence[dict[str, Any]], choice: Choice)
             name: split
             for split, patterns in _patterns(config).items()
             for name in names
-            if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+            if _matches(name, patterns)
         }
     except (AttributeError, LookupError, TypeError):
         raise UserError(
             "the configurations in its card have an unknown form; choose files with --files"
         ) from None
     return dict(sorted(found.items()))
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def _config(configs: Sequence[dict[str, Any]], name: str | None) -> dict[str, Any] | None:
@@ -174,14 +170,9 @@ def split_of(name: str) -> str:
 def fetch_ahead(
     files: Sequence[DataFile], fetch: Fetch, keep: bool = True
 ) -> Generator[FetchedFile, None, None]:
-    """Yield files in order, while the next ones are being fetched.
-
-    Args:
-        keep: whether a file stays where it is after it was read.
-
-    Raises:
-        UserError: a file cannot be fetched, or is not the one that the hub says it is.
-    """
+    """Yield files in order, while the next ones are being fetched. If not `keep`, a file is deleted
+    after it was read. Raises UserError if a file cannot be fetched, or has another checksum than on
+    the hub."""
     with ThreadPoolExecutor(FILES_AHEAD) as pool:
         coming: deque[Future[FetchedFile]] = deque()
         remaining = iter(files)
