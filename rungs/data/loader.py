@@ -1,4 +1,4 @@
-"""Load the batches of training and validation.
+"""Load the batches of training and validation, and check that a run's config fits its datasets.
 
 The batch of step N depends only on the config and N. A step takes A·B sequences: in the order of
 the file or the mixture, or shuffled within each epoch. `sequences.py` says what a sequence is.
@@ -14,12 +14,11 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from rungs.common.errors import UserError
-from rungs.config.run_config import TRAIN_FILE, RunConfig
+from rungs.config.run_config import MODEL_FILE, TRAIN_FILE, RunConfig
 from rungs.config.train_config import TrainConfig
 from rungs.data import sequences
-from rungs.data.checks import problems, split_problems
-from rungs.data.dataset import TRAIN, VALIDATION, Dataset
-from rungs.data.pair_sequences import IGNORED
+from rungs.data.dataset import TRAIN, VALIDATION, Dataset, Split
+from rungs.data.pair_sequences import IGNORED, AnsweredDocuments
 from rungs.data.tokenizer import Tokenizer
 
 Rows = slice | np.ndarray
@@ -27,6 +26,7 @@ Rows = slice | np.ndarray
 ALL_ROWS = slice(None)
 _PREFETCH_STEPS = 4
 _PREFETCH_THREADS = 2
+_MAX_WEIGHT_RATIO = 1e6
 
 
 class Batch(NamedTuple):
@@ -114,7 +114,7 @@ class ValidationData:
     def of(cls, config: RunConfig, datasets: dict[str, Dataset]) -> Self | None:
         """Return the validation batches, or None if no dataset has a validation split. Raises
         UserError, with one line per reason, if the config and a validation split do not fit."""
-        _raise_if_any(split_problems(config, datasets, VALIDATION))
+        _raise_if_any(_split_problems(config, datasets, VALIDATION))
         if not any(VALIDATION in datasets[name].splits for name in config.train.datasets):
             return None
         return cls(config, datasets)
@@ -202,3 +202,121 @@ def _prefetch(batches: Any) -> Iterator[Any]:
     options = grain.ReadOptions(_PREFETCH_THREADS, _PREFETCH_STEPS)
     with closing(iter(batches.to_iter_dataset(options))) as iterator:
         yield from iterator
+
+
+def problems(config: RunConfig, datasets: dict[str, Dataset]) -> list[str]:
+    """Return one line per reason why the config and the datasets do not fit together."""
+    return [
+        *_weight_problems(config.train),
+        *_split_problems(config, datasets, TRAIN),
+        *_length_problems(config, datasets),
+        *_split_problems(config, datasets, VALIDATION),
+    ]
+
+
+def _split_problems(config: RunConfig, datasets: dict[str, Dataset], split: Split) -> list[str]:
+    """Return one line per reason why the config does not fit the split of a dataset."""
+    lines, model = [], config.model
+    for name in config.train.datasets:
+        if split not in datasets[name].splits:
+            continue
+        description = datasets[name].description.splits[split]
+        where = f"{split} split of dataset {name}"
+        if (largest := description.largest_token_id) >= model.vocab_size:
+            lines.append(
+                f"{MODEL_FILE}: vocab_size: {model.vocab_size} is too small for the token id"
+                f" {largest} in the {where}; at least {largest + 1}"
+            )
+        if description.pairs:
+            lines += _pairs_problems(config, datasets[name], split, where)
+        else:
+            lines += _text_problems(config, description.tokens, split, where)
+    return lines
+
+
+def _weight_problems(config: TrainConfig) -> list[str]:
+    weights = config.datasets.values()
+    if max(weights) / min(weights) > _MAX_WEIGHT_RATIO:
+        return [f"{TRAIN_FILE}: dataset: the largest weight is over a million times the smallest"]
+    return []
+
+
+def _text_problems(config: RunConfig, tokens: int, split: Split, where: str) -> list[str]:
+    """Check that a text has at least one sequence."""
+    key, length, train = sequences.start_key(split), config.sequence_length, config.train
+    start, needed = getattr(train, key), length + train.target_offset
+    if tokens < needed:
+        return [
+            f"{_length_key(train)}: {length} is too long for the {where}, which has {tokens}"
+            f" tokens; at most {tokens - train.target_offset}"
+        ]
+    if start + needed > tokens:
+        return [
+            f"{TRAIN_FILE}: {key}: {start} leaves no complete sequence in the {where}, which has"
+            f" {tokens} tokens; at most {tokens - needed}"
+        ]
+    return []
+
+
+def _pairs_problems(config: RunConfig, dataset: Dataset, split: Split, where: str) -> list[str]:
+    """Check that no key is for text only, and that the longest pair fits into a sequence."""
+    lines, train = [], config.train
+    key, length = sequences.start_key(split), config.sequence_length
+    if train.target_offset != 1:
+        lines.append(
+            f"{TRAIN_FILE}: target_offset: {train.target_offset} is for text only; the {where}"
+            " holds pairs, which need 1"
+        )
+    if start := getattr(train, key):
+        lines.append(
+            f"{TRAIN_FILE}: {key}: {start} is for text only; the {where} holds pairs, which need 0"
+        )
+    pairs = dataset.description.splits[split].pairs
+    assert pairs is not None
+    needed = pairs.longest_tokens - 1
+    if needed > length:
+        count = AnsweredDocuments(dataset.token_path(split)).count_longer_than(length)
+        can_be_raised = train.sequence_length is None or needed <= config.model.context_length
+        lines.append(
+            f"{_length_key(train)}: {length} is too short for {count:,} of the {pairs.pairs:,}"
+            f" pairs in the {where} (the longest has {pairs.longest_tokens:,} tokens);"
+            + (f" raise it to {needed} or" if can_be_raised else "")
+            + " remove them"
+        )
+    return lines
+
+
+def _length_key(config: TrainConfig) -> str:
+    """Return the file and key that set the sequence length."""
+    if config.sequence_length is None:
+        return f"{MODEL_FILE}: context_length"
+    return f"{TRAIN_FILE}: sequence_length"
+
+
+def _length_problems(config: RunConfig, datasets: dict[str, Dataset]) -> list[str]:
+    """Check that there are enough training sequences, if the other checks allow counting them."""
+    train, length, step_tokens = config.train, config.sequence_length, config.tokens_per_step
+    parts = sequences.sequences_by_dataset(config, datasets, TRAIN)
+    if not all(map(len, parts.values())) or _weight_problems(train):
+        return []
+    count = len(sequences.mix(parts, train))
+    steps = count // train.sequences_per_step
+    available = f"there are {count} sequences of {length} tokens"
+    if len(train.datasets) > 1:
+        available += " until the first dataset of the mixture runs out"
+    if train.start_train_token:
+        available += f", starting at token {train.start_train_token}"
+    if not steps:
+        return [
+            f"{TRAIN_FILE}: microbatch_size: {train.microbatch_size} ×"
+            f" gradient_accumulation_steps {train.gradient_accumulation_steps} is more than one"
+            f" epoch has: {available}; at most {count} per step"
+        ]
+    if train.min_train_tokens > steps * step_tokens:
+        needed_steps = -(-train.min_train_tokens // step_tokens)
+        return [
+            f"{TRAIN_FILE}: min_train_tokens: {train.min_train_tokens} needs {needed_steps} steps"
+            f" of {step_tokens} tokens, but one epoch has {steps}: {available}; at most"
+            f" {steps * step_tokens}, or -1 for all"
+        ]
+    return []

@@ -16,8 +16,14 @@ from rungs.common.strict_json import format_value
 from rungs.data import text_dataset
 from rungs.data.bpe import train_bpe
 from rungs.data.dataset import Source
-from rungs.data.json_lines import json_lines, line_error, parse_json
-from rungs.data.text_dataset import Progress, Sections, TextSection
+from rungs.data.text_dataset import (
+    Progress,
+    Sections,
+    TextSection,
+    json_lines,
+    line_error,
+    parse_json,
+)
 from rungs.data.token_file import PairWriter
 from rungs.data.tokenizer import Tokenizer
 from rungs.data.tokenizer_files import save_tokenizer

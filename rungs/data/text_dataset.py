@@ -1,5 +1,6 @@
 """The dataset builder for UTF-8 text: split it into training and validation, train a BPE tokenizer
-on the training text (or use a given one), and write the token files.
+on the training text (or use a given one), and write the token files. Also what the builders for
+pairs and chats share: sections of text files, their lines of JSON, and writing the splits.
 
 The text is streamed, so memory does not grow with it.
 """
@@ -12,7 +13,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from rungs.common.errors import UserError
 from rungs.common.paths import require_regular
@@ -98,14 +99,12 @@ Sections = dict[Split, list[TextSection]]
 def build(
     folder: Path, texts: list[TextSection], tokenizer: Tokenizer | int, validation_percent: float
 ) -> Source:
-    """Write the token files and tokenizer of a dataset into its folder.
+    """Write the token files and tokenizer of a dataset into its folder. Raises UserError if the
+    text is not UTF-8, a split has no text, or the vocabulary is too small.
 
     Args:
         texts: one section per file.
         tokenizer: a tokenizer, or the vocabulary size of one to train on the training text.
-
-    Raises:
-        UserError: the text is not UTF-8, a split has no text, or the vocabulary is too small.
     """
     if isinstance(tokenizer, int) and tokenizer < SMALLEST_VOCAB:
         raise UserError(f"a vocabulary of {tokenizer} is too small; use at least {SMALLEST_VOCAB}")
@@ -226,3 +225,37 @@ def log_texts(tokenizer: Tokenizer, end: int | None) -> Texts | None:
 def token_dtype(tokenizer: Tokenizer) -> str:
     """Return the safetensors name of the dtype, 2 or 4 bytes, that holds every token id."""
     return "U16" if tokenizer.vocab_size <= _LARGEST_UINT16_VOCAB else "U32"
+
+
+def json_lines(section: TextSection) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines of a section that are not blank, each with the offset of its first byte."""
+    offset = section.start
+    with section.path.open("rb") as file:
+        file.seek(offset)
+        while offset < section.end and (line := file.readline()):
+            if line.strip():
+                yield offset, line
+            offset += len(line)
+
+
+def parse_json(line: bytes, make_object: Callable[[list[tuple[str, Any]]], Any] = dict) -> Any:
+    """Return the value of a line, with each object made of its keys and values by `make_object`.
+    Raises ValueError with the reason if it is not JSON."""
+    try:
+        return json.loads(line.rstrip().decode(), object_pairs_hook=make_object)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"not UTF-8 text, near byte {error.start + 1}; convert it first") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"malformed JSON at column {error.colno}: {error.msg}") from None
+    except RecursionError as error:
+        raise ValueError(f"unreadable JSON: {error}") from None
+
+
+def line_error(path: Path, offset: int, problem: str) -> UserError:
+    """Return the error of a line, which starts at an offset in a file."""
+    number = 1
+    with path.open("rb") as file:
+        while offset and (block := file.read(min(offset, _PIECE_BYTES))):
+            number += block.count(b"\n")
+            offset -= len(block)
+    return UserError(f"{path}: line {number}: {problem}")

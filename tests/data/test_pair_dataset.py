@@ -18,7 +18,7 @@ from tokenizers import models, pre_tokenizers, processors
 import download_dataset
 from rungs.common.errors import UserError
 from rungs.data import dataset as dataset_module
-from rungs.data import json_lines, pair_dataset, pair_sequences
+from rungs.data import pair_dataset, pair_sequences, text_dataset
 from rungs.data.bpe import train_bpe
 from rungs.data.catalog import build_dataset
 from rungs.data.dataset import Dataset, Split
@@ -212,7 +212,7 @@ def test_a_bad_line_is_reported_and_nothing_is_built(
     message: str,
     percent: float,
 ) -> None:
-    monkeypatch.setattr(json_lines, "_BLOCK_BYTES", 50)
+    monkeypatch.setattr(text_dataset, "_PIECE_BYTES", 50)
     path = write(tmp_path, "a", *[GOOD] * 5, "", bad, GOOD)
     with pytest.raises(UserError) as caught:
         build(tmp_path, path, percent=percent)

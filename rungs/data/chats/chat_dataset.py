@@ -15,9 +15,8 @@ from rungs.data import text_dataset
 from rungs.data.chats.chat_template import ChatTemplate
 from rungs.data.chats.messages import ASSISTANT, Message, parse_chat
 from rungs.data.dataset import Chats, Source
-from rungs.data.json_lines import json_lines, line_error
 from rungs.data.pair_dataset import split_sections
-from rungs.data.text_dataset import Progress, TextSection
+from rungs.data.text_dataset import Progress, TextSection, json_lines, line_error
 from rungs.data.token_file import ChatWriter
 from rungs.data.tokenizer import Tokenizer
 from rungs.data.tokenizer_files import save_tokenizer

@@ -11,7 +11,7 @@ line, such as `id` or `source`, are not used; `Chat.unused` names them.
 from typing import Any, NamedTuple
 
 from rungs.common.strict_json import format_value
-from rungs.data.json_lines import parse_json
+from rungs.data.text_dataset import parse_json
 
 ASSISTANT = "assistant"
 ROLES = ("system", "developer", "user", ASSISTANT, "tool")

@@ -42,15 +42,14 @@ def format_of(name: str) -> Format | None:
 
 def read(path: Path, name: str, column: str | None, first: int = 0) -> Iterator[str | None]:
     """Yield the text of each row of a file, in order and in bounded memory; None if it has none.
+    Raises UserError if the file cannot be read, is damaged or not UTF-8, or has no such column of
+    texts.
 
     Args:
         name: as the user knows the file; its suffix says the format.
         column: with the text, in Parquet and JSON lines; without one `text`, or the only column of
             texts.
         first: index of the first row to yield.
-
-    Raises:
-        UserError: the file cannot be read, is damaged or not UTF-8, or has no such column of texts.
     """
     readers: dict[Format | None, Callable[..., Iterator[str | None]]] = {
         "parquet": _parquet,

@@ -51,14 +51,11 @@ class Verifier:
 def open_verifier(
     config: TaskConfig, task: Task, run_folder: Path, *, trust_verifier: bool
 ) -> Verifier:
-    """Return the verifier of a config, or else the task's own.
+    """Return the verifier of a config, or else the task's own. Raises UserError if the file is not
+    trusted, cannot be read or loaded, or the items lack what the verifier needs.
 
     Args:
         trust_verifier: whether a Python file of the run folder may run.
-
-    Raises:
-        UserError: the file is not trusted, cannot be read or loaded, or the items lack what the
-            verifier needs.
     """
     name = config.verifier or task.verifier
     if name in BUILT_IN:
