@@ -6,6 +6,7 @@ by 64-bit hashes. Memory is bounded: of very many texts only the first are exami
 duplicates some documents, chosen by a hash, stand for all.
 """
 
+import functools
 import hashlib
 import itertools
 import json
@@ -236,7 +237,8 @@ class Examined:
     """Texts to look for in training; they are read once."""
 
     def __init__(self, texts: Iterable[str]) -> None:
-        self._words, self._repeats, self._count = _WordHashes(), Repeats(), 0
+        self._word_hash = functools.lru_cache(_MOST_WORDS)(text_hash)
+        self._repeats, self._count = Repeats(), 0
         kept = list(self._kept(texts))
         self._texts = np.array([text for text, _ in kept], np.uint64)
         runs = [hashes for _, hashes in kept]
@@ -251,9 +253,17 @@ class Examined:
         for text in self._repeats.counted(texts):
             self._count += 1
             if size < _MOST_HASHES:
-                hashes = self._words.runs_of(text)
+                hashes = self._runs_of(text)
                 size += len(hashes) + 1
                 yield text_hash(text), hashes
+
+    def _runs_of(self, text: str) -> np.ndarray:
+        """Return the hashes of each `WORDS` words in a row, uint64."""
+        words = text.lower().translate(_WITHOUT_PUNCTUATION).split()
+        if len(words) < WORDS:
+            return np.empty(0, np.uint64)
+        hashes = np.array([*map(self._word_hash, words)], np.uint64)
+        return (sliding_window_view(hashes, WORDS) * _FACTORS_N).sum(axis=1, dtype=np.uint64)
 
     def compare(self, training: Iterable[str]) -> None:
         """Look for the texts in those of training, which are read once."""
@@ -262,7 +272,7 @@ class Examined:
         size = 0
         for text in training:
             texts.append(text_hash(text))
-            runs.append(self._words.runs_of(text))
+            runs.append(self._runs_of(text))
             size += len(runs[-1]) + 1
             if size >= _BATCH_HASHES:
                 self._mark(texts, runs)
@@ -285,24 +295,6 @@ class Examined:
             long_enough=int((self._lengths > 0).sum()),
             repeated=self._repeats.share,
         )
-
-
-class _WordHashes(dict[str, int]):
-    """The hash of each word, remembered for a while."""
-
-    def __missing__(self, word: str) -> int:
-        if len(self) >= _MOST_WORDS:
-            self.clear()
-        self[word] = found = text_hash(word)
-        return found
-
-    def runs_of(self, text: str) -> np.ndarray:
-        """Return the hashes of each `WORDS` words in a row, uint64."""
-        words = text.lower().translate(_WITHOUT_PUNCTUATION).split()
-        if len(words) < WORDS:
-            return np.empty(0, np.uint64)
-        hashes = np.array([self[word] for word in words], np.uint64)
-        return (sliding_window_view(hashes, WORDS) * _FACTORS_N).sum(axis=1, dtype=np.uint64)
 
 
 def text_hash(text: str) -> int:

@@ -101,15 +101,16 @@ def write_pairs(writer: PairWriter, pairs: Iterator[Pair], tokenizer: Tokenizer)
     """Write pairs to a token file, each with an end of text; raises UserError if an answer has no
     tokens."""
     while batch := list(itertools.islice(pairs, _PAIRS_PER_BATCH)):
+        prompts = tokenizer.encode_batch([pair.prompt for pair in batch])
         answers = tokenizer.continuing.encode_batch([pair.answer for pair in batch])
-        for pair, continuing_ids in zip(batch, answers, strict=True):
+        for pair, prompt_ids, continuing_ids in zip(batch, prompts, answers, strict=True):
             answer_ids = continuing_ids if pair.prompt else tokenizer.encode(pair.answer)
             if not answer_ids:
                 problem = f"answer: {format_value(pair.answer)} has no tokens"
                 raise line_error(pair.path, pair.offset, problem)
             assert tokenizer.end_of_answer is not None
             answer_ids.append(tokenizer.end_of_answer)
-            writer.append_pair(tokenizer.encode_prompt(pair.prompt), answer_ids)
+            writer.append_pair([*tokenizer.begin, *prompt_ids], answer_ids)
 
 
 def read_pairs(section: TextSection, progress: Progress = lambda _: None) -> Iterator[Pair]:

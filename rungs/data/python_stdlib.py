@@ -16,19 +16,10 @@ from rungs.data.dataset import Source
 from rungs.data.text_dataset import Sections, TextSection
 
 NAME = "python-stdlib"
-_EXCLUDED = frozenset(
-    {
-        "__pycache__",
-        "_bundled",
-        "dist-packages",
-        "encodings",  # mostly generated tables of characters
-        "ensurepip",
-        "idle_test",
-        "site-packages",
-        "test",
-        "tests",
-    }
-)
+_EXCLUDED = {
+    *("__pycache__", "_bundled", "dist-packages", "ensurepip", "idle_test", "site-packages"),
+    *("encodings", "test", "tests"),  # encodings: mostly generated tables of characters
+}
 
 
 def build(folder: Path) -> Source:

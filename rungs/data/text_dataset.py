@@ -32,6 +32,7 @@ _TRAINING_BYTES = 32 << 20
 """Most text to train a tokenizer on, in pieces spread evenly over all of it."""
 _LARGEST_UINT16_VOCAB = 1 << 16
 _BOM = codecs.BOM_UTF8
+NO_TEXT = "there is no text for the {} split; give more text or change --validation-percent"
 _JSON_SUFFIXES = (".json", ".jsonl", ".ndjson")
 
 Progress = Callable[[int], object]
@@ -200,8 +201,7 @@ def write_splits(
     sections: Sections,
     open_writer: Callable[[Path], W],
     write_section: Callable[[W, TextSection, Progress], None],
-    lacking: str = "there is no text for the {} split; give more text or change"
-    " --validation-percent",
+    lacking: str = NO_TEXT,
 ) -> None:
     """Write the token file of each split, section by section. Raises UserError with the message
     `lacking` if a split gets no tokens."""

@@ -57,8 +57,13 @@ def load_tokenizer(place: Path | str) -> Tokenizer:
         return _from_sentencepiece(path, finder(path))
     else:
         return _from_tokenizer_json(path, finder(path))
-    if tokenizer := _from_first_found(finder(place)):
-        return tokenizer
+    find = finder(place)
+    if found := find(TOKENIZER_FILE):
+        return _from_tokenizer_json(found, find)
+    if found := find(SENTENCEPIECE_FILE):
+        return _from_sentencepiece(found, find)
+    if (vocabulary := find(VOCABULARY_FILE)) and (merges := find(MERGES_FILE)):
+        return _from_gpt2_files(vocabulary, merges, find)
     raise UserError(f"{missing} nor {SENTENCEPIECE_FILE} nor {VOCABULARY_FILE} with {MERGES_FILE}")
 
 
@@ -82,16 +87,6 @@ def _is_hub_id(place: Path | str) -> bool:
 def _on_hub(model: str, name: str) -> Path | None:
     with contextlib.suppress(hub.NotOnHub):
         return hub.model_file(model, name)
-    return None
-
-
-def _from_first_found(find: FindFile) -> Tokenizer | None:
-    if path := find(TOKENIZER_FILE):
-        return _from_tokenizer_json(path, find)
-    if path := find(SENTENCEPIECE_FILE):
-        return _from_sentencepiece(path, find)
-    if (vocabulary := find(VOCABULARY_FILE)) and (merges := find(MERGES_FILE)):
-        return _from_gpt2_files(vocabulary, merges, find)
     return None
 
 

@@ -1,6 +1,5 @@
 """Opens the task of a config."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,7 +35,12 @@ def open_task(config: TaskConfig, run_folder: Path) -> Task:
     if config.reasoning_gym_name:
         return reasoning_gym.open_task(config)
     module, verifier = BUILT_IN[config.source]
-    draw = _drawing(module.draw, SETTINGS[config.source](**config.settings), config.seed)
+    settings = SETTINGS[config.source](**config.settings)
+
+    def draw(number: int) -> Item:
+        item: Item = module.draw(settings, Draws(config.seed, number))
+        return item
+
     return Task(
         name=config.source,
         train=TrainingItems(config.source, draw, by_hash, config.train_items),
@@ -46,7 +50,3 @@ def open_task(config: TaskConfig, run_folder: Path) -> Task:
         short=module.short,
         alphabet=module.ALPHABET,
     )
-
-
-def _drawing(draw: Callable[[Any, Draws], Item], settings: Any, seed: int) -> Callable[[int], Item]:
-    return lambda number: draw(settings, Draws(seed, number))

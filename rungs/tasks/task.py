@@ -29,7 +29,6 @@ class Items(Protocol):
     """Items by their index. The same index gives the same item on every machine."""
 
     def __len__(self) -> int: ...
-
     def __getitem__(self, index: int, /) -> Item: ...
 
 

@@ -16,16 +16,9 @@ from rungs.data.text_dataset import parse_json
 ASSISTANT = "assistant"
 ROLES = ("system", "developer", "user", ASSISTANT, "tool")
 _SHAREGPT_ROLES = {
-    "system": "system",
-    "human": "user",
-    "user": "user",
-    "gpt": ASSISTANT,
-    "chatgpt": ASSISTANT,
-    "bard": ASSISTANT,
-    "bing": ASSISTANT,
-    "assistant": ASSISTANT,
-    "tool": "tool",
-    "observation": "tool",
+    **{"system": "system", "human": "user", "user": "user"},
+    **dict.fromkeys(("gpt", "chatgpt", "bard", "bing", "assistant"), ASSISTANT),
+    **{"tool": "tool", "observation": "tool"},
 }
 TOOL_CALLS = "tool_calls"
 _LISTS, _KWARGS, _SYSTEM = ("tools", "documents"), "chat_template_kwargs", "system"

@@ -35,7 +35,7 @@ from rungs.data.dataset import (
 )
 from rungs.data.documents import reading
 from rungs.data.documents.files import DataFile, Fetch, FetchedFile, fetch_ahead
-from rungs.data.text_dataset import log_texts, token_dtype
+from rungs.data.text_dataset import NO_TEXT, log_texts, token_dtype
 from rungs.data.token_file import TokenWriter
 from rungs.data.tokenizer import Tokenizer
 from rungs.data.tokenizer_files import load_tokenizer, save_tokenizer
@@ -253,10 +253,7 @@ class _Builder:
             if writer.tokens:
                 continue
             if split == TRAIN or wants_validation or split in expected:
-                raise UserError(
-                    f"there is no text for the {split} split; give more text or change"
-                    " --validation-percent"
-                )
+                raise UserError(NO_TEXT.format(split))
             (self._folder / split_file(split)).unlink()
         progress, request = self._progress, self._request
         found = Documents(

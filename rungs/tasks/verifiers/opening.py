@@ -1,8 +1,8 @@
 """Opens the verifier of a task."""
 
 import hashlib
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Self
 
 from rungs.common import strict_json
 from rungs.common.errors import UserError
@@ -17,7 +17,7 @@ TRUST_FLAG = "--trust-verifier"
 _REASONING_GYM_CODE = Path(__file__).with_name("reasoning_gym_reward.py")
 
 
-class Verifier:
+class Verifier(AbstractContextManager["Verifier"]):
     """Rewards completions. Use it as a context manager, or close it: it may have a process."""
 
     def __init__(
@@ -40,9 +40,6 @@ class Verifier:
         """End the process, if there is one."""
         if self._process:
             self._process.close()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

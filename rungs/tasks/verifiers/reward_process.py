@@ -32,12 +32,12 @@ class Code(NamedTuple):
     """The source code of a `reward` function."""
 
     file: str
-    """Its name, for messages."""
+    """Name of the file, for messages."""
     text: str
 
 
 class Limits(NamedTuple):
-    """What a call may take."""
+    """The limits of a call."""
 
     seconds: float
     memory_bytes: int
