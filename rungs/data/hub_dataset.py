@@ -75,7 +75,7 @@ def _copy_old_files(partial: Path, folder: Path) -> None:
 
     def copy(source: str, target: str) -> None:
         # Token files are replaced, never written to, so they can be linked. The hub's own
-        # bookkeeping files are written to: a link would change those of the old copy.
+        # bookkeeping files are written to: a link would change the old copy's.
         (link_or_copy if source.endswith(".safetensors") else shutil.copy2)(source, target)
 
     if folder.exists() and not any(partial.iterdir()):

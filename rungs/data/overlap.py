@@ -266,7 +266,7 @@ class Examined:
         return (sliding_window_view(hashes, WORDS) * _FACTORS_N).sum(axis=1, dtype=np.uint64)
 
     def compare(self, training: Iterable[str]) -> None:
-        """Look for the texts in those of training, which are read once."""
+        """Look for the texts in the training texts, which are read once."""
         texts: list[int] = []
         runs: list[np.ndarray] = []
         size = 0

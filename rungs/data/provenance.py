@@ -49,7 +49,7 @@ class Provenance:
         return describe_validation(self.datasets, train.validation_tokens, train.start_val_token)
 
     def check_same_tokens(self, before: dict[str, dict[str, str]]) -> None:
-        """Raise UserError if the training tokens differ from those of `before`, a checkpoint's
+        """Raise UserError if the training tokens differ from the ones in `before`, a checkpoint's
         `datasets`."""
         for name, checksums in self.datasets.items():
             if before[name]["train"] != checksums["train"]:

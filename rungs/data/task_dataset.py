@@ -2,7 +2,7 @@
 
 An answer is either short or worked: a model that has seen both has something to choose from, and
 reinforcement learning can find out which pays. Training prompts are those of the task's training
-items, validation prompts its held-out ones, which reinforcement learning validates on, too. The
+items, validation prompts its held-out ones, which reinforcement learning also validates on. The
 same bytes on every machine.
 """
 

@@ -333,7 +333,7 @@ class ChatWriter(PairWriter):
     more_tensors: ClassVar = {BOUNDS: (2,), CHAT_ENDS: ()}
 
     def append_chat(self, turns: Iterable[tuple[Sequence[int], Sequence[int]]]) -> None:
-        """Write a chat of at least one turn: the ids before an answer, and those of the answer.
+        """Write a chat of at least one turn: ids before an answer, and ids of the answer.
         Raises OverflowError if an id does not fit the dtype."""
         for prompt_ids, answer_ids in turns:
             self.append_pair(prompt_ids, answer_ids)

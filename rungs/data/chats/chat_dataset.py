@@ -24,7 +24,7 @@ from rungs.data.tokenizer_files import save_tokenizer
 logger = logging.getLogger("rungs.dataset")
 
 Turn = tuple[list[int], list[int]]
-"""The ids before an answer, and those of the answer."""
+"""Ids before an answer, and ids of the answer."""
 
 
 class ChatFormat(NamedTuple):

@@ -24,7 +24,7 @@ FORMATS: dict[str, Format] = {
     ".txt": "plain text",
     ".text": "plain text",
 }
-"""By the suffix of a file's name, without that of its compression."""
+"""Format by the suffix of a file's name, without the suffix of its compression."""
 _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 DEFAULT_COLUMN = "text"
 _BATCH_ROWS = 1024

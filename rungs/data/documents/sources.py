@@ -28,7 +28,7 @@ def local_files(paths: Iterable[Path], kind: Format) -> list[DataFile]:
         except OSError as error:
             raise UserError(f"{path}: cannot be read: {error.strerror}") from None
         if format_of(path.name) != kind:
-            raise UserError(f"{path}: its name does not end as that of a file of {kind} does")
+            raise UserError(f"{path}: its name does not end like the name of a file of {kind}")
     return found
 
 
