@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 
+from rungs.common.shown_text import quoted
 from rungs.common.text_table import counted, format_duration
 from rungs.parallel.gpu_settings import share_advice
 from rungs.parallel.mesh import size_along
@@ -177,8 +178,8 @@ def _tokens(forecast: Forecast) -> Iterator[Part]:
         per = f"{TOKENS_PER_PARAMETER} per parameter"
         yield f"          compute-optimal: {per} = {optimal:,} tokens"
     for name, count in tokens.in_datasets.items():
-        is_here = f"not here yet; uv run download_dataset.py {name}"
-        yield f"dataset   {name}: {is_here if count is None else counted(count, 'token')}"
+        missing = f"not here yet; uv run download_dataset.py {quoted(name)}"
+        yield f"dataset   {name}: {missing if count is None else counted(count, 'token')}"
 
 
 def disk(forecast: Forecast) -> Iterator[Part]:
