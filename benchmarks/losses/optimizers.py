@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 
 from rungs.charts import drawing
-from rungs.charts.mup_charts import sweep_chart
+from rungs.charts.scaling_charts import sweep_chart
 from rungs.data.catalog import find_datasets_dir
 from rungs.run.folder import find_run
 from rungs.scaling.learning_rate_sweep import (

@@ -18,6 +18,7 @@ import numpy as np
 from matplotlib import font_manager, style
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -163,6 +164,13 @@ def log_ticks(low: float, high: float) -> FloatArray:
     return ticks[:: len(ticks) // 10 + 1]
 
 
+def set_log_ticks(axis: Axis, formatter: str | Callable[..., str]) -> None:
+    """Give a logarithmic axis a few round ticks between its limits."""
+    axis.set_ticks(log_ticks(*axis.get_view_interval()))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(formatter)
+
+
 def format_number(number: float, _position: float = 0) -> str:
     """Return a number as an axis shows it: 1500000 is 1.5M."""
     for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
@@ -176,10 +184,8 @@ def log_axis(axes: Axes) -> None:
     if not any(np.isfinite(panel.dataLim.minposy) for panel in axes.figure.axes):
         return
     axes.set_yscale("log")
-    axes.set_ylim(limits := axes.get_ylim())
-    axes.set_yticks(log_ticks(*limits))
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter("{x:g}")
+    axes.set_ylim(axes.get_ylim())
+    set_log_ticks(axes.yaxis, "{x:g}")
 
 
 def zero_based_axis(axes: Axes) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from rungs.charts import drawing
-from rungs.charts.mup_charts import coordinate_chart, sweep_chart
+from rungs.charts.scaling_charts import coordinate_chart, sweep_chart
 from rungs.common.errors import EXIT_FAILED, UserError
 from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import RunConfig, load_run

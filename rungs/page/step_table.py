@@ -50,13 +50,11 @@ class StepTable:
             if self._file.is_replaced and not parts:
                 self._forget()
             parts.append(self._as_columns(steps) if steps else _NOTHING)
-        if not parts:
-            has_gone = self._file.is_replaced
-            if has_gone:
-                self._forget()
-            return has_gone
-        self.columns = _in_order(_joined([self.columns, *parts]))
-        return True
+        if parts:
+            self.columns = _in_order(_joined([self.columns, *parts]))
+        elif self._file.is_replaced:
+            self._forget()
+        return bool(parts) or self._file.is_replaced
 
     def _forget(self) -> None:
         self.columns, self.texts = _NOTHING, {}

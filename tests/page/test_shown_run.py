@@ -1,10 +1,10 @@
-"""Downsampling keeps every spike, and means are means."""
+"""Which of many steps are shown: every spike is kept, and means are means."""
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rungs.page.downsampling import extreme_rows, stretch_means
+from rungs.page.shown_run import extreme_rows, stretch_means
 
 
 @given(
