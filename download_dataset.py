@@ -1,6 +1,9 @@
 """Command: build a dataset from your own files or from text on the hub, or download tokens."""
 
-from rungs.common.command import run_command
+from rungs.common.command import begin_command, run_command
+
+if __name__ == "__main__":
+    begin_command()
 
 from pathlib import Path
 from typing import Any

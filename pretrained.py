@@ -1,6 +1,9 @@
 """Import, export and upload Hugging Face models: `uv run pretrained.py import ID_OR_FOLDER RUN`."""
 
-from rungs.common.command import run_command
+from rungs.common.command import begin_command, run_command
+
+if __name__ == "__main__":
+    begin_command()
 
 from pathlib import Path
 from typing import Any, get_args

@@ -10,7 +10,10 @@ should have.
 Exits with code 1 if something is wrong, and says what; docs/accelerators.md explains the figures.
 """
 
-from rungs.common.command import run_command
+from rungs.common.command import begin_command, run_command
+
+if __name__ == "__main__":
+    begin_command()
 
 import sys
 from pathlib import Path

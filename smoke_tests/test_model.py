@@ -9,7 +9,10 @@ what was measured and what is expected. Exits with code 1 if a check fails. Writ
 run folder. The first time, compilation takes most of a minute for a small run.
 """
 
-from rungs.common.command import run_command
+from rungs.common.command import begin_command, run_command
+
+if __name__ == "__main__":
+    begin_command()
 
 import os
 import sys

@@ -13,7 +13,10 @@ Of a run of reinforcement learning, it takes the first step on meshes of dp and 
 sampled texts, their log-probabilities and the gradient.
 """
 
-from rungs.common.command import run_command
+from rungs.common.command import begin_command, run_command
+
+if __name__ == "__main__":
+    begin_command()
 
 import os
 import subprocess

@@ -8,7 +8,10 @@ metrics, bit for bit. Prints the first difference, and exits with code 1 if ther
 nothing into the run folder.
 """
 
-from rungs.common.command import run_command
+from rungs.common.command import begin_command, run_command
+
+if __name__ == "__main__":
+    begin_command()
 
 import contextlib
 import sys

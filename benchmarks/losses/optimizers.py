@@ -21,8 +21,8 @@ from rungs.scaling.learning_rate_sweep import (
     best_rates,
     is_best_at_end,
     points_by_series,
-    sweep,
 )
+from rungs.sweeps.grid import sweep
 
 TRAIN = Path(__file__).parents[2] / "train.py"
 RATES = {

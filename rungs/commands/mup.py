@@ -17,21 +17,16 @@ from rungs.data.catalog import find_datasets_dir, open_dataset
 from rungs.data.loader import TrainingData
 from rungs.parallel import jax_setup
 from rungs.run.folder import find_run
-from rungs.scaling.coordinate_check import (
-    MAX_EXPONENT,
-    Growth,
-    fit_growth,
-    measure,
-)
+from rungs.scaling.coordinate_check import MAX_EXPONENT, Growth, fit_growth, measure
 from rungs.scaling.learning_rate_sweep import (
     Point,
     SweepRun,
     best_rates,
     is_best_at_end,
     points_by_series,
-    sweep,
 )
 from rungs.scaling.widths import keys_for_width
+from rungs.sweeps.grid import sweep
 
 STANDARD, MUP = "standard", "muP"
 WIDTH_FACTORS = (1, 2, 4, 8)

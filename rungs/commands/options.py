@@ -20,7 +20,7 @@ DATASETS_DIR_OPTION = click.option(
 
 def start_options(extended: str, replayed: str) -> Callable[[Callable[..., None]], Any]:
     """Return a decorator that adds the argument RUN and the options that `train.py` and
-    `reinforce.py` share, for `StartCommand.from_options`.
+    `reinforce.py` share, for `StartCommand`.
 
     Args:
         extended: what --extend adds, for its help.

@@ -4,7 +4,7 @@
     power_law            loss against compute, fitted to recorded runs; `charts.py --power-law`
     widths               the same model at other widths
     coordinate_check     do activations keep their size as width grows; `mup.py check`
-    learning_rate_sweep  train at several learning rates; `mup.py sweep`
+    learning_rate_sweep  runs at several learning rates and the best one; `mup.py sweep`
 
 Imports the packages below `training`.
 """
