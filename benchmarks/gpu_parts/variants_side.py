@@ -38,8 +38,8 @@ def compiled(checkout: Path, changes: Changes, setting: Setting) -> Any:
     """Compile a variant's step, with the code of a checkout."""
     with code_of(checkout):
         jax_setup = importlib.import_module("rungs.parallel.jax_setup")
-        check = importlib.import_module("rungs.diagnostics.device_check.check")
-        step = importlib.import_module("rungs.diagnostics.device_check.step")
+        check = importlib.import_module("rungs.smoke_tests.device_check.check")
+        step = importlib.import_module("rungs.smoke_tests.device_check.step")
         flags = importlib.import_module("rungs.parallel.compiler_flags")
         one_device = importlib.import_module("rungs.parallel.mesh").one_device
         variants = importlib.reload(importlib.import_module("benchmarks.gpu_parts.step_variants"))

@@ -13,21 +13,23 @@ from flax import nnx
 
 from rungs.config import run_config
 from rungs.config.train_config import TrainConfig
-from rungs.diagnostics.resume_check.check import (
+from rungs.run.folder import RunFolder
+from rungs.run.metrics import StepMetrics
+from rungs.smoke_tests.resume_check.check import (
     BatchLog,
     TrainedRun,
     compare,
+    open_datasets,
+    shorten_training,
 )
-from rungs.diagnostics.resume_check.kill import (
+from rungs.smoke_tests.resume_check.kill import (
     EARLY,
     Activity,
     ProcessKiller,
     StepPlan,
+    Training,
     discard,
 )
-from rungs.diagnostics.resume_check.short_runs import open_datasets, shorten_training
-from rungs.run.folder import RunFolder
-from rungs.run.metrics import StepMetrics
 from rungs.training import trainer
 from smoke_tests.train_with_batch_log import log_batches
 from tests.support.tiny_run import make_dataset, make_pairs, make_run
@@ -179,7 +181,8 @@ def test_metrics_are_compared_step_by_step(uninterrupted: TrainedRun) -> None:
 
 
 def test_kills_are_spread_over_the_phases(tmp_path: Path) -> None:
-    killer = ProcessKiller(RunFolder(tmp_path), [], StepPlan(steps=14, interval=3), {}, [])
+    plan = StepPlan(steps=14, interval=3)
+    killer = ProcessKiller(Training(RunFolder(tmp_path), [], plan, []), {})
     phases = killer._choose_phases(5)
     assert len(set(phases)) == 5
     assert [phase in EARLY for phase in phases] == [False, True] * 2 + [False]

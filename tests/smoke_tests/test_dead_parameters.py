@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rungs.diagnostics.model_check.dead_parameters import (
+from rungs.smoke_tests.model_check.gradients import (
     CheckedBatch,
     DeadParameters,
     find_dead_parameters,

@@ -1,19 +1,40 @@
-"""Find trainable parameters that receive no gradient, except those that need none.
+"""The gradient of a batch, and trainable parameters that receive none although they need one.
 
 Each layer and expert of a stacked parameter and each row of an embedding is a part that can be dead
-on its own. Dead means a gradient of exactly zero.
+on its own. Dead means a gradient of exactly zero. Axes as in `rungs/model/gpt.py`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+import jax
 import numpy as np
+from flax import nnx
+from jax import Array
 
 from rungs.config.model_config import ModelConfig
+from rungs.config.train_config import TrainConfig
 from rungs.data.pair_sequences import IGNORED
+from rungs.model.feed_forward import Routing
+from rungs.model.gpt import GPT
 from rungs.model.lora import DOWN, UP
+from rungs.parallel.names import dotted
+from rungs.parallel.sharding import Layout
+from rungs.smoke_tests.model_check.checked_model import CheckedModel, CheckResult
+from rungs.step.nonfinite import ALL_FINITE
+from rungs.step.state import named_arrays
+from rungs.step.train_step import MicrobatchAux, gradients
 
 Arrays = dict[str, np.ndarray]
+
+
+class Gradient(NamedTuple):
+    """Gradient of a batch, in the run's own `compute_dtype`."""
+
+    arrays: dict[str, np.ndarray]
+    """By parameter name."""
+    is_finite: bool
+    routing: Routing | None
 
 
 class CheckedBatch(NamedTuple):
@@ -51,6 +72,52 @@ class _Part(NamedTuple):
         layer = "" if self.layer is None else f" of layer {self.layer}"
         expert = "" if self.expert is None else f", expert {self.expert}"
         return self.parameter + layer + expert + self.row
+
+
+def gradient_of(
+    checked: CheckedModel, train: TrainConfig
+) -> Callable[[np.ndarray, np.ndarray], Gradient]:
+    """Return a function of inputs_BS and targets_BS that computes a train step's gradient."""
+    layout, wrt = Layout.of(None), checked.optimizer.wrt
+
+    def of(
+        model: GPT, inputs_ABS: Array, targets_ABS: Array
+    ) -> tuple[nnx.State, MicrobatchAux, Array]:
+        batch = inputs_ABS, targets_ABS, None
+        return gradients(train, layout, model, wrt, batch, jax.random.key(0))
+
+    compiled = checked.compiled(of)
+
+    def gradient(inputs_BS: np.ndarray, targets_BS: np.ndarray) -> Gradient:
+        state, aux, first_nonfinite_A = compiled(*checked.in_microbatches(inputs_BS, targets_BS))
+        flat = nnx.to_flat_state(state)
+        arrays = {dotted(path): np.asarray(variable.get_value()) for path, variable in flat}
+        return Gradient(arrays, bool((first_nonfinite_A == ALL_FINITE).all()), aux.routing)
+
+    return gradient
+
+
+def check_gradients(checked: CheckedModel, gradient: Gradient) -> CheckResult:
+    """Check that every trainable parameter receives a gradient."""
+    if not gradient.is_finite:
+        return CheckResult.skipped("gradients", "finite must pass first")
+    routing = gradient.routing
+    expert_tokens_LE = None if routing is None else np.asarray(routing.counts_E).sum(axis=0)
+    found = find_dead_parameters(
+        checked.config.model,
+        gradient.arrays,
+        {name: np.asarray(array) for name, array in named_arrays(checked.model).items()},
+        CheckedBatch(checked.inputs_BS, checked.targets_BS, expert_tokens_LE),
+    )
+    norm, name = found.smallest
+    return CheckResult(
+        "gradients",
+        f"{found.parts:,} parts, {len(found.dead):,} without a gradient; smallest norm {norm:.0e}"
+        f" in {name}",
+        "none without",
+        not found.dead,
+        (*(f"no gradient: {part}" for part in found.dead), *found.exemptions),
+    )
 
 
 def find_dead_parameters(

@@ -13,14 +13,14 @@ from jax import Array
 from rungs.common.errors import UserError
 from rungs.config.run_config import RunConfig, load_run
 from rungs.data.loader import Batch, TrainingData
-from rungs.diagnostics.model_check import checked_model
-from rungs.diagnostics.model_check.checked_model import CheckedModel, CheckLimits
-from rungs.diagnostics.model_check.checks import CheckResult, check_results
 from rungs.model import attention, decoding, feed_forward, layers
 from rungs.model.attention import Cache
 from rungs.model.gpt import GPT
 from rungs.model.layers import LayerNorm
 from rungs.optim import multi_steps
+from rungs.smoke_tests.model_check import checked_model
+from rungs.smoke_tests.model_check.checked_model import CheckedModel, CheckLimits
+from rungs.smoke_tests.model_check.checks import CheckResult, check_results
 from tests.support.configs import model_config, train_config
 from tests.support.sharded_models import quick_compilation
 from tests.support.tiny_run import make_dataset, make_run

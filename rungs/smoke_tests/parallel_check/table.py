@@ -1,33 +1,65 @@
-"""The table of all cases."""
+"""The table of all cases: how far the result of each is from that of one device."""
 
+import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
 
 from rungs.common.text_table import counted
 from rungs.config.run_config import RunConfig
-from rungs.diagnostics.parallel_check.check import ParallelCheck
-from rungs.diagnostics.parallel_check.comparison import (
-    ROUNDING_TOLERANCE,
-    CaseResult,
-    Difference,
-    ParallelCase,
-    compare,
-)
 from rungs.planning.compiled.collectives import Traffic
+from rungs.smoke_tests.parallel_check.check import CaseResult, ParallelCase, ParallelCheck
 
 _ROW = "{:8} {:>11} {:>7}  {:>9} {:>9} {:>9} {:>12}  {}"
-_HEADER_ROW = _ROW.format(
-    "mode",
-    "mesh",
-    "A×B",
-    "loss",
-    "gradient",
-    "update",
-    "bytes/device",
-    "sent per device and step",
-)
+_HEADINGS = ("mode", "mesh", "A×B", "loss", "gradient", "update", "bytes/device")
+_HEADER_ROW = _ROW.format(*_HEADINGS, "sent per device and step")
 _INDENT = " " * len(_ROW.format(*[""] * 8))
+ROUNDING_TOLERANCE = 1e-5
+"""Largest relative difference of loss, gradient and update from one device. A float32 is rounded by
+up to 6e-8 of its value. Sums in another order differed by at most 2e-7 (loss) and 1e-6 (gradient)
+in the committed runs and in GPT-2's shape. A part of the gradient that is missing or counted twice
+is found if it is more than this share of the total."""
+MAX_REROUTED_TOKENS = 3
+"""Tokens that rounding may send to another expert, if two experts score almost the same."""
+REROUTED_LOSS_TOLERANCE, REROUTED_GRADIENT_TOLERANCE = 1e-3, 1e-2
+"""Tolerances in that case. In runs/mixtral, one of 2,048 tokens changed a loss by 6e-5 and a
+gradient by 1e-3; two of 256 tokens, by 3e-4 and 7e-3."""
+
+
+class Difference(NamedTuple):
+    """Relative difference from one device."""
+
+    loss: float
+    """The largest of all steps."""
+    gradient: float
+    """Norm of the difference over the norm, of all parameters together."""
+    update: float
+    """The same norm for the change that the optimizer makes with the same gradient."""
+    most_in: str
+    """The parameter whose gradient differs most, or whose change does if gradients agree."""
+    rerouted: int
+    """Tokens that went to another expert, in the step with the most."""
+
+    @property
+    def is_rerouted(self) -> bool:
+        """Whether so few tokens went to other experts that rounding explains it."""
+        return 0 < self.rerouted <= MAX_REROUTED_TOKENS
+
+    @property
+    def tolerances(self) -> tuple[float, float, float]:
+        """The tolerances of loss, gradient and update."""
+        if self.is_rerouted:
+            return REROUTED_LOSS_TOLERANCE, REROUTED_GRADIENT_TOLERANCE, ROUNDING_TOLERANCE
+        return ROUNDING_TOLERANCE, ROUNDING_TOLERANCE, ROUNDING_TOLERANCE
+
+    @property
+    def exceeds(self) -> tuple[bool, bool, bool]:
+        """Whether loss, gradient and update exceed their tolerances. NaN does."""
+        loss, gradient, update = self.tolerances
+        return not self.loss <= loss, not self.gradient <= gradient, not self.update <= update
 
 
 def run_check(path: Path, config: RunConfig, check: ParallelCheck, devices: int) -> bool:
@@ -136,3 +168,33 @@ def _format_bytes(count: float) -> str:
             return f"{count:.3g} {unit}"
         count /= 1000
     return f"{count:,.3g} GB"
+
+
+def compare(found: CaseResult, expected: CaseResult) -> Difference:
+    """Return how far a result is from the expected one."""
+    gradient, most_in_gradient = relative_difference(found.gradient, expected.gradient)
+    update, most_in_change = relative_difference(found.change, expected.change)
+    rerouted = np.abs(found.expert_tokens - expected.expert_tokens).reshape(len(found.losses), -1)
+    return Difference(
+        float(np.abs(found.losses / expected.losses - 1).max()),
+        gradient,
+        update,
+        most_in_change if gradient <= ROUNDING_TOLERANCE < update else most_in_gradient,
+        int(rerouted.sum(axis=-1).max()) // 2,
+    )
+
+
+def relative_difference(
+    found: dict[str, np.ndarray], expected: dict[str, np.ndarray]
+) -> tuple[float, str]:
+    """Return the norm of all differences over the norm of all that is expected, and where the
+    difference is largest."""
+    squares = {name: _square(found[name] - array) for name, array in expected.items()}
+    apart, norm = math.sqrt(sum(squares.values())), math.sqrt(sum(map(_square, expected.values())))
+    most_in = max(squares, key=lambda name: squares[name])
+    return (apart / norm if norm else math.inf if apart else 0.0), most_in
+
+
+def _square(array: np.ndarray) -> float:
+    """Return the sum of the squares."""
+    return float(np.square(array, dtype=np.float64).sum())

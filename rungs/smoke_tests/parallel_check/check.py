@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax import Array
 from jax.sharding import Mesh
 
 from rungs.checkpointing.restore import place_padded, place_starting_weights
@@ -22,15 +23,13 @@ from rungs.config.sharding_config import Mode, ShardingConfig, mode_problem
 from rungs.data.catalog import open_dataset
 from rungs.data.loader import Batch, TrainingData
 from rungs.data.pair_sequences import IGNORED
-from rungs.diagnostics.parallel_check.comparison import CaseResult, ParallelCase
-from rungs.diagnostics.parallel_check.recorder import GradientRecorder
 from rungs.model.gpt import GPT
-from rungs.optim.multi_steps import MultiSteps
+from rungs.optim.multi_steps import MultiSteps, Update
 from rungs.parallel.devices import memory_bytes
 from rungs.parallel.mesh import create_mesh, size_along
 from rungs.parallel.names import CONTEXT, dotted
 from rungs.parallel.sharding import Layout, place_batch
-from rungs.planning.compiled.collectives import collectives, summary
+from rungs.planning.compiled.collectives import Traffic, collectives, summary
 from rungs.run.folder import RunFolder
 from rungs.step.state import AbstractState, create_model_and_optimizer, named_arrays
 from rungs.step.train_step import StepResult, make_train_step, update_parts
@@ -39,11 +38,45 @@ _MEMORY_FACTOR = 2.5
 """Memory of a step, on all devices together, relative to parameters, gradient and optimizer state:
 at most 2 in gpt2-small with short sequences."""
 _GRADIENT_DIVISORS = (1000.0, 1.0)
-"""Of the gradient, in the two updates that compare optimizers: in the second one, moments are far
-smaller than the gradient, and Adafactor clips its updates."""
+"""What the gradient is divided by in the two updates that compare optimizers: in the second one,
+moments are far smaller than the gradient, and Adafactor clips its updates."""
 _LARGE_BYTES = 1e9
 """With more parameters and optimizer state, the step is compiled with optimizations: they then save
 more time than they cost, even for a few steps."""
+
+
+class ParallelCase(NamedTuple):
+    """A mesh, a sharding mode, and a split of the accumulation."""
+
+    mode: Mode
+    data: int
+    last: int
+    """Devices along the last mesh axis: context in cp, otherwise tensor."""
+    microbatches: int
+    microbatch_size: int
+    balanced: bool
+    """Whether the loss includes the load-balancing loss of experts."""
+
+    @property
+    def sharding(self) -> ShardingConfig:
+        return ShardingConfig.of(self.mode, (self.data, self.last))
+
+
+class CaseResult(NamedTuple):
+    """Result of training one case."""
+
+    losses: np.ndarray
+    """Loss of each step, in nats per counted target."""
+    gradient: dict[str, np.ndarray]
+    """Gradient of the first step, by parameter name, before clipping."""
+    change: dict[str, np.ndarray]
+    """Change of each trained parameter in two updates with the gradient of one device."""
+    expert_tokens: np.ndarray
+    """Tokens per step, layer and expert; 0 without experts."""
+    bytes_per_device: int
+    """Parameters and optimizer state after the last step, on the device that holds most."""
+    traffic: list[Traffic]
+    """What the devices send in the compiled step."""
 
 
 class ParallelLimits(NamedTuple):
@@ -51,9 +84,9 @@ class ParallelLimits(NamedTuple):
 
     steps: int
     sequences: int
-    """Per step."""
+    """Sequences per step."""
     tokens: int
-    """Per sequence."""
+    """Tokens per sequence."""
 
 
 class ParallelCheck(NamedTuple):
@@ -253,6 +286,30 @@ class ParallelCheck(NamedTuple):
     def _create(self, config: RunConfig, mesh: Mesh) -> tuple[GPT, MultiSteps]:
         weights = place_starting_weights(self.start_weights, config, self.total_steps, mesh)
         return create_model_and_optimizer(config, self.total_steps, mesh, weights)
+
+
+class GradientRecorder(nnx.Module):
+    """A run's optimizer; it also keeps the mean gradient of its last step, before clipping."""
+
+    def __init__(self, model: GPT, optimizer: MultiSteps) -> None:
+        self.optimizer = optimizer
+        self.wrt, self.loss_scale = optimizer.wrt, optimizer.loss_scale
+        self.gradient = nnx.data(jax.tree.map(jnp.zeros_like, nnx.state(model, optimizer.wrt)))
+
+    @property
+    def step(self) -> nnx.Variable:
+        return self.optimizer.step
+
+    def update(self, model: GPT, gradient_sum: Any, weight: Array, skipped: Array) -> Update:
+        self.gradient = jax.tree.map(lambda total: total / weight, gradient_sum)
+        return self.optimizer.update(model, gradient_sum, weight, skipped)
+
+    def arrays(self, vocab_size: int) -> dict[str, np.ndarray]:
+        """Return the gradient of each trained parameter by its dotted name."""
+        arrays, prefix = named_arrays(self, vocab_size), "gradient."
+        return {
+            n.removeprefix(prefix): np.asarray(arrays[n]) for n in arrays if n.startswith(prefix)
+        }
 
 
 def _arrays(model: GPT, config: RunConfig) -> dict[str, jax.Array]:

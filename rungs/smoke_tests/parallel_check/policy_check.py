@@ -8,11 +8,11 @@ import numpy as np
 
 from rungs.config.run_config import ReinforceRunConfig
 from rungs.config.sharding_config import Mode, ShardingConfig
-from rungs.diagnostics.parallel_check.comparison import ROUNDING_TOLERANCE
 from rungs.parallel.mesh import create_mesh
 from rungs.reinforcement.rollout_files import Completion
 from rungs.reinforcement.start import open_to_replay
 from rungs.run.folder import RunFolder
+from rungs.smoke_tests.parallel_check.table import ROUNDING_TOLERANCE, relative_difference
 from rungs.step.state import host_copies
 
 _ROW = "{:6} {:>8}  {:>16} {:>12} {:>10}"
@@ -84,15 +84,9 @@ def _print_row(mode: Mode, count: int, expected: Outcome, found: Outcome) -> boo
         (float(np.abs(np.subtract(one.log_probs, other.log_probs)).max()) for one, other in equal),
         default=np.inf,
     )
-    gradient = _relative_difference(expected.gradient, found.gradient)
+    gradient, _ = relative_difference(found.gradient, expected.gradient)
     is_off = len(equal) < len(pairs) or max(log_prob, gradient) > ROUNDING_TOLERANCE
     texts = f"{len(equal):,} of {len(pairs):,}"
     row = _ROW.format(mode, count, texts, f"{log_prob:.1e}", f"{gradient:.1e}")
     print(row + " !" * is_off, flush=True)
     return is_off
-
-
-def _relative_difference(expected: dict[str, np.ndarray], found: dict[str, np.ndarray]) -> float:
-    apart = sum(float(np.square(expected[n] - found[n], dtype=np.float64).sum()) for n in expected)
-    size = sum(float(np.square(array, dtype=np.float64).sum()) for array in expected.values())
-    return float(np.sqrt(apart / size)) if size else 0.0

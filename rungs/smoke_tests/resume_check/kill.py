@@ -23,7 +23,7 @@ from rungs.run.folder import RunFolder
 
 Phase = Literal["start", "compile", "step", "validation", "save", "end"]
 EARLY: tuple[Phase, ...] = ("start", "compile")
-"""Before there is anything new to lose."""
+"""Phases before there is anything new to lose."""
 LATE: tuple[Phase, ...] = ("step", "validation", "save")
 _POLL_SECONDS = 0.0005
 _MAX_ATTEMPTS = 10
@@ -63,38 +63,45 @@ class Kill(NamedTuple):
     activity: Activity
     """What the process was doing, judged from what it left behind."""
     seconds: float
-    """Since the start of the process."""
+    """Time since the start of the process."""
+
+
+class Training(NamedTuple):
+    """A training, to be done by processes that are killed and followed by others."""
+
+    run: RunFolder
+    """With its two config files."""
+    options: Sequence[str]
+    plan: StepPlan
+    train_command: Sequence[str]
+    """Trains; takes the file for the log of batches, then the arguments of `train.py`."""
+
+    def start(self, batch_log: Path) -> "TrainingProcess":
+        """Start a process that trains the run."""
+        observed = TrainingProcess(self, batch_log.with_suffix(".txt"))
+        arguments = [str(batch_log), str(self.run.path), *self.options]
+        with observed.output.open("wb") as output:
+            observed.process = subprocess.Popen(
+                [*self.train_command, *arguments], stdout=output, stderr=subprocess.STDOUT
+            )
+        return observed
 
 
 class TrainingProcess:
     """A process that trains a run, observed from outside.
 
     Args:
-        options: of the command.
-        batch_log: the file that the process writes its batches to.
-        plan: of the run.
-        train_command: trains; takes `batch_log`, then the arguments of `train.py`.
+        output: the file that gets what the process prints.
     """
 
-    def __init__(
-        self,
-        run: RunFolder,
-        options: Sequence[str],
-        batch_log: Path,
-        plan: StepPlan,
-        train_command: Sequence[str],
-    ) -> None:
-        self._run, self._plan = run, plan
-        checkpoints = list_checkpoints(run.checkpoints)
+    process: "subprocess.Popen[bytes]"
+
+    def __init__(self, training: Training, output: Path) -> None:
+        self._run, self._plan, self.output = training.run, training.plan, output
+        checkpoints = list_checkpoints(self._run.checkpoints)
         self._first_step = checkpoints[-1].step + 1 if checkpoints else 0
-        self._logged_bytes = _size(run.log)
-        self._output = batch_log.with_suffix(".txt")
-        arguments = [str(batch_log), str(run.path), *options]
+        self._logged_bytes = _size(self._run.log)
         self._start = time.monotonic()
-        with self._output.open("wb") as output:
-            self._process = subprocess.Popen(
-                [*train_command, *arguments], stdout=output, stderr=subprocess.STDOUT
-            )
 
     def activity(self) -> Activity:
         """Return what the process is doing or, once it is dead, was doing."""
@@ -112,7 +119,7 @@ class TrainingProcess:
 
     def activities(self) -> Iterator[tuple[Activity, float]]:
         """Yield what the process is doing, with the seconds since its start, until it ends."""
-        while self._process.poll() is None:
+        while self.process.poll() is None:
             with contextlib.suppress(OSError):  # a file was replaced while it was read
                 yield self.activity(), time.monotonic() - self._start
             time.sleep(_POLL_SECONDS)
@@ -121,17 +128,17 @@ class TrainingProcess:
         """Stop the process (SIGSTOP) if it is in one of these phases. Returns whether it is."""
         if not hasattr(signal, "SIGSTOP"):
             return True
-        self._process.send_signal(signal.SIGSTOP)
+        self.process.send_signal(signal.SIGSTOP)
         with contextlib.suppress(OSError):
             if self.activity().phase in phases:
                 return True
-        self._process.send_signal(signal.SIGCONT)
+        self.process.send_signal(signal.SIGCONT)
         return False
 
     def kill(self) -> Kill | None:
         """Kill the process. Returns None if it was too late: the last checkpoint is complete."""
-        self._process.kill()
-        self._process.wait()
+        self.process.kill()
+        self.process.wait()
         activity = self.activity()
         return None if activity.phase == "end" else Kill(activity, time.monotonic() - self._start)
 
@@ -141,8 +148,8 @@ class TrainingProcess:
         Raises:
             UserError, RunFailure: the error that it ended with.
         """
-        if code := self._process.wait():
-            lines = self._output.read_text(errors="replace").splitlines()
+        if code := self.process.wait():
+            lines = self.output.read_text(errors="replace").splitlines()
             errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
             if code == 2 and errors:
                 raise UserError("\n".join(errors))
@@ -153,25 +160,16 @@ class TrainingProcess:
 class ProcessKiller:
     """Starts processes that train a run, and kills them.
 
-    Args:
-        run: with its two config files.
-        seconds: measured duration of each phase.
-        train_command: as for `TrainingProcess`.
+    Attributes:
+        seconds: measured duration of each phase, by phase.
+        batch_logs: the log of each process, in order.
     """
 
-    def __init__(
-        self,
-        run: RunFolder,
-        options: Sequence[str],
-        plan: StepPlan,
-        seconds: dict[Phase, float],
-        train_command: Sequence[str],
-    ) -> None:
-        self._run, self._options = run, options
-        self._plan, self._seconds, self._train_command = plan, dict(seconds), train_command
-        self._random = random.Random()
+    def __init__(self, training: Training, seconds: dict[Phase, float]) -> None:
+        self._training, self._run, self._plan = training, training.run, training.plan
+        self.seconds = dict(seconds)
         self.batch_logs: list[Path] = []
-        """Of all processes, in order."""
+        self._random = random.Random()
 
     def kill(self, times: int) -> Iterator[Kill]:
         """Start and kill this many processes. Those that are killed in a step or later get further
@@ -214,14 +212,14 @@ class ProcessKiller:
         deadline, last, since = math.inf, Activity("start", 0), 0.0
         for activity, seconds in process.activities():
             if activity != last:  # later starts are shorter: the code is compiled already
-                duration = min(self._seconds.get(last.phase, math.inf), seconds - since)
-                self._seconds[last.phase] = duration
+                duration = min(self.seconds.get(last.phase, math.inf), seconds - since)
+                self.seconds[last.phase] = duration
                 last, since = activity, seconds
             is_wanted = activity.phase in wanted and (
                 activity.phase in EARLY or activity.step >= step
             )
             if is_wanted and deadline == math.inf:
-                duration = self._seconds.get(activity.phase, 0)
+                duration = self.seconds.get(activity.phase, 0)
                 deadline = seconds + self._random.random() * duration
             if is_wanted and seconds >= deadline and process.stop_if_in(wanted):
                 return process.kill()
@@ -230,10 +228,9 @@ class ProcessKiller:
 
     def start(self) -> TrainingProcess:
         """Start a process that trains the run."""
-        number, run = len(self.batch_logs), self._run.path
-        batch_log = run.with_name(f"{run.name}-{number}.jsonl")
-        self.batch_logs.append(batch_log)
-        return TrainingProcess(self._run, self._options, batch_log, self._plan, self._train_command)
+        run = self._run.path
+        self.batch_logs.append(run.with_name(f"{run.name}-{len(self.batch_logs)}.jsonl"))
+        return self._training.start(self.batch_logs[-1])
 
 
 def measure_phases(process: TrainingProcess) -> dict[Phase, float]:

@@ -1,4 +1,5 @@
-"""The model and batch that the model check examines: a run at its start, cut to a small size.
+"""The model and batch that the model check examines, a run at its start cut to a small size; and
+the result of a check.
 
 Axes as in `rungs/model/gpt.py`.
 """
@@ -11,6 +12,7 @@ from typing import NamedTuple, Self, TypeVar
 import jax
 import numpy as np
 from flax import nnx
+from jax import Array
 
 from rungs.checkpointing.restore import place_starting_weights
 from rungs.checkpointing.start_from import find_starting_weights
@@ -30,6 +32,11 @@ from rungs.run.folder import RunFolder
 from rungs.step.state import AbstractState, create_model_and_optimizer
 
 T = TypeVar("T")
+LogitsOf = Callable[[np.ndarray], Array]
+ROUNDING = 1e-5
+"""Largest difference of values that should be equal, relative to the largest logit or the norm of
+the gradient. The same program computes the same bits for the same rows, but a mixture of experts
+sorts tokens of other rows between them. A float32 is rounded by up to 6e-8 of its value."""
 LARGE_BYTES = 1e9
 """With more parameters and optimizer state, a forward pass takes longer than its compilation."""
 _MEMORY_FACTOR = 2.5
@@ -46,6 +53,22 @@ _OPTIMIZER_KEYS = (
     "beta2",
     "epsilon",
 )
+
+
+class CheckResult(NamedTuple):
+    """Result of a check."""
+
+    check: str
+    measured: str
+    expected: str
+    passed: bool | None
+    """None if it was skipped."""
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def skipped(cls, check: str, reason: str) -> Self:
+        """Return the result of a check that was not made."""
+        return cls(check, "–", reason, None)
 
 
 class CheckLimits(NamedTuple):
@@ -125,6 +148,11 @@ class CheckedModel(NamedTuple):
         """Settings for training on the one batch."""
         return _overfitting_config(self.config)
 
+    def changed_tokens(self, mask: np.ndarray) -> np.ndarray:
+        """Return the inputs with other tokens where the mask is true."""
+        other_BS = (self.inputs_BS + 1) % self.config.model.vocab_size
+        return np.where(mask, other_BS, self.inputs_BS)
+
     def in_microbatches(self, *arrays_BS: np.ndarray) -> tuple[np.ndarray, ...]:
         """Reshape arrays for a train step: arrays_ABS."""
         shape = self.config.train.gradient_accumulation_steps, -1, self.inputs_BS.shape[-1]
@@ -139,6 +167,14 @@ class CheckedModel(NamedTuple):
             compiler_options={"xla_backend_optimization_level": level},
         )
         return functools.partial(jitted, state)
+
+
+def relative_difference(found: Array | np.ndarray, expected: Array | np.ndarray) -> float:
+    """Return the largest difference, relative to the largest expected value."""
+    if not expected.size:
+        return 0.0
+    largest = float(np.abs(np.asarray(expected)).max())
+    return float(np.abs(np.asarray(found) - np.asarray(expected)).max()) / (largest or 1)
 
 
 def _overfitting_config(config: RunConfig) -> TrainConfig:

@@ -15,16 +15,16 @@ import pytest
 
 from rungs.checkpointing.manifest import Checkpoint
 from rungs.config.run_config import RunConfig
-from rungs.diagnostics.device_check import checkpoint, kernels, peaks, step, versions
-from rungs.diagnostics.device_check.check import on_mesh
-from rungs.diagnostics.device_check.report import Figure, Report, as_rows
-from rungs.diagnostics.device_check.step import RunningStep, StepTime
 from rungs.model.attention import Causal, attention
 from rungs.model.kernels.matmul import matmul
 from rungs.parallel import target_device
 from rungs.parallel.target_device import Target
 from rungs.planning import hardware
 from rungs.planning.memory import memory_of
+from rungs.smoke_tests.device_check import check, kernels, peaks, step
+from rungs.smoke_tests.device_check.check import on_mesh
+from rungs.smoke_tests.device_check.report import Figure, Report, as_rows
+from rungs.smoke_tests.device_check.step import RunningStep, StepTime
 from tests.support.configs import mesh_of, model_config, train_config
 
 CASES = {case.name: case for case in kernels.cases()}
@@ -238,7 +238,7 @@ def test_steps_that_do_not_repeat_are_found(
 
 
 def test_checkpoints_are_timed_and_removed(running: RunningStep, tmp_path: Path) -> None:
-    stall, complete, size = checkpoint.figures(running, tmp_path)
+    stall, complete, size = step.checkpoint(running, tmp_path)
     assert 0 < cast(float, stall.value) < cast(float, complete.value)
     state = sum(array.nbytes for array in running.arrays().values())
     assert cast(float, size.value) > state
@@ -249,12 +249,12 @@ def test_a_damaged_checkpoint_is_found(
     running: RunningStep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Checkpoint, "damage", lambda _: ["model.safetensors"])
-    *_, size = checkpoint.figures(running, tmp_path)
+    *_, size = step.checkpoint(running, tmp_path)
     assert size.problem == "damaged on the disk: model.safetensors"
 
 
 def test_versions_name_devices_and_libraries() -> None:
-    found = {figure.name: figure for figure in versions.figures(mesh_of(8))}
+    found = {figure.name: figure for figure in check.machine(mesh_of(8))}
     assert found["devices"].value == "8 × cpu"
     assert {"jax", "jaxlib", "Python", "system", "runtime"} <= found.keys()
     assert not any(figure.problem for figure in found.values())
@@ -270,24 +270,24 @@ def test_the_driver_is_what_nvidia_smi_says(
     (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\necho '{line}'\nexit {code}\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    assert versions.nvidia_driver() == version
+    assert check.nvidia_driver() == version
 
 
 def test_an_old_driver_is_found() -> None:
     cuda13, cuda12 = {"jax-cuda13-plugin": "0.10.2"}, {"jax-cuda12-plugin": "0.10.2"}
-    assert "which needs 580 or newer" in versions._old_driver("550.54.14", cuda13)
-    assert not versions._old_driver("580.65.06", cuda13)
-    assert not versions._old_driver("550.54.14", cuda12)
-    assert "which needs 525" in versions._old_driver("470.1", cuda12)
-    assert not versions._old_driver("550.54.14", {})
+    assert "which needs 580 or newer" in check._old_driver("550.54.14", cuda13)
+    assert not check._old_driver("580.65.06", cuda13)
+    assert not check._old_driver("550.54.14", cuda12)
+    assert "which needs 525" in check._old_driver("470.1", cuda12)
+    assert not check._old_driver("550.54.14", {})
 
 
 def test_a_gpu_that_is_not_used_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not versions._unused_gpu("cpu", "580.65.06")  # the tests ask for the CPU
-    monkeypatch.setattr(versions, "_is_cpu_requested", lambda: False)
-    assert "the extra cuda" in versions._unused_gpu("cpu", "580.65.06")
-    assert not versions._unused_gpu("gpu", "580.65.06")
-    assert not versions._unused_gpu("cpu", "")
+    assert not check._unused_gpu("cpu", "580.65.06")  # the tests ask for the CPU
+    monkeypatch.setattr(check, "_is_cpu_requested", lambda: False)
+    assert "the extra cuda" in check._unused_gpu("cpu", "580.65.06")
+    assert not check._unused_gpu("gpu", "580.65.06")
+    assert not check._unused_gpu("cpu", "")
 
 
 def test_a_report_has_base_units_and_names_problems() -> None:

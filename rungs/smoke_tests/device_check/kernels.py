@@ -17,7 +17,6 @@ import numpy as np
 from jax import Array
 
 from rungs.common.errors import readable_line, reason
-from rungs.diagnostics.device_check.report import Figure
 from rungs.model.attention import Causal, attention, causal_mask, plain_attention
 from rungs.model.kernels.cross_entropy import summed_loss, target_losses
 from rungs.model.kernels.grouped_matmul import grouped_matmul, plain_grouped_matmul
@@ -25,6 +24,7 @@ from rungs.model.kernels.matmul import matmul, plain_matmul
 from rungs.model.layers import NO_DROPOUT
 from rungs.parallel import target_device
 from rungs.planning.compiled.kernels import XLA, kernels_of
+from rungs.smoke_tests.device_check.report import Figure
 
 PART = "kernels"
 PLAIN_ERRORS = 4

@@ -1,12 +1,15 @@
-"""The run's own step on its devices: how long it takes, how much memory, and whether it repeats.
+"""The run's own step on its devices: how long it takes, how much memory, whether it repeats; and how
+long a checkpoint takes.
 
 Token ids are random, so no dataset is needed. Axes as in `rungs/step/train_step.py`.
 """
 
 import dataclasses
 import math
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, Self
 
 import jax
@@ -14,29 +17,36 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh
 
+from rungs.checkpointing.checkpoint_folder import list_checkpoints
+from rungs.checkpointing.manifest import CheckpointMeta, installed_versions
+from rungs.checkpointing.saver import Saver
+from rungs.common.disk import folder_bytes
 from rungs.config.run_config import RunConfig
-from rungs.diagnostics.device_check.report import Figure
 from rungs.model.gpt import GPT
 from rungs.optim.multi_steps import MultiSteps
 from rungs.optim.precision import dtype_of
-from rungs.parallel import target_device
+from rungs.parallel import numerics, target_device
+from rungs.parallel.devices import recorded_sharding
 from rungs.parallel.sharding import place_batch
 from rungs.planning.compiled.step import needed_bytes
 from rungs.planning.flops import model_flops_per_token
 from rungs.planning.memory import memory_of
+from rungs.smoke_tests.device_check.report import Figure
 from rungs.step.state import create_model_and_optimizer, named_arrays, shapes_of
 from rungs.step.train_step import make_train_step
 
-PART, REPEATED_PART = "step", "determinism"
+PART, REPEATED_PART, CHECKPOINT_PART = "step", "determinism", "checkpoint"
 MEMORY_TOLERANCE, MEMORY_SLACK = 1.25, 256e6
 """A step that needs more than this many times the plan, and this many bytes more, is a problem: a
 small run needs programs and buffers that do not grow with it."""
 _SECONDS, _MOST_STEPS = 3.0, 50
 """How long steps are timed."""
 _TOTAL_STEPS = 100
-"""Of the schedule."""
+"""Length of the schedule."""
 _DETERMINISTIC_STEPS = 2
 """The first one may have a learning rate of 0."""
+_SAVES = 2
+"""The first one also compiles and imports."""
 
 
 @dataclasses.dataclass
@@ -142,6 +152,56 @@ def _compared(name: str, size: int, planned: int, source: Any) -> Figure:
     problem = f"{size / planned:.2f} times the plan" if is_more else ""
     note = f"the plan is {planned / size:.0%} of it"
     return Figure(PART, name, size, "B", source, note, problem)
+
+
+def checkpoint(step: RunningStep, folder: Path) -> Iterator[Figure]:
+    """Yield how long the last of several checkpoints holds up training, how long it takes to be
+    complete, and its size. They are written where a run would write them and deleted again.
+
+    Args:
+        folder: on the disk to measure.
+    """
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".device-check-") as checkpoints:
+        with Saver(Path(checkpoints), step.config, None, _nothing, ()) as saver:
+            for number in range(_SAVES):
+                begin = time.perf_counter()
+                saver.save(step.model, step.optimizer, _meta(step, number))
+                stall = time.perf_counter() - begin
+                saver.wait()
+                complete = time.perf_counter() - begin
+        last = list_checkpoints(Path(checkpoints))[-1]
+        size, damage = folder_bytes(last.folder), last.damage()
+    yield Figure(CHECKPOINT_PART, "training waits", stall, "s")
+    yield Figure(
+        CHECKPOINT_PART, "complete after", complete, "s", note="written behind the running training"
+    )
+    problem = f"damaged on the disk: {', '.join(damage)}" if damage else ""
+    note = "read back and compared"
+    yield Figure(CHECKPOINT_PART, "size", size, "B", note=note, problem=problem)
+
+
+def _meta(step: RunningStep, number: int) -> CheckpointMeta:
+    return CheckpointMeta(
+        global_step=number,
+        total_steps=_SAVES,
+        tokens_seen=0,
+        train_loss=None,
+        validation_loss=None,
+        selection_loss=None,
+        model=step.config.model.as_json(),
+        train=step.config.train.as_json(),
+        datasets={},
+        tokenizer="none",
+        sharding=recorded_sharding(step.config.train, step.mesh),
+        created="",
+        versions=installed_versions(),
+        environment=numerics.recorded(),
+        checksums={},
+    )
+
+
+def _nothing() -> None:
+    """What a run does around a checkpoint."""
 
 
 def determinism(config: RunConfig, mesh: Mesh) -> Iterator[Figure]:

@@ -6,46 +6,40 @@ must be exactly zero. Axes as in `rungs/model/gpt.py`.
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterator
+from fractions import Fraction
 from pathlib import Path
-from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
-from jax import Array
 
 from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import RunConfig
-from rungs.config.train_config import TrainConfig
 from rungs.data.pair_sequences import IGNORED
-from rungs.diagnostics.model_check import input_gradients
-from rungs.diagnostics.model_check.checked_model import CheckedModel
-from rungs.diagnostics.model_check.dead_parameters import CheckedBatch, find_dead_parameters
-from rungs.diagnostics.model_check.input_gradients import Queries
-from rungs.diagnostics.model_check.reachable_loss import (
-    frequency_loss,
-    guaranteed_window,
-    reachable_loss,
-)
 from rungs.model.blocks import Compute
-from rungs.model.feed_forward import Routing
 from rungs.model.generation import Generator
-from rungs.model.gpt import GPT
 from rungs.model.kernels.cross_entropy import target_losses
 from rungs.optim.precision import dtype_of
 from rungs.parallel.mesh import one_device
-from rungs.parallel.names import dotted
-from rungs.parallel.sharding import Layout, place_batch
-from rungs.step.nonfinite import ALL_FINITE
-from rungs.step.state import named_arrays
-from rungs.step.train_step import MicrobatchAux, gradients, make_train_step
+from rungs.parallel.sharding import place_batch
+from rungs.smoke_tests.model_check.causality import (
+    Queries,
+    check_causality,
+    check_rows,
+    guaranteed_window,
+    influence_on_logits,
+)
+from rungs.smoke_tests.model_check.checked_model import (
+    ROUNDING,
+    CheckedModel,
+    CheckResult,
+    LogitsOf,
+    relative_difference,
+)
+from rungs.smoke_tests.model_check.gradients import Gradient, check_gradients, gradient_of
+from rungs.step.train_step import make_train_step
 
-ROUNDING = 1e-5
-"""Largest difference of values that should be equal, relative to the largest logit or the norm of
-the gradient. The same program computes the same bits for the same rows, but a mixture of experts
-sorts tokens of other rows between them. A float32 is rounded by up to 6e-8 of its value."""
 CACHE_ROUNDING = 1e-4
 """The same for generation with a cache, where matmuls have other shapes and sum in another order:
 at most 2e-6 in the committed runs, more in deeper models."""
@@ -58,29 +52,6 @@ MAX_CACHED_TOKENS = 8
 GPT2_INIT_STD = 0.02
 _ROW = "{:14} {:7} {}"
 _INDENT = " " * 23
-
-
-class CheckResult(NamedTuple):
-    """Result of a check."""
-
-    check: str
-    measured: str
-    expected: str
-    passed: bool | None
-    """None if it was skipped."""
-    notes: tuple[str, ...] = ()
-
-
-class Gradient(NamedTuple):
-    """Gradient of a batch, in the run's own `compute_dtype`."""
-
-    arrays: dict[str, np.ndarray]
-    """By parameter name."""
-    is_finite: bool
-    routing: Routing | None
-
-
-LogitsOf = Callable[[np.ndarray], Array]
 
 
 def run_checks(path: Path, config: RunConfig, checked: CheckedModel) -> list[str]:
@@ -126,9 +97,7 @@ def check_results(checked: CheckedModel) -> Iterator[CheckResult]:
     logits_of = checked.compiled(lambda model, tokens_BS: model(tokens_BS))
     yield check_initial_loss(checked, np.asarray(logits_of(checked.inputs_BS)))
     queries = Queries.spread_over(*checked.inputs_BS.shape)
-    influence_QBS = np.asarray(
-        checked.compiled(input_gradients.influence_on_logits)(checked.inputs_BS, *queries)
-    )
+    influence_QBS = np.asarray(checked.compiled(influence_on_logits)(checked.inputs_BS, *queries))
     causality = check_causality(checked, logits_of, queries, influence_QBS)
     yield causality
     rows = check_rows(checked, logits_of, queries, influence_QBS)
@@ -141,15 +110,11 @@ def check_results(checked: CheckedModel) -> Iterator[CheckResult]:
     failed = [result.check for result in (causality, rows, finite) if result.passed is False]
     if failed:
         for name in ("padding", "cache"):
-            yield _skip(name, f"{' and '.join(failed)} must pass first")
+            yield CheckResult.skipped(name, f"{' and '.join(failed)} must pass first")
     else:
         yield check_padding(checked)
         yield check_cache(checked, logits_of)
     yield check_overfitting(checked)
-
-
-def _skip(name: str, reason: str) -> CheckResult:
-    return CheckResult(name, "–", reason, None)
 
 
 def check_initial_loss(checked: CheckedModel, logits_BSV: np.ndarray) -> CheckResult:
@@ -192,152 +157,6 @@ def _lead_of_input_token(
     return min(max(lead, 0.0), _logit_std(model) * math.sqrt(model.emb_dim))
 
 
-def check_causality(
-    checked: CheckedModel, logits_of: LogitsOf, queries: Queries, influence_QBS: np.ndarray
-) -> CheckResult:
-    """Check that a position depends on itself, on all earlier ones within the attention window,
-    and on nothing else."""
-    model = checked.config.model
-    own_QS = influence_QBS[np.arange(len(queries.row_Q)), queries.row_Q]
-    distance_QS = queries.position_Q[:, None] - np.arange(own_QS.shape[-1])
-    window = guaranteed_window(model) if model.n_layers else 1
-    visible = own_QS[(distance_QS >= 0) & (distance_QS < window)]
-    later = float(own_QS[distance_QS < 0].max(initial=0))
-    beyond_window, notes = _influence_beyond_windows(checked, queries)
-    moved = _moved_by_later_tokens(checked, logits_of)
-    beyond = f", beyond the window {beyond_window:.1g}" if notes else ""
-    if checked.config.train.target_offset == 0:
-        notes += ("the targets are the inputs: it is enough that each position sees itself",)
-    what = "own" if window == 1 else "own and earlier"
-    return CheckResult(
-        "causality",
-        f"gradient of later tokens {later:.1g}, {what} {visible.min():.1g} to"
-        f" {visible.max():.1g}{beyond}; changing later tokens moves logits by {moved:.1g}",
-        f"0, {what} above 0; logits at most {ROUNDING:.0e}",
-        later == 0 and beyond_window == 0 and bool(visible.min() > 0) and moved <= ROUNDING,
-        notes,
-    )
-
-
-def _influence_beyond_windows(
-    checked: CheckedModel, queries: Queries
-) -> tuple[float, tuple[str, ...]]:
-    """Return the largest influence of positions that no window up to a layer reaches, and a note
-    that says how far back the windows reach."""
-    model, length = checked.config.model, checked.inputs_BS.shape[-1]
-    reaches: list[int] = []
-    for layer, kind in enumerate(model.layer_kinds()):
-        steps = (layer + 1) * ((model.sliding_window or length) - 1)
-        if kind == "global" or steps >= length - 1:
-            break
-        reaches.append(steps)
-    if not reaches:
-        return 0.0, ()
-    influence_LQBS = np.asarray(
-        checked.compiled(input_gradients.influence_on_layers)(checked.inputs_BS, *queries)
-    )
-    distance_QS = queries.position_Q[:, None] - np.arange(length)
-    largest = max(
-        float(influence_LQBS[layer].sum(axis=1)[distance_QS > steps].max())
-        for layer, steps in enumerate(reaches)
-    )
-    layers = ", ".join(f"layer {layer}: {steps}" for layer, steps in enumerate(reaches))
-    return largest, (f"positions that windows reach back, up to {layers}",)
-
-
-def _moved_by_later_tokens(checked: CheckedModel, logits_of: LogitsOf) -> float:
-    """Return how far logits move if later tokens change."""
-    inputs_BS = checked.inputs_BS
-    half = inputs_BS.shape[-1] // 2
-    changed_BS = _change_tokens(checked, np.arange(inputs_BS.shape[-1]) >= half)
-    return _difference(logits_of(changed_BS)[:, :half], logits_of(inputs_BS)[:, :half])
-
-
-def check_rows(
-    checked: CheckedModel, logits_of: LogitsOf, queries: Queries, influence_QBS: np.ndarray
-) -> CheckResult:
-    """Check that the sequences of a batch do not affect each other."""
-    count = len(checked.inputs_BS)
-    if count == 1:
-        return _skip("rows", "there is only one sequence")
-    is_other_QB = queries.row_Q[:, None] != np.arange(count)
-    others = float(influence_QBS[is_other_QB].max())
-    is_odd_B = np.arange(count) % 2 == 1
-    before = logits_of(checked.inputs_BS)
-    moved = max(
-        _difference(
-            logits_of(_change_tokens(checked, changed_B[:, None]))[~changed_B], before[~changed_B]
-        )
-        for changed_B in (is_odd_B, ~is_odd_B)
-    )
-    return CheckResult(
-        "rows",
-        f"gradient of other rows {others:.1g}; changing their tokens moves logits by {moved:.1g}",
-        f"0; at most {ROUNDING:.0e}",
-        others == 0 and moved <= ROUNDING,
-    )
-
-
-def _change_tokens(checked: CheckedModel, mask: np.ndarray) -> np.ndarray:
-    """Return the inputs with other tokens where the mask is true."""
-    other_BS = (checked.inputs_BS + 1) % checked.config.model.vocab_size
-    return np.where(mask, other_BS, checked.inputs_BS)
-
-
-def _difference(found: Array | np.ndarray, expected: Array | np.ndarray) -> float:
-    """Return the largest difference, relative to the largest expected value."""
-    if not expected.size:
-        return 0.0
-    largest = float(np.abs(np.asarray(expected)).max())
-    return float(np.abs(np.asarray(found) - np.asarray(expected)).max()) / (largest or 1)
-
-
-def gradient_of(
-    checked: CheckedModel, train: TrainConfig
-) -> Callable[[np.ndarray, np.ndarray], Gradient]:
-    """Return a function of inputs_BS and targets_BS that computes a train step's gradient."""
-    layout, wrt = Layout.of(None), checked.optimizer.wrt
-
-    def of(
-        model: GPT, inputs_ABS: Array, targets_ABS: Array
-    ) -> tuple[nnx.State, MicrobatchAux, Array]:
-        batch = inputs_ABS, targets_ABS, None
-        return gradients(train, layout, model, wrt, batch, jax.random.key(0))
-
-    compiled = checked.compiled(of)
-
-    def gradient(inputs_BS: np.ndarray, targets_BS: np.ndarray) -> Gradient:
-        state, aux, first_nonfinite_A = compiled(*checked.in_microbatches(inputs_BS, targets_BS))
-        flat = nnx.to_flat_state(state)
-        arrays = {dotted(path): np.asarray(variable.get_value()) for path, variable in flat}
-        return Gradient(arrays, bool((first_nonfinite_A == ALL_FINITE).all()), aux.routing)
-
-    return gradient
-
-
-def check_gradients(checked: CheckedModel, gradient: Gradient) -> CheckResult:
-    """Check that every trainable parameter receives a gradient."""
-    if not gradient.is_finite:
-        return _skip("gradients", "finite must pass first")
-    routing = gradient.routing
-    expert_tokens_LE = None if routing is None else np.asarray(routing.counts_E).sum(axis=0)
-    found = find_dead_parameters(
-        checked.config.model,
-        gradient.arrays,
-        {name: np.asarray(array) for name, array in named_arrays(checked.model).items()},
-        CheckedBatch(checked.inputs_BS, checked.targets_BS, expert_tokens_LE),
-    )
-    norm, name = found.smallest
-    return CheckResult(
-        "gradients",
-        f"{found.parts:,} parts, {len(found.dead):,} without a gradient; smallest norm {norm:.0e}"
-        f" in {name}",
-        "none without",
-        not found.dead,
-        (*(f"no gradient: {part}" for part in found.dead), *found.exemptions),
-    )
-
-
 def check_finite(checked: CheckedModel, gradient: Gradient) -> CheckResult:
     """Check that nothing overflows in the run's compute dtype."""
     dtype = dtype_of(checked.config.train)
@@ -362,11 +181,11 @@ def check_padding(checked: CheckedModel) -> CheckResult:
     last_B1 = _middle_targets(checked.targets_BS)[:, None]
     is_after_BS = np.arange(checked.targets_BS.shape[-1]) > last_B1
     if not is_after_BS.any():
-        return _skip("padding", "no token follows a target")
+        return CheckResult.skipped("padding", "no token follows a target")
     targets_BS = np.where(is_after_BS, IGNORED, checked.targets_BS)
     gradient = gradient_of(checked, train)
     expected = gradient(checked.inputs_BS, targets_BS).arrays
-    found = gradient(_change_tokens(checked, is_after_BS), targets_BS).arrays
+    found = gradient(checked.changed_tokens(is_after_BS), targets_BS).arrays
     difference = _norm({name: found[name] - array for name, array in expected.items()})
     moved = difference / (_norm(expected) or 1)
     return CheckResult(
@@ -395,14 +214,14 @@ def check_cache(checked: CheckedModel, logits_of: LogitsOf) -> CheckResult:
     lengths = [length - row * length // (2 * rows) for row in range(rows)]
     count = min(MAX_CACHED_TOKENS, min(lengths) - 1)
     if not count:
-        return _skip("cache", "there is only one token")
+        return CheckResult.skipped("cache", "there is only one token")
     texts = [row[:end].tolist() for row, end in zip(inputs_BS, lengths, strict=True)]
     found = Generator(checked.model).logits_after(texts, count)
     logits_BSV = np.asarray(logits_of(inputs_BS))
     expected = np.stack(
         [row[end - count - 1 : end] for row, end in zip(logits_BSV, lengths, strict=True)]
     )
-    difference = _difference(found, expected)
+    difference = relative_difference(found, expected)
     return CheckResult(
         "cache",
         f"{count} tokens one at a time: logits differ by {difference:.1g} from one forward pass",
@@ -455,3 +274,61 @@ def _overfitting_bound(checked: CheckedModel, start: float) -> tuple[float, str]
             "the entropy of token frequencies; attention without norm or residual learns slowly"
         )
     return bound, f"{reachable:.2f}, the lowest loss possible, + {LOSS_MARGIN}"
+
+
+def reachable_loss(model: ModelConfig, inputs_BS: np.ndarray, targets_BS: np.ndarray) -> float:
+    """Return the mean conditional entropy of targets given their contexts, in nats.
+
+    A context has only what its position sees for certain, so that the model can reach this loss; it
+    may get lower. A soft cap on logits adds the probability that it leaves to other tokens.
+    """
+    followers: defaultdict[Hashable, Counter[int]] = defaultdict(Counter)
+    for inputs_S, targets_S in zip(inputs_BS.tolist(), targets_BS.tolist(), strict=True):
+        for context, target in zip(_contexts(model, inputs_S), targets_S, strict=True):
+            if target != IGNORED:
+                followers[context][target] += 1
+    total = sum(counts.total() for counts in followers.values())
+    return sum(map(_total_entropy, followers.values())) / total + _soft_cap_loss(model)
+
+
+def frequency_loss(targets_BS: np.ndarray) -> float:
+    """Return the entropy of the targets, in nats: the loss of knowing only their frequencies."""
+    counts = Counter(targets_BS[targets_BS != IGNORED].tolist())
+    return _total_entropy(counts) / counts.total()
+
+
+def _contexts(model: ModelConfig, tokens: list[int]) -> Iterator[Hashable]:
+    """Yield what each position of a sequence sees for certain.
+
+    Without layers this is only the token: the position's vector is added to that of the token, and
+    the sum does not always identify both.
+    """
+    for position, token in enumerate(tokens):
+        seen = tuple(tokens[max(position + 1 - guaranteed_window(model), 0) : position + 1])
+        if not model.n_layers:
+            yield token
+        elif model.positions in ("learned", "sinusoidal"):
+            yield position, seen
+        elif model.positions == "rope" and len(set(seen)) > 1:
+            yield seen
+        else:
+            yield token, _shares(seen)
+
+
+def _shares(seen: tuple[int, ...]) -> frozenset[tuple[int, Fraction]]:
+    """Return each token's share. Attention without positions computes a mean of values, which
+    depends on shares but not on order or count. Rotations do not tell equal values apart either."""
+    return frozenset((token, Fraction(n, len(seen))) for token, n in Counter(seen).items())
+
+
+def _total_entropy(counts: Counter[int]) -> float:
+    """Return the entropy of the targets times their number."""
+    total = counts.total()
+    return sum(n * math.log(total / n) for n in counts.values())
+
+
+def _soft_cap_loss(model: ModelConfig) -> float:
+    """Return the lowest cross-entropy of logits within ± the cap."""
+    if model.final_soft_cap is None:
+        return 0.0
+    return math.log1p((model.vocab_size - 1) * math.exp(-2 * model.final_soft_cap))
