@@ -48,7 +48,7 @@ def main(run: str, into: Path) -> None:
     run_log.log_to_terminal()
     report = run_check(path, config, into)
     with disk.writing(into, REPORT):
-        (into / REPORT).write_text(report.as_json())
+        disk.replace_file(into / REPORT, report.as_json())
     print(f"\n{into / REPORT}: {len(report.figures)} figures in {report.seconds:.0f} s")
     found = [f"wrong: {problem}" for problem in report.problems]
     print(*(found or ["no problems found"]), sep="\n")

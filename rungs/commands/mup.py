@@ -41,10 +41,8 @@ def check(
     chart: Path | None,
     datasets_dir: Path | None,
 ) -> None:
-    """Train RUN for a few steps at several widths and check that activations keep their size.
-
-    The exit code is 1 if they do not somewhere in the model.
-    """
+    """Do what the options of `mup.py check` ask for. The exit code is 1 if activations do not keep
+    their size somewhere in the model."""
     folder, config = _scalable_run(run)
     jax_setup.enable_compilation_cache()
     data = _training_data(config, datasets_dir)
@@ -104,10 +102,7 @@ def try_learning_rates(
     into: Path | None,
     datasets_dir: Path | None,
 ) -> None:
-    """Train RUN at each width and learning rate, and chart the final losses.
-
-    If it is interrupted, the same command resumes it.
-    """
+    """Do what the options of `mup.py sweep` ask for."""
     folder, config = _scalable_run(run)
     datasets = find_datasets_dir(datasets_dir)
     into = into or folder.with_name(f"{folder.name}-sweep")
