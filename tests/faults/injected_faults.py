@@ -239,6 +239,11 @@ def fill_disk_in_weights(count: str) -> None:
     act_at_call(weights_file, "write_weights", int(count), write_half)
 
 
+def fill_disk_of_log() -> None:
+    """Write the log to a full device."""
+    run_log._File._open = lambda _: Path("/dev/full").open("w")  # type: ignore[method-assign]  # noqa: SIM115
+
+
 def remove_at_step(step: str, folder: str) -> None:
     """Remove a folder before a step is recorded, once the first checkpoint is complete."""
 
