@@ -32,7 +32,7 @@ def main() -> None:
 @click.option(
     "--python",
     metavar="PATH",
-    help="Of --check: a Python that has PyTorch and transformers.  [default: this one]",
+    help="With --check: a Python that has PyTorch and transformers.  [default: this one]",
 )
 @click.option(
     "--ignore-key",

@@ -68,7 +68,7 @@ def main(
     run: str, devices: int, steps: int, sequences: int, tokens: int, datasets_dir: Path | None
 ) -> None:
     """Train the first steps of RUN in every sharding mode, and compare losses, gradients and
-    updates with those of one device."""
+    updates with one device's."""
     folder = RunFolder(find_run(run))
     config = load_any_run(folder.path)
     _restart_with(devices)

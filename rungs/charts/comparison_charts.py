@@ -26,7 +26,7 @@ def draw_comparison(
     """Draw charts with all the runs on each, and return the files written.
 
     Args:
-        chart_style: one of `drawing.STYLES`; that of the first run if None.
+        chart_style: one of `drawing.STYLES`; the first run's if None.
 
     Raises:
         UserError: a chart cannot be written.

@@ -3,7 +3,7 @@
 Create and write charts inside `use_style`: Matplotlib reads some settings when a figure is made and
 others when it is drawn.
 
-Colours are those of Okabe & Ito (https://jfly.uni-koeln.de/color/), which colour-blind readers can
+Colours are Okabe & Ito's (https://jfly.uni-koeln.de/color/), which colour-blind readers can
 distinguish. Line styles and markers differ too, so charts also work without colour.
 """
 
@@ -38,7 +38,7 @@ DASHES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 PALE = "0.75"
 STRETCHES = 1500
-"""That a line is thinned to; a chart is about as many pixels wide."""
+"""Stretches that a line is thinned to; a chart is about as many pixels wide."""
 GRID = (300, 150)
 """Columns and rows that markers are thinned to: their cells are smaller than a marker."""
 FAST_COMPRESSION = {"compress_level": 3}
@@ -233,7 +233,7 @@ def marks(axes: Axes, x: FloatArray, y: FloatArray, marker: str, **look: Any) ->
 
 
 def thin_line(x: FloatArray, y: FloatArray) -> Curve:
-    """Return points whose line looks like that of all points: the lowest and the highest of each of
+    """Return points whose line looks as if all were drawn: the lowest and the highest of each of
     `STRETCHES` stretches, each where it was. A stretch without a number is a gap."""
     length = -(-len(y) // STRETCHES)
     if length <= 2:
@@ -248,7 +248,7 @@ def thin_line(x: FloatArray, y: FloatArray) -> Curve:
 
 
 def thin_marks(x: FloatArray, y: FloatArray) -> Curve:
-    """Return points whose markers cover the same area as those of all points: the highest of each
+    """Return points whose markers cover the same area as if all were drawn: the highest of each
     cell of `GRID`, on a logarithmic axis."""
     x, y = finite_points(x, y)
     if len(y) <= STRETCHES:

@@ -13,7 +13,7 @@ from rungs.run.folder import RunFolder, find_run
 
 
 def reinforce(trust_verifier: bool, is_audit: bool, **start: Any) -> None:
-    """Do what the options of `reinforce.py` ask for; those of `start_options` are in `start`. The
+    """Do what the options of `reinforce.py` ask for; `start` has the ones in `start_options`. The
     process ends with the run's exit code."""
     command = StartCommand(**start)
     command.log_to_terminal()

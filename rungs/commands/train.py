@@ -15,7 +15,7 @@ from rungs.run.folder import RunFolder, StartOptions
 def train(
     datasets_dir: Path | None, grid: tuple[str, ...], into: Path | None, **start: Any
 ) -> None:
-    """Do what the options of `train.py` ask for; those of `start_options` are in `start`. The
+    """Do what the options of `train.py` ask for; `start` has the ones in `start_options`. The
     process ends with the run's exit code."""
     command = StartCommand(**start)
     command.log_to_terminal()

@@ -29,7 +29,7 @@ class ShownRun:
     """A run on the page.
 
     Attributes:
-        name: differs from those of the other runs.
+        name: name of the run, different from the other runs'.
         flops_per_token: FLOPs of training, by the usual formula; None if not known.
     """
 
@@ -180,17 +180,15 @@ def _is_monotonic(column: FloatArray) -> bool:
 
 
 def _some_samples(found: list[samples.Sample]) -> list[dict[str, Any]]:
-    """Return samples for the page, those of evenly spaced checkpoints if there are many."""
+    """Return samples for the page, of evenly spaced checkpoints if there are many."""
     steps = sorted({one.step for one in found})
     total = sum(len(one.text) for one in found)
     count = min(len(steps), max(2, len(steps) * _SAMPLE_CHARACTERS // max(total, 1)))
     places = np.linspace(0, len(steps) - 1, count).astype(int)
     kept = {steps[place] for place in places}
-    return [
-        {"step": one.step, "prompt": one.prompt, "kind": one.kind, "text": one.text}
-        for one in found
-        if one.step in kept
-    ]
+    keys = {"step", "prompt", "text"}
+    chosen = [one for one in found if one.step in kept]
+    return [one.model_dump(include=keys) | {"kind": one.kind} for one in chosen]
 
 
 def extreme_rows(columns: Iterable[FloatArray], steps: int, width: int) -> NDArray[np.intp]:

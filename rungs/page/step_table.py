@@ -22,7 +22,7 @@ class StepTable:
     """The steps recorded in a file. Lines that are torn or damaged are left out.
 
     Args:
-        path: of `metrics.jsonl`, which may not exist yet.
+        path: the file `metrics.jsonl`, which may not exist yet.
 
     Attributes:
         columns: by metric, a number for each step, NaN where it has none. Metrics with parts, such
@@ -67,7 +67,7 @@ class StepTable:
         return columns
 
     def _column(self, name: str, values: list[Any], steps: list[int]) -> Columns:
-        """Return a metric's column, or those of its parts; keep its texts."""
+        """Return a metric's column, or the columns of its parts; keep its texts."""
         with contextlib.suppress(TypeError, ValueError, OverflowError):  # texts, parts or lists
             numbers = np.array(values, np.float64)
             if numbers.ndim == 1:

@@ -2,8 +2,8 @@
 intervals, and the text that reports it.
 
 L(C) = a · C^-b (Kaplan et al. 2020, section 1.2, equation 1.3) is a straight line in logarithms:
-with x = log C and y = log L, least squares of y on x. The intervals are those of a straight line
-(Draper & Smith 1998, chapters 1 and 3). They assume that runs scatter around it independently and
+with x = log C and y = log L, least squares of y on x. The intervals of a straight line
+(Draper & Smith 1998, chapters 1 and 3) assume that runs scatter around it independently and
 by the same percentage everywhere.
 
 If the loss has a floor, as in L = E + A · N^-α + B · D^-β (Hoffmann et al. 2022, section 3.3), the
@@ -109,7 +109,7 @@ class PowerLaw:
 
     def predict(self, compute: float) -> Estimate:
         """Return the loss of a new run of this many FLOPs, if the law holds there. The interval is
-        that of one more run: t · s · √(1 + 1 ÷ n + (x − x̄)² ÷ Σ(x − x̄)²), in logarithms."""
+        for one more run: t · s · √(1 + 1 ÷ n + (x − x̄)² ÷ Σ(x − x̄)²), in logarithms."""
         from_centre = np.log(compute) - self.centre[0]
         log_loss = self.centre[1] - self.exponent.value * from_centre
         error = self.deviation * np.sqrt(1 + 1 / self.runs + from_centre**2 / self.spread)

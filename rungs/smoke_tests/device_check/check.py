@@ -40,7 +40,7 @@ def run_check(path: Path, config: RunConfig, folder: Path) -> Report:
     """Check the devices that a run would use. Prints each figure as soon as it is known.
 
     Args:
-        path: of the run, which is not written to.
+        path: the run folder, which is not written to.
         folder: where checkpoints are written for a moment.
 
     Raises:

@@ -28,8 +28,8 @@ from rungs.smoke_tests.device_check.report import Figure
 
 PART = "kernels"
 PLAIN_ERRORS = 4
-"""A kernel's error may be this many times that of the plain form on the same device, as they round
-at different places."""
+"""A kernel's error may be this many times the plain form's on the same device, as they round at
+different places."""
 _FLOAT32_TOLERANCES = {"gpu": 2**-10, "tpu": 2**-7}
 """By platform: accelerators round float32 operands of matmuls to TF32 and to bfloat16."""
 _EXACT_FLOAT32_TOLERANCE = 1e-5
@@ -44,7 +44,7 @@ class KernelCase(NamedTuple):
 
     name: str
     part: str
-    """Of the model, as in `compiled.kernels.PARTS`; empty if XLA computes it everywhere."""
+    """Part of the model, as in `compiled.kernels.PARTS`; empty if XLA computes it everywhere."""
     kernel: Function
     plain: Function
     activations: tuple[tuple[int, ...], ...]

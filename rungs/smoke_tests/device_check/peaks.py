@@ -20,18 +20,18 @@ from rungs.smoke_tests.device_check.report import Figure, Unit
 
 PART = "peaks"
 LEAST_SHARE = 0.4
-"""Of a published figure; less means that something is wrong. An H200 reached 64% to 85%."""
+"""Share of a published figure below which something is wrong. An H200 reached 64% to 85%."""
 _FAST_DTYPES = {"gpu": ("bfloat16", "float16"), "tpu": ("bfloat16",)}
 _SIZES = {"cpu": 1024}
 _OTHER_SIZE = 8192
 """N of the square matrices, by platform."""
 _CPU_BYTES, _BYTES = 2**28, 2**30
-"""Of the array that is read and written: on a CPU by all devices together, else on each; far more
-than any cache has."""
+"""Size of the array that is read and written, on a CPU by all devices together, else on each: far
+more than any cache has."""
 _SHIFTED_SHARE = 1 / 4
-"""Of that array that is sent over links."""
+"""Share of that array that is sent over links."""
 _LEAST_SECONDS = 0.2
-"""Of one measurement; much more than it takes to start a program."""
+"""Duration of one measurement: much more than it takes to start a program."""
 _REPEATS = 3
 _AXIS = "devices"
 

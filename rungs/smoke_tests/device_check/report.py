@@ -2,18 +2,27 @@
 
 import dataclasses
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from rungs.common.text_table import format_duration
 from rungs.planning.memory import format_bytes
 
 FORMAT = 1
-"""Of the JSON; it grows with each incompatible change."""
+"""Version of the JSON, which grows with each incompatible change."""
 Source = Literal["read", "measured", "compiled", "computed"]
 """read from the system, measured here, from the compiler's analysis, or computed from configs and
 published figures."""
 Unit = Literal["", "FLOP/s", "B/s", "B", "s", "share", "relative error"]
+_FORMATS: dict[Unit, Callable[[float], str]] = {
+    "FLOP/s": lambda value: f"{value / 1e12:,.3g} TFLOP/s",
+    "B/s": lambda value: f"{value / 1e9:,.4g} GB/s",
+    "B": format_bytes,
+    "s": format_duration,
+    "share": lambda value: f"{value:.1%}",
+    "relative error": lambda value: f"{value:.1e}",
+    "": lambda value: f"{value:,.6g}",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,23 +46,7 @@ class Figure:
         return f"  {self.name:32}{self._value():>16}  {marks}{wrong}"
 
     def _value(self) -> str:
-        if isinstance(self.value, str):
-            return self.value
-        match self.unit:
-            case "FLOP/s":
-                return f"{self.value / 1e12:,.3g} TFLOP/s"
-            case "B/s":
-                return f"{self.value / 1e9:,.4g} GB/s"
-            case "B":
-                return format_bytes(self.value)
-            case "s":
-                return format_duration(self.value)
-            case "share":
-                return f"{self.value:.1%}"
-            case "relative error":
-                return f"{self.value:.1e}"
-            case "":
-                return f"{self.value:,.6g}"
+        return self.value if isinstance(self.value, str) else _FORMATS[self.unit](self.value)
 
 
 class Report(NamedTuple):

@@ -67,7 +67,7 @@ class RunningStep:
         """Compile the step of a run's new model.
 
         Args:
-            options: of the compiler.
+            options: options of the compiler.
         """
         model, optimizer = create_model_and_optimizer(config, _TOTAL_STEPS, mesh)
         batch = place_batch(mesh, *_random_batch(config))
@@ -101,7 +101,7 @@ class StepTime:
     """How long a run's steps take.
 
     Attributes:
-        seconds: of a step, of several in a row.
+        seconds: mean time of a step, of several in a row.
         model_flops: FLOP/s of each device, by the formula of `flops.model_flops_per_token`.
     """
 

@@ -58,8 +58,7 @@ def run_checks(path: Path, config: RunConfig, checked: CheckedModel) -> list[str
     """Run all checks and print a table, each row as soon as it is known.
 
     Args:
-        path: of the run.
-        config: of the run.
+        path: the run folder.
 
     Returns:
         The names of the checks that failed.
@@ -138,7 +137,7 @@ def check_initial_loss(checked: CheckedModel, logits_BSV: np.ndarray) -> CheckRe
 
 
 def _logit_std(model: ModelConfig) -> float:
-    """Return an upper bound for the standard deviation of fresh logits: that of a normalized vector
+    """Return an upper bound for the standard deviation of fresh logits, each a normalized vector
     times a random row. Such logits raise the loss by half their variance."""
     if model.init == "truncated_normal":
         return math.sqrt(2 * model.emb_dim / (model.emb_dim + model.vocab_size))
@@ -149,7 +148,7 @@ def _lead_of_input_token(
     model: ModelConfig, logits_BSV: np.ndarray, inputs_BS: np.ndarray
 ) -> float:
     """Return how far the logit of the input token is above the others. With tied embeddings it is,
-    by at most the norm of a normalized vector times that of a row."""
+    by at most the norm of a normalized vector times the norm of a row."""
     if not model.tied_embeddings:
         return 0.0
     own_BS = np.take_along_axis(logits_BSV, inputs_BS[..., None], axis=-1)[..., 0]
@@ -300,7 +299,7 @@ def frequency_loss(targets_BS: np.ndarray) -> float:
 def _contexts(model: ModelConfig, tokens: list[int]) -> Iterator[Hashable]:
     """Yield what each position of a sequence sees for certain.
 
-    Without layers this is only the token: the position's vector is added to that of the token, and
+    Without layers this is only the token: the position's vector is added to the token's, and
     the sum does not always identify both.
     """
     for position, token in enumerate(tokens):

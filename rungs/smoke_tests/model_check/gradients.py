@@ -126,8 +126,8 @@ def find_dead_parameters(
     """Find the parts of parameters that receive no gradient from a batch.
 
     Args:
-        gradient: of each trainable parameter, by dotted name.
-        parameters: their values.
+        gradient: gradient of each trainable parameter, by dotted name.
+        parameters: values of the parameters.
     """
     alive: list[tuple[float, str]] = []
     dead: list[str] = []

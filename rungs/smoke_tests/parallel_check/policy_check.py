@@ -29,10 +29,10 @@ def run_policy_check(run: RunFolder, config: ReinforceRunConfig, devices: int) -
     """Take the first step of a run on meshes of virtual CPU devices, and print a table.
 
     Args:
-        devices: a power of two at most.
+        devices: maximum number of devices.
 
     Returns:
-        Whether texts, log-probabilities and gradients are those of one device, but for rounding.
+        Whether texts, log-probabilities and gradients are one device's, up to rounding.
     """
     print(
         f"{run.path}: the first step, in float32, on virtual CPU devices, compared with one device."

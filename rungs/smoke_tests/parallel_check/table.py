@@ -1,4 +1,4 @@
-"""The table of all cases: how far the result of each is from that of one device."""
+"""The table of all cases: how far the result of each is from training on one device."""
 
 import math
 import time
@@ -66,8 +66,7 @@ def run_check(path: Path, config: RunConfig, check: ParallelCheck, devices: int)
     """Train every case and print a table, each row as soon as it is known.
 
     Args:
-        path: of the run.
-        config: of the run.
+        path: the run folder.
         devices: maximum number of devices.
 
     Returns:

@@ -270,7 +270,7 @@ def run_check(path: Path, short: ShortRun, check: ResumeCheck, kills: int) -> bo
     """Train uninterrupted and with kills, and print results as soon as they are known.
 
     Args:
-        path: of the run.
+        path: the run folder.
         short: its short copy.
 
     Returns:
