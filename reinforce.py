@@ -26,6 +26,7 @@ from rungs.common.imports import importing
     extended="steps",
     replayed="Run a step (`step-000123`) again and compare its texts, rewards and gradient with"
     " those recorded; name the first that differs.",
+    has_dry_run=False,
 )
 @click.option(
     "--trust-verifier",

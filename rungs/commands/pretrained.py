@@ -10,6 +10,7 @@ from rungs.common import hub
 from rungs.common.atomic_folder import create_folder, temporary_folder
 from rungs.common.errors import UserError
 from rungs.common.paths import is_there
+from rungs.common.shown_text import quoted
 from rungs.config.model_config import ModelConfig
 from rungs.config.option_values import LinenFamily
 from rungs.data.catalog import find_datasets_dir
@@ -132,5 +133,5 @@ def how_to_fine_tune(target: Path, model: ModelConfig) -> str:
     folder = target / "checkpoints" / "imported"
     return (
         "To fine-tune it: uv run download_dataset.py --text FILE --name NAME --tokenizer"
-        f" {folder}\nand write {target / 'train.json'}:\n{json.dumps(example, indent=2)}"
+        f" {quoted(folder)}\nand write {target / 'train.json'}:\n{json.dumps(example, indent=2)}"
     )

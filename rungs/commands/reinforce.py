@@ -8,6 +8,7 @@ import click
 from rungs.commands.start_command import StartCommand, hold_run
 from rungs.common.errors import UserError
 from rungs.common.imports import importing
+from rungs.common.shown_text import quoted
 from rungs.config.run_config import load_reinforcement_run
 from rungs.run.folder import RunFolder, find_run
 
@@ -24,7 +25,7 @@ def reinforce(trust_verifier: bool, is_audit: bool, **start: Any) -> None:
     if command.dry_run:
         raise UserError(
             "--dry-run: not with reinforcement learning; what the run will take:"
-            f" uv run plan.py {run}"
+            f" uv run plan.py {quoted(run)}"
         )
     if is_audit:
         if command.starts_run or command.replay or trust_verifier:

@@ -112,6 +112,8 @@ class _Output:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
+        if isinstance(self._stream, standard_streams.Closed):
+            _end_with(UserError("stdout is closed, so nothing can be printed; leave out >&-"))
         with self._ending():
             return self._stream.write(text)
 

@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+from rungs.common.shown_text import quoted
 from rungs.common.text_table import counted, format_duration
 from rungs.parallel.gpu_memory import share_advice
 from rungs.parallel.mesh import size_along
@@ -206,7 +207,7 @@ def _tokens(forecast: Forecast) -> Iterator[str]:
     yield from _planned_tokens(forecast)
     for name, count in tokens.in_datasets.items():
         if count is None:
-            yield f"dataset   {name}: not here yet; uv run download_dataset.py {name}"
+            yield f"dataset   {name}: not here yet; uv run download_dataset.py {quoted(name)}"
         else:
             yield f"dataset   {name}: {counted(count, 'token')}"
 

@@ -7,6 +7,7 @@ from jax.sharding import Mesh
 
 from rungs.checkpointing.manifest import Checkpoint
 from rungs.checkpointing.weights_file import Weights
+from rungs.common.shown_text import quoted
 from rungs.common.text_table import counted
 from rungs.config.run_config import ReinforceRunConfig
 from rungs.config.unused_keys import unused_keys
@@ -103,7 +104,7 @@ def log_end(run: RunFolder, last: PolicyMetrics | None, is_stopped: bool) -> Non
         f"{best[0]:.1%} at step {best[1].global_step:,}" if best else "none",
     )
     if is_stopped:
-        log.info("to resume: uv run reinforce.py %s", run.path)
+        log.info("to resume: uv run reinforce.py %s", quoted(run.path))
 
 
 def log_finished(run: RunFolder, steps: int) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rungs.common.errors import UserError
+from rungs.common.shown_text import quoted
 from rungs.common.text_table import align_columns, format_duration
 from rungs.config.run_config import RunConfig
 from rungs.data.dataset import Dataset
@@ -321,7 +322,7 @@ def _data_notes(rungs: list[Rung], forecast: Forecast) -> Iterator[str]:
     for name in forecast.missing_datasets:
         yield (
             f"{name} is not here, so the number of epochs is not known:"
-            f" uv run download_dataset.py {name}, then run this command again"
+            f" uv run download_dataset.py {quoted(name)}, then run this command again"
         )
     most = max(rung.changes["epochs"] for rung in rungs)
     if most > MAX_EPOCHS:

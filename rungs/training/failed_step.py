@@ -21,6 +21,7 @@ from rungs.checkpointing.manifest import Checkpoint, read_checkpoint, run_config
 from rungs.common.atomic_folder import create_folder
 from rungs.common.disk import link_or_copy
 from rungs.common.errors import RunFailure, UserError
+from rungs.common.shown_text import quoted
 from rungs.common.strict_json import StrictModel, read_text
 from rungs.config.run_config import RunConfig
 from rungs.config.sharding_config import ShardingConfig
@@ -96,7 +97,7 @@ class FailedStepRecorder:
                 self._write(folder, step, bad, skipped_steps)
         except (UserError, RunFailure) as error:  # training continues without it
             return f"not saved for replay: {error}"
-        return f"to replay it: uv run train.py {self._run.path} --replay {folder.name}"
+        return f"to replay it: uv run train.py {quoted(self._run.path)} --replay {folder.name}"
 
     def _write(
         self, folder: Path, step: int, bad: dict[int, str], skipped_steps: Collection[int]

@@ -9,6 +9,7 @@ from jax.sharding import Mesh
 
 from rungs.checkpointing.manifest import Checkpoint
 from rungs.checkpointing.weights_file import Weights
+from rungs.common.shown_text import quoted
 from rungs.common.text_table import counted
 from rungs.config.model_config import ModelConfig
 from rungs.config.optimization_config import OptimizationConfig
@@ -126,7 +127,7 @@ def log_size(
         tokens / active,
         format_bytes(state_bytes(model, optimizer)),
         format_bytes(oom_advice.device_bytes(mesh)),
-        run.path,
+        quoted(run.path),
     )
 
 
@@ -157,7 +158,7 @@ def log_end(run: RunFolder, config: RunConfig, last: StepMetrics, is_stopped: bo
         f"at step {best.global_step:,}" if best else "none",
     )
     if is_stopped:
-        log.info("to resume: uv run train.py %s", run.path)
+        log.info("to resume: uv run train.py %s", quoted(run.path))
 
 
 def peak_tokens_per_second(config: RunConfig, mesh: Mesh) -> float | None:

@@ -9,9 +9,8 @@ import pytest
 
 from rungs.common.errors import UserError
 from rungs.data import pair_sequences
-from rungs.data.checks import problems
 from rungs.data.dataset import Dataset
-from rungs.data.loader import TrainingData, ValidationData
+from rungs.data.loader import TrainingData, ValidationData, problems
 from tests.support.token_datasets import (
     Pairs,
     configs,
