@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import plan
-from rungs.commands.plan_options import parse_sharding
+from rungs.commands.plan import parse_sharding
 from rungs.common import disk
 from rungs.common.errors import UserError
 from rungs.config import run_config
