@@ -16,7 +16,7 @@ from rungs.data.pair_sequences import IGNORED
 from rungs.data.tokenizer import Tokenizer
 from rungs.model.gpt import GPT
 from rungs.parallel.sharding import Layout, place_batch
-from rungs.step.score_step import make_score_step
+from rungs.step.forward import make_score_step
 
 _LENGTH_MULTIPLE = 32
 """Lengths are padded to a multiple of this, so that few are compiled."""

@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -15,11 +15,16 @@ from rungs.optim.multi_steps import MultiSteps
 from rungs.parallel.sharding import place_batch, process_local_rows
 from rungs.reinforcement.advantages import advantages
 from rungs.reinforcement.policy_batch import PolicyBatch, padded_lengths
-from rungs.reinforcement.policy_weights import PolicyTokens, has_weight, shares, weight_of
+from rungs.reinforcement.policy_objective import (
+    PolicyObjective,
+    PolicyTokens,
+    has_weight,
+    make_log_prob_step,
+    shares,
+)
 from rungs.reinforcement.rollout_files import Completion, array_of
-from rungs.step.policy_step import PolicyResult, make_log_prob_step, make_policy_step
 from rungs.step.shortcuts import Shortcuts
-from rungs.step.train_step import StepResult
+from rungs.step.train_step import Step, StepResult, make_step
 
 
 class Updated(NamedTuple):
@@ -42,7 +47,7 @@ class Update(NamedTuple):
 
     step: StepResult
     log_probs_NS: np.ndarray
-    """Before the update; see `PolicyResult`."""
+    """Before the update; see `PolicyObjective`."""
     entropies_NS: np.ndarray
 
 
@@ -68,7 +73,7 @@ class PolicyUpdater:
             lengths, lambda _inputs, _targets, *tokens: has_weight(config, PolicyTokens(*tokens))
         )
         self._first_step, self._later_step = (
-            make_policy_step(train, weight_of(train, is_first), shortcuts, mesh)
+            make_step(PolicyObjective.of(train, is_first, lengths[-1]), train, mesh, shortcuts)
             for is_first in (True, False)
         )
         self._log_prob_step = make_log_prob_step(train, lengths, mesh)
@@ -124,7 +129,7 @@ class PolicyUpdater:
 
     def _run(
         self,
-        step: Callable[..., PolicyResult],
+        step: Step,
         model: GPT,
         optimizer: MultiSteps,
         batch: PolicyBatch,
@@ -133,8 +138,8 @@ class PolicyUpdater:
         placed = self._placed(batch, batch.inputs_NS, batch.targets_NS, *tokens)
         with jax.transfer_guard("disallow"):
             result = step(model, optimizer, *placed)
-        step_result, *arrays_ABS = jax.tree.map(np.asarray, jax.device_get(result))
-        return Update(step_result, *(batch.by_completion(array) for array in arrays_ABS))
+        result = jax.tree.map(np.asarray, jax.device_get(result))
+        return Update(result, *(batch.by_completion(array) for array in result.outputs_ABS))
 
     def _reference_log_probs(self, batch: PolicyBatch) -> np.ndarray:
         """Return the reference's log-probabilities; the sampler's if there is no reference, whose

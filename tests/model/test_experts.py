@@ -32,7 +32,7 @@ from rungs.parallel.sharding import place_batch
 from rungs.run import metrics
 from rungs.run.folder import StartOptions
 from rungs.step.state import AbstractState, named_arrays
-from rungs.step.train_step import TrainStep, make_train_step
+from rungs.step.train_step import Step, make_train_step
 from rungs.training.start import launch
 from tests.support import reference_gpt
 from tests.support.configs import mesh_of, model_config, train_config
@@ -288,7 +288,7 @@ def batch(step: int = 0, devices: int = 1) -> tuple[jax.Array, ...]:
 
 
 @functools.cache
-def train_step(balancing: float, devices: int = 1) -> TrainStep:
+def train_step(balancing: float, devices: int = 1) -> Step:
     return make_train_step(train_config(load_balancing_weight=balancing), mesh_of(devices))
 
 

@@ -38,9 +38,11 @@ from rungs.optim.precision import dtype_of
 from rungs.parallel.mesh import one_device
 from rungs.parallel.names import dotted
 from rungs.parallel.sharding import Layout, place_batch
+from rungs.step.gradients import Summed, summed_gradients
+from rungs.step.next_token import NextToken
 from rungs.step.nonfinite import ALL_FINITE
 from rungs.step.state import named_arrays
-from rungs.step.train_step import MicrobatchAux, gradients, make_train_step
+from rungs.step.train_step import make_train_step
 
 ROUNDING = 1e-5
 """Largest difference of values that should be equal, relative to the largest logit or the norm of
@@ -298,11 +300,9 @@ def gradient_of(
     """Return a function of inputs_BS and targets_BS that computes a train step's gradient."""
     layout, wrt = Layout.of(None), checked.optimizer.wrt
 
-    def of(
-        model: GPT, inputs_ABS: Array, targets_ABS: Array
-    ) -> tuple[nnx.State, MicrobatchAux, Array]:
-        batch = inputs_ABS, targets_ABS, None
-        return gradients(train, layout, model, wrt, batch, jax.random.key(0))
+    def of(model: GPT, *batch_ABS: Array) -> Summed:
+        parts = NextToken(train), train, layout, model, wrt, len(batch_ABS[0])
+        return summed_gradients(*parts)(batch_ABS, jax.random.key(0), None)
 
     compiled = checked.compiled(of)
 

@@ -1,7 +1,7 @@
 """The compiled update of reinforcement learning against its definition, on one device and several.
 
 The definition is `jax.grad` of a weighted sum of `log_softmax`, of all sequences at once, and
-optax's AdamW. Axes as in `rungs/step/policy_step.py`; N for all sequences.
+optax's AdamW. Axes as in `rungs/step/train_step.py`; N for all sequences.
 """
 
 import functools
@@ -23,10 +23,10 @@ from rungs.model.gpt import GPT
 from rungs.optim.multi_steps import MultiSteps
 from rungs.parallel.sharding import place_batch
 from rungs.parallel.target_device import Target, trace_for
-from rungs.reinforcement.policy_weights import PolicyTokens, has_weight, weight_of
-from rungs.step.policy_step import PolicyResult, make_policy_step
+from rungs.reinforcement.policy_objective import PolicyObjective, PolicyTokens, has_weight
 from rungs.step.shortcuts import Shortcuts
 from rungs.step.state import AbstractState, create_model_and_optimizer
+from rungs.step.train_step import StepResult, make_step
 from tests.support.configs import mesh_of, model_config
 from tests.support.sharded_models import (
     ARCHITECTURES,
@@ -182,13 +182,14 @@ class Taken(NamedTuple):
         run = make_run(sharding, microbatches, **keys)
         return cls(run, mesh, *create_model_and_optimizer(run, 20, mesh, random_weights(run, mesh)))
 
-    def update(self, batch: Batch, *, is_first: bool = True) -> PolicyResult:
+    def update(self, batch: Batch, *, is_first: bool = True) -> StepResult:
         train = self.run.train
         shortcuts = Shortcuts(
             [SHORT, LENGTH],
             lambda _inputs, _targets, *tokens: has_weight(self.run, PolicyTokens(*tokens)),
         )
-        step = make_policy_step(train, weight_of(train, is_first), shortcuts, self.mesh)
+        objective = PolicyObjective.of(train, is_first, LENGTH)
+        step = make_step(objective, train, self.mesh, shortcuts)
         placed = batch.placed(self.mesh, self.run.train.microbatches_per_step)
         return jax.device_get(step(self.model, self.optimizer, *placed))
 
@@ -198,12 +199,14 @@ class Taken(NamedTuple):
         return arrays_of(nnx.state(self.model), shapes)
 
 
-def assert_as_expected(found: PolicyResult, taken: Taken, wanted: Expected) -> None:
-    assert found.step.finite_A.all()
-    assert found.step.loss == pytest.approx(wanted.loss, rel=1e-4)
-    assert found.step.gradient_norm == pytest.approx(wanted.gradient_norm, rel=1e-4)
-    assert found.step.clipped == (wanted.gradient_norm > LIMIT)
-    for array, other in zip(found[1:], (wanted.log_probs_NS, wanted.entropies_NS), strict=True):
+def assert_as_expected(found: StepResult, taken: Taken, wanted: Expected) -> None:
+    assert found.finite_A.all()
+    assert found.loss == pytest.approx(wanted.loss, rel=1e-4)
+    assert found.gradient_norm == pytest.approx(wanted.gradient_norm, rel=1e-4)
+    assert found.clipped == (wanted.gradient_norm > LIMIT)
+    for array, other in zip(
+        found.outputs_ABS, (wanted.log_probs_NS, wanted.entropies_NS), strict=True
+    ):
         np.testing.assert_allclose(array.reshape(-1, LENGTH), other, rtol=1e-4, atol=1e-5)
     assert_close(taken.weights, wanted.weights, within=ROUNDING)
 

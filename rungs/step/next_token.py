@@ -1,0 +1,41 @@
+"""The objective of next-token training: cross-entropy of the targets, plus load balancing."""
+
+from typing import Any, NamedTuple
+
+from jax import Array
+
+from rungs.config.train_config import TrainConfig
+from rungs.model.blocks import Compute
+from rungs.model.gpt import GPT
+from rungs.model.kernels.cross_entropy import target_losses
+from rungs.model.layers import Dropout
+from rungs.parallel import collectives
+from rungs.parallel.names import TOKEN_AXES
+from rungs.step.objective import Aux, Microbatch
+
+
+class NextToken(NamedTuple):
+    """The sum, over the targets that count, of their loss and the load-balancing loss, divided by
+    the number of all targets on all devices. Arrays: inputs_BS, targets_BS, and optionally
+    starts_BS as for `GPT.forward`."""
+
+    train: TrainConfig
+
+    def __call__(self, model: GPT, compute: Compute, microbatch: Microbatch) -> tuple[Array, Aux]:
+        inputs_BS, targets_BS, *separate = microbatch.arrays
+        starts_BS = separate[0] if separate else None
+        dropout = Dropout.of(self.train.drop_rate, microbatch.key, microbatch.sequences_B)
+        total, routing = model.summed_loss(inputs_BS, targets_BS, dropout, compute, starts_BS)
+        devices = collectives.axis_size(*TOKEN_AXES)
+        loss = total / (targets_BS.size * devices)
+        summed_loss = collectives.psum(loss, *TOKEN_AXES)
+        weight = collectives.psum((targets_BS >= 0).mean() / devices, *TOKEN_AXES)
+        if routing is None:
+            return loss, Aux(summed_loss, weight)
+        balance = self.train.load_balancing_weight * routing.balance_loss.mean()
+        summed_balance = collectives.psum(routing.balance_loss, *TOKEN_AXES)
+        routing = routing._replace(balance_loss=summed_balance)
+        return loss + weight * balance, Aux(summed_loss, weight, routing)
+
+    def of_logits(self, logits_BSV: Array, *arrays: Any) -> Array:
+        return target_losses(logits_BSV, arrays[0]).mean()
