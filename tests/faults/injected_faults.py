@@ -241,7 +241,7 @@ def fill_disk_in_weights(count: str) -> None:
 
 def fill_disk_of_log() -> None:
     """Write the log to a full device."""
-    run_log._File._open = lambda _: Path("/dev/full").open("w")  # type: ignore[method-assign]  # noqa: SIM115
+    run_log._File._open = lambda _: Path("/dev/full").open("w")  # type: ignore[assignment, method-assign]  # noqa: SIM115
 
 
 def remove_at_step(step: str, folder: str) -> None:
