@@ -24,9 +24,10 @@ def train(
     command.require_run()
     with command.open_run() as path:
         if command.replay:
+            from rungs.training.next_token import next_token
             from rungs.training.replay import replay
 
-            sys.exit(replay(RunFolder(path), command.replay, datasets))
+            sys.exit(replay(RunFolder(path), command.replay, next_token(datasets)))
         sys.exit(_train(RunFolder(path), command, datasets))
 
 
@@ -35,8 +36,9 @@ def _train(run: RunFolder, command: StartCommand, datasets: Path) -> int:
     with hold_run(run, config, command.cluster, dry=command.start.dry_run) as own:
         # JAX takes seconds to import; config errors are reported before that.
         with importing():
+            from rungs.training.next_token import next_token
             from rungs.training.start import launch
-        return launch(own, config, command.start, datasets)
+        return launch(own, config, command.start, next_token(datasets))
 
 
 def _train_grid(

@@ -43,6 +43,11 @@ class RunConfig(NamedTuple, Generic[T]):
         """Name of the file that `train` is from."""
         return REINFORCE_FILE if isinstance(self.train, ReinforceConfig) else TRAIN_FILE
 
+    @property
+    def command(self) -> str:
+        """Name of the script that trains it."""
+        return "reinforce.py" if isinstance(self.train, ReinforceConfig) else "train.py"
+
 
 AnyRunConfig = RunConfig[OptimizationConfig]
 ReinforceRunConfig = RunConfig[ReinforceConfig]

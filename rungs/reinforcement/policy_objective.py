@@ -86,6 +86,9 @@ class PolicyObjective(NamedTuple):
         outputs = tuple(_padded(array_BS, self.length) for array_BS in statistics)
         return loss, Aux(summed_loss, None, routing, outputs)
 
+    def starts(self, *_: Any) -> None:
+        return None
+
     def of_logits(self, logits_BSV: Array, *arrays: Any) -> Array:
         targets_BS, *extras = arrays
         log_probs_BSV = jax.nn.log_softmax(logits_BSV / self.train.temperature)

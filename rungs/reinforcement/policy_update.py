@@ -26,6 +26,9 @@ from rungs.reinforcement.rollout_files import Completion, array_of
 from rungs.step.shortcuts import Shortcuts
 from rungs.step.train_step import Step, StepResult, make_step
 
+ARRAY_NAMES = "inputs_ABS", "targets_ABS", *(f"{name}_ABS" for name in PolicyTokens._fields)
+"""Names of the arrays of an update, in the order that the step takes them."""
+
 
 class Updated(NamedTuple):
     """What the updates of a step did. N completions of S tokens at most."""
@@ -77,6 +80,14 @@ class PolicyUpdater:
             for is_first in (True, False)
         )
         self._log_prob_step = make_log_prob_step(train, lengths, mesh)
+
+    @property
+    def latest_batch(self) -> dict[str, np.ndarray]:
+        """Arrays (A, B, S) of the last update, by name."""
+        batch, arrays_NS = self._latest
+        size = self._config.train.microbatch_size
+        arrays_ABS = (batch.in_microbatches(array, size) for array in arrays_NS)
+        return dict(zip(ARRAY_NAMES, arrays_ABS, strict=True))
 
     def update(
         self,
@@ -135,7 +146,9 @@ class PolicyUpdater:
         batch: PolicyBatch,
         tokens: PolicyTokens,
     ) -> Update:
-        placed = self._placed(batch, batch.inputs_NS, batch.targets_NS, *tokens)
+        arrays_NS = batch.inputs_NS, batch.targets_NS, *tokens
+        self._latest = batch, arrays_NS
+        placed = self._placed(batch, *arrays_NS)
         with jax.transfer_guard("disallow"):
             result = step(model, optimizer, *placed)
         result = jax.tree.map(np.asarray, jax.device_get(result))

@@ -22,8 +22,8 @@ class NextToken(NamedTuple):
     train: TrainConfig
 
     def __call__(self, model: GPT, compute: Compute, microbatch: Microbatch) -> tuple[Array, Aux]:
-        inputs_BS, targets_BS, *separate = microbatch.arrays
-        starts_BS = separate[0] if separate else None
+        inputs_BS, targets_BS, *_ = microbatch.arrays
+        starts_BS = self.starts(*microbatch.arrays)
         dropout = Dropout.of(self.train.drop_rate, microbatch.key, microbatch.sequences_B)
         total, routing = model.summed_loss(inputs_BS, targets_BS, dropout, compute, starts_BS)
         devices = collectives.axis_size(*TOKEN_AXES)
@@ -36,6 +36,9 @@ class NextToken(NamedTuple):
         summed_balance = collectives.psum(routing.balance_loss, *TOKEN_AXES)
         routing = routing._replace(balance_loss=summed_balance)
         return loss + weight * balance, Aux(summed_loss, weight, routing)
+
+    def starts(self, *arrays: Any) -> Array | None:
+        return arrays[2] if len(arrays) > 2 else None
 
     def of_logits(self, logits_BSV: Array, *arrays: Any) -> Array:
         return target_losses(logits_BSV, arrays[0]).mean()

@@ -53,6 +53,11 @@ class Objective(Protocol):
         """
         ...
 
+    def starts(self, *arrays: Any) -> Array | None:
+        """Return where the document of each token starts, as for `GPT.forward`, from the arrays of
+        a microbatch; None if documents are joined."""
+        ...
+
     def of_logits(self, logits_BSV: Array, *arrays: Any) -> Array:
         """Return the objective, up to a factor, as a function of the logits of a microbatch on one
         device. `--replay` differentiates it to find the first gradient that is not finite.

@@ -68,6 +68,11 @@ class StepResult(NamedTuple):
         return (np.asarray(self.first_nonfinite_A) == ALL_FINITE) & np.isfinite(self.gradient_norm)
 
     @property
+    def dropped(self) -> int:
+        """Number of microbatches that were left out, except for overflows of the scaled loss."""
+        return int((~(self.finite_A | self.overflowed_A)).sum())
+
+    @property
     def loss(self) -> float | None:
         """Mean loss per target of the microbatches that counted or overflowed; None if there are
         none."""

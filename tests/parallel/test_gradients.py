@@ -151,11 +151,11 @@ def on_mesh(architecture: str, mode: str, data: int, last: int, *train: Any) -> 
     graph, wrt = nnx.graphdef(model), optimizer.wrt
 
     def of(
-        state: nnx.State, inputs_ABS: jax.Array, targets_ABS: jax.Array, *key: jax.Array
+        state: nnx.State, inputs_ABS: jax.Array, targets_ABS: jax.Array, key: jax.Array
     ) -> Summed:
         model, microbatches = nnx.merge(graph, state), len(inputs_ABS)
         parts = NextToken(run.train), run.train, layout, model, wrt, microbatches
-        return summed_gradients(*parts)((inputs_ABS, targets_ABS), *key, None)
+        return summed_gradients(*parts)((inputs_ABS, targets_ABS), key, None)
 
     return OnMesh(run, layout, model, optimizer, jax.jit(of))
 
