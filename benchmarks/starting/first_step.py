@@ -31,7 +31,7 @@ def end_after(read: "Callable[..., StepMetrics]") -> Callable[..., NoReturn]:
 
 if __name__ == "__main__":
     with importing():
-        from rungs.training.result_reader import ResultReader
-    reader: Any = ResultReader
-    reader.read = end_after(reader.read)
+        from rungs.training.next_token import NextTokenLearner
+    learner: Any = NextTokenLearner
+    learner.read = end_after(learner.read)
     run_command(train.main)

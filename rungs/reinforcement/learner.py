@@ -315,7 +315,8 @@ class PolicyLearner:
     def batch(self, _: int) -> Mapping[str, np.ndarray]:
         return self._updater.latest_batch
 
-    def headline(self, steps: Sequence[PolicyMetrics]) -> dict[str, str]:
+    @staticmethod
+    def headline(steps: Sequence[PolicyMetrics]) -> dict[str, str]:
         shown = {"reward": f"{np.nanmean([step.reward for step in steps]):.3f}"}
         shown["correct"] = f"{np.nanmean([step.correct for step in steps]):.1%}"
         for step in steps:

@@ -12,7 +12,7 @@ Earlier versions called the folder `capsules/` and the file `capsule.json`; both
 import itertools
 import logging
 import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -135,8 +135,7 @@ class FailedSteps:
     def _record(self, step: int, bad: dict[int, str]) -> str:
         """Save a failed step; return the end of a log message that says how to replay it."""
         self._saver.wait()  # it may be saving the newest checkpoint or deleting an old one
-        batch = self._learner.batch(step)
-        return self._recorder.record(step, batch, bad, self._skipped_steps)
+        return self._recorder.record(step, bad, self._skipped_steps)
 
 
 class FailedStepRecorder:
@@ -146,26 +145,25 @@ class FailedStepRecorder:
         run: the run folder.
         config: both configs.
         total_steps: of the run.
+        batch: returns the arrays (A, B, S) of a step, by name.
         sharding: the mesh and sharding mode.
     """
 
     def __init__(
-        self, run: RunFolder, config: AnyRunConfig, total_steps: int, sharding: ShardingConfig
+        self,
+        run: RunFolder,
+        config: AnyRunConfig,
+        total_steps: int,
+        batch: Callable[[int], Mapping[str, np.ndarray]],
+        sharding: ShardingConfig,
     ) -> None:
         self._run, self._config, self._sharding = run, config, sharding
-        self._total_steps = total_steps
+        self._total_steps, self._batch = total_steps, batch
 
-    def record(
-        self,
-        step: int,
-        batch: Mapping[str, np.ndarray],
-        bad: dict[int, str],
-        skipped_steps: Collection[int],
-    ) -> str:
+    def record(self, step: int, bad: dict[int, str], skipped_steps: Collection[int]) -> str:
         """Save a failed step, unless it exists already or there are enough.
 
         Args:
-            batch: the arrays of the step, by name.
             bad: the first tensor that was not finite, by the number of the dropped microbatch.
             skipped_steps: steps that were skipped because of a loss spike.
 
@@ -179,7 +177,7 @@ class FailedStepRecorder:
             return f"not saved for replay: there are {MAX_FAILED_STEPS} failed steps already"
         try:
             if not folder.exists():
-                self._write(folder, step, batch, bad, skipped_steps)
+                self._write(folder, step, bad, skipped_steps)
         except (UserError, RunFailure) as error:  # training continues without it
             return f"not saved for replay: {error}"
         return (
@@ -187,12 +185,7 @@ class FailedStepRecorder:
         )
 
     def _write(
-        self,
-        folder: Path,
-        step: int,
-        batch: Mapping[str, np.ndarray],
-        bad: dict[int, str],
-        skipped_steps: Collection[int],
+        self, folder: Path, step: int, bad: dict[int, str], skipped_steps: Collection[int]
     ) -> None:
         from safetensors.numpy import save_file
 
@@ -209,7 +202,7 @@ class FailedStepRecorder:
             sharding=self._sharding,
         )
         with create_folder(folder) as unfinished:
-            save_file(dict(batch), unfinished / BATCH_FILE)
+            save_file(dict(self._batch(step)), unfinished / BATCH_FILE)
             text = meta.model_dump_json(indent=2) + "\n"
             (unfinished / STEP_FILE).write_text(text, encoding="utf-8")
             if saved is not None:

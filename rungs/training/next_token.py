@@ -319,7 +319,8 @@ class NextTokenLearner:
         limits = {"loss_limit": -np.inf if skipped else np.inf} if self._train.skip_spikes else {}
         return self._step(self.model, self.optimizer, *batch, **limits)
 
-    def headline(self, steps: Sequence[StepMetrics]) -> dict[str, str]:
+    @staticmethod
+    def headline(steps: Sequence[StepMetrics]) -> dict[str, str]:
         """Return the mean loss of the steps that have one, and the last validation loss."""
         finite = [step.train_loss for step in steps if step.train_loss is not None]
         shown = {"loss": f"{sum(finite) / len(finite):.4f}" if finite else "none"}

@@ -137,7 +137,7 @@ def make_trainer(
         check=run.check,
     )
     sharding = recorded_sharding(config.train, mesh)
-    recorder = FailedStepRecorder(run, config, inputs.total_steps, sharding)
+    recorder = FailedStepRecorder(run, config, inputs.total_steps, learner.batch, sharding)
     limit = config.train.max_non_finite_steps
     trainer = Trainer(
         start=start,

@@ -38,7 +38,7 @@ from rungs.parallel import target_device
 from rungs.planning import oom_advice
 from rungs.run.metrics import MetricsLog
 from rungs.step import eval_step, train_step
-from rungs.training import preparation, resume, start, trainer
+from rungs.training import next_token, preparation, resume, start
 from rungs.training.chart_process import ChartProcess
 
 SECONDS_TO_A_SECOND_SIGNAL = 1.2
@@ -105,16 +105,16 @@ AT_THE_START = {
         disk, "replace_file", an_unfinished_file, condition=is_metrics
     ),
     "while the metrics are cut": Moment(disk, "replace_file", is_after=True, condition=is_metrics),
-    "before the first step": Moment(start, "_train"),
-    "while the step is compiled": Moment(train_step, "gradients"),
+    "before the first step": Moment(start, "make_trainer"),
+    "while the step is compiled": Moment(train_step, "summed_gradients"),
 }
 """Each happens once in a start that resumes."""
 IN_THE_LOOP = {
     "before a step is recorded": Moment(MetricsLog, "append", half_a_line),
     "after a step is recorded": Moment(MetricsLog, "append", is_after=True),
-    "before a validation": Moment(trainer, "validation_losses"),
+    "before a validation": Moment(next_token, "validation_losses"),
     "in a validation": Moment(eval_step, "place_batch"),
-    "after a validation": Moment(trainer, "validation_losses", is_after=True),
+    "after a validation": Moment(next_token, "validation_losses", is_after=True),
     "before the metrics are flushed": Moment(MetricsLog, "sync"),
     "after the metrics are flushed": Moment(MetricsLog, "sync", is_after=True),
     "before the weights are written": Moment(weights_file, "write_weights", half_of_the_weights),
@@ -268,7 +268,7 @@ def truncate_at_step(step: str, file: str, size: str) -> None:
 def limit_memory_of_steps(megabytes: str) -> None:
     """Let the process allocate only so much more memory from the first step on. XLA reports a
     buffer that it cannot get; its compiler, which needs some room of its own, would abort."""
-    make_step = trainer.make_train_step
+    make_step = next_token.make_step
 
     def make_limited(*args: Any) -> Any:
         train_step = make_step(*args)
@@ -282,7 +282,7 @@ def limit_memory_of_steps(megabytes: str) -> None:
 
         return limited
 
-    vars(trainer)["make_train_step"] = make_limited
+    vars(next_token)["make_step"] = make_limited
     vars(oom_advice)["memory_bytes"] = lambda: MACHINE_BYTES
 
 

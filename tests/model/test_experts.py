@@ -33,6 +33,7 @@ from rungs.run import metrics
 from rungs.run.folder import StartOptions
 from rungs.step.state import AbstractState, named_arrays
 from rungs.step.train_step import Step, make_train_step
+from rungs.training.next_token import next_token
 from rungs.training.start import launch
 from tests.support import reference_gpt
 from tests.support.configs import mesh_of, model_config, train_config
@@ -358,7 +359,12 @@ def test_metrics_lines_contain_the_routing(tmp_path: Path) -> None:
     model = json.loads((run.path / "model.json").read_text())
     experts = {"n_experts": 4, "experts_per_token": 2}
     (run.path / "model.json").write_text(json.dumps(model | experts))
-    assert launch(run, run_config.load_run(run.path), StartOptions(), tmp_path / "datasets") == 0
+    assert (
+        launch(
+            run, run_config.load_run(run.path), StartOptions(), next_token(tmp_path / "datasets")
+        )
+        == 0
+    )
     steps = metrics.read(run.metrics)
     assert len(steps) == 2
     for step in steps:

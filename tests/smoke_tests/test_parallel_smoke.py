@@ -30,6 +30,7 @@ from rungs.parallel import collectives
 from rungs.parallel.names import DATA
 from rungs.parallel.sharding import Layout
 from rungs.parallel.target_device import Target, trace_for
+from rungs.step import train_step
 from rungs.step.next_token import NextToken
 from smoke_tests import test_parallel as script
 from tests.support.committed_runs import ROOT
