@@ -11,6 +11,7 @@ from rungs.checkpointing.checkpoint_folder import (
 from rungs.common import disk
 from rungs.common.errors import UserError
 from rungs.common.paths import is_file, is_folder, is_plain_name
+from rungs.common.shown_text import quoted
 
 BEST, LATEST = "best", "latest"
 
@@ -59,5 +60,5 @@ def follow_link(path: Path) -> Path:
 def broken_link(link: Path) -> UserError:
     return UserError(
         f"{link}: does not point to a checkpoint; choose one in {link.parent}, or repair the link"
-        f" by starting the run: uv run train.py {link.parent.parent}"
+        f" by starting the run: uv run train.py {quoted(link.parent.parent)}"
     )

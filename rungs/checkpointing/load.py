@@ -3,7 +3,6 @@
 import dataclasses
 import os
 from pathlib import Path
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -18,11 +17,13 @@ from rungs.checkpointing.weights_file import Weights
 from rungs.checkpointing.weights_index import WEIGHTS_FILE, file_or_index
 from rungs.common.errors import UserError
 from rungs.common.paths import is_file, is_folder, is_there
+from rungs.common.shown_text import quoted
 from rungs.data import tokenizer_files
 from rungs.data.catalog import dataset_folder, find_datasets_dir
 from rungs.data.tokenizer import TOKENIZER_FILE, Tokenizer
 from rungs.model.generation import Generator
 from rungs.model.gpt import GPT
+from rungs.model.unread_tensor import UnreadTensor
 from rungs.model.weight_formats import WeightFormat
 from rungs.parallel.sharding import Layout
 from rungs.run.folder import RUNS, known_runs
@@ -56,7 +57,8 @@ def load_token_generator(
     weight_format: WeightFormat = "dtype",
 ) -> Generator:
     """Return a trained model that continues token ids. Its weights are converted as they are read,
-    one tensor at a time, so that the model is in memory once, in the form in which it is used.
+    a layer or a block of rows at a time, so that the model is in memory once, in the form in which
+    it is used.
 
     Args:
         path: as for `load_model`.
@@ -69,20 +71,28 @@ def load_token_generator(
     weights = MergedWeights(find_valid_weights(path))
     abstract = AbstractModel(weights.header.model)
     weights.check_tensors(abstract.shapes)
-    model = abstract.fill({name: _UnreadTensor(weights.path, name) for name in abstract.shapes})
+    dtypes = weights.dtypes()
+    unread = {
+        name: FileTensor(weights.path, name, shape, jnp.dtype(dtypes[name]))
+        for name, shape in abstract.shapes.items()
+    }
+    model = abstract.fill(unread)
     return Generator(model, jnp.dtype(compute_dtype), weight_format)
 
 
 @dataclasses.dataclass(frozen=True)
-class _UnreadTensor:
-    """A tensor in a file, which `np.asarray` reads."""
+class FileTensor(UnreadTensor):
+    """A tensor in a weights file, with LoRA merged."""
 
     path: Path
     name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
 
-    def __array__(self, *_: Any, **__: Any) -> np.ndarray:
+    def read(self, *part: slice) -> np.ndarray:
+        """Return it, or a part of its first axes; raise UserError if that is not finite."""
         # opened anew: an open file would keep all that was read of it mapped
-        return MergedWeights(self.path).array(self.name)
+        return MergedWeights(self.path).array(self.name, part)
 
 
 def load_tokenizer(path: Path | str, datasets_dir: Path | None = None) -> Tokenizer:
@@ -98,11 +108,11 @@ def load_tokenizer(path: Path | str, datasets_dir: Path | None = None) -> Tokeni
         UserError: the tokenizer cannot be found, or is damaged.
     """
     weights = find_weights(path)
-    file = weights.with_name(TOKENIZER_FILE)
-    if is_file(file):
+    opened = Weights(weights)
+    if file := opened.tokenizer_file:
         refuse_damaged(weights, only=TOKENIZER_FILE)
         return tokenizer_files.load_tokenizer(file)
-    name = Weights(weights).header.tokenizer
+    name = opened.header.tokenizer
     if not name:
         raise UserError(
             f"{weights}: was imported without a tokenizer; put its tokenizer.json in that folder"
@@ -145,7 +155,9 @@ def find_weights(path: Path | str) -> Path:
     if is_file(imported):
         return imported
     if is_folder(path):
-        raise UserError(f"{path}: no checkpoint there yet; train it first: uv run train.py {path}")
+        raise UserError(
+            f"{path}: no checkpoint there yet; train it first: uv run train.py {quoted(path)}"
+        )
     raise UserError(
         f"{path}: no such run, checkpoint or model.safetensors; {known_runs(str(path))}"
     )

@@ -46,13 +46,15 @@ class MergedWeights(Weights):
         is_of_rank = into[-1:] == out[1:2] == (rank,) and into[:1] == out[:1] == stack
         return is_of_rank and self.shape(kernel) == into[:-1] + out[2:]
 
-    def array(self, name: str) -> np.ndarray:
-        """Return one tensor, merged in float32, in the dtype it is stored in."""
-        kernel = super().array(name)
+    def array(self, name: str, part: tuple[slice, ...] = ()) -> np.ndarray:
+        """Return one tensor or a part of its first axes, merged in float32, in the dtype it is
+        stored in. A kernel with a low-rank addition has parts along its first axis only."""
+        kernel = super().array(name, part)
         prefix = name.removesuffix("kernel")
         if self._lora is None or prefix + DOWN not in super().names():
             return kernel
-        down, up = super().array(prefix + DOWN), super().array(prefix + UP)
+        assert len(part) <= 1
+        down, up = super().array(prefix + DOWN, part), super().array(prefix + UP, part)
         stack, rank = len(kernel), down.shape[-1]
         added = down.reshape(stack, -1, rank) @ up.reshape(stack, rank, -1)
         scale = np.float32(self._lora.alpha / self._lora.rank)

@@ -15,11 +15,15 @@ from rungs.common.errors import UserError
 from rungs.common.paths import is_file, refuse_link_out
 from rungs.data.chats.chat_dataset import ChatFormat
 from rungs.data.chats.chat_template import ChatTemplate
-from rungs.data.published_ends import GENERATION_FILE, eos_token_ids
-from rungs.data.published_ends import MODEL_CONFIG_FILE as CONFIG_FILE
 from rungs.data.tokenizer import TOKENIZER_FILE, Tokenizer
-from rungs.data.tokenizer_config import ADDED_TOKENS_FILE, SPECIAL_TOKENS_FILE
+from rungs.data.tokenizer_config import (
+    ADDED_TOKENS_FILE,
+    GENERATION_FILE,
+    SPECIAL_TOKENS_FILE,
+    eos_token_ids,
+)
 from rungs.data.tokenizer_config import CONFIG_FILE as TOKENIZER_CONFIG_FILE
+from rungs.data.tokenizer_config import MODEL_CONFIG_FILE as CONFIG_FILE
 from rungs.data.tokenizer_files import MERGES_FILE, SENTENCEPIECE_FILE, VOCABULARY_FILE
 
 TOKENIZER_FILES = (

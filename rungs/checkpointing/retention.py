@@ -3,7 +3,8 @@
 After each save the newest `keep_checkpoints` (a key of train.json) and the best one stay. If the
 validation data was changed between starts, so do the best ones on the earlier data.
 If the next checkpoint would not fit on the disk, old ones are deleted before it is written, also
-some of the newest `keep_checkpoints` if it takes that.
+some of the newest `keep_checkpoints` if it takes that. So they are if the disk, or a quota, turns
+out to be full while it is written.
 """
 
 import contextlib
@@ -54,15 +55,36 @@ def make_room(folder: Path, keep: int, needed_bytes: int) -> None:
     """
     if keep == -1 or disk.has_space(folder, needed_bytes):
         return
-    checkpoints = checkpoint_folder.list_checkpoints(folder)
-    needed = *best_by_validation_data(checkpoints).values(), newest_valid(folder)
-    due = [c for c in _older(checkpoints, max(keep - 1, 1)) if c not in needed]
+    due, kept = _deletable(folder, keep)
     _delete_for_room(folder, due)
-    kept = [c for c in checkpoints if c not in (*due, *needed)]
     while kept and not disk.has_space(folder, needed_bytes):
         if not disk.has_space(folder, needed_bytes - sum(_bytes_freed_by(c) for c in kept)):
             return
         _delete_for_room(folder, [kept.pop(0)])
+
+
+def make_room_in_full_disk(folder: Path, keep: int) -> bool:
+    """Delete what `make_room` deletes first or, if that is nothing, the oldest of the others that
+    may go, which takes about as much space as the next checkpoint. Return whether there was one.
+
+    No system call tells how much a quota leaves, or what other programs are about to write.
+    """
+    if keep == -1:
+        return False
+    due, kept = _deletable(folder, keep)
+    old = due or [checkpoint for checkpoint in kept if _bytes_freed_by(checkpoint)][:1]
+    _delete_for_room(folder, old)
+    return bool(old)
+
+
+def _deletable(folder: Path, keep: int) -> tuple[list[Checkpoint], list[Checkpoint]]:
+    """Return the checkpoints that may be deleted to make room, oldest first: those that are due
+    once the next one is there, and the others."""
+    checkpoints = checkpoint_folder.list_checkpoints(folder)
+    needed = *best_by_validation_data(checkpoints).values(), newest_valid(folder)
+    older = _older(checkpoints, max(keep - 1, 1))
+    free = [checkpoint for checkpoint in checkpoints if checkpoint not in needed]
+    return [c for c in free if c in older], [c for c in free if c not in older]
 
 
 def _delete_for_room(folder: Path, old: Sequence[Checkpoint]) -> None:

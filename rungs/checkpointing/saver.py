@@ -153,7 +153,12 @@ class Saver:
 
         def write() -> None:
             with self._failures_of(snapshot):
-                unfinished = self._create(snapshot, _as_jax_arrays(moments))
+                try:
+                    unfinished = self._write(snapshot, moments)
+                except Exception as error:
+                    if not self._makes_room_after(error, snapshot):
+                        raise
+                    unfinished = self._write(snapshot, moments)
             self._finish(snapshot, unfinished)
 
         return write
@@ -173,13 +178,16 @@ class Saver:
         with self._failures_of(snapshot):
             unfinished = self._create(snapshot, moments)
 
-        def wait() -> None:
+        def write() -> None:
             with self._failures_of(snapshot):
-                unfinished.optimizer_save.result()
+                if processes.is_first_process():
+                    self._write_rest(unfinished, snapshot)
+                else:
+                    unfinished.optimizer_save.result()
+            if processes.is_first_process():
+                self._finish(snapshot, unfinished)
 
-        if processes.is_first_process():
-            return functools.partial(self._finish, snapshot, unfinished)
-        return wait
+        return write
 
     def _needed_bytes(self, *arrays: Mapping[str, jax.Array | np.ndarray]) -> int:
         held = sum(array.nbytes for part in arrays for array in part.values())
@@ -195,6 +203,25 @@ class Saver:
             except Exception:
                 self._check()
                 raise
+
+    def _write(self, snapshot: _Snapshot, moments: dict[str, np.ndarray]) -> _Unfinished:
+        """Write all of a checkpoint, in a folder that is not yet named as complete."""
+        unfinished = self._create(snapshot, _as_jax_arrays(moments))
+        self._write_rest(unfinished, snapshot)
+        return unfinished
+
+    def _makes_room_after(self, error: Exception, snapshot: _Snapshot) -> bool:
+        """Whether a save failed for lack of space, and old checkpoints were deleted to try again.
+        Several processes would have to agree on that, so they do not."""
+        reason = disk.reason_of_no_space(error)
+        if reason is None:
+            return False
+        self._check()
+        keep = self._config.train.keep_checkpoints
+        if not retention.make_room_in_full_disk(self._folder, keep):
+            return False
+        log.warning("%s: %s: %s; writing it again", self._folder, snapshot.description, reason)
+        return True
 
     def _create(
         self, snapshot: _Snapshot, moments: Mapping[str, jax.Array | np.ndarray]
@@ -226,11 +253,8 @@ class Saver:
         return name
 
     def _finish(self, snapshot: _Snapshot, unfinished: _Unfinished) -> None:
-        """Write the rest of a checkpoint, rename it, update the links, delete old checkpoints."""
+        """Rename a checkpoint that is written, update the links, delete old checkpoints."""
         with self._failures_of(snapshot):
-            with _removed_on_failure(unfinished.folder):
-                self._write_files(unfinished, snapshot)
-                self._check()  # the folder may be in a run that took the place of this one
             if nonfinite_names(snapshot.flags):  # the training loop reports it and stops
                 shutil.rmtree(unfinished.folder)
                 return
@@ -243,6 +267,12 @@ class Saver:
             retention.delete_old(self._folder, self._config.train.keep_checkpoints)
         for done in self._after:
             done()
+
+    def _write_rest(self, unfinished: _Unfinished, snapshot: _Snapshot) -> None:
+        """Write what is not the optimizer state, and wait for that."""
+        with _removed_on_failure(unfinished.folder):
+            self._write_files(unfinished, snapshot)
+            self._check()  # the folder may be in a run that took the place of this one
 
     def _write_files(self, unfinished: _Unfinished, snapshot: _Snapshot) -> None:
         header = WeightsHeader(*self._config, snapshot.meta.tokenizer, self._origin)

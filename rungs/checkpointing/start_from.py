@@ -11,6 +11,7 @@ from rungs.checkpointing.weights_file import Weights
 from rungs.checkpointing.weights_index import WEIGHTS_FILE, file_or_index
 from rungs.common.errors import UserError
 from rungs.common.paths import is_file
+from rungs.common.shown_text import quoted
 from rungs.config import run_config
 from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import MODEL_FILE, TRAIN_FILE, AnyRunConfig
@@ -74,7 +75,7 @@ def _refuse_to_ignore_imported(run: RunFolder) -> None:
         raise UserError(
             f"{run.path / TRAIN_FILE}: start_from: missing, but {run.imported} holds an imported"
             ' model; add "start_from": "imported", or train from random weights in another folder:'
-            f" uv run train.py RUN --like {run.path}"
+            f" uv run train.py RUN --like {quoted(run.path)}"
         )
 
 

@@ -25,7 +25,7 @@ from rungs.checkpointing.weights_index import (
     write_index,
 )
 from rungs.common.errors import UserError, reason
-from rungs.common.paths import is_file, require_regular
+from rungs.common.paths import is_file, refuse_link_out, require_regular
 from rungs.common.strict_json import StrictModel, format_name
 from rungs.config.model_config import ModelConfig
 from rungs.config.optimization_config import OptimizationConfig
@@ -131,9 +131,13 @@ class Weights:
 
     @property
     def tokenizer_file(self) -> Path | None:
-        """The tokenizer file in the same folder, None if there is none."""
+        """The tokenizer file in the same folder, None if there is none; raises UserError if it is a
+        link out of the folder, because it is copied and given away."""
         file = self.path.with_name(TOKENIZER_FILE)
-        return file if is_file(file) else None
+        if not is_file(file):
+            return None
+        refuse_link_out(file)
+        return file
 
     @property
     def tokenizer(self) -> Path | str | None:
@@ -158,9 +162,11 @@ class Weights:
         code: str = self._files[name].get_slice(name).get_dtype()
         return code
 
-    def array(self, name: str) -> np.ndarray:
-        """Return one tensor in the dtype it is stored in; raise UserError if it is not finite."""
-        array: np.ndarray = self._files[name].get_tensor(name)
+    def array(self, name: str, part: tuple[slice, ...] = ()) -> np.ndarray:
+        """Return one tensor in the dtype it is stored in, or only a part of its first axes; raise
+        UserError if it is not finite."""
+        file = self._files[name]
+        array: np.ndarray = file.get_slice(name)[part] if part else file.get_tensor(name)
         if array.dtype.name in SAFETENSORS_DTYPES and not all_finite(array, array.dtype.name):
             raise UserError(
                 f"{self.path}: tensor {name}: has NaN or infinite values, so the model computes"

@@ -8,6 +8,7 @@ import click
 
 from rungs.checkpointing.listing import ListedCheckpoint, list_run
 from rungs.common.errors import EXIT_FAILED, UserError
+from rungs.common.shown_text import quoted
 from rungs.common.text_table import align_columns
 from rungs.run.folder import RunFolder, find_run
 
@@ -39,7 +40,9 @@ def list_checkpoints(run: str, verify: bool, as_json: bool) -> None:
     elif checkpoints:
         click.echo(_table(checkpoints, verify))
     else:
-        raise UserError(f"{folder.path}: no checkpoint yet; train it: uv run train.py {run}")
+        raise UserError(
+            f"{folder.path}: no checkpoint yet; train it: uv run train.py {quoted(run)}"
+        )
     sys.exit(EXIT_FAILED if any(c.damage or c.problem for c in checkpoints) else 0)
 
 

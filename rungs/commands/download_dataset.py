@@ -1,5 +1,7 @@
 """Build or download a dataset, and print what is in it."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,13 +15,17 @@ from rungs.config.option_values import (
     VALIDATION_PERCENT,
     VOCAB_SIZE,
 )
-from rungs.data import catalog, hub_dataset, overlap
+from rungs.data import catalog, hub_dataset, overlap, pair_dataset, text_dataset
+from rungs.data.chats import chat_dataset
 from rungs.data.chats.chat_dataset import ChatFormat
 from rungs.data.chats.chat_template import ChatTemplate
-from rungs.data.dataset import Dataset
-from rungs.data.documents import hub_documents, local_documents
-from rungs.data.documents.files import Choice
+from rungs.data.dataset import Dataset, Source
+from rungs.data.documents import sources
+from rungs.data.documents.building import Request
+from rungs.data.documents.files import Choice, DataFile
+from rungs.data.documents.reading import Format
 from rungs.data.overlap import Found
+from rungs.data.text_dataset import TextSection
 from rungs.data.tokenizer import Tokenizer
 from rungs.data.tokenizer_files import load_tokenizer
 
@@ -74,12 +80,17 @@ class Options(NamedTuple):
         """The options that say what the FILEs are."""
         return [f"--{kind}" for kind in _OWN_FILES if getattr(self, kind)]
 
-    @property
-    def loaded_tokenizer(self) -> Tokenizer | int:
-        """The tokenizer, or the vocabulary size of one to train."""
+    def load_tokenizer(self) -> Tokenizer | int:
+        """Return the tokenizer, or the vocabulary size of one to train."""
         if self.tokenizer:
             return load_tokenizer(self.tokenizer)
-        return self.vocab_size or VOCAB_SIZE
+        size = self.vocab_size or VOCAB_SIZE
+        if not self.vocab_size:
+            click.echo(
+                f"training a tokenizer of at most {size:,} tokens (--vocab-size); to fine-tune a"
+                " model, give its --tokenizer"
+            )
+        return size
 
     @property
     def documents_percent(self) -> float:
@@ -104,50 +115,47 @@ def _dataset(what: tuple[str, ...], datasets_dir: Path, options: Options) -> Dat
 def _from_text(what: tuple[str, ...], datasets_dir: Path, options: Options) -> Dataset:
     files, percent = [Path(file) for file in what], options.validation_percent
     percent = VALIDATION_PERCENT if percent is None else percent
-    tokenizer = options.loaded_tokenizer
+    tokenizer = options.load_tokenizer()
     assert options.name is not None
-    if options.pairs:
-        return catalog.build_pair_dataset(
-            options.name, files, datasets_dir, tokenizer=tokenizer, validation_percent=percent
-        )
+    build: Callable[[Path, list[TextSection]], Source]
     if options.chats:
         assert isinstance(tokenizer, Tokenizer)
         assert options.tokenizer is not None
         template = ChatTemplate.load(options.tokenizer, options.chat_template)
         form = ChatFormat(template, tokenizer, options.max_tokens)
-        return catalog.build_chat_dataset(options.name, files, datasets_dir, form, percent)
-    return catalog.build_text_dataset(
-        options.name, files, datasets_dir, tokenizer=tokenizer, validation_percent=percent
-    )
+        build = partial(chat_dataset.build, form=form, validation_percent=percent)
+    else:
+        module = pair_dataset if options.pairs else text_dataset
+        build = partial(module.build, tokenizer=tokenizer, validation_percent=percent)
+    return catalog.build_dataset(options.name, files, datasets_dir, build)
 
 
 def _from_documents(what: tuple[str, ...], datasets_dir: Path, options: Options) -> Dataset:
-    request = local_documents.request(
-        [Path(file) for file in what],
-        "parquet" if options.parquet else "json lines",
-        options.loaded_tokenizer,
-        options.text_column,
-        options.documents_percent,
-        options.max_bytes,
-    )
+    kind: Format = "parquet" if options.parquet else "json lines"
+    request = _request(sources.local_files(map(Path, what), kind), options)
     assert options.name is not None
-    return catalog.build_documents_dataset(
-        options.name, request, local_documents.build, datasets_dir
-    )
+    build = sources.build_from_local_files
+    return catalog.build_documents_dataset(options.name, request, build, datasets_dir)
 
 
 def _from_hub(name: str, datasets_dir: Path, options: Options) -> Dataset:
-    request = hub_documents.request(
-        name,
-        hub.dataset_repository(name, options.revision),
-        Choice(options.config, options.split, options.files),
-        options.loaded_tokenizer,
+    repository = hub.dataset_repository(name, options.revision)
+    choice = Choice(options.config, options.split, options.files)
+    request = _request(sources.hub_files(name, repository, choice), options)._replace(
+        repository=name, revision=repository.revision, license=repository.license
+    )
+    return catalog.build_documents_dataset(
+        options.name or name, request, sources.build_from_hub, datasets_dir
+    )
+
+
+def _request(files: list[DataFile], options: Options) -> Request:
+    return Request(
+        files,
+        options.load_tokenizer(),
         options.text_column,
         options.documents_percent,
         options.max_bytes,
-    )
-    return catalog.build_documents_dataset(
-        options.name or name, request, hub_documents.build, datasets_dir
     )
 
 

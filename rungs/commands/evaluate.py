@@ -50,13 +50,21 @@ def evaluate(
         raise click.UsageError("--task-files and --few-shot are for --tasks")
     folder = find_datasets_dir(datasets_dir)
     if choices:
-        print_scores(Measured.find(checkpoint, batch_size, folder).on_choices(choices, limit))
+        print_scores(_find(checkpoint, batch_size, folder).on_choices(choices, limit))
     elif tasks:
         harness.check_installed()
         asked = harness.Tasks(tuple(tasks.split(",")), task_files, few_shot, limit)
-        print_scores(Measured.find(checkpoint, batch_size, folder).on_tasks(asked))
+        print_scores(_find(checkpoint, batch_size, folder).on_tasks(asked))
     else:
         print_loss(checkpoint, dataset, folder)
+
+
+def _find(checkpoint: str, batch_size: int, folder: Path) -> Measured:
+    """Return the checkpoint to score, and print what begins texts for it, if anything does."""
+    measured = Measured.find(checkpoint, batch_size, folder)
+    if begin := measured.tokenizer.begin:
+        click.echo(f"texts begin with {measured.tokenizer.names(begin)}", err=True)
+    return measured
 
 
 def print_scores(evaluations: list[Evaluation]) -> None:

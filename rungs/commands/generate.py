@@ -14,13 +14,15 @@ import click
 from rungs.common.errors import UserError
 from rungs.common.imports import importing
 from rungs.common.strict_json import read_text
-from rungs.config.model_config import ModelConfig
+from rungs.common.text_table import counted
 from rungs.config.option_values import NEW_TOKENS, NEW_TOKENS_OF_A_CHAT
 from rungs.data.tokenizer import Tokenizer
 from rungs.model.sampling import Sampling
 from rungs.parallel import jax_setup
 
 if TYPE_CHECKING:
+    from rungs.data.chats.chat_dataset import ChatFormat
+    from rungs.data.chats.messages import Message
     from rungs.model.conversation import Conversation
     from rungs.model.generation import Generator, Request
     from rungs.model.weight_formats import WeightFormat
@@ -98,10 +100,16 @@ class Model(NamedTuple):
         context that the request needs."""
         from rungs.checkpointing.load import load_token_generator
         from rungs.checkpointing.weights_file import Weights
+        from rungs.model.weight_formats import is_possible
 
         config = Weights(self.weights).header.model
-        check_lookahead(request.lookahead, config.context_length)
-        check_weight_format(self.weight_format, config)
+        if request.lookahead >= config.context_length:
+            raise UserError(
+                f"--lookahead {request.lookahead}: must be below the model's context_length"
+                f" {config.context_length}"
+            )
+        if not is_possible(self.weight_format, config):
+            raise UserError("--weights int8: not for a mixture of experts; leave it out")
         generator = load_token_generator(self.weights, self.dtype, self.weight_format)
         if rows:
             check_token_ids(rows, config.vocab_size)
@@ -129,10 +137,15 @@ def continue_texts(
     seconds = time.perf_counter() - start
     device = jax.devices()[0].device_kind
     click.echo(
-        f"{count:,} tokens in {seconds:.1f} s ({count / seconds:,.1f} tokens per second), including"
-        f" compilation, on {device} in {model.described_dtype}, from {model.weights}",
+        f"{_speed(count, seconds)}, including compilation, on {device} in {model.described_dtype},"
+        f" from {model.weights}",
         err=True,
     )
+
+
+def _speed(tokens: int, seconds: float) -> str:
+    rate = f"{tokens / seconds:,.1f} tokens per second"
+    return f"{counted(tokens, 'token')} in {seconds:.1f} s ({rate})"
 
 
 def say_what_is_added(tokenizer: Tokenizer, ends: Sequence[int]) -> None:
@@ -140,6 +153,20 @@ def say_what_is_added(tokenizer: Tokenizer, ends: Sequence[int]) -> None:
     if tokenizer.begin or tokenizer.eos_token or len(ends) > 1:
         begin, end = tokenizer.names(tokenizer.begin), tokenizer.names(ends)
         click.echo(f"prompts begin with {begin}; texts end with {end}", err=True)
+
+
+def say_what_begins(form: "ChatFormat", messages: Sequence["Message"], ends: Sequence[int]) -> None:
+    """Print the special tokens that the template begins a conversation with, and what ends
+    answers."""
+    from rungs.data.chats.messages import Message
+
+    text = form.template.render([*messages, Message("user", "Hi")], add_generation_prompt=True)
+    usual = form.tokenizer.begin
+    begin = form.tokenizer.encode(text)[: len(usual) or 1]
+    if begin != usual and form.tokenizer.decode(begin, skip_special_tokens=True):
+        begin = []
+    start, end = form.tokenizer.names(begin), form.tokenizer.names(ends)
+    click.echo(f"conversations begin with {start}; answers end with {end}", err=True)
 
 
 def start_conversation(
@@ -157,6 +184,7 @@ def start_conversation(
         stops = (*request.sampling.stop_tokens, end)
         request = request._replace(sampling=request.sampling._replace(stop_tokens=stops))
     first = [Message("system", system)] if system else []
+    say_what_begins(form, first, request.sampling.stop_tokens)
     return Conversation(model.generator(request), form, request, first)
 
 
@@ -179,11 +207,14 @@ def converse(conversation: "Conversation", messages: Sequence[str]) -> None:
 
 
 def print_answer(conversation: "Conversation", message: str) -> None:
-    """Print an answer while it is generated; Ctrl-C stops it."""
+    """Print an answer while it is generated, then how long that took; Ctrl-C stops it."""
+    start = time.perf_counter()
     with contextlib.suppress(KeyboardInterrupt):
         for piece in conversation.answer(message):
             _write(piece)
     _write("\n")
+    speed = _speed(conversation.answer_tokens, time.perf_counter() - start)
+    click.echo(click.style(speed, dim=True), err=True)
 
 
 def read_sampling(settings: dict[str, float | None], num_samples: int) -> Sampling:
@@ -240,22 +271,6 @@ def check_token_ids(rows: Sequence[list[int]], vocab_size: int) -> None:
         )
 
 
-def check_weight_format(weight_format: "WeightFormat", config: ModelConfig) -> None:
-    """Raise UserError if the model can't be quantized."""
-    from rungs.model.weight_formats import is_possible
-
-    if not is_possible(weight_format, config):
-        raise UserError("--weights int8: not for a mixture of experts; leave it out")
-
-
-def check_lookahead(lookahead: int, context_length: int) -> None:
-    """Raise UserError if a draft has as many tokens as the context or more."""
-    if lookahead >= context_length:
-        raise UserError(
-            f"--lookahead {lookahead}: must be below the model's context_length {context_length}"
-        )
-
-
 def warn_if_longer_than_context(context_length: int, prompt_tokens: int, new_tokens: int) -> None:
     """Print a warning if texts may become longer than the context, and say what happens then."""
     if prompt_tokens + new_tokens > context_length + 1:
@@ -273,13 +288,13 @@ def print_streamed(prompt: list[int], chunks: Iterator[list[int]], tokenizer: To
 
     count = 0
 
-    def counted() -> Iterator[list[int]]:
+    def counting() -> Iterator[list[int]]:
         nonlocal count
         for chunk in chunks:
             count += len(chunk)
             yield chunk
 
-    for piece in decode_stream(itertools.chain([prompt], counted()), tokenizer):
+    for piece in decode_stream(itertools.chain([prompt], counting()), tokenizer):
         _write(piece)
     _write("\n")
     return count

@@ -18,13 +18,16 @@ DATASETS_DIR_OPTION = click.option(
 """The option of every command that reads or makes datasets, for `find_datasets_dir`."""
 
 
-def start_options(extended: str, replayed: str) -> Callable[[Callable[..., None]], Any]:
+def start_options(
+    extended: str, replayed: str, *, has_dry_run: bool = True
+) -> Callable[[Callable[..., None]], Any]:
     """Return a decorator that adds the argument RUN and the options that `train.py` and
-    `reinforce.py` share, for `StartCommand.from_options`.
+    `reinforce.py` share, for `StartCommand`.
 
     Args:
         extended: what --extend adds, for its help.
         replayed: what --replay does.
+        has_dry_run: whether the help names --dry-run. The command refuses it otherwise.
     """
     options: tuple[Callable[[Any], Any], ...] = (
         click.argument("run", required=False),
@@ -65,6 +68,7 @@ def start_options(extended: str, replayed: str) -> Callable[[Callable[..., None]
         click.option(
             "--dry-run",
             is_flag=True,
+            hidden=not has_dry_run,
             help="Do everything that a start does, and a few steps, but keep nothing of it, and"
             " write nothing into the run folder.",
         ),

@@ -15,30 +15,35 @@ from rungs.run.folder import RunFolder, StartOptions
 def train(
     datasets_dir: Path | None, grid: tuple[str, ...], into: Path | None, **start: Any
 ) -> None:
-    """Do what the options of `train.py` ask for; those of `start_options` are in `start`. The
+    """Do what the options of `train.py` ask for; `start` has the ones in `start_options`. The
     process ends with the run's exit code."""
-    command = StartCommand.from_options(**start)
+    command = StartCommand(**start)
+    command.log_to_terminal()
+    command.check()
+    if command.supervise:
+        sys.exit(command.run_supervised())
     datasets = find_datasets_dir(datasets_dir)
     if grid or into:
         sys.exit(_train_grid(command, grid, into, datasets))
-    command.require_run()
     with command.open_run() as path:
+        run = RunFolder(path)
         if command.replay:
-            from rungs.training.next_token import next_token
-            from rungs.training.replay import replay
+            sys.exit(_replay(run, command.replay, datasets))
+        config = load_run(path)
+        with hold_run(run, config, command.cluster, dry=command.start.dry_run) as own:
+            # JAX takes seconds to import; config errors are reported before that.
+            with importing():
+                from rungs.training.next_token import next_token
+                from rungs.training.start import launch
+            code = launch(own, config, command.start, next_token(datasets))
+        sys.exit(code)
 
-            sys.exit(replay(RunFolder(path), command.replay, next_token(datasets)))
-        sys.exit(_train(RunFolder(path), command, datasets))
 
+def _replay(run: RunFolder, name: str, datasets: Path) -> int:
+    from rungs.training.next_token import next_token
+    from rungs.training.replay import replay
 
-def _train(run: RunFolder, command: StartCommand, datasets: Path) -> int:
-    config = load_run(run.path)
-    with hold_run(run, config, command.cluster, dry=command.start.dry_run) as own:
-        # JAX takes seconds to import; config errors are reported before that.
-        with importing():
-            from rungs.training.next_token import next_token
-            from rungs.training.start import launch
-        return launch(own, config, command.start, next_token(datasets))
+    return replay(run, name, next_token(datasets))
 
 
 def _train_grid(
@@ -51,6 +56,6 @@ def _train_grid(
 
     from rungs.sweeps.grid import cells, run_grid
 
-    options = ["--datasets-dir", str(datasets), *command.log_options]
     runs = cells(command.like, grid, command.settings, into)
-    return run_grid(command.like, runs, into, options)
+    options = ["--datasets-dir", str(datasets), *command.log_options]
+    return run_grid(runs, into, [sys.argv[0], *options])

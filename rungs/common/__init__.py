@@ -19,6 +19,7 @@
     growing_file  the new lines of a file that another process appends to
     low_priority  starts programs that give way to training
     helper_process  programs of Rungs that run beside training
+    answering_process  a program that answers what it is sent, in a process of its own
     signals       what signals that stop a run do
 
 Imports no other package of Rungs.

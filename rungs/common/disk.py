@@ -15,7 +15,8 @@ from typing import IO, Any, BinaryIO
 
 from rungs.common.errors import RunFailure
 
-FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC), errno.EFBIG)
+_NO_SPACE = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))
+FULL = (*_NO_SPACE, errno.EFBIG)
 """Errors of a full disk, an exhausted quota or a limit on file size."""
 GONE = (errno.ENOENT, errno.ENOTDIR, getattr(errno, "ESTALE", errno.ENOENT))
 _NO_SUCH_OPERATION = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
@@ -166,6 +167,13 @@ def check_free_space(path: Path, what: str, needed_bytes: int) -> None:
     not report its size passes."""
     if not has_space(path, needed_bytes):
         raise write_failure(path, what, OSError(errno.ENOSPC, ""), needed_bytes)
+
+
+def reason_of_no_space(error: Exception) -> str | None:
+    """Return the system's words for an error of a full disk or an exhausted quota, None for
+    others."""
+    number = _number_of(error)
+    return os.strerror(number) if number is not None and number in _NO_SPACE else None
 
 
 def write_failure(path: Path, what: str, error: Exception, needed_bytes: int = 0) -> RunFailure:

@@ -1,5 +1,8 @@
 """Errors that commands report in one line instead of a traceback, and their exit codes."""
 
+import difflib
+from collections.abc import Iterable
+
 from rungs.common.shown_text import without_secrets
 
 EXIT_BAD_INPUT = 2
@@ -50,3 +53,10 @@ def readable_line(line: str) -> str:
 def reason(error: BaseException) -> str:
     """Return a library's error message as one line without secrets."""
     return " ".join(without_secrets(str(error)).split()) or type(error).__name__
+
+
+def did_you_mean(name: str, known: Iterable[str], otherwise: str, prefix: str = "") -> str:
+    """Return "did you mean X?" for the known name that is most like a wrong one, with the prefix
+    that both have; `otherwise` if none is like it."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f"did you mean {prefix}{close[0]}?" if close else otherwise

@@ -67,12 +67,14 @@ def refuse_control_characters(path: Path | str) -> None:
         )
 
 
-def refuse_link_out(path: Path) -> None:
-    """Raise UserError if a file is a link that leads out of its folder. A snapshot in the cache of
-    the Hugging Face hub has links into the `blobs` beside `snapshots`."""
-    folder, target = path.parent.resolve(), path.resolve()
-    blobs = folder.parents[1] / "blobs" if folder.parent.name == "snapshots" else folder
-    if not (target.is_relative_to(folder) or target.is_relative_to(blobs)):
+def refuse_link_out(path: Path, top: Path | None = None) -> None:
+    """Raise UserError if a path is a link that leads out of its folder, or out of `top`, a folder
+    around it. A snapshot in the cache of the Hugging Face hub has links into the `blobs` beside
+    `snapshots`."""
+    folder, target = (top or path.parent).resolve(), path.resolve()
+    inside = (folder, *folder.parents)
+    blobs = [place.parents[1] / "blobs" for place in inside if place.parent.name == "snapshots"]
+    if not any(target.is_relative_to(place) for place in (folder, *blobs)):
         raise UserError(
             f"{path}: is a link out of its folder, to {target}; put the file there instead"
         )

@@ -2,10 +2,11 @@
 https://packaging.python.org/en/latest/specifications/entry-points/
 """
 
-import difflib
 from collections.abc import Iterable
 from importlib.metadata import entry_points
 from typing import Any
+
+from rungs.common.errors import did_you_mean
 
 OPTIMIZERS = "rungs.optimizers"
 TRACKERS = "rungs.trackers"
@@ -25,6 +26,5 @@ def load_plugin(group: str, name: str) -> Any:
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
     """Return what to say of a name that is neither built in nor in another package."""
     choices = sorted(known)
-    close = difflib.get_close_matches(name, choices, n=1)
-    meant = f"did you mean {close[0]}?" if close else f"there are {', '.join(choices)}"
-    return f"no {kind} is called {name[:40]!r}; {meant}"
+    advice = did_you_mean(name, choices, f"there are {', '.join(choices)}")
+    return f"no {kind} is called {name[:40]!r}; {advice}"

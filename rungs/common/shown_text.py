@@ -4,6 +4,7 @@ from __future__ import annotations  # an older Python must get as far as `comman
 
 import os
 import re
+import shlex
 import sys
 from typing import TYPE_CHECKING
 
@@ -43,6 +44,11 @@ def shown(text: str) -> str:
     """Return a text without secrets, and with control characters other than line ends and tabs as
     escapes such as `\\x1b`."""
     return visible(without_secrets(text))
+
+
+def quoted(value: object) -> str:
+    """Return a path or a name as a word of a shell, for commands that messages suggest."""
+    return shlex.quote(str(value))
 
 
 def visible(text: str) -> str:

@@ -12,14 +12,19 @@ _OF_A_BAR = re.compile(r"(\r|\x1b\[A)")
 """What tqdm moves the cursor with."""
 
 
+class Closed(io.TextIOWrapper):
+    """The null device in place of a stdout that was closed when this process began."""
+
+
 def open_missing() -> None:
     """Open the null device for each stream that was closed when this process began. Otherwise the
     next file to be opened would get its number, and with it what native code prints."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+    for name, mode in (("stdin", "rb"), ("stdout", "wb"), ("stderr", "wb")):
         if getattr(sys, name) is None:
-            stream = Path(os.devnull).open(mode, encoding="utf-8")  # noqa: SIM115
-            os.set_inheritable(stream.fileno(), True)
-            setattr(sys, name, stream)
+            null = Path(os.devnull).open(mode)  # noqa: SIM115
+            os.set_inheritable(null.fileno(), True)
+            kind = Closed if name == "stdout" else io.TextIOWrapper
+            setattr(sys, name, kind(null, encoding="utf-8"))
 
 
 def protect_terminal() -> None:

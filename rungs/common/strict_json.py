@@ -1,6 +1,5 @@
 """Strict reading of JSON files: all errors at once, one line each, in terms of the file's keys."""
 
-import difflib
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -9,7 +8,7 @@ from typing import Any, ClassVar, Self, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, model_validator
 
-from rungs.common.errors import UserError
+from rungs.common.errors import UserError, did_you_mean
 from rungs.common.paths import require_regular
 
 _MOST_ERRORS, _MOST_SHOWN = 50, 60
@@ -180,12 +179,9 @@ def _error_lines(error: Any, file: str, models: Mapping[str, type[StrictModel]])
 
 def _advice(key: str, file: str, models: Mapping[str, type[StrictModel]]) -> str:
     own = [field.alias or key for key, field in models[file].model_fields.items()]
-    if close := difflib.get_close_matches(key, own, n=1):
-        return f"; did you mean {close[0]}?"
-    for other, model in models.items():
-        if key in model.model_fields:
-            return f"; it belongs in {other}"
-    return f"; the keys are {', '.join(own)}"
+    others = [other for other, model in models.items() if key in model.model_fields]
+    known = f"it belongs in {others[0]}" if others else f"the keys are {', '.join(own)}"
+    return f"; {did_you_mean(key, own, known)}"
 
 
 def _nested_advice(parts: Sequence[str], model: type[StrictModel]) -> str:
@@ -200,9 +196,8 @@ def _nested_advice(parts: Sequence[str], model: type[StrictModel]) -> str:
         if fields:  # else an index
             models = [inner for field in fields for inner in _models_in(field.annotation)]
     keys = [field.alias or key for each in models for key, field in each.model_fields.items()]
-    if close := difflib.get_close_matches(parts[-1], keys, n=1):
-        return f"; did you mean {close[0]}?"
-    return f"; the keys are {', '.join(keys)}" if keys else ""
+    known = f"the keys are {', '.join(keys)}"
+    return f"; {did_you_mean(parts[-1], keys, known)}" if keys else ""
 
 
 def _models_in(annotation: Any) -> list[type[StrictModel]]:

@@ -9,6 +9,7 @@ from typing_extensions import TypeVar
 from rungs.common import strict_json
 from rungs.common.errors import UserError
 from rungs.common.paths import is_there
+from rungs.common.shown_text import quoted
 from rungs.common.strict_json import StrictModel
 from rungs.config.base import Config
 from rungs.config.cross_checks import problems
@@ -81,7 +82,7 @@ def load_run(run_folder: Path | str) -> RunConfig:
     if _train_file(folder) == REINFORCE_FILE:
         raise UserError(
             f"{folder}: is a run of reinforcement learning ({REINFORCE_FILE}), which this command"
-            f" is not for; to start it: uv run reinforce.py {folder}"
+            f" is not for; to start it: uv run reinforce.py {quoted(folder)}"
         )
     return _check(folder, {MODEL_FILE: None, TRAIN_FILE: None})
 
@@ -92,7 +93,7 @@ def load_reinforcement_run(run_folder: Path | str) -> ReinforceRunConfig:
     if is_there(folder / TRAIN_FILE) and _train_file(folder) == TRAIN_FILE:
         raise UserError(
             f"{folder}: has a {TRAIN_FILE} and no {REINFORCE_FILE}; to start it:"
-            f" uv run train.py {folder}"
+            f" uv run train.py {quoted(folder)}"
         )
     return _check(folder, {MODEL_FILE: None, REINFORCE_FILE: None})
 

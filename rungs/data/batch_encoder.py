@@ -31,11 +31,7 @@ what a pattern doesn't match, tiktoken leaves out."""
 
 
 class BatchEncoder:
-    """Encodes batches of texts on all cores, with the ids of `Tokenizer.encode`.
-
-    Args:
-        tokenizer: of any kind.
-    """
+    """Encodes batches of texts on all cores, with the ids of `Tokenizer.encode`."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -43,11 +39,8 @@ class BatchEncoder:
         self._pool = ThreadPoolExecutor(os.cpu_count())
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Return the token ids of each text, uint32.
-
-        Raises:
-            UserError: the tokenizer has no tokens for a text.
-        """
+        """Return the token ids of each text, uint32. Raises UserError if the tokenizer has no
+        tokens for a text."""
         if self._fast is None:
             return list(map(_array, self._tokenizer.encode_batch(texts)))
         return list(self._pool.map(self._fast_ids, texts))

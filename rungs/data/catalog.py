@@ -1,6 +1,5 @@
 """Open a dataset by its name. If it is missing, build it or download it first."""
 
-import difflib
 import functools
 import logging
 import os
@@ -9,24 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rungs.common import atomic_folder
-from rungs.common.errors import UserError
+from rungs.common.errors import UserError, did_you_mean
 from rungs.common.paths import checkout, is_folder, is_plain_name, is_there
+from rungs.common.shown_text import quoted
 from rungs.common.strict_json import format_value
 from rungs.config.option_values import DATASETS_VARIABLE
-from rungs.data import (
-    dataset,
-    hub_dataset,
-    pair_dataset,
-    python_stdlib,
-    task_dataset,
-    text_dataset,
-)
-from rungs.data.bpe import SMALLEST_VOCAB
-from rungs.data.chats import chat_dataset
-from rungs.data.chats.chat_dataset import ChatFormat
+from rungs.data import dataset, hub_dataset, python_stdlib, task_dataset
 from rungs.data.dataset import Dataset, Source
 from rungs.data.text_dataset import TextSection
-from rungs.data.tokenizer import Tokenizer
 
 if TYPE_CHECKING:  # else every command would import PyArrow
     from rungs.data.documents.building import Request
@@ -41,11 +30,9 @@ BUILT_IN: dict[str, Callable[[Path], Source]] = {
 
 
 def find_datasets_dir(option: Path | None = None) -> Path:
-    """Return the folder that holds the datasets.
-
-    It is the command-line option if given, else the environment variable, else `datasets` in the
-    checkout, or in the working directory if Rungs was installed without a checkout.
-    """
+    """Return the folder that holds the datasets: the command-line option if given, else the
+    environment variable, else `datasets` in the checkout, or in the working directory if Rungs was
+    installed without a checkout."""
     if option:
         return option
     variable = os.environ.get(DATASETS_VARIABLE)
@@ -53,11 +40,8 @@ def find_datasets_dir(option: Path | None = None) -> Path:
 
 
 def dataset_folder(name: str, datasets_dir: Path) -> Path:
-    """Return the folder of a dataset, which may not exist.
-
-    Raises:
-        UserError: the name is not valid, for example because it leads out of `datasets_dir`.
-    """
+    """Return the folder of a dataset, which may not exist. Raises UserError if the name is not
+    valid, for example because it leads out of `datasets_dir`."""
     parts = name.split("/")
     if len(parts) > 2 or not all(map(_is_name, parts)):
         raise UserError(
@@ -73,15 +57,13 @@ def _is_name(part: str) -> bool:
 
 
 def open_dataset(name: str, datasets_dir: Path, *, update: bool = True) -> Dataset:
-    """Open a dataset. If it is missing, build or download it first.
+    """Open a dataset. If it is missing, build or download it first. Raises UserError if it does not
+    exist or is damaged.
 
     Args:
         name: one of `BUILT_IN`, a folder under `datasets_dir`, or a hub id `owner/name`.
         update: download a newer version if the hub has one. If False, the network is used only
             for a dataset that has not been downloaded yet.
-
-    Raises:
-        UserError: the dataset does not exist or is damaged.
     """
     folder = dataset_folder(name, datasets_dir)
     atomic_folder.recover_folder(folder)
@@ -92,82 +74,29 @@ def open_dataset(name: str, datasets_dir: Path, *, update: bool = True) -> Datas
     return Dataset(name, folder)
 
 
-def build_text_dataset(
+def build_dataset(
     name: str,
     files: list[Path],
     datasets_dir: Path,
-    *,
-    tokenizer: Tokenizer | int,
-    validation_percent: float,
+    build: Callable[[Path, list[TextSection]], Source],
 ) -> Dataset:
-    """Build a dataset from text files.
-
-    Args:
-        tokenizer: a tokenizer, or the vocabulary size of one to train on the text.
-        validation_percent: share of the text to use for validation, at least 0 and below 100.
-
-    Raises:
-        UserError: the name is taken, or a file is missing or not UTF-8.
-    """
-    if isinstance(tokenizer, int) and tokenizer < SMALLEST_VOCAB:
-        raise UserError(f"a vocabulary of {tokenizer} is too small; use at least {SMALLEST_VOCAB}")
+    """Build a dataset from the user's files with `build` of `text_dataset`, `pair_dataset` or
+    `chat_dataset`. Raises UserError if the name is taken, or a file is missing or not UTF-8."""
+    folder = dataset_folder(name, datasets_dir)
+    if "/" in name or name in BUILT_IN:
+        raise UserError(f"dataset {name!r}: this name is reserved; choose another one, without /")
     texts = [TextSection.of_file(path) for path in dict.fromkeys(files)]
-    return _build_from_files(
-        name,
-        datasets_dir,
-        lambda folder: text_dataset.build(folder, texts, tokenizer, validation_percent),
-    )
-
-
-def build_pair_dataset(
-    name: str,
-    files: list[Path],
-    datasets_dir: Path,
-    *,
-    tokenizer: Tokenizer | int,
-    validation_percent: float,
-) -> Dataset:
-    """Build a dataset from files that have a prompt and its answer on each line.
-
-    Args:
-        tokenizer: that of the model to fine-tune, or the vocabulary size of one to train.
-        validation_percent: share of the files to use for validation, at least 0 and below 100.
-
-    Raises:
-        UserError: the name is taken, a file is missing or has no pairs, or a line is not a pair.
-    """
-    texts = [TextSection.of_file(path) for path in dict.fromkeys(files)]
-    return _build_from_files(
-        name,
-        datasets_dir,
-        lambda folder: pair_dataset.build(folder, texts, tokenizer, validation_percent),
-    )
-
-
-def build_chat_dataset(
-    name: str, files: list[Path], datasets_dir: Path, form: ChatFormat, validation_percent: float
-) -> Dataset:
-    """Build a dataset from files that have a chat on each line; arguments and errors as for
-    `build_pair_dataset`."""
-    texts = [TextSection.of_file(path) for path in dict.fromkeys(files)]
-    return _build_from_files(
-        name,
-        datasets_dir,
-        lambda folder: chat_dataset.build(folder, texts, form, validation_percent),
-    )
+    if is_there(folder) or not _build_folder(folder, lambda partial: build(partial, texts)):
+        raise UserError(f"{folder}: already exists; choose another name, or delete it first")
+    return Dataset(name, folder)
 
 
 def build_documents_dataset(
     name: str, request: "Request", build: Callable[[Path, "Request"], Source], datasets_dir: Path
 ) -> Dataset:
-    """Build a dataset from files of documents, or go on with one that is unfinished.
-
-    Args:
-        build: writes it into a folder.
-
-    Raises:
-        UserError: the name is taken by another dataset, or a file cannot be read or downloaded.
-    """
+    """Build a dataset from files of documents with `build` of `documents.sources`, or go on with
+    one that is unfinished. Raises UserError if the name is taken by another dataset, or a file
+    cannot be read or downloaded."""
     from rungs.data.documents.building import remove_leftovers
 
     folder = dataset_folder(name, datasets_dir)
@@ -190,15 +119,6 @@ def build_documents_dataset(
     return Dataset(name, folder)
 
 
-def _build_from_files(name: str, datasets_dir: Path, build: Callable[[Path], Source]) -> Dataset:
-    folder = dataset_folder(name, datasets_dir)
-    if "/" in name or name in BUILT_IN:
-        raise UserError(f"dataset {name!r}: this name is reserved; choose another one, without /")
-    if is_there(folder) or not _build_folder(folder, build):
-        raise UserError(f"{folder}: already exists; choose another name, or delete it first")
-    return Dataset(name, folder)
-
-
 def _build_by_name(name: str, folder: Path) -> None:
     if name in BUILT_IN:
         logger.info("building dataset %s in %s", name, folder)
@@ -207,12 +127,11 @@ def _build_by_name(name: str, folder: Path) -> None:
     known = [*BUILT_IN]
     if is_folder(folder.parent):
         known += [path.name for path in folder.parent.iterdir() if not path.name.startswith(".")]
-    close = difflib.get_close_matches(name, known, n=1)
+    meant = did_you_mean(name, known, "")
+    advice = f"{meant} Or build it:" if meant else "build it with"
     raise UserError(
-        f"{folder}: no such dataset; "
-        + (f"did you mean {close[0]}? Or build it:" if close else "build it with")
-        + f" uv run download_dataset.py --text FILE --name {name}, and --tokenizer RUN if it is to"
-        " fine-tune the model of RUN"
+        f"{folder}: no such dataset; {advice} uv run download_dataset.py --text FILE --name"
+        f" {quoted(name)}, and --tokenizer RUN if it is to fine-tune the model of RUN"
     )
 
 

@@ -23,7 +23,7 @@ from rungs.common.run_log import byte_progress
 from rungs.common.strict_json import StrictModel
 from rungs.data import token_file
 from rungs.data.pair_sequences import AnsweredDocuments
-from rungs.data.token_file import FileArray, Texts
+from rungs.data.token_file import FileArray, Tensor, Texts, TokenLayout
 from rungs.data.tokenizer import TOKENIZER_FILE
 
 Split = Literal["train", "validation"]
@@ -43,35 +43,35 @@ class DocumentFile(StrictModel):
     bytes: int
     sha256: str
     documents: int
-    """That the dataset has from it."""
+    """Number of its documents in the dataset."""
 
 
 class Documents(StrictModel):
     """The files that the documents of a dataset are from."""
 
     request: str
-    """Checksum of what was asked for."""
+    """Checksum of the options that it was built with."""
     repository: str | None = None
-    """On the hub; None for the user's own files."""
+    """Name on the hub; None for the user's own files."""
     license: str | None = None
-    """As the repository says."""
+    """License that the repository names."""
     column: str | None = None
-    """With the text; None for the default."""
+    """Column with the text; None for the default."""
     files: list[DocumentFile]
     rows_without_text: int
     text_bytes: int
-    """Of all documents, in UTF-8."""
+    """Bytes of all documents in UTF-8."""
 
 
 class Chats(StrictModel):
     """How the chats of a dataset were chosen."""
 
     template_sha256: str
-    """Of `chat_template.jinja`."""
+    """Checksum of `chat_template.jinja`."""
     max_tokens: int | None = None
-    """Of a chat; None for no limit."""
+    """Most tokens of a chat; None for no limit."""
     left_out: int
-    """Chats that were longer."""
+    """Number of chats that were longer."""
 
 
 class Source(StrictModel):
@@ -151,11 +151,8 @@ class Dataset:
 
     If `dataset.json` is missing, or older than a token file or different from it (in size, header
     or a sample of its bytes), the token file is read once and `dataset.json` is written again
-    (unless the folder is read-only).
-
-    Raises:
-        UserError: there is no training split, or a token file is not valid.
-    """
+    (unless the folder is read-only). Raises UserError if there is no training split, or a token
+    file is not valid."""
 
     def __init__(self, name: str, folder: Path) -> None:
         self.name = name
@@ -190,12 +187,12 @@ class Dataset:
         return any(split.pairs for split in self.description.splits.values())
 
     def texts(self, split: Split) -> Texts | None:
-        """What is at the start and the end of each text, if that is known; see `token_file`."""
+        """Return what is at the start and the end of each text; None if nothing or unknown."""
         return token_file.read_layout(self.token_path(split)).texts
 
     @property
     def begin(self) -> list[int]:
-        """The token ids that each text begins with, as far as is known."""
+        """Token ids that each text begins with; empty if unknown."""
         texts = self.texts(TRAIN)
         return texts.begin if texts else []
 
@@ -223,10 +220,12 @@ def _without_newer_files(
     if known is None:
         return None
     written = (folder / DESCRIPTION_FILE).stat().st_mtime_ns
-    paths = {split: folder / split_file(split) for split in known.splits}
-    newer = {s for s, path in paths.items() if path.exists() and path.stat().st_mtime_ns > written}
-    splits = {split: found for split, found in known.splits.items() if split not in newer}
-    return known.model_copy(update={"splits": splits})
+
+    def is_newer(path: Path) -> bool:
+        return path.exists() and path.stat().st_mtime_ns > written
+
+    kept = {s: found for s, found in known.splits.items() if not is_newer(folder / split_file(s))}
+    return known.model_copy(update={"splits": kept})
 
 
 def write_description(folder: Path, description: DatasetDescription) -> None:
@@ -239,11 +238,8 @@ def write_description(folder: Path, description: DatasetDescription) -> None:
 def describe(
     folder: Path, source: Source, known: DatasetDescription | None = None
 ) -> DatasetDescription:
-    """Describe the token files of a folder, reading only those that differ from `known`.
-
-    Raises:
-        UserError: there is no training split, or a token file is not valid.
-    """
+    """Describe the token files of a folder, reading only those that differ from `known`. Raises
+    UserError if there is no training split, or a token file is not valid."""
     if not is_there(folder / split_file(TRAIN)):
         raise UserError(f"{folder}: not a dataset: it has no {split_file(TRAIN)}")
     paths = {split: folder / split_file(split) for split in SPLITS}
@@ -257,16 +253,17 @@ def describe(
 
 def _describe_split(path: Path, known: SplitDescription | None) -> SplitDescription:
     layout, sample = token_file.read_layout(path), _sample_checksum(path)
-    actual = (path.stat().st_size, layout.tokens, layout.dtype.name, layout.documents)
+    tokens, dtype = layout.tokens.shape[0], layout.tokens.dtype.name
+    actual = (path.stat().st_size, tokens, dtype, layout.documents)
     if known and known.sample_sha256 in (None, sample):
         known_pairs = known.pairs.pairs if known.pairs else 0
         if actual == (known.file_bytes, known.tokens, known.dtype, known_pairs):
             return known.model_copy(update={"sample_sha256": sample})
     pairs = _describe_pairs(path, layout) if layout.documents else None
-    largest, sha256 = _largest_id_and_checksum(path, layout)
+    largest, sha256 = _largest_id_and_checksum(path, layout.tokens)
     return SplitDescription(
-        tokens=layout.tokens,
-        dtype=layout.dtype.name,
+        tokens=tokens,
+        dtype=dtype,
         largest_token_id=largest,
         file_bytes=path.stat().st_size,
         sha256=sha256,
@@ -275,25 +272,28 @@ def _describe_split(path: Path, known: SplitDescription | None) -> SplitDescript
     )
 
 
+def _bytes_of(path: Path) -> FileArray:
+    return FileArray(path, Tensor(np.dtype(np.uint8), (path.stat().st_size,), 0))
+
+
 def _sample_checksum(path: Path) -> str:
     """Return the sha256 of blocks spread evenly over a file: of all of it if it is small."""
-    size = path.stat().st_size
-    file, digest = FileArray(path, np.dtype(np.uint8), 0, (size,)), hashlib.sha256()
-    for start in np.linspace(0, max(size - _SAMPLE_BYTES, 0), _SAMPLES, dtype=int):
+    file, digest = _bytes_of(path), hashlib.sha256()
+    for start in np.linspace(0, max(len(file) - _SAMPLE_BYTES, 0), _SAMPLES, dtype=int):
         digest.update(file[start : start + _SAMPLE_BYTES].data)
     return digest.hexdigest()
 
 
-def _describe_pairs(path: Path, layout: token_file.TokenLayout) -> PairsDescription:
+def _describe_pairs(path: Path, layout: TokenLayout) -> PairsDescription:
     """Check and describe the bounds of a file's pairs, a block at a time."""
-    bounds_P2 = token_file.open_pair_bounds(path)
+    bounds_P2, is_chats = token_file.open_pair_bounds(path), layout.chat_ends is not None
     assert bounds_P2 is not None
-    answer_tokens, start = 0, 0
-    for first in range(0, layout.answers, _BLOCK_PAIRS):
+    tokens, answer_tokens, start = layout.tokens.shape[0], 0, 0
+    for first in range(0, len(bounds_P2), _BLOCK_PAIRS):
         answers_P, ends_P = bounds_P2[first : first + _BLOCK_PAIRS].T
         starts_P = np.concatenate([[start], ends_P[:-1]])
         wrong_P = (answers_P < starts_P) | (answers_P >= ends_P)
-        wrong_P |= (ends_P - starts_P < 2) & (layout.chats == 0)
+        wrong_P |= (ends_P - starts_P < 2) & (not is_chats)
         if wrong_P.any():
             raise UserError(
                 f"{path}: {token_file.BOUNDS!r}: pair {first + int(wrong_P.argmax())} does not"
@@ -302,13 +302,13 @@ def _describe_pairs(path: Path, layout: token_file.TokenLayout) -> PairsDescript
             )
         answer_tokens += int((ends_P - answers_P).sum())
         start = int(ends_P[-1])
-    if start != layout.tokens:
+    if start != tokens:
         raise UserError(
-            f"{path}: {token_file.BOUNDS!r}: the last pair ends at token {start}, not at"
-            f" {layout.tokens}, the end of the tokens"
+            f"{path}: {token_file.BOUNDS!r}: the last pair ends at token {start}, not at {tokens},"
+            " the end of the tokens"
         )
-    if layout.chats:
-        _check_chat_ends(path, layout)
+    if ends_C := token_file.open_chat_ends(path):
+        _check_chat_ends(path, ends_C, len(bounds_P2))
     documents = AnsweredDocuments(path)
     blocks = [(int(lengths_C.min()), int(lengths_C.max())) for lengths_C in documents.lengths()]
     if min(shortest for shortest, _ in blocks) < 2:
@@ -317,35 +317,34 @@ def _describe_pairs(path: Path, layout: token_file.TokenLayout) -> PairsDescript
         pairs=len(documents),
         longest_tokens=max(longest for _, longest in blocks),
         answer_tokens=answer_tokens,
-        is_chats=layout.chats > 0 or None,
+        is_chats=is_chats or None,
     )
 
 
-def _check_chat_ends(path: Path, layout: token_file.TokenLayout) -> None:
+def _check_chat_ends(path: Path, ends_C: FileArray, answers: int) -> None:
     """Raise UserError if the chats do not divide the answers."""
-    ends_C, end = token_file.open_chat_ends(path), 0
-    assert ends_C is not None
-    for first in range(0, layout.chats, _BLOCK_PAIRS):
+    end = 0
+    for first in range(0, len(ends_C), _BLOCK_PAIRS):
         block_C = ends_C[first : first + _BLOCK_PAIRS]
         if (np.diff(block_C, prepend=end) < 1).any():
             break
         end = int(block_C[-1])
-    if end != layout.answers:
+    if end != answers:
         raise UserError(
-            f"{path}: {token_file.CHAT_ENDS!r}: must increase up to {layout.answers}, the number of"
-            f" rows of {token_file.BOUNDS!r}"
+            f"{path}: {token_file.CHAT_ENDS!r}: must increase up to {answers}, the number of rows"
+            f" of {token_file.BOUNDS!r}"
         )
 
 
-def _largest_id_and_checksum(path: Path, layout: token_file.TokenLayout) -> tuple[int, str]:
+def _largest_id_and_checksum(path: Path, tokens: Tensor) -> tuple[int, str]:
     """Return the largest token id and the sha256 of a file, in one pass over it."""
-    file = FileArray(path, np.dtype(np.uint8), 0, (path.stat().st_size,))
-    digest, largest, hashed = hashlib.sha256(file[: layout.offset].data), 0, layout.offset
+    file, count, itemsize = _bytes_of(path), tokens.shape[0], tokens.dtype.itemsize
+    digest, largest, hashed = hashlib.sha256(file[: tokens.offset].data), 0, tokens.offset
     with byte_progress(f"reading {path}", len(file)) as bar:
-        for start in range(0, layout.tokens, _BLOCK_TOKENS):
-            size = min(_BLOCK_TOKENS, layout.tokens - start) * layout.dtype.itemsize
+        for start in range(0, count, _BLOCK_TOKENS):
+            size = min(_BLOCK_TOKENS, count - start) * itemsize
             content = file[hashed : hashed + size]
-            block = content.view(layout.dtype)
+            block = content.view(tokens.dtype)
             if block.min() < 0:
                 raise UserError(f"{path}: has the token id {block.min()}; ids must not be negative")
             largest = max(largest, int(block.max()))

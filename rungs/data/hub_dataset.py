@@ -24,7 +24,7 @@ def download(name: str, folder: Path, *, update: bool) -> None:
     belongs to the user and is not changed.
 
     Args:
-        update: if False, an existing copy counts as up to date.
+        update: whether to look for a newer version.
 
     Raises:
         UserError: there is no copy and the download fails.
@@ -61,22 +61,26 @@ def _download_revision(name: str, folder: Path, state: hub.HubDataset) -> None:
             (partial / file).unlink(missing_ok=True)
         source = Source(kind="hub", revision=state.revision)
         description = dataset.describe(partial, source, _unchanged_splits(known, folder, partial))
-        _check_checksums(name, partial, description, state)
+        for split, found in description.splits.items():
+            file = dataset.split_file(split)
+            # the hub's library silently keeps older files if the connection ends between requests
+            if state.files[file] not in (None, found.sha256):
+                (partial / file).unlink()
+                raise UserError(f"{name}: {file} was not downloaded correctly; try again")
         dataset.write_description(partial, description)
 
 
 def _copy_old_files(partial: Path, folder: Path) -> None:
     """Start from the existing copy, so that only changed files are downloaded."""
+
+    def copy(source: str, target: str) -> None:
+        # Token files are replaced, never written to, so they can be linked. The hub's own
+        # bookkeeping files are written to: a link would change the old copy's.
+        (link_or_copy if source.endswith(".safetensors") else shutil.copy2)(source, target)
+
     if folder.exists() and not any(partial.iterdir()):
-        shutil.copytree(folder, partial, copy_function=_link_token_files, dirs_exist_ok=True)
+        shutil.copytree(folder, partial, copy_function=copy, dirs_exist_ok=True)
     (partial / TOKENIZER_FILE).unlink(missing_ok=True)
-
-
-def _link_token_files(source: str, target: str) -> None:
-    # Token files are replaced, never written to, so they can be linked. The hub's own bookkeeping
-    # files are written to: a link would change those of the old copy.
-    copy = link_or_copy if source.endswith(".safetensors") else shutil.copy2
-    copy(source, target)
 
 
 def _unchanged_splits(
@@ -92,17 +96,3 @@ def _unchanged_splits(
         and new.samefile(folder / dataset.split_file(split))
     }
     return known.model_copy(update={"splits": unchanged})
-
-
-def _check_checksums(
-    name: str, partial: Path, description: DatasetDescription, state: hub.HubDataset
-) -> None:
-    """Check that the token files are those on the hub.
-
-    The hub's library silently keeps older files if the connection ends between two requests.
-    """
-    for split, found in description.splits.items():
-        file = dataset.split_file(split)
-        if state.files[file] not in (None, found.sha256):
-            (partial / file).unlink()
-            raise UserError(f"{name}: {file} was not downloaded correctly; try again")

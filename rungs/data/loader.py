@@ -1,4 +1,4 @@
-"""Load the batches of training and validation.
+"""Load the batches of training and validation, and check that a run's config fits its datasets.
 
 The batch of step N depends only on the config and N. A step takes A·B sequences: in the order of
 the file or the mixture, or shuffled within each epoch. `sequences.py` says what a sequence is.
@@ -14,12 +14,11 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from rungs.common.errors import UserError
-from rungs.config.run_config import TRAIN_FILE, RunConfig
+from rungs.config.run_config import MODEL_FILE, TRAIN_FILE, RunConfig
 from rungs.config.train_config import TrainConfig
 from rungs.data import sequences
-from rungs.data.checks import problems, split_problems
-from rungs.data.dataset import TRAIN, VALIDATION, Dataset
-from rungs.data.pair_sequences import IGNORED
+from rungs.data.dataset import TRAIN, VALIDATION, Dataset, Split
+from rungs.data.pair_sequences import IGNORED, AnsweredDocuments
 from rungs.data.tokenizer import Tokenizer
 
 Rows = slice | np.ndarray
@@ -27,39 +26,32 @@ Rows = slice | np.ndarray
 ALL_ROWS = slice(None)
 _PREFETCH_STEPS = 4
 _PREFETCH_THREADS = 2
+_MAX_WEIGHT_RATIO = 1e6
 
 
 class Batch(NamedTuple):
-    """The sequences of one step."""
+    """The sequences of one step; all arrays are int32."""
 
     inputs_ABS: np.ndarray
-    """int32"""
     targets_ABS: np.ndarray
-    """int32; `pair_sequences.IGNORED` for a target that does not count"""
+    """`pair_sequences.IGNORED` for a target that does not count."""
     starts_ABS: np.ndarray | None = None
-    """int32; where each token's document starts, if documents are separate"""
+    """Where each token's document starts, if documents are separate."""
 
 
 class ValidationBatch(NamedTuple):
-    """Sequences to evaluate."""
+    """Sequences to evaluate; arrays as in `Batch`."""
 
     inputs_BS: np.ndarray
-    """int32"""
     targets_BS: np.ndarray
-    """int32; `pair_sequences.IGNORED` for a target that does not count"""
     starts_BS: np.ndarray | None
-    """int32; where each token's document starts, if documents are separate"""
     real_rows: int
     """Number of rows of the complete batch that count. The rows after them are padding."""
 
 
 class TrainingData:
-    """The training batches of a run.
-
-    Raises:
-        UserError: the config and the datasets do not fit together, in training or validation;
-            with one line per reason.
-    """
+    """The training batches of a run. Raises UserError if the config and the datasets do not fit
+    together, in training or validation; with one line per reason."""
 
     def __init__(self, config: RunConfig, datasets: dict[str, Dataset]) -> None:
         _raise_if_any(problems(config, datasets))
@@ -69,7 +61,7 @@ class TrainingData:
         self._sequences = sequences.mix(parts, train)
         self.datasets = datasets
         self.padding = {name: part.padding for name, part in parts.items()}
-        """The share of padding in the sequences of each dataset."""
+        """Share of padding in the sequences of each dataset."""
         self.tokens_per_step = config.tokens_per_step
         self.available_steps_per_epoch = len(self._sequences) // train.sequences_per_step
         self.steps_per_epoch = (
@@ -88,11 +80,8 @@ class TrainingData:
         return self._read(self._steps[step], rows)
 
     def batches(self, first_step: int = 0, rows: Rows = ALL_ROWS) -> Iterator[Batch]:
-        """Yield the batches from a step to the last, prefetched by threads.
-
-        Args:
-            rows: the sequences of each microbatch to read.
-        """
+        """Yield the batches from a step to the last, prefetched by threads; of each microbatch only
+        the sequences `rows`."""
         if first_step < self.total_steps:
             read = functools.partial(self._read, rows=rows)
             yield from _prefetch(self._steps[first_step:].map(read))
@@ -119,17 +108,13 @@ class ValidationData:
         self.datasets = list(parts)
         """Names of the datasets with a validation split."""
         self.dataset_numbers = sequences.dataset_numbers(parts, train, self.sequences)
-        """Index in `datasets` of each sequence's."""
+        """Index in `datasets` of the dataset of each sequence."""
 
     @classmethod
     def of(cls, config: RunConfig, datasets: dict[str, Dataset]) -> Self | None:
-        """Return the validation batches, or None if no dataset has a validation split.
-
-        Raises:
-            UserError: the config and a validation split do not fit together; with one line per
-                reason.
-        """
-        _raise_if_any(split_problems(config, datasets, VALIDATION))
+        """Return the validation batches, or None if no dataset has a validation split. Raises
+        UserError, with one line per reason, if the config and a validation split do not fit."""
+        _raise_if_any(_split_problems(config, datasets, VALIDATION))
         if not any(VALIDATION in datasets[name].splits for name in config.train.datasets):
             return None
         return cls(config, datasets)
@@ -139,11 +124,8 @@ class ValidationData:
         return -(-self.sequences // self.batch_size)
 
     def batches(self, rows: Rows = ALL_ROWS) -> Iterator[ValidationBatch]:
-        """Yield the batches, prefetched by threads. The last one is padded by repeating its rows.
-
-        Args:
-            rows: the sequences of each batch to read.
-        """
+        """Yield the batches, prefetched by threads; of each only the sequences `rows`. The last
+        batch is padded by repeating its rows."""
         import grain
 
         read = functools.partial(self._read, rows=rows)
@@ -171,9 +153,9 @@ class ValidationSets(NamedTuple):
     """What a run measures its loss on."""
 
     own: ValidationData | None
-    """The validation splits of the datasets it trains on; None if there are none."""
+    """Validation splits of the datasets that it trains on; None if there are none."""
     others: dict[str, ValidationData]
-    """Those of the datasets that `validation_datasets` names."""
+    """Validation splits of the datasets that `validation_datasets` names."""
 
     @classmethod
     def of(
@@ -181,26 +163,19 @@ class ValidationSets(NamedTuple):
     ) -> Self:
         """Return what to measure the loss on; errors as in `ValidationData.of`, and a UserError if
         one of the others has no validation split."""
+        key = f"{TRAIN_FILE}: validation_datasets"
         lacking = [name for name in others if VALIDATION not in others[name].splits]
-        _raise_if_any(
-            [
-                f"{TRAIN_FILE}: validation_datasets: {name} has no validation split; leave it out"
-                for name in lacking
-            ]
-        )
-        data = {name: _validation_of(config, name, dataset) for name, dataset in others.items()}
+        _raise_if_any([f"{key}: {name} has no validation split; leave it out" for name in lacking])
+        data = {}
+        for name, dataset in others.items():
+            train = config.train.model_copy(update={"dataset": name, "start_val_token": 0})
+            found = ValidationData.of(config._replace(train=train), {name: dataset})
+            assert found is not None
+            data[name] = found
         return cls(ValidationData.of(config, datasets), data)
 
     def __bool__(self) -> bool:
         return self.own is not None or bool(self.others)
-
-
-def _validation_of(config: RunConfig, name: str, dataset: Dataset) -> ValidationData:
-    """Return the validation batches of a dataset that the run doesn't train on."""
-    train = config.train.model_copy(update={"dataset": name, "start_val_token": 0})
-    data = ValidationData.of(config._replace(train=train), {name: dataset})
-    assert data is not None
-    return data
 
 
 def _raise_if_any(lines: list[str]) -> None:
@@ -209,11 +184,9 @@ def _raise_if_any(lines: list[str]) -> None:
 
 
 def _order(count: int, config: TrainConfig) -> Any:
-    """Return a `grain.MapDataset` of sequence indices in the order of training, for all epochs.
-
-    It shuffles indices, not the sequences themselves. Shuffling a mixture itself would make the
-    second epoch continue with sequences that the first did not have.
-    """
+    """Return a `grain.MapDataset` of sequence indices in the order of training, for all epochs. It
+    shuffles indices: shuffling a mixture itself would make the second epoch continue with sequences
+    that the first did not have."""
     import grain
 
     indices = grain.MapDataset.range(count)
@@ -229,3 +202,121 @@ def _prefetch(batches: Any) -> Iterator[Any]:
     options = grain.ReadOptions(_PREFETCH_THREADS, _PREFETCH_STEPS)
     with closing(iter(batches.to_iter_dataset(options))) as iterator:
         yield from iterator
+
+
+def problems(config: RunConfig, datasets: dict[str, Dataset]) -> list[str]:
+    """Return one line per reason why the config and the datasets do not fit together."""
+    return [
+        *_weight_problems(config.train),
+        *_split_problems(config, datasets, TRAIN),
+        *_length_problems(config, datasets),
+        *_split_problems(config, datasets, VALIDATION),
+    ]
+
+
+def _split_problems(config: RunConfig, datasets: dict[str, Dataset], split: Split) -> list[str]:
+    """Return one line per reason why the config does not fit the split of a dataset."""
+    lines, model = [], config.model
+    for name in config.train.datasets:
+        if split not in datasets[name].splits:
+            continue
+        description = datasets[name].description.splits[split]
+        where = f"{split} split of dataset {name}"
+        if (largest := description.largest_token_id) >= model.vocab_size:
+            lines.append(
+                f"{MODEL_FILE}: vocab_size: {model.vocab_size} is too small for the token id"
+                f" {largest} in the {where}; at least {largest + 1}"
+            )
+        if description.pairs:
+            lines += _pairs_problems(config, datasets[name], split, where)
+        else:
+            lines += _text_problems(config, description.tokens, split, where)
+    return lines
+
+
+def _weight_problems(config: TrainConfig) -> list[str]:
+    weights = config.datasets.values()
+    if max(weights) / min(weights) > _MAX_WEIGHT_RATIO:
+        return [f"{TRAIN_FILE}: dataset: the largest weight is over a million times the smallest"]
+    return []
+
+
+def _text_problems(config: RunConfig, tokens: int, split: Split, where: str) -> list[str]:
+    """Check that a text has at least one sequence."""
+    key, length, train = sequences.start_key(split), config.sequence_length, config.train
+    start, needed = getattr(train, key), length + train.target_offset
+    if tokens < needed:
+        return [
+            f"{_length_key(train)}: {length} is too long for the {where}, which has {tokens}"
+            f" tokens; at most {tokens - train.target_offset}"
+        ]
+    if start + needed > tokens:
+        return [
+            f"{TRAIN_FILE}: {key}: {start} leaves no complete sequence in the {where}, which has"
+            f" {tokens} tokens; at most {tokens - needed}"
+        ]
+    return []
+
+
+def _pairs_problems(config: RunConfig, dataset: Dataset, split: Split, where: str) -> list[str]:
+    """Check that no key is for text only, and that the longest pair fits into a sequence."""
+    lines, train = [], config.train
+    key, length = sequences.start_key(split), config.sequence_length
+    if train.target_offset != 1:
+        lines.append(
+            f"{TRAIN_FILE}: target_offset: {train.target_offset} is for text only; the {where}"
+            " holds pairs, which need 1"
+        )
+    if start := getattr(train, key):
+        lines.append(
+            f"{TRAIN_FILE}: {key}: {start} is for text only; the {where} holds pairs, which need 0"
+        )
+    pairs = dataset.description.splits[split].pairs
+    assert pairs is not None
+    needed = pairs.longest_tokens - 1
+    if needed > length:
+        count = AnsweredDocuments(dataset.token_path(split)).count_longer_than(length)
+        can_be_raised = train.sequence_length is None or needed <= config.model.context_length
+        lines.append(
+            f"{_length_key(train)}: {length} is too short for {count:,} of the {pairs.pairs:,}"
+            f" pairs in the {where} (the longest has {pairs.longest_tokens:,} tokens);"
+            + (f" raise it to {needed} or" if can_be_raised else "")
+            + " remove them"
+        )
+    return lines
+
+
+def _length_key(config: TrainConfig) -> str:
+    """Return the file and key that set the sequence length."""
+    if config.sequence_length is None:
+        return f"{MODEL_FILE}: context_length"
+    return f"{TRAIN_FILE}: sequence_length"
+
+
+def _length_problems(config: RunConfig, datasets: dict[str, Dataset]) -> list[str]:
+    """Check that there are enough training sequences, if the other checks allow counting them."""
+    train, length, step_tokens = config.train, config.sequence_length, config.tokens_per_step
+    parts = sequences.sequences_by_dataset(config, datasets, TRAIN)
+    if not all(map(len, parts.values())) or _weight_problems(train):
+        return []
+    count = len(sequences.mix(parts, train))
+    steps = count // train.sequences_per_step
+    available = f"there are {count} sequences of {length} tokens"
+    if len(train.datasets) > 1:
+        available += " until the first dataset of the mixture runs out"
+    if train.start_train_token:
+        available += f", starting at token {train.start_train_token}"
+    if not steps:
+        return [
+            f"{TRAIN_FILE}: microbatch_size: {train.microbatch_size} ×"
+            f" gradient_accumulation_steps {train.gradient_accumulation_steps} is more than one"
+            f" epoch has: {available}; at most {count} per step"
+        ]
+    if train.min_train_tokens > steps * step_tokens:
+        needed_steps = -(-train.min_train_tokens // step_tokens)
+        return [
+            f"{TRAIN_FILE}: min_train_tokens: {train.min_train_tokens} needs {needed_steps} steps"
+            f" of {step_tokens} tokens, but one epoch has {steps}: {available}; at most"
+            f" {steps * step_tokens}, or -1 for all"
+        ]
+    return []

@@ -1,4 +1,4 @@
-"""How much of some texts, such as a validation split, also appears in training; and duplicates.
+"""How much of some texts, such as a validation split, is also in training; and duplicates.
 
 Two texts overlap if they share 13 words in a row, in lower case and without punctuation: Brown et
 al. 2020, "Language Models are Few-Shot Learners" (arXiv 2005.14165), appendix C. Words are compared
@@ -6,7 +6,9 @@ by 64-bit hashes. Memory is bounded: of very many texts only the first are exami
 duplicates some documents, chosen by a hash, stand for all.
 """
 
+import functools
 import hashlib
+import itertools
 import json
 import string
 from collections.abc import Iterable, Iterator, Mapping
@@ -24,9 +26,11 @@ from rungs.data.dataset import (
     VALIDATION,
     Dataset,
     DatasetDescription,
+    Split,
     read_description,
 )
-from rungs.data.split_documents import texts_of
+from rungs.data.token_file import FileArray
+from rungs.data.tokenizer_files import load_tokenizer
 
 WORDS = 13
 """Words in a row that two texts share if they overlap."""
@@ -36,6 +40,7 @@ _MOST_HASHES = 1 << 24
 _MOST_WORDS = 1 << 20
 """Words whose hashes are remembered."""
 _BATCH_HASHES = 1 << 20
+_BLOCK_TOKENS, _BLOCK_PAIRS, _BATCH_DOCUMENTS = 1 << 20, 1 << 12, 256
 _FACTORS_N = np.random.default_rng(13).integers(0, 1 << 63, WORDS, np.uint64) * np.uint64(2) + 1
 _WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
@@ -45,24 +50,24 @@ class Found(StrictModel):
 
     texts: int
     examined: int
-    """Of these, if there are too many to examine all."""
+    """Number of texts that were examined: not all if there are very many."""
     copies: int
-    """Examined texts that training has, too, from the first to the last character."""
+    """Number of examined texts that training has word for word."""
     overlapping: int
-    """Examined texts that share `WORDS` words in a row with training."""
+    """Number of examined texts that share `WORDS` words in a row with training."""
     long_enough: int
-    """Examined texts that have so many words."""
+    """Number of examined texts with at least `WORDS` words."""
     repeated: float
-    """Share of the texts that came before among them."""
+    """Share of texts that are copies of an earlier one."""
 
     @property
     def overlapping_share(self) -> float:
-        """Of the texts that have enough words."""
+        """Share of the texts with at least `WORDS` words that overlap with training."""
         return self.overlapping / max(self.long_enough, 1)
 
     @property
     def copied_share(self) -> float:
-        """Of the examined texts."""
+        """Share of the examined texts that training has word for word."""
         return self.copies / max(self.examined, 1)
 
 
@@ -75,7 +80,7 @@ class Overlap(StrictModel):
     """sha256 of each token file that was examined."""
     validation: Found | None
     repeated_in_training: float
-    """Share of the training documents that came before."""
+    """Share of training documents that are copies of an earlier one."""
 
     def save(self, folder: Path) -> None:
         """Write the file; raises OSError."""
@@ -95,12 +100,8 @@ def recorded(folder: Path) -> Overlap | None:
 
 
 def notes(datasets: Mapping[str, Path]) -> list[str]:
-    """Return a line for each dataset whose validation split is known to be in training, too, above
-    `SHOWN_SHARE`.
-
-    Args:
-        datasets: their folders, by name.
-    """
+    """Return a line for each dataset (name and folder) that has more than `SHOWN_SHARE` of its
+    validation split in training."""
     return [
         f"{share:.1%} of the validation documents of {name} share {WORDS} words in a row with"
         " training"
@@ -112,11 +113,8 @@ def notes(datasets: Mapping[str, Path]) -> list[str]:
 
 
 def check(dataset: Dataset) -> Overlap:
-    """Compare a dataset's validation split with its training split, and look for duplicates.
-
-    Raises:
-        UserError: the dataset has no tokenizer with an end-of-text token.
-    """
+    """Compare a dataset's validation split with its training split, and look for duplicates. Raises
+    UserError if the dataset has no tokenizer with an end-of-text token."""
     held_out = VALIDATION in dataset.splits
     examined = Examined(texts_of(dataset, VALIDATION) if held_out else ())
     repeats = Repeats()
@@ -130,14 +128,51 @@ def check(dataset: Dataset) -> Overlap:
 
 def check_items(dataset: Dataset, path: Path) -> Found:
     """Look for the items of a benchmark, one in each line of JSON, in a dataset's training split.
-
-    Raises:
-        UserError: the file cannot be read, or the dataset has no tokenizer with an end-of-text
-            token.
-    """
+    Raises UserError if the file cannot be read, or the dataset has no tokenizer with an end-of-text
+    token."""
     examined = Examined(_items(path))
     examined.compare(texts_of(dataset, TRAIN))
     return examined.found()
+
+
+def texts_of(dataset: Dataset, split: Split) -> Iterator[str]:
+    """Yield the text of each document of a split, or of each pair: the prompt and its answer; in
+    order and in bounded memory. Raises UserError if the dataset has no tokenizer with an
+    end-of-text token."""
+    tokenizer = load_tokenizer(dataset.folder) if dataset.tokenizer_file else None
+    if tokenizer is None or tokenizer.end_of_text is None:
+        raise UserError(
+            f"{dataset.folder}: has no tokenizer.json with an end-of-text token, which says where"
+            " documents end"
+        )
+    tokens, bounds = dataset.tokens(split), dataset.pair_bounds(split)
+    ids = _pairs(tokens, bounds) if bounds else _documents(tokens, tokenizer.end_of_text)
+    while batch := [part.tolist() for part in itertools.islice(ids, _BATCH_DOCUMENTS)]:
+        yield from tokenizer.decode_batch(batch, skip_special_tokens=True)
+
+
+def _documents(tokens: FileArray, end_of_text: int) -> Iterator[np.ndarray]:
+    """Yield the token ids of each document that has any."""
+    started = list[np.ndarray]()
+    for start in range(0, len(tokens), _BLOCK_TOKENS):
+        block = tokens[start : start + _BLOCK_TOKENS]
+        *whole, last = np.split(block, np.flatnonzero(block == end_of_text) + 1)
+        for part in whole:
+            document, started = np.concatenate([*started, part[:-1]]), []
+            if document.size:
+                yield document
+        started.append(last)
+    if (document := np.concatenate(started)).size:
+        yield document
+
+
+def _pairs(tokens: FileArray, bounds: FileArray) -> Iterator[np.ndarray]:
+    """Yield the token ids of each pair."""
+    start = 0
+    for first in range(0, len(bounds), _BLOCK_PAIRS):
+        ends = bounds[first : first + _BLOCK_PAIRS][:, 1]
+        yield from np.split(tokens[start : int(ends[-1])], ends[:-1] - start)
+        start = int(ends[-1])
 
 
 def _items(path: Path) -> Iterator[str]:
@@ -163,7 +198,7 @@ def _checksums(description: DatasetDescription) -> dict[str, str]:
 
 
 class Repeats:
-    """Counts texts that came before."""
+    """Counts texts that are copies of an earlier one."""
 
     def __init__(self) -> None:
         self._kept: list[np.ndarray] = []
@@ -193,20 +228,17 @@ class Repeats:
 
     @property
     def share(self) -> float:
-        """Of the texts so far."""
+        """Share of the texts so far that are copies of an earlier one."""
         hashes = _joined(self._kept)
         return 1 - len(np.unique(hashes)) / max(len(hashes), 1)
 
 
 class Examined:
-    """Texts to look for in training.
-
-    Args:
-        texts: read once.
-    """
+    """Texts to look for in training; they are read once."""
 
     def __init__(self, texts: Iterable[str]) -> None:
-        self._words, self._repeats, self._count = _WordHashes(), Repeats(), 0
+        self._word_hash = functools.lru_cache(_MOST_WORDS)(text_hash)
+        self._repeats, self._count = Repeats(), 0
         kept = list(self._kept(texts))
         self._texts = np.array([text for text, _ in kept], np.uint64)
         runs = [hashes for _, hashes in kept]
@@ -221,18 +253,26 @@ class Examined:
         for text in self._repeats.counted(texts):
             self._count += 1
             if size < _MOST_HASHES:
-                hashes = self._words.runs_of(text)
+                hashes = self._runs_of(text)
                 size += len(hashes) + 1
                 yield text_hash(text), hashes
 
+    def _runs_of(self, text: str) -> np.ndarray:
+        """Return the hashes of each `WORDS` words in a row, uint64."""
+        words = text.lower().translate(_WITHOUT_PUNCTUATION).split()
+        if len(words) < WORDS:
+            return np.empty(0, np.uint64)
+        hashes = np.array([*map(self._word_hash, words)], np.uint64)
+        return (sliding_window_view(hashes, WORDS) * _FACTORS_N).sum(axis=1, dtype=np.uint64)
+
     def compare(self, training: Iterable[str]) -> None:
-        """Look for the texts in those of training, which are read once."""
+        """Look for the texts in the training texts, which are read once."""
         texts: list[int] = []
         runs: list[np.ndarray] = []
         size = 0
         for text in training:
             texts.append(text_hash(text))
-            runs.append(self._words.runs_of(text))
+            runs.append(self._runs_of(text))
             size += len(runs[-1]) + 1
             if size >= _BATCH_HASHES:
                 self._mark(texts, runs)
@@ -244,7 +284,7 @@ class Examined:
         self._is_shared |= np.isin(self._runs, _joined(runs))
 
     def found(self) -> Found:
-        """Return what the texts that were compared with had."""
+        """Return the result of the comparisons."""
         of_run = np.repeat(np.arange(len(self._texts)), self._lengths)
         shared = np.bincount(of_run, self._is_shared[self._where], minlength=len(self._texts))
         return Found(
@@ -255,24 +295,6 @@ class Examined:
             long_enough=int((self._lengths > 0).sum()),
             repeated=self._repeats.share,
         )
-
-
-class _WordHashes(dict[str, int]):
-    """The hash of each word, remembered for a while."""
-
-    def __missing__(self, word: str) -> int:
-        if len(self) >= _MOST_WORDS:
-            self.clear()
-        self[word] = found = text_hash(word)
-        return found
-
-    def runs_of(self, text: str) -> np.ndarray:
-        """Return the hashes of each `WORDS` words in a row, uint64."""
-        words = text.lower().translate(_WITHOUT_PUNCTUATION).split()
-        if len(words) < WORDS:
-            return np.empty(0, np.uint64)
-        hashes = np.array([self[word] for word in words], np.uint64)
-        return (sliding_window_view(hashes, WORDS) * _FACTORS_N).sum(axis=1, dtype=np.uint64)
 
 
 def text_hash(text: str) -> int:

@@ -6,20 +6,25 @@ them, not even the space that SentencePiece adds before a text. A separator, suc
 the tokens of a chat template, must be part of the prompt or the answer.
 """
 
-import difflib
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rungs.common.errors import UserError
-from rungs.common.run_log import byte_progress
+from rungs.common.errors import UserError, did_you_mean
 from rungs.common.strict_json import format_value
-from rungs.data import dataset, text_dataset, token_file
+from rungs.data import text_dataset
 from rungs.data.bpe import train_bpe
 from rungs.data.dataset import Source
-from rungs.data.json_lines import json_lines, line_error, parse_json
-from rungs.data.text_dataset import Sections, TextSection
+from rungs.data.text_dataset import (
+    Progress,
+    Sections,
+    TextSection,
+    json_lines,
+    line_error,
+    parse_json,
+)
+from rungs.data.token_file import PairWriter
 from rungs.data.tokenizer import Tokenizer
 from rungs.data.tokenizer_files import save_tokenizer
 
@@ -40,32 +45,35 @@ class Pair(NamedTuple):
 def build(
     folder: Path, texts: list[TextSection], tokenizer: Tokenizer | int, validation_percent: float
 ) -> Source:
-    """Write the token files and tokenizer of a dataset of pairs into its folder.
-
-    Args:
-        texts: one section per file.
-        tokenizer: a tokenizer, or the vocabulary size of one to train on the training pairs.
-
-    Raises:
-        UserError: a file has no pairs, a line is not a pair, or the tokenizer has no end of text.
-    """
+    """Write the token files and tokenizer of a dataset of pairs into its folder; arguments as for
+    `text_dataset.build`. Raises UserError if a file has no pairs, a line is not a pair, or the
+    tokenizer has no end of text."""
     sections = split_sections(texts, validation_percent)
     if isinstance(tokenizer, int):
         pairs = (pair for section in sections["train"] for pair in read_pairs(section))
         tokenizer = train_bpe((text for pair in pairs for text in pair[-2:]), tokenizer)
-    write(folder, sections, tokenizer)
+    end = tokenizer.end_of_answer
+    if end is None:
+        raise UserError(
+            "the tokenizer has no end-of-text token, which must end every answer; name it beside"
+            ' tokenizer.json, in tokenizer_config.json: {"eos_token": "…"}'
+        )
+    dtype, begins = text_dataset.token_dtype(tokenizer), text_dataset.log_texts(tokenizer, end)
+
+    def write_section(writer: PairWriter, section: TextSection, progress: Progress) -> None:
+        write_pairs(writer, read_pairs(section, progress), tokenizer)
+
+    text_dataset.write_splits(
+        folder, sections, lambda path: PairWriter(path, dtype, begins), write_section
+    )
+    save_tokenizer(tokenizer, folder)
     return Source(kind="pairs", files=[text.path.name for text in texts])
 
 
 def split_sections(sections: list[TextSection], percent: float) -> Sections:
-    """Split files of pairs into training and validation.
-
-    It chooses files as `text_dataset.split_sections` does. A single file is cut between two pairs,
-    with at least one pair on each side.
-
-    Raises:
-        UserError: a file has no pairs, or a single file has only one.
-    """
+    """Split files of pairs as `text_dataset.split_sections` does. A single file is cut between two
+    pairs, with at least one pair on each side. Raises UserError if a file has no pairs, or a single
+    file has only one."""
     for section in sections:
         if next(json_lines(section), None) is None:
             raise UserError(f"{section.path}: has no lines; each line must be a pair or a chat")
@@ -89,56 +97,24 @@ def _split(section: TextSection, percent: float) -> tuple[TextSection, TextSecti
     return section._replace(end=cut), section._replace(start=cut)
 
 
-def write(folder: Path, sections: Sections, tokenizer: Tokenizer) -> None:
-    """Write the token files and the tokenizer of a dataset of pairs into its folder.
-
-    Raises:
-        UserError: a line is not a pair, or the tokenizer has no end of text.
-    """
-    end = tokenizer.end_of_answer
-    if end is None:
-        raise UserError(
-            "the tokenizer has no end-of-text token, which must end every answer; name it beside"
-            ' tokenizer.json, in tokenizer_config.json: {"eos_token": "…"}'
-        )
-    dtype, texts = text_dataset.token_dtype(tokenizer), text_dataset.log_texts(tokenizer, end)
-    size = sum(section.size for split in sections.values() for section in split)
-    with byte_progress("tokenizing", size) as bar:
-        for split, parts in sections.items():
-            path = folder / dataset.split_file(split)
-            with token_file.PairWriter(path, dtype, texts) as writer:
-                for section in parts:
-                    pairs = read_pairs(section, bar.update)
-                    for prompt_ids, answer_ids in encode_pairs(pairs, tokenizer):
-                        writer.append_pair(prompt_ids, [*answer_ids, end])
-    save_tokenizer(tokenizer, folder)
-
-
-def encode_pairs(
-    pairs: Iterator[Pair], tokenizer: Tokenizer
-) -> Iterator[tuple[list[int], list[int]]]:
-    """Yield the token ids of each prompt and answer, the latter without an end of text.
-
-    Raises:
-        UserError: an answer has no tokens.
-    """
+def write_pairs(writer: PairWriter, pairs: Iterator[Pair], tokenizer: Tokenizer) -> None:
+    """Write pairs to a token file, each with an end of text; raises UserError if an answer has no
+    tokens."""
     while batch := list(itertools.islice(pairs, _PAIRS_PER_BATCH)):
+        prompts = tokenizer.encode_batch([pair.prompt for pair in batch])
         answers = tokenizer.continuing.encode_batch([pair.answer for pair in batch])
-        for pair, continuing_ids in zip(batch, answers, strict=True):
+        for pair, prompt_ids, continuing_ids in zip(batch, prompts, answers, strict=True):
             answer_ids = continuing_ids if pair.prompt else tokenizer.encode(pair.answer)
             if not answer_ids:
                 problem = f"answer: {format_value(pair.answer)} has no tokens"
                 raise line_error(pair.path, pair.offset, problem)
-            yield tokenizer.encode_prompt(pair.prompt), answer_ids
+            assert tokenizer.end_of_answer is not None
+            answer_ids.append(tokenizer.end_of_answer)
+            writer.append_pair([*tokenizer.begin, *prompt_ids], answer_ids)
 
 
-def read_pairs(
-    section: TextSection, progress: Callable[[int], object] = lambda _: None
-) -> Iterator[Pair]:
+def read_pairs(section: TextSection, progress: Progress = lambda _: None) -> Iterator[Pair]:
     """Yield the pairs of a section, one per line. Blank lines are skipped.
-
-    Args:
-        progress: called with the number of bytes of each line.
 
     Raises:
         UserError: a line is not a pair; it names the file and the line.
@@ -159,11 +135,9 @@ def _parse(line: bytes) -> tuple[str, str]:
         raise ValueError(f'must be {{"prompt": …, "answer": …}}, not {format_value(value)}')
     for key in value:
         if key not in _KEYS:
-            close = difflib.get_close_matches(key, _KEYS, n=1)
-            advice = f"did you mean {close[0]}?" if close else f"the keys are {' and '.join(_KEYS)}"
-            raise ValueError(
-                f"{key if key.isprintable() else format_value(key)}: unknown key; {advice}"
-            )
+            advice = did_you_mean(key, _KEYS, f"the keys are {' and '.join(_KEYS)}")
+            shown = key if key.isprintable() else format_value(key)
+            raise ValueError(f"{shown}: unknown key; {advice}")
     return _text(value, "prompt"), _text(value, "answer")
 
 

@@ -32,7 +32,7 @@ class AnsweredDocuments:
 
     @property
     def input_tokens(self) -> int:
-        """Of all documents."""
+        """Number of input tokens of all documents."""
         return len(self._tokens) - len(self)
 
     def lengths(self) -> Iterator[np.ndarray]:
@@ -83,7 +83,7 @@ class PaddedDocuments:
 
     @property
     def padding(self) -> float:
-        """The share of tokens that are padding."""
+        """Share of tokens that are padding."""
         return 1 - self._documents.input_tokens / (len(self) * self._length)
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, ...]:

@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Self
 
 from rungs.common.errors import UserError
+from rungs.common.shown_text import quoted
 from rungs.config.train_config import TrainConfig
 from rungs.data.dataset import VALIDATION, Dataset
 from rungs.data.tokenizer import Tokenizer
 from rungs.data.tokenizer_files import load_tokenizer
 
 _SHOWN_DIGITS = 16
-"""Of a sha256: enough that two files never have the same."""
+"""Digits of a sha256 that tell files apart."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,10 +21,10 @@ class Provenance:
     """The data of a run."""
 
     datasets: dict[str, dict[str, str]]
-    """The sha256 of each split's file, by dataset."""
+    """sha256 of each split's file, by dataset."""
     tokenizer: str
-    """Name of the dataset that has the tokenizer, or the hub id in train.json. Of several datasets,
-    the first with a chat template, so that the model gets it."""
+    """Name of the dataset that has the tokenizer, or the hub id in train.json. The first dataset
+    with a chat template is preferred, so that the model gets it."""
     tokenizer_file: Path | None
 
     @classmethod
@@ -41,7 +42,7 @@ class Provenance:
 
     @property
     def tokenizer_place(self) -> Path | str:
-        """Where the tokenizer is, for `load_tokenizer`."""
+        """The tokenizer's place, for `load_tokenizer`."""
         return self.tokenizer_file or self.tokenizer
 
     def validation_data(self, train: TrainConfig) -> str | None:
@@ -49,7 +50,7 @@ class Provenance:
         return describe_validation(self.datasets, train.validation_tokens, train.start_val_token)
 
     def check_same_tokens(self, before: dict[str, dict[str, str]]) -> None:
-        """Raise UserError if the training tokens differ from those of `before`, a checkpoint's
+        """Raise UserError if the training tokens differ from the ones in `before`, a checkpoint's
         `datasets`."""
         for name, checksums in self.datasets.items():
             if before[name]["train"] != checksums["train"]:
@@ -63,15 +64,13 @@ class Provenance:
 def describe_validation(
     datasets: dict[str, dict[str, str]], tokens: int, start_token: int
 ) -> str | None:
-    """Return what validation losses are measured on. Equal descriptions mean comparable losses.
+    """Return what validation losses are measured on; None if no dataset has a validation split.
+    Equal descriptions mean comparable losses.
 
     Args:
         datasets: the sha256 of each split's file, by dataset.
-        tokens: at most so many are used.
-        start_token: index of the first.
-
-    Returns:
-        The description, None if no dataset has a validation split.
+        tokens: the most tokens that are used.
+        start_token: index of the first one.
     """
     files = [
         f"{name} (sha256 {checksums[VALIDATION][:_SHOWN_DIGITS]})"
@@ -86,14 +85,12 @@ def describe_validation(
 def check_same_tokenizer(
     datasets: dict[str, Dataset], hub_id: str, model: Path | str | None = None
 ) -> None:
-    """Check that a token id means the same in all datasets, and to a model.
+    """Check that a token id means the same in all datasets, and to a model. Raises UserError, which
+    names each dataset with its tokenizer, if two tokenizers differ.
 
     Args:
         hub_id: the tokenizer of datasets that have none of their own.
         model: a model's `tokenizer.json`, or the name of its tokenizer: a dataset or a hub id.
-
-    Raises:
-        UserError: two tokenizers differ; it names each dataset with its tokenizer.
     """
     places: dict[str, Path | str] = {
         name: dataset.tokenizer_file or hub_id for name, dataset in datasets.items()
@@ -127,9 +124,9 @@ def notes_on_beginnings(datasets: Mapping[str, Dataset], tokenizer: Tokenizer) -
 
 
 def _how_to_build(has_pairs: bool, tokenizer: Path | str) -> str:
-    if has_pairs:
-        return f"uv run download_dataset.py --pairs FILE --name NAME --tokenizer {tokenizer}"
-    return f"uv run download_dataset.py --text FILE --name NAME --tokenizer {tokenizer}"
+    kind = "pairs" if has_pairs else "text"
+    place = quoted(tokenizer)
+    return f"uv run download_dataset.py --{kind} FILE --name NAME --tokenizer {place}"
 
 
 def _definition(place: Path | str) -> str:

@@ -16,27 +16,15 @@ from rungs.data.dataset import Source
 from rungs.data.text_dataset import Sections, TextSection
 
 NAME = "python-stdlib"
-_EXCLUDED = frozenset(
-    {
-        "__pycache__",
-        "_bundled",
-        "dist-packages",
-        "encodings",  # mostly generated tables of characters
-        "ensurepip",
-        "idle_test",
-        "site-packages",
-        "test",
-        "tests",
-    }
-)
+_EXCLUDED = {
+    *("__pycache__", "_bundled", "dist-packages", "ensurepip", "idle_test", "site-packages"),
+    *("encodings", "test", "tests"),  # encodings: mostly generated tables of characters
+}
 
 
 def build(folder: Path) -> Source:
-    """Write the dataset's token files and tokenizer into a folder.
-
-    Raises:
-        UserError: this Python has no source code of its standard library.
-    """
+    """Write the dataset's token files and tokenizer into a folder. Raises UserError if this Python
+    has no source code of its standard library."""
     sections = _split_library(Path(sysconfig.get_path("stdlib")))
     tokenizer = text_dataset.train_tokenizer(sections["train"], VOCAB_SIZE)
     text_dataset.write(folder, sections, tokenizer)

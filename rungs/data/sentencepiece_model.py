@@ -54,11 +54,8 @@ class SentencePieceModel(NamedTuple):
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """Parse the contents of a `tokenizer.model`.
-
-        Raises:
-            ValueError: it is damaged, not from SentencePiece, or cannot be converted.
-        """
+        """Parse the contents of a `tokenizer.model`. Raises ValueError if it is damaged, not from
+        SentencePiece, or cannot be converted."""
         parts = list(_fields(data))
         specs = dict(parts)
         if _TRAINER not in specs or _NORMALIZER not in specs:

@@ -31,7 +31,7 @@ class Sequences(Protocol):
 
     @property
     def padding(self) -> float:
-        """The share of tokens that are padding."""
+        """Share of tokens that are padding."""
         ...
 
     def __len__(self) -> int: ...
@@ -44,7 +44,7 @@ class TextWindows:
     Args:
         separator: the token that each document but the first starts with, if documents are
             separate.
-        texts: what is at the start and the end of each text, if that is known.
+        texts: what is at the start and the end of each text, if known.
     """
 
     padding = 0.0
@@ -94,11 +94,8 @@ def _with_begin(
 def sequences_by_dataset(
     config: RunConfig, datasets: dict[str, Dataset], split: Split
 ) -> dict[str, Sequences]:
-    """Return the sequences of each dataset that has the split.
-
-    Raises:
-        UserError: documents are to be separate, but nothing separates those of a text.
-    """
+    """Return the sequences of each dataset that has the split. Raises UserError if documents are to
+    be separate, but nothing separates those of a text."""
     return {
         name: _pair_sequences(config, datasets[name], split)
         if datasets[name].description.splits[split].pairs
@@ -115,11 +112,11 @@ def _pair_sequences(config: RunConfig, dataset: Dataset, split: Split) -> Sequen
 
 
 def _text_windows(config: RunConfig, dataset: Dataset, split: Split) -> TextWindows:
-    start, train = getattr(config.train, start_key(split)), config.train
+    train, length = config.train, config.sequence_length
+    start = getattr(train, start_key(split))
     separator = _separator(train, dataset) if train.documents == "separate" else None
-    tokens = dataset.tokens(split)
-    texts = dataset.texts(split)
-    return TextWindows(tokens, start, config.sequence_length, train.target_offset, separator, texts)
+    tokens, texts = dataset.tokens(split), dataset.texts(split)
+    return TextWindows(tokens, start, length, train.target_offset, separator, texts)
 
 
 def _separator(train: TrainConfig, dataset: Dataset) -> int:
@@ -145,10 +142,8 @@ def start_key(split: Split) -> str:
 
 
 def mix(parts: dict[str, Sequences], config: TrainConfig) -> Sequences:
-    """Interleave datasets by their weights, up to where the first of them runs out.
-
-    Grain rounds the weights to hundredths of the smallest.
-    """
+    """Interleave datasets by their weights, which Grain rounds to hundredths of the smallest, up to
+    where the first of them runs out."""
     if len(parts) == 1:
         return next(iter(parts.values()))
     import grain
@@ -159,8 +154,8 @@ def mix(parts: dict[str, Sequences], config: TrainConfig) -> Sequences:
 
 
 def dataset_numbers(parts: dict[str, Sequences], config: TrainConfig, count: int) -> np.ndarray:
-    """Return which dataset each of the first sequences of `mix` is from: numbers in the order of
-    `parts`."""
+    """Return the number of the dataset, in the order of `parts`, of each of the first `count`
+    sequences of `mix`."""
     numbers: dict[str, Any] = {
         name: np.full(len(part), number) for number, (name, part) in enumerate(parts.items())
     }

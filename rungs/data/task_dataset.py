@@ -2,7 +2,7 @@
 
 An answer is either short or worked: a model that has seen both has something to choose from, and
 reinforcement learning can find out which pays. Training prompts are those of the task's training
-items, validation prompts its held-out ones, which reinforcement learning validates on, too. The
+items, validation prompts its held-out ones, which reinforcement learning also validates on. The
 same bytes on every machine.
 """
 
@@ -14,19 +14,19 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from rungs.config.task_config import TaskConfig
-from rungs.data import dataset, token_file
+from rungs.data import dataset
 from rungs.data.dataset import TRAIN, VALIDATION, Source
-from rungs.data.pair_dataset import Pair, encode_pairs
+from rungs.data.pair_dataset import Pair, write_pairs
 from rungs.data.text_dataset import token_dtype
+from rungs.data.token_file import PairWriter
 from rungs.data.tokenizer import END_OF_TEXT, TOKENIZER_FILE, Tokenizer
 from rungs.tasks.draws import Draws
-from rungs.tasks.item import Item, Items
 from rungs.tasks.opening import open_task
-from rungs.tasks.task import Task
+from rungs.tasks.task import Items, Task
 
 TRAIN_PAIRS, VALIDATION_PAIRS = 50_000, 256
 _SEED = 2
-"""Of the choice between short and worked answers."""
+"""Seed of the choice between short and worked answers."""
 
 
 class TaskPairs(NamedTuple):
@@ -35,9 +35,9 @@ class TaskPairs(NamedTuple):
     source: str
     """A built-in task."""
     worked_percent: int
-    """How many of the answers show their work."""
+    """Share of the answers that show their work."""
     settings: Mapping[str, Any] = {}
-    """Of the task; without any, its defaults."""
+    """Settings of the task; those that are missing have its defaults."""
 
 
 TASK_DATASETS = {
@@ -63,27 +63,17 @@ def build(name: str, folder: Path) -> Source:
     splits = {TRAIN: (task.train, TRAIN_PAIRS), VALIDATION: (task.validation, VALIDATION_PAIRS)}
     for split, (items, count) in splits.items():
         path = folder / dataset.split_file(split)
-        with token_file.PairWriter(path, token_dtype(tokenizer)) as writer:
+        with PairWriter(path, token_dtype(tokenizer)) as writer:
             texts = _pairs(path, task, items, count, pairs.worked_percent)
-            for prompt_ids, answer_ids in encode_pairs(texts, tokenizer):
-                writer.append_pair(prompt_ids, [*answer_ids, _end_of_text(tokenizer)])
+            write_pairs(writer, texts, tokenizer)
     return Source(kind="task")
 
 
 def _pairs(path: Path, task: Task, items: Items, count: int, worked_percent: int) -> Iterator[Pair]:
     for index in range(count):
-        item = items[index]
         is_worked = Draws(_SEED, index).below(100) < worked_percent
-        yield Pair(path, index, item.prompt, _answer(task, item, is_worked))
-
-
-def _answer(task: Task, item: Item, is_worked: bool) -> str:
-    return task.worked(item) if is_worked else task.short(item)
-
-
-def _end_of_text(tokenizer: Tokenizer) -> int:
-    assert tokenizer.end_of_answer is not None
-    return tokenizer.end_of_answer
+        answer = task.worked if is_worked else task.short
+        yield Pair(path, index, items[index].prompt, answer(items[index]))
 
 
 def character_tokenizer(alphabet: str) -> Tokenizer:

@@ -1,8 +1,8 @@
-"""The BPE dataset builder: make a dataset from UTF-8 text.
+"""The dataset builder for UTF-8 text: split it into training and validation, train a BPE tokenizer
+on the training text (or use a given one), and write the token files. Also what the builders for
+pairs and chats share: sections of text files, their lines of JSON, and writing the splits.
 
-It splits the text into training and validation, trains a BPE tokenizer on the training text (or
-uses a given tokenizer), and writes the token files. The text is streamed, so memory does not grow
-with it.
+The text is streamed, so memory does not grow with it.
 """
 
 import codecs
@@ -13,15 +13,15 @@ import json
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from rungs.common.errors import UserError
 from rungs.common.paths import require_regular
 from rungs.common.run_log import byte_progress
-from rungs.data import dataset, token_file
-from rungs.data.bpe import train_bpe
+from rungs.data import dataset
+from rungs.data.bpe import SMALLEST_VOCAB, train_bpe
 from rungs.data.dataset import Source, Split
-from rungs.data.token_file import Texts
+from rungs.data.token_file import Texts, TokenWriter
 from rungs.data.tokenizer import Tokenizer
 from rungs.data.tokenizer_files import save_tokenizer
 
@@ -32,7 +32,12 @@ _TRAINING_BYTES = 32 << 20
 """Most text to train a tokenizer on, in pieces spread evenly over all of it."""
 _LARGEST_UINT16_VOCAB = 1 << 16
 _BOM = codecs.BOM_UTF8
+NO_TEXT = "there is no text for the {} split; give more text or change --validation-percent"
 _JSON_SUFFIXES = (".json", ".jsonl", ".ndjson")
+
+Progress = Callable[[int], object]
+"""Called with the number of bytes that were read."""
+W = TypeVar("W", bound=TokenWriter)
 
 
 class TextSection(NamedTuple):
@@ -58,15 +63,9 @@ class TextSection(NamedTuple):
         """Number of bytes."""
         return self.end - self.start
 
-    def pieces(self, progress: Callable[[int], object]) -> Iterator[str]:
-        """Yield the text in pieces, with every line end as "\\n".
-
-        Args:
-            progress: called with the number of bytes of each piece.
-
-        Raises:
-            UserError: the bytes are not UTF-8.
-        """
+    def pieces(self, progress: Progress) -> Iterator[str]:
+        """Yield the text in pieces, with every line end as "\\n"; raises UserError if it is not
+        UTF-8."""
         utf8 = codecs.getincrementaldecoder("utf-8")()
         decoder = io.IncrementalNewlineDecoder(utf8, translate=True)
         with self.path.open("rb") as file:
@@ -101,15 +100,15 @@ Sections = dict[Split, list[TextSection]]
 def build(
     folder: Path, texts: list[TextSection], tokenizer: Tokenizer | int, validation_percent: float
 ) -> Source:
-    """Write the token files and tokenizer of a dataset into its folder.
+    """Write the token files and tokenizer of a dataset into its folder. Raises UserError if the
+    text is not UTF-8, a split has no text, or the vocabulary is too small.
 
     Args:
         texts: one section per file.
         tokenizer: a tokenizer, or the vocabulary size of one to train on the training text.
-
-    Raises:
-        UserError: the text is not UTF-8, or a split has no text.
     """
+    if isinstance(tokenizer, int) and tokenizer < SMALLEST_VOCAB:
+        raise UserError(f"a vocabulary of {tokenizer} is too small; use at least {SMALLEST_VOCAB}")
     _warn_about_json([section.path for section in texts if _is_json(section)])
     sections = split_sections(texts, validation_percent)
     if isinstance(tokenizer, int):
@@ -130,12 +129,10 @@ def _warn_about_json(paths: list[Path]) -> None:
 
 def _is_json(section: TextSection) -> bool:
     """Whether a file's name or its first line says that it is JSON."""
-    if section.path.suffix in _JSON_SUFFIXES:
-        return True
     with section.path.open("rb") as file:
         first_line, *_ = file.read(_PIECE_BYTES).strip().splitlines() or [b""]
     try:
-        return isinstance(json.loads(first_line), dict)
+        return section.path.suffix in _JSON_SUFFIXES or isinstance(json.loads(first_line), dict)
     except (RecursionError, ValueError):
         return False
 
@@ -145,15 +142,9 @@ def split_sections(
     percent: float,
     split: Callable[[TextSection, float], tuple[TextSection, TextSection]] = TextSection.split,
 ) -> Sections:
-    """Split text into training and validation.
-
-    A single file is cut near its end. Of several files, some are for validation: those that fit
-    into `percent` of the bytes, tried in the order of a hash of their names, or the smallest file
-    if none fits.
-
-    Args:
-        split: cuts a single file.
-    """
+    """Split text into training and validation. `split` cuts a single file near its end. Of several
+    files, some are for validation: those that fit into `percent` of the bytes, tried in the order
+    of a hash of their names, or the smallest file if none fits."""
     sections = [section for section in sections if section.size]
     if percent == 0:
         return {"train": sections}
@@ -188,33 +179,40 @@ def train_tokenizer(sections: list[TextSection], vocab_size: int) -> Tokenizer:
 
 
 def write(folder: Path, sections: Sections, tokenizer: Tokenizer) -> None:
-    """Write the token files and the tokenizer of a dataset into its folder.
-
-    Each section begins and ends as the tokenizer says.
-
-    Raises:
-        UserError: the text is not UTF-8, or a split has no text.
-    """
+    """Write the token files and the tokenizer of a dataset into its folder. Each section begins and
+    ends as the tokenizer says. Raises UserError if the text is not UTF-8, or a split has no
+    text."""
     dtype, texts = token_dtype(tokenizer), log_texts(tokenizer, tokenizer.end_of_text)
+    end = [] if tokenizer.end_of_text is None else [tokenizer.end_of_text]
+
+    def write_section(writer: TokenWriter, section: TextSection, progress: Progress) -> None:
+        if section.size:
+            writer.append(tokenizer.begin)
+            for ids in tokenizer.encode_stream(section.pieces(progress)):
+                writer.append(ids)
+            writer.append(end)
+
+    write_splits(folder, sections, lambda path: TokenWriter(path, dtype, texts), write_section)
+    save_tokenizer(tokenizer, folder)
+
+
+def write_splits(
+    folder: Path,
+    sections: Sections,
+    open_writer: Callable[[Path], W],
+    write_section: Callable[[W, TextSection, Progress], None],
+    lacking: str = NO_TEXT,
+) -> None:
+    """Write the token file of each split, section by section. Raises UserError with the message
+    `lacking` if a split gets no tokens."""
     size = sum(section.size for split in sections.values() for section in split)
     with byte_progress("tokenizing", size) as bar:
         for split, parts in sections.items():
-            path = folder / dataset.split_file(split)
-            with token_file.TokenWriter(path, dtype, texts) as writer:
+            with open_writer(folder / dataset.split_file(split)) as writer:
                 for section in parts:
-                    if not section.size:
-                        continue
-                    writer.append(tokenizer.begin)
-                    for ids in tokenizer.encode_stream(section.pieces(bar.update)):
-                        writer.append(ids)
-                    if tokenizer.end_of_text is not None:
-                        writer.append([tokenizer.end_of_text])
+                    write_section(writer, section, bar.update)
             if not writer.tokens:
-                raise UserError(
-                    f"there is no text for the {split} split; give more text or change"
-                    " --validation-percent"
-                )
-    save_tokenizer(tokenizer, folder)
+                raise UserError(lacking.format(split))
 
 
 def log_texts(tokenizer: Tokenizer, end: int | None) -> Texts | None:
@@ -227,3 +225,37 @@ def log_texts(tokenizer: Tokenizer, end: int | None) -> Texts | None:
 def token_dtype(tokenizer: Tokenizer) -> str:
     """Return the safetensors name of the dtype, 2 or 4 bytes, that holds every token id."""
     return "U16" if tokenizer.vocab_size <= _LARGEST_UINT16_VOCAB else "U32"
+
+
+def json_lines(section: TextSection) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines of a section that are not blank, each with the offset of its first byte."""
+    offset = section.start
+    with section.path.open("rb") as file:
+        file.seek(offset)
+        while offset < section.end and (line := file.readline()):
+            if line.strip():
+                yield offset, line
+            offset += len(line)
+
+
+def parse_json(line: bytes, make_object: Callable[[list[tuple[str, Any]]], Any] = dict) -> Any:
+    """Return the value of a line, with each object made of its keys and values by `make_object`.
+    Raises ValueError with the reason if it is not JSON."""
+    try:
+        return json.loads(line.rstrip().decode(), object_pairs_hook=make_object)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"not UTF-8 text, near byte {error.start + 1}; convert it first") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"malformed JSON at column {error.colno}: {error.msg}") from None
+    except RecursionError as error:
+        raise ValueError(f"unreadable JSON: {error}") from None
+
+
+def line_error(path: Path, offset: int, problem: str) -> UserError:
+    """Return the error of a line, which starts at an offset in a file."""
+    number = 1
+    with path.open("rb") as file:
+        while offset and (block := file.read(min(offset, _PIECE_BYTES))):
+            number += block.count(b"\n")
+            offset -= len(block)
+    return UserError(f"{path}: line {number}: {problem}")

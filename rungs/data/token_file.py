@@ -10,7 +10,6 @@ Axes: P answers, 2 for the answer's start and end, C chats.
 The format: https://github.com/huggingface/safetensors#format
 """
 
-import array
 import json
 import math
 import os
@@ -19,9 +18,10 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 from pydantic import Field, ValidationError
@@ -42,10 +42,8 @@ DTYPES = {
     for size in (1, 2, 4, 8)
 }
 """The integer dtypes of safetensors, which is little-endian."""
-_HEADER_BYTES = 120
-"""Space reserved for the header, which is written last."""
-_HEADER_BYTES_OF_PAIRS = 248
-_HEADER_BYTES_OF_CHATS = 376
+_HEADER_BYTES = 128
+"""Space reserved for the header's length and one tensor; the header is written last."""
 _BOUNDS_CODE = "I64"
 _TEXTS = "texts"
 
@@ -59,67 +57,93 @@ class Texts(StrictModel):
     """Token id of the end of a text, or of an answer."""
 
 
-class TokenLayout(NamedTuple):
-    """Positions of the tokens, and of the pair bounds and chat ends if any, in a file."""
+class Tensor(NamedTuple):
+    """The place of a tensor in a file."""
 
     dtype: np.dtype[np.integer]
+    shape: tuple[int, ...]
     offset: int
-    """Position of the first token, in bytes."""
-    tokens: int
-    answers: int
-    """Of pairs and chats; 0 in a file of text."""
-    bounds_offset: int
-    """Position of the first answer's bounds, in bytes; 0 in a file of text."""
-    chats: int
-    """0 in a file of text or pairs."""
-    chat_ends_offset: int
-    """Position of the first chat's end, in bytes; 0 in a file of text or pairs."""
+    """Position of its first byte."""
+
+
+class TokenLayout(NamedTuple):
+    """The places of a token file's tensors."""
+
+    tokens: Tensor
+    bounds: Tensor | None
+    """None in a file of text."""
+    chat_ends: Tensor | None
+    """None in a file of text or pairs."""
     texts: Texts | None
     """None if nothing begins them, or if an earlier version wrote the file."""
 
     @property
     def documents(self) -> int:
         """Number of pairs or chats; 0 in a file of text."""
-        return self.chats or self.answers
+        last = self.chat_ends or self.bounds
+        return last.shape[0] if last else 0
 
 
 def read_layout(path: Path) -> TokenLayout:
-    """Read and check a token file's header, without reading the tokens.
-
-    Raises:
-        UserError: the file is missing or incomplete, `tokens` is not a 1-D integer tensor,
-            `pair_bounds` is not int64 of shape (P, 2), `chat_ends` not int64 of shape (C,), or
-            `texts` not valid.
-    """
+    """Read and check a token file's header, without reading the tokens. Raises UserError if the
+    file is missing or incomplete, `tokens` is not a 1-D integer tensor, `pair_bounds` is not int64
+    of shape (P, 2), `chat_ends` not int64 of shape (C,), or `texts` not valid."""
     try:
         require_regular(path)
-        with safe_open(path, framework="np") as file:
-            names, metadata = list(file.keys()), file.metadata() or {}
-            known = {TENSOR, BOUNDS, CHAT_ENDS}.intersection(names)
-            tensors = {name: file.get_slice(name) for name in known}
-            headers = {
-                name: (tensor.get_shape(), tensor.get_dtype()) for name, tensor in tensors.items()
-            }
-        offsets = _data_offsets(path)
+        with safe_open(path, framework="np"), path.open("rb") as file:  # safe_open checks it
+            header_bytes = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(header_bytes))
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
     except (SafetensorError, OSError) as error:
         raise UserError(f"{path}: not a complete safetensors file: {reason(error)}") from None
-    if TENSOR not in headers:
-        found = ", ".join(map(format_name, names[:5])) or "none"
+    metadata = header.pop("__metadata__", None) or {}
+    if TENSOR not in header:
+        found = ", ".join(map(format_name, list(header)[:5])) or "none"
         raise UserError(f"{path}: has no tensor {TENSOR!r} (its tensors: {found})")
-    shape, code = headers[TENSOR]
-    if len(shape) != 1:
-        raise UserError(f"{path}: {TENSOR!r} has shape {shape}; it must have one dimension")
-    if code not in DTYPES:
-        raise UserError(f"{path}: {TENSOR!r} has dtype {code}; it must be an integer dtype")
-    if shape[0] == 0:
-        raise UserError(f"{path}: {TENSOR!r} is empty")
-    answers = _count_answers(path, *headers[BOUNDS]) if BOUNDS in headers else 0
-    chats = _count_chats(path, answers, *headers[CHAT_ENDS]) if CHAT_ENDS in headers else 0
-    places = offsets.get(BOUNDS, 0), chats, offsets.get(CHAT_ENDS, 0)
+    if problem := _problem(header):
+        raise UserError(f"{path}: {problem}")
+    tokens, bounds, chat_ends = (
+        Tensor(
+            DTYPES[header[name]["dtype"]],
+            tuple(header[name]["shape"]),
+            8 + header_bytes + header[name]["data_offsets"][0],
+        )
+        if name in header
+        else None
+        for name in (TENSOR, BOUNDS, CHAT_ENDS)
+    )
+    assert tokens is not None
     texts = _texts(path, metadata[_TEXTS]) if _TEXTS in metadata else None
-    return TokenLayout(DTYPES[code], offsets[TENSOR], shape[0], answers, *places, texts)
+    return TokenLayout(tokens, bounds, chat_ends, texts)
+
+
+def _problem(header: dict[str, Any]) -> str | None:
+    """Return what is wrong with the tensors of a file, None if nothing is."""
+    shape, code = header[TENSOR]["shape"], header[TENSOR]["dtype"]
+    if len(shape) != 1:
+        return f"{TENSOR!r} has shape {shape}; it must have one dimension"
+    if code not in DTYPES:
+        return f"{TENSOR!r} has dtype {code}; it must be an integer dtype"
+    if shape[0] == 0:
+        return f"{TENSOR!r} is empty"
+    answers = 0
+    if bounds := header.get(BOUNDS):
+        answers, *row = bounds["shape"] or [0]
+        if bounds["dtype"] != _BOUNDS_CODE or row != [2] or answers == 0:
+            return (
+                f"{BOUNDS!r} has dtype {bounds['dtype']} and shape {bounds['shape']}; it must have"
+                f" dtype {_BOUNDS_CODE} and a row of 2 for each pair"
+            )
+    if ends := header.get(CHAT_ENDS):
+        chats, *row = ends["shape"] or [0]
+        if ends["dtype"] != _BOUNDS_CODE or row or not 0 < chats <= answers:
+            return (
+                f"{CHAT_ENDS!r} has dtype {ends['dtype']} and shape {ends['shape']}; it must have"
+                f" dtype {_BOUNDS_CODE} and a number for each chat, each with at least a row of"
+                f" {BOUNDS!r}"
+            )
+    return None
 
 
 def _texts(path: Path, content: str) -> Texts:
@@ -130,51 +154,19 @@ def _texts(path: Path, content: str) -> Texts:
         raise UserError(f"{path}: {_TEXTS!r}: {problem}; build the dataset again") from None
 
 
-def _count_chats(path: Path, answers: int, shape: list[int], code: str) -> int:
-    if code != _BOUNDS_CODE or len(shape) != 1 or not 0 < shape[0] <= answers:
-        raise UserError(
-            f"{path}: {CHAT_ENDS!r} has dtype {code} and shape {shape}; it must have dtype"
-            f" {_BOUNDS_CODE} and a number for each chat, each with at least a row of {BOUNDS!r}"
-        )
-    return shape[0]
-
-
-def _count_answers(path: Path, shape: list[int], code: str) -> int:
-    if code != _BOUNDS_CODE or len(shape) != 2 or shape[1] != 2 or shape[0] == 0:
-        raise UserError(
-            f"{path}: {BOUNDS!r} has dtype {code} and shape {shape}; it must have dtype"
-            f" {_BOUNDS_CODE} and a row of 2 for each pair"
-        )
-    return shape[0]
-
-
-def _data_offsets(path: Path) -> dict[str, int]:
-    """Return the offsets of the tensors in a file whose header safetensors has checked."""
-    with path.open("rb") as file:
-        header_bytes = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(header_bytes))
-    header.pop("__metadata__", None)
-    first = 8 + header_bytes
-    return {name: first + int(entry["data_offsets"][0]) for name, entry in header.items()}
-
-
 class FileArray:
-    """An array in a file. Slices along the first axis are read as read-only NumPy arrays.
+    """An array in a file, with the `shape` and `dtype` of NumPy. Slices along the first axis are
+    read as read-only NumPy arrays.
 
     This is not a memory map: if a page of a memory map cannot be read, because the file was
     truncated or the disk fails, the process dies without a message. A file that is deleted while
     open can still be read.
-
-    Attributes:
-        shape, dtype: as in NumPy.
     """
 
-    def __init__(
-        self, path: Path, dtype: np.dtype[np.integer], offset: int, shape: tuple[int, ...]
-    ) -> None:
-        self._path, self._offset = path, offset
-        self.dtype, self.shape = dtype, shape
-        self._row_bytes = math.prod(shape[1:]) * dtype.itemsize
+    def __init__(self, path: Path, tensor: Tensor) -> None:
+        self._path = path
+        self.dtype, self.shape, self._offset = tensor
+        self._row_bytes = math.prod(self.shape[1:]) * self.dtype.itemsize
         self._descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
         weakref.finalize(self, os.close, self._descriptor)
         self._as_opened = self._size_and_time()
@@ -183,11 +175,8 @@ class FileArray:
         return self.shape[0]
 
     def __getitem__(self, rows: slice) -> np.ndarray:
-        """Read a slice.
-
-        Raises:
-            RunFailure: it cannot be read, or the file was changed after it was opened.
-        """
+        """Read a slice. Raises RunFailure if it cannot be read, or the file was changed after it
+        was opened."""
         start, stop, _ = rows.indices(len(self))
         size = max(stop - start, 0) * self._row_bytes
         try:
@@ -227,65 +216,58 @@ def _read_at(descriptor: int, offset: int, size: int) -> bytes:
 
 
 def open_tokens(path: Path) -> FileArray:
-    """Open the tokens of a file, of shape (tokens,).
-
-    Raises:
-        UserError: the file is not a valid token file; see `read_layout`.
-    """
-    layout = read_layout(path)
-    return FileArray(path, layout.dtype, layout.offset, (layout.tokens,))
+    """Open the tokens of a file, of shape (tokens,). Raises UserError if the file is not a valid
+    token file; see `read_layout`."""
+    return FileArray(path, read_layout(path).tokens)
 
 
 def open_pair_bounds(path: Path) -> FileArray | None:
     """Open the bounds of the answers, int64 of shape (P, 2), or return None for a file of text.
 
     A row has the index in `tokens` of the answer's first token and the index after its last token,
-    where the next pair, or turn of the chat, starts.
-
-    Raises:
-        UserError: the file is not a valid token file; see `read_layout`.
+    where the next pair, or turn of the chat, starts. Errors are those of `open_tokens`.
     """
-    layout = read_layout(path)
-    if not layout.answers:
-        return None
-    return FileArray(path, DTYPES[_BOUNDS_CODE], layout.bounds_offset, (layout.answers, 2))
+    bounds = read_layout(path).bounds
+    return FileArray(path, bounds) if bounds else None
 
 
 def open_chat_ends(path: Path) -> FileArray | None:
     """Open the number of answers up to the end of each chat, int64 of shape (C,), or return None
-    for a file of text or pairs.
-
-    Raises:
-        UserError: the file is not a valid token file; see `read_layout`.
-    """
-    layout = read_layout(path)
-    if not layout.chats:
-        return None
-    return FileArray(path, DTYPES[_BOUNDS_CODE], layout.chat_ends_offset, (layout.chats,))
+    for a file of text or pairs. Errors are those of `open_tokens`."""
+    ends = read_layout(path).chat_ends
+    return FileArray(path, ends) if ends else None
 
 
 class TokenWriter:
     """Writes a token file, in a `with` block.
 
     The header is written at the end of the block. If the block raises, the file has no header and
-    is not a valid token file.
+    is not a valid token file. Tensors besides the tokens are kept in temporary files until then, so
+    memory does not grow with them.
 
     Args:
         texts: what is at the start and the end of each text; None if nothing begins them.
-        tokens: that the file already has and keeps; what follows them is cut off.
+        tokens: number of tokens that the file already has and keeps; what follows is cut off.
     """
 
-    _header_bytes = _HEADER_BYTES
+    more_tensors: ClassVar[dict[str, tuple[int, ...]]] = {}
+    """The shape of a row of each tensor that follows the tokens."""
 
     def __init__(self, path: Path, dtype: str, texts: Texts | None = None, tokens: int = 0) -> None:
-        self._file = path.open("r+b" if tokens else "wb")
-        self._code = dtype
+        self._code, self.tokens = dtype, tokens
         self._metadata = {"__metadata__": {_TEXTS: texts.model_dump_json()}} if texts else {}
-        self._header_bytes += -(-len(json.dumps(self._metadata)) // 64) * 64 if texts else 0
-        self._file.write(bytes(8 + self._header_bytes))
-        self.tokens = tokens
-        self._file.seek(self.tokens * DTYPES[dtype].itemsize, os.SEEK_CUR)
-        self._file.truncate()
+        texts_bytes = -(-len(json.dumps(self._metadata)) // 64) * 64 if texts else 0
+        self._first_byte = _HEADER_BYTES * (1 + len(self.more_tensors)) + texts_bytes
+        with ExitStack() as stack:
+            self._file = stack.enter_context(path.open("r+b" if tokens else "wb"))
+            self._rows = {
+                name: stack.enter_context(tempfile.TemporaryFile(dir=path.parent))
+                for name in self.more_tensors
+            }
+            self._file.write(bytes(self._first_byte))
+            self._file.seek(tokens * DTYPES[dtype].itemsize, os.SEEK_CUR)
+            self._file.truncate()
+            self._files = stack.pop_all()
 
     def flush(self) -> None:
         """Wait until the tokens are on disk for good."""
@@ -296,15 +278,22 @@ class TokenWriter:
         self._file.write(np.array(ids, DTYPES[self._code]).tobytes())
         self.tokens += len(ids)
 
-    def _finish(self) -> None:
-        size = self.tokens * DTYPES[self._code].itemsize
-        entry = {"dtype": self._code, "shape": [self.tokens], "data_offsets": [0, size]}
-        self._write_header({TENSOR: entry})
+    def _append_row(self, name: str, row: Sequence[int]) -> None:
+        self._rows[name].write(np.array(row, DTYPES[_BOUNDS_CODE]).tobytes())
 
-    def _write_header(self, entries: dict[str, object]) -> None:
-        header = json.dumps(self._metadata | entries).encode().ljust(self._header_bytes)
+    def _finish(self) -> None:
+        end = self.tokens * DTYPES[self._code].itemsize
+        entries = {TENSOR: _entry(self._code, [self.tokens], 0, end)}
+        for name, row_shape in self.more_tensors.items():
+            rows, start = self._rows[name], end
+            end += rows.tell()
+            count = rows.tell() // (DTYPES[_BOUNDS_CODE].itemsize * math.prod(row_shape))
+            entries[name] = _entry(_BOUNDS_CODE, [count, *row_shape], start, end)
+            rows.seek(0)
+            shutil.copyfileobj(rows, self._file)
+        header = json.dumps(self._metadata | entries).encode().ljust(self._first_byte - 8)
         self._file.seek(0)
-        self._file.write(self._header_bytes.to_bytes(8, "little") + header)
+        self._file.write(len(header).to_bytes(8, "little") + header)
         disk.flush(self._file)
 
     def __enter__(self) -> Self:
@@ -313,78 +302,39 @@ class TokenWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
-        try:
+        with self._files:
             if error is None:
                 self._finish()
-        finally:
-            self._file.close()
+
+
+def _entry(code: str, shape: list[int], start: int, end: int) -> dict[str, object]:
+    return {"dtype": code, "shape": shape, "data_offsets": [start, end]}
 
 
 class PairWriter(TokenWriter):
-    """Writes a token file of pairs.
+    """Writes a token file of pairs."""
 
-    The bounds are kept in a temporary file until the end, so memory does not grow with them.
-    """
-
-    _header_bytes = _HEADER_BYTES_OF_PAIRS
-
-    def __init__(self, path: Path, dtype: str, texts: Texts | None = None) -> None:
-        super().__init__(path, dtype, texts)
-        self._bounds = tempfile.TemporaryFile(dir=path.parent)  # noqa: SIM115 — __exit__ closes it
-        self.pairs = 0
+    more_tensors: ClassVar = {BOUNDS: (2,)}
+    pairs = 0
+    """Number of pairs, or of answers of chats, that are written."""
 
     def append_pair(self, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> None:
         """Write a pair; raises OverflowError if an id does not fit the dtype."""
         self.append(prompt_ids)
         start = self.tokens
         self.append(answer_ids)
-        self._bounds.write(np.array([start, self.tokens], DTYPES[_BOUNDS_CODE]).tobytes())
+        self._append_row(BOUNDS, [start, self.tokens])
         self.pairs += 1
-
-    def _finish(self) -> None:
-        self._write_header(self._tensors())
-
-    def _tensors(self) -> dict[str, object]:
-        """Write the bounds and return the header's entries of all tensors."""
-        size = self.tokens * DTYPES[self._code].itemsize
-        end = size + self._bounds.tell()
-        self._bounds.seek(0)
-        shutil.copyfileobj(self._bounds, self._file)
-        tokens = {"dtype": self._code, "shape": [self.tokens], "data_offsets": [0, size]}
-        bounds = {"dtype": _BOUNDS_CODE, "shape": [self.pairs, 2], "data_offsets": [size, end]}
-        return {TENSOR: tokens, BOUNDS: bounds}
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> None:
-        with self._bounds:
-            super().__exit__(kind, error, _)
 
 
 class ChatWriter(PairWriter):
     """Writes a token file of chats."""
 
-    _header_bytes = _HEADER_BYTES_OF_CHATS
-
-    def __init__(self, path: Path, dtype: str) -> None:
-        super().__init__(path, dtype)
-        self._ends = array.array("q")
+    more_tensors: ClassVar = {BOUNDS: (2,), CHAT_ENDS: ()}
 
     def append_chat(self, turns: Iterable[tuple[Sequence[int], Sequence[int]]]) -> None:
-        """Write a chat; raises OverflowError if an id does not fit the dtype.
-
-        Args:
-            turns: at least one: the ids before an answer, and those of the answer.
-        """
+        """Write a chat of at least one turn: ids before an answer, and ids of the answer.
+        Raises OverflowError if an id does not fit the dtype."""
         for prompt_ids, answer_ids in turns:
             self.append_pair(prompt_ids, answer_ids)
-        self._ends.append(self.pairs)
-
-    def _tensors(self) -> dict[str, object]:
-        tensors = super()._tensors()
-        start = self._file.tell() - 8 - self._header_bytes
-        content = np.array(self._ends, DTYPES[_BOUNDS_CODE]).tobytes()
-        self._file.write(content)
-        ends = [start, start + len(content)]
-        entry = {"dtype": _BOUNDS_CODE, "shape": [len(self._ends)], "data_offsets": ends}
-        return tensors | {CHAT_ENDS: entry}
+        self._append_row(CHAT_ENDS, [self.pairs])

@@ -4,18 +4,17 @@ import bisect
 import contextlib
 import functools
 import json
-import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import tokenizers
 from tokenizers import models
 
 from rungs.common.errors import UserError, reason
-from rungs.data.settled_text import only_adds
 
 TOKENIZER_FILE = "tokenizer.json"
 END_OF_TEXT = "<|endoftext|>"
@@ -33,6 +32,10 @@ _CONTEXT_CHARACTERS = 200
 _MOST_SECONDS, _FEWEST_PER_SECOND = 20, 20_000
 """A slow machine encodes half a million characters a second, so it has time to be busy."""
 _MAX_CUTS_TRIED = 100
+_BY_TOKEN = ("Metaspace", "WordPiece", "ByteFallback")
+"""Each token's text depends on whether it is the first, and bytes on their run."""
+_WHOLE = ("Fuse", "ByteLevel")
+"""What they return is one text, in which other decoders would see what they have seen before."""
 _NO_PREFIX: dict[str, dict[str, object]] = {
     "ByteLevel": {"add_prefix_space": False},
     "Metaspace": {"prepend_scheme": "never"},
@@ -47,20 +50,16 @@ class TextEnds(NamedTuple):
     """The tokens that end texts, None if there are none."""
 
     text: int | None
-    """Separates documents."""
+    """Id of the token that separates documents."""
     answer: int | None
-    """Ends an answer: the same, but for models that were trained to chat."""
+    """Id of the token that ends an answer: the same, but for models that were trained to chat."""
     source: str
-    """What says so."""
+    """What names them, for messages."""
 
 
 class Tokenizer:
-    """Encodes text to token ids and decodes ids to text.
-
-    Args:
-        ends: what ends texts; if absent, the first known name in its vocabulary, else what its
-            template puts after a text.
-    """
+    """Encodes text to token ids and decodes ids to text. Without `ends`, the first known name in
+    its vocabulary ends texts, else what its template puts after a text."""
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, ends: TextEnds | None = None) -> None:
         self._tokenizer = tokenizer
@@ -70,9 +69,8 @@ class Tokenizer:
         self.vocab_size = max(vocabulary.values(), default=-1) + 1
         """Largest token id plus one: the smallest `vocab_size` a model can have."""
         self.begin, self.template_end = _template(tokenizer)
-        """Ids that begin a text, and that end it: what the tokenizer's template puts around one.
-        Tokenizers of models such as Llama, Gemma and Mistral put a begin-of-text token before it.
-        GPT-2's and those trained here add nothing."""
+        """Ids that the tokenizer's template puts before and after a text: with Llama, Gemma and
+        Mistral a begin-of-text token before it, with GPT-2 and those trained here none."""
         name = name_in(vocabulary)
         end = vocabulary[name] if name else next(reversed(self.template_end), None)
         self._usual_ends = TextEnds(end, end, "its name" if name else "the tokenizer's template")
@@ -92,29 +90,18 @@ class Tokenizer:
         """Return the token ids of a part of a text, without adding special tokens. For a text to
         continue with a model, use `encode_prompt`.
 
-        A special token's name inside the text becomes that token.
-
-        Raises:
-            UserError: the text is not valid Unicode, or the tokenizer has no tokens for it.
-        """
+        A special token's name inside the text becomes that token. Raises UserError if the text is
+        not valid Unicode, or the tokenizer has no tokens for it."""
         return self.encode_batch([text])[0]
 
     def encode_prompt(self, text: str) -> list[int]:
         """Return the token ids of a text that a model is to continue: `begin`, then those of
-        `encode`. What the tokenizer's template puts after a text is left out.
-
-        Raises:
-            UserError: as `encode`.
-        """
+        `encode`. What the tokenizer's template puts after a text is left out."""
         return [*self.begin, *self.encode(text)]
 
     def encode_beginning(self, text: str) -> list[int]:
         """Return what `encode_prompt` returns; for a text without tokens, the end-of-text token,
-        after which texts begin.
-
-        Raises:
-            UserError: the text is not valid Unicode, or there is no token to start with.
-        """
+        after which texts begin. Raises UserError if there is no token to start with."""
         if tokens := self.encode_prompt(text):
             return tokens
         if self.end_of_text is None:
@@ -127,13 +114,8 @@ class Tokenizer:
         self, text: str, spans: Sequence[tuple[int, int]]
     ) -> tuple[list[int], list[tuple[int, int]]]:
         """Return what `encode` does, and for each span of characters its span of tokens: those
-        from the one with its first character to the one with its last.
-
-        Raises:
-            UserError: as `encode`.
-        """
-        [encoding] = self._encoded(self._tokenizer.encode_batch, [text], add_special_tokens=False)
-
+        from the one with its first character to the one with its last."""
+        [encoding] = self._encodings(self._tokenizer.encode_batch, [text])
         starts = [start for start, _ in encoding.offsets]
 
         def span_of_tokens(start: int, end: int) -> tuple[int, int]:
@@ -145,29 +127,23 @@ class Tokenizer:
 
     @functools.cached_property
     def special_ids(self) -> frozenset[int]:
-        """Ids of the tokens that are not text, such as that which ends a turn of a chat."""
+        """Ids of the tokens that are not text, such as the end of a turn of a chat."""
         added = self._tokenizer.get_added_tokens_decoder()
         return frozenset(number for number, token in added.items() if token.special)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Do `encode` for several texts in parallel, on all cores."""
-        return self._encode(texts, add_special_tokens=False)
-
-    def _encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
-        encode = self._tokenizer.encode_batch_fast
-        encodings = self._encoded(encode, texts, add_special_tokens=add_special_tokens)
+        encodings = self._encodings(self._tokenizer.encode_batch_fast, texts)
         return [encoding.ids for encoding in encodings]
 
-    def _encoded(
-        self, encode: Callable[..., list[Any]], texts: Sequence[str], *, add_special_tokens: bool
-    ) -> list[Any]:
-        """Return the encodings that one of the library's functions gives of texts."""
-        call = functools.partial(encode, list(texts), add_special_tokens=add_special_tokens)
+    def _encodings(self, encode: Callable[..., list[Any]], texts: Sequence[str]) -> list[Any]:
+        """Return the encodings of texts by one of the library's functions."""
+        call = functools.partial(encode, list(texts), add_special_tokens=False)
         return self._limited(call, sum(map(len, texts)), "the text cannot be tokenized")
 
     def _limited(self, call: Callable[[], T], size: int, problem: str) -> T:
-        """Return what a function of the library returns for so many characters or tokens. It must
-        be one for batches: the others hold Python's lock."""
+        """Return what a function of the library returns for `size` characters or tokens. It must be
+        one for batches: the others hold Python's lock."""
         with library_errors(problem):
             return _in_time(call, size) if self._has_patterns else call()
 
@@ -178,20 +154,16 @@ class Tokenizer:
 
     @functools.cached_property
     def continuing(self) -> "Tokenizer":
-        """The tokenizer for texts that continue another text, such as answers.
-
-        It leaves out the space that SentencePiece tokenizers and some others add before a text (in
-        the oldest ones also after each special token).
-        """
+        """The tokenizer for texts that continue another text, such as answers: without the space
+        that SentencePiece tokenizers and some others add before a text (in the oldest ones also
+        after each special token)."""
         definition = json.loads(self._tokenizer.to_str(), object_hook=_without_prefix)
         with library_errors("the tokenizer's definition is not valid"):
             return Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(definition)), self.ends)
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = False) -> str:
-        """Return the text of token ids.
-
-        Ids beyond the vocabulary are ignored. Bytes that do not form a character become U+FFFD.
-        """
+        """Return the text of token ids. Ids beyond the vocabulary are ignored; bytes that do not
+        form a character become U+FFFD."""
         numbers = [int(number) for number in ids]
         return self.decode_batch([numbers], skip_special_tokens=skip_special_tokens)[0]
 
@@ -205,8 +177,8 @@ class Tokenizer:
         return self._limited(call, sum(map(len, batch)), "the tokens have no text")
 
     def decode_settled(self, ids: Sequence[int]) -> str:
-        """Return the start of the text of token ids, without special tokens, that stays whatever
-        ids follow."""
+        """Return the start of the text of token ids, without special tokens, that no further ids
+        can change."""
         if not self._only_adds:
             return ""
         text = self.decode(ids[: self._before_open_bytes(ids)], skip_special_tokens=True)
@@ -214,10 +186,16 @@ class Tokenizer:
 
     @functools.cached_property
     def _only_adds(self) -> bool:
-        return only_adds(json.loads(self._tokenizer.to_str()).get("decoder"))
+        return only_adds(self._decoder)
+
+    @functools.cached_property
+    def _decoder(self) -> dict[str, Any] | None:
+        """The decoder, as in `tokenizer.json`."""
+        decoder: dict[str, Any] | None = json.loads(self._tokenizer.to_str()).get("decoder")
+        return decoder
 
     def _before_open_bytes(self, ids: Sequence[int]) -> int:
-        """Return how many ids come before the byte tokens at the end: if a run of them is not valid
+        """Return the number of ids before the byte tokens at the end: if a run of them is not valid
         UTF-8, each of its bytes becomes U+FFFD. Special tokens don't end a run."""
         end = len(ids)
         for place in range(len(ids) - 1, -1, -1):
@@ -229,11 +207,9 @@ class Tokenizer:
         return end
 
     def byte_count(self, ids: Sequence[int] | np.ndarray) -> int:
-        """Return the number of UTF-8 bytes that the ids stand for. Special tokens count as 0.
-
-        This is exact for byte-level tokenizers, even if the ids start or end inside a character.
-        For other tokenizers it is the length of the decoded text.
-        """
+        """Return the number of UTF-8 bytes that the ids stand for; special tokens count as 0. This
+        is exact for byte-level tokenizers, even if the ids start or end inside a character. For
+        other tokenizers it is the length of the decoded text."""
         if self._bytes_of is None:
             return len(self.decode(ids, skip_special_tokens=True).encode())
         numbers, counts = np.unique(np.asarray(ids, np.int64), return_counts=True)
@@ -243,8 +219,7 @@ class Tokenizer:
     @functools.cached_property
     def _bytes_of(self) -> dict[int, int] | None:
         """Number of bytes of each id, or None if the tokenizer is not byte-level."""
-        decoder = json.loads(self._tokenizer.to_str()).get("decoder") or {}
-        if decoder.get("type") != "ByteLevel":
+        if (self._decoder or {}).get("type") != "ByteLevel":
             return None
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
         # byte-level tokens spell each byte as one character
@@ -254,11 +229,8 @@ class Tokenizer:
         return counts
 
     def describe_texts(self, begin: Sequence[int]) -> str:
-        """Return what is at the start and the end of texts, and what says so, for people to read.
-
-        Args:
-            begin: what is known to be at the start.
-        """
+        """Return what is at the start (`begin`) and the end of texts, and what says so, for people
+        to read."""
         start = f"begin with {self.names(begin)} and " if begin else ""
         end = self.names([self.end_of_text])
         if self.end_of_answer != self.end_of_text:
@@ -272,25 +244,23 @@ class Tokenizer:
 
     @functools.cached_property
     def definition(self) -> str:
-        """Tokenizers with equal definitions give `encode` the same ids.
-
-        The template that `encode_prompt` uses is not part of it.
-        """
+        """Definition of the tokenizer without its template: if two are equal, so are the ids that
+        `encode` returns."""
         definition = json.loads(self._tokenizer.to_str())
         del definition["post_processor"]
         return json.dumps(definition)
 
     @property
     def eos_token(self) -> str | None:
-        """Name of the token that ends an answer, None unless a file beside the vocabulary must say
-        that it does."""
+        """Name of the token that ends an answer if a file beside the vocabulary must say so, else
+        None."""
         if self.ends[:2] == self._usual_ends[:2] or self.end_of_answer is None:
             return None
         return self._tokenizer.id_to_token(self.end_of_answer)
 
     def save(self, path: Path) -> None:
-        """Write the tokenizer in the format of `tokenizer.json`; raises OSError. See
-        also `save_tokenizer`."""
+        """Write the tokenizer as a `tokenizer.json`; see `save_tokenizer` for what goes beside it.
+        Raises OSError."""
         path.write_text(self._tokenizer.to_str(pretty=True), encoding="utf-8", newline="")
 
     def encode_stream(
@@ -300,9 +270,8 @@ class Tokenizer:
 
         The pieces are joined and cut into chunks again: at a line end, or else at a space, where
         encoding the 200 characters on each side separately gives the same ids as encoding them
-        together. If no such cut exists, the text is cut at a line end anyway, and the ids around
-        the cut may differ from those of the full text. This happens with tokenizers that mark the
-        start of every text.
+        together. If there is none (tokenizers that mark the start of every text), the cut is at a
+        line end anyway, and the ids around it may differ from those of the full text.
         """
         chunks = self._chunks(pieces, chunk_characters)
         while batch := [chunk for _, chunk in zip(range(_CHUNKS_PER_BATCH), chunks, strict=False)]:
@@ -348,36 +317,24 @@ def library_errors(problem: str) -> Iterator[None]:
 
 def _in_time(call: Callable[[], T], size: int) -> T:
     """Return what a function returns. A pattern may backtrack for years, and can't be interrupted,
-    so it runs in a thread that is left behind then.
-
-    Args:
-        size: characters or tokens that it works on.
-
-    Raises:
-        TimeoutError: it takes much longer than any tokenizer needs for so many.
-    """
-    results: queue.SimpleQueue[Callable[[], T]] = queue.SimpleQueue()
+    so it runs in a thread that is left behind then. Raises TimeoutError if it takes much longer
+    than any tokenizer needs for `size` characters or tokens."""
+    result: Future[T] = Future()
 
     def work() -> None:
         try:
-            found = call()
-            results.put(lambda: found)
+            result.set_result(call())
         except BaseException as error:
-            results.put(functools.partial(_raise, error))
+            result.set_exception(error)
 
-    threading.Thread(target=work, daemon=True).start()
+    threading.Thread(target=work, daemon=True).start()  # unlike an executor's, it ends with us
     seconds = _MOST_SECONDS + size / _FEWEST_PER_SECOND
-    try:
-        found = results.get(timeout=seconds)
-    except queue.Empty:
+    wait([result], seconds)
+    if not result.done():
         raise TimeoutError(
             f"takes more than {seconds:.0f} s; the tokenizer's patterns may backtrack without end"
-        ) from None
-    return found()
-
-
-def _raise(error: BaseException) -> NoReturn:
-    raise error
+        )
+    return result.result()
 
 
 def name_in(vocabulary: Mapping[str, int]) -> str | None:
@@ -405,3 +362,30 @@ def _rfind_all(text: str, separator: str, end: int) -> Iterator[int]:
         if end < 0:
             return
         yield end
+
+
+def only_adds(decoder: dict[str, Any] | None) -> bool:
+    """Return whether a decoder, as in `tokenizer.json`, only adds to a text as tokens arrive, so
+    that it can be shown before its end; False if the decoder is unknown.
+
+    What bytes at the end stand for may change: U+FFFD at the end of a text, and the text of a run
+    of byte tokens. The decoders: https://docs.rs/tokenizers/latest/tokenizers/decoders/
+    """
+    if decoder is None:  # tokens are joined with spaces
+        return True
+    parts = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
+    is_whole = False
+    for part in parts:
+        by_token = part["type"] in _BY_TOKEN or part["type"] in _WHOLE
+        if (is_whole and by_token) or not (by_token or _keeps_place(part)):
+            return False
+        is_whole = is_whole or part["type"] in _WHOLE
+    return True
+
+
+def _keeps_place(part: dict[str, Any]) -> bool:
+    """Whether a decoder changes a text one character at a time, or only at its start."""
+    if part["type"] != "Replace":
+        return bool(part["type"] == "Strip" and part["stop"] == 0)
+    single = len(part["pattern"].get("String", "")) == 1
+    return single and not part["content"].strip()

@@ -1,13 +1,11 @@
-"""Read the files beside a tokenizer's vocabulary, `tokenizer_config.json` above all, and apply them
-to it.
+"""Read the files beside a tokenizer's vocabulary, `tokenizer_config.json` above all: which tokens
+end a text, and what older vocabulary files lack (a `tokenizer.json` contains the rest itself).
 
-Only older vocabulary files need most of this: a `tokenizer.json` contains all but the names of the
-special tokens itself.
 Keys: https://huggingface.co/docs/transformers/main_classes/tokenizer
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -16,11 +14,21 @@ from tokenizers import AddedToken, processors
 
 from rungs.common.errors import UserError, reason
 from rungs.common.strict_json import read_text
+from rungs.data.tokenizer import LARGEST_VOCAB, TextEnds, name_in
 
 CONFIG_FILE, ADDED_TOKENS_FILE = "tokenizer_config.json", "added_tokens.json"
 SPECIAL_TOKENS_FILE = "special_tokens_map.json"
+MODEL_CONFIG_FILE, GENERATION_FILE = "config.json", "generation_config.json"
+END_FILES = (CONFIG_FILE, SPECIAL_TOKENS_FILE, MODEL_CONFIG_FILE, GENERATION_FILE)
+"""The files that say what ends a text."""
+_END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|eot|>", "<end_of_turn>", "<turn|>", "<|end|>")
+"""What ends an answer of a model that was trained to chat, but does not separate documents."""
 FindFile = Callable[[str], Path | None]
 """Returns the path of a tokenizer's file by its name, or None if it has no such file."""
+_KEYS = {
+    "tokenizer_class": str,
+    **dict.fromkeys(("add_bos_token", "add_eos_token", "add_prefix_space", "legacy"), bool),
+}
 _TOKEN_KEYS = ("lstrip", "rstrip", "single_word", "normalized", "special")
 
 
@@ -37,11 +45,8 @@ class TokenizerConfig(NamedTuple):
 
     @classmethod
     def read(cls, config: Path | None, added_tokens: Path | None) -> Self:
-        """Read the two files. None stands for a file that does not exist.
-
-        Raises:
-            UserError: a file is unreadable or has other contents.
-        """
+        """Read the two files. None stands for a file that does not exist. Raises UserError if a
+        file is unreadable or has other contents."""
         keys = json_object(config)
         try:
             tokens = {
@@ -52,24 +57,15 @@ class TokenizerConfig(NamedTuple):
                 int(number): _token(token)
                 for number, token in keys.get("added_tokens_decoder", {}).items()
             }
-            return cls(
-                _typed(keys, "tokenizer_class", str),
-                _typed(keys, "add_bos_token", bool),
-                _typed(keys, "add_eos_token", bool),
-                _typed(keys, "add_prefix_space", bool),
-                _typed(keys, "legacy", bool),
-                tokens,
-            )
+            typed = {key: _typed(keys, key, kind) for key, kind in _KEYS.items()}
+            return cls(**typed, added_tokens=tokens)
         except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
             names = " or ".join(str(path) for path in (config, added_tokens) if path)
             raise UserError(f"{names}: not as transformers writes it: {reason(error)}") from None
 
     def add_tokens(self, tokenizer: tokenizers.Tokenizer) -> None:
-        """Add the tokens that the vocabulary lacks, and make texts match all of them.
-
-        Raises:
-            ValueError: a token cannot get its id: another token has it, or a smaller id is unused.
-        """
+        """Add the tokens that the vocabulary lacks, and make texts match all of them. Raises
+        ValueError if a token cannot get its id: another token has it, or a smaller id is unused."""
         for number, token in sorted(self.added_tokens.items(), key=lambda item: item[0]):
             tokenizer.add_tokens([token])
             if (found := tokenizer.token_to_id(token.content)) != number:
@@ -87,13 +83,8 @@ class TokenizerConfig(NamedTuple):
         eos: str | None,
         adds_bos: bool,
     ) -> None:
-        """Make the tokenizer add begin and end of text, if the keys say so.
-
-        Args:
-            bos: the default of `bos_token`.
-            eos: the default of `eos_token`.
-            adds_bos: the default of `add_bos_token`.
-        """
+        """Make the tokenizer add begin and end of text, if the keys say so; `bos`, `eos` and
+        `adds_bos` are the defaults of `bos_token`, `eos_token` and `add_bos_token`."""
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
         named = {k: name for k, name in special_tokens(find).items() if name in vocabulary}
         bos, eos = named.get("bos_token", bos), named.get("eos_token", eos)
@@ -120,10 +111,7 @@ def _typed(keys: dict[str, Any], key: str, kind: type) -> Any:
 def special_tokens(find: FindFile) -> dict[str, str]:
     """Return the special tokens by their names in transformers, such as `eos_token`. As there, what
     `special_tokens_map.json` says counts only if `tokenizer_config.json` has no added tokens.
-
-    Raises:
-        UserError: a file is damaged.
-    """
+    Raises UserError if a file is damaged."""
     keys = json_object(find(CONFIG_FILE))
     if "added_tokens_decoder" not in keys:
         keys |= json_object(find(SPECIAL_TOKENS_FILE))
@@ -140,12 +128,42 @@ def json_object(path: Path | None) -> dict[str, Any]:
     something else."""
     if path is None:
         return {}
+    text = read_text(path)
     try:
-        keys = json.loads(read_text(path))
+        keys = json.loads(text)
     except (RecursionError, ValueError) as error:
-        if isinstance(error, UserError):
-            raise
         raise UserError(f"{path}: not readable as JSON: {reason(error)}") from None
     if not isinstance(keys, dict):
         raise UserError(f"{path}: not a JSON object")
     return keys
+
+
+def published_ends(vocabulary: Mapping[str, int], find: FindFile) -> TextEnds | None:
+    """Return what ends texts: the `eos_token` of the tokenizer, else the `eos_token_id` of the
+    model; None if no file names either. Raises UserError if a file is damaged."""
+    name = special_tokens(find).get("eos_token")
+    if name is not None and name in vocabulary:
+        return _ends(name, vocabulary, f"the eos_token of {CONFIG_FILE}")
+    names = {number: name for name, number in vocabulary.items()}
+    for file in (MODEL_CONFIG_FILE, GENERATION_FILE):
+        known = [names[number] for number in eos_token_ids(find(file)) if number in names]
+        if known:
+            return _ends(known[0], vocabulary, f"the eos_token_id of {file}")
+    return None
+
+
+def _ends(name: str, vocabulary: Mapping[str, int], source: str) -> TextEnds:
+    separator = name_in(vocabulary) if name in _END_OF_TURN else None
+    return TextEnds(vocabulary[separator or name], vocabulary[name], source)
+
+
+def eos_token_ids(path: Path | None) -> tuple[int, ...]:
+    """Return the ids that end a text by a `config.json` or `generation_config.json`; none if there
+    is no file. Raises UserError if it is damaged."""
+    keys = json_object(path)
+    inner = keys.get("text_config")
+    eos = keys.get("eos_token_id", inner.get("eos_token_id") if isinstance(inner, dict) else None)
+    ids = tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,)
+    if not all(type(number) is int and 0 <= number < LARGEST_VOCAB for number in ids):
+        raise UserError(f"{path}: eos_token_id: must be a token id or a list of token ids")
+    return ids

@@ -1,5 +1,6 @@
 """Load a tokenizer from a file, a folder or the Hugging Face hub."""
 
+import contextlib
 import functools
 import json
 import logging
@@ -12,7 +13,6 @@ from rungs.common import hub
 from rungs.common.errors import UserError, reason
 from rungs.common.paths import is_file, is_folder, require_regular
 from rungs.data.bpe import byte_level_tokenizer
-from rungs.data.published_ends import END_FILES, published_ends
 from rungs.data.sentencepiece_model import SentencePieceModel
 from rungs.data.tokenizer import (
     END_OF_TEXT,
@@ -24,8 +24,10 @@ from rungs.data.tokenizer import (
 from rungs.data.tokenizer_config import (
     ADDED_TOKENS_FILE,
     CONFIG_FILE,
+    END_FILES,
     FindFile,
     TokenizerConfig,
+    published_ends,
 )
 
 logger = logging.getLogger("rungs.dataset")
@@ -44,12 +46,8 @@ def load_tokenizer(place: Path | str) -> Tokenizer:
     3. `vocab.json` with `merges.txt` (GPT-2's original files)
 
     With 2 and 3, `tokenizer_config.json` and `added_tokens.json` are read too. What ends a text is
-    decided as `published_ends` says.
-
-    Raises:
-        UserError: there is no tokenizer, it is damaged or unsupported, or the hub cannot be
-            reached.
-    """
+    decided as `published_ends` says. Raises UserError if there is no tokenizer, it is damaged or
+    unsupported, or the hub cannot be reached."""
     path = Path(place)
     if is_folder(path):
         missing = f"{path}: has no tokenizer: neither {TOKENIZER_FILE}"
@@ -59,17 +57,19 @@ def load_tokenizer(place: Path | str) -> Tokenizer:
         return _from_sentencepiece(path, finder(path))
     else:
         return _from_tokenizer_json(path, finder(path))
-    if tokenizer := _from_first_found(finder(place)):
-        return tokenizer
+    find = finder(place)
+    if found := find(TOKENIZER_FILE):
+        return _from_tokenizer_json(found, find)
+    if found := find(SENTENCEPIECE_FILE):
+        return _from_sentencepiece(found, find)
+    if (vocabulary := find(VOCABULARY_FILE)) and (merges := find(MERGES_FILE)):
+        return _from_gpt2_files(vocabulary, merges, find)
     raise UserError(f"{missing} nor {SENTENCEPIECE_FILE} nor {VOCABULARY_FILE} with {MERGES_FILE}")
 
 
 def finder(place: Path | str) -> FindFile:
-    """Return a function that finds the files beside a tokenizer, or those of a model on the hub.
-
-    Args:
-        place: as for `load_tokenizer`.
-    """
+    """Return a function that finds the files beside a tokenizer, or those of a model on the hub;
+    `place` is as for `load_tokenizer`."""
     path = Path(place)
     if _is_hub_id(place):
         return functools.partial(_on_hub, str(place))
@@ -78,29 +78,15 @@ def finder(place: Path | str) -> FindFile:
 
 
 def _is_hub_id(place: Path | str) -> bool:
-    is_local = isinstance(place, Path) or is_folder(Path(place)) or is_file(Path(place))
-    return not is_local and _may_be_hub_id(str(place))
-
-
-def _may_be_hub_id(place: str) -> bool:
+    if isinstance(place, Path) or is_folder(Path(place)) or is_file(Path(place)):
+        return False
     is_file_name = place.endswith(".model") or ".json" in place
     return place.count("/") <= 1 and not place.startswith((".", "/")) and not is_file_name
 
 
 def _on_hub(model: str, name: str) -> Path | None:
-    try:
+    with contextlib.suppress(hub.NotOnHub):
         return hub.model_file(model, name)
-    except hub.NotOnHub:
-        return None
-
-
-def _from_first_found(find: FindFile) -> Tokenizer | None:
-    if path := find(TOKENIZER_FILE):
-        return _from_tokenizer_json(path, find)
-    if path := find(SENTENCEPIECE_FILE):
-        return _from_sentencepiece(path, find)
-    if (vocabulary := find(VOCABULARY_FILE)) and (merges := find(MERGES_FILE)):
-        return _from_gpt2_files(vocabulary, merges, find)
     return None
 
 
@@ -124,17 +110,16 @@ def _checked(raw: tokenizers.Tokenizer, path: Path, find: FindFile) -> Tokenizer
     except UserError as error:
         raise UserError(f"{path}: {reason(error)}") from None
     _check_ids(tokenizer, path)
+
+    def find_if_reachable(name: str) -> Path | None:  # without a network, it may not be cached
+        try:
+            return find(name)
+        except UserError as error:
+            logger.warning("%s; what ends a text is decided without it", error)
+            return None
+
     vocabulary = raw.get_vocab(with_added_tokens=True)
-    return Tokenizer(raw, published_ends(vocabulary, functools.partial(_if_reachable, find)))
-
-
-def _if_reachable(find: FindFile, name: str) -> Path | None:
-    """Find a file that tokens don't depend on: without a network, not all of them may be cached."""
-    try:
-        return find(name)
-    except UserError as error:
-        logger.warning("%s; what ends a text is decided without it", error)
-        return None
+    return Tokenizer(raw, published_ends(vocabulary, find_if_reachable))
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:

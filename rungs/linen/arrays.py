@@ -14,7 +14,7 @@ import numpy as np
 from rungs.checkpointing.optimizer_state import literal_path
 from rungs.checkpointing.weights_index import read_index
 from rungs.common.errors import UserError, reason
-from rungs.common.paths import is_file, is_folder, require_regular
+from rungs.common.paths import is_file, is_folder, refuse_link_out, require_regular
 
 MSGPACK_FILE, MSGPACK_INDEX = "flax_model.msgpack", "flax_model.msgpack.index.json"
 _ORBAX_FILES = ("_METADATA", "_CHECKPOINT_METADATA", "checkpoint")
@@ -47,10 +47,14 @@ def _read(place: Path) -> Mapping[str, Any]:
     if is_file(place):
         return _read_msgpack(place)
     if is_file(place / MSGPACK_FILE):
-        return _read_msgpack(place / MSGPACK_FILE)
+        return _read_msgpack(_within(place, place / MSGPACK_FILE))
     if is_file(place / MSGPACK_INDEX):
         shards = sorted(set(read_index(place / MSGPACK_INDEX).values()))
-        return {name: node for path in shards for name, node in _flatten(_read_msgpack(path))}
+        return {
+            name: node
+            for path in shards
+            for name, node in _flatten(_read_msgpack(_within(place, path)))
+        }
     if any(is_file(place / name) for name in _ORBAX_FILES):
         return _read_orbax(place)
     inner = (
@@ -59,6 +63,12 @@ def _read(place: Path) -> Mapping[str, Any]:
     hint = f"; is it in {', '.join(inner[:5])}?" if inner else ""
     problem = f"not a Linen checkpoint: it has neither {MSGPACK_FILE} nor Orbax's files"
     raise UserError(f"{place}: {problem}{hint}")
+
+
+def _within(folder: Path, path: Path) -> Path:
+    """Return a path in a checkpoint; raise UserError if it is a link out of its folder."""
+    refuse_link_out(path, folder)
+    return path
 
 
 def _read_msgpack(path: Path) -> Mapping[str, Any]:
@@ -81,6 +91,8 @@ def _read_orbax(folder: Path) -> Mapping[str, Any]:
     import jax
     import orbax.checkpoint as ocp
 
+    for path in folder.rglob("*"):
+        _within(folder, path)
     try:
         with ocp.PyTreeCheckpointer() as checkpointer:
             place = literal_path(folder)

@@ -14,6 +14,7 @@
     generation     generate text, batched and streamed
     rollouts       sample texts with their log-probabilities, for reinforcement learning
     weight_formats  weights as generation uses them: in a dtype, or quantized to 8 bits
+    unread_tensor  a parameter that is read from a file while it is converted
     sampling       greedy, temperature, top-k, top-p, min-p, repetition penalty
     kernels/       faster forms of attention, cross-entropy and matmul
 

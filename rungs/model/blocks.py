@@ -2,12 +2,11 @@
 them. Axes as in `gpt.py`."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jax import Array
 
@@ -17,6 +16,7 @@ from rungs.model.attention import Attention, AttentionContext, Cache, sequence_c
 from rungs.model.feed_forward import Routing, make_feed_forward
 from rungs.model.layers import NO_DROPOUT, Dropout, Norm, apply_norm, make_norm
 from rungs.model.remat import checkpoint_layer
+from rungs.model.unread_tensor import UnreadTensor
 from rungs.parallel.fsdp import no_gather
 
 Convert = Callable[[nnx.Param, Array], nnx.Variable]
@@ -147,24 +147,26 @@ def unstack_layers(stacked: nnx.State, layers: int, convert: Convert) -> list[nn
     """Return a copy of each layer's parameters.
 
     Args:
-        stacked: the state of `make_blocks`' module; what is not an array of JAX is read by
-            `np.asarray`, one parameter at a time.
+        stacked: the state of `make_blocks`' module. Of an `UnreadTensor`, one layer at a time is
+            read.
         convert: returns the parameter with a layer's array in place of its own, in the form in
             which it is to be used.
     """
     params, tree = jax.tree.flatten(stacked, is_leaf=_is_param)
     columns = []
     for param in params:
-        array = read(param)
-        column = [convert(param, jnp.asarray(array[layer])) for layer in range(layers)]
+        column = [convert(param, array) for array in _layers(param.get_value(), layers)]
         columns.append(jax.block_until_ready(column))  # then what was read can be freed
     return [jax.tree.unflatten(tree, parts) for parts in zip(*columns, strict=True)]
 
 
-def read(param: nnx.Variable) -> Array | np.ndarray:
-    """Return a parameter's array, read by `np.asarray` if it is not one of JAX."""
-    array = param.get_value()
-    return array if isinstance(array, Array) else np.asarray(array)
+def _layers(stacked: Array | UnreadTensor, layers: int) -> Iterator[Array]:
+    """Yield the array of each layer."""
+    for layer in range(layers):
+        if isinstance(stacked, UnreadTensor):
+            yield jax.device_put(stacked.read(slice(layer, layer + 1))[0])
+        else:
+            yield jnp.asarray(stacked[layer])
 
 
 def _is_param(node: Any) -> bool:

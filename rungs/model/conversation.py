@@ -15,12 +15,14 @@ class Conversation:
 
     Attributes:
         request: of the first answer; the seed of later ones counts up.
+        answer_tokens: the number of tokens of the last answer so far.
     """
 
     generator: Generator
     form: ChatFormat
     request: Request
     messages: list[Message] = dataclasses.field(default_factory=list)
+    answer_tokens: int = 0
 
     def answer(self, content: str) -> Iterator[str]:
         """Yield the pieces of the answer to a user's message as they are made. Both become part of
@@ -34,11 +36,16 @@ class Conversation:
         prompt, number = self.form.tokenizer.encode(text), len(self.messages)
         self.messages = [*asked, Message(ASSISTANT, "")]
         request = self.request._replace(seed=self.request.seed + number)
-        chunks = (chunk[0] for chunk in self.generator.stream([prompt], request))
-        for piece in decode_stream(chunks, self.form.tokenizer):
+        self.answer_tokens = 0
+        for piece in decode_stream(self._stream(prompt, request), self.form.tokenizer):
             said = self.messages[-1].content or ""
             self.messages[-1] = Message(ASSISTANT, said + piece)
             yield piece
+
+    def _stream(self, prompt: list[int], request: Request) -> Iterator[list[int]]:
+        for (tokens,) in self.generator.stream([prompt], request):
+            self.answer_tokens += len(tokens)
+            yield tokens
 
 
 def decode_stream(chunks: Iterable[Sequence[int]], tokenizer: Tokenizer) -> Iterator[str]:

@@ -92,6 +92,7 @@ class Generator:
         Raises:
             ValueError: a prompt is empty, or has a token id that the model doesn't have; the
                 lookahead is out of range.
+            UserError: a sampling setting is out of range.
             RunFailure: the model's logits are NaN.
         """
         result: Texts = [[] for _ in prompts]
@@ -110,6 +111,7 @@ class Generator:
         again with its last half context.
         """
         self._decoder.check(prompts)
+        request.sampling.check()
         if not 0 <= request.lookahead < self.context_length:
             raise ValueError(
                 f"lookahead {request.lookahead} is negative, or not below the model's"

@@ -2,25 +2,30 @@
 to 8 bits. Norms and biases stay as they are."""
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import Array
 
 from rungs.config.model_config import ModelConfig
-from rungs.model.blocks import Convert, read
+from rungs.model.blocks import Convert
 from rungs.model.kernels.int8_matmul import quantize
 from rungs.model.kernels.stored_matrix import OutputMajorMatrix, StoredMatrix, outputs_first
 from rungs.model.layers import LowRankParam
+from rungs.model.unread_tensor import UnreadTensor
 from rungs.parallel import target_device
 from rungs.parallel.names import POSITION, VOCABULARY
 
 WeightFormat = Literal["dtype", "int8"]
 Store = Callable[[Array, tuple[int, ...], jnp.dtype], StoredMatrix]
 """From matrix_OI, its parameter's shape and the compute dtype."""
+_PART_BYTES = 1 << 22
+"""What is read of a table at a time, at most."""
 
 
 def is_possible(weights: WeightFormat, config: ModelConfig) -> bool:
@@ -54,15 +59,58 @@ def converter(weights: WeightFormat, config: ModelConfig, dtype: jnp.dtype) -> C
 
 
 def convert_all(state: nnx.State, convert: Convert) -> nnx.State:
-    """Return parameters, each converted."""
+    """Return parameters that are not stacked, each converted."""
 
     def convert_one(param: nnx.Param) -> nnx.Variable:
-        # jnp.asarray would copy twice; what was read is freed before it is converted
-        array = jax.block_until_ready(jax.device_put(read(param)))
+        array = param.get_value()
+        if isinstance(array, UnreadTensor):
+            return _convert_as_read(param, array, convert)
         converted: nnx.Variable = jax.block_until_ready(convert(param, array))
         return converted
 
     return jax.tree.map(convert_one, state, is_leaf=lambda node: isinstance(node, nnx.Variable))
+
+
+def _convert_as_read(param: nnx.Param, tensor: UnreadTensor, convert: Convert) -> nnx.Variable:
+    """Convert a parameter; of a large vocabulary, one part at a time is read. Outputs don't depend
+    on each other in any form."""
+    axis = param.axes.index(VOCABULARY) if VOCABULARY in param.axes else 0
+    tokens = tensor.shape[axis]
+    parts = math.ceil(math.prod(tensor.shape) * tensor.dtype.itemsize / _PART_BYTES)
+    size = math.ceil(tokens / max(parts, 1)) if VOCABULARY in param.axes else tokens
+    abstract = jax.eval_shape(
+        lambda array: convert(param, array).get_value(),
+        jax.ShapeDtypeStruct(tensor.shape, tensor.dtype),
+    )
+    arrays, tree = jax.tree.flatten(abstract)
+    of_outputs = 0 if isinstance(abstract, StoredMatrix) else axis
+    whole = [jnp.zeros(array.shape, _joining_dtype(array.dtype)) for array in arrays]
+    for start in range(0, tokens, size):
+        read = tensor.read(*[slice(None)] * axis, slice(start, min(start + size, tokens)))
+        part = jax.tree.leaves(convert(param, jax.device_put(read)).get_value())
+        whole = jax.block_until_ready(_with_part(whole, part, start, of_outputs))
+    joined = [_as_dtype(array, like.dtype) for array, like in zip(whole, arrays, strict=True)]
+    return param.replace(jax.tree.unflatten(tree, joined))
+
+
+@functools.partial(jax.jit, static_argnums=3, donate_argnums=0)
+def _with_part(whole: list[Array], part: list[Array], start: int, axis: int) -> list[Array]:
+    update = functools.partial(jax.lax.dynamic_update_slice_in_dim, start_index=start, axis=axis)
+    return [
+        update(array, values.view(array.dtype)) for array, values in zip(whole, part, strict=True)
+    ]
+
+
+def _joining_dtype(dtype: jnp.dtype) -> jnp.dtype:
+    """Return the dtype in which parts are joined. To replace a part of an array of 16-bit floats,
+    XLA's CPU compiler rewrites all of it, so these are joined as integers."""
+    is_rewritten = dtype.itemsize == 2 and target_device.platform() == "cpu"
+    return jnp.dtype(jnp.uint16) if is_rewritten else dtype
+
+
+def _as_dtype(array: Array, dtype: jnp.dtype) -> Array:
+    """Return an array's bits as elements of a dtype, without a copy on a CPU."""
+    return array if array.dtype == dtype else jax.device_put(np.asarray(array).view(dtype))
 
 
 def _storing(store: Store, config: ModelConfig, dtype: jnp.dtype) -> Convert:

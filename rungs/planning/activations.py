@@ -23,25 +23,20 @@ from rungs.step.objective import Microbatch
 
 
 class Activations(NamedTuple):
-    """Bytes on each device."""
+    """Bytes of activations on each device."""
 
     in_layers: int
-    """In the loop over layers."""
+    """Bytes in the loop over layers."""
     total: int
-    """All of them."""
     widened: int
-    """All of them, with those of 16 bits in float32."""
+    """Total with 16-bit activations in float32."""
 
 
 def activations_of(config: RunConfig, mesh: Mesh, model: GPT, optimizer: MultiSteps) -> Activations:
     """Return a microbatch's activations under the run's setting of `remat`.
 
     Compares one microbatch with one of twice as many sequences: what grows is activations, the
-    rest is weights.
-
-    Args:
-        model: with abstract arrays.
-        optimizer: with abstract arrays.
+    rest is weights. The arrays of model and optimizer may be abstract.
     """
     rows = config.train.microbatch_size // mesh.shape[DATA]
     both = (_residuals(config, mesh, model, optimizer, count * rows) for count in (1, 2))

@@ -11,8 +11,7 @@ from rungs.common.errors import UserError
 from rungs.common.strict_json import format_value
 from rungs.config.reinforce_config import ReinforceConfig
 from rungs.data.tokenizer import Tokenizer
-from rungs.tasks.item import Item, Items
-from rungs.tasks.task import Task
+from rungs.tasks.task import Item, Items, Task
 
 _LARGEST_SHUFFLED = 1 << 20
 """Tasks with more items draw them at random instead of once per pass."""

@@ -9,8 +9,7 @@ from rungs.checkpointing.weights_file import Weights
 from rungs.common.errors import UserError
 from rungs.config.task_config import TaskConfig
 from rungs.data.dataset import VALIDATION
-from rungs.tasks.item import all_of
-from rungs.tasks.task import Task
+from rungs.tasks.task import Task, all_of
 from rungs.tasks.verifiers.opening import Verifier
 
 Checksums = dict[str, dict[str, str]]

@@ -191,8 +191,8 @@ class RunFolder:
         )
 
     def refuse_links(self) -> None:
-        """Raise UserError if something that training writes into is a link: it would write
-        elsewhere."""
+        """Raise UserError if something that training writes into is a link, so that it would write
+        elsewhere, or a folder in the place of a file."""
         files = self.lock_file, self.holder, self.log, self.events, self.metrics, self.samples
         folders = self.aside, self.failed_steps, self.rollouts, self.trackers
         others = self.evaluations, self.prompt_samples, *self.trackers.glob("*")
@@ -202,6 +202,9 @@ class RunFolder:
                     f"{path}: is a link, and a run writes nothing outside its folder; remove it, or"
                     " put what it points to in its place"
                 )
+        for path in files:
+            if is_folder(path):
+                raise UserError(f"{path}: is a folder, but must be a file; move it away")
 
     def _claim_checkpoints(self) -> None:
         """Note in the folder that `checkpoints` is a link to, such as one on a larger disk, that it

@@ -19,8 +19,7 @@ from rungs.config.optimization_config import OptimizationConfig
 from rungs.model.gpt import GPT
 from rungs.optim.precision import dtype_of
 from rungs.parallel import collectives
-from rungs.parallel.fsdp import WeightGatherer
-from rungs.parallel.gradient_sum import GradientSum
+from rungs.parallel.fsdp import GradientSum, WeightGatherer
 from rungs.parallel.names import DATA
 from rungs.parallel.sharding import Layout
 from rungs.step.forward import compute_of

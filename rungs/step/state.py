@@ -125,8 +125,8 @@ class AbstractModel:
         self.shapes = _shapes(self._model, config.vocab_size)
 
     def fill(self, weights: Mapping[str, Any]) -> GPT:
-        """Return the model with these parameters, in the dtypes they have; for generation only,
-        with what `np.asarray` reads them from."""
+        """Return the model with these parameters, in the dtypes they have: arrays or, for
+        generation only, `UnreadTensor`s."""
         _fill(self._model, weights)
         return self._model
 

@@ -2,8 +2,7 @@
 verifiers that reward completions.
 
     opening        open the task of a config
-    task           what a source provides
-    item           a prompt with its answer
+    task           what a source provides: items, each a prompt with its answer
     item_file      items from files of JSON lines
     reasoning_gym  items of the library reasoning-gym
     generated      items that are generated; the split into training and validation

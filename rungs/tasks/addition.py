@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from rungs.config.task_config import AddSettings
 from rungs.tasks.draws import Draws
-from rungs.tasks.item import Item
+from rungs.tasks.task import Item
 
 ALPHABET = "0123456789+>,:="
 

@@ -2,7 +2,7 @@
 
 from rungs.config.task_config import BracketsSettings
 from rungs.tasks.draws import Draws
-from rungs.tasks.item import Item
+from rungs.tasks.task import Item
 from rungs.tasks.verifiers.built_in import PAIRS, open_brackets
 
 ALPHABET = "()[]{}<>:="

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from rungs.config.task_config import CountdownSettings
 from rungs.tasks.draws import Draws
-from rungs.tasks.item import Item
+from rungs.tasks.task import Item
 
 ALPHABET = "0123456789+-*/(),:="
 _SUM, _PRODUCT, _NUMBER = range(3)

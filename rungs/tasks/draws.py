@@ -1,7 +1,6 @@
 """Pseudorandom choices that are the same on every machine and in every version of Python.
 
-Only `random.random()` is used: Python guarantees its sequence for a seed, and not that of the other
-functions.
+Only `random.random()` is used: Python guarantees its sequence for a seed, but no other function's.
 """
 
 import random

@@ -6,10 +6,10 @@ For built-in tasks it is a hash of the prompt, whatever seed and settings: a pro
 from one run is held out from all of them.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from rungs.common.errors import UserError
-from rungs.tasks.item import Item
+from rungs.tasks.task import Item
 
 ITEMS = 1 << 30
 """How many items there are to train on. Validation uses the numbers that follow."""
@@ -46,31 +46,21 @@ class TrainingItems:
 
 
 def held_out_items(name: str, draw: Draw, rule: Rule, count: int) -> list[Item]:
-    """Return items for validation, all with different prompts.
-
-    Raises:
-        UserError: there are too few prompts.
-    """
-    candidates = filter(rule, map(draw, range(ITEMS, ITEMS + count * _TRIES)))
-    different = _without_repeats(candidates, count)
+    """Return items for validation, all with different prompts. Raises UserError if there are too
+    few prompts."""
+    different: dict[str, Item] = {}
+    for item in filter(rule, map(draw, range(ITEMS, ITEMS + count * _TRIES))):
+        if len(different) == count:
+            break
+        different.setdefault(item.prompt, item)
     if len(different) < count:
         raise UserError(
             f"{name}: validation_items: {count:,} is more than the {len(different):,} different"
             f" prompts found to hold out; use fewer, or {_ADVICE}"
         )
-    return different
+    return list(different.values())
 
 
 def by_hash(item: Item) -> bool:
     """Whether the hash of an item's prompt makes it one for validation."""
     return item.prompt_hash % HELD_OUT_PART == 0
-
-
-def _without_repeats(items: Iterable[Item], count: int) -> list[Item]:
-    """Return the first `count` items with different prompts, fewer if there are fewer."""
-    found: dict[str, Item] = {}
-    for item in items:
-        if len(found) == count:
-            break
-        found.setdefault(item.prompt, item)
-    return list(found.values())

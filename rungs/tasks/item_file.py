@@ -11,10 +11,8 @@ from rungs.common import strict_json
 from rungs.common.errors import UserError
 from rungs.common.strict_json import StrictModel
 from rungs.config.task_config import VERIFIERS, BuiltInVerifier, TaskConfig
-from rungs.tasks.item import Item
-from rungs.tasks.task import Task
-from rungs.tasks.verifiers.built_in import BUILT_IN
-from rungs.tasks.verifiers.numbers import MARK
+from rungs.tasks.task import Item, Task
+from rungs.tasks.verifiers.built_in import BUILT_IN, MARK
 
 _MOST_ERRORS = 50
 Text = Annotated[str, Field(min_length=1)]

@@ -1,23 +1,13 @@
 """Opens the task of a config."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rungs.config.task_config import SETTINGS, TaskConfig
-from rungs.tasks import (
-    addition,
-    brackets,
-    countdown,
-    item_file,
-    parity,
-    reasoning_gym,
-    sorting,
-)
+from rungs.tasks import addition, brackets, countdown, item_file, parity, reasoning_gym, sorting
 from rungs.tasks.draws import Draws
 from rungs.tasks.generated import TrainingItems, by_hash, held_out_items
-from rungs.tasks.item import Item
-from rungs.tasks.task import Task
+from rungs.tasks.task import Item, Task
 
 
 class _BuiltIn(NamedTuple):
@@ -38,17 +28,19 @@ BUILT_IN = {
 
 def open_task(config: TaskConfig, run_folder: Path) -> Task:
     """Return the task of a config. The items depend on nothing but the config, and on the files or
-    library that it names.
-
-    Raises:
-        UserError: a file or the library has problems; a line for each.
-    """
+    library that it names. Raises UserError if a file or the library has problems; a line for
+    each."""
     if config.is_file:
         return item_file.open_task(config, run_folder)
     if config.reasoning_gym_name:
         return reasoning_gym.open_task(config)
     module, verifier = BUILT_IN[config.source]
-    draw = _drawing(module.draw, SETTINGS[config.source](**config.settings), config.seed)
+    settings = SETTINGS[config.source](**config.settings)
+
+    def draw(number: int) -> Item:
+        item: Item = module.draw(settings, Draws(config.seed, number))
+        return item
+
     return Task(
         name=config.source,
         train=TrainingItems(config.source, draw, by_hash, config.train_items),
@@ -58,7 +50,3 @@ def open_task(config: TaskConfig, run_folder: Path) -> Task:
         short=module.short,
         alphabet=module.ALPHABET,
     )
-
-
-def _drawing(draw: Callable[[Any, Draws], Item], settings: Any, seed: int) -> Callable[[int], Item]:
-    return lambda number: draw(settings, Draws(seed, number))

@@ -9,7 +9,7 @@ from operator import xor
 
 from rungs.config.task_config import ParitySettings
 from rungs.tasks.draws import Draws
-from rungs.tasks.item import Item
+from rungs.tasks.task import Item
 
 ALPHABET = "01:="
 

@@ -7,19 +7,17 @@ of the held-out items. A hash would leave out nine of ten, and some tasks take l
 """
 
 import dataclasses
-import difflib
 import functools
 import importlib
 import json
 from collections.abc import Callable
 from typing import Any
 
-from rungs.common.errors import UserError, reason
+from rungs.common.errors import UserError, did_you_mean, reason
 from rungs.common.strict_json import format_value
 from rungs.config.task_config import REASONING_GYM, TaskConfig
 from rungs.tasks.generated import ITEMS, TrainingItems, held_out_items
-from rungs.tasks.item import Item
-from rungs.tasks.task import Task
+from rungs.tasks.task import Item, Task
 
 VERIFIER = "reasoning-gym"
 _OURS = ("seed", "size")
@@ -30,11 +28,8 @@ _DATASETS_KEPT = 8
 
 
 def open_task(config: TaskConfig) -> Task:
-    """Return a task of the library.
-
-    Raises:
-        UserError: the library is missing, has no such task or settings, or the task has no answers.
-    """
+    """Return a task of the library. Raises UserError if the library is missing, has no such task or
+    settings, or the task has no answers."""
     name = config.reasoning_gym_name or ""
     dataset = _datasets(name, config)
 
@@ -42,22 +37,19 @@ def open_task(config: TaskConfig) -> Task:
         place = number % _SIZE
         return _item(config.source, dataset(number - place)[place])
 
+    def is_held_out(item: Item) -> bool:
+        return item.prompt in prompts
+
     validation = held_out_items(config.source, draw, lambda _: True, config.validation_items)
     prompts = {item.prompt for item in validation}
     return Task(
         name=name,
-        train=TrainingItems(
-            config.source, draw, lambda item: item.prompt in prompts, config.train_items
-        ),
+        train=TrainingItems(config.source, draw, is_held_out, config.train_items),
         validation=validation,
         verifier=VERIFIER,
-        worked=_answer,
-        short=_answer,
+        worked=lambda item: item.answer,
+        short=lambda item: item.answer,
     )
-
-
-def _answer(item: Item) -> str:
-    return item.answer
 
 
 def _library() -> Any:
@@ -74,8 +66,7 @@ def _datasets(name: str, config: TaskConfig) -> Callable[[int], Any]:
     """Return a function that returns the dataset of the items from a number on."""
     known = _library().DATASETS
     if name not in known:
-        close = difflib.get_close_matches(name, known, n=1)
-        advice = f"did you mean {REASONING_GYM}{close[0]}?" if close else f"it has {len(known)}"
+        advice = did_you_mean(name, known, f"it has {len(known)}", prefix=REASONING_GYM)
         raise UserError(f'source: reasoning-gym has no task "{name}"; {advice}')
     dataset_type, settings_type = known[name]
     _require_known(config, [field.name for field in dataclasses.fields(settings_type)])
@@ -97,9 +88,8 @@ def _require_known(config: TaskConfig, names: list[str]) -> None:
         if key in _OURS:
             raise UserError(f"settings of {config.source}: {key}: comes from the task's config")
         if key not in names:
-            close = difflib.get_close_matches(key, names, n=1)
-            own = ", ".join(name for name in names if name not in _OURS)
-            advice = f"did you mean {close[0]}?" if close else f"the keys are {own}"
+            own = [name for name in names if name not in _OURS]
+            advice = did_you_mean(key, own, f"the keys are {', '.join(own)}")
             raise UserError(f"settings of {config.source}: {key}: unknown key; {advice}")
 
 

@@ -1,9 +1,40 @@
-"""A task: items to train on, held-out items, and how their answers are written."""
+"""A task: items to train on, held-out items, and how their answers are written. An item is a prompt
+and its answer."""
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
-from rungs.tasks.item import Item, Items
+
+@dataclass(frozen=True)
+class Item:
+    """A prompt, its answer, and what else its verifier needs. All of it can be written as JSON."""
+
+    prompt: str
+    answer: str
+    """The answer alone, without work."""
+    info: dict[str, Any] = field(default_factory=dict)
+    verifier: str | None = None
+    """Name of the built-in verifier for this item; None for the task's."""
+
+    @property
+    def prompt_hash(self) -> int:
+        """A 64-bit number that depends only on the prompt."""
+        digest = hashlib.sha256(self.prompt.encode("utf-8", "surrogatepass")).digest()
+        return int.from_bytes(digest[:8])
+
+
+class Items(Protocol):
+    """Items by their index. The same index gives the same item on every machine."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int, /) -> Item: ...
+
+
+def all_of(items: Items) -> Iterator[Item]:
+    """Yield the items in order."""
+    return (items[index] for index in range(len(items)))
 
 
 @dataclass(frozen=True)
@@ -17,11 +48,11 @@ class Task:
     verifier: str
     """Name of the source's own verifier, for items that don't name one."""
     worked: Callable[[Item], str]
-    """Returns the text of a right completion that shows its work, where the source has one."""
+    """Returns the text of a right completion, with its work where the source has one."""
     short: Callable[[Item], str]
     """Returns the text of a right completion without work."""
     alphabet: str | None = None
-    """The characters of prompts and answers, for a tokenizer of one token per character; None if
-    the source doesn't say."""
+    """Characters of prompts and answers, for a tokenizer of one token per character; None if
+    unknown."""
     sha256: dict[str, str] = field(default_factory=dict)
-    """The checksum of each file that items were read from."""
+    """Checksum of each file that items were read from."""

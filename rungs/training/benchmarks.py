@@ -6,6 +6,7 @@ from pathlib import Path
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.checkpointing.manifest import Checkpoint
 from rungs.common.errors import UserError, reason
+from rungs.common.shown_text import quoted
 from rungs.config.run_config import TRAIN_FILE
 from rungs.config.train_config import TrainConfig
 from rungs.data.tokenizer import Tokenizer
@@ -66,7 +67,7 @@ class Benchmarks:
         if is_multi_process():
             raise UserError(
                 f"{run.path / TRAIN_FILE}: evaluate_every: needs a single process; leave it out and"
-                f" evaluate the checkpoints: uv run evaluate.py {run.path}"
+                f" evaluate the checkpoints: uv run evaluate.py {quoted(run.path)}"
             )
         return cls(run, train, load_tokenizer(tokenizer))
 

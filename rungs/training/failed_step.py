@@ -25,6 +25,7 @@ from rungs.checkpointing.saver import Saver
 from rungs.common.atomic_folder import create_folder
 from rungs.common.disk import link_or_copy
 from rungs.common.errors import RunFailure, UserError
+from rungs.common.shown_text import quoted
 from rungs.common.strict_json import StrictModel, read_text
 from rungs.config.run_config import AnyRunConfig
 from rungs.config.sharding_config import ShardingConfig
@@ -180,9 +181,8 @@ class FailedStepRecorder:
                 self._write(folder, step, bad, skipped_steps)
         except (UserError, RunFailure) as error:  # training continues without it
             return f"not saved for replay: {error}"
-        return (
-            f"to replay it: uv run {self._config.command} {self._run.path} --replay {folder.name}"
-        )
+        command = f"uv run {self._config.command} {quoted(self._run.path)}"
+        return f"to replay it: {command} --replay {folder.name}"
 
     def _write(
         self, folder: Path, step: int, bad: dict[int, str], skipped_steps: Collection[int]

@@ -7,6 +7,7 @@ import jax
 from flax import nnx
 from jax.sharding import Mesh
 
+from rungs.common.shown_text import quoted
 from rungs.common.text_table import counted
 from rungs.config.model_config import ModelConfig
 from rungs.config.optimization_config import OptimizationConfig
@@ -114,7 +115,7 @@ def log_size(
         tokens / active,
         format_bytes(state_bytes(model, optimizer)),
         format_bytes(oom_advice.device_bytes(mesh)),
-        run.path,
+        quoted(run.path),
     )
 
 
@@ -143,7 +144,7 @@ def log_end(start: Start, trainer: Trainer[R], last: R | None) -> None:
         trainer.learner.summary(start.run, last),
     )
     if is_stopped:
-        log.info("to resume: uv run %s %s", start.config.command, start.run.path)
+        log.info("to resume: uv run %s %s", start.config.command, quoted(start.run.path))
 
 
 def log_finished(start: Start, edit: str) -> None:

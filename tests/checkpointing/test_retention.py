@@ -7,7 +7,13 @@ from types import SimpleNamespace
 import pytest
 
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
-from rungs.checkpointing.retention import clean_up, delete_old, make_room, most_needed
+from rungs.checkpointing.retention import (
+    clean_up,
+    delete_old,
+    make_room,
+    make_room_in_full_disk,
+    most_needed,
+)
 from rungs.common.disk import folder_bytes
 from tests.support.written_checkpoints import flip_byte, write_checkpoint
 
@@ -124,3 +130,27 @@ def test_room_is_not_made_from_the_best_on_earlier_validation_data(tmp_path: Pat
         write_checkpoint(folder, step, loss, validated_on=file)
     make_room(tmp_path, 1, needed_bytes=2**80)
     assert steps(tmp_path) == [1, 4]
+
+
+@pytest.mark.parametrize(
+    ("keep", "left"),
+    [(-1, [1, 2, 3, 4]), (4, [1, 3, 4]), (3, [1, 3, 4]), (2, [1, 4]), (1, [1, 4])],
+)
+def test_a_disk_that_says_it_has_space_but_is_full(
+    keep: int, left: list[int], folder: Path
+) -> None:
+    """The best checkpoint and the newest stay; of what isn't due, only the oldest goes."""
+    assert make_room_in_full_disk(folder, keep) == (left != [1, 2, 3, 4])
+    assert steps(folder) == left
+
+
+def test_a_full_disk_with_nothing_that_may_go(folder: Path) -> None:
+    delete_old(folder, 1)
+    assert not make_room_in_full_disk(folder, 1)
+    assert steps(folder) == [1, 4]
+
+
+def test_the_newest_valid_checkpoint_stays_on_a_full_disk(folder: Path) -> None:
+    flip_byte(list_checkpoints(folder)[-1].folder / "model.safetensors")
+    assert make_room_in_full_disk(folder, 1)
+    assert steps(folder) == [1, 3, 4]

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
+from rungs.checkpointing.load import load_tokenizer
 from rungs.checkpointing.weights_file import Origin, Weights, WeightsHeader, write_weights
 from rungs.common.errors import UserError
 from tests.support.configs import model_config, train_config
@@ -106,6 +107,15 @@ def test_the_tokenizer_of_shards_is_in_their_folder(folder: Path) -> None:
     assert Weights(folder / "model.safetensors").tokenizer == "gpt2"
     (folder / "tokenizer.json").write_text("{}")
     assert Weights(folder / "model.safetensors").tokenizer_file == folder / "tokenizer.json"
+
+
+def test_a_tokenizer_that_is_a_link_out_of_the_folder_is_refused(folder: Path) -> None:
+    secret = folder.parent / "secret"
+    secret.write_text("{}")
+    (folder / "tokenizer.json").symlink_to(secret)
+    for read in (load_tokenizer, lambda path: Weights(path / "model.safetensors").tokenizer_file):
+        with pytest.raises(UserError, match="is a link out of its folder, to"):
+            read(folder)
 
 
 def refusal(folder: Path) -> str:

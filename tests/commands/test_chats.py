@@ -2,6 +2,7 @@
 template."""
 
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ import download_dataset
 import generate
 import pretrained
 import train
+from rungs.commands.generate import converse
 from rungs.data.chats.chat_dataset import ChatFormat
 from rungs.data.chats.chat_template import ChatTemplate
 from rungs.data.chats.messages import Message
@@ -146,6 +148,20 @@ def test_each_message_continues_the_conversation() -> None:
         "<|im_start|>assistant\n"
     )
     assert len(set(generator.seeds)) == 2
+
+
+def test_a_chat_says_how_fast_each_answer_was(capsys: pytest.CaptureFixture[str]) -> None:
+    form = format_of(CHATML)
+    answers = "the lamp", "the river"
+    generator: Any = FakeGenerator(form, *answers)
+    converse(Conversation(generator, form, Request(9)), ["one", "two"])
+    printed = capsys.readouterr()
+    assert printed.out == "> one\nthe lamp\n> two\nthe river\n"
+    lines = printed.err.splitlines()
+    assert len(lines) == len(answers)
+    for line, answer in zip(lines, answers, strict=True):
+        tokens = len(form.tokenizer.encode(answer))
+        assert re.fullmatch(rf"{tokens} tokens in \d+\.\d s \(.+ tokens per second\)", line)
 
 
 def test_pieces_are_complete_characters() -> None:

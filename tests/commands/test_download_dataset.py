@@ -19,7 +19,10 @@ from tests.support.document_files import parquet, texts
         ("--text a --name x --max-bytes 9", "--max-bytes is for documents, not for --text"),
         ("a/b c/d", "to build a dataset from files"),
         ("--jsonl missing.jsonl --name x", "missing.jsonl: cannot be read"),
-        ("--jsonl a.txt --name x", "a.txt: its name does not end as that of a file of json lines"),
+        (
+            "--jsonl a.txt --name x",
+            "a.txt: its name does not end like the name of a file of json lines",
+        ),
         ("--parquet broken.parquet --name x", "broken.parquet: cannot be read"),
     ],
 )

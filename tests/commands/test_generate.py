@@ -10,6 +10,7 @@ import tokenizers
 from click.testing import CliRunner, Result
 from tokenizers import processors
 
+import evaluate
 import generate
 import rungs
 from rungs.checkpointing.published import stop_tokens
@@ -106,6 +107,14 @@ def test_texts_begin_and_end_as_those_of_the_model(counting_model: Path, tmp_pat
     result = run(folder, "", "--new-tokens", 12)
     assert result.stdout == "abc\n"
     assert result.stderr.startswith("prompts begin with a (65); texts end with d (68)\n")
+    (folder / "chat_template.jinja").write_text("{{ bos_token }}a{{ messages[-1].content }}")
+    answered = run(folder, "b", "--chat", "--new-tokens", 2)
+    assert answered.stderr.startswith("conversations begin with a (65); answers end with d (68)")
+    items = tmp_path / "items.jsonl"
+    items.write_text(json.dumps({"prompt": "b", "choices": ["c", "d"], "answer": 0}))
+    scored = CliRunner().invoke(evaluate.main, [str(folder), "--choices", str(items)])
+    assert scored.exit_code == 0, scored.output
+    assert scored.stderr == "texts begin with a (65)\n"
     generator = rungs.load_generator(folder)
     assert generator.continue_texts(["", "b"], 12) == ["bc", "c"]
     past = rungs.Sampling(stop_tokens=tuple(load_tokenizer(folder).encode("c")))

@@ -40,6 +40,14 @@ def test_a_full_disk_is_one_line(command: str, unbuffered: bool) -> None:
     assert "Traceback" not in ended.stderr
 
 
+def test_output_that_is_closed_is_one_line() -> None:
+    closing = ["sh", "-c", 'exec "$@" >&-', "sh"]
+    command = [*closing, sys.executable, str(ROOT / "config.py"), "--help"]
+    ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+    assert ended.returncode == 2
+    assert ended.stderr == "error: stdout is closed, so nothing can be printed; leave out >&-\n"
+
+
 @pytest.mark.parametrize("unbuffered", [False, True])
 @pytest.mark.parametrize(
     "command",

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 from rungs.common.errors import UserError
-from rungs.data import overlap, split_documents
+from rungs.data import overlap
 from rungs.data.bpe import train_bpe
 from rungs.data.dataset import Dataset, Split
-from rungs.data.overlap import Examined, Repeats, check, recorded
-from rungs.data.split_documents import texts_of
+from rungs.data.overlap import Examined, Repeats, check, recorded, texts_of
 from rungs.data.token_file import PairWriter, TokenWriter
 
 TOKENIZER = train_bpe(["some words of which Texts, are made. " * 50], 280)
@@ -88,9 +87,9 @@ def test_repeats_are_counted(monkeypatch: pytest.MonkeyPatch, most: int) -> None
 def test_texts_of_a_split_are_its_documents(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
 ) -> None:
-    monkeypatch.setattr(split_documents, "_BLOCK_TOKENS", block)
-    monkeypatch.setattr(split_documents, "_BLOCK_PAIRS", max(block // 3, 1))
-    monkeypatch.setattr(split_documents, "_BATCH_DOCUMENTS", 3)
+    monkeypatch.setattr(overlap, "_BLOCK_TOKENS", block)
+    monkeypatch.setattr(overlap, "_BLOCK_PAIRS", max(block // 3, 1))
+    monkeypatch.setattr(overlap, "_BATCH_DOCUMENTS", 3)
     texts = ["one", "", "two words", "a longer text, of words", "four", "five", "six", "seven"]
     dataset = make_dataset(tmp_path / "d", texts, texts[-1:])
     assert list(texts_of(dataset, "train")) == [text for text in texts if text]

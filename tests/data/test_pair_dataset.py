@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 import tracemalloc
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,9 +18,9 @@ from tokenizers import models, pre_tokenizers, processors
 import download_dataset
 from rungs.common.errors import UserError
 from rungs.data import dataset as dataset_module
-from rungs.data import json_lines, pair_dataset, pair_sequences
+from rungs.data import pair_dataset, pair_sequences, text_dataset
 from rungs.data.bpe import train_bpe
-from rungs.data.catalog import build_pair_dataset
+from rungs.data.catalog import build_dataset
 from rungs.data.dataset import Dataset, Split
 from rungs.data.pair_dataset import read_pairs, split_sections
 from rungs.data.text_dataset import TextSection
@@ -44,10 +45,8 @@ def write(folder: Path, name: str, *lines: str | bytes, end: bytes = b"\n") -> P
 def build(
     tmp_path: Path, *files: Path, percent: float = 0, tokenizer: Tokenizer = TOKENIZER
 ) -> Dataset:
-    place = tmp_path / "datasets"
-    return build_pair_dataset(
-        "chats", list(files), place, tokenizer=tokenizer, validation_percent=percent
-    )
+    build = partial(pair_dataset.build, tokenizer=tokenizer, validation_percent=percent)
+    return build_dataset("chats", list(files), tmp_path / "datasets", build)
 
 
 def read(dataset: Dataset, split: Split = "train") -> list[tuple[list[int], list[int]]]:
@@ -213,7 +212,7 @@ def test_a_bad_line_is_reported_and_nothing_is_built(
     message: str,
     percent: float,
 ) -> None:
-    monkeypatch.setattr(json_lines, "_BLOCK_BYTES", 50)
+    monkeypatch.setattr(text_dataset, "_PIECE_BYTES", 50)
     path = write(tmp_path, "a", *[GOOD] * 5, "", bad, GOOD)
     with pytest.raises(UserError) as caught:
         build(tmp_path, path, percent=percent)

@@ -1,14 +1,16 @@
 """Datasets of pairs from the built-in tasks: their prompts, answers, bytes and tokenizer."""
 
 import functools
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from rungs.common.errors import UserError
 from rungs.config.task_config import TaskConfig
-from rungs.data import catalog, task_dataset
-from rungs.data.catalog import build_pair_dataset, open_dataset
+from rungs.data import catalog, pair_dataset, task_dataset
+from rungs.data.catalog import build_dataset, open_dataset
 from rungs.data.dataset import Dataset, Split
 from rungs.data.task_dataset import TASK_DATASETS, TaskPairs, character_tokenizer
 from rungs.data.tokenizer_files import load_tokenizer
@@ -20,9 +22,17 @@ COUNT = 2000
 ALPHABETS = {name: task.module.ALPHABET for name, task in BUILT_IN.items()}
 
 
-@pytest.fixture(autouse=True)
-def few_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(task_dataset, "TRAIN_PAIRS", COUNT)
+@pytest.fixture(scope="module", autouse=True)
+def few_pairs() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(task_dataset, "TRAIN_PAIRS", COUNT)
+        yield
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the datasets, which are built by the first test that opens them."""
+    return tmp_path_factory.mktemp("datasets")
 
 
 @functools.cache
@@ -36,25 +46,22 @@ def texts(dataset: Dataset, split: Split) -> list[tuple[str, str]]:
     tokenizer = load_tokenizer(dataset.folder)
     tokens, bounds = dataset.tokens(split)[:], dataset.pair_bounds(split)
     assert bounds is not None
-    found, start = [], 0
+    parts, start = [], 0
     for answer, end in bounds[:].tolist():
         assert tokens[end - 1] == tokenizer.end_of_text
         assert tokenizer.end_of_text not in tokens[start : end - 1]
-        found.append(
-            (tokenizer.decode(tokens[start:answer]), tokenizer.decode(tokens[answer : end - 1]))
-        )
+        parts += [tokens[start:answer].tolist(), tokens[answer : end - 1].tolist()]
         start = end
-    return found
+    decoded = tokenizer.decode_batch(parts)
+    return list(zip(decoded[::2], decoded[1::2], strict=True))
 
 
 # Pairs
 
 
 @pytest.mark.parametrize("name", TASK_DATASETS)
-def test_pairs_are_items_of_the_task_with_short_or_worked_answers(
-    name: str, tmp_path: Path
-) -> None:
-    dataset, task = open_dataset(name, tmp_path), task_of(name)
+def test_pairs_are_items_of_the_task_with_short_or_worked_answers(name: str, place: Path) -> None:
+    dataset, task = open_dataset(name, place), task_of(name)
     items = {"train": task.train, "validation": task.validation}
     counts: dict[Split, int] = {"train": COUNT, "validation": task_dataset.VALIDATION_PAIRS}
     for split, count in counts.items():
@@ -67,17 +74,17 @@ def test_pairs_are_items_of_the_task_with_short_or_worked_answers(
 
 
 @pytest.mark.parametrize("name", TASK_DATASETS)
-def test_no_held_out_prompt_is_trained_on(name: str, tmp_path: Path) -> None:
-    dataset = open_dataset(name, tmp_path)
+def test_no_held_out_prompt_is_trained_on(name: str, place: Path) -> None:
+    dataset = open_dataset(name, place)
     train, held_out = ({prompt for prompt, _ in texts(dataset, s)} for s in ("train", "validation"))
     assert len(held_out) == task_dataset.VALIDATION_PAIRS
     assert not train & held_out
 
 
-def test_validation_prompts_are_those_of_reinforcement_learning(tmp_path: Path) -> None:
+def test_validation_prompts_are_those_of_reinforcement_learning(place: Path) -> None:
     config = TaskConfig(source="sort", seed=0)
-    items = open_task(config, tmp_path).validation
-    dataset = open_dataset("sort-pairs", tmp_path)
+    items = open_task(config, place).validation
+    dataset = open_dataset("sort-pairs", place)
     assert [prompt for prompt, _ in texts(dataset, "validation")] == [
         items[index].prompt for index in range(len(items))
     ]
@@ -94,16 +101,16 @@ def test_the_share_of_worked_answers(
     assert worked == pytest.approx(percent / 100, abs=4 * deviation)
 
 
-def test_settings_reach_the_task(tmp_path: Path) -> None:
-    dataset = open_dataset("parity-pairs", tmp_path)
+def test_settings_reach_the_task(place: Path) -> None:
+    dataset = open_dataset("parity-pairs", place)
     assert {len(prompt) for prompt, _ in texts(dataset, "train")} == {len("0" * 16 + ":")}
 
 
 # Files
 
 
-def test_the_bytes_are_the_same_twice(tmp_path: Path) -> None:
-    first, second = (open_dataset("parity-pairs", tmp_path / name).folder for name in "ab")
+def test_the_bytes_are_the_same_twice(place: Path, tmp_path: Path) -> None:
+    first, second = (open_dataset("parity-pairs", folder).folder for folder in (place, tmp_path))
     files = sorted(path.name for path in first.iterdir())
     assert {"train.safetensors", "validation.safetensors", "tokenizer.json"} <= {*files}
     assert files == sorted(path.name for path in second.iterdir())
@@ -111,8 +118,8 @@ def test_the_bytes_are_the_same_twice(tmp_path: Path) -> None:
         assert (first / name).read_bytes() == (second / name).read_bytes()
 
 
-def test_the_description_names_the_kind(tmp_path: Path) -> None:
-    assert open_dataset("parity-pairs", tmp_path).description.source.kind == "task"
+def test_the_description_names_the_kind(place: Path) -> None:
+    assert open_dataset("parity-pairs", place).description.source.kind == "task"
 
 
 @pytest.mark.parametrize("name", TASK_DATASETS)
@@ -120,14 +127,10 @@ def test_the_names_are_reserved(name: str, tmp_path: Path) -> None:
     assert name in catalog.BUILT_IN
     file = tmp_path / "pairs.jsonl"
     file.write_text('{"prompt": "0:", "answer": "=0"}\n')
+    tokenizer = character_tokenizer("01:=")
+    build = partial(pair_dataset.build, tokenizer=tokenizer, validation_percent=0)
     with pytest.raises(UserError, match="this name is reserved"):
-        build_pair_dataset(
-            name,
-            [file],
-            tmp_path / "datasets",
-            tokenizer=character_tokenizer("01:="),
-            validation_percent=0,
-        )
+        build_dataset(name, [file], tmp_path / "datasets", build)
     assert not (tmp_path / "datasets").exists()
 
 

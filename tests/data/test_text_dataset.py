@@ -1,5 +1,6 @@
 """Datasets built from text: the ids of the full text, and no text shared between splits."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from rungs.common.errors import UserError
 from rungs.data import text_dataset
 from rungs.data.bpe import train_bpe
-from rungs.data.catalog import build_text_dataset
+from rungs.data.catalog import build_dataset
 from rungs.data.dataset import Dataset, read_description
 from rungs.data.text_dataset import TextSection, split_sections
 from rungs.data.tokenizer_files import load_tokenizer
@@ -29,8 +30,8 @@ def write(folder: Path, **texts: str | bytes) -> list[Path]:
 def build(
     tmp_path: Path, files: list[Path], vocab_size: int = 300, percent: float = 5, name: str = "mine"
 ) -> Dataset:
-    place = tmp_path / "datasets"
-    return build_text_dataset(name, files, place, tokenizer=vocab_size, validation_percent=percent)
+    build = partial(text_dataset.build, tokenizer=vocab_size, validation_percent=percent)
+    return build_dataset(name, files, tmp_path / "datasets", build)
 
 
 def read(section: TextSection) -> str:
@@ -109,7 +110,8 @@ def test_the_dtype_holds_every_id(
     tokenizer = train_bpe([TEXT], 300)
     monkeypatch.setattr(tokenizer, "vocab_size", vocab_size)
     (file,) = write(tmp_path, a=TEXT)
-    dataset = build_text_dataset("x", [file], tmp_path, tokenizer=tokenizer, validation_percent=5)
+    build = partial(text_dataset.build, tokenizer=tokenizer, validation_percent=5)
+    dataset = build_dataset("x", [file], tmp_path, build)
     assert dataset.tokens("train").dtype == dtype
     assert dataset.tokens("train")[:].max() == max(tokenizer.encode(TEXT))
 

@@ -20,7 +20,7 @@ from rungs.step.nonfinite import Flags
 from rungs.training import next_token
 from tests.faults.injected_faults import fail
 from tests.faults.short_runs import checkpoint_steps, failure_message, train_here
-from tests.support.tiny_run import assert_same_outcome, losses
+from tests.support.tiny_run import assert_same_outcome, change, losses
 
 
 class FailedSave:
@@ -32,6 +32,10 @@ class FailedSave:
 
 def disk_full(*_: Any) -> None:
     fail(errno.ENOSPC)
+
+
+def quota_exceeded(*_: Any) -> None:
+    fail(errno.EDQUOT)
 
 
 def bug(*_: Any) -> None:
@@ -102,6 +106,61 @@ def test_a_failure_in_the_background_is_reported_at_the_next_step(
     assert reason in message
     assert steps == 1
     assert checkpoint_steps(run) == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("owner", "name", "fault", "reason"),
+    [
+        (weights_file, "write_weights", quota_exceeded, "Disk quota exceeded"),
+        (optimizer_state, "save_async", lambda *_: FailedSave(), "No space left on device"),
+    ],
+)
+@pytest.mark.usefixtures("no_charts")
+def test_a_quota_for_two_checkpoints_and_one_that_is_written(
+    owner: Any,
+    name: str,
+    fault: Any,
+    reason: str,
+    run: RunFolder,
+    uninterrupted: RunFolder,
+    datasets_dir: Path,
+    messages: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The disk says that it has space, and more would be kept. Each save begins again once an old
+    checkpoint is gone; if none may go, the run ends."""
+    original = getattr(owner, name)
+
+    def write_or_fail(folder: Path, *arguments: Any) -> Any:
+        is_full = len(list_checkpoints(run.checkpoints)) >= 2
+        return (fault if is_full else original)(folder, *arguments)
+
+    change(run, keep_checkpoints=4)
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, write_or_fail)
+        assert train_here(run, datasets_dir) == 0
+        assert checkpoint_steps(run) == [6, 7]
+        assert f"the checkpoint of step 6: {reason}; writing it again" in messages.text
+        assert messages.text.count("too little space for the next checkpoint; deleting") == 2
+    assert_same_outcome(run, uninterrupted)
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("no_charts")
+def test_a_quota_when_all_checkpoints_are_kept(
+    run: RunFolder, datasets_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_weights = weights_file.write_weights
+
+    def write_or_fail(folder: Path, *arguments: Any) -> Any:
+        is_full = len(list_checkpoints(run.checkpoints)) >= 2
+        return (quota_exceeded if is_full else write_weights)(folder, *arguments)
+
+    monkeypatch.setattr(weights_file, "write_weights", write_or_fail)
+    message = failure_message(run, datasets_dir)
+    assert "the checkpoint of step 6 could not be written: Disk quota exceeded (" in message
+    assert checkpoint_steps(run) == [0, 3]
 
 
 @pytest.mark.long

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +13,9 @@ from safetensors.numpy import save
 
 from rungs.common.errors import UserError
 from rungs.config.run_config import RunConfig
+from rungs.data import pair_dataset, text_dataset
 from rungs.data.bpe import train_bpe
-from rungs.data.catalog import build_pair_dataset, build_text_dataset, dataset_folder, open_dataset
+from rungs.data.catalog import build_dataset, dataset_folder, open_dataset
 from rungs.data.dataset import DESCRIPTION_FILE, Dataset
 from rungs.data.loader import TrainingData
 from tests.faults.fuzzing import (
@@ -199,14 +201,12 @@ def test_any_source_of_a_dataset(
     shutil.rmtree(datasets_dir, ignore_errors=True)
     datasets_dir.mkdir()
     fault(source)
-    add = build_pair_dataset if of_pairs else build_text_dataset
-
+    module = pair_dataset if of_pairs else text_dataset
+    build = partial(module.build, tokenizer=TOKENIZER, validation_percent=percent)
     before = {path: path.lstat().st_mode for path in tmp_path.iterdir()}
     try:
         with deadline():
-            found = add(
-                "new", [source], datasets_dir, tokenizer=TOKENIZER, validation_percent=percent
-            )
+            found = build_dataset("new", [source], datasets_dir, build)
         assert found.description.splits["train"].tokens
     except UserError as error:
         assert_clear(str(error))

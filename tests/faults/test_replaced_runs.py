@@ -138,6 +138,14 @@ def test_a_run_that_is_replaced_during_a_save(
     assert [checkpoint.step for checkpoint in saved] == [0]
 
 
+def test_a_folder_in_the_place_of_the_lock_is_refused(run: RunFolder) -> None:
+    run.lock_file.mkdir()
+    message = r"train\.lock: is a folder, but must be a file; move it"
+    with pytest.raises(UserError, match=message), run.lock():
+        pass
+    assert run.lock_file.is_dir()
+
+
 # Links
 
 

@@ -16,7 +16,9 @@ from flax.traverse_util import flatten_dict
 
 from rungs.checkpointing.load import load_model
 from rungs.checkpointing.weights_file import Weights
+from rungs.common.errors import UserError
 from rungs.huggingface.exporting import Export
+from rungs.linen.arrays import read_arrays
 from tests.support import linen_models as models
 from tests.support.commands import Finished, run_script
 from tests.support.published_models import MODELS, arrays
@@ -264,3 +266,17 @@ def test_a_layer_as_wide_as_the_embedding(tmp_path: Path, monkeypatch: Any) -> N
     monkeypatch.setattr(models, "HIDDEN", models.WIDTH)
     source = write_orbax(tmp_path / "source", make(models.Gemma())[0])
     assert "can't tell inputs from outputs" in refusal(source, tmp_path / "run", "gemma")
+
+
+def test_links_out_of_the_checkpoint_are_refused(tmp_path: Path) -> None:
+    params, _ = make(models.GPT2())
+    of_file = write_msgpack(tmp_path / "file", params, None)
+    of_folder = write_orbax(tmp_path / "folder", params)
+    elsewhere = tmp_path / "elsewhere"
+    for path in (of_file / "flax_model.msgpack", of_folder / "_METADATA", of_folder / "d"):
+        path.symlink_to(path.rename(elsewhere))
+        with pytest.raises(UserError, match=f"{path}: is a link out of its folder"):
+            read_arrays(path.parent)
+        path.unlink()
+        elsewhere.rename(path)
+    assert read_arrays(of_folder).keys() == read_arrays(of_file).keys()

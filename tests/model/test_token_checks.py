@@ -7,8 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from rungs.common.errors import UserError
 from rungs.model.generation import Generator, Request
 from rungs.model.gpt import GPT
+from rungs.model.sampling import Sampling
 from tests.support.tiny_model import bind_and_jit, random_model
 
 
@@ -64,3 +66,9 @@ def test_logits_after_texts_beyond_the_context_are_refused(model: GPT) -> None:
         Generator(model).logits_after([[1] * 9], 1)
     with pytest.raises(ValueError, match="more than 2"):
         Generator(model).logits_after([[1, 2]], 2)
+
+
+def test_a_generator_refuses_sampling_out_of_range(model: GPT) -> None:
+    request = Request(1, Sampling(temperature=-1.0, top_k=0))
+    with pytest.raises(UserError, match=r"temperature: -1 is not allowed.*\n.*top-k: 0"):
+        Generator(model).generate([[1, 2]], request)

@@ -17,7 +17,6 @@ import pytest
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.common.errors import UserError
 from rungs.config.run_config import load_reinforcement_run
-from rungs.diagnostics.resume_check.check import read_arrays
 from rungs.reinforcement import learner as learning
 from rungs.reinforcement import sampling
 from rungs.reinforcement.learner import PolicyLearner, reinforcement, summary
@@ -26,6 +25,7 @@ from rungs.reinforcement.replay import replay
 from rungs.reinforcement.rollout_files import RolloutFiles, read
 from rungs.reinforcement.sampling import CompletionSource
 from rungs.run.folder import RunFolder
+from rungs.smoke_tests.resume_check.check import read_arrays
 from rungs.training.trainer import Trainer
 from tests.support.long import long_except
 from tests.support.tiny_reinforcement import (

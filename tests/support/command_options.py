@@ -1,10 +1,11 @@
 """The options of the commands, and which of them invocations give."""
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import click
 
+from rungs.commands.download_dataset import Options, _check_options
 from tests.support.committed_runs import ROOT
 
 SCRIPTS = [
@@ -34,7 +35,7 @@ def _options(name: str, command: click.Command) -> Iterator[Option]:
         for inner, subcommand in command.commands.items():
             yield from _options(f"{name} {inner}", subcommand)
     for parameter in command.params:
-        if isinstance(parameter, click.Option):
+        if isinstance(parameter, click.Option) and not parameter.hidden:
             yield name, parameter.opts[0]
 
 
@@ -56,3 +57,18 @@ def given_options(*line: str) -> set[Option]:
         and parameter.name
         and context.get_parameter_source(parameter.name) == click.core.ParameterSource.COMMANDLINE
     }
+
+
+def check_arguments(script: str, words: Sequence[str]) -> None:
+    """Check that a command takes these words.
+
+    Raises:
+        click.UsageError: it doesn't.
+    """
+    command, arguments = command_of(script), list(words)
+    while isinstance(command, click.Group):
+        command = command.commands[arguments.pop(0)]
+    options = command.make_context(script, arguments).params
+    if script == "download_dataset.py":
+        of_kind = {name: options[name] for name in Options._fields}
+        _check_options(options["what"], Options(**of_kind))

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 
 from rungs.common.errors import UserError
 from rungs.config.task_config import TaskConfig
-from rungs.tasks.item import Item, all_of
 from rungs.tasks.item_file import ItemFile, _split, gold_text, read
 from rungs.tasks.opening import open_task
-from rungs.tasks.task import Task
+from rungs.tasks.task import Item, Task, all_of
 from rungs.tasks.verifiers.built_in import BUILT_IN
 
 GOOD = '{"prompt": "2+2?", "answer": "4"}'

@@ -15,9 +15,8 @@ import pytest
 from rungs.common.errors import UserError
 from rungs.config.task_config import TaskConfig
 from rungs.tasks import reasoning_gym
-from rungs.tasks.item import all_of
 from rungs.tasks.opening import open_task
-from rungs.tasks.task import Task
+from rungs.tasks.task import Task, all_of
 from rungs.tasks.verifiers.checkup import check
 from rungs.tasks.verifiers.opening import open_verifier
 

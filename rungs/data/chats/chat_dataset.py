@@ -6,19 +6,17 @@ assistant's messages and the special token that ends each turn.
 
 import hashlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rungs.common.errors import UserError
-from rungs.common.run_log import byte_progress
-from rungs.data import dataset, text_dataset
+from rungs.data import text_dataset
 from rungs.data.chats.chat_template import ChatTemplate
 from rungs.data.chats.messages import ASSISTANT, Message, parse_chat
 from rungs.data.dataset import Chats, Source
-from rungs.data.json_lines import json_lines, line_error
 from rungs.data.pair_dataset import split_sections
-from rungs.data.text_dataset import TextSection
+from rungs.data.text_dataset import Progress, TextSection, json_lines, line_error
 from rungs.data.token_file import ChatWriter
 from rungs.data.tokenizer import Tokenizer
 from rungs.data.tokenizer_files import save_tokenizer
@@ -26,7 +24,7 @@ from rungs.data.tokenizer_files import save_tokenizer
 logger = logging.getLogger("rungs.dataset")
 
 Turn = tuple[list[int], list[int]]
-"""The ids before an answer, and those of the answer."""
+"""Ids before an answer, and ids of the answer."""
 
 
 class ChatFormat(NamedTuple):
@@ -38,15 +36,9 @@ class ChatFormat(NamedTuple):
     """Longer chats are left out; None for no limit."""
 
     def encode(self, messages: list[Message], variables: Mapping[str, Any] = {}) -> list[Turn]:
-        """Return the turns of a chat that end with an answer. What follows the last one is left
-        out.
-
-        Args:
-            variables: of the chat, for the template, such as `tools`.
-
-        Raises:
-            UserError: the template refuses the chat, or the tokenizer has no tokens for it.
-        """
+        """Return the turns of a chat that end with an answer, without what follows the last one.
+        `variables` are the template's, such as `tools`. Raises UserError if the template refuses
+        the chat, or the tokenizer has no tokens for it."""
         rendered = self.template.render_answers(messages, variables)
         ids, spans = self.tokenizer.encode_spans(rendered.text, rendered.answers)
         turns, last = list[Turn](), 0
@@ -60,14 +52,14 @@ class ChatFormat(NamedTuple):
 
     @property
     def end_of_turn(self) -> int | None:
-        """The token with which an answer ends, None if that isn't a special token."""
+        """Id of the special token that ends an answer, None if there is none."""
         turns = self.encode([Message("user", "a"), Message(ASSISTANT, "b")])
         last = turns[-1][1][-1] if turns else None
         return last if last in self.tokenizer.special_ids else None
 
     def _end_of_turn(self, ids: list[int], end: int) -> int:
-        """Return the place after the special token that follows `end`, perhaps after spaces; `end`
-        if there is none."""
+        """Return the place after the special token that follows `end`, spaces aside; `end` if there
+        is none."""
         place = end
         while place < len(ids) and not self.tokenizer.decode(ids[place : place + 1]).strip():
             place += 1
@@ -78,26 +70,37 @@ class ChatFormat(NamedTuple):
 def build(
     folder: Path, texts: list[TextSection], form: ChatFormat, validation_percent: float
 ) -> Source:
-    """Write the token files, tokenizer and chat template of a dataset of chats into its folder.
-
-    Args:
-        texts: one section per file.
-
-    Raises:
-        UserError: a file has no chats, or a line is not a chat.
-    """
-    sections = split_sections(texts, validation_percent)
-    size = sum(section.size for split in sections.values() for section in split)
+    """Write the token files, tokenizer and chat template of a dataset of chats into its folder;
+    `texts` has a section per file. Raises UserError if a file has no chats, or a line isn't one."""
     left_out, unused = 0, set[str]()
-    with byte_progress("tokenizing", size) as bar:
-        for split, parts in sections.items():
-            path = folder / dataset.split_file(split)
-            with ChatWriter(path, text_dataset.token_dtype(form.tokenizer)) as writer:
-                left_out += sum(_write(writer, part, form, bar.update, unused) for part in parts)
-            if not writer.pairs:
-                raise UserError(
-                    f"the {split} split has no chat of at most {form.max_tokens} tokens"
-                )
+
+    def write_section(writer: ChatWriter, section: TextSection, progress: Progress) -> None:
+        nonlocal left_out
+        for offset, line in json_lines(section):
+            try:
+                chat = parse_chat(line)
+                turns = form.encode(chat.messages, chat.variables)
+            except (UserError, ValueError) as error:
+                raise line_error(section.path, offset, str(error)) from None
+            unused.update(chat.unused)
+            tokens = sum(len(before) + len(answer) for before, answer in turns)
+            if tokens < 2:
+                problem = "has no answer, in the format of the chat template"
+                raise line_error(section.path, offset, problem)
+            if form.max_tokens is not None and tokens > form.max_tokens:
+                left_out += 1
+            else:
+                writer.append_chat(turns)
+            progress(len(line))
+
+    dtype = text_dataset.token_dtype(form.tokenizer)
+    text_dataset.write_splits(
+        folder,
+        split_sections(texts, validation_percent),
+        lambda path: ChatWriter(path, dtype),
+        write_section,
+        lacking=f"the {{}} split has no chat of at most {form.max_tokens} tokens",
+    )
     if unused:
         logger.warning("keys of chats that are not used: %s", ", ".join(sorted(unused)))
     save_tokenizer(form.tokenizer, folder)
@@ -111,32 +114,3 @@ def build(
             left_out=left_out,
         ),
     )
-
-
-def _write(
-    writer: ChatWriter,
-    section: TextSection,
-    form: ChatFormat,
-    progress: Callable[[int], object],
-    unused: set[str],
-) -> int:
-    """Write the chats of a section and return how many were left out. The keys of lines that say
-    nothing here are added to `unused`."""
-    left_out = 0
-    for offset, line in json_lines(section):
-        try:
-            chat = parse_chat(line)
-            turns = form.encode(chat.messages, chat.variables)
-        except (UserError, ValueError) as error:
-            raise line_error(section.path, offset, str(error)) from None
-        unused |= chat.unused
-        tokens = sum(len(before) + len(answer) for before, answer in turns)
-        if tokens < 2:
-            problem = "has no answer, in the format of the chat template"
-            raise line_error(section.path, offset, problem)
-        if form.max_tokens is not None and tokens > form.max_tokens:
-            left_out += 1
-        else:
-            writer.append_chat(turns)
-        progress(len(line))
-    return left_out

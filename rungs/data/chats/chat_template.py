@@ -4,38 +4,44 @@ Published models have it in `chat_template.jinja` or `tokenizer_config.json`. It
 of its own, in a sandbox, with the names and filters that transformers offers it:
 https://huggingface.co/docs/transformers/chat_templating_writing
 
-A template may mark what the assistant says with {% generation %} … {% endgeneration %}. In one
-without marks, what each assistant message says is found by rendering the chat with another content
-in its place.
+A template may mark what the assistant says with {% generation %} … {% endgeneration %}. Without
+marks, the answers are found by rendering the chat with another content in the place of each.
 """
 
+import atexit
+import functools
 import json
+import os
+import signal
+import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+from rungs.common.answering_process import AnsweringProcess
 from rungs.common.errors import UserError
 from rungs.common.paths import is_file
 from rungs.common.strict_json import read_text
 from rungs.data.chats.messages import ASSISTANT, TOOL_CALLS, Message, says_something
-from rungs.data.chats.template_process import PROCESS
 from rungs.data.tokenizer_config import CONFIG_FILE, json_object, special_tokens
 from rungs.data.tokenizer_files import finder
 
 TEMPLATE_FILE = "chat_template.jinja"
+_PROGRAM = Path(__file__).with_name("template_sandbox.py")
 _OLDER_TEMPLATE_FILE = "chat_template.json"
 _TEMPLATE_KEY, _DEFAULT, _FOR_TOOLS = "chat_template", "default", "tool_use"
 _PLACEHOLDER, _MARK = "\uf8ffcontent\uf8ff", "\uf8ffmark\uf8ff"
-"""For a message's content, and around what the assistant says. U+F8FF is for private use, so chats
-don't have it."""
+"""What stands for a message's content, and around answers; chats don't have U+F8FF, which is for
+private use."""
 _REASONING = ("reasoning_content", "thinking", "reasoning")
-"""What a message's reasoning is called; as transformers, we give it the first two names."""
+"""Names of a message's reasoning; templates get it by the first two, as in transformers."""
 _SAID: tuple[tuple[str, ...], ...] = ((TOOL_CALLS,), ("function_call",), _REASONING)
-"""What the assistant says besides the content: the names of each."""
+"""Keys of what the assistant says besides the content; several names of one thing together."""
 _NO_VARIABLES: Mapping[str, Any] = {}
 
 Span = tuple[int, int]
-"""Positions of characters: the first, and that after the last."""
+"""Positions of the first character and of the one after the last."""
 
 
 class Rendered(NamedTuple):
@@ -45,19 +51,16 @@ class Rendered(NamedTuple):
     answers: list[Span]
     """What the assistant says, in order."""
     are_marked: bool
-    """Whether the template marks them. If not, the token that ends a turn may follow them."""
+    """Whether the template marks the answers. If not, the end of a turn may follow them."""
 
 
 class ChatTemplate:
-    """A compiled chat template.
+    """A chat template; raises UserError if it is not valid.
 
     Args:
-        source: in Jinja.
-        special_tokens: by their names in transformers, such as `bos_token`.
-        tool_source: the template of chats with `tools`, if it is another one.
-
-    Raises:
-        UserError: it is not a valid template.
+        source: the Jinja template.
+        special_tokens: texts of tokens by their names in transformers, such as `bos_token`.
+        tool_source: the template for chats with `tools`, if it is another one.
     """
 
     def __init__(
@@ -66,18 +69,16 @@ class ChatTemplate:
         self.source, self.special_tokens = source, special_tokens
         self._tool_source = tool_source or source
         for template in (source, self._tool_source):
-            PROCESS.render(template, _MARK, None)
+            _process().render(template, None)
 
     @classmethod
     def load(cls, place: Path | str, file: Path | None = None) -> Self:
-        """Load the template that belongs to a tokenizer.
+        """Load the template that belongs to a tokenizer; raises UserError if there is none, or it
+        is not valid.
 
         Args:
             place: as for `load_tokenizer`.
-            file: a template to use instead of its own.
-
-        Raises:
-            UserError: there is no template, or it is not valid.
+            file: a template to use instead of the tokenizer's own.
         """
         template = cls.find(place, file)
         if template is None:
@@ -111,14 +112,11 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = False,
     ) -> str:
-        """Return the text of a chat.
+        """Return the text of a chat; raises UserError if the template refuses it.
 
         Args:
-            variables: of the chat, such as `tools`.
+            variables: variables of the chat, such as `tools`.
             add_generation_prompt: whether to end with the start of an answer.
-
-        Raises:
-            UserError: the template refuses the chat.
         """
         turns = [_with_reasoning(message.variables) for message in messages]
         return _without_marks(self._render(turns, variables, add_generation_prompt))[0]
@@ -126,12 +124,8 @@ class ChatTemplate:
     def render_answers(
         self, messages: Sequence[Message], variables: Mapping[str, Any] = _NO_VARIABLES
     ) -> Rendered:
-        """Return the text of a chat, and the place of each answer that is to learn.
-
-        Raises:
-            UserError: the template refuses the chat, leaves out a part of it, or changes what the
-                assistant says.
-        """
+        """Return the text of a chat, and the place of each answer to learn. Raises UserError if the
+        template refuses the chat, leaves out a part of it, or changes what the assistant says."""
         turns = [_with_reasoning(message.variables) for message in messages]
         text, marked = _without_marks(self._render(turns, variables))
         self._check_all_is_used(text, turns, variables)
@@ -151,8 +145,7 @@ class ChatTemplate:
     ) -> str:
         own = {"messages": turns, "add_generation_prompt": add_generation_prompt}
         defaults = {"tools": None, "documents": None, **self.special_tokens}
-        source = self._source_for(variables)
-        return PROCESS.render(source, _MARK, {**defaults, **variables, **own})
+        return _process().render(self._source_for(variables), {**defaults, **variables, **own})
 
     def _source_for(self, variables: Mapping[str, Any]) -> str:
         return self.source if variables.get("tools") is None else self._tool_source
@@ -179,11 +172,7 @@ class ChatTemplate:
                 check(found, [_without(turn, names) for turn in turns], variables)
 
     def _find_answer(
-        self,
-        text: str,
-        turns: Sequence[dict[str, Any]],
-        variables: Mapping[str, Any],
-        number: int,
+        self, text: str, turns: Sequence[dict[str, Any]], variables: Mapping[str, Any], number: int
     ) -> Span:
         """Return the place of what a message says in the text of the chat."""
         replaced = [*turns]
@@ -217,7 +206,7 @@ def _without(turn: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
 
 
 def _learned(messages: Sequence[Message], marked: list[Span]) -> list[Span]:
-    """Return the marked parts that are to learn."""
+    """Return the marked parts to learn."""
     learned = [message.is_learned for message in messages if message.role == ASSISTANT]
     if all(learned):
         return marked
@@ -257,3 +246,59 @@ def _find_sources(find: Callable[[str], Path | None], config: dict[str, Any]) ->
         for name, source in pairs
         if isinstance(name, str) and isinstance(source, str) and source
     }
+
+
+class _TemplateProcess:
+    """Renders templates in another process, which starts again after one that ended it."""
+
+    def __init__(self) -> None:
+        kept = {name: os.environ[name] for name in ("TZ", "SYSTEMROOT") if name in os.environ}
+        path = os.pathsep.join(filter(None, sys.path))
+        self._process = AnsweringProcess(_PROGRAM, kept | {"PYTHONPATH": path})
+        self._lock = threading.Lock()
+        atexit.register(self._process.end)
+
+    def render(self, source: str, variables: dict[str, Any] | None) -> str:
+        """Return the text of a template with `_MARK` around each {% generation %}; of one without
+        variables nothing: it is only compiled. Raises UserError if it is not valid, refuses these
+        variables, or needs too much time or memory."""
+        try:
+            line = json.dumps([source, _MARK, variables]).encode()
+        except RecursionError:
+            raise UserError("the chat is nested too deeply") from None
+        with self._lock:
+            answer = json.loads(self._exchange(line + b"\n"))
+        if problem := answer.get("error"):
+            raise UserError(f"the chat template {problem}")
+        return str(answer["text"])
+
+    def _exchange(self, line: bytes) -> bytes:
+        """Send a line to the process and return the line that it answers."""
+        if not self._process.is_started or self._process.exit_code(0) is not None:
+            try:
+                self._process.start()
+            except OSError as error:
+                problem = f"their process did not start: {error.strerror}"
+                raise UserError(f"chat templates: {problem}") from None
+        requests, answers = self._process.pipes
+        try:
+            requests.write(line)
+            requests.flush()
+            answer = answers.readline()
+        except BrokenPipeError:
+            answer = b""
+        except BaseException:  # Ctrl-C: its answer must not be taken for the next one
+            self._process.end()
+            raise
+        if not answer.endswith(b"\n"):
+            code = self._process.exit_code(None)
+            if code == -getattr(signal, "SIGPROF", 0):
+                raise UserError("the chat template takes too long: it was stopped")
+            raise UserError(f"the chat template ended its process with status {code}")
+        return answer
+
+
+@functools.cache
+def _process() -> _TemplateProcess:
+    """Return the process for all templates."""
+    return _TemplateProcess()

@@ -11,26 +11,19 @@ line, such as `id` or `source`, are not used; `Chat.unused` names them.
 from typing import Any, NamedTuple
 
 from rungs.common.strict_json import format_value
-from rungs.data.json_lines import parse_json
+from rungs.data.text_dataset import parse_json
 
 ASSISTANT = "assistant"
 ROLES = ("system", "developer", "user", ASSISTANT, "tool")
 _SHAREGPT_ROLES = {
-    "system": "system",
-    "human": "user",
-    "user": "user",
-    "gpt": ASSISTANT,
-    "chatgpt": ASSISTANT,
-    "bard": ASSISTANT,
-    "bing": ASSISTANT,
-    "assistant": ASSISTANT,
-    "tool": "tool",
-    "observation": "tool",
+    **{"system": "system", "human": "user", "user": "user"},
+    **dict.fromkeys(("gpt", "chatgpt", "bard", "bing", "assistant"), ASSISTANT),
+    **{"tool": "tool", "observation": "tool"},
 }
 TOOL_CALLS = "tool_calls"
 _LISTS, _KWARGS, _SYSTEM = ("tools", "documents"), "chat_template_kwargs", "system"
 _LEARNED_KEYS = ("weight", "train", "training", "loss")
-"""Whether a message is learned, 0 or 1: OpenAI's and Mistral's key, Axolotl's two, ms-swift's."""
+"""Keys, 0 or 1, for whether a message is learned: of OpenAI and Mistral, Axolotl (2), ms-swift."""
 _REFUSED = {
     "line": {
         *("functions", "function_call", "images", "videos", "audios", "weight", "loss_weight"),
@@ -38,7 +31,7 @@ _REFUSED = {
     },
     "message": {"train_detail", "training_detail", "loss_scale", "loss_weight", "images"},
 }
-"""Keys with a meaning for training that there is nothing for here."""
+"""Keys about training that aren't supported."""
 _NOTHING: tuple[Any, ...] = (None, "", [], {})
 
 
@@ -49,13 +42,13 @@ class Message(NamedTuple):
     content: str | None
     """None if the message has none, only calls of tools."""
     keys: dict[str, Any] = {}  # noqa: RUF012 — never changed
-    """As the file has them, for the template."""
+    """All keys as the file has them, for the template."""
     is_learned: bool = True
-    """Of a message from the assistant."""
+    """Whether the loss counts it, if it is from the assistant."""
 
     @property
     def variables(self) -> dict[str, Any]:
-        """What the template is given."""
+        """Variables of the template."""
         values = {**self.keys, "role": self.role, "content": self.content}
         return {key: value for key, value in values.items() if value is not None}
 
@@ -65,9 +58,9 @@ class Chat(NamedTuple):
 
     messages: list[Message]
     variables: dict[str, Any]
-    """Of the template, such as `tools`."""
+    """Variables of the template, such as `tools`."""
     unused: frozenset[str]
-    """The line's other keys."""
+    """Other keys of the line."""
 
 
 class _Format(NamedTuple):
@@ -101,9 +94,8 @@ def parse_chat(line: bytes) -> Chat:
     messages = [_message(kind, turn, f"{kind.chat}[{n}]") for n, turn in enumerate(turns)]
     messages = _with_system(messages, value.get(_SYSTEM))
     if not any(map(says_something, messages)):
-        raise ValueError(
-            f"{kind.chat}: has no message from the assistant to learn, so nothing to learn"
-        )
+        problem = "has no message from the assistant to learn, so nothing to learn"
+        raise ValueError(f"{kind.chat}: {problem}")
     used = (kind.chat, *_LISTS, _KWARGS, _SYSTEM)
     unused = frozenset(key for key, found in value.items() if found and key not in used)
     return Chat(messages, _variables(value), unused)

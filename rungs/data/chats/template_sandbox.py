@@ -1,6 +1,6 @@
-"""The program of the process in which chat templates run: Jinja with the names and filters of
-transformers, in a sandbox, with limits of time and memory. Templates come with models from the hub,
-so they can't be trusted to end.
+"""The program that renders chat templates: Jinja with the names and filters of transformers, in a
+sandbox, with limits of time and memory. Templates come with models from the hub, so they can't be
+trusted to end.
 
 Each line that it reads is a list of JSON: the template, the mark to put before and after the text
 of each {% generation %} … {% endgeneration %}, and the variables to render it with, null to only
@@ -22,14 +22,18 @@ import jinja2.nodes
 import jinja2.sandbox
 
 MOST_SECONDS = 3
-"""Of processor time, for one chat. Templates take milliseconds."""
+"""Most processor time for one chat. Templates take milliseconds."""
 MOST_BYTES = 1 << 30
-"""Of address space, on systems that can limit it."""
+"""Most address space, on systems that can limit it."""
 
 
 def main() -> None:
     """Answer requests until their end."""
-    _limit_memory()
+    with contextlib.suppress(ImportError, OSError, ValueError):  # not on every system
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
     for line in sys.stdin.buffer:
         _limit_seconds(MOST_SECONDS)
         answer = _answer(line)
@@ -38,16 +42,8 @@ def main() -> None:
         sys.stdout.flush()
 
 
-def _limit_memory() -> None:
-    with contextlib.suppress(ImportError, OSError, ValueError):  # not on every system
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
-
-
 def _limit_seconds(seconds: float) -> None:
-    """End the process after so much more processor time, whatever it is doing; 0 for no limit."""
+    """End the process after this much more processor time; 0 for no limit."""
     if hasattr(signal, "setitimer"):
         signal.setitimer(signal.ITIMER_PROF, seconds)
 
@@ -69,9 +65,7 @@ def _answer(line: bytes) -> str:
 @functools.lru_cache
 def _compiled(source: str, mark: str) -> jinja2.Template:
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True,
-        lstrip_blocks=True,
-        extensions=[_GenerationMarks, jinja2.ext.loopcontrols],
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationMarks, jinja2.ext.loopcontrols]
     )
     environment.extend(generation_mark=mark)
     environment.filters["tojson"] = _to_json

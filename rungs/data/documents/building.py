@@ -13,19 +13,29 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import ClassVar, NamedTuple, TypeVar
 
+from pydantic import Field
+
+from rungs.common import disk, strict_json
 from rungs.common.errors import UserError
 from rungs.common.run_log import byte_progress
-from rungs.data import dataset
+from rungs.common.strict_json import StrictModel
 from rungs.data.batch_encoder import BatchEncoder
 from rungs.data.bpe import train_bpe
-from rungs.data.dataset import SPLITS, TRAIN, VALIDATION, DocumentFile, Documents, Source, Split
+from rungs.data.dataset import (
+    SPLITS,
+    TRAIN,
+    VALIDATION,
+    DocumentFile,
+    Documents,
+    Source,
+    Split,
+    split_file,
+)
 from rungs.data.documents import reading
-from rungs.data.documents.fetching import Fetch, FetchedFile, fetch_ahead
-from rungs.data.documents.files import DataFile
-from rungs.data.documents.progress import Progress
-from rungs.data.text_dataset import log_texts, token_dtype
+from rungs.data.documents.files import DataFile, Fetch, FetchedFile, fetch_ahead
+from rungs.data.text_dataset import NO_TEXT, log_texts, token_dtype
 from rungs.data.token_file import TokenWriter
 from rungs.data.tokenizer import Tokenizer
 from rungs.data.tokenizer_files import load_tokenizer, save_tokenizer
@@ -36,7 +46,7 @@ DOWNLOADS = ".downloads"
 """Folder of the files that are waiting to be read."""
 _BATCH_BYTES, _BATCH_ROWS = 8 << 20, 1 << 14
 _SAVED_BATCHES = 8
-"""Progress is saved after so many batches."""
+"""Number of batches between two saves of progress."""
 _TRAINING_CHARACTERS = 32 << 20
 """Text that a tokenizer is trained on, from the start of the first file."""
 
@@ -48,22 +58,22 @@ class Request(NamedTuple):
 
     files: Sequence[DataFile]
     tokenizer: Tokenizer | int
-    """Or the vocabulary size of one to train."""
+    """The tokenizer, or the vocabulary size of one to train."""
     column: str | None
+    """Column with the text; None for the default."""
     validation_percent: float
-    """Of the documents in files that have no split; of equal ones all or none."""
+    """Share of the documents in files without a split; of equal documents all or none."""
     max_bytes: int | None
-    """Of text in UTF-8; the document that reaches it is the last."""
+    """Most text, in UTF-8; the document that reaches it is the last."""
     repository: str | None = None
-    """On the hub."""
+    """Name on the hub."""
     revision: str | None = None
     license: str | None = None
 
     @property
     def checksum(self) -> str:
-        """The same for requests that give the same token files."""
-        tokenizer = self.tokenizer
-        content = {**self._asdict(), "tokenizer": tokenizer}
+        """Checksum that is the same for requests that give the same token files."""
+        tokenizer, content = self.tokenizer, self._asdict()
         if not isinstance(tokenizer, int):
             content["tokenizer"] = tokenizer.definition
             if tokenizer.begin or tokenizer.eos_token:
@@ -71,16 +81,46 @@ class Request(NamedTuple):
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
+class Progress(StrictModel):
+    """The contents of `progress.json` in the folder of an unfinished dataset: how much of its token
+    files is right."""
+
+    FILE: ClassVar = "progress.json"
+
+    request: str
+    """Checksum of the request."""
+    finished: list[DocumentFile] = Field(default_factory=list)
+    """The files that are done."""
+    rows: int = 0
+    """Rows of the next file that are done, with or without text."""
+    documents: int = 0
+    """Documents of the next file that are done."""
+    empty: int = 0
+    """Rows of all files without text."""
+    text_bytes: int = 0
+    """Bytes of all documents in UTF-8."""
+    tokens: dict[Split, int] = Field(default_factory=dict)
+    """Number of tokens in each token file."""
+
+    @classmethod
+    def of(cls, folder: Path, request: str) -> "Progress":
+        """Return the progress of a request; it starts again if the folder has another's."""
+        path = folder / cls.FILE
+        try:
+            found = strict_json.parse(strict_json.read_text(path), path, cls)
+        except UserError:
+            return cls(request=request)
+        return found if found.request == request else cls(request=request)
+
+    def save(self, folder: Path) -> None:
+        """Write the file, completely or not at all; raises OSError."""
+        disk.replace_file(folder / self.FILE, self.model_dump_json(), durable=True)
+
+
 def build(folder: Path, request: Request, fetch: Fetch, keep: bool = True) -> Source:
-    """Write the token files and the tokenizer into a folder, which may have a part of them.
-
-    Args:
-        fetch: gives the local path of a file.
-        keep: whether the files stay where they are after they were read.
-
-    Raises:
-        UserError: a file cannot be read or downloaded, or a split has no text.
-    """
+    """Write the token files and the tokenizer into a folder, which may have a part of them. If not
+    `keep`, each file is deleted after it was read. Raises UserError if a file cannot be read or
+    downloaded, or a split has no text."""
     progress = Progress.of(folder, request.checksum)
     if progress.text_bytes:
         logger.info("going on after %s bytes of text", f"{progress.text_bytes:,}")
@@ -90,8 +130,7 @@ def build(folder: Path, request: Request, fetch: Fetch, keep: bool = True) -> So
     with ExitStack() as stack:
         builder = _Builder(folder, request, tokenizer, progress, stack)
         for file in itertools.chain([first] if first else [], files):
-            builder.add_file(file)
-            if builder.is_full:
+            if builder.add_file(file):
                 files.close()
                 break
     return builder.finish()
@@ -105,17 +144,17 @@ def _tokenizer(
         save_tokenizer(request.tokenizer, folder)
     elif first and not progress.finished and not progress.rows:
         found = reading.read(first.path, first.file.name, request.column)
-        texts = (text for text in found if text)
-        tokenizer = train_bpe(_up_to(texts, _TRAINING_CHARACTERS), request.tokenizer)
+        tokenizer = train_bpe(_first_texts(found), request.tokenizer)
         save_tokenizer(tokenizer, folder)
     return load_tokenizer(folder)
 
 
-def _up_to(texts: Iterator[str], characters: int) -> Iterator[str]:
-    for text in texts:
+def _first_texts(rows: Iterator[str | None]) -> Iterator[str]:
+    characters = 0
+    for text in filter(None, rows):
         yield text
-        characters -= len(text)
-        if characters <= 0:
+        characters += len(text)
+        if characters >= _TRAINING_CHARACTERS:
             return
 
 
@@ -147,48 +186,33 @@ class _Builder:
         self._folder, self._request, self._progress = folder, request, progress
         self._encoder, self._tokenizer = BatchEncoder(tokenizer), tokenizer
         dtype, texts = token_dtype(tokenizer), log_texts(tokenizer, tokenizer.end_of_text)
+        done, paths = progress.tokens, {split: folder / split_file(split) for split in SPLITS}
         self._writers = {
-            split: stack.enter_context(
-                TokenWriter(
-                    folder / dataset.split_file(split),
-                    dtype,
-                    texts,
-                    progress.tokens.get(split, 0),
-                )
-            )
-            for split in SPLITS
+            split: stack.enter_context(TokenWriter(path, dtype, texts, done.get(split, 0)))
+            for split, path in paths.items()
         }
         self._reader = stack.enter_context(ThreadPoolExecutor(1))
         total = request.max_bytes or sum(file.bytes for file in request.files)
         self._bar = stack.enter_context(byte_progress("tokenizing", total))
 
-    @property
-    def is_full(self) -> bool:
-        """Whether `max_bytes` is reached."""
-        most = self._request.max_bytes
-        return most is not None and self._progress.text_bytes >= most
-
-    def add_file(self, fetched: FetchedFile) -> None:
-        """Append the documents of a file that are not done yet."""
-        found = reading.read(
-            fetched.path, fetched.file.name, self._request.column, self._progress.rows
-        )
-        room = (
-            None if (most := self._request.max_bytes) is None else most - self._progress.text_bytes
-        )
-        batches = _ahead(self._reader, _batches(found, room))
+    def add_file(self, fetched: FetchedFile) -> bool:
+        """Append the documents of a file that are not done yet; return whether `max_bytes` is
+        reached."""
+        file, most = fetched.file, self._request.max_bytes
+        rows = reading.read(fetched.path, file.name, self._request.column, self._progress.rows)
+        room = None if most is None else most - self._progress.text_bytes
+        batches = _ahead(self._reader, _batches(rows, room))
         for number, batch in enumerate(batches, 1):
-            self._add(batch, fetched.file.split)
+            self._add(batch, file.split)
             if number % _SAVED_BATCHES == 0:
                 self._save()
+        documents = self._progress.documents
         done = DocumentFile(
-            name=fetched.file.name,
-            bytes=fetched.file.bytes,
-            sha256=fetched.sha256,
-            documents=self._progress.documents,
+            name=file.name, bytes=file.bytes, sha256=fetched.sha256, documents=documents
         )
         self._update(finished=[*self._progress.finished, done], rows=0, documents=0)
         self._save()
+        return most is not None and self._progress.text_bytes >= most
 
     def _add(self, batch: _Batch, split: Split | None) -> None:
         begin, end_of_text = self._tokenizer.begin, self._tokenizer.end_of_text
@@ -229,11 +253,8 @@ class _Builder:
             if writer.tokens:
                 continue
             if split == TRAIN or wants_validation or split in expected:
-                raise UserError(
-                    f"there is no text for the {split} split; give more text or change"
-                    " --validation-percent"
-                )
-            (self._folder / dataset.split_file(split)).unlink()
+                raise UserError(NO_TEXT.format(split))
+            (self._folder / split_file(split)).unlink()
         progress, request = self._progress, self._request
         found = Documents(
             request=request.checksum,
@@ -269,8 +290,8 @@ def _batches(rows: Iterator[str | None], room: int | None) -> Iterator[_Batch]:
 
 
 def _valid(text: str) -> tuple[str, int]:
-    """Return a text with U+FFFD in place of lone surrogates, which no tokenizer takes, and its
-    bytes in UTF-8."""
+    """Return a text with U+FFFD in place of lone surrogates, which no tokenizer takes, and its size
+    in UTF-8."""
     try:
         return text, len(text.encode())
     except UnicodeEncodeError:

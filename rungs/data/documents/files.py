@@ -1,8 +1,13 @@
-"""Which files a dataset is made of, and which of them are for validation."""
+"""The files that a dataset is made of: which ones, which of them are for validation, and how they
+get to this machine, a few of them ahead of the one that is being read."""
 
 import fnmatch
+import hashlib
 import re
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from rungs.common.errors import UserError
@@ -19,6 +24,10 @@ _SPLIT_WORDS: dict[str, tuple[str, ...]] = {
 https://huggingface.co/docs/hub/datasets-file-names-and-splits"""
 
 
+FILES_AHEAD = 3
+"""Files on the way or waiting, besides the one that is being read."""
+
+
 class DataFile(NamedTuple):
     """A file of documents."""
 
@@ -31,6 +40,18 @@ class DataFile(NamedTuple):
     """None if its documents are divided between the splits."""
 
 
+Fetch = Callable[[DataFile], Path]
+"""Returns the path of a file on this machine, after a download if it isn't there."""
+
+
+class FetchedFile(NamedTuple):
+    """A file on this machine."""
+
+    file: DataFile
+    path: Path
+    sha256: str
+
+
 class Choice(NamedTuple):
     """What the user asked for."""
 
@@ -39,23 +60,19 @@ class Choice(NamedTuple):
     split: str | None = None
     """Train on this one only."""
     patterns: tuple[str, ...] = ()
-    """Of the files' names."""
+    """Patterns of file names."""
 
 
 def choose(
     files: dict[str, tuple[int, str | None]], configs: Sequence[dict[str, Any]], choice: Choice
 ) -> list[DataFile]:
-    """Return the chosen files of a repository, in the order of their names.
-
-    Without a choice, these are the files of the default configuration if the repository's card has
-    any, or else all files of documents.
+    """Return the chosen files of a repository, in the order of their names. Without a choice, these
+    are the files of the default configuration if the repository's card has any, or else all files
+    of documents. Raises UserError if there are no such files, or no such configuration or split.
 
     Args:
         files: size and sha256 by name.
         configs: `configs` of the repository's card.
-
-    Raises:
-        UserError: there are no such files, or no such configuration or split.
     """
     names = sorted(name for name in files if format_of(name))
     if not names:
@@ -81,11 +98,7 @@ def choose(
 def _splits(names: list[str], configs: Sequence[dict[str, Any]], choice: Choice) -> dict[str, str]:
     """Return the split of each chosen file."""
     if choice.patterns:
-        chosen = {
-            name: split_of(name)
-            for name in names
-            if any(fnmatch.fnmatchcase(name, pattern) for pattern in choice.patterns)
-        }
+        chosen = {name: split_of(name) for name in names if _matches(name, choice.patterns)}
         if not chosen:
             raise UserError(
                 f"no file matches --files {' '.join(choice.patterns)}; the first is {names[0]}"
@@ -99,13 +112,17 @@ def _splits(names: list[str], configs: Sequence[dict[str, Any]], choice: Choice)
             name: split
             for split, patterns in _patterns(config).items()
             for name in names
-            if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+            if _matches(name, patterns)
         }
     except (AttributeError, LookupError, TypeError):
         raise UserError(
             "the configurations in its card have an unknown form; choose files with --files"
         ) from None
     return dict(sorted(found.items()))
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def _config(configs: Sequence[dict[str, Any]], name: str | None) -> dict[str, Any] | None:
@@ -148,3 +165,43 @@ def split_of(name: str) -> str:
         if any(word in spellings for word in words):
             return split
     return ""
+
+
+def fetch_ahead(
+    files: Sequence[DataFile], fetch: Fetch, keep: bool = True
+) -> Generator[FetchedFile, None, None]:
+    """Yield files in order, while the next ones are being fetched. If not `keep`, a file is deleted
+    after it was read. Raises UserError if a file cannot be fetched, or has another checksum than on
+    the hub."""
+    with ThreadPoolExecutor(FILES_AHEAD) as pool:
+        coming: deque[Future[FetchedFile]] = deque()
+        remaining = iter(files)
+        try:
+            for file in remaining:
+                coming.append(pool.submit(_fetch, file, fetch))
+                if len(coming) > FILES_AHEAD:
+                    yield from _next(coming, keep)
+            while coming:
+                yield from _next(coming, keep)
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _next(coming: deque[Future[FetchedFile]], keep: bool) -> Iterator[FetchedFile]:
+    found = coming.popleft().result()
+    yield found
+    if not keep:
+        found.path.unlink(missing_ok=True)
+
+
+def _fetch(file: DataFile, fetch: Fetch) -> FetchedFile:
+    path = fetch(file)
+    try:
+        with path.open("rb") as content:
+            sha256 = hashlib.file_digest(content, "sha256").hexdigest()
+    except OSError as error:
+        raise UserError(f"{file.name}: cannot be read: {error.strerror}") from None
+    if file.sha256 not in (None, sha256):
+        path.unlink()
+        raise UserError(f"{file.name}: was not downloaded correctly; run the same command again")
+    return FetchedFile(file, path, sha256)

@@ -24,7 +24,7 @@ FORMATS: dict[str, Format] = {
     ".txt": "plain text",
     ".text": "plain text",
 }
-"""By the suffix of a file's name, without that of its compression."""
+"""Format by the suffix of a file's name, without the suffix of its compression."""
 _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 DEFAULT_COLUMN = "text"
 _BATCH_ROWS = 1024
@@ -42,16 +42,14 @@ def format_of(name: str) -> Format | None:
 
 def read(path: Path, name: str, column: str | None, first: int = 0) -> Iterator[str | None]:
     """Yield the text of each row of a file, in order and in bounded memory; None if it has none.
+    Raises UserError if the file cannot be read, is damaged or not UTF-8, or has no such column of
+    texts.
 
     Args:
-        path: of the file.
         name: as the user knows the file; its suffix says the format.
         column: with the text, in Parquet and JSON lines; without one `text`, or the only column of
             texts.
-        first: the number of the first row to yield.
-
-    Raises:
-        UserError: the file cannot be read, is damaged or not UTF-8, or has no such column of texts.
+        first: index of the first row to yield.
     """
     readers: dict[Format | None, Callable[..., Iterator[str | None]]] = {
         "parquet": _parquet,
@@ -69,7 +67,9 @@ def read(path: Path, name: str, column: str | None, first: int = 0) -> Iterator[
 
 def _parquet(path: Path, name: str, column: str | None, first: int) -> Iterator[str | None]:
     with pq.ParquetFile(path) as file:
-        column = _text_column(file.schema_arrow, name, column)
+        schema = file.schema_arrow
+        texts = [field.name for field in schema if _is_text(field.type)]
+        column = _text_column(name, column, schema.names, texts)
         start, groups = 0, range(file.num_row_groups)
         for group in groups:
             rows = file.metadata.row_group(group).num_rows
@@ -82,17 +82,6 @@ def _parquet(path: Path, name: str, column: str | None, first: int) -> Iterator[
                 start += rows
 
 
-def _text_column(schema: pa.Schema, name: str, column: str | None) -> str:
-    """Return the column with the texts; raises UserError if it isn't there or has none."""
-    texts = [field.name for field in schema if _is_text(field.type)]
-    if column is None:
-        column = DEFAULT_COLUMN if DEFAULT_COLUMN in schema.names else None
-        column = column or (texts[0] if len(texts) == 1 else None)
-    _check_column(name, column, schema.names, texts)
-    assert column is not None
-    return column
-
-
 def _is_text(kind: pa.DataType) -> bool:
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
@@ -101,9 +90,19 @@ def _is_text(kind: pa.DataType) -> bool:
     )
 
 
-def _check_column(name: str, column: str | None, names: list[str], texts: list[str]) -> None:
+def _text_column(name: str, column: str | None, names: list[str], texts: list[str]) -> str:
+    """Return the column with the texts; raises UserError if it isn't there or has none.
+
+    Args:
+        column: the user's choice; without one it is `text`, or the only column of texts.
+        names: all columns.
+        texts: the columns of texts.
+    """
+    if column is None:
+        only = texts[0] if len(texts) == 1 else None
+        column = DEFAULT_COLUMN if DEFAULT_COLUMN in names else only
     if column in texts:
-        return
+        return column
     found = ", ".join(map(format_name, texts)) or "none"
     if column is None:
         raise UserError(f"{name}: choose a column with --text-column; columns with text: {found}")
@@ -122,7 +121,10 @@ def _json_lines(path: Path, name: str, column: str | None, first: int) -> Iterat
                 yield None
                 continue
             row = _parsed(line, name, number + 1)
-            column = column or _text_key(row, name)
+            if column is None:
+                is_text = {key: isinstance(value, str) for key, value in row.items()}
+                is_text |= {DEFAULT_COLUMN: True} if row.get(DEFAULT_COLUMN, "") is None else {}
+                column = _text_column(name, None, [*row], [key for key in row if is_text[key]])
             yield _value(row, column, name, number + 1)
 
 
@@ -141,15 +143,6 @@ def _parsed(line: bytes, name: str, number: int) -> dict[str, Any]:
             ' {"text": "..."}'
         )
     return row
-
-
-def _text_key(row: dict[str, Any], name: str) -> str:
-    texts = [key for key, value in row.items() if isinstance(value, str)]
-    column = DEFAULT_COLUMN if DEFAULT_COLUMN in row else None
-    column = column or (texts[0] if len(texts) == 1 else None)
-    _check_column(name, column, list(row), texts if row.get(column or "") is not None else [*row])
-    assert column is not None
-    return column
 
 
 def _value(row: dict[str, Any], column: str, name: str, number: int) -> str | None:

@@ -1,16 +1,22 @@
 """The built-in verifiers. Each is a function of an item and a completion, without state.
 
 In the built-in tasks a completion may show its work first: its answer is what follows its only `=`.
+Numbers are compared as text, so that no length of digits costs time.
 """
 
+import re
 from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
-from rungs.tasks.item import Item
+from rungs.tasks.task import Item
 from rungs.tasks.verifiers.expressions import ExpressionError, evaluate
-from rungs.tasks.verifiers.numbers import last_number, marked_number, whole_number
 
+MARK = "####"
+"""What the answer follows in GSM8K (Cobbe et al. 2021)."""
+_NUMBER = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+"
+_IN_TEXT = re.compile(rf"(?:(?<![0-9A-Za-z)])[-+−])?\$?(?:{_NUMBER})")
+_ALONE = re.compile(rf"[-+−]?\s*\$?\s*(?:{_NUMBER})\s*%?\.?")
 PAIRS = {"(": ")", "[": "]", "{": "}", "<": ">"}
 """Each opening bracket with the one that closes it."""
 
@@ -19,8 +25,14 @@ class BuiltIn(NamedTuple):
     """A built-in verifier."""
 
     is_correct: Callable[[Item, str], bool]
-    problem: Callable[[Item], str | None]
-    """What an item lacks for this verifier, None if nothing."""
+    fits: Callable[[Item], object] = lambda _: True
+    """Whether an item has what the verifier needs."""
+    lacking: str = ""
+    """What to say about an item that doesn't fit."""
+
+    def problem(self, item: Item) -> str | None:
+        """Return what an item lacks for this verifier, None if nothing."""
+        return None if self.fits(item) else self.lacking
 
 
 def final_answer(completion: str) -> str | None:
@@ -45,6 +57,34 @@ def _gsm8k(item: Item, completion: str) -> bool:
 def gsm8k_number(answer: str) -> str | None:
     """Return an item's number in normal form: what follows `####`, or all of the answer."""
     return marked_number(answer) or whole_number(answer)
+
+
+def last_number(text: str) -> str | None:
+    """Return the last number of a text in normal form, None if there is none. A sign counts unless
+    it follows a number, as in `7-3`."""
+    found = _IN_TEXT.findall(text)
+    return _normal(found[-1]) if found else None
+
+
+def marked_number(text: str) -> str | None:
+    """Return the number after `####` on its line in normal form, None unless there is exactly one
+    mark with nothing but a number after it. With several marks a list of guesses would pass."""
+    _, mark, after = text.partition(MARK)
+    return None if not mark or MARK in after else whole_number(after.lstrip(" ").split("\n")[0])
+
+
+def whole_number(text: str) -> str | None:
+    """Return a text that is only a number in normal form, None for other texts."""
+    return _normal(text.strip()) if _ALONE.fullmatch(text.strip()) else None
+
+
+def _normal(number: str) -> str:
+    """Return a number without thousands separators, currency, plus sign and needless zeros."""
+    digits = "".join(c for c in number if c in "0123456789.").rstrip(".")
+    whole, _, decimals = digits.partition(".")
+    whole, decimals = whole.lstrip("0") or "0", decimals.rstrip("0")
+    sign = "-" if number[0] in "-−" and (whole, decimals) != ("0", "") else ""
+    return f"{sign}{whole}.{decimals}" if decimals else f"{sign}{whole}"
 
 
 def _countdown(item: Item, completion: str) -> bool:
@@ -91,51 +131,36 @@ def _parity(item: Item, completion: str) -> bool:
     return final_answer(completion) == str(item.info["bits"].count("1") % 2)
 
 
-def _none_needed(item: Item) -> None:
-    del item
-
-
-def _number_needed(item: Item) -> str | None:
-    return None if last_number(item.answer) else "answer: has no number"
-
-
-def _gsm8k_needed(item: Item) -> str | None:
-    return None if gsm8k_number(item.answer) else "answer: is not a number, nor has one after ####"
-
-
-def _countdown_needed(item: Item) -> str | None:
+def _has_countdown(item: Item) -> bool:
     numbers, target = item.info.get("numbers"), item.info.get("target")
-    if isinstance(numbers, list) and all(map(_is_integer, numbers)) and _is_integer(target):
-        return None
-    return 'info: needs {"numbers": [integers], "target": integer}'
+    return isinstance(numbers, list) and all(type(number) is int for number in [*numbers, target])
 
 
-def _is_integer(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _sorted_needed(item: Item) -> str | None:
-    return None if _values(item.answer) else "answer: needs digits"
-
-
-def _brackets_needed(item: Item) -> str | None:
+def _has_brackets(item: Item) -> bool:
     brackets = item.info.get("brackets")
-    return None if isinstance(brackets, str) and brackets else 'info: needs {"brackets": "text"}'
+    return isinstance(brackets, str) and brackets != ""
 
 
-def _parity_needed(item: Item) -> str | None:
+def _has_bits(item: Item) -> bool:
     bits = item.info.get("bits")
-    is_there = isinstance(bits, str) and bits and not set(bits) - set("01")
-    return None if is_there else 'info: needs {"bits": "zeros and ones"}'
+    return isinstance(bits, str) and bits != "" and not set(bits) - set("01")
 
 
 BUILT_IN = {
-    "exact": BuiltIn(_exact, _none_needed),
-    "last_number": BuiltIn(_last_number, _number_needed),
-    "gsm8k": BuiltIn(_gsm8k, _gsm8k_needed),
-    "countdown": BuiltIn(_countdown, _countdown_needed),
-    "sorted": BuiltIn(_sorted, _sorted_needed),
-    "brackets": BuiltIn(_brackets, _brackets_needed),
-    "parity": BuiltIn(_parity, _parity_needed),
+    "exact": BuiltIn(_exact),
+    "last_number": BuiltIn(
+        _last_number, lambda item: last_number(item.answer), "answer: has no number"
+    ),
+    "gsm8k": BuiltIn(
+        _gsm8k,
+        lambda item: gsm8k_number(item.answer),
+        "answer: is not a number, nor has one after ####",
+    ),
+    "countdown": BuiltIn(
+        _countdown, _has_countdown, 'info: needs {"numbers": [integers], "target": integer}'
+    ),
+    "sorted": BuiltIn(_sorted, lambda item: _values(item.answer), "answer: needs digits"),
+    "brackets": BuiltIn(_brackets, _has_brackets, 'info: needs {"brackets": "text"}'),
+    "parity": BuiltIn(_parity, _has_bits, 'info: needs {"bits": "zeros and ones"}'),
 }
 """By the name that a config and an item give."""

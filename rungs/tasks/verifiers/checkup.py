@@ -10,9 +10,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from rungs.common.errors import UserError
-from rungs.common.strict_json import format_value
-from rungs.tasks.item import Item
-from rungs.tasks.task import Task
+from rungs.common.strict_json import format_value as quoted
+from rungs.tasks.task import Item, Task
 from rungs.tasks.verifiers.verdict import Verdict
 
 ITEMS = 8
@@ -33,13 +32,9 @@ def check(verify: Verify, task: Task) -> Checkup:
     """Return what a verifier's calls on a few training items show.
 
     A wrong text may be right by accident, such as another item's answer, but not for half of the
-    items.
-
-    Raises:
-        UserError: the verifier fails; doesn't count the right answer as correct; pays or counts as
-            correct an empty text, the prompt, another item's answer or a list of answers like the
-            right one; or gives another reward the second time.
-    """
+    items. Raises UserError if the verifier fails; doesn't count the right answer as correct; pays
+    or counts as correct an empty text, the prompt, another item's answer or a list of answers like
+    the right one; or gives another reward the second time."""
     items = [task.train[index] for index in range(min(ITEMS, len(task.train)))]
     calls = _Calls(verify)
     examples: dict[str, list[str]] = {}
@@ -60,8 +55,8 @@ def _paid(calls: "_Calls", item: Item, items: list[Item], task: Task) -> dict[st
     for kind, text in _wrong_texts(item, items, task).items():
         verdict = calls.verdict(item, text)
         line = (
-            f"{_pays(verdict)} {kind}, {_quote(text)}, and {best.total:g} for the right answer"
-            f" {_quote(right)} to {_quote(item.prompt)}"
+            f"{_pays(verdict)} {kind}, {quoted(text)}, and {best.total:g} for the right answer"
+            f" {quoted(right)} to {quoted(item.prompt)}"
         )
         lines[kind] = [line] if verdict.total >= best.total or verdict.correct else []
     return lines
@@ -81,8 +76,8 @@ class _Calls:
         self.seconds.append(time.perf_counter() - start)
         if verdict.status != "ok":
             raise UserError(
-                f"{verdict.message}; this was for the completion {_quote(text)} of"
-                f" {_quote(item.prompt)}: a verifier must return a reward for any text"
+                f"{verdict.message}; this was for the completion {quoted(text)} of"
+                f" {quoted(item.prompt)}: a verifier must return a reward for any text"
             )
         return verdict
 
@@ -93,8 +88,8 @@ class _Calls:
         text, best = max(verdicts.items(), key=lambda pair: pair[1].total)
         if not best.correct:
             raise UserError(
-                f"the verifier {_pays(best)} the right answer {_quote(text)} to"
-                f" {_quote(item.prompt)}; it needs a total of at least 1, or a reward named"
+                f"the verifier {_pays(best)} the right answer {quoted(text)} to"
+                f" {quoted(item.prompt)}; it needs a total of at least 1, or a reward named"
                 " correct of 1"
             )
         return text, best
@@ -103,8 +98,8 @@ class _Calls:
         first, second = self.verdict(item, text), self.verdict(item, text)
         if first != second:
             raise UserError(
-                f"the verifier {_pays(first)} the completion {_quote(text)} of"
-                f" {_quote(item.prompt)}, and {second.total:g} the second time; it must depend on"
+                f"the verifier {_pays(first)} the completion {quoted(text)} of"
+                f" {quoted(item.prompt)}, and {second.total:g} the second time; it must depend on"
                 " its arguments only"
             )
         return first
@@ -132,7 +127,3 @@ def _surrounded(item: Item, others: list[Item], form: Callable[[Item], str]) -> 
 
 def _pays(verdict: Verdict) -> str:
     return f"pays {verdict.total:g} for"
-
-
-def _quote(text: str) -> str:
-    return format_value(text)

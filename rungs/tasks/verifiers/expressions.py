@@ -29,11 +29,8 @@ class Expression(NamedTuple):
 
 
 def evaluate(text: str) -> Expression:
-    """Return the value of an expression and the numbers that it uses.
-
-    Raises:
-        ExpressionError: the text is no expression, too long, or divides by zero.
-    """
+    """Return the value of an expression and the numbers that it uses. Raises ExpressionError if the
+    text is no expression, too long, or divides by zero."""
     walker = _Walker(_tokens(text))
     value = walker.sum()
     if walker.next is not None:

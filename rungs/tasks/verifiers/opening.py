@@ -1,15 +1,14 @@
 """Opens the verifier of a task."""
 
 import hashlib
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Self
 
 from rungs.common import strict_json
 from rungs.common.errors import UserError
 from rungs.config.task_config import TaskConfig
 from rungs.tasks import reasoning_gym
-from rungs.tasks.item import Item
-from rungs.tasks.task import Task
+from rungs.tasks.task import Item, Task
 from rungs.tasks.verifiers.built_in import BUILT_IN
 from rungs.tasks.verifiers.reward_process import Code, Limits, RewardProcess
 from rungs.tasks.verifiers.verdict import Verdict
@@ -18,21 +17,21 @@ TRUST_FLAG = "--trust-verifier"
 _REASONING_GYM_CODE = Path(__file__).with_name("reasoning_gym_reward.py")
 
 
-class Verifier:
-    """Rewards completions. Close it, or use it as a context manager: it may have a process."""
+class Verifier(AbstractContextManager["Verifier"]):
+    """Rewards completions. Use it as a context manager, or close it: it may have a process."""
 
     def __init__(
         self, name: str, process: RewardProcess | None = None, sha256: str | None = None
     ) -> None:
         self.name = name
-        """The built-in verifier of items that don't name one, or the file of the function."""
+        """Name of the built-in verifier for items that don't name one, or of the user's file."""
         self.sha256 = sha256
-        """The checksum of the user's file, None without one."""
+        """Checksum of the user's file, None without one."""
         self._process = process
 
     def __call__(self, item: Item, completion: str) -> Verdict:
-        """Return the verdict on a completion of an item's prompt. It never raises: a verifier that
-        fails is told by the verdict's status."""
+        """Return the verdict on a completion of an item's prompt. It never raises: the verdict's
+        status says if the verifier failed."""
         if self._process:
             return self._process.reward(item.prompt, completion, item.answer, item.info)
         return Verdict.of(BUILT_IN[item.verifier or self.name].is_correct(item, completion))
@@ -42,9 +41,6 @@ class Verifier:
         if self._process:
             self._process.close()
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
 
@@ -52,14 +48,11 @@ class Verifier:
 def open_verifier(
     config: TaskConfig, task: Task, run_folder: Path, *, trust_verifier: bool
 ) -> Verifier:
-    """Return the verifier of a config, or else the task's own.
+    """Return the verifier of a config, or else the task's own. Raises UserError if the file is not
+    trusted, cannot be read or loaded, or the items lack what the verifier needs.
 
     Args:
         trust_verifier: whether a Python file of the run folder may run.
-
-    Raises:
-        UserError: the file is not trusted, cannot be read or loaded, or the items lack what the
-            verifier needs.
     """
     name = config.verifier or task.verifier
     if name in BUILT_IN:

@@ -28,7 +28,7 @@ _LANDLOCKS = ((1 << 6, 3, 3), (1 << 6, 3), (1 << 6,))
 kernels know only the first one or two."""
 _CAPABILITIES_VERSION = 0x20080522
 _SYS_PTRACE, _SYS_ADMIN, _PERFMON = 19, 21, 38
-"""Capabilities of root with which it may read other processes from a domain of Landlock, too."""
+"""Capabilities of root with which it may read other processes even in a domain of Landlock."""
 _REFUSED = (
     "os.exec",
     "os.fork",
@@ -145,7 +145,7 @@ def _answer(answers: BinaryIO, request: str, file: str, act: Any, *arguments: An
         answer = json.dumps(act(*arguments)).encode()
     except MemoryError:
         answer = OUT_OF_MEMORY
-    except BaseException as error:  # SystemExit, too
+    except BaseException as error:  # SystemExit as well
         answer = _error(error, file)
     signal.alarm(0)
     answers.write(b"\n%b %b\n" % (request.encode(), answer))

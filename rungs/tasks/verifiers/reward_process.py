@@ -5,20 +5,18 @@ others (`reward_child.py`). Requests and answers are lines of JSON: what comes b
 and only a line that begins with the random id of a request is its answer.
 """
 
-import contextlib
 import json
 import math
 import os
 import secrets
 import selectors
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rungs.common.answering_process import AnsweringProcess
 from rungs.common.errors import readable_line
 from rungs.tasks.verifiers.verdict import Verdict
 
@@ -34,12 +32,12 @@ class Code(NamedTuple):
     """The source code of a `reward` function."""
 
     file: str
-    """Its name, for messages."""
+    """Name of the file, for messages."""
     text: str
 
 
 class Limits(NamedTuple):
-    """What a call may take."""
+    """The limits of a call."""
 
     seconds: float
     memory_bytes: int
@@ -54,8 +52,9 @@ class RewardProcess:
 
     def __init__(self, code: Code, limits: Limits) -> None:
         self._code, self._limits = code, limits
-        self._process: subprocess.Popen[bytes] | None = None
         self._folder = tempfile.TemporaryDirectory(prefix="rungs-verifier-")
+        folder = self._folder.name
+        self._process = AnsweringProcess(CHILD, _environment(folder), folder, ("-s",))
 
     def start(self) -> str:
         """Start the process and load the code; return what is wrong with it in one line, or an
@@ -64,54 +63,38 @@ class RewardProcess:
 
     def reward(self, prompt: str, completion: str, answer: str, info: dict[str, Any]) -> Verdict:
         """Return the verdict on a completion. Whatever the function does, this returns in time."""
-        if self._process is None and (failed := self._started()).status != "ok":
+        if not self._process.is_started and (failed := self._started()).status != "ok":
             return failed
         call = {"prompt": prompt, "completion": completion, "answer": answer, "info": info}
         return self._exchange(call, self._limits.seconds)
 
     def close(self) -> None:
         """End the process and remove its folder."""
-        self._end()
+        self._process.end()
         self._folder.cleanup()
 
     def _started(self) -> Verdict:
         try:
-            self._process = self._popen()
+            self._process.start()
         except OSError as error:
             message = f"{self._code.file}: its process did not start: {error.strerror}"
             return Verdict(status="error", message=message)
-        for pipe in (self._process.stdin, self._process.stdout):
-            os.set_blocking(pipe.fileno(), False)  # type: ignore[union-attr]
-        verdict = self._exchange(self._setup(), START_SECONDS)
-        if verdict.status != "ok":
-            self._end()
-        return verdict
-
-    def _popen(self) -> "subprocess.Popen[bytes]":
-        return subprocess.Popen(
-            # -P: neither this file's folder nor the working directory is searched for modules
-            [sys.executable, "-P", "-s", "-W", "ignore", str(CHILD)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            cwd=self._folder.name,
-            env=_environment(self._folder.name),
-            start_new_session=True,  # Ctrl-C is for the run; and all of it can be killed at once
-        )
-
-    def _setup(self) -> dict[str, Any]:
-        seconds = math.ceil(self._limits.seconds) + _ALARM_AFTER_SECONDS
-        return {
+        for pipe in self._process.pipes:
+            os.set_blocking(pipe.fileno(), False)
+        setup = {
             "file": self._code.file,
             "code": self._code.text,
             "memory_bytes": self._limits.memory_bytes,
             "start_seconds": START_SECONDS + _ALARM_AFTER_SECONDS,
-            "call_seconds": seconds,
+            "call_seconds": math.ceil(self._limits.seconds) + _ALARM_AFTER_SECONDS,
         }
+        verdict = self._exchange(setup, START_SECONDS)
+        if verdict.status != "ok":
+            self._process.end()
+        return verdict
 
     def _exchange(self, request: dict[str, Any], seconds: float) -> Verdict:
         """Send a request and return what its answer means; end the process if it is unusable."""
-        assert self._process
         name = secrets.token_hex(16)
         line = (json.dumps(request | {"id": name}) + "\n").encode()
         try:
@@ -119,19 +102,11 @@ class RewardProcess:
         except (TimeoutError, EOFError, ValueError) as error:
             is_late = isinstance(error, TimeoutError)
             verdict = Verdict(status="timeout" if is_late else "error", message=str(error))
-            self._end()
+            self._process.end()
         if verdict.status == "out_of_memory":
-            self._end()
+            self._process.end()
         message = verdict.message and readable_line(f"{self._code.file}: {verdict.message}")
         return Verdict(verdict.rewards, verdict.status, message)
-
-    def _end(self) -> None:
-        if self._process is None:
-            return
-        _kill(self._process)
-        for pipe in (self._process.stdin, self._process.stdout):
-            pipe.close()  # type: ignore[union-attr]
-        self._process = None
 
 
 def _environment(folder: str) -> dict[str, str]:
@@ -147,9 +122,7 @@ def _environment(folder: str) -> dict[str, str]:
     }
 
 
-def _exchanged(
-    process: "subprocess.Popen[bytes]", line: bytes, prefix: bytes, seconds: float
-) -> bytes:
+def _exchanged(process: AnsweringProcess, line: bytes, prefix: bytes, seconds: float) -> bytes:
     """Write a line to a process and return the one that it answers with this prefix, without it.
 
     Raises:
@@ -157,22 +130,29 @@ def _exchanged(
         EOFError: it ended, or closed its pipes.
         ValueError: its answer is too long.
     """
-    assert process.stdin and process.stdout  # noqa: PT018
     received, deadline = b"", time.monotonic() + seconds
+    requests, answers = process.pipes
     with selectors.DefaultSelector() as selector:
-        selector.register(process.stdin, selectors.EVENT_WRITE)
-        selector.register(process.stdout, selectors.EVENT_READ)
+        selector.register(requests, selectors.EVENT_WRITE)
+        selector.register(answers, selectors.EVENT_READ)
         while (answer := _answer(received, prefix)) is None:
             ready = selector.select(max(deadline - time.monotonic(), 0))
             if not ready or time.monotonic() > deadline:
                 raise TimeoutError(f"took longer than {seconds:g} s")
             for key, _ in ready:
-                if key.fileobj is process.stdin:
-                    line = line[_written(process, key.fd, line) :]
-                    if not line:
-                        selector.unregister(process.stdin)
-                else:
-                    received += _read(process, key.fd)
+                try:
+                    if key.fileobj is answers:
+                        data = os.read(key.fd, 1 << 16)
+                        received += data
+                    else:
+                        data = line[: os.write(key.fd, line)]
+                        line = line[len(data) :]
+                except BrokenPipeError:
+                    data = b""
+                if not data:
+                    raise EOFError(_exit_text(process))
+                if not line and key.fileobj is requests:
+                    selector.unregister(requests)
             if len(received) > _MOST_ANSWER_BYTES:
                 raise ValueError(f"answered more than {_MOST_ANSWER_BYTES:,} bytes")
     return answer
@@ -183,25 +163,8 @@ def _answer(received: bytes, prefix: bytes) -> bytes | None:
     return next((line.removeprefix(prefix) for line in lines if line.startswith(prefix)), None)
 
 
-def _written(process: "subprocess.Popen[bytes]", descriptor: int, line: bytes) -> int:
-    try:
-        return os.write(descriptor, line)
-    except BrokenPipeError:
-        raise EOFError(_exit_text(process)) from None
-
-
-def _read(process: "subprocess.Popen[bytes]", descriptor: int) -> bytes:
-    if not (data := os.read(descriptor, 1 << 16)):
-        raise EOFError(_exit_text(process))
-    return data
-
-
 def _verdict(line: bytes) -> Verdict:
-    """Return what an answer of the process means.
-
-    Raises:
-        ValueError: it is no answer.
-    """
+    """Return what an answer of the process means. Raises ValueError if it is no answer."""
     try:
         answer = json.loads(line)
     except (ValueError, RecursionError):
@@ -226,19 +189,11 @@ def _rewarded(value: Any) -> Verdict:
     return Verdict(rewards)
 
 
-def _exit_text(process: "subprocess.Popen[bytes]") -> str:
+def _exit_text(process: AnsweringProcess) -> str:
     """Return how a process ended that closed its pipes."""
-    try:
-        status = process.wait(1)
-    except subprocess.TimeoutExpired:
+    code = process.exit_code(1)
+    if code is None:
         return "closed the pipe to Rungs"
-    if status < 0:
-        return f"its process was ended by {signal.Signals(-status).name}"
-    return f"ended its process with exit code {status}"
-
-
-def _kill(process: "subprocess.Popen[bytes]") -> None:
-    """Kill a process and all that it started."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS raises the other one
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    if code < 0:
+        return f"its process was ended by {signal.Signals(-code).name}"
+    return f"ended its process with exit code {code}"

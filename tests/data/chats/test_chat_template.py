@@ -118,6 +118,7 @@ def test_a_bad_template_is_one_line(source: str, problem: str) -> None:
         ChatTemplate(source, {}).render(TALK)
 
 
+@pytest.mark.long  # it takes the three seconds that a template has
 def test_a_template_without_end_is_stopped() -> None:
     loops = "{% for a in range(99999) %}" * 2 + "{% endfor %}" * 2
     template = ChatTemplate(loops, {})

@@ -12,9 +12,9 @@ from rungs.common.errors import UserError
 from rungs.data import catalog
 from rungs.data.bpe import train_bpe
 from rungs.data.dataset import Dataset
-from rungs.data.documents import building, fetching, local_documents, reading
+from rungs.data.documents import building, reading, sources
 from rungs.data.documents.building import Request
-from rungs.data.documents.files import DataFile
+from rungs.data.documents.files import DataFile, fetch_ahead
 from rungs.data.tokenizer import Tokenizer
 from tests.support.document_files import json_lines, texts
 
@@ -43,12 +43,15 @@ def files(tmp_path: Path) -> list[Path]:
 
 
 def request(files: list[Path], **changes: Any) -> Request:
-    found = local_documents.request(files, "json lines", TOKENIZER, None, 20, None)
-    return found._replace(**changes)
+    local_files = sources.local_files(files, "json lines")
+    return Request(local_files, TOKENIZER, None, 20, None)._replace(**changes)
 
 
 def build(
-    name: str, request: Request, tmp_path: Path, build: Callable[..., Any] = local_documents.build
+    name: str,
+    request: Request,
+    tmp_path: Path,
+    build: Callable[..., Any] = sources.build_from_local_files,
 ) -> Dataset:
     return catalog.build_documents_dataset(name, request, build, tmp_path / "datasets")
 
@@ -200,7 +203,7 @@ def test_the_next_files_are_fetched_while_one_is_read(files: list[Path]) -> None
         started[files.index(Path(file.name))].set()
         return Path(file.name)
 
-    found = fetching.fetch_ahead(request(files).files, fetch)
+    found = fetch_ahead(request(files).files, fetch)
     assert next(found).path == files[0]
     assert all(event.wait(60) for event in started[1:3])
     assert [file.path for file in found] == files[1:]

@@ -7,10 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rungs.config.task_config import VERIFIERS
-from rungs.tasks.item import Item
-from rungs.tasks.verifiers.built_in import BUILT_IN, final_answer, open_brackets
+from rungs.tasks.task import Item
+from rungs.tasks.verifiers.built_in import (
+    BUILT_IN,
+    final_answer,
+    last_number,
+    marked_number,
+    open_brackets,
+)
 from rungs.tasks.verifiers.expressions import evaluate
-from rungs.tasks.verifiers.numbers import last_number, marked_number
 
 COUNTDOWN: dict[str, Any] = {"numbers": [3, 7, 2, 2], "target": 19}
 ITEMS = {

@@ -8,11 +8,10 @@ import pytest
 
 from rungs.common.errors import UserError
 from rungs.config.task_config import SETTINGS, TaskConfig
-from rungs.tasks.item import Item
 from rungs.tasks.opening import open_task
-from rungs.tasks.task import Task
+from rungs.tasks.task import Item, Task
+from rungs.tasks.verifiers.built_in import last_number
 from rungs.tasks.verifiers.checkup import ITEMS, check
-from rungs.tasks.verifiers.numbers import last_number
 from rungs.tasks.verifiers.opening import open_verifier
 from rungs.tasks.verifiers.verdict import Verdict
 

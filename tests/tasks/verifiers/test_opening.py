@@ -9,8 +9,8 @@ import pytest
 
 from rungs.common.errors import UserError
 from rungs.config.task_config import TaskConfig
-from rungs.tasks.item import Item
 from rungs.tasks.opening import open_task
+from rungs.tasks.task import Item
 from rungs.tasks.verifiers.checkup import check
 from rungs.tasks.verifiers.opening import Verifier, open_verifier
 

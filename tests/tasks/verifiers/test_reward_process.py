@@ -211,12 +211,10 @@ def test_a_process_group_dies_with_a_call_that_hangs(start: Start, tmp_path: Pat
 def test_a_process_that_nobody_kills_ends_itself(start: Start) -> None:
     process = start("while 1: pass", seconds=0.5)
     process.start()
-    child = process._process
-    assert child
-    assert child.stdin
-    child.stdin.write(b'{"prompt": "", "completion": "", "answer": "", "info": {}}\n')
-    child.stdin.flush()
-    assert child.wait(60) == -signal.SIGALRM
+    requests, _ = process._process.pipes
+    requests.write(b'{"prompt": "", "completion": "", "answer": "", "info": {}}\n')
+    requests.flush()
+    assert process._process.exit_code(60) == -signal.SIGALRM
 
 
 def test_no_secrets_and_an_empty_folder_of_its_own(

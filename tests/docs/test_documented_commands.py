@@ -1,0 +1,247 @@
+"""Every command in the documentation runs, in a copy of the checkout whose runs are short, or
+stands in a list with the reason why it doesn't."""
+
+import json
+import re
+import shlex
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from tests.docs.test_task_pages import ONLY_READ
+from tests.support.checkout import make_checkout, publish, run_shell
+from tests.support.command_options import check_arguments
+from tests.support.committed_runs import ROOT
+from tests.support.documented_commands import PAGES, commands, is_fenced
+
+LONGER = """
+sed -i 's/"min_train_tokens": 16384/"min_train_tokens": 32768/' runs/*/train.json
+"""
+"""Shell that lets the runs train longer."""
+INSTEAD = {
+    "charts.py RUN RUN …": "charts.py runs/layers runs/warmer",
+    "download_dataset.py --text FILE --name NAME --vocab-size N": (
+        "download_dataset.py --text books/models.txt --name small --vocab-size 300"
+    ),
+    "pretrained.py import ID RUN": "pretrained.py import openai-community/gpt2 runs/gpt2",
+    "mup.py check RUN": "mup.py check runs/mup --widths 64,128,256",
+    "mup.py check runs/mup": "mup.py check runs/mup --widths 64,128,256",
+    "mup.py sweep RUN": "mup.py sweep runs/mup --learning-rates 0.01,0.02 --widths 64,128",
+    "mup.py sweep runs/mup --learning-rates 0.0003,0.001,0.003,0.01,0.03 --widths 64,128,256"
+    " --standard": "mup.py sweep runs/mup --learning-rates 0.003,0.01 --widths 64,128 --standard",
+    "smoke_tests/test_device.py RUN": "smoke_tests/test_device.py runs/layers --into .",
+    "reinforce.py RUN": "reinforce.py runs/parity-rl",
+    "reinforce.py runs/parity-rl --replay step-000123": (
+        "reinforce.py runs/parity-rl --replay step-000001"
+    ),
+    "train.py runs/NAME": "train.py runs/next-token",
+}
+"""What is run in place of a command with a placeholder, or of one that takes long."""
+EDITED = {"train.py RUN --extend": f"{LONGER}uv run train.py runs/layers --extend"}
+"""After an edit that the page asks for."""
+NOT_RUN: dict[str, tuple[str, ...]] = {
+    "a tool of those who work on Rungs": (
+        *("pytest", "RUNGS_FUZZ_FACTOR=20 uv run pytest", "ruff", "mypy", "lint-imports"),
+        *("--group", "tests/fixtures/make_models.py"),
+    ),
+    "writes committed files, which tests/config/test_run_config.py compares": ("config.py",),
+    "takes minutes to hours; tests/benchmarks": ("benchmarks/",),
+    "needs the hub: tests/data/test_hub_dataset.py, tests/commands/test_upload.py": (
+        *("download_dataset.py owner/name", "download_dataset.py gpjt/fineweb-gpt2-tokens"),
+        *("download_dataset.py roneneldan/TinyStories", "download_dataset.py HuggingFaceFW"),
+        "pretrained.py upload runs/layers OWNER/NAME",
+    ),
+    "needs a bucket: tests/mirror/test_buckets.py": (
+        "train.py runs/layers --mirror s3://bucket/layers",
+        ".uv/bin/uv run download_dataset.py",
+        ".uv/bin/uv run train.py ~/bucket",
+    ),
+    "needs PyTorch: tests/huggingface": (
+        "pretrained.py import openai-community/gpt2 runs/gpt2 --check",
+    ),
+    "needs a checkpoint of Linen: tests/linen": ("pretrained.py import gpt2-flax",),
+    "needs the extra eval: tests/evaluation": ("evaluate.py runs/gpt2 --tasks",),
+    "needs a TPU's compiler: tests/planning/compiled": (
+        "plan.py runs/gpt2-small --device tpu-v5e",
+    ),
+    "runs until it is interrupted: tests/page": ("charts.py runs/ --watch",),
+    "needs a model that has learned to copy: tests/smoke_tests": ("smoke_tests/test_a_to_a.py",),
+    "needs a failed step: tests/training/test_failed_step.py": ("train.py RUN --replay",),
+    "needs changed code": (
+        *("train.py runs/relu", "smoke_tests/test_model.py runs/relu"),
+        "charts.py runs/layers runs/relu",
+    ),
+    "needs a package: tests/docs/test_task_pages.py, tests/notebooks": ("--with-editable",),
+}
+"""How commands that don't run begin, by where else they are tried or why they can't be."""
+
+PREPARED = """
+uv run train.py runs/layers
+uv run train.py runs/next-token
+uv run train.py runs/parity-pretrain
+uv run reinforce.py runs/parity-rl
+"""
+"""Before the commands of each page: what most of them work with."""
+BEFORE = {
+    "docs/models.md": """
+uv run pretrained.py import openai-community/gpt2 runs/gpt2
+uv run pretrained.py import Qwen/Qwen2.5-0.5B-Instruct runs/qwen
+""",
+    "docs/monitoring.md": "uv run train.py runs/warmer --like runs/layers --set learning_rate=6e-3",
+    "docs/reinforcement.md": "cp -r runs/parity-rl runs/hack",
+    "docs/scaling.md": """
+for size in small:32 middle:48 large:64; do
+  uv run train.py runs/${size%:*} --like runs/layers --set emb_dim=${size#*:}
+done
+""",
+    "docs/tasks/train-on-my-text.md": "cp -r runs/layers runs/books" + LONGER,
+    "docs/training.md": "uv run train.py runs/a-to-a",
+}
+"""Before the commands of a page."""
+
+
+def plain(command: str) -> str:
+    """Return the shell that runs a command: without extras, and with runs and files that exist."""
+    command = without_extras(command)
+    start, _, rest = command.partition("uv run ")
+    shell = f"{start}uv run {INSTEAD.get(rest, rest)}" if rest not in EDITED else EDITED[rest]
+    return re.sub(r"(?<= )RUN(?= |$)", "runs/layers", shell)
+
+
+def without_extras(command: str) -> str:
+    return re.sub(r"--extra \S+ ", "", command)
+
+
+def reason(page: str, command: str) -> str | None:
+    """Return why a command isn't run here."""
+    short = without_extras(command).removeprefix("uv run ")
+    path = ROOT / page
+    in_task = path.parent.name == "tasks" and path.stem not in ONLY_READ
+    if in_task and is_fenced(path, command) and "--extra cuda" not in command:
+        return "tests/docs/test_task_pages.py"
+    for why, starts in NOT_RUN.items():
+        if short.startswith(starts):
+            return why
+    return "incomplete" if plain(command).endswith("…") else None
+
+
+def to_run(page: str) -> list[str]:
+    """Return the commands of a page that run here and are on no page before it."""
+    before = [c for other in PAGES[: PAGES.index(page)] for c in _run_on(other)]
+    return [command for command in _run_on(page) if command not in before]
+
+
+def _run_on(page: str) -> list[str]:
+    return list(dict.fromkeys(plain(c) for c in commands(page) if reason(page, c) is None))
+
+
+def write_lines(path: Path, rows: list[Any]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def write_files(checkout: Path) -> None:
+    """Write the files that the pages take for granted."""
+    texts = {path.stem: path.read_text() for path in sorted((checkout / "books").iterdir())}
+    for folder in ("novels", "mine"):
+        (checkout / folder).mkdir()
+    (checkout / "novels/one.txt").write_text(texts["models"])
+    parts = [part for text in texts.values() for part in text.split("\n\n")]
+    column = pa.table({"body": parts})
+    parquet.write_table(column, checkout / "mine/one.parquet")
+    rows = "".join(json.dumps({"text": text}) + "\n" for text in parts)
+    with pa.CompressedOutputStream(checkout / "mine.jsonl.zst", "zstd") as file:
+        file.write(rows.encode())
+    pairs = [{"prompt": f"{n}: ", "answer": f"{n % 7} of {n}"} for n in range(400)]
+    for name in ("recipes.jsonl", "examples.jsonl"):
+        write_lines(checkout / name, pairs)
+    chat = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"}]
+    write_lines(checkout / "talk.jsonl", [{"messages": chat, "id": n} for n in range(400)])
+    item = {"prompt": "def", "choices": [" main", " class"], "answer": 0}
+    for name in ("quiz.jsonl", "hellaswag.jsonl"):
+        write_lines(checkout / name, [item] * 4)
+    (checkout / "notify.py").touch()
+
+
+def write_runs(checkout: Path) -> None:
+    """Write the runs that the pages take for granted, and smaller ones in place of large ones."""
+    small = {"vocab_size": 4096, "context_length": 128, "emb_dim": 32, "n_layers": 2, "n_heads": 2}
+    change(checkout / "runs/gpt2-small/model.json", **small)
+    data = {"dataset": "python-stdlib", "gradient_accumulation_steps": 2}
+    change(checkout / "runs/gpt2-small/train.json", **data)
+    change(checkout / "runs/mup/model.json", n_layers=2)
+    model = json.loads((checkout / "runs/parity-rl/model.json").read_text())
+    for name in ("words-start", "words"):
+        (checkout / "runs" / name).mkdir()
+        (checkout / "runs" / name / "model.json").write_text(json.dumps(model | BYTES))
+    page = (ROOT / "docs/reinforcement.md").read_text()
+    train = re.search(r"```json\n(\{\n  \"dataset\": \"examples\".*?)```", page, re.DOTALL)
+    assert train
+    (checkout / "runs/words-start/train.json").write_text(train[1])
+    reinforce = json.loads((checkout / "runs/parity-rl/reinforce.json").read_text())
+    reinforce |= {"start_from": "runs/words-start", "tasks": [TASK]}
+    (checkout / "runs/words/reinforce.json").write_text(json.dumps(reinforce))
+    items = [{"prompt": f"{n}: ", "answer": f"{n % 7} of {n}"} for n in range(1000, 1040)]
+    write_lines(checkout / "runs/words/items.jsonl", items)
+
+
+BYTES = {"vocab_size": 257}
+TASK = {"source": "items.jsonl", "verifier": "exact", "validation_items": 8}
+
+
+def change(path: Path, **keys: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | keys))
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    checkout = tmp_path_factory.mktemp("prepared")
+    make_checkout(checkout)
+    for name in ("openai-community/gpt2", "Qwen/Qwen2.5-0.5B-Instruct"):
+        (checkout / name).parent.mkdir()
+        publish(checkout / name)
+    write_files(checkout)
+    write_runs(checkout)
+    assert not run_shell(PREPARED, checkout)
+    return checkout
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("page", [page for page in PAGES if to_run(page)])
+def test_commands_run(page: str, prepared: Path, tmp_path: Path) -> None:
+    checkout = tmp_path / "checkout"
+    shutil.copytree(prepared, checkout, symlinks=True)
+    assert not run_shell(BEFORE.get(page, ""), checkout)
+    found = [run_shell(command.replace(" & ", " &\n"), checkout) for command in to_run(page)]
+    assert not "".join(found)
+
+
+def test_what_is_listed_is_documented() -> None:
+    every = [
+        without_extras(command).removeprefix("uv run ")
+        for page in PAGES
+        for command in commands(page)
+    ]
+    assert {*INSTEAD, *EDITED} <= set(every)
+    for start in [start for starts in NOT_RUN.values() for start in starts]:
+        assert any(command.startswith(start) for command in every), start
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_take_their_arguments(page: str) -> None:
+    """Also those of benchmarks, which are not run."""
+    for command in commands(page):
+        _, _, line = re.sub(r"--(with-editable|group) \S+ ", "", plain(command)).partition(
+            "uv run "
+        )
+        for part in line.replace("FILE …", "README.md").split(" & uv run "):
+            script, *words = shlex.split(part)
+            if script.endswith(".py") and words != ["…"] and has_options(script):
+                check_arguments(script, words)
+
+
+def has_options(script: str) -> bool:
+    return "import click\n" in (ROOT / script).read_text()
