@@ -9,15 +9,12 @@ from rungs.model.blocks import Compute
 from rungs.model.gpt import GPT
 from rungs.model.kernels.cross_entropy import target_losses
 from rungs.model.layers import Dropout
-from rungs.parallel import collectives
-from rungs.parallel.names import TOKEN_AXES
-from rungs.step.objective import Aux, Microbatch
+from rungs.step.objective import Aux, Microbatch, mean_over_targets
 
 
 class NextToken(NamedTuple):
-    """The sum, over the targets that count, of their loss and the load-balancing loss, divided by
-    the number of all targets on all devices. Arrays: inputs_BS, targets_BS, and optionally
-    starts_BS as for `GPT.forward`."""
+    """The mean, over the targets that count, of their loss and the load-balancing loss. Arrays:
+    inputs_BS, targets_BS, and optionally starts_BS as for `GPT.forward`."""
 
     train: TrainConfig
 
@@ -26,16 +23,7 @@ class NextToken(NamedTuple):
         starts_BS = self.starts(*microbatch.arrays)
         dropout = Dropout.of(self.train.drop_rate, microbatch.key, microbatch.sequences_B)
         total, routing = model.summed_loss(inputs_BS, targets_BS, dropout, compute, starts_BS)
-        devices = collectives.axis_size(*TOKEN_AXES)
-        loss = total / (targets_BS.size * devices)
-        summed_loss = collectives.psum(loss, *TOKEN_AXES)
-        weight = collectives.psum((targets_BS >= 0).mean() / devices, *TOKEN_AXES)
-        if routing is None:
-            return loss, Aux(summed_loss, weight)
-        balance = self.train.load_balancing_weight * routing.balance_loss.mean()
-        summed_balance = collectives.psum(routing.balance_loss, *TOKEN_AXES)
-        routing = routing._replace(balance_loss=summed_balance)
-        return loss + weight * balance, Aux(summed_loss, weight, routing)
+        return mean_over_targets(total, targets_BS, routing, self.train.load_balancing_weight)
 
     def starts(self, *arrays: Any) -> Array | None:
         return arrays[2] if len(arrays) > 2 else None

@@ -13,6 +13,8 @@ from jax import Array
 from rungs.model.blocks import Compute
 from rungs.model.feed_forward import Routing
 from rungs.model.gpt import GPT
+from rungs.parallel import collectives
+from rungs.parallel.names import TOKEN_AXES
 
 
 class Microbatch(NamedTuple):
@@ -66,3 +68,27 @@ class Objective(Protocol):
             arrays: as in `Microbatch`, without the inputs.
         """
         ...
+
+
+def mean_over_targets(
+    total: Array, targets_BS: Array, routing: Routing | None, load_balancing_weight: float
+) -> tuple[Array, Aux]:
+    """Return what an objective does that is a mean over targets: this device's share, and the aux.
+
+    The share is the sum, over the targets that count, of their loss and the load-balancing loss,
+    divided by the number of all targets on all devices.
+
+    Args:
+        total: losses of this device's targets that count, summed.
+        routing: as returned by `GPT.forward`.
+    """
+    devices = collectives.axis_size(*TOKEN_AXES)
+    loss = total / (targets_BS.size * devices)
+    summed_loss = collectives.psum(loss, *TOKEN_AXES)
+    weight = collectives.psum((targets_BS >= 0).mean() / devices, *TOKEN_AXES)
+    if routing is None:
+        return loss, Aux(summed_loss, weight)
+    balance = load_balancing_weight * routing.balance_loss.mean()
+    summed_balance = collectives.psum(routing.balance_loss, *TOKEN_AXES)
+    routing = routing._replace(balance_loss=summed_balance)
+    return loss + weight * balance, Aux(summed_loss, weight, routing)
