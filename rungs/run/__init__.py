@@ -11,8 +11,8 @@
     recorded_run  configs and metrics of a run, as arrays and tables for charts and comparison
 
 To add a metric: compute it as a field of `StepResult` in `rungs/step/train_step.py`, add it to
-`StepMetrics` in `metrics`, fill it in `NextTokenLearner.read` in `rungs/training/next_token.py`, and
-draw it in `TRAINING_CHARTS` in `rungs/charts/run_charts.py`. In reinforcement learning these are
+`StepMetrics` in `metrics`, fill it in `NextTokenLearner.read` in `rungs/training/next_token.py`,
+and draw it in `TRAINING_CHARTS` in `rungs/charts/run_charts.py`. In reinforcement learning these are
 `PolicyMetrics`, `step_metrics.py` in `rungs/reinforcement`, and `POLICY_CHARTS`.
 
 To add an experiment tracker, see `rungs/tracking/__init__.py`.
