@@ -87,14 +87,14 @@ def make_blocks(config: ModelConfig, key: Array) -> Block:
 
 
 def run_blocks(
-    blocks: Block,
+    blocks: Block | None,
     config: ModelConfig,
     x_BSD: Array,
     dropout: Dropout,
     compute: Compute,
-    keep_hidden_states: bool,
+    keep_hidden_states: bool = False,
     starts_BS: Array | None = None,
-) -> tuple[Array, list[Array] | None, Routing | None]:
+) -> tuple[Array, list[Array], Routing | None]:
     """Apply the blocks in order, by a scan over the periods of the layer pattern. Each layer of a
     period is compiled once; layers left over after the last full period follow the scan.
 
@@ -104,6 +104,8 @@ def run_blocks(
     Returns:
         x_BSD; each block's x_BSD if `keep_hidden_states`; the routing of all layers.
     """
+    if blocks is None:
+        return x_BSD, [], None
     graph, stacked = nnx.split(blocks)
     contexts = sequence_contexts(config, x_BSD.shape[-2], starts_BS)
     kinds = config.repeated_kinds
@@ -140,7 +142,7 @@ def run_blocks(
         carry, last = run_period(carry, jax.tree.map(lambda a: a[scanned:], stacked))
         outputs = jax.tree.map(lambda *a: jnp.concatenate(a), outputs, last)
     hidden_LBSD, routing = outputs
-    return carry[0], None if hidden_LBSD is None else list(hidden_LBSD), routing
+    return carry[0], [] if hidden_LBSD is None else list(hidden_LBSD), routing
 
 
 def unstack_layers(stacked: nnx.State, layers: int, convert: Convert) -> list[nnx.State]:

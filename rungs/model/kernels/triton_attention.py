@@ -17,6 +17,7 @@ Axes as in `gpt.py`, and
 Scores are QT or, for the gradients of keys and values, TQ.
 """
 
+import dataclasses
 import functools
 from typing import Any, NamedTuple, Self
 
@@ -87,22 +88,17 @@ def supports(query_BSNH: Array | jax.ShapeDtypeStruct) -> bool:
 
 
 def causal_attention(
-    query_BSNH: Array,
-    key_BSKH: Array,
-    value_BSKH: Array,
-    scale: float,
-    window: int | None,
-    soft_cap: float | None,
-    starts_BS: Array | None = None,
+    query_BSNH: Array, key_BSKH: Array, value_BSKH: Array, scoring: Scoring
 ) -> Array:
     """Return the same as `blockwise_attention.causal_attention`. In a plan for another device that
     function stands in: it keeps as much for the backward pass."""
     arrays = query_BSNH, key_BSKH, value_BSKH
     if not target_device.is_compiled():
-        return blockwise_attention.causal_attention(*arrays, scale, window, soft_cap, starts_BS)
+        return blockwise_attention.causal_attention(*arrays, scoring)
+    starts_BS = scoring.starts_BS
     documents = None if starts_BS is None else Documents.of(starts_BS, key_BSKH.shape[2])
     *arrays, documents = _to_common_varying((*arrays, documents))
-    return pallas_attention(*arrays, documents, Scoring(scale, window, soft_cap), False)
+    return pallas_attention(*arrays, documents, dataclasses.replace(scoring, starts_BS=None), False)
 
 
 def _to_common_varying(tree: Any) -> Any:
@@ -123,6 +119,7 @@ def pallas_attention(
 
     Args:
         documents: None if each sequence is one.
+        scoring: hashable, without `starts_BS`.
         interpret: whether to run the kernels step by step, on any device.
     """
     return _forward(query_BSNH, key_BSKH, value_BSKH, documents, scoring, interpret)[0]
