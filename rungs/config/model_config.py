@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rungs.common.strict_json import StrictModel
+from rungs.common.strict_json import StrictModel, check
 from rungs.config.base import Config, Positive, Size
 
 MOST_LAYERS = 10_000
@@ -30,8 +30,7 @@ class RopeScaling(StrictModel):
     original_context_length: Size | None = None
     """llama3: the context length of the original training."""
 
-    CHECKS = ("_llama3_keys_are_complete",)
-
+    @check
     def _llama3_keys_are_complete(self) -> str | None:
         bounds = (self.low_frequency_factor, self.high_frequency_factor)
         llama3_keys = (*bounds, self.original_context_length)
@@ -153,21 +152,7 @@ class ModelConfig(Config):
     widths of the base model: `{"base_emb_dim": 128}`. Needs optimizer adamw or muon, and no lora.
     null: the standard parametrization."""
 
-    CHECKS = (
-        "_mup_keys_fit",
-        "_heads_are_given",
-        "_heads_divide_width",
-        "_kv_heads_divide_heads",
-        "_rope_width_is_even",
-        "_rope_keys_are_used",
-        "_pattern_has_a_window",
-        "_qk_norm_has_a_norm",
-        "_sinusoidal_width_is_even",
-        "_ffn_dim_is_used",
-        "_experts_are_valid",
-        "_norm_after_needs_layers",
-    )
-
+    @check
     def _mup_keys_fit(self) -> str | None:
         if self.mup is None:
             return None
@@ -178,11 +163,13 @@ class ModelConfig(Config):
             return "mup: base_head_dim and query_pre_attn_scalar both scale attention; give one"
         return None
 
+    @check
     def _heads_are_given(self) -> str | None:
         if self.n_layers and self.n_heads is None:
             return "n_heads: missing; required if n_layers is above 0"
         return None
 
+    @check
     def _heads_divide_width(self) -> str | None:
         if not self.n_layers or not self.n_heads or self.head_dim:
             return None
@@ -194,6 +181,7 @@ class ModelConfig(Config):
             f" is {near}"
         )
 
+    @check
     def _kv_heads_divide_heads(self) -> str | None:
         if not self.n_heads or not self.n_kv_heads or self.n_heads % self.n_kv_heads == 0:
             return None
@@ -203,6 +191,7 @@ class ModelConfig(Config):
             f" that does is {near}"
         )
 
+    @check
     def _rope_width_is_even(self) -> str | None:
         divides = self.head_dim or (self.n_heads and self.emb_dim % self.n_heads == 0)
         if self.positions != "rope" or not self.n_layers or not self.n_heads or not divides:
@@ -211,6 +200,7 @@ class ModelConfig(Config):
             return None
         return f'head_dim: {self.head_width} is odd; positions "rope" needs an even number'
 
+    @check
     def _rope_keys_are_used(self) -> str | None:
         if self.positions == "rope":
             return None
@@ -218,6 +208,7 @@ class ModelConfig(Config):
         given = next((key for key in keys if getattr(self, key) is not None), None)
         return given and f'{given}: needs positions "rope", not "{self.positions}"'
 
+    @check
     def _pattern_has_a_window(self) -> str | None:
         if self.sliding_window:
             return None
@@ -225,21 +216,25 @@ class ModelConfig(Config):
         given = next((key for key in keys if getattr(self, key) is not None), None)
         return given and f"{given}: needs sliding_window"
 
+    @check
     def _qk_norm_has_a_norm(self) -> str | None:
         if self.qk_norm and self.norm == "none":
             return 'qk_norm: true, but norm is "none"; choose a norm or remove qk_norm'
         return None
 
+    @check
     def _sinusoidal_width_is_even(self) -> str | None:
         if self.positions == "sinusoidal" and self.emb_dim % 2:
             return f'emb_dim: {self.emb_dim} is odd; positions "sinusoidal" needs an even number'
         return None
 
+    @check
     def _ffn_dim_is_used(self) -> str | None:
         if self.ffn_dim and self.feed_forward == "none":
             return f'ffn_dim: {self.ffn_dim}, but feed_forward is "none"; remove one of them'
         return None
 
+    @check
     def _experts_are_valid(self) -> str | None:
         total, each = self.n_experts, self.experts_per_token
         if total is None and each is None:
@@ -250,6 +245,7 @@ class ModelConfig(Config):
             return f'n_experts: {total}, but feed_forward is "none"; remove one of them'
         return None if each <= total else f"experts_per_token: {each} is above n_experts {total}"
 
+    @check
     def _norm_after_needs_layers(self) -> str | None:
         if self.norm != "none" and self.norm_placement == "after" and not self.n_layers:
             return 'norm_placement: "after" has no effect if n_layers is 0; set norm to "none"'

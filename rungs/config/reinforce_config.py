@@ -4,6 +4,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from rungs.common.strict_json import check
 from rungs.config.base import Positive, Size
 from rungs.config.optimization_config import BelowOne, OptimizationConfig, Schedule
 from rungs.config.option_values import LEAST_SCALE, MOST_SCALE
@@ -95,8 +96,7 @@ class ReinforceConfig(OptimizationConfig):
     """The largest global norm of an update's gradient. A larger gradient is scaled down to it.
     null: off."""
 
-    CHECKS = (*OptimizationConfig.CHECKS, "_microbatches_fill_step", "_reference_is_used")
-
+    @check
     def _microbatches_fill_step(self) -> str | None:
         if self.sequences_per_step % self.microbatch_size == 0:
             return None
@@ -106,6 +106,7 @@ class ReinforceConfig(OptimizationConfig):
             " samples_per_prompt)"
         )
 
+    @check
     def _reference_is_used(self) -> str | None:
         if self.reference is not None and not self.kl_coefficient:
             return "reference: needs a kl_coefficient above 0; without one, remove it"

@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field
 
-from rungs.common.strict_json import StrictModel
+from rungs.common.strict_json import StrictModel, check
 from rungs.config.base import CountOrAll
 
 Mode = Literal["dp", "fsdp", "tp", "fsdp_tp", "cp"]
@@ -33,8 +33,7 @@ class ShardingConfig(StrictModel):
     """Devices along the context axis, in cp; must divide sequence_length and n_heads. -1 or absent:
     all remaining devices."""
 
-    CHECKS = ("_sizes_fit_mode",)
-
+    @check
     def _sizes_fit_mode(self) -> str | None:
         if self.sizes == (-1, -1):
             last = self.axes[1]
