@@ -2,7 +2,7 @@
 them. Axes as in `gpt.py`."""
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -16,10 +16,7 @@ from rungs.model.attention import Attention, AttentionContext, Cache, sequence_c
 from rungs.model.feed_forward import Routing, make_feed_forward
 from rungs.model.layers import NO_DROPOUT, Dropout, Norm, apply_norm, make_norm
 from rungs.model.remat import checkpoint_layer
-from rungs.model.unread_tensor import UnreadTensor
 from rungs.parallel.fsdp import no_gather
-
-Convert = Callable[[nnx.Param, Array], nnx.Variable]
 
 
 class Compute(NamedTuple):
@@ -143,36 +140,6 @@ def run_blocks(
         outputs = jax.tree.map(lambda *a: jnp.concatenate(a), outputs, last)
     hidden_LBSD, routing = outputs
     return carry[0], [] if hidden_LBSD is None else list(hidden_LBSD), routing
-
-
-def unstack_layers(stacked: nnx.State, layers: int, convert: Convert) -> list[nnx.State]:
-    """Return a copy of each layer's parameters.
-
-    Args:
-        stacked: the state of `make_blocks`' module. Of an `UnreadTensor`, one layer at a time is
-            read.
-        convert: returns the parameter with a layer's array in place of its own, in the form in
-            which it is to be used.
-    """
-    params, tree = jax.tree.flatten(stacked, is_leaf=_is_param)
-    columns = []
-    for param in params:
-        column = [convert(param, array) for array in _layers(param.get_value(), layers)]
-        columns.append(jax.block_until_ready(column))  # then what was read can be freed
-    return [jax.tree.unflatten(tree, parts) for parts in zip(*columns, strict=True)]
-
-
-def _layers(stacked: Array | UnreadTensor, layers: int) -> Iterator[Array]:
-    """Yield the array of each layer."""
-    for layer in range(layers):
-        if isinstance(stacked, UnreadTensor):
-            yield jax.device_put(stacked.read(slice(layer, layer + 1))[0])
-        else:
-            yield jnp.asarray(stacked[layer])
-
-
-def _is_param(node: Any) -> bool:
-    return isinstance(node, nnx.Variable)
 
 
 def _leading_size(tree: Any) -> int:

@@ -17,11 +17,10 @@ from jax import Array
 
 from rungs.config.model_config import LayerKind, ModelConfig
 from rungs.model.attention import AttentionContext, Cache, cache_contexts, sequence_contexts
-from rungs.model.blocks import unstack_layers
 from rungs.model.gpt import GPT
 from rungs.model.kernels.cross_entropy import target_losses
 from rungs.model.sampling import Sampling, next_tokens
-from rungs.model.weight_formats import WeightFormat, convert_all, converter
+from rungs.model.weight_formats import WeightFormat, convert_all, converter, unstack_layers
 from rungs.parallel import collectives, target_device
 from rungs.parallel.names import DATA
 

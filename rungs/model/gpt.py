@@ -22,7 +22,6 @@ from rungs.model.feed_forward import Routing
 from rungs.model.kernels import cross_entropy
 from rungs.model.kernels.cross_entropy import WeightOf
 from rungs.model.kernels.matmul import matmul
-from rungs.model.kernels.over_batch import over_batch
 from rungs.model.kernels.stored_matrix import StoredMatrix
 from rungs.model.layers import (
     NO_DROPOUT,
@@ -34,7 +33,7 @@ from rungs.model.layers import (
     is_split,
     make_norm,
 )
-from rungs.model.positions import make_position_embedding, own_positions
+from rungs.model.positions import make_position_embedding, over_batch, own_positions
 from rungs.parallel import collectives
 from rungs.parallel.names import TENSOR
 
