@@ -15,7 +15,7 @@ FeedForwardKind = Literal["none", "gelu_tanh", "gelu", "swiglu", "geglu_tanh", "
 
 
 class RopeScaling(StrictModel):
-    """How rotary positions are stretched to a context longer than that of the original training."""
+    """How rotary positions are stretched to a context longer than in the original training."""
 
     type: Literal["linear", "llama3"]
     """linear: every angle is divided by `factor` (Chen et al. 2023). llama3: only low frequencies
@@ -142,7 +142,7 @@ class ModelConfig(Config):
     tied_embeddings: bool = False
     """Whether the output head uses the weights of the token embedding (Press & Wolf 2017)."""
     embedding_scale: Literal["none", "sqrt_emb_dim"] = "none"
-    """What the embedding is multiplied by: nothing, or √emb_dim (Vaswani et al. 2017; Gemma)."""
+    """Factor on the embedding: none, or √emb_dim (Vaswani et al. 2017; Gemma)."""
     init: Literal["gpt2", "truncated_normal"] = "gpt2"
     """Initial weights. gpt2: normal with σ = 0.02; residual projections are divided by
     √(2·n_layers). truncated_normal: normal with σ² = 2 ÷ (inputs + outputs) (Glorot & Bengio 2010),
@@ -156,18 +156,20 @@ class ModelConfig(Config):
     def _mup_keys_fit(self) -> str | None:
         if self.mup is None:
             return None
-        for key, needed in (("init", "gpt2"), ("embedding_scale", "none")):
-            if getattr(self, key) != needed:
-                return f'mup: needs {key} "{needed}"; "{getattr(self, key)}" depends on the width'
+        if self.init != "gpt2":
+            return f'mup: needs init "gpt2"; "{self.init}" depends on the width'
+        if self.embedding_scale != "none":
+            return (
+                f'mup: needs embedding_scale "none"; "{self.embedding_scale}" depends on the width'
+            )
         if self.mup.base_head_dim and self.query_pre_attn_scalar:
             return "mup: base_head_dim and query_pre_attn_scalar both scale attention; give one"
         return None
 
     @check
     def _heads_are_given(self) -> str | None:
-        if self.n_layers and self.n_heads is None:
-            return "n_heads: missing; required if n_layers is above 0"
-        return None
+        missing = self.n_layers and self.n_heads is None
+        return "n_heads: missing; required if n_layers is above 0" if missing else None
 
     @check
     def _heads_divide_width(self) -> str | None:
@@ -202,19 +204,17 @@ class ModelConfig(Config):
 
     @check
     def _rope_keys_are_used(self) -> str | None:
-        if self.positions == "rope":
+        keys = {"rope_scaling": self.rope_scaling, "sliding_rope_theta": self.sliding_rope_theta}
+        given = next((key for key, value in keys.items() if value is not None), None)
+        if self.positions == "rope" or given is None:
             return None
-        keys = ("rope_scaling", "sliding_rope_theta")
-        given = next((key for key in keys if getattr(self, key) is not None), None)
-        return given and f'{given}: needs positions "rope", not "{self.positions}"'
+        return f'{given}: needs positions "rope", not "{self.positions}"'
 
     @check
     def _pattern_has_a_window(self) -> str | None:
-        if self.sliding_window:
-            return None
-        keys = ("layer_pattern", "sliding_rope_theta")
-        given = next((key for key in keys if getattr(self, key) is not None), None)
-        return given and f"{given}: needs sliding_window"
+        keys = {"layer_pattern": self.layer_pattern, "sliding_rope_theta": self.sliding_rope_theta}
+        given = next((key for key, value in keys.items() if value is not None), None)
+        return None if self.sliding_window or given is None else f"{given}: needs sliding_window"
 
     @check
     def _qk_norm_has_a_norm(self) -> str | None:

@@ -192,7 +192,7 @@ class OptimizationConfig(Config):
     seed, at temperature 1. The texts are in samples.jsonl. A model that is trained on chats answers
     them."""
     sample_tokens: Size = 64
-    """Tokens to add to each of the sample_prompts, at most."""
+    """Maximum number of tokens to add to each of the sample_prompts."""
     trackers: Annotated[tuple[str, ...], Field(strict=False)] = ()
     """Experiment trackers that the run is sent to in the background: wandb, tensorboard, trackio,
     mlflow, each with the extra of its name (`uv sync --extra wandb`), or one of another package."""

@@ -1,6 +1,6 @@
 """A task of reinforcement learning in a config: where its items come from and what checks answers.
 
-The built-in tasks have one token per character in mind. Their settings are here, too.
+The built-in tasks assume one token per character. Their settings are here as well.
 """
 
 from typing import Annotated, Any, Literal, get_args
@@ -20,7 +20,7 @@ BuiltInVerifier = Literal[
 ]
 VERIFIERS: tuple[str, ...] = get_args(BuiltInVerifier)
 REASONING_GYM = "reasoning-gym:"
-"""What the sources from this library begin with."""
+"""Prefix of sources from this library."""
 ITEM_FILE_ENDING, VERIFIER_FILE_ENDING = ".jsonl", ".py"
 
 
@@ -72,7 +72,7 @@ class SortSettings(RangeSettings):
 
 class BracketsSettings(RangeSettings):
     """`brackets`: close what is open. `([]{:` → `=})`, worked `({=})` (what is open, then the
-    answer). Other endings that balance count, too."""
+    answer). Other endings that balance count as well."""
 
     min_length: Annotated[int, Field(ge=1, le=1000)] = 4
     """Brackets in the shortest prompt."""

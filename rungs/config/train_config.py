@@ -55,10 +55,10 @@ class TrainConfig(OptimizationConfig):
     """Steps between validations, counted from step 0. null: one with each checkpoint at
     checkpoint_interval. The last step always has one."""
     validation_minutes: Positive | None = None
-    """Validate, too, if the last validation is this long ago. null: only steps count."""
+    """Also validate when the last validation is this long ago. null: only steps count."""
     checkpoint_minutes: Positive | None = None
-    """Save a checkpoint, too, if the last one is this long ago. It can't become the best one. null:
-    only checkpoint_interval counts."""
+    """Also save a checkpoint when the last one is this long ago. It can't become the best one.
+    null: only checkpoint_interval counts."""
     validation_datasets: Annotated[tuple[str, ...], Field(strict=False)] = ()
     """More datasets to measure the loss on at each validation. The run's own validation loss, which
     decides which checkpoint is the best, does not include them."""

@@ -23,7 +23,7 @@ class Compute(NamedTuple):
     """How a forward pass is computed. Results differ by rounding only."""
 
     dtype: jnp.dtype = jnp.dtype(jnp.float32)
-    """Of activations and matmuls."""
+    """Dtype of activations and matmuls."""
     remat: Remat = "dots"
     """What the backward pass recomputes; see `remat.py`."""
     unroll: int = 1

@@ -25,7 +25,7 @@ from rungs.parallel import collectives, target_device
 from rungs.parallel.names import DATA
 
 Weights = tuple[nnx.State, list[nnx.State]]
-"""Those outside the blocks, and those of each block."""
+"""Parameters outside the blocks, and of each block."""
 
 
 class Prompts(NamedTuple):
@@ -161,12 +161,7 @@ class Decoder:
         )
 
     def decode(
-        self,
-        weights: Weights,
-        state: DecodingState,
-        limit: Array,
-        *,
-        sampling: Sampling,
+        self, weights: Weights, state: DecodingState, limit: Array, *, sampling: Sampling
     ) -> DecodingState:
         """Add tokens up to slot `limit`, or until all rows have stopped."""
 
@@ -272,7 +267,7 @@ class Decoder:
 
 
 def states_of(model: GPT) -> tuple[nnx.State, nnx.State]:
-    """Return the state of what is outside of the blocks, and that of the blocks."""
+    """Return the parameters outside the blocks, and the blocks' stacked parameters."""
     outer, blocks = _without_blocks(model)
     return nnx.state(outer), nnx.state(blocks)
 

@@ -33,10 +33,10 @@ Texts = list[list[int]]
 
 
 class Request(NamedTuple):
-    """What to generate for a batch of prompts."""
+    """Settings of the generation for a batch of prompts."""
 
     new_tokens: int
-    """The number of tokens to add to each text, at most."""
+    """Maximum number of tokens to add to each text."""
     sampling: Sampling = GREEDY
     seed: int = 0
     """Samples depend on this, the row and the token's number, not on other rows."""
@@ -282,8 +282,8 @@ class Conversation:
 
 
 def decode_stream(chunks: Iterable[Sequence[int]], tokenizer: Tokenizer) -> Iterator[str]:
-    """Yield the text of tokens as they arrive, without special tokens. What later tokens may change
-    waits for them, such as an incomplete character, at most until the end."""
+    """Yield the text of tokens as they arrive, without special tokens. Text that later tokens may
+    still change, such as an incomplete character, is held back until they arrive."""
     tokens, given = list[int](), 0
     for chunk in chunks:
         tokens += chunk

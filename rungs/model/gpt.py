@@ -51,7 +51,7 @@ class Forward(NamedTuple):
 
 
 class WeightedLoss(NamedTuple):
-    """What `GPT.weighted_loss` returns, in float32 and nats."""
+    """Result of `GPT.weighted_loss`, in float32 and nats."""
 
     total: Array
     log_probs_BS: Array

@@ -9,7 +9,7 @@ XLA's CPU compiler also widens to float32 what a loop keeps, and without a loop 
 rematerialization. So there, if there is memory for that, unrolled layers recompute nothing. On a
 GPU unrolled layers with remat "full" would need more memory than a loop.
 
-Layers whose weights are gathered stay in a loop: without one, those of all layers would be gathered
+Layers whose weights are gathered stay in a loop: without one, all layers' weights would be gathered
 at once. docs/performance.md says what all of this brings.
 """
 
@@ -78,8 +78,8 @@ def periods(model: ModelConfig) -> int:
 
 
 def kept_scores(train: OptimizationConfig, model: ModelConfig) -> int:
-    """Return how many attention scores are kept for each token and layer: those of all keys with
-    dropout, otherwise none."""
+    """Return how many attention scores are kept for each token and layer: one for each key
+    with dropout, otherwise none."""
     if not isinstance(train, TrainConfig) or not train.drop_rate:
         return 0
     return (model.n_heads or 0) * (train.sequence_length or model.context_length)

@@ -134,7 +134,7 @@ class Embedding(nnx.Module):
     """A table with one row of `width` for each index.
 
     A vocabulary table may be split over devices and padded with rows at its end. Each device looks
-    up the indices it has, and a psum adds the others. With FSDP it is split by columns, too: each
+    up the indices it has, and a psum adds the others. With FSDP it is also split by columns: each
     device looks up its columns for all devices.
     """
 

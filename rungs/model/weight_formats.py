@@ -58,9 +58,9 @@ def cast(dtype: jnp.dtype) -> Convert:
 def converter(weights: WeightFormat, config: ModelConfig, dtype: jnp.dtype) -> Convert:
     """Return a function that brings parameters into a form.
 
-    With "int8", all matrices that a token is multiplied with are quantized; an embedding table, if
-    it is the output head, too. Embedding tables that are only looked up, and low-rank additions,
-    are cast. On a CPU, 16-bit matrices have a row for each output.
+    With "int8", all matrices that a token is multiplied with are quantized, including an embedding
+    table that is the output head. Other embedding tables and low-rank additions are cast. On a
+    CPU, 16-bit matrices have a row for each output.
 
     Raises:
         ValueError: the model is a mixture of experts, which can't be quantized.
@@ -185,9 +185,9 @@ def _stored(array: Array, store: Store, inputs: int | None, dtype: jnp.dtype) ->
     return store(matrix_OI, array.shape, dtype)
 
 
-def _quantized(matrix_OI: Array, shape: tuple[int, ...], _: jnp.dtype) -> StoredMatrix:
-    return quantize(matrix_OI, shape)
-
-
 def _output_major(matrix_OI: Array, shape: tuple[int, ...], dtype: jnp.dtype) -> StoredMatrix:
     return OutputMajorMatrix(matrix_OI.astype(dtype), shape)
+
+
+def _quantized(matrix_OI: Array, shape: tuple[int, ...], _: jnp.dtype) -> StoredMatrix:
+    return quantize(matrix_OI, shape)

@@ -29,7 +29,7 @@ LANES = 128
 """Elements in a row of a TPU's registers. Blocks of queries and keys are multiples of it."""
 MAX_BLOCK = 512
 """Queries, or keys, that a kernel computes at once at most. Blocks of 1,024 don't fit into the fast
-memory of a TPU v5e with heads of 256 elements, those of 2,048 with any."""
+memory of a TPU v5e with heads of 256 elements, blocks of 2,048 with any."""
 
 
 def supports(query_BSNH: Array | jax.ShapeDtypeStruct) -> bool:

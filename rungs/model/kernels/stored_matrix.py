@@ -3,7 +3,7 @@
 XLA's CPU compiler multiplies a few rows with a 16-bit matrix fastest if the sum is over the
 matrix's last axis, as it lies in memory. If that is only what a transposition says, it first makes
 a float32 copy of the whole matrix, and also if there is a single row. It makes one of a whole table
-to look up 16-bit rows, too, so these are moved as integers.
+to look up 16-bit rows, so these are moved as integers.
 
 Axes as in `matmul.py`.
 """
@@ -67,7 +67,7 @@ class Int8Matrix(StoredMatrix):
 
     A CPU multiplies 8-bit integers several times as fast as floats, and reads fewer bytes. There,
     activations become 16-bit integers in two parts, which are two rows of one matmul: relative to a
-    row's largest element, a rounding error of 2⁻¹⁶ at most, much less than that of the weights.
+    row's largest element, a rounding error of 2⁻¹⁶ at most, much less than the weights'.
     Elsewhere the weights are converted to the dtype of the activations as they are read.
     """
 
@@ -127,7 +127,7 @@ def dot(left_MI: Array, right_OI: Array, dtype: jnp.dtype) -> Array:
 
 
 def take_rows(table: Array, indices: Array) -> Array:
-    """Return rows of a table, those of bfloat16 moved as integers."""
+    """Return rows of a table; bfloat16 rows are moved as integers."""
     if table.dtype != jnp.bfloat16:
         return table[indices]
     bits = jax.lax.bitcast_convert_type(table, jnp.uint16)[indices]
