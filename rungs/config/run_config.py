@@ -108,8 +108,7 @@ def load_reinforcement_run(run_folder: Path | str) -> ReinforceRunConfig:
 def load_any_run(run_folder: Path | str) -> AnyRunConfig:
     """Read and check the two files of a run folder of either kind; see `load_run`."""
     folder = Path(run_folder)
-    config: AnyRunConfig = _check(folder, dict.fromkeys(config_files(folder)))
-    return config
+    return _check(folder, dict.fromkeys(config_files(folder)))
 
 
 def config_files(run_folder: Path) -> tuple[str, str]:
@@ -129,28 +128,26 @@ def _train_file(folder: Path) -> str:
 
 
 def check_texts(run_folder: Path | str, texts: dict[str, str]) -> AnyRunConfig:
-    """Check the texts of both files, by name, before they are written to a folder; see
-    `load_run`."""
-    config: AnyRunConfig = _check(Path(run_folder), dict(texts))
-    return config
+    """Check both files' texts, by name, before they are written to a folder; see `load_run`."""
+    return _check(Path(run_folder), dict(texts))
 
 
 def parse_train(values: dict[str, Any]) -> OptimizationConfig:
-    """Return what was saved of `train.json` or `reinforce.json`; raises pydantic's
-    ValidationError."""
+    """Return a saved `train.json` or `reinforce.json`; raises pydantic's ValidationError."""
     kind = ReinforceConfig if "tasks" in values else TrainConfig
     return kind.model_validate(values)
 
 
 def _check(folder: Path, texts: dict[str, str | None]) -> Any:
     model_file, train_file = texts
+    types = {name: FILE_TYPES[name] for name in texts}
     configs: dict[str, Any] = {}
     errors: list[str] = []
     for name, text in texts.items():
         path = folder / name
         try:
             text = strict_json.read_text(path) if text is None else text
-            configs[name] = strict_json.parse(text, path, FILE_TYPES[name], _types_of(train_file))
+            configs[name] = strict_json.parse(text, path, types[name], types)
         except UserError as error:
             errors.append(str(error))
     if not errors:
@@ -159,11 +156,6 @@ def _check(folder: Path, texts: dict[str, str | None]) -> Any:
     if errors:
         raise UserError("\n".join(errors))
     return found
-
-
-def _types_of(train_file: str) -> dict[str, type[Config]]:
-    """Return the types of the files that a run with this file has."""
-    return {name: FILE_TYPES[name] for name in (MODEL_FILE, train_file)}
 
 
 def conflicts(model: ModelConfig, train: OptimizationConfig) -> Iterator[str]:

@@ -37,20 +37,16 @@ class Cache(NamedTuple):
 
         def write(old_BKTH: Array, new_BSKH: Array) -> Array:
             new_BKSH = new_BSKH.swapaxes(1, 2).astype(old_BKTH.dtype)
+            insert = jax.lax.dynamic_update_slice_in_dim
             if first_slot.ndim:
-                return jax.vmap(_write_slots)(old_BKTH, new_BKSH, first_slot)
-            return jax.lax.dynamic_update_slice(old_BKTH, new_BKSH, (0, 0, first_slot, 0))
+                return jax.vmap(functools.partial(insert, axis=1))(old_BKTH, new_BKSH, first_slot)
+            return insert(old_BKTH, new_BKSH, first_slot, axis=2)
 
         return Cache(write(self.key_BKTH, key_BSKH), write(self.value_BKTH, value_BSKH))
 
     def read(self) -> tuple[Array, Array]:
         """Return key_BTKH and value_BTKH of all slots."""
         return self.key_BKTH.swapaxes(1, 2), self.value_BKTH.swapaxes(1, 2)
-
-
-def _write_slots(old_KTH: Array, new_KSH: Array, first_slot: Array) -> Array:
-    """Return the slots of one row with S of them written from `first_slot` on."""
-    return jax.lax.dynamic_update_slice(old_KTH, new_KSH, (0, first_slot, 0))
 
 
 class AttentionContext(NamedTuple):

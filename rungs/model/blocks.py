@@ -120,7 +120,8 @@ def run_blocks(
     ) -> tuple[tuple[Array, Array], Any]:
         x_BSD, number = carry
         outputs = []
-        for place, kind in enumerate(kinds[: _leading_size(layers)]):
+        count = len(jax.tree.leaves(layers)[0])  # the remainder has fewer layers than a period
+        for place, kind in enumerate(kinds[:count]):
             run = checkpoint_layer(
                 functools.partial(run_layer, place), compute.remat, compute.gather is not no_gather
             )
@@ -140,9 +141,3 @@ def run_blocks(
         outputs = jax.tree.map(lambda *a: jnp.concatenate(a), outputs, last)
     hidden_LBSD, routing = outputs
     return carry[0], [] if hidden_LBSD is None else list(hidden_LBSD), routing
-
-
-def _leading_size(tree: Any) -> int:
-    """Return the length of the leading axis that all arrays of a tree share."""
-    length: int = jax.tree.leaves(tree)[0].shape[0]
-    return length

@@ -123,16 +123,10 @@ class Decoder:
             )
 
     def prefill(
-        self,
-        weights: Weights,
-        prompts: Prompts,
-        *,
-        slots: int,
-        sampling: Sampling,
-        keep_log_probs: bool = False,
+        self, weights: Weights, prompts: Prompts, *, slots: int, sampling: Sampling
     ) -> DecodingState:
         """Read the padded prompts, and add one token."""
-        state = self.initial_state(prompts, slots, keep_log_probs)
+        state = self.initial_state(prompts, slots)
         return self._add_token(weights, state, prompts.tokens_BS, None, sampling)
 
     def initial_state(

@@ -59,7 +59,8 @@ def layer_loop(
 def _on_cpu(train: OptimizationConfig, model: ModelConfig, recorded: LayerLoop | None) -> LayerLoop:
     if recorded is not None and _with_defaults(train, recorded) == recorded:
         return recorded
-    keeps_all = _may_keep_all(train, model) and _fits_unrolled(train, model)
+    fits = _kept_bytes(train, model) <= MEMORY_SHARE * memory_bytes()
+    keeps_all = fits and _may_keep_all(train, model)
     chosen = LayerLoop("none", periods(model)) if keeps_all else LayerLoop("dots", 1)
     return _with_defaults(train, chosen)
 
@@ -97,10 +98,6 @@ def _may_keep_all(train: OptimizationConfig, model: ModelConfig) -> bool:
 def _may_unroll(train: OptimizationConfig, model: ModelConfig) -> bool:
     gathers = train.sharding is not None and train.sharding.mode not in ("dp", "tp")
     return model.n_layers <= MAX_UNROLLED and not gathers
-
-
-def _fits_unrolled(train: OptimizationConfig, model: ModelConfig) -> bool:
-    return _kept_bytes(train, model) <= MEMORY_SHARE * memory_bytes()
 
 
 def _kept_bytes(train: OptimizationConfig, model: ModelConfig) -> int:
