@@ -113,7 +113,8 @@ def _attention(
 
     def kernel(query: Array, key: Array, value: Array) -> Array:
         kernel = causal_kernel(query, soft_cap, separate_documents=False)
-        y: Array = kernel.causal_attention(query, key, value, scoring)
+        with jax.named_scope("attention"):  # as in `Attention`
+            y: Array = kernel.causal_attention(query, key, value, scoring)
         return y
 
     def plain(query: Array, key: Array, value: Array) -> Array:
