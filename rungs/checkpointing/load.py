@@ -23,8 +23,7 @@ from rungs.data.catalog import dataset_folder, find_datasets_dir
 from rungs.data.tokenizer import TOKENIZER_FILE, Tokenizer
 from rungs.model.generation import Generator
 from rungs.model.gpt import GPT
-from rungs.model.unread_tensor import UnreadTensor
-from rungs.model.weight_formats import WeightFormat
+from rungs.model.weight_formats import UnreadTensor, WeightFormat
 from rungs.parallel.sharding import Layout
 from rungs.run.folder import RUNS, known_runs
 from rungs.step.state import AbstractModel

@@ -23,8 +23,7 @@ from rungs.parallel import jax_setup
 if TYPE_CHECKING:
     from rungs.data.chats.chat_dataset import ChatFormat
     from rungs.data.chats.messages import Message
-    from rungs.model.conversation import Conversation
-    from rungs.model.generation import Generator, Request
+    from rungs.model.generation import Conversation, Generator, Request
     from rungs.model.weight_formats import WeightFormat
 
 
@@ -177,7 +176,7 @@ def start_conversation(
     from rungs.checkpointing.published import load_chat_template
     from rungs.data.chats.chat_dataset import ChatFormat
     from rungs.data.chats.messages import Message
-    from rungs.model.conversation import Conversation
+    from rungs.model.generation import Conversation
 
     form = ChatFormat(load_chat_template(model.weights, chat_template), model.tokenizer)
     if (end := form.end_of_turn) is not None:
@@ -284,7 +283,7 @@ def warn_if_longer_than_context(context_length: int, prompt_tokens: int, new_tok
 def print_streamed(prompt: list[int], chunks: Iterator[list[int]], tokenizer: Tokenizer) -> int:
     """Print a text while it is generated, complete characters only; return the number of new
     tokens."""
-    from rungs.model.conversation import decode_stream
+    from rungs.model.generation import decode_stream
 
     count = 0
 

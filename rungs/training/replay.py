@@ -23,12 +23,12 @@ from rungs.common.errors import UserError
 from rungs.common.text_table import counted
 from rungs.config.train_config import TrainConfig
 from rungs.model.attention import AttentionContext, sequence_contexts
-from rungs.model.blocks import Block, unstack_layers
+from rungs.model.blocks import Block
 from rungs.model.gpt import GPT
 from rungs.model.kernels.cross_entropy import target_losses
 from rungs.model.layers import Dropout
 from rungs.model.positions import own_positions
-from rungs.model.weight_formats import cast
+from rungs.model.weight_formats import cast, unstack_layers
 from rungs.optim.multi_steps import MultiSteps
 from rungs.optim.precision import dtype_of
 from rungs.parallel import jax_setup

@@ -23,8 +23,7 @@ from rungs.data.chats.chat_template import ChatTemplate
 from rungs.data.chats.messages import Message
 from rungs.data.tokenizer import Tokenizer
 from rungs.data.tokenizer_files import load_tokenizer
-from rungs.model.conversation import Conversation, decode_stream
-from rungs.model.generation import Request
+from rungs.model.generation import Conversation, Request, decode_stream
 from tests.data.chats.test_chat_template import CASES, CHATML, FIXTURES, format_of, tokenizer_of
 
 MODEL = {
