@@ -258,8 +258,8 @@ class Saver:
             if nonfinite_names(snapshot.flags):  # the training loop reports it and stops
                 shutil.rmtree(unfinished.folder)
                 return
-            unfinished.folder.rename(self._folder / unfinished.folder.name.removeprefix(UNFINISHED))
-            sync_to_disk(self._folder)
+            name = unfinished.folder.name.removeprefix(UNFINISHED)
+            disk.put_in_place(unfinished.folder, self._folder / name)
         with disk.writing(self._folder, f"the names {BEST} and {LATEST}"):
             self._check()
             links.update_links(self._folder)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from filelock import AcquireReturnProxy, BaseFileLock, Timeout
 
-from rungs.common.disk import sync_to_disk
+from rungs.common.disk import put_in_place, sync_to_disk
 from rungs.common.errors import UserError, reason
 from rungs.common.file_lock import file_lock
 from rungs.common.paths import is_there
@@ -59,13 +59,12 @@ def replace_folder(folder: Path, *, resume: bool = False) -> Iterator[Path]:
         yield partial
         if folder.exists():
             folder.rename(old)
-        partial.rename(folder)
+        put_in_place(partial, folder)
     except BaseException:
         _restore(folder)
         if not resume:
             _remove(partial)
         raise
-    sync_to_disk(folder.parent)
     _remove(old)
 
 
@@ -110,12 +109,11 @@ def create_folder(folder: Path) -> Iterator[Path]:
             new = Path(unfinished) / folder.name
             new.mkdir()
             yield new
-            for path in [*new.rglob("*"), new]:
+            for path in new.rglob("*"):
                 sync_to_disk(path)
             if os.path.lexists(folder):
                 raise UserError(f"{folder}: just created by another process; left unchanged")
-            new.rename(folder)
-        sync_to_disk(folder.parent)
+            put_in_place(new, folder)
     except OSError as error:
         raise UserError(f"{folder}: cannot be written: {error.strerror or error}") from error
 

@@ -23,9 +23,9 @@ from rungs.common.errors import (
     EXIT_NOT_READ,
     RunFailure,
     UserError,
+    environment_error,
     readable_line,
 )
-from rungs.common.jax_errors import environment_error
 from rungs.common.shown_text import shown
 
 if TYPE_CHECKING:

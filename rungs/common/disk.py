@@ -70,26 +70,26 @@ def _open_regular(path: str, flags: int) -> int:
     return descriptor
 
 
-def replace_file(path: Path, content: str | bytes, *, durable: bool = False) -> None:
-    """Replace a file's content, completely or not at all; a link is itself replaced. Raises
-    OSError.
-
-    Args:
-        durable: wait until it is on disk for good.
-    """
+def replace_file(path: Path, content: str | bytes) -> None:
+    """Replace a file's content, completely or not at all, also after a power cut. A link is itself
+    replaced. Raises OSError."""
     unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
     try:
         with unfinished.open("xb") as file:
             file.write(content.encode() if isinstance(content, str) else content)
-            if durable:
-                flush(file)
-        unfinished.replace(path)
+        put_in_place(unfinished, path)
     except OSError:
         with contextlib.suppress(OSError):
             unfinished.unlink(missing_ok=True)
         raise
-    if durable:
-        sync_to_disk(path.parent)
+
+
+def put_in_place(unfinished: Path, path: Path) -> None:
+    """Give a file that is complete, or a folder whose files are on disk, its final name, on disk
+    for good. A file of that name is replaced. Raises OSError."""
+    sync_to_disk(unfinished)
+    unfinished.replace(path)
+    sync_to_disk(path.parent)
 
 
 def remove(path: Path) -> None:

@@ -37,7 +37,7 @@ def exit_on_signal() -> None:
     signal's number. Before the first step there is nothing to save. An exception would pass through
     whatever is being imported or compiled, and some of that code swallows exceptions."""
     standard_streams.open_missing()  # before the listener's socket takes the number of one
-    _Listener(_end)
+    _Listener(_end).begin()
 
 
 def _end(number: int) -> None:
@@ -71,6 +71,7 @@ class StopSignal:
         """Note signals from now on: there is something to save."""
         if self._listener is None:
             self._listener = _Listener(self._note)
+            self._listener.begin()
 
     def __enter__(self) -> Self:
         return self
@@ -95,16 +96,18 @@ class StopSignal:
 
 
 class _Listener:
-    """Acts on each signal once and at once, until `close`. Python calls a handler only in the main
-    thread and between two instructions, so not while XLA compiles or a step runs: a thread of its
-    own acts then. Both learn of a signal from the byte that the system writes to a socket, see
-    `signal.set_wakeup_fd`."""
+    """Acts on each signal once and at once, from `begin` to `close`. Python calls a handler only in
+    the main thread and between two instructions, so not while XLA compiles or a step runs: a thread
+    of its own acts then. Both learn of a signal from the byte that the system writes to a socket,
+    see `signal.set_wakeup_fd`."""
 
     def __init__(self, action: Action) -> None:
         self._action, self._numbers, self._acting = action, stopping_signals(), threading.RLock()
         self._receiver, self._sender = socket.socketpair()
         self._receiver.setblocking(False)
         self._sender.setblocking(False)
+
+    def begin(self) -> None:
         threading.Thread(target=self._listen, daemon=True).start()
         self._former_fd = signal.set_wakeup_fd(self._sender.fileno())
         self._former = {number: signal.signal(number, self._act) for number in self._numbers}

@@ -3,12 +3,12 @@
 The built-in tasks have one token per character in mind. Their settings are here, too.
 """
 
-import difflib
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field
 
 from rungs.common import strict_json
+from rungs.common.errors import did_you_mean
 from rungs.common.paths import is_inside
 from rungs.common.strict_json import StrictModel
 from rungs.config.base import Bytes, Positive, Size
@@ -146,8 +146,8 @@ class TaskConfig(StrictModel):
     def _source_is_known(self) -> str | None:
         if self.is_file or self.reasoning_gym_name or self.source in SETTINGS:
             return None
-        known = f"{', '.join(SETTINGS)}, a file *{ITEM_FILE_ENDING} or {REASONING_GYM}NAME"
-        return f'source: "{self.source}" is unknown; {_advice(self.source, list(SETTINGS), known)}'
+        known = f"use {', '.join(SETTINGS)}, a file *{ITEM_FILE_ENDING} or {REASONING_GYM}NAME"
+        return f'source: "{self.source}" is unknown; {did_you_mean(self.source, SETTINGS, known)}'
 
     def _settings_fit(self) -> str | None:
         if self.is_file and self.settings:
@@ -172,8 +172,8 @@ class TaskConfig(StrictModel):
         if self.verifier.endswith(VERIFIER_FILE_ENDING):
             inside = is_inside(self.verifier)
             return None if inside else f'verifier: "{self.verifier}" is not in the run folder'
-        known = f"{', '.join(VERIFIERS)} or a file *{VERIFIER_FILE_ENDING}"
-        advice = _advice(self.verifier, VERIFIERS, known)
+        known = f"use {', '.join(VERIFIERS)} or a file *{VERIFIER_FILE_ENDING}"
+        advice = did_you_mean(self.verifier, VERIFIERS, known)
         return f'verifier: "{self.verifier}" is unknown; {advice}'
 
     @property
@@ -197,8 +197,3 @@ class TaskConfig(StrictModel):
 
 def _order_problem(what: str, least: int, most: int) -> str | None:
     return f"min_{what}: {least} is more than max_{what} {most}" if least > most else None
-
-
-def _advice(name: str, names: list[str] | tuple[str, ...], known: str) -> str:
-    close = difflib.get_close_matches(name, names, n=1)
-    return f"did you mean {close[0]}?" if close else f"use {known}"

@@ -16,7 +16,7 @@ from rungs.planning.forecast import Forecast, forecast
 from rungs.planning.hardware import Hardware
 from rungs.run import metrics
 from rungs.run.folder import RunFolder
-from rungs.run.policy_metrics import PolicyMetrics
+from rungs.run.metrics import PolicyMetrics
 from rungs.step.state import shapes_of
 
 _TEXT_BYTES, _NEW_TOKEN_BYTES, _PROMPT_TOKEN_BYTES = 260, 36, 4

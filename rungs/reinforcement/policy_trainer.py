@@ -31,8 +31,7 @@ from rungs.reinforcement.sampling import CompletionSource, Seconds
 from rungs.reinforcement.step_metrics import policy_metrics
 from rungs.reinforcement.validation import summarize
 from rungs.reinforcement.verification import Stopped
-from rungs.run.metrics import MetricsLog
-from rungs.run.policy_metrics import PolicyMetrics, Validation
+from rungs.run.metrics import MetricsLog, PolicyMetrics, Validation
 from rungs.step.nonfinite import Flags, checked_names, describe_first, nonfinite_names
 from rungs.training.progress import Progress
 

@@ -15,7 +15,7 @@ from rungs.reinforcement.rollout_files import Completion, RolloutFiles, read
 from rungs.reinforcement.start import open_to_replay
 from rungs.run import metrics
 from rungs.run.folder import RunFolder
-from rungs.run.policy_metrics import PolicyMetrics
+from rungs.run.metrics import PolicyMetrics
 
 _COMPARED = ("tokens", "log_probs", "finished", "rewards", "status", "advantage")
 """What must be equal, in this order."""

@@ -14,7 +14,7 @@ from rungs.config.unused_keys import unused_keys
 from rungs.parallel.devices import recorded_sharding
 from rungs.run import metrics
 from rungs.run.folder import RunFolder
-from rungs.run.policy_metrics import PolicyMetrics, Validation
+from rungs.run.metrics import PolicyMetrics, Validation
 from rungs.tasks.task import Task
 from rungs.tasks.verifiers.checkup import Checkup
 from rungs.tasks.verifiers.opening import Verifier

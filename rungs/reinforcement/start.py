@@ -36,8 +36,7 @@ from rungs.reinforcement.sampling import CompletionSource, longest_prompt
 from rungs.reinforcement.task_record import check_same_tasks, record_of
 from rungs.run import metrics
 from rungs.run.folder import RunFolder, StartOptions
-from rungs.run.metrics import MetricsLog, NullMetricsLog
-from rungs.run.policy_metrics import PolicyMetrics
+from rungs.run.metrics import MetricsLog, NullMetricsLog, PolicyMetrics
 from rungs.sampling.prompts import check_sample_prompts
 from rungs.step.state import create_model
 from rungs.tasks.opening import open_task

@@ -1,10 +1,11 @@
 """A run on disk: its folder, its metrics, and new runs made from it.
 
-    folder        finds a run folder, its paths, the lock that the training process holds
+    folder        a run folder: found by name, and its paths
+    lock          the lock that one training process holds; whether the folder is still its own
     derive        makes a run folder from another with some keys changed
-    metrics       metrics.jsonl: the fields of a step; reading, appending, repair after a crash
-    policy_metrics  the fields of a step of reinforcement learning
-    evaluations   evaluations.jsonl: scores of checkpoints on benchmarks
+    metrics       metrics.jsonl: the fields of a step, in training and in reinforcement learning;
+                  reading, appending, repair after a crash
+    evaluations   evaluations.jsonl: scores of checkpoints on benchmarks; intervals of shares
     samples       samples.jsonl: how checkpoints continue the sample_prompts
     events        events.jsonl: starts, stops, failures and the like
     json_records  files with a record in each line, such as these three

@@ -16,7 +16,7 @@ from rungs.config.optimization_config import OptimizationConfig
 from rungs.config.reinforce_config import ReinforceConfig
 from rungs.config.train_config import TrainConfig
 from rungs.run import metrics
-from rungs.run.policy_metrics import PolicyMetrics, Validation
+from rungs.run.metrics import PolicyMetrics, Validation
 
 DIFFERENT_DATASETS = (
     "These runs use different datasets, so their losses are not comparable; compare bits per byte"

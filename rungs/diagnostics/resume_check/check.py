@@ -24,8 +24,7 @@ from rungs.diagnostics.resume_check.kill import (
 from rungs.diagnostics.resume_check.short_runs import ShortRun
 from rungs.run import metrics as metrics_module
 from rungs.run.folder import RunFolder
-from rungs.run.metrics import StepMetrics, StepRecord
-from rungs.run.policy_metrics import PolicyMetrics
+from rungs.run.metrics import PolicyMetrics, StepMetrics, StepRecord
 
 _KILL_ROW = "{:>4}  {:>8}  {}"
 _RESULT_ROW = "{:15}  {:66}  {}"
