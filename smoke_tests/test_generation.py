@@ -9,7 +9,7 @@ from rungs.common.command import run_command
 
 import click
 
-from rungs.checkpointing.text_generator import load_generator
+from rungs.checkpointing.load import load_generator
 
 PROMPT = "Every effort moves you"
 NEW_TOKENS = 20

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 from jax.sharding import Mesh
 
-from rungs.checkpointing.load import find_weights
+from rungs.checkpointing.find_weights import find_weights
+from rungs.checkpointing.load import MergedWeights
 from rungs.checkpointing.manifest import Checkpoint
-from rungs.checkpointing.merged_weights import MergedWeights
 from rungs.checkpointing.published import all_stop_tokens
 from rungs.checkpointing.restore import place_starting_weights
 from rungs.checkpointing.saver import Saver

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rungs.checkpointing.checkpoint_folder import IMPORTED
-from rungs.checkpointing.load import find_weights
+from rungs.checkpointing.find_weights import find_weights
 from rungs.config.reinforce_config import ReinforceConfig
 from rungs.config.run_config import AnyRunConfig, ReinforceRunConfig, RunConfig
 from rungs.config.task_config import TaskConfig
