@@ -18,7 +18,12 @@ from rungs.common.errors import RunFailure
 _NO_SPACE = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))
 FULL = (*_NO_SPACE, errno.EFBIG)
 """Errors of a full disk, an exhausted quota or a limit on file size."""
-GONE = (errno.ENOENT, errno.ENOTDIR, getattr(errno, "ESTALE", errno.ENOENT))
+_GONE = (errno.ENOENT, errno.ENOTDIR, getattr(errno, "ESTALE", errno.ENOENT))
+_REMEDIES: dict[int | None, str] = {
+    **dict.fromkeys(_GONE, "restore what was removed or moved"),
+    **dict.fromkeys(_NO_SPACE, "free some space"),
+    errno.EFBIG: "raise the limit on file size (ulimit -f)",
+}
 _NO_SUCH_OPERATION = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 UNFINISHED_FILES = ".*.new"
 """What `replace_file` leaves behind when the process is killed."""
@@ -136,9 +141,6 @@ def writing(
         what: what it writes, as in "the metrics of step 3".
         needed_bytes: how much it writes, if known.
         failures: exceptions that count as a failed write.
-
-    Raises:
-        RunFailure: in place of those exceptions.
     """
     try:
         yield
@@ -195,8 +197,9 @@ def write_failure(path: Path, what: str, error: Exception, needed_bytes: int = 0
         reason = f"it is a link, which is not followed ({getattr(error, 'filename', path)})"
     elif named := getattr(error, "filename", None):
         reason += f" ({named})"
+    remedy = _REMEDIES.get(number, "fix that")
     return RunFailure(
-        f"{path}: {what} could not be written: {reason}; {_remedy(number)}, then run the same"
+        f"{path}: {what} could not be written: {reason}; {remedy}, then run the same"
         " command to resume from the last checkpoint"
     )
 
@@ -207,16 +210,6 @@ def _number_of(error: Exception) -> int | None:
         return error.errno
     found = _NUMBER_IN_TEXT.search(str(error))
     return int(found[1]) if found else None
-
-
-def _remedy(number: int | None) -> str:
-    if number == errno.EFBIG:
-        return "raise the limit on file size (ulimit -f)"
-    if number in FULL:
-        return "free some space"
-    if number in GONE:
-        return "restore what was removed or moved"
-    return "fix that"
 
 
 def folder_bytes(folder: Path) -> int:

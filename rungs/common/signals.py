@@ -34,8 +34,8 @@ Action = Callable[[int], None]
 
 def exit_on_signal() -> None:
     """From now on the signals that stop a run end this process at once, with exit code 128 + the
-    signal's number. Before the first step there is nothing to save. An exception would pass through
-    whatever is being imported or compiled, and some of that code swallows exceptions."""
+    signal's number: before the first step there is nothing to save, and some code that imports or
+    compiles would swallow an exception."""
     standard_streams.open_missing()  # before the listener's socket takes the number of one
     _Listener(_end).begin()
 
@@ -63,8 +63,7 @@ class StopSignal:
 
     @property
     def exit_code(self) -> int:
-        """128 + the signal's number, as 130 after SIGINT (Ctrl-C) and 143 after SIGTERM; 0 without
-        one."""
+        """128 + the signal's number, such as 130 after SIGINT (Ctrl-C); 0 without one."""
         return 128 + self.number if self.number else 0
 
     def begin(self) -> None:

@@ -56,8 +56,7 @@ def run_of(weights: Path) -> RunFolder | None:
 
 def append(run: RunFolder, evaluations: list[Evaluation]) -> Path:
     """Add evaluations to the file of a run and return its path; raises RunFailure."""
-    run.check()
-    json_records.append(run.evaluations, evaluations)
+    json_records.append(run, run.evaluations, evaluations)
     return run.evaluations
 
 

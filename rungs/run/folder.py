@@ -120,10 +120,7 @@ class RunFolder(LockableFolder):
                     f"{self.checkpoints}: is a link to the checkpoints of {path}; each run needs a"
                     " folder of its own, so point the link to an empty one"
                 )
-        try:
-            disk.replace_file(note, f"{self.path.resolve()}\n")
-        except OSError as error:
-            raise self.unwritable(error) from None
+        self.write_note(note, str(self.path.resolve()))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -65,7 +65,7 @@ class LockableFolder:
         with _opened(self.path) as descriptor:
             own = dataclasses.replace(self, identity=_identity(self.path), descriptor=descriptor)
             try:
-                self._write_holder()
+                self.write_note(self.holder, f"process {os.getpid()} on {socket.gethostname()}")
                 yield own
             except UserError:
                 if is_new and own.is_own():
@@ -106,11 +106,10 @@ class LockableFolder:
             " restore the folder and run the same command, or start over"
         )
 
-    def _write_holder(self) -> None:
-        """Write down which process holds the lock."""
-        who = f"process {os.getpid()} on {socket.gethostname()}\n"
+    def write_note(self, note: Path, text: str) -> None:
+        """Write a short file; raises what `unwritable` returns."""
         try:
-            disk.replace_file(self.holder, who)
+            disk.replace_file(note, text + "\n")
         except OSError as error:
             raise self.unwritable(error) from None
 

@@ -87,9 +87,11 @@ class StepMetrics(StepRecord):
     validation_loss: float | None = None
     """Mean cross-entropy on the validation tokens, for steps with a validation."""
     bits_per_byte: float | None = None
-    """Of the validation text: comparable between tokenizers. If the dataset has its tokenizer."""
+    """Validation loss in bits per byte of text, comparable between tokenizers; None if the dataset
+    has no tokenizer."""
     validation_losses: dict[str, float] | None = None
-    """On each dataset of a mixture with a validation split, and on the `validation_datasets`."""
+    """Validation loss on each dataset of a mixture that has a validation split, and on each of the
+    `validation_datasets`."""
     load_balancing_loss: float | None = None
     """Mixture of experts: mean over layers. 1 if all experts get the same number of tokens."""
     expert_tokens: list[list[Count]] | None = None
@@ -130,11 +132,9 @@ class PolicyMetrics(StepRecord):
     tokens, `tokens_per_second` those of the step; gradient norm and learning rate are those of its
     last update."""
 
-    VARYING: ClassVar[frozenset[str]] = StepRecord.VARYING | {
-        "sampling_seconds",
-        "verifying_seconds",
-        "updating_seconds",
-    }
+    VARYING: ClassVar[frozenset[str]] = StepRecord.VARYING | frozenset(
+        f"{part}_seconds" for part in ("sampling", "verifying", "updating")
+    )
 
     reward: Figure
     """Mean over the completions that have one."""
@@ -174,9 +174,9 @@ class PolicyMetrics(StepRecord):
     verifying_seconds: Figure
     updating_seconds: Figure
     validation: Validation | None = None
-    """After the step, if it has a checkpoint."""
+    """Validation after the step, if it has a checkpoint."""
     start_validation: Validation | None = None
-    """Of step 0: before it, of the weights that the run starts from."""
+    """Validation of the weights that the run starts from, in the record of step 0."""
 
 
 R = TypeVar("R", bound=StepRecord, default=StepMetrics)
