@@ -3,8 +3,7 @@
     errors        UserError (exit code 2), RunFailure (1), "did you mean"
     shown_text    text without secrets and control characters
     standard_streams  stdin, stdout and stderr, open in any case and safe for a terminal
-    command       runs a command and reports its errors
-    imports       imports of large libraries, in less time
+    command       begins and runs a command: its imports, its errors, its exit code
     paths         checks on paths from users and files; where the checkout is
     disk          writes that follow no link and survive a power cut; messages for a full disk
     atomic_folder folders that appear complete or not at all, and the lock while one is built
