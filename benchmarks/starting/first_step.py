@@ -5,14 +5,13 @@ from rungs.common import signals
 if __name__ == "__main__":
     signals.exit_on_signal()
 
-from rungs.common.command import run_command
+from rungs.common.command import importing, run_command
 
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import train
-from rungs.common.imports import importing
 
 if TYPE_CHECKING:
     from rungs.run.metrics import StepMetrics

@@ -14,14 +14,12 @@ import numpy as np
 
 from rungs.checkpointing import (
     checkpoint_folder,
-    links,
     manifest,
     optimizer_state,
     retention,
     weights_file,
 )
-from rungs.checkpointing.checkpoint_folder import UNFINISHED
-from rungs.checkpointing.links import BEST, LATEST
+from rungs.checkpointing.checkpoint_folder import BEST, LATEST, UNFINISHED
 from rungs.checkpointing.manifest import PUBLISHED_FOLDER, CheckpointMeta
 from rungs.checkpointing.published import read_published
 from rungs.checkpointing.weights_file import Weights, WeightsHeader
@@ -258,11 +256,11 @@ class Saver:
             if nonfinite_names(snapshot.flags):  # the training loop reports it and stops
                 shutil.rmtree(unfinished.folder)
                 return
-            unfinished.folder.rename(self._folder / unfinished.folder.name.removeprefix(UNFINISHED))
-            sync_to_disk(self._folder)
+            name = unfinished.folder.name.removeprefix(UNFINISHED)
+            disk.put_in_place(unfinished.folder, self._folder / name)
         with disk.writing(self._folder, f"the names {BEST} and {LATEST}"):
             self._check()
-            links.update_links(self._folder)
+            checkpoint_folder.update_links(self._folder)
             self._check()
             retention.delete_old(self._folder, self._config.train.keep_checkpoints)
         for done in self._after:

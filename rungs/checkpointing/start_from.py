@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 
 from rungs.checkpointing.checkpoint_folder import IMPORTED
-from rungs.checkpointing.load import find_weights
+from rungs.checkpointing.find_weights import find_weights
+from rungs.checkpointing.load import MergedWeights
 from rungs.checkpointing.manifest import refuse_damaged
-from rungs.checkpointing.merged_weights import MergedWeights
 from rungs.checkpointing.weights_file import Weights
 from rungs.checkpointing.weights_index import WEIGHTS_FILE, file_or_index
 from rungs.common.errors import UserError

@@ -1,5 +1,7 @@
 """Continue prompts with a model, or have a conversation with it."""
 
+from rungs.common.command import importing
+
 import contextlib
 import itertools
 import json
@@ -12,7 +14,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from rungs.common.errors import UserError
-from rungs.common.imports import importing
 from rungs.common.strict_json import read_text
 from rungs.common.text_table import counted
 from rungs.config.option_values import NEW_TOKENS, NEW_TOKENS_OF_A_CHAT
@@ -58,7 +59,8 @@ def generate(
         raise click.UsageError("--system and --chat-template are for --chat")
 
     with importing():
-        from rungs.checkpointing.load import find_weights, load_tokenizer
+        from rungs.checkpointing.find_weights import find_weights
+        from rungs.checkpointing.load import load_tokenizer
         from rungs.checkpointing.published import all_stop_tokens
         from rungs.checkpointing.weights_file import Weights
         from rungs.model.generation import Request

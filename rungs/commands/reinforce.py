@@ -1,5 +1,7 @@
 """Train a run by reinforcement learning or resume it, replay a step, or audit what was sampled."""
 
+from rungs.common.command import importing
+
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -7,7 +9,6 @@ import click
 
 from rungs.commands.start_command import StartCommand, hold_run
 from rungs.common.errors import UserError
-from rungs.common.imports import importing
 from rungs.common.shown_text import quoted
 from rungs.config.run_config import ReinforceRunConfig, load_reinforcement_run
 from rungs.run.folder import RunFolder, find_run

@@ -1,12 +1,13 @@
 """Train a run or resume it, replay a failed step, or train a grid of runs."""
 
+from rungs.common.command import importing
+
 import sys
 from pathlib import Path
 from typing import Any
 
 from rungs.commands.start_command import StartCommand, hold_run
 from rungs.common.errors import UserError
-from rungs.common.imports import importing
 from rungs.config.run_config import load_run
 from rungs.data.catalog import find_datasets_dir
 from rungs.run.folder import RunFolder, StartOptions

@@ -3,16 +3,26 @@
 import contextlib
 import logging
 import math
+import os
+import shutil
 import subprocess
+import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Self
 
-from rungs.common.low_priority import restore_priority, start_python
 from rungs.common.signals import StopSignal
 
+LOWEST = 19
+"""Niceness of the lowest priority."""
+_TRIES = 5
+_AUTOGROUP = "/proc/{}/autogroup"
+"""File with the name and niceness of a process's session, in Linux. Empty for a machine's first
+session."""
 _SECONDS_UNTIL_MESSAGE = 2.0
-"""From which a wait is explained."""
+"""A longer wait is explained."""
 
 log = logging.getLogger("rungs")
 
@@ -22,21 +32,29 @@ class HelperProcess:
 
     The end of its input without an empty line before it tells the module that this process was
     killed.
-
-    Args:
-        name: for messages.
-        module: what to run, as `python -m` does.
-        arguments: of the module.
-        environment: added to that of this process.
     """
 
-    def __init__(
-        self, name: str, module: str, *arguments: str, environment: Mapping[str, str] | None = None
-    ) -> None:
-        self._name = name
-        self._process = start_python(["-m", module, *arguments], environment or {}, subprocess.PIPE)
+    def __init__(self, name: str, process: subprocess.Popen[str]) -> None:
+        self._name, self._process = name, process
         self._listener = threading.Thread(target=self._log_errors, daemon=True)
-        self._listener.start()
+
+    @classmethod
+    def start(
+        cls, name: str, module: str, *arguments: str, environment: Mapping[str, str] | None = None
+    ) -> Self:
+        """Start a module; raises OSError if that is not possible.
+
+        Args:
+            name: for messages.
+            module: what to run, as `python -m` does.
+            arguments: of the module.
+            environment: added to that of this process.
+        """
+        started = cls(
+            name, start_python(["-m", module, *arguments], environment or {}, subprocess.PIPE)
+        )
+        started._listener.start()
+        return started
 
     def send(self, line: str) -> None:
         """Send a line; raises OSError if the process has ended."""
@@ -45,16 +63,13 @@ class HelperProcess:
         self._process.stdin.flush()
 
     def finish(self, stop: StopSignal, what: str, patience: float = math.inf) -> bool:
-        """Let the process finish what it was sent, unless another signal arrives. It no longer
-        gives way: this process only waits for it.
+        """Let the process finish what it was sent, unless another signal arrives. It no longer has
+        low priority: this process only waits for it. Return whether it has finished.
 
         Args:
             stop: knows of signals.
             what: it does, for the message of a long wait.
-            patience: how many seconds to wait at most.
-
-        Returns:
-            Whether it has finished.
+            patience: seconds to wait at most.
         """
         with contextlib.suppress(OSError):
             self.send("")
@@ -86,3 +101,57 @@ class HelperProcess:
         for line in self._process.stderr:
             if line.strip():
                 log.warning("%s: %s", self._name, line.strip())
+
+
+def start_python(
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    stdin: int | IO[str] | None = None,
+) -> subprocess.Popen[str]:
+    """Start Python with the lowest priority; what the program prints to stderr can be read.
+
+    It gets a session of its own, so that Ctrl-C stops the training alone. Where Linux shares its
+    processors between sessions (autogroups, sched(7)), a process's niceness counts only within its
+    session, so the session gets it as well.
+
+    Args:
+        arguments: of Python.
+        environment: added to that of this process.
+
+    Raises:
+        OSError: it can't be started.
+    """
+    nice = ["nice", "-n", f"{LOWEST}"] if shutil.which("nice") else []
+    path = os.pathsep.join(filter(None, sys.path))
+    process = subprocess.Popen(
+        [*nice, sys.executable, *arguments],
+        stdin=stdin,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | environment | {"PYTHONPATH": path},
+        start_new_session=True,
+    )
+    with contextlib.suppress(OSError):  # not Linux, or no autogroups
+        _set_group_priority(Path(_AUTOGROUP.format(process.pid)), LOWEST)
+    return process
+
+
+def restore_priority(process: subprocess.Popen[str]) -> None:
+    """Give the session of a program that `start_python` started the priority of this one, where
+    sessions have one: a process's own niceness may not be lowered again."""
+    with contextlib.suppress(OSError):
+        words = Path(_AUTOGROUP.format("self")).read_text().split()
+        # a machine's first session has no autogroup, and counts as 0, the default of the others
+        niceness = int(words[-1]) if words else 0
+        _set_group_priority(Path(_AUTOGROUP.format(process.pid)), niceness)
+
+
+def _set_group_priority(autogroup: Path, niceness: int) -> None:
+    """Set the priority of a session. Users other than root may change one per 0.1 s."""
+    for _ in range(_TRIES - 1):
+        with contextlib.suppress(BlockingIOError):
+            autogroup.write_text(f"{niceness}")
+            return
+        time.sleep(0.05)
+    autogroup.write_text(f"{niceness}")

@@ -157,10 +157,10 @@ def _check(folder: Path, texts: dict[str, str | None]) -> Any:
             errors.append(str(error))
     if not errors:
         found: AnyRunConfig = RunConfig(configs[model_file], configs[train_file])
-        errors = [f"{folder / train_file}: {line}" for line in conflicts(*found)]
-    if errors:
-        raise UserError("\n".join(errors))
-    return found
+        if lines := list(conflicts(*found)):
+            raise UserError.at(folder / train_file, lines)
+        return found
+    raise UserError("\n".join(errors))
 
 
 def conflicts(model: ModelConfig, train: OptimizationConfig) -> Iterator[str]:

@@ -139,8 +139,7 @@ class TaskConfig(StrictModel):
         if self.is_file or self.reasoning_gym_name or self.source in SETTINGS:
             return None
         known = f"use {', '.join(SETTINGS)}, a file *{ITEM_FILE_ENDING} or {REASONING_GYM}NAME"
-        advice = did_you_mean(self.source, SETTINGS, known)
-        return f'source: "{self.source}" is unknown; {advice}'
+        return f'source: "{self.source}" is unknown; {did_you_mean(self.source, SETTINGS, known)}'
 
     @check
     def _settings_fit(self) -> str | None:

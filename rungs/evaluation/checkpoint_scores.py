@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import platformdirs
 
+from rungs.checkpointing.find_weights import find_weights
 from rungs.checkpointing.load import (
-    find_weights,
     load_model,
     load_token_generator,
     load_tokenizer,

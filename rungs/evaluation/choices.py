@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rungs.common.errors import UserError
-from rungs.common.statistics import wilson_interval
 from rungs.common.strict_json import format_value, read_text
 from rungs.data.tokenizer import Tokenizer
 from rungs.evaluation.scoring import Continuation, Scorer, split_tokens
+from rungs.run.evaluations import wilson_interval
 
 
 class Item(NamedTuple):

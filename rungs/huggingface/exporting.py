@@ -13,8 +13,8 @@ import numpy as np
 from tqdm import tqdm
 
 from rungs.checkpointing.checkpoint_folder import IMPORTED
-from rungs.checkpointing.load import find_valid_weights
-from rungs.checkpointing.merged_weights import MergedWeights
+from rungs.checkpointing.find_weights import find_valid_weights
+from rungs.checkpointing.load import MergedWeights
 from rungs.checkpointing.published import (
     CONFIG_FILE,
     GENERATION_FILE,

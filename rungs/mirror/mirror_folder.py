@@ -9,7 +9,7 @@ from typing import Any
 
 from rungs.checkpointing.checkpoint_folder import CHECKPOINT_GLOB, IMPORTED
 from rungs.checkpointing.manifest import META_FILE
-from rungs.common import hub
+from rungs.common import disk, hub
 from rungs.common.errors import UserError, reason
 from rungs.common.paths import refuse_control_characters
 
@@ -180,7 +180,7 @@ class MirrorFolder:
             self._files.put_file(str(source), target, callback=self.progress)
             return
         self._files.put_file(str(source), target + _PARTIAL, callback=self.progress)
-        Path(target + _PARTIAL).replace(target)
+        disk.put_in_place(Path(target + _PARTIAL), Path(target))
 
 
 def is_beside_checkpoints(name: str) -> bool:

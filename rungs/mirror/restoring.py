@@ -178,7 +178,7 @@ class _Restoring:
             target = self._run.path / name
             self._mirror.download(name, self._staged / name)
             target.parent.mkdir(parents=True, exist_ok=True)
-            (self._staged / name).replace(target)
+            disk.put_in_place(self._staged / name, target)
             record.copied[name] = version(target)
         record.write(self._run.path)
 

@@ -14,9 +14,9 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 from jax.sharding import Mesh
 
-from rungs.checkpointing.load import find_weights
+from rungs.checkpointing.find_weights import find_weights
+from rungs.checkpointing.load import MergedWeights
 from rungs.checkpointing.manifest import Checkpoint
-from rungs.checkpointing.merged_weights import MergedWeights
 from rungs.checkpointing.published import all_stop_tokens
 from rungs.checkpointing.restore import place_starting_weights
 from rungs.checkpointing.start_from import find_starting_weights
@@ -41,7 +41,7 @@ from rungs.reinforcement.task_record import check_same_tasks, record_of
 from rungs.reinforcement.validation import summarize
 from rungs.run import metrics
 from rungs.run.folder import RunFolder
-from rungs.run.policy_metrics import PolicyMetrics, Validation
+from rungs.run.metrics import PolicyMetrics, Validation
 from rungs.step.state import create_model
 from rungs.step.train_step import StepResult, make_step
 from rungs.tasks.opening import open_task

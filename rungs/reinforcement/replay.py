@@ -17,7 +17,7 @@ from rungs.reinforcement.learner import PolicyLearner
 from rungs.reinforcement.rollout_files import Completion, RolloutFiles, read
 from rungs.run import metrics
 from rungs.run.folder import RunFolder, StartOptions
-from rungs.run.policy_metrics import PolicyMetrics
+from rungs.run.metrics import PolicyMetrics
 from rungs.training.learner import Kind, Start
 from rungs.training.preparation import create_mesh, with_device_choices, with_recorded_dtype
 from rungs.training.resume import refuse_changes

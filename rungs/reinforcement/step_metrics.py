@@ -11,7 +11,7 @@ from rungs.reinforcement.policy_update import Updated
 from rungs.reinforcement.rollout_files import Completion, array_of
 from rungs.reinforcement.sampling import Seconds
 from rungs.reinforcement.token_statistics import Gap, clipped_share, kl_divergence
-from rungs.run.policy_metrics import PolicyMetrics, Validation
+from rungs.run.metrics import PolicyMetrics, Validation
 
 
 def policy_metrics(

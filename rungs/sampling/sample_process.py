@@ -97,7 +97,7 @@ class SampleProcess:
 
     def _send(self, name: str) -> None:
         if self._process is None:
-            self._process = HelperProcess(
+            self._process = HelperProcess.start(
                 "samples",
                 "rungs.sampling.sampler",
                 str(self._folder.resolve()),

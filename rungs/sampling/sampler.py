@@ -13,10 +13,9 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import TextIO
 
-from rungs.checkpointing.load import load_model, load_tokenizer
+from rungs.checkpointing.load import continuation, load_model, load_tokenizer
 from rungs.checkpointing.manifest import read_checkpoint
 from rungs.checkpointing.published import all_stop_tokens
-from rungs.checkpointing.text_generator import continuation
 from rungs.common.strict_json import StrictModel
 from rungs.data.chats.chat_template import ChatTemplate
 from rungs.model.generation import Generator, Request

@@ -29,9 +29,8 @@ def check_trackers(names: Sequence[str], place: str) -> None:
     Raises:
         UserError: with a line for each that does not.
     """
-    lines = [f"{place}: {line}" for name in names if (line := _problem(name))]
-    if lines:
-        raise UserError("\n".join(lines))
+    if problems := [problem for name in names if (problem := _problem(name))]:
+        raise UserError.at(place, problems)
 
 
 def _problem(name: str) -> str | None:

@@ -34,7 +34,7 @@ class TrackingProcesses:
         """Start sending; return at once."""
         for name in self._names:
             arguments = str(self._run.path.resolve()), name, self._run.identity
-            self._processes[name] = HelperProcess(
+            self._processes[name] = HelperProcess.start(
                 f"tracker {name}", "rungs.tracking.feed", *arguments
             )
 

@@ -25,7 +25,6 @@ from flax import nnx
 
 from rungs.checkpointing import (
     checkpoint_folder,
-    links,
     manifest,
     restore,
     saver,
@@ -121,13 +120,15 @@ IN_THE_LOOP = {
     "between the shards and their index": Moment(weights_file, "write_index"),
     "before meta.json": Moment(manifest, "write_manifest"),
     "between write and rename": Moment(manifest, "write_manifest", is_after=True),
-    "between rename and links": Moment(links, "update_links"),
-    "while links change": Moment(links, "_point"),
+    "between rename and links": Moment(checkpoint_folder, "update_links"),
+    "while links change": Moment(checkpoint_folder, "_point"),
     "while pruning": Moment(shutil, "rmtree", half_a_deletion),
     "while charts are drawn": Moment(ChartProcess, "request", half_a_chart),
 }
 AT_THE_END = {
-    "between the last rename and its links": Moment(links, "update_links", condition=is_last_step)
+    "between the last rename and its links": Moment(
+        checkpoint_folder, "update_links", condition=is_last_step
+    )
 }
 MOMENTS = {
     **AT_THE_START,

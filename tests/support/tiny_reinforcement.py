@@ -16,8 +16,7 @@ from rungs.data.tokenizer import TOKENIZER_FILE
 from rungs.model.gpt import GPT
 from rungs.reinforcement.learner import reinforcement
 from rungs.run.folder import RunFolder, StartOptions
-from rungs.run.metrics import stream
-from rungs.run.policy_metrics import PolicyMetrics
+from rungs.run.metrics import PolicyMetrics, stream
 from rungs.step.state import named_arrays
 from rungs.tasks.parity import ALPHABET
 from rungs.training.start import launch

@@ -61,7 +61,7 @@ def match(
     if lines:
         rest = [f"… and {len(lines) - _MAX_LINES} more"] if len(lines) > _MAX_LINES else []
         lines = [f"tensor {line}" for line in lines[:_MAX_LINES]] + rest
-        raise UserError("\n".join(f"{folder}: {line}" for line in lines))
+        raise UserError.at(folder, lines)
     specs = {
         name: TensorSpec(tensors.specs[names[first]].dtype, parameters[name].shape)
         for rule in rules

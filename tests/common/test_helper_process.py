@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rungs.common import low_priority
-from rungs.common.low_priority import LOWEST, restore_priority, start_python
+from rungs.common import helper_process
+from rungs.common.helper_process import LOWEST, restore_priority, start_python
 
 AUTOGROUP = Path("/proc/self/autogroup")
 SHOW = "import os, pathlib, sys; sys.stdin.readline(); {what}; print(text, file=sys.stderr)"
@@ -50,7 +50,7 @@ def test_its_session_can_get_the_priority_of_this_one_again(
     autogroup.parent.mkdir()
     autogroup.write_text(own)
     (tmp_path / f"{process.pid}").symlink_to(f"/proc/{process.pid}")
-    monkeypatch.setattr(low_priority, "_AUTOGROUP", f"{tmp_path}/{{}}/autogroup")
+    monkeypatch.setattr(helper_process, "_AUTOGROUP", f"{tmp_path}/{{}}/autogroup")
     restore_priority(process)
     _, text = process.communicate("\n")
     assert text.split()[-1] == expected
@@ -69,7 +69,7 @@ def test_another_change_of_priority_just_before_is_waited_for(
         return write(path, text)
 
     monkeypatch.setattr(Path, "write_text", write_or_refuse)
-    low_priority._set_group_priority(autogroup, LOWEST)
+    helper_process._set_group_priority(autogroup, LOWEST)
     assert autogroup.read_text() == f"{LOWEST}"
 
 

@@ -1,10 +1,10 @@
 """Imports run without garbage collection, which is as it was before afterwards."""
 
+from rungs.common.command import importing
+
 import gc
 
 import pytest
-
-from rungs.common.imports import importing
 
 
 @pytest.mark.parametrize("was_enabled", [True, False])

@@ -1,11 +1,11 @@
-"""Which of JAX's environment variables a message names."""
+"""Error messages: which of JAX's environment variables they name, where each problem is."""
 
 import types
 from collections.abc import Callable
 
 import pytest
 
-from rungs.common.jax_errors import environment_error
+from rungs.common.errors import UserError, environment_error
 
 
 def raised_in(module: str, error: Exception) -> Exception:
@@ -42,3 +42,8 @@ def test_the_variable_at_fault_is_named(
     )
     found = environment_error(raised_in(f"jax._src.{module}", error))
     assert str(found).startswith(f"JAX does not start with the environment's {named}: ")
+
+
+def test_each_line_says_where_its_problem_is() -> None:
+    assert str(UserError.at("a.json", "x: one\ny: two")) == "a.json: x: one\na.json: y: two"
+    assert str(UserError.at("a.json", ["x: one"])) == "a.json: x: one"
