@@ -187,12 +187,12 @@ class MergedWeights(Weights):
         low_rank = {name for name in super().names() if name.endswith(LOW_RANK_NAMES)}
         kernels = {name.removesuffix(DOWN).removesuffix(UP) + "kernel" for name in low_rank}
         lines = [
-            f"{self.path}: tensor {name}: its low-rank tensors do not have matching shapes"
+            f"tensor {name}: its low-rank tensors do not have matching shapes"
             for name in sorted(kernels)
             if not self._low_rank_fits(name)
         ]
         if lines:
-            raise UserError("\n".join(lines))
+            raise UserError.at(self.path, lines)
 
     def _low_rank_fits(self, kernel: str) -> bool:
         """Return whether both low-rank tensors of a kernel exist and match its shape."""
