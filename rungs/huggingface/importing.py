@@ -31,7 +31,7 @@ from rungs.huggingface.hf_tokenizer import convert_tokenizer
 from rungs.huggingface.tensors.match import Match, match
 from rungs.huggingface.tensors.reader import TensorFolder, Tensors
 from rungs.huggingface.tensors.rules import AbstractParameter, Rule, model_parameters, rules_for
-from rungs.linen.tensors import LinenTensors
+from rungs.linen.checkpoint import LinenTensors
 from rungs.run.folder import RunFolder, new_run_path
 
 
