@@ -3,16 +3,21 @@
 import contextlib
 import logging
 import math
+import os
 import subprocess
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from queue import SimpleQueue
 
 from rungs.common.low_priority import restore_priority, start_python
 from rungs.common.signals import StopSignal
 
 _SECONDS_UNTIL_MESSAGE = 2.0
 """From which a wait is explained."""
+
+ENDED, KILLED = "\n", ""
+"""The last line that `receive` gives."""
 
 log = logging.getLogger("rungs")
 
@@ -21,7 +26,7 @@ class HelperProcess:
     """A module that reads lines from this process. What it prints to stderr is logged as warnings.
 
     The end of its input without an empty line before it tells the module that this process was
-    killed.
+    killed; see `receive`.
 
     Args:
         name: for messages.
@@ -33,13 +38,27 @@ class HelperProcess:
     def __init__(
         self, name: str, module: str, *arguments: str, environment: Mapping[str, str] | None = None
     ) -> None:
-        self._name = name
-        self._process = start_python(["-m", module, *arguments], environment or {}, subprocess.PIPE)
-        self._listener = threading.Thread(target=self._log_errors, daemon=True)
+        self._name, self._environment = name, environment or {}
+        self._command = ["-m", module, *arguments]
+        self._process: subprocess.Popen[str] | None = None
+
+    @property
+    def is_started(self) -> bool:
+        """Whether it was started and not killed from here; it may have ended by itself."""
+        return self._process is not None
+
+    def start(self) -> None:
+        """Start the process; raises OSError."""
+        process = self._process = start_python(self._command, self._environment, subprocess.PIPE)
+        self._listener = threading.Thread(target=self._log_errors, args=(process,), daemon=True)
         self._listener.start()
 
     def send(self, line: str) -> None:
-        """Send a line; raises OSError if the process has ended."""
+        """Send a line, after starting the process if it is not started; raises OSError if it has
+        ended."""
+        if self._process is None:
+            self.start()
+        assert self._process is not None
         assert self._process.stdin is not None
         self._process.stdin.write(line + "\n")
         self._process.stdin.flush()
@@ -54,8 +73,10 @@ class HelperProcess:
             patience: how many seconds to wait at most.
 
         Returns:
-            Whether it has finished.
+            Whether it has finished, or was never started.
         """
+        if self._process is None:
+            return True
         with contextlib.suppress(OSError):
             self.send("")
         restore_priority(self._process)
@@ -73,16 +94,41 @@ class HelperProcess:
         return self._process.poll() is not None
 
     def kill(self) -> None:
-        """End the process at once, if it has not ended."""
+        """End the process at once, if it runs."""
+        if self._process is None:
+            return
         self._process.kill()
         self._process.wait()
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):  # what was not sent is lost
             self._process.stdin.close()
         self._listener.join()
+        self._process = None
 
-    def _log_errors(self) -> None:
-        assert self._process.stderr is not None
-        for line in self._process.stderr:
+    def _log_errors(self, process: subprocess.Popen[str]) -> None:
+        assert process.stderr is not None
+        for line in process.stderr:
             if line.strip():
                 log.warning("%s: %s", self._name, line.strip())
+
+
+def receive(lines: Iterable[str], *, exit_if_killed: bool = False) -> SimpleQueue[str]:
+    """Return a queue of the lines that a helper process is sent, with line ends, as they arrive;
+    the last one is `ENDED`, or `KILLED` if the process that sends them was killed.
+
+    Args:
+        exit_if_killed: end this process at once instead of `KILLED`.
+    """
+    received: SimpleQueue[str] = SimpleQueue()
+
+    def listen() -> None:
+        for line in lines:
+            received.put(line)
+            if line == ENDED:
+                return
+        if exit_if_killed:
+            os._exit(0)
+        received.put(KILLED)
+
+    threading.Thread(target=listen, daemon=True).start()
+    return received

@@ -26,6 +26,7 @@ from rungs.model.gpt import GPT
 from rungs.model.rollouts import RolloutSampler
 from rungs.optim.precision import dtype_of
 from rungs.parallel.processes import check_all_agree, is_first_process, run_on_first
+from rungs.prompt_samples.prompts import check_sample_prompts
 from rungs.reinforcement import report
 from rungs.reinforcement.policy_trainer import PolicyTrainer, TaskRecord
 from rungs.reinforcement.policy_update import PolicyUpdater
@@ -38,13 +39,12 @@ from rungs.run import metrics
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.run.metrics import MetricsLog, NullMetricsLog
 from rungs.run.policy_metrics import PolicyMetrics
-from rungs.sampling.prompts import check_sample_prompts
 from rungs.step.state import create_model
 from rungs.tasks.opening import open_task
 from rungs.tasks.task import Task
 from rungs.tasks.verifiers.checkup import Checkup, check
 from rungs.tasks.verifiers.opening import Verifier, open_verifier
-from rungs.tracking.registry import check_trackers
+from rungs.tracking.tracker import check_trackers
 from rungs.training.background import Background
 from rungs.training.preparation import (
     EXIT_STOPPED_ELSEWHERE,

@@ -27,11 +27,11 @@ from rungs.parallel.processes import (
     run_on_first,
 )
 from rungs.planning import disk_space, oom_advice
+from rungs.prompt_samples.prompts import check_sample_prompts
 from rungs.run import metrics
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.run.metrics import StepMetrics
-from rungs.sampling.prompts import check_sample_prompts
-from rungs.tracking.registry import check_trackers
+from rungs.tracking.tracker import check_trackers
 from rungs.training import run_report
 from rungs.training.background import Background
 from rungs.training.benchmarks import Benchmarks
