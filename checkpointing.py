@@ -4,7 +4,10 @@ Exit code 1 if a checkpoint is damaged. In Python, `import rungs; rungs.load_mod
 gives the model of a run, a checkpoint or a weights file.
 """
 
-from rungs.common.command import run_command
+from rungs.common.command import begin_command, run_command
+
+if __name__ == "__main__":
+    begin_command()
 
 from typing import Any
 

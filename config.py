@@ -1,6 +1,9 @@
 """Generate the JSON schemas and the page of config keys: `uv run config.py`."""
 
-from rungs.common.command import run_command
+from rungs.common.command import begin_command, run_command
+
+if __name__ == "__main__":
+    begin_command()
 
 from pathlib import Path
 

@@ -1,6 +1,9 @@
 """Command: build a dataset from your own files or from text on the hub, or download tokens."""
 
-from rungs.common.command import run_command
+from rungs.common.command import begin_command, run_command
+
+if __name__ == "__main__":
+    begin_command()
 
 from pathlib import Path
 from typing import Any
@@ -58,19 +61,19 @@ from rungs.config.option_values import (
 @click.option(
     "--chat-template",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Of chats: a template in Jinja.  [default: the tokenizer's own]",
+    help="With --chats: a template in Jinja.  [default: the tokenizer's own]",
 )
 @click.option(
-    "--max-tokens", type=click.IntRange(2), help="Of chats: leave out those with more tokens."
+    "--max-tokens", type=click.IntRange(2), help="With --chats: leave out chats with more tokens."
 )
 @click.option("--max-bytes", type=click.IntRange(1), help="Stop after so many bytes of documents.")
-@click.option("--config", help="Of a repository on the hub: which of its configurations.")
-@click.option("--split", help="Of a repository on the hub: train on this split only.")
+@click.option("--config", help="For a repository on the hub: which of its configurations.")
+@click.option("--split", help="For a repository on the hub: train on this split only.")
 @click.option(
     "--files",
     multiple=True,
     metavar="PATTERN",
-    help="Of a repository on the hub: only these files, such as 'sample/10BT/*'. Can be repeated.",
+    help="For a repository on the hub: only these files, such as 'sample/10BT/*'. Can be repeated.",
 )
 @click.option(
     "--check",
@@ -82,7 +85,7 @@ from rungs.config.option_values import (
     type=click.Path(path_type=Path, dir_okay=False),
     help="Report how many of a benchmark's items, JSON lines, also appear in training.",
 )
-@click.option("--revision", help="Of a repository on the hub: a branch, tag or commit.")
+@click.option("--revision", help="For a repository on the hub: a branch, tag or commit.")
 @DATASETS_DIR_OPTION
 def main(**options: Any) -> None:
     """Build or download a dataset, and print what is in it.

@@ -3,7 +3,10 @@
 Its loss, perplexity and bits per byte or, with --choices or --tasks, its scores on benchmarks.
 """
 
-from rungs.common.command import run_command
+from rungs.common.command import begin_command, run_command
+
+if __name__ == "__main__":
+    begin_command()
 
 from pathlib import Path
 from typing import Any

@@ -4,7 +4,10 @@ Greedy, unless a sampling option is given. A single text is printed while it is 
 --chat, a conversation: each line that you type is a message, and the model answers it.
 """
 
-from rungs.common.command import run_command
+from rungs.common.command import begin_command, run_command
+
+if __name__ == "__main__":
+    begin_command()
 
 from pathlib import Path
 from typing import Any

@@ -3,7 +3,10 @@
 In Python, `from model import GPT` gives the model itself.
 """
 
-from rungs.common.command import run_command
+from rungs.common.command import begin_command, run_command
+
+if __name__ == "__main__":
+    begin_command()
 
 from typing import Any
 

@@ -3,10 +3,13 @@
     uv run mup.py check runs/mup                      train a few steps at several widths
     uv run mup.py sweep runs/mup --learning-rates …   train small runs to the end
 
-The experiments are in `rungs/scaling/coordinate_check.py` and `learning_rate_sweep.py`.
+The experiments are in `rungs/scaling/coordinate_check.py` and `rungs/sweeps/grid.py`.
 """
 
-from rungs.common.command import run_command
+from rungs.common.command import begin_command, run_command
+
+if __name__ == "__main__":
+    begin_command()
 
 from pathlib import Path
 from typing import Any

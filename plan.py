@@ -6,7 +6,10 @@ Exit codes: 0 it fits; 1 it does not fit into memory or on the disk; 2 bad input
 and writes nothing except the run folders of --into.
 """
 
-from rungs.common.command import run_command
+from rungs.common.command import begin_command, run_command
+
+if __name__ == "__main__":
+    begin_command()
 
 from pathlib import Path
 from typing import Any

@@ -1,6 +1,9 @@
 """Import, export and upload Hugging Face models: `uv run pretrained.py import ID_OR_FOLDER RUN`."""
 
-from rungs.common.command import run_command
+from rungs.common.command import begin_command, run_command
+
+if __name__ == "__main__":
+    begin_command()
 
 from pathlib import Path
 from typing import Any, get_args
@@ -29,7 +32,7 @@ def main() -> None:
 @click.option(
     "--python",
     metavar="PATH",
-    help="Of --check: a Python that has PyTorch and transformers.  [default: this one]",
+    help="With --check: a Python that has PyTorch and transformers.  [default: this one]",
 )
 @click.option(
     "--ignore-key",

@@ -5,12 +5,13 @@ stopped it, saved if a step had been taken: 130 for SIGINT (Ctrl-C), 143 for SIG
 SIGHUP, 138, 140 and 152 for SIGUSR1, SIGUSR2 and SIGXCPU; 1 anything else.
 """
 
+from rungs.common.command import begin_command, run_command
+
 from rungs.common import signals
 
 if __name__ == "__main__":
+    begin_command()
     signals.exit_on_signal()  # before the slow imports
-
-from rungs.common.command import run_command
 
 from typing import Any
 

@@ -28,7 +28,7 @@ The docstring of each package lists its files and says what it may import. From 
     scaling        ladders, power laws, muP
     training       starting, the training loop, resuming, failed steps
     reinforcement  reinforcement learning: sampling, advantages, its loop
-    diagnostics    checks of a run, called by the smoke tests
+    smoke_tests    the checks that `smoke_tests/` at the root runs on a machine or a run
     charts         drawings of all charts
     sweeps         grids of runs
     page           an HTML page to look at runs and compare them

@@ -6,7 +6,10 @@ Prints a text that no run was trained on, the model's most likely target for eac
 whether the test passed. Exits with code 1 if the two differ.
 """
 
-from rungs.common.command import run_command
+from rungs.common.command import begin_command, run_command
+
+if __name__ == "__main__":
+    begin_command()
 
 import sys
 

@@ -10,7 +10,10 @@ should have.
 Exits with code 1 if something is wrong, and says what; docs/accelerators.md explains the figures.
 """
 
-from rungs.common.command import run_command
+from rungs.common.command import begin_command, run_command
+
+if __name__ == "__main__":
+    begin_command()
 
 import sys
 from pathlib import Path
@@ -40,12 +43,12 @@ def main(run: str, into: Path) -> None:
     config = load_run(path)
     # JAX takes seconds to import; report mistakes in the config before that.
 
-    from rungs.diagnostics.device_check.check import run_check
+    from rungs.smoke_tests.device_check.check import run_check
 
     run_log.log_to_terminal()
     report = run_check(path, config, into)
     with disk.writing(into, REPORT):
-        (into / REPORT).write_text(report.as_json())
+        disk.replace_file(into / REPORT, report.as_json())
     print(f"\n{into / REPORT}: {len(report.figures)} figures in {report.seconds:.0f} s")
     found = [f"wrong: {problem}" for problem in report.problems]
     print(*(found or ["no problems found"]), sep="\n")

@@ -5,7 +5,10 @@
 An A-to-A model repeats the last token.
 """
 
-from rungs.common.command import run_command
+from rungs.common.command import begin_command, run_command
+
+if __name__ == "__main__":
+    begin_command()
 
 import click
 

@@ -9,7 +9,10 @@ what was measured and what is expected. Exits with code 1 if a check fails. Writ
 run folder. The first time, compilation takes most of a minute for a small run.
 """
 
-from rungs.common.command import run_command
+from rungs.common.command import begin_command, run_command
+
+if __name__ == "__main__":
+    begin_command()
 
 import os
 import sys
@@ -53,9 +56,9 @@ def main(
     os.environ["JAX_PLATFORMS"] = "cpu"
     # JAX takes seconds to import; report mistakes in the config before that.
 
-    from rungs.diagnostics.model_check.checked_model import CheckedModel, CheckLimits
-    from rungs.diagnostics.model_check.checks import run_checks
     from rungs.parallel import jax_setup
+    from rungs.smoke_tests.model_check.checked_model import CheckedModel, CheckLimits
+    from rungs.smoke_tests.model_check.checks import run_checks
 
     run_log.log_to_terminal()
     jax_setup.enable_compilation_cache()

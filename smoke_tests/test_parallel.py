@@ -5,7 +5,7 @@
 Trains the first steps of a run on virtual CPU devices, in every sharding mode and every split of
 the gradient accumulation. Prints how far loss, gradient and the optimizer's update are from those
 of one device, how many bytes a device holds, and how many it sends. Exits with code 1 if a
-difference exceeds its tolerance; `rungs/diagnostics/parallel_check/comparison.py` explains the
+difference exceeds its tolerance; `rungs/smoke_tests/parallel_check/table.py` explains the
 tolerances. Writes nothing into the run folder. The first time, compilation takes minutes even for a
 small run.
 
@@ -13,7 +13,10 @@ Of a run of reinforcement learning, it takes the first step on meshes of dp and 
 sampled texts, their log-probabilities and the gradient.
 """
 
-from rungs.common.command import run_command
+from rungs.common.command import begin_command, run_command
+
+if __name__ == "__main__":
+    begin_command()
 
 import os
 import subprocess
@@ -65,21 +68,21 @@ def main(
     run: str, devices: int, steps: int, sequences: int, tokens: int, datasets_dir: Path | None
 ) -> None:
     """Train the first steps of RUN in every sharding mode, and compare losses, gradients and
-    updates with those of one device."""
+    updates with one device's."""
     folder = RunFolder(find_run(run))
     config = load_any_run(folder.path)
     _restart_with(devices)
     # JAX takes seconds to import, which the process before the restart can spare.
 
-    from rungs.diagnostics.parallel_check.check import ParallelCheck, ParallelLimits
-    from rungs.diagnostics.parallel_check.table import run_check
     from rungs.parallel import jax_setup
+    from rungs.smoke_tests.parallel_check.check import ParallelCheck, ParallelLimits
+    from rungs.smoke_tests.parallel_check.table import run_check
 
     run_log.log_to_terminal()
     jax_setup.enable_compilation_cache()
     model, train = config
     if isinstance(train, ReinforceConfig):
-        from rungs.diagnostics.parallel_check.policy_check import run_policy_check
+        from rungs.smoke_tests.parallel_check.policy_check import run_policy_check
 
         sys.exit(0 if run_policy_check(folder, RunConfig(model, train), devices) else 1)
     assert isinstance(train, TrainConfig)

@@ -8,7 +8,10 @@ metrics, bit for bit. Prints the first difference, and exits with code 1 if ther
 nothing into the run folder.
 """
 
-from rungs.common.command import run_command
+from rungs.common.command import begin_command, run_command
+
+if __name__ == "__main__":
+    begin_command()
 
 import contextlib
 import sys
@@ -54,8 +57,7 @@ def main(run: str, kills: int, tokens: int, keep: Path | None, datasets_dir: Pat
 
     import jax
 
-    from rungs.diagnostics.resume_check.check import ResumeCheck, run_check
-    from rungs.diagnostics.resume_check.short_runs import shorten
+    from rungs.smoke_tests.resume_check.check import ResumeCheck, run_check, shorten
 
     jax.config.update("jax_platforms", "cpu")  # leave accelerators to the training processes
     run_log.log_to_terminal()

@@ -8,11 +8,10 @@ from benchmarks.gpu_parts.check_figures import converted
 from benchmarks.gpu_parts.figure import Figure
 from benchmarks.gpu_parts.setting import Setting
 from benchmarks.gpu_parts.step_variants import BASE, VARIANTS, config_of
-from rungs.diagnostics.device_check import checkpoint
-from rungs.diagnostics.device_check.check import on_mesh
-from rungs.diagnostics.device_check.step import RunningStep
 from rungs.parallel import jax_setup
 from rungs.parallel.mesh import one_device
+from rungs.smoke_tests.device_check.check import on_mesh
+from rungs.smoke_tests.device_check.step import RunningStep, checkpoint
 
 
 def figures(setting: Setting) -> Iterator[Figure]:
@@ -23,4 +22,4 @@ def figures(setting: Setting) -> Iterator[Figure]:
     step = RunningStep.create(on_mesh(run, mesh), mesh)
     step.run(1)
     with tempfile.TemporaryDirectory() as folder:
-        yield from converted(checkpoint.figures(step, Path(folder)))
+        yield from converted(checkpoint(step, Path(folder)))

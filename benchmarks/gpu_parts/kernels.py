@@ -5,13 +5,13 @@ from collections.abc import Iterator
 from benchmarks.gpu_parts.check_figures import converted
 from benchmarks.gpu_parts.figure import Figure
 from benchmarks.gpu_parts.setting import Setting
-from rungs.diagnostics.device_check import kernels, versions
 from rungs.parallel import jax_setup
 from rungs.parallel.mesh import one_device
+from rungs.smoke_tests.device_check import check, kernels
 
 
 def figures(setting: Setting) -> Iterator[Figure]:
     jax_setup.enable_compilation_cache()
     for dtype in ("bfloat16",) if setting.rehearse else ("bfloat16", "float32"):
         yield from converted(kernels.figures([dtype]))
-    yield from converted(versions.figures(one_device()))
+    yield from converted(check.machine(one_device()))

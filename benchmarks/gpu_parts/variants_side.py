@@ -6,6 +6,7 @@ or why it failed;
 """
 
 import importlib
+import importlib.util
 import json
 import sys
 from collections.abc import Iterator
@@ -34,13 +35,22 @@ def main() -> None:
             print(json.dumps(steps[variant].run(*count)[-1]), flush=True)
 
 
+def _first(*names: str) -> Any:
+    """Import the first of these modules that the checkout has; earlier versions had other names."""
+    for name in names:
+        if importlib.util.find_spec(name.rpartition(".")[0]) and importlib.util.find_spec(name):
+            return importlib.import_module(name)
+    raise ImportError(f"none of {', '.join(names)}")
+
+
 def compiled(checkout: Path, changes: Changes, setting: Setting) -> Any:
     """Compile a variant's step, with the code of a checkout."""
     with code_of(checkout):
         jax_setup = importlib.import_module("rungs.parallel.jax_setup")
-        check = importlib.import_module("rungs.diagnostics.device_check.check")
-        step = importlib.import_module("rungs.diagnostics.device_check.step")
-        flags = importlib.import_module("rungs.parallel.compiler_flags")
+        checks = _first("rungs.smoke_tests.device_check", "rungs.diagnostics.device_check").__name__
+        check = importlib.import_module(f"{checks}.check")
+        step = importlib.import_module(f"{checks}.step")
+        flags = _first("rungs.parallel.gpu_settings", "rungs.parallel.compiler_flags")
         one_device = importlib.import_module("rungs.parallel.mesh").one_device
         variants = importlib.reload(importlib.import_module("benchmarks.gpu_parts.step_variants"))
         run = variants.config_of(changes, setting)

@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 
 from rungs.charts import drawing
-from rungs.charts.mup_charts import sweep_chart
+from rungs.charts.scaling_charts import sweep_chart
 from rungs.data.catalog import find_datasets_dir
 from rungs.run.folder import find_run
 from rungs.scaling.learning_rate_sweep import (
@@ -21,8 +21,8 @@ from rungs.scaling.learning_rate_sweep import (
     best_rates,
     is_best_at_end,
     points_by_series,
-    sweep,
 )
+from rungs.sweeps.grid import sweep
 
 TRAIN = Path(__file__).parents[2] / "train.py"
 RATES = {

@@ -30,18 +30,17 @@ from rungs.common.text_table import align_columns
 from rungs.config.run_config import RunConfig, load_run
 from rungs.config.sharding_config import ShardingConfig
 from rungs.data.catalog import find_datasets_dir
-from rungs.diagnostics.device_check.check import on_mesh
-from rungs.diagnostics.device_check.step import RunningStep, release
 from rungs.parallel import jax_setup
 from rungs.parallel.mesh import one_device
 from rungs.planning.compiled.collectives import CONTROL_FLOW
 from rungs.planning.compiled.hlo import Module
-from rungs.planning.compiled.roofline import Roofline, Work, roofline
-from rungs.planning.compiled.step_flops import step_flops
+from rungs.planning.compiled.roofline import Roofline, Work, roofline, step_flops
 from rungs.planning.compiled.step_parts import PARTS, part_of
 from rungs.planning.forecast import forecast
 from rungs.planning.hardware import device_of_kind
 from rungs.run.folder import RunFolder
+from rungs.smoke_tests.device_check.check import on_mesh
+from rungs.smoke_tests.device_check.step import RunningStep, release
 from rungs.step.state import copy_bytes
 
 OTHER = "not in the program"

@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 
 from rungs.charts import drawing
 from rungs.charts.drawing import COLOURS, DASHES, MARKERS
-from rungs.charts.loss_chart import overlaps
+from rungs.charts.run_charts import overlaps
 from rungs.run import recorded_run
 from rungs.run.recorded_run import Curve, FloatArray, RecordedRun
 
@@ -26,7 +26,7 @@ def draw_comparison(
     """Draw charts with all the runs on each, and return the files written.
 
     Args:
-        chart_style: one of `drawing.STYLES`; that of the first run if None.
+        chart_style: one of `drawing.STYLES`; the first run's if None.
 
     Raises:
         UserError: a chart cannot be written.
@@ -58,7 +58,7 @@ def loss_by_time(runs: list[RecordedRun]) -> Figure:
 def _loss_comparison(runs: list[RecordedRun], x_label: str, xs: list[FloatArray]) -> Figure:
     """Training loss on the left and, if any run has it, validation loss on the right."""
     pairs = list(zip(xs, runs, strict=True))
-    length = math.ceil(_longest(runs) / POINTS)
+    length = math.ceil(max(map(len, runs)) / POINTS)
     training = [recorded_run.binned_means(x, run.column("train_loss"), length) for x, run in pairs]
     validation = [recorded_run.finite_points(x, run.column("validation_loss")) for x, run in pairs]
     panels = {f"training (mean of {length:,} steps)" if length > 1 else "training": training}
@@ -80,28 +80,28 @@ def learning_rates(runs: list[RecordedRun]) -> Figure:
 
 def gradient_norms(runs: list[RecordedRun]) -> Figure:
     """The gradient norm before clipping of all runs over their steps."""
-    curves = [_medians(run, "gradient_norm", _longest(runs)) for run in runs]
     label = "gradient norm before clipping (running median)"
-    figure, axes = _comparison(runs, "step", label, {"": curves})
+    figure, axes = _comparison(runs, "step", label, {"": _medians(runs, "gradient_norm")})
     drawing.log_axis(axes)
     return figure
 
 
 def throughputs(runs: list[RecordedRun]) -> Figure:
     """Training tokens per second of all runs over their steps."""
-    curves = [_medians(run, "tokens_per_second", _longest(runs)) for run in runs]
+    curves = _medians(runs, "tokens_per_second")
     label = "training tokens per second (running median)"
     figure, axes = _comparison(runs, "step", label, {"": curves})
     drawing.throughput_axis(axes, [median for _, median in curves])
     return figure
 
 
-def _longest(runs: list[RecordedRun]) -> int:
-    return max(map(len, runs))
-
-
-def _medians(run: RecordedRun, field: str, steps: int) -> Curve:
-    return recorded_run.running_median(run.column("global_step"), run.column(field), steps, POINTS)
+def _medians(runs: list[RecordedRun], field: str) -> list[Curve]:
+    """Return the running median of a value of each step, reduced alike for all runs."""
+    longest = max(map(len, runs))
+    return [
+        recorded_run.running_median(run.column("global_step"), run.column(field), longest, POINTS)
+        for run in runs
+    ]
 
 
 def _comparison(

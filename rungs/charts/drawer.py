@@ -23,7 +23,7 @@ def main(run: RunFolder, lines: Iterable[str]) -> None:
     """Draw the charts of a run whenever that is asked for."""
     for _ in _requests(lines):
         try:
-            # Here, because this import may fail or warn, too.
+            # here, because this import may fail or warn
             from rungs.charts.run_charts import draw_run
 
             run.check()

@@ -3,7 +3,7 @@
 Create and write charts inside `use_style`: Matplotlib reads some settings when a figure is made and
 others when it is drawn.
 
-Colours are those of Okabe & Ito (https://jfly.uni-koeln.de/color/), which colour-blind readers can
+Colours are Okabe & Ito's (https://jfly.uni-koeln.de/color/), which colour-blind readers can
 distinguish. Line styles and markers differ too, so charts also work without colour.
 """
 
@@ -18,6 +18,7 @@ import numpy as np
 from matplotlib import font_manager, style
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -37,7 +38,7 @@ DASHES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 PALE = "0.75"
 STRETCHES = 1500
-"""That a line is thinned to; a chart is about as many pixels wide."""
+"""Stretches that a line is thinned to; a chart is about as many pixels wide."""
 GRID = (300, 150)
 """Columns and rows that markers are thinned to: their cells are smaller than a marker."""
 FAST_COMPRESSION = {"compress_level": 3}
@@ -163,6 +164,13 @@ def log_ticks(low: float, high: float) -> FloatArray:
     return ticks[:: len(ticks) // 10 + 1]
 
 
+def set_log_ticks(axis: Axis, formatter: str | Callable[..., str]) -> None:
+    """Give a logarithmic axis a few round ticks between its limits."""
+    axis.set_ticks(log_ticks(*axis.get_view_interval()))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(formatter)
+
+
 def format_number(number: float, _position: float = 0) -> str:
     """Return a number as an axis shows it: 1500000 is 1.5M."""
     for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
@@ -176,10 +184,8 @@ def log_axis(axes: Axes) -> None:
     if not any(np.isfinite(panel.dataLim.minposy) for panel in axes.figure.axes):
         return
     axes.set_yscale("log")
-    axes.set_ylim(limits := axes.get_ylim())
-    axes.set_yticks(log_ticks(*limits))
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter("{x:g}")
+    axes.set_ylim(axes.get_ylim())
+    set_log_ticks(axes.yaxis, "{x:g}")
 
 
 def zero_based_axis(axes: Axes) -> None:
@@ -227,7 +233,7 @@ def marks(axes: Axes, x: FloatArray, y: FloatArray, marker: str, **look: Any) ->
 
 
 def thin_line(x: FloatArray, y: FloatArray) -> Curve:
-    """Return points whose line looks like that of all points: the lowest and the highest of each of
+    """Return points whose line looks as if all were drawn: the lowest and the highest of each of
     `STRETCHES` stretches, each where it was. A stretch without a number is a gap."""
     length = -(-len(y) // STRETCHES)
     if length <= 2:
@@ -242,7 +248,7 @@ def thin_line(x: FloatArray, y: FloatArray) -> Curve:
 
 
 def thin_marks(x: FloatArray, y: FloatArray) -> Curve:
-    """Return points whose markers cover the same area as those of all points: the highest of each
+    """Return points whose markers cover the same area as if all were drawn: the highest of each
     cell of `GRID`, on a logarithmic axis."""
     x, y = finite_points(x, y)
     if len(y) <= STRETCHES:

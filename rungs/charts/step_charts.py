@@ -1,4 +1,5 @@
-"""Charts that runs of every kind have: learning rate, gradient norm, throughput."""
+"""Charts that every kind of run has (learning rate, gradient norm, throughput), and what all charts
+over steps share."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,46 +20,83 @@ from rungs.run import recorded_run
 from rungs.run.recorded_run import FloatArray, RecordedPolicyRun, RecordedSteps
 
 _MANY = 0.1
-"""Share of marked steps from which markers would hide the line."""
+"""With a larger share of marked steps, markers would hide the line."""
 _STRETCHES = 60
 AnySteps = RecordedSteps[OptimizationConfig]
+Lines = dict[str, Artist]
+"""What a chart shows, by its name in the legend."""
+
+
+def steps_chart(
+    run: AnySteps,
+    title: str,
+    y_label: str,
+    draw: Callable[[Axes], Lines],
+    scale: Callable[[Axes], object] | None = None,
+) -> Figure:
+    """Return a chart over the steps of a run.
+
+    Args:
+        draw: draws and returns what belongs in the legend.
+        scale: sets the limits and ticks of the y axis.
+    """
+    figure, (axes,) = drawing.new_chart(f"{run.name}: {title}", "step", y_label)
+    lines = draw(axes)
+    if scale is not None:
+        scale(axes)
+    drawing.step_axis(axes, run)
+    if lines:
+        drawing.legend(figure, lines)
+    return figure
+
+
+def median_line(axes: Axes, run: AnySteps, values: FloatArray, **look: Any) -> Line2D:
+    """Draw the running median of a value of each step."""
+    median = recorded_run.running_median(run.column("global_step"), values, len(values))
+    return drawing.line(axes, *median, **look)
+
+
+def steps_and_median(axes: Axes, run: AnySteps, field: str) -> Lines:
+    """Draw a value of each step and its running median."""
+    values = run.column(field)
+    return {
+        "each step": drawing.faint_line(axes, run.column("global_step"), values),
+        "running median": median_line(axes, run, values, color=BLUE, linewidth=2),
+    }
 
 
 def learning_rate_chart(run: AnySteps) -> Figure:
     """The learning rate of each step."""
+
+    def draw(axes: Axes) -> Lines:
+        curve = run.column("global_step"), run.column("learning_rate")
+        drawing.line(axes, *curve, color=BLUE, linewidth=2)
+        return resumes(axes, run)
+
     train = run.config.train
     schedule = train.schedule.replace("_", " ")
-    title = f"{run.name}: learning rate ({train.optimizer}, {schedule} schedule)"
-    figure, (axes,) = drawing.new_chart(title, "step", "learning rate")
-    drawing.line(
-        axes, run.column("global_step"), run.column("learning_rate"), color=BLUE, linewidth=2
-    )
-    drawing.zero_based_axis(axes)
-    drawing.step_axis(axes, run)
-    if marked := resumes(axes, run):
-        drawing.legend(figure, marked)
-    return figure
+    title = f"learning rate ({train.optimizer}, {schedule} schedule)"
+    return steps_chart(run, title, "learning rate", draw, drawing.zero_based_axis)
 
 
 def gradient_norm_chart(run: AnySteps) -> Figure:
-    """The gradient norm of each step before clipping, with dropped steps marked, and clipped ones,
-    too, or their share if they are many."""
-    title = f"{run.name}: gradient norm before clipping"
-    figure, (axes,) = drawing.new_chart(title, "step", "global gradient norm")
-    lines = steps_and_median(axes, run.column("global_step"), run.column("gradient_norm"))
-    if limit := run.config.train.clipping_max_norm:
-        lines[f"clipping at {limit:g}"] = axes.axhline(limit, color=BLACK, linestyle="--")
-    lines |= _marked_steps(axes, run) | resumes(axes, run)
-    drawing.log_axis(axes)
-    drawing.step_axis(axes, run)
-    drawing.legend(figure, lines)
-    return figure
+    """The gradient norm of each step before clipping, with steps marked that dropped microbatches
+    or were clipped; if many were clipped, their share instead."""
+
+    def draw(axes: Axes) -> Lines:
+        lines = steps_and_median(axes, run, "gradient_norm")
+        if limit := run.config.train.clipping_max_norm:
+            lines[f"clipping at {limit:g}"] = axes.axhline(limit, color=BLACK, linestyle="--")
+        return lines | _marked_steps(axes, run) | resumes(axes, run)
+
+    title = "gradient norm before clipping"
+    return steps_chart(run, title, "global gradient norm", draw, drawing.log_axis)
 
 
-def _marked_steps(axes: Axes, run: AnySteps) -> dict[str, Artist]:
+def _marked_steps(axes: Axes, run: AnySteps) -> Lines:
     steps, norm = run.column("global_step"), run.column("gradient_norm")
     clipped, dropped = run.column("clipped") > 0, run.column("dropped_microbatches") > 0
-    marks: dict[str, Artist] = {}
+    marks: Lines = {}
     if clipped.any():
         label = f"clipped ({clipped.sum():,} of {len(steps):,} steps)"
         if clipped.mean() > _MANY:
@@ -74,7 +112,7 @@ def _marked_steps(axes: Axes, run: AnySteps) -> dict[str, Artist]:
 
 
 def _share_line(axes: Axes, steps: FloatArray, is_marked: NDArray[np.bool_], name: str) -> Line2D:
-    """Draw in what share of the steps around each something happened, with an axis of its own."""
+    """Draw the share of marked steps around each step, with an axis of its own."""
     shares = axes.twinx()
     shares.set_ylim(0, 1.02)
     shares.yaxis.set_major_formatter(PercentFormatter(1))
@@ -85,7 +123,7 @@ def _share_line(axes: Axes, steps: FloatArray, is_marked: NDArray[np.bool_], nam
     return drawing.line(shares, x, y, color=ORANGE, linewidth=2)
 
 
-def resumes(axes: Axes, run: AnySteps) -> dict[str, Artist]:
+def resumes(axes: Axes, run: AnySteps) -> Lines:
     """Mark at the top the steps at which training was resumed."""
     steps = run.column("global_step")[run.column("resumed") > 0]
     if not steps.size:
@@ -101,26 +139,17 @@ def strokes(axes: Axes, steps: FloatArray, height: float, colour: str) -> Line2D
     return drawing.marks(axes, steps, heights, "|", **look, transform=transform)
 
 
-def steps_and_median(axes: Axes, x: FloatArray, y: FloatArray) -> dict[str, Artist]:
-    """Draw a value of each step and its running median."""
-    return {
-        "each step": drawing.faint_line(axes, x, y),
-        "running median": drawing.line(
-            axes, *recorded_run.running_median(x, y, len(y)), color=BLUE, linewidth=2
-        ),
-    }
-
-
 def throughput_chart(run: AnySteps) -> Figure:
-    """Tokens per second of each step; in reinforcement learning those that were sampled."""
-    title = f"{run.name}: throughput"
+    """Tokens per second of each step: trained on, or sampled in reinforcement learning."""
+
+    def draw(axes: Axes) -> Lines:
+        lines = steps_and_median(axes, run, "tokens_per_second")
+        median = axes.get_lines()[-1].get_ydata()
+        drawing.throughput_axis(axes, [np.asarray(median, dtype=float)])
+        return lines | resumes(axes, run)
+
     kind = "sampled" if isinstance(run, RecordedPolicyRun) else "training"
-    figure, (axes,) = drawing.new_chart(title, "step", f"{kind} tokens per second")
-    lines = steps_and_median(axes, run.column("global_step"), run.column("tokens_per_second"))
-    drawing.throughput_axis(axes, [np.asarray(axes.get_lines()[-1].get_ydata(), dtype=float)])
-    drawing.step_axis(axes, run)
-    drawing.legend(figure, lines | resumes(axes, run))
-    return figure
+    return steps_chart(run, "throughput", f"{kind} tokens per second", draw)
 
 
 STEP_CHARTS: dict[str, Callable[[AnySteps], Figure]] = {

@@ -1,9 +1,18 @@
-"""What the commands at the root do, once their options are read: a module for each.
+"""What the commands at the root do once their options are read, a module for each.
 
-    options        options that several commands have; loads Click only
-    start_command  what the shared options of train.py and reinforce.py ask for, and the lock
-    plan_options   the options of plan.py, checked
-    train, reinforce, generate, …  what each command does
+    options            options that several commands have; loads Click only
+    start_command      the options that train.py and reinforce.py share, and the lock of a run
+    charts             redraw charts, compare runs, show the page of runs
+    checkpointing      list and verify checkpoints
+    download_dataset   build or download a dataset
+    evaluate           loss, perplexity and scores of a checkpoint
+    generate           continue prompts, or have a conversation
+    model              show the model of a run as it is built
+    mup                the coordinate check of muP, and the sweep
+    plan               estimate what a run needs, or propose a ladder of runs
+    pretrained         import, export and upload Hugging Face models
+    reinforce          train by reinforcement learning, replay a step, audit
+    train              train or resume a run, replay a failed step, train a grid
 
 A command at the root declares its options and imports its module here when it is called, so that
 `--help` waits for no library but Click. Defaults and choices that a help shows are in

@@ -125,8 +125,8 @@ def _draw_power_law(runs: list[RecordedRun], output_folder: Path, chart_style: s
     os.environ["JAX_PLATFORMS"] = "cpu"
 
     from rungs.charts import drawing
-    from rungs.charts.power_law_chart import power_law_chart
-    from rungs.scaling.scaled_runs import ScaledRuns
+    from rungs.charts.scaling_charts import power_law_chart
+    from rungs.scaling.power_law import ScaledRuns
 
     scaled = ScaledRuns.of(runs)
     with drawing.use_style(chart_style or runs[0].config.train.chart_style):

@@ -15,7 +15,6 @@ from rungs.common.errors import UserError
 from rungs.common.imports import importing
 from rungs.common.strict_json import read_text
 from rungs.common.text_table import counted
-from rungs.config.model_config import ModelConfig
 from rungs.config.option_values import NEW_TOKENS, NEW_TOKENS_OF_A_CHAT
 from rungs.data.tokenizer import Tokenizer
 from rungs.model.sampling import Sampling
@@ -101,10 +100,16 @@ class Model(NamedTuple):
         context that the request needs."""
         from rungs.checkpointing.load import load_token_generator
         from rungs.checkpointing.weights_file import Weights
+        from rungs.model.weight_formats import is_possible
 
         config = Weights(self.weights).header.model
-        check_lookahead(request.lookahead, config.context_length)
-        check_weight_format(self.weight_format, config)
+        if request.lookahead >= config.context_length:
+            raise UserError(
+                f"--lookahead {request.lookahead}: must be below the model's context_length"
+                f" {config.context_length}"
+            )
+        if not is_possible(self.weight_format, config):
+            raise UserError("--weights int8: not for a mixture of experts; leave it out")
         generator = load_token_generator(self.weights, self.dtype, self.weight_format)
         if rows:
             check_token_ids(rows, config.vocab_size)
@@ -263,22 +268,6 @@ def check_token_ids(rows: Sequence[list[int]], vocab_size: int) -> None:
         raise UserError(
             f"a prompt has token id {largest}, but the model's vocab_size is {vocab_size}: its"
             " tokenizer has more tokens than the model"
-        )
-
-
-def check_weight_format(weight_format: "WeightFormat", config: ModelConfig) -> None:
-    """Raise UserError if the model can't be quantized."""
-    from rungs.model.weight_formats import is_possible
-
-    if not is_possible(weight_format, config):
-        raise UserError("--weights int8: not for a mixture of experts; leave it out")
-
-
-def check_lookahead(lookahead: int, context_length: int) -> None:
-    """Raise UserError if a draft has as many tokens as the context or more."""
-    if lookahead >= context_length:
-        raise UserError(
-            f"--lookahead {lookahead}: must be below the model's context_length {context_length}"
         )
 
 

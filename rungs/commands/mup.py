@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from rungs.charts import drawing
-from rungs.charts.mup_charts import coordinate_chart, sweep_chart
+from rungs.charts.scaling_charts import coordinate_chart, sweep_chart
 from rungs.common.errors import EXIT_FAILED, UserError
 from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import RunConfig, load_run
@@ -17,21 +17,16 @@ from rungs.data.catalog import find_datasets_dir, open_dataset
 from rungs.data.loader import TrainingData
 from rungs.parallel import jax_setup
 from rungs.run.folder import find_run
-from rungs.scaling.coordinate_check import (
-    MAX_EXPONENT,
-    Growth,
-    fit_growth,
-    measure,
-)
+from rungs.scaling.coordinate_check import MAX_EXPONENT, Growth, fit_growth, measure
 from rungs.scaling.learning_rate_sweep import (
     Point,
     SweepRun,
     best_rates,
     is_best_at_end,
     points_by_series,
-    sweep,
 )
 from rungs.scaling.widths import keys_for_width
+from rungs.sweeps.grid import sweep
 
 STANDARD, MUP = "standard", "muP"
 WIDTH_FACTORS = (1, 2, 4, 8)
@@ -46,10 +41,8 @@ def check(
     chart: Path | None,
     datasets_dir: Path | None,
 ) -> None:
-    """Train RUN for a few steps at several widths and check that activations keep their size.
-
-    The exit code is 1 if they do not somewhere in the model.
-    """
+    """Do what the options of `mup.py check` ask for. The exit code is 1 if activations do not keep
+    their size somewhere in the model."""
     folder, config = _scalable_run(run)
     jax_setup.enable_compilation_cache()
     data = _training_data(config, datasets_dir)
@@ -109,10 +102,7 @@ def try_learning_rates(
     into: Path | None,
     datasets_dir: Path | None,
 ) -> None:
-    """Train RUN at each width and learning rate, and chart the final losses.
-
-    If it is interrupted, the same command resumes it.
-    """
+    """Do what the options of `mup.py sweep` ask for."""
     folder, config = _scalable_run(run)
     datasets = find_datasets_dir(datasets_dir)
     into = into or folder.with_name(f"{folder.name}-sweep")

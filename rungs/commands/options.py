@@ -22,7 +22,7 @@ def start_options(
     extended: str, replayed: str, *, has_dry_run: bool = True
 ) -> Callable[[Callable[..., None]], Any]:
     """Return a decorator that adds the argument RUN and the options that `train.py` and
-    `reinforce.py` share, for `StartCommand.from_options`.
+    `reinforce.py` share, for `StartCommand`.
 
     Args:
         extended: what --extend adds, for its help.

@@ -1,33 +1,91 @@
 """Estimate what a run needs, compile its step for another device, or propose a ladder of runs."""
 
-import functools
 import math
 import os
+import re
 import sys
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, cast, get_args
 
 import click
 
-from rungs.commands.plan_options import PlanOptions, parse_sharding
 from rungs.common.errors import UserError
 from rungs.common.paths import is_there
-from rungs.config.option_values import LADDER_RUNGS
+from rungs.config.option_values import LADDER_RUNGS, UTILIZATION_PERCENT
 from rungs.config.reinforce_config import ReinforceConfig
 from rungs.config.run_config import AnyRunConfig, ReinforceRunConfig, RunConfig, load_any_run
-from rungs.config.sharding_config import ShardingConfig
+from rungs.config.sharding_config import Mode, ShardingConfig, mode_problem
 from rungs.config.train_config import TrainConfig
 from rungs.config.unused_keys import unused_keys
 from rungs.data.catalog import find_datasets_dir
-from rungs.parallel import gpu_memory
+from rungs.parallel import gpu_settings
 from rungs.planning.compiled import targets
 from rungs.run.folder import RunFolder, find_run
 
 if TYPE_CHECKING:
-    from rungs.planning.compiled.roofline import Roofline
-    from rungs.planning.compiled.step import CompiledStep
     from rungs.planning.forecast import Forecast
     from rungs.planning.hardware import Hardware
+
+
+_SHARDING = re.compile(rf"({'|'.join(get_args(Mode))}):([0-9]{{1,6}})(?:x([0-9]{{1,6}}))?")
+
+
+class PlanOptions(NamedTuple):
+    """What the options of `plan.py` ask for."""
+
+    run: str
+    device: str | None
+    """None for the devices of this machine."""
+    sharding: ShardingConfig | None
+    """None for the sharding of the run's config."""
+    utilization: float | None
+    """Percentage of the peak FLOP/s."""
+    tokens_per_second: float | None
+    budget: float | None
+    """FLOPs of a ladder's largest run; None to plan the run itself."""
+    rungs: int | None
+    into: Path | None
+    is_compiled: bool
+    has_roofline: bool
+    price_per_hour: float | None
+    as_json: bool
+    datasets_dir: Path | None
+
+    @property
+    def is_as_recorded(self) -> bool:
+        """Whether the run's own measured speed holds for the plan."""
+        return self.device is None and self.sharding is None and self.utilization is None
+
+    @property
+    def utilized_share(self) -> float:
+        """The share of the peak FLOP/s that is given, or else assumed."""
+        return (self.utilization or UTILIZATION_PERCENT) / 100
+
+    def check(self) -> None:
+        """Raise UserError if options don't go together."""
+        if self.budget is None and (self.rungs or self.into):
+            raise UserError("--rungs and --into need --ladder")
+        if self.has_roofline and not self.is_compiled:
+            raise UserError("--roofline needs --compile")
+        if self.is_compiled and self.budget is not None:
+            raise UserError("--compile: compile one run; leave out --ladder")
+        if self.price_per_hour is not None and self.budget is not None:
+            raise UserError("--price-per-hour: gives the cost of one run; leave out --ladder")
+        numbers = self.utilization, self.tokens_per_second, self.budget, self.price_per_hour
+        if not all(math.isfinite(given or 0) for given in numbers):
+            raise UserError(
+                "--utilization, --tokens-per-second, --ladder and --price-per-hour need finite"
+                " numbers"
+            )
+
+    def check_for_policy(self) -> None:
+        """Raise UserError for options that a run of reinforcement learning doesn't have."""
+        if self.tokens_per_second or self.budget or self.is_compiled or self.price_per_hour:
+            raise UserError(
+                "--tokens-per-second, --ladder, --compile and --price-per-hour: not for runs of"
+                " reinforcement learning"
+            )
 
 
 def plan(sharding: str | None, **given: Any) -> None:
@@ -57,7 +115,7 @@ def _prepare_jax(options: PlanOptions) -> None:
     """Set what JAX reads when it is imported. It must not allocate a device's memory, but report
     the share that training would have, and must not use a device if another is planned for."""
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
-    gpu_memory.set_share()
+    gpu_settings.set_memory_share()
     if options.device is not None:
         os.environ["JAX_PLATFORMS"] = "cpu"
     if options.is_compiled:
@@ -79,9 +137,13 @@ def _plan_training(folder: RunFolder, config: RunConfig, options: PlanOptions) -
     forecast = _forecast(folder, config, options)
     if options.budget is not None:
         return _propose_ladder(folder, forecast, options.budget, options)
-    compiled = _compile(forecast) if options.is_compiled else None
-    bound = _bound(forecast, compiled) if compiled and options.has_roofline else None
-    show = report.as_json if options.as_json else functools.partial(report.as_text, folder)
+    compiled = bound = None
+    if options.is_compiled:
+        from rungs.planning.compiled import roofline, step
+
+        compiled = step.compile_step(forecast.config, forecast.hardware)
+        bound = roofline.step_roofline(forecast, compiled) if options.has_roofline else None
+    show = report.as_json if options.as_json else partial(report.as_text, folder)
     click.echo(show(forecast, compiled, bound))
     return report.fits(forecast, compiled)
 
@@ -107,7 +169,7 @@ def _forecast(folder: RunFolder, config: RunConfig, options: PlanOptions) -> "Fo
 
 def _plan_policy(folder: RunFolder, config: ReinforceRunConfig, options: PlanOptions) -> bool:
     """Print the plan of a run of reinforcement learning; return whether it fits."""
-    from rungs.planning import policy_plan, policy_report
+    from rungs.planning import policy_plan
 
     plan = policy_plan.plan(
         folder,
@@ -118,12 +180,8 @@ def _plan_policy(folder: RunFolder, config: ReinforceRunConfig, options: PlanOpt
         options.utilized_share,
         use_recorded=options.is_as_recorded,
     )
-    show = (
-        policy_report.as_json
-        if options.as_json
-        else functools.partial(policy_report.as_text, folder)
-    )
-    click.echo(show(plan))
+    text = policy_plan.as_json(plan) if options.as_json else policy_plan.as_text(folder, plan)
+    click.echo(text)
     return plan.fits
 
 
@@ -133,18 +191,6 @@ def _hardware(options: PlanOptions) -> "Hardware":
     if options.device is None:
         return hardware.this_device()
     return hardware.device_by_name(options.device)
-
-
-def _compile(forecast: "Forecast") -> "CompiledStep":
-    from rungs.planning.compiled.step import compile_step
-
-    return compile_step(forecast.config, forecast.hardware)
-
-
-def _bound(forecast: "Forecast", compiled: "CompiledStep") -> "Roofline | None":
-    from rungs.planning.compiled.roofline import step_roofline
-
-    return step_roofline(forecast, compiled)
 
 
 def _propose_ladder(
@@ -189,3 +235,23 @@ def _configured_sharding(folder: RunFolder, config: AnyRunConfig, is_here: bool)
     if available and (line := idle_devices(config.train, math.prod(sharding.sizes), available)):
         click.echo(f"warning: {line}", err=True)
     return sharding
+
+
+def parse_sharding(text: str) -> ShardingConfig:
+    """Return the sharding of `--sharding`, with both sizes given.
+
+    Raises:
+        UserError: the text is not a sharding.
+    """
+    match = _SHARDING.fullmatch(text)
+    if match is None:
+        raise UserError(f"--sharding {text}: give it as dp:8, fsdp:8, tp:8, fsdp_tp:4x2 or cp:8")
+    mode, *given = match.groups()
+    sizes = int(given[0]), int(given[1] or 1)
+    if mode in ("tp", "cp") and given[1] is None:
+        sizes = 1, sizes[0]
+    if min(sizes) < 1:
+        raise UserError(f"--sharding {text}: needs at least one device")
+    if line := mode_problem(mode, *sizes):
+        raise UserError(f"--sharding {text}: {line}")
+    return ShardingConfig.of(cast(Mode, mode), sizes)

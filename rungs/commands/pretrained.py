@@ -41,8 +41,7 @@ def import_(
     ignored_keys: tuple[str, ...],
     linen: LinenFamily | None,
 ) -> None:
-    """Create the run folder RUN (a path, or a name under runs/) from a Hugging Face model, given by
-    its hub id or its folder, or from a Linen checkpoint."""
+    """Do what the options of `pretrained.py import` ask for."""
     if linen and (check or revision):
         raise UserError(
             "--linen: leave out --check and --revision, which are for Hugging Face models"
@@ -74,11 +73,7 @@ def import_(
 
 
 def export(checkpoint: str, folder: Path, adapter: bool) -> None:
-    """Write a model for transformers into the new folder FOLDER.
-
-    RUN_OR_CHECKPOINT is a checkpoint, a model.safetensors or a run folder. For a run folder, the
-    best checkpoint is exported, or the imported model if there is no checkpoint.
-    """
+    """Do what the options of `pretrained.py export` ask for."""
     if is_there(folder):
         raise UserError(f"{folder}: exists already; choose another name, or move it away")
     if adapter:
@@ -95,11 +90,7 @@ def export(checkpoint: str, folder: Path, adapter: bool) -> None:
 
 
 def upload(checkpoint: str, name: str, public: bool, datasets_dir: Path | None) -> None:
-    """Upload a model for transformers to the Hugging Face hub, with a model card.
-
-    RUN_OR_CHECKPOINT is as for export. An earlier upload of the same name is replaced; the
-    repository's history keeps it. Needs a login with `hf auth login`, or HF_TOKEN.
-    """
+    """Do what the options of `pretrained.py upload` ask for."""
     hub.check_upload(name)
     plan = Export(checkpoint)
     card = ModelCard(name, plan, find_datasets_dir(datasets_dir))

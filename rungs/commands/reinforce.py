@@ -14,21 +14,25 @@ from rungs.run.folder import RunFolder, find_run
 
 
 def reinforce(trust_verifier: bool, is_audit: bool, **start: Any) -> None:
-    """Do what the options of `reinforce.py` ask for; those of `start_options` are in `start`. The
+    """Do what the options of `reinforce.py` ask for; `start` has the ones in `start_options`. The
     process ends with the run's exit code."""
-    command = StartCommand.from_options(**start)
-    command.require_run()
-    if command.start.dry_run:
+    command = StartCommand(**start)
+    command.log_to_terminal()
+    command.check()
+    if command.supervise:
+        sys.exit(command.run_supervised())
+    run = command.given_run
+    if command.dry_run:
         raise UserError(
             "--dry-run: not with reinforcement learning; what the run will take:"
-            f" uv run plan.py {quoted(command.run)}"
+            f" uv run plan.py {quoted(run)}"
         )
     if is_audit:
         if command.starts_run or command.replay or trust_verifier:
             raise UserError("--audit: only reads what is there; it goes with no other option")
         from rungs.reinforcement.audit import audit
 
-        click.echo(audit(RunFolder(find_run(command.run))))
+        click.echo(audit(RunFolder(find_run(run))))
         return
     with command.open_run() as path:
         sys.exit(_reinforce(RunFolder(path), command, trust_verifier))

@@ -15,13 +15,16 @@ from rungs.run.folder import RunFolder, StartOptions
 def train(
     datasets_dir: Path | None, grid: tuple[str, ...], into: Path | None, **start: Any
 ) -> None:
-    """Do what the options of `train.py` ask for; those of `start_options` are in `start`. The
+    """Do what the options of `train.py` ask for; `start` has the ones in `start_options`. The
     process ends with the run's exit code."""
-    command = StartCommand.from_options(**start)
+    command = StartCommand(**start)
+    command.log_to_terminal()
+    command.check()
+    if command.supervise:
+        sys.exit(command.run_supervised())
     datasets = find_datasets_dir(datasets_dir)
     if grid or into:
         sys.exit(_train_grid(command, grid, into, datasets))
-    command.require_run()
     with command.open_run() as path:
         if command.replay:
             from rungs.training.replay import replay
@@ -49,6 +52,6 @@ def _train_grid(
 
     from rungs.sweeps.grid import cells, run_grid
 
-    options = ["--datasets-dir", str(datasets), *command.log_options]
     runs = cells(command.like, grid, command.settings, into)
-    return run_grid(command.like, runs, into, options)
+    options = ["--datasets-dir", str(datasets), *command.log_options]
+    return run_grid(runs, into, [sys.argv[0], *options])

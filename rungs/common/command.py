@@ -1,5 +1,4 @@
-"""Run a command of the root. Commands import this file first, so that a library that is not
-installed is one line instead of a traceback."""
+"""Begin and run a command of the root. Commands import this file, and begin, before all else."""
 
 from __future__ import annotations  # so that an older Python gets to the error message
 
@@ -32,6 +31,13 @@ if TYPE_CHECKING:
     import click
 
 
+def begin_command() -> None:
+    """From now on report an exception that ends the process without control characters, and one of
+    a library that is not installed in one line; open the standard streams that were closed."""
+    sys.excepthook = _report
+    standard_streams.open_missing()
+
+
 def _report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Report an exception that ends the process."""
     if isinstance(error, ImportError) and _is_script_of_ours() and not _is_installed():
@@ -55,10 +61,6 @@ def _is_installed() -> bool:
     return True
 
 
-sys.excepthook = _report
-standard_streams.open_missing()
-
-
 def _say(line: str) -> None:
     with contextlib.suppress(OSError):  # the exit code counts even if nobody reads
         print(line, file=sys.stderr, flush=True)
@@ -69,6 +71,7 @@ def run_command(command: click.Command) -> None:
     for a `RunFailure`, 130 for Ctrl-C and 141 if nobody reads the output any more."""
     import click
 
+    begin_command()
     standard_streams.protect_terminal()
     try:
         with contextlib.redirect_stdout(_Output(sys.stdout)):

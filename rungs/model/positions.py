@@ -7,7 +7,7 @@
 
 `make_position_embedding` returns what is added to the token embedding, `rotary_for` what rotates
 queries and keys. A new kind is a name in `ModelConfig.positions` and a case in one of the two; the
-model check (`diagnostics/model_check/reachable_loss.py`) asks for the kind, too, and a kind with
+model check (`smoke_tests/model_check/checks.py`) asks for the kind, too, and a kind with
 parameters of its own is counted in `planning/flops.py`.
 
 Axes as in `gpt.py`, and R for the H ÷ 2 pairs of elements of a head.

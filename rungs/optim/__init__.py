@@ -1,11 +1,8 @@
 """From gradients to an update: optimizers, learning-rate schedules, compute dtype.
 
-    optimizers   one function per optimizer: adamw, muon, lion, adafactor, sgd
-    adam         Adam, with few passes over memory on a CPU
-    kept_state   state that stays as it is if an update is not applied
-    update_rule  the optimizer that `train.json` names, ours or another package's; muP's factors
+    optimizers   one function per optimizer: adamw, muon, lion, adafactor, sgd; muP's factors
     multi_steps  `MultiSteps` around them: gradient accumulation, clipping, weight decay
-    schedule     the learning rate of each step
+    schedule     the learning rate of each step: warm-up, then cosine, linear, constant or WSD
     precision    the dtype a run computes in; the loss scale of float16
 
 To add an optimizer, write its function in `optimizers.py` with `keeping_state`, and add it to

@@ -1,9 +1,8 @@
 """The `MultiSteps` optimizer: one update per global step on the mean gradient of its microbatches.
 
-It does what `optax.MultiSteps` does, with two differences: the inner optimizer runs once per global
-step instead of once per microbatch, and a microbatch with a non-finite gradient is left out instead
-of spoiling the step. `optimizers.py` has the optimizers themselves; clipping, weight decay and the
-learning rate are applied here.
+Unlike in `optax.MultiSteps`, the inner optimizer runs once per global step instead of once per
+microbatch, and a microbatch with a non-finite gradient is left out instead of spoiling the step.
+`optimizers.py` has the optimizers; clipping, weight decay and the learning rate are applied here.
 """
 
 from typing import Any, NamedTuple
@@ -17,13 +16,13 @@ from jax import Array
 from rungs.config.optimization_config import OptimizationConfig
 from rungs.model.gpt import GPT
 from rungs.model.layers import LowRankParam
+from rungs.optim.optimizers import update_rule
 from rungs.optim.precision import LossScale, dtype_of
 from rungs.optim.schedule import learning_rate_schedule
-from rungs.optim.update_rule import update_rule
 
 
 class Update(NamedTuple):
-    """What one update did. Every field is a scalar."""
+    """Result of one update, in scalars."""
 
     learning_rate: Array
     gradient_norm: Array
@@ -62,9 +61,9 @@ class MultiSteps(nnx.Optimizer):
         Args:
             model: the model given at construction.
             gradient_sum: sum of the finite microbatches' gradients, a tree like the trained
-                parameters; anything if there are none.
-            weight: total weight of those microbatches, a scalar; their number if every target
-                counts, 0 if there are none.
+                parameters; undefined if no microbatch is finite.
+            weight: total weight of the finite microbatches, a scalar; their number if every target
+                counts.
             skipped: whether to leave model and moments unchanged.
         """
         weight_or_1 = jnp.where(weight > 0, weight, 1)
@@ -84,16 +83,17 @@ def _transformation(
 ) -> optax.GradientTransformationExtraArgs:
     """Return the optimizer of `train.json` with scaling, decoupled weight decay and learning
     rate."""
+    trained = nnx.state(model, wrt)
     direction = optax.chain(
         _scale_gradient(),
-        update_rule(train, nnx.state(model, wrt), model.config),
-        optax.add_decayed_weights(train.weight_decay, _decay_mask(train, model, wrt)),
+        update_rule(train, trained, model.config),
+        optax.add_decayed_weights(train.weight_decay, _decay_mask(train, trained)),
     )
     return _apply_learning_rate(direction)
 
 
 def _scale_gradient() -> optax.GradientTransformationExtraArgs:
-    """Multiply the gradient by the argument `scale`."""
+    """Return what multiplies the gradient by the argument `scale`."""
 
     def update(
         gradient: optax.Updates,
@@ -111,7 +111,8 @@ def _scale_gradient() -> optax.GradientTransformationExtraArgs:
 def _apply_learning_rate(
     inner: optax.GradientTransformationExtraArgs,
 ) -> optax.GradientTransformationExtraArgs:
-    """Multiply the direction of `inner` by −learning_rate. If not `applied`, the update is zero."""
+    """Return what multiplies the direction of `inner` by −learning_rate, or by zero if the update
+    is not `applied`."""
 
     def update(
         gradient: optax.Updates,
@@ -128,15 +129,11 @@ def _apply_learning_rate(
     return optax.GradientTransformationExtraArgs(inner.init, update)
 
 
-def _decay_mask(train: OptimizationConfig, model: nnx.Module, wrt: type[nnx.Param]) -> Any:
+def _decay_mask(train: OptimizationConfig, trained: nnx.State) -> Any:
     """Return a tree with True for each trained parameter that has weight decay.
 
     A matrix is recognized by its declared inputs, not by its number of dimensions: a bias of
     stacked layers has two dimensions as well.
     """
     everything = train.decayed_parameters == "all"
-    return jax.tree.map(
-        lambda param: everything or param.inputs > 0,
-        nnx.state(model, wrt),
-        is_leaf=lambda node: isinstance(node, nnx.Variable),
-    )
+    return nnx.map_state(lambda _, param: everything or param.inputs > 0, trained)

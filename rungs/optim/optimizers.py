@@ -1,13 +1,15 @@
-"""The optimizers: how each turns a gradient into a direction.
+"""The optimizers: how each turns a gradient into a direction. `update_rule` returns the one that
+`train.json` names.
 
 `multi_steps.py` adds clipping, weight decay and the learning rate. Here, the kind of a parameter
 (matrix, router, low-rank addition) is read from the axes it declares, as in `layers.py`, and never
 from its number of dimensions, because stacking layers adds one to all of them.
 """
 
+import functools
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -16,11 +18,11 @@ from flax import nnx
 from jax import Array
 from optax import contrib
 
+from rungs.common.plugins import OPTIMIZERS, load_plugin
 from rungs.config.model_config import ModelConfig
 from rungs.config.optimization_config import OptimizationConfig
 from rungs.model.layers import LowRankParam
-from rungs.optim.adam import scale_by_adam
-from rungs.optim.kept_state import keeping_state
+from rungs.parallel.barriers import cpu_barrier
 from rungs.parallel.names import BLOCKS, dotted
 from rungs.parallel.sharding import padded_axis
 
@@ -28,12 +30,75 @@ ADAM_RMS = 0.2
 """Typical root mean square of an AdamW update. Muon's updates are scaled to it, so that both use
 the same learning rate (Liu et al. 2025, section 2.2)."""
 MATRIX, OTHER = "matrix", "other"
+Tree = TypeVar("Tree")
 
 MakeOptimizer = Callable[[OptimizationConfig, nnx.State, ModelConfig], optax.GradientTransformation]
-"""From `train.json`, the trained parameters and `model.json`: what turns gradients into directions.
-`MultiSteps` clips the gradients first, and subtracts learning rate × (direction + weight decay ×
-weight). One in `BUILT_IN` keeps its own state if an update is not applied (`kept_state.py`);
-`update_rule` sees to that for the others."""
+"""Function from `train.json`, the trained parameters and `model.json` to what turns gradients into
+directions. `MultiSteps` clips the gradients first, and subtracts learning rate × (direction +
+weight decay × weight). Those in `BUILT_IN` keep their state if an update is not applied
+(`keeping_state`); `update_rule` does that for the others."""
+
+
+def update_rule(
+    train: OptimizationConfig, params: nnx.State, model: ModelConfig
+) -> optax.GradientTransformationExtraArgs:
+    """Return the optimizer that `train.json` names, built in or of another package; with muP, its
+    directions are scaled. Its update takes `applied`, whether the directions will be used.
+
+    Args:
+        params: the trained parameters.
+        model: for muP's width multiplier, and the size of the vocabulary without padding.
+    """
+    if make_built_in := BUILT_IN.get(train.optimizer):
+        rule = make_built_in(train, params, model)
+    else:
+        make: MakeOptimizer = load_plugin(OPTIMIZERS, train.optimizer)
+        rule = keeping_state(make(train, params, model))
+    if model.width_multiplier != 1:
+        factor = functools.partial(_mup_factor, train.optimizer, model.width_multiplier)
+        factors = nnx.map_state(factor, params)
+        scale = optax.stateless(lambda tree, _: jax.tree.map(jnp.multiply, tree, factors))
+        rule = optax.chain(rule, scale)
+    return optax.with_extra_args_support(rule)
+
+
+def _mup_factor(
+    optimizer: str, width_multiplier: float, path: tuple[object, ...], param: nnx.Variable
+) -> float:
+    """Return the factor by which muP multiplies a parameter's learning rate (Yang et al. 2022,
+    table 8).
+
+    AdamW moves every weight of a kernel equally far at any width, so outputs move in proportion to
+    the number of inputs. Muon, scaled to AdamW, moves them in proportion to its square root.
+    """
+    if path[0] != BLOCKS or not param.inputs:
+        return 1.0
+    is_orthogonal = optimizer == "muon" and is_hidden_matrix(path, param)
+    return width_multiplier ** (-0.5 if is_orthogonal else -1)
+
+
+def keep_unless(applied: Array, new: Tree, old: Tree) -> Tree:
+    """Return the new state if the update is applied, else the old one."""
+    chosen: Tree = jax.tree.map(lambda n, o: jnp.where(applied, n, o), new, old)
+    return chosen
+
+
+def keeping_state(rule: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+    """Return a rule that keeps its state if its update is not applied."""
+    rule = optax.with_extra_args_support(rule)
+
+    def update(
+        gradient: optax.Updates,
+        state: optax.OptState,
+        params: optax.Params | None = None,
+        *,
+        applied: Array,
+        **arguments: Any,
+    ) -> tuple[optax.Updates, optax.OptState]:
+        directions, new = rule.update(gradient, state, params, applied=applied, **arguments)
+        return directions, keep_unless(applied, new, state)
+
+    return optax.GradientTransformationExtraArgs(rule.init, update)
 
 
 def adamw(
@@ -51,7 +116,8 @@ def muon(
     """Muon (Jordan et al. 2024) for the kernels of the blocks, and AdamW for everything else."""
     del model
     rules = {MATRIX: _orthogonal(train, nnx.map_state(_matrix_axes, params)), OTHER: _adam(train)}
-    return optax.partition(rules, nnx.map_state(_kind, params))
+    kinds = nnx.map_state(lambda *param: MATRIX if is_hidden_matrix(*param) else OTHER, params)
+    return optax.partition(rules, kinds)
 
 
 def lion(
@@ -93,7 +159,31 @@ BUILT_IN: dict[str, MakeOptimizer] = {
 
 
 def _adam(train: OptimizationConfig) -> optax.GradientTransformation:
-    return scale_by_adam(train.beta1, train.beta2, train.epsilon)
+    """Return Adam (algorithm 1), like `optax.scale_by_adam`, with a barrier between its moments and
+    the directions.
+
+    Without it XLA's CPU compiler computes the new moments twice, for themselves and for the
+    weights, and copies the old ones at the start of a step, because the first of these overwrites
+    what the other reads: 15 passes over arrays of the parameters' size instead of 10.
+    """
+    adam = optax.scale_by_adam(train.beta1, train.beta2, train.epsilon)
+
+    def update(
+        gradient: optax.Updates,
+        state: optax.ScaleByAdamState,
+        params: optax.Params | None = None,
+        *,
+        applied: Array,
+        **_: Any,
+    ) -> tuple[optax.Updates, optax.OptState]:
+        _, new = adam.update(gradient, state, params)
+        kept = cpu_barrier(keep_unless(applied, new, state))
+        means = optax.tree.bias_correction(kept.mu, train.beta1, new.count)
+        squares = optax.tree.bias_correction(kept.nu, train.beta2, new.count)
+        scaled = jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + train.epsilon), means, squares)
+        return scaled, kept
+
+    return optax.GradientTransformationExtraArgs(adam.init, update)
 
 
 def _orthogonal(train: OptimizationConfig, axes: Any) -> optax.GradientTransformation:
@@ -112,7 +202,8 @@ def _orthogonal(train: OptimizationConfig, axes: Any) -> optax.GradientTransform
 
 
 def _scale_to_adam(direction: Array, axes: contrib.MuonDimensionNumbers) -> Array:
-    """Scale an orthogonal matrix, whose root mean square is 1 ÷ √(larger side), to AdamW's."""
+    """Return an orthogonal matrix, whose root mean square is 1 ÷ √(larger side), scaled to
+    AdamW's."""
     sides = (math.prod(direction.shape[axis] for axis in part) for part in axes)
     return direction * ADAM_RMS * math.sqrt(max(sides))
 
@@ -124,10 +215,6 @@ def is_hidden_matrix(path: tuple[object, ...], param: nnx.Variable) -> bool:
     """
     is_full_rank = path[0] == BLOCKS and not isinstance(param, LowRankParam)
     return is_full_rank and param.inputs > 0 and param.axes[-1] != "experts"
-
-
-def _kind(path: tuple[object, ...], param: nnx.Variable) -> str:
-    return MATRIX if is_hidden_matrix(path, param) else OTHER
 
 
 def _matrix_axes(

@@ -1,4 +1,5 @@
-"""The learning rate of each step."""
+"""The learning rate of each step: linear warm-up, then cosine, linear, constant or WSD
+(warmup-stable-decay)."""
 
 import optax
 
@@ -6,7 +7,8 @@ from rungs.config.optimization_config import OptimizationConfig
 
 
 def learning_rate_schedule(train: OptimizationConfig, total_steps: int) -> optax.Schedule:
-    """Return a linear warm-up to the peak, followed by the schedule that `train.json` names.
+    """Return a linear warm-up to the peak, followed by the schedule that `train.json` names: cosine
+    or linear decay, a constant, or WSD ("warmup_stable_decay"; Hu et al. 2024).
 
     Every schedule except "constant" reaches its final learning rate at step `total_steps`, one step
     after the last.

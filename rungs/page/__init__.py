@@ -1,8 +1,8 @@
 """One HTML page to look at runs and compare them: `uv run charts.py RUN… --page compare.html`.
 
     step_table     the metrics of a run, read again as it grows
-    downsampling   which of many steps to show, so that no spike disappears
-    shown_run      all that the page shows of a run, ready for JSON
+    shown_run      all that the page shows of a run, ready for JSON; which of many steps, so that no
+                   spike disappears
     document       the page as one file: data, our scripts and styles, and uPlot
     server         `--watch`: the page on 127.0.0.1, with new steps as runs train
     assets/        HTML, CSS and JavaScript; uPlot is a library of others, with its licence
@@ -23,7 +23,7 @@ In `assets/`, the scripts share one scope and run in the order of `document.SCRI
     watch.js     asks the server for new steps
     main.js      puts them together
 
-The data's form is that of `ShownRun`. The page loads nothing: its content security policy allows
+`ShownRun` says what form the data has. The page loads nothing: its content security policy allows
 its own script and style, by hash, and with `--watch` requests to its server.
 
 Imports `common`, `config`, `planning` and `run`.

@@ -4,6 +4,7 @@ import base64
 import hashlib
 import json
 import os
+import re
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -22,12 +23,11 @@ SCRIPTS = (
     *("theme", "tables", "curves", "chart", "charts", "readout", "run_list", "results"),
     *("lineage", "events", "samples", "watch", "main"),
 )
-"""In the order in which they run, after uPlot."""
-
+"""Scripts in the order in which they run, after uPlot."""
 _DATA_BYTES = 2_400_000
-"""Of the steps of all runs, in base64: it keeps the page below 3 MB."""
+"""Base64 of the steps of all runs, at most: it keeps the page below 3 MB."""
 _BYTES_OF_NUMBER = 16 / 3
-"""A float32 in base64."""
+"""Size of a float32 in base64."""
 _MOST_ROWS = 20_000
 """Steps of a run, at most."""
 
@@ -66,14 +66,13 @@ def _flops_per_token(configs: Sequence[AnyRunConfig]) -> list[float]:
     from rungs.step.state import shapes_of
 
     known: dict[str, float] = {}  # runs that are compared are mostly alike
-    found = []
+    keys = []
     for config in configs:
         model, lora, length = config.model, config.train.lora, config.sequence_length
-        key = f"{model!r} {lora!r} {length}"
-        if key not in known:
-            known[key] = model_flops_per_token(shapes_of(model, lora), model, length)
-        found.append(known[key])
-    return found
+        keys.append(f"{model!r} {lora!r} {length}")
+        if keys[-1] not in known:
+            known[keys[-1]] = model_flops_per_token(shapes_of(model, lora), model, length)
+    return [known[key] for key in keys]
 
 
 def page_data(
@@ -84,7 +83,7 @@ def page_data(
     Args:
         runs: all runs, which share the bytes of the page.
         included: those to return.
-        version: of the runs' steps, to ask for later ones; None if there will be none.
+        version: number of the runs' state, to ask for later steps; None if there will be none.
     """
     columns = sum(len(run.steps.columns) for run in runs)
     rows = min(_MOST_ROWS, int(_DATA_BYTES / _BYTES_OF_NUMBER / max(columns, 1)))
@@ -112,40 +111,28 @@ def page(runs: Sequence[ShownRun], version: int | None = None) -> str:
     """Return the page as HTML.
 
     Args:
-        version: of the runs' steps; the page asks its server for later ones. None: it asks nobody.
+        version: as for `page_data`; with a version, the page asks its server for later steps.
     """
     script = "\n".join(_asset(f"{name}.js") for name in SCRIPTS)
     script = f'"use strict";\n(() => {{\n{script}\n}})();'
     library = f"/*\n{_asset('uPlot-LICENSE.txt')}*/\n{_asset('uPlot.iife.min.js')}"
     style = _asset("uPlot.min.css") + _asset("page.css")
-    policy = "; ".join(
-        [
-            "default-src 'none'",
-            f"script-src {_hash(library)} {_hash(script)}",
-            f"style-src {_hash(style)}",
-            "connect-src 'none'" if version is None else "connect-src 'self'",
-            "base-uri 'none'",
-            "form-action 'none'",
-        ]
-    )
+    policy = [
+        "default-src 'none'",
+        f"script-src {_hash(library)} {_hash(script)}",
+        f"style-src {_hash(style)}",
+        "connect-src 'none'" if version is None else "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+    ]
     parts = {
-        "POLICY": policy,
+        "POLICY": "; ".join(policy),
         "STYLE": style,
         "LIBRARY": library,
         "SCRIPT": script,
         "DATA": _for_html(page_data(runs, runs, version)),
     }
-    return _filled(_asset("page.html"), parts)
-
-
-def _filled(template: str, parts: dict[str, str]) -> str:
-    """Replace each `{{NAME}}` of a template, and nothing in what is filled in."""
-    pieces = template.split("{{")
-    filled = [pieces[0]]
-    for piece in pieces[1:]:
-        name, _, rest = piece.partition("}}")
-        filled += [parts[name], rest]
-    return "".join(filled)
+    return re.sub(r"\{\{(\w+)\}\}", lambda name: parts[name[1]], _asset("page.html"))
 
 
 def write_page(path: Path, runs: Sequence[ShownRun]) -> None:
@@ -166,5 +153,5 @@ def _hash(text: str) -> str:
 
 
 def _for_html(text: str) -> str:
-    """Return JSON without characters that could end its script element."""
+    """Return JSON without the characters that could end its script element."""
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -3,25 +3,24 @@
 import base64
 import dataclasses
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rungs.common.text_table import counted
 from rungs.config import run_config
 from rungs.config.run_config import AnyRunConfig
-from rungs.page.downsampling import extreme_rows, stretch_means
 from rungs.page.step_table import STEP, StepTable
 from rungs.run import evaluations, events, samples
 from rungs.run.folder import RunFolder
 from rungs.run.recorded_run import FloatArray
 
 NOT_DRAWN = frozenset({STEP, "tokens_seen", "step_seconds", "resumed", "seconds", "flops"})
-"""Columns that are no metric to draw."""
+"""Columns that are not drawn as metrics."""
 _FEWEST_STRETCHES = 50
 _SAMPLE_CHARACTERS = 60_000
-"""Of the texts of a run. If there are more, some checkpoints are left out."""
+"""Characters of all samples of a run. If there are more, some checkpoints are left out."""
 _MOST_EVENTS = 300
 
 
@@ -30,8 +29,8 @@ class ShownRun:
     """A run on the page.
 
     Attributes:
-        name: differs from those of the other runs.
-        flops_per_token: of training, by the usual formula; None if it isn't known.
+        name: name of the run, different from the other runs'.
+        flops_per_token: FLOPs of training, by the usual formula; None if not known.
     """
 
     name: str
@@ -43,7 +42,8 @@ class ShownRun:
 
     def refresh(self) -> bool:
         """Read what is new in the run folder; return whether there was anything."""
-        stamps = tuple(map(_changed_at, _files(self.folder)))
+        files = self.folder.evaluations, self.folder.prompt_samples, self.folder.events
+        stamps = tuple(path.stat().st_mtime if path.exists() else 0.0 for path in files)
         has_new, self._stamps = stamps != self._stamps, stamps
         return self.steps.refresh() or has_new
 
@@ -55,6 +55,7 @@ class ShownRun:
                 stretches.
         """
         lineage = self.config.train.lineage
+        scores = evaluations.latest(evaluations.read(self.folder)).values()
         return {
             "name": self.name,
             "path": self.folder.path.as_posix(),
@@ -62,7 +63,7 @@ class ShownRun:
             "flopsPerToken": self.flops_per_token,
             **self._tables(rows),
             "figures": self._figures(),
-            "scores": [one.model_dump(exclude_none=True) for one in _latest_scores(self.folder)],
+            "scores": [one.model_dump(exclude_none=True) for one in scores],
             "lineage": lineage.model_dump() if lineage else None,
             "events": self._events(),
             "samples": _some_samples(samples.read(self.folder)),
@@ -74,10 +75,7 @@ class ShownRun:
         model, train = self.config
         return {
             f"{file}: {key}": value
-            for file, config in (
-                (run_config.MODEL_FILE, model),
-                (self.config.train_file, train),
-            )
+            for file, config in ((run_config.MODEL_FILE, model), (self.config.train_file, train))
             for key, value in config.as_json().items()
             if key != "lineage"
         }
@@ -103,7 +101,7 @@ class ShownRun:
         return self.steps.columns.get(name, np.full(len(self.steps), np.nan))
 
     def _figures(self) -> dict[str, Any]:
-        """Return the last value of each metric, and what they come to."""
+        """Return the last value of each metric, the mean speed, and the best step."""
         if not len(self.steps):
             return {}
         figures = {name: _last(self._column(name)) for name in self.steps.columns}
@@ -137,11 +135,10 @@ class ShownRun:
         """Return what happened to the run: from its metrics, and from `events.jsonl`, which has
         times."""
         found = _with_kills(events.read(self.folder))
-        starts = {one["step"] + 1 for one in found if one["event"] == "start"}
+        starts = [one["step"] + 1 for one in found if one["event"] == "start"]
         numbers = self._column(STEP)
-        for step in numbers[self._column("resumed") > 0]:
-            if int(step) not in starts:
-                found.append(_event("start", step, "resumed"))
+        resumed = numbers[self._column("resumed") > 0]
+        found += [_event("start", step, "resumed") for step in resumed if step not in starts]
         for step, spike in self.steps.texts.get("spike", {}).items():
             text = "loss spike" + ", step skipped" * (spike == "skipped")
             found.append(_event("spike", step, text))
@@ -156,8 +153,8 @@ class ShownRun:
 
 
 def _with_kills(recorded: list[events.Event]) -> list[dict[str, Any]]:
-    """Return events without spikes, which the metrics have. A start says if the one before it was
-    killed: then nothing was written of its end."""
+    """Return events without spikes, which the metrics have. A start says whether the process before
+    it was killed, so that nothing was written about its end."""
     found: list[dict[str, Any]] = []
     is_running = False
     for one in recorded:
@@ -172,14 +169,6 @@ def _event(event: str, step: float, text: str) -> dict[str, Any]:
     return {"event": event, "step": int(step), "text": text}
 
 
-def _files(folder: RunFolder) -> tuple[Path, ...]:
-    return folder.evaluations, folder.prompt_samples, folder.events
-
-
-def _changed_at(path: Path) -> float:
-    return path.stat().st_mtime if path.exists() else 0.0
-
-
 def _last(column: FloatArray) -> float | None:
     finite = column[np.isfinite(column)]
     return float(finite[-1]) if len(finite) else None
@@ -190,23 +179,43 @@ def _is_monotonic(column: FloatArray) -> bool:
     return bool(np.all(changes >= 0) or np.all(changes <= 0))
 
 
-def _latest_scores(folder: RunFolder) -> list[evaluations.Evaluation]:
-    """Return for each task and metric what was measured on the last checkpoint."""
-    return list(evaluations.latest(evaluations.read(folder)).values())
-
-
 def _some_samples(found: list[samples.Sample]) -> list[dict[str, Any]]:
-    """Return samples for the page, those of evenly spaced checkpoints if there are many."""
+    """Return samples for the page, of evenly spaced checkpoints if there are many."""
     steps = sorted({one.step for one in found})
     total = sum(len(one.text) for one in found)
     count = min(len(steps), max(2, len(steps) * _SAMPLE_CHARACTERS // max(total, 1)))
     places = np.linspace(0, len(steps) - 1, count).astype(int)
     kept = {steps[place] for place in places}
-    return [
-        {"step": one.step, "prompt": one.prompt, "kind": one.kind, "text": one.text}
-        for one in found
-        if one.step in kept
-    ]
+    keys = {"step", "prompt", "text"}
+    chosen = [one for one in found if one.step in kept]
+    return [one.model_dump(include=keys) | {"kind": one.kind} for one in chosen]
+
+
+def extreme_rows(columns: Iterable[FloatArray], steps: int, width: int) -> NDArray[np.intp]:
+    """Return the rows that have the lowest or highest value of a column in their stretch of `width`
+    rows, the first row of each stretch, and the last of all, in order."""
+    starts = np.arange(0, steps, width)
+    found = [starts, np.array([steps - 1])]
+    for column in columns:
+        for values in (_stretches(column, width, np.inf), -_stretches(column, width, -np.inf)):
+            places = np.argmin(values, axis=1)
+            is_finite = np.isfinite(values[np.arange(len(places)), places])
+            found.append((starts + places)[is_finite])
+    return np.unique(np.concatenate(found))
+
+
+def stretch_means(column: FloatArray, width: int) -> FloatArray:
+    """Return the mean of a column in each stretch of `width` rows, NaN where it has no values."""
+    values = _stretches(column, width, np.nan)
+    counts = np.isfinite(values).sum(axis=1)
+    return np.where(counts, np.nansum(values, axis=1) / np.maximum(counts, 1), np.nan)
+
+
+def _stretches(column: FloatArray, width: int, missing: float) -> FloatArray:
+    """Return a column as rows of `width` values, with `missing` for NaN and after its end."""
+    filled = np.where(np.isnan(column), missing, column)
+    padding = -len(column) % width
+    return np.pad(filled, (0, padding), constant_values=missing).reshape(-1, width)
 
 
 def _encoded(columns: Mapping[str, FloatArray], rows: Any) -> dict[str, Any]:

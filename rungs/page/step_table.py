@@ -22,7 +22,7 @@ class StepTable:
     """The steps recorded in a file. Lines that are torn or damaged are left out.
 
     Args:
-        path: of `metrics.jsonl`, which may not exist yet.
+        path: the file `metrics.jsonl`, which may not exist yet.
 
     Attributes:
         columns: by metric, a number for each step, NaN where it has none. Metrics with parts, such
@@ -50,13 +50,11 @@ class StepTable:
             if self._file.is_replaced and not parts:
                 self._forget()
             parts.append(self._as_columns(steps) if steps else _NOTHING)
-        if not parts:
-            has_gone = self._file.is_replaced
-            if has_gone:
-                self._forget()
-            return has_gone
-        self.columns = _in_order(_joined([self.columns, *parts]))
-        return True
+        if parts:
+            self.columns = _in_order(_joined([self.columns, *parts]))
+        elif self._file.is_replaced:
+            self._forget()
+        return bool(parts) or self._file.is_replaced
 
     def _forget(self) -> None:
         self.columns, self.texts = _NOTHING, {}
@@ -69,7 +67,7 @@ class StepTable:
         return columns
 
     def _column(self, name: str, values: list[Any], steps: list[int]) -> Columns:
-        """Return a metric's column, or those of its parts; keep its texts."""
+        """Return a metric's column, or the columns of its parts; keep its texts."""
         with contextlib.suppress(TypeError, ValueError, OverflowError):  # texts, parts or lists
             numbers = np.array(values, np.float64)
             if numbers.ndim == 1:

@@ -1,25 +1,21 @@
 """Sharing work between devices and processes: sharding modes, mesh, collectives, process setup.
 
-    sharding        the sharding modes (`MESH_AXES`); where arrays and batches live on the mesh
-    mesh            create the mesh of devices
-    devices         choose the devices of a run
-    fsdp            all-gather sharded weights, layer by layer; look up rows of sharded tables
-    gradient_sum    add up gradients over devices: in shards, or whole
-    collectives     psum and others inside shard_map
-    names           names of mesh axes, array axes, parts of the model and parameters
-    launchers       find the cluster a process is part of: Slurm, Open MPI, Kubernetes, TPU pods
-    lost_process    what happens when another process is missing or dies
-    processes       join the processes; broadcast and agree between them
-    jax_setup       what to set before JAX starts: compilation cache, CPU devices, determinism
-    numerics        settings outside of a run's files that bear on its results
-    compiler_flags  flags of XLA's GPU compiler, so that devices compute while they communicate
-    barriers        keep XLA from fusing what lies on both sides, by platform
-    gpu_memory      the share of each GPU's memory that JAX takes when it starts
-    target_device   the kind of device a program is traced for: the local one or a planned one
+    sharding       the sharding modes (`MESH_AXES`); where arrays and batches live on the mesh
+    mesh           create the mesh of devices
+    devices        choose the devices of a run
+    fsdp           all-gather sharded weights, look up rows of sharded tables, add up gradients
+    collectives    psum and others inside shard_map
+    names          names of mesh axes, array axes, parts of the model and parameters
+    launchers      find the cluster a process is part of: Slurm, Open MPI, Kubernetes, TPU pods
+    processes      join the processes, also if one is lost; broadcast and agree between them
+    jax_setup      what to set before JAX starts: compilation cache, CPU devices, determinism
+    numerics       settings outside of a run's files that bear on its results
+    gpu_settings   JAX's share of a GPU's memory; flags of XLA's GPU compiler
+    barriers       keep XLA from fusing what lies on both sides, by platform
+    target_device  the kind of device a program is traced for: the local one or a planned one
 
 To add a sharding mode, add its name to `Mode` and the mesh it needs to `mesh_axes`,
-`ShardingConfig.sizes` and `mode_problem`, all in `config/train_config.py`, and its row to
-`MESH_AXES` in `sharding.py`. `planning/memory.py` and `planning/communication.py` estimate what it
-needs.
+`ShardingConfig.sizes` and `mode_problem`, all in `config/sharding_config.py`, and its row to
+`MESH_AXES` in `sharding.py`; `planning/memory.py` and `planning/communication.py` plan with these.
 Imports `common` and `config`.
 """

@@ -12,8 +12,8 @@ Tree = TypeVar("Tree")
 
 
 def cpu_barrier(tree: Tree) -> Tree:
-    """Return arrays that, on a CPU, are computed once and lie in memory: what reads them is not
-    fused with what computes them."""
+    """Return arrays that, on a CPU, are computed once and lie in memory, not fused with what reads
+    them."""
     on_cpu = target_device.platform() == "cpu"
     barred: Tree = jax.lax.optimization_barrier(tree) if on_cpu else tree
     return barred
@@ -29,12 +29,6 @@ def _with_barred_gradient(x: Array) -> Array:
     return x
 
 
-def _forward(x: Array) -> tuple[Array, None]:
-    return x, None
-
-
-def _backward(_: None, gradient: Array) -> tuple[Array]:
-    return (jax.lax.optimization_barrier(gradient),)
-
-
-_with_barred_gradient.defvjp(_forward, _backward)
+_with_barred_gradient.defvjp(
+    lambda x: (x, None), lambda _, gradient: (jax.lax.optimization_barrier(gradient),)
+)

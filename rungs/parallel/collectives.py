@@ -1,8 +1,7 @@
-"""`psum`, `pmax` and others over a mesh axis; they do nothing if there is no such axis.
+"""`psum`, `pmax` and others over a mesh axis, inside `jax.shard_map`.
 
-Inside `jax.shard_map` each device runs the same program on its own part of every array. Along an
-axis that is absent (outside of `shard_map`) or has one device, these functions return their
-argument, so the model's code is the same for one device and for many.
+Along an axis that is absent (outside of `shard_map`) or has one device, these functions return
+their argument, so the model's code is the same for one device and for many.
 """
 
 import math
@@ -64,10 +63,8 @@ def all_gather(x: Array, axis: str, *, joined: int) -> Array:
 
 
 def to_varying(x: Any, *axes: str) -> Any:
-    """Return x, replicated along mesh axes, as varying along them.
-
-    Each device then computes its own gradient of the result; the gradient of x is their sum.
-    """
+    """Return x, replicated along mesh axes, as varying along them. Each device then computes its
+    own gradient of the result; the gradient of x is their sum."""
     present = present_axes(axes)
     return jax.lax.pcast(x, present, to="varying") if present else x
 

@@ -1,5 +1,5 @@
-"""Choose the devices of a run: those that `sharding` in `train.json` asks for, else as many as
-divide its microbatch."""
+"""Choose the devices of a run: what `sharding` in `train.json` asks for, else as many as divide its
+microbatch."""
 
 import contextlib
 import math
@@ -19,10 +19,10 @@ from rungs.parallel.names import CONTEXT, DATA
 from rungs.parallel.sharding import Layout
 
 MAX_CPU_DEVICES = 8
-"""By default, of a run that samples. Each has a copy of the weights, and all copies are summed in
-every step; cores beyond these work within operations."""
+"""Most CPU devices that a run that samples has by default. Each has a copy of the weights, and all
+copies are summed in every step; cores beyond these work within operations."""
 _FEW = 2
-"""CPU devices that a run that samples may have at least, however large its copies."""
+"""Devices that it may have at least, however large its copies."""
 _COPIES_SHARE = 0.5
 """Share of the memory that the copies of weights, moments and gradients may take; the rest is for
 activations."""
@@ -41,9 +41,8 @@ def cpu_device_count(
 
     With `sharding` it is what its sizes ask for; a size of -1 takes all cores. Without, it is one,
     whose operations use all cores, unless the last checkpoint recorded more: each of several would
-    compute the whole update. But sampling texts uses cores well only with one device per core, so a
-    run that samples has that: at most `MAX_CPU_DEVICES`, and fewer if the copies would take much of
-    the memory.
+    compute the whole update. A run that samples texts, which uses cores well only with one device
+    per core, has that: at most `MAX_CPU_DEVICES`, and fewer if the copies would fill the memory.
 
     Args:
         copy_bytes: returns the bytes of one copy of weights, moments and gradients, which only a
@@ -54,19 +53,16 @@ def cpu_device_count(
     available = core_count() * processes
     if train.sharding is None:
         count = _recorded_data_size(train, available, recorded)
-        if count is None:
-            most = _most_for_sampling(copy_bytes(), processes) if train.SAMPLES else processes
-            count = _divisor(train, most, processes)
+        if count is None and train.SAMPLES:
+            copies = max(min(_COPIES_SHARE * memory_bytes() / copy_bytes(), MAX_CPU_DEVICES), _FEW)
+            count = _divisor(train, min(core_count(), int(copies)) * processes, processes)
+        elif count is None:
+            count = _divisor(train, processes, processes)
         return max(count // processes, 1)
     sizes = train.sharding.sizes
     needed = abs(math.prod(sizes))
     rest = max(available // needed, 1) if -1 in sizes else 1
     return max(needed * rest // processes, 1)
-
-
-def _most_for_sampling(copy_bytes: int, processes: int) -> int:
-    copies = max(min(_COPIES_SHARE * memory_bytes() / copy_bytes, MAX_CPU_DEVICES), _FEW)
-    return min(core_count(), int(copies)) * processes
 
 
 def core_count() -> int:
@@ -89,10 +85,8 @@ def memory_bytes() -> float:
 def create_run_mesh(
     train: OptimizationConfig, model: ModelConfig, recorded: ShardingConfig | None
 ) -> Mesh:
-    """Return the mesh that a run trains on.
-
-    It has all devices, or possibly fewer if there is one process and `train.json` has no
-    `sharding`.
+    """Return the mesh that a run trains on: all devices, or possibly fewer if there is one process
+    and `train.json` has no `sharding`.
 
     Args:
         recorded: sharding that the run's last checkpoint recorded.
@@ -125,11 +119,8 @@ def indivisible_batch(
 
 
 def resolve_sharding(train: OptimizationConfig, available: int | None) -> ShardingConfig:
-    """Return the sharding that a run has on a number of devices, with both sizes filled in.
-
-    Args:
-        available: number of devices; None if unknown, which means one if `train.json` has no
-            `sharding`.
+    """Return the sharding that a run has on `available` devices, with both sizes filled in. None
+    means that their number is unknown; without `sharding` in `train.json` it is one.
 
     Raises:
         ValueError: `train.json` asks for all devices, but `available` is None.
@@ -155,10 +146,9 @@ def _recorded_data_size(
     train: OptimizationConfig, available: int, recorded: ShardingConfig | None
 ) -> int | None:
     """Return the devices along `data` that a checkpoint recorded, None if they are not there."""
-    before = recorded.data if recorded and recorded.mode == "dp" else None
-    if before and before <= available and train.microbatch_size % before == 0:
-        return before
-    return None
+    before = (recorded.data or 0) if recorded and recorded.mode == "dp" else 0
+    is_usable = 0 < before <= available and train.microbatch_size % before == 0
+    return before if is_usable else None
 
 
 def _divisor(train: OptimizationConfig, most: int, processes: int = 1) -> int:
@@ -169,23 +159,19 @@ def _divisor(train: OptimizationConfig, most: int, processes: int = 1) -> int:
 
 
 def idle_devices(train: OptimizationConfig, used: int, available: int) -> str | None:
-    """Return a line that says how many devices a run leaves idle and what would use them, if it
-    does so without being told to."""
+    """Return a line that says how many devices a run leaves idle, if it wasn't told to, and what
+    would use them."""
     if train.sharding is not None or used == available:
         return None
-    return f"{available - used} of {available} devices are idle: {_cause(train, used, available)}"
-
-
-def _cause(train: OptimizationConfig, used: int, available: int) -> str:
     size, in_step = train.microbatch_size, train.sequences_per_step
+    idle = f"{available - used} of {available} devices are idle:"
     if size % available == 0:
-        return f"the last checkpoint used {used}; {_ALL} would use all"
-    cause = f"microbatch_size {size} is not divisible by {available};"
+        return f"{idle} the last checkpoint used {used}; {_ALL} would use all"
+    cause = f"{idle} microbatch_size {size} is not divisible by {available};"
     fitting = [count for count in range(available, in_step + 1, available) if in_step % count == 0]
     if not fitting:
-        return (
-            f'{cause} "microbatch_size": {-(-size // available) * available}, {_ALL} would use all'
-        )
+        larger = -(-size // available) * available
+        return f'{cause} "microbatch_size": {larger}, {_ALL} would use all'
     near = min(fitting, key=lambda count: abs(count - size))
     keys = f'"microbatch_size": {near}, "gradient_accumulation_steps": {in_step // near}'
     return f"{cause} {keys}, {_ALL} would use all, with the same number of tokens per step"

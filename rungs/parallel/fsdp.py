@@ -1,13 +1,22 @@
 """FSDP: all-gather the weights of which each device along the data axis, and in mode `cp` along the
-context axis, keeps a shard.
+context axis, keeps a shard; add up gradients.
 
 A layer's weights are gathered before the layer runs, and again in its backward pass, so that only
 one or two layers are gathered at a time. The head stays gathered for the whole microbatch.
-Gradients are reduce-scattered back to the shards. `gradient_sum.py` does the same for weights that
-every device has whole: then only their gradients are communicated.
+Gradients are reduce-scattered back to the shards: the derivative of an all-gather is a sum.
 
 The token embedding is not gathered, as a microbatch needs few of its rows: each device looks up its
 columns of all devices' tokens, and they exchange the results.
+
+`GradientSum` adds up gradients over the devices that have different tokens, also of weights that
+every device has whole. Of these, each device gets the sum of the part that it updates, in one of
+two ways:
+
+    after the last microbatch   each device adds up its own gradients, then one reduce-scatter
+    as soon as it is computed   as in FSDP, without the all-gather (`Kept`). The reduce-scatter of a
+                                layer runs while the layer below computes its gradients
+
+Of what no axis divides, every device gets the whole sum, after the last microbatch.
 """
 
 import functools
@@ -20,24 +29,23 @@ from jax import Array
 
 from rungs.parallel import collectives
 from rungs.parallel.names import BLOCKS, HEAD, TOKEN_AXES, TOKEN_EMBEDDING
-from rungs.parallel.sharding import ShardedAxis
+from rungs.parallel.sharding import Layout, ShardedAxis
 
 
 def no_gather(weights: nnx.State) -> nnx.State:
-    """Return a layer's weights unchanged: every device has all of them."""
+    """Return a layer's weights, of which every device has all."""
     return weights
 
 
 class Kept(NamedTuple):
-    """A weight of which this device keeps what an all-gather would return."""
+    """A weight of which this device keeps what an all-gather would return. The gradient is computed
+    for `shard`."""
 
     shard: Array
-    """What the gradient is computed of."""
     whole: Array
 
     @property
     def dtype(self) -> jnp.dtype:
-        """The dtype of both."""
         return self.whole.dtype
 
 
@@ -45,14 +53,12 @@ class WeightGatherer:
     """All-gathers a model's weights, layer by layer.
 
     Args:
-        split_axes: the axis of each weight that is split over devices, by path in the model's state
-            (`Layout.sharded_axes`).
+        split_axes: from `Layout.sharded_axes`.
         compute_dtype: kernels of layers and the head are gathered in this dtype if it is narrower
             than their own; bfloat16 halves the bytes.
 
     Attributes:
-        gather_layer: function from one layer's shards to its full weights, as the state of its
-            block.
+        gather_layer: function from the state of a block with one layer's shards to the full one.
     """
 
     def __init__(
@@ -60,7 +66,7 @@ class WeightGatherer:
     ) -> None:
         self._compute_dtype = compute_dtype
         self._split_axes = split_axes
-        self.gather_layer = self._gather_layer if self._split_axes else no_gather
+        self.gather_layer = self._gather_layer if split_axes else no_gather
 
     def gather_outside_blocks(self, model: nnx.Module) -> None:
         """Gather, in place, all weights that are neither in a block nor the token embedding."""
@@ -90,16 +96,13 @@ class WeightGatherer:
 
 
 def of_all_devices(indices: Array) -> Array:
-    """Return the indices (B, …) of all devices that have different tokens, one after the other."""
+    """Return the indices (B, …) of all devices that have different tokens, concatenated."""
     return jax.lax.all_gather(indices, collectives.present_axes(TOKEN_AXES), axis=0, tiled=True)
 
 
 def whole_rows(columns: Array) -> Array:
-    """Return the complete rows of this device's part of B.
-
-    Args:
-        columns: this device's columns of the rows of all devices, (B, …, columns).
-    """
+    """Return the complete rows of this device's part of B from its columns of the rows of all
+    devices, (B, …, columns)."""
     over, last = collectives.present_axes(TOKEN_AXES), columns.ndim - 1
     return jax.lax.all_to_all(columns, over, split_axis=0, concat_axis=last, tiled=True)
 
@@ -118,11 +121,10 @@ def whole_table(columns: Array | Kept, dtype: jnp.dtype) -> Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def all_gather(shard: Array | Kept, axis: ShardedAxis, dtype: jnp.dtype | None) -> Array:
-    """Return the full array. Its gradient is reduce-scattered in float32.
+    """Return the full array of which this device has a shard. Its gradient is reduce-scattered in
+    float32.
 
     Args:
-        shard: this device's part of the array.
-        axis: the axis that is split over devices.
         dtype: dtype of the transfer and the result; None for the array's own.
     """
     if isinstance(shard, Kept):
@@ -137,10 +139,6 @@ def reduce_scatter(gradient: Array, axis: ShardedAxis) -> Array:
     return jax.lax.psum_scatter(gradient, over, scatter_dimension=axis.array_axis, tiled=True)
 
 
-def _forward(shard: Array | Kept, axis: ShardedAxis, dtype: jnp.dtype | None) -> tuple[Array, bool]:
-    return all_gather(shard, axis, dtype), isinstance(shard, Kept)
-
-
 def _backward(
     axis: ShardedAxis, _: jnp.dtype | None, is_kept: bool, gradient: Array
 ) -> tuple[Array | Kept]:
@@ -148,4 +146,66 @@ def _backward(
     return (Kept(summed, None) if is_kept else summed,)  # type: ignore[arg-type]
 
 
-all_gather.defvjp(_forward, _backward)
+all_gather.defvjp(lambda shard, *args: (all_gather(shard, *args), type(shard) is Kept), _backward)
+
+
+class GradientSum:
+    """How a step's gradients are added up.
+
+    Args:
+        layout: layout of the weights.
+        trained: the weights, as global arrays.
+        microbatches: number in a step. Only the gradients of a single one are added up as soon as
+            they are computed.
+
+    Attributes:
+        gathered: axes, by path, of the weights whose all-gather adds up their gradient.
+    """
+
+    def __init__(self, layout: Layout, trained: nnx.State, microbatches: int) -> None:
+        sharded = layout.sharded_axes(trained)
+        self._updated = layout.for_updates.sharded_axes(trained)
+        self.gathered = self._updated if microbatches == 1 else sharded
+        self._kept = {path: axis for path, axis in self.gathered.items() if path not in sharded}
+
+    def sources(self, trained: nnx.State) -> nnx.State:
+        """Return what to compute the gradient of, inside `jax.shard_map`."""
+
+        def source(path: tuple[Any, ...], weight: nnx.Variable) -> nnx.Variable:
+            if path in self._kept:
+                return weight.replace(_own_part(weight.get_value(), self._kept[path]))
+            if path in self.gathered:
+                return weight
+            return collectives.to_varying(weight, *TOKEN_AXES)
+
+        return nnx.map_state(source, trained)
+
+    def weights(self, sources: nnx.State, trained: nnx.State) -> nnx.State:
+        """Return the model's weights as a function of `sources`."""
+        whole = dict(nnx.to_flat_state(trained))
+
+        def weight(path: tuple[Any, ...], source: nnx.Variable) -> nnx.Variable:
+            if path not in self._kept:
+                return source
+            return source.replace(Kept(source.get_value(), whole[path].get_value()))
+
+        return nnx.map_state(weight, sources)
+
+    def of(self, gradient: nnx.State) -> nnx.State:
+        """Return the sum, over devices, of gradients of `sources`, in the layout for updates."""
+
+        def total(path: tuple[Any, ...], own: nnx.Variable) -> nnx.Variable:
+            if path in self.gathered:
+                return own
+            if path in self._updated:
+                return own.replace(reduce_scatter(own.get_value(), self._updated[path]))
+            return collectives.psum(own, *TOKEN_AXES)
+
+        return nnx.map_state(total, gradient)
+
+
+def _own_part(whole: Array, axis: ShardedAxis) -> Array:
+    """Return this device's part of an array that every device has whole."""
+    size = whole.shape[axis.array_axis] // collectives.axis_size(*axis.mesh_axes)
+    start = collectives.axis_index(*axis.mesh_axes) * size
+    return jax.lax.dynamic_slice_in_dim(whole, start, size, axis.array_axis)

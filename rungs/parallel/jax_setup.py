@@ -1,7 +1,5 @@
 """Set up JAX before it starts: compilation cache, memory, compiler flags, virtual CPU devices,
-determinism.
-
-Import nothing here that starts a backend: once one runs, these settings have no effect.
+determinism. Once a backend runs, these settings have no effect, so import nothing that starts one.
 """
 
 import contextlib
@@ -20,14 +18,13 @@ import platformdirs
 
 from rungs.config.optimization_config import OptimizationConfig
 from rungs.config.sharding_config import ShardingConfig
-from rungs.parallel import compiler_flags, gpu_memory, numerics
+from rungs.parallel import gpu_settings, numerics
 from rungs.parallel.devices import cpu_device_count
 
 TRUNCATED_ENTRY = r"Error reading persistent compilation cache entry for '(.+?)'"
 WRITE_FAILURE = r"Error writing persistent compilation cache entry for '.+?': (.*)"
 CACHE_VARIABLE = "JAX_COMPILATION_CACHE_DIR"
-_TRIM_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -4, -8
-"""Parameters of mallopt, from <malloc.h>."""
+_TRIM_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -4, -8  # from <malloc.h>
 
 log = logging.getLogger("rungs")
 
@@ -38,17 +35,11 @@ def prepare(
     recorded: ShardingConfig | None = None,
     processes: int = 1,
 ) -> None:
-    """Set JAX up for a run.
-
-    Args:
-        copy_bytes: as for `cpu_device_count`.
-        recorded: sharding that the run's last checkpoint recorded.
-        processes: number of processes that train the run together.
-    """
+    """Set JAX up for a run; arguments as for `cpu_device_count`."""
     enable_compilation_cache()
     keep_freed_memory()
-    gpu_memory.set_share()
-    compiler_flags.set_gpu_flags(train.microbatches_per_step)
+    gpu_settings.set_memory_share()
+    gpu_settings.set_gpu_flags(train.microbatches_per_step)
     if train.deterministic:
         flags = os.environ.get("XLA_FLAGS", "")
         os.environ["XLA_FLAGS"] = f"{flags} --xla_gpu_deterministic_ops=true".strip()
@@ -58,16 +49,16 @@ def prepare(
 
 
 def settle(platform: str) -> None:
-    """Undo what only helps on a CPU, now that JAX has chosen a platform: cpu, gpu or tpu."""
+    """Undo what only helps on a CPU, once JAX has chosen a platform: cpu, gpu or tpu."""
     if platform != "cpu":
         _mallopt(arena_max=0, mmap_max=65_536, trim_threshold=128 * 1024)
 
 
 def keep_freed_memory() -> None:
-    """Make the C library keep freed memory instead of returning it to the system.
+    """Make glibc reuse freed memory between steps instead of returning it to the system.
 
     Otherwise, on a CPU, the memory of each step is mapped and zeroed again, which took a fifth of
-    the step. It must be set before JAX starts its threads, even if it turns out that there is an
+    the step. It must be set before JAX starts its threads, even if there turns out to be an
     accelerator: there it would keep the memory of every checkpoint's copy, so `settle` undoes it.
     """
     _mallopt(arena_max=1, mmap_max=0, trim_threshold=-1)
@@ -82,8 +73,8 @@ def _mallopt(arena_max: int, mmap_max: int, trim_threshold: int) -> None:
 
 
 def enable_compilation_cache() -> None:
-    """Keep compiled code between starts, in the folder that JAX's own environment variable names,
-    else in the user's cache folder.
+    """Keep compiled code between starts, in the folder that JAX's environment variable names, else
+    in the user's cache folder.
 
     Raises:
         UserError: an environment variable asks for what Rungs can't do.
@@ -98,11 +89,9 @@ def enable_compilation_cache() -> None:
 
 
 def _handle_cache_failures(folder: Path) -> None:
-    """Intercept JAX's warnings about the compilation cache; JAX then compiles without it.
-
-    Truncated entries, left by a kill, are deleted: JAX never overwrites an entry, so it would warn
-    at every start. A failed write is logged once.
-    """
+    """Intercept JAX's warnings about the compilation cache; JAX then compiles without it. Truncated
+    entries, left by a kill, are deleted: JAX never overwrites an entry, so it would warn at every
+    start. A failed write is logged once."""
     show = warnings.showwarning
     has_warned = False
 

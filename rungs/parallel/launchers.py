@@ -1,7 +1,5 @@
-"""Find the processes that train a run together, from the command line or the cluster's launcher.
-
-JAX is not imported here, so that wrong options are reported at once.
-"""
+"""Find the processes that train a run together, from the command line or the cluster's launcher;
+without JAX, so that wrong options are reported at once."""
 
 import importlib.util
 import os
@@ -12,7 +10,7 @@ from typing import NamedTuple
 from rungs.common.errors import UserError
 
 _TASK_COUNTS = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
-"""The number of processes, set by launchers: Slurm's srun, Open MPI's mpirun."""
+"""Variables with the number of processes, set by Slurm's srun and Open MPI's mpirun."""
 _MULTI_PROCESS = ("JOBSET_NAME", "MEGASCALE_COORDINATOR_ADDRESS")
 """Set in the pods of a Kubernetes JobSet as in docs/clusters.md, and with several TPU slices."""
 _TPU_HOSTS = "TPU_WORKER_HOSTNAMES"
@@ -38,10 +36,9 @@ def find_cluster(
     """Return the processes that this one trains with; None if it is alone.
 
     Args:
-        coordinator: host and port of process 0. This and the next two are options of the command
-            line, all or none.
-        processes: how many there are.
-        process: the number of this one, from 0.
+        coordinator: host and port of process 0; like the next two an option, all or none.
+        processes: number of processes.
+        process: number of this one, from 0.
         environment: variables by which Slurm, Open MPI, Kubernetes and TPUs are detected.
 
     Raises:
@@ -68,11 +65,9 @@ def _detect(environment: Mapping[str, str]) -> Cluster | None:
         if (count := environment.get(variable, "")).isdecimal():
             return Cluster(processes=int(count)) if int(count) > 1 else None
     is_multi_process = any(variable in environment for variable in _MULTI_PROCESS)
-    return Cluster() if is_multi_process or _is_multi_host_tpu(environment) else None
-
-
-def _is_multi_host_tpu(environment: Mapping[str, str]) -> bool:
     if _TPU_HOSTS in environment:
-        return "," in environment[_TPU_HOSTS]
-    has_library = importlib.util.find_spec("libtpu") is not None
-    return has_library and any(Path(chip).exists() for chip in _TPU_CHIPS)
+        has_hosts = "," in environment[_TPU_HOSTS]
+    else:
+        has_library = importlib.util.find_spec("libtpu") is not None
+        has_hosts = has_library and any(Path(chip).exists() for chip in _TPU_CHIPS)
+    return Cluster() if is_multi_process or has_hosts else None

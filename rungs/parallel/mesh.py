@@ -10,6 +10,8 @@ from jax.sharding import AbstractMesh, AxisType, Mesh
 from rungs.parallel.names import DATA, TENSOR
 
 MESH_AXIS_NAMES = (DATA, TENSOR)
+_AXIS_TYPE = AxisType.Auto
+"""XLA chooses how intermediate results are split."""
 
 
 def create_mesh(
@@ -21,22 +23,20 @@ def create_mesh(
 
     Args:
         mesh_shape: number of devices along each axis; −1, at most once, for all that remain.
-        mesh_axis_names: a name for each axis.
         devices: the devices to use; all devices of all hosts if absent.
 
     Raises:
         ValueError: the sizes do not multiply to the number of devices.
     """
-    devices = jax.devices() if devices is None else devices
-    shape = _resolve_shape(tuple(mesh_shape), tuple(mesh_axis_names), len(devices))
-    names = tuple(mesh_axis_names)
-    return jax.make_mesh(shape, names, axis_types=_axis_types(shape), devices=devices)
+    devices, names = jax.devices() if devices is None else devices, tuple(mesh_axis_names)
+    shape = _resolve_shape(tuple(mesh_shape), names, len(devices))
+    return jax.make_mesh(shape, names, axis_types=(_AXIS_TYPE,) * len(names), devices=devices)
 
 
 def abstract_mesh(mesh_shape: Sequence[int], mesh_axis_names: Sequence[str]) -> AbstractMesh:
     """Return a mesh of any size without devices."""
-    shape = tuple(mesh_shape)
-    return AbstractMesh(shape, tuple(mesh_axis_names), axis_types=_axis_types(shape))
+    names = tuple(mesh_axis_names)
+    return AbstractMesh(tuple(mesh_shape), names, axis_types=(_AXIS_TYPE,) * len(names))
 
 
 def one_device() -> Mesh:
@@ -45,13 +45,8 @@ def one_device() -> Mesh:
 
 
 def size_along(mesh: Mesh | AbstractMesh, *axes: str) -> int:
-    """Return the number of devices along mesh axes; 1 along an axis that the mesh does not have."""
+    """Return the number of devices along mesh axes; 1 along an axis that the mesh doesn't have."""
     return math.prod(mesh.shape.get(axis, 1) for axis in axes)
-
-
-def _axis_types(shape: Sequence[int]) -> tuple[AxisType, ...]:
-    """Return the type that lets XLA choose how intermediate results are split."""
-    return (AxisType.Auto,) * len(shape)
 
 
 def _resolve_shape(
@@ -63,20 +58,13 @@ def _resolve_shape(
     if shape.count(-1) > 1 or any(size < 1 and size != -1 for size in shape):
         raise ValueError(f"a mesh of {shape}: sizes must be at least 1, or −1 once for the rest")
     given = math.prod(size for size in shape if size != -1)
+    mesh = f"a mesh of {_as_text(shape, names)}"
     suggestion = f"{_as_text(_nearest_shape(shape, available), names)} would fit"
-    if -1 in shape:
-        if available % given:
-            raise ValueError(
-                f"a mesh of {_as_text(shape, names)}: {given} does not divide the {available}"
-                f" devices; {suggestion}"
-            )
-        return tuple(available // given if size == -1 else size for size in shape)
-    if given != available:
-        raise ValueError(
-            f"a mesh of {_as_text(shape, names)} needs {given} devices; there are {available};"
-            f" {suggestion}"
-        )
-    return shape
+    if -1 in shape and available % given:
+        raise ValueError(f"{mesh}: {given} does not divide the {available} devices; {suggestion}")
+    if -1 not in shape and given != available:
+        raise ValueError(f"{mesh} needs {given} devices; there are {available}; {suggestion}")
+    return tuple(available // given if size == -1 else size for size in shape)
 
 
 def _as_text(shape: tuple[int, ...], names: tuple[str, ...]) -> str:

@@ -7,8 +7,7 @@ DATA, CONTEXT, TENSOR = "data", "context", "tensor"
 TOKEN_AXES = (DATA, CONTEXT)
 """The mesh axes along which devices have different tokens: sequences, or parts of sequences."""
 BLOCKS, HEAD, TOKEN_EMBEDDING = "blocks", "head", "token_embedding"
-"""First part of the path of the stacked layers' parameters, of the output head's and of the token
-embedding's."""
+"""First parts of paths of parameters: stacked layers, output head, token embedding."""
 VOCABULARY = "vocab"
 """The array axis that is padded to fit the mesh."""
 POSITION = "position"

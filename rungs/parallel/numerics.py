@@ -1,12 +1,12 @@
 """Settings outside of a run's files that bear on its results: flags of XLA, variables of JAX, and
-the kind of device. A checkpoint records them, and resuming says which have changed."""
+the kind of device. A checkpoint records them; resuming says which have changed."""
 
 import os
 
 import jax
 
 from rungs.common.errors import UserError
-from rungs.parallel import compiler_flags
+from rungs.parallel import gpu_settings
 
 SETTINGS = (
     *("jax_default_matmul_precision", "jax_default_prng_impl", "jax_threefry_partitionable"),
@@ -16,12 +16,12 @@ SETTINGS = (
     *("jax_exec_time_optimization_effort", "jax_memory_fitting_effort", "jax_use_direct_linearize"),
     *("jax_compiler_enable_remat_pass", "jax_ragged_dot_use_ragged_dot_instruction"),
 )
-"""Of `jax.config`; the environment variables have the same names in capitals."""
+"""Names in `jax.config`; the environment variables have the same names in capitals."""
 _FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 _OTHER_VARIABLES = ("NVIDIA_TF32_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG")
 _HARMLESS_FLAGS = ("--xla_dump", "--xla_force_host_platform_device_count")
 _GIVEN = {name: os.environ.get(name, "") for name in (*_FLAGS, *_OTHER_VARIABLES)}
-"""What the user has set, before `jax_setup` adds flags of its own."""
+"""Values that the user has set, before `jax_setup` adds its own flags."""
 _NEEDED = {
     "jax_enable_x64": False,
     "jax_disable_jit": False,
@@ -30,7 +30,7 @@ _NEEDED = {
     "jax_numpy_dtype_promotion": "standard",
     "jax_numpy_rank_promotion": "allow",
 }
-"""Settings with which alone Rungs works: its dtypes have at most 32 bits, and are mixed."""
+"""Settings that Rungs needs: its dtypes have at most 32 bits, and are mixed."""
 
 
 def refuse_unusable() -> None:
@@ -42,7 +42,7 @@ def refuse_unusable() -> None:
     ]
     lines += [
         f"XLA_FLAGS: the installed XLA has no flag {name}; remove it"
-        for name in compiler_flags.unknown_flags()
+        for name in gpu_settings.unknown_flags()
     ]
     if lines:
         raise UserError("\n".join(lines))
@@ -50,15 +50,13 @@ def refuse_unusable() -> None:
 
 def recorded() -> dict[str, str]:
     """Return all settings by name. Starts JAX."""
-    flags = {name: _relevant(_GIVEN[name]) for name in _FLAGS}
+    flags = {
+        name: " ".join(sorted(f for f in _GIVEN[name].split() if not f.startswith(_HARMLESS_FLAGS)))
+        for name in _FLAGS
+    }
     values = {name.upper(): str(jax.config.values.get(name)) for name in SETTINGS}
     others = {name: _GIVEN[name] for name in _OTHER_VARIABLES}
     return {"device": jax.devices()[0].device_kind} | flags | others | values
-
-
-def _relevant(flags: str) -> str:
-    """Return flags in one order, without those that don't bear on results."""
-    return " ".join(sorted(flag for flag in flags.split() if not flag.startswith(_HARMLESS_FLAGS)))
 
 
 def changes(before: dict[str, str], now: dict[str, str]) -> list[str]:

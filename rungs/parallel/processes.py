@@ -1,21 +1,34 @@
-"""Join the processes of a run, and broadcast and agree between them.
+"""Join the processes of a run, and broadcast and agree between them. With one process, every
+function does the same without communication.
 
-With one process, every function here does the same without communication.
+If another process is missing at the start or dies, this one ends with one line. JAX's health check
+would abort it with a stack trace (exit code 134), unless it has a callback. But jaxlib 0.10 cannot
+convert the callback's argument to Python: it throws `std::bad_cast` instead of calling it.
+`connect` turns that into a RuntimeError; in the thread of the health check it ends in C++'s
+terminate handler, so that is set too. JAX's own log lines before it say which process died.
 """
 
+import contextlib
+import ctypes
 import functools
 import hashlib
-import math
-from collections.abc import Callable
+import logging
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator
 
 import jax
 import numpy as np
+from jax._src.lib import _jax
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from rungs.common.errors import RunFailure, UserError
-from rungs.parallel import lost_process
+from rungs.common import run_log
+from rungs.common.errors import EXIT_FAILED, RunFailure, UserError, readable_line, reason
+from rungs.common.run_log import TERMINAL
 from rungs.parallel.launchers import Cluster
+from rungs.parallel.mesh import size_along
 
 START_TIMEOUT_SECONDS = 300
 """How long processes wait for each other at the start."""
@@ -26,12 +39,19 @@ _NO_ERROR = 0
 _ERRORS_RAISED_BY_ALL: dict[int, type[Exception]] = {1: UserError, 2: RunFailure}
 _OTHER_ERROR = 3
 _PIECE_BYTES = 1 << 28
+LOST_PROCESS = (
+    "another process of this run did not start in time, died, or lost its connection; its own"
+    " output says why. Start all of them again to resume"
+)
+_SIGNS_OF_LOSS = re.compile(
+    "gloo|nccl|connection|heartbeat|barrier|coordination|unavailable|deadline", re.IGNORECASE
+)
+_ENDING = threading.Lock()
 
 
 def join(cluster: Cluster) -> None:
-    """Connect to the other processes; call this before any other use of JAX.
-
-    If some do not arrive in time, or die later, `lost_process` ends this one.
+    """Connect to the other processes, before any other use of JAX. If some do not arrive in time,
+    or die later, this one ends with one line.
 
     Raises:
         UserError: JAX cannot find out who the other processes are.
@@ -39,7 +59,7 @@ def join(cluster: Cluster) -> None:
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.config.update("jax_enable_preemption_service", False)  # it would catch SIGTERM
     try:
-        with lost_process.end_instead_of_abort():
+        with _end_instead_of_abort():
             jax.distributed.initialize(
                 *cluster,
                 initialization_timeout=START_TIMEOUT_SECONDS,
@@ -48,10 +68,57 @@ def join(cluster: Cluster) -> None:
             )
     except (ValueError, RuntimeError) as error:
         if is_multi_process():  # it knows the others, but they did not arrive
-            lost_process.end(error)
+            _end(error)
         advice = "" if cluster.coordinator else "; give --coordinator, --processes and --process"
         message = f"the processes of this run cannot connect: {error}{advice}"
         raise UserError(message) from None
+
+
+def _end(cause: Exception | None = None) -> None:
+    """Print and log the message, then end this process at once: JAX's own end would wait for the
+    others."""
+    message = LOST_PROCESS
+    if cause is not None and str(cause) != "std::bad_cast":
+        message += f" ({readable_line(reason(cause))})"
+    with _ENDING:
+        run_log.log_to_file_only(logging.ERROR, message)
+        TERMINAL.write(f"error: {message}\n")
+        os._exit(EXIT_FAILED)
+
+
+@contextlib.contextmanager
+def end_if_lost() -> Iterator[None]:
+    """End this process if the block fails because another process is gone."""
+    try:
+        yield
+    except (jax.errors.JaxRuntimeError, RunFailure) as error:
+        cause = error.__cause__ if isinstance(error, RunFailure) else error
+        if isinstance(cause, jax.errors.JaxRuntimeError) and _SIGNS_OF_LOSS.search(str(cause)):
+            _end(cause)
+        raise
+
+
+@contextlib.contextmanager
+def _end_instead_of_abort() -> Iterator[None]:
+    """Call `_end` where the health check of a client created in this block would abort."""
+    create = _jax.get_distributed_runtime_client
+    with_callback = functools.partial(create, missed_heartbeat_callback=lambda *_: _end())
+    _set_terminate_handler()
+    vars(_jax)["get_distributed_runtime_client"] = with_callback
+    try:
+        yield
+    finally:
+        vars(_jax)["get_distributed_runtime_client"] = create
+
+
+_END_IN_C = ctypes.CFUNCTYPE(None)(_end)
+"""A global, so that it is never freed."""
+
+
+def _set_terminate_handler() -> None:
+    """Call std::set_terminate, where the C++ library is GNU's."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL("libstdc++.so.6")._ZSt13set_terminatePFvvE(_END_IN_C)
 
 
 def is_multi_process() -> bool:
@@ -73,13 +140,14 @@ def broadcast_from_first(compute: Callable[[], str]) -> str:
     """
     if not is_multi_process():
         return compute()
-    text, failure = "", None
+    code, text, failure = _NO_ERROR, "", None
     if is_first_process():
         try:
             text = compute()
         except Exception as error:  # without a broadcast, the others would wait forever
-            text, failure = str(error), error
-    code, text = _broadcast(_error_code(failure), text)
+            text, failure, kinds = str(error), error, _ERRORS_RAISED_BY_ALL.items()
+            code = next((code for code, kind in kinds if isinstance(error, kind)), _OTHER_ERROR)
+    code, text = _broadcast(code, text)
     if failure is not None:
         raise failure
     if code in _ERRORS_RAISED_BY_ALL:
@@ -87,13 +155,6 @@ def broadcast_from_first(compute: Callable[[], str]) -> str:
     if code == _OTHER_ERROR:
         raise RuntimeError(f"process 0 failed: {text}")
     return text
-
-
-def _error_code(failure: Exception | None) -> int:
-    if failure is None:
-        return _NO_ERROR
-    codes = (code for code, kind in _ERRORS_RAISED_BY_ALL.items() if isinstance(failure, kind))
-    return next(codes, _OTHER_ERROR)
 
 
 def _broadcast(code: int, text: str) -> tuple[int, str]:
@@ -118,11 +179,8 @@ def run_on_first(function: Callable[[], object]) -> None:
 
 
 def wait_for_first() -> None:
-    """Wait until the first process calls this, too.
-
-    If the others ended before, JAX would give up after `HEARTBEAT_TIMEOUT_SECONDS`, and end the
-    first one.
-    """
+    """Wait until the first process also calls this. If the others ended before, JAX would give up
+    after `HEARTBEAT_TIMEOUT_SECONDS`, and end the first one."""
     run_on_first(lambda: None)
 
 
@@ -136,35 +194,28 @@ def check_all_agree(what: str, content: str) -> None:
         return
     digest = np.frombuffer(hashlib.sha256(content.encode()).digest(), np.uint8)
     digests = np.asarray(multihost_utils.process_allgather(digest))
-    others = [index for index, other in enumerate(digests) if (other != digests[0]).any()]
+    others = [str(index) for index, other in enumerate(digests) if (other != digests[0]).any()]
     if others:
+        which = ", ".join(others)
         raise UserError(
-            f"processes {', '.join(map(str, others))} have other {what} than process 0;"
-            " use a shared file system"
+            f"processes {which} have other {what} than process 0; use a shared file system"
         )
 
 
 def connect(mesh: Mesh) -> None:
-    """Open the connections between the devices of a mesh while all processes are in step.
-
-    On CPUs, a process that is half a minute late for its first collective would fail.
-    """
+    """Open the connections between the devices of a mesh while all processes are in step. On CPUs,
+    a process that is half a minute late for its first collective would fail."""
     if not is_multi_process():
         return
     for axes in [*((axis,) for axis in mesh.axis_names), mesh.axis_names]:
-        sharding = NamedSharding(mesh, PartitionSpec(axes))
-        ones = jax.make_array_from_callback(
-            (math.prod(mesh.shape[axis] for axis in axes),), sharding, lambda _: np.ones(1)
-        )
+        sharding, shape = NamedSharding(mesh, PartitionSpec(axes)), (size_along(mesh, *axes),)
+        ones = jax.make_array_from_callback(shape, sharding, lambda _: np.ones(1))
         _any(ones, NamedSharding(mesh, PartitionSpec())).block_until_ready()
 
 
 def gather_to_first(array: jax.Array) -> np.ndarray | None:
-    """Return a host copy of the global array in the first process, None in the others.
-
-    All processes must call this together. It gathers the array in pieces, so that each device needs
-    memory for one piece only.
-    """
+    """Return a host copy of the global array in the first process, None in the others. All call
+    this together; each device needs memory for a piece of the array only."""
     if array.is_fully_addressable or array.is_fully_replicated:
         return np.array(array) if is_first_process() else None
     result = np.empty(array.shape, array.dtype) if is_first_process() else None
@@ -177,10 +228,8 @@ def gather_to_first(array: jax.Array) -> np.ndarray | None:
 
 
 class AnyProcess:
-    """Whether a flag is set in any process.
-
-    With several processes the answer comes one call late, so that no step waits for it.
-    """
+    """Whether a flag is set in any process. With several processes the answer comes one call late,
+    so that no step waits for it."""
 
     def __init__(self, mesh: Mesh) -> None:
         self._sharded = NamedSharding(mesh, PartitionSpec(mesh.axis_names))

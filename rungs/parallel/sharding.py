@@ -33,8 +33,8 @@ MESH_AXES: dict[Mode, dict[str, MeshAxes]] = {
     "fsdp_tp": {**_SPLIT_MATMULS, "emb": DATA, "head_dim": DATA},
     "cp": dict.fromkeys(_SPLIT_STATE, TOKEN_AXES),
 }
-"""For each mode, the mesh axis, or mesh axes together, over which an array axis is split. A mesh
-axis splits only one axis of an array: the first one listed here whose size it divides."""
+"""Mesh axis, or mesh axes together, over which an array axis is split, by mode. A mesh axis
+splits only one axis of an array: the first one listed here whose size it divides."""
 
 
 def get_sharding_config_for_mode(mode: str) -> dict[str, MeshAxes]:
@@ -76,24 +76,23 @@ class Layout(NamedTuple):
         Raises:
             ValueError: the mesh does not fit the mode.
         """
-        mode = sharding.mode if sharding and mesh is not None else "dp"
-        layout = cls(mesh if mesh is not None else one_device(), mode)
-        validate_mesh_for_mode(layout.mesh, mode)
+        if mesh is None:
+            return cls(one_device())
+        layout = cls(mesh, sharding.mode if sharding else "dp")
+        validate_mesh_for_mode(layout.mesh, layout.mode)
         return layout
 
     @property
     def for_updates(self) -> "Layout":
-        """The layout of summed gradients and of the optimizer's state.
-
-        In `dp`, where weights are whole, it is that of `fsdp`: each device updates its part of them
-        (ZeRO-1; Rajbhandari et al. 2019, section 5.1). On a CPU, whose devices share one memory,
-        collectives take longer than the update; docs/performance.md has the figures.
-        """
+        """The layout of summed gradients and of the optimizer's state. In `dp`, where weights are
+        whole, it is the layout of `fsdp`: each device updates its part of them (ZeRO-1; Rajbhandari
+        et al. 2019, section 5.1). On a CPU, whose devices share one memory, collectives take longer
+        than the update; docs/performance.md has the figures."""
         is_split = self.mode == "dp" and target_device.platform() != "cpu"
         return self._replace(mode="fsdp") if is_split else self
 
     def spec(self, axes: Sequence[str], shape: Sequence[int]) -> PartitionSpec:
-        """Return over which mesh axis, or axes, each axis of an array is split.
+        """Return the mesh axis, or axes, over which each axis of an array is split.
 
         Args:
             axes: names of the array's last axes; axes before those are not split.
@@ -107,14 +106,11 @@ class Layout(NamedTuple):
                 index = first + axes.index(axis)
                 if names[index] is None and shape[index] % size == 0:
                     names[index] = mesh_axis
-        return PartitionSpec(*_without_trailing_none(names))
+        return _spec(names)
 
     def specs(self, state: nnx.State) -> Any:
-        """Return a tree like `state` with a PartitionSpec in place of each variable.
-
-        Args:
-            state: of a model or optimizer; its variables declare their axes.
-        """
+        """Return a tree like `state`, whose variables declare their axes, with a PartitionSpec in
+        place of each variable."""
 
         def spec(variable: nnx.Variable) -> PartitionSpec:
             axes = variable.get_metadata().get("axes", ())
@@ -124,10 +120,11 @@ class Layout(NamedTuple):
 
     def shardings(self, state: nnx.State) -> Any:
         """Return a tree like `state` with a NamedSharding in place of each variable."""
+        specs = self.specs(state)
         return jax.tree.map(
             lambda spec: NamedSharding(self.mesh, spec),
-            self.specs(state),
-            is_leaf=is_spec,
+            specs,
+            is_leaf=lambda node: isinstance(node, PartitionSpec),
         )
 
     def sharded_axes(self, state: nnx.State) -> dict[tuple[Any, ...], "ShardedAxis"]:
@@ -138,12 +135,11 @@ class Layout(NamedTuple):
     def batch_spec(self, rank: int) -> PartitionSpec:
         """Return the spec of a batch (…, B, S): B is split over the data axis, and S over the
         context axis."""
-        names = [None] * (rank - 2) + [self._present(axis) for axis in TOKEN_AXES]
-        return PartitionSpec(*_without_trailing_none(names))
+        return _spec([None] * (rank - 2) + [self._present(axis) for axis in TOKEN_AXES])
 
     def rows_spec(self) -> PartitionSpec:
         """Return the spec of an array that has a number for each sequence of a batch: (B,)."""
-        return PartitionSpec(*_without_trailing_none([self._present(DATA)]))
+        return _spec([self._present(DATA)])
 
     def _present(self, over: MeshAxes) -> MeshAxes | None:
         """Return those mesh axes that have several devices, in the form of a PartitionSpec."""
@@ -159,21 +155,9 @@ class Layout(NamedTuple):
 
     def problems(self, model: ModelConfig) -> list[str]:
         """Return a line for each model dimension that the mode must divide but cannot."""
-        lines = []
-        for key, over, size in self._dimensions_to_divide(model):
-            parts = size_along(self.mesh, *as_tuple(over))
-            may_repeat = key == "n_kv_heads" and parts % size == 0
-            if not may_repeat and (line := indivisible(key, size, parts, *as_tuple(over))):
-                lines.append(line)
-        return lines
-
-    def _dimensions_to_divide(self, model: ModelConfig) -> list[tuple[str, MeshAxes, int]]:
-        """Return the dimensions that must divide: key in `model.json`, mesh axes, size.
-
-        Other dimensions that a mode splits are small, and are replicated if they do not divide.
-        """
         last = self.mesh.axis_names[-1]
         over_data = MESH_AXES[self.mode].get("emb", ())
+        # other dimensions that a mode splits are small, and are replicated if they don't divide
         dimensions: list[tuple[str, MeshAxes, int]] = [("emb_dim", over_data, model.emb_dim)]
         if model.n_layers and model.n_heads:
             dimensions.append(("n_heads", last, model.n_heads))
@@ -181,7 +165,13 @@ class Layout(NamedTuple):
         if model.n_layers and model.feed_forward != "none":
             key = "ffn_dim" if model.ffn_dim else "ffn_dim (4 × emb_dim)"
             dimensions.append((key, TENSOR, model.hidden_dim))
-        return dimensions
+        lines = []
+        for key, over, size in dimensions:
+            parts = size_along(self.mesh, *as_tuple(over))
+            may_repeat = key == "n_kv_heads" and parts % size == 0
+            if not may_repeat and (line := indivisible(key, size, parts, *as_tuple(over))):
+                lines.append(line)
+        return lines
 
 
 def padded_axis(variable: nnx.Variable) -> int | None:
@@ -203,17 +193,12 @@ class ShardedAxis(NamedTuple):
 
 
 def sharded_axis(spec: PartitionSpec) -> ShardedAxis | None:
-    """Return which axis of an array FSDP splits; None if every device has the whole array, or its
-    part along the tensor axis."""
+    """Return the axis of an array that FSDP splits; None if each device has all of it, or its part
+    along the tensor axis."""
     for index, over in enumerate(spec):
         if over is not None and set(TOKEN_AXES) & set(as_tuple(over)):
             return ShardedAxis(index, as_tuple(over))
     return None
-
-
-def is_spec(node: Any) -> bool:
-    """Return whether a node is a leaf of a tree of specs."""
-    return isinstance(node, PartitionSpec)
 
 
 def constrain(layout: Layout, module: nnx.Module | nnx.Optimizer, only: Any = ...) -> None:
@@ -230,11 +215,8 @@ def process_local_rows(mesh: Mesh, size: int) -> np.ndarray:
 
 
 def place_batch(mesh: Mesh, *arrays: np.ndarray | None, size: int | None = None) -> tuple[Any, ...]:
-    """Copy host arrays (…, B, S) to the mesh; None stays None.
-
-    Args:
-        size: B of the global batch, if the arrays only have this process's `process_local_rows`.
-    """
+    """Copy host arrays (…, B, S) to the mesh; None stays None. `size` is B of the global batch, if
+    the arrays only have this process's `process_local_rows`."""
 
     def place(array: np.ndarray) -> Array:
         sharding = NamedSharding(mesh, Layout(mesh).batch_spec(array.ndim))
@@ -246,14 +228,15 @@ def place_batch(mesh: Mesh, *arrays: np.ndarray | None, size: int | None = None)
 
 
 def _is_cpu(mesh: Mesh | AbstractMesh) -> bool:
-    """Return whether the devices are CPUs; an abstract mesh has those of the target device."""
+    """Return whether the devices are CPUs. An abstract mesh has the target device's."""
     if isinstance(mesh, AbstractMesh):
         return target_device.platform() == "cpu"
     return bool(mesh.devices.flat[0].platform == "cpu")
 
 
-def _without_trailing_none(names: list[MeshAxes | None]) -> list[MeshAxes | None]:
-    """P(None) and P() place an array alike, but are different keys of the compilation cache."""
+def _spec(names: list[MeshAxes | None]) -> PartitionSpec:
+    """Return the spec without trailing None: P(None) and P() place an array alike, but are
+    different keys of the compilation cache."""
     while names and names[-1] is None:
         names = names[:-1]
-    return names
+    return PartitionSpec(*names)

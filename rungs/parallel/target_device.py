@@ -14,21 +14,17 @@ class Target(NamedTuple):
     platform: str
     """cpu, gpu or tpu, as in `jax.Device.platform`."""
     compute_capability: str = ""
-    """Only of NVIDIA GPUs."""
+    """Compute capability of an NVIDIA GPU."""
 
 
-class _Override(NamedTuple):
-    target: Target
-    is_compiled: bool
-
-
-_override: ContextVar[_Override | None] = ContextVar("target", default=None)
+_planned: ContextVar[tuple[Target, bool] | None] = ContextVar("target", default=None)
+"""Another kind of device than the local one, and whether programs are compiled for it."""
 
 
 def target() -> Target:
     """Return the kind of device that programs are traced for."""
-    override = _override.get()
-    return _local_device() if override is None else override.target
+    planned = _planned.get()
+    return planned[0] if planned else _local_device()
 
 
 def platform() -> str:
@@ -39,8 +35,8 @@ def platform() -> str:
 def is_compiled() -> bool:
     """Return whether programs are compiled for the target, so that they may have kernels that only
     its own compiler knows. In an estimate they are only traced."""
-    override = _override.get()
-    return override is None or override.is_compiled or override.target == _local_device()
+    planned = _planned.get()
+    return planned is None or planned[1] or planned[0] == _local_device()
 
 
 def is_ampere_or_later() -> bool:
@@ -57,11 +53,11 @@ def trace_for(target: Target | None, is_compiled: bool = False) -> Iterator[None
         target: None means the local one.
         is_compiled: whether its compiler is here and compiles them.
     """
-    token = _override.set(target and _Override(target, is_compiled))
+    token = _planned.set(target and (target, is_compiled))
     try:
         yield
     finally:
-        _override.reset(token)
+        _planned.reset(token)
 
 
 def _local_device() -> Target:

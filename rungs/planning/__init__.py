@@ -3,17 +3,15 @@
     hardware       known devices: FLOP/s, memory, bandwidth; add a device here
     flops          parameters and FLOPs per token
     memory         bytes per device, by component, from these:
-      activations        what the forward pass keeps for the backward pass
-      step_sizes         sizes that memory depends on
-      cpu_peak           what a step needs besides, by XLA's compiler for CPUs
-      accelerator_peak   the same by its compilers for GPUs and TPUs
+    activations    what the forward pass keeps for the backward pass
+    peaks          sizes of a step, and what it needs by XLA's compilers for CPUs, GPUs and TPUs
     communication  bytes sent per step, computed from the config
     compiled       what a device's compiler says of the step
     disk_space     what the checkpoints of a run need, with a warning at its start
     forecast       all of these for one run, with time
+    rows           sections and tables of a report, from which text and JSON are made
     report         a forecast as a table and as JSON; `plan.py` prints it
-    policy_plan    what a run of reinforcement learning takes
-    policy_report  the same as a table and as JSON
+    policy_plan    what a run of reinforcement learning takes, and its report
     oom_advice     which keys to change when memory does not suffice
     model_summary  modules and arrays of a model; `model.py` prints it
 

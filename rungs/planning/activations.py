@@ -21,25 +21,20 @@ from rungs.step.train_step import objective
 
 
 class Activations(NamedTuple):
-    """Bytes on each device."""
+    """Bytes of activations on each device."""
 
     in_layers: int
-    """In the loop over layers."""
+    """Bytes in the loop over layers."""
     total: int
-    """All of them."""
     widened: int
-    """All of them, with those of 16 bits in float32."""
+    """Total with 16-bit activations in float32."""
 
 
 def activations_of(config: RunConfig, mesh: Mesh, model: GPT, optimizer: MultiSteps) -> Activations:
     """Return a microbatch's activations under the run's setting of `remat`.
 
     Compares one microbatch with one of twice as many sequences: what grows is activations, the
-    rest is weights.
-
-    Args:
-        model: with abstract arrays.
-        optimizer: with abstract arrays.
+    rest is weights. The arrays of model and optimizer may be abstract.
     """
     rows = config.train.microbatch_size // mesh.shape[DATA]
     both = (_residuals(config, mesh, model, optimizer, count * rows) for count in (1, 2))
@@ -77,17 +72,9 @@ def _residuals(
     batch = layout.batch_spec(2)
     shape = rows * mesh.shape[DATA], config.sequence_length
     tokens = jax.ShapeDtypeStruct(shape, jnp.int32)
-    jax.eval_shape(
-        jax.shard_map(
-            on_each_device,
-            mesh=mesh,
-            in_specs=(*map(layout.specs, states), batch, batch),
-            out_specs=PartitionSpec(),
-        ),
-        *states,
-        tokens,
-        tokens,
-    )
+    specs = (*map(layout.specs, states), batch, batch)
+    traced = jax.shard_map(on_each_device, mesh=mesh, in_specs=specs, out_specs=PartitionSpec())
+    jax.eval_shape(traced, *states, tokens, tokens)
     return found
 
 

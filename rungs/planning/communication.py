@@ -14,12 +14,11 @@ from typing import Literal, NamedTuple
 from flax import nnx
 
 from rungs.config.model_config import ModelConfig
-from rungs.config.optimization_config import Remat
 from rungs.config.run_config import RunConfig
 from rungs.config.sharding_config import ShardingConfig
 from rungs.model.kernels import grouped_matmul
 from rungs.model.layer_loop import layer_loop
-from rungs.model.remat import RECOMPUTED
+from rungs.model.remat import RECOMPUTED, Recomputed
 from rungs.optim.precision import dtype_of
 from rungs.parallel.mesh import abstract_mesh, size_along
 from rungs.parallel.names import (
@@ -49,12 +48,11 @@ class PlannedCollective(NamedTuple):
     axes: tuple[str, ...]
     """Mesh axes along which it runs."""
     devices: int
-    """How many devices take part."""
+    """Devices that take part."""
     array_bytes: int
     """Size of the complete array: the one summed, the result of an all-gather, or the operand of a
     reduce-scatter."""
     runs_per_step: int
-    """In one global step."""
 
     @property
     def moved_bytes(self) -> int:
@@ -66,9 +64,9 @@ class Communication(NamedTuple):
     """Seconds that the communication of a step takes if all links reach their peak."""
 
     tensor: float
-    """Along the tensor axis, and in all-to-alls: of activations, for which computing waits."""
+    """Seconds of activations, along the tensor axis and in all-to-alls; computing waits for it."""
     data: float
-    """Of weights and gradients, while something else is computed."""
+    """Seconds of weights and gradients, sent while something else is computed."""
 
     def step_seconds(self, computing: float) -> float:
         """Return the seconds of a step that computes for that long."""
@@ -76,23 +74,28 @@ class Communication(NamedTuple):
 
 
 class ParameterLayout(NamedTuple):
-    """A parameter, and how a layout splits it."""
+    """A parameter as a layout splits it."""
 
     axes: tuple[str, ...]
     size: int
-    """Elements in one layer, of this device's shard along the tensor axis."""
+    """Elements, in one layer, of this device's shard along the tensor axis."""
     layers: int
     """1 outside the blocks."""
     in_blocks: bool
     is_matrix: bool
     is_of_norm: bool
     is_split_over_data: bool
-    """In cp, over data and context together."""
+    """Whether it is split over the data axis; in cp, over data and context together."""
     is_updated_in_shards: bool
-    """Whether each device along data updates only a part of it, as it does if it has no more."""
+    """Whether each device along data updates only a part of it."""
     is_split_over_tensor: bool
     is_looked_up_only: bool
-    """Whether it is the token embedding and not the head, too."""
+    """Whether it is the token embedding and not the head as well."""
+
+    @property
+    def purpose(self) -> Purpose:
+        """Purpose of its all-gathers."""
+        return "layer weights" if self.in_blocks else "other weights"
 
     @property
     def has_partial_gradient(self) -> bool:
@@ -126,7 +129,7 @@ def abstract_layout(sharding: ShardingConfig) -> Layout:
 
 
 def communication_of(run: RunConfig, layout: Layout, links: Links) -> Communication:
-    """Return how long the communication of a step takes at least.
+    """Return the least time that the communication of a step takes.
 
     Raises:
         ValueError: it is not known, for the reason that the message gives.
@@ -198,165 +201,151 @@ def planned_collectives(run: RunConfig, layout: Layout) -> list[PlannedCollectiv
     """
     if run.train.lora:
         raise ValueError("lora: the communication of adapters is not known")
-    parameters = list(parameter_layouts(run.model, layout))
+    step, parameters = _Step(run, layout), list(parameter_layouts(run.model, layout))
     found = [
-        *(sent for parameter in parameters for sent in _for_parameter(parameter, run, layout)),
-        *_for_activations(run, layout),
-        *_for_attention(run, layout),
-        *_for_lookups(run, layout),
-        *_for_scalars(parameters, run, layout),
+        *(sent for parameter in parameters for sent in step.for_parameter(parameter)),
+        *step.for_activations(),
+        *step.for_attention(),
+        *step.for_lookups(),
+        *step.for_scalars(parameters),
     ]
     return [sent for sent in found if sent.devices > 1 and sent.moved_bytes]
 
 
-def _for_parameter(
-    parameter: ParameterLayout, run: RunConfig, layout: Layout
-) -> Iterator[PlannedCollective]:
-    """Yield the all-gathers of weights and the sums of gradients."""
-    along, tensor = _token_axes(layout), size_along(layout.mesh, TENSOR)
-    data = size_along(layout.mesh, *along)
-    runs = run.train.gradient_accumulation_steps * parameter.layers
-    in_float32 = FLOAT32_BYTES * parameter.size
-    in_compute_dtype = _compute_bytes(run) * parameter.size
-    is_split = parameter.is_split_over_data
-    if parameter.has_partial_gradient:
-        summed = in_compute_dtype if is_split and parameter.is_cast else in_float32
-        yield PlannedCollective("gradients", "all-reduce", (TENSOR,), tensor, summed, runs)
-    if not is_split:
-        yield from _for_whole_parameter(parameter, run, layout)
-        return
-    if parameter.is_looked_up_only:
-        return
-    is_gathered_twice = parameter.in_blocks and (
-        parameter.is_matrix or parameter.is_weighted_bias or _is_recomputed(parameter, _remat(run))
-    )
-    gathered = in_compute_dtype if parameter.is_cast else in_float32
-    purpose: Purpose = "layer weights" if parameter.in_blocks else "other weights"
-    gathers = (1 + is_gathered_twice) * runs
-    yield PlannedCollective(purpose, "all-gather", along, data, gathered, gathers)
-    yield PlannedCollective("gradients", "reduce-scatter", along, data, in_float32, runs)
+class _Step(NamedTuple):
+    """A step of a run on the devices of a layout."""
 
+    run: RunConfig
+    layout: Layout
 
-def _for_whole_parameter(
-    parameter: ParameterLayout, run: RunConfig, layout: Layout
-) -> Iterator[PlannedCollective]:
-    """Yield the sum of the gradients of what every device has whole and, if each updates only a
-    part of it, the all-gather of the updated weights. A single microbatch's gradients of embedded
-    tokens are exchanged instead of the table's."""
-    along, array_bytes = _token_axes(layout), parameter.layers * FLOAT32_BYTES * parameter.size
-    data = size_along(layout.mesh, *along)
-    if not parameter.is_updated_in_shards:
-        yield PlannedCollective("gradients", "all-reduce", along, data, array_bytes, 1)
-        return
-    purpose: Purpose = "layer weights" if parameter.in_blocks else "other weights"
-    yield PlannedCollective(purpose, "all-gather", along, data, array_bytes, 1)
-    if not (parameter.is_looked_up_only and run.train.gradient_accumulation_steps == 1):
-        yield PlannedCollective("gradients", "reduce-scatter", along, data, array_bytes, 1)
+    @property
+    def microbatches(self) -> int:
+        return self.run.train.gradient_accumulation_steps
 
+    @property
+    def recomputed(self) -> Recomputed:
+        return RECOMPUTED[layer_loop(self.run.train, self.run.model).remat]
 
-def _for_activations(run: RunConfig, layout: Layout) -> Iterator[PlannedCollective]:
-    """Yield the all-reduces along the tensor axis: of matmul results in the forward pass, in
-    float32, and of the gradients of matmul inputs in the backward pass, in the compute dtype."""
-    devices, model = size_along(layout.mesh, TENSOR), run.model
-    if devices == 1:
-        return
-    tokens, (sums, recomputed_sums) = _tokens(run, layout), _sums_per_layer(run)
-    routed = tokens * (model.experts_per_token or 0)
-    all_reduces = [
-        (FLOAT32_BYTES * tokens * model.emb_dim, 1 + model.n_layers * (sums + recomputed_sums)),
-        (_compute_bytes(run) * tokens * model.emb_dim, 1 + model.n_layers * sums),
-        (FLOAT32_BYTES * tokens, 3),  # of the loss: largest logit, sum, the target's logit
-        (FLOAT32_BYTES * routed, model.n_layers),  # weights of the chosen experts
-    ]
-    for array_bytes, runs in all_reduces:
-        runs *= run.train.gradient_accumulation_steps
-        yield PlannedCollective("activations", "all-reduce", (TENSOR,), devices, array_bytes, runs)
+    @property
+    def tokens(self) -> int:
+        """Tokens of a microbatch on each device."""
+        rows = self.run.train.microbatch_size // self.layout.mesh.shape[DATA]
+        return rows * self.run.sequence_length // self._devices(CONTEXT)
 
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of an element in the compute dtype."""
+        return dtype_of(self.run.train).itemsize
 
-def _for_attention(run: RunConfig, layout: Layout) -> Iterator[PlannedCollective]:
-    """Yield the all-to-alls along the context axis: before attention of queries, keys and values,
-    after it of its result; in the backward pass of their gradients."""
-    devices, model = size_along(layout.mesh, CONTEXT), run.model
-    if devices == 1 or not model.n_heads:
-        return
-    kv_heads = max(model.n_kv_heads or model.n_heads, devices)
-    head_bytes = _compute_bytes(run) * _tokens(run, layout) * model.head_width
-    passes = 2 + RECOMPUTED[_remat(run)].elementwise
-    runs = passes * run.train.gradient_accumulation_steps * model.n_layers
-    for heads in (model.n_heads, kv_heads, kv_heads, model.n_heads):
-        array_bytes = head_bytes * heads
-        yield PlannedCollective("activations", "all-to-all", (CONTEXT,), devices, array_bytes, runs)
+    @property
+    def token_axes(self) -> tuple[str, ...]:
+        """Mesh axes along which devices have different tokens; data if there are none."""
+        return self._present(*TOKEN_AXES) or (DATA,)
 
+    def _present(self, *axes: str) -> tuple[str, ...]:
+        return tuple(axis for axis in axes if self._devices(axis) > 1)
 
-def _for_lookups(run: RunConfig, layout: Layout) -> Iterator[PlannedCollective]:
-    """Yield what devices that have some columns of the token embedding exchange: token ids, then
-    the rows that they looked up, and the gradients of those."""
-    width, is_single = run.model.emb_dim, run.train.gradient_accumulation_steps == 1
-    looked_up = layout.for_updates if is_single else layout
-    if (split := sharded_axis(looked_up.spec((VOCABULARY, "emb"), (1, width)))) is None:
-        return
-    along, devices = split.mesh_axes, size_along(layout.mesh, *split.mesh_axes)
-    runs, tokens = run.train.gradient_accumulation_steps, _tokens(run, layout)
-    ids, rows = INT32_BYTES * tokens * devices, FLOAT32_BYTES * tokens * width
-    yield PlannedCollective("activations", "all-gather", along, devices, ids, runs)
-    yield PlannedCollective("activations", "all-to-all", along, devices, rows, 2 * runs)
+    def _devices(self, *axes: str) -> int:
+        return size_along(self.layout.mesh, *axes)
 
+    def _planned(
+        self, purpose: Purpose, kind: str, axes: tuple[str, ...], array_bytes: int, runs: int
+    ) -> PlannedCollective:
+        return PlannedCollective(purpose, kind, axes, self._devices(*axes), array_bytes, runs)
 
-def _for_scalars(
-    parameters: list[ParameterLayout], run: RunConfig, layout: Layout
-) -> Iterator[PlannedCollective]:
-    """Yield the sums of each microbatch's metrics, its finite check, and the gradient norm."""
-    model, along = run.model, _token_axes(layout)
-    metrics = 2  # loss and weight
-    if model.n_experts:
-        metrics += model.n_layers * (1 + model.n_experts)
-    microbatches = run.train.gradient_accumulation_steps
-    sums = [
-        (along, metrics, microbatches),
-        (_present(layout, *layout.mesh.axis_names), 1, microbatches),
-        (along, sum(parameter.is_updated_in_shards for parameter in parameters), 1),
-        ((TENSOR,), sum(parameter.is_split_over_tensor for parameter in parameters), 1),
-    ]
-    for axes, count, runs in sums:
-        devices, array_bytes = size_along(layout.mesh, *axes), FLOAT32_BYTES * count
-        yield PlannedCollective("scalars", "all-reduce", axes, devices, array_bytes, runs)
+    def for_parameter(self, parameter: ParameterLayout) -> Iterator[PlannedCollective]:
+        """Yield the all-gathers of a weight and the sums of its gradients."""
+        runs, is_split = self.microbatches * parameter.layers, parameter.is_split_over_data
+        in_float32 = FLOAT32_BYTES * parameter.size
+        in_compute_dtype = self.element_bytes * parameter.size
+        if parameter.has_partial_gradient:
+            summed = in_compute_dtype if is_split and parameter.is_cast else in_float32
+            yield self._planned("gradients", "all-reduce", (TENSOR,), summed, runs)
+        if not is_split:
+            yield from self._for_whole_parameter(parameter)
+        elif not parameter.is_looked_up_only:
+            gathered = in_compute_dtype if parameter.is_cast else in_float32
+            gathers = (1 + self._is_gathered_twice(parameter)) * runs
+            axes = self.token_axes
+            yield self._planned(parameter.purpose, "all-gather", axes, gathered, gathers)
+            yield self._planned("gradients", "reduce-scatter", axes, in_float32, runs)
 
+    def _is_gathered_twice(self, parameter: ParameterLayout) -> bool:
+        """Return whether the backward pass needs a weight as well, or recomputes what uses it."""
+        is_recomputed = self.recomputed.elementwise and parameter.is_of_norm
+        is_used_again = parameter.is_matrix or parameter.is_weighted_bias
+        is_needed = is_used_again or self.recomputed.matmuls or is_recomputed
+        return parameter.in_blocks and is_needed
 
-def _remat(run: RunConfig) -> Remat:
-    return layer_loop(run.train, run.model).remat
+    def _for_whole_parameter(self, parameter: ParameterLayout) -> Iterator[PlannedCollective]:
+        """Yield the sum of the gradients of what every device has whole and, if each updates only a
+        part of it, the all-gather of the updated weights. A single microbatch's gradients of
+        embedded tokens are exchanged instead of the table's."""
+        axes, array_bytes = self.token_axes, parameter.layers * FLOAT32_BYTES * parameter.size
+        if not parameter.is_updated_in_shards:
+            yield self._planned("gradients", "all-reduce", axes, array_bytes, 1)
+            return
+        yield self._planned(parameter.purpose, "all-gather", axes, array_bytes, 1)
+        if not (parameter.is_looked_up_only and self.microbatches == 1):
+            yield self._planned("gradients", "reduce-scatter", axes, array_bytes, 1)
 
+    def for_activations(self) -> Iterator[PlannedCollective]:
+        """Yield the all-reduces along the tensor axis: of matmul results in the forward pass, in
+        float32, and of the gradients of matmul inputs in the backward pass, in the compute
+        dtype."""
+        model, tokens = self.run.model, self.tokens
+        sums = 1 if model.feed_forward == "none" else 2
+        # recomputing something later in the layer needs the sums before it
+        again = sums - 1 if model.norm_placement == "before" else sums
+        in_forward = sums + (again if self.recomputed.matmuls else 0)
+        routed = tokens * (model.experts_per_token or 0)
+        all_reduces = [
+            (FLOAT32_BYTES * tokens * model.emb_dim, 1 + model.n_layers * in_forward),
+            (self.element_bytes * tokens * model.emb_dim, 1 + model.n_layers * sums),
+            (FLOAT32_BYTES * tokens, 3),  # of the loss: largest logit, sum, the target's logit
+            (FLOAT32_BYTES * routed, model.n_layers),  # weights of the chosen experts
+        ]
+        for array_bytes, runs in all_reduces:
+            count = runs * self.microbatches
+            yield self._planned("activations", "all-reduce", (TENSOR,), array_bytes, count)
 
-def _is_recomputed(parameter: ParameterLayout, remat: Remat) -> bool:
-    """Whether the backward pass recomputes the operation that uses a vector."""
-    recomputed = RECOMPUTED[remat]
-    return recomputed.matmuls or (recomputed.elementwise and parameter.is_of_norm)
+    def for_attention(self) -> Iterator[PlannedCollective]:
+        """Yield the all-to-alls along the context axis: before attention of queries, keys and
+        values, after it of its result; in the backward pass of their gradients."""
+        devices, model = self._devices(CONTEXT), self.run.model
+        if devices == 1 or not model.n_heads:
+            return
+        kv_heads = max(model.n_kv_heads or model.n_heads, devices)
+        head_bytes = self.element_bytes * self.tokens * model.head_width
+        runs = (2 + self.recomputed.elementwise) * self.microbatches * model.n_layers
+        for heads in (model.n_heads, kv_heads, kv_heads, model.n_heads):
+            array_bytes = head_bytes * heads
+            yield self._planned("activations", "all-to-all", (CONTEXT,), array_bytes, runs)
 
+    def for_lookups(self) -> Iterator[PlannedCollective]:
+        """Yield what devices that have some columns of the token embedding exchange: token ids,
+        then the rows that they looked up, and the gradients of those rows."""
+        width = self.run.model.emb_dim
+        layout = self.layout.for_updates if self.microbatches == 1 else self.layout
+        if (split := sharded_axis(layout.spec((VOCABULARY, "emb"), (1, width)))) is None:
+            return
+        axes, runs = split.mesh_axes, self.microbatches
+        ids = INT32_BYTES * self.tokens * self._devices(*axes)
+        rows = FLOAT32_BYTES * self.tokens * width
+        yield self._planned("activations", "all-gather", axes, ids, runs)
+        yield self._planned("activations", "all-to-all", axes, rows, 2 * runs)
 
-def _sums_per_layer(run: RunConfig) -> tuple[int, int]:
-    """How often a layer's forward pass sums along the tensor axis, and how often its backward pass
-    repeats that, because recomputing something later in the layer needs the sum."""
-    sums = 1 if run.model.feed_forward == "none" else 2
-    if not RECOMPUTED[_remat(run)].matmuls:
-        return sums, 0
-    return sums, sums - 1 if run.model.norm_placement == "before" else sums
-
-
-def _tokens(run: RunConfig, layout: Layout) -> int:
-    """Tokens of a microbatch on each device."""
-    rows = run.train.microbatch_size // layout.mesh.shape[DATA]
-    return rows * run.sequence_length // size_along(layout.mesh, CONTEXT)
-
-
-def _token_axes(layout: Layout) -> tuple[str, ...]:
-    """The mesh axes along which devices have different tokens; data if there are none."""
-    return _present(layout, *TOKEN_AXES) or (DATA,)
-
-
-def _present(layout: Layout, *axes: str) -> tuple[str, ...]:
-    """Those mesh axes that have several devices."""
-    return tuple(axis for axis in axes if size_along(layout.mesh, axis) > 1)
-
-
-def _compute_bytes(run: RunConfig) -> int:
-    """Bytes of one activation element."""
-    return dtype_of(run.train).itemsize
+    def for_scalars(self, parameters: list[ParameterLayout]) -> Iterator[PlannedCollective]:
+        """Yield the sums of each microbatch's metrics, its finite check, and the gradient norm."""
+        model, axes = self.run.model, self.token_axes
+        metrics = 2  # loss and weight
+        if model.n_experts:
+            metrics += model.n_layers * (1 + model.n_experts)
+        sums = [
+            (axes, metrics, self.microbatches),
+            (self._present(*self.layout.mesh.axis_names), 1, self.microbatches),
+            (axes, sum(parameter.is_updated_in_shards for parameter in parameters), 1),
+            ((TENSOR,), sum(parameter.is_split_over_tensor for parameter in parameters), 1),
+        ]
+        for along, count, runs in sums:
+            yield self._planned("scalars", "all-reduce", along, FLOAT32_BYTES * count, runs)

@@ -7,7 +7,6 @@ from typing import NamedTuple
 from rungs.checkpointing.checkpoint_folder import CHECKPOINT_GLOB
 from rungs.checkpointing.retention import most_needed
 from rungs.common import disk
-from rungs.common.disk import folder_bytes
 from rungs.config.optimization_config import OptimizationConfig
 from rungs.config.run_config import RunConfig
 from rungs.config.sharding_config import ShardingConfig
@@ -25,10 +24,10 @@ class DiskSpace(NamedTuple):
 
     checkpoint_bytes: int
     checkpoints: int | None
-    """How many must fit at the same time: those that are kept, the best one, and one being
+    """Number that must fit at the same time: those that are kept, the best one, and one being
     written. None if all are kept and their number is not known."""
     free_bytes: float
-    """Includes the space of the run's own checkpoints. Infinity if it is not known."""
+    """Free space and the space of the run's own checkpoints; infinity if it is not known."""
 
     @property
     def needed_bytes(self) -> int:
@@ -42,16 +41,12 @@ class DiskSpace(NamedTuple):
 def disk_space(
     run: RunFolder, config: RunConfig, steps: int | None, stored: Dtypes | None
 ) -> DiskSpace:
-    """Return what the checkpoints of a run need and have.
-
-    Args:
-        steps: of the complete run; None if not known.
-        stored: dtypes of the file that the weights come from. With LoRA, frozen weights keep them.
-    """
+    """Return what the checkpoints of a run need and have. `steps` is the number of steps of the
+    complete run, None if not known; `stored` is as for `memory_of`."""
     train = config.train
     saved = None if steps is None else math.ceil((steps - 1) / train.checkpoint_interval) + 1
     counts = [count for count in (most_needed(train.keep_checkpoints), saved) if count is not None]
-    own = sum(map(folder_bytes, run.checkpoints.glob(CHECKPOINT_GLOB)))
+    own = sum(map(disk.folder_bytes, run.checkpoints.glob(CHECKPOINT_GLOB)))
     free = disk.free_bytes(run.path)
     return DiskSpace(checkpoint_bytes(config, stored), min(counts, default=None), free + own)
 
@@ -60,15 +55,11 @@ def warn_if_short(run: RunFolder, config: RunConfig, steps: int, stored: Dtypes 
     """Log a warning if the checkpoints of a run will not fit on its disk."""
     space = disk_space(run, config, steps, stored)
     if not space.fits:
+        needed, each = format_bytes(space.needed_bytes), format_bytes(space.checkpoint_bytes)
         log.warning(
-            "%s: its checkpoints need %s (%d at the same time, %s each), but only %s can be"
-            " used for them; %s",
-            run.checkpoints,
-            format_bytes(space.needed_bytes),
-            space.checkpoints,
-            format_bytes(space.checkpoint_bytes),
-            format_bytes(space.free_bytes),
-            remedy(config.train),
+            f"{run.checkpoints}: its checkpoints need {needed} ({space.checkpoints} at the same"
+            f" time, {each} each), but only {format_bytes(space.free_bytes)} can be used for them;"
+            f" {remedy(config.train)}"
         )
 
 
@@ -81,7 +72,7 @@ def remedy(train: OptimizationConfig) -> str:
 
 
 def checkpoint_bytes(config: RunConfig, stored: Dtypes | None) -> int:
-    """Return the size of a checkpoint's arrays, weights and optimizer state. The rest is small."""
+    """Return the bytes of a checkpoint's arrays, weights and optimizer state. The rest is small."""
     train = config.train.model_copy(update={"sharding": None})
     with target_device.trace_for(target_device.Target("cpu")):  # without vocabulary padding
         mesh = abstract_layout(ShardingConfig(data=1)).mesh

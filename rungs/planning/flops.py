@@ -28,7 +28,7 @@ TOKENS_PER_PARAMETER = 20
 
 
 class ParameterCounts(NamedTuple):
-    """How many parameters a model has, by what they are for."""
+    """Numbers of a model's parameters, by what they are for."""
 
     embedding: int
     """Token embedding and learned positions. A tied head counts here."""
@@ -114,11 +114,11 @@ def hardware_flops_per_token(config: RunConfig, vocabulary: int | None = None) -
         vocabulary: rows in memory, if there are more than `vocab_size`.
     """
     model = config.model
-    return Flops(
-        layers=_of_layers(config) if model.n_layers else Passes(0, 0, 0),
-        attention=_of_attention(config) if model.n_layers else Passes(0, 0, 0),
-        head=_of_head(config, vocabulary or model.vocab_size),
-    )
+    once = 2 * model.emb_dim * (vocabulary or model.vocab_size)
+    head = Passes(once, 0, once if config.train.lora else 2 * once)
+    if not model.n_layers:
+        return Flops(Passes(0, 0, 0), Passes(0, 0, 0), head)
+    return Flops(_of_layers(config), _of_attention(config), head)
 
 
 def _by_group(sizes: dict[str, int]) -> ParameterCounts:
@@ -148,22 +148,20 @@ def _active_sizes(shapes: Shapes, model: ModelConfig) -> dict[str, int]:
 
 
 def _is_of_experts(name: str) -> bool:
-    """Whether each expert has its own copy of this parameter, in a mixture of experts."""
+    """Return whether each expert of a mixture has its own copy of this parameter."""
     return name.startswith("blocks.feed_forward.") and ".router." not in name
 
 
 def _of_layers(config: RunConfig) -> Passes:
     model, train = config
-    all_sizes = {name: math.prod(s) for name, s in shapes_of(model, train.lora).items()}
-    low_rank = {name: size for name, size in all_sizes.items() if name.endswith(LOW_RANK_NAMES)}
-    sizes = {
-        name: size
-        for name, size in all_sizes.items()
-        if name.startswith("blocks.") and name.endswith(".kernel")
-    }
-    if model.n_experts:
+    shapes = shapes_of(model, train.lora).items()
+    low_rank = {name: math.prod(s) for name, s in shapes if name.endswith(LOW_RANK_NAMES)}
+    kernels = ((name, s) for name, s in shapes if name.endswith(".kernel"))
+    sizes = {name: math.prod(s) for name, s in kernels if name.startswith("blocks.")}
+    if model.n_experts and not grouped_matmul.is_dense():  # else a token goes through all experts
+        share = (model.experts_per_token or 0) / model.n_experts
         for name in filter(_is_of_experts, sizes):
-            sizes[name] = round(sizes[name] * _share_of_experts(model))
+            sizes[name] = round(sizes[name] * share)
     weights = sum(sizes.values())
     forward = 2 * (weights + sum(low_rank.values()))
     recompute, recomputed = 0.0, RECOMPUTED[layer_loop(train, model).remat]
@@ -174,13 +172,6 @@ def _of_layers(config: RunConfig) -> Passes:
     weight_gradients = 0 if train.lora else 2 * weights
     backward = 2 * weights + weight_gradients + 4 * sum(low_rank.values())
     return Passes(forward, recompute, backward)
-
-
-def _share_of_experts(model: ModelConfig) -> float:
-    """Return the share of all expert weights that a token is multiplied with: the experts it is
-    routed to or, where there is no grouped matmul, all."""
-    each, total = model.experts_per_token or 0, model.n_experts or 1
-    return 1 if grouped_matmul.is_dense() else each / total
 
 
 def _not_recomputed(sizes: dict[str, int], model: ModelConfig) -> int:
@@ -211,14 +202,13 @@ def _of_attention(config: RunConfig) -> Passes:
 def _again(config: RunConfig) -> int:
     """Return the matmuls that the backward pass of blockwise attention repeats: the scores, unless
     weights are kept; with two kernels in both, and the gradient of the weights in the second."""
-    shape = 1, config.sequence_length, 1, config.model.head_width
-    query = jax.ShapeDtypeStruct(shape, dtype_of(config.train))
-    kernel = causal_kernel(
-        query, config.model.attention_soft_cap, config.train.documents == "separate"
-    )
+    model, train = config
+    shape = 1, config.sequence_length, 1, model.head_width
+    query = jax.ShapeDtypeStruct(shape, dtype_of(train))
+    kernel = causal_kernel(query, model.attention_soft_cap, train.documents == "separate")
     if kernel in (splash_attention, triton_attention):
         return 3
-    recomputed = RECOMPUTED[layer_loop(config.train, config.model).remat]
+    recomputed = RECOMPUTED[layer_loop(train, model).remat]
     return 1 if recomputed.elementwise or not blockwise_attention.keeps_weights() else 0
 
 
@@ -226,19 +216,11 @@ def attention_pairs(config: RunConfig) -> int:
     """Return the number of query-key pairs of a sequence that blockwise attention multiplies, all
     layers together."""
     windows = {"sliding": config.model.sliding_window}
-    kinds = config.model.layer_kinds()
-    return sum(_pairs(config.sequence_length, windows.get(kind)) for kind in kinds)
-
-
-def _pairs(length: int, window: int | None) -> int:
-    """Return the number of query-key pairs that blockwise attention multiplies."""
-    blocks = blockwise_attention.query_blocks(length, window)
-    return sum((b.end - b.first) * (b.end - b.first_key) for b in blocks)
-
-
-def _of_head(config: RunConfig, vocabulary: int) -> Passes:
-    once = 2 * config.model.emb_dim * vocabulary
-    return Passes(once, 0, once if config.train.lora else 2 * once)
+    return sum(
+        (block.end - block.first) * (block.end - block.first_key)
+        for kind in config.model.layer_kinds()
+        for block in blockwise_attention.query_blocks(config.sequence_length, windows.get(kind))
+    )
 
 
 def _heads_width(model: ModelConfig) -> int:

@@ -1,7 +1,5 @@
-"""What a run needs on devices that may not be here: memory, FLOPs, tokens, disk and time.
-
-`forecast` computes all of it from the run's two config files; nothing is trained.
-"""
+"""What a run needs on devices that may not be here: memory, FLOPs, tokens, disk and time, computed
+from the run's two config files; nothing is trained."""
 
 import math
 import statistics
@@ -13,7 +11,6 @@ from rungs.common.errors import UserError
 from rungs.common.paths import is_there
 from rungs.config.run_config import MODEL_FILE, TRAIN_FILE, RunConfig
 from rungs.config.sharding_config import ShardingConfig
-from rungs.config.train_config import TrainConfig
 from rungs.data.catalog import dataset_folder
 from rungs.data.dataset import TRAIN, Dataset, split_file
 from rungs.data.loader import TrainingData
@@ -43,7 +40,7 @@ _RECENT_STEPS = 100
 
 
 class Tokens(NamedTuple):
-    """What a run trains on."""
+    """Numbers of tokens that a run trains on."""
 
     per_step: int
     steps: int | None
@@ -70,16 +67,16 @@ class Speed(NamedTuple):
     """FLOP/s, all devices together."""
 
     flops: float
-    """By `flops.model_flops_per_token`."""
+    """As `flops.model_flops_per_token` counts them."""
     reason: str
     """Where the figure comes from."""
 
 
 class Forecast(NamedTuple):
-    """What a run needs."""
+    """Memory, FLOPs, tokens, disk space and time of a run."""
 
     config: RunConfig
-    """With the compute dtype filled in."""
+    """The run's config with the compute dtype filled in."""
     hardware: Hardware
     sharding: ShardingConfig
     parameters: ParameterCounts
@@ -88,7 +85,7 @@ class Forecast(NamedTuple):
     stored: Dtypes | None
     """Dtypes of the weights that the run starts from; None if they are not here."""
     usable_bytes: float
-    """Of each device's memory."""
+    """Memory of each device that JAX may use."""
     flops: Flops
     model_flops_per_token: float
     tokens: Tokens
@@ -96,7 +93,7 @@ class Forecast(NamedTuple):
     datasets: dict[str, Dataset]
     """The run's datasets that are here."""
     communication: Communication | None
-    """Of a step; None on one device, if it is not known, or if the throughput is known."""
+    """Communication of a step; None on one device, if it is not known, or if the throughput is."""
     uncounted: str
     """Why the communication of several devices is not known."""
     speed: Speed | None = None
@@ -104,11 +101,15 @@ class Forecast(NamedTuple):
     throughput: Throughput | None = None
     """None if the device's FLOP/s are not known."""
     price_per_device_hour: float | None = None
-    """As given; in any currency."""
+    """Price in any currency."""
 
     @property
     def devices(self) -> int:
         return math.prod(self.sharding.sizes)
+
+    @property
+    def step_flops(self) -> float:
+        return self.model_flops_per_token * self.tokens.per_step
 
     @property
     def missing_datasets(self) -> list[str]:
@@ -117,7 +118,7 @@ class Forecast(NamedTuple):
     def remedies(self) -> list[str]:
         """Return lines that say what would fit into memory."""
         mesh = abstract_layout(self.sharding).mesh
-        with target_device.trace_for(_target(self.hardware)):
+        with target_device.trace_for(self.hardware.target):
             return remedies(self.config, mesh, self.usable_bytes, self.stored)
 
     @property
@@ -138,13 +139,13 @@ class Forecast(NamedTuple):
 
     @property
     def price_per_hour(self) -> float | None:
-        """Of all devices. The virtual devices of a CPU are one machine."""
+        """Price of all devices. The virtual devices of a CPU are one machine."""
         price, is_cpu = self.price_per_device_hour, self.hardware.platform == "cpu"
         return None if price is None else price * (1 if is_cpu else self.devices)
 
     @property
     def cost_left(self) -> float | None:
-        """In the currency of the price."""
+        """Cost of the seconds left."""
         price, seconds = self.price_per_hour, self.seconds_left
         return None if price is None or seconds is None else price * seconds / 3600
 
@@ -169,7 +170,7 @@ def forecast(
         UserError: a line for each reason why model, training, devices and datasets do not go
             together.
     """
-    with target_device.trace_for(_target(hardware)):
+    with target_device.trace_for(hardware.target):
         train = resolve_compute_dtype(config.train).model_copy(update={"sharding": sharding})
         untimed = _without_time(run, RunConfig(config.model, train), hardware, datasets_dir)
     if throughput is not None:
@@ -179,23 +180,22 @@ def forecast(
     return untimed._replace(speed=speed, throughput=throughput)
 
 
-def _target(hardware: Hardware) -> target_device.Target:
-    return target_device.Target(hardware.platform, hardware.compute_capability)
-
-
 def _without_time(
     run: RunFolder, config: RunConfig, hardware: Hardware, datasets_dir: Path
 ) -> Forecast:
     model, train = config
     assert train.sharding is not None
     layout = abstract_layout(train.sharding)
-    _check_divisibility(run, config, layout.problems(model))
+    _check_divisibility(run, config, layout)
     shapes = shapes_of(model, train.lora)
-    datasets = _local_datasets(train, datasets_dir)
+    folders = {name: dataset_folder(name, datasets_dir) for name in train.datasets}
+    here = (item for item in folders.items() if is_there(item[1] / split_file(TRAIN)))
+    datasets = {name: Dataset(name, folder) for name, folder in here}
     tokens = _tokens(run, config, datasets)
     stored = starting_dtypes(run, config)
     communication, uncounted = _communication(config, layout, hardware)
     space = disk_space(run, config, tokens.steps, stored)
+    sharing = layout.mesh.size if hardware.platform == "cpu" else 1  # the machine's memory
     return Forecast(
         config=config,
         hardware=hardware,
@@ -204,7 +204,7 @@ def _without_time(
         active=count_active_parameters(shapes, model),
         memory=memory_of(config, layout.mesh, stored),
         stored=stored,
-        usable_bytes=_usable_bytes(hardware, train.sharding),
+        usable_bytes=hardware.usable_bytes / sharing,
         flops=hardware_flops_per_token(config, layout.padded_vocab_size(model.vocab_size)),
         model_flops_per_token=model_flops_per_token(shapes, model, config.sequence_length),
         tokens=tokens,
@@ -217,7 +217,7 @@ def _without_time(
 
 def memory_on_same_devices(planned: Forecast, config: RunConfig) -> Memory:
     """Return the memory of another run with the devices, mode and dtype of a forecast."""
-    with target_device.trace_for(_target(planned.hardware)):
+    with target_device.trace_for(planned.hardware.target):
         return memory_of(config, abstract_layout(planned.sharding).mesh)
 
 
@@ -228,53 +228,30 @@ def recorded_throughput(run: RunFolder) -> Throughput | None:
     return Throughput(statistics.median(found), "as in the run's latest steps") if found else None
 
 
-def _local_datasets(train: TrainConfig, datasets_dir: Path) -> dict[str, Dataset]:
-    """Return the datasets that need not be built or downloaded."""
-    folders = {name: dataset_folder(name, datasets_dir) for name in train.datasets}
-    return {
-        name: Dataset(name, folder)
-        for name, folder in folders.items()
-        if is_there(folder / split_file(TRAIN))
-    }
-
-
-def _check_divisibility(run: RunFolder, config: RunConfig, model_problems: list[str]) -> None:
-    train = config.train
-    assert train.sharding is not None
-    lines = [f"{MODEL_FILE}: {line}" for line in model_problems]
-    mesh = abstract_layout(train.sharding).mesh
-    lines += [f"{TRAIN_FILE}: {line}" for line in indivisible_batch(config.model, train, mesh)]
+def _check_divisibility(run: RunFolder, config: RunConfig, layout: Layout) -> None:
+    lines = [f"{MODEL_FILE}: {line}" for line in layout.problems(config.model)]
+    lines += [f"{TRAIN_FILE}: {line}" for line in indivisible_batch(*config, layout.mesh)]
     if lines:
         raise UserError("\n".join(f"{run.path}/{line}" for line in lines))
 
 
 def _tokens(run: RunFolder, config: RunConfig, datasets: dict[str, Dataset]) -> Tokens:
     train, per_step = config.train, config.tokens_per_step
-    steps: int | None
+    steps: int | None = None
     if len(datasets) == len(train.datasets):
-        steps = _training_data(run, config, datasets).total_steps
-    elif train.min_train_tokens == -1:
-        steps = None
-    else:
+        try:
+            steps = TrainingData(config, datasets).total_steps
+        except UserError as error:
+            lines = str(error).splitlines()
+            raise UserError("\n".join(f"{run.path}/{line}" for line in lines)) from None
+    elif train.min_train_tokens != -1:
         steps = math.ceil(train.min_train_tokens / per_step) * train.epochs
     recorded = metrics.read(run.metrics)
-    return Tokens(
-        per_step,
-        steps,
-        recorded[-1].tokens_seen if recorded else 0,
-        {
-            name: datasets[name].description.splits[TRAIN].tokens if name in datasets else None
-            for name in train.datasets
-        },
-    )
-
-
-def _training_data(run: RunFolder, config: RunConfig, datasets: dict[str, Dataset]) -> TrainingData:
-    try:
-        return TrainingData(config, datasets)
-    except UserError as error:
-        lines = str(error).splitlines()
-        raise UserError("\n".join(f"{run.path}/{line}" for line in lines)) from None
+    in_datasets = {
+        name: datasets[name].description.splits[TRAIN].tokens if name in datasets else None
+        for name in train.datasets
+    }
+    return Tokens(per_step, steps, recorded[-1].tokens_seen if recorded else 0, in_datasets)
 
 
 def _communication(
@@ -291,12 +268,6 @@ def _communication(
         return None, str(error)
 
 
-def _usable_bytes(hardware: Hardware, sharding: ShardingConfig) -> float:
-    """Return the usable memory of each device. Virtual CPU devices share the machine's."""
-    sharing = math.prod(sharding.sizes) if hardware.platform == "cpu" else 1
-    return hardware.usable_bytes / sharing
-
-
 def _speed(untimed: Forecast, utilization: float, throughput: Throughput | None) -> Speed | None:
     if throughput is not None:
         flops = throughput.tokens_per_second * untimed.model_flops_per_token
@@ -305,19 +276,14 @@ def _speed(untimed: Forecast, utilization: float, throughput: Throughput | None)
     if peak is None:
         return None
     reason = f"assuming {100 * utilization:.3g}% of {untimed.devices} × {peak / 1e12:,.1f} TFLOP/s"
-    flops, all_flops = utilization * peak * untimed.devices, _step_flops(untimed)
+    flops, in_step = utilization * peak * untimed.devices, untimed.step_flops
     if untimed.communication is not None:
-        flops = all_flops / untimed.communication.step_seconds(all_flops / flops)
+        flops = in_step / untimed.communication.step_seconds(in_step / flops)
     return Speed(flops, reason)
 
 
-def _step_flops(untimed: Forecast) -> float:
-    return untimed.model_flops_per_token * untimed.tokens.per_step
-
-
 def _throughput(untimed: Forecast, speed: Speed) -> Throughput:
-    seconds = _step_flops(untimed) / speed.flops
-    reason = speed.reason
+    seconds, reason = untimed.step_flops / speed.flops, speed.reason
     if (update_seconds := _least_update_seconds(untimed)) > seconds:
         seconds, reason = update_seconds, "limited by memory bandwidth"
     return Throughput(untimed.tokens.per_step / seconds, reason)

@@ -6,13 +6,15 @@ there. The table loads without JAX and NumPy.
 
 import math
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rungs.common.errors import UserError
-from rungs.parallel import gpu_memory
+from rungs.parallel import gpu_settings
 
 if TYPE_CHECKING:  # the help of `plan.py` shows the table
     import numpy as np
+
+    from rungs.parallel.target_device import Target
 
 GIB = 2**30
 DESCRIPTION_FORMAT = "NAME:FLOPS:BYTES:BANDWIDTH"
@@ -36,26 +38,33 @@ class Hardware(NamedTuple):
 
     name: str
     platform: str
-    """As in `jax.Device.platform`: cpu, gpu or tpu."""
+    """cpu, gpu or tpu, as in `jax.Device.platform`."""
     flops: float | None
     """Dense FLOP/s in bfloat16 and float16; None if unknown."""
     float32_flops: float | None
     """FLOP/s in float32 with JAX's default matmul precision: TF32 on NVIDIA GPUs, bfloat16 on
     TPUs."""
     memory_bytes: float
-    """As the device reports it: more than its name says in decimal GB, less than in GiB."""
+    """Memory as the device reports it: more than its name says in decimal GB, less than in GiB."""
     bandwidth: float | None
     """Memory bandwidth in bytes per second."""
     links: Links | None = None
     """None if they are not known."""
     compute_capability: str = ""
-    """Of NVIDIA GPUs."""
+    """Compute capability of an NVIDIA GPU; empty for other devices."""
     jax_kinds: tuple[str, ...] = ()
     """Patterns that match `jax.Device.device_kind`."""
     is_preallocated: bool = False
     """Whether JAX preallocates a share of the memory and leaves the rest alone."""
     is_here: bool = False
     """Whether it is this machine's."""
+
+    @property
+    def target(self) -> "Target":
+        """The kind of device, for tracing programs."""
+        from rungs.parallel.target_device import Target
+
+        return Target(self.platform, self.compute_capability)
 
     def peak(self, dtype: "np.dtype") -> float | None:
         """Return the FLOP/s of matmuls in a dtype."""
@@ -64,42 +73,18 @@ class Hardware(NamedTuple):
     @property
     def usable_bytes(self) -> float:
         """The part of the memory that JAX takes."""
-        return self.memory_bytes * (gpu_memory.share() if self.is_preallocated else 1)
+        return self.memory_bytes * (gpu_settings.memory_share() if self.is_preallocated else 1)
 
 
-def _nvidia(
-    name: str,
-    kind: str,
-    compute_capability: str,
-    flops: float,
-    float32_flops: float,
-    memory_bytes: float,
-    bandwidth: float,
-    links: Links,
-) -> Hardware:
-    return Hardware(
-        name,
-        "gpu",
-        flops,
-        float32_flops,
-        memory_bytes,
-        bandwidth,
-        links,
-        compute_capability,
-        jax_kinds=(f"NVIDIA {kind}",),
-        is_preallocated=True,
-    )
+def _nvidia(name: str, kind: str, compute_capability: str, *figures: Any) -> Hardware:
+    """Return a GPU. `figures` are the fields of `Hardware` from `flops` to `links`."""
+    last = compute_capability, (f"NVIDIA {kind}",), True, False
+    return Hardware._make((name, "gpu", *figures, *last))
 
 
-def _tpu(
-    name: str,
-    kinds: tuple[str, ...],
-    flops: float,
-    memory_bytes: float,
-    bandwidth: float,
-    links: Links,
-) -> Hardware:
-    return Hardware(name, "tpu", flops, flops, memory_bytes, bandwidth, links, jax_kinds=kinds)
+def _tpu(name: str, kinds: tuple[str, ...], flops: float, *figures: Any) -> Hardware:
+    """Return a TPU. `figures` are the fields of `Hardware` from `memory_bytes` to `links`."""
+    return Hardware._make((name, "tpu", flops, flops, *figures, "", kinds, False, False))
 
 
 _DGX_H100, _DGX_A100 = Links(8, 450e9, 50e9), Links(8, 300e9, 25e9)
@@ -152,9 +137,8 @@ def device_by_name(text: str) -> Hardware:
     """
     if text == "cpu":
         return cpu()
-    for device in DEVICES:
-        if device.name == text:
-            return device
+    if named := [device for device in DEVICES if device.name == text]:
+        return named[0]
     if ":" in text:
         return _described(text)
     raise UserError(
@@ -165,12 +149,10 @@ def device_by_name(text: str) -> Hardware:
 
 def device_of_kind(device_kind: str) -> Hardware | None:
     """Return the hardware that JAX calls `device_kind`; None if unknown, as for any CPU."""
-    matches = (
-        device
-        for device in DEVICES
-        if any(re.fullmatch(kind, device_kind) for kind in device.jax_kinds)
-    )
-    return next(matches, None)
+    for device in DEVICES:
+        if any(re.fullmatch(kind, device_kind) for kind in device.jax_kinds):
+            return device
+    return None
 
 
 def this_device() -> Hardware:

@@ -16,13 +16,12 @@ from rungs.model.layer_loop import layer_loop
 from rungs.optim.multi_steps import MultiSteps
 from rungs.parallel import target_device
 from rungs.parallel.sharding import Layout
-from rungs.planning import accelerator_peak, cpu_peak
 from rungs.planning.activations import Activations, activations_of
-from rungs.planning.step_sizes import StepSizes, bytes_per_device
+from rungs.planning.peaks import AcceleratorPeak, CpuPeak, bytes_per_device
 from rungs.step.state import AbstractArrays, AbstractState
 
 Dtypes = Mapping[str, str]
-"""NumPy's names of dtypes, by the names of parameters."""
+"""Names of dtypes, as in NumPy, by parameter name."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,18 +32,18 @@ class Memory:
     moments: int
     """Optimizer state."""
     gradients: int
-    """Of the layers, of one microbatch."""
+    """Gradients of the layers, for one microbatch."""
     accumulator: int
     """Sum of the gradients of all microbatches, if there are several."""
     gathered: int
     """Full copies of one layer's weights of which each device has a shard."""
     activations: int
-    """What the forward pass of a microbatch keeps for the backward pass."""
+    """Values that the forward pass of a microbatch keeps for the backward pass."""
     logits: int
-    """What is needed while a chunk of logits exists: these, the gathered output head, gradients of
+    """A chunk of logits and what exists at the same time: the gathered output head, gradients of
     the head."""
     layer: int
-    """What the backward pass of one layer needs. It does not overlap with the logits."""
+    """Arrays of one layer's backward pass. They don't exist at the same time as the logits."""
     batch: int
     """Token ids of a step."""
     error: float
@@ -69,7 +68,7 @@ MEMORY_LABELS = {
     "layer": "backward",
     "batch": "token ids",
 }
-"""How tables call the fields of `Memory`, where that is not their own name."""
+"""Labels of the fields of `Memory` in tables, where they differ from the names."""
 
 
 def memory_of(config: RunConfig, mesh: Mesh, stored: Dtypes | None = None) -> Memory:
@@ -99,7 +98,7 @@ class MemoryEstimates:
         Args:
             mesh: in the mode of `config.train.sharding`; abstract if the devices are only planned
                 (`target_device.trace_for`).
-            settings: of `remat`.
+            settings: values of `remat` that `of` may be asked for.
             stored: dtypes of the file that the weights come from. With LoRA, frozen weights keep
                 them.
         """
@@ -110,45 +109,45 @@ class MemoryEstimates:
         state = self._abstract.fill(self._weights, self._abstract.optimizer)  # type: ignore[arg-type]
         needed: set[Remat] = {"none", "dots", *settings} if config.model.n_layers else {*settings}
         self._kept = {
-            remat: activations_of(_with_remat(config, remat), mesh, *state) for remat in needed
+            remat: activations_of(
+                RunConfig(config.model, config.train.model_copy(update={"remat": remat})),
+                mesh,
+                *state,
+            )
+            for remat in needed
         }
 
     def of(self, config: RunConfig) -> Memory:
         """Return the memory of a run that differs at most in `remat`, `microbatch_size` and
         `gradient_accumulation_steps`."""
-        sizes = StepSizes(
-            config, self._mesh, self._weights, self._gradients_of(config), self._kept_by(config)
+        rows, traced = config.train.microbatch_size, self._microbatch_size
+        kept = {
+            remat: Activations(*(size * rows // traced for size in sizes))
+            for remat, sizes in self._kept.items()
+        }
+        peak = (CpuPeak if target_device.platform() == "cpu" else AcceleratorPeak)(
+            config, self._mesh, self._weights, self._gradients_of(config), kept
         )
-        peak = cpu_peak if target_device.platform() == "cpu" else accelerator_peak
-        logits, layer = peak.logits(sizes), peak.layer(sizes)
         return Memory(
             weights=bytes_per_device(self._weights),
             moments=bytes_per_device(self._abstract.optimizer),
-            gradients=sizes.layer_gradients,
-            accumulator=sizes.gradients if sizes.accumulates else 0,
-            gathered=sizes.gathered_layers,
-            activations=peak.activations(sizes),
-            logits=logits,
-            layer=layer,
-            batch=sizes.batch,
-            error=peak.error(sizes, logits, layer),
+            gradients=peak.layer_gradients,
+            accumulator=peak.gradients if peak.accumulates else 0,
+            gathered=peak.gathered_layers,
+            activations=peak.activation_bytes,
+            logits=peak.logits_bytes,
+            layer=peak.layer_bytes,
+            batch=peak.batch,
+            error=peak.error,
         )
 
     def _gradients_of(self, config: RunConfig) -> AbstractArrays:
-        """Return a microbatch's gradients. Those of a single one are added up as soon as they are
-        computed, and then in the layout for updates."""
+        """Return a microbatch's gradients. Gradients of a single microbatch are added up as soon as
+        they are computed, and then in the layout for updates."""
         layout = Layout.of(config.train.sharding, self._mesh)
         is_single = config.train.gradient_accumulation_steps == 1
         weights = self._abstract.weights_in(layout.for_updates if is_single else layout)
         return {name: weights[name] for name in self._abstract.trained}
-
-    def _kept_by(self, config: RunConfig) -> dict[Remat, Activations]:
-        """Return the activations of a microbatch of the config's size."""
-        rows, traced = config.train.microbatch_size, self._microbatch_size
-        return {
-            remat: Activations(*(size * rows // traced for size in kept))
-            for remat, kept in self._kept.items()
-        }
 
 
 def as_stored(abstract: AbstractState, stored: Dtypes) -> AbstractArrays:
@@ -159,10 +158,6 @@ def as_stored(abstract: AbstractState, stored: Dtypes) -> AbstractArrays:
         else jax.ShapeDtypeStruct(array.shape, jnp.dtype(stored[name]), sharding=array.sharding)
         for name, array in abstract.weights.items()
     }
-
-
-def _with_remat(config: RunConfig, remat: Remat) -> RunConfig:
-    return RunConfig(config.model, config.train.model_copy(update={"remat": remat}))
 
 
 def state_bytes(model: GPT, optimizer: MultiSteps) -> int:

@@ -1,7 +1,6 @@
 """A model as it is built: its modules, its arrays, and how each sharding mode splits them."""
 
 import itertools
-import math
 from typing import NamedTuple
 
 import jax
@@ -39,14 +38,12 @@ class ArraySummary(NamedTuple):
     initial_std: float | None
     """Standard deviation of the initial values; None if they were not computed."""
     share: float
-    """Of all parameters, between 0 and 1."""
+    """Share of all parameters, between 0 and 1."""
     splits: dict[str, dict[str, str]]
-    """For each sharding mode: the mesh axis that splits an array axis, by array axis."""
+    """Mesh axes that split array axes, by sharding mode and array axis."""
 
 
 class ModelSummary(NamedTuple):
-    """A whole model."""
-
     parameters: int
     modules: list[ModuleSummary]
     arrays: list[ArraySummary]
@@ -85,8 +82,8 @@ def summarize(
         for path, variable in flat
     ]
     modules = _modules_of(config, lora)
-    position = {module.path: number for number, module in enumerate(modules)}
-    arrays.sort(key=lambda array: position[array.name.rpartition(".")[0]])
+    paths = [module.path for module in modules]
+    arrays.sort(key=lambda array: paths.index(array.name.rpartition(".")[0]))
     return ModelSummary(total, modules, arrays)
 
 
@@ -113,8 +110,7 @@ def _modules_of(config: ModelConfig, lora: LoraConfig | None) -> list[ModuleSumm
 
 
 def _modules(module: nnx.Module, path: str = "") -> list[ModuleSummary]:
-    values = jax.tree.leaves(nnx.state(module, nnx.Param))
-    count = sum(math.prod(value.shape) for value in values)
+    count = sum(value.size for value in jax.tree.leaves(nnx.state(module, nnx.Param)))
     found = [ModuleSummary(path, type(module).__name__, count)]
     for name, part in vars(module).items():
         if isinstance(part, nnx.Module):

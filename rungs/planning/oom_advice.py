@@ -21,7 +21,7 @@ from rungs.config.train_config import TrainConfig
 from rungs.model.layer_loop import LayerLoop, kept_scores, layer_loop
 from rungs.model.remat import settings_from
 from rungs.parallel.devices import memory_bytes
-from rungs.parallel.gpu_memory import share_advice
+from rungs.parallel.gpu_settings import share_advice
 from rungs.parallel.sharding import Layout
 from rungs.planning.memory import (
     MEMORY_LABELS,
@@ -43,7 +43,7 @@ log = logging.getLogger("rungs")
 
 
 class Edit(NamedTuple):
-    """Keys of `train.json` to change, and the memory that the run needs then."""
+    """Keys of `train.json` to change, and the memory that the run then needs."""
 
     keys: dict[str, Any]
     memory: Memory
@@ -61,9 +61,8 @@ def report_out_of_memory(
     try:
         yield
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
-        if isinstance(error, MemoryError) or any(
-            sign in str(error) for sign in OUT_OF_MEMORY_SIGNS
-        ):
+        has_sign = any(sign in str(error) for sign in OUT_OF_MEMORY_SIGNS)
+        if has_sign or isinstance(error, MemoryError):
             raise RunFailure("\n".join(["out of memory", *advice(config, mesh, stored)])) from error
         raise
 
@@ -71,12 +70,9 @@ def report_out_of_memory(
 def warn_if_too_large(config: RunConfig, mesh: Mesh, stored: Dtypes | None = None) -> None:
     """Log advice on a CPU if the run needs too much memory: the system kills a process that runs
     out of memory without any message."""
-    if mesh.devices.flat[0].platform != "cpu":
-        return
-    limit = device_bytes(mesh)
-    if _rough_bytes(config) < mesh.size * limit / 4:
-        return
-    if memory_of(config, mesh, stored).total > limit:
+    limit, is_cpu = device_bytes(mesh), mesh.devices.flat[0].platform == "cpu"
+    may_not_fit = is_cpu and _rough_bytes(config) >= mesh.size * limit / 4
+    if may_not_fit and memory_of(config, mesh, stored).total > limit:
         for line in ["this run needs more memory than there is", *advice(config, mesh, stored)]:
             log.warning("%s", line)
 
@@ -86,14 +82,11 @@ def advice(config: RunConfig, mesh: Mesh, stored: Dtypes | None = None) -> list[
     memory, limit = memory_of(config, mesh, stored), device_bytes(mesh)
     parts = memory.parts
     parts["layer"] = max(memory.layer - memory.logits, 0)  # the two do not overlap
+    devices = "one device" if mesh.size == 1 else f"each of {mesh.size} devices"
     total = format_bytes(memory.total)
-    lines = [
-        f"a step needs about {total} on {_devices(mesh)} with {format_bytes(limit)}:",
-        *(
-            f"  {MEMORY_LABELS.get(name, name):12} {format_bytes(size):>10}"
-            for name, size in parts.items()
-        ),
-    ]
+    lines = [f"a step needs about {total} on {devices} with {format_bytes(limit)}:"]
+    for name, size in parts.items():
+        lines.append(f"  {MEMORY_LABELS.get(name, name):12} {format_bytes(size):>10}")
     if mesh.devices.flat[0].platform == "gpu":
         lines.append(share_advice("a GPU's memory"))
     # the run is out of memory, so it needs more than this estimate
@@ -103,15 +96,14 @@ def advice(config: RunConfig, mesh: Mesh, stored: Dtypes | None = None) -> list[
 def remedies(
     config: RunConfig, mesh: Mesh, limit: float, stored: Dtypes | None = None
 ) -> list[str]:
-    """Return lines with the edits that would fit.
-
-    Args:
-        limit: bytes of each device.
-    """
+    """Return lines with the edits that would fit into `limit` bytes of each device."""
     if fitting := list(edits(config, mesh, USABLE_SHARE * limit, stored)):
         return [
             "these edits of train.json would fit, with the same global batch:",
-            *(f"  {_as_keys(edit.keys)}  ({format_bytes(edit.memory.total)})" for edit in fitting),
+            *(
+                f"  {json.dumps(edit.keys)[1:-1]}  ({format_bytes(edit.memory.total)})"
+                for edit in fitting
+            ),
         ]
     return [
         "no combination of microbatch_size and remat fits: use more devices that share the weights"
@@ -124,17 +116,10 @@ def edits(
     config: RunConfig, mesh: Mesh, limit: float, stored: Dtypes | None = None
 ) -> Iterator[Edit]:
     """Yield the largest microbatch that fits for each remat policy and sharding mode, the fastest
-    first, at most `MAX_EDITS` of them.
-
-    Args:
-        limit: bytes of each device.
-    """
-    found = (
-        edit
-        for sharding in _shardings(config, mesh)
-        for edit in _edits_of_sharding(config, mesh, limit, sharding, stored)
-    )
-    yield from itertools.islice(found, MAX_EDITS)
+    first, at most `MAX_EDITS` of them. `limit` is the bytes of each device."""
+    shardings = _shardings(config, mesh)
+    found = (_edits_of_sharding(config, mesh, limit, keys, stored) for keys in shardings)
+    yield from itertools.islice(itertools.chain.from_iterable(found), MAX_EDITS)
 
 
 def _edits_of_sharding(
@@ -148,7 +133,12 @@ def _edits_of_sharding(
     for remat in settings:
         loop = chosen if remat == chosen.remat and not sharding else LayerLoop(remat, 1)
         for size in _microbatch_sizes(base, mesh.shape["data"]):
-            split = _split(base, size)
+            steps, is_own = base.sequences_per_step // size, size == base.microbatch_size
+            split = (
+                {"microbatch_size": size, "gradient_accumulation_steps": steps}
+                if not is_own
+                else {}
+            )
             train = base.model_copy(update=loop.as_keys() | split)
             memory = estimates.of(RunConfig(model, train))
             if memory.total <= limit:
@@ -159,8 +149,8 @@ def _edits_of_sharding(
 def _loop_keys(
     loop: LayerLoop, own: TrainConfig, edited: TrainConfig, model: ModelConfig
 ) -> dict[str, Any]:
-    """Return the keys that an edit needs to get a loop. `own` has the concrete values also of what
-    `train.json` leaves to the device, which may choose others for the edited run."""
+    """Return the keys that an edit needs to get a loop. `own` also has values that `train.json`
+    leaves to the device, which may choose others for the edited run."""
     chosen = layer_loop(own, model)
     if _loop_of({}, own, model) != chosen:
         return dict(loop.as_keys().items() - chosen.as_keys().items())
@@ -198,26 +188,11 @@ def _microbatch_sizes(train: TrainConfig, data: int) -> Iterator[int]:
             yield size
 
 
-def _split(train: TrainConfig, size: int) -> dict[str, int]:
-    if size == train.microbatch_size:
-        return {}
-    steps = train.sequences_per_step // size
-    return {"microbatch_size": size, "gradient_accumulation_steps": steps}
-
-
 def _rough_bytes(config: RunConfig) -> int:
-    """Return an instant estimate of the bytes on all devices: weights, moments, gradients, and ten
-    vectors, with dropout also the attention scores, per token and layer."""
+    """Return an instant estimate of the bytes on all devices: weights, moments, gradients, and per
+    token and layer ten vectors and, with dropout, the attention scores."""
     model, train = config
     numbers = sum(map(math.prod, shapes_of(model).values()))
     tokens = train.microbatch_size * config.sequence_length
     kept = 10 * model.emb_dim + kept_scores(train, model)
     return 4 * (5 * numbers + tokens * model.n_layers * kept)
-
-
-def _as_keys(keys: dict[str, Any]) -> str:
-    return json.dumps(keys)[1:-1]
-
-
-def _devices(mesh: Mesh) -> str:
-    return "one device" if mesh.size == 1 else f"each of {mesh.size} devices"

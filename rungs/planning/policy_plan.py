@@ -1,29 +1,37 @@
-"""What a run of reinforcement learning takes: memory of sampling and updating, time of each phase,
-and the share of prompts that tell right from wrong."""
+"""What a run of reinforcement learning takes, and its report: memory of sampling and updating, time
+of each phase, and the share of prompts that tell right from wrong."""
 
+import json
 import math
 import statistics
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from rungs.common.text_table import counted, format_duration
 from rungs.config.run_config import ReinforceRunConfig, RunConfig
 from rungs.config.sharding_config import ShardingConfig
 from rungs.config.train_config import TrainConfig
 from rungs.optim.precision import dtype_of
+from rungs.planning import report, rows
+from rungs.planning.disk_space import remedy
 from rungs.planning.forecast import Forecast, forecast
 from rungs.planning.hardware import Hardware
+from rungs.planning.memory import format_bytes
+from rungs.planning.rows import Column, Part, Row, Table
 from rungs.run import metrics
 from rungs.run.folder import RunFolder
 from rungs.run.policy_metrics import PolicyMetrics
 from rungs.step.state import shapes_of
 
 _TEXT_BYTES, _NEW_TOKEN_BYTES, _PROMPT_TOKEN_BYTES = 260, 36, 4
-"""Of a text in `rollouts/`: names and rewards, and each token with its log-probability; prompts are
-text only."""
+"""Bytes of a text in `rollouts/`: names and rewards, and each token with its log-probability;
+prompts are text only."""
 _RECENT_STEPS = 50
 """Recorded steps that times and shares are taken from."""
+_PASS_RATES = (0.05, 0.2, 0.5)
 
 
 class Phases(NamedTuple):
@@ -42,13 +50,13 @@ class Phases(NamedTuple):
 
 
 class PolicyPlan(NamedTuple):
-    """What a run of reinforcement learning takes; bytes are those of a device."""
+    """Memory and time of a run of reinforcement learning; bytes are per device."""
 
     config: ReinforceRunConfig
     update: Forecast
-    """Of a training run with the same updates."""
+    """Forecast of a training run with the same updates."""
     sampler_bytes: int
-    """The copy of the weights that samples; each device has all of it."""
+    """Bytes of the copy of the weights that samples; each device has all of it."""
     cache_bytes: int
     reference_bytes: int
     phases: Phases | None
@@ -59,29 +67,29 @@ class PolicyPlan(NamedTuple):
 
     @property
     def state_bytes(self) -> int:
-        """Weights, moments, sampler and reference."""
+        """Bytes of weights, moments, sampler and reference."""
         memory = self.update.memory
         return memory.weights + memory.moments + self.sampler_bytes + self.reference_bytes
 
     @property
     def sampling_bytes(self) -> int:
-        """Peak of sampling."""
+        """Peak bytes of sampling."""
         return self.state_bytes + self.cache_bytes
 
     @property
     def updating_bytes(self) -> int:
-        """Peak of an update."""
+        """Peak bytes of an update."""
         return self.update.memory.total + self.sampler_bytes + self.reference_bytes
 
     @property
     def validations(self) -> int:
-        """About how often the run validates."""
+        """Approximate number of validations."""
         train = self.config.train
         return -(-train.steps // train.checkpoint_interval) + 1
 
     @property
     def rollout_bytes(self) -> int:
-        """All rollouts of the run on disk, if every text is as long as it may be."""
+        """Bytes of the run's rollouts on disk, if every text is as long as it may be."""
         train = self.config.train
         held_out = sum(task.validation_items for task in train.tasks)
         validated = self.validations * held_out * train.validation_samples
@@ -99,17 +107,12 @@ class PolicyPlan(NamedTuple):
 def training_equivalent(config: ReinforceRunConfig) -> RunConfig:
     """Return a training run with the same updates: its step has the same arrays."""
     model, train = config
-    shared = {
-        key: value
-        for key, value in dict(train).items()
-        if key in TrainConfig.model_fields and key != "lineage"
-    }
-    keys: dict[str, Any] = {
-        "dataset": "none",
-        "gradient_accumulation_steps": train.microbatches_per_step,
-        "min_train_tokens": train.total_updates * config.tokens_per_step,
-    }
-    return RunConfig(model, TrainConfig.model_construct(**shared | keys))
+    shared = TrainConfig.model_fields.keys() - {"lineage"}
+    keys: dict[str, Any] = {key: value for key, value in dict(train).items() if key in shared}
+    keys["dataset"] = "none"
+    keys["gradient_accumulation_steps"] = train.microbatches_per_step
+    keys["min_train_tokens"] = train.total_updates * config.tokens_per_step
+    return RunConfig(model, TrainConfig.model_construct(**keys))
 
 
 def plan(
@@ -121,14 +124,10 @@ def plan(
     utilization: float,
     use_recorded: bool,
 ) -> PolicyPlan:
-    """Return what a run takes; see `forecast`.
-
-    Args:
-        use_recorded: whether times are those of the run's latest steps, if there are any.
-    """
-    update = forecast(
-        run, training_equivalent(config), hardware, sharding, datasets_dir, utilization, None
-    )
+    """Return what a run takes; arguments as for `forecast`, and `use_recorded`: whether times are
+    those of the run's latest steps, if there are any."""
+    training = training_equivalent(config)
+    update = forecast(run, training, hardware, sharding, datasets_dir, utilization)
     steps = list(metrics.stream(run.metrics, PolicyMetrics))
     recent = steps[-_RECENT_STEPS:]
     prompts = config.train.prompts_per_step
@@ -145,12 +144,8 @@ def plan(
 
 
 def expected_mixed(pass_rate: float, samples: int) -> float:
-    """Return the probability that independent completions of a prompt are not all right or all
-    wrong.
-
-    Args:
-        pass_rate: probability that one is right.
-    """
+    """Return the probability that independent completions, each right with probability `pass_rate`,
+    are not all right or all wrong."""
     return 1 - pass_rate**samples - (1 - pass_rate) ** samples
 
 
@@ -165,9 +160,8 @@ def _cache_bytes(config: ReinforceRunConfig, update: Forecast) -> int:
     rows = math.ceil((train.sampling_batch_size or train.sequences_per_step) / update.devices)
     is_cpu = update.hardware.name == "cpu"
     size = np.dtype(np.float32).itemsize if is_cpu else dtype_of(update.config.train).itemsize
-    width = (
-        2 * (model.n_kv_heads or model.n_heads or 0) * (model.head_width if model.n_heads else 0)
-    )
+    heads = model.n_kv_heads or model.n_heads or 0
+    width = 2 * heads * model.head_width if model.n_heads else 0
     return size * rows * config.sequence_length * model.n_layers * width
 
 
@@ -199,3 +193,118 @@ def _computed(config: ReinforceRunConfig, update: Forecast) -> Phases | None:
     reads = train.max_new_tokens * _sampler_bytes(update) / bandwidth if bandwidth else 0.0
     sampling = max(step / 3, reads)
     return Phases(sampling, None, train.updates_per_rollout * step, update.speed.reason)
+
+
+def as_text(run: RunFolder, plan: PolicyPlan) -> str:
+    """Return the plan as text."""
+    return rows.as_text(_sections(plan, str(run.path)))
+
+
+def as_json(plan: PolicyPlan) -> str:
+    """Return the same figures as JSON: bytes, seconds and shares."""
+    update = {"update": json.loads(report.as_json(plan.update))}
+    return rows.as_json([[update], *_sections(plan)])
+
+
+def _sections(plan: PolicyPlan, run: str = "") -> Iterator[Iterable[Part]]:
+    update = plan.update
+    yield rows.lines(report.title(update, run))
+    yield rows.lines(report.parameters(update))
+    for section in (_memory, _step, _disk, _time, _signal, _verdict):
+        yield section(plan)
+
+
+def _memory(plan: PolicyPlan) -> Iterator[Part]:
+    memory = plan.update.memory
+    rest = memory.total - memory.weights - memory.moments
+    sizes = {
+        "weights": (memory.weights, memory.weights, ""),
+        "moments": (memory.moments, memory.moments, "optimizer state"),
+        "sampler": (plan.sampler_bytes, plan.sampler_bytes, "a whole copy of the weights"),
+        "reference": (plan.reference_bytes, plan.reference_bytes, "for the KL divergence"),
+        "cache": (plan.cache_bytes, 0, "keys and values of all texts that are sampled at once"),
+        "update": (0, rest, "gradients, activations and logits, as in training"),
+        "peak": (plan.sampling_bytes, plan.updating_bytes, f"± {memory.error:.0%} of updating"),
+    }
+    columns = [Column(heading, 12, format_bytes) for heading in ("sampling", "updating")]
+    found = [Row(name, "", one[:2], one[2]) for name, one in sizes.items() if any(one[:2])]
+    yield from Table("memory per device", 16, columns, found).lines()
+    yield f"  of {format_bytes(plan.update.usable_bytes)}"
+    yield {
+        "sampler_bytes": plan.sampler_bytes,
+        "cache_bytes": plan.cache_bytes,
+        "reference_bytes": plan.reference_bytes,
+        "sampling_bytes": plan.sampling_bytes,
+        "updating_bytes": plan.updating_bytes,
+    }
+
+
+def _step(plan: PolicyPlan) -> Iterator[Part]:
+    train = plan.config.train
+    prompt = plan.config.sequence_length - train.max_new_tokens
+    yield (
+        f"step      {counted(train.prompts_per_step, 'prompt')}"
+        f" × {counted(train.samples_per_prompt, 'completion')}"
+        f" = {counted(train.sequences_per_step, 'text')}"
+    )
+    yield f"          of at most {prompt:,} + {train.max_new_tokens:,} tokens"
+    yield (
+        f"          {train.updates_per_rollout:,}"
+        f" × {counted(train.microbatches_per_step, 'microbatch')}"
+        f" of {counted(train.microbatch_size, 'text')}"
+    )
+    held_out = sum(task.validation_items for task in train.tasks)
+    yield (
+        f"run       {counted(train.steps, 'step')}, {plan.steps_done:,} done; about"
+        f" {counted(plan.validations, 'validation')} of {held_out:,}"
+        f" × {counted(train.validation_samples, 'completion')}"
+    )
+
+
+def _disk(plan: PolicyPlan) -> Iterator[Part]:
+    yield from rows.lines(report.disk(plan.update))
+    yield f"          at most {format_bytes(plan.rollout_bytes)} of rollouts by the end"
+    yield {"rollout_bytes": plan.rollout_bytes}
+
+
+def _time(plan: PolicyPlan) -> Iterator[Part]:
+    phases = plan.phases
+    yield {"seconds": phases and phases._asdict(), "steps_done": plan.steps_done}
+    if phases is None:
+        yield "time      not known: the device's FLOP/s are not known; take a few steps"
+        return
+    left = max(plan.config.train.steps - plan.steps_done, 0) * phases.total
+    yield f"time      {format_duration(left)} left, without validations ({phases.reason})"
+    yield f"          sampling {phases.sampling:.3g} s per step"
+    if phases.verifying is None:
+        yield "          verifying depends on the verifier"
+    else:
+        yield f"          verifying {phases.verifying:.3g} s"
+    yield f"          updating {phases.updating:.3g} s"
+
+
+def _signal(plan: PolicyPlan) -> Iterator[Part]:
+    yield {"mixed_share": plan.mixed_share}
+    samples = plan.config.train.samples_per_prompt
+    yield "signal    only prompts with right and wrong completions teach anything:"
+    if plan.mixed_share is not None:
+        yield f"          {plan.mixed_share:.0%} of them in the run's latest steps"
+    for rate in _PASS_RATES:
+        share = expected_mixed(rate, samples)
+        yield f"          {share:4.0%} if {rate:.0%} of the completions of each are right"
+
+
+def _verdict(plan: PolicyPlan) -> Iterator[Part]:
+    usable, disk = plan.update.usable_bytes, plan.update.disk
+    yield {"fits": plan.fits}
+    if plan.fits:
+        yield "It fits."
+        return
+    if max(plan.sampling_bytes, plan.updating_bytes) <= usable:
+        yield "It fits into memory."
+    if plan.sampling_bytes > usable:
+        yield "Sampling does not fit into memory: lower sampling_batch_size"
+    if plan.updating_bytes > usable:
+        yield "An update does not fit into memory: lower microbatch_size"
+    if not disk.fits:
+        yield f"Its checkpoints do not fit on the disk: {remedy(plan.config.train)}"

@@ -1,24 +1,23 @@
-"""A forecast as a table for people and as JSON for programs."""
+"""The report of a forecast, as a table for people and as JSON for programs."""
 
-import json
 import math
 from collections.abc import Iterator
-from typing import Any
 
 from rungs.common.shown_text import quoted
 from rungs.common.text_table import counted, format_duration
-from rungs.parallel.gpu_memory import share_advice
+from rungs.parallel.gpu_settings import share_advice
 from rungs.parallel.mesh import size_along
 from rungs.parallel.names import CONTEXT, DATA
+from rungs.planning import rows
 from rungs.planning.communication import abstract_layout
 from rungs.planning.compiled import report as compiled_report
-from rungs.planning.compiled import roofline_report
 from rungs.planning.compiled.roofline import Roofline
 from rungs.planning.compiled.step import CompiledStep
 from rungs.planning.disk_space import remedy
 from rungs.planning.flops import TOKENS_PER_PARAMETER, Passes
 from rungs.planning.forecast import Forecast
 from rungs.planning.memory import MEMORY_LABELS, format_bytes
+from rungs.planning.rows import Column, Part, Row, Table
 from rungs.run.folder import RunFolder
 
 UNKNOWN_SPEED = "train some steps first, or give --tokens-per-second or another --device"
@@ -41,14 +40,28 @@ def as_text(
     compiled: CompiledStep | None = None,
     bound: Roofline | None = None,
 ) -> str:
-    """Return the table."""
-    parts = (parameters, _memory, _flops, _tokens, disk, _time)
-    blocks = ["\n".join(part(forecast)) for part in parts]
+    """Return the report as text."""
+    return rows.as_text(_sections(forecast, compiled, bound, str(run.path)))
+
+
+def as_json(
+    forecast: Forecast, compiled: CompiledStep | None = None, bound: Roofline | None = None
+) -> str:
+    """Return the same figures as JSON: bytes, FLOPs, tokens and seconds."""
+    return rows.as_json(_sections(forecast, compiled, bound))
+
+
+def _sections(
+    forecast: Forecast, compiled: CompiledStep | None, bound: Roofline | None, run: str = ""
+) -> Iterator[Iterator[Part]]:
+    yield title(forecast, run)
+    for section in (parameters, _memory, _flops, _tokens, disk, _time):
+        yield section(forecast)
     if compiled is not None:
-        blocks.append("\n".join(compiled_report.as_lines(forecast, compiled)))
+        yield compiled_report.step_section(forecast, compiled)
     if bound is not None:
-        blocks.append("\n".join(roofline_report.as_lines(bound)))
-    return "\n\n".join([title(run, forecast), *blocks, _verdict(forecast, compiled)])
+        yield compiled_report.roofline_section(bound)
+    yield _verdict(forecast, compiled)
 
 
 def fits(forecast: Forecast, compiled: CompiledStep | None = None) -> bool:
@@ -57,113 +70,60 @@ def fits(forecast: Forecast, compiled: CompiledStep | None = None) -> bool:
 
 
 def _fits_memory(forecast: Forecast, compiled: CompiledStep | None) -> bool:
-    if compiled is not None:
-        return compiled_report.fits(forecast, compiled)
-    return forecast.fits_memory
+    return forecast.fits_memory if compiled is None else compiled_report.fits(forecast, compiled)
 
 
-def as_json(
-    forecast: Forecast, compiled: CompiledStep | None = None, bound: Roofline | None = None
-) -> str:
-    """Return the same figures as JSON: bytes, FLOPs, tokens and seconds."""
-    tokens, disk, throughput = forecast.tokens, forecast.disk, forecast.throughput
-    content: dict[str, Any] = {
-        "device": forecast.hardware.name,
-        "sharding": forecast.sharding.model_dump(),
-        "compute_dtype": forecast.config.train.compute_dtype,
-        "optimizer": forecast.config.train.optimizer,
-        "schedule": forecast.config.train.schedule,
-        "parameters": _with_total(forecast.parameters._asdict()),
-        "active_parameters": _with_total(forecast.active._asdict()),
-        "bytes_per_device": forecast.memory.parts | {"total": forecast.memory.total},
-        "memory_error": forecast.memory.error,
-        "usable_bytes_per_device": forecast.usable_bytes,
-        "flops_per_token": {
-            **{name: _passes(passes) for name, passes in forecast.flops._asdict().items()},
-            "total": forecast.flops.total,
-            "model_flops": forecast.model_flops_per_token,
-        },
-        "tokens": {
-            **tokens._asdict(),
-            "planned": tokens.planned,
-            "per_parameter": forecast.tokens_per_parameter,
-        },
-        "disk": {
-            **disk._asdict(),
-            "free_bytes": disk.free_bytes if math.isfinite(disk.free_bytes) else None,
-            "needed_bytes": disk.needed_bytes,
-        },
-        "throughput": throughput and throughput._asdict(),
-        "communication_seconds_per_step": forecast.communication
-        and forecast.communication._asdict(),
-        "seconds_left": forecast.seconds_left,
-        "price_per_device_hour": forecast.price_per_device_hour,
-        "cost_left": forecast.cost_left,
-        "fits": fits(forecast, compiled),
-    }
-    if compiled is not None:
-        content["compiled"] = compiled_report.as_content(forecast, compiled)
-    if bound is not None:
-        content["roofline"] = roofline_report.as_content(bound)
-    return json.dumps(content, indent=2)
-
-
-def _with_total(parts: dict[str, int]) -> dict[str, int]:
-    return {**parts, "total": sum(parts.values())}
-
-
-def _passes(passes: Passes) -> dict[str, float]:
-    return {
-        "forward": passes.forward,
-        "recompute": passes.recompute,
-        "backward": passes.backward,
-    }
-
-
-def title(run: RunFolder, forecast: Forecast) -> str:
+def title(forecast: Forecast, run: str) -> Iterator[Part]:
+    """Yield what a report is about. `run` is the path of the run's folder."""
     sharding, train = forecast.sharding, forecast.config.train
     devices = f"{forecast.devices} × {forecast.hardware.name}"
     if forecast.devices > 1:
         devices += f", {sharding.mode}"
     if sharding.sizes[1] > 1:
         devices += f": {sharding.text}"
-    return (
-        f"{run.path} on {devices}; {train.compute_dtype}, optimizer {train.optimizer},"
-        f" schedule {train.schedule}"
-    )
+    choices = f"{train.compute_dtype}, optimizer {train.optimizer}, schedule {train.schedule}"
+    yield f"{run} on {devices}; {choices}"
+    yield {"device": forecast.hardware.name, "sharding": sharding.model_dump()}
+    yield {"compute_dtype": train.compute_dtype, "optimizer": train.optimizer}
+    yield {"schedule": train.schedule}
 
 
-def parameters(forecast: Forecast) -> Iterator[str]:
-    has_experts = forecast.config.model.n_experts is not None
-    yield f"{'parameters':14}{'all':>18}" + f"{'active per token':>18}" * has_experts
-    active = forecast.active._asdict()
-    for name, count in forecast.parameters._asdict().items():
-        if count or name not in _OPTIONAL_GROUPS:
-            yield _parameters_row(name, count, active[name] if has_experts else None)
-    totals = forecast.parameters.total, forecast.active.total if has_experts else None
-    yield _parameters_row("total", *totals)
+def parameters(forecast: Forecast) -> Iterator[Part]:
+    """Yield the numbers of parameters, by what they are for."""
+    width = 18 * (forecast.config.model.n_experts is not None)
+    all_column = Column("all", 18, "{:,}".format, "parameters")
+    active_column = Column("active per token", width, "{:,}".format, "active_parameters")
+    counts, active = forecast.parameters, forecast.active
+    found = [
+        Row(
+            _GROUP_LABELS.get(name, name) if count or name not in _OPTIONAL_GROUPS else "",
+            name,
+            (count, used),
+        )
+        for name, count, used in zip(counts._fields, counts, active, strict=True)
+    ]
+    found.append(Row("total", "total", (counts.total, active.total)))
+    table = Table("parameters", 14, [all_column, active_column], found)
+    yield from table.lines()
+    yield table.by_column()
 
 
-def _parameters_row(name: str, *counts: int | None) -> str:
-    cells = "".join(f"{count:18,}" for count in counts if count is not None)
-    return f"  {_GROUP_LABELS.get(name, name):12}{cells}"
-
-
-def _memory(forecast: Forecast) -> Iterator[str]:
-    memory = forecast.memory
-    yield "memory" if forecast.devices == 1 else "memory per device"
-    notes = dict(_MEMORY_NOTES)
+def _memory(forecast: Forecast) -> Iterator[Part]:
+    memory, notes = forecast.memory, dict(_MEMORY_NOTES)
     if forecast.config.train.lora and forecast.stored is None:
         notes["weights"] = COUNTED_AS_FLOAT32
-    for name, size in memory.parts.items():
-        yield _memory_row(MEMORY_LABELS.get(name, name), size, notes.get(name, ""))
+    found = [
+        Row(MEMORY_LABELS.get(name, name), name, (size,), notes.get(name, ""))
+        for name, size in memory.parts.items()
+    ]
     share = memory.total / forecast.usable_bytes
     note = f"± {memory.error:.0%}; {share:.0%} of {_usable(forecast)}"
-    yield _memory_row("peak", memory.total, note)
-
-
-def _memory_row(label: str, size: int, note: str) -> str:
-    return f"  {label:12}{format_bytes(size):>18}  {note}".rstrip()
+    found.append(Row("peak", "total", (memory.total,), note))
+    title = "memory" if forecast.devices == 1 else "memory per device"
+    table = Table(title, 14, [Column("", 18, format_bytes, "bytes_per_device")], found)
+    yield from table.lines()
+    yield table.by_column()
+    yield {"memory_error": memory.error, "usable_bytes_per_device": forecast.usable_bytes}
 
 
 def _usable(forecast: Forecast) -> str:
@@ -173,26 +133,29 @@ def _usable(forecast: Forecast) -> str:
     return f"{usable}; {share_advice(format_bytes(hardware.memory_bytes))}"
 
 
-def _flops(forecast: Forecast) -> Iterator[str]:
-    columns = f"{'forward':>12}{'recompute':>12}{'backward':>12}{'total':>12}"
-    yield f"{'MFLOPs per token':16}{columns}"
-    parts = forecast.flops._asdict()
-    for name, passes in parts.items():
-        yield _flops_row(name, passes)
-    yield _flops_row("total", Passes(*map(sum, zip(*parts.values(), strict=True))))
-    yield f"  {'model FLOPs':14}{forecast.model_flops_per_token / 1e6:48,.1f}"
+def _flops(forecast: Forecast) -> Iterator[Part]:
+    def mega(flops: float) -> str:
+        return f"{flops / 1e6:,.1f}"
+
+    parts, model_flops = forecast.flops._asdict(), forecast.model_flops_per_token
+    total = Passes(*map(sum, zip(*parts.values(), strict=True)))
+    columns = [Column(name, 12, mega, name) for name in Passes._fields]
+    found = [Row(name, name, (*passes, passes.total)) for name, passes in parts.items()]
+    found.append(Row("total", "", (*total, total.total)))
+    found.append(Row("model FLOPs", "", (None, None, None, model_flops)))
+    table = Table("MFLOPs per token", 16, [*columns, Column("total", 12, mega)], found)
+    yield from table.lines()
     yield "  Utilization (MFU) is measured in model FLOPs: 6 × active weights in matmuls"
     yield "  + 12 × layers × heads × head width × sequence length."
+    totals = {"total": forecast.flops.total, "model_flops": model_flops}
+    yield {"flops_per_token": table.by_row() | totals}
 
 
-def _flops_row(name: str, passes: Passes) -> str:
-    figures = "".join(f"{figure / 1e6:12,.1f}" for figure in (*passes, passes.total))
-    return f"  {name:14}{figures}"
-
-
-def _tokens(forecast: Forecast) -> Iterator[str]:
+def _tokens(forecast: Forecast) -> Iterator[Part]:
     train, tokens = forecast.config.train, forecast.tokens
-    length = forecast.config.sequence_length
+    length, per_parameter = forecast.config.sequence_length, forecast.tokens_per_parameter
+    planned = {"planned": tokens.planned, "per_parameter": per_parameter}
+    yield {"tokens": tokens._asdict() | planned}
     yield (
         f"step      {counted(train.microbatch_size, 'sequence')}"
         f" × {counted(train.gradient_accumulation_steps, 'microbatch')}"
@@ -204,60 +167,55 @@ def _tokens(forecast: Forecast) -> Iterator[str]:
         rows, part = train.microbatch_size // data, counted(length // context, "token")
         each = f", {part} of each" * (context > 1)
         yield f"          {counted(rows, 'sequence')} of each microbatch per device{each}"
-    yield from _planned_tokens(forecast)
-    for name, count in tokens.in_datasets.items():
-        if count is None:
-            yield f"dataset   {name}: not here yet; uv run download_dataset.py {quoted(name)}"
-        else:
-            yield f"dataset   {name}: {counted(count, 'token')}"
-
-
-def _planned_tokens(forecast: Forecast) -> Iterator[str]:
-    tokens, per_parameter = forecast.tokens, forecast.tokens_per_parameter
     if tokens.planned is None or per_parameter is None:
         yield "run       all tokens of the dataset, whose number is not known yet"
     else:
         steps = counted(tokens.steps or 0, "step")
         yield f"run       {steps} × {tokens.per_step:,} = {counted(tokens.planned, 'token')}"
         yield f"          {per_parameter:.2f} per parameter"
-    if forecast.config.train.start_from is None:  # which is about training from scratch
+    if train.start_from is None:  # which is about training from scratch
         optimal = TOKENS_PER_PARAMETER * forecast.active.total
         per = f"{TOKENS_PER_PARAMETER} per parameter"
         yield f"          compute-optimal: {per} = {optimal:,} tokens"
+    for name, count in tokens.in_datasets.items():
+        missing = f"not here yet; uv run download_dataset.py {quoted(name)}"
+        yield f"dataset   {name}: {missing if count is None else counted(count, 'token')}"
 
 
-def disk(forecast: Forecast) -> Iterator[str]:
-    disk = forecast.disk
-    if disk.checkpoints is None:
-        yield f"disk      {format_bytes(disk.checkpoint_bytes)} per checkpoint; all are kept"
-    else:
-        yield (
-            f"disk      {format_bytes(disk.checkpoint_bytes)} per checkpoint ×"
-            f" {disk.checkpoints} at the same time = {format_bytes(disk.needed_bytes)}"
-        )
-    if math.isfinite(disk.free_bytes):
-        yield f"          {format_bytes(disk.free_bytes)} free"
-    else:
-        yield "          free space where it will run: not known"
+def disk(forecast: Forecast) -> Iterator[Part]:
+    """Yield the disk space of the checkpoints."""
+    disk, is_known = forecast.disk, math.isfinite(forecast.disk.free_bytes)
+    free_bytes = disk.free_bytes if is_known else None
+    yield {"disk": disk._asdict() | {"free_bytes": free_bytes, "needed_bytes": disk.needed_bytes}}
+    needed = f" × {disk.checkpoints} at the same time = {format_bytes(disk.needed_bytes)}"
+    total = "; all are kept" if disk.checkpoints is None else needed
+    yield f"disk      {format_bytes(disk.checkpoint_bytes)} per checkpoint{total}"
+    free = f"{format_bytes(disk.free_bytes)} free"
+    yield f"          {free if is_known else 'free space where it will run: not known'}"
 
 
-def _time(forecast: Forecast) -> Iterator[str]:
-    throughput, seconds = forecast.throughput, forecast.seconds_left
+def _time(forecast: Forecast) -> Iterator[Part]:
+    throughput, communication = forecast.throughput, forecast.communication
+    seconds = forecast.seconds_left
     if throughput is None:
         yield f"time      not known: {UNKNOWN_SPEED}"
-        yield from _cost(forecast)
-        return
-    left = "" if seconds is None else f"{format_duration(seconds)} at "
-    yield (
-        f"time      {left}{throughput.tokens_per_second:,.0f} tokens per second"
-        f" ({throughput.reason})"
-    )
-    yield from _communication(forecast)
-    if forecast.tokens.done:
-        yield f"          {forecast.tokens.done:,} tokens are already done"
-    if forecast.speed is not None:
-        yield f"          one hour is {3600 * forecast.speed.flops:.1e} FLOPs"
+    else:
+        left = "" if seconds is None else f"{format_duration(seconds)} at "
+        speed = f"{throughput.tokens_per_second:,.0f} tokens per second"
+        yield f"time      {left}{speed} ({throughput.reason})"
+        yield from _communication(forecast)
+        if forecast.tokens.done:
+            yield f"          {forecast.tokens.done:,} tokens are already done"
+        if forecast.speed is not None:
+            yield f"          one hour is {3600 * forecast.speed.flops:.1e} FLOPs"
     yield from _cost(forecast)
+    yield {
+        "throughput": throughput and throughput._asdict(),
+        "communication_seconds_per_step": communication and communication._asdict(),
+        "seconds_left": seconds,
+        "price_per_device_hour": forecast.price_per_device_hour,
+        "cost_left": forecast.cost_left,
+    }
 
 
 def _cost(forecast: Forecast) -> Iterator[str]:
@@ -283,13 +241,16 @@ def _communication(forecast: Forecast) -> Iterator[str]:
         yield "          computing waits for activations and overlaps with the rest"
 
 
-def _verdict(forecast: Forecast, compiled: CompiledStep | None) -> str:
-    if fits(forecast, compiled):
-        return "It fits."
+def _verdict(forecast: Forecast, compiled: CompiledStep | None) -> Iterator[Part]:
+    is_enough = fits(forecast, compiled)
+    yield {"fits": is_enough}
+    if is_enough:
+        yield "It fits."
+        return
     if _fits_memory(forecast, compiled):
-        lines = ["It fits into memory."]
+        yield "It fits into memory."
     else:
-        lines = ["It does not fit into memory:", *forecast.remedies()]
+        yield "It does not fit into memory:"
+        yield from forecast.remedies()
     if not forecast.disk.fits:
-        lines.append(f"Its checkpoints do not fit on the disk: {remedy(forecast.config.train)}")
-    return "\n".join(lines)
+        yield f"Its checkpoints do not fit on the disk: {remedy(forecast.config.train)}"

@@ -1,11 +1,10 @@
 """Experiments of several runs: ladders, power laws, muP checks, learning-rate sweeps.
 
     ladder               model sizes for growing compute budgets; `plan.py --ladder`
-    power_law            fit loss against compute, with intervals
-    scaled_runs          recorded runs as points of a power law; `charts.py --power-law`
+    power_law            loss against compute, fitted to recorded runs; `charts.py --power-law`
     widths               the same model at other widths
     coordinate_check     do activations keep their size as width grows; `mup.py check`
-    learning_rate_sweep  train at several learning rates; `mup.py sweep`
+    learning_rate_sweep  runs at several learning rates and the best one; `mup.py sweep`
 
 Imports the packages below `training`.
 """

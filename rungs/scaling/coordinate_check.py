@@ -25,8 +25,8 @@ from rungs.step.state import create_model_and_optimizer
 from rungs.step.train_step import make_train_step
 
 MAX_EXPONENT = 0.25
-"""Of the width. In measurements (docs/log.md) exponents stay within 0.1 with muP and reach 0.6 and
-more in the standard parametrisation."""
+"""Largest exponent of the width. In measurements (docs/log.md) exponents stay within 0.1 with muP
+and reach 0.6 and more in the standard parametrisation."""
 
 
 class WidthMeasurement(NamedTuple):
@@ -36,7 +36,7 @@ class WidthMeasurement(NamedTuple):
     sizes: dict[str, float]
     """After training."""
     changes: dict[str, float]
-    """Of the difference between after and before training."""
+    """Root mean squares of the difference between after and before training."""
 
 
 class Growth(NamedTuple):

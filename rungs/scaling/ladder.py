@@ -94,9 +94,9 @@ def propose(
     `flops.TOKENS_PER_PARAMETER` tokens per parameter.
 
     Args:
-        config: of the origin run.
+        config: the origin run.
         budget: FLOPs of the last rung.
-        datasets: those of the run's datasets that are here. If all are, they are repeated for as
+        datasets: the run's datasets that are here. If all are, they are repeated for as
             many epochs as the tokens need.
 
     Raises:
@@ -147,19 +147,11 @@ def as_text(rungs: list[Rung], forecast: Forecast, largest: Memory) -> str:
     """Return a table of the rungs, with the time that each takes if that is known.
 
     Args:
-        forecast: of the origin run, on the devices that the rungs are for.
+        forecast: forecast of the origin run, on the devices that the rungs are for.
         largest: memory of the last rung.
     """
-    headings = [
-        "FLOPs",
-        "emb_dim",
-        "n_layers",
-        "parameters",
-        "tokens",
-        "tokens/parameter",
-        "epochs",
-    ]
-    headings += ["tokens per step", "steps", "learning rate"]
+    headings = ["FLOPs", "emb_dim", "n_layers", "parameters", "tokens", "tokens/parameter"]
+    headings += ["epochs", "tokens per step", "steps", "learning rate"]
     rows = [_row(rung) for rung in rungs]
     if forecast.speed is not None:
         headings.append("time")

@@ -1,18 +1,13 @@
-"""One run trained at several learning rates, in several variants, each in its own run folder."""
+"""The runs and results of a learning-rate sweep: one run at several learning rates, in several
+variants. `rungs/sweeps/grid.py` trains them."""
 
 import math
-import subprocess
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from rungs.common.errors import RunFailure
-from rungs.run import metrics
-from rungs.run.derive import NewRun
-from rungs.run.folder import RunFolder
+from rungs.run.metrics import StepMetrics
 
 LAST_STEPS = 20
 """Without validation, the final loss is the mean training loss of this many steps."""
@@ -27,36 +22,22 @@ class SweepRun(NamedTuple):
     changes: Mapping[str, Any]
     """The other keys that differ from the origin run."""
 
+    @property
+    def folder_name(self) -> str:
+        return f"{self.series.replace(' ', '-')}-rate-{self.learning_rate:g}"
+
+    @property
+    def all_changes(self) -> dict[str, Any]:
+        """All keys that differ from the origin run."""
+        return {**self.changes, "learning_rate": self.learning_rate}
+
 
 class Point(NamedTuple):
-    """The result of a run."""
+    """The result of a run: its `final_loss`."""
 
     series: str
     learning_rate: float
     loss: float
-    """Validation loss at the end or, without validation, the mean of the last training losses.
-    Infinite if they are not finite."""
-
-
-def sweep(
-    origin: Path, folder: Path, runs: Sequence[SweepRun], datasets_dir: Path, train_command: Path
-) -> Iterator[Point]:
-    """Train each run to its end, one after the other, and yield its result.
-
-    Args:
-        origin: the run folder that they are derived from.
-        folder: parent of the new run folders.
-        train_command: the path of `train.py`.
-
-    Raises:
-        UserError: a change does not fit the run, or another run is in the way. No folder is made
-            then.
-        RunFailure: a run failed, and not because of its learning rate.
-    """
-    new = [NewRun.of(folder / _name(run), origin, _changes(run)) for run in runs]
-    for run, new_run in zip(runs, new, strict=True):
-        loss = _train(RunFolder(new_run.make()), datasets_dir, train_command)
-        yield Point(run.series, run.learning_rate, loss)
 
 
 def best_rates(points: Sequence[Point]) -> dict[str, float]:
@@ -92,27 +73,9 @@ def _best_rate(points: Sequence[Point]) -> float:
     return float(np.exp(-curve[1] / (2 * curve[0]))) if curve[0] > 0 else around[1].learning_rate
 
 
-def _name(run: SweepRun) -> str:
-    return f"{run.series.replace(' ', '-')}-rate-{run.learning_rate:g}"
-
-
-def _changes(run: SweepRun) -> dict[str, Any]:
-    return {**run.changes, "learning_rate": run.learning_rate}
-
-
-def _train(run: RunFolder, datasets_dir: Path, train_command: Path) -> float:
-    """Train a run to its end and return its final loss."""
-    command = [sys.executable, str(train_command), str(run.path)]
-    command += ["--datasets-dir", str(datasets_dir)]
-    done = subprocess.run(command, stderr=subprocess.PIPE, text=True)
-    steps = metrics.read(run.metrics)
-    if done.returncode and not (steps and steps[-1].train_loss is None):
-        last_line = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise RunFailure(f"{run.path}: {last_line}")
-    return _final_loss(steps)
-
-
-def _final_loss(steps: Sequence[metrics.StepMetrics]) -> float:
+def final_loss(steps: Sequence[StepMetrics]) -> float:
+    """Return the validation loss at the end or, without validation, the mean of the last training
+    losses; infinity if they are not finite."""
     if steps[-1].validation_loss is not None:
         return steps[-1].validation_loss
     losses = [step.train_loss for step in steps[-LAST_STEPS:]]

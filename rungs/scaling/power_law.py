@@ -1,8 +1,9 @@
-"""A power law of loss against compute, fitted to several runs, with its intervals.
+"""A power law of loss against compute, fitted to the final losses of several runs, with its
+intervals, and the text that reports it.
 
 L(C) = a · C^-b (Kaplan et al. 2020, section 1.2, equation 1.3) is a straight line in logarithms:
-with x = log C and y = log L, least squares of y on x. The intervals are those of a straight line
-(Draper & Smith 1998, chapters 1 and 3). They assume that runs scatter around it independently and
+with x = log C and y = log L, least squares of y on x. The intervals of a straight line
+(Draper & Smith 1998, chapters 1 and 3) assume that runs scatter around it independently and
 by the same percentage everywhere.
 
 If the loss has a floor, as in L = E + A · N^-α + B · D^-β (Hoffmann et al. 2022, section 3.3), the
@@ -10,20 +11,32 @@ points bend away from every straight line. The coefficient of x² shows it.
 """
 
 import dataclasses
-from typing import NamedTuple
+import json
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy import stats
 
-from rungs.run.recorded_run import FloatArray
+from rungs.common.errors import UserError
+from rungs.common.text_table import counted
+from rungs.optim.schedule import learning_rate_schedule
+from rungs.planning.flops import model_flops_per_token
+from rungs.run.recorded_run import FloatArray, RecordedRun, finite_points
+from rungs.step.state import shapes_of
 
 CONFIDENCE = 0.95
 MIN_RUNS = 3
-"""Of different compute: any line fits two points."""
+"""Runs of different compute that a fit needs: any line fits two points."""
 MIN_SPAN = 2
 """Ratio of the largest to the smallest compute."""
 MIN_RUNS_FOR_CURVATURE = 5
+EXTRAPOLATION = 10
+"""The law predicts the loss at this multiple of the largest compute."""
+_SCHEDULE_TOLERANCE = 1e-4
+"""How far the learning rate may be from its schedule's end, as a share of its peak."""
+_MAX_STEPS = 2**31 - 1
+"""Largest number of steps that a schedule can count."""
 
 
 class Estimate(NamedTuple):
@@ -96,7 +109,7 @@ class PowerLaw:
 
     def predict(self, compute: float) -> Estimate:
         """Return the loss of a new run of this many FLOPs, if the law holds there. The interval is
-        that of one more run: t · s · √(1 + 1 ÷ n + (x − x̄)² ÷ Σ(x − x̄)²), in logarithms."""
+        for one more run: t · s · √(1 + 1 ÷ n + (x − x̄)² ÷ Σ(x − x̄)²), in logarithms."""
         from_centre = np.log(compute) - self.centre[0]
         log_loss = self.centre[1] - self.exponent.value * from_centre
         error = self.deviation * np.sqrt(1 + 1 / self.runs + from_centre**2 / self.spread)
@@ -149,3 +162,165 @@ def _exp(logarithm: float) -> float:
     """Return e to this power, infinite if it is too large: an interval of few runs may be."""
     with np.errstate(over="ignore"):
         return float(np.exp(logarithm))
+
+
+@dataclasses.dataclass(frozen=True)
+class ScaledRun:
+    """The validation losses of a run over its compute."""
+
+    name: str
+    compute: FloatArray
+    """FLOPs of training: tokens seen × `flops.model_flops_per_token`."""
+    loss: FloatArray
+    """Validation loss, in nats per token."""
+    is_finished: bool
+    """Whether the learning rate is at the end of its schedule at the last validation. Before that,
+    the loss is higher than that of a run planned for this number of tokens (Hoffmann et al. 2022,
+    section 2), so it bends the law."""
+
+    @classmethod
+    def of(cls, run: RecordedRun) -> Self:
+        """Return a recorded run, which must have a validation loss, as a scaled run."""
+        model, train = run.config
+        flops = model_flops_per_token(
+            shapes_of(model, train.lora), model, run.config.sequence_length
+        )
+        tokens, loss = finite_points(run.column("tokens_seen"), run.column("validation_loss"))
+        return cls(run.name, tokens * flops, loss, _is_finished(run))
+
+    @property
+    def end(self) -> tuple[float, float]:
+        """Compute and loss of the last validation, not the best one: the lowest of many noisy
+        losses is too low, and its compute is not the run's."""
+        return float(self.compute[-1]), float(self.loss[-1])
+
+
+def _is_finished(run: RecordedRun) -> bool:
+    """Judge by the learning rate alone, because the dataset's tokens are not known here."""
+    train = run.config.train
+    at = np.flatnonzero(np.isfinite(run.column("validation_loss")))[-1]
+    step = min(int(run.column("global_step")[at]), _MAX_STEPS - 1)
+    if step == 0:
+        return False
+    at_end = float(learning_rate_schedule(train, step + 1)(step))
+    difference = abs(run.column("learning_rate")[at] - at_end)
+    return bool(difference <= _SCHEDULE_TOLERANCE * train.learning_rate)
+
+
+@dataclasses.dataclass(frozen=True)
+class ScaledRuns:
+    """Several runs, and the power law through their final losses."""
+
+    runs: list[ScaledRun]
+    law: PowerLaw
+    cautions: list[str]
+    """What the fit does not account for, one line each."""
+
+    @classmethod
+    def of(cls, runs: list[RecordedRun]) -> Self:
+        """Fit a power law through runs.
+
+        Raises:
+            UserError: no law fits through them, with a line for each reason.
+        """
+        if lines := _problems(runs):
+            raise UserError("\n".join(f"--power-law: {line}" for line in lines))
+        scaled = [ScaledRun.of(run) for run in runs]
+        compute, loss = zip(*(run.end for run in scaled), strict=True)
+        try:
+            law = fit(compute, loss)
+        except ValueError as error:
+            raise UserError(f"--power-law: {error}") from None
+        return cls(scaled, law, [*_unfinished(scaled), *_cautions(runs)])
+
+    @property
+    def largest_compute(self) -> float:
+        return max(run.end[0] for run in self.runs)
+
+    @property
+    def prediction(self) -> Estimate:
+        """The loss at `EXTRAPOLATION` times the largest compute."""
+        return self.law.predict(EXTRAPOLATION * self.largest_compute)
+
+    def as_text(self) -> str:
+        """Return the law and its intervals, followed by a line for each caution."""
+        law, prediction = self.law, self.prediction
+        rows = {
+            "power law": f"loss = {law.coefficient:.6g} · C^{-law.exponent.value:.6g}, C in FLOPs,"
+            f" fitted to {law.runs} runs",
+            "exponent": f"{law.exponent}, 95% interval",
+            "scatter": f"{law.scatter_percent:.2g}% of the loss, one standard deviation",
+            "prediction": f"{prediction.value:.4g} at {EXTRAPOLATION * self.largest_compute:.3g}"
+            f" FLOPs, {EXTRAPOLATION} times the largest run; 95% interval"
+            f" {prediction.low:.4g} to {prediction.high:.4g}",
+        }
+        lines = [f"{name:12}{text}" for name, text in rows.items()]
+        return "\n".join([*lines, "", *_judgement(law), *self.cautions])
+
+
+def _judgement(law: PowerLaw) -> list[str]:
+    lines = []
+    if law.exponent.may_be_zero:
+        lines.append("The exponent may be 0: these runs do not show that loss falls with compute.")
+    if law.curvature is None:
+        lines.append(
+            f"{law.runs} runs leave {counted(law.runs - 2, 'degree')} of freedom, so the intervals"
+            f" are wide. With {MIN_RUNS_FOR_CURVATURE} or more runs the curvature is tested, too."
+        )
+        return lines
+    verdict = f"Not a power law: {law.bend_warning}" if law.bends else "No curvature found"
+    return [*lines, f"{verdict} (coefficient of log² C: {law.curvature}, 95% interval)."]
+
+
+def _problems(runs: list[RecordedRun]) -> list[str]:
+    """Return the reasons why no law fits through these runs."""
+    if len(runs) < MIN_RUNS:
+        return [f"needs {MIN_RUNS} runs or more; {len(runs)} given"]
+    lines = [
+        f"{key} differs ({', '.join(values)}), so the losses are not comparable"
+        for key in ("dataset", "target_offset")
+        if len(values := _distinct([getattr(run.config.train, key) for run in runs])) > 1
+    ]
+    for run in runs:
+        tokens, loss = finite_points(run.column("tokens_seen"), run.column("validation_loss"))
+        if not loss.size:
+            lines.append(f"{run.name} has no validation loss")
+        elif not (loss[-1] > 0 and tokens[-1] > 0):
+            lines.append(
+                f"{run.name} ends at loss {loss[-1]:g} after {tokens[-1]:,.0f} tokens; a power law"
+                " needs both above 0"
+            )
+    return lines
+
+
+def _distinct(values: list[Any]) -> list[str]:
+    """Return each value once, as JSON."""
+    return list(dict.fromkeys(json.dumps(v, sort_keys=True, ensure_ascii=False) for v in values))
+
+
+def _unfinished(runs: list[ScaledRun]) -> list[str]:
+    return [
+        f"{run.name} is not finished: its learning rate had not reached the end of its schedule at"
+        " the last validation, so its loss is higher than that of a run planned for this compute."
+        for run in runs
+        if not run.is_finished
+    ]
+
+
+def _cautions(runs: list[RecordedRun]) -> list[str]:
+    lines = [
+        f"{run.name} starts from other weights; the compute that they took is not counted."
+        for run in runs
+        if run.config.train.start_from
+    ]
+    settings = {
+        "sequence_length": [run.config.sequence_length for run in runs],
+        "validation_tokens": [run.config.train.validation_tokens for run in runs],
+        "start_val_token": [run.config.train.start_val_token for run in runs],
+    }
+    lines += [
+        f"{key} differs ({', '.join(_distinct(values))}): the losses are of different sequences."
+        for key, values in settings.items()
+        if len(set(values)) > 1
+    ]
+    return lines

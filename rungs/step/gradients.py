@@ -16,8 +16,7 @@ from jax.sharding import PartitionSpec
 
 from rungs.model.gpt import GPT
 from rungs.parallel import collectives
-from rungs.parallel.fsdp import WeightGatherer
-from rungs.parallel.gradient_sum import GradientSum
+from rungs.parallel.fsdp import GradientSum, WeightGatherer
 from rungs.parallel.names import DATA
 from rungs.parallel.sharding import Layout
 from rungs.step.nonfinite import ALL_FINITE, first_nonfinite

@@ -1,24 +1,26 @@
-"""A grid of runs: one for each combination of values."""
+"""Several runs trained one after another: a run for each combination of values, or for each
+learning rate of a sweep."""
 
 import itertools
 import json
 import logging
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
 
 from rungs.charts.comparison_charts import draw_comparison
-from rungs.common.errors import EXIT_BAD_INPUT, EXIT_FAILED, UserError
+from rungs.common.errors import EXIT_BAD_INPUT, EXIT_FAILED, RunFailure, UserError
 from rungs.common.paths import is_plain_name, refuse_control_characters
 from rungs.common.signals import StopSignal
 from rungs.monitoring.supervisor import run_child
 from rungs.page.document import open_runs, write_page
-from rungs.run import recorded_run
+from rungs.run import metrics, recorded_run
 from rungs.run.derive import NewRun, parse_settings
-from rungs.run.folder import find_run
+from rungs.run.folder import RunFolder, find_run
+from rungs.scaling.learning_rate_sweep import Point, SweepRun, final_loss
 
 PAGE = "compare.html"
 COMPARISON = "comparison"
@@ -28,10 +30,29 @@ log = logging.getLogger("rungs")
 
 
 class Cell(NamedTuple):
-    """A run of a grid."""
+    """A run to make and train."""
 
+    origin: str
+    """The run to copy."""
     folder: Path
     changes: Mapping[str, Any]
+    """Keys that differ from the origin's."""
+
+    def check(self) -> None:
+        """Raise UserError if the changes don't fit the origin, or something else is in the way."""
+        NewRun.of(self.folder, find_run(self.origin), self.changes)
+
+    def train(self, train_command: Sequence[str], stop: StopSignal) -> int:
+        """Make and train the run, and return the exit code. A run that has finished is left as it
+        is, and one that was interrupted goes on.
+
+        Args:
+            train_command: the path of `train.py`, and options.
+        """
+        changes = [f"--set={key}={json.dumps(value)}" for key, value in self.changes.items()]
+        script, *options = train_command
+        run = [script, str(self.folder), "--like", self.origin, *changes, *options]
+        return run_child([sys.executable, *run], stop)
 
 
 def cells(like: str, grid: Sequence[str], settings: Sequence[str], into: Path) -> list[Cell]:
@@ -50,7 +71,7 @@ def cells(like: str, grid: Sequence[str], settings: Sequence[str], into: Path) -
     axes = dict(map(_axis, grid))
     if len(axes) < len(grid):
         raise UserError("--grid: a key was given twice; give all its values at once")
-    common, origin = parse_settings(settings), find_run(like)
+    common = parse_settings(settings)
     if twice := axes.keys() & common.keys():
         raise UserError(f"--grid and --set: both change {min(twice)}")
     combinations = [
@@ -58,20 +79,19 @@ def cells(like: str, grid: Sequence[str], settings: Sequence[str], into: Path) -
     ]
     if len(combinations) > _MOST_RUNS:
         raise UserError(f"--grid: {len(combinations):,} runs are more than {_MOST_RUNS:,}")
-    found = [Cell(into / _name(chosen), common | chosen) for chosen in combinations]
+    found = [Cell(like, into / _name(chosen), common | chosen) for chosen in combinations]
     for cell in found:
-        NewRun.of(cell.folder, origin, cell.changes)
+        cell.check()
     return found
 
 
-def run_grid(like: str, runs: Sequence[Cell], into: Path, options: Sequence[str]) -> int:
-    """Make and train the runs, one after another; then print what they come to, and draw it.
+def run_grid(runs: Sequence[Cell], into: Path, train_command: Sequence[str]) -> int:
+    """Make and train the runs, one after another; then print and draw their results.
 
-    Runs that have finished are left as they are, so the same command resumes a grid. A run that
-    fails doesn't stop the others.
+    The same command resumes a grid. A run that fails doesn't stop the others.
 
     Args:
-        options: of `train.py`, for each run.
+        train_command: as for `Cell.train`.
 
     Returns:
         The exit code: 2 if a run doesn't fit its data or devices, 128 + the number of a signal that
@@ -82,7 +102,7 @@ def run_grid(like: str, runs: Sequence[Cell], into: Path, options: Sequence[str]
         stop.begin()
         for number, cell in enumerate(runs, 1):
             log.info("run %d of %d: %s", number, len(runs), cell.folder)
-            code = run_child(_command(like, cell, options), stop)
+            code = cell.train(train_command, stop)
             if code == EXIT_BAD_INPUT or stop.number is not None:
                 return stop.exit_code or code
             if code:
@@ -91,6 +111,37 @@ def run_grid(like: str, runs: Sequence[Cell], into: Path, options: Sequence[str]
     for folder in failed:
         log.warning("%s: failed; the same command tries it again", folder)
     return EXIT_FAILED if failed else 0
+
+
+def sweep(
+    origin: Path, folder: Path, runs: Sequence[SweepRun], datasets_dir: Path, train_command: Path
+) -> Iterator[Point]:
+    """Train each run to its end, one after another, and yield its result. The same call resumes it.
+
+    Args:
+        origin: the run folder that they are derived from.
+        folder: parent of the new run folders.
+        train_command: the path of `train.py`.
+
+    Raises:
+        UserError: a change does not fit the run, or something else is in the way. No folder is made
+            then.
+        RunFailure: a run failed, and not because of its learning rate.
+        SystemExit: a signal has stopped it, with 128 + its number.
+    """
+    found = [Cell(str(origin), folder / run.folder_name, run.all_changes) for run in runs]
+    for cell in found:
+        cell.check()
+    command = [str(train_command), "--datasets-dir", str(datasets_dir), "--quiet"]
+    with StopSignal() as stop:
+        stop.begin()
+        for run, cell in zip(runs, found, strict=True):
+            code, steps = cell.train(command, stop), metrics.read(RunFolder(cell.folder).metrics)
+            if stop.number is not None:
+                sys.exit(stop.exit_code)
+            if code and not (steps and steps[-1].train_loss is None):
+                raise RunFailure(f"{cell.folder}: failed; the same command tries it again")
+            yield Point(run.series, run.learning_rate, final_loss(steps))
 
 
 def report(runs: Sequence[Cell], into: Path) -> None:
@@ -106,11 +157,6 @@ def report(runs: Sequence[Cell], into: Path) -> None:
         click.echo(path)
     write_page(into / PAGE, open_runs([folder for folder, _ in taken]))
     click.echo(into / PAGE)
-
-
-def _command(like: str, cell: Cell, options: Sequence[str]) -> list[str]:
-    changes = [f"--set={key}={json.dumps(value)}" for key, value in cell.changes.items()]
-    return [sys.executable, sys.argv[0], str(cell.folder), "--like", like, *changes, *options]
 
 
 def _axis(text: str) -> tuple[str, list[Any]]:

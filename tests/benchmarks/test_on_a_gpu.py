@@ -311,7 +311,7 @@ def test_the_page_has_a_place_for_tables() -> None:
 def test_another_checkout_is_a_variant_in_the_same_process(tmp_path: Path) -> None:
     other = tmp_path / "other"
     shutil.copytree(ROOT / "rungs", other / "rungs")
-    changed = other / "rungs/diagnostics/device_check/step.py"
+    changed = other / "rungs/smoke_tests/device_check/step.py"
     text = changed.read_text()
     old = "return needed_bytes(self.compiled.compiled, target_device.platform())"
     assert old in text

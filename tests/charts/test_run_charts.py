@@ -19,7 +19,7 @@ from matplotlib.lines import Line2D
 
 import charts
 from rungs.charts import comparison_charts, drawing, run_charts, step_charts
-from rungs.charts.loss_chart import loss_chart
+from rungs.charts.run_charts import loss_chart
 from rungs.commands.charts import comparison_folder
 from rungs.common.errors import UserError
 from rungs.run.metrics import StepMetrics

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rungs.charts.comparison_charts import loss_by_step
-from rungs.charts.loss_chart import loss_chart
+from rungs.charts.run_charts import loss_chart
 from rungs.data import overlap
 from rungs.run.recorded_run import RecordedRun
 from tests.data.test_overlap import COPIES, make_dataset, words

@@ -1,5 +1,7 @@
 """Commands from the command line: exit codes, output, and files that they must not change."""
 
+import dataclasses
+import importlib
 import json
 import math
 import os
@@ -11,7 +13,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+import reinforce
 from rungs.checkpointing.weights_file import Weights, WeightsHeader, write_weights
+from rungs.commands.start_command import StartCommand
+from rungs.common import command
+from rungs.common.errors import UserError
 from rungs.config.run_config import RunConfig
 from rungs.data.bpe import train_bpe
 from tests.support.commands import run_script
@@ -271,3 +277,25 @@ def test_without_uv_a_command_says_how_to_run_it_in_one_line(script: str) -> Non
         f" uv run {script} runs/layers"
     )
     assert ended.returncode == 1
+
+
+def test_the_exception_hook_is_set_when_a_command_begins_not_at_import(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    module = importlib.reload(command)
+    assert sys.excepthook is sys.__excepthook__
+    module.begin_command()
+    assert sys.excepthook is not sys.__excepthook__
+
+
+def test_the_options_of_a_start_start_nothing() -> None:
+    given = ["run", "--supervise", "--max-restarts", "3", "--json-log"]
+    options = reinforce.main.make_context("reinforce", given).params
+    shared = {key: options[key] for key in options if key not in ("trust_verifier", "is_audit")}
+    start = StartCommand(**shared)
+    assert (start.run, start.supervise, start.max_restarts) == ("run", True, 3)
+    assert start.log_options == ["--json-log"]
+    start.check()
+    with pytest.raises(UserError, match="--supervise: is for training a single run"):
+        dataclasses.replace(start, run=None).check()

@@ -1,8 +1,10 @@
 """`mup.py` on a tiny run: the coordinate check with and without muP, and a sweep that resumes."""
 
 import json
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -33,6 +35,17 @@ def mup(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
 
 
+def stop_in_the_first_run(folder: Path, *arguments: object) -> int:
+    """Send SIGTERM to `mup.py` alone once a step is recorded; return its exit code."""
+    command = [sys.executable, str(ROOT / "mup.py"), *map(str, arguments)]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL, cwd=ROOT)
+    while not any(path.stat().st_size for path in folder.glob("*/*/metrics.jsonl")):
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.terminate()
+    return process.wait()
+
+
 @pytest.mark.parametrize(("base", "code"), [(32, 0), (None, 1)], ids=["muP", "standard"])
 def test_the_coordinate_check_passes_in_mup_only(
     base: int | None, code: int, tmp_path: Path, datasets: Path
@@ -49,6 +62,10 @@ def test_the_coordinate_check_passes_in_mup_only(
 def test_a_sweep_trains_what_is_left_and_draws_a_chart(tmp_path: Path, datasets: Path) -> None:
     run = run_with(tmp_path / "run", 32)
     options = ("--widths", "32,64", "--learning-rates", "0.001,0.01", "--datasets-dir", datasets)
+    stopped = stop_in_the_first_run(tmp_path / "run-sweep", "sweep", run.path, *options)
+    assert stopped == 128 + signal.SIGTERM
+    (begun,) = (tmp_path / "run-sweep" / "mup").iterdir()
+    assert any((begun / "checkpoints").iterdir())
     first = mup("sweep", run.path, *options)
     assert first.returncode == 0, first.stderr
     folders = sorted(path.name for path in (tmp_path / "run-sweep" / "mup").iterdir())

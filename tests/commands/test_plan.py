@@ -12,13 +12,13 @@ import pytest
 from click.testing import CliRunner, Result
 
 import plan
-from rungs.commands.plan_options import parse_sharding
+from rungs.commands.plan import parse_sharding
 from rungs.common import disk
 from rungs.common.errors import UserError
 from rungs.config import run_config
 from rungs.config.sharding_config import Mode, ShardingConfig
 from rungs.parallel import target_device
-from rungs.parallel.gpu_memory import SHARE_VARIABLES
+from rungs.parallel.gpu_settings import SHARE_VARIABLES
 from rungs.parallel.names import TENSOR
 from rungs.planning import forecast, hardware, report
 from rungs.planning.communication import abstract_layout, planned_collectives

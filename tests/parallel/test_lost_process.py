@@ -9,7 +9,7 @@ import pytest
 
 from rungs.common import run_log
 from rungs.common.errors import RunFailure
-from rungs.parallel import lost_process
+from rungs.parallel import processes
 from tests.support.two_processes import free_port
 
 ALONE = """
@@ -27,7 +27,7 @@ class Ended(Exception):
 
 def fail_with(message: str, while_saving: bool = False) -> None:
     error = jax.errors.JaxRuntimeError(message)
-    with lost_process.end_if_lost():
+    with processes.end_if_lost():
         if while_saving:
             raise RunFailure("the checkpoint could not be written") from error
         raise error
@@ -38,8 +38,8 @@ def no_exit(monkeypatch: pytest.MonkeyPatch) -> None:
     def end(code: int) -> None:
         raise Ended(code)
 
-    monkeypatch.setattr(lost_process.os, "_exit", end)
-    monkeypatch.setattr(lost_process, "_ENDING", lost_process.threading.Lock())
+    monkeypatch.setattr(processes.os, "_exit", end)
+    monkeypatch.setattr(processes, "_ENDING", processes.threading.Lock())
 
 
 @pytest.mark.usefixtures("no_exit")
@@ -55,8 +55,8 @@ def test_a_collective_without_its_partner_ends_with_one_line(
     with pytest.raises(Ended, match="1"):
         fail_with("UNKNOWN: Gloo ReduceScatter failed: Connection reset by peer", while_saving)
     cause = "UNKNOWN: Gloo ReduceScatter failed: Connection reset by peer"
-    assert capsys.readouterr().err == f"error: {lost_process.MESSAGE} ({cause})\n"
-    assert f"ERROR {lost_process.MESSAGE}" in (tmp_path / "train.log").read_text()
+    assert capsys.readouterr().err == f"error: {processes.LOST_PROCESS} ({cause})\n"
+    assert f"ERROR {processes.LOST_PROCESS}" in (tmp_path / "train.log").read_text()
 
 
 @pytest.mark.usefixtures("no_exit")
@@ -75,4 +75,4 @@ def test_a_process_whose_partner_does_not_start_ends_with_one_line(process: str)
         check=False,
         timeout=600,
     )
-    assert (ended.returncode, ended.stderr) == (1, f"error: {lost_process.MESSAGE}\n")
+    assert (ended.returncode, ended.stderr) == (1, f"error: {processes.LOST_PROCESS}\n")

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from rungs.common.errors import UserError
-from rungs.parallel import devices, gpu_memory
+from rungs.parallel import devices, gpu_settings
 from rungs.planning import hardware
 from rungs.planning.hardware import DEVICES, NAMES, device_by_name, device_of_kind
 from tests.support.committed_runs import ROOT
@@ -82,7 +82,7 @@ def test_memory_is_what_a_device_reports_not_what_it_is_called() -> None:
 
 
 def test_jax_preallocates_a_share_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_memory, "share", lambda: 0.6)
+    monkeypatch.setattr(gpu_settings, "memory_share", lambda: 0.6)
     h100, tpu = device_by_name("h100"), device_by_name("tpu-v5p")
     assert h100.usable_bytes == 0.6 * h100.memory_bytes
     assert tpu.usable_bytes == tpu.memory_bytes

@@ -12,7 +12,7 @@ from rungs.config.run_config import load_reinforcement_run
 from rungs.config.sharding_config import ShardingConfig
 from rungs.model.decoding import Decoder
 from rungs.model.gpt import GPT
-from rungs.planning import hardware, policy_report
+from rungs.planning import hardware, policy_plan
 from rungs.planning.policy_plan import PolicyPlan, expected_mixed, plan, training_equivalent
 from rungs.reinforcement.rollout_files import Completion, RolloutFiles
 from rungs.run.folder import RunFolder
@@ -65,10 +65,10 @@ def test_times_are_computed_for_a_device_and_taken_from_metrics(tmp_path: Path) 
     assert found.phases is not None
     assert found.phases.verifying is None
     assert found.phases.sampling > 0
-    text = policy_report.as_text(RunFolder(tmp_path / "run"), found)
+    text = policy_plan.as_text(RunFolder(tmp_path / "run"), found)
     assert "depends on the verifier" in text
     assert text.endswith("It fits.")
-    content = json.loads(policy_report.as_json(found))
+    content = json.loads(policy_plan.as_json(found))
     assert content["seconds"]["updating"] == found.phases.updating
     assert content["fits"] is True
 

@@ -16,7 +16,6 @@ import pytest
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.common.errors import UserError
 from rungs.config.run_config import load_reinforcement_run
-from rungs.diagnostics.resume_check.check import read_arrays
 from rungs.reinforcement import sampling
 from rungs.reinforcement import start as starting
 from rungs.reinforcement.policy_trainer import PolicyTrainer, Replayed
@@ -26,6 +25,7 @@ from rungs.reinforcement.report import log_end
 from rungs.reinforcement.rollout_files import RolloutFiles, read
 from rungs.reinforcement.sampling import CompletionSource, Seconds
 from rungs.run.folder import RunFolder
+from rungs.smoke_tests.resume_check.check import read_arrays
 from tests.support.long import long_except
 from tests.support.tiny_reinforcement import (
     make_reinforcement_run,

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 import plan
-from rungs.commands.plan_options import parse_sharding
+from rungs.commands.plan import parse_sharding
 from rungs.common.errors import UserError
 from rungs.config import run_config as run_config_module
 from rungs.config.run_config import RunConfig

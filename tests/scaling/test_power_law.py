@@ -15,7 +15,7 @@ from scipy import stats
 
 import charts
 from rungs.charts import drawing
-from rungs.charts.power_law_chart import power_law_chart
+from rungs.charts.scaling_charts import power_law_chart
 from rungs.common.errors import UserError
 from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import RunConfig
@@ -25,7 +25,7 @@ from rungs.planning.flops import model_flops_per_token
 from rungs.run.metrics import StepMetrics
 from rungs.run.recorded_run import FloatArray, RecordedRun, load_runs
 from rungs.scaling import power_law
-from rungs.scaling.scaled_runs import ScaledRuns
+from rungs.scaling.power_law import ScaledRuns
 from rungs.step.state import shapes_of
 
 COMPUTE = np.geomspace(1e15, 1e18, 6)

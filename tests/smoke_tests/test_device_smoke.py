@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from rungs.common import run_log
-from rungs.diagnostics.device_check import kernels, peaks, step
 from rungs.model.kernels.matmul import matmul
 from rungs.parallel import jax_setup
+from rungs.smoke_tests.device_check import kernels, peaks, step
 from tests.support.commands import Finished, run_script
 from tests.support.tiny_run import make_run
 

@@ -17,19 +17,19 @@ from rungs.common.errors import UserError
 from rungs.config.run_config import RunConfig
 from rungs.data.loader import Batch, TrainingData
 from rungs.data.pair_sequences import IGNORED
-from rungs.diagnostics.parallel_check import check as parallel_check
-from rungs.diagnostics.parallel_check.check import ParallelCheck, ParallelLimits
-from rungs.diagnostics.parallel_check.comparison import (
-    CaseResult,
-    Difference,
-    ParallelCase,
-    compare,
-)
 from rungs.optim import optimizers
 from rungs.parallel import collectives
 from rungs.parallel.names import DATA
 from rungs.parallel.sharding import Layout
 from rungs.parallel.target_device import Target, trace_for
+from rungs.smoke_tests.parallel_check import check as parallel_check
+from rungs.smoke_tests.parallel_check.check import (
+    CaseResult,
+    ParallelCase,
+    ParallelCheck,
+    ParallelLimits,
+)
+from rungs.smoke_tests.parallel_check.table import Difference, compare
 from rungs.step import train_step
 from smoke_tests import test_parallel as script
 from tests.support.committed_runs import ROOT

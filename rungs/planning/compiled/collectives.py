@@ -3,6 +3,10 @@
 `collectives(compiled)` lists every collective operation: its groups of devices, its bytes, and how
 many times it runs in one run of the program. `summary` adds them up by mesh axes. XLA may add
 collectives that no line of the source asks for, so only the compiled program shows what it sends.
+
+A device's number is its position in the program's device assignment, `mesh.devices.flat`. XLA calls
+it a partition id, or a global device id where an operation has `use_global_device_ids`; in a
+program of one replica, and `jax.jit` compiles no other, the two are the same.
 """
 
 import math
@@ -13,13 +17,25 @@ from typing import NamedTuple
 
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh
+from numpy.typing import NDArray
 
-from rungs.planning.compiled.hlo import Instruction, Module, Program, bytes_of
-from rungs.planning.compiled.hlo_groups import Groups, parse_braces, parse_groups
-from rungs.planning.compiled.hlo_trip_count import trip_count
+from rungs.planning.compiled.hlo import (
+    Instruction,
+    Module,
+    Program,
+    bytes_of,
+    numbers,
+    trip_count,
+)
 
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 UNCOUNTED_KINDS = ("collective-broadcast", "ragged-all-to-all", "send")
+Groups = tuple[tuple[int, ...], ...]
+"""Numbers of the devices in each group."""
+
+_DIMENSIONS = r"\[([\d,]+)\](?:T\(([\d,]+)\))?"
+_IOTA = re.compile(r"\[([\d,]+)\]<=" + _DIMENSIONS)
+_MESH = re.compile(r"mesh\[([^\]]*)\](?:, device_ids=\(([^{]*)\))? \{([^}]*)\}")
 
 
 class Collective(NamedTuple):
@@ -28,10 +44,9 @@ class Collective(NamedTuple):
     kind: str
     """One of KINDS, also for an asynchronous form."""
     groups: Groups
-    """For a collective-permute the pairs (source, target), without those of a device with
-    itself."""
+    """Groups of devices; for a collective-permute, pairs (source, target) of different devices."""
     result_bytes: int
-    """On one device, all results together."""
+    """Bytes of all results on one device."""
     trips: int
     """How many times it runs in one run of the program."""
     op_name: str
@@ -44,7 +59,7 @@ class Collective(NamedTuple):
 
     @property
     def operand_bytes(self) -> int:
-        """On one device, all operands together."""
+        """Bytes of all operands on one device."""
         if self.kind == "all-gather":
             return self.result_bytes // self.group_size
         if self.kind == "reduce-scatter":
@@ -66,7 +81,7 @@ class Collective(NamedTuple):
 def moved_bytes(kind: str, array_bytes: int, devices: int) -> int:
     """Return the bytes that one device sends in a collective, rounded up.
 
-    Assumes the algorithms that send least: a ring for all-reduce, which is a reduce-scatter and
+    It assumes the algorithms that send least: a ring for all-reduce, which is a reduce-scatter and
     then an all-gather (Patarasuk and Yuan 2009, https://doi.org/10.1016/j.jpdc.2008.09.002), and
     for those two by themselves (Chan et al. 2007, https://doi.org/10.1002/cpe.1206). In an
     all-to-all each device sends the others their shares directly.
@@ -88,7 +103,7 @@ class Traffic(NamedTuple):
     axes: tuple[str, ...]
     runs: int
     moved_bytes: int
-    """Sent by one device."""
+    """Bytes that one device sends."""
 
 
 def collectives(program: Program) -> list[Collective]:
@@ -135,26 +150,23 @@ class Site(NamedTuple):
 
     collective: Collective
     computation: str
-    """The one in whose schedule it stands, which is not that of a fusion."""
+    """Computation in whose schedule it stands; never a fusion's."""
     position: int
-    """In that schedule. Where an asynchronous collective starts."""
+    """Position in that schedule; the start of an asynchronous collective."""
 
 
-def sites(module: Module) -> Iterator[Site]:
-    """Yield the call sites of collectives, as `collectives`."""
-    return _sites_in(module, module.entry)
-
-
-def _sites_in(module: Module, computation: str) -> Iterator[Site]:
-    """Yield the call sites in a computation and in everything that it calls."""
+def sites(module: Module, computation: str = "") -> Iterator[Site]:
+    """Yield the call sites of collectives in a computation, by default the entry, and in everything
+    that it calls; errors as for `collectives`."""
+    computation = computation or module.entry
     instructions = module.computations[computation]
     continues_another = _continues_another(instructions)
     for position, instruction in enumerate(instructions):
-        if not continues_another:
-            for collective in _collective(instruction, module.devices):
-                yield Site(collective, computation, position)
+        collective = None if continues_another else _collective(instruction, module.devices)
+        if collective is not None:
+            yield Site(collective, computation, position)
         for called, trips in _calls(module, computation, instruction):
-            for inner in _sites_in(module, called):
+            for inner in sites(module, called):
                 inner = _as_scattered(inner, instruction)
                 if trips is None:
                     raise ValueError(
@@ -213,17 +225,81 @@ def chain_of(instruction: Instruction) -> str:
     return found[1] if found else ""
 
 
-def _collective(instruction: Instruction, devices: int) -> Iterator[Collective]:
-    """Yield the instruction as a collective, if it is one that involves several devices."""
+def _collective(instruction: Instruction, devices: int) -> Collective | None:
+    """Return the instruction as a collective, if it is one that involves several devices."""
     kind = instruction.opcode.removesuffix("-start")
     if kind in UNCOUNTED_KINDS and "is_host_transfer=true" not in instruction.attributes:
         raise ValueError(f"{instruction}: the bytes of a {kind} cannot be counted")
     if kind not in KINDS:
-        return
+        return None
     if kind == "collective-permute":
         pairs = parse_braces(instruction.attribute("source_target_pairs"))
         groups = tuple(pair for pair in pairs if pair[0] != pair[1])
     else:
         groups = parse_groups(instruction.attribute("replica_groups"), devices)
-    if any(len(group) > 1 for group in groups):
-        yield Collective(kind, groups, bytes_of(instruction.result), 1, instruction.op_name)
+    if all(len(group) < 2 for group in groups):
+        return None
+    return Collective(kind, groups, bytes_of(instruction.result), 1, instruction.op_name)
+
+
+def parse_groups(text: str, devices: int) -> Groups:
+    """Parse the groups after `replica_groups=`, in any of the three forms that XLA writes.
+
+    `{{0,1},{2,3}}`, where `{}` means all devices; `[2,2]<=[4]`; and `mesh['a'=2,'b'=2] {'b'}`:
+    https://github.com/openxla/xla/blob/main/xla/hlo/ir/replica_group.h.
+
+    Raises:
+        ValueError: another form.
+    """
+    if text.startswith("{}"):
+        return (tuple(range(devices)),)
+    if text.startswith("{"):
+        return parse_braces(text)
+    if iota := _IOTA.match(text):
+        return _as_groups(_iota(iota[2], iota[3]).reshape(numbers(iota[1])))
+    if mesh := _MESH.match(text):
+        return _mesh_groups(*mesh.groups(default=""))
+    raise ValueError(f"replica_groups={text[:80]}: unknown form of groups")
+
+
+def _mesh_groups(axes: str, device_ids: str, grouped: str) -> Groups:
+    """Return groups of the devices that differ only in the grouped mesh axes, in mesh order.
+
+    Args:
+        axes: as in `'a'=2,'b'=4`.
+        device_ids: of the mesh, as in `[4,2]T(1,0)` or `1,0,2,…`; in order if empty.
+        grouped: as in `'a','b':(2)3`: all of axis a, and of axis b a factor of 3 that follows a
+            factor of 2.
+    """
+    sizes = {name: int(size) for name, size in re.findall(r"([^',=]+)'?=(\d+)", axes)}
+    places = dict(zip(sizes, np.indices(tuple(sizes.values())), strict=True))
+    for name, before, part in re.findall(r"([^',:]+)'?(?::\((\d+)\)(\d+))?", grouped):
+        part_size = int(part or sizes[name])
+        stride = sizes[name] // (int(before or 1) * part_size)
+        places[name] = places[name] - places[name] // stride % part_size * stride
+    group_of = np.ravel_multi_index(tuple(places.values()), tuple(sizes.values())).ravel()
+    if iota := re.match(_DIMENSIONS, device_ids):
+        ids = _iota(iota[1], iota[2])
+    else:
+        ids = np.array(numbers(device_ids) if device_ids else range(group_of.size))
+    return _as_groups(ids[group_of == group] for group in np.unique(group_of))
+
+
+def _iota(dimensions: str, order: str | None) -> NDArray[np.int64]:
+    """Return 0, 1, 2, … as an array of these dimensions, transposed and then flattened."""
+    shape = numbers(dimensions)
+    array = np.arange(math.prod(shape)).reshape(shape)
+    return array.transpose(numbers(order) if order else None).ravel()
+
+
+def _as_groups(rows: Iterable[NDArray[np.int64]]) -> Groups:
+    return tuple(tuple(row.tolist()) for row in rows)
+
+
+def parse_braces(text: str) -> Groups:
+    """Parse the groups at the start of a text such as `{{0,1},{2,3}}, …`; ValueError if it has
+    another form."""
+    outer = re.match(r"\{(?:\{[\d,]*\},?)*\}", text)
+    if not outer:
+        raise ValueError(f"{text[:80]}: unknown form of groups")
+    return tuple(tuple(numbers(inner)) for inner in re.findall(r"\{([\d,]*)\}", outer[0]))

@@ -1,4 +1,4 @@
-"""A compiled program, parsed from its HLO text.
+"""A compiled program, parsed from its HLO text; how often its loops run (`trip_count`).
 
 The instructions of a computation stand in the order in which they run, except inside a fusion,
 which runs as one.
@@ -51,7 +51,7 @@ class Instruction(NamedTuple):
 
     @property
     def target(self) -> str:
-        """What a custom call calls; empty for other instructions."""
+        """Name of what a custom call calls; empty for other instructions."""
         found = re.search(r'custom_call_target="([^"]*)"', self.attributes)
         return found[1] if found else ""
 
@@ -62,7 +62,7 @@ class Instruction(NamedTuple):
     @property
     def element(self) -> int:
         """Which element of a tuple a get-tuple-element takes."""
-        return int(re.findall(r"\bindex=(\d+)", self.attributes)[0])
+        return numbers(self.attribute("index"))[0]
 
     @property
     def number(self) -> int:
@@ -73,9 +73,9 @@ class Instruction(NamedTuple):
     def result(self) -> str:
         """Shape of what it returns; of an asynchronous start, of what the end will return.
 
-        A start returns (operands, results, …): https://openxla.org/xla/async_ops. That of a copy
-        returns (result, operand, …), and that of an all-reduce only its results in the text of
-        older compilers: for GPUs, of jaxlib before 0.11.
+        A start returns (operands, results, …): https://openxla.org/xla/async_ops. A copy's returns
+        (result, operand, …), and an all-reduce's only its results in the text of older compilers:
+        for GPUs, of jaxlib before 0.11.
         """
         has_only_results = self.opcode == "all-reduce-start" and not self.shape.startswith("((")
         if not self.opcode.endswith("-start") or has_only_results:
@@ -138,7 +138,7 @@ class Module(NamedTuple):
         return next(one for one in self.computations[computation] if one.name == name)
 
     def root(self, computation: str) -> Instruction:
-        """Return the instruction whose result is that of the computation."""
+        """Return the instruction whose result the computation returns."""
         return next(one for one in self.computations[computation] if one.is_root)
 
 
@@ -169,14 +169,15 @@ def bytes_of(shape: str) -> int:
         ValueError: an array has a dtype of unknown width.
     """
     arrays = re.findall(r"(\w+)\[([^\]]*)\]", shape)
-    return sum(-(-_bits(dtype) * _size(dimensions) // 8) for dtype, dimensions in arrays)
+    sizes = ((dtype_bits(dtype), math.prod(numbers(inside))) for dtype, inside in arrays)
+    return sum(-(-bits * size // 8) for bits, size in sizes)
 
 
 def tiled_bytes_of(shape: str) -> int:
     """Return the bytes of a shape in memory, with the padding of a TPU's tiles: in
     `f32[8,64]{1,0:T(8,128)}` rows of 64 elements take as much as 128."""
     return sum(
-        -(-_bits(dtype) * math.prod(_padded(dimensions_of(f"[{dimensions}]"), order, tile)) // 8)
+        -(-dtype_bits(dtype) * math.prod(_padded(numbers(dimensions), order, tile)) // 8)
         for dtype, dimensions, order, tile in _TILED.findall(shape)
     )
 
@@ -203,21 +204,22 @@ def device_bytes_of(shape: str) -> int:
 
 def dimensions_of(array: str) -> list[int]:
     """Return the dimensions of an array's shape; of a dynamic one, `<=8`, its maximum."""
-    inside = array.partition("[")[2].partition("]")[0]
-    return [int(number) for number in re.findall(r"\d+", inside)]
+    return numbers(array.partition("[")[2].partition("]")[0])
+
+
+def numbers(text: str) -> list[int]:
+    """Return the whole numbers in a text."""
+    return [int(number) for number in re.findall(r"\d+", text)]
 
 
 def dtype_bits(array: str) -> int:
-    """Return the bits of an element of an array's shape.
+    """Return the bits of an element of an array's shape: the first number in dtypes such as
+    `f8e4m3fn`.
 
     Raises:
         ValueError: its dtype has an unknown width.
     """
-    return _bits(array.partition("[")[0].rpartition("/")[2])
-
-
-def _bits(dtype: str) -> int:
-    """Return the bits of an element: the first number in names such as `f8e4m3fn`."""
+    dtype = array.partition("[")[0].rpartition("/")[2]
     if dtype in ("pred", "token"):
         return {"pred": 8, "token": 0}[dtype]
     width = re.match(r"[a-z]+(\d+)", dtype)
@@ -226,6 +228,124 @@ def _bits(dtype: str) -> int:
     return int(width[1])
 
 
-def _size(dimensions: str) -> int:
-    """Return the number of elements; of a dynamic dimension, `<=8`, its maximum."""
-    return math.prod(int(number) for number in re.findall(r"\d+", dimensions))
+_COPIES = ("copy", "copy-start", "copy-done", "bitcast", "convert", "reshape")
+
+
+class _Counter(NamedTuple):
+    """A number that a loop computes from what it carries from one iteration to the next."""
+
+    carried: int | None
+    """Index of a carried number to which `constant` is added; None if there is none."""
+    constant: int
+
+
+_Known = dict[str, _Counter | None]
+"""The parameters of a computation that is called, by name; None if unknown."""
+
+
+def trip_count(module: Module, computation: str, loop: Instruction) -> int | None:
+    """Return how many times the body of a loop runs; None if it cannot be told.
+
+    XLA's CPU and GPU compilers write the count next to the loop (`known_trip_count`). Its TPU
+    compiler does not; there the count follows from the loop itself, which counts from a constant in
+    constant steps until its condition, a comparison with a constant, is false.
+
+    Args:
+        computation: the one with the loop.
+    """
+    if known := re.search(r"known_trip_count\W+n\W+(\d+)", loop.rest):
+        return int(known[1])
+    roles = dict(loop.called())
+    compared = _comparison(module, roles["condition"], {})
+    if compared is None:
+        return None
+    direction, left, right = compared
+    if (index := left.carried) is None or right.carried is not None:
+        return None
+    first = _element(module, computation, loop.operands[0], index, {})
+    after = _element(module, roles["body"], module.root(roles["body"]).name, index, {})
+    if first is None or first.carried is not None or after is None or after.carried != index:
+        return None
+    return _steps(direction, first.constant, right.constant - left.constant, after.constant)
+
+
+def _steps(direction: str, first: int, limit: int, step: int) -> int | None:
+    """Return how often a number that starts at `first` and changes by `step` compares with the
+    limit in this direction; None if that is not a loop that counts towards its limit."""
+    if direction == "NE":
+        steps, rest = divmod(limit - first, step) if step else (-1, 0)
+        return steps if steps >= 0 and not rest else None
+    distance, stride = (
+        (limit - first, step) if direction in ("LT", "LE") else (first - limit, -step)
+    )
+    if stride <= 0 or direction == "EQ":
+        return None
+    return max(-(-(distance + (direction in ("LE", "GE"))) // stride), 0)
+
+
+def _comparison(
+    module: Module, computation: str, known: _Known
+) -> tuple[str, _Counter, _Counter] | None:
+    """Return the direction and both sides of the comparison that a computation returns."""
+    root = module.root(computation)
+    if root.opcode in ("fusion", "call"):
+        return _comparison(module, *_call(module, computation, root, known))
+    if root.opcode != "compare":
+        return None
+    left, right = (_value(module, computation, name, known) for name in root.operands)
+    direction = re.match(r"[A-Z]+", root.attribute("direction"))
+    return None if left is None or right is None or not direction else (direction[0], left, right)
+
+
+def _value(module: Module, computation: str, name: str, known: _Known) -> _Counter | None:
+    """Return an integer of a computation; None if it depends on more than one carried number."""
+    one = module.find(computation, name)
+    operands = one.operands
+    if one.opcode == "parameter":
+        return known.get(name)
+    if one.opcode == "constant":
+        number = re.match(r"-?\d+(?=\))", one.rest)
+        return _Counter(None, int(number[0])) if number else None
+    if one.opcode in _COPIES:
+        return _value(module, computation, operands[0], known)
+    if one.opcode in ("add", "subtract"):
+        left, right = (_value(module, computation, operand, known) for operand in operands)
+        return _sum(left, right, 1 if one.opcode == "add" else -1)
+    if one.opcode in ("fusion", "call"):
+        called, arguments = _call(module, computation, one, known)
+        return _value(module, called, module.root(called).name, arguments)
+    if one.opcode == "get-tuple-element":
+        return _element(module, computation, operands[0], one.element, known)
+    return None
+
+
+def _element(
+    module: Module, computation: str, name: str, index: int, known: _Known
+) -> _Counter | None:
+    """Return an integer in a tuple. A loop's parameter, which unlike a fusion's is not known, is
+    what the loop carries."""
+    one = module.find(computation, name)
+    if one.opcode == "parameter" and not known:
+        return _Counter(index, 0)
+    if one.opcode == "tuple":
+        return _value(module, computation, one.operands[index], known)
+    return None
+
+
+def _call(module: Module, computation: str, call: Instruction, known: _Known) -> tuple[str, _Known]:
+    """Return the computation that an instruction calls, and its arguments."""
+    called = next(name for _, name in call.called())
+    parameters = (one for one in module.computations[called] if one.opcode == "parameter")
+    return called, {
+        one.name: _value(module, computation, call.operands[one.number], known)
+        for one in parameters
+    }
+
+
+def _sum(left: _Counter | None, right: _Counter | None, sign: int) -> _Counter | None:
+    if left is None or right is None:
+        return None
+    constant = left.constant + sign * right.constant
+    if right.carried is None:
+        return _Counter(left.carried, constant)
+    return _Counter(right.carried, constant) if left.carried is None and sign == 1 else None

@@ -1,5 +1,5 @@
-"""Which kernels a compiled step runs in attention, experts and loss, and what its compiler did
-for want of memory or registers.
+"""Kernels that a compiled step runs in attention, experts and loss, and what its compiler did for
+want of memory or registers.
 
 The parts of the model are `jax.named_scope`s, which XLA keeps in the names of operations.
 """
@@ -16,13 +16,13 @@ from typing import NamedTuple
 PARTS = "attention", "experts", "loss"
 """Named scopes."""
 XLA = "XLA"
-"""What computes a part without kernels."""
+"""Name shown for a part that has no kernels."""
 _MAKERS = {
     "__cudnn$fmha": "cuDNN",
     "__gpu$xla.gpu.triton": "Pallas for Triton",
     "tpu_custom_call": "Pallas for Mosaic",
 }
-"""Start of a custom call's target, and where the kernel comes from."""
+"""Where a kernel comes from, by the start of its custom call's target."""
 _CUSTOM_CALL = re.compile(
     r'custom_call_target="([^"]+)"(?:.|\n(?!\s*(?:ROOT )?%))*?op_name="([^"]*)"'
 )
@@ -31,11 +31,11 @@ _SPILL = re.compile(r"Registers are spilled to local memory in function '([^']+)
 
 
 class Kernels(NamedTuple):
-    """What a compiler made of a step."""
+    """Kernels of a compiled step, and what its compiler did for want of memory or registers."""
 
     calls: dict[str, dict[str, int]]
-    """Calls in the text of the program, by part of the model and by where the kernel comes from;
-    a part that is absent has none."""
+    """Calls in the program's text, by part of the model and by where the kernel comes from; parts
+    without any are absent."""
     rematerialized: int
     """Instructions that the compiler repeats to save memory."""
     spilled: list[str]

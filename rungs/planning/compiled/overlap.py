@@ -17,11 +17,10 @@ from typing import NamedTuple
 from jax.sharding import AbstractMesh, Mesh
 
 from rungs.planning.compiled.collectives import Collective, Site, chain_of, sites, summary
-from rungs.planning.compiled.hlo import Instruction, Module, Program
-from rungs.planning.compiled.hlo_trip_count import trip_count
+from rungs.planning.compiled.hlo import Instruction, Module, Program, trip_count
 
 _MATMUL_TARGETS = ("__cublas", "__cudnn", "__gpu$xla.gpu.triton", "tpu_custom_call")
-"""Beginnings of the names of custom calls that are matmuls, attention or hand-written kernels."""
+"""Prefixes of custom calls that are matmuls, attention or hand-written kernels."""
 
 
 class Overlap(NamedTuple):
@@ -29,7 +28,7 @@ class Overlap(NamedTuple):
 
     collective: Collective
     matmuls: int
-    """Run between its start and its end, each time it runs; 0 if it is synchronous. Kernels of
+    """Matmuls between its start and its end, each time it runs; 0 if it is synchronous. Kernels of
     attention and other custom kernels count as one matmul."""
 
     @property
@@ -45,13 +44,13 @@ class OverlapTraffic(NamedTuple):
     axes: tuple[str, ...]
     runs: int
     moved_bytes: int
-    """Sent by one device."""
+    """Bytes that one device sends."""
     hidden_bytes: int
-    """Those of them that are sent while the device computes."""
+    """Bytes of them sent while the device computes."""
 
     @property
     def exposed_bytes(self) -> int:
-        """Those for which the device waits."""
+        """Bytes for which the device waits."""
         return self.moved_bytes - self.hidden_bytes
 
 
@@ -82,33 +81,26 @@ def overlap_summary(found: Iterable[Overlap], mesh: Mesh | AbstractMesh) -> list
 
 def _matmuls_during(module: Module, site: Site) -> int:
     """Return the matmuls between the start and the end of a collective."""
-    schedule = module.computations[site.computation]
-    end = _end(module, schedule, site.position)
-    between = schedule[site.position + 1 : end]
+    between = _before_end(module, module.computations[site.computation][site.position :])
     return sum(_matmuls_in(module, site.computation, instruction) for instruction in between)
 
 
-def _end(module: Module, schedule: list[Instruction], start: int) -> int:
-    """Return the position of the end of a collective; its start if it is synchronous."""
-    first = schedule[start]
-    if first.opcode.endswith("-start"):
-        return _end_of_start(schedule, start)
-    if chain := _chain(module, first, "AsyncCollectiveStart"):
-        for position, instruction in enumerate(schedule[start:], start):
-            if _chain(module, instruction, "AsyncCollectiveDone") == chain:
-                return position
-        raise ValueError(f"{first}: the end of this collective is not in its computation")
-    return start
-
-
-def _end_of_start(schedule: list[Instruction], start: int) -> int:
-    names = {schedule[start].name}
-    for position, instruction in enumerate(schedule[start:], start):
-        if names.intersection(instruction.operands):
+def _before_end(module: Module, schedule: list[Instruction]) -> list[Instruction]:
+    """Return the instructions between a collective, the first of these, and its end; none if it is
+    synchronous."""
+    first, names = schedule[0], {schedule[0].name}
+    is_start = first.opcode.endswith("-start")
+    chain = "" if is_start else _chain(module, first, "AsyncCollectiveStart")
+    if not (is_start or chain):
+        return []
+    for position, instruction in enumerate(schedule):
+        if chain and _chain(module, instruction, "AsyncCollectiveDone") == chain:
+            return schedule[1:position]
+        if is_start and names.intersection(instruction.operands):
             if instruction.opcode.endswith("-done"):
-                return position
+                return schedule[1:position]
             names.add(instruction.name)  # an async-update
-    raise ValueError(f"{schedule[start]}: the end of this collective is not in its computation")
+    raise ValueError(f"{first}: the end of this collective is not in its computation")
 
 
 def _chain(module: Module, instruction: Instruction, target: str) -> str:
@@ -121,10 +113,9 @@ def _chain(module: Module, instruction: Instruction, target: str) -> str:
 
 
 def _matmuls_in(module: Module, computation: str, instruction: Instruction) -> int:
-    """Return the matmuls that an instruction runs; those of a loop of unknown length once."""
-    if instruction.opcode in ("dot", "convolution") or instruction.target.startswith(
-        _MATMUL_TARGETS
-    ):
+    """Return the matmuls that an instruction runs. A loop of unknown length counts once."""
+    is_kernel = instruction.target.startswith(_MATMUL_TARGETS)
+    if is_kernel or instruction.opcode in ("dot", "convolution"):
         return 1
     trips = trip_count(module, computation, instruction) if instruction.opcode == "while" else 1
     return (1 if trips is None else trips) * sum(

@@ -1,52 +1,37 @@
-"""A compiled step next to its estimate, as lines for people and as JSON for programs."""
+"""The reports of a compiled step, next to its estimate, and of its roofline."""
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
-from rungs.common.text_table import format_duration
+from rungs.common.text_table import align_columns, format_duration
 from rungs.planning.compiled.kernels import PARTS, XLA
-from rungs.planning.compiled.overlap import OverlapTraffic
+from rungs.planning.compiled.roofline import TARGET, Roofline, Work
 from rungs.planning.compiled.step import Compiled, CompiledStep
+from rungs.planning.compiled.step_parts import COLLECTIVES
 from rungs.planning.forecast import Forecast
 from rungs.planning.memory import Memory, format_bytes
+from rungs.planning.rows import Column, Part, Row, Table, content, lines
+
+_SHOWN = 4
+"""Parts that are named as the ones to shrink."""
 
 
-def as_lines(forecast: Forecast, step: CompiledStep) -> Iterator[str]:
-    """Yield the lines of the table."""
+def step_section(forecast: Forecast, step: CompiledStep) -> Iterator[Part]:
+    """Yield what the compiler says of a step: seconds and bytes."""
     versions = ", ".join(f"{name} {version}" for name, version in step.versions.items())
     yield f"compiled  in {format_duration(step.seconds)} by {versions}; nothing was run"
+    found = {"seconds": step.seconds, "versions": step.versions, "fits": fits(forecast, step)}
     if isinstance(step.result, str):
         yield f"  the compiler says: {step.result}"
+        yield {"compiled": found | {"out_of_memory": step.result}}
         return
-    yield from _memory(forecast.memory, step.result)
-    yield from _traffic(step.result)
-    yield from _kernels(forecast, step.result)
-
-
-def as_content(forecast: Forecast, step: CompiledStep) -> dict[str, Any]:
-    """Return the same figures for JSON: seconds and bytes."""
-    content = {"seconds": step.seconds, "versions": step.versions, "fits": fits(forecast, step)}
-    if isinstance(step.result, str):
-        return {**content, "out_of_memory": step.result}
-    found = step.result
-    return {
-        **content,
-        "bytes_per_device": {
-            "arguments": found.arguments,
-            "temporary": found.temporary,
-            "total": found.total,
-            "estimate": forecast.memory.total,
-        },
-        "collectives": [_sent(sent) for sent in found.traffic],
-        "uncounted": found.uncounted,
-        "kernels": _makers(forecast, found),
-        "rematerialized_instructions": found.kernels.rematerialized,
-        "spilled_kernels": found.kernels.spilled,
-    }
-
-
-def _sent(sent: OverlapTraffic) -> dict[str, Any]:
-    return {**sent._asdict(), "exposed_bytes": sent.exposed_bytes}
+    parts = [
+        *_memory(forecast.memory, step.result),
+        *_traffic(step.result),
+        *_kernels(forecast, step.result),
+    ]
+    yield from lines(parts)
+    yield {"compiled": found | content(parts)}
 
 
 def fits(forecast: Forecast, step: CompiledStep) -> bool:
@@ -54,17 +39,20 @@ def fits(forecast: Forecast, step: CompiledStep) -> bool:
     return not isinstance(step.result, str) and step.result.total <= forecast.usable_bytes
 
 
-def _memory(memory: Memory, found: Compiled) -> Iterator[str]:
+def _memory(memory: Memory, found: Compiled) -> Iterator[Part]:
     arguments = memory.weights + memory.moments + memory.batch
-    rows = {
-        "arguments": (arguments, found.arguments, "weights, optimizer state and token ids"),
-        "temporary": (memory.total - arguments, found.temporary, "everything else"),
-        "peak": (memory.total, found.total, _accuracy(memory, found)),
-    }
-    yield f"  {'bytes per device':18}{'estimate':>12}{'compiler':>14}"
-    for name, (estimated, compiled, note) in rows.items():
-        figures = f"{format_bytes(estimated):>12}{format_bytes(compiled):>14}"
-        yield f"  {name:18}{figures}  {note}"
+    rest = memory.total - arguments, found.temporary
+    note = "weights, optimizer state and token ids"
+    compiler = Column("compiler", 14, format_bytes, "bytes_per_device")
+    rows = [
+        Row("arguments", "arguments", (arguments, found.arguments), note),
+        Row("temporary", "temporary", rest, "everything else"),
+        Row("peak", "total", (memory.total, found.total), _accuracy(memory, found)),
+    ]
+    columns = [Column("estimate", 12, format_bytes), compiler]
+    table = Table("  bytes per device", 20, columns, rows)
+    yield from table.lines()
+    yield {key: sizes | {"estimate": memory.total} for key, sizes in table.by_column().items()}
 
 
 def _accuracy(memory: Memory, found: Compiled) -> str:
@@ -74,29 +62,145 @@ def _accuracy(memory: Memory, found: Compiled) -> str:
     return f"the estimate is {ratio:.0%} of it: {verdict} the ± {memory.error:.0%} that it states"
 
 
-def _traffic(found: Compiled) -> Iterator[str]:
+def _traffic(found: Compiled) -> Iterator[Part]:
     if found.uncounted:
         yield f"  collectives are not counted: {found.uncounted}"
-    if found.traffic:
-        yield f"  {'collectives':30}{'runs':>8}{'sent':>12}{'exposed':>12}"
-    for sent in found.traffic:
-        name = f"{sent.kind} along {' and '.join(sent.axes)}"
-        figures = (format_bytes(size) for size in (sent.moved_bytes, sent.exposed_bytes))
-        yield f"  {name:30}{sent.runs:8,}" + "".join(f"{figure:>12}" for figure in figures)
-    if found.traffic:
+    sizes = [Column(heading, 12, format_bytes) for heading in ("sent", "exposed")]
+    rows = [
+        Row(
+            f"{sent.kind} along {' and '.join(sent.axes)}",
+            "",
+            (sent.runs, sent.moved_bytes, sent.exposed_bytes),
+        )
+        for sent in found.traffic
+    ]
+    if rows:
+        columns = [Column("runs", 8, "{:,}".format), *sizes]
+        yield from Table("  collectives", 32, columns, rows).lines()
         yield "  sent by each device in a step; exposed: while it computes no matmul"
+    sent = [one._asdict() | {"exposed_bytes": one.exposed_bytes} for one in found.traffic]
+    yield {"collectives": sent, "uncounted": found.uncounted}
 
 
-def _kernels(forecast: Forecast, found: Compiled) -> Iterator[str]:
-    for part, makers in _makers(forecast, found).items():
-        yield f"  {part:18}by {', '.join(makers)}"
-    spilled = ", ".join(found.kernels.spilled) or "none"
-    yield f"  instructions repeated to save memory: {found.kernels.rematerialized:,}"
-    yield f"  kernels with too many registers: {spilled}"
-
-
-def _makers(forecast: Forecast, found: Compiled) -> dict[str, list[str]]:
-    """Return where the kernels of each part of the model come from."""
-    model = forecast.config.model
+def _kernels(forecast: Forecast, found: Compiled) -> Iterator[Part]:
+    model, kernels = forecast.config.model, found.kernels
     has = {"attention": model.n_layers > 0, "experts": model.n_experts is not None, "loss": True}
-    return {part: list(found.kernels.calls.get(part, {XLA: 0})) for part in PARTS if has[part]}
+    makers = {part: list(kernels.calls.get(part, {XLA: 0})) for part in PARTS if has[part]}
+    for part, names in makers.items():
+        yield f"  {part:18}by {', '.join(names)}"
+    yield f"  instructions repeated to save memory: {kernels.rematerialized:,}"
+    yield f"  kernels with too many registers: {', '.join(kernels.spilled) or 'none'}"
+    yield {"kernels": makers, "rematerialized_instructions": kernels.rematerialized}
+    yield {"spilled_kernels": kernels.spilled}
+
+
+class _Figure(NamedTuple):
+    """A column of the roofline's table, as in `rows.Column`."""
+
+    heading: str
+    key: str
+    of: Callable[[Work], Any]
+    unit: Callable[[Any], str]
+
+
+def _figures(found: Roofline) -> tuple[_Figure, ...]:
+    total = found.overlapped_seconds
+    return (
+        _Figure("TFLOP", "flops", lambda work: work.flops, lambda n: _number(n / 1e12)),
+        _Figure("GB", "bytes", lambda work: work.moved_bytes, lambda n: _number(n / 1e9)),
+        _Figure("compute", "compute_seconds", lambda work: work.compute_seconds, _milliseconds),
+        _Figure("memory", "memory_seconds", lambda work: work.memory_seconds, _milliseconds),
+        _Figure("bound", "seconds", lambda work: work.overlapped_seconds, _milliseconds),
+        _Figure("share", "", lambda work: work.overlapped_seconds / total, "{:.0%}".format),
+        _Figure("limit", "limit", lambda work: work.limit, str),
+        _Figure("in turn", "seconds_in_turn", lambda work: work.serial_seconds, _milliseconds),
+    )
+
+
+def roofline_section(found: Roofline) -> Iterator[Part]:
+    """Yield a step's roofline: FLOPs, bytes and seconds."""
+    figures, goal = _figures(found), found.goal()
+    yield from _roofline_table(found, figures)
+    yield from _notes(found)
+    yield from _goal(found)
+    parts = {
+        name: {one.key: one.of(work) for one in figures if one.key}
+        for name, work in found.parts.items()
+    }
+    figures_by_key = {
+        "parts": parts,
+        "seconds": found.overlapped_seconds,
+        "seconds_in_turn": found.serial_seconds,
+        "model_flops": found.flops.model,
+        "flops_of_configs": found.flops.planned,
+        "flops_ratio": found.flops_ratio,
+        "utilization": found.utilization(found.overlapped_seconds),
+        "utilization_in_turn": found.utilization(found.serial_seconds),
+        "goal": {
+            "utilization": TARGET,
+            "seconds": goal.allowed,
+            "matmul_seconds": goal.matmuls,
+            "seconds_for_the_rest": goal.room,
+            "least_seconds_of_the_rest": goal.rest,
+            "is_possible": goal.is_possible,
+        },
+    }
+    yield {"roofline": figures_by_key}
+
+
+def _roofline_table(found: Roofline, figures: tuple[_Figure, ...]) -> Iterator[str]:
+    def row(name: str, work: Work) -> list[str]:
+        return [name, *(one.unit(one.of(work)) for one in figures)]
+
+    bounds = _milliseconds(found.overlapped_seconds), "", "", _milliseconds(found.serial_seconds)
+    headings = ["roofline", *(one.heading for one in figures)]
+    rows = [row(name, work) for name, work in found.parts.items()]
+    rows.append([*row("sum", found.total)[:-4], *bounds])
+    first, *rest = align_columns([headings, *rows]).splitlines()
+    yield first
+    yield from (f"  {line}" for line in rest)
+
+
+def _milliseconds(seconds: float) -> str:
+    return _number(1e3 * seconds)
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def _notes(found: Roofline) -> Iterator[str]:
+    yield "  per device and step, times in ms; compute: the FLOPs of matmuls at the device's peak;"
+    yield "  memory: the bytes at its memory's bandwidth; bound: the longer of the two; in turn: if"
+    yield "  each kernel takes the longer of its own two, one after another"
+    bounds = found.overlapped_seconds, found.serial_seconds
+    shares = "; in turn, ".join(f"{found.utilization(seconds):.1%}" for seconds in bounds)
+    yield f"  model FLOPs utilization: at most {shares}"
+    yield f"  FLOPs of the model's matmuls: {found.flops_ratio:.1%} of what the configs give"
+    if COLLECTIVES in found.parts:
+        yield "  the links between devices are not in it; see the exposed bytes above"
+
+
+def _goal(found: Roofline) -> Iterator[str]:
+    goal = found.goal()
+    allowed, matmuls, room, rest = map(
+        _milliseconds, (goal.allowed, goal.matmuls, goal.room, goal.rest)
+    )
+    yield f"  {TARGET:.0%} of the peak is a step of {allowed} ms; matmuls take at least {matmuls}"
+    if goal.room <= 0:
+        yield "  not possible: the matmuls alone take as long"
+        return
+    yield f"  all else may take {room} ms, and takes at least {rest} in turn: {_others(found)}"
+    if goal.is_possible:
+        yield f"  possible if the matmuls reach {goal.matmul_share:.0%} of their peak"
+    else:
+        yield f"  all else must shrink to {goal.room / goal.rest:.0%}"
+
+
+def _others(found: Roofline) -> str:
+    """Return the parts with the most time besides the time of their FLOPs, in ms."""
+    others = {
+        name: work.serial_seconds - work.compute_seconds for name, work in found.parts.items()
+    }
+    largest = sorted(others, key=others.__getitem__, reverse=True)[:_SHOWN]
+    return ", ".join(f"{name} {_milliseconds(others[name])}" for name in largest)

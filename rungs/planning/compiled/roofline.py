@@ -9,16 +9,19 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+import numpy as np
+
 from rungs.common.errors import UserError
+from rungs.optim.precision import dtype_of
+from rungs.parallel import target_device
+from rungs.planning.communication import abstract_layout
 from rungs.planning.compiled.collectives import CONTROL_FLOW
-from rungs.planning.compiled.hlo import Instruction, Module, Program
-from rungs.planning.compiled.hlo_trip_count import trip_count
+from rungs.planning.compiled.hlo import Instruction, Module, Program, trip_count
 from rungs.planning.compiled.kernels import is_kernel
-from rungs.planning.compiled.matmuls import matmuls_of
-from rungs.planning.compiled.memory_traffic import moved_bytes
 from rungs.planning.compiled.step import CompiledStep
-from rungs.planning.compiled.step_flops import StepFlops, step_flops
 from rungs.planning.compiled.step_parts import ATTENTION, OPTIMIZER, PARTS, part_of
+from rungs.planning.compiled.work import matmuls_of, moved_bytes
+from rungs.planning.flops import hardware_flops_per_token
 from rungs.planning.forecast import Forecast
 from rungs.planning.hardware import Hardware
 
@@ -27,28 +30,28 @@ TARGET = 0.55
 
 
 class Work(NamedTuple):
-    """What a device computes and moves in one run of a program, and the least time for it."""
+    """FLOPs and bytes of a device in one run of a program, and the least time for them."""
 
     flops: float
-    """Of matmuls."""
+    """FLOPs of matmuls."""
     moved_bytes: float
-    """Read from the device's memory and written to it."""
+    """Bytes read from the device's memory and written to it."""
     compute_seconds: float
-    """Of the FLOPs, at the peak of their dtype."""
+    """Seconds for the FLOPs, at the peak of their dtype."""
     memory_seconds: float
-    """Of the bytes, at the memory's bandwidth."""
+    """Seconds for the bytes, at the memory's bandwidth."""
     kernel_seconds: float
-    """Of all kernels, one after another, each of which takes the longer of the two; transfers that
-    run beside kernels are not in it."""
+    """Seconds of all kernels one after another, each taking the longer of the two; without
+    transfers that run beside kernels."""
 
     @property
     def overlapped_seconds(self) -> float:
-        """If all computing and moving overlap."""
+        """Seconds if all computing and moving overlap."""
         return max(self.compute_seconds, self.memory_seconds)
 
     @property
     def serial_seconds(self) -> float:
-        """If kernels run one after another."""
+        """Seconds if kernels run one after another."""
         return max(self.kernel_seconds, self.memory_seconds)
 
     @property
@@ -57,19 +60,32 @@ class Work(NamedTuple):
         return "FLOPs" if self.compute_seconds >= self.memory_seconds else "memory"
 
 
+class StepFlops(NamedTuple):
+    """FLOPs of each device in a step, known without its program."""
+
+    model: float
+    """Model FLOPs, by which utilization (MFU) is measured."""
+    planned: float
+    """FLOPs of all matmuls, from the configs."""
+    attention: float
+    """FLOPs of them in attention, whose kernels do not show theirs."""
+    dtype: np.dtype
+    """Dtype of the matmuls."""
+
+
 class Goal(NamedTuple):
-    """What a share of the peak takes: seconds of a step."""
+    """Seconds of a step at a share of the peak."""
 
     allowed: float
-    """For the whole step."""
+    """Seconds for the whole step."""
     matmuls: float
-    """Of all matmuls at their peak, including recomputation."""
+    """Seconds of all matmuls at their peak, including recomputation."""
     rest: float
-    """Of everything else at its least: the serial time of all parts, less `matmuls`."""
+    """Least seconds of everything else: the serial time of all parts, less `matmuls`."""
 
     @property
     def room(self) -> float:
-        """What everything else may take; below 0 if the matmuls alone take too long."""
+        """Seconds left for everything else; below 0 if the matmuls alone take too long."""
         return self.allowed - self.matmuls
 
     @property
@@ -86,7 +102,7 @@ class Roofline(NamedTuple):
     """The least time of a step on each device. Links between devices are not in it."""
 
     parts: dict[str, Work]
-    """By part of the step; none that has neither FLOPs nor bytes."""
+    """Work by part of the step, of those parts that have FLOPs or bytes."""
     flops: StepFlops
     """From the configs."""
     peak: float
@@ -94,12 +110,12 @@ class Roofline(NamedTuple):
 
     @property
     def overlapped_seconds(self) -> float:
-        """If all computing and moving within a part overlap."""
+        """Seconds if all computing and moving within a part overlap."""
         return sum(work.overlapped_seconds for work in self.parts.values())
 
     @property
     def serial_seconds(self) -> float:
-        """If kernels run one after another."""
+        """Seconds if kernels run one after another."""
         return sum(work.serial_seconds for work in self.parts.values())
 
     @property
@@ -108,7 +124,7 @@ class Roofline(NamedTuple):
 
     @property
     def flops_ratio(self) -> float:
-        """FLOPs of the model's matmuls in the program, without those of the optimizer, as a share
+        """FLOPs of the model's matmuls in the program, without the optimizer's, as a share
         of what the configs give. A check: 1 if the two agree."""
         model = (work.flops for part, work in self.parts.items() if part != OPTIMIZER)
         return sum(model) / self.flops.planned
@@ -136,9 +152,8 @@ def roofline(program: Program, hardware: Hardware, flops: StepFlops) -> Roofline
         ValueError: XLA does not know how many times a loop runs, or the text has a matmul that
             cannot be counted.
     """
-    peak = hardware.peak(flops.dtype)
+    peak, module = hardware.peak(flops.dtype), Module.parse(program)
     assert peak is not None
-    module = Module.parse(program)
     found: dict[str, list[Work]] = defaultdict(list)
     kernel_bytes = 0
     for computation, instruction, trips in _scheduled(module, module.entry):
@@ -148,8 +163,8 @@ def roofline(program: Program, hardware: Hardware, flops: StepFlops) -> Roofline
         else:
             found[part].append(_work_of(module, computation, instruction, trips, hardware))
     if kernel_bytes:
-        compute = flops.attention / peak
-        found[ATTENTION].append(_kernel(hardware, kernel_bytes, flops.attention, compute))
+        seconds = flops.attention / peak
+        found[ATTENTION].append(_kernel(hardware, kernel_bytes, flops.attention, seconds))
     works = {part: _sum(found[part]) for part in PARTS if part in found}
     return Roofline({part: work for part, work in works.items() if any(work)}, flops, peak)
 
@@ -166,6 +181,22 @@ def step_roofline(forecast: Forecast, step: CompiledStep) -> Roofline | None:
         return roofline(step.result.program, forecast.hardware, step_flops(forecast))
     except ValueError as error:
         raise UserError(f"--roofline: {error}") from None
+
+
+def step_flops(forecast: Forecast) -> StepFlops:
+    """Return the FLOPs of a step with the kernels that its device's compiler has."""
+    config, hardware = forecast.config, forecast.hardware
+    with target_device.trace_for(hardware.target, is_compiled=True):
+        layout = abstract_layout(forecast.sharding)
+        vocabulary = layout.padded_vocab_size(config.model.vocab_size)
+        flops = hardware_flops_per_token(config, vocabulary)
+    tokens = forecast.tokens.per_step / forecast.devices
+    return StepFlops(
+        tokens * forecast.model_flops_per_token,
+        tokens * flops.total,
+        tokens * flops.attention.total,
+        dtype_of(config.train),
+    )
 
 
 def _scheduled(

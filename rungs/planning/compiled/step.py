@@ -1,5 +1,6 @@
 """A run's real step, compiled for devices that may not be here: what its compiler says of it."""
 
+import contextlib
 import importlib.metadata
 import math
 import re
@@ -15,7 +16,6 @@ from rungs.config.run_config import RunConfig
 from rungs.parallel import target_device
 from rungs.parallel.mesh import create_mesh
 from rungs.parallel.sharding import Layout
-from rungs.parallel.target_device import Target
 from rungs.planning.compiled import targets
 from rungs.planning.compiled.kernels import Kernels, captured_stderr, kernels_of
 from rungs.planning.compiled.overlap import OverlapTraffic, overlap_summary, overlaps
@@ -32,14 +32,14 @@ _OUT_OF_MEMORY = re.compile(r"Ran out of memory[^\n]*?(?=\.\s|\.?\n|\.?$)")
 
 
 class Compiled(NamedTuple):
-    """What a compiler says of a step. Bytes are those of each device."""
+    """A compiled step as its compiler describes it; bytes are per device."""
 
     arguments: int
     """Weights, optimizer state and token ids."""
     temporary: int
-    """Everything else, at the peak."""
+    """Bytes of everything else, at the peak."""
     traffic: list[OverlapTraffic]
-    """What a device sends in a step."""
+    """Collectives that a device takes part in."""
     uncounted: str
     """Why `traffic` is not known; empty if it is."""
     kernels: Kernels
@@ -55,9 +55,9 @@ class CompiledStep(NamedTuple):
     """A step as compiled, or why it does not fit."""
 
     seconds: float
-    """Of compilation."""
+    """Seconds of compilation."""
     versions: dict[str, str]
-    """Of JAX and of what compiles."""
+    """Versions of JAX and of the compiler."""
     result: Compiled | str
     """The compiler's reason if the step needs more memory than the device has."""
 
@@ -74,11 +74,9 @@ def compile_step(config: RunConfig, hardware: Hardware) -> CompiledStep:
     assert config.train.sharding is not None
     sizes, axes = config.train.sharding.sizes, config.train.sharding.axes
     mesh = create_mesh(sizes, axes, targets.devices(hardware, math.prod(sizes)))
-    target = Target(hardware.platform, hardware.compute_capability)
-    with target_device.trace_for(target, is_compiled=True):
+    with target_device.trace_for(hardware.target, is_compiled=True):
         lowered = lower_step(config, mesh)
-    microbatches = config.train.gradient_accumulation_steps
-    options = targets.options(hardware.platform, microbatches)
+    options = targets.options(hardware.platform, config.train.gradient_accumulation_steps)
     begin = time.perf_counter()
     result = _compile(lowered, mesh, hardware, options)
     return CompiledStep(time.perf_counter() - begin, _versions(hardware), result)
@@ -141,12 +139,8 @@ def needed_bytes(program: Any, platform: str) -> int:
 
 
 def _versions(hardware: Hardware) -> dict[str, str]:
-    installed = {
-        one.name.lower().replace("_", "-"): one.version
-        for one in importlib.metadata.distributions()
-    }
-    return {
-        name: installed[name]
-        for name in ("jax", *_COMPILERS[hardware.platform])
-        if name in installed
-    }
+    found = {}
+    for name in ("jax", *_COMPILERS[hardware.platform]):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found

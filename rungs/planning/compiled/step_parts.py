@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from rungs.planning.compiled.collectives import KINDS
 from rungs.planning.compiled.hlo import Instruction, Module, device_bytes_of, dimensions_of
-from rungs.planning.compiled.matmuls import matmuls_of
+from rungs.planning.compiled.work import matmuls_of
 
 SCOPES = {
     "attention": "attention kernel",
@@ -21,7 +21,7 @@ SCOPES = {
     "gradient_sum": "sum of gradients",
     "optimizer": "optimizer",
 }
-"""Named scopes, and the parts that they are; the innermost counts."""
+"""Parts by named scope; the innermost scope counts."""
 ATTENTION, REST, OPTIMIZER = SCOPES["attention"], SCOPES["norm"], SCOPES["optimizer"]
 COLLECTIVES, COPIES = "collectives", "copies"
 PARTS = (*dict.fromkeys(SCOPES.values()), COLLECTIVES, COPIES)
@@ -41,7 +41,7 @@ def part_of(module: Module, computation: str, instruction: Instruction) -> str:
     part of the instruction that it serves.
 
     Args:
-        computation: the one with the instruction, not that of a fusion.
+        computation: the one with the instruction, not a fusion's.
     """
     if instruction.opcode.removesuffix("-start") in KINDS:
         return COLLECTIVES
@@ -87,7 +87,7 @@ def _is_index(instruction: Instruction) -> bool:
 
 def _changes_memory(module: Module, computation: str, start: Instruction) -> bool:
     operand = module.find(computation, start.operands[0])
-    return (device_bytes_of(operand.result) == 0) != (device_bytes_of(start.result) == 0)
+    return bool(device_bytes_of(operand.result)) != bool(device_bytes_of(start.result))
 
 
 def _served(module: Module, computation: str, start: Instruction) -> str:

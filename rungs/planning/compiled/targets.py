@@ -1,18 +1,15 @@
 """Devices that are not here, for the compilers of XLA that are: those of NVIDIA GPUs and of TPUs.
 
-    devices  devices to compile for
-    options  what a compiler needs to know besides
-    prepare  what to set before JAX starts
-
 To add a device, add it to `hardware.DEVICES` and here, to `_GPUS` or `_TPUS`.
 """
 
+import contextlib
 import importlib.util
 import os
 from typing import Any, NamedTuple
 
 from rungs.common.errors import UserError
-from rungs.parallel.compiler_flags import FlagValue, gpu_options
+from rungs.parallel.gpu_settings import FlagValue, gpu_options
 from rungs.planning.hardware import DEVICES, Hardware
 
 _ENVIRONMENT = {
@@ -26,23 +23,14 @@ _ENVIRONMENT = {
 }
 
 
-class _Compiler(NamedTuple):
-    """What compiles for a platform."""
-
-    modules: tuple[str, ...]
-    """Any of them suffices."""
-    extra: str
-    """Installs it."""
-
-
-_COMPILERS = {
-    "gpu": _Compiler(("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12"), "cuda"),
-    "tpu": _Compiler(("libtpu",), "tpu"),
-}
+_COMPILERS = {"gpu": ("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12"), "tpu": ("libtpu",)}
+"""Modules, any of which compiles for a platform."""
+_EXTRAS = {"gpu": "cuda", "tpu": "tpu"}
+"""Extras that install them."""
 
 
 class _Multiprocessor(NamedTuple):
-    """What GPUs of a compute capability have in common."""
+    """A multiprocessor of GPUs of a compute capability."""
 
     threads: int
     fpus: int
@@ -62,15 +50,14 @@ _MULTIPROCESSORS = {
 
 
 class _Gpu(NamedTuple):
-    """A GPU as CUDA reports it, besides what `Hardware` says."""
+    """Properties of a GPU, as CUDA reports them, that `Hardware` doesn't have."""
 
     multiprocessors: int
     l2_bytes: int
     clock_ghz: float
     kind: str = ""
-    """What JAX is told that it is; by default what it is. Since 0.11 JAX lowers Triton kernels for
-    an absent GPU only if it knows its kind, so another GPU of the same compute capability stands in
-    for one that it doesn't know."""
+    """The kind that JAX is told; by default its own. Since 0.11 JAX lowers Triton kernels for an
+    absent GPU only if it knows its kind; another one of the same compute capability stands in."""
 
 
 _MIB = 2**20
@@ -88,11 +75,11 @@ architecture papers (see `hardware.DEVICES`) for L4 and GeForce."""
 
 
 class _Tpu(NamedTuple):
-    """How libtpu names a TPU."""
+    """A TPU as libtpu knows it."""
 
     name: str
     dimensions: int
-    """Of the torus that connects the chips."""
+    """Dimensions of the torus that connects the chips."""
     devices_per_chip: int = 1
     chip_config: str = "default"
 
@@ -132,25 +119,20 @@ def devices(hardware: Hardware, count: int) -> list[Any]:
         known = ", ".join(device.name for device in DEVICES)
         raise UserError(f"--compile: no compiler knows {hardware.name}; choose from {known}")
     if not is_installed(hardware):
-        extra = _COMPILERS[hardware.platform].extra
         raise UserError(
             f"--compile: the compiler for {hardware.name} is not installed; run:"
-            f" uv sync --extra {extra}"
+            f" uv sync --extra {_EXTRAS[hardware.platform]}"
         )
     return _gpus(hardware, count) if hardware.platform == "gpu" else _tpus(hardware, count)
 
 
 def is_installed(hardware: Hardware) -> bool:
     """Return whether the compiler for a device is installed."""
-    modules = _COMPILERS[hardware.platform].modules
-    return any(_is_importable(module) for module in modules)
-
-
-def _is_importable(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # its parent package
-        return False
+    for module in _COMPILERS[hardware.platform]:
+        with contextlib.suppress(ModuleNotFoundError):  # there is no parent package
+            if importlib.util.find_spec(module):
+                return True
+    return False
 
 
 def _gpus(hardware: Hardware, count: int) -> list[Any]:

@@ -4,8 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from rungs.planning.compiled.hlo import Module
-from rungs.planning.compiled.hlo_trip_count import trip_count
+from rungs.planning.compiled.hlo import Module, trip_count
 
 
 def program(

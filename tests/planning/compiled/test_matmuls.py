@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from rungs.planning.compiled.hlo import Module
-from rungs.planning.compiled.matmuls import Matmul, matmuls_of
+from rungs.planning.compiled.work import Matmul, matmuls_of
 
 PROJECTION = """
 ENTRY %main {

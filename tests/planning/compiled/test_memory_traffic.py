@@ -9,7 +9,7 @@ import pytest
 from jax import Array, lax
 
 from rungs.planning.compiled.hlo import Module, device_bytes_of
-from rungs.planning.compiled.memory_traffic import moved_bytes
+from rungs.planning.compiled.work import moved_bytes
 
 FLOAT = 4
 TABLE, ROWS = (

@@ -268,7 +268,7 @@ def check_gathered_layers(mesh: Mesh, count_in_text: str) -> None:
 def test_gpus_compute_while_they_send_weights_and_gradients(
     monkeypatch: pytest.MonkeyPatch, microbatches: int, gathered: float, reduced: float
 ) -> None:
-    """At least these shares are hidden, by the flags of `compiler_flags.py`. Without
+    """At least these shares are hidden, by the flags of `gpu_settings.py`. Without
     `COMMON_FLAGS` it fails with jax 0.11 only, which also needs tuning for heads of 128."""
     monkeypatch.delenv("XLA_FLAGS", raising=False)
     size = {"emb_dim": 1024, "n_layers": 16, "n_heads": 8, "ffn_dim": 4096}

@@ -11,12 +11,11 @@ import pytest
 from jax import Array, lax
 
 from rungs.common.errors import UserError
-from rungs.planning import flops
+from rungs.planning import flops, rows
 from rungs.planning.compiled import roofline as roofline_module
-from rungs.planning.compiled import roofline_report
-from rungs.planning.compiled.roofline import Roofline, Work, roofline, step_roofline
+from rungs.planning.compiled.report import roofline_section
+from rungs.planning.compiled.roofline import Roofline, StepFlops, Work, roofline, step_roofline
 from rungs.planning.compiled.step import CompiledStep
-from rungs.planning.compiled.step_flops import StepFlops
 from rungs.planning.compiled.step_parts import COLLECTIVES, PARTS
 from rungs.planning.hardware import Hardware
 from tests.planning.compiled.test_targets import NEEDS_CUDA, NEEDS_TPU, plan
@@ -114,12 +113,12 @@ def test_the_goal_says_what_the_rest_may_take() -> None:
 
 def test_the_report_has_the_same_figures() -> None:
     found = kernels()
-    lines = [" ".join(line.split()) for line in roofline_report.as_lines(found)]
+    lines = [" ".join(line.split()) for line in rows.lines(roofline_section(found))]
     assert "feed-forward 0.002 0.008 1 8 8 50% memory 8" in lines
     assert "model FLOPs utilization: at most 18.8%; in turn, 18.8%" in lines
     assert "55% of the peak is a step of 5.45 ms; matmuls take at least 5" in lines
     assert "all else must shrink to 4%" in lines
-    content = json.loads(json.dumps(roofline_report.as_content(found)))
+    content = json.loads(json.dumps(rows.content(roofline_section(found))["roofline"]))
     assert content["parts"]["attention kernel"]["flops"] == 8e9
     assert content["parts"]["optimizer"]["limit"] == "memory"
     assert content["goal"]["seconds_for_the_rest"] == pytest.approx(0.4545e-3, rel=1e-3)

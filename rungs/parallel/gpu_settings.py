@@ -1,0 +1,151 @@
+"""What to set for GPUs before JAX starts: the share of their memory that JAX takes, and flags of
+XLA's compiler that let devices compute while they send each other weights.
+
+By default JAX takes 75% (https://docs.jax.dev/en/latest/gpu_memory_allocation.html), which leaves
+21 GB of an H100 unused. It can't have all: CUDA's context, the workspaces of cuBLAS and cuDNN, and
+NCCL's buffers are outside of its share. NVIDIA recommends 0.8 or 0.9
+(https://docs.nvidia.com/jax-toolbox/performance-profiling/gpu-performance); 0.9 leaves 8.5 GB of an
+H100 and 2.5 GB of a card with 24 GiB.
+
+`XLA_FLAGS` in the environment overrides any flag. docs/performance.md says what they bring. Loads
+without JAX.
+"""
+
+import importlib.metadata
+import importlib.util
+import mmap
+import os
+import re
+from pathlib import Path
+
+DEFAULT_SHARE = 0.9
+"""Share of each GPU's memory that JAX takes unless one of `SHARE_VARIABLES` is set."""
+SHARE_VARIABLES = "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"
+"""JAX's names for the share, the old one last. JAX refuses to start if both are set."""
+FlagValue = bool | int | str
+COMMON_FLAGS: dict[str, FlagValue] = {
+    # This pass (https://github.com/openxla/xla/pull/44359, since jaxlib 0.11) lets copies of slices
+    # run beside other kernels. Collectives then run beside these copies, and end before the matmuls
+    # that should hide them. Earlier versions ignore the name.
+    "xla_disable_hlo_passes": "dynamic-slice-copy-fusion-async-wrapper",
+}
+"""Flags for every step."""
+PIPELINING_FLAGS: dict[str, FlagValue] = {
+    # The loop over layers gathers the weights of the next layer while it computes one, and adds up
+    # the gradients of the layer before.
+    "xla_gpu_pipeline_all_gather": "on",
+    "xla_gpu_pipeline_all_reduce": "on",
+    "xla_gpu_pipeline_reduce_scatter": "on",
+    # Without it, gathering the next layer waits until the gradients are sent.
+    "xla_gpu_experimental_parallel_collective_overlap_limit": 2,
+    # All weights of a layer of up to 64M parameters are gathered at once, but not the head.
+    "xla_gpu_all_gather_combine_threshold_bytes": 128 << 20,
+}
+"""More flags for steps of one microbatch. With several, the compiler would also pipeline the loop
+over microbatches, and have the activations of two of them in memory."""
+FORMER_NAMES = {
+    "xla_gpu_pipeline_all_gather": "xla_gpu_enable_pipelined_all_gather",
+    "xla_gpu_pipeline_all_reduce": "xla_gpu_enable_pipelined_all_reduce",
+    "xla_gpu_pipeline_reduce_scatter": "xla_gpu_enable_pipelined_reduce_scatter",
+}
+"""Names before jaxlib 0.11.1, with the value true. Later versions accept and ignore them."""
+_AS_OPTION: dict[FlagValue, FlagValue] = {"on": "COLLECTIVE_PIPELINING_MODE_ON"}
+"""Values that options of `jax.stages.Lowered.compile` write in another way."""
+_LIBRARY = "libjax_common.so"
+_PLUGINS = "jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12"
+
+
+def set_memory_share() -> None:
+    """Make JAX take `DEFAULT_SHARE` of each GPU, unless the user chose another share. It has no
+    effect once JAX has started."""
+    if _given_share() is None:
+        os.environ[SHARE_VARIABLES[0]] = str(DEFAULT_SHARE)
+
+
+def memory_share() -> float:
+    """Return the share that training takes of a GPU's memory."""
+    try:
+        given = float(_given_share() or DEFAULT_SHARE)
+    except ValueError:
+        return DEFAULT_SHARE
+    return given if 0 < given <= 1 else DEFAULT_SHARE
+
+
+def share_advice(memory: str) -> str:
+    """Say how much of a GPU's memory JAX takes, and what changes that."""
+    return f"JAX takes {memory_share():.0%} of {memory}; {SHARE_VARIABLES[0]} changes that"
+
+
+def _given_share() -> str | None:
+    """Return the user's own share. An empty variable counts as none, as in JAX."""
+    return next((os.environ[name] for name in SHARE_VARIABLES if os.environ.get(name)), None)
+
+
+def unknown_flags() -> list[str]:
+    """Return the flags that `XLA_FLAGS` sets and this version of XLA doesn't have: it would end the
+    process."""
+    libraries = _libraries() or _files_of("jaxlib", _LIBRARY)
+    return [name for name in _user_flags() if not _has(libraries, name)]
+
+
+def set_gpu_flags(microbatches: int) -> None:
+    """Add the flags to `XLA_FLAGS`, where there is a plugin for GPUs. Call it before JAX starts.
+
+    XLA ends the process if it does not know a flag, so those that the installed version does not
+    have are left out.
+    """
+    if libraries := _libraries():
+        flags = [
+            f"--{name}={str(value).lower()}"
+            for name, value in gpu_flags(microbatches).items()
+            if _has(libraries, name)
+        ]
+        os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *flags]).strip()
+
+
+def gpu_options(microbatches: int) -> dict[str, FlagValue]:
+    """Return the flags as options of `jax.stages.Lowered.compile`."""
+    flags = gpu_flags(microbatches)
+    return {name: _AS_OPTION.get(value, value) for name, value in flags.items()}
+
+
+def gpu_flags(microbatches: int) -> dict[str, FlagValue]:
+    """Return the flags for a step of so many microbatches, without those that the user has set."""
+    flags = COMMON_FLAGS if microbatches > 1 else COMMON_FLAGS | PIPELINING_FLAGS
+    if _jaxlib_version() < (0, 11, 1):
+        former = {FORMER_NAMES[name]: True for name in flags if name in FORMER_NAMES}
+        flags = former | {name: flags[name] for name in flags if name not in FORMER_NAMES}
+    return {name: value for name, value in flags.items() if name not in _user_flags()}
+
+
+def _user_flags() -> list[str]:
+    return re.findall(r"--(\w+)", os.environ.get("XLA_FLAGS", ""))
+
+
+def _jaxlib_version() -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", importlib.metadata.version("jaxlib"))[:3]))
+
+
+def _libraries() -> list[Path]:
+    """Return the libraries that read the flags; none without a plugin for GPUs."""
+    plugins = [path for name in _PLUGINS for path in _files_of(name, "xla_cuda_plugin.so")]
+    return plugins and [*plugins, *_files_of("jaxlib", _LIBRARY)]
+
+
+def _files_of(package: str, name: str) -> list[Path]:
+    try:
+        spec = importlib.util.find_spec(package)
+    except ModuleNotFoundError:  # there is no parent package
+        return []
+    folders = spec.submodule_search_locations if spec else None
+    return [path for folder in folders or () if (path := Path(folder) / name).exists()]
+
+
+def _has(libraries: list[Path], flag: str) -> bool:
+    """Return whether all libraries contain a flag's name."""
+
+    def contains(path: Path) -> bool:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
+            return text.find(flag.encode()) >= 0
+
+    return all(map(contains, libraries))

@@ -1,0 +1,261 @@
+"""What an instruction of a compiled program takes: FLOPs of its matmuls, and bytes that it moves to
+and from a device's memory, from the shapes in its HLO.
+
+A multiplication and an addition count as 2. XLA's TPU compiler writes matmuls as convolutions, and
+its GPU compiler some as calls of cuBLAS. Only our own kernels, which are custom calls, do not show
+what they compute, except for grouped matmuls, whose FLOPs follow from their operands.
+
+An instruction, also a fusion, reads its operands and writes its results; what is between the
+instructions inside a fusion stays in registers. Of an operand that it only takes slices or rows of,
+it reads these. Updates of a part of an array are in place: where the array is still needed, the
+compiler copies it first. Arrays in a TPU's fast memory (VMEM) do not count.
+"""
+
+import math
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from rungs.planning.compiled.hlo import (
+    Instruction,
+    Module,
+    device_bytes_of,
+    dimensions_of,
+    dtype_bits,
+    numbers,
+    shapes_in,
+    tiled_bytes_of,
+)
+
+_GROUPED_MATMUL = ("__gpu$xla.gpu.triton", "tpu_custom_call")
+"""Targets of Pallas kernels."""
+_FREE = (
+    *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all"),
+    *("partition-id", "replica-id", "opt-barrier", "add-dependency"),
+    *("while", "conditional", "call", "async-start"),
+)
+"""Opcodes that move nothing: what they return exists already, or what they call moves it."""
+_FREE_TARGETS = (
+    *("AllocateBuffer", "ConcatBitcast", "AssumeGatherIndicesInBound"),
+    "GatherScatterIndicesBitpacked",
+)
+"""Targets of libtpu's custom calls that compute nothing."""
+_LOOKED_THROUGH = ("convert", "select")
+"""Opcodes of elementwise operations that stand before slices."""
+_SLICES = ("slice", "dynamic-slice", "gather", "slice-start")
+_UPDATES = {"dynamic-update-slice": 1, "scatter": 2}
+"""Opcodes that change a part of their first operand, and which operand has the part."""
+
+
+class Matmul(NamedTuple):
+    """One or more matmuls of a device."""
+
+    flops: int
+    bits: int
+    """Bits of an element of the narrower operand."""
+    op_name: str
+
+
+def matmuls_of(module: Module, computation: str, instruction: Instruction) -> Iterator[Matmul]:
+    """Yield the matmuls of an instruction and of the fusion that it calls.
+
+    Args:
+        computation: the one with the instruction.
+
+    Raises:
+        ValueError: its text has a matmul that this module cannot count.
+    """
+    if instruction.is_fusion:
+        for _, called in instruction.called():
+            for inner in module.computations[called]:
+                yield from matmuls_of(module, called, inner)
+        return
+    counted = _COUNTS.get(instruction.opcode)
+    shapes = [module.find(computation, name).shape for name in instruction.operands]
+    flops = counted(instruction, shapes) if counted else 0
+    if flops:
+        bits = min(dtype_bits(shape) for shape in shapes if shape.startswith(("f", "bf")))
+        yield Matmul(flops, bits, instruction.op_name)
+
+
+def _dot(dot: Instruction, shapes: list[str]) -> int:
+    left = dimensions_of(shapes[0])
+    axes = numbers(dot.attribute("lhs_contracting_dims").partition("}")[0])
+    contracted = (left[axis] for axis in axes)
+    return 2 * math.prod(dimensions_of(dot.shape)) * math.prod(contracted)
+
+
+def _convolution(convolution: Instruction, shapes: list[str]) -> int:
+    """Count as XLA's cost analysis does: padding and the zeros of a dilation are not multiplied."""
+    labels = re.match(r"(\w+)_(\w+)->(\w+)", convolution.attribute("dim_labels"))
+    assert labels
+    left, right, result = (
+        dict(zip(letters, dimensions_of(shape), strict=True))
+        for letters, shape in zip(labels.groups(), (*shapes[:2], convolution.shape), strict=True)
+    )
+    window = convolution.attribute("window").partition("}")[0]
+    axes = sorted(letter for letter in left if letter.isdigit())
+    products = [
+        _products(window, number, left[axis], right[axis], result[axis])
+        for number, axis in enumerate(axes)
+    ]
+    return 2 * result["b"] * result["f"] * right["i"] * math.prod(products)
+
+
+def _products(window: str, axis: int, size: int, taps: int, results: int) -> int:
+    """Return how many pairs of a result and a tap of the kernel meet an element of the operand,
+    along one spatial axis."""
+    stride, dilation, tap_dilation = (
+        _window_number(window, name, axis) for name in ("stride", "lhs_dilate", "rhs_dilate")
+    )
+    found = re.search(r"\bpad=([\d_x-]+)", window)
+    low = int(found[1].split("x")[axis].split("_")[0]) if found else 0
+    places = (
+        result * stride + tap * tap_dilation - low
+        for result in range(results)
+        for tap in range(taps)
+    )
+    last = (size - 1) * dilation
+    return sum(0 <= place <= last and place % dilation == 0 for place in places)
+
+
+def _window_number(window: str, name: str, axis: int) -> int:
+    found = re.search(rf"\b{name}=([\dx]+)", window)
+    return int(found[1].split("x")[axis]) if found else 1
+
+
+def _custom_call(call: Instruction, shapes: list[str]) -> int:
+    if call.target.startswith("__cublas"):
+        return _cublas(call, shapes)
+    is_grouped = call.target.startswith(_GROUPED_MATMUL) and re.search(r"\bexperts\b", call.op_name)
+    return _grouped_matmul(call, shapes) if is_grouped else 0
+
+
+def _cublas(call: Instruction, shapes: list[str]) -> int:
+    found = re.search(r'"lhs_contracting_dimensions":\[([^\]]*)\]', call.rest)
+    if found is None:
+        raise ValueError(f"{call}: the FLOPs of this {call.target} cannot be counted")
+    left = dimensions_of(shapes[0])
+    contracted = math.prod(left[axis] for axis in numbers(found[1]))
+    return 2 * math.prod(dimensions_of(shapes_in(call.shape)[0])) * contracted
+
+
+def _grouped_matmul(call: Instruction, shapes: list[str]) -> int:
+    """Count a matmul of x_MI with one of w_EIO for each row, or one of its gradients: whichever of
+    x_MI, w_EIO and y_MO is the result, it takes 2 · M · I · O."""
+    arrays = [dimensions_of(shape) for shape in (*shapes, shapes_in(call.shape)[0])]
+    weights = [array for array in arrays if len(array) == 3]
+    rows = [array for array in arrays if len(array) == 2]
+    if len(weights) != 1 or not rows:
+        raise ValueError(f"{call}: the FLOPs of this kernel cannot be counted")
+    return 2 * rows[-1][0] * weights[0][1] * weights[0][2]
+
+
+_COUNTS = {"dot": _dot, "convolution": _convolution, "custom-call": _custom_call}
+
+
+def moved_bytes(module: Module, computation: str, instruction: Instruction) -> int:
+    """Return the bytes that an instruction reads and writes each time it runs.
+
+    Args:
+        computation: the one with the instruction, not a fusion's.
+    """
+    if (
+        instruction.opcode in _FREE
+        or instruction.target in _FREE_TARGETS
+        or instruction.opcode.endswith(("-done", "-update"))
+    ):
+        return 0
+    total = _written_by(module, computation, instruction)
+    for name in set(instruction.operands):
+        if whole := device_bytes_of(module.find(computation, name).result):
+            total += min(whole, _read_by(module, computation, instruction, name))
+    return total
+
+
+def _read_by(module: Module, computation: str, user: Instruction, name: str) -> int:
+    """Return the bytes that an instruction reads of an operand, if it is not in fast memory."""
+    if user.is_fusion:
+        called = next(name for _, name in user.called())
+        return sum(
+            _read_of(module, called, one.name)
+            for one in module.computations[called]
+            if one.opcode == "parameter" and user.operands[one.number] == name
+        )
+    if user.operands[0] == name:
+        if user.opcode in _SLICES:
+            return tiled_bytes_of(user.result)
+        if user.opcode == "dynamic-update-slice":
+            return 0
+        if user.opcode == "scatter":  # it adds to what is there
+            return _update_bytes(module, computation, user)
+    return tiled_bytes_of(module.find(computation, name).result)
+
+
+def _read_of(module: Module, computation: str, name: str) -> int:
+    """Return the bytes that a fused computation reads of an array."""
+    users = (user for user in module.computations[computation] if name in user.operands)
+    return sum(_read_through(module, computation, user, name) for user in users)
+
+
+def _read_through(module: Module, computation: str, user: Instruction, name: str) -> int:
+    """Return the bytes that a fused computation reads of an array for one of its users. Of what
+    goes through an elementwise operation it reads what is read of the result."""
+    if user.opcode == "bitcast":
+        return _read_of(module, computation, user.name)
+    if user.opcode not in _LOOKED_THROUGH or user.is_root:
+        return _read_by(module, computation, user, name)
+    whole = tiled_bytes_of(module.find(computation, name).result)
+    return whole * _read_of(module, computation, user.name) // max(tiled_bytes_of(user.result), 1)
+
+
+def _written_by(module: Module, computation: str, instruction: Instruction) -> int:
+    if instruction.opcode in _UPDATES:
+        whole = device_bytes_of(instruction.result)
+        return min(whole, _update_bytes(module, computation, instruction))
+    shapes = shapes_in(instruction.result)
+    roots = _results(module, computation, instruction)
+    if len(roots) != len(shapes):
+        return device_bytes_of(instruction.result)
+    return sum(
+        min(device_bytes_of(shape), _written(module, place, root))
+        for shape, (place, root) in zip(shapes, roots, strict=True)
+    )
+
+
+def _results(
+    module: Module, computation: str, instruction: Instruction
+) -> list[tuple[str, Instruction]]:
+    """Return the instructions that compute the results of one, and their computations."""
+    if instruction.is_fusion:
+        called = next(name for _, name in instruction.called())
+        return _results(module, called, module.root(called))
+    if instruction.opcode == "tuple":
+        return [(computation, module.find(computation, name)) for name in instruction.operands]
+    return [(computation, instruction)]
+
+
+def _written(module: Module, computation: str, instruction: Instruction) -> int:
+    """Return the bytes that an instruction writes if its result is one array of a fusion."""
+    if instruction.opcode == "bitcast":
+        operand = module.find(computation, instruction.operands[0])
+        return _written(module, computation, operand)
+    if instruction.is_fusion:
+        ((place, root),) = _results(module, computation, instruction)
+        return _written(module, place, root)
+    if instruction.opcode in _UPDATES and _is_given(module, computation, instruction.operands[0]):
+        return _update_bytes(module, computation, instruction)
+    return tiled_bytes_of(instruction.result)
+
+
+def _is_given(module: Module, computation: str, name: str) -> bool:
+    """Return whether an array exists before the fusion runs, rather than being made by it."""
+    one = module.find(computation, name)
+    if one.opcode == "bitcast":
+        return _is_given(module, computation, one.operands[0])
+    return one.opcode == "parameter"
+
+
+def _update_bytes(module: Module, computation: str, update: Instruction) -> int:
+    """Return the bytes of what an instruction writes into a part of an array."""
+    return tiled_bytes_of(module.find(computation, update.operands[_UPDATES[update.opcode]]).result)

@@ -1,0 +1,350 @@
+"""Sizes of a step on each device, and what it needs at its peak beside weights and optimizer state:
+rules that agree with XLA's compilers (`tests/planning/test_memory.py`,
+`tests/planning/compiled/test_estimates.py`).
+
+Axis suffixes as in `rungs/model/gpt.py`.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import jax
+from jax.sharding import Mesh, NamedSharding
+
+from rungs.config.optimization_config import Remat
+from rungs.config.run_config import RunConfig
+from rungs.model.kernels.cross_entropy import chunk_tokens
+from rungs.model.layer_loop import LayerLoop, kept_scores, layer_loop, periods
+from rungs.model.remat import RECOMPUTED
+from rungs.optim.precision import dtype_of
+from rungs.parallel import target_device
+from rungs.parallel.mesh import size_along
+from rungs.parallel.names import BLOCKS, CONTEXT, DATA, HEAD, TENSOR, TOKEN_EMBEDDING
+from rungs.parallel.sharding import Layout, sharded_axis
+from rungs.planning.activations import Activations
+from rungs.planning.communication import FLOAT32_BYTES, INT32_BYTES
+from rungs.planning.flops import attention_pairs
+from rungs.step.state import AbstractArrays
+
+_MAX_ELEMENTWISE = 2.2
+"""Elementwise results that are in memory at the same time on a CPU, as a multiple of a layer's
+matmul results in float32."""
+_UNROLLED = 0.7
+"""Share of what the derivative of unrolled layers keeps that exists beside the results of matmuls
+when a CPU's memory is fullest. The rest is fused, or not yet or no longer there."""
+_FUSED_SOFTMAX = 16_384
+"""The longest row for which XLA makes one GPU kernel of a softmax. Such a kernel does not write
+over its input."""
+_LAYER_MAY_DECIDE = 0.8
+"""Share of the bytes of the logits."""
+_SMALL = 50_000_000
+"""Bytes besides state and activations below which a step is small on an accelerator."""
+
+
+class StepSizes(NamedTuple):
+    """A run and what was traced of it. All sizes are in bytes on a device, except where they count
+    tokens, rows or elements."""
+
+    config: RunConfig
+    mesh: Mesh
+    weights: AbstractArrays
+    gradients_of_microbatch: AbstractArrays
+    kept: Mapping[Remat, Activations]
+    """Activations of a microbatch, by setting of `remat`."""
+
+    @property
+    def loop(self) -> LayerLoop:
+        return layer_loop(self.config.train, self.config.model)
+
+    @property
+    def remat(self) -> Remat:
+        return self.loop.remat
+
+    @property
+    def layers(self) -> int:
+        return self.config.model.n_layers
+
+    @property
+    def period(self) -> int:
+        """Layers of one period of `layer_pattern`, which are compiled together."""
+        return len(self.config.model.repeated_kinds)
+
+    @property
+    def is_unrolled(self) -> bool:
+        """Whether there is no loop over layers."""
+        return self.layers > 0 and self.loop.unroll >= periods(self.config.model)
+
+    @property
+    def accumulates(self) -> bool:
+        return self.config.train.gradient_accumulation_steps > 1
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element in the compute dtype."""
+        return dtype_of(self.config.train).itemsize
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a microbatch."""
+        rows = self.config.train.microbatch_size // self.mesh.shape[DATA]
+        return rows * self.config.sequence_length // size_along(self.mesh, CONTEXT)
+
+    @property
+    def batch(self) -> int:
+        """Inputs and targets of a step."""
+        return 2 * self.tokens * self.config.train.gradient_accumulation_steps * INT32_BYTES
+
+    @property
+    def vocabulary(self) -> int:
+        """Rows of the vocabulary, padding included."""
+        rows = Layout(self.mesh).padded_vocab_size(self.config.model.vocab_size)
+        return rows // size_along(self.mesh, TENSOR)
+
+    @property
+    def head(self) -> int:
+        """Elements of the output head."""
+        return self.vocabulary * self.config.model.emb_dim
+
+    @property
+    def is_head_trained(self) -> bool:
+        name = TOKEN_EMBEDDING if self.config.model.tied_embeddings else HEAD
+        return any(trained.startswith(name) for trained in self.gradients_of_microbatch)
+
+    @property
+    def hidden(self) -> int:
+        """Elements of the hidden states of a microbatch."""
+        return self.tokens * self.config.model.emb_dim
+
+    @property
+    def logits(self) -> int:
+        """Elements of a chunk's logits."""
+        return chunk_tokens(self.tokens, self.vocabulary) * self.vocabulary
+
+    @property
+    def is_chunked(self) -> bool:
+        """Whether the logits of a microbatch are computed in several chunks."""
+        return self.logits < self.tokens * self.vocabulary
+
+    @property
+    def gradients(self) -> int:
+        """Gradients of a microbatch."""
+        return bytes_per_device(self.gradients_of_microbatch)
+
+    @property
+    def layer_gradients(self) -> int:
+        """Gradients of all layers."""
+        return bytes_per_device(_in_layers(self.gradients_of_microbatch))
+
+    @property
+    def gathered_layers(self) -> int:
+        """One period's layers whose weights are gathered from shards."""
+        return self._gathered_in_period(self.weights) * self.itemsize
+
+    @property
+    def scattered_gradients(self) -> int:
+        """One period's gradients that are computed whole and reduce-scattered to shards."""
+        return self._gathered_in_period(self.gradients_of_microbatch) * FLOAT32_BYTES
+
+    @property
+    def gathered_outside(self) -> int:
+        """Weights outside the layers that are gathered from shards. Token embeddings are looked up
+        in shards."""
+        narrow = (HEAD, TOKEN_EMBEDDING) if self.config.model.tied_embeddings else (HEAD,)
+        total = 0
+        for name, array in self.weights.items():
+            if name.startswith(narrow):
+                total += _gathered_elements(array) * self.itemsize
+            elif not name.startswith((BLOCKS, TOKEN_EMBEDDING)):
+                total += _gathered_elements(array) * FLOAT32_BYTES
+        return total
+
+    def in_layer(self, remat: Remat) -> int:
+        """Return what one layer keeps for the backward pass."""
+        return self.kept[remat].in_layers // max(self.layers, 1)
+
+    def _gathered_in_period(self, arrays: AbstractArrays) -> int:
+        """Return the elements, gathered, of one period's layers of which a device has a shard."""
+        elements = sum(map(_gathered_elements, _in_layers(arrays).values()))
+        return elements * self.period // max(self.layers, 1)
+
+
+class CpuPeak(StepSizes):
+    """A step on a CPU; the rules are within 10% if layers run in a loop."""
+
+    @property
+    def activation_bytes(self) -> int:
+        """Bytes of activations: before the backward pass begins, the compiler widens all 16-bit
+        activations of a loop over layers to float32. In unrolled layers it undoes
+        rematerialization."""
+        if self.is_unrolled:
+            return int(_UNROLLED * self.kept["none"].in_layers) + self.kept["dots"].in_layers
+        kept = self.kept[self.remat]
+        return kept.widened if self.layers else kept.total
+
+    @property
+    def logits_bytes(self) -> int:
+        """Bytes needed while a chunk of logits exists: the logits, replaced in place by their
+        exponentials, with their gradient and the gradients of the head and of its input."""
+        chunk = self.logits * (FLOAT32_BYTES + self.itemsize)
+        return chunk + (self.head + self.hidden) * FLOAT32_BYTES + self._always
+
+    @property
+    def layer_bytes(self) -> int:
+        """Bytes of a layer's backward pass.
+
+        The layer's activations are copied out of the stack of all layers. Gradients take as much
+        twice again; or, if that is more, the recomputed values take their place.
+        """
+        if not self.layers or self.is_unrolled:
+            return self._always
+        period, again = self.period, RECOMPUTED[self.remat]
+        everything = self.in_layer("none") - self._attention_weights
+        matmuls = self.in_layer("dots")
+        in_float32 = matmuls * FLOAT32_BYTES // self.itemsize
+        # most elementwise operations are fused, so their results are never complete in memory
+        elementwise = min(everything - matmuls, int(_MAX_ELEMENTWISE * in_float32))
+        missing = max(matmuls - self.in_layer(self.remat), 0)
+        recomputed = elementwise * again.elementwise + missing * again.matmuls
+        copied_out = matmuls if self.layers > period else 0
+        peak = max(period * (2 * matmuls + copied_out), period * recomputed + copied_out)
+        return peak + self._gradient_copies + self._always
+
+    @property
+    def error(self) -> float:
+        """Share by which the total may differ from the compiled step. The compiler decides what of
+        unrolled layers is in memory at the same time."""
+        return 0.2 if self.is_unrolled else 0.1
+
+    @property
+    def _attention_weights(self) -> int:
+        """Bytes of a layer's attention weights. The feed-forward layer's backward pass comes first,
+        when the weights are not there yet."""
+        model, train = self.config
+        if kept_scores(train, model):
+            return 0
+        per_token = attention_pairs(self.config) / self.config.sequence_length / self.layers
+        heads = (model.n_heads or 0) // size_along(self.mesh, TENSOR)
+        return int(self.tokens * per_token * heads * self.itemsize)
+
+    @property
+    def _always(self) -> int:
+        """Bytes of weights gathered outside the layers and of the gradients of these."""
+        return self.gathered_outside + self.gradients - self.layer_gradients
+
+    @property
+    def _gradient_copies(self) -> int:
+        """Bytes of transposed copies of the gradients of embedding and head, which the loop over
+        layers separates. With FSDP there are none: each device has a part of the gradients."""
+        sharding = self.config.train.sharding
+        is_split = sharding and sharding.mode in ("fsdp", "fsdp_tp", "cp")
+        return 0 if is_split else 2 * self.head * FLOAT32_BYTES
+
+
+class AcceleratorPeak(StepSizes):
+    """A step on a GPU or TPU."""
+
+    @property
+    def activation_bytes(self) -> int:
+        """Bytes of activations. Those outside the layers are gone before memory is full."""
+        return self.kept[self.remat].in_layers
+
+    @property
+    def logits_bytes(self) -> int:
+        """Bytes needed while a chunk of logits exists: the logits and their gradient, the head in
+        the compute dtype, hidden states, and the sum of the head's gradients if there are several
+        chunks."""
+        is_fused = self.vocabulary <= _FUSED_SOFTMAX and size_along(self.mesh, TENSOR) == 1
+        is_copied = self.accumulates if self._is_tpu else is_fused
+        # a logit and, at the same time, its gradient or its exponential
+        chunk = self.logits * (FLOAT32_BYTES + (FLOAT32_BYTES if is_copied else self.itemsize))
+        is_head_copied = self.itemsize < FLOAT32_BYTES or self.gathered_outside
+        head = self.head * self.itemsize if is_head_copied else 0
+        sums = self.head * FLOAT32_BYTES if self.is_chunked and self.is_head_trained else 0
+        return chunk + head + 3 * self._hidden_bytes + sums + self._prefetched
+
+    @property
+    def layer_bytes(self) -> int:
+        """Bytes of a layer's backward pass: values and their gradients in the layer, and what the
+        head's gradient is made of, as that is computed last."""
+        if not self.layers:
+            return 0
+        values = (self.period + 1) * self.in_layer("dots") + 3 * self._hidden_bytes
+        outside = self.gradients - self.layer_gradients
+        return values + outside + self._head_gradient + (0 if self._is_tpu else self._overlapping)
+
+    @property
+    def error(self) -> float:
+        """Share by which the total may differ from the compiled step.
+
+        It is least on a GPU where the logits decide, and larger where a layer does. The compiler
+        chooses the order of what is in a layer, or in several that it compiles together, and may
+        copy whole gradients that it adds up. On several TPUs with whole weights a step needs up to
+        a quarter more than these rules count, and in a small step many small arrays matter.
+        """
+        logits, layer = self.logits_bytes, self.layer_bytes
+        is_whole = not (self.gathered_layers or self.gathered_outside)
+        if max(logits, layer) < _SMALL:
+            return 0.35
+        if is_whole and self._is_tpu and size_along(self.mesh, DATA) > 1:
+            return 0.25
+        if layer > logits:
+            return 0.15
+        is_scheduled = self._is_tpu or self.period > 1 or layer > _LAYER_MAY_DECIDE * logits
+        return 0.1 if is_scheduled or (is_whole and self.accumulates) else 0.05
+
+    @property
+    def _is_tpu(self) -> bool:
+        return target_device.platform() == "tpu"
+
+    @property
+    def _hidden_bytes(self) -> int:
+        return self.hidden * self.itemsize
+
+    @property
+    def _overlapping(self) -> int:
+        """Bytes of weights and gradients that a GPU sends while a layer computes: whole gradients
+        of the layer before, transposed shards and, with one microbatch, gathered weights of the
+        next layer. A TPU reduce-scatters while nothing else runs."""
+        next_layer = 0 if self.accumulates else self.gathered_layers
+        return self.scattered_gradients + self.layer_gradients // 2 + next_layer
+
+    @property
+    def _prefetched(self) -> int:
+        """Bytes of the last layer's activations, which are copied out of the stack of all layers
+        before the loss: where that loops over chunks or, with one microbatch, weights are gathered
+        while layers compute."""
+        is_ahead = self.gathered_layers and not self.accumulates
+        if not self.layers or not (self.is_chunked or is_ahead):
+            return 0
+        return self.period * max(self.in_layer(self.remat) - self._hidden_bytes, 0)
+
+    @property
+    def _head_gradient(self) -> int:
+        """Bytes of what the head's gradient is made of: its sum over the chunks, or the gradients
+        of all logits."""
+        if not self.is_head_trained:
+            return 0
+        return self.head * FLOAT32_BYTES if self.is_chunked else self.logits * self.itemsize
+
+
+def _in_layers(arrays: AbstractArrays) -> AbstractArrays:
+    return {name: array for name, array in arrays.items() if name.startswith(BLOCKS)}
+
+
+def bytes_per_device(arrays: AbstractArrays) -> int:
+    """Return the bytes of each device's parts of arrays."""
+    return sum(
+        math.prod(array.sharding.shard_shape(array.shape)) * array.dtype.itemsize
+        for array in arrays.values()
+        if array.sharding is not None
+    )
+
+
+def _gathered_elements(array: jax.ShapeDtypeStruct) -> int:
+    """Return the elements of a parameter gathered along the axis that FSDP shards; 0 if none."""
+    assert isinstance(array.sharding, NamedSharding)
+    if (axis := sharded_axis(array.sharding.spec)) is None:
+        return 0
+    shard = math.prod(array.sharding.shard_shape(array.shape))
+    return shard * size_along(array.sharding.mesh, *axis.mesh_axes)

@@ -1,0 +1,179 @@
+"""All parts of the device check, in order; the first is the machine itself."""
+
+import datetime
+import importlib.metadata
+import os
+import platform
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+from jax.sharding import Mesh
+
+from rungs.common.errors import UserError, readable_line, reason
+from rungs.config.run_config import RunConfig
+from rungs.config.sharding_config import ShardingConfig
+from rungs.optim.precision import resolve_compute_dtype
+from rungs.parallel import jax_setup
+from rungs.parallel.devices import create_run_mesh, recorded_sharding
+from rungs.planning.hardware import device_of_kind
+from rungs.planning.oom_advice import report_out_of_memory
+from rungs.smoke_tests.device_check import kernels, peaks, step
+from rungs.smoke_tests.device_check.report import Figure, Report, as_rows
+from rungs.smoke_tests.device_check.step import RunningStep, StepTime
+from rungs.step.state import copy_bytes
+
+MACHINE_PART = "device"
+OLDEST_DRIVERS = {"jax-cuda13-plugin": 580, "jax-cuda12-plugin": 525}
+"""Major version that CUDA's plugin needs: https://docs.jax.dev/en/latest/installation.html."""
+_LIBRARIES = ("jax", "flax", "optax", "orbax-checkpoint", "numpy")
+_DEVICE_LIBRARIES = re.compile(r"jaxlib|libtpu|jax-cuda1\d-plugin|nvidia-(cudnn|nccl|cublas)\b.*")
+_SETTINGS = re.compile(r"(XLA|JAX|NCCL|TPU|LIBTPU|CUDA)_\w+|LD_LIBRARY_PATH")
+"""Environment variables that change what is compiled or how devices talk."""
+
+
+def run_check(path: Path, config: RunConfig, folder: Path) -> Report:
+    """Check the devices that a run would use. Prints each figure as soon as it is known.
+
+    Args:
+        path: the run folder, which is not written to.
+        folder: where checkpoints are written for a moment.
+
+    Raises:
+        UserError: the run does not fit the devices.
+    """
+    jax_setup.prepare(config.train, partial(copy_bytes, config))
+    mesh = _create_mesh(path, config)
+    jax_setup.settle(mesh.devices.flat[0].platform)
+    begin, figures = time.perf_counter(), []
+    for figure, row in as_rows(_figures(on_mesh(config, mesh), mesh, folder)):
+        print(row, flush=True)
+        figures.append(figure)
+    created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    return Report(str(path), created, time.perf_counter() - begin, figures)
+
+
+def on_mesh(config: RunConfig, mesh: Mesh) -> RunConfig:
+    """Fill in the compute dtype and the sizes of the sharding."""
+    train = resolve_compute_dtype(config.train)
+    sharding: ShardingConfig = recorded_sharding(train, mesh)
+    return config._replace(train=train.model_copy(update={"sharding": sharding}))
+
+
+def _create_mesh(path: Path, config: RunConfig) -> Mesh:
+    try:
+        return create_run_mesh(config.train, config.model, None)
+    except ValueError as error:
+        raise UserError("\n".join(f"{path}: {line}" for line in str(error).splitlines())) from None
+
+
+def _figures(config: RunConfig, mesh: Mesh, folder: Path) -> Iterator[Figure]:
+    """Yield the figures of all parts. The step comes first, as devices count the most memory ever
+    used."""
+    yield from _or_failure(MACHINE_PART, lambda: machine(mesh))
+    timed: list[StepTime] = []
+    yield from _or_failure(step.PART, lambda: _of_step(config, mesh, folder, timed))
+    repeated = partial(step.determinism, config, mesh)
+    yield from _or_failure(step.REPEATED_PART, repeated)
+    yield from _or_failure(peaks.PART, lambda: _of_peaks(config, mesh, timed))
+    yield from _or_failure(kernels.PART, lambda: kernels.figures(step.dtypes(config)))
+
+
+def _of_step(
+    config: RunConfig, mesh: Mesh, folder: Path, timed: list[StepTime]
+) -> Iterator[Figure]:
+    """Yield the figures of the step and its checkpoint."""
+    with report_out_of_memory(config, mesh):
+        running = RunningStep.create(config, mesh)
+        timed.append(StepTime(running))
+    yield from timed[0].figures(running)
+    yield from step.memory(running)
+    yield from _or_failure(step.CHECKPOINT_PART, lambda: step.checkpoint(running, folder))
+    step.release(running)
+
+
+def _of_peaks(config: RunConfig, mesh: Mesh, timed: list[StepTime]) -> Iterator[Figure]:
+    """Yield the peaks, and how much of them the step uses."""
+    dtypes, hardware = step.dtypes(config), device_of_kind(mesh.devices.flat[0].device_kind)
+    found = {}
+    for figure in peaks.figures(mesh, dtypes, hardware):
+        found[figure.name] = float(figure.value)
+        yield figure
+    if timed:
+        share = timed[0].model_flops / found[f"matmul {dtypes[-1]}"]
+        note = f"model FLOPs utilization (MFU) of matmul {dtypes[-1]}"
+        yield Figure(peaks.PART, "share of peak in a step", share, "share", note=note)
+
+
+def _or_failure(part: str, figures: Callable[[], Iterator[Figure]]) -> Iterator[Figure]:
+    """Yield figures, and one that says why if they end with an error, so that the others follow."""
+    try:
+        yield from figures()
+    except Exception as error:  # whatever a compiler, a driver or a disk raises
+        yield Figure(part, "failed", "", problem=readable_line(reason(error)))
+
+
+def machine(mesh: Mesh) -> Iterator[Figure]:
+    """Yield devices, driver, libraries and settings: what a bug report needs."""
+    device = mesh.devices.flat[0]
+    driver, libraries = nvidia_driver(), installed()
+    names = f"{mesh.size} × {device.device_kind}"
+    yield _read("devices", names, problem=_unused_gpu(device.platform, driver))
+    if capability := getattr(device, "compute_capability", None):
+        yield _read("compute capability", str(capability))
+    if driver:
+        yield _read("NVIDIA driver", driver, problem=_old_driver(driver, libraries))
+    runtime = " ".join(device.client.platform_version.split())
+    yield _read("runtime", runtime)
+    yield _read("system", f"{platform.system()} {platform.release()} {platform.machine()}")
+    yield _read("Python", platform.python_version())
+    for name, version in libraries.items():
+        yield _read(name, version)
+    for name in sorted(filter(_SETTINGS.fullmatch, os.environ)):
+        yield _read(name, os.environ[name])
+
+
+def nvidia_driver() -> str:
+    """Return the driver's version; empty if there is no NVIDIA GPU."""
+    if shutil.which("nvidia-smi") is None:
+        return ""
+    shown = subprocess.run(["nvidia-smi"], capture_output=True, text=True, check=False)
+    found = re.search(r"Driver Version\s*:\s*([\d.]+)", shown.stdout)
+    return found[1] if found and shown.returncode == 0 else ""
+
+
+def installed() -> dict[str, str]:
+    """Return the versions of what trains, by distribution."""
+    found = {
+        one.name.lower().replace("_", "-"): one.version
+        for one in importlib.metadata.distributions()
+    }
+    names = [name for name in found if _DEVICE_LIBRARIES.fullmatch(name)]
+    return {name: found[name] for name in (*_LIBRARIES, *sorted(names)) if name in found}
+
+
+def _read(name: str, value: str, problem: str = "") -> Figure:
+    return Figure(MACHINE_PART, name, value, source="read", problem=problem)
+
+
+def _unused_gpu(used: str, driver: str) -> str:
+    if not driver or used != "cpu" or _is_cpu_requested():
+        return ""
+    return "this machine has an NVIDIA GPU, but JAX uses the CPU: run with the extra cuda"
+
+
+def _is_cpu_requested() -> bool:
+    return "cpu" in os.environ.get("JAX_PLATFORMS", "")
+
+
+def _old_driver(driver: str, libraries: dict[str, str]) -> str:
+    """Return what is wrong with a driver for the CUDA that is installed."""
+    major = re.match(r"\d+", driver)
+    for plugin, oldest in OLDEST_DRIVERS.items():
+        if plugin in libraries and major and int(major[0]) < oldest:
+            return f"driver {driver} is too old for {plugin}, which needs {oldest} or newer"
+    return ""

@@ -1,0 +1,155 @@
+"""How fast the devices are, all at once: matmuls, memory, and the links between them.
+
+Axes: D devices, N rows or columns.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from rungs.planning.hardware import Hardware
+from rungs.smoke_tests.device_check.report import Figure, Unit
+
+PART = "peaks"
+LEAST_SHARE = 0.4
+"""Share of a published figure below which something is wrong. An H200 reached 64% to 85%."""
+_FAST_DTYPES = {"gpu": ("bfloat16", "float16"), "tpu": ("bfloat16",)}
+_SIZES = {"cpu": 1024}
+_OTHER_SIZE = 8192
+"""N of the square matrices, by platform."""
+_CPU_BYTES, _BYTES = 2**28, 2**30
+"""Size of the array that is read and written, on a CPU by all devices together, else on each: far
+more than any cache has."""
+_SHIFTED_SHARE = 1 / 4
+"""Share of that array that is sent over links."""
+_LEAST_SECONDS = 0.2
+"""Duration of one measurement: much more than it takes to start a program."""
+_REPEATS = 3
+_AXIS = "devices"
+
+Rounds = Callable[..., Any]
+"""A compiled function of arrays and a number of rounds."""
+
+
+def figures(mesh: Mesh, used: list[str], hardware: Hardware | None) -> Iterator[Figure]:
+    """Yield the speeds of each device while all are busy.
+
+    Args:
+        used: dtypes to measure matmuls in, besides those that are fast on the platform.
+        hardware: what the devices are, if their published figures are known.
+    """
+    for dtype in dict.fromkeys([*used, *_FAST_DTYPES.get(_platform(mesh), ())]):
+        published = hardware and hardware.peak(np.dtype(jnp.dtype(dtype)))
+        yield _figure(f"matmul {dtype}", matmul_flops(mesh, dtype), "FLOP/s", published)
+    published = hardware and hardware.bandwidth
+    yield _figure("memory bandwidth", memory_bandwidth(mesh), "B/s", published)
+    if mesh.size > 1:
+        links = hardware and hardware.links
+        note = f"published: {links.inner / 1e9:,.4g} GB/s in one direction" if links else ""
+        yield Figure(PART, "device to next device", link_bandwidth(mesh), "B/s", note=note)
+
+
+def _figure(name: str, value: float, unit: Unit, published: float | None) -> Figure:
+    if not published:
+        return Figure(PART, name, value, unit)
+    share = value / published
+    slow = f"only {share:.0%} of the published figure: is the device shared, hot or throttled?"
+    problem = slow if share < LEAST_SHARE else ""
+    return Figure(PART, name, value, unit, note=f"{share:.0%} of published", problem=problem)
+
+
+def matmul_flops(mesh: Mesh, dtype: str) -> float:
+    """Return the FLOP/s of one device in matmuls of large matrices, in XLA's default precision."""
+    size = _SIZES.get(_platform(mesh), _OTHER_SIZE)
+    rng = np.random.default_rng(0)
+    x_NN, kernel_NN = (rng.standard_normal((size, size), np.float32) for _ in range(2))
+    kernel_NN /= math.sqrt(size)  # so that x keeps its size over many rounds
+
+    def multiply(x_NN: Array, kernel_NN: Array) -> Array:
+        return (x_NN @ kernel_NN).astype(x_NN.dtype)
+
+    arrays = (_on_each(mesh, array.astype(jnp.dtype(dtype))) for array in (x_NN, kernel_NN))
+    return 2 * size**3 / _seconds_per_round(_rounds(mesh, multiply), *arrays)
+
+
+def memory_bandwidth(mesh: Mesh) -> float:
+    """Return the bytes per second that one device reads and writes."""
+    array = _on_each(mesh, np.zeros(_array_bytes(mesh) // 4, np.float32))
+    seconds = _seconds_per_round(_rounds(mesh, lambda x: x + 1), array)
+    return 2 * _array_bytes(mesh) / seconds
+
+
+def link_bandwidth(mesh: Mesh) -> float:
+    """Return the bytes per second that one device sends to the next one while it receives as much
+    from the one before."""
+    count = int(_array_bytes(mesh) * _SHIFTED_SHARE) // 4
+    ring = [(device, (device + 1) % mesh.size) for device in range(mesh.size)]
+    shift = partial(jax.lax.ppermute, axis_name=_AXIS, perm=ring)
+    array = _on_each(mesh, np.zeros(count, np.float32))
+    return 4 * count / _seconds_per_round(_rounds(mesh, shift), array)
+
+
+def _rounds(mesh: Mesh, change: Callable[..., Array]) -> Rounds:
+    """Return a program in which each device changes its part of the first array again and again."""
+
+    def on_each_device(count: Array, x: Array, *others: Array) -> Array:
+        return jax.lax.fori_loop(0, count, lambda _, x: change(x[0], *_first(others))[None], x)
+
+    ring, each = _ring(mesh), PartitionSpec(_AXIS)
+
+    def program(count: Array, *arrays: Array) -> Array:
+        specs = (PartitionSpec(), *[each] * len(arrays))
+        run = jax.shard_map(on_each_device, mesh=ring, in_specs=specs, out_specs=each)
+        result: Array = run(count, *arrays)
+        return result
+
+    return jax.jit(program)
+
+
+def _first(arrays: tuple[Array, ...]) -> list[Array]:
+    return [array[0] for array in arrays]
+
+
+def _seconds_per_round(program: Rounds, *arrays: Array) -> float:
+    """Return the least time of a round, over enough rounds to measure it."""
+    rounds = 1
+    _timed(program, rounds, *arrays)  # compiles
+    while (seconds := _timed(program, rounds, *arrays)) < _LEAST_SECONDS:
+        rounds *= math.ceil(min(1.5 * _LEAST_SECONDS / seconds, 10))
+    again = (_timed(program, rounds, *arrays) for _ in range(_REPEATS - 1))
+    return min(seconds, *again) / rounds
+
+
+def _timed(program: Rounds, rounds: int, *arrays: Array) -> float:
+    begin = time.perf_counter()
+    jax.block_until_ready(program(jnp.int32(rounds), *arrays))
+    return time.perf_counter() - begin
+
+
+def _on_each(mesh: Mesh, array: np.ndarray) -> Array:
+    """Return a copy of the array on each device: array_D…."""
+    placed = NamedSharding(_ring(mesh), PartitionSpec(_AXIS))
+    shape = (mesh.size, *array.shape)
+    return jax.make_array_from_callback(shape, placed, lambda _: array[None])
+
+
+def _ring(mesh: Mesh) -> Mesh:
+    """Return the devices in a row."""
+    return Mesh(mesh.devices.reshape(-1), (_AXIS,), axis_types=(AxisType.Auto,))
+
+
+def _array_bytes(mesh: Mesh) -> int:
+    return _CPU_BYTES // mesh.size if _platform(mesh) == "cpu" else _BYTES
+
+
+def _platform(mesh: Mesh) -> str:
+    platform: str = mesh.devices.flat[0].platform
+    return platform

@@ -1,0 +1,241 @@
+"""The run's own step on its devices: how long it takes, how much memory, whether it repeats, and
+how long a checkpoint takes.
+
+Token ids are random, so no dataset is needed. Axes as in `rungs/step/train_step.py`.
+"""
+
+import dataclasses
+import math
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import jax
+import numpy as np
+from jax import Array
+from jax.sharding import Mesh
+
+from rungs.checkpointing.checkpoint_folder import list_checkpoints
+from rungs.checkpointing.manifest import CheckpointMeta, installed_versions
+from rungs.checkpointing.saver import Saver
+from rungs.common.disk import folder_bytes
+from rungs.config.run_config import RunConfig
+from rungs.model.gpt import GPT
+from rungs.optim.multi_steps import MultiSteps
+from rungs.optim.precision import dtype_of
+from rungs.parallel import numerics, target_device
+from rungs.parallel.devices import recorded_sharding
+from rungs.parallel.sharding import place_batch
+from rungs.planning.compiled.step import needed_bytes
+from rungs.planning.flops import model_flops_per_token
+from rungs.planning.memory import memory_of
+from rungs.smoke_tests.device_check.report import Figure
+from rungs.step.state import create_model_and_optimizer, named_arrays, shapes_of
+from rungs.step.train_step import make_train_step
+
+PART, REPEATED_PART, CHECKPOINT_PART = "step", "determinism", "checkpoint"
+MEMORY_TOLERANCE, MEMORY_SLACK = 1.25, 256e6
+"""A step that needs more than this many times the plan, and this many bytes more, is a problem: a
+small run needs programs and buffers that do not grow with it."""
+_SECONDS, _MOST_STEPS = 3.0, 50
+"""How long steps are timed."""
+_TOTAL_STEPS = 100
+"""Length of the schedule."""
+_DETERMINISTIC_STEPS = 2
+"""The first one may have a learning rate of 0."""
+_SAVES = 2
+"""The first one also compiles and imports."""
+
+
+@dataclasses.dataclass
+class RunningStep:
+    """A compiled step with the state that it changes."""
+
+    config: RunConfig
+    """With the compute dtype and the sizes of its sharding filled in."""
+    mesh: Mesh
+    model: GPT
+    optimizer: MultiSteps
+    batch: tuple[Array, ...]
+    compiled: Any
+    compile_seconds: float
+
+    @classmethod
+    def create(cls, config: RunConfig, mesh: Mesh, **options: object) -> Self:
+        """Compile the step of a run's new model.
+
+        Args:
+            options: options of the compiler.
+        """
+        model, optimizer = create_model_and_optimizer(config, _TOTAL_STEPS, mesh)
+        batch = place_batch(mesh, *_random_batch(config))
+        lowered = make_train_step(config.train, mesh).lower(model, optimizer, *batch)  # type: ignore[attr-defined]
+        begin = time.perf_counter()
+        compiled = lowered.compile(options)
+        return cls(config, mesh, model, optimizer, batch, compiled, time.perf_counter() - begin)
+
+    def run(self, steps: int) -> list[float]:
+        """Take steps; return the mean loss of each."""
+        results = [self.compiled(self.model, self.optimizer, *self.batch) for _ in range(steps)]
+        return [float(np.mean(np.asarray(result.losses_A))) for result in results]
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Return weights and optimizer state."""
+        arrays = named_arrays(self.model) | named_arrays(self.optimizer)
+        return {name: np.asarray(array) for name, array in arrays.items()}
+
+    def device_bytes(self) -> int | None:
+        """Return the largest memory that a device has used so far; None where JAX does not count
+        it, as on a CPU."""
+        stats = [device.memory_stats() or {} for device in self.mesh.local_devices]
+        return max((each.get("peak_bytes_in_use") or 0 for each in stats), default=0) or None
+
+    def compiled_bytes(self) -> int:
+        """Return what each device needs by the compiler's analysis."""
+        return needed_bytes(self.compiled.compiled, target_device.platform())
+
+
+class StepTime:
+    """How long a run's steps take.
+
+    Attributes:
+        seconds: mean time of a step, of several in a row.
+        model_flops: FLOP/s of each device, by the formula of `flops.model_flops_per_token`.
+    """
+
+    def __init__(self, step: RunningStep) -> None:
+        self.losses = step.run(1)
+        once = self._timed(step, 1)
+        count = min(max(math.ceil(_SECONDS / once), 2), _MOST_STEPS)
+        self.seconds = self._timed(step, count)
+        config = step.config
+        shapes = shapes_of(config.model, config.train.lora)
+        per_token = model_flops_per_token(shapes, config.model, config.sequence_length)
+        self.tokens_per_second = config.tokens_per_step / self.seconds
+        self.model_flops = per_token * self.tokens_per_second / step.mesh.size
+
+    def _timed(self, step: RunningStep, count: int) -> float:
+        begin = time.perf_counter()
+        self.losses += step.run(count)
+        return (time.perf_counter() - begin) / count
+
+    def figures(self, step: RunningStep) -> Iterator[Figure]:
+        """Yield times, and whether losses are finite and fall: all steps have the same batch."""
+        yield Figure(PART, "compilation", step.compile_seconds, "s")
+        per_second = f"{self.tokens_per_second:,.0f} tokens per second"
+        yield Figure(PART, "one step", self.seconds, "s", note=per_second)
+        first, last = self.losses[0], self.losses[-1]
+        steps = f"from {first:.4f} in {len(self.losses)} steps on one batch"
+        is_sound = bool(np.isfinite(self.losses).all()) and last < first
+        problem = "" if is_sound else f"training does not work: {steps} it went to {last:.4f}"
+        yield Figure(PART, "loss", last, note=steps, problem=problem)
+
+
+def memory(step: RunningStep) -> Iterator[Figure]:
+    """Yield the memory of each device next to the plan. What other programs did on the devices
+    before counts as used, so run it first."""
+    planned, compiled, used = (
+        memory_of(step.config, step.mesh).total,
+        step.compiled_bytes(),
+        step.device_bytes(),
+    )
+    yield Figure(PART, "memory, plan", planned, "B", "computed", "of each device")
+    yield _compared("memory, compiler", compiled, planned, "compiled")
+    if used is not None:
+        yield _compared("memory, used", used, planned, "measured")
+
+
+def _compared(name: str, size: int, planned: int, source: Any) -> Figure:
+    is_more = size > max(planned * MEMORY_TOLERANCE, planned + MEMORY_SLACK)
+    problem = f"{size / planned:.2f} times the plan" if is_more else ""
+    note = f"the plan is {planned / size:.0%} of it"
+    return Figure(PART, name, size, "B", source, note, problem)
+
+
+def checkpoint(step: RunningStep, folder: Path) -> Iterator[Figure]:
+    """Yield how long the last of several checkpoints holds up training, how long it takes to be
+    complete, and its size. They are written where a run would write them and deleted again.
+
+    Args:
+        folder: on the disk to measure.
+    """
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".device-check-") as checkpoints:
+        with Saver(Path(checkpoints), step.config, None, _nothing, ()) as saver:
+            for number in range(_SAVES):
+                begin = time.perf_counter()
+                saver.save(step.model, step.optimizer, _meta(step, number))
+                stall = time.perf_counter() - begin
+                saver.wait()
+                complete = time.perf_counter() - begin
+        last = list_checkpoints(Path(checkpoints))[-1]
+        size, damage = folder_bytes(last.folder), last.damage()
+    yield Figure(CHECKPOINT_PART, "training waits", stall, "s")
+    yield Figure(
+        CHECKPOINT_PART, "complete after", complete, "s", note="written behind the running training"
+    )
+    problem = f"damaged on the disk: {', '.join(damage)}" if damage else ""
+    note = "read back and compared"
+    yield Figure(CHECKPOINT_PART, "size", size, "B", note=note, problem=problem)
+
+
+def _meta(step: RunningStep, number: int) -> CheckpointMeta:
+    return CheckpointMeta(
+        global_step=number,
+        total_steps=_SAVES,
+        tokens_seen=0,
+        train_loss=None,
+        validation_loss=None,
+        selection_loss=None,
+        model=step.config.model.as_json(),
+        train=step.config.train.as_json(),
+        datasets={},
+        tokenizer="none",
+        sharding=recorded_sharding(step.config.train, step.mesh),
+        created="",
+        versions=installed_versions(),
+        environment=numerics.recorded(),
+        checksums={},
+    )
+
+
+def _nothing() -> None:
+    """What a run does around a checkpoint."""
+
+
+def determinism(config: RunConfig, mesh: Mesh) -> Iterator[Figure]:
+    """Yield whether steps from the same state give the same bits when they are repeated."""
+    is_gpu = mesh.devices.flat[0].platform == "gpu"
+    options = {"xla_gpu_deterministic_ops": True} if is_gpu else {}
+    first, second = (_trained(config, mesh, options) for _ in range(2))
+    differing = [name for name in first if first[name].tobytes() != second[name].tobytes()]
+    problem = f"{len(differing)} arrays differ, such as {differing[0]}" if differing else ""
+    note = f'{_DETERMINISTIC_STEPS} steps, as with "deterministic": true'
+    value = "different bits" if differing else "same bits"
+    yield Figure(REPEATED_PART, "step taken twice", value, note=note, problem=problem)
+
+
+def _trained(config: RunConfig, mesh: Mesh, options: Mapping[str, object]) -> dict[str, np.ndarray]:
+    step = RunningStep.create(config, mesh, **options)
+    step.run(_DETERMINISTIC_STEPS)
+    return step.arrays()
+
+
+def _random_batch(config: RunConfig) -> tuple[np.ndarray, np.ndarray]:
+    train = config.train
+    shape = train.gradient_accumulation_steps, train.microbatch_size, config.sequence_length
+    rng = np.random.default_rng(train.seed)
+    tokens = rng.integers(0, config.model.vocab_size, (2, *shape), np.int32)
+    return tokens[0], tokens[1]
+
+
+def dtypes(config: RunConfig) -> list[str]:
+    """Return float32 and, if it is another, the run's compute dtype."""
+    return list(dict.fromkeys(["float32", dtype_of(config.train).name]))
+
+
+def release(step: RunningStep) -> None:
+    """Free the memory of a step's state."""
+    for array in jax.tree.leaves((named_arrays(step.model), named_arrays(step.optimizer))):
+        array.delete()

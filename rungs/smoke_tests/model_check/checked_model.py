@@ -1,0 +1,233 @@
+"""The model and batch that the model check examines, a run at its start cut to a small size; and
+the result of a check.
+
+Axes as in `rungs/model/gpt.py`.
+"""
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple, Self, TypeVar
+
+import jax
+import numpy as np
+from flax import nnx
+from jax import Array
+
+from rungs.checkpointing.restore import place_starting_weights
+from rungs.checkpointing.start_from import find_starting_weights
+from rungs.checkpointing.weights_file import Weights
+from rungs.common.errors import UserError
+from rungs.config.run_config import RunConfig
+from rungs.config.train_config import TrainConfig
+from rungs.data.catalog import open_dataset
+from rungs.data.loader import TrainingData
+from rungs.data.pair_sequences import IGNORED
+from rungs.data.provenance import check_same_tokenizer
+from rungs.model.gpt import GPT
+from rungs.optim.multi_steps import MultiSteps
+from rungs.parallel.devices import memory_bytes
+from rungs.parallel.mesh import one_device
+from rungs.run.folder import RunFolder
+from rungs.step.state import AbstractState, create_model_and_optimizer
+
+T = TypeVar("T")
+LogitsOf = Callable[[np.ndarray], Array]
+ROUNDING = 1e-5
+"""Largest difference of values that should be equal, relative to the largest logit or the norm of
+the gradient. The same program computes the same bits for the same rows, but a mixture of experts
+sorts tokens of other rows between them. A float32 is rounded by up to 6e-8 of its value."""
+LARGE_BYTES = 1e9
+"""With more parameters and optimizer state, a forward pass takes longer than its compilation."""
+_MEMORY_FACTOR = 2.5
+"""Memory that the checks need, relative to parameters and optimizer state. Those are four arrays
+per trainable parameter; the gradient and copies for generation and the update come on top."""
+_OVERFITTING_WIDTH_RATE = 1.0
+"""Learning rate × emb_dim, for Adam on a single small batch. In the committed runs 0.5 took up to
+twice the steps, and with 2 the loss first rose above its initial value."""
+_OPTIMIZER_KEYS = (
+    "warmup_period_percent",
+    "start_learning_rate_percent",
+    "min_learning_rate_percent",
+    "beta1",
+    "beta2",
+    "epsilon",
+)
+
+
+class CheckResult(NamedTuple):
+    """Result of a check."""
+
+    check: str
+    measured: str
+    expected: str
+    passed: bool | None
+    """None if it was skipped."""
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def skipped(cls, check: str, reason: str) -> Self:
+        """Return the result of a check that was not made."""
+        return cls(check, "–", reason, None)
+
+
+class CheckLimits(NamedTuple):
+    """Maximum size of what is checked."""
+
+    sequences: int | None
+    """The first ones of the run. None: depends on the model's size."""
+    tokens: int | None
+    """The first ones of each sequence. None: depends on the model's size."""
+    steps: int
+    """Training steps on that batch."""
+
+
+class CheckedModel(NamedTuple):
+    """A model and one batch of its data."""
+
+    config: RunConfig
+    """The run's, but on one device and without dropout."""
+    start_weights: Weights | None
+    """The weights that the run starts from; None: random ones."""
+    inputs_BS: np.ndarray
+    targets_BS: np.ndarray
+    steps: int
+    """Maximum number of training steps."""
+    model: GPT
+    optimizer: MultiSteps
+    """For the settings in `overfitting`."""
+
+    @classmethod
+    def from_run(
+        cls, run: RunFolder, config: RunConfig, datasets_dir: Path, limits: CheckLimits
+    ) -> Self:
+        """Load a run at its start, even if it was trained already.
+
+        Raises:
+            UserError: the run and its data do not fit together, there is too little memory, or the
+                batch has no targets.
+        """
+        start_weights, names = find_starting_weights(run, config), config.train.datasets
+        datasets = {name: open_dataset(name, datasets_dir, update=False) for name in names}
+        if start_weights is not None:
+            check_same_tokenizer(datasets, config.train.tokenizer, start_weights.tokenizer)
+        data = TrainingData(config, datasets)
+        _check_memory(run, config)
+        return cls.from_data(config, data, start_weights, limits)
+
+    @classmethod
+    def from_data(
+        cls,
+        config: RunConfig,
+        data: TrainingData,
+        start_weights: Weights | None,
+        limits: CheckLimits,
+    ) -> Self:
+        """Create the model, with a batch of the run's first sequences within the limits.
+
+        Raises:
+            UserError: a sequence has no targets.
+        """
+        is_large = _state_bytes(config) > LARGE_BYTES
+        sequences = limits.sequences or (2 if is_large else 4)
+        tokens = limits.tokens or (16 if is_large else 64)
+        inputs_BS, targets_BS = _first_sequences(data, sequences, tokens)
+        if not (targets_BS != IGNORED).any(axis=-1).all():
+            raise UserError(
+                f"no target among the first {tokens} tokens of a sequence; raise --tokens"
+            )
+        config = RunConfig(config.model, _single_device(config.train, len(inputs_BS)))
+        overfitting = RunConfig(config.model, _overfitting_config(config))
+        mesh = one_device()
+        weights = place_starting_weights(start_weights, overfitting, limits.steps, mesh)
+        model, optimizer = create_model_and_optimizer(overfitting, limits.steps, mesh, weights)
+        return cls(config, start_weights, inputs_BS, targets_BS, limits.steps, model, optimizer)
+
+    @property
+    def overfitting(self) -> TrainConfig:
+        """Settings for training on the one batch."""
+        return _overfitting_config(self.config)
+
+    def changed_tokens(self, mask: np.ndarray) -> np.ndarray:
+        """Return the inputs with other tokens where the mask is true."""
+        other_BS = (self.inputs_BS + 1) % self.config.model.vocab_size
+        return np.where(mask, other_BS, self.inputs_BS)
+
+    def in_microbatches(self, *arrays_BS: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Reshape arrays for a train step: arrays_ABS."""
+        shape = self.config.train.gradient_accumulation_steps, -1, self.inputs_BS.shape[-1]
+        return tuple(array_BS.reshape(shape) for array_BS in arrays_BS)
+
+    def compiled(self, function: Callable[..., T]) -> Callable[..., T]:
+        """Compile a function of model and arrays; return it as a function of the arrays."""
+        graph, state = nnx.split(self.model)
+        level = 2 if _state_bytes(self.config) > LARGE_BYTES else 0
+        jitted = jax.jit(
+            lambda state, *arrays: function(nnx.merge(graph, state), *arrays),
+            compiler_options={"xla_backend_optimization_level": level},
+        )
+        return functools.partial(jitted, state)
+
+
+def relative_difference(found: Array | np.ndarray, expected: Array | np.ndarray) -> float:
+    """Return the largest difference, relative to the largest expected value."""
+    if not expected.size:
+        return 0.0
+    largest = float(np.abs(np.asarray(expected)).max())
+    return float(np.abs(np.asarray(found) - np.asarray(expected)).max()) / (largest or 1)
+
+
+def _overfitting_config(config: RunConfig) -> TrainConfig:
+    """Return settings for training on one batch, independent of the run's optimizer settings."""
+    defaults = {key: TrainConfig.model_fields[key].default for key in _OPTIMIZER_KEYS}
+    changes = {
+        "learning_rate": _OVERFITTING_WIDTH_RATE / config.model.emb_dim,
+        "weight_decay": 0.0,
+        "clipping_max_norm": 1.0,
+        "compute_dtype": "float32",
+    }
+    return config.train.model_copy(update=defaults | changes)
+
+
+def _single_device(train: TrainConfig, sequences: int) -> TrainConfig:
+    """Return settings for one device, without dropout, with a step of this many sequences."""
+    is_split = train.gradient_accumulation_steps > 1 and sequences % 2 == 0
+    microbatches = 2 if is_split else 1
+    changes = {
+        "gradient_accumulation_steps": microbatches,
+        "microbatch_size": sequences // microbatches,
+        "sharding": None,
+        "drop_rate": 0.0,
+    }
+    return train.model_copy(update=changes)
+
+
+def _first_sequences(
+    data: TrainingData, sequences: int, tokens: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return inputs and targets of a run's first sequences, from as many steps as needed."""
+    inputs, targets = [], []
+    for step in range(data.total_steps):
+        batch = data.batch(step)
+        length = batch.inputs_ABS.shape[-1]
+        inputs += list(batch.inputs_ABS.reshape(-1, length)[:, :tokens])
+        targets += list(batch.targets_ABS.reshape(-1, length)[:, :tokens])
+        if len(inputs) >= sequences:
+            break
+    return np.stack(inputs[:sequences]), np.stack(targets[:sequences])
+
+
+def _check_memory(run: RunFolder, config: RunConfig) -> None:
+    needed, available = _MEMORY_FACTOR * _state_bytes(config), memory_bytes()
+    if needed > available:
+        raise UserError(
+            f"{run.path}: the check needs about {needed / 1e9:,.1f} GB of memory, and there are"
+            f" {available / 1e9:,.1f} GB; check a copy of the folder with fewer n_layers"
+        )
+
+
+def _state_bytes(config: RunConfig) -> int:
+    """Return the bytes of parameters and optimizer state."""
+    state = AbstractState(config, 1, one_device())
+    arrays = *state.weights.values(), *state.optimizer.values()
+    return sum(array.size * array.dtype.itemsize for array in arrays)

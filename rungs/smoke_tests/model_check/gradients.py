@@ -1,0 +1,209 @@
+"""The gradient of a batch, and trainable parameters that receive none although they need one.
+
+Each layer and expert of a stacked parameter and each row of an embedding is a part that can be dead
+on its own. Dead means a gradient of exactly zero. Axes as in `rungs/model/gpt.py`.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from flax import nnx
+from jax import Array
+
+from rungs.config.model_config import ModelConfig
+from rungs.config.train_config import TrainConfig
+from rungs.data.pair_sequences import IGNORED
+from rungs.model.feed_forward import Routing
+from rungs.model.gpt import GPT
+from rungs.model.lora import DOWN, UP
+from rungs.parallel.names import dotted
+from rungs.parallel.sharding import Layout
+from rungs.smoke_tests.model_check.checked_model import CheckedModel, CheckResult
+from rungs.step.nonfinite import ALL_FINITE
+from rungs.step.state import named_arrays
+from rungs.step.train_step import MicrobatchAux, gradients
+
+Arrays = dict[str, np.ndarray]
+
+
+class Gradient(NamedTuple):
+    """Gradient of a batch, in the run's own `compute_dtype`."""
+
+    arrays: dict[str, np.ndarray]
+    """By parameter name."""
+    is_finite: bool
+    routing: Routing | None
+
+
+class CheckedBatch(NamedTuple):
+    """The batch of a gradient."""
+
+    inputs_BS: np.ndarray
+    targets_BS: np.ndarray
+    expert_tokens_LE: np.ndarray | None
+    """Tokens routed to each expert; None without experts."""
+
+
+class DeadParameters(NamedTuple):
+    """The parts of parameters, by whether they receive a gradient."""
+
+    parts: int
+    """Number of parts that need a gradient."""
+    dead: list[str]
+    """Those of them that receive none."""
+    exemptions: list[str]
+    """A line for each kind of part that needs no gradient."""
+    smallest: tuple[float, str]
+    """The smallest norm of a gradient that is not zero, and its part."""
+
+
+class _Part(NamedTuple):
+    """A part of a parameter that can be dead on its own."""
+
+    parameter: str
+    gradient: np.ndarray
+    layer: int | None = None
+    expert: int | None = None
+    row: str = ""
+
+    def __str__(self) -> str:
+        layer = "" if self.layer is None else f" of layer {self.layer}"
+        expert = "" if self.expert is None else f", expert {self.expert}"
+        return self.parameter + layer + expert + self.row
+
+
+def gradient_of(
+    checked: CheckedModel, train: TrainConfig
+) -> Callable[[np.ndarray, np.ndarray], Gradient]:
+    """Return a function of inputs_BS and targets_BS that computes a train step's gradient."""
+    layout, wrt = Layout.of(None), checked.optimizer.wrt
+
+    def of(
+        model: GPT, inputs_ABS: Array, targets_ABS: Array
+    ) -> tuple[nnx.State, MicrobatchAux, Array]:
+        batch = inputs_ABS, targets_ABS, None
+        return gradients(train, layout, model, wrt, batch, jax.random.key(0))
+
+    compiled = checked.compiled(of)
+
+    def gradient(inputs_BS: np.ndarray, targets_BS: np.ndarray) -> Gradient:
+        state, aux, first_nonfinite_A = compiled(*checked.in_microbatches(inputs_BS, targets_BS))
+        flat = nnx.to_flat_state(state)
+        arrays = {dotted(path): np.asarray(variable.get_value()) for path, variable in flat}
+        return Gradient(arrays, bool((first_nonfinite_A == ALL_FINITE).all()), aux.routing)
+
+    return gradient
+
+
+def check_gradients(checked: CheckedModel, gradient: Gradient) -> CheckResult:
+    """Check that every trainable parameter receives a gradient."""
+    if not gradient.is_finite:
+        return CheckResult.skipped("gradients", "finite must pass first")
+    routing = gradient.routing
+    expert_tokens_LE = None if routing is None else np.asarray(routing.counts_E).sum(axis=0)
+    found = find_dead_parameters(
+        checked.config.model,
+        gradient.arrays,
+        {name: np.asarray(array) for name, array in named_arrays(checked.model).items()},
+        CheckedBatch(checked.inputs_BS, checked.targets_BS, expert_tokens_LE),
+    )
+    norm, name = found.smallest
+    return CheckResult(
+        "gradients",
+        f"{found.parts:,} parts, {len(found.dead):,} without a gradient; smallest norm {norm:.0e}"
+        f" in {name}",
+        "none without",
+        not found.dead,
+        (*(f"no gradient: {part}" for part in found.dead), *found.exemptions),
+    )
+
+
+def find_dead_parameters(
+    model: ModelConfig, gradient: Arrays, parameters: Arrays, batch: CheckedBatch
+) -> DeadParameters:
+    """Find the parts of parameters that receive no gradient from a batch.
+
+    Args:
+        gradient: gradient of each trainable parameter, by dotted name.
+        parameters: values of the parameters.
+    """
+    alive: list[tuple[float, str]] = []
+    dead: list[str] = []
+    exemptions: dict[str, None] = {}
+    for name, array in gradient.items():
+        for part in _parts(model, name, array, batch):
+            if reason := _exemption(model, part, parameters, batch):
+                exemptions[reason] = None
+            elif part.gradient.any():
+                alive.append((float(np.linalg.norm(part.gradient)), str(part)))
+            else:
+                dead.append(str(part))
+    rows = _unused_rows(model, gradient, batch)
+    parts = len(alive) + len(dead)
+    return DeadParameters(parts, dead, [*rows, *exemptions], min(alive, default=(0.0, "none")))
+
+
+def _parts(
+    model: ModelConfig, name: str, array: np.ndarray, batch: CheckedBatch
+) -> Iterator[_Part]:
+    counts_BS = batch.targets_BS != IGNORED
+    if name == "token_embedding.embedding":
+        for token in np.unique(batch.inputs_BS[counts_BS]):
+            yield _Part(name, array[token], row=f", token {token}")
+    elif name == "position_embedding.embedding":
+        for position in np.flatnonzero(counts_BS.any(axis=0)):
+            yield _Part(name, array[position], row=f", position {position}")
+    elif not name.startswith("blocks."):
+        yield _Part(name, array)
+    elif _belongs_to_experts(model, name):
+        for layer, experts in enumerate(array):
+            for expert, own in enumerate(experts):
+                yield _Part(name, own, layer, expert)
+    else:
+        yield from (_Part(name, own, layer) for layer, own in enumerate(array))
+
+
+def _belongs_to_experts(model: ModelConfig, name: str) -> bool:
+    return bool(model.n_experts) and ".feed_forward." in name and ".router." not in name
+
+
+def _unused_rows(model: ModelConfig, gradient: Arrays, batch: CheckedBatch) -> Iterator[str]:
+    """Yield a line for each embedding table with rows that the batch does not use."""
+    if "token_embedding.embedding" in gradient and not model.tied_embeddings:
+        absent = model.vocab_size - len(np.unique(batch.inputs_BS))
+        yield f"{absent:,} of {model.vocab_size:,} tokens are not in the batch: no gradient needed"
+    length = batch.inputs_BS.shape[-1]
+    if "position_embedding.embedding" in gradient and length < model.context_length:
+        yield f"positions from {length} on are not in the batch: no gradient needed"
+
+
+def _exemption(
+    model: ModelConfig, part: _Part, parameters: Arrays, batch: CheckedBatch
+) -> str | None:
+    """Return the reason why a part needs no gradient, or None if it needs one."""
+    name = part.parameter
+    attention = name.partition("blocks.attention.")[2]
+    if name.endswith(DOWN) and not parameters[name.removesuffix(DOWN) + UP].any():
+        return "LoRA's A has no gradient while B is zero, as it is at the start"
+    if attention == "key.bias" and _key_bias_has_no_effect(model):
+        return "a key bias adds the same to all scores of a query, which softmax ignores"
+    if attention.startswith(("query", "key")) and _sees_one_token(model, part, batch):
+        return "attention to a single token has no choice: queries and keys need no gradient"
+    if ".router." in name and model.n_experts == 1:
+        return "a router with one expert has no choice"
+    counts_LE = batch.expert_tokens_LE
+    if part.expert is not None and counts_LE is not None and not counts_LE[part.layer, part.expert]:
+        return f"no token went to expert {part.expert} of layer {part.layer}"
+    return None
+
+
+def _key_bias_has_no_effect(model: ModelConfig) -> bool:
+    """Whether a bias on all keys adds the same to all scores of a query."""
+    return model.positions != "rope" and not model.qk_norm and model.attention_soft_cap is None
+
+
+def _sees_one_token(model: ModelConfig, part: _Part, batch: CheckedBatch) -> bool:
+    kind = list(model.layer_kinds())[part.layer or 0]
+    return batch.inputs_BS.shape[-1] == 1 or (kind == "sliding" and model.sliding_window == 1)

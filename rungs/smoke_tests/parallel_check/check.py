@@ -1,0 +1,356 @@
+"""The cases of a run, and the training of one. Axes as in `rungs/step/train_step.py`."""
+
+import functools
+import math
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, Self, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import Array
+from jax.sharding import Mesh
+
+from rungs.checkpointing.restore import place_padded, place_starting_weights
+from rungs.checkpointing.start_from import find_starting_weights
+from rungs.checkpointing.weights_file import Weights
+from rungs.common.errors import UserError
+from rungs.config.run_config import RunConfig
+from rungs.config.sharding_config import Mode, ShardingConfig, mode_problem
+from rungs.data.catalog import open_dataset
+from rungs.data.loader import Batch, TrainingData
+from rungs.data.pair_sequences import IGNORED
+from rungs.model.gpt import GPT
+from rungs.optim.multi_steps import MultiSteps, Update
+from rungs.parallel.devices import memory_bytes
+from rungs.parallel.mesh import create_mesh, size_along
+from rungs.parallel.names import CONTEXT, dotted
+from rungs.parallel.sharding import Layout, place_batch
+from rungs.planning.compiled.collectives import Traffic, collectives, summary
+from rungs.run.folder import RunFolder
+from rungs.step.state import AbstractState, create_model_and_optimizer, named_arrays
+from rungs.step.train_step import StepResult, make_train_step, update_parts
+
+_MEMORY_FACTOR = 2.5
+"""Memory of a step, on all devices together, relative to parameters, gradient and optimizer state:
+at most 2 in gpt2-small with short sequences."""
+_GRADIENT_DIVISORS = (1000.0, 1.0)
+"""What the gradient is divided by in the two updates that compare optimizers: in the second one,
+moments are far smaller than the gradient, and Adafactor clips its updates."""
+_LARGE_BYTES = 1e9
+"""With more parameters and optimizer state, the step is compiled with optimizations: they then save
+more time than they cost, even for a few steps."""
+
+
+class ParallelCase(NamedTuple):
+    """A mesh, a sharding mode, and a split of the accumulation."""
+
+    mode: Mode
+    data: int
+    last: int
+    """Devices along the last mesh axis: context in cp, otherwise tensor."""
+    microbatches: int
+    microbatch_size: int
+    balanced: bool
+    """Whether the loss includes the load-balancing loss of experts."""
+
+    @property
+    def sharding(self) -> ShardingConfig:
+        return ShardingConfig.of(self.mode, (self.data, self.last))
+
+
+class CaseResult(NamedTuple):
+    """Result of training one case."""
+
+    losses: np.ndarray
+    """Loss of each step, in nats per counted target."""
+    gradient: dict[str, np.ndarray]
+    """Gradient of the first step, by parameter name, before clipping."""
+    change: dict[str, np.ndarray]
+    """Change of each trained parameter in two updates with the gradient of one device."""
+    expert_tokens: np.ndarray
+    """Tokens per step, layer and expert; 0 without experts."""
+    bytes_per_device: int
+    """Parameters and optimizer state after the last step, on the device that holds most."""
+    traffic: list[Traffic]
+    """What the devices send in the compiled step."""
+
+
+class ParallelLimits(NamedTuple):
+    """Maximum size of what is trained."""
+
+    steps: int
+    sequences: int
+    """Sequences per step."""
+    tokens: int
+    """Tokens per sequence."""
+
+
+class ParallelCheck(NamedTuple):
+    """The first steps of a run, cut to a maximum size."""
+
+    config: RunConfig
+    """In float32, to keep rounding small, and without warm-up: otherwise the first updates would be
+    too small to show in the losses."""
+    batches: list[Batch]
+    total_steps: int
+    start_weights: Weights | None
+    """The weights that the run starts from; None: random ones."""
+
+    @classmethod
+    def from_run(
+        cls, run: RunFolder, config: RunConfig, datasets_dir: Path, limits: ParallelLimits
+    ) -> Self:
+        """Return the check of a run from its first step, even if it was trained already.
+
+        Raises:
+            UserError: the run and its data do not fit together.
+        """
+        start_weights, names = find_starting_weights(run, config), config.train.datasets
+        datasets = {name: open_dataset(name, datasets_dir, update=False) for name in names}
+        data = TrainingData(config, datasets)
+        return cls.from_data(config, data, start_weights, limits)
+
+    @classmethod
+    def from_data(
+        cls,
+        config: RunConfig,
+        data: TrainingData,
+        start_weights: Weights | None,
+        limits: ParallelLimits,
+    ) -> Self:
+        """Cut a run's first steps to the limits.
+
+        Raises:
+            UserError: none of the remaining tokens is a target.
+        """
+        train = config.train
+        count = min(train.sequences_per_step, limits.sequences)
+        microbatches = train.gradient_accumulation_steps
+        if count < train.sequences_per_step:
+            microbatches = 2 if microbatches > 1 and count % 2 == 0 else 1
+        changes: dict[str, Any] = {
+            "gradient_accumulation_steps": microbatches,
+            "microbatch_size": count // microbatches,
+            "compute_dtype": "float32",
+            "warmup_period_percent": 0.0,
+        }
+        steps = range(min(limits.steps, data.total_steps))
+        batches = [_cut(data.batch(step), count, limits.tokens) for step in steps]
+        if not all((batch.targets_ABS != IGNORED).any() for batch in batches):
+            raise UserError(
+                f"no target among the first {limits.tokens} tokens of the sequences; raise --tokens"
+            )
+        changes["sequence_length"] = batches[0].inputs_ABS.shape[-1]
+        cut = RunConfig(config.model, train.model_copy(update=changes))
+        return cls(cut, batches, data.total_steps, start_weights)
+
+    def reference(self, balanced: bool | None = None) -> ParallelCase:
+        """Return the case of one device with the run's own split."""
+        train = self.config.train
+        split = train.gradient_accumulation_steps, train.microbatch_size
+        return ParallelCase(
+            "dp", 1, 1, *split, self._balances(*split) if balanced is None else balanced
+        )
+
+    def _balances(self, *split: int) -> bool:
+        """Whether a split has the load-balancing loss. It is computed per microbatch, so gradients
+        that include it can only be compared within one split: the run's own."""
+        model, train = self.config
+        own = train.gradient_accumulation_steps, train.microbatch_size
+        return bool(model.n_experts and train.load_balancing_weight) and split == own
+
+    def meshes(self, devices: int) -> tuple[list[tuple[Mode, int, int]], list[str]]:
+        """Return mode and sizes of the largest meshes that fit, one device first. Also return a
+        line for each reason why a mesh of all devices does not fit."""
+        fitting: list[tuple[Mode, int, int]] = [("dp", 1, 1)]
+        reasons: list[str] = []
+        for mode in get_args(Mode):
+            for count in range(devices, 1, -1):
+                problems = {shape: self._problems(mode, *shape) for shape in _shapes(mode, count)}
+                if count == devices:
+                    reasons += [
+                        f"{mode} {data}×{last} does not fit: {line}"
+                        for (data, last), lines in problems.items()
+                        for line in lines
+                    ]
+                if fits := [(mode, *shape) for shape, lines in problems.items() if not lines]:
+                    fitting += fits
+                    break
+        return fitting, reasons
+
+    def splits(self, mode: Mode, data: int, last: int) -> Iterator[ParallelCase]:
+        """Yield every split of the accumulation on a mesh."""
+        count = self.config.train.sequences_per_step
+        for microbatches in _divisors(count):
+            split = microbatches, count // microbatches
+            if split[1] % data == 0:
+                yield ParallelCase(mode, data, last, *split, self._balances(*split))
+
+    def _problems(self, mode: Mode, data: int, last: int) -> list[str]:
+        """Return the reasons why a mesh does not fit."""
+        mesh = _mesh(ShardingConfig.of(mode, (data, last)))
+        lines = Layout(mesh, mode).problems(self.config.model)
+        if (count := self.config.train.sequences_per_step) % data:
+            lines.append(f"{count} sequences are not divisible by {data}")
+        if (length := self.config.sequence_length) % (parts := size_along(mesh, CONTEXT)):
+            lines.append(f"sequences of {length} tokens are not divisible by {parts}")
+        if lines:
+            return lines
+        needed = _MEMORY_FACTOR * self._state_bytes(ParallelCase(mode, data, last, 1, count, False))
+        if needed > (available := memory_bytes()):
+            lines.append(f"needs {needed / 1e9:,.0f} GB of memory, has {available / 1e9:,.0f} GB")
+        return lines
+
+    def _state_bytes(self, case: ParallelCase) -> int:
+        """Return the bytes of parameters, their gradient and optimizer state, on all devices
+        together."""
+        config, mesh = self.config_of(case), _mesh(case.sharding)
+        abstract = AbstractState(config, self.total_steps, mesh)
+        gradient = (abstract.weights[name] for name in abstract.trained)
+        arrays = *abstract.weights.values(), *gradient, *abstract.optimizer.values()
+        return mesh.size * sum(
+            math.prod(array.sharding.shard_shape(array.shape)) * array.dtype.itemsize
+            for array in arrays
+            if array.sharding is not None
+        )
+
+    def config_of(self, case: ParallelCase) -> RunConfig:
+        """Return the run's config with the settings of a case."""
+        changes: dict[str, Any] = {
+            "sharding": case.sharding,
+            "gradient_accumulation_steps": case.microbatches,
+            "microbatch_size": case.microbatch_size,
+        }
+        if not case.balanced:
+            changes["load_balancing_weight"] = 0.0
+        model, train = self.config
+        return RunConfig(model, train.model_copy(update=changes))
+
+    def train(
+        self, case: ParallelCase, gradient: dict[str, np.ndarray] | None = None
+    ) -> CaseResult:
+        """Train the steps of a case.
+
+        Args:
+            gradient: the reference's, for the change that the optimizer makes; its own if absent.
+        """
+        result = self._train_steps(case)
+        return result._replace(change=self._change(case, gradient or result.gradient))
+
+    def _train_steps(self, case: ParallelCase) -> CaseResult:
+        config, mesh = self.config_of(case), _mesh(case.sharding)
+        model, optimizer = self._create(config, mesh)
+        recorder = GradientRecorder(model, optimizer)
+        shape = (case.microbatches, case.microbatch_size, -1)
+        batches = [
+            place_batch(mesh, *jax.tree.map(lambda array: array.reshape(shape), tuple(batch)))
+            for batch in self.batches
+        ]
+        lowered = make_train_step(config.train, mesh).lower(model, recorder, *batches[0])  # type: ignore[attr-defined]
+        level = 2 if mesh.size * _bytes_per_device(model, optimizer) > _LARGE_BYTES else 0
+        compiled = lowered.compile({"xla_backend_optimization_level": level})
+        results: list[StepResult] = []
+        gradient: dict[str, np.ndarray] = {}
+        for batch in batches:
+            results.append(StepResult(*jax.device_get(tuple(compiled(model, recorder, *batch)))))
+            gradient = gradient or recorder.arrays(config.model.vocab_size)
+        return CaseResult(
+            np.array([_loss(result) for result in results]),
+            gradient,
+            {},
+            np.stack([result.routing.counts_E if result.routing else 0 for result in results]),
+            _bytes_per_device(model, optimizer),
+            summary(collectives(compiled.as_text()), mesh),
+        )
+
+    def _change(self, case: ParallelCase, gradient: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Return how two updates with a gradient change each trained parameter. Losses hardly show
+        a small error of the optimizer, and two gradients that differ by rounding can move a
+        parameter in opposite directions."""
+        config, mesh = self.config_of(case), _mesh(case.sharding)
+        model, optimizer = self._create(config, mesh)
+        before = {name: np.array(array) for name, array in _arrays(model, config).items()}
+        placed = nnx.state(model, optimizer.wrt)
+        for path, param in nnx.to_flat_state(placed):
+            param.set_value(place_padded(gradient[dotted(path)], param.get_value()))
+        update = nnx.jit(functools.partial(update_parts, Layout.of(config.train.sharding, mesh)))
+        for divisor in _GRADIENT_DIVISORS:
+            update(model, optimizer, placed, jnp.asarray(divisor))
+        after = _arrays(model, config)
+        return {name: np.asarray(after[name]) - before[name] for name in gradient}
+
+    def _create(self, config: RunConfig, mesh: Mesh) -> tuple[GPT, MultiSteps]:
+        weights = place_starting_weights(self.start_weights, config, self.total_steps, mesh)
+        return create_model_and_optimizer(config, self.total_steps, mesh, weights)
+
+
+class GradientRecorder(nnx.Module):
+    """A run's optimizer; it also keeps the mean gradient of its last step, before clipping."""
+
+    def __init__(self, model: GPT, optimizer: MultiSteps) -> None:
+        self.optimizer = optimizer
+        self.wrt, self.loss_scale = optimizer.wrt, optimizer.loss_scale
+        self.gradient = nnx.data(jax.tree.map(jnp.zeros_like, nnx.state(model, optimizer.wrt)))
+
+    @property
+    def step(self) -> nnx.Variable:
+        return self.optimizer.step
+
+    def update(self, model: GPT, gradient_sum: Any, weight: Array, skipped: Array) -> Update:
+        self.gradient = jax.tree.map(lambda total: total / weight, gradient_sum)
+        return self.optimizer.update(model, gradient_sum, weight, skipped)
+
+    def arrays(self, vocab_size: int) -> dict[str, np.ndarray]:
+        """Return the gradient of each trained parameter by its dotted name."""
+        arrays, prefix = named_arrays(self, vocab_size), "gradient."
+        return {
+            n.removeprefix(prefix): np.asarray(arrays[n]) for n in arrays if n.startswith(prefix)
+        }
+
+
+def _arrays(model: GPT, config: RunConfig) -> dict[str, jax.Array]:
+    return named_arrays(model, config.model.vocab_size)
+
+
+def _cut(batch: Batch, sequences: int, tokens: int) -> Batch:
+    """Return the first tokens of the first sequences of a batch, as one microbatch."""
+    length = batch.inputs_ABS.shape[-1]
+
+    def cut(array: np.ndarray) -> np.ndarray:
+        return array.reshape(1, -1, length)[:, :sequences, :tokens]
+
+    return Batch(*jax.tree.map(cut, tuple(batch)))
+
+
+def _loss(result: StepResult) -> float:
+    """Return the mean loss over the counted targets."""
+    counts = result.finite_A & (result.weights_A > 0)
+    losses_A = result.losses_A[counts].astype(np.float64)
+    return float(np.average(losses_A, weights=result.weights_A[counts]))
+
+
+def _bytes_per_device(model: GPT, optimizer: MultiSteps) -> int:
+    held: Counter[jax.Device] = Counter()
+    for array in (*named_arrays(model).values(), *named_arrays(optimizer).values()):
+        for part in array.addressable_shards:
+            held[part.device] += part.data.nbytes
+    return max(held.values())
+
+
+def _mesh(sharding: ShardingConfig) -> Mesh:
+    devices = jax.devices()[: math.prod(sharding.sizes)]
+    return create_mesh(sharding.sizes, sharding.axes, devices)
+
+
+def _shapes(mode: Mode, devices: int) -> list[tuple[int, int]]:
+    """Return the possible meshes of a mode."""
+    shapes = [(data, devices // data) for data in _divisors(devices)]
+    return [shape for shape in shapes if mode_problem(mode, *shape) is None]
+
+
+def _divisors(number: int) -> list[int]:
+    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]

@@ -1,0 +1,92 @@
+"""Does a run of reinforcement learning sample and learn the same on many devices as on one?"""
+
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from rungs.config.run_config import ReinforceRunConfig
+from rungs.config.sharding_config import Mode, ShardingConfig
+from rungs.parallel.mesh import create_mesh
+from rungs.reinforcement.rollout_files import Completion
+from rungs.reinforcement.start import open_to_replay
+from rungs.run.folder import RunFolder
+from rungs.smoke_tests.parallel_check.table import ROUNDING_TOLERANCE, relative_difference
+from rungs.step.state import host_copies
+
+_ROW = "{:6} {:>8}  {:>16} {:>12} {:>10}"
+
+
+class Outcome(NamedTuple):
+    """What the first step of a run did on a mesh."""
+
+    completions: list[Completion]
+    gradient: dict[str, np.ndarray]
+
+
+def run_policy_check(run: RunFolder, config: ReinforceRunConfig, devices: int) -> bool:
+    """Take the first step of a run on meshes of virtual CPU devices, and print a table.
+
+    Args:
+        devices: maximum number of devices.
+
+    Returns:
+        Whether texts, log-probabilities and gradients are one device's, up to rounding.
+    """
+    print(
+        f"{run.path}: the first step, in float32, on virtual CPU devices, compared with one device."
+        f"\nlog-prob: largest difference of a sampled token, in nats; gradient: relative"
+        f" difference.\nRounding gives at most {ROUNDING_TOLERANCE:.0e}; ! marks more.\n"
+    )
+    print(_ROW.format("mode", "devices", "equal texts", "log-prob", "gradient"), flush=True)
+    meshes: list[tuple[Mode, int]] = [("dp", 1)]
+    counts = [2**power for power in range(1, devices.bit_length()) if 2**power <= devices]
+    meshes += [(mode, count) for mode in ("dp", "fsdp") for count in counts]
+    expected = _first_step(run, config, *meshes[0])
+    failures = 0
+    for mode, count in meshes:
+        if config.train.microbatch_size % count == 0:
+            found = expected if count == 1 else _first_step(run, config, mode, count)
+            failures += _print_row(mode, count, expected, found)
+    print(f"\n{failures} above tolerance")
+    return not failures
+
+
+def _first_step(run: RunFolder, config: ReinforceRunConfig, mode: Mode, count: int) -> Outcome:
+    """Take the first step with plain gradient descent, so that the update is the gradient."""
+    changes: dict[str, Any] = {
+        "sharding": ShardingConfig.of(mode, (count, 1)),
+        "compute_dtype": "float32",
+        "optimizer": "sgd",
+        "learning_rate": 1.0,
+        "weight_decay": 0.0,
+        "clipping_max_norm": None,
+        "warmup_period_percent": 0.0,
+        "updates_per_rollout": 1,
+    }
+    config = config._replace(train=config.train.model_copy(update=changes))
+    mesh = create_mesh((count, 1), devices=jax.devices()[:count])
+    vocab_size = config.model.vocab_size
+    with ExitStack() as stack:
+        trainer = open_to_replay(stack, run, config, None, trust_verifier=True, mesh=mesh)
+        before = host_copies(trainer.model, vocab_size)
+        completions = trainer.replay(0).completions
+        after = host_copies(trainer.model, vocab_size)
+    return Outcome(completions, {name: before[name] - after[name] for name in before})
+
+
+def _print_row(mode: Mode, count: int, expected: Outcome, found: Outcome) -> bool:
+    """Print a row; return whether a difference is above its tolerance."""
+    pairs = list(zip(expected.completions, found.completions, strict=True))
+    equal = [(one, other) for one, other in pairs if one.tokens == other.tokens]
+    log_prob = max(
+        (float(np.abs(np.subtract(one.log_probs, other.log_probs)).max()) for one, other in equal),
+        default=np.inf,
+    )
+    gradient, _ = relative_difference(found.gradient, expected.gradient)
+    is_off = len(equal) < len(pairs) or max(log_prob, gradient) > ROUNDING_TOLERANCE
+    texts = f"{len(equal):,} of {len(pairs):,}"
+    row = _ROW.format(mode, count, texts, f"{log_prob:.1e}", f"{gradient:.1e}")
+    print(row + " !" * is_off, flush=True)
+    return is_off

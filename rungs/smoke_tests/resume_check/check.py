@@ -1,0 +1,388 @@
+"""Train a short copy of a run twice, uninterrupted and with kills, and compare the results."""
+
+import json
+import math
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+
+from rungs.checkpointing import optimizer_state
+from rungs.checkpointing.checkpoint_folder import IMPORTED, list_checkpoints
+from rungs.checkpointing.load import find_weights
+from rungs.checkpointing.manifest import Checkpoint
+from rungs.config.reinforce_config import ReinforceConfig
+from rungs.config.run_config import (
+    MODEL_FILE,
+    REINFORCE_FILE,
+    AnyRunConfig,
+    ReinforceRunConfig,
+    RunConfig,
+    config_files,
+)
+from rungs.config.task_config import TaskConfig
+from rungs.config.train_config import TrainConfig
+from rungs.data.catalog import open_dataset
+from rungs.data.dataset import TRAIN, Dataset
+from rungs.data.loader import TrainingData
+from rungs.run import metrics as metrics_module
+from rungs.run.folder import RunFolder
+from rungs.run.metrics import StepMetrics, StepRecord
+from rungs.run.policy_metrics import PolicyMetrics
+from rungs.smoke_tests.resume_check.kill import (
+    Kill,
+    Phase,
+    ProcessKiller,
+    StepPlan,
+    Training,
+    discard,
+    measure_phases,
+)
+
+MAX_STEPS = 14
+"""Steps of a short run: enough for a few checkpoints, and even, so that two epochs divide it."""
+_CHECKPOINTS = 4
+_VALIDATION_BATCHES = 4
+_REINFORCEMENT_STEPS, _PROMPTS, _VALIDATION_ITEMS = 8, 8, 16
+_KILL_ROW = "{:>4}  {:>8}  {}"
+_RESULT_ROW = "{:15}  {:66}  {}"
+
+Arrays = dict[str, np.ndarray]
+
+
+class ShortRun(NamedTuple):
+    """A short copy of a run, not written yet."""
+
+    config: AnyRunConfig
+    steps: int
+    options: list[str]
+    """Options of the command that trains it."""
+    files: list[Path]
+    """Other files that its folder needs."""
+
+
+def shorten(run: RunFolder, config: AnyRunConfig, datasets_dir: Path, tokens: int) -> ShortRun:
+    """Return a short copy of a run of either kind.
+
+    Args:
+        tokens: maximum length of a sequence in training. Pairs are never cut.
+
+    Raises:
+        UserError: the run and its data do not fit together.
+    """
+    model, train = config
+    if isinstance(train, ReinforceConfig):
+        return shorten_reinforcement(run, RunConfig(model, train))
+    assert isinstance(train, TrainConfig)
+    training = RunConfig(model, train)
+    short = shorten_training(run, training, open_datasets(training, datasets_dir), tokens)
+    return short._replace(options=["--datasets-dir", str(datasets_dir)])
+
+
+def shorten_training(
+    run: RunFolder, config: RunConfig, datasets: dict[str, Dataset], tokens: int
+) -> ShortRun:
+    """Return a copy of a training run for about a dozen steps, with the complete schedule in them.
+
+    Args:
+        tokens: maximum length of a sequence. Pairs are never cut.
+
+    Raises:
+        UserError: the run and its data do not fit together.
+    """
+    model, train = config
+    has_pairs = any(datasets[name].description.splits[TRAIN].pairs for name in train.datasets)
+    length = config.sequence_length if has_pairs else min(config.sequence_length, tokens)
+    epochs = min(train.epochs, 2)
+    changes: dict[str, Any] = {
+        "sequence_length": length,
+        "gradient_accumulation_steps": min(train.gradient_accumulation_steps, 2),
+        "epochs": epochs,
+        "min_train_tokens": -1,
+        "keep_checkpoints": 2,
+        "validation_tokens": _VALIDATION_BATCHES * train.microbatch_size * length,
+        "lineage": None,
+    }
+    if train.start_from == IMPORTED:
+        changes["start_from"] = str(run.imported.resolve())
+    TrainingData(config, datasets)  # raises what the user's own config would
+    train = train.model_copy(update=changes)
+    steps_per_epoch = TrainingData(RunConfig(model, train), datasets).steps_per_epoch
+    steps = min(MAX_STEPS // epochs, steps_per_epoch)
+    changes = {
+        "min_train_tokens": steps * train.sequences_per_step * length,
+        "checkpoint_interval": max(steps * epochs // _CHECKPOINTS, 1),
+    }
+    return ShortRun(RunConfig(model, train.model_copy(update=changes)), steps * epochs, [], [])
+
+
+def shorten_reinforcement(run: RunFolder, config: ReinforceRunConfig) -> ShortRun:
+    """Return a copy of a run of reinforcement learning for a few steps of a few prompts.
+
+    Raises:
+        UserError: the weights that it starts from are missing.
+    """
+    train = config.train
+    start = run.imported if train.start_from == IMPORTED else find_weights(train.start_from)
+    prompts = min(train.prompts_per_step, _PROMPTS)
+    changes: dict[str, Any] = {
+        "start_from": str(start.resolve()),
+        "steps": _REINFORCEMENT_STEPS,
+        "prompts_per_step": prompts,
+        "microbatch_size": math.gcd(train.microbatch_size, prompts * train.samples_per_prompt),
+        "checkpoint_interval": _REINFORCEMENT_STEPS // _CHECKPOINTS,
+        "tasks": [_shorten_task(task) for task in train.tasks],
+        "keep_checkpoints": 2,
+        "lineage": None,
+    }
+    short = config._replace(train=train.model_copy(update=changes))
+    files = [run.path / name for task in train.tasks for name in task.files]
+    return ShortRun(short, _REINFORCEMENT_STEPS, ["--trust-verifier"], files)
+
+
+def _shorten_task(task: TaskConfig) -> TaskConfig:
+    items = min(task.validation_items, _VALIDATION_ITEMS)
+    return task.model_copy(update={"validation_items": items})
+
+
+def open_datasets(config: RunConfig, datasets_dir: Path) -> dict[str, Dataset]:
+    """Open each dataset of a run; build those that do not exist yet."""
+    return {name: open_dataset(name, datasets_dir, update=False) for name in config.train.datasets}
+
+
+class BatchLog:
+    """What `train_with_batch_log.py` wrote for one process.
+
+    Attributes:
+        platform: what the steps ran on: cpu, gpu or tpu.
+        batches: each step taken, in order, with the checksum of its batch.
+    """
+
+    def __init__(self, path: Path) -> None:
+        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+        # a kill can leave half a line at the end
+        entries = [json.loads(line) for line in lines if line.endswith("\n")]
+        self.platform: str | None = entries[0] if entries else None
+        self.batches: list[tuple[int, str]] = [(step, checksum) for step, checksum in entries[1:]]
+
+
+class TrainedRun(NamedTuple):
+    """The result of a training."""
+
+    step: int
+    """Step of the last checkpoint."""
+    parameters: Arrays
+    optimizer: Arrays
+    lines: int
+    """Number of lines in the metrics file, including unreadable ones."""
+    metrics: list[StepRecord]
+    texts: dict[str, str]
+    """Contents of the files of sampled texts, by name."""
+    batch_logs: list[BatchLog]
+    """The log of each of its processes."""
+
+    @classmethod
+    def read(cls, run: RunFolder, batch_logs: list[Path]) -> Self:
+        last = list_checkpoints(run.checkpoints)[-1]
+        lines = len(run.metrics.read_bytes().splitlines())
+        is_policy = config_files(run.path)[1] == REINFORCE_FILE
+        kind: type[StepRecord] = PolicyMetrics if is_policy else StepMetrics
+        steps = list(metrics_module.stream(run.metrics, kind))
+        texts = {path.name: path.read_text() for path in sorted(run.rollouts.glob("*"))}
+        logs = list(map(BatchLog, batch_logs))
+        return cls(last.step, *read_arrays(last), lines, steps, texts, logs)
+
+
+class Comparison(NamedTuple):
+    """One thing that was compared."""
+
+    what: str
+    how: str
+    difference: str | None
+    """The first difference, if any."""
+
+
+class ResumeCheck:
+    """Trains a run twice in subprocesses: uninterrupted, and with kills.
+
+    Args:
+        folder: where to train.
+        short: the run.
+        train_command: the command of `train_with_batch_log.py`.
+    """
+
+    def __init__(self, folder: Path, short: ShortRun, train_command: Sequence[str]) -> None:
+        self._folder, self._short, self._train_command = folder, short, train_command
+        self.plan = StepPlan(short.steps, short.config.train.checkpoint_interval)
+        self._seconds: dict[Phase, float] = {}
+        self._uninterrupted = self._make_run("uninterrupted")
+        self._killed = self._make_run("killed")
+
+    def train_uninterrupted(self) -> float:
+        """Train without a kill. Returns the seconds it took."""
+        start = time.monotonic()
+        self._seconds = measure_phases(self._uninterrupted.start())
+        return time.monotonic() - start
+
+    def train_killed(self, kills: int) -> Iterator[Kill]:
+        """Train from the start, with this many kills, to the end. Yields each kill."""
+        discard(self._folder / "killed")
+        self._killed = self._make_run("killed")
+        yield from self._killed.kill(kills)
+        self._killed.start().finish()
+
+    @property
+    def platform(self) -> str | None:
+        """What the run trained on: cpu, gpu or tpu."""
+        return BatchLog(self._uninterrupted.batch_logs[0]).platform
+
+    @property
+    def is_deterministic(self) -> bool:
+        """Whether both trainings must be bit-identical."""
+        return self.platform == "cpu" or self._short.config.train.deterministic
+
+    def comparisons(self) -> list[Comparison]:
+        """Compare the two trainings."""
+        uninterrupted, killed = (
+            TrainedRun.read(RunFolder(self._folder / name), killer.batch_logs)
+            for name, killer in (("uninterrupted", self._uninterrupted), ("killed", self._killed))
+        )
+        return list(compare(uninterrupted, killed))
+
+    def _make_run(self, name: str) -> ProcessKiller:
+        run = self._folder / name
+        run.mkdir(parents=True)
+        config = self._short.config
+        for file, content in zip((MODEL_FILE, config.train_file), config, strict=True):
+            keys = content.model_dump(exclude={"schema_address"}, exclude_unset=True)
+            (run / file).write_text(json.dumps(keys, indent=2) + "\n")
+        for path in self._short.files:
+            (run / path.name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(path, run / path.name)
+        training = Training(RunFolder(run), self._short.options, self.plan, self._train_command)
+        return ProcessKiller(training, self._seconds)
+
+
+def run_check(path: Path, short: ShortRun, check: ResumeCheck, kills: int) -> bool:
+    """Train uninterrupted and with kills, and print results as soon as they are known.
+
+    Args:
+        path: the run folder.
+        short: its short copy.
+
+    Returns:
+        Whether the two trainings are identical.
+    """
+    print(
+        f"{path}, shortened: {check.plan.steps} steps of {short.config.tokens_per_step:,} tokens, a"
+        f" checkpoint every {check.plan.interval} steps",
+        flush=True,
+    )
+    seconds = check.train_uninterrupted()
+    print(f"uninterrupted training on {check.platform}: {seconds:.1f} s")
+    if not check.is_deterministic:
+        print(
+            f'A {check.platform} gives identical bits only with "deterministic": true in'
+            f" {short.config.train_file}, which is slower\n(you can turn it on when you resume a"
+            " run). Without it, a difference below may not be a bug."
+        )
+    print("", _KILL_ROW.format("kill", "after", "during"), sep="\n", flush=True)
+    for number, kill in enumerate(check.train_killed(kills), 1):
+        print(_KILL_ROW.format(number, f"{kill.seconds:.2f} s", kill.activity), flush=True)
+    return _print_comparisons(check.comparisons())
+
+
+def _print_comparisons(comparisons: list[Comparison]) -> bool:
+    """Print a table. Returns whether nothing differs."""
+    print("", _RESULT_ROW.format("what", "compared", "result"), sep="\n")
+    for what, how, difference in comparisons:
+        print(_RESULT_ROW.format(what, how, "DIFFERS" if difference else "identical"))
+    differing = [comparison for comparison in comparisons if comparison.difference]
+    for what, _, difference in differing[:1]:
+        print("", f"first difference: {what}: {difference}", sep="\n")
+    return not differing
+
+
+def read_arrays(checkpoint: Checkpoint) -> tuple[Arrays, Arrays]:
+    """Return parameters and optimizer state of a checkpoint, exactly as they are on disk."""
+    weights = checkpoint.weights
+    parameters = {name: weights.array(name) for name in weights.names()}
+    return parameters, optimizer_state.load_to_host(checkpoint.folder)
+
+
+def compare(uninterrupted: TrainedRun, killed: TrainedRun) -> Iterator[Comparison]:
+    """Compare everything that resuming could change."""
+    for what, expected, found in (
+        ("parameters", uninterrupted.parameters, killed.parameters),
+        ("optimizer state", uninterrupted.optimizer, killed.optimizer),
+    ):
+        how = f"{len(expected)} arrays after step {uninterrupted.step}, bit for bit"
+        yield Comparison(what, how, _compare_arrays(expected, found))
+    how = f"checksum of the batch of each step, in {len(killed.batch_logs)} processes"
+    yield Comparison(
+        "data order", how, _compare_batches(uninterrupted.batch_logs, killed.batch_logs)
+    )
+    how = f"{uninterrupted.lines} lines, each step once, everything but the times"
+    yield Comparison("metrics", how, _compare_metrics(uninterrupted, killed))
+    if uninterrupted.texts:
+        how = f"{len(uninterrupted.texts)} files of sampled texts with rewards"
+        yield Comparison("sampled texts", how, _compare_texts(uninterrupted.texts, killed.texts))
+
+
+def _compare_arrays(uninterrupted: Arrays, killed: Arrays) -> str | None:
+    if others := uninterrupted.keys() ^ killed.keys():
+        return f"{min(others)}: in only one of the two"
+    for name, expected in uninterrupted.items():
+        found = killed[name]
+        if (expected.dtype, expected.shape) != (found.dtype, found.shape):
+            one, other = (f"{array.dtype}{list(array.shape)}" for array in (expected, found))
+            return f"{name}: {one} uninterrupted, {other} killed"
+        if differing := np.flatnonzero(_bits(expected) != _bits(found)).tolist():
+            index = [int(i) for i in np.unravel_index(differing[0], expected.shape)]
+            values = f"{expected[*index]!s} uninterrupted, {found[*index]!s} killed"
+            count = f"{len(differing):,} of {expected.size:,} elements differ"
+            return f"{name}{index}: {values}; {count}"
+    return None
+
+
+def _bits(array: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(array).reshape(-1).view(f"u{array.itemsize}")
+
+
+def _compare_batches(uninterrupted: list[BatchLog], killed: list[BatchLog]) -> str | None:
+    expected = dict(uninterrupted[0].batches)
+    for number, log in enumerate(killed, 1):
+        for step, checksum in log.batches:
+            if checksum != expected.get(step):
+                others = [other for other, known in expected.items() if known == checksum]
+                other = f"the batch of step {others[0]}" if others else "an unknown batch"
+                return f"step {step}: process {number} of the killed run took {other}"
+    taken = {step for log in killed for step, _ in log.batches}
+    missing = sorted(expected.keys() - taken)
+    return f"step {missing[0]}: missing in the killed run" if missing else None
+
+
+def _compare_texts(uninterrupted: dict[str, str], killed: dict[str, str]) -> str | None:
+    if others := uninterrupted.keys() ^ killed.keys():
+        return f"{min(others)}: in only one of the two"
+    differing = [name for name, text in uninterrupted.items() if killed[name] != text]
+    return f"{differing[0]} and {len(differing) - 1} other files" if differing else None
+
+
+def _compare_metrics(uninterrupted: TrainedRun, killed: TrainedRun) -> str | None:
+    for name, run in (("uninterrupted", uninterrupted), ("killed", killed)):
+        if run.lines != len(run.metrics):
+            return f"the {name} run has an unreadable line"
+    for expected, found in zip(uninterrupted.metrics, killed.metrics, strict=False):
+        if found.global_step != expected.global_step:
+            return f"step {found.global_step} in the place of step {expected.global_step}"
+        for key, value in expected.reproducible.items():
+            if getattr(found, key) != value:
+                values = f"{value} uninterrupted, {getattr(found, key)} killed"
+                return f"step {expected.global_step}: {key}: {values}"
+    if len(uninterrupted.metrics) != len(killed.metrics):
+        return f"{len(uninterrupted.metrics)} steps uninterrupted, {len(killed.metrics)} killed"
+    return None

@@ -1,0 +1,273 @@
+"""Kill a training process at a random moment of a chosen phase: start, compilation, step, …
+
+Most of a short training is its start, so a random point in time would rarely hit anything else.
+What a process is doing is seen from what it has written to its run folder.
+"""
+
+import contextlib
+import math
+import random
+import shutil
+import signal
+import subprocess
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from rungs.checkpointing.checkpoint_folder import CHECKPOINT_GLOB, UNFINISHED, list_checkpoints
+from rungs.common.disk import link_or_copy
+from rungs.common.errors import RunFailure, UserError
+from rungs.run.folder import RunFolder
+
+Phase = Literal["start", "compile", "step", "validation", "save", "end"]
+EARLY: tuple[Phase, ...] = ("start", "compile")
+"""Phases before there is anything new to lose."""
+LATE: tuple[Phase, ...] = ("step", "validation", "save")
+_POLL_SECONDS = 0.0005
+_MAX_ATTEMPTS = 10
+
+
+class StepPlan(NamedTuple):
+    """The steps of a run and its checkpoints."""
+
+    steps: int
+    interval: int
+    """Steps between checkpoints."""
+
+    def is_checkpoint_due(self, step: int) -> bool:
+        """Whether a validation and a checkpoint follow the step."""
+        return step % self.interval == 0 or step == self.steps - 1
+
+
+class Activity(NamedTuple):
+    """What a training process is doing."""
+
+    phase: Phase
+    step: int
+    """The next step, or the one being saved."""
+
+    def __str__(self) -> str:
+        if self.phase == "start":
+            return "start, before compilation"
+        if self.phase == "compile":
+            return f"compilation, before step {self.step}"
+        prefix = "save of " if self.phase == "save" else ""
+        return f"{prefix}step {self.step}" + " or its validation" * (self.phase == "validation")
+
+
+class Kill(NamedTuple):
+    """A kill that hit."""
+
+    activity: Activity
+    """What the process was doing, judged from what it left behind."""
+    seconds: float
+    """Time since the start of the process."""
+
+
+class Training(NamedTuple):
+    """A training, to be done by processes that are killed and followed by others."""
+
+    run: RunFolder
+    """With its two config files."""
+    options: Sequence[str]
+    plan: StepPlan
+    train_command: Sequence[str]
+    """Trains; takes the file for the log of batches, then the arguments of `train.py`."""
+
+    def start(self, batch_log: Path) -> "TrainingProcess":
+        """Start a process that trains the run."""
+        observed = TrainingProcess(self, batch_log.with_suffix(".txt"))
+        arguments = [str(batch_log), str(self.run.path), *self.options]
+        with observed.output.open("wb") as output:
+            observed.process = subprocess.Popen(
+                [*self.train_command, *arguments], stdout=output, stderr=subprocess.STDOUT
+            )
+        return observed
+
+
+class TrainingProcess:
+    """A process that trains a run, observed from outside.
+
+    Args:
+        output: the file that gets what the process prints.
+    """
+
+    process: "subprocess.Popen[bytes]"
+
+    def __init__(self, training: Training, output: Path) -> None:
+        self._run, self._plan, self.output = training.run, training.plan, output
+        checkpoints = list_checkpoints(self._run.checkpoints)
+        self._first_step = checkpoints[-1].step + 1 if checkpoints else 0
+        self._logged_bytes = _size(self._run.log)
+        self._start = time.monotonic()
+
+    def activity(self) -> Activity:
+        """Return what the process is doing or, once it is dead, was doing."""
+        if _size(self._run.log) == self._logged_bytes:
+            return Activity("start", self._first_step)
+        for unfinished in self._run.checkpoints.glob(UNFINISHED + CHECKPOINT_GLOB):
+            return Activity("save", int(unfinished.name.rpartition("-")[2]))
+        metrics = self._run.metrics
+        step = metrics.read_bytes().count(b"\n") if metrics.exists() else 0
+        if step <= self._first_step:
+            return Activity("compile", self._first_step)
+        if step == self._plan.steps:
+            return Activity("end", step)
+        return Activity("validation" if self._plan.is_checkpoint_due(step) else "step", step)
+
+    def activities(self) -> Iterator[tuple[Activity, float]]:
+        """Yield what the process is doing, with the seconds since its start, until it ends."""
+        while self.process.poll() is None:
+            with contextlib.suppress(OSError):  # a file was replaced while it was read
+                yield self.activity(), time.monotonic() - self._start
+            time.sleep(_POLL_SECONDS)
+
+    def stop_if_in(self, phases: tuple[Phase, ...]) -> bool:
+        """Stop the process (SIGSTOP) if it is in one of these phases. Returns whether it is."""
+        if not hasattr(signal, "SIGSTOP"):
+            return True
+        self.process.send_signal(signal.SIGSTOP)
+        with contextlib.suppress(OSError):
+            if self.activity().phase in phases:
+                return True
+        self.process.send_signal(signal.SIGCONT)
+        return False
+
+    def kill(self) -> Kill | None:
+        """Kill the process. Returns None if it was too late: the last checkpoint is complete."""
+        self.process.kill()
+        self.process.wait()
+        activity = self.activity()
+        return None if activity.phase == "end" else Kill(activity, time.monotonic() - self._start)
+
+    def finish(self) -> None:
+        """Wait for the process to end.
+
+        Raises:
+            UserError, RunFailure: the error that it ended with.
+        """
+        if code := self.process.wait():
+            lines = self.output.read_text(errors="replace").splitlines()
+            errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+            if code == 2 and errors:
+                raise UserError("\n".join(errors))
+            last = "\n".join(errors or lines[-5:])
+            raise RunFailure(f"a training process ended with exit code {code}:\n{last}")
+
+
+class ProcessKiller:
+    """Starts processes that train a run, and kills them.
+
+    Attributes:
+        seconds: measured duration of each phase, by phase.
+        batch_logs: the log of each process, in order.
+    """
+
+    def __init__(self, training: Training, seconds: dict[Phase, float]) -> None:
+        self._training, self._run, self._plan = training, training.run, training.plan
+        self.seconds = dict(seconds)
+        self.batch_logs: list[Path] = []
+        self._random = random.Random()
+
+    def kill(self, times: int) -> Iterator[Kill]:
+        """Start and kill this many processes. Those that are killed in a step or later get further
+        each time, beyond a checkpoint that the next process can resume from."""
+        first = self._plan.interval + 1
+        steps = self._plan.steps - first
+        for number, phase in enumerate(self._choose_phases(times)):
+            start, end = (first + steps * part // times for part in (number, number + 1))
+            yield self._kill_in(phase, range(start, max(end, start + 1)))
+
+    def _choose_phases(self, times: int) -> list[Phase]:
+        """Return random phases, alternately late and early, each once before any repeats."""
+        phases: list[Phase] = []
+        while len(phases) < times:
+            kind = EARLY if len(phases) % 2 else LATE
+            recent = [phase for phase in phases if phase in kind][1 - len(kind) :]
+            phases.append(self._random.choice([phase for phase in kind if phase not in recent]))
+        return phases
+
+    def _kill_in(self, phase: Phase, steps: range) -> Kill:
+        """Kill a process in a phase. If a process ends before that, undo what it did and retry."""
+        backup = self._run.path.with_name(f".{self._run.path.name}")
+        wanted: tuple[Phase, ...] = (phase,)
+        for _ in range(_MAX_ATTEMPTS):
+            _copy(self._run.path, backup)
+            kill = self._try_kill(wanted, self._random.choice(steps))
+            if kill is not None:
+                shutil.rmtree(backup)
+                return kill
+            discard(self._run.path)
+            backup.rename(self._run.path)
+            if phase in LATE:
+                wanted = LATE  # the phase may be too short to be observed
+        raise RunFailure(f"{_MAX_ATTEMPTS} processes ended before they could be killed")
+
+    def _try_kill(self, wanted: tuple[Phase, ...], step: int) -> Kill | None:
+        """Kill a process in one of these phases, not before the step. Returns None if it ended
+        first."""
+        process = self.start()
+        deadline, last, since = math.inf, Activity("start", 0), 0.0
+        for activity, seconds in process.activities():
+            if activity != last:  # later starts are shorter: the code is compiled already
+                duration = min(self.seconds.get(last.phase, math.inf), seconds - since)
+                self.seconds[last.phase] = duration
+                last, since = activity, seconds
+            is_wanted = activity.phase in wanted and (
+                activity.phase in EARLY or activity.step >= step
+            )
+            if is_wanted and deadline == math.inf:
+                duration = self.seconds.get(activity.phase, 0)
+                deadline = seconds + self._random.random() * duration
+            if is_wanted and seconds >= deadline and process.stop_if_in(wanted):
+                return process.kill()
+        process.finish()
+        return None
+
+    def start(self) -> TrainingProcess:
+        """Start a process that trains the run."""
+        run = self._run.path
+        self.batch_logs.append(run.with_name(f"{run.name}-{len(self.batch_logs)}.jsonl"))
+        return self._training.start(self.batch_logs[-1])
+
+
+def measure_phases(process: TrainingProcess) -> dict[Phase, float]:
+    """Watch a process until it ends; return the mean duration of each phase in seconds.
+
+    Raises:
+        UserError, RunFailure: the error that it ended with.
+    """
+    durations: dict[Activity, float] = defaultdict(float)
+    last, since = Activity("start", 0), 0.0
+    for activity, seconds in process.activities():
+        durations[last] += seconds - since
+        last, since = activity, seconds
+    process.finish()
+    by_phase: dict[Phase, list[float]] = defaultdict(list)
+    for activity, duration in durations.items():
+        by_phase[activity.phase].append(duration)
+    return {phase: sum(times) / len(times) for phase, times in by_phase.items()}
+
+
+def discard(folder: Path) -> None:
+    """Delete a folder in which the helpers of killed processes may still write by its name."""
+    renamed = folder.with_name(f".{folder.name}-discarded")
+    folder.rename(renamed)
+    shutil.rmtree(renamed)
+
+
+def _copy(folder: Path, copy: Path) -> None:
+    """Copy a run folder. Files in checkpoints never change, so they are hard-linked."""
+
+    def copy_file(source: str, target: str) -> None:
+        is_in_checkpoints = "checkpoints" in Path(source).parts[len(folder.parts) :]
+        with contextlib.suppress(FileNotFoundError):  # what a helper was just writing
+            (link_or_copy if is_in_checkpoints else shutil.copy2)(source, target)
+
+    shutil.copytree(folder, copy, symlinks=True, copy_function=copy_file)
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0

@@ -1,0 +1,306 @@
+"""The parts of the device check: each finds what it is there to find."""
+
+import dataclasses
+import json
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rungs.checkpointing.manifest import Checkpoint
+from rungs.config.run_config import RunConfig
+from rungs.model.attention import Causal, attention
+from rungs.model.kernels.matmul import matmul
+from rungs.parallel import target_device
+from rungs.parallel.target_device import Target
+from rungs.planning import hardware
+from rungs.planning.memory import memory_of
+from rungs.smoke_tests.device_check import check, kernels, peaks, step
+from rungs.smoke_tests.device_check.check import on_mesh
+from rungs.smoke_tests.device_check.report import Figure, Report, as_rows
+from rungs.smoke_tests.device_check.step import RunningStep, StepTime
+from tests.support.configs import mesh_of, model_config, train_config
+
+CASES = {case.name: case for case in kernels.cases()}
+QUICK = "matmul", "cross-entropy", "grouped matmul"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name in QUICK else pytest.mark.long) for name in CASES],
+)
+def test_every_kernel_is_as_exact_as_its_plain_form(name: str, dtype: str) -> None:
+    found = kernels.check(CASES[name], dtype)
+    assert not found.problem
+    assert 0 <= cast(float, found.value) < {"float32": 2e-6, "bfloat16": 7e-3}[dtype]
+    assert found.note.startswith("by XLA; plain ")
+
+
+def without_gradient(x: Any, kernel: Any) -> Any:
+    """The right values, and no gradient for the weights."""
+    return matmul(x, jax.lax.stop_gradient(kernel))
+
+
+@pytest.mark.parametrize("name", [case.name for case in kernels.cases() if case.part])
+def test_a_kernel_is_called_in_the_scope_that_names_its_part_of_the_model(name: str) -> None:
+    case = CASES[name]
+    lowered = jax.jit(case.kernel).lower(*kernels._inputs(case, "float32"))
+    program = lowered.as_text(debug_info=True)
+    assert re.search(rf'"jit\(kernel\)/{case.part}/', program)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "broken",
+    [
+        lambda x, kernel: matmul(x, kernel) * 1.02,
+        without_gradient,
+        lambda x, kernel: matmul(x, kernel).at[0, 0].set(jnp.nan),
+    ],
+    ids=["values", "gradient", "NaN"],
+)
+def test_a_broken_kernel_is_found(
+    broken: Callable[..., Any], dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "matmul", broken)
+    (case,) = (case for case in kernels.cases() if case.name == "matmul")
+    found = kernels.check(case, dtype)
+    assert "is rounding" in found.problem
+    assert cast(float, found.value) > 0.01
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("attention, window", {"mask": Causal(101)}),
+        pytest.param("attention, soft cap", {"soft_cap": None}, marks=pytest.mark.long),
+        pytest.param("attention, wide heads", {"scale": 1 / 17}, marks=pytest.mark.long),
+    ],
+)
+def test_attention_with_a_wrong_setting_is_found_also_in_16_bits(
+    name: str, change: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(*arguments: Any) -> Any:
+        names = ("query", "key", "value", "mask", "dropout", "scale", "soft_cap")
+        keywords = dict(zip(names, arguments, strict=True)) | change
+        return attention(*keywords.values())
+
+    monkeypatch.setattr(kernels, "attention", wrong)
+    assert "is rounding" in kernels.check(CASES[name], "bfloat16").problem
+
+
+def test_a_kernel_that_does_not_compile_is_reported_in_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def failing(*_: Any) -> Any:
+        raise NotImplementedError("no engine\nfor this shape")
+
+    monkeypatch.setattr(kernels, "matmul", failing)
+    (case,) = (case for case in kernels.cases() if case.name == "matmul")
+    found = kernels.check(case, "float32")
+    assert (found.value, found.problem) == ("failed", "no engine for this shape")
+
+
+def test_float32_may_be_rounded_as_accelerators_round_it() -> None:
+    assert kernels._tolerance("float32") == 1e-5
+    for target, tolerance in ((Target("gpu", "9.0"), 2**-10), (Target("tpu"), 2**-7)):
+        with target_device.trace_for(target):
+            assert kernels._tolerance("float32") == tolerance
+    assert kernels._tolerance("bfloat16") == 2**-7
+
+
+def test_rounds_change_the_array_of_every_device() -> None:
+    mesh = mesh_of(4)
+    zeros = peaks._on_each(mesh, np.zeros(3, np.float32))
+    assert np.asarray(peaks._rounds(mesh, lambda x: x + 1)(5, zeros)).tolist() == [[5] * 3] * 4
+
+
+def test_speeds_are_work_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One round of half a second. The array that is sent arrives at the next device."""
+    sent: list[np.ndarray] = []
+
+    def half_a_second(program: peaks.Rounds, *arrays: Any) -> float:
+        numbered = arrays[0] + jnp.arange(len(arrays[0]), dtype=arrays[0].dtype).reshape(
+            -1, *[1] * (arrays[0].ndim - 1)
+        )
+        sent.append(np.asarray(program(1, numbered, *arrays[1:])))
+        return 0.5
+
+    monkeypatch.setattr(peaks, "_seconds_per_round", half_a_second)
+    monkeypatch.setattr(peaks, "_SIZES", {"cpu": 64})
+    monkeypatch.setattr(peaks, "_CPU_BYTES", 4096)
+    mesh = mesh_of(2)
+    assert peaks.matmul_flops(mesh, "float32") == 2 * 64**3 / 0.5
+    assert peaks.memory_bandwidth(mesh) == 2 * 2048 / 0.5
+    assert peaks.link_bandwidth(mesh) == 512 / 0.5
+    assert sent[-1][:, 0].tolist() == [1, 0]
+
+
+def test_short_rounds_are_repeated_until_they_can_be_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+
+    def timed(_: Any, rounds: int) -> float:
+        taken.append(rounds)
+        return rounds * 0.001
+
+    monkeypatch.setattr(peaks, "_timed", timed)
+    assert peaks._seconds_per_round(lambda: None) == pytest.approx(0.001)
+    assert taken[-1] * 0.001 >= peaks._LEAST_SECONDS
+    assert taken[:3] == [1, 1, 10]
+
+
+def test_a_device_far_below_its_published_figures_is_found() -> None:
+    assert peaks._figure("matmul", 0.3e15, "FLOP/s", 1e15).problem.startswith("only 30% of")
+    assert peaks._figure("matmul", 0.7e15, "FLOP/s", 1e15).note == "70% of published"
+    assert not peaks._figure("matmul", 0.7e15, "FLOP/s", 1e15).problem
+    assert not peaks._figure("matmul", 1.0, "FLOP/s", None).problem
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_an_accelerator_is_measured_in_its_fast_dtypes(
+    dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peaks, "_platform", lambda _: "gpu")
+    monkeypatch.setattr(peaks, "matmul_flops", lambda *_: 500e12)
+    monkeypatch.setattr(peaks, "memory_bandwidth", lambda _: 3e12)
+    found = list(peaks.figures(mesh_of(1), ["float32"], hardware.device_by_name("h100")))
+    assert f"matmul {dtype}" in [figure.name for figure in found]
+    assert not any(figure.problem for figure in found)
+
+
+def tiny(**train: object) -> RunConfig:
+    keys = {"microbatch_size": 2, "gradient_accumulation_steps": 2, "compute_dtype": "float32"}
+    return on_mesh(RunConfig(model_config(), train_config(**{**keys, **train})), mesh_of(2))
+
+
+@pytest.fixture(scope="module")
+def running() -> RunningStep:
+    return RunningStep.create(tiny(), mesh_of(2))
+
+
+def test_steps_are_taken_and_timed(running: RunningStep) -> None:
+    timed = StepTime(running)
+    compilation, one_step, loss = timed.figures(running)
+    assert loss.problem == ""
+    assert timed.losses[0] == pytest.approx(math.log(32), rel=0.05)
+    assert 0 < cast(float, one_step.value) < cast(float, compilation.value)
+    assert timed.tokens_per_second == pytest.approx(2 * 2 * 8 / timed.seconds)
+
+
+@pytest.mark.parametrize("losses", [[3.0, math.nan], [3.0, 3.0], [3.0, 4.0]])
+def test_training_that_does_not_work_is_found(losses: list[float], running: RunningStep) -> None:
+    timed = StepTime(running)
+    timed.losses = losses
+    assert [bool(figure.problem) for figure in timed.figures(running)] == [False, False, True]
+
+
+def test_memory_is_compared_with_the_plan(running: RunningStep) -> None:
+    """On a CPU with the compiler's analysis, which counts at least the state; elsewhere also with
+    what the devices used."""
+    plan, compiler = step.memory(running)
+    assert plan.value == memory_of(running.config, running.mesh).total
+    assert plan.value == pytest.approx(cast(float, compiler.value), rel=1)
+    assert cast(float, compiler.value) > memory_of(running.config, running.mesh).weights * 3
+    assert (plan.source, compiler.source) == ("computed", "compiled")
+
+
+@pytest.mark.parametrize(
+    ("size", "is_problem"), [(1e9, False), (1.2e9, False), (1.3e9, True), (0.2e9, False)]
+)
+def test_a_step_that_needs_much_more_memory_than_planned_is_found(
+    size: float, is_problem: bool
+) -> None:
+    assert bool(step._compared("memory, used", int(size), 10**9, "measured").problem) == is_problem
+    assert not step._compared("memory, used", 200_000_000, 10**6, "measured").problem
+
+
+@pytest.mark.parametrize("is_random", [False, True])
+def test_steps_that_do_not_repeat_are_found(
+    is_random: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng, original = np.random.default_rng(), step._random_batch
+
+    def batch(config: RunConfig) -> Any:
+        return [(tokens + rng.integers(1, 32)) % 32 for tokens in original(config)]
+
+    if is_random:
+        monkeypatch.setattr(step, "_random_batch", batch)
+    (found,) = step.determinism(tiny(drop_rate=0.1), mesh_of(2))
+    assert found.value == ("different bits" if is_random else "same bits")
+    assert ("arrays differ, such as" in found.problem) == is_random
+
+
+def test_checkpoints_are_timed_and_removed(running: RunningStep, tmp_path: Path) -> None:
+    stall, complete, size = step.checkpoint(running, tmp_path)
+    assert 0 < cast(float, stall.value) < cast(float, complete.value)
+    state = sum(array.nbytes for array in running.arrays().values())
+    assert cast(float, size.value) > state
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_damaged_checkpoint_is_found(
+    running: RunningStep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Checkpoint, "damage", lambda _: ["model.safetensors"])
+    *_, size = step.checkpoint(running, tmp_path)
+    assert size.problem == "damaged on the disk: model.safetensors"
+
+
+def test_versions_name_devices_and_libraries() -> None:
+    found = {figure.name: figure for figure in check.machine(mesh_of(8))}
+    assert found["devices"].value == "8 × cpu"
+    assert {"jax", "jaxlib", "Python", "system", "runtime"} <= found.keys()
+    assert not any(figure.problem for figure in found.values())
+
+
+@pytest.mark.parametrize(
+    ("code", "version"), [(0, "550.54.14"), (9, "")], ids=["a GPU", "a driver that fails"]
+)
+def test_the_driver_is_what_nvidia_smi_says(
+    code: int, version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = "| NVIDIA-SMI 550.54.14    Driver Version: 550.54.14    CUDA Version: 12.4 |"
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\necho '{line}'\nexit {code}\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert check.nvidia_driver() == version
+
+
+def test_an_old_driver_is_found() -> None:
+    cuda13, cuda12 = {"jax-cuda13-plugin": "0.10.2"}, {"jax-cuda12-plugin": "0.10.2"}
+    assert "which needs 580 or newer" in check._old_driver("550.54.14", cuda13)
+    assert not check._old_driver("580.65.06", cuda13)
+    assert not check._old_driver("550.54.14", cuda12)
+    assert "which needs 525" in check._old_driver("470.1", cuda12)
+    assert not check._old_driver("550.54.14", {})
+
+
+def test_a_gpu_that_is_not_used_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not check._unused_gpu("cpu", "580.65.06")  # the tests ask for the CPU
+    monkeypatch.setattr(check, "_is_cpu_requested", lambda: False)
+    assert "the extra cuda" in check._unused_gpu("cpu", "580.65.06")
+    assert not check._unused_gpu("gpu", "580.65.06")
+    assert not check._unused_gpu("cpu", "")
+
+
+def test_a_report_has_base_units_and_names_problems() -> None:
+    figures = [
+        Figure("peaks", "matmul", 4.5e14, "FLOP/s", note="45% of published"),
+        Figure("kernels", "matmul", 0.5, "relative error", problem="too much"),
+    ]
+    report = Report("runs/a", "2026-01-01T00:00:00+00:00", 60.0, figures)
+    content = json.loads(report.as_json())
+    assert content["problems"] == ["kernels, matmul: too much"]
+    assert content["figures"] == [dataclasses.asdict(figure) for figure in figures]
+    (_, first), (_, second) = as_rows(iter(figures))
+    heading, row = first.splitlines()
+    assert heading == "peaks"
+    assert " ".join(row.split()) == "matmul 450 TFLOP/s measured, 45% of published"
+    assert second.endswith("5.0e-01  measured  WRONG: too much")
