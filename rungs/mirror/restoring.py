@@ -40,7 +40,12 @@ def restore_if_empty(run: RunFolder, url: str, check: Callable[[CheckpointMeta],
     with _failures(mirror):
         _refuse_place(run, mirror)
     if not _is_empty(run):
-        _check_if_reachable(run, mirror)
+        try:
+            check_same_run(run, mirror)
+        except UserError:
+            raise
+        except Exception as error:  # of any library behind fsspec
+            log.warning("%s: %s; training goes on without it for now", mirror.url, reason(error))
         return
     with _failures(mirror):
         mirror.require_login()
@@ -73,15 +78,6 @@ def _refuse_place(run: RunFolder, mirror: MirrorFolder) -> None:
             f"--mirror {mirror.url}: is inside the run folder, or the run folder inside it; name"
             " another folder, best on another disk"
         )
-
-
-def _check_if_reachable(run: RunFolder, mirror: MirrorFolder) -> None:
-    try:
-        check_same_run(run, mirror)
-    except UserError:
-        raise
-    except Exception as error:  # of any library behind fsspec
-        log.warning("%s: %s; training goes on without it for now", mirror.url, reason(error))
 
 
 @contextlib.contextmanager
