@@ -23,7 +23,7 @@ The docstring of each package lists its files and says what it may import. From 
     huggingface    import and export of published models
     monitoring     events, hooks, restarts after a crash
     tracking       experiment trackers: wandb, tensorboard, trackio, mlflow
-    sampling       what the model says to the prompts of its run
+    prompt_samples  what the model says to the prompts of its run
     evaluation     scores on benchmarks
     scaling        ladders, power laws, muP
     training       starting, the training loop, resuming, failed steps

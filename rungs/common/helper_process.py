@@ -9,9 +9,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Self
+from queue import SimpleQueue
+from typing import IO
 
 from rungs.common.signals import StopSignal
 
@@ -24,6 +25,9 @@ session."""
 _SECONDS_UNTIL_MESSAGE = 2.0
 """A longer wait is explained."""
 
+ENDED, KILLED = "\n", ""
+"""The last line that `receive` gives."""
+
 log = logging.getLogger("rungs")
 
 
@@ -31,33 +35,39 @@ class HelperProcess:
     """A module that reads lines from this process. What it prints to stderr is logged as warnings.
 
     The end of its input without an empty line before it tells the module that this process was
-    killed.
+    killed; see `receive`.
+
+    Args:
+        name: for messages.
+        module: what to run, as `python -m` does.
+        arguments: of the module.
+        environment: added to that of this process.
     """
 
-    def __init__(self, name: str, process: subprocess.Popen[str]) -> None:
-        self._name, self._process = name, process
-        self._listener = threading.Thread(target=self._log_errors, daemon=True)
+    def __init__(
+        self, name: str, module: str, *arguments: str, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self._name, self._environment = name, environment or {}
+        self._command = ["-m", module, *arguments]
+        self._process: subprocess.Popen[str] | None = None
 
-    @classmethod
-    def start(
-        cls, name: str, module: str, *arguments: str, environment: Mapping[str, str] | None = None
-    ) -> Self:
-        """Start a module; raises OSError if that is not possible.
+    @property
+    def is_started(self) -> bool:
+        """Whether it was started and not killed from here; it may have ended by itself."""
+        return self._process is not None
 
-        Args:
-            name: for messages.
-            module: what to run, as `python -m` does.
-            arguments: of the module.
-            environment: added to that of this process.
-        """
-        started = cls(
-            name, start_python(["-m", module, *arguments], environment or {}, subprocess.PIPE)
-        )
-        started._listener.start()
-        return started
+    def start(self) -> None:
+        """Start the process; raises OSError."""
+        process = self._process = start_python(self._command, self._environment, subprocess.PIPE)
+        self._listener = threading.Thread(target=self._log_errors, args=(process,), daemon=True)
+        self._listener.start()
 
     def send(self, line: str) -> None:
-        """Send a line; raises OSError if the process has ended."""
+        """Send a line, after starting the process if it is not started; raises OSError if it has
+        ended."""
+        if self._process is None:
+            self.start()
+        assert self._process is not None
         assert self._process.stdin is not None
         self._process.stdin.write(line + "\n")
         self._process.stdin.flush()
@@ -70,7 +80,12 @@ class HelperProcess:
             stop: knows of signals.
             what: it does, for the message of a long wait.
             patience: seconds to wait at most.
+
+        Returns:
+            Whether it has finished, or was never started.
         """
+        if self._process is None:
+            return True
         with contextlib.suppress(OSError):
             self.send("")
         restore_priority(self._process)
@@ -88,17 +103,20 @@ class HelperProcess:
         return self._process.poll() is not None
 
     def kill(self) -> None:
-        """End the process at once, if it has not ended."""
+        """End the process at once, if it runs."""
+        if self._process is None:
+            return
         self._process.kill()
         self._process.wait()
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):  # what was not sent is lost
             self._process.stdin.close()
         self._listener.join()
+        self._process = None
 
-    def _log_errors(self) -> None:
-        assert self._process.stderr is not None
-        for line in self._process.stderr:
+    def _log_errors(self, process: subprocess.Popen[str]) -> None:
+        assert process.stderr is not None
+        for line in process.stderr:
             if line.strip():
                 log.warning("%s: %s", self._name, line.strip())
 
@@ -155,3 +173,25 @@ def _set_group_priority(autogroup: Path, niceness: int) -> None:
             return
         time.sleep(0.05)
     autogroup.write_text(f"{niceness}")
+
+
+def receive(lines: Iterable[str], *, exit_if_killed: bool = False) -> SimpleQueue[str]:
+    """Return a queue of the lines that a helper process is sent, with line ends, as they arrive;
+    the last one is `ENDED`, or `KILLED` if the process that sends them was killed.
+
+    Args:
+        exit_if_killed: end this process at once instead of `KILLED`.
+    """
+    received: SimpleQueue[str] = SimpleQueue()
+
+    def listen() -> None:
+        for line in lines:
+            received.put(line)
+            if line == ENDED:
+                return
+        if exit_if_killed:
+            os._exit(0)
+        received.put(KILLED)
+
+    threading.Thread(target=listen, daemon=True).start()
+    return received

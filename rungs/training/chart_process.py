@@ -55,7 +55,7 @@ class ChartProcess:
             if not self._is_asked():
                 self._end()
                 arguments = str(self._run.path), self._run.identity
-                self._process = HelperProcess.start(
+                self._process = HelperProcess(
                     "charts", MODULE, *arguments, environment=self._environment
                 )
                 self._process.send("draw")

@@ -14,11 +14,11 @@ from rungs.common import disk, run_log
 from rungs.config.run_config import AnyRunConfig
 from rungs.parallel.devices import recorded_sharding
 from rungs.parallel.processes import run_on_first
+from rungs.prompt_samples.prompts import check_sample_prompts
 from rungs.run import metrics
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.run.metrics import StepRecord
-from rungs.sampling.prompts import check_sample_prompts
-from rungs.tracking.registry import check_trackers
+from rungs.tracking.tracker import check_trackers
 from rungs.training import run_report
 from rungs.training.background import Background
 from rungs.training.dry_run import dry_run

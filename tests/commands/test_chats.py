@@ -65,7 +65,8 @@ def write_run(folder: Path, model: dict[str, Any] | None, **settings: Any) -> No
 
 
 def published_model(folder: Path, place: Path) -> Path:
-    """Write a model that knows text, with its tokenizer and chat template, as the hub has it."""
+    """Write a model that knows text, with its tokenizer and chat template, as the hub has it: like
+    other base models, it ends its texts with <|endoftext|> alone."""
     tokenizer = FIXTURES / "tokenizers" / "qwen" / "tokenizer.json"
     text = place / "text.txt"
     text.write_text("The river runs north here.\n" * 300)
@@ -74,6 +75,8 @@ def published_model(folder: Path, place: Path) -> Path:
     call(train.main, place / "base")
     call(pretrained.main, "export", place / "base", folder)
     (folder / "chat_template.jinja").write_text(TEMPLATE)
+    ends = {"eos_token_id": load_tokenizer(folder).end_of_text}
+    (folder / "generation_config.json").write_text(json.dumps(ends))
     return folder
 
 

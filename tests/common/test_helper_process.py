@@ -1,4 +1,4 @@
-"""Programs that give way to training: their priority and their session."""
+"""Programs that run beside training: priority, session, start and end."""
 
 import errno
 import os
@@ -9,7 +9,16 @@ from pathlib import Path
 import pytest
 
 from rungs.common import helper_process
-from rungs.common.helper_process import LOWEST, restore_priority, start_python
+from rungs.common.helper_process import (
+    ENDED,
+    KILLED,
+    LOWEST,
+    HelperProcess,
+    receive,
+    restore_priority,
+    start_python,
+)
+from rungs.common.signals import StopSignal
 
 AUTOGROUP = Path("/proc/self/autogroup")
 SHOW = "import os, pathlib, sys; sys.stdin.readline(); {what}; print(text, file=sys.stderr)"
@@ -77,3 +86,22 @@ def test_it_has_a_session_of_its_own_and_this_environment() -> None:
     assert int(shown("text = os.getsid(0)")) != os.getsid(0)
     assert shown("text = os.environ['OWN']") == "here"
     assert shown("import rungs; text = sys.executable") == sys.executable
+
+
+@pytest.mark.parametrize(("sent", "last"), [(["new\n", ENDED], ENDED), (["new\n"], KILLED)])
+def test_the_last_line_says_whether_training_ended_or_was_killed(
+    sent: list[str], last: str
+) -> None:
+    received = receive(sent)
+    assert [received.get(timeout=60), received.get(timeout=60)] == ["new\n", last]
+
+
+def test_a_process_starts_with_the_first_line() -> None:
+    process = HelperProcess("test", "this")
+    assert process.finish(StopSignal(), "nothing")
+    process.kill()
+    assert not process.is_started
+    process.send("line")
+    assert process.is_started
+    process.kill()
+    assert not process.is_started

@@ -14,8 +14,8 @@ from rungs.data.tokenizer_files import load_tokenizer
 def encode_prompts(
     prompts: Sequence[str], tokenizer: Tokenizer, template: ChatTemplate | None
 ) -> list[list[int]]:
-    """Return the token ids of each prompt: of a text, or of a user's message if the model is
-    trained on chats, and so has a template.
+    """Return the token ids of each prompt: a text, or a user's message if the model is trained on
+    chats and so has a template.
 
     Raises:
         UserError: a prompt is not valid, or empty although no token begins a text.
@@ -42,7 +42,9 @@ def check_sample_prompts(config: AnyRunConfig, tokenizer: Path | str) -> None:
         return
     place, lines = f"{config.train_file}: sample_prompts", []
     try:
-        rows = encode_prompts(prompts, load_tokenizer(tokenizer), _template_beside(tokenizer))
+        # a dataset of chats has the template beside the tokenizer
+        template = ChatTemplate.find(tokenizer.parent) if isinstance(tokenizer, Path) else None
+        rows = encode_prompts(prompts, load_tokenizer(tokenizer), template)
     except UserError as error:
         raise UserError(f"{place}: {error}") from None
     for prompt, tokens in zip(prompts, rows, strict=True):
@@ -58,8 +60,3 @@ def check_sample_prompts(config: AnyRunConfig, tokenizer: Path | str) -> None:
             )
     if lines:
         raise UserError("\n".join(lines))
-
-
-def _template_beside(tokenizer: Path | str) -> ChatTemplate | None:
-    """Return the chat template of a dataset of chats, which is beside its tokenizer."""
-    return ChatTemplate.find(tokenizer.parent) if isinstance(tokenizer, Path) else None

@@ -16,7 +16,7 @@ from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.checkpointing.load import load_model, load_tokenizer
 from rungs.run import samples
 from rungs.run.folder import RunFolder
-from tests.sampling.conftest import PROMPTS, prompted_run
+from tests.prompt_samples.conftest import PROMPTS, prompted_run
 from tests.support.tiny_run import assert_same_outcome, change, command, train
 
 pytestmark = pytest.mark.usefixtures("no_charts")
