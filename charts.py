@@ -8,7 +8,7 @@ uv run charts.py … --watch          the same page on 127.0.0.1, with new steps
 uv run charts.py runs/a --samples   what the run said to its sample_prompts, at each checkpoint
 """
 
-from rungs.common.command import begin_command, run_command
+from rungs.common.command import begin_command, importing, run_command
 
 if __name__ == "__main__":
     begin_command()
@@ -18,7 +18,6 @@ from typing import Any, get_args
 
 import click
 
-from rungs.common.imports import importing
 from rungs.config.option_values import ChartStyle
 
 

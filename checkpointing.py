@@ -4,7 +4,7 @@ Exit code 1 if a checkpoint is damaged. In Python, `import rungs; rungs.load_mod
 gives the model of a run, a checkpoint or a weights file.
 """
 
-from rungs.common.command import begin_command, run_command
+from rungs.common.command import begin_command, importing, run_command
 
 if __name__ == "__main__":
     begin_command()
@@ -14,7 +14,6 @@ from typing import Any
 import click
 
 import rungs
-from rungs.common.imports import importing
 
 
 def __getattr__(name: str) -> Any:

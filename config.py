@@ -1,6 +1,6 @@
 """Generate the JSON schemas and the page of config keys: `uv run config.py`."""
 
-from rungs.common.command import begin_command, run_command
+from rungs.common.command import begin_command, importing, run_command
 
 if __name__ == "__main__":
     begin_command()
@@ -8,8 +8,6 @@ if __name__ == "__main__":
 from pathlib import Path
 
 import click
-
-from rungs.common.imports import importing
 
 
 @click.command()

@@ -1,6 +1,6 @@
 """Command: build a dataset from your own files or from text on the hub, or download tokens."""
 
-from rungs.common.command import begin_command, run_command
+from rungs.common.command import begin_command, importing, run_command
 
 if __name__ == "__main__":
     begin_command()
@@ -11,7 +11,6 @@ from typing import Any
 import click
 
 from rungs.commands.options import DATASETS_DIR_OPTION
-from rungs.common.imports import importing
 from rungs.config.option_values import (
     DOCUMENTS_VALIDATION_PERCENT,
     VALIDATION_PERCENT,

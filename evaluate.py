@@ -3,7 +3,7 @@
 Its loss, perplexity and bits per byte or, with --choices or --tasks, its scores on benchmarks.
 """
 
-from rungs.common.command import begin_command, run_command
+from rungs.common.command import begin_command, importing, run_command
 
 if __name__ == "__main__":
     begin_command()
@@ -14,7 +14,6 @@ from typing import Any
 import click
 
 from rungs.commands.options import DATASETS_DIR_OPTION
-from rungs.common.imports import importing
 
 
 @click.command()

@@ -4,7 +4,7 @@ Greedy, unless a sampling option is given. A single text is printed while it is 
 --chat, a conversation: each line that you type is a message, and the model answers it.
 """
 
-from rungs.common.command import begin_command, run_command
+from rungs.common.command import begin_command, importing, run_command
 
 if __name__ == "__main__":
     begin_command()
@@ -14,7 +14,6 @@ from typing import Any
 
 import click
 
-from rungs.common.imports import importing
 from rungs.config.option_values import NEW_TOKENS, NEW_TOKENS_OF_A_CHAT
 
 

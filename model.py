@@ -3,7 +3,7 @@
 In Python, `from model import GPT` gives the model itself.
 """
 
-from rungs.common.command import begin_command, run_command
+from rungs.common.command import begin_command, importing, run_command
 
 if __name__ == "__main__":
     begin_command()
@@ -13,7 +13,6 @@ from typing import Any
 import click
 
 import rungs
-from rungs.common.imports import importing
 
 
 def __getattr__(name: str) -> Any:

@@ -6,7 +6,7 @@
 The experiments are in `rungs/scaling/coordinate_check.py` and `rungs/sweeps/grid.py`.
 """
 
-from rungs.common.command import begin_command, run_command
+from rungs.common.command import begin_command, importing, run_command
 
 if __name__ == "__main__":
     begin_command()
@@ -17,7 +17,6 @@ from typing import Any
 import click
 
 from rungs.commands.options import DATASETS_DIR_OPTION
-from rungs.common.imports import importing
 from rungs.config.option_values import (
     COORDINATE_CHECK_LEARNING_RATE,
     COORDINATE_CHECK_STEPS,

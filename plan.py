@@ -6,7 +6,7 @@ Exit codes: 0 it fits; 1 it does not fit into memory or on the disk; 2 bad input
 and writes nothing except the run folders of --into.
 """
 
-from rungs.common.command import begin_command, run_command
+from rungs.common.command import begin_command, importing, run_command
 
 if __name__ == "__main__":
     begin_command()
@@ -17,7 +17,6 @@ from typing import Any
 import click
 
 from rungs.commands.options import DATASETS_DIR_OPTION
-from rungs.common.imports import importing
 from rungs.config.option_values import LADDER_RUNGS, UTILIZATION_PERCENT
 from rungs.planning.hardware import DESCRIPTION_FORMAT, NAMES
 

@@ -1,6 +1,6 @@
 """Import, export and upload Hugging Face models: `uv run pretrained.py import ID_OR_FOLDER RUN`."""
 
-from rungs.common.command import begin_command, run_command
+from rungs.common.command import begin_command, importing, run_command
 
 if __name__ == "__main__":
     begin_command()
@@ -11,7 +11,6 @@ from typing import Any, get_args
 import click
 
 from rungs.commands.options import DATASETS_DIR_OPTION
-from rungs.common.imports import importing
 from rungs.config.option_values import LinenFamily
 
 

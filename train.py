@@ -5,7 +5,7 @@ stopped it, saved if a step had been taken: 130 for SIGINT (Ctrl-C), 143 for SIG
 SIGHUP, 138, 140 and 152 for SIGUSR1, SIGUSR2 and SIGXCPU; 1 anything else.
 """
 
-from rungs.common.command import begin_command, run_command
+from rungs.common.command import begin_command, importing, run_command
 
 from rungs.common import signals
 
@@ -19,7 +19,6 @@ from typing import Any
 import click
 
 from rungs.commands.options import DATASETS_DIR_OPTION, start_options
-from rungs.common.imports import importing
 
 
 @click.command()

@@ -23,7 +23,7 @@ The docstring of each package lists its files and says what it may import. From 
     huggingface    import and export of published models
     monitoring     events, hooks, restarts after a crash
     tracking       experiment trackers: wandb, tensorboard, trackio, mlflow
-    sampling       what the model says to the prompts of its run
+    prompt_samples  what the model says to the prompts of its run
     evaluation     scores on benchmarks
     scaling        ladders, power laws, muP
     training       starting, the training loop, resuming, failed steps
@@ -41,8 +41,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rungs.checkpointing.load import load_model, load_tokenizer
-    from rungs.checkpointing.text_generator import TextGenerator, load_generator
+    from rungs.checkpointing.load import TextGenerator, load_generator, load_model, load_tokenizer
     from rungs.common.errors import RunFailure, UserError
     from rungs.config.model_config import ModelConfig
     from rungs.config.run_config import RunConfig, load_run
@@ -64,10 +63,10 @@ _MODULES = {
     "RunFailure": "common.errors",
     "Sampling": "model.sampling",
     "Tokenizer": "data.tokenizer",
-    "TextGenerator": "checkpointing.text_generator",
+    "TextGenerator": "checkpointing.load",
     "TrainConfig": "config.train_config",
     "UserError": "common.errors",
-    "load_generator": "checkpointing.text_generator",
+    "load_generator": "checkpointing.load",
     "load_model": "checkpointing.load",
     "load_run": "config.run_config",
     "load_tokenizer": "checkpointing.load",

@@ -12,7 +12,7 @@ if __name__ == "__main__":
 
 import click
 
-from rungs.checkpointing.text_generator import load_generator
+from rungs.checkpointing.load import load_generator
 
 PROMPT = "Every effort moves you"
 NEW_TOKENS = 20

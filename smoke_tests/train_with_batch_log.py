@@ -19,12 +19,12 @@ import numpy as np
 from rungs.config.run_config import REINFORCE_FILE, config_files
 from rungs.reinforcement import policy_update
 from rungs.run.folder import find_run
-from rungs.training import trainer
+from rungs.training import next_token
 
 
-def log_batches(path: Path, module: Any, name: str) -> None:
-    """Make every step that a function of a module creates log its batches to a file."""
-    make_step, file = getattr(module, name), path.open("w")
+def log_batches(path: Path, module: Any) -> None:
+    """Let every step that a module makes with `make_step` log its batches to a file."""
+    make_step, file = module.make_step, path.open("w")
 
     def make_logged_step(*args: Any, **keys: Any) -> Callable[..., Any]:
         step = make_step(*args, **keys)
@@ -32,15 +32,20 @@ def log_batches(path: Path, module: Any, name: str) -> None:
             _write(file, jax.default_backend())
 
         def logged_step(
-            model: Any, optimizer: Any, inputs: jax.Array, targets: jax.Array, *others: jax.Array
+            model: Any,
+            optimizer: Any,
+            inputs: jax.Array,
+            targets: jax.Array,
+            *others: jax.Array,
+            **limit: jax.Array,
         ) -> Any:
             number = int(jax.device_get(optimizer.step.get_value()))
             _write(file, (number, _checksum((inputs, targets))))
-            return step(model, optimizer, inputs, targets, *others)
+            return step(model, optimizer, inputs, targets, *others, **limit)
 
         return logged_step
 
-    setattr(module, name, make_logged_step)
+    module.make_step = make_logged_step
 
 
 def _checksum(batch: tuple[jax.Array, ...]) -> str:
@@ -63,8 +68,8 @@ if __name__ == "__main__":
 
     batch_log = Path(sys.argv.pop(1))
     if config_files(find_run(sys.argv[1]))[1] == REINFORCE_FILE:
-        log_batches(batch_log, policy_update, "make_policy_step")
+        log_batches(batch_log, policy_update)
         run_command(reinforce.main)
     else:
-        log_batches(batch_log, trainer, "make_train_step")
+        log_batches(batch_log, next_token)
         run_command(train.main)

@@ -32,6 +32,7 @@ from rungs.common.text_table import align_columns
 from rungs.data.catalog import find_datasets_dir
 from rungs.run import metrics
 from rungs.training.chart_process import ChartProcess
+from rungs.training.next_token import NextTokenLearner
 from rungs.training.trainer import Trainer
 
 INTERVAL = 20
@@ -46,7 +47,7 @@ TRAIN = {
 }
 TOKENS_PER_STEP = 5 * 4 * 256
 TIMED: tuple[tuple[Any, Callable[..., Any]], ...] = (
-    (Trainer, Trainer._validate),
+    (NextTokenLearner, NextTokenLearner.validate),
     (Trainer, Trainer._meta),
     (Saver, Saver.save),
     (Saver, Saver.wait),

@@ -16,8 +16,8 @@ from typing import Any
 from benchmarks.gpu_parts.figure import Figure
 from benchmarks.gpu_parts.setting import ROOT, Setting
 from rungs.config.run_config import REINFORCE_FILE, TRAIN_FILE, load_reinforcement_run
-from rungs.reinforcement.policy_trainer import Replayed
-from rungs.reinforcement.start import open_to_replay
+from rungs.reinforcement.learner import Sampled, reinforcement
+from rungs.reinforcement.replay import open_learner
 from rungs.run.folder import RunFolder
 
 WARM_UP, STEPS = 3, 20
@@ -34,12 +34,13 @@ def figures(setting: Setting) -> Iterator[Figure]:
         changes = SHORT_REINFORCEMENT if setting.rehearse else {}
         run = _copy("parity-rl", REINFORCE_FILE, folder, {"start_from": str(start)} | changes)
         config = load_reinforcement_run(run)
-        trainer = open_to_replay(stack, RunFolder(run), config, None, trust_verifier=False)
+        kind = reinforcement(trust_verifier=False)
+        learner, _ = open_learner(stack, RunFolder(run), config, None, kind)
         warm_up, steps = (1, 1) if setting.rehearse else (WARM_UP, STEPS)
         taken, seconds = [], []
         for step in range(warm_up + steps):
             begin = time.perf_counter()
-            taken.append(trainer.replay(step))
+            taken.append(learner.retake(step))
             seconds.append(time.perf_counter() - begin)
     yield from _report(seconds[warm_up:], taken[warm_up:])
 
@@ -62,14 +63,14 @@ def _copy(name: str, train_file: str, folder: Path, changes: dict[str, Any]) -> 
     return run
 
 
-def _report(seconds: list[float], taken: list[Replayed]) -> Iterator[Figure]:
+def _report(seconds: list[float], taken: list[Sampled]) -> Iterator[Figure]:
     sampling = [each.seconds.sampling for each in taken]
     tokens = [sum(len(one.tokens) for one in each.completions) for each in taken]
     yield Figure("a step", [1e3 * each for each in seconds], "ms")
     phases = {
         "sampling": sampling,
         "verifying": [each.seconds.verifying for each in taken],
-        "updating": [each.updating_seconds for each in taken],
+        "updating": [each.updated.seconds for each in taken],
     }
     for phase, times in phases.items():
         yield Figure(phase, [1e3 * each for each in times], "ms")

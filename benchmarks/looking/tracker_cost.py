@@ -20,7 +20,7 @@ import click
 
 from benchmarks.checkpoints_and_data.chart_cost import write_run
 from benchmarks.report import spread
-from rungs.tracking.registry import BUILT_IN
+from rungs.tracking.tracker import BUILT_IN
 
 _FEW = 100
 

@@ -24,7 +24,7 @@ from rungs.parallel import jax_setup
 from rungs.parallel.devices import create_run_mesh
 from rungs.step.state import copy_bytes, create_model_and_optimizer
 from rungs.step.train_step import make_train_step
-from rungs.training.trainer import PrefetchedBatches
+from rungs.training.next_token import PrefetchedBatches
 
 SHAPE = Shape(vocab=8192, length=256, width=256, heads=8, layers=4)
 MICROBATCHES, SEQUENCES, LAST = 2, 8, 50

@@ -24,8 +24,8 @@ from benchmarks.report import spread
 from benchmarks.side_process import Side, SideProcess, start
 from rungs.config.run_config import ReinforceRunConfig, load_reinforcement_run
 from rungs.huggingface.exporting import Export
-from rungs.reinforcement.policy_trainer import PolicyTrainer, Replayed
-from rungs.reinforcement.start import open_to_replay
+from rungs.reinforcement.learner import PolicyLearner, Sampled, reinforcement
+from rungs.reinforcement.replay import open_learner
 from rungs.run.folder import RunFolder, find_run
 
 TRL = Path(__file__).with_name("trl_side.py")
@@ -45,11 +45,11 @@ def main(run: str, steps: int, torch_python: str | None) -> None:
         exported = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "model"
         exported.mkdir()
         Export(config.train.start_from).write(exported)
-        trainer = open_to_replay(stack, folder, config, None, trust_verifier=False)
-        settings = trl_settings(config, trainer, WARM_UP + steps)
+        learner, _ = open_learner(stack, folder, config, None, reinforcement(trust_verifier=False))
+        settings = trl_settings(config, learner, WARM_UP + steps)
         command = [*python, str(TRL), str(exported), json.dumps(settings)]
         theirs = stack.enter_context(start(Side("TRL", command)))
-        turns = [take_turn(trainer, theirs, step) for step in range(WARM_UP + steps)]
+        turns = [take_turn(learner, theirs, step) for step in range(WARM_UP + steps)]
     report(config, turns[WARM_UP:])
 
 
@@ -57,7 +57,7 @@ class Turn(NamedTuple):
     """The same step on both sides."""
 
     seconds: float
-    phases: Replayed
+    phases: Sampled
     trl_seconds: float
     trl_correct: float
 
@@ -67,9 +67,9 @@ class Turn(NamedTuple):
         return sum(completion.correct for completion in completions) / len(completions)
 
 
-def take_turn(trainer: PolicyTrainer, theirs: SideProcess, step: int) -> Turn:
+def take_turn(learner: PolicyLearner, theirs: SideProcess, step: int) -> Turn:
     began = time.perf_counter()
-    phases = trainer.replay(step)
+    phases = learner.retake(step)
     return Turn(time.perf_counter() - began, phases, *theirs.ask("step"))
 
 
@@ -86,7 +86,7 @@ def report(config: ReinforceRunConfig, turns: list[Turn]) -> None:
         "Rungs, seconds per step": [turn.seconds for turn in turns],
         "  sampling": [each.seconds.sampling for each in phases],
         "  verifying": [each.seconds.verifying for each in phases],
-        "  updating": [each.updating_seconds for each in phases],
+        "  updating": [each.updated.seconds for each in phases],
         "TRL, seconds per step": [turn.trl_seconds for turn in turns],
         "TRL ÷ Rungs": [turn.trl_seconds / turn.seconds for turn in turns],
     }
@@ -95,7 +95,7 @@ def report(config: ReinforceRunConfig, turns: list[Turn]) -> None:
             count / each.seconds.sampling for count, each in zip(tokens, phases, strict=True)
         ],
         "Rungs, tokens of completions updated on/s": [
-            count / each.updating_seconds for count, each in zip(tokens, phases, strict=True)
+            count / each.updated.seconds for count, each in zip(tokens, phases, strict=True)
         ],
     }
     for name, values in figures.items():
@@ -108,14 +108,14 @@ def report(config: ReinforceRunConfig, turns: list[Turn]) -> None:
 
 
 def trl_settings(
-    config: ReinforceRunConfig, trainer: PolicyTrainer, steps: int
+    config: ReinforceRunConfig, learner: PolicyLearner, steps: int
 ) -> dict[str, object]:
     """Return what the other side needs to take the same steps."""
     train = config.train
     items = [
         {"prompt": prompt.item.prompt, "answer": prompt.item.answer}
         for step in range(steps)
-        for prompt in trainer.prompts.of_step(step)
+        for prompt in learner.prompts.of_step(step)
     ]
     return {
         "threads": os.cpu_count(),

@@ -5,14 +5,13 @@ from rungs.common import signals
 if __name__ == "__main__":
     signals.exit_on_signal()
 
-from rungs.common.command import run_command
+from rungs.common.command import importing, run_command
 
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import train
-from rungs.common.imports import importing
 
 if TYPE_CHECKING:
     from rungs.run.metrics import StepMetrics
@@ -31,7 +30,7 @@ def end_after(read: "Callable[..., StepMetrics]") -> Callable[..., NoReturn]:
 
 if __name__ == "__main__":
     with importing():
-        from rungs.training.result_reader import ResultReader
-    reader: Any = ResultReader
-    reader.read = end_after(reader.read)
+        from rungs.training.next_token import NextTokenLearner
+    learner: Any = NextTokenLearner
+    learner.read = end_after(learner.read)
     run_command(train.main)

@@ -22,7 +22,7 @@ from rungs.parallel import jax_setup
 from rungs.parallel.devices import create_run_mesh
 from rungs.step.state import copy_bytes, create_model_and_optimizer
 from rungs.step.train_step import StepResult, make_train_step
-from rungs.training.trainer import PrefetchedBatches
+from rungs.training.next_token import PrefetchedBatches
 
 TOTAL_STEPS = 1_000_000
 """So many that the learning rate stays at its peak."""

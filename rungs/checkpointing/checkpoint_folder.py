@@ -1,4 +1,5 @@
-"""The checkpoints in a run's `checkpoints/`: what they are called, which are valid, which is best.
+"""The checkpoints in a run's `checkpoints/`: what they are called, which are valid, which is best,
+the links `best` and `latest`, and the list that `checkpointing.py` prints.
 
 A checkpoint is written under a name with a leading dot and renamed once it is complete. A crash
 therefore leaves a complete checkpoint or nothing that looks like one.
@@ -8,15 +9,22 @@ import datetime
 import fnmatch
 import logging
 from pathlib import Path
+from typing import NamedTuple
 
-from rungs.checkpointing.manifest import Checkpoint, CheckpointError, read_checkpoint
-from rungs.common.paths import NO_FILE, cannot_be_read
+from rungs.checkpointing.checksums import CHECKSUMS_FILE, changed_files, read_checksums
+from rungs.checkpointing.manifest import META_FILE, Checkpoint, CheckpointError, read_checkpoint
+from rungs.common import disk
+from rungs.common.errors import UserError
+from rungs.common.paths import NO_FILE, cannot_be_read, is_file, is_folder, is_plain_name
+from rungs.common.shown_text import quoted
+from rungs.run.folder import RunFolder
 
 CHECKPOINT_GLOB = "[0-9]*-step-*"
 IMPORTED = "imported"
 """Name of the folder that `pretrained.py import` fills."""
 UNFINISHED = "."
 """Prefix of a checkpoint that is being written or deleted, and of a link that is being made."""
+BEST, LATEST = "best", "latest"
 
 _STAMP = "%Y%m%dZ%H%M%S"
 log = logging.getLogger("rungs")
@@ -125,3 +133,127 @@ def time_stamp() -> str:
 
 def utc_now() -> datetime.datetime:
     return datetime.datetime.now(datetime.UTC)
+
+
+def update_links(folder: Path) -> None:
+    """Point `best` and `latest` at the checkpoints they stand for now."""
+    checkpoints = list_checkpoints(folder)
+    latest = checkpoints[-1] if checkpoints else None
+    for name, target in ((BEST, best_of(checkpoints)), (LATEST, latest)):
+        if target is not None:
+            _point(folder / name, target.folder.name)
+
+
+def _point(link: Path, target: str) -> None:
+    """Make `link` a relative symlink to `target`, or a text file that names it, atomically."""
+    new = link.with_name(UNFINISHED + link.name)
+    new.unlink(missing_ok=True)
+    try:
+        new.symlink_to(target, target_is_directory=True)
+    except OSError:
+        disk.replace_file(new, target + "\n")
+    if link.is_dir() and not link.is_symlink():  # the run was copied with links followed
+        aside = link.parent.parent / "aside"
+        aside.mkdir(exist_ok=True)
+        link.rename(aside / f"{time_stamp()}-{link.name}")
+    new.replace(link)
+
+
+def link_target(link: Path) -> str | None:
+    """Return the name of the checkpoint that a link points to, None if there is none."""
+    target = follow_link(link)
+    return target.resolve().name if is_folder(target) else None
+
+
+def follow_link(path: Path) -> Path:
+    """Return `path` with `best` or `latest` in it resolved if that is a text file."""
+    for pointer in (path, *path.parents):
+        if pointer.name in (BEST, LATEST) and is_file(pointer):
+            name = pointer.read_bytes().decode(errors="replace").strip()
+            if not is_plain_name(name):
+                raise broken_link(pointer)
+            return pointer.parent / name / path.relative_to(pointer)
+    return path
+
+
+def broken_link(link: Path) -> UserError:
+    return UserError(
+        f"{link}: does not point to a checkpoint; choose one in {link.parent}, or repair the link"
+        f" by starting the run: uv run train.py {quoted(link.parent.parent)}"
+    )
+
+
+class ListedCheckpoint(NamedTuple):
+    """One checkpoint folder, valid or not."""
+
+    name: str
+    step: int | None
+    """The last step taken; None for imported weights or if meta.json cannot be read."""
+    train_loss: float | None
+    validation_loss: float | None
+    pass_at_1: float | None
+    """Share of right completions, in reinforcement learning."""
+    bytes: int
+    created: str
+    """UTC, ISO 8601; empty if unknown."""
+    links: list[str]
+    """Which of `best` and `latest` point here."""
+    damage: list[str]
+    """Files that are missing or changed, or were added and would be read."""
+    has_checksums: bool
+    problem: str = ""
+    """Why it cannot be used, though it is not damaged: "other version" or "unreadable"."""
+
+
+def list_run(run: RunFolder, *, verify: bool) -> list[ListedCheckpoint]:
+    """Return a run's checkpoints in the order they were saved; imported weights come first.
+
+    Args:
+        verify: hash every file. Otherwise only missing files and a damaged meta.json are found.
+    """
+    folder = run.checkpoints
+    targets = {name: link_target(folder / name) for name in (BEST, LATEST)}
+
+    def links(path: Path) -> list[str]:
+        return [name for name, target in targets.items() if target == path.name]
+
+    listed = [_imported(run.imported, verify)] if run.imported.is_dir() else []
+    listed += [_listed(path, links(path), verify) for path in checkpoint_folders(folder)]
+    # a run that is training may have deleted some
+    return [checkpoint for checkpoint in listed if (folder / checkpoint.name).is_dir()]
+
+
+def _listed(folder: Path, links: list[str], verify: bool) -> ListedCheckpoint:
+    try:
+        checkpoint = read_checkpoint(folder)
+    except CheckpointError as error:
+        if error.state == "damaged":
+            return _without_manifest(folder, links, [META_FILE])
+        return _without_manifest(folder, links, [])._replace(problem=error.state)
+    meta, damage, problem = checkpoint.meta, list[str](), ""
+    try:
+        damage = checkpoint.damage() if verify else checkpoint.missing()
+    except UserError:
+        problem = "unreadable"
+    try:
+        pass_at_1 = meta.pass_at_1
+    except UserError:  # of another version
+        pass_at_1 = None
+    quality = meta.train_loss, meta.validation_loss, pass_at_1
+    size = disk.folder_bytes(folder)
+    return ListedCheckpoint(
+        folder.name, meta.global_step, *quality, size, meta.created, links, damage, True, problem
+    )
+
+
+def _imported(folder: Path, verify: bool) -> ListedCheckpoint:
+    if not is_file(folder / CHECKSUMS_FILE):  # an earlier version imported it
+        return _without_manifest(folder, [], [])
+    missing = [name for name in read_checksums(folder) if not is_file(folder / name)]
+    damage = changed_files(folder) if verify else missing
+    return _without_manifest(folder, [], damage)._replace(has_checksums=True)
+
+
+def _without_manifest(folder: Path, links: list[str], damage: list[str]) -> ListedCheckpoint:
+    size = disk.folder_bytes(folder)
+    return ListedCheckpoint(folder.name, None, None, None, None, size, "", links, damage, False)

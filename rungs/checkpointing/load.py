@@ -1,32 +1,30 @@
-"""A model and its tokenizer loaded by name: a run, a checkpoint or a weights file."""
+"""Saved models as they are used, with LoRA merged: a model, its tokenizer, a text generator."""
 
 import dataclasses
-import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from rungs.checkpointing.checkpoint_folder import IMPORTED
-from rungs.checkpointing.links import BEST, LATEST, broken_link, follow_link
+from rungs.checkpointing.find_weights import find_valid_weights, find_weights
 from rungs.checkpointing.manifest import refuse_damaged
-from rungs.checkpointing.merged_weights import MergedWeights
+from rungs.checkpointing.published import all_stop_tokens
 from rungs.checkpointing.restore import place_weights
 from rungs.checkpointing.weights_file import Weights
-from rungs.checkpointing.weights_index import WEIGHTS_FILE, file_or_index
 from rungs.common.errors import UserError
-from rungs.common.paths import is_file, is_folder, is_there
-from rungs.common.shown_text import quoted
+from rungs.common.paths import is_folder
 from rungs.data import tokenizer_files
 from rungs.data.catalog import dataset_folder, find_datasets_dir
 from rungs.data.tokenizer import TOKENIZER_FILE, Tokenizer
-from rungs.model.generation import Generator
+from rungs.model.generation import Generator, Request
 from rungs.model.gpt import GPT
-from rungs.model.unread_tensor import UnreadTensor
-from rungs.model.weight_formats import WeightFormat
+from rungs.model.lora import DOWN, LOW_RANK_NAMES, UP
+from rungs.model.sampling import GREEDY, Sampling
+from rungs.model.weight_formats import UnreadTensor, WeightFormat
 from rungs.parallel.sharding import Layout
-from rungs.run.folder import RUNS, known_runs
 from rungs.step.state import AbstractModel
 
 
@@ -34,8 +32,7 @@ def load_model(path: Path | str, layout: Layout | None = None) -> GPT:
     """Return a trained model, with LoRA merged.
 
     Args:
-        path: a run folder (its best checkpoint is loaded, or imported weights if there is none),
-            a checkpoint folder, or a `model.safetensors`, which may be in shards.
+        path: as for `find_weights`: a run, a checkpoint or a weights file.
         layout: where its parameters go, in a mode that doesn't split the vocabulary; the first
             device if absent.
 
@@ -121,43 +118,104 @@ def load_tokenizer(path: Path | str, datasets_dir: Path | None = None) -> Tokeni
     return tokenizer_files.load_tokenizer(folder if is_folder(folder) else name)
 
 
-def find_valid_weights(path: Path | str) -> Path:
-    """Like `find_weights`, but raise UserError if the weights or their tokenizer are damaged."""
-    weights = find_weights(path)
-    refuse_damaged(weights)
-    return weights
+class TextGenerator(NamedTuple):
+    """A model that continues texts, which begin and end as those that it was trained on."""
+
+    generator: Generator
+    tokenizer: Tokenizer
+    stop_tokens: tuple[int, ...]
+    """Each of them ends a text."""
+
+    def continue_texts(
+        self, texts: Sequence[str], new_tokens: int, sampling: Sampling = GREEDY, seed: int = 0
+    ) -> list[str]:
+        """Return the continuation of each text, of at most `new_tokens` tokens.
+
+        Args:
+            sampling: with `stop_tokens` of its own, or the model's.
+
+        Raises:
+            UserError: a text is not valid Unicode, or empty although no token begins texts.
+        """
+        prompts = [self.tokenizer.encode_beginning(text) for text in texts]
+        stops = sampling.stop_tokens or self.stop_tokens
+        request = Request(new_tokens, sampling._replace(stop_tokens=stops), seed)
+        continued = self.generator.generate(prompts, request)
+        pairs = zip(prompts, continued, strict=True)
+        return [continuation(self.tokenizer, prompt, new) for prompt, new in pairs]
 
 
-def find_weights(path: Path | str) -> Path:
-    """Return the `model.safetensors` that `path` stands for, or the index if it is in shards.
+def load_generator(
+    path: Path | str,
+    compute_dtype: DTypeLike = "float32",
+    weight_format: WeightFormat = "dtype",
+) -> TextGenerator:
+    """Return a trained model that continues texts; arguments and errors as for
+    `load_token_generator` and `load_tokenizer`."""
+    tokenizer = load_tokenizer(path)
+    stops = all_stop_tokens(Weights(find_weights(path)), tokenizer)
+    generator = load_token_generator(path, compute_dtype, weight_format)
+    return TextGenerator(generator, tokenizer, stops)
 
-    Args:
-        path: as for `load_model`.
 
-    Raises:
-        UserError: there is no such file.
-    """
-    path = RUNS / path if is_folder(RUNS / path) and not is_there(path) else Path(path)
-    link = path / "checkpoints" / BEST
-    if path.name in (BEST, LATEST) or path.parent.name in (BEST, LATEST):
-        link = path if path.name in (BEST, LATEST) else path.parent
-        path = follow_link(path)
-    for candidate in (
-        path,
-        path / WEIGHTS_FILE,
-        follow_link(path / "checkpoints" / BEST) / WEIGHTS_FILE,
-    ):
-        if is_file(weights := file_or_index(candidate)):
-            return weights
-    if os.path.lexists(link):
-        raise broken_link(link)
-    imported = file_or_index(path / "checkpoints" / IMPORTED / WEIGHTS_FILE)
-    if is_file(imported):
-        return imported
-    if is_folder(path):
-        raise UserError(
-            f"{path}: no checkpoint there yet; train it first: uv run train.py {quoted(path)}"
-        )
-    raise UserError(
-        f"{path}: no such run, checkpoint or model.safetensors; {known_runs(str(path))}"
-    )
+def continuation(tokenizer: Tokenizer, prompt: Sequence[int], new: Sequence[int]) -> str:
+    """Return the text of the new tokens: a tokenizer may drop a space at the start of a text, and
+    characters may be split between tokens."""
+    before = tokenizer.decode(prompt, skip_special_tokens=True)
+    whole = tokenizer.decode([*prompt, *new], skip_special_tokens=True)
+    if whole.startswith(before):
+        return whole[len(before) :]
+    return tokenizer.decode(new, skip_special_tokens=True)
+
+
+class MergedWeights(Weights):
+    """Weights without LoRA tensors: each low-rank matmul is added to its kernel."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._lora = self.header.train.lora if self.header.train else None
+
+    def names(self) -> set[str]:
+        """Return the names of all tensors but the low-rank ones."""
+        if self._lora is None:
+            return super().names()
+        return {name for name in super().names() if not name.endswith(LOW_RANK_NAMES)}
+
+    def check_tensors(self, shapes: dict[str, tuple[int, ...]]) -> None:
+        """As for `Weights`; also raise UserError if low-rank tensors do not fit their kernel."""
+        super().check_tensors(shapes)
+        low_rank = {name for name in super().names() if name.endswith(LOW_RANK_NAMES)}
+        kernels = {name.removesuffix(DOWN).removesuffix(UP) + "kernel" for name in low_rank}
+        lines = [
+            f"tensor {name}: its low-rank tensors do not have matching shapes"
+            for name in sorted(kernels)
+            if not self._low_rank_fits(name)
+        ]
+        if lines:
+            raise UserError.at(self.path, lines)
+
+    def _low_rank_fits(self, kernel: str) -> bool:
+        """Return whether both low-rank tensors of a kernel exist and match its shape."""
+        assert self._lora is not None
+        down, up = (kernel.removesuffix("kernel") + end for end in LOW_RANK_NAMES)
+        if not {kernel, down, up} <= super().names():
+            return False
+        into, out, rank = self.shape(down), self.shape(up), self._lora.rank
+        stack = self.shape(kernel)[:1]
+        is_of_rank = into[-1:] == out[1:2] == (rank,) and into[:1] == out[:1] == stack
+        return is_of_rank and self.shape(kernel) == into[:-1] + out[2:]
+
+    def array(self, name: str, part: tuple[slice, ...] = ()) -> np.ndarray:
+        """Return one tensor or a part of its first axes, merged in float32, in the dtype it is
+        stored in. A kernel with a low-rank addition has parts along its first axis only."""
+        kernel = super().array(name, part)
+        prefix = name.removesuffix("kernel")
+        if self._lora is None or prefix + DOWN not in super().names():
+            return kernel
+        assert len(part) <= 1
+        down, up = super().array(prefix + DOWN, part), super().array(prefix + UP, part)
+        stack, rank = len(kernel), down.shape[-1]
+        added = down.reshape(stack, -1, rank) @ up.reshape(stack, rank, -1)
+        scale = np.float32(self._lora.alpha / self._lora.rank)
+        merged: np.ndarray = kernel.astype(np.float32) + scale * added.reshape(kernel.shape)
+        return merged.astype(kernel.dtype)

@@ -209,15 +209,15 @@ def read_checkpoint(folder: Path) -> Checkpoint:
             raise CheckpointError(f"{path}: no such file", "damaged") from None
         raise CheckpointError(str(cannot_be_read(path, error)), "unreadable") from None
     try:
-        meta = CheckpointMeta.model_validate_json(content)
+        meta: CheckpointMeta | None = CheckpointMeta.model_validate_json(content)
     except ValidationError as error:
         if _is_of_another_version(content, error):
             raise CheckpointError(
                 f"{path}: saved by another version of Rungs; use that version, or a newer one",
                 "other version",
             ) from None
-        raise CheckpointError(f"{path}: damaged; not usable", "damaged") from None
-    if not meta.is_intact():
+        meta = None
+    if meta is None or not meta.is_intact():
         raise CheckpointError(f"{path}: damaged; not usable", "damaged")
     return Checkpoint(folder, meta)
 

@@ -8,7 +8,7 @@ import contextlib
 from pathlib import Path
 
 from rungs.checkpointing.checkpoint_folder import IMPORTED
-from rungs.checkpointing.load import find_weights
+from rungs.checkpointing.find_weights import find_weights
 from rungs.checkpointing.manifest import PUBLISHED_FOLDER
 from rungs.checkpointing.weights_file import Weights
 from rungs.common.errors import UserError

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from rungs.checkpointing import checkpoint_folder, links
+from rungs.checkpointing import checkpoint_folder
 from rungs.checkpointing.checkpoint_folder import (
     CHECKPOINT_GLOB,
     UNFINISHED,
@@ -115,4 +115,4 @@ def clean_up(folder: Path) -> None:
     """Delete what a crash left half-written or half-deleted, and update the links."""
     for path in folder.glob(UNFINISHED + CHECKPOINT_GLOB):
         disk.remove(path)
-    links.update_links(folder)
+    checkpoint_folder.update_links(folder)

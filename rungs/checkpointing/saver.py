@@ -14,19 +14,16 @@ import numpy as np
 
 from rungs.checkpointing import (
     checkpoint_folder,
-    links,
     manifest,
     optimizer_state,
     retention,
     weights_file,
 )
-from rungs.checkpointing.checkpoint_folder import UNFINISHED
-from rungs.checkpointing.links import BEST, LATEST
+from rungs.checkpointing.checkpoint_folder import BEST, LATEST, UNFINISHED
 from rungs.checkpointing.manifest import PUBLISHED_FOLDER, CheckpointMeta
 from rungs.checkpointing.published import read_published
 from rungs.checkpointing.weights_file import Weights, WeightsHeader
 from rungs.common import disk
-from rungs.common.disk import sync_to_disk
 from rungs.config.run_config import AnyRunConfig
 from rungs.data.chats.chat_template import read_template_files
 from rungs.data.tokenizer_files import read_tokenizer_files
@@ -237,14 +234,12 @@ class Saver:
         step = snapshot.meta.global_step
         if self._is_there and not self._folder.is_dir():
             log.warning(
-                "%s: was removed with all checkpoints in it; created again for the checkpoint of"
-                " step %d",
-                self._folder,
-                step,
+                "%s: was removed with all checkpoints in it; created again for %s",
+                *(self._folder, snapshot.description),
             )
         self._folder.mkdir(exist_ok=True)
         self._is_there = True
-        sync_to_disk(self._folder.parent)
+        disk.sync_to_disk(self._folder.parent)
         keep = self._config.train.keep_checkpoints
         retention.make_room(self._folder, keep, snapshot.needed_bytes)
         disk.check_free_space(self._folder, snapshot.description, snapshot.needed_bytes)
@@ -258,11 +253,11 @@ class Saver:
             if nonfinite_names(snapshot.flags):  # the training loop reports it and stops
                 shutil.rmtree(unfinished.folder)
                 return
-            unfinished.folder.rename(self._folder / unfinished.folder.name.removeprefix(UNFINISHED))
-            sync_to_disk(self._folder)
+            name = unfinished.folder.name.removeprefix(UNFINISHED)
+            disk.put_in_place(unfinished.folder, self._folder / name)
         with disk.writing(self._folder, f"the names {BEST} and {LATEST}"):
             self._check()
-            links.update_links(self._folder)
+            checkpoint_folder.update_links(self._folder)
             self._check()
             retention.delete_old(self._folder, self._config.train.keep_checkpoints)
         for done in self._after:

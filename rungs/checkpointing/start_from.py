@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 
 from rungs.checkpointing.checkpoint_folder import IMPORTED
-from rungs.checkpointing.load import find_weights
+from rungs.checkpointing.find_weights import find_weights
+from rungs.checkpointing.load import MergedWeights
 from rungs.checkpointing.manifest import refuse_damaged
-from rungs.checkpointing.merged_weights import MergedWeights
 from rungs.checkpointing.weights_file import Weights
 from rungs.checkpointing.weights_index import WEIGHTS_FILE, file_or_index
 from rungs.common.errors import UserError
@@ -28,18 +28,23 @@ def find_starting_weights(run: RunFolder, config: AnyRunConfig) -> Weights | Non
     """
     path = _starting_file(run, config)
     if path is None:
-        _refuse_to_ignore_imported(run)
+        if run.imported.exists():
+            raise UserError(
+                f"{run.path / TRAIN_FILE}: start_from: missing, but {run.imported} holds an"
+                ' imported model; add "start_from": "imported", or train from random weights in'
+                f" another folder: uv run train.py RUN --like {quoted(run.path)}"
+            )
         return None
     refuse_damaged(path)
     weights = MergedWeights(path)
     lines = [
-        f"{run.path / MODEL_FILE}: {key}: {json.dumps(here)}, but the weights to start from"
+        f"{key}: {json.dumps(here)}, but the weights to start from"
         f" ({weights.path}) have {json.dumps(saved)}; change it to that"
         for key, (saved, here) in run_config.differences(weights.header.model, config.model).items()
         if key not in _may_differ(config.model)
     ]
     if lines:
-        raise UserError("\n".join(lines))
+        raise UserError.at(run.path / MODEL_FILE, lines)
     weights.check_tensors(shapes_of(weights.header.model))
     return weights
 
@@ -68,15 +73,6 @@ def _starting_file(run: RunFolder, config: AnyRunConfig) -> Path | None:
             " HUB_ID RUN"
         )
     return path
-
-
-def _refuse_to_ignore_imported(run: RunFolder) -> None:
-    if run.imported.exists():
-        raise UserError(
-            f"{run.path / TRAIN_FILE}: start_from: missing, but {run.imported} holds an imported"
-            ' model; add "start_from": "imported", or train from random weights in another folder:'
-            f" uv run train.py RUN --like {quoted(run.path)}"
-        )
 
 
 def _may_differ(model: ModelConfig) -> set[str]:

@@ -180,24 +180,16 @@ class Weights:
         The message has a line for each tensor that is missing, unknown, of another shape or of a
         dtype that parameters cannot have.
         """
-        lines = [f"{self.path}: tensor {name}: missing" for name in shapes.keys() - self.names()]
-        lines += [
-            f"{self.path}: tensor {format_name(name)}: unknown"
-            for name in self.names() - shapes.keys()
-        ]
-        lines += [
-            f"{self.path}: tensor {name}: has shape {self.shape(name)}, must have {shapes[name]}"
-            for name in shapes.keys() & self.names()
-            if self.shape(name) != shapes[name]
-        ]
-        lines += [
-            f"{self.path}: tensor {name}: has dtype {code}, must have"
-            f" {' or '.join(SAFETENSORS_DTYPES.values())}"
-            for name in shapes.keys() & self.names()
-            if (code := self._dtype(name)) not in SAFETENSORS_DTYPES.values()
-        ]
+        codes = SAFETENSORS_DTYPES.values()
+        lines = [f"tensor {name}: missing" for name in shapes.keys() - self.names()]
+        lines += [f"tensor {format_name(name)}: unknown" for name in self.names() - shapes.keys()]
+        for name in shapes.keys() & self.names():
+            if (found := self.shape(name)) != shapes[name]:
+                lines.append(f"tensor {name}: has shape {found}, must have {shapes[name]}")
+            if (code := self._dtype(name)) not in codes:
+                lines.append(f"tensor {name}: has dtype {code}, must have {' or '.join(codes)}")
         if lines:
-            raise UserError("\n".join(sorted(lines)))
+            raise UserError.at(self.path, sorted(lines))
 
 
 _Opened = tuple[dict[str, Any], WeightsHeader]

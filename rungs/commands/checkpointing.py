@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import click
 
-from rungs.checkpointing.listing import ListedCheckpoint, list_run
+from rungs.checkpointing.checkpoint_folder import ListedCheckpoint, list_run
 from rungs.common.errors import EXIT_FAILED, UserError
 from rungs.common.shown_text import quoted
 from rungs.common.text_table import align_columns

@@ -163,7 +163,7 @@ def _holds_documents(name: str, datasets_dir: Path) -> bool:
     """Whether a repository that isn't there yet holds documents rather than tokens."""
     if is_there(catalog.dataset_folder(name, datasets_dir)):
         return False
-    return hub_dataset.FILES[0] not in hub.dataset_state(name).files
+    return hub_dataset.FILES[0] not in hub.dataset_repository(name).files
 
 
 def _check_options(what: tuple[str, ...], options: Options) -> None:

@@ -1,5 +1,7 @@
 """Continue prompts with a model, or have a conversation with it."""
 
+from rungs.common.command import importing
+
 import contextlib
 import itertools
 import json
@@ -12,7 +14,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from rungs.common.errors import UserError
-from rungs.common.imports import importing
 from rungs.common.strict_json import read_text
 from rungs.common.text_table import counted
 from rungs.config.option_values import NEW_TOKENS, NEW_TOKENS_OF_A_CHAT
@@ -23,8 +24,7 @@ from rungs.parallel import jax_setup
 if TYPE_CHECKING:
     from rungs.data.chats.chat_dataset import ChatFormat
     from rungs.data.chats.messages import Message
-    from rungs.model.conversation import Conversation
-    from rungs.model.generation import Generator, Request
+    from rungs.model.generation import Conversation, Generator, Request
     from rungs.model.weight_formats import WeightFormat
 
 
@@ -59,7 +59,8 @@ def generate(
         raise click.UsageError("--system and --chat-template are for --chat")
 
     with importing():
-        from rungs.checkpointing.load import find_weights, load_tokenizer
+        from rungs.checkpointing.find_weights import find_weights
+        from rungs.checkpointing.load import load_tokenizer
         from rungs.checkpointing.published import all_stop_tokens
         from rungs.checkpointing.weights_file import Weights
         from rungs.model.generation import Request
@@ -177,7 +178,7 @@ def start_conversation(
     from rungs.checkpointing.published import load_chat_template
     from rungs.data.chats.chat_dataset import ChatFormat
     from rungs.data.chats.messages import Message
-    from rungs.model.conversation import Conversation
+    from rungs.model.generation import Conversation
 
     form = ChatFormat(load_chat_template(model.weights, chat_template), model.tokenizer)
     if (end := form.end_of_turn) is not None:
@@ -284,7 +285,7 @@ def warn_if_longer_than_context(context_length: int, prompt_tokens: int, new_tok
 def print_streamed(prompt: list[int], chunks: Iterator[list[int]], tokenizer: Tokenizer) -> int:
     """Print a text while it is generated, complete characters only; return the number of new
     tokens."""
-    from rungs.model.conversation import decode_stream
+    from rungs.model.generation import decode_stream
 
     count = 0
 

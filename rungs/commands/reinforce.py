@@ -1,16 +1,20 @@
 """Train a run by reinforcement learning or resume it, replay a step, or audit what was sampled."""
 
+from rungs.common.command import importing
+
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from rungs.commands.start_command import StartCommand, hold_run
 from rungs.common.errors import UserError
-from rungs.common.imports import importing
 from rungs.common.shown_text import quoted
-from rungs.config.run_config import load_reinforcement_run
+from rungs.config.run_config import ReinforceRunConfig, load_reinforcement_run
 from rungs.run.folder import RunFolder, find_run
+
+if TYPE_CHECKING:
+    from rungs.training.learner import Kind
 
 
 def reinforce(trust_verifier: bool, is_audit: bool, **start: Any) -> None:
@@ -43,9 +47,21 @@ def _reinforce(run: RunFolder, command: StartCommand, trust_verifier: bool) -> i
     with hold_run(run, config, command.cluster) as own:
         # JAX takes seconds to import; config errors are reported before that.
         with importing():
-            from rungs.reinforcement.start import launch
+            from rungs.reinforcement.learner import reinforcement
+            from rungs.training.start import launch
+        kind = reinforcement(trust_verifier)
         if command.replay:
-            from rungs.reinforcement.replay import replay
+            return _replay(own, config, command.replay, kind)
+        return launch(own, config, command.start, kind)
 
-            return replay(own, config, command.replay, trust_verifier)
-        return launch(own, config, command.start, trust_verifier)
+
+def _replay(run: RunFolder, config: ReinforceRunConfig, name: str, kind: "Kind") -> int:
+    """Look for what is not finite in a failed step; compare any other step with what was
+    recorded."""
+    from rungs.reinforcement.replay import replay
+    from rungs.training.failed_step import is_failed_step
+    from rungs.training.replay import replay as replay_failed
+
+    if is_failed_step(run, name):
+        return replay_failed(run, name, kind)
+    return replay(run, config, name, kind)

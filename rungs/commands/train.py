@@ -1,12 +1,13 @@
 """Train a run or resume it, replay a failed step, or train a grid of runs."""
 
+from rungs.common.command import importing
+
 import sys
 from pathlib import Path
 from typing import Any
 
 from rungs.commands.start_command import StartCommand, hold_run
 from rungs.common.errors import UserError
-from rungs.common.imports import importing
 from rungs.config.run_config import load_run
 from rungs.data.catalog import find_datasets_dir
 from rungs.run.folder import RunFolder, StartOptions
@@ -26,20 +27,24 @@ def train(
     if grid or into:
         sys.exit(_train_grid(command, grid, into, datasets))
     with command.open_run() as path:
+        run = RunFolder(path)
         if command.replay:
-            from rungs.training.replay import replay
+            sys.exit(_replay(run, command.replay, datasets))
+        config = load_run(path)
+        with hold_run(run, config, command.cluster, dry=command.start.dry_run) as own:
+            # JAX takes seconds to import; config errors are reported before that.
+            with importing():
+                from rungs.training.next_token import next_token
+                from rungs.training.start import launch
+            code = launch(own, config, command.start, next_token(datasets))
+        sys.exit(code)
 
-            sys.exit(replay(RunFolder(path), command.replay, datasets))
-        sys.exit(_train(RunFolder(path), command, datasets))
 
+def _replay(run: RunFolder, name: str, datasets: Path) -> int:
+    from rungs.training.next_token import next_token
+    from rungs.training.replay import replay
 
-def _train(run: RunFolder, command: StartCommand, datasets: Path) -> int:
-    config = load_run(run.path)
-    with hold_run(run, config, command.cluster, dry=command.start.dry_run) as own:
-        # JAX takes seconds to import; config errors are reported before that.
-        with importing():
-            from rungs.training.start import launch
-        return launch(own, config, command.start, datasets)
+    return replay(run, name, next_token(datasets))
 
 
 def _train_grid(

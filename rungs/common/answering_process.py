@@ -11,8 +11,8 @@ from typing import BinaryIO
 
 
 class AnsweringProcess:
-    """A process with pipes to its standard input and output. It has an environment of its own, and
-    Ctrl-C doesn't reach it.
+    """A process with pipes to its standard input and output and an environment of its own, which
+    Ctrl-C doesn't reach.
 
     Args:
         program: the Python file that it runs. Neither the file's folder nor the working directory
@@ -60,8 +60,8 @@ class AnsweringProcess:
         return self._process.stdin, self._process.stdout  # type: ignore[return-value]
 
     def exit_code(self, seconds: float | None) -> int | None:
-        """Return the exit code, or minus the number of the signal that ended it; None if it still
-        runs after so many seconds. With None, wait for its end."""
+        """Wait for its end, at most so many seconds if given. Return the exit code, or minus the
+        number of the signal that ended it; None if it still runs."""
         assert self._process
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self._process.wait(seconds)

@@ -9,9 +9,9 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from filelock import AcquireReturnProxy, BaseFileLock, Timeout
+from filelock import Timeout
 
-from rungs.common.disk import sync_to_disk
+from rungs.common.disk import put_in_place, sync_to_disk
 from rungs.common.errors import UserError, reason
 from rungs.common.file_lock import file_lock
 from rungs.common.paths import is_there
@@ -21,26 +21,21 @@ logger = logging.getLogger("rungs.atomic_folder")
 
 @contextlib.contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """Hold the lock to build or replace `folder`. Waits while another process holds it.
-
-    Raises:
-        UserError: the folder cannot be written; an OSError raised in the block counts as that.
-    """
+    """Hold the lock to build or replace `folder`. Waits while another process holds it. Raises
+    UserError if the folder cannot be written; an OSError raised in the block counts as that."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with _acquired(file_lock(_sibling(folder, "lock")), folder):
+        lock = file_lock(_sibling(folder, "lock"))
+        try:
+            held = lock.acquire(timeout=0)
+        except Timeout:
+            logger.warning("%s: another process is building it; waiting", folder)
+            held = lock.acquire()
+        with held:
             _restore(folder)
             yield
     except OSError as error:
         raise UserError(f"{folder}: cannot be built: {reason(error)}") from error
-
-
-def _acquired(lock: BaseFileLock, folder: Path) -> AcquireReturnProxy:
-    try:
-        return lock.acquire(timeout=0)
-    except Timeout:
-        logger.warning("%s: another process is building it; waiting", folder)
-        return lock.acquire()
 
 
 @contextlib.contextmanager
@@ -59,13 +54,12 @@ def replace_folder(folder: Path, *, resume: bool = False) -> Iterator[Path]:
         yield partial
         if folder.exists():
             folder.rename(old)
-        partial.rename(folder)
+        put_in_place(partial, folder)
     except BaseException:
         _restore(folder)
         if not resume:
             _remove(partial)
         raise
-    sync_to_disk(folder.parent)
     _remove(old)
 
 
@@ -103,38 +97,31 @@ def create_folder(folder: Path) -> Iterator[Path]:
     """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        _warn_of_leftovers(folder)
+        for left in folder.parent.glob(f".{glob.escape(folder.name)}.*.partial"):
+            logger.warning(
+                "%s: left by an interrupted attempt; delete it unless one still runs", left
+            )
         with tempfile.TemporaryDirectory(
             prefix=f".{folder.name}.", suffix=".partial", dir=folder.parent
         ) as unfinished:
             new = Path(unfinished) / folder.name
             new.mkdir()
             yield new
-            for path in [*new.rglob("*"), new]:
+            for path in new.rglob("*"):
                 sync_to_disk(path)
             if os.path.lexists(folder):
                 raise UserError(f"{folder}: just created by another process; left unchanged")
-            new.rename(folder)
-        sync_to_disk(folder.parent)
+            put_in_place(new, folder)
     except OSError as error:
         raise UserError(f"{folder}: cannot be written: {error.strerror or error}") from error
 
 
 @contextlib.contextmanager
 def temporary_folder(parent: Path) -> Iterator[Path]:
-    """Yield an empty folder in `parent`, which is deleted at the end.
-
-    Raises:
-        UserError: it cannot be written; an OSError raised in the block counts as that.
-    """
+    """Yield an empty folder in `parent`, which is deleted at the end. Raises UserError if it cannot
+    be written; an OSError raised in the block counts as that."""
     try:
         with tempfile.TemporaryDirectory(prefix=".", suffix=".partial", dir=parent) as folder:
             yield Path(folder)
     except OSError as error:
         raise UserError(f"{parent}: cannot be written: {error.strerror or error}") from error
-
-
-def _warn_of_leftovers(folder: Path) -> None:
-    """Warn of partial folders that killed attempts left behind."""
-    for path in folder.parent.glob(f".{glob.escape(folder.name)}.*.partial"):
-        logger.warning("%s: left by an interrupted attempt; delete it unless one still runs", path)

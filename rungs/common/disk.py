@@ -18,7 +18,12 @@ from rungs.common.errors import RunFailure
 _NO_SPACE = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))
 FULL = (*_NO_SPACE, errno.EFBIG)
 """Errors of a full disk, an exhausted quota or a limit on file size."""
-GONE = (errno.ENOENT, errno.ENOTDIR, getattr(errno, "ESTALE", errno.ENOENT))
+_GONE = (errno.ENOENT, errno.ENOTDIR, getattr(errno, "ESTALE", errno.ENOENT))
+_REMEDIES: dict[int | None, str] = {
+    **dict.fromkeys(_GONE, "restore what was removed or moved"),
+    **dict.fromkeys(_NO_SPACE, "free some space"),
+    errno.EFBIG: "raise the limit on file size (ulimit -f)",
+}
 _NO_SUCH_OPERATION = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 UNFINISHED_FILES = ".*.new"
 """What `replace_file` leaves behind when the process is killed."""
@@ -70,26 +75,26 @@ def _open_regular(path: str, flags: int) -> int:
     return descriptor
 
 
-def replace_file(path: Path, content: str | bytes, *, durable: bool = False) -> None:
-    """Replace a file's content, completely or not at all; a link is itself replaced. Raises
-    OSError.
-
-    Args:
-        durable: wait until it is on disk for good.
-    """
+def replace_file(path: Path, content: str | bytes) -> None:
+    """Replace a file's content, completely or not at all, also after a power cut. A link is itself
+    replaced. Raises OSError."""
     unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
     try:
         with unfinished.open("xb") as file:
             file.write(content.encode() if isinstance(content, str) else content)
-            if durable:
-                flush(file)
-        unfinished.replace(path)
+        put_in_place(unfinished, path)
     except OSError:
         with contextlib.suppress(OSError):
             unfinished.unlink(missing_ok=True)
         raise
-    if durable:
-        sync_to_disk(path.parent)
+
+
+def put_in_place(unfinished: Path, path: Path) -> None:
+    """Give a file that is complete, or a folder whose files are on disk, its final name, on disk
+    for good. A file of that name is replaced. Raises OSError."""
+    sync_to_disk(unfinished)
+    unfinished.replace(path)
+    sync_to_disk(path.parent)
 
 
 def remove(path: Path) -> None:
@@ -136,9 +141,6 @@ def writing(
         what: what it writes, as in "the metrics of step 3".
         needed_bytes: how much it writes, if known.
         failures: exceptions that count as a failed write.
-
-    Raises:
-        RunFailure: in place of those exceptions.
     """
     try:
         yield
@@ -195,8 +197,9 @@ def write_failure(path: Path, what: str, error: Exception, needed_bytes: int = 0
         reason = f"it is a link, which is not followed ({getattr(error, 'filename', path)})"
     elif named := getattr(error, "filename", None):
         reason += f" ({named})"
+    remedy = _REMEDIES.get(number, "fix that")
     return RunFailure(
-        f"{path}: {what} could not be written: {reason}; {_remedy(number)}, then run the same"
+        f"{path}: {what} could not be written: {reason}; {remedy}, then run the same"
         " command to resume from the last checkpoint"
     )
 
@@ -207,16 +210,6 @@ def _number_of(error: Exception) -> int | None:
         return error.errno
     found = _NUMBER_IN_TEXT.search(str(error))
     return int(found[1]) if found else None
-
-
-def _remedy(number: int | None) -> str:
-    if number == errno.EFBIG:
-        return "raise the limit on file size (ulimit -f)"
-    if number in FULL:
-        return "free some space"
-    if number in GONE:
-        return "restore what was removed or moved"
-    return "fix that"
 
 
 def folder_bytes(folder: Path) -> int:

@@ -1,9 +1,17 @@
 """Errors that commands report in one line instead of a traceback, and their exit codes."""
 
+from __future__ import annotations  # an older Python must get as far as `command.py`
+
 import difflib
-from collections.abc import Iterable
+import os
+import re
+from typing import TYPE_CHECKING
 
 from rungs.common.shown_text import without_secrets
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from types import TracebackType
 
 EXIT_BAD_INPUT = 2
 """Exit code of every command for bad input: a config, an argument, a dataset, a checkpoint."""
@@ -14,6 +22,10 @@ EXIT_INTERRUPTED = 130
 EXIT_NOT_READ = 141
 """Exit code if nobody reads the output any more, as of a program that SIGPIPE ends."""
 _MOST_LINES, _MOST_CHARACTERS = 100, 600
+_BACKENDS = "jax._src.xla_bridge"
+_JAX_MODULES = "jax._src.config", _BACKENDS
+"""Where JAX reads its environment variables, and where it starts a platform."""
+_NAMES_DEVICES = re.compile("PLATFORM|DEVICE|BACKEND")
 
 
 class UserError(ValueError):
@@ -21,6 +33,17 @@ class UserError(ValueError):
 
     def __init__(self, message: str) -> None:
         super().__init__(_readable(message))
+
+    @classmethod
+    def at(cls, place: object, problems: str | Iterable[str]) -> UserError:
+        """Return an error with a line for each problem, which begins with the file, key or folder
+        that it is in.
+
+        Args:
+            problems: as lines of a text, or as a sequence.
+        """
+        lines = problems.splitlines() if isinstance(problems, str) else problems
+        return cls("\n".join(f"{place}: {line}" for line in lines))
 
 
 class RunFailure(RuntimeError):
@@ -60,3 +83,28 @@ def did_you_mean(name: str, known: Iterable[str], otherwise: str, prefix: str = 
     that both have; `otherwise` if none is like it."""
     close = difflib.get_close_matches(name, list(known), n=1)
     return f"did you mean {prefix}{close[0]}?" if close else otherwise
+
+
+def environment_error(error: Exception) -> UserError | None:
+    """Return the error to report instead of an exception that JAX raised because its environment
+    variables ask for what isn't there, None if it has another cause. It names the variable at fault
+    if JAX does, else those that choose devices if one can't be had, else all.
+    """
+    given = [name for name in os.environ if name.startswith("JAX_")]
+    origin = _raising_module(error.__traceback__)
+    if not given or origin not in _JAX_MODULES:
+        return None
+    why = "no such device here" if isinstance(error, AssertionError) else reason(error)
+    named = [name for name in given if re.search(rf"\b{name}\b", str(error), re.IGNORECASE)]
+    of_devices = [name for name in given if origin == _BACKENDS and _NAMES_DEVICES.search(name)]
+    return UserError(
+        f"JAX does not start with the environment's {', '.join(named or of_devices or given)}:"
+        f" {why}; unset or change what does not fit"
+    )
+
+
+def _raising_module(trace: TracebackType | None) -> str:
+    module = ""
+    while trace is not None:
+        module, trace = trace.tb_frame.f_globals.get("__name__", ""), trace.tb_next
+    return module

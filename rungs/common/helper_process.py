@@ -3,16 +3,30 @@
 import contextlib
 import logging
 import math
+import os
+import shutil
 import subprocess
+import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from queue import SimpleQueue
+from typing import IO
 
-from rungs.common.low_priority import restore_priority, start_python
 from rungs.common.signals import StopSignal
 
+LOWEST = 19
+"""Niceness of the lowest priority."""
+_TRIES = 5
+_AUTOGROUP = "/proc/{}/autogroup"
+"""File with the name and niceness of a process's session, in Linux. Empty for a machine's first
+session."""
 _SECONDS_UNTIL_MESSAGE = 2.0
-"""From which a wait is explained."""
+"""A longer wait is explained."""
+
+ENDED, KILLED = "\n", ""
+"""The last line that `receive` gives."""
 
 log = logging.getLogger("rungs")
 
@@ -21,7 +35,7 @@ class HelperProcess:
     """A module that reads lines from this process. What it prints to stderr is logged as warnings.
 
     The end of its input without an empty line before it tells the module that this process was
-    killed.
+    killed; see `receive`.
 
     Args:
         name: for messages.
@@ -33,29 +47,45 @@ class HelperProcess:
     def __init__(
         self, name: str, module: str, *arguments: str, environment: Mapping[str, str] | None = None
     ) -> None:
-        self._name = name
-        self._process = start_python(["-m", module, *arguments], environment or {}, subprocess.PIPE)
-        self._listener = threading.Thread(target=self._log_errors, daemon=True)
+        self._name, self._environment = name, environment or {}
+        self._command = ["-m", module, *arguments]
+        self._process: subprocess.Popen[str] | None = None
+
+    @property
+    def is_started(self) -> bool:
+        """Whether it was started and not killed from here; it may have ended by itself."""
+        return self._process is not None
+
+    def start(self) -> None:
+        """Start the process; raises OSError."""
+        process = self._process = start_python(self._command, self._environment, subprocess.PIPE)
+        self._listener = threading.Thread(target=self._log_errors, args=(process,), daemon=True)
         self._listener.start()
 
     def send(self, line: str) -> None:
-        """Send a line; raises OSError if the process has ended."""
+        """Send a line, after starting the process if it is not started; raises OSError if it has
+        ended."""
+        if self._process is None:
+            self.start()
+        assert self._process is not None
         assert self._process.stdin is not None
         self._process.stdin.write(line + "\n")
         self._process.stdin.flush()
 
     def finish(self, stop: StopSignal, what: str, patience: float = math.inf) -> bool:
-        """Let the process finish what it was sent, unless another signal arrives. It no longer
-        gives way: this process only waits for it.
+        """Let the process finish what it was sent, unless another signal arrives. It no longer has
+        low priority: this process only waits for it. Return whether it has finished.
 
         Args:
             stop: knows of signals.
             what: it does, for the message of a long wait.
-            patience: how many seconds to wait at most.
+            patience: seconds to wait at most.
 
         Returns:
-            Whether it has finished.
+            Whether it has finished, or was never started.
         """
+        if self._process is None:
+            return True
         with contextlib.suppress(OSError):
             self.send("")
         restore_priority(self._process)
@@ -73,16 +103,95 @@ class HelperProcess:
         return self._process.poll() is not None
 
     def kill(self) -> None:
-        """End the process at once, if it has not ended."""
+        """End the process at once, if it runs."""
+        if self._process is None:
+            return
         self._process.kill()
         self._process.wait()
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):  # what was not sent is lost
             self._process.stdin.close()
         self._listener.join()
+        self._process = None
 
-    def _log_errors(self) -> None:
-        assert self._process.stderr is not None
-        for line in self._process.stderr:
+    def _log_errors(self, process: subprocess.Popen[str]) -> None:
+        assert process.stderr is not None
+        for line in process.stderr:
             if line.strip():
                 log.warning("%s: %s", self._name, line.strip())
+
+
+def start_python(
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    stdin: int | IO[str] | None = None,
+) -> subprocess.Popen[str]:
+    """Start Python with the lowest priority; what the program prints to stderr can be read.
+
+    It gets a session of its own, so that Ctrl-C stops the training alone. Where Linux shares its
+    processors between sessions (autogroups, sched(7)), a process's niceness counts only within its
+    session, so the session gets it as well.
+
+    Args:
+        arguments: of Python.
+        environment: added to that of this process.
+
+    Raises:
+        OSError: it can't be started.
+    """
+    nice = ["nice", "-n", f"{LOWEST}"] if shutil.which("nice") else []
+    path = os.pathsep.join(filter(None, sys.path))
+    process = subprocess.Popen(
+        [*nice, sys.executable, *arguments],
+        stdin=stdin,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | environment | {"PYTHONPATH": path},
+        start_new_session=True,
+    )
+    with contextlib.suppress(OSError):  # not Linux, or no autogroups
+        _set_group_priority(Path(_AUTOGROUP.format(process.pid)), LOWEST)
+    return process
+
+
+def restore_priority(process: subprocess.Popen[str]) -> None:
+    """Give the session of a program that `start_python` started the priority of this one, where
+    sessions have one: a process's own niceness may not be lowered again."""
+    with contextlib.suppress(OSError):
+        words = Path(_AUTOGROUP.format("self")).read_text().split()
+        # a machine's first session has no autogroup, and counts as 0, the default of the others
+        niceness = int(words[-1]) if words else 0
+        _set_group_priority(Path(_AUTOGROUP.format(process.pid)), niceness)
+
+
+def _set_group_priority(autogroup: Path, niceness: int) -> None:
+    """Set the priority of a session. Users other than root may change one per 0.1 s."""
+    for _ in range(_TRIES - 1):
+        with contextlib.suppress(BlockingIOError):
+            autogroup.write_text(f"{niceness}")
+            return
+        time.sleep(0.05)
+    autogroup.write_text(f"{niceness}")
+
+
+def receive(lines: Iterable[str], *, exit_if_killed: bool = False) -> SimpleQueue[str]:
+    """Return a queue of the lines that a helper process is sent, with line ends, as they arrive;
+    the last one is `ENDED`, or `KILLED` if the process that sends them was killed.
+
+    Args:
+        exit_if_killed: end this process at once instead of `KILLED`.
+    """
+    received: SimpleQueue[str] = SimpleQueue()
+
+    def listen() -> None:
+        for line in lines:
+            received.put(line)
+            if line == ENDED:
+                return
+        if exit_if_killed:
+            os._exit(0)
+        received.put(KILLED)
+
+    threading.Thread(target=listen, daemon=True).start()
+    return received

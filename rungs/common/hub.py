@@ -14,19 +14,21 @@ from rungs.common.strict_json import format_value
 _TIMEOUT_SECONDS = 10
 _OTHER_FORM = (AttributeError, LookupError, TypeError)
 """What the hub's library, and reading what it returns, raise for an answer in another form."""
+_MODEL_COMPANIONS = [
+    *("config.json", "generation_config.json", "tokenizer*", "special_tokens_map.json"),
+    *("added_tokens.json", "chat_template.*", "vocab.json", "merges.txt"),
+]
+_WEIGHTS_FORMATS = (
+    ("model.safetensors", ["model.safetensors"]),
+    ("model.safetensors.index.json", ["model.safetensors.index.json", "model-*.safetensors"]),
+    ("pytorch_model.bin", ["pytorch_model.bin"]),
+    ("pytorch_model.bin.index.json", ["pytorch_model.bin.index.json", "pytorch_model-*.bin"]),
+)
+"""For each format of weights, the file that identifies it and the patterns of all its files."""
 
 
 class NotOnHub(UserError):
     """The hub was reached and has no such file."""
-
-
-class HubDataset(NamedTuple):
-    """The current state of a dataset repository on the hub."""
-
-    revision: str
-    """The commit."""
-    files: dict[str, str | None]
-    """SHA-256 of each file by name, None if the hub has none; it has one for every token file."""
 
 
 class HubFile(NamedTuple):
@@ -34,12 +36,14 @@ class HubFile(NamedTuple):
 
     bytes: int
     sha256: str | None
+    """None if the hub has none; it has one for every token file."""
 
 
 class HubRepository(NamedTuple):
     """A dataset repository at one commit."""
 
     revision: str
+    """The commit."""
     files: dict[str, HubFile]
     license: str | None
     configs: list[dict[str, Any]]
@@ -74,23 +78,9 @@ def dataset_repository(name: str, revision: str | None = None) -> HubRepository:
     return HubRepository(str(info.sha or ""), files, listed or None, card.get("configs") or [])
 
 
-def dataset_state(name: str) -> HubDataset:
-    """Ask the hub for a dataset's current state.
-
-    Raises:
-        UserError: the hub has no such dataset or cannot be reached.
-    """
-    found = dataset_repository(name)
-    return HubDataset(found.revision, {path: file.sha256 for path, file in found.files.items()})
-
-
 def dataset_file(name: str, revision: str, file: str, folder: Path) -> Path:
     """Download a file of a dataset into a folder and return its path. What was downloaded of it
-    before is kept.
-
-    Raises:
-        UserError: the hub cannot be reached.
-    """
+    before is kept. Raises UserError if the hub cannot be reached."""
     from huggingface_hub import hf_hub_download
 
     with _hub_errors(f"{file} of dataset {name}"):
@@ -110,11 +100,7 @@ def download_dataset(name: str, revision: str, files: list[str], folder: Path) -
 
     with _hub_errors(f"dataset {name}"):
         snapshot_download(
-            name,
-            repo_type="dataset",
-            revision=revision,
-            local_dir=folder,
-            allow_patterns=files,
+            name, repo_type="dataset", revision=revision, local_dir=folder, allow_patterns=files
         )
 
 
@@ -165,22 +151,15 @@ def download_model(name: str, revision: str | None = None) -> tuple[Path, str]:
             return cached, cached.name
         files = [os.fspath(sibling.rfilename) for sibling in info.siblings or []]
     _check_inside(f"model {name}", files)
-    weights = _weights_patterns(name, files)
-    patterns = [*weights, *_MODEL_COMPANIONS]
+    patterns = [*_weights_patterns(name, files), *_MODEL_COMPANIONS]
     with _hub_errors(f"model {name}"):
         folder = Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
     return folder, folder.name
 
 
 def require_login(what: str) -> str:
-    """Return the name of the user who is logged in.
-
-    Args:
-        what: needs the login, for the message.
-
-    Raises:
-        UserError: nobody is.
-    """
+    """Return the name of the user who is logged in; raises UserError, which says what needs the
+    login, if nobody is."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
 
@@ -232,10 +211,9 @@ def _upload_errors(name: str) -> Iterator[None]:
         raise
     # RuntimeError: from the Xet back end of the hub.
     except (OSError, HTTPError, RuntimeError, ValueError, *_OTHER_FORM) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UserError(
-            f"model {name}: cannot be uploaded to the Hugging Face hub ({reason}); check the"
-            " connection, and that you may write there"
+            f"model {name}: cannot be uploaded to the Hugging Face hub ({_reason(error)}); check"
+            " the connection, and that you may write there"
         ) from error
 
 
@@ -248,12 +226,11 @@ def check_upload(name: str) -> None:
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
+    is_valid = name.count("/") == 1
     try:
         validate_repo_id(name)
     except HFValidationError:
         is_valid = False
-    else:
-        is_valid = name.count("/") == 1
     if not is_valid:
         raise UserError(
             f"{name}: must be the name of a repository on the hub, OWNER/NAME: letters, digits, -,"
@@ -307,38 +284,17 @@ def _cached_model(name: str, revision: str | None) -> Path | None:
     """Return a model's folder in the local cache if it has the config and the weights."""
     from huggingface_hub import snapshot_download
 
-    for known_by, patterns in _WEIGHTS_FORMATS:
+    for known_by, weights in _WEIGHTS_FORMATS:
+        patterns = [*weights, *_MODEL_COMPANIONS]
         with contextlib.suppress(OSError):  # not cached, or not completely
             folder = Path(
                 snapshot_download(
-                    name,
-                    revision=revision,
-                    allow_patterns=[*patterns, *_MODEL_COMPANIONS],
-                    local_files_only=True,
+                    name, revision=revision, allow_patterns=patterns, local_files_only=True
                 )
             )
             if (folder / known_by).is_file() and (folder / "config.json").is_file():
                 return folder
     return None
-
-
-_MODEL_COMPANIONS = [
-    "config.json",
-    "generation_config.json",
-    "tokenizer*",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.*",
-    "vocab.json",
-    "merges.txt",
-]
-_WEIGHTS_FORMATS = (
-    ("model.safetensors", ["model.safetensors"]),
-    ("model.safetensors.index.json", ["model.safetensors.index.json", "model-*.safetensors"]),
-    ("pytorch_model.bin", ["pytorch_model.bin"]),
-    ("pytorch_model.bin.index.json", ["pytorch_model.bin.index.json", "pytorch_model-*.bin"]),
-)
-"""For each format of weights, the file that identifies it and the patterns of all its files."""
 
 
 def _weights_patterns(name: str, files: list[str]) -> list[str]:
@@ -381,9 +337,8 @@ def _hub_errors(what: str) -> Iterator[None]:
     except (OSError, HTTPError, EntryNotFoundError, RuntimeError, ValueError) as error:
         if isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError):
             raise NotOnHub(f"{what}: not on the Hugging Face hub") from None
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UserError(
-            f"{what}: cannot be downloaded from the Hugging Face hub ({reason}); check the"
+            f"{what}: cannot be downloaded from the Hugging Face hub ({_reason(error)}); check the"
             " connection and HF_HUB_OFFLINE, or copy its folder from a machine that has it"
         ) from error
     except _OTHER_FORM as error:
@@ -391,3 +346,7 @@ def _hub_errors(what: str) -> Iterator[None]:
             f"{what}: the Hugging Face hub, or what HF_ENDPOINT names, describes it in an unknown"
             f" form ({type(error).__name__}: {error}); try again, or update huggingface_hub"
         ) from error
+
+
+def _reason(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -67,12 +67,11 @@ class _PlainLines(Terminal):
 
 def byte_progress(what: str, size: int) -> "tqdm[NoReturn]":
     """Return the progress over `size` bytes: a bar, or plain lines off a terminal."""
+    look: dict[str, Any] = {"unit": "B", "unit_scale": True, "delay": SECONDS_UNTIL_PROGRESS}
     if TERMINAL.shows_bars:
-        look: dict[str, Any] = {"file": TERMINAL}
-    else:
-        look = {"file": _PlainLines(), "ncols": 0, "mininterval": SECONDS_BETWEEN_LINES}
-    look |= {"unit": "B", "unit_scale": True, "delay": SECONDS_UNTIL_PROGRESS}
-    return tqdm(total=size, desc=what, **look)
+        return tqdm(total=size, desc=what, file=TERMINAL, **look)
+    look |= {"ncols": 0, "mininterval": SECONDS_BETWEEN_LINES}
+    return tqdm(total=size, desc=what, file=_PlainLines(), **look)
 
 
 class _AboveTheBar(logging.Handler):
@@ -104,9 +103,8 @@ class _File(logging.FileHandler):
     _has_failed = False
 
     def _open(self) -> TextIOWrapper:
-        return TextIOWrapper(
-            disk.open_to_append(Path(self.baseFilename)), self.encoding, "backslashreplace"
-        )
+        file = disk.open_to_append(Path(self.baseFilename))
+        return TextIOWrapper(file, self.encoding, "backslashreplace")
 
     def handleError(self, _: logging.LogRecord) -> None:
         error = sys.exc_info()[1]
@@ -116,8 +114,7 @@ class _File(logging.FileHandler):
 
 
 class _Relay(logging.Handler):
-    """Passes the warnings of a library on. Errors are left out: the library also raises them, and
-    Rungs reports the exception."""
+    """Passes the warnings of a library on, but no errors: it also raises those."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.levelno == logging.WARNING:
@@ -125,8 +122,8 @@ class _Relay(logging.Handler):
 
 
 def log_to_terminal(*, quiet: bool = False, as_json: bool = False) -> None:
-    """From now on write messages to the terminal, and keep them in memory for `log_to_file`, those
-    of Orbax too.
+    """From now on write messages, and warnings of Orbax, to the terminal, and keep them in memory
+    for `log_to_file`.
 
     Args:
         quiet: only warnings go to the terminal, and no progress bar.
@@ -151,9 +148,8 @@ def only_warnings() -> None:
 
 
 def log_to_file(path: Path) -> None:
-    """From now on write messages to this file too, each with its UTC time. Messages logged since
-    `log_to_terminal` are added first. If the file cannot be written, only the terminal gets
-    them."""
+    """From now on also write messages to this file, each with its UTC time, after those since
+    `log_to_terminal`. If the file cannot be written, only the terminal gets them."""
     formatter = logging.Formatter("%(asctime)sZ %(levelname)s %(message)s")
     formatter.converter = time.gmtime
     try:

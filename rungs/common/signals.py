@@ -34,10 +34,10 @@ Action = Callable[[int], None]
 
 def exit_on_signal() -> None:
     """From now on the signals that stop a run end this process at once, with exit code 128 + the
-    signal's number. Before the first step there is nothing to save. An exception would pass through
-    whatever is being imported or compiled, and some of that code swallows exceptions."""
+    signal's number: before the first step there is nothing to save, and some code that imports or
+    compiles would swallow an exception."""
     standard_streams.open_missing()  # before the listener's socket takes the number of one
-    _Listener(_end)
+    _Listener(_end).begin()
 
 
 def _end(number: int) -> None:
@@ -63,14 +63,14 @@ class StopSignal:
 
     @property
     def exit_code(self) -> int:
-        """128 + the signal's number, as 130 after SIGINT (Ctrl-C) and 143 after SIGTERM; 0 without
-        one."""
+        """128 + the signal's number, such as 130 after SIGINT (Ctrl-C); 0 without one."""
         return 128 + self.number if self.number else 0
 
     def begin(self) -> None:
         """Note signals from now on: there is something to save."""
         if self._listener is None:
             self._listener = _Listener(self._note)
+            self._listener.begin()
 
     def __enter__(self) -> Self:
         return self
@@ -95,16 +95,18 @@ class StopSignal:
 
 
 class _Listener:
-    """Acts on each signal once and at once, until `close`. Python calls a handler only in the main
-    thread and between two instructions, so not while XLA compiles or a step runs: a thread of its
-    own acts then. Both learn of a signal from the byte that the system writes to a socket, see
-    `signal.set_wakeup_fd`."""
+    """Acts on each signal once and at once, from `begin` to `close`. Python calls a handler only in
+    the main thread and between two instructions, so not while XLA compiles or a step runs: a thread
+    of its own acts then. Both learn of a signal from the byte that the system writes to a socket,
+    see `signal.set_wakeup_fd`."""
 
     def __init__(self, action: Action) -> None:
         self._action, self._numbers, self._acting = action, stopping_signals(), threading.RLock()
         self._receiver, self._sender = socket.socketpair()
         self._receiver.setblocking(False)
         self._sender.setblocking(False)
+
+    def begin(self) -> None:
         threading.Thread(target=self._listen, daemon=True).start()
         self._former_fd = signal.set_wakeup_fd(self._sender.fileno())
         self._former = {number: signal.signal(number, self._act) for number in self._numbers}

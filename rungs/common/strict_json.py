@@ -1,10 +1,12 @@
 """Strict reading of JSON files: all errors at once, one line each, in terms of the file's keys."""
 
+import functools
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar, get_args
+from types import FunctionType
+from typing import Any, Self, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, model_validator
 
@@ -12,6 +14,22 @@ from rungs.common.errors import UserError, did_you_mean
 from rungs.common.paths import require_regular
 
 _MOST_ERRORS, _MOST_SHOWN = 50, 60
+_checks: set[Callable[..., Any]] = set()
+F = TypeVar("F", bound=Callable[[Any], str | None])
+
+
+def check(method: F) -> F:
+    """Register a method of a `StrictModel` that checks several keys together: it returns None or
+    one line, "key: what is wrong"."""
+    _checks.add(method)
+    return method
+
+
+@functools.cache
+def _checks_of(model: type) -> list[FunctionType]:
+    """Return the checks of a class, those of its base classes first."""
+    members = [member for base in reversed(model.__mro__) for member in vars(base).values()]
+    return [each for each in members if isinstance(each, FunctionType) and each in _checks]
 
 
 class StrictModel(BaseModel):
@@ -25,10 +43,6 @@ class StrictModel(BaseModel):
         use_attribute_docstrings=True,
     )
 
-    CHECKS: ClassVar[tuple[str, ...]] = ()
-    """Names of methods that check several keys together. Each returns None or one line, "key: what
-    is wrong"."""
-
     @model_validator(mode="after")
     def _keys_fit_together(self) -> Self:
         if lines := self.problems():
@@ -36,11 +50,11 @@ class StrictModel(BaseModel):
         return self
 
     def problems(self) -> list[str]:
-        """Return the lines of the checks in `CHECKS`. A check whose keys are missing is skipped."""
+        """Return the lines of the checks. A check whose keys are missing is skipped."""
         lines = []
-        for check in self.CHECKS:
+        for each in _checks_of(type(self)):
             try:
-                lines.append(getattr(self, check)())
+                lines.append(each(self))
             except AttributeError:
                 if len(self.__dict__) == len(type(self).model_fields):
                     raise

@@ -7,14 +7,9 @@ def align_columns(rows: Sequence[Sequence[str]], left: int = 1) -> str:
     """Return rows as lines with aligned columns: the first `left` ones flush left, the others flush
     right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        cells = [
-            text.ljust(width) if i < left else text.rjust(width)
-            for i, (text, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
+    aligns = ["<" if column < left else ">" for column in range(len(widths))]
+    form = "  ".join(f"{{:{align}{width}}}" for align, width in zip(aligns, widths, strict=True))
+    return "\n".join(form.format(*row).rstrip() for row in rows)
 
 
 def counted(count: int, thing: str) -> str:

@@ -2,13 +2,8 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    Field,
-    ValidationError,
-    ValidatorFunctionWrapHandler,
-    WrapValidator,
-)
+from pydantic import AfterValidator, Field, ValidationError, WrapValidator
+from pydantic import ValidatorFunctionWrapHandler as Handler
 
 from rungs.common.strict_json import StrictModel
 
@@ -19,7 +14,7 @@ def _not_zero(number: int) -> int:
     return number
 
 
-def _size_or_auto(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+def _size_or_auto(value: Any, handler: Handler) -> Any:
     """Report one error instead of one for each type."""
     try:
         return handler(value)
@@ -30,9 +25,7 @@ def _size_or_auto(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
 Size = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Bytes = Annotated[int, Field(ge=1, le=2**62)]
 CountOrAll = Annotated[
-    int,
-    Field(ge=-1, le=2**62, json_schema_extra={"not": {"const": 0}}),
-    AfterValidator(_not_zero),
+    int, Field(ge=-1, le=2**62, json_schema_extra={"not": {"const": 0}}), AfterValidator(_not_zero)
 ]
 AUTO: Literal["auto"] = "auto"
 SizeOrAuto = Annotated[Size | Literal["auto"], WrapValidator(_size_or_auto)]

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rungs.common.strict_json import StrictModel
+from rungs.common.strict_json import StrictModel, check
 from rungs.config.base import Config, Positive, Size
 
 MOST_LAYERS = 10_000
@@ -15,7 +15,7 @@ FeedForwardKind = Literal["none", "gelu_tanh", "gelu", "swiglu", "geglu_tanh", "
 
 
 class RopeScaling(StrictModel):
-    """How rotary positions are stretched to a context longer than that of the original training."""
+    """How rotary positions are stretched to a context longer than in the original training."""
 
     type: Literal["linear", "llama3"]
     """linear: every angle is divided by `factor` (Chen et al. 2023). llama3: only low frequencies
@@ -30,8 +30,7 @@ class RopeScaling(StrictModel):
     original_context_length: Size | None = None
     """llama3: the context length of the original training."""
 
-    CHECKS = ("_llama3_keys_are_complete",)
-
+    @check
     def _llama3_keys_are_complete(self) -> str | None:
         bounds = (self.low_frequency_factor, self.high_frequency_factor)
         llama3_keys = (*bounds, self.original_context_length)
@@ -143,7 +142,7 @@ class ModelConfig(Config):
     tied_embeddings: bool = False
     """Whether the output head uses the weights of the token embedding (Press & Wolf 2017)."""
     embedding_scale: Literal["none", "sqrt_emb_dim"] = "none"
-    """What the embedding is multiplied by: nothing, or √emb_dim (Vaswani et al. 2017; Gemma)."""
+    """Factor on the embedding: none, or √emb_dim (Vaswani et al. 2017; Gemma)."""
     init: Literal["gpt2", "truncated_normal"] = "gpt2"
     """Initial weights. gpt2: normal with σ = 0.02; residual projections are divided by
     √(2·n_layers). truncated_normal: normal with σ² = 2 ÷ (inputs + outputs) (Glorot & Bengio 2010),
@@ -153,36 +152,26 @@ class ModelConfig(Config):
     widths of the base model: `{"base_emb_dim": 128}`. Needs optimizer adamw or muon, and no lora.
     null: the standard parametrization."""
 
-    CHECKS = (
-        "_mup_keys_fit",
-        "_heads_are_given",
-        "_heads_divide_width",
-        "_kv_heads_divide_heads",
-        "_rope_width_is_even",
-        "_rope_keys_are_used",
-        "_pattern_has_a_window",
-        "_qk_norm_has_a_norm",
-        "_sinusoidal_width_is_even",
-        "_ffn_dim_is_used",
-        "_experts_are_valid",
-        "_norm_after_needs_layers",
-    )
-
+    @check
     def _mup_keys_fit(self) -> str | None:
         if self.mup is None:
             return None
-        for key, needed in (("init", "gpt2"), ("embedding_scale", "none")):
-            if getattr(self, key) != needed:
-                return f'mup: needs {key} "{needed}"; "{getattr(self, key)}" depends on the width'
+        if self.init != "gpt2":
+            return f'mup: needs init "gpt2"; "{self.init}" depends on the width'
+        if self.embedding_scale != "none":
+            return (
+                f'mup: needs embedding_scale "none"; "{self.embedding_scale}" depends on the width'
+            )
         if self.mup.base_head_dim and self.query_pre_attn_scalar:
             return "mup: base_head_dim and query_pre_attn_scalar both scale attention; give one"
         return None
 
+    @check
     def _heads_are_given(self) -> str | None:
-        if self.n_layers and self.n_heads is None:
-            return "n_heads: missing; required if n_layers is above 0"
-        return None
+        missing = self.n_layers and self.n_heads is None
+        return "n_heads: missing; required if n_layers is above 0" if missing else None
 
+    @check
     def _heads_divide_width(self) -> str | None:
         if not self.n_layers or not self.n_heads or self.head_dim:
             return None
@@ -194,6 +183,7 @@ class ModelConfig(Config):
             f" is {near}"
         )
 
+    @check
     def _kv_heads_divide_heads(self) -> str | None:
         if not self.n_heads or not self.n_kv_heads or self.n_heads % self.n_kv_heads == 0:
             return None
@@ -203,6 +193,7 @@ class ModelConfig(Config):
             f" that does is {near}"
         )
 
+    @check
     def _rope_width_is_even(self) -> str | None:
         divides = self.head_dim or (self.n_heads and self.emb_dim % self.n_heads == 0)
         if self.positions != "rope" or not self.n_layers or not self.n_heads or not divides:
@@ -211,35 +202,39 @@ class ModelConfig(Config):
             return None
         return f'head_dim: {self.head_width} is odd; positions "rope" needs an even number'
 
+    @check
     def _rope_keys_are_used(self) -> str | None:
-        if self.positions == "rope":
+        keys = {"rope_scaling": self.rope_scaling, "sliding_rope_theta": self.sliding_rope_theta}
+        given = next((key for key, value in keys.items() if value is not None), None)
+        if self.positions == "rope" or given is None:
             return None
-        keys = ("rope_scaling", "sliding_rope_theta")
-        given = next((key for key in keys if getattr(self, key) is not None), None)
-        return given and f'{given}: needs positions "rope", not "{self.positions}"'
+        return f'{given}: needs positions "rope", not "{self.positions}"'
 
+    @check
     def _pattern_has_a_window(self) -> str | None:
-        if self.sliding_window:
-            return None
-        keys = ("layer_pattern", "sliding_rope_theta")
-        given = next((key for key in keys if getattr(self, key) is not None), None)
-        return given and f"{given}: needs sliding_window"
+        keys = {"layer_pattern": self.layer_pattern, "sliding_rope_theta": self.sliding_rope_theta}
+        given = next((key for key, value in keys.items() if value is not None), None)
+        return None if self.sliding_window or given is None else f"{given}: needs sliding_window"
 
+    @check
     def _qk_norm_has_a_norm(self) -> str | None:
         if self.qk_norm and self.norm == "none":
             return 'qk_norm: true, but norm is "none"; choose a norm or remove qk_norm'
         return None
 
+    @check
     def _sinusoidal_width_is_even(self) -> str | None:
         if self.positions == "sinusoidal" and self.emb_dim % 2:
             return f'emb_dim: {self.emb_dim} is odd; positions "sinusoidal" needs an even number'
         return None
 
+    @check
     def _ffn_dim_is_used(self) -> str | None:
         if self.ffn_dim and self.feed_forward == "none":
             return f'ffn_dim: {self.ffn_dim}, but feed_forward is "none"; remove one of them'
         return None
 
+    @check
     def _experts_are_valid(self) -> str | None:
         total, each = self.n_experts, self.experts_per_token
         if total is None and each is None:
@@ -250,6 +245,7 @@ class ModelConfig(Config):
             return f'n_experts: {total}, but feed_forward is "none"; remove one of them'
         return None if each <= total else f"experts_per_token: {each} is above n_experts {total}"
 
+    @check
     def _norm_after_needs_layers(self) -> str | None:
         if self.norm != "none" and self.norm_placement == "after" and not self.n_layers:
             return 'norm_placement: "after" has no effect if n_layers is 0; set norm to "none"'

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
-from rungs.common.strict_json import StrictModel
+from rungs.common.strict_json import StrictModel, check
 from rungs.config.base import AUTO, Bytes, Config, CountOrAll, Positive, Size, SizeOrAuto
 from rungs.config.option_values import ChartStyle
 from rungs.config.sharding_config import ShardingConfig, indivisible
@@ -192,7 +192,7 @@ class OptimizationConfig(Config):
     seed, at temperature 1. The texts are in samples.jsonl. A model that is trained on chats answers
     them."""
     sample_tokens: Size = 64
-    """Tokens to add to each of the sample_prompts, at most."""
+    """Maximum number of tokens to add to each of the sample_prompts."""
     trackers: Annotated[tuple[str, ...], Field(strict=False)] = ()
     """Experiment trackers that the run is sent to in the background: wandb, tensorboard, trackio,
     mlflow, each with the extra of its name (`uv sync --extra wandb`), or one of another package."""
@@ -201,21 +201,18 @@ class OptimizationConfig(Config):
     lineage: Lineage | None = None
     """The run that `train.py --like` copied, and the keys that it changed. Written by train.py."""
 
-    CHECKS: ClassVar[tuple[str, ...]] = (
-        "_microbatch_divides",
-        "_lora_has_start_weights",
-        "_muon_trains_kernels",
-    )
-
+    @check
     def _microbatch_divides(self) -> str | None:
         data = self.sharding.sizes[0] if self.sharding else -1
         return None if data == -1 else indivisible_microbatch(self, data)
 
+    @check
     def _lora_has_start_weights(self) -> str | None:
         if self.lora and self.start_from is None:
             return 'lora: needs start_from, the weights to adapt, for example "imported"'
         return None
 
+    @check
     def _muon_trains_kernels(self) -> str | None:
         if self.lora and self.optimizer == "muon":
             return 'optimizer: "muon" is for kernels, but lora trains none; use "adamw"'

@@ -23,7 +23,7 @@ LEAST_SCALE, MOST_SCALE = 1e-6, 1e6
 these overflow or become equal in float32."""
 
 VOCAB_SIZE = 4096
-"""Of a tokenizer that is trained on a dataset's text."""
+"""Vocabulary size of a tokenizer trained on a dataset's text."""
 VALIDATION_PERCENT = 5
 """Share of text for validation."""
 DOCUMENTS_VALIDATION_PERCENT = 1.0
@@ -32,7 +32,7 @@ DOCUMENTS_VALIDATION_PERCENT = 1.0
 LADDER_RUNGS = 5
 """Runs that `plan.py --ladder` proposes."""
 UTILIZATION_PERCENT = 40.0
-"""Of the devices' peak FLOP/s, where nothing has been measured."""
+"""Share of the devices' peak FLOP/s assumed where nothing has been measured."""
 
 COORDINATE_CHECK_STEPS = 5
 MIN_COORDINATE_CHECK_STEPS = 4

@@ -4,6 +4,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from rungs.common.strict_json import check
 from rungs.config.base import Positive, Size
 from rungs.config.optimization_config import BelowOne, OptimizationConfig, Schedule
 from rungs.config.option_values import LEAST_SCALE, MOST_SCALE
@@ -40,7 +41,7 @@ class ReinforceConfig(OptimizationConfig):
     steps: Size
     """Steps of the run. Each samples texts, rewards them and updates the model."""
     max_new_tokens: Size
-    """Tokens of a completion, at most; the end-of-text token counts. A prompt may have
+    """Maximum number of tokens of a completion, with the end-of-text token. A prompt may have
     sequence_length − max_new_tokens."""
     prompts_per_step: Size = 16
     """Prompts in a step."""
@@ -60,7 +61,7 @@ class ReinforceConfig(OptimizationConfig):
     clipping range, in the direction in which their advantage pushes, have no gradient. cispo
     (MiniMax 2025): ρ is limited, but every token keeps its gradient."""
     aggregation: Aggregation | None = None
-    """What a step's sum over tokens is divided by. constant: completions × max_new_tokens, which is
+    """Divisor of a step's sum over tokens. constant: completions × max_new_tokens, which is
     unbiased. tokens: the step's sampled tokens. sequences: completions × tokens of the completion,
     which favours short right and long wrong completions. null: constant for dr_grpo, sequences for
     grpo, tokens for dapo and cispo."""
@@ -74,10 +75,10 @@ class ReinforceConfig(OptimizationConfig):
     """Truncated importance sampling (Yao et al. 2025): weight each token by its probability in
     training ÷ in sampling, which differ in rounding, but at most by this. null: off."""
     kl_coefficient: Annotated[float, Field(ge=0)] = 0.0
-    """Weight of the KL divergence from the reference in the objective, per token. Its gradient is
-    that of ½ (log-probability − the reference's)²."""
+    """Weight of the KL divergence from the reference in the objective, per token. Its gradient
+    equals the gradient of ½ (log-probability − the reference's)²."""
     reference: str | None = None
-    """The weights that the KL divergence is from, as in start_from. null: those of start_from."""
+    """Weights of the reference for the KL divergence, as in start_from. null: start_from itself."""
     mask_truncated: bool = False
     """Whether to leave completions that reached max_new_tokens out of the loss and of the means of
     their groups."""
@@ -85,7 +86,7 @@ class ReinforceConfig(OptimizationConfig):
     """Completions of each held-out item in a validation, for pass@1 and for pass@k up to this k."""
     sampling_batch_size: Size | None = None
     """Completions to sample at once, rounded up to a multiple of the devices; fewer take less
-    memory. Absent: those of a step."""
+    memory. Absent: all completions of a step."""
     schedule: Schedule = "constant"
     """How the learning rate falls to min_learning_rate_percent after the warm-up, as in
     `train.json`."""
@@ -95,8 +96,7 @@ class ReinforceConfig(OptimizationConfig):
     """The largest global norm of an update's gradient. A larger gradient is scaled down to it.
     null: off."""
 
-    CHECKS = (*OptimizationConfig.CHECKS, "_microbatches_fill_step", "_reference_is_used")
-
+    @check
     def _microbatches_fill_step(self) -> str | None:
         if self.sequences_per_step % self.microbatch_size == 0:
             return None
@@ -106,6 +106,7 @@ class ReinforceConfig(OptimizationConfig):
             " samples_per_prompt)"
         )
 
+    @check
     def _reference_is_used(self) -> str | None:
         if self.reference is not None and not self.kl_coefficient:
             return "reference: needs a kl_coefficient above 0; without one, remove it"
@@ -123,7 +124,7 @@ class ReinforceConfig(OptimizationConfig):
 
     @property
     def step_aggregation(self) -> Aggregation:
-        """`aggregation`, or that of the loss."""
+        """`aggregation`, or the loss's default."""
         return self.aggregation or _AGGREGATIONS[self.loss]
 
     @property

@@ -1,6 +1,7 @@
 """Reads, checks and compares the config files of a run folder: `model.json`, and `train.json` or
 `reinforce.json`."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Generic, NamedTuple
 
@@ -9,14 +10,20 @@ from typing_extensions import TypeVar
 from rungs.common import strict_json
 from rungs.common.errors import UserError
 from rungs.common.paths import is_there
+from rungs.common.plugins import OPTIMIZERS, plugin_names, unknown_name
 from rungs.common.shown_text import quoted
 from rungs.common.strict_json import StrictModel
 from rungs.config.base import Config
-from rungs.config.cross_checks import problems
 from rungs.config.model_config import ModelConfig, MupConfig, RopeScaling
-from rungs.config.optimization_config import LoraConfig, OptimizationConfig
+from rungs.config.optimization_config import (
+    ATTENTION_TARGETS,
+    BUILT_IN_OPTIMIZERS,
+    LoraConfig,
+    LoraTarget,
+    OptimizationConfig,
+)
 from rungs.config.reinforce_config import ReinforceConfig
-from rungs.config.sharding_config import ShardingConfig
+from rungs.config.sharding_config import ShardingConfig, indivisible
 from rungs.config.task_config import SETTINGS, TaskConfig
 from rungs.config.train_config import TrainConfig
 
@@ -44,6 +51,11 @@ class RunConfig(NamedTuple, Generic[T]):
         """Name of the file that `train` is from."""
         return REINFORCE_FILE if isinstance(self.train, ReinforceConfig) else TRAIN_FILE
 
+    @property
+    def command(self) -> str:
+        """Name of the script that trains it."""
+        return "reinforce.py" if isinstance(self.train, ReinforceConfig) else "train.py"
+
 
 AnyRunConfig = RunConfig[OptimizationConfig]
 ReinforceRunConfig = RunConfig[ReinforceConfig]
@@ -64,6 +76,11 @@ NESTED: dict[str, dict[str, type[StrictModel]]] = {
     },
 }
 """The keys of each file that hold an object. Those of `sharding` and `lora` are listed once."""
+
+MUP_OPTIMIZERS = ("adamw", "muon")
+"""Optimizers whose learning rates `optimizers.py` scales with the width in muP."""
+SAMPLING_MODES = ("dp", "fsdp")
+"""Sharding modes in which texts can be sampled."""
 
 
 def load_run(run_folder: Path | str) -> RunConfig:
@@ -96,8 +113,7 @@ def load_reinforcement_run(run_folder: Path | str) -> ReinforceRunConfig:
 def load_any_run(run_folder: Path | str) -> AnyRunConfig:
     """Read and check the two files of a run folder of either kind; see `load_run`."""
     folder = Path(run_folder)
-    config: AnyRunConfig = _check(folder, dict.fromkeys(config_files(folder)))
-    return config
+    return _check(folder, dict.fromkeys(config_files(folder)))
 
 
 def config_files(run_folder: Path) -> tuple[str, str]:
@@ -117,41 +133,102 @@ def _train_file(folder: Path) -> str:
 
 
 def check_texts(run_folder: Path | str, texts: dict[str, str]) -> AnyRunConfig:
-    """Check the texts of both files, by name, before they are written to a folder; see
-    `load_run`."""
-    config: AnyRunConfig = _check(Path(run_folder), dict(texts))
-    return config
+    """Check both files' texts, by name, before they are written to a folder; see `load_run`."""
+    return _check(Path(run_folder), dict(texts))
 
 
 def parse_train(values: dict[str, Any]) -> OptimizationConfig:
-    """Return what was saved of `train.json` or `reinforce.json`; raises pydantic's
-    ValidationError."""
+    """Return a saved `train.json` or `reinforce.json`; raises pydantic's ValidationError."""
     kind = ReinforceConfig if "tasks" in values else TrainConfig
     return kind.model_validate(values)
 
 
 def _check(folder: Path, texts: dict[str, str | None]) -> Any:
     model_file, train_file = texts
+    types = {name: FILE_TYPES[name] for name in texts}
     configs: dict[str, Any] = {}
     errors: list[str] = []
     for name, text in texts.items():
         path = folder / name
         try:
             text = strict_json.read_text(path) if text is None else text
-            configs[name] = strict_json.parse(text, path, FILE_TYPES[name], _types_of(train_file))
+            configs[name] = strict_json.parse(text, path, types[name], types)
         except UserError as error:
             errors.append(str(error))
     if not errors:
         found: AnyRunConfig = RunConfig(configs[model_file], configs[train_file])
-        errors = [f"{folder / train_file}: {line}" for line in problems(*found)]
-    if errors:
-        raise UserError("\n".join(errors))
-    return found
+        if lines := list(conflicts(*found)):
+            raise UserError.at(folder / train_file, lines)
+        return found
+    raise UserError("\n".join(errors))
 
 
-def _types_of(train_file: str) -> dict[str, type[Config]]:
-    """Return the types of the files that a run with this file has."""
-    return {name: FILE_TYPES[name] for name in (MODEL_FILE, train_file)}
+def conflicts(model: ModelConfig, train: OptimizationConfig) -> Iterator[str]:
+    """Yield a line "key of the second file: what is wrong" for each problem of the two together."""
+    known = {*BUILT_IN_OPTIMIZERS, *plugin_names(OPTIMIZERS)}
+    if train.optimizer not in known:
+        yield f"optimizer: {unknown_name('optimizer', train.optimizer, known)}"
+    if (train.sequence_length or 0) > model.context_length:
+        yield (
+            f"sequence_length: {train.sequence_length} is longer than the model's context_length;"
+            f" at most {model.context_length}"
+        )
+    if train.sharding and train.sharding.mode == "cp":
+        line = indivisible_sequence(model, train, train.sharding.sizes[1])
+        yield from [line] if line else []
+    if model.mup:
+        yield from _mup_conflicts(train)
+    for target in train.lora.targets if train.lora else ():
+        if reason := _missing_target(target, model):
+            yield f"lora.targets: {target}: {reason}"
+    if isinstance(train, ReinforceConfig):
+        yield from _reinforcement_conflicts(model, train)
+
+
+def indivisible_sequence(model: ModelConfig, train: OptimizationConfig, context: int) -> str | None:
+    """Return what is wrong with the sequences' length for a number of devices along the context
+    axis (-1: unknown), if anything."""
+    length = train.sequence_length or model.context_length
+    return indivisible("sequence_length", length, abs(context), "context")
+
+
+def _mup_conflicts(train: OptimizationConfig) -> Iterator[str]:
+    if train.optimizer not in MUP_OPTIMIZERS:
+        known = " or ".join(f'"{name}"' for name in MUP_OPTIMIZERS)
+        yield (
+            f'optimizer: "{train.optimizer}" is not supported with mup in model.json; use {known},'
+            " or remove mup"
+        )
+    if train.lora:
+        yield "lora: not supported with mup in model.json; remove one of the two"
+
+
+def _missing_target(target: LoraTarget, model: ModelConfig) -> str | None:
+    """Return why the architecture does not have a target of LoRA, None if it does."""
+    if not model.n_layers:
+        return "the model has no layers"
+    if target in ATTENTION_TARGETS:
+        return None
+    if model.n_experts:
+        return "not supported in a mixture of experts; choose from query, key, value and output"
+    if model.feed_forward == "none" or (target == "gate" and not model.is_gated):
+        return f'feed_forward "{model.feed_forward}" has none'
+    return None
+
+
+def _reinforcement_conflicts(model: ModelConfig, train: ReinforceConfig) -> Iterator[str]:
+    length = train.sequence_length or model.context_length
+    if train.max_new_tokens >= length:
+        yield (
+            f"max_new_tokens: {train.max_new_tokens} leaves no room for a prompt in a"
+            f" sequence_length of {length}; at most {length - 1}"
+        )
+    if train.sharding and train.sharding.mode not in SAMPLING_MODES:
+        known = " or ".join(f'"{mode}"' for mode in SAMPLING_MODES)
+        yield (
+            f'sharding.mode: "{train.sharding.mode}" is not supported in reinforcement learning;'
+            f" use {known}"
+        )
 
 
 C = TypeVar("C", bound=Config)

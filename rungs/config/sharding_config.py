@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field
 
-from rungs.common.strict_json import StrictModel
+from rungs.common.strict_json import StrictModel, check
 from rungs.config.base import CountOrAll
 
 Mode = Literal["dp", "fsdp", "tp", "fsdp_tp", "cp"]
@@ -17,7 +17,7 @@ class ShardingConfig(StrictModel):
     mode: Mode = "dp"
     """dp (data parallelism): each device along `data` computes its share of every microbatch; on
     accelerators it stores only its shard of the optimizer state (ZeRO-1, Rajbhandari et al. 2019).
-    fsdp: it stores only its shard of the parameters, too (ZeRO-3; Zhao et al. 2023). tp (tensor
+    fsdp: it also stores only its shard of the parameters (ZeRO-3; Zhao et al. 2023). tp (tensor
     parallelism): the devices along `tensor` divide heads, hidden units and vocabulary (Shoeybi et
     al. 2019). fsdp_tp: fsdp along `data` and tp along `tensor`. cp (context parallelism), for long
     sequences: the devices along `context` divide the tokens of every sequence and, during
@@ -33,8 +33,7 @@ class ShardingConfig(StrictModel):
     """Devices along the context axis, in cp; must divide sequence_length and n_heads. -1 or absent:
     all remaining devices."""
 
-    CHECKS = ("_sizes_fit_mode",)
-
+    @check
     def _sizes_fit_mode(self) -> str | None:
         if self.sizes == (-1, -1):
             last = self.axes[1]
@@ -80,18 +79,14 @@ def mode_problem(mode: str, data: int, last: int) -> str | None:
     anything."""
     if mode == "cp":
         return None if last != 1 else "mode 'cp' needs context of at least 2; or use mode 'fsdp'"
-    return _data_tensor_problem(mode, data, last)
-
-
-def _data_tensor_problem(mode: str, data: int, tensor: int) -> str | None:
-    if mode in ("dp", "fsdp") and tensor != 1:
-        return f"mode {mode!r} needs tensor 1, not {tensor}; for both axes use 'fsdp_tp'"
+    if mode in ("dp", "fsdp") and last != 1:
+        return f"mode {mode!r} needs tensor 1, not {last}; for both axes use 'fsdp_tp'"
     if mode == "tp" and data != 1:
         return f"mode 'tp' needs data 1, not {data}; for both axes use 'fsdp_tp'"
-    if mode == "fsdp_tp" and 1 in (data, tensor):
+    if mode == "fsdp_tp" and 1 in (data, last):
         other = "tp" if data == 1 else "fsdp"
         return (
-            f"mode 'fsdp_tp' needs data and tensor of at least 2, not {data} and {tensor}; or use"
+            f"mode 'fsdp_tp' needs data and tensor of at least 2, not {data} and {last}; or use"
             f" mode {other!r}"
         )
     return None

@@ -1,16 +1,16 @@
 """A task of reinforcement learning in a config: where its items come from and what checks answers.
 
-The built-in tasks have one token per character in mind. Their settings are here, too.
+The built-in tasks assume one token per character. Their settings are here as well.
 """
 
-import difflib
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field
 
 from rungs.common import strict_json
+from rungs.common.errors import did_you_mean
 from rungs.common.paths import is_inside
-from rungs.common.strict_json import StrictModel
+from rungs.common.strict_json import StrictModel, check
 from rungs.config.base import Bytes, Positive, Size
 
 Bits = Annotated[int, Field(ge=1, le=1000)]
@@ -20,22 +20,30 @@ BuiltInVerifier = Literal[
 ]
 VERIFIERS: tuple[str, ...] = get_args(BuiltInVerifier)
 REASONING_GYM = "reasoning-gym:"
-"""What the sources from this library begin with."""
+"""Prefix of sources from this library."""
 ITEM_FILE_ENDING, VERIFIER_FILE_ENDING = ".jsonl", ".py"
 
 
-class ParitySettings(StrictModel):
+class RangeSettings(StrictModel):
+    """Settings with pairs of keys `min_…` and `max_…`."""
+
+    @check
+    def _least_is_not_above_most(self) -> str | None:
+        values = dict(self)
+        for key, least in values.items():
+            most_key = key.replace("min_", "max_", 1)
+            if key.startswith("min_") and least > values[most_key]:
+                return f"{key}: {least} is more than {most_key} {values[most_key]}"
+        return None
+
+
+class ParitySettings(RangeSettings):
     """`parity`: is the number of ones odd? `0110:` → `=0`, worked `0010=0` (running parities)."""
 
     min_bits: Bits = 4
     """Bits of the shortest prompt."""
     max_bits: Bits = 16
     """Bits of the longest prompt."""
-
-    CHECKS = ("_bits_in_order",)
-
-    def _bits_in_order(self) -> str | None:
-        return _order_problem("bits", self.min_bits, self.max_bits)
 
 
 class CountdownSettings(StrictModel):
@@ -52,7 +60,7 @@ class CountdownSettings(StrictModel):
     """Whether every number must be used, once each."""
 
 
-class SortSettings(StrictModel):
+class SortSettings(RangeSettings):
     """`sort`: digits in ascending order. `302:` → `=023`, worked `032,23,3=023` (selection sort:
     before each comma the smallest digit of the rest, followed by the others)."""
 
@@ -61,15 +69,10 @@ class SortSettings(StrictModel):
     max_digits: Digits = 10
     """Digits of the longest prompt."""
 
-    CHECKS = ("_digits_in_order",)
 
-    def _digits_in_order(self) -> str | None:
-        return _order_problem("digits", self.min_digits, self.max_digits)
-
-
-class BracketsSettings(StrictModel):
+class BracketsSettings(RangeSettings):
     """`brackets`: close what is open. `([]{:` → `=})`, worked `({=})` (what is open, then the
-    answer). Other endings that balance count, too."""
+    answer). Other endings that balance count as well."""
 
     min_length: Annotated[int, Field(ge=1, le=1000)] = 4
     """Brackets in the shortest prompt."""
@@ -78,13 +81,8 @@ class BracketsSettings(StrictModel):
     kinds: Annotated[int, Field(ge=1, le=4)] = 3
     """How many of the kinds (), [], {}, <> there are."""
 
-    CHECKS = ("_lengths_in_order",)
 
-    def _lengths_in_order(self) -> str | None:
-        return _order_problem("length", self.min_length, self.max_length)
-
-
-class AddSettings(StrictModel):
+class AddSettings(RangeSettings):
     """`add`: the sum of two numbers. `57+68:` → `=125`, worked `7+8+0>15,5+6+1>12=125` (columns
     from the right: both digits and the carry, then their sum)."""
 
@@ -92,11 +90,6 @@ class AddSettings(StrictModel):
     """Digits of the shortest number."""
     max_digits: Digits = 4
     """Digits of the longest number."""
-
-    CHECKS = ("_digits_in_order",)
-
-    def _digits_in_order(self) -> str | None:
-        return _order_problem("digits", self.min_digits, self.max_digits)
 
 
 SETTINGS: dict[str, type[StrictModel]] = {
@@ -141,14 +134,14 @@ class TaskConfig(StrictModel):
     verifier_memory_bytes: Bytes = 2 * 2**30
     """How much address space the process of such a verifier may have."""
 
-    CHECKS = ("_source_is_known", "_settings_fit", "_only_files_split", "_verifier_is_known")
-
+    @check
     def _source_is_known(self) -> str | None:
         if self.is_file or self.reasoning_gym_name or self.source in SETTINGS:
             return None
-        known = f"{', '.join(SETTINGS)}, a file *{ITEM_FILE_ENDING} or {REASONING_GYM}NAME"
-        return f'source: "{self.source}" is unknown; {_advice(self.source, list(SETTINGS), known)}'
+        known = f"use {', '.join(SETTINGS)}, a file *{ITEM_FILE_ENDING} or {REASONING_GYM}NAME"
+        return f'source: "{self.source}" is unknown; {did_you_mean(self.source, SETTINGS, known)}'
 
+    @check
     def _settings_fit(self) -> str | None:
         if self.is_file and self.settings:
             return "settings: files of items have none; remove them"
@@ -157,6 +150,7 @@ class TaskConfig(StrictModel):
         lines = strict_json.value_problems(self.settings, SETTINGS[self.source])
         return f"settings of {self.source}: {'; '.join(lines)}" if lines else None
 
+    @check
     def _only_files_split(self) -> str | None:
         if self.validation_source is None:
             return None
@@ -166,14 +160,15 @@ class TaskConfig(StrictModel):
             return f'validation_source: "{self.validation_source}" is no file *{ITEM_FILE_ENDING}'
         return None
 
+    @check
     def _verifier_is_known(self) -> str | None:
         if self.verifier is None or self.verifier in VERIFIERS:
             return None
         if self.verifier.endswith(VERIFIER_FILE_ENDING):
             inside = is_inside(self.verifier)
             return None if inside else f'verifier: "{self.verifier}" is not in the run folder'
-        known = f"{', '.join(VERIFIERS)} or a file *{VERIFIER_FILE_ENDING}"
-        advice = _advice(self.verifier, VERIFIERS, known)
+        known = f"use {', '.join(VERIFIERS)} or a file *{VERIFIER_FILE_ENDING}"
+        advice = did_you_mean(self.verifier, VERIFIERS, known)
         return f'verifier: "{self.verifier}" is unknown; {advice}'
 
     @property
@@ -193,12 +188,3 @@ class TaskConfig(StrictModel):
         """Name of the task in reasoning-gym, None for other sources."""
         name = self.source.removeprefix(REASONING_GYM)
         return name if name != self.source else None
-
-
-def _order_problem(what: str, least: int, most: int) -> str | None:
-    return f"min_{what}: {least} is more than max_{what} {most}" if least > most else None
-
-
-def _advice(name: str, names: list[str] | tuple[str, ...], known: str) -> str:
-    close = difflib.get_close_matches(name, names, n=1)
-    return f"did you mean {close[0]}?" if close else f"use {known}"

@@ -4,6 +4,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag
 
+from rungs.common.strict_json import check
 from rungs.config.base import CountOrAll, Positive, Size
 from rungs.config.optimization_config import BelowOne, OptimizationConfig
 
@@ -54,10 +55,10 @@ class TrainConfig(OptimizationConfig):
     """Steps between validations, counted from step 0. null: one with each checkpoint at
     checkpoint_interval. The last step always has one."""
     validation_minutes: Positive | None = None
-    """Validate, too, if the last validation is this long ago. null: only steps count."""
+    """Also validate when the last validation is this long ago. null: only steps count."""
     checkpoint_minutes: Positive | None = None
-    """Save a checkpoint, too, if the last one is this long ago. It can't become the best one. null:
-    only checkpoint_interval counts."""
+    """Also save a checkpoint when the last one is this long ago. It can't become the best one.
+    null: only checkpoint_interval counts."""
     validation_datasets: Annotated[tuple[str, ...], Field(strict=False)] = ()
     """More datasets to measure the loss on at each validation. The run's own validation loss, which
     decides which checkpoint is the best, does not include them."""
@@ -90,8 +91,7 @@ class TrainConfig(OptimizationConfig):
     drop_rate: BelowOne = 0.0
     """Dropout rate after the embedding, on attention weights and on each sub-layer's output."""
 
-    CHECKS = (*OptimizationConfig.CHECKS, "_validated_once", "_benchmarks_are_due")
-
+    @check
     def _validated_once(self) -> str | None:
         """Check that each validation loss is of another dataset."""
         names = [*self.datasets, *self.validation_datasets]
@@ -101,6 +101,7 @@ class TrainConfig(OptimizationConfig):
         place = " and is validated anyway" if twice in self.datasets else ""
         return f"validation_datasets: {twice} is there already{place}; name each dataset once"
 
+    @check
     def _benchmarks_are_due(self) -> str | None:
         """Check that checkpoints are measured on something, and at steps that are saved."""
         if self.evaluate_every is None:

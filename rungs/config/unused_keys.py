@@ -42,7 +42,7 @@ def unused_keys(config: AnyRunConfig, has_validation: bool = True) -> list[str]:
     return [
         *_lines(MODEL_FILE, model, _in_model(model, train)),
         *_lines(config.train_file, train, _in_optimization(model, train)),
-        *_lines(config.train_file, train, _of_kind(train, has_validation)),
+        *_lines(config.train_file, train, _in_objective(train, has_validation)),
     ]
 
 
@@ -94,25 +94,19 @@ def _in_optimization(model: ModelConfig, train: OptimizationConfig) -> Iterator[
         yield from _each(("remat", "scan_unroll"), " with n_layers 0")
 
 
-def _of_kind(train: OptimizationConfig, has_validation: bool) -> Iterator[Reason]:
+def _in_objective(train: OptimizationConfig, has_validation: bool) -> Iterator[Reason]:
     if isinstance(train, TrainConfig):
-        yield from _in_training(train, has_validation)
+        if not has_validation:
+            yield from _each(
+                ("validation_tokens", "start_val_token"), " without a validation split"
+            )
+        if train.start_from and not (train.drop_rate or train.shuffle or train.lora):
+            yield "seed", " with start_from and neither dropout nor shuffle nor lora"
     if isinstance(train, ReinforceConfig):
-        yield from _in_reinforcement(train)
-
-
-def _in_training(train: TrainConfig, has_validation: bool) -> Iterator[Reason]:
-    if not has_validation:
-        yield from _each(("validation_tokens", "start_val_token"), " without a validation split")
-    if train.start_from and not (train.drop_rate or train.shuffle or train.lora):
-        yield "seed", " with start_from and neither dropout nor shuffle nor lora"
-
-
-def _in_reinforcement(train: ReinforceConfig) -> Iterator[Reason]:
-    if train.updates_per_rollout == 1:
-        yield from _each(("clip_low", "clip_high"), " with updates_per_rollout 1")
-    if train.loss == "cispo":
-        yield "clip_low", ' with loss "cispo"'
+        if train.updates_per_rollout == 1:
+            yield from _each(("clip_low", "clip_high"), " with updates_per_rollout 1")
+        if train.loss == "cispo":
+            yield "clip_low", ' with loss "cispo"'
 
 
 def _each(keys: tuple[str, ...], reason: str) -> Iterator[Reason]:

@@ -232,7 +232,7 @@ def write_description(folder: Path, description: DatasetDescription) -> None:
     """Write `dataset.json` atomically; raises OSError."""
     content = description.with_checksum().model_dump(mode="json", exclude_none=True)
     text = json.dumps(content, indent=2) + "\n"
-    disk.replace_file(folder / DESCRIPTION_FILE, text, durable=True)
+    disk.replace_file(folder / DESCRIPTION_FILE, text)
 
 
 def describe(

@@ -33,7 +33,7 @@ def download(name: str, folder: Path, *, update: bool) -> None:
     if is_there(folder) and not (update and known and known.source.kind == "hub"):
         return
     try:
-        state = hub.dataset_state(name)
+        state = hub.dataset_repository(name)
         if known is None or known.source.revision != state.revision:
             with atomic_folder.lock_folder(folder):
                 _download_revision(name, folder, state)
@@ -43,7 +43,7 @@ def download(name: str, folder: Path, *, update: bool) -> None:
         logger.warning("%s: using the copy in %s, which may be outdated: %s", name, folder, error)
 
 
-def _download_revision(name: str, folder: Path, state: hub.HubDataset) -> None:
+def _download_revision(name: str, folder: Path, state: hub.HubRepository) -> None:
     known = dataset.read_description(folder)
     if known and known.source.revision == state.revision:
         return  # another process downloaded it
@@ -64,7 +64,7 @@ def _download_revision(name: str, folder: Path, state: hub.HubDataset) -> None:
         for split, found in description.splits.items():
             file = dataset.split_file(split)
             # the hub's library silently keeps older files if the connection ends between requests
-            if state.files[file] not in (None, found.sha256):
+            if state.files[file].sha256 not in (None, found.sha256):
                 (partial / file).unlink()
                 raise UserError(f"{name}: {file} was not downloaded correctly; try again")
         dataset.write_description(partial, description)

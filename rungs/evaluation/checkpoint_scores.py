@@ -1,25 +1,21 @@
 """Measure a checkpoint on benchmarks, and record the scores in its run."""
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import platformdirs
 
-from rungs.checkpointing.load import (
-    find_weights,
-    load_model,
-    load_token_generator,
-    load_tokenizer,
-)
+from rungs.checkpointing.find_weights import find_weights
+from rungs.checkpointing.load import load_model, load_token_generator, load_tokenizer
 from rungs.checkpointing.published import all_stop_tokens
 from rungs.checkpointing.weights_file import Weights
 from rungs.data.tokenizer import Tokenizer
-from rungs.evaluation import choices, harness
-from rungs.evaluation.scoring import Scorer
+from rungs.evaluation import harness
+from rungs.evaluation.scoring import Scorer, measure_accuracy, read_items
 from rungs.model.generation import Generator
 from rungs.parallel.mesh import create_mesh
 from rungs.parallel.sharding import Layout
@@ -45,24 +41,13 @@ class Measured(NamedTuple):
         return cls(find_weights(checkpoint), tokenizer, batch_size)
 
     def on_choices(self, file: Path, limit: int | None) -> list[Evaluation]:
-        """Return the accuracy on the multiple-choice items of a file; see `choices`."""
-        items = choices.read_items(file)[:limit]
-        found = choices.measure(items, self._scorer(), self.tokenizer)
+        """Return the accuracy on the multiple-choice items of a file; see `scoring`."""
+        items = read_items(file)[:limit]
+        found = measure_accuracy(items, self._scorer(), self.tokenizer)
         shares = {"accuracy": found.accuracy, "accuracy per character": found.normalized}
         return self._recorded(
-            [
-                Evaluation(
-                    time=evaluations.now(),
-                    checkpoint=self._name,
-                    task=file.stem,
-                    metric=metric,
-                    value=share.mean,
-                    low=share.low,
-                    high=share.high,
-                    items=found.items,
-                )
-                for metric, share in shares.items()
-            ]
+            {"task": file.stem, "metric": metric, "items": found.items, **share._asdict()}
+            for metric, share in shares.items()
         )
 
     def on_tasks(self, tasks: harness.Tasks) -> list[Evaluation]:
@@ -72,18 +57,11 @@ class Measured(NamedTuple):
         scores = harness.evaluate(
             tasks, self._scorer(), self._generator, self.tokenizer, stops, answers
         )
-        time = evaluations.now()
-        return self._recorded(
-            [Evaluation(time=time, checkpoint=self._name, **one._asdict()) for one in scores]
-        )
-
-    @property
-    def _name(self) -> str:
-        return self.weights.resolve().parent.name
+        return self._recorded(score._asdict() for score in scores)
 
     def _scorer(self) -> Scorer:
-        """Return what scores texts, on all devices of this host: each has all weights, or its part
-        if the run splits them."""
+        """Return a scorer on all devices of this host: each has all weights, or its part if the run
+        splits them."""
         train = Weights(self.weights).header.train
         is_split = train is not None and train.sharding is not None and train.sharding.mode != "dp"
         devices = jax.local_devices()
@@ -93,11 +71,14 @@ class Measured(NamedTuple):
         return Scorer(model, layout, _DTYPE, self.batch_size, self.should_stop)
 
     def _generator(self) -> Generator:
-        """Return what answers in words, on one device."""
+        """Return the generator of answers in words, on one device."""
         return load_token_generator(self.weights, _DTYPE)
 
-    def _recorded(self, found: list[Evaluation]) -> list[Evaluation]:
-        """Return the evaluations, after adding them to the run of the checkpoint, if it has one."""
+    def _recorded(self, scores: Iterable[dict[str, Any]]) -> list[Evaluation]:
+        """Return scores as evaluations, after adding them to the run of the checkpoint, if it has
+        one."""
+        time, name = evaluations.now(), self.weights.resolve().parent.name
+        found = [Evaluation(time=time, checkpoint=name, **score) for score in scores]
         if run := evaluations.run_of(self.weights):
             evaluations.append(run, found)
         return found

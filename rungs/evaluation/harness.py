@@ -22,7 +22,7 @@ class TaskScore(NamedTuple):
 
     task: str
     metric: str
-    """With the filter that the answers went through, as in `exact_match,strict-match`."""
+    """Name of the metric, with the filter of the answers, as in `exact_match,strict-match`."""
     value: float
     standard_error: float | None
     items: int
@@ -34,11 +34,11 @@ class Tasks(NamedTuple):
 
     names: tuple[str, ...]
     folder: Path | None
-    """With tasks of the user's own, in YAML."""
+    """Folder with tasks of the user's own, in YAML."""
     few_shot: int | None
     """Examples before each question; None for the task's own number."""
     limit: int | None
-    """Items of each task at most."""
+    """Most items of each task."""
 
 
 def check_installed() -> None:
@@ -99,11 +99,8 @@ def evaluate(
         )
     except (OSError, ConnectionError, ValueError) as error:
         raise UserError(f"--tasks: {error}") from None
-    return [
-        score
-        for name, metrics in found["results"].items()
-        for score in _scores(name, metrics, found)
-    ]
+    results = found["results"].items()
+    return [score for name, metrics in results for score in _scores(name, metrics, found)]
 
 
 def _scores(name: str, metrics: dict[str, Any], found: Any) -> list[TaskScore]:
@@ -112,14 +109,10 @@ def _scores(name: str, metrics: dict[str, Any], found: Any) -> list[TaskScore]:
     few_shot = found["n-shot"].get(name, 0)
     values = {key: value for key, value in metrics.items() if isinstance(value, int | float)}
     return [
-        TaskScore(name, _plain(key), value, _error(metrics, key), items, few_shot)
+        TaskScore(name, key.removesuffix(",none"), value, _error(metrics, key), items, few_shot)
         for key, value in values.items()
         if "," in key and "_stderr," not in key
     ]
-
-
-def _plain(key: str) -> str:
-    return key.removesuffix(",none")
 
 
 def _error(metrics: dict[str, Any], key: str) -> float | None:

@@ -14,7 +14,7 @@ from rungs.model.generation import Generator, Request
 from rungs.model.sampling import Sampling
 
 _NEW_TOKENS = 256
-"""Of an answer, if a task doesn't say; as in the harness."""
+"""Most tokens of an answer, if a task doesn't say; as in the harness."""
 
 
 class RungsLM(TemplateLM):

@@ -7,9 +7,9 @@
     exporting           write a Hugging Face model from a run folder or checkpoint
     model_card          what the hub shows of an uploaded model
     adapter             LoRA as an adapter for peft
-    hf_tokenizer        the tokenizer files of both
-    transformers_check  compare hidden states with those of transformers
-    transformers_forward  a program that computes those
+    hf_tokenizer        the tokenizer files of imported and exported models
+    transformers_check  compare hidden states with transformers
+    transformers_forward  the program that computes hidden states with transformers
 
 Imports `common`, `config`, `data`, `run`, `model`, `parallel`, `step`, `checkpointing` and
 `linen`.

@@ -6,7 +6,6 @@ the scale is alpha ÷ rank. If a module holds several of our projections side by
 https://huggingface.co/docs/peft/developer_guides/checkpoint
 """
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,11 +14,12 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from rungs.checkpointing.checkpoint_folder import IMPORTED
-from rungs.checkpointing.load import find_valid_weights
+from rungs.checkpointing.find_weights import find_valid_weights
 from rungs.checkpointing.weights_file import Origin, Weights
 from rungs.common.errors import UserError
 from rungs.config.optimization_config import LoraConfig
 from rungs.huggingface.exporting import choose_family
+from rungs.huggingface.hf_tokenizer import write_json
 from rungs.huggingface.tensors.rules import AbstractParameter, Rule, model_parameters, rules_for
 from rungs.model.lora import DOWN, UP
 
@@ -83,8 +83,7 @@ class Adapter:
             tensors[f"{_WRAPPER}{module.name}.lora_A.weight"] = module.a_RI
             tensors[f"{_WRAPPER}{module.name}.lora_B.weight"] = module.b_OR
         save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
-        text = json.dumps(self._config(modules), indent=2) + "\n"
-        (folder / CONFIG_FILE).write_text(text, encoding="utf-8")
+        write_json(folder / CONFIG_FILE, self._config(modules))
 
     def _config(self, modules: list[AdaptedModule]) -> dict[str, Any]:
         wider = {module.target: module for module in modules if module.rank != self._lora.rank}

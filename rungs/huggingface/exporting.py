@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import itertools
-import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,8 +12,8 @@ import numpy as np
 from tqdm import tqdm
 
 from rungs.checkpointing.checkpoint_folder import IMPORTED
-from rungs.checkpointing.load import find_valid_weights
-from rungs.checkpointing.merged_weights import MergedWeights
+from rungs.checkpointing.find_weights import find_valid_weights
+from rungs.checkpointing.load import MergedWeights
 from rungs.checkpointing.published import (
     CONFIG_FILE,
     GENERATION_FILE,
@@ -31,7 +30,7 @@ from rungs.huggingface.config_keys.hf_config import HFConfig, has_no_effect, rea
 from rungs.huggingface.families.family import Family
 from rungs.huggingface.families.llama import QWEN2
 from rungs.huggingface.families.registry import FAMILIES, VISION_MODELS
-from rungs.huggingface.hf_tokenizer import write_ends, write_tokenizer
+from rungs.huggingface.hf_tokenizer import write_ends, write_json, write_tokenizer
 from rungs.huggingface.tensors.rules import Rule, model_parameters, rules_for
 from rungs.step.state import shapes_of
 
@@ -47,7 +46,7 @@ class FamilyChoice:
 
     family: Family
     model: ModelConfig
-    """With the biases that the family has and the model lacks."""
+    """The model, with the biases that the family has and it lacks."""
     added_biases: tuple[str, ...]
     """The keys of those biases."""
 
@@ -56,7 +55,7 @@ def choose_family(model: ModelConfig, model_type: str | None = None) -> FamilyCh
     """Return the first family that can express a model, as it is or with biases of 0.
 
     Args:
-        model_type: of the family to try first.
+        model_type: the family to try first.
 
     Raises:
         UserError: none can. Says what the closest family lacks.
@@ -148,7 +147,9 @@ class Export:
             shutil.copyfile(generation_file, folder / GENERATION_FILE)
         else:
             generation = {key: config[key] for key in TOKEN_IDS if config.get(key) is not None}
-            _write_json(folder / GENERATION_FILE, {"_from_model_config": True} | generation)
+            write_json(
+                folder / GENERATION_FILE, {"_from_model_config": True} | generation, sort_keys=True
+            )
         write_ends(folder, self.weights)
         return notes + self._missing_files()
 
@@ -223,7 +224,7 @@ class Export:
         keys |= choice.family.to_hf_config(choice.model) | {
             "torch_dtype": origin.dtype if origin else "float32"
         }
-        _write_json(folder / CONFIG_FILE, keys)
+        write_json(folder / CONFIG_FILE, keys, sort_keys=True)
         return keys
 
 
@@ -233,7 +234,3 @@ def load_or_zeros(weights: Weights, name: str, shape: tuple[int, ...]) -> np.nda
         return weights.array(name)
     assert name.endswith(".bias")
     return np.zeros(shape, np.float32)
-
-
-def _write_json(path: Path, values: dict[str, Any]) -> None:
-    path.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -91,7 +91,7 @@ def _use_tokenizer_json(folder: Path) -> None:
         "unk_token": content["model"].get("unk_token"),
     }
     known = {key: name for key, name in special.items() if name is not None}
-    _write_json(path, known | published | {"tokenizer_class": "PreTrainedTokenizerFast"})
+    write_json(path, known | published | {"tokenizer_class": "PreTrainedTokenizerFast"})
 
 
 def _first_id(ids: Any) -> int | None:
@@ -151,7 +151,7 @@ def write_ends(folder: Path, weights: Weights) -> None:
     own = load.load_tokenizer(weights.path) if weights.tokenizer_file else tokenizer
     ends = all_stop_tokens(weights, own, template)
     if not set(ends) <= set(stop_tokens(folder, tokenizer)):
-        _write_json(path, json_object(path) | {"eos_token_id": ends if ends[1:] else ends[0]})
+        write_json(path, json_object(path) | {"eos_token_id": ends if ends[1:] else ends[0]})
 
 
 def describe_ends(folder: Path) -> str:
@@ -179,11 +179,13 @@ def _write_tokenizer_config(folder: Path, tokenizer: Tokenizer, length: int) -> 
     for key in ("bos", "eos"):
         if (token := ids[f"{key}_token_id"]) is not None:
             keys[f"{key}_token"] = tokenizer.decode([token])
-    _write_json(folder / TOKENIZER_CONFIG_FILE, keys)
+    write_json(folder / TOKENIZER_CONFIG_FILE, keys)
 
 
-def _write_json(path: Path, values: dict[str, Any]) -> None:
-    path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+def write_json(path: Path, values: dict[str, Any], *, sort_keys: bool = False) -> None:
+    """Write a JSON file as transformers does, with an indent of 2."""
+    text = json.dumps(values, indent=2, sort_keys=sort_keys) + "\n"
+    path.write_text(text, encoding="utf-8")
 
 
 def _is_same(path: Path, tokenizer: Tokenizer) -> bool:

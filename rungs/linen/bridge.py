@@ -61,7 +61,7 @@ class GPTAroundLinen(nnx.Module):
     `nnx.Optimizer`: `train.py` trains models of `model.json` only.
 
     Args:
-        config: of embedding, norm and head; `n_layers` copies of the block follow each other.
+        config: embedding, norm and head; `n_layers` copies of the block follow each other.
         block: a Linen module.
         rngs: with streams `params` and those that the block asks for, such as `dropout`.
         mutable: the collections that a call updates, such as `batch_stats`.

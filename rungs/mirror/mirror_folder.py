@@ -3,13 +3,14 @@
 import contextlib
 import functools
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from rungs.checkpointing.checkpoint_folder import CHECKPOINT_GLOB, IMPORTED
 from rungs.checkpointing.manifest import META_FILE
-from rungs.common import hub
+from rungs.common import disk, hub
 from rungs.common.errors import UserError, reason
 from rungs.common.paths import refuse_control_characters
 
@@ -25,28 +26,30 @@ class MirrorFolder:
     Any method raises what the file system of the URL raises if it cannot be reached.
 
     Args:
-        url: where it is; it needs not exist.
+        url: where it is; it need not exist.
 
     Raises:
         UserError: the URL is of no file system that is known and installed, or no text.
 
     Attributes:
-        progress: of the upload that runs.
+        progress_at: when an upload last made progress, on the monotonic clock, in seconds.
     """
 
     def __init__(self, url: str) -> None:
         # fsspec takes a moment to import, and most runs have no mirror
         import fsspec
 
-        from rungs.mirror.upload_progress import Progress
-
         refuse_control_characters(url)
-        self.progress = Progress()
+        self.progress_at = time.monotonic()
+        self._progress = fsspec.Callback(hooks={"progress": self._note_progress})
         self.url = url.rstrip("/") or url
         protocol = fsspec.utils.get_protocol(url)
         self._is_local = protocol in ("file", "local")
         with self._unknown_place():
             fsspec.get_filesystem_class(protocol)
+
+    def _note_progress(self, *_: object, **__: object) -> None:
+        self.progress_at = time.monotonic()
 
     @contextlib.contextmanager
     def _unknown_place(self) -> Iterator[None]:
@@ -103,12 +106,8 @@ class MirrorFolder:
             found = self._files.find(self._at(folder), detail=True)
         except FileNotFoundError:
             return {}
-        start = len(self._root) + 1
-        return {
-            path[start:]: info["size"]
-            for path, info in found.items()
-            if not path.endswith(_PARTIAL)
-        }
+        sizes = {path: info["size"] for path, info in found.items() if not path.endswith(_PARTIAL)}
+        return {path[len(self._root) + 1 :]: size for path, size in sizes.items()}
 
     def checkpoints(self) -> list[str]:
         """Return the names of the checkpoints that are complete, in the order of their names."""
@@ -116,7 +115,7 @@ class MirrorFolder:
         return sorted(path.parts[1] for path in paths if path.match(f"{_CHECKPOINT}/{META_FILE}"))
 
     def unfinished(self) -> set[str]:
-        """Return the names of the checkpoints of which an upload or a deletion broke off."""
+        """Return the names of the checkpoints whose upload or deletion was interrupted."""
         folders = {PurePosixPath(path).parts[:2] for path in self.files(CHECKPOINTS)}
         names = {parts[1] for parts in folders if PurePosixPath(*parts).match(_CHECKPOINT)}
         return names - set(self.checkpoints())
@@ -177,14 +176,14 @@ class MirrorFolder:
     def _upload_file(self, source: Path, target: str) -> None:
         """Upload a file, completely or not at all. Object stores do so by themselves."""
         if not self._is_local:
-            self._files.put_file(str(source), target, callback=self.progress)
+            self._files.put_file(str(source), target, callback=self._progress)
             return
-        self._files.put_file(str(source), target + _PARTIAL, callback=self.progress)
-        Path(target + _PARTIAL).replace(target)
+        self._files.put_file(str(source), target + _PARTIAL, callback=self._progress)
+        disk.put_in_place(Path(target + _PARTIAL), Path(target))
 
 
-def is_beside_checkpoints(name: str) -> bool:
-    """Whether a file of a run folder is mirrored and of no checkpoint of the run.
+def is_mirrored(name: str) -> bool:
+    """Whether a file of a run folder is mirrored outside the run's checkpoints.
 
     Args:
         name: its relative path, with slashes.

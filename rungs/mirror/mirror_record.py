@@ -1,16 +1,11 @@
 """`mirror.json`: which run a mirror is of; in the run folder, also what was copied already."""
 
-import secrets
 from pathlib import Path
 from typing import Self
 
 from pydantic import Field, ValidationError
 
-from rungs.checkpointing.checkpoint_folder import (
-    CHECKPOINT_GLOB,
-    checkpoint_folders,
-    order_by_name,
-)
+from rungs.checkpointing.checkpoint_folder import CHECKPOINT_GLOB, checkpoint_folders, order_by_name
 from rungs.common import disk
 from rungs.common.errors import UserError
 from rungs.common.paths import is_file
@@ -26,7 +21,7 @@ class MirrorRecord(StrictModel):
     """The content of `mirror.json`."""
 
     run: str
-    """A random name that the run and its mirror have in common."""
+    """A random name that the run and its mirror share."""
     copied: dict[str, FileVersion] = Field(default_factory=dict)
     """Files of the run folder that the mirror has, by relative path; empty in the mirror."""
 
@@ -54,19 +49,15 @@ class MirrorRecord(StrictModel):
                 " both the run and its mirror if they belong together"
             ) from None
 
-    @classmethod
-    def new(cls) -> Self:
-        return cls(run=secrets.token_hex(16))
-
     def write(self, folder: Path) -> None:
         """Write it into a folder, completely or not at all."""
         disk.replace_file(folder / RECORD_FILE, self.model_dump_json() + "\n")
 
-
-def version(path: Path) -> FileVersion:
-    """Return what changes whenever a file does."""
-    status = path.stat()
-    return status.st_size, status.st_mtime_ns
+    @staticmethod
+    def version(path: Path) -> FileVersion:
+        """Return what changes whenever a file does."""
+        status = path.stat()
+        return status.st_size, status.st_mtime_ns
 
 
 def check_same_run(run: RunFolder, mirror: MirrorFolder) -> MirrorRecord | None:

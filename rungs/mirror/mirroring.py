@@ -1,14 +1,25 @@
-"""The thread that keeps the mirror of a run up to date while training continues."""
+"""Copying a run to its mirror in the background while training continues."""
 
+import contextlib
 import logging
+import secrets
+import shutil
 import threading
 import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Self
 
+from pydantic import ValidationError
+
+from rungs.checkpointing.checkpoint_folder import list_checkpoints
+from rungs.checkpointing.manifest import META_FILE, Checkpoint, CheckpointMeta
+from rungs.checkpointing.retention import superfluous
+from rungs.common import disk
 from rungs.common.errors import RunFailure, UserError, reason
 from rungs.common.paths import is_file
-from rungs.mirror.copier import Copier
-from rungs.mirror.mirror_folder import RECORD_FILE, MirrorFolder
+from rungs.mirror.mirror_folder import CHECKPOINTS, RECORD_FILE, MirrorFolder, is_mirrored
+from rungs.mirror.mirror_record import FileVersion, MirrorRecord, check_same_run, names_aside
 from rungs.run.folder import RunFolder
 
 log = logging.getLogger("rungs")
@@ -17,7 +28,10 @@ _FIRST_DELAY, _LONGEST_DELAY = 10.0, 600.0
 """Seconds until a copy that failed is tried again; twice as long each time."""
 _TRIES_AT_END = 3
 _SECONDS_AT_END = 1800.0
-"""How long the end of a run waits while nothing arrives at the mirror, as far as that is known."""
+"""How long the end of a run waits for an upload that makes no progress."""
+STAGED = ".mirror"
+"""Folder in the run folder with what is being uploaded: links to the files of a checkpoint, so that
+retention doesn't delete them, and copies of files that training writes to."""
 
 
 class Mirroring:
@@ -27,7 +41,7 @@ class Mirroring:
 
     Args:
         run: the run folder, whose lock is held.
-        url: of the mirror.
+        url: where the mirror is.
         keep: the key `keep_checkpoints` of the run.
     """
 
@@ -41,7 +55,7 @@ class Mirroring:
         self._is_due.set()
 
     def __enter__(self) -> Self:
-        self._is_due.set()  # the warning of a mirror that can't be written to comes at once
+        self._is_due.set()  # so that a mirror that can't be written to is warned of at once
         self._thread.start()
         return self
 
@@ -55,8 +69,8 @@ class Mirroring:
         ended_at = time.monotonic()
         while self._thread.is_alive():
             self._thread.join(1.0)
-            moved_at = self._copier.mirror.progress.moved_at
-            if time.monotonic() - max(moved_at, ended_at) > _SECONDS_AT_END:
+            progress_at = max(self._copier.mirror.progress_at, ended_at)
+            if time.monotonic() - progress_at > _SECONDS_AT_END:
                 log.warning("%s: no upload gets through; ended without the rest", self._url)
                 return
 
@@ -93,17 +107,143 @@ class Mirroring:
         self._is_due.set()
 
 
-class NoMirroring:
+class NoMirroring(contextlib.nullcontext[None]):
     """For a run without a mirror, and for all processes but the first, which copies for all."""
 
-    def request(self) -> None: ...
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
+    def request(self) -> None:
+        """Do nothing."""
 
 
 def has_mirror(run: RunFolder) -> bool:
     """Whether a run was ever copied to a mirror."""
     return is_file(run.path / RECORD_FILE)
+
+
+class Copier:
+    """Copies a run to its mirror. `copy` raises what the file system of the mirror raises if it
+    cannot be reached, and may then be called again.
+
+    Args:
+        keep: the key `keep_checkpoints` of the run.
+    """
+
+    def __init__(self, run: RunFolder, mirror: MirrorFolder, keep: int) -> None:
+        self._run, self.mirror, self._keep = run, mirror, keep
+        self._record: MirrorRecord | None = None
+        self._saved: dict[str, Checkpoint] = {}
+
+    def copy(self, *, everything: bool) -> None:
+        """Copy the checkpoints that the mirror lacks, the newest first, each with all other files
+        that changed; then delete those that the run has deleted, and unfinished uploads.
+
+        Args:
+            everything: copy changed files even without a new checkpoint.
+
+        Raises:
+            UserError: the mirror is of another run.
+            RunFailure: the run is no longer in its folder.
+        """
+        self._run.check()
+        if self._record is None:
+            self._record = self._begin()
+        there = set(self.mirror.checkpoints())
+        for left_behind in there & names_aside(self._run):
+            self.mirror.set_aside(left_behind)
+            there.remove(left_behind)
+        while missing := [c for c in self._checkpoints() if c.folder.name not in there]:
+            if self._copy(self._record, missing[-1]):
+                there.add(missing[-1].folder.name)
+        if everything:
+            self._copy(self._record, None)
+        self._delete_old(there)
+        for name in self.mirror.unfinished():
+            self.mirror.delete(name)
+
+    def _begin(self) -> MirrorRecord:
+        """Make sure that the mirror is of this run, and says so."""
+        theirs = check_same_run(self._run, self.mirror)
+        ours = MirrorRecord.of_run(self._run) or MirrorRecord(run=secrets.token_hex(16))
+        if theirs is None or theirs.run != ours.run:
+            ours = MirrorRecord(run=ours.run)
+            with self._staging() as staged:
+                ours.write(staged)
+                self.mirror.upload(staged, "Begin a mirror")
+            ours.write(self._run.path)
+        return ours
+
+    def _checkpoints(self) -> list[Checkpoint]:
+        found = list_checkpoints(self._run.checkpoints)
+        self._saved |= {checkpoint.folder.name: checkpoint for checkpoint in found}
+        return found
+
+    def _copy(self, record: MirrorRecord, checkpoint: Checkpoint | None) -> bool:
+        """Upload a checkpoint, unless it was deleted meanwhile, and the other files that changed;
+        return whether it was uploaded."""
+        with self._staging() as staged:
+            if checkpoint is not None and not _stage(checkpoint, staged):
+                return False
+            files = self._other_files()
+            for name in dict(files.items() - record.copied.items()):
+                target = staged / name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with contextlib.suppress(FileNotFoundError):
+                    shutil.copy2(self._run.path / name, target)
+            what = checkpoint.folder.name if checkpoint else "files beside the checkpoints"
+            self._run.check()
+            self.mirror.upload(staged, f"Copy {what}")
+        for gone in record.copied.keys() - files:
+            self.mirror.delete_file(gone)
+        self._run.check()
+        self._record = record.model_copy(update={"copied": files})
+        self._record.write(self._run.path)
+        return True
+
+    def _other_files(self) -> dict[str, FileVersion]:
+        """Return the versions of the files to mirror outside the run's checkpoints, by relative
+        path."""
+        found = {}
+        for path in self._run.path.rglob("*"):
+            name = path.relative_to(self._run.path).as_posix()
+            with contextlib.suppress(FileNotFoundError):
+                if path.is_file() and not path.is_symlink() and is_mirrored(name):
+                    found[name] = MirrorRecord.version(path)
+        return found
+
+    def _delete_old(self, there: set[str]) -> None:
+        """Delete the checkpoints from the mirror that retention deletes from a run, but none that
+        the run still has."""
+        for name in there - self._saved.keys():
+            meta = self.mirror.read(f"{CHECKPOINTS}/{name}/{META_FILE}")
+            with contextlib.suppress(ValidationError):
+                self._saved[name] = Checkpoint(
+                    self._run.checkpoints / name, CheckpointMeta.model_validate_json(meta or b"")
+                )
+        saved = [self._saved[name] for name in there & self._saved.keys()]
+        for old in superfluous(sorted(saved, key=lambda c: c.order), self._keep):
+            if not old.folder.exists():
+                self.mirror.delete(old.folder.name)
+
+    @contextlib.contextmanager
+    def _staging(self) -> Iterator[Path]:
+        """Yield an empty folder in the run folder; it is deleted at the end."""
+        self._run.check()
+        staged = self._run.path / STAGED
+        disk.remove(staged)
+        staged.mkdir()
+        try:
+            yield staged
+        finally:
+            if self._run.is_own():
+                shutil.rmtree(staged, ignore_errors=True)
+
+
+def _stage(checkpoint: Checkpoint, staged: Path) -> bool:
+    """Link a checkpoint's files into the folder to upload; return whether it is still there."""
+    target = staged / CHECKPOINTS / checkpoint.folder.name
+    try:
+        shutil.copytree(checkpoint.folder, target, copy_function=disk.link_or_copy)
+    except (FileNotFoundError, shutil.Error):
+        if checkpoint.folder.exists():
+            raise
+        return False
+    return True

@@ -9,18 +9,13 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from rungs.checkpointing.checkpoint_folder import checkpoint_folders, order_by_name
-from rungs.checkpointing.manifest import (
-    META_FILE,
-    CheckpointError,
-    CheckpointMeta,
-    read_checkpoint,
-)
+from rungs.checkpointing.manifest import META_FILE, CheckpointError, CheckpointMeta, read_checkpoint
 from rungs.common import disk
 from rungs.common.atomic_folder import lock_folder
 from rungs.common.errors import RunFailure, UserError, reason
 from rungs.common.paths import is_folder, is_inside, is_there
-from rungs.mirror.mirror_folder import CHECKPOINTS, MirrorFolder, is_beside_checkpoints
-from rungs.mirror.mirror_record import MirrorRecord, check_same_run, version
+from rungs.mirror.mirror_folder import CHECKPOINTS, MirrorFolder, is_mirrored
+from rungs.mirror.mirror_record import MirrorRecord, check_same_run
 from rungs.run.folder import RunFolder
 
 RESTORING = ".restoring"
@@ -45,7 +40,12 @@ def restore_if_empty(run: RunFolder, url: str, check: Callable[[CheckpointMeta],
     with _failures(mirror):
         _refuse_place(run, mirror)
     if not _is_empty(run):
-        _check_if_reachable(run, mirror)
+        try:
+            check_same_run(run, mirror)
+        except UserError:
+            raise
+        except Exception as error:  # of any library behind fsspec
+            log.warning("%s: %s; training goes on without it for now", mirror.url, reason(error))
         return
     with _failures(mirror):
         mirror.require_login()
@@ -67,7 +67,7 @@ def _is_empty(run: RunFolder) -> bool:
 
 
 def _refuse_place(run: RunFolder, mirror: MirrorFolder) -> None:
-    """Refuse a path that is a file, or from which the run could not be told apart."""
+    """Raise UserError if the mirror is a file, or a folder inside the run folder or around it."""
     if mirror.local_path is None:
         return
     if is_there(mirror.local_path) and not is_folder(mirror.local_path):
@@ -80,18 +80,9 @@ def _refuse_place(run: RunFolder, mirror: MirrorFolder) -> None:
         )
 
 
-def _check_if_reachable(run: RunFolder, mirror: MirrorFolder) -> None:
-    try:
-        check_same_run(run, mirror)
-    except UserError:
-        raise
-    except Exception as error:  # of any library behind fsspec
-        log.warning("%s: %s; training goes on without it for now", mirror.url, reason(error))
-
-
 @contextlib.contextmanager
 def _failures(mirror: MirrorFolder) -> Iterator[None]:
-    """Turn any failure to read the mirror into a RunFailure, or a UserError if it is a path."""
+    """Turn a failure to read the mirror into a RunFailure, or a UserError if it is a path."""
     try:
         yield
     except (UserError, RunFailure):
@@ -125,12 +116,16 @@ class _Restoring:
         self._files = {name: size for name, size in mirror.files().items() if is_inside(name)}
 
     def restore(self, checkpoints: list[str]) -> None:
-        """Restore these checkpoints, the newest of which comes first, and all other files.
+        """Restore these checkpoints, newest first, and all other files.
 
         Raises:
             UserError: none of the checkpoints is valid.
         """
-        wanted = {name: self._files_of(name) for name in checkpoints}
+        folders = {name: f"{CHECKPOINTS}/{name}/" for name in checkpoints}
+        wanted = {
+            name: [file for file in self._files if file.startswith(folder)]
+            for name, folder in folders.items()
+        }
         size = sum(self._files[file] for files in wanted.values() for file in files)
         log.info("%s: restoring it from %s, %.3g GB", self._run.path, self._mirror.url, size / 1e9)
         disk.check_free_space(self._run.path, "what its mirror has", size)
@@ -152,9 +147,6 @@ class _Restoring:
             self._mirror.set_aside(damaged)
         log.info("%s: restored from %s", self._run.path, self._mirror.url)
 
-    def _files_of(self, checkpoint: str) -> list[str]:
-        return [name for name in self._files if name.startswith(f"{CHECKPOINTS}/{checkpoint}/")]
-
     def _download(self, name: str, files: list[str]) -> bool:
         """Download a checkpoint; return whether it is valid."""
         folder = self._staged / CHECKPOINTS / name
@@ -170,16 +162,15 @@ class _Restoring:
         return True
 
     def _restore_other_files(self) -> None:
-        """Restore the files that are of no checkpoint."""
+        """Restore the files outside the run's checkpoints."""
         record = MirrorRecord.of_mirror(self._mirror)
         assert record is not None
-        wanted = filter(self._is_restored, filter(is_beside_checkpoints, self._files))
-        for name in list(wanted):
+        for name in list(filter(self._is_restored, filter(is_mirrored, self._files))):
             target = self._run.path / name
             self._mirror.download(name, self._staged / name)
             target.parent.mkdir(parents=True, exist_ok=True)
-            (self._staged / name).replace(target)
-            record.copied[name] = version(target)
+            disk.put_in_place(self._staged / name, target)
+            record.copied[name] = MirrorRecord.version(target)
         record.write(self._run.path)
 
     def _is_restored(self, name: str) -> bool:

@@ -11,10 +11,9 @@
     layer_loop     whether layers run in a loop, where "auto" leaves it to the device
     decoding       add tokens to texts, one at a time, with a key/value cache
     lookahead      add several tokens at a time: drafts from the text, verified in one pass
-    generation     generate text, batched and streamed
+    generation     generate text, batched and streamed; conversations in a chat template
     rollouts       sample texts with their log-probabilities, for reinforcement learning
     weight_formats  weights as generation uses them: in a dtype, or quantized to 8 bits
-    unread_tensor  a parameter that is read from a file while it is converted
     sampling       greedy, temperature, top-k, top-p, min-p, repetition penalty
     kernels/       faster forms of attention, cross-entropy and matmul
 

@@ -1,6 +1,5 @@
 """Causal self-attention, its masks and its key/value cache. Axes as in `gpt.py`."""
 
-import dataclasses
 import functools
 from types import ModuleType
 from typing import NamedTuple
@@ -17,6 +16,7 @@ from rungs.model.kernels import (
     splash_attention,
     triton_attention,
 )
+from rungs.model.kernels.blockwise_attention import Scoring
 from rungs.model.layers import NO_DROPOUT, Dropout, Linear, apply_norm, initializer, make_norm
 from rungs.model.positions import Rotary, own_positions, rotary_for
 from rungs.model.remat import save_for_backward
@@ -37,9 +37,10 @@ class Cache(NamedTuple):
 
         def write(old_BKTH: Array, new_BSKH: Array) -> Array:
             new_BKSH = new_BSKH.swapaxes(1, 2).astype(old_BKTH.dtype)
+            insert = jax.lax.dynamic_update_slice_in_dim
             if first_slot.ndim:
-                return jax.vmap(_write_slots)(old_BKTH, new_BKSH, first_slot)
-            return jax.lax.dynamic_update_slice(old_BKTH, new_BKSH, (0, 0, first_slot, 0))
+                return jax.vmap(functools.partial(insert, axis=1))(old_BKTH, new_BKSH, first_slot)
+            return insert(old_BKTH, new_BKSH, first_slot, axis=2)
 
         return Cache(write(self.key_BKTH, key_BSKH), write(self.value_BKTH, value_BSKH))
 
@@ -48,38 +49,16 @@ class Cache(NamedTuple):
         return self.key_BKTH.swapaxes(1, 2), self.value_BKTH.swapaxes(1, 2)
 
 
-def _write_slots(old_KTH: Array, new_KSH: Array, first_slot: Array) -> Array:
-    """Return the slots of one row with S of them written from `first_slot` on."""
-    return jax.lax.dynamic_update_slice(old_KTH, new_KSH, (0, first_slot, 0))
-
-
-@jax.tree_util.register_static
-@dataclasses.dataclass(frozen=True)
-class Causal:
-    """The causal mask of full sequences: a query attends to its own key and those before it."""
-
-    window: int | None = None
-    """The number of keys it attends to at most; None for all."""
-
-    def to_array(self, length: int, starts_BT: Array | None = None) -> Array:
-        """Return mask_ST or, with the first keys that queries may attend to, mask_B1ST."""
-        mask_ST = causal_mask(length, self.window)
-        if starts_BT is None:
-            return mask_ST
-        return mask_ST & (jnp.arange(length) >= starts_BT[:, None, :, None])
-
-
 class AttentionContext(NamedTuple):
-    """What attention layers of one kind need to know about the tokens besides their vectors."""
+    """What attention layers of one kind need besides the tokens' vectors."""
 
-    mask: Array | Causal
-    """True where a query may attend to a key; an array broadcasts to BNST."""
+    scoring: Scoring
     rotary: Rotary | None
+    mask: Array | None = None
+    """True where a query may attend to a key of the cache, broadcasts to BNST; None: full sequences
+    with the causal mask of `scoring`."""
     first_slot: Array | int = 0
     """The cache slot of the first token, for all rows or for each."""
-    starts_BT: Array | None = None
-    """With the causal mask, the position of the first key that the query at each position may
-    attend to; None for 0."""
 
 
 class Attention(nnx.Module):
@@ -100,8 +79,6 @@ class Attention(nnx.Module):
         self.output = Linear(heads, width, output_init, keys[3], config.attention_output_bias)
         self.query_norm = make_norm(config, head) if config.qk_norm else None
         self.key_norm = make_norm(config, head) if config.qk_norm else None
-        self.scale = config.attention_scale
-        self.soft_cap = config.attention_soft_cap
 
     @jax.named_scope("attention_projections")
     def __call__(
@@ -111,7 +88,8 @@ class Attention(nnx.Module):
         dropout: Dropout = NO_DROPOUT,
         cache: Cache | None = None,
     ) -> tuple[Array, Cache | None]:
-        """Attend to the given tokens or, with a cache and no causal mask, to all tokens in it.
+        """Attend to the given tokens or, with a mask, to all tokens in the cache. Without dropout,
+        causal attention runs the fastest kernel for this device.
 
         Returns:
             y_BSD, and the cache with the given tokens added.
@@ -124,23 +102,21 @@ class Attention(nnx.Module):
             query_BSNH, key_BTKH = context.rotary(query_BSNH), context.rotary(key_BTKH)
         if cache is not None:
             cache = cache.update(key_BTKH, value_BTKH, jnp.asarray(context.first_slot))
-            if not isinstance(context.mask, Causal):
+            if context.mask is not None:
                 key_BTKH, value_BTKH = cache.read()
-        arrays = map(from_tokens_to_heads, (query_BSNH, key_BTKH, value_BTKH))
-        query_BSNH, key_BTKH, value_BTKH = arrays
-        heads = query_BSNH.shape[-2]
+        query, key, value = map(from_tokens_to_heads, (query_BSNH, key_BTKH, value_BTKH))
+        length, heads = query.shape[1:3]
         first_head = collectives.axis_index(TENSOR, CONTEXT) * heads
         dropout = dropout.per_head(first_head + jnp.arange(heads))
-        y_BSNH = attention(
-            query_BSNH,
-            key_BTKH,
-            value_BTKH,
-            context.mask,
-            dropout,
-            self.scale,
-            self.soft_cap,
-            context.starts_BT,
-        )
+        scoring, mask = context.scoring, context.mask
+        with jax.named_scope("attention"):
+            if mask is None and dropout.keys is None:
+                kernel = causal_kernel(query, scoring.soft_cap, scoring.starts_BS is not None)
+                y_BSNH = kernel.causal_attention(query, key, value, scoring)
+            else:
+                mask = scoring.mask(length) if mask is None else mask
+                scale, soft_cap = scoring.scale, scoring.soft_cap
+                y_BSNH = plain_attention(query, key, value, mask, dropout, scale, soft_cap)
         return self.output(from_heads_to_tokens(y_BSNH)), cache
 
     def _for_own_heads(self, key_BTKH: Array) -> Array:
@@ -170,50 +146,12 @@ def from_heads_to_tokens(y_BSNH: Array) -> Array:
     return collectives.all_to_all(y_BSNH, CONTEXT, split=1, joined=2)
 
 
-@jax.named_scope("attention")
-def attention(
-    query_BSNH: Array,
-    key_BTKH: Array,
-    value_BTKH: Array,
-    mask: Array | Causal,
-    dropout: Dropout,
-    scale: float,
-    soft_cap: float | None,
-    starts_BT: Array | None = None,
-) -> Array:
-    """Return the same as `plain_attention`; without dropout, causal attention runs the fastest
-    kernel for this device."""
-    arrays = query_BSNH, key_BTKH, value_BTKH
-    if isinstance(mask, Causal):
-        if dropout.keys is None:
-            return causal_attention(*arrays, scale, mask.window, soft_cap, starts_BT)
-        mask = mask.to_array(query_BSNH.shape[1], starts_BT)
-    return plain_attention(*arrays, mask, dropout, scale, soft_cap)
-
-
-def causal_attention(
-    query_BSNH: Array,
-    key_BSKH: Array,
-    value_BSKH: Array,
-    scale: float,
-    window: int | None,
-    soft_cap: float | None,
-    starts_BS: Array | None = None,
-) -> Array:
-    """Return the same as `blockwise_attention.causal_attention`, by the fastest kernel."""
-    kernel = causal_kernel(query_BSNH, soft_cap, starts_BS is not None)
-    y: Array = kernel.causal_attention(
-        query_BSNH, key_BSKH, value_BSKH, scale, window, soft_cap, starts_BS
-    )
-    return y
-
-
 def causal_kernel(
     query_BSNH: Array | jax.ShapeDtypeStruct, soft_cap: float | None, separate_documents: bool
 ) -> ModuleType:
-    """Return the module with the fastest causal attention of these queries on the target device;
-    that of `blockwise_attention` runs everywhere. JAX's interface to cuDNN has neither soft caps
-    nor documents."""
+    """Return the module with the fastest `causal_attention` of these queries on the target device;
+    `blockwise_attention` runs everywhere. JAX's interface to cuDNN has neither soft caps nor
+    documents."""
     is_plain = soft_cap is None and not separate_documents
     if is_plain and cudnn_attention.supports(query_BSNH):
         return cudnn_attention
@@ -264,15 +202,12 @@ def apply_soft_cap(x: Array, cap: float | None) -> Array:
 
 def causal_mask(length: int, window: int | None = None) -> Array:
     """Return mask_ST, true where position t is at most s, and less than `window` before it."""
-    positions = jnp.arange(length)
-    return _causal_mask_between(positions, positions, window)
+    return Scoring(1.0, window).mask(length)
 
 
-def _causal_mask_between(query_S: Array, key_T: Array, window: int | None) -> Array:
-    """Return mask_ST for queries at positions query_S and keys at positions key_T; leading axes of
-    query_S come first in the mask, too."""
-    distance_ST = query_S[..., None] - key_T
-    return (distance_ST >= 0) if window is None else (distance_ST >= 0) & (distance_ST < window)
+def _scoring(config: ModelConfig, kind: LayerKind, starts_BS: Array | None = None) -> Scoring:
+    window = config.sliding_window if kind == "sliding" else None
+    return Scoring(config.attention_scale, window, config.attention_soft_cap, starts_BS)
 
 
 def sequence_contexts(
@@ -288,9 +223,7 @@ def sequence_contexts(
     starts_BT = None if starts_BS is None else collectives.all_gather(starts_BS, CONTEXT, joined=1)
     return {
         kind: AttentionContext(
-            Causal(config.sliding_window if kind == "sliding" else None),
-            rotary_for(config, kind, positions),
-            starts_BT=starts_BT,
+            _scoring(config, kind, starts_BT), rotary_for(config, kind, positions)
         )
         for kind in dict.fromkeys(config.repeated_kinds)
     }
@@ -310,15 +243,11 @@ def cache_contexts(
     query_BS = jnp.atleast_1d(first_slot)[:, None] + jnp.arange(length)
     key_T = jnp.arange(slots)
     positions_BS = jnp.maximum(query_BS - padding_B[:, None], 0)
+    distance_B1ST = query_BS[:, None, :, None] - key_T
     not_padding_B11T = (key_T >= padding_B[:, None])[:, None, None]
-    return {
-        kind: AttentionContext(
-            _causal_mask_between(
-                query_BS[:, None], key_T, config.sliding_window if kind == "sliding" else None
-            )
-            & not_padding_B11T,
-            rotary_for(config, kind, positions_BS),
-            first_slot,
-        )
-        for kind in dict.fromkeys(config.repeated_kinds)
-    }
+    contexts: dict[LayerKind, AttentionContext] = {}
+    for kind in dict.fromkeys(config.repeated_kinds):
+        scoring, rotary = _scoring(config, kind), rotary_for(config, kind, positions_BS)
+        mask = scoring.is_seen(distance_B1ST) & not_padding_B11T
+        contexts[kind] = AttentionContext(scoring, rotary, mask, first_slot)
+    return contexts

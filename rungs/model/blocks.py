@@ -2,7 +2,7 @@
 them. Axes as in `gpt.py`."""
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -16,17 +16,14 @@ from rungs.model.attention import Attention, AttentionContext, Cache, sequence_c
 from rungs.model.feed_forward import Routing, make_feed_forward
 from rungs.model.layers import NO_DROPOUT, Dropout, Norm, apply_norm, make_norm
 from rungs.model.remat import checkpoint_layer
-from rungs.model.unread_tensor import UnreadTensor
 from rungs.parallel.fsdp import no_gather
-
-Convert = Callable[[nnx.Param, Array], nnx.Variable]
 
 
 class Compute(NamedTuple):
     """How a forward pass is computed. Results differ by rounding only."""
 
     dtype: jnp.dtype = jnp.dtype(jnp.float32)
-    """Of activations and matmuls."""
+    """Dtype of activations and matmuls."""
     remat: Remat = "dots"
     """What the backward pass recomputes; see `remat.py`."""
     unroll: int = 1
@@ -87,14 +84,14 @@ def make_blocks(config: ModelConfig, key: Array) -> Block:
 
 
 def run_blocks(
-    blocks: Block,
+    blocks: Block | None,
     config: ModelConfig,
     x_BSD: Array,
     dropout: Dropout,
     compute: Compute,
-    keep_hidden_states: bool,
+    keep_hidden_states: bool = False,
     starts_BS: Array | None = None,
-) -> tuple[Array, list[Array] | None, Routing | None]:
+) -> tuple[Array, list[Array], Routing | None]:
     """Apply the blocks in order, by a scan over the periods of the layer pattern. Each layer of a
     period is compiled once; layers left over after the last full period follow the scan.
 
@@ -104,6 +101,8 @@ def run_blocks(
     Returns:
         x_BSD; each block's x_BSD if `keep_hidden_states`; the routing of all layers.
     """
+    if blocks is None:
+        return x_BSD, [], None
     graph, stacked = nnx.split(blocks)
     contexts = sequence_contexts(config, x_BSD.shape[-2], starts_BS)
     kinds = config.repeated_kinds
@@ -121,7 +120,8 @@ def run_blocks(
     ) -> tuple[tuple[Array, Array], Any]:
         x_BSD, number = carry
         outputs = []
-        for place, kind in enumerate(kinds[: _leading_size(layers)]):
+        count = len(jax.tree.leaves(layers)[0])  # the remainder has fewer layers than a period
+        for place, kind in enumerate(kinds[:count]):
             run = checkpoint_layer(
                 functools.partial(run_layer, place), compute.remat, compute.gather is not no_gather
             )
@@ -140,40 +140,4 @@ def run_blocks(
         carry, last = run_period(carry, jax.tree.map(lambda a: a[scanned:], stacked))
         outputs = jax.tree.map(lambda *a: jnp.concatenate(a), outputs, last)
     hidden_LBSD, routing = outputs
-    return carry[0], None if hidden_LBSD is None else list(hidden_LBSD), routing
-
-
-def unstack_layers(stacked: nnx.State, layers: int, convert: Convert) -> list[nnx.State]:
-    """Return a copy of each layer's parameters.
-
-    Args:
-        stacked: the state of `make_blocks`' module. Of an `UnreadTensor`, one layer at a time is
-            read.
-        convert: returns the parameter with a layer's array in place of its own, in the form in
-            which it is to be used.
-    """
-    params, tree = jax.tree.flatten(stacked, is_leaf=_is_param)
-    columns = []
-    for param in params:
-        column = [convert(param, array) for array in _layers(param.get_value(), layers)]
-        columns.append(jax.block_until_ready(column))  # then what was read can be freed
-    return [jax.tree.unflatten(tree, parts) for parts in zip(*columns, strict=True)]
-
-
-def _layers(stacked: Array | UnreadTensor, layers: int) -> Iterator[Array]:
-    """Yield the array of each layer."""
-    for layer in range(layers):
-        if isinstance(stacked, UnreadTensor):
-            yield jax.device_put(stacked.read(slice(layer, layer + 1))[0])
-        else:
-            yield jnp.asarray(stacked[layer])
-
-
-def _is_param(node: Any) -> bool:
-    return isinstance(node, nnx.Variable)
-
-
-def _leading_size(tree: Any) -> int:
-    """Return the length of the leading axis that all arrays of a tree share."""
-    length: int = jax.tree.leaves(tree)[0].shape[0]
-    return length
+    return carry[0], [] if hidden_LBSD is None else list(hidden_LBSD), routing

@@ -17,16 +17,15 @@ from jax import Array
 
 from rungs.config.model_config import LayerKind, ModelConfig
 from rungs.model.attention import AttentionContext, Cache, cache_contexts, sequence_contexts
-from rungs.model.blocks import unstack_layers
 from rungs.model.gpt import GPT
 from rungs.model.kernels.cross_entropy import target_losses
 from rungs.model.sampling import Sampling, next_tokens
-from rungs.model.weight_formats import WeightFormat, convert_all, converter
+from rungs.model.weight_formats import WeightFormat, convert_all, converter, unstack_layers
 from rungs.parallel import collectives, target_device
 from rungs.parallel.names import DATA
 
 Weights = tuple[nnx.State, list[nnx.State]]
-"""Those outside the blocks, and those of each block."""
+"""Parameters outside the blocks, and of each block."""
 
 
 class Prompts(NamedTuple):
@@ -124,16 +123,10 @@ class Decoder:
             )
 
     def prefill(
-        self,
-        weights: Weights,
-        prompts: Prompts,
-        *,
-        slots: int,
-        sampling: Sampling,
-        keep_log_probs: bool = False,
+        self, weights: Weights, prompts: Prompts, *, slots: int, sampling: Sampling
     ) -> DecodingState:
         """Read the padded prompts, and add one token."""
-        state = self.initial_state(prompts, slots, keep_log_probs)
+        state = self.initial_state(prompts, slots)
         return self._add_token(weights, state, prompts.tokens_BS, None, sampling)
 
     def initial_state(
@@ -162,12 +155,7 @@ class Decoder:
         )
 
     def decode(
-        self,
-        weights: Weights,
-        state: DecodingState,
-        limit: Array,
-        *,
-        sampling: Sampling,
+        self, weights: Weights, state: DecodingState, limit: Array, *, sampling: Sampling
     ) -> DecodingState:
         """Add tokens up to slot `limit`, or until all rows have stopped."""
 
@@ -273,7 +261,7 @@ class Decoder:
 
 
 def states_of(model: GPT) -> tuple[nnx.State, nnx.State]:
-    """Return the state of what is outside of the blocks, and that of the blocks."""
+    """Return the parameters outside the blocks, and the blocks' stacked parameters."""
     outer, blocks = _without_blocks(model)
     return nnx.state(outer), nnx.state(blocks)
 

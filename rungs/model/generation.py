@@ -6,9 +6,10 @@ compiles one prefill and one decoding loop, which runs any number of steps.
 Axes as in `gpt.py`; S is the slots of the padded prompts.
 """
 
+import dataclasses
 import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import jax
@@ -17,6 +18,9 @@ import numpy as np
 from jax import Array
 
 from rungs.common.errors import RunFailure
+from rungs.data.chats.chat_dataset import ChatFormat
+from rungs.data.chats.messages import ASSISTANT, Message
+from rungs.data.tokenizer import Tokenizer
 from rungs.model import lookahead
 from rungs.model.decoding import Decoder, DecodingState, Prompts, pad_left, states_of
 from rungs.model.gpt import GPT
@@ -29,10 +33,10 @@ Texts = list[list[int]]
 
 
 class Request(NamedTuple):
-    """What to generate for a batch of prompts."""
+    """Settings of the generation for a batch of prompts."""
 
     new_tokens: int
-    """The number of tokens to add to each text, at most."""
+    """Maximum number of tokens to add to each text."""
     sampling: Sampling = GREEDY
     seed: int = 0
     """Samples depend on this, the row and the token's number, not on other rows."""
@@ -236,6 +240,57 @@ class Generator:
         return self._jit_lookahead(
             self._weights, **arguments, last=last, draft_length=request.lookahead
         )
+
+
+@dataclasses.dataclass
+class Conversation:
+    """Messages so far, and the model that answers.
+
+    Attributes:
+        request: the request for the first answer; later ones have the next seeds.
+        answer_tokens: number of tokens of the last answer so far.
+    """
+
+    generator: Generator
+    form: ChatFormat
+    request: Request
+    messages: list[Message] = dataclasses.field(default_factory=list)
+    answer_tokens: int = 0
+
+    def answer(self, content: str) -> Iterator[str]:
+        """Yield the pieces of the answer to a user's message as they are made. Both become part of
+        the conversation; of an answer that is not read to its end, what was read.
+
+        Raises:
+            UserError: the template or the tokenizer refuses the message.
+        """
+        asked = [*self.messages, Message("user", content)]
+        text = self.form.template.render(asked, add_generation_prompt=True)
+        prompt, number = self.form.tokenizer.encode(text), len(self.messages)
+        self.messages = [*asked, Message(ASSISTANT, "")]
+        request = self.request._replace(seed=self.request.seed + number)
+        self.answer_tokens = 0
+        for piece in decode_stream(self._stream(prompt, request), self.form.tokenizer):
+            said = self.messages[-1].content or ""
+            self.messages[-1] = Message(ASSISTANT, said + piece)
+            yield piece
+
+    def _stream(self, prompt: list[int], request: Request) -> Iterator[list[int]]:
+        for (tokens,) in self.generator.stream([prompt], request):
+            self.answer_tokens += len(tokens)
+            yield tokens
+
+
+def decode_stream(chunks: Iterable[Sequence[int]], tokenizer: Tokenizer) -> Iterator[str]:
+    """Yield the text of tokens as they arrive, without special tokens. Text that later tokens may
+    still change, such as an incomplete character, is held back until they arrive."""
+    tokens, given = list[int](), 0
+    for chunk in chunks:
+        tokens += chunk
+        text = tokenizer.decode_settled(tokens)
+        yield text[given:]
+        given = len(text)
+    yield tokenizer.decode(tokens, skip_special_tokens=True)[given:]
 
 
 def bucket_length(texts: Texts) -> int:

@@ -22,7 +22,6 @@ from rungs.model.feed_forward import Routing
 from rungs.model.kernels import cross_entropy
 from rungs.model.kernels.cross_entropy import WeightOf
 from rungs.model.kernels.matmul import matmul
-from rungs.model.kernels.over_batch import over_batch
 from rungs.model.kernels.stored_matrix import StoredMatrix
 from rungs.model.layers import (
     NO_DROPOUT,
@@ -34,7 +33,7 @@ from rungs.model.layers import (
     is_split,
     make_norm,
 )
-from rungs.model.positions import make_position_embedding, own_positions
+from rungs.model.positions import make_position_embedding, over_batch, own_positions
 from rungs.parallel import collectives
 from rungs.parallel.names import TENSOR
 
@@ -45,21 +44,20 @@ class Forward(NamedTuple):
     logits_BSV: Array
     """float32"""
     routing: Routing | None
-    """Of every layer, with a leading axis L; None without experts."""
+    """Routing of every layer, with a leading axis L; None without experts."""
     hidden_states: list[Array] | None
     """x_BSD after the embedding and after each block, the last one after the final norm; None
     unless requested."""
 
 
 class WeightedLoss(NamedTuple):
-    """What `GPT.weighted_loss` returns, in float32 and nats."""
+    """Result of `GPT.weighted_loss`, in float32 and nats."""
 
     total: Array
     log_probs_BS: Array
-    """Of the targets, without a gradient; 0 where a target does not count."""
+    """Log-probability of each target, without a gradient; 0 where a target does not count."""
     entropies_BS: Array
-    """Of the distributions that the targets are from, without a gradient; 0 where a target does not
-    count."""
+    """Entropy of the distribution at each target, without a gradient; 0 where it does not count."""
     routing: Routing | None
     """As in `Forward`."""
 
@@ -132,14 +130,12 @@ class GPT(nnx.Module):
         starts_BS: Array | None = None,
     ) -> Forward:
         """Return the same as `forward`, from embedded tokens."""
-        hidden_states, routing = [x_BSD], None
-        if self.blocks is not None:
-            x_BSD, inner, routing = run_blocks(
-                self.blocks, self.config, x_BSD, dropout, compute, keep_hidden_states, starts_BS
-            )
-            hidden_states += inner or []
-        hidden_states[-1] = apply_norm(self.final_norm, x_BSD)
-        return Forward(self.unembed(x_BSD), routing, hidden_states if keep_hidden_states else None)
+        y_BSD, inner, routing = run_blocks(
+            self.blocks, self.config, x_BSD, dropout, compute, keep_hidden_states, starts_BS
+        )
+        hidden_states = [x_BSD, *inner]
+        hidden_states[-1] = apply_norm(self.final_norm, y_BSD)
+        return Forward(self.unembed(y_BSD), routing, hidden_states if keep_hidden_states else None)
 
     def summed_loss(
         self,
@@ -150,16 +146,14 @@ class GPT(nnx.Module):
         starts_BS: Array | None = None,
     ) -> tuple[Array, Routing | None]:
         """Return the cross-entropy summed over the targets that are not negative, in nats, and the
-        routing of `forward`. All logits never exist at once."""
-        loss = self.weighted_loss(
-            tokens_BS,
-            targets_BS,
-            jnp.ones_like,
-            dropout=dropout,
-            compute=compute,
-            starts_BS=starts_BS,
+        routing of `forward`. The full logits are never materialized."""
+        x_BSD = self._embed_sequences(tokens_BS, dropout, compute, starts_BS)
+        x_BSD, _, routing = run_blocks(
+            self.blocks, self.config, x_BSD, dropout, compute, starts_BS=starts_BS
         )
-        return loss.total, loss.routing
+        head = functools.partial(head_logits, self.config, 1.0)
+        operands = self._head_operands(x_BSD)
+        return cross_entropy.summed_loss(head, *operands, targets_BS.reshape(-1)), routing
 
     def weighted_loss(
         self,
@@ -173,7 +167,7 @@ class GPT(nnx.Module):
         starts_BS: Array | None = None,
     ) -> WeightedLoss:
         """Return the cross-entropy, times its weight, summed over the targets that are not
-        negative. All logits never exist at once.
+        negative. The full logits are never materialized.
 
         Args:
             weight_of: from the log-probabilities of some targets, and their part of each of
@@ -181,12 +175,14 @@ class GPT(nnx.Module):
             extras: arrays with leading axes B and S.
             temperature: the logits are divided by this, above 0; it isn't traced.
         """
-        x_MD, routing = self._head_inputs_of(tokens_BS, dropout, compute, starts_BS)
+        x_BSD = self._embed_sequences(tokens_BS, dropout, compute, starts_BS)
+        x_BSD, _, routing = run_blocks(
+            self.blocks, self.config, x_BSD, dropout, compute, starts_BS=starts_BS
+        )
         total, statistics = cross_entropy.weighted_loss(
             functools.partial(head_logits, self.config, temperature),
             weight_of,
-            x_MD,
-            self._head_matrix(x_MD.dtype),
+            *self._head_operands(x_BSD),
             targets_BS.reshape(-1),
             tuple(extra.reshape(-1, *extra.shape[2:]) for extra in extras),
         )
@@ -213,10 +209,9 @@ class GPT(nnx.Module):
         starts_BS: Array | None = None,
     ) -> Array:
         """Return log_probs_BS of the targets as in `weighted_loss`, without computing gradients."""
-        x_MD, _ = self._head_inputs_of(tokens_BS, NO_DROPOUT, compute, starts_BS)
+        operands = self._head_operands_of(tokens_BS, compute, starts_BS)
         head = functools.partial(head_logits, self.config, temperature)
-        matrix, targets_M = self._head_matrix(x_MD.dtype), targets_BS.reshape(-1)
-        statistics = cross_entropy.target_statistics(head, x_MD, matrix, targets_M)
+        statistics = cross_entropy.target_statistics(head, *operands, targets_BS.reshape(-1))
         return statistics.log_probs_M.reshape(targets_BS.shape)
 
     def scores(
@@ -230,16 +225,14 @@ class GPT(nnx.Module):
         Where a target is negative they are 0 and True.
 
         Args:
-            places_BT: of the last token before each target.
+            places_BT: the slot of the last token before each target.
         """
-        x_MD, _ = self._head_inputs_of(tokens_BS, NO_DROPOUT, compute, None)
+        x_MD, matrix = self._head_operands_of(tokens_BS, compute, None)
         x_BSD = x_MD.reshape(*tokens_BS.shape, -1)
         x_BTD = jnp.take_along_axis(x_BSD, places_BT[..., None], axis=1)
         head = functools.partial(head_logits, self.config, 1.0)
-        matrix, targets_M = self._head_matrix(x_MD.dtype), targets_BT.reshape(-1)
-        scores = cross_entropy.target_scores(
-            head, x_BTD.reshape(-1, x_BTD.shape[-1]), matrix, targets_M
-        )
+        x_MD, targets_M = x_BTD.reshape(-1, x_BTD.shape[-1]), targets_BT.reshape(-1)
+        scores = cross_entropy.target_scores(head, x_MD, matrix, targets_M)
         log_probs_BT, is_largest_BT = (array.reshape(targets_BT.shape) for array in scores)
         return log_probs_BT, is_largest_BT
 
@@ -262,8 +255,7 @@ class GPT(nnx.Module):
     def unembed(self, x_BSD: Array) -> Array:
         """Return logits_BSV of the blocks' output, float32. If the vocabulary is split over
         devices, these are the logits of this device's part, −inf for padding rows."""
-        x_MD = self._head_inputs(x_BSD)
-        logits_MV = head_logits(self.config, 1.0, x_MD, self._head_matrix(x_MD.dtype))
+        logits_MV = head_logits(self.config, 1.0, *self._head_operands(x_BSD))
         logits_BSV = logits_MV.reshape(*x_BSD.shape[:-1], -1)
         return logits_BSV if is_split("vocab") else logits_BSV[..., : self.config.vocab_size]
 
@@ -275,32 +267,25 @@ class GPT(nnx.Module):
         positions = own_positions(tokens_BS.shape[-1], starts_BS)
         return dropout.fold(0).of_tokens(self.embed(tokens_BS, positions).astype(compute.dtype))
 
-    def _head_inputs_of(
-        self, tokens_BS: Array, dropout: Dropout, compute: Compute, starts_BS: Array | None
-    ) -> tuple[Array, Routing | None]:
-        """Return the head's input x_MD, and the routing."""
-        x_BSD, routing = self._embed_sequences(tokens_BS, dropout, compute, starts_BS), None
-        if self.blocks is not None:
-            x_BSD, _, routing = run_blocks(
-                self.blocks, self.config, x_BSD, dropout, compute, False, starts_BS
-            )
-        return self._head_inputs(x_BSD), routing
+    def _head_operands_of(
+        self, tokens_BS: Array, compute: Compute, starts_BS: Array | None
+    ) -> tuple[Array, Any]:
+        """Return `_head_operands` after a forward pass without dropout."""
+        x_BSD = self._embed_sequences(tokens_BS, NO_DROPOUT, compute, starts_BS)
+        x_BSD, _, _ = run_blocks(
+            self.blocks, self.config, x_BSD, NO_DROPOUT, compute, starts_BS=starts_BS
+        )
+        return self._head_operands(x_BSD)
 
-    def _head_inputs(self, x_BSD: Array) -> Array:
-        """Return the blocks' output after the final norm: x_MD."""
+    def _head_operands(self, x_BSD: Array) -> tuple[Array, Any]:
+        """Return the blocks' output after the final norm, x_MD, and the head's matrix_DV: an array
+        or, for generation, a `StoredMatrix`."""
         x_BSD = collectives.to_varying(apply_norm(self.final_norm, x_BSD), TENSOR)
-        return x_BSD.reshape(-1, x_BSD.shape[-1])
-
-    def _head_matrix(self, dtype: jnp.dtype) -> Any:
-        """Return matrix_DV of the head, or of the embedding if the two are tied: an array or,
-        for generation, a `StoredMatrix`.
-
-        Args:
-            dtype: of the matmul that it is for.
-        """
-        if self.head is not None:
-            return self.head.kernel.get_value()
-        return self.token_embedding.transposed(dtype)
+        if self.head is None:
+            matrix_DV = self.token_embedding.transposed(x_BSD.dtype)
+        else:
+            matrix_DV = self.head.kernel.get_value()
+        return x_BSD.reshape(-1, x_BSD.shape[-1]), matrix_DV
 
 
 def check_tokens(config: ModelConfig, tokens_BS: Any) -> None:

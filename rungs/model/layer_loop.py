@@ -9,7 +9,7 @@ XLA's CPU compiler also widens to float32 what a loop keeps, and without a loop 
 rematerialization. So there, if there is memory for that, unrolled layers recompute nothing. On a
 GPU unrolled layers with remat "full" would need more memory than a loop.
 
-Layers whose weights are gathered stay in a loop: without one, those of all layers would be gathered
+Layers whose weights are gathered stay in a loop: without one, all layers' weights would be gathered
 at once. docs/performance.md says what all of this brings.
 """
 
@@ -59,7 +59,8 @@ def layer_loop(
 def _on_cpu(train: OptimizationConfig, model: ModelConfig, recorded: LayerLoop | None) -> LayerLoop:
     if recorded is not None and _with_defaults(train, recorded) == recorded:
         return recorded
-    keeps_all = _may_keep_all(train, model) and _fits_unrolled(train, model)
+    fits = _kept_bytes(train, model) <= MEMORY_SHARE * memory_bytes()
+    keeps_all = fits and _may_keep_all(train, model)
     chosen = LayerLoop("none", periods(model)) if keeps_all else LayerLoop("dots", 1)
     return _with_defaults(train, chosen)
 
@@ -78,8 +79,8 @@ def periods(model: ModelConfig) -> int:
 
 
 def kept_scores(train: OptimizationConfig, model: ModelConfig) -> int:
-    """Return how many attention scores are kept for each token and layer: those of all keys with
-    dropout, otherwise none."""
+    """Return how many attention scores are kept for each token and layer: one for each key
+    with dropout, otherwise none."""
     if not isinstance(train, TrainConfig) or not train.drop_rate:
         return 0
     return (model.n_heads or 0) * (train.sequence_length or model.context_length)
@@ -97,10 +98,6 @@ def _may_keep_all(train: OptimizationConfig, model: ModelConfig) -> bool:
 def _may_unroll(train: OptimizationConfig, model: ModelConfig) -> bool:
     gathers = train.sharding is not None and train.sharding.mode not in ("dp", "tp")
     return model.n_layers <= MAX_UNROLLED and not gathers
-
-
-def _fits_unrolled(train: OptimizationConfig, model: ModelConfig) -> bool:
-    return _kept_bytes(train, model) <= MEMORY_SHARE * memory_bytes()
 
 
 def _kept_bytes(train: OptimizationConfig, model: ModelConfig) -> int:

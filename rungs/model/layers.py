@@ -134,7 +134,7 @@ class Embedding(nnx.Module):
     """A table with one row of `width` for each index.
 
     A vocabulary table may be split over devices and padded with rows at its end. Each device looks
-    up the indices it has, and a psum adds the others. With FSDP it is split by columns, too: each
+    up the indices it has, and a psum adds the others. With FSDP it is also split by columns: each
     device looks up its columns for all devices.
     """
 
@@ -302,20 +302,16 @@ def glorot_truncated_normal(key: Array, shape: tuple[int, ...], inputs: int) -> 
 
 def _fold_in(keys: Array, numbers: int | Array) -> Array:
     """Return random keys with numbers folded in elementwise; the two broadcast."""
-    numbers = jnp.asarray(numbers)
-    keys, numbers = jnp.broadcast_arrays(keys, numbers)
-    fold = jax.random.fold_in
-    for _ in range(keys.ndim):
-        fold = jax.vmap(fold)
-    return fold(keys, numbers)
+    keys, numbers = jnp.broadcast_arrays(keys, jnp.asarray(numbers))
+    return _vmapped(jax.random.fold_in, keys.ndim)(keys, numbers)
 
 
 def _bernoulli(keys: Array, probability: float, shape: tuple[int, ...]) -> Array:
     """Return, for each key, an array of this shape whose elements are true with a probability."""
+    draw = functools.partial(jax.random.bernoulli, p=probability, shape=shape)
+    return _vmapped(draw, keys.ndim)(keys)
 
-    def draw(key: Array) -> Array:
-        return jax.random.bernoulli(key, probability, shape)
 
-    for _ in range(keys.ndim):
-        draw = jax.vmap(draw)
-    return draw(keys)
+def _vmapped(function: Callable[..., Array], axes: int) -> Callable[..., Array]:
+    """Return the function, mapped over this many leading axes."""
+    return functools.reduce(lambda mapped, _: jax.vmap(mapped), range(axes), function)

@@ -10,11 +10,11 @@ after that.
 A draft x of this kind is a point distribution. Speculative sampling (Leviathan et al. 2023, section
 2.3; Chen et al. 2023, algorithm 2) accepts it with probability p(x), else it samples from p without
 x, renormalized. A token drawn from p does both: it is x with probability p(x), and what is drawn if
-it is not x has that distribution. With the same keys the text is even that of plain decoding, but
-for rounding, which depends on how many tokens a pass has.
+it is not x has that distribution. With the same keys the text even equals plain decoding's, but for
+rounding, which depends on how many tokens a pass has.
 
 Axes as in `decoding.py`; here S is the tokens of a pass, a row's last one and its draft. P is the
-draft's, and G those of an n-gram.
+tokens of a draft, G of an n-gram.
 """
 
 import functools

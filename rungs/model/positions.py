@@ -7,15 +7,17 @@
 
 `make_position_embedding` returns what is added to the token embedding, `rotary_for` what rotates
 queries and keys. A new kind is a name in `ModelConfig.positions` and a case in one of the two; the
-model check (`smoke_tests/model_check/checks.py`) asks for the kind, too, and a kind with
+model check (`smoke_tests/model_check/checks.py`) also asks for the kind, and a kind with
 parameters of its own is counted in `planning/flops.py`.
 
 Axes as in `gpt.py`, and R for the H ÷ 2 pairs of elements of a head.
 """
 
+import functools
 import math
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
@@ -23,7 +25,7 @@ from jax import Array
 
 from rungs.config.model_config import LayerKind, ModelConfig, RopeScaling
 from rungs.model.layers import Embedding, initializer
-from rungs.parallel import collectives
+from rungs.parallel import collectives, target_device
 from rungs.parallel.names import CONTEXT, POSITION
 
 SINUSOID_BASE = 10_000.0
@@ -63,6 +65,30 @@ def own_positions(length: int, starts_BS: Array | None = None) -> Array:
     """
     positions_S = collectives.axis_index(CONTEXT) * length + jnp.arange(length)
     return positions_S if starts_BS is None else positions_S - starts_BS
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def over_batch(x: Array, count: int) -> Array:
+    """Return x for each of `count` sequences, with a new first axis B.
+
+    The derivative is a sum over the batch, which XLA's CPU compiler does slowly: 1.4 ms for 8 × 256
+    × 256 elements on two cores, next to 0.2 ms for a loop of additions.
+    """
+    return jnp.broadcast_to(x, (count, *x.shape))
+
+
+def _over_batch_forward(x: Array, count: int) -> tuple[Array, None]:
+    return over_batch(x, count), None
+
+
+def _over_batch_backward(_count: int, _: None, gradient_B: Array) -> tuple[Array]:
+    if target_device.platform() != "cpu":
+        return (gradient_B.sum(axis=0),)
+    first, rest = gradient_B[0], gradient_B[1:]
+    return (jax.lax.scan(lambda total, each: (total + each, None), first, rest)[0],)
+
+
+over_batch.defvjp(_over_batch_forward, _over_batch_backward)
 
 
 class Rotary(NamedTuple):

@@ -26,31 +26,31 @@ from rungs.parallel.sharding import Layout, process_local_rows
 
 
 class RolloutRequest(NamedTuple):
-    """What to sample. There is no top-k and the like: a log-probability would no longer be that of
-    the distribution that the token is from."""
+    """Settings of a batch of samples. There is no top-k and the like: tokens would no longer be
+    from the distribution that their log-probabilities describe."""
 
     batch_size: int
     """Rows to sample at once, on all devices."""
     prompt_tokens: int
     """The length to which prompts are padded."""
     new_tokens: int
-    """The number of tokens to add to each prompt, at most."""
+    """Maximum number of tokens to add to each prompt."""
     temperature: float
     """Logits are divided by this, above 0."""
     stop_tokens: tuple[int, ...]
     """Each of these ends the text."""
     rows_per_prompt: int = 1
-    """So many rows after one another have the same prompt, which is read once. Divides the rows of
-    a device."""
+    """Number of consecutive rows with the same prompt, which is read once. Divides the rows of a
+    device."""
 
 
 class Rollout(NamedTuple):
-    """What was sampled after a prompt."""
+    """A completion of a prompt."""
 
     tokens: list[int]
     """With the stop token, if there is one."""
     log_probs: np.ndarray
-    """Of each token, after the temperature: float32, in nats."""
+    """Log-probability of each token, after the temperature: float32, in nats."""
     finished: bool
     """Whether the last token is a stop token."""
 

@@ -54,7 +54,7 @@ def _is_scale(value: float) -> bool:
 
 GREEDY = Sampling()
 UNDEFINED = np.iinfo(np.int32).max
-"""What is chosen from logits with a NaN: no token."""
+"""The choice from logits with a NaN: no token."""
 
 
 def next_tokens(sampling: Sampling, logits_BV: Array, seen_BV: Array, keys_B: Array) -> Array:

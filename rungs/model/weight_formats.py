@@ -1,9 +1,10 @@
 """The forms in which weights are used for generation: matrices in the compute dtype, or quantized
 to 8 bits. Norms and biases stay as they are."""
 
+import abc
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import jax
@@ -13,19 +14,35 @@ from flax import nnx
 from jax import Array
 
 from rungs.config.model_config import ModelConfig
-from rungs.model.blocks import Convert
-from rungs.model.kernels.int8_matmul import quantize
-from rungs.model.kernels.stored_matrix import OutputMajorMatrix, StoredMatrix, outputs_first
+from rungs.model.kernels.stored_matrix import (
+    OutputMajorMatrix,
+    StoredMatrix,
+    outputs_first,
+    quantize,
+)
 from rungs.model.layers import LowRankParam
-from rungs.model.unread_tensor import UnreadTensor
 from rungs.parallel import target_device
 from rungs.parallel.names import POSITION, VOCABULARY
 
 WeightFormat = Literal["dtype", "int8"]
+Convert = Callable[[nnx.Param, Array], nnx.Variable]
+"""From a parameter and its array, or a layer's, to the parameter in another form."""
 Store = Callable[[Array, tuple[int, ...], jnp.dtype], StoredMatrix]
 """From matrix_OI, its parameter's shape and the compute dtype."""
 _PART_BYTES = 1 << 22
-"""What is read of a table at a time, at most."""
+"""Maximum size of the part of a table that is read at a time."""
+
+
+class UnreadTensor(abc.ABC):
+    """A parameter's value that is read from a file, part by part, while it is converted for
+    generation, so that it is never in memory as a whole in the form in which it is stored."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    @abc.abstractmethod
+    def read(self, *part: slice) -> np.ndarray:
+        """Return it, or a part of its first axes."""
 
 
 def is_possible(weights: WeightFormat, config: ModelConfig) -> bool:
@@ -34,16 +51,16 @@ def is_possible(weights: WeightFormat, config: ModelConfig) -> bool:
 
 
 def cast(dtype: jnp.dtype) -> Convert:
-    """Return a function that casts what is an operand of a matmul, and embedding tables."""
+    """Return a function that casts operands of matmuls, and embedding tables."""
     return lambda param, array: param.replace(array.astype(dtype) if param.inputs else array)
 
 
 def converter(weights: WeightFormat, config: ModelConfig, dtype: jnp.dtype) -> Convert:
     """Return a function that brings parameters into a form.
 
-    With "int8", all matrices that a token is multiplied with are quantized; an embedding table, if
-    it is the output head, too. Embedding tables that are only looked up, and low-rank additions,
-    are cast. On a CPU, 16-bit matrices have a row for each output.
+    With "int8", all matrices that a token is multiplied with are quantized, including an embedding
+    table that is the output head. Other embedding tables and low-rank additions are cast. On a
+    CPU, 16-bit matrices have a row for each output.
 
     Raises:
         ValueError: the model is a mixture of experts, which can't be quantized.
@@ -58,6 +75,36 @@ def converter(weights: WeightFormat, config: ModelConfig, dtype: jnp.dtype) -> C
     return cast(dtype) if store is None else _storing(store, config, dtype)
 
 
+def unstack_layers(stacked: nnx.State, layers: int, convert: Convert) -> list[nnx.State]:
+    """Return a copy of each layer's parameters.
+
+    Args:
+        stacked: the state of `make_blocks`' module. Of an `UnreadTensor`, one layer at a time is
+            read.
+        convert: returns the parameter with a layer's array in place of its own, in the form in
+            which it is to be used.
+    """
+    params, tree = jax.tree.flatten(stacked, is_leaf=_is_param)
+    columns = []
+    for param in params:
+        column = [convert(param, array) for array in _layers(param.get_value(), layers)]
+        columns.append(jax.block_until_ready(column))  # then what was read can be freed
+    return [jax.tree.unflatten(tree, parts) for parts in zip(*columns, strict=True)]
+
+
+def _layers(stacked: Array | UnreadTensor, layers: int) -> Iterator[Array]:
+    """Yield the array of each layer."""
+    for layer in range(layers):
+        if isinstance(stacked, UnreadTensor):
+            yield jax.device_put(stacked.read(slice(layer, layer + 1))[0])
+        else:
+            yield jnp.asarray(stacked[layer])
+
+
+def _is_param(node: Any) -> bool:
+    return isinstance(node, nnx.Variable)
+
+
 def convert_all(state: nnx.State, convert: Convert) -> nnx.State:
     """Return parameters that are not stacked, each converted."""
 
@@ -68,7 +115,7 @@ def convert_all(state: nnx.State, convert: Convert) -> nnx.State:
         converted: nnx.Variable = jax.block_until_ready(convert(param, array))
         return converted
 
-    return jax.tree.map(convert_one, state, is_leaf=lambda node: isinstance(node, nnx.Variable))
+    return jax.tree.map(convert_one, state, is_leaf=_is_param)
 
 
 def _convert_as_read(param: nnx.Param, tensor: UnreadTensor, convert: Convert) -> nnx.Variable:
@@ -138,9 +185,9 @@ def _stored(array: Array, store: Store, inputs: int | None, dtype: jnp.dtype) ->
     return store(matrix_OI, array.shape, dtype)
 
 
-def _quantized(matrix_OI: Array, shape: tuple[int, ...], _: jnp.dtype) -> StoredMatrix:
-    return quantize(matrix_OI, shape)
-
-
 def _output_major(matrix_OI: Array, shape: tuple[int, ...], dtype: jnp.dtype) -> StoredMatrix:
     return OutputMajorMatrix(matrix_OI.astype(dtype), shape)
+
+
+def _quantized(matrix_OI: Array, shape: tuple[int, ...], _: jnp.dtype) -> StoredMatrix:
+    return quantize(matrix_OI, shape)

@@ -10,9 +10,9 @@ from pathlib import Path
 import jax
 from jax.sharding import AbstractMesh, Mesh
 
-from rungs.config.cross_checks import indivisible_sequence
 from rungs.config.model_config import ModelConfig
 from rungs.config.optimization_config import OptimizationConfig, indivisible_microbatch
+from rungs.config.run_config import indivisible_sequence
 from rungs.config.sharding_config import ShardingConfig
 from rungs.parallel.mesh import create_mesh, size_along
 from rungs.parallel.names import CONTEXT, DATA

@@ -17,7 +17,9 @@ from rungs.optim.precision import dtype_of
 from rungs.parallel.fsdp import WeightGatherer
 from rungs.parallel.names import DATA
 from rungs.parallel.sharding import Layout
-from rungs.step.train_step import objective
+from rungs.step.forward import compute_of, on_mesh
+from rungs.step.next_token import NextToken
+from rungs.step.objective import Microbatch
 
 
 class Activations(NamedTuple):
@@ -52,18 +54,19 @@ def _residuals(
 ) -> list[jax.ShapeDtypeStruct]:
     """Return what a device keeps for the backward pass of this many sequences."""
     train, layout = config.train, Layout.of(config.train.sharding, mesh)
-    graph, *states = nnx.split(model, optimizer.wrt, ...)
-    gatherer = WeightGatherer(layout.sharded_axes(nnx.state(model)), dtype_of(train))
+    objective = NextToken(train)
     found: list[jax.ShapeDtypeStruct] = []
 
-    def on_each_device(
-        trainable: nnx.State, frozen: nnx.State, inputs_BS: Array, targets_BS: Array
-    ) -> Array:
+    def of_rows(model: GPT, gatherer: WeightGatherer, inputs_BS: Array, targets_BS: Array) -> Array:
+        graph, *states = nnx.split(model, optimizer.wrt, ...)
+        trainable, frozen = states
+        starts_BS = inputs_BS if train.documents == "separate" else None
+        arrays = inputs_BS, targets_BS, starts_BS
+        microbatch = Microbatch(arrays, jnp.arange(rows), jax.random.key(0))
+
         def loss_of(trainable: nnx.State) -> Array:
             model = nnx.merge(graph, trainable, frozen, copy=True)
-            starts_BS = inputs_BS if train.documents == "separate" else None
-            batch = inputs_BS, targets_BS, starts_BS, jnp.arange(rows), jax.random.key(0)
-            return objective(train, gatherer, model, *batch)[0]
+            return objective(model, compute_of(train, model, gatherer), microbatch)[0]
 
         _, pullback = jax.vjp(loss_of, trainable)
         found.extend(jax.typeof(leaf) for leaf in jax.tree.leaves(pullback))
@@ -72,9 +75,14 @@ def _residuals(
     batch = layout.batch_spec(2)
     shape = rows * mesh.shape[DATA], config.sequence_length
     tokens = jax.ShapeDtypeStruct(shape, jnp.int32)
-    specs = (*map(layout.specs, states), batch, batch)
-    traced = jax.shard_map(on_each_device, mesh=mesh, in_specs=specs, out_specs=PartitionSpec())
-    jax.eval_shape(traced, *states, tokens, tokens)
+    graph, state = nnx.split(model)
+
+    def traced(state: nnx.State, *tokens: Array) -> Array:
+        parts = layout, nnx.merge(graph, state), dtype_of(train)
+        passed: Array = on_mesh(*parts, of_rows, (batch, batch), PartitionSpec())(*tokens)
+        return passed
+
+    jax.eval_shape(traced, state, tokens, tokens)
     return found
 
 

@@ -189,7 +189,7 @@ def _not_recomputed(sizes: dict[str, int], model: ModelConfig) -> int:
 def _of_attention(config: RunConfig) -> Passes:
     model, train = config
     length = config.sequence_length
-    is_blockwise = not train.drop_rate  # as `attention.attention` chooses
+    is_blockwise = not train.drop_rate  # as `Attention` chooses
     pairs = attention_pairs(config) if is_blockwise else model.n_layers * length**2
     once = 2 * pairs * _heads_width(model) / length
     recomputed = RECOMPUTED[layer_loop(train, model).remat]

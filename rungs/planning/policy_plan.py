@@ -23,7 +23,7 @@ from rungs.planning.memory import format_bytes
 from rungs.planning.rows import Column, Part, Row, Table
 from rungs.run import metrics
 from rungs.run.folder import RunFolder
-from rungs.run.policy_metrics import PolicyMetrics
+from rungs.run.metrics import PolicyMetrics
 from rungs.step.state import shapes_of
 
 _TEXT_BYTES, _NEW_TOKEN_BYTES, _PROMPT_TOKEN_BYTES = 260, 36, 4

@@ -14,7 +14,7 @@ from rungs.common.text_table import align_columns
 from rungs.reinforcement.rollout_files import Completion, RolloutFiles, read
 from rungs.run import metrics
 from rungs.run.folder import RunFolder
-from rungs.run.policy_metrics import PolicyMetrics
+from rungs.run.metrics import PolicyMetrics
 
 _STEPS = 20
 """Of the beginning and of the end; fewer if there are fewer."""

@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -15,11 +15,19 @@ from rungs.optim.multi_steps import MultiSteps
 from rungs.parallel.sharding import place_batch, process_local_rows
 from rungs.reinforcement.advantages import advantages
 from rungs.reinforcement.policy_batch import PolicyBatch, padded_lengths
-from rungs.reinforcement.policy_weights import PolicyTokens, has_weight, shares, weight_of
+from rungs.reinforcement.policy_objective import (
+    PolicyObjective,
+    PolicyTokens,
+    has_weight,
+    make_log_prob_step,
+    shares,
+)
 from rungs.reinforcement.rollout_files import Completion, array_of
-from rungs.step.policy_step import PolicyResult, make_log_prob_step, make_policy_step
 from rungs.step.shortcuts import Shortcuts
-from rungs.step.train_step import StepResult
+from rungs.step.train_step import Step, StepResult, make_step
+
+ARRAY_NAMES = "inputs_ABS", "targets_ABS", *(f"{name}_ABS" for name in PolicyTokens._fields)
+"""Names of the arrays of an update, in the order that the step takes them."""
 
 
 class Updated(NamedTuple):
@@ -42,7 +50,7 @@ class Update(NamedTuple):
 
     step: StepResult
     log_probs_NS: np.ndarray
-    """Before the update; see `PolicyResult`."""
+    """Before the update; see `PolicyObjective`."""
     entropies_NS: np.ndarray
 
 
@@ -68,10 +76,18 @@ class PolicyUpdater:
             lengths, lambda _inputs, _targets, *tokens: has_weight(config, PolicyTokens(*tokens))
         )
         self._first_step, self._later_step = (
-            make_policy_step(train, weight_of(train, is_first), shortcuts, mesh)
+            make_step(PolicyObjective.of(train, is_first, lengths[-1]), train, mesh, shortcuts)
             for is_first in (True, False)
         )
         self._log_prob_step = make_log_prob_step(train, lengths, mesh)
+
+    @property
+    def latest_batch(self) -> dict[str, np.ndarray]:
+        """Arrays (A, B, S) of the last update, by name."""
+        batch, arrays_NS = self._latest
+        size = self._config.train.microbatch_size
+        arrays_ABS = (batch.in_microbatches(array, size) for array in arrays_NS)
+        return dict(zip(ARRAY_NAMES, arrays_ABS, strict=True))
 
     def update(
         self,
@@ -124,17 +140,19 @@ class PolicyUpdater:
 
     def _run(
         self,
-        step: Callable[..., PolicyResult],
+        step: Step,
         model: GPT,
         optimizer: MultiSteps,
         batch: PolicyBatch,
         tokens: PolicyTokens,
     ) -> Update:
-        placed = self._placed(batch, batch.inputs_NS, batch.targets_NS, *tokens)
+        arrays_NS = batch.inputs_NS, batch.targets_NS, *tokens
+        self._latest = batch, arrays_NS
+        placed = self._placed(batch, *arrays_NS)
         with jax.transfer_guard("disallow"):
             result = step(model, optimizer, *placed)
-        step_result, *arrays_ABS = jax.tree.map(np.asarray, jax.device_get(result))
-        return Update(step_result, *(batch.by_completion(array) for array in arrays_ABS))
+        result = jax.tree.map(np.asarray, jax.device_get(result))
+        return Update(result, *(batch.by_completion(array) for array in result.outputs_ABS))
 
     def _reference_log_probs(self, batch: PolicyBatch) -> np.ndarray:
         """Return the reference's log-probabilities; the sampler's if there is no reference, whose

@@ -5,28 +5,33 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 
 import click
+from jax.sharding import Mesh
 
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.checkpointing.manifest import Checkpoint
+from rungs.checkpointing.start_from import find_starting_weights
 from rungs.common.errors import UserError
 from rungs.common.text_table import counted
 from rungs.config.run_config import ReinforceRunConfig
+from rungs.reinforcement.learner import PolicyLearner
 from rungs.reinforcement.rollout_files import Completion, RolloutFiles, read
-from rungs.reinforcement.start import open_to_replay
 from rungs.run import metrics
-from rungs.run.folder import RunFolder
-from rungs.run.policy_metrics import PolicyMetrics
+from rungs.run.folder import RunFolder, StartOptions
+from rungs.run.metrics import PolicyMetrics
+from rungs.training.learner import Kind, Start
+from rungs.training.preparation import create_mesh, with_device_choices, with_recorded_dtype
+from rungs.training.resume import refuse_changes
 
 _COMPARED = ("tokens", "log_probs", "finished", "rewards", "status", "advantage")
 """What must be equal, in this order."""
 
 
-def replay(run: RunFolder, config: ReinforceRunConfig, name: str, trust_verifier: bool) -> int:
+def replay(run: RunFolder, config: ReinforceRunConfig, name: str, kind: Kind) -> int:
     """Run a step again from the newest checkpoint before it, and print the first difference.
 
     Args:
         name: the step, such as `step-000123`.
-        trust_verifier: whether a Python file that a task names may run.
+        kind: reinforcement learning.
 
     Returns:
         The exit code: 1 if something differs, otherwise 0.
@@ -39,14 +44,14 @@ def replay(run: RunFolder, config: ReinforceRunConfig, name: str, trust_verifier
     before = _metrics_of(run, step)
     saved = _checkpoint_before(run, step)
     with ExitStack() as stack:
-        trainer = open_to_replay(stack, run, config, saved, trust_verifier)
+        learner, first = open_learner(stack, run, config, saved, kind)
         click.echo(
             f"step {step}, from {saved.folder if saved else 'the start'}:"
-            f" {counted(step - trainer.first_step, 'step')} retrained"
+            f" {counted(step - first, 'step')} retrained"
         )
-        for number in range(trainer.first_step, step):
-            trainer.replay(number)
-        again = trainer.replay(step)
+        for number in range(first, step):
+            learner.retake(number)
+        again = learner.retake(step)
     for difference in _differences(recorded, again.completions):
         click.echo(difference)
         return 1
@@ -59,6 +64,35 @@ def replay(run: RunFolder, config: ReinforceRunConfig, name: str, trust_verifier
         f" norm, {again.gradient_norm:.6g}"
     )
     return 0
+
+
+def open_learner(
+    stack: ExitStack,
+    run: RunFolder,
+    config: ReinforceRunConfig,
+    saved: Checkpoint | None,
+    kind: Kind,
+    mesh: Mesh | None = None,
+) -> tuple[PolicyLearner, int]:
+    """Return a learner that continues from a checkpoint, or from the start, and its first step.
+
+    Args:
+        mesh: the devices; those of the run if absent.
+
+    Raises:
+        UserError: the run, its tasks and its checkpoints don't fit together.
+    """
+    if saved is not None:
+        config = config._replace(train=with_recorded_dtype(config.train, saved.meta))
+        refuse_changes(saved.meta, config, run, extend=True)
+    weights = saved.weights if saved else find_starting_weights(run, config)
+    start = Start(run, config, StartOptions(), saved, weights)
+    inputs = kind.open_inputs(start, stack)
+    mesh = mesh or create_mesh(run, config, saved)
+    start = start.with_config(with_device_choices(config, saved))
+    learner = inputs.learner(start, mesh, ())
+    assert isinstance(learner, PolicyLearner)
+    return learner, start.first_step
 
 
 def _number(name: str) -> int:

@@ -71,7 +71,7 @@ class CompletionSource:
             should_stop: called before each verdict.
 
         Raises:
-            Stopped: `should_stop` returned True.
+            Interrupted: `should_stop` returned True.
         """
         return self._complete((TRAINING, step), prompts, samples, file, should_stop)
 

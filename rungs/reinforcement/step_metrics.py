@@ -11,7 +11,7 @@ from rungs.reinforcement.policy_update import Updated
 from rungs.reinforcement.rollout_files import Completion, array_of
 from rungs.reinforcement.sampling import Seconds
 from rungs.reinforcement.token_statistics import Gap, clipped_share, kl_divergence
-from rungs.run.policy_metrics import PolicyMetrics, Validation
+from rungs.run.metrics import PolicyMetrics, Validation
 
 
 def policy_metrics(
@@ -20,7 +20,6 @@ def policy_metrics(
     train: ReinforceConfig,
     *,
     tokens_before: int,
-    dropped_microbatches: int,
     step_seconds: float,
     seconds: Seconds,
     start_validation: Validation | None,
@@ -50,7 +49,7 @@ def policy_metrics(
         learning_rate=float(last.learning_rate),
         gradient_norm=float(last.gradient_norm),
         clipped=bool(last.clipped),
-        dropped_microbatches=dropped_microbatches,
+        dropped_microbatches=last.dropped,
         step_seconds=step_seconds,
         tokens_per_second=tokens / step_seconds,
         loss_scale=None if last.loss_scale is None else float(last.loss_scale),

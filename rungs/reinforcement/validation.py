@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rungs.common.statistics import wilson_interval
 from rungs.reinforcement.pass_at_k import mean_pass_at_k
 from rungs.reinforcement.rollout_files import Completion
-from rungs.run.policy_metrics import Validation
+from rungs.run.evaluations import wilson_interval
+from rungs.run.metrics import Validation
 
 
 def summarize(completions: Sequence[Completion], samples: int) -> Validation:

@@ -7,10 +7,7 @@ from rungs.parallel.processes import broadcast_from_first
 from rungs.reinforcement.prompts import Prompt
 from rungs.tasks.verifiers.opening import Verifier
 from rungs.tasks.verifiers.verdict import Verdict
-
-
-class Stopped(Exception):
-    """Raised when a signal arrives before the work is done."""
+from rungs.training.learner import Interrupted
 
 
 def verify(
@@ -27,7 +24,7 @@ def verify(
         should_stop: called before each text.
 
     Raises:
-        Stopped: `should_stop` returned True.
+        Interrupted: `should_stop` returned True.
     """
 
     def ask() -> str:
@@ -41,5 +38,5 @@ def verify(
 
     answer = broadcast_from_first(ask)
     if not answer:
-        raise Stopped
+        raise Interrupted
     return [Verdict(*verdict) for verdict in json.loads(answer)]

@@ -1,19 +1,20 @@
 """A run on disk: its folder, its metrics, and new runs made from it.
 
-    folder        finds a run folder, its paths, the lock that the training process holds
+    folder        a run folder: found by name, and its paths
+    lock          the lock that one training process holds; whether the folder is still its own
     derive        makes a run folder from another with some keys changed
-    metrics       metrics.jsonl: the fields of a step; reading, appending, repair after a crash
-    policy_metrics  the fields of a step of reinforcement learning
-    evaluations   evaluations.jsonl: scores of checkpoints on benchmarks
+    metrics       metrics.jsonl: the fields of a step, in training and in reinforcement learning;
+                  reading, appending, repair after a crash
+    evaluations   evaluations.jsonl: scores of checkpoints on benchmarks; intervals of shares
     samples       samples.jsonl: how checkpoints continue the sample_prompts
     events        events.jsonl: starts, stops, failures and the like
     json_records  files with a record in each line, such as these three
     recorded_run  configs and metrics of a run, as arrays and tables for charts and comparison
 
 To add a metric: compute it as a field of `StepResult` in `rungs/step/train_step.py`, add it to
-`StepMetrics` in `metrics`, fill it in `ResultReader.read` in `rungs/training/result_reader.py`, and
-draw it in `TRAINING_CHARTS` in `rungs/charts/run_charts.py`. In reinforcement learning these are
-`PolicyMetrics`, `step_metrics.py` in `rungs/reinforcement`, and `POLICY_CHARTS`.
+`StepMetrics` in `metrics`, fill it in `NextTokenLearner.read` in `rungs/training/next_token.py`,
+and draw it in `TRAINING_CHARTS` in `rungs/charts/run_charts.py`. In reinforcement learning these
+are `PolicyMetrics`, `step_metrics.py` in `rungs/reinforcement`, and `POLICY_CHARTS`.
 
 To add an experiment tracker, see `rungs/tracking/__init__.py`.
 

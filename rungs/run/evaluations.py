@@ -1,6 +1,7 @@
 """The scores of a run's checkpoints: `evaluations.jsonl` in the run folder, a line per metric."""
 
 import datetime
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -8,6 +9,9 @@ from rungs.common.strict_json import StrictModel
 from rungs.common.text_table import align_columns
 from rungs.run import json_records
 from rungs.run.folder import RunFolder
+
+_Z = 1.959964
+"""A standard normal variable is within ± this with probability 95 %."""
 
 
 class Evaluation(StrictModel):
@@ -21,8 +25,9 @@ class Evaluation(StrictModel):
     metric: str
     value: float
     low: float | None = None
-    """Of a 95 % interval."""
+    """Lower end of a 95 % interval."""
     high: float | None = None
+    """Upper end of it."""
     standard_error: float | None = None
     items: int
     few_shot: int = 0
@@ -37,7 +42,7 @@ class Evaluation(StrictModel):
 
     @property
     def step(self) -> int:
-        """Of the checkpoint; -1 for imported weights."""
+        """Last step of the checkpoint; -1 for imported weights."""
         last = self.checkpoint.rpartition("-")[2]
         return int(last) if last.isdecimal() else -1
 
@@ -51,8 +56,7 @@ def run_of(weights: Path) -> RunFolder | None:
 
 def append(run: RunFolder, evaluations: list[Evaluation]) -> Path:
     """Add evaluations to the file of a run and return its path; raises RunFailure."""
-    run.check()
-    json_records.append(run.evaluations, evaluations)
+    json_records.append(run, run.evaluations, evaluations)
     return run.evaluations
 
 
@@ -85,6 +89,21 @@ def latest(found: list[Evaluation]) -> dict[tuple[str, str], Evaluation]:
 
 def _cell(one: Evaluation | None) -> str:
     return "-" if one is None else f"{one.with_error} at step {one.step}"
+
+
+def wilson_interval(mean: float, items: int) -> tuple[float, float]:
+    """Return a 95 % interval of the mean of numbers between 0 and 1: Wilson's score interval for as
+    many yes-or-no outcomes (Wilson 1927). Their variance is the largest that such numbers can have,
+    so the interval is also wide enough for estimates from several completions.
+
+    Args:
+        mean: over items.
+        items: how many there are, at least 1.
+    """
+    weight = _Z**2 / items
+    middle = (mean + weight / 2) / (1 + weight)
+    reach = _Z * math.sqrt(mean * (1 - mean) / items + weight / (4 * items)) / (1 + weight)
+    return max(middle - reach, 0.0), min(middle + reach, 1.0)
 
 
 def now() -> str:

@@ -14,7 +14,7 @@ class Event(StrictModel):
     """Something that happened to a run."""
 
     time: str
-    """In UTC."""
+    """When it happened, in UTC."""
     event: EventKind
     step: int
     """The last step taken; -1 before the first."""
@@ -23,8 +23,7 @@ class Event(StrictModel):
 
 def append(run: RunFolder, event: Event) -> None:
     """Add an event; raises RunFailure."""
-    run.check()
-    json_records.append(run.events, [event])
+    json_records.append(run, run.events, [event])
 
 
 def read(run: RunFolder) -> list[Event]:

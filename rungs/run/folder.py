@@ -1,100 +1,61 @@
-"""A run's folder: found by name, its paths, and the lock that one training process holds.
-
-A run is trained by one process. What that process and its helpers write, they write after `check`:
-while they were suspended, the folder may have been moved and another run put in its place.
-"""
+"""A run's folder: found by name, and its paths."""
 
 import contextlib
 import dataclasses
-import difflib
-import os
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
-from filelock import SoftFileLock, Timeout
-
 from rungs.common import disk
-from rungs.common.errors import RunFailure, UserError
-from rungs.common.file_lock import file_lock
-from rungs.common.paths import is_file, is_folder, refuse_control_characters, require_regular
+from rungs.common.errors import UserError, did_you_mean
+from rungs.common.paths import is_file, is_folder, refuse_control_characters
 from rungs.config.run_config import MODEL_FILE, TRAIN_FILE
+from rungs.run.lock import LockableFolder, read_note
 
 RUNS = Path("runs")
 
 
+class _PathInside:
+    """A path in a folder, as an attribute of the folder.
+
+    Args:
+        place: relative to the folder.
+    """
+
+    def __init__(self, place: str) -> None:
+        self._place = place
+
+    def __get__(self, folder: LockableFolder, kind: type) -> Path:
+        return folder.path / self._place
+
+
 @dataclasses.dataclass(frozen=True)
-class RunFolder:
+class RunFolder(LockableFolder):
     """A run folder and the paths in it."""
 
-    path: Path
-    identity: str = dataclasses.field(default="", compare=False)
-    """Of the folder and its lock, if this process trains the run or helps it."""
-    descriptor: int = dataclasses.field(default=-1, compare=False)
-    """Of the open folder, in the process that holds the lock."""
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def imported(self) -> Path:
-        """The weights that `pretrained.py import` wrote."""
-        return self.checkpoints / "imported"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def log(self) -> Path:
-        return self.path / "train.log"
-
-    @property
-    def aside(self) -> Path:
-        """Where `--fresh` and `--from` move the checkpoints and metrics that they set aside."""
-        return self.path / "aside"
-
-    @property
-    def failed_steps(self) -> Path:
-        """Failed steps, each with what it takes to replay it."""
-        return self.path / "failed-steps"
-
-    @property
-    def old_failed_steps(self) -> Path:
-        """Where earlier versions of Rungs saved failed steps; still read."""
-        return self.path / "capsules"
-
-    @property
-    def rollouts(self) -> Path:
-        """Texts sampled by reinforcement learning."""
-        return self.path / "rollouts"
-
-    @property
-    def samples(self) -> Path:
-        """What reinforcement learning made of a few prompts."""
-        return self.path / "samples.md"
-
-    @property
-    def evaluations(self) -> Path:
-        """Scores of checkpoints on benchmarks."""
-        return self.path / "evaluations.jsonl"
-
-    @property
-    def prompt_samples(self) -> Path:
-        """How each checkpoint continues the `sample_prompts`."""
-        return self.path / "samples.jsonl"
-
-    @property
-    def events(self) -> Path:
-        """Starts, stops, failures and the like, with times."""
-        return self.path / "events.jsonl"
-
-    @property
-    def trackers(self) -> Path:
-        """What experiment trackers have of the run, and what they store in it."""
-        return self.path / "trackers"
+    checkpoints = _PathInside("checkpoints")
+    imported = _PathInside("checkpoints/imported")
+    """Weights that `pretrained.py import` wrote."""
+    metrics = _PathInside("metrics.jsonl")
+    log = _PathInside("train.log")
+    aside = _PathInside("aside")
+    """Checkpoints and metrics that `--fresh` and `--from` set aside."""
+    failed_steps = _PathInside("failed-steps")
+    """Failed steps, each with what it takes to replay it."""
+    old_failed_steps = _PathInside("capsules")
+    """Failed steps that earlier versions of Rungs saved; still read."""
+    rollouts = _PathInside("rollouts")
+    """Texts sampled by reinforcement learning."""
+    samples = _PathInside("samples.md")
+    """What reinforcement learning made of a few prompts."""
+    evaluations = _PathInside("evaluations.jsonl")
+    """Scores of checkpoints on benchmarks."""
+    prompt_samples = _PathInside("samples.jsonl")
+    """How each checkpoint continues the `sample_prompts`."""
+    events = _PathInside("events.jsonl")
+    """Starts, stops, failures and the like, with times."""
+    trackers = _PathInside("trackers")
+    """What experiment trackers have of the run, and what they store in it."""
 
     @property
     def charts(self) -> list[Path]:
@@ -113,82 +74,14 @@ class RunFolder:
         folders = self.path, self.rollouts, *self.trackers.glob("*")
         return [path for folder in folders for path in folder.glob(disk.UNFINISHED_FILES)]
 
-    @property
-    def lock_file(self) -> Path:
-        return self.path / "train.lock"
-
-    @property
-    def holder(self) -> Path:
-        """Says which process holds the lock."""
-        return self.path / "holder.lock"
-
     @contextlib.contextmanager
     def lock(self) -> Iterator[Self]:
-        """Hold the run's lock, which also ends with the process; yields the run as the one that
-        this process trains. A UserError in the block leaves no lock file behind.
-
-        Raises:
-            UserError: another process holds the lock, or the folder cannot be written to, or has
-                links that training would write through.
-        """
+        """Hold the run's lock, as in `LockableFolder.lock`. Also raises UserError if the folder has
+        links that training would write through."""
         self.refuse_links()
-        is_new = not self.lock_file.exists()
-        try:
-            lock = file_lock(self.lock_file)
-            lock.acquire(blocking=False)
-        except Timeout as held:
-            who = _read(self.holder) or "another process"
-            is_soft = isinstance(lock, SoftFileLock)
-            remedy = f"; if it was killed, delete {held.lock_file}" if is_soft else ""
-            raise UserError(
-                f"{self.path}: in use by {who}; wait for it or stop it{remedy}"
-            ) from None
-        except OSError as error:
-            raise self._unwritable(error) from None
-        with _opened(self.path) as descriptor:
-            own = dataclasses.replace(self, identity=_identity(self.path), descriptor=descriptor)
-            try:
-                self._claim_checkpoints()
-                self._write_holder()
-                yield own
-            except UserError:
-                if is_new and own.is_own():
-                    with contextlib.suppress(OSError):
-                        self.holder.unlink(missing_ok=True)
-                        self.lock_file.unlink()
-                raise
-            finally:
-                if own.is_own():
-                    with contextlib.suppress(OSError):
-                        self.holder.unlink()
-                lock.release()
-
-    def is_own(self) -> bool:
-        """Whether the folder and its lock are still those that this process trains."""
-        found = _identity(self.path)
-        return bool(found) and self.identity in ("", found)
-
-    def check(self) -> None:
-        """Raise RunFailure unless the folder and its lock are those that this process trains. Call
-        it before each write that matters."""
-        if self.is_own():
-            return
-        if _identity(self.path).partition(" ")[0] == self.identity.partition(" ")[0] != "":
-            raise RunFailure(
-                f"{self.lock_file}: removed or replaced during training, so another process may"
-                " train this run; run the same command to resume from the last checkpoint"
-            )
-        another = ", and another folder took its place" if is_folder(self.path) else ""
-        lost = "the progress since its last checkpoint is lost"
-        if place := _place_of(self.descriptor):
-            raise RunFailure(
-                f"{self.path}: the run folder was moved to {place} during training{another};"
-                f" {lost}; resume it there"
-            )
-        raise RunFailure(
-            f"{self.path}: the run folder was removed or moved during training{another}; {lost};"
-            " restore the folder and run the same command, or start over"
-        )
+        with super().lock() as own:
+            own._claim_checkpoints()
+            yield own
 
     def refuse_links(self) -> None:
         """Raise UserError if something that training writes into is a link, so that it would write
@@ -219,7 +112,7 @@ class RunFolder:
                 " create the folder, or remove the link"
             )
         note = target / ".run"
-        for path in (target.parent, Path(_read(note) or target)):
+        for path in (target.parent, Path(read_note(note) or target)):
             other = RunFolder(path).checkpoints
             is_its = is_file(path / MODEL_FILE) and is_folder(other) and other.samefile(target)
             if is_its and not path.samefile(self.path):
@@ -227,66 +120,7 @@ class RunFolder:
                     f"{self.checkpoints}: is a link to the checkpoints of {path}; each run needs a"
                     " folder of its own, so point the link to an empty one"
                 )
-        try:
-            disk.replace_file(note, f"{self.path.resolve()}\n")
-        except OSError as error:
-            raise self._unwritable(error) from None
-
-    def _write_holder(self) -> None:
-        """Write down which process holds the lock."""
-        who = f"process {os.getpid()} on {socket.gethostname()}\n"
-        try:
-            disk.replace_file(self.holder, who)
-        except OSError as error:
-            raise self._unwritable(error) from None
-
-    def _unwritable(self, error: OSError) -> UserError | RunFailure:
-        """Return the error for a folder that cannot be written to: a UserError, but a RunFailure if
-        the disk is full."""
-        if error.errno not in disk.FULL:
-            return UserError(f"{self.path}: cannot be written to: {error.strerror}")
-        return disk.write_failure(self.path, "the lock of the run", error)
-
-
-@contextlib.contextmanager
-def _opened(folder: Path) -> Iterator[int]:
-    """Yield a descriptor of a folder, -1 where the system gives none."""
-    try:
-        descriptor = os.open(folder, os.O_RDONLY)
-    except OSError:
-        descriptor = -1
-    try:
-        yield descriptor
-    finally:
-        if descriptor >= 0:
-            os.close(descriptor)
-
-
-def _identity(folder: Path) -> str:
-    """Return what tells a run folder and its lock from others; empty if the folder is not there."""
-    found = []
-    for path in (folder, RunFolder(folder).lock_file):
-        with contextlib.suppress(OSError):
-            status = path.stat()
-            found.append(f"{status.st_dev}:{status.st_ino}")
-    return " ".join(found)
-
-
-def _place_of(descriptor: int) -> Path | None:
-    """Return where an open folder is by now, None if it was removed or the system can't tell."""
-    with contextlib.suppress(OSError):
-        place = Path(f"/proc/self/fd/{descriptor}").readlink()
-        return place if place.is_dir() else None
-    return None
-
-
-def _read(note: Path) -> str:
-    """Return the text of a short file, an empty string if it cannot be read."""
-    try:
-        require_regular(note)
-        return note.read_text(encoding="utf-8").strip()
-    except (OSError, ValueError):
-        return ""
+        self.write_note(note, str(self.path.resolve()))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -351,8 +185,6 @@ def known_runs(name: str) -> str:
     """Return the run that was probably meant, or the names of all, as the end of a message about a
     run that does not exist."""
     runs = sorted(path.parent.name for path in RUNS.glob(f"*/{TRAIN_FILE}"))
-    if close := difflib.get_close_matches(Path(name).name, runs, n=1):
-        return f"did you mean {close[0]}?"
-    if runs:
-        return f"existing runs: {', '.join(runs)}"
-    return "a run folder has a model.json and a train.json"
+    is_run = "a run folder has a model.json and a train.json"
+    otherwise = f"existing runs: {', '.join(runs)}" if runs else is_run
+    return did_you_mean(Path(name).name, runs, otherwise)

@@ -1,6 +1,7 @@
 """Files in a run folder with a record in each line: evaluations, samples, events."""
 
 import contextlib
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -10,17 +11,20 @@ from pydantic import ValidationError
 from rungs.common import disk
 from rungs.common.paths import is_file
 from rungs.common.strict_json import StrictModel
+from rungs.run.folder import RunFolder
 
 Record = TypeVar("Record", bound=StrictModel)
 
 
-def append(path: Path, records: Sequence[StrictModel]) -> None:
-    """Add records to a file, on disk for good; raises RunFailure."""
-    content = _as_text(records)
+def append(run: RunFolder, path: Path, records: Sequence[StrictModel]) -> None:
+    """Add records to a file of a run, on disk for good; raises RunFailure."""
+    run.check()
     with disk.writing(path, path.stem), disk.open_to_append(path) as file:
-        if file.tell() and not _ends_with_newline(path):
-            content = "\n" + content  # a kill tore the last line
-        file.write(content.encode())
+        is_torn = False
+        if file.tell():
+            file.seek(-1, os.SEEK_END)
+            is_torn = file.read() != b"\n"  # a kill tore the last line
+        file.write(b"\n" * is_torn + _as_text(records).encode())
         disk.flush(file)
 
 
@@ -43,9 +47,3 @@ def read(path: Path, kind: type[Record]) -> list[Record]:
 
 def _as_text(records: Sequence[StrictModel]) -> str:
     return "".join(one.model_dump_json(exclude_none=True) + "\n" for one in records)
-
-
-def _ends_with_newline(path: Path) -> bool:
-    with path.open("rb") as file:
-        file.seek(-1, 2)
-        return file.read(1) == b"\n"

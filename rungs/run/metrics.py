@@ -1,6 +1,6 @@
 """`metrics.jsonl`: one line per global step, each step exactly once, also after a crash.
 
-Training writes `StepMetrics`, reinforcement learning `PolicyMetrics` of `policy_metrics.py`.
+Training writes `StepMetrics`, reinforcement learning `PolicyMetrics`.
 """
 
 import contextlib
@@ -87,9 +87,11 @@ class StepMetrics(StepRecord):
     validation_loss: float | None = None
     """Mean cross-entropy on the validation tokens, for steps with a validation."""
     bits_per_byte: float | None = None
-    """Of the validation text: comparable between tokenizers. If the dataset has its tokenizer."""
+    """Validation loss in bits per byte of text, comparable between tokenizers; None if the dataset
+    has no tokenizer."""
     validation_losses: dict[str, float] | None = None
-    """On each dataset of a mixture with a validation split, and on the `validation_datasets`."""
+    """Validation loss on each dataset of a mixture that has a validation split, and on each of the
+    `validation_datasets`."""
     load_balancing_loss: float | None = None
     """Mixture of experts: mean over layers. 1 if all experts get the same number of tokens."""
     expert_tokens: list[list[Count]] | None = None
@@ -98,6 +100,83 @@ class StepMetrics(StepRecord):
     """A loss far above the recent ones (`loss_spikes.py`): whether the update was left out."""
     validation_data: str | None = None
     """What `validation_loss` was measured on: number of tokens, the first one, sha256 of files."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Validation:
+    """How well a model does on the held-out items, sampling at the temperature of training."""
+
+    items: Count
+    samples: Count
+    """Completions of each item."""
+    pass_at: dict[int, float]
+    """For each k, the probability that at least one of k completions is correct: mean over items of
+    an unbiased estimate (Chen et al. 2021)."""
+    pass_at_1_interval: tuple[float, float]
+    """95 % interval of pass@1."""
+    reward: float
+    mean_tokens: float
+    """Tokens of a completion."""
+    truncated: float
+    """Share of completions that reached max_new_tokens."""
+
+    @property
+    def pass_at_1(self) -> float:
+        """The share of completions that are correct."""
+        return self.pass_at[1]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PolicyMetrics(StepRecord):
+    """The metrics of one global step of reinforcement learning. `tokens_seen` counts sampled
+    tokens, `tokens_per_second` those of the step; gradient norm and learning rate are those of its
+    last update."""
+
+    VARYING: ClassVar[frozenset[str]] = StepRecord.VARYING | frozenset(
+        f"{part}_seconds" for part in ("sampling", "verifying", "updating")
+    )
+
+    reward: Figure
+    """Mean over the completions that have one."""
+    rewards: dict[str, float]
+    """The parts of the reward, likewise."""
+    correct: Figure
+    """Share of completions that are correct."""
+    failed_verdicts: Count
+    """Completions without a reward, as the verifier failed. They are left out of the update."""
+    mean_tokens: Figure
+    """Tokens of a completion."""
+    truncated: Figure
+    """Share of completions that reached max_new_tokens."""
+    groups_wrong: Count
+    """Prompts of which every completion is wrong."""
+    groups_mixed: Count
+    """Prompts with right and wrong completions."""
+    groups_right: Count
+    """Prompts of which every completion is right."""
+    equal_groups: Count
+    """Prompts of which every completion has the same reward, and which so have no advantages."""
+    entropy: Figure
+    """Mean entropy of the distributions that the tokens are from, in nats."""
+    log_prob_gap: Figure
+    """Mean |Δ log-probability| of the tokens between sampling and training, in nats."""
+    largest_log_prob_gap: Figure
+    exact_ratios: Figure
+    """Share of tokens with the same log-probability, to the last bit, in sampling and training."""
+    sampler_kl: Figure
+    """KL divergence of the trained from the sampling distribution, per token, in nats: the
+    estimator k3 (Schulman 2020)."""
+    kl: Figure | None = None
+    """KL divergence from the reference, likewise, if there is a kl_coefficient."""
+    clipped_ratios: Figure | None = None
+    """With several updates per rollout: share of tokens that were clipped in the last one."""
+    sampling_seconds: Figure
+    verifying_seconds: Figure
+    updating_seconds: Figure
+    validation: Validation | None = None
+    """Validation after the step, if it has a checkpoint."""
+    start_validation: Validation | None = None
+    """Validation of the weights that the run starts from, in the record of step 0."""
 
 
 R = TypeVar("R", bound=StepRecord, default=StepMetrics)
@@ -174,7 +253,7 @@ class MetricsLog(Generic[R]):
         self._check()
         content = "".join(step.as_line() for step in steps).encode()
         with disk.writing(self._path, "the metrics so far", len(content)):
-            disk.replace_file(self._path, content, durable=True)
+            disk.replace_file(self._path, content)
             self._file = disk.open_to_append(self._path, buffering=0)
         self._bytes = len(content)
 

@@ -16,7 +16,7 @@ from rungs.config.optimization_config import OptimizationConfig
 from rungs.config.reinforce_config import ReinforceConfig
 from rungs.config.train_config import TrainConfig
 from rungs.run import metrics
-from rungs.run.policy_metrics import PolicyMetrics, Validation
+from rungs.run.metrics import PolicyMetrics, Validation
 
 DIFFERENT_DATASETS = (
     "These runs use different datasets, so their losses are not comparable; compare bits per byte"
@@ -127,7 +127,7 @@ class RecordedPolicyRun(RecordedSteps[ReinforceConfig]):
     rewards: dict[str, FloatArray]
     """Each part of the reward, by name, at each step; NaN where a step does not have it."""
     validations: list[tuple[int, Validation]]
-    """With the number of steps taken before each."""
+    """Number of steps taken before each validation, and its result."""
 
     @classmethod
     def load(cls, run_folder: Path, name: str | None = None) -> Self:
@@ -190,7 +190,7 @@ def running_median(x: FloatArray, y: FloatArray, steps: int, points: int = 400) 
     and at the last one.
 
     Args:
-        steps: of the run, of which x and y may be the beginning. Then they are reduced like it.
+        steps: length of the run; x and y may be its beginning, and are reduced like all of it.
     """
     places = np.linspace(0, steps - 1, min(steps, points)).astype(int)
     places = np.unique([*places[places < len(y)], len(y) - 1])

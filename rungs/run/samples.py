@@ -24,7 +24,7 @@ class Sample(StrictModel):
     text: str
     """The continuation, without the prompt."""
     tokens: int
-    """Of the continuation."""
+    """Number of tokens of the continuation."""
     ended: bool
     """Whether the model ended the text itself."""
 
@@ -44,8 +44,7 @@ def read(run: RunFolder) -> list[Sample]:
 
 def append(run: RunFolder, found: list[Sample]) -> None:
     """Add samples; raises RunFailure."""
-    run.check()
-    json_records.append(run.prompt_samples, found)
+    json_records.append(run, run.prompt_samples, found)
 
 
 def drop_after(run: RunFolder, step: int) -> None:

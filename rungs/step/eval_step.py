@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from flax import nnx
 from jax import Array
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
 from rungs.config.train_config import TrainConfig
 from rungs.data.loader import ValidationData, ValidationSets
@@ -17,7 +17,7 @@ from rungs.parallel import collectives
 from rungs.parallel.fsdp import WeightGatherer
 from rungs.parallel.names import CONTEXT
 from rungs.parallel.sharding import Layout, place_batch, process_local_rows
-from rungs.step.compute import compute_of
+from rungs.step.forward import compute_of, on_mesh, replicated
 
 
 class ValidationInterrupted(Exception):
@@ -36,34 +36,28 @@ def make_evaluation_step(train: TrainConfig, mesh: Mesh | None = None) -> Evalua
     Args:
         mesh: the mesh the model was created on; one device if absent.
     """
-    layout = Layout.of(train.sharding, mesh)
-    replicated = NamedSharding(layout.mesh, PartitionSpec())
+    layout, dtype = Layout.of(train.sharding, mesh), dtype_of(train)
     batch, rows = layout.batch_spec(2), layout.rows_spec()
+
+    def of_rows(
+        model: GPT,
+        gatherer: WeightGatherer,
+        inputs_BS: Array,
+        targets_BS: Array,
+        starts_BS: Array | None,
+    ) -> tuple[Array, Array]:
+        compute = compute_of(train, model, gatherer)
+        losses_BS = model.losses(inputs_BS, targets_BS, compute, starts_BS)
+        sums = losses_BS.sum(axis=-1), (targets_BS >= 0).sum(axis=-1)
+        summed: tuple[Array, Array] = collectives.psum(sums, CONTEXT)
+        return summed
 
     def evaluation_step(
         model: GPT, inputs_BS: Array, targets_BS: Array, starts_BS: Array | None = None
     ) -> tuple[Array, Array]:
-        graph, state = nnx.split(model)
-        gatherer = WeightGatherer(layout.sharded_axes(nnx.state(model)), dtype_of(train))
-
-        def on_each_device(
-            state: nnx.State, inputs_BS: Array, targets_BS: Array, starts_BS: Array | None
-        ) -> tuple[Array, Array]:
-            model = nnx.merge(graph, state)
-            gatherer.gather_outside_blocks(model)
-            compute = compute_of(train, model, gatherer)
-            losses_BS = model.losses(inputs_BS, targets_BS, compute, starts_BS)
-            sums = losses_BS.sum(axis=-1), (targets_BS >= 0).sum(axis=-1)
-            summed: tuple[Array, Array] = collectives.psum(sums, CONTEXT)
-            return summed
-
-        sums_and_counts = jax.shard_map(
-            on_each_device,
-            mesh=layout.mesh,
-            in_specs=(layout.specs(state), batch, batch, batch),
-            out_specs=(rows, rows),
-        )(state, inputs_BS, targets_BS, starts_BS)
-        return jax.lax.with_sharding_constraint(sums_and_counts, replicated)
+        sums = on_mesh(layout, model, dtype, of_rows, (batch,) * 3, (rows, rows))
+        found: tuple[Array, Array] = replicated(layout, sums(inputs_BS, targets_BS, starts_BS))
+        return found
 
     return nnx.jit(evaluation_step)
 

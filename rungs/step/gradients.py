@@ -5,8 +5,9 @@ weights; `parallel/collectives.py` has the communication between devices.
 Axes as in `model/gpt.py`, and A for the microbatches of one step.
 """
 
+import functools
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,48 +15,39 @@ from flax import nnx
 from jax import Array
 from jax.sharding import PartitionSpec
 
+from rungs.config.optimization_config import OptimizationConfig
 from rungs.model.gpt import GPT
+from rungs.optim.precision import dtype_of
 from rungs.parallel import collectives
 from rungs.parallel.fsdp import GradientSum, WeightGatherer
 from rungs.parallel.names import DATA
 from rungs.parallel.sharding import Layout
+from rungs.step.forward import compute_of
 from rungs.step.nonfinite import ALL_FINITE, first_nonfinite
-from rungs.step.shortcuts import Shortcuts, take_shortcuts
+from rungs.step.objective import Aux, Microbatch, Objective
+from rungs.step.shortcuts import Shortcuts
 
 REPLICATED = PartitionSpec()
 
-
-class Objective(Protocol):
-    """What a step minimizes."""
-
-    def __call__(self, gatherer: WeightGatherer, model: GPT, *microbatch: Any) -> tuple[Array, Any]:
-        """Return this device's share of the objective on a microbatch, and what else the step
-        needs: a tuple whose `losses_A` is the loss of the microbatch.
-
-        Args:
-            gatherer: gathers the weights that the devices share.
-            model: with this device's part of the weights.
-            microbatch: this device's rows of the batch; then the index of each sequence within the
-                step, and the key of the step.
-        """
-        ...
+Summed = tuple[nnx.State, Aux, Array]
+"""The sum of the finite microbatches' gradients (undefined if none is finite) in the layout for
+updates; the aux of each microbatch, with the axis A; and for each the index, among
+`nonfinite.checked_names`, of the first array that was not finite."""
 
 
 def summed_gradients(
     objective: Objective,
-    dtype: jnp.dtype,
+    train: OptimizationConfig,
     layout: Layout,
     model: GPT,
     wrt: Any,
-    batch: tuple[Array | None, ...],
-    key: Array,
-    scale: Array | None = None,
-    aux_specs: Any = REPLICATED,
+    microbatches: int,
     shortcuts: Shortcuts | None = None,
-) -> tuple[nnx.State, Any, Array]:
-    """Return the sum of the finite microbatches' gradients (anything if none is finite) in the
-    layout for updates, what the objective returns for each microbatch, and for each the index among
-    `nonfinite.checked_names` of the first array that was not finite.
+) -> Callable[[tuple[Any, ...], Array, Array | None], Summed]:
+    """Return a function of a step's batch, its random key and its loss scale.
+
+    The batch is a tuple of arrays (A, B, S), of which some may be None. The gradients are divided
+    by the loss scale again.
 
     Each device accumulates gradients of its own part of the batch; at the end those of all devices
     are added up (`GradientSum`). Gradients of sharded parameters are reduce-scattered in each
@@ -63,103 +55,86 @@ def summed_gradients(
     saves.
 
     Args:
-        dtype: to compute in.
         wrt: the kind of variables to differentiate.
-        batch: arrays with axes A, B, S, of which some may be None.
-        key: of the step.
-        scale: loss scale; the gradients are divided by it again.
-        aux_specs: how what the objective returns is laid out.
+        microbatches: A.
         shortcuts: for padded texts, of which some may have no weight.
     """
     graph, *states = nnx.split(model, wrt, ...)
-    trained, frozen = states
-    gradient_sum = GradientSum(layout, trained, microbatches=len(jax.tree.leaves(batch)[0]))
-    split_axes = layout.sharded_axes(frozen) | gradient_sum.gathered
-    gatherer = WeightGatherer(split_axes, dtype)
-    rows = layout.batch_spec(3)
+    gradient_sum = GradientSum(layout, states[0], microbatches)
+    split_axes = layout.sharded_axes(states[1]) | gradient_sum.gathered
+    gatherer = WeightGatherer(split_axes, dtype_of(train))
 
     def on_each_device(
         trained: nnx.State,
         frozen: nnx.State,
-        scale: Array | None,
-        batch: tuple[Array | None, ...],
+        batch: tuple[Any, ...],
         key: Array,
-    ) -> tuple[nnx.State, Any, Array]:
-        def objective_of(sources: nnx.State, *microbatch: Array | None) -> tuple[Array, Any]:
+        scale: Array | None,
+    ) -> Summed:
+        def loss(sources: nnx.State, microbatch: Microbatch) -> tuple[Array, Aux]:
             weights = gradient_sum.weights(sources, trained)
             # Copy: frozen parameters belong to the outer trace and cannot be changed here.
             model = nnx.merge(graph, weights, frozen, copy=True)
-            loss, aux = objective(gatherer, model, *microbatch)
+            gatherer.gather_outside_blocks(model)
+            loss, aux = objective(model, compute_of(train, model, gatherer), microbatch)
             return loss if scale is None else loss * scale, aux
 
+        differentiate = jax.value_and_grad(loss, has_aux=True)
+        if shortcuts is not None:
+            differentiate = shortcuts.around(differentiate, loss)
         sources = gradient_sum.sources(trained)
-        own, aux, first_nonfinite_A = _accumulate(objective_of, sources, batch, key, shortcuts)
-        total = gradient_sum.of(own)
+        add = functools.partial(_add_if_finite, differentiate, sources, key)
+        if microbatches == 1:  # needs no memory for a sum
+            only = jax.tree.map(lambda array: array[0], batch)
+            total, results = add(None, (only, 0))
+            results = jax.tree.map(lambda array: array[None], results)
+        else:
+            zeros = jax.tree.map(jnp.zeros_like, sources)
+            total, results = jax.lax.scan(add, zeros, (batch, jnp.arange(microbatches)))
+        total = gradient_sum.of(total)
         if scale is not None:
             total = jax.tree.map(lambda g: g / scale, total)
-        return total, aux, first_nonfinite_A
+        return total, *results
 
-    sharded_gradients = jax.shard_map(
+    rows = layout.batch_spec(3)
+    aux_specs = Aux(REPLICATED, REPLICATED, REPLICATED, rows)  # type: ignore[arg-type]
+    sharded: Callable[..., Summed] = jax.shard_map(
         on_each_device,
         mesh=layout.mesh,
-        in_specs=(*map(layout.specs, states), REPLICATED, rows, REPLICATED),
-        out_specs=(layout.for_updates.specs(trained), aux_specs, REPLICATED),
+        in_specs=(*map(layout.specs, states), rows, REPLICATED, REPLICATED),
+        out_specs=(layout.for_updates.specs(states[0]), aux_specs, REPLICATED),
     )
-    return sharded_gradients(trained, frozen, scale, batch, key)
+    return functools.partial(sharded, *states)
 
 
-def _accumulate(
-    objective_of: Callable[..., tuple[Array, Any]],
-    trained: nnx.State,
-    batch: tuple[Array | None, ...],
+def _add_if_finite(
+    differentiate: Callable[..., tuple[tuple[Array, Aux], nnx.State]],
+    sources: nnx.State,
     key: Array,
-    shortcuts: Shortcuts | None,
-) -> tuple[nnx.State, Any, Array]:
-    """Return this device's gradients, summed over microbatches, with each microbatch's aux and
-    first non-finite array.
+    total: nnx.State | None,
+    part: tuple[tuple[Any, ...], Array | int],
+) -> tuple[nnx.State, tuple[Aux, Array]]:
+    """Add this device's gradient of a microbatch, unless its loss or a gradient is not finite on
+    any device.
 
-    A microbatch whose loss or gradient is not finite, on any device, is left out. A single
-    microbatch needs no memory for a sum; its gradient is returned as it is.
+    Args:
+        total: of the microbatches before; None if this is the only one, whose gradient is returned
+            as it is.
+        part: the arrays of the microbatch, and its number.
+
+    Returns:
+        The new total; the microbatch's aux and first array that is not finite.
     """
-    count, rows = jax.tree.leaves(batch)[0].shape[:2]
+    arrays, number = part
+    rows = len(arrays[0])
     first_row = collectives.axis_index(DATA) * rows
-    zeros = jax.tree.map(jnp.zeros_like, trained)
-
-    def gradient_of(
-        microbatch: tuple[Any, ...], index: Array | int
-    ) -> tuple[nnx.State, tuple[Any, Array]]:
-        sequences_B = index * rows * collectives.axis_size(DATA) + first_row + jnp.arange(rows)
-
-        def with_gradient(*arrays_BS: Array) -> tuple[nnx.State, Any]:
-            (_, aux), gradient = jax.value_and_grad(objective_of, has_aux=True)(
-                trained, *arrays_BS, sequences_B, key
-            )
-            return gradient, aux
-
-        def without_gradient(*arrays_BS: Array) -> tuple[nnx.State, Any]:
-            _, aux = objective_of(trained, *arrays_BS, sequences_B, key)
-            return zeros, aux
-
-        if shortcuts is None:
-            gradient, aux = with_gradient(*microbatch)
-        else:
-            gradient, aux = take_shortcuts(shortcuts, with_gradient, without_gradient, *microbatch)
-        with jax.named_scope("gradient_sum"):
-            nonfinite_index = collectives.pmin(first_nonfinite((aux.losses_A, gradient)))
-        return gradient, (aux, nonfinite_index)
-
-    def add(
-        total: nnx.State, part: tuple[tuple[Any, ...], Array]
-    ) -> tuple[nnx.State, tuple[Any, Array]]:
-        gradient, (aux, nonfinite_index) = gradient_of(*part)
-        is_finite = nonfinite_index == ALL_FINITE
-        with jax.named_scope("gradient_sum"):
-            total = jax.tree.map(lambda t, g: t + jnp.where(is_finite, g, 0), total, gradient)
-        return total, (aux, nonfinite_index)
-
-    if count == 1:
-        total, results = gradient_of(jax.tree.map(lambda array: array[0], batch), 0)
-        aux, first_nonfinite_A = jax.tree.map(lambda a: a[None], results)
-    else:
-        total, (aux, first_nonfinite_A) = jax.lax.scan(add, zeros, (batch, jnp.arange(count)))
-    return total, aux, first_nonfinite_A
+    sequences_B = number * rows * collectives.axis_size(DATA) + first_row + jnp.arange(rows)
+    (_, aux), gradient = differentiate(sources, Microbatch(arrays, sequences_B, key))
+    with jax.named_scope("gradient_sum"):
+        first = collectives.pmin(first_nonfinite((aux.loss, gradient)))
+    if total is None:
+        return gradient, (aux, first)
+    is_finite = first == ALL_FINITE
+    with jax.named_scope("gradient_sum"):
+        total = jax.tree.map(lambda t, g: t + jnp.where(is_finite, g, 0), total, gradient)
+    return total, (aux, first)

@@ -5,7 +5,7 @@ without gradients; which one runs depends on the texts.
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ from jax import Array
 
 from rungs.parallel import collectives
 from rungs.parallel.names import DATA
+from rungs.step.objective import Aux, Microbatch
 
 T = TypeVar("T")
 
@@ -24,6 +25,43 @@ class Shortcuts(NamedTuple):
     """See `at_shortest_length`."""
     has_gradient: Callable[..., Array]
     """From this device's rows of a microbatch to whether its gradient can be other than 0."""
+
+    def around(
+        self,
+        differentiate: Callable[..., tuple[tuple[Array, Aux], Any]],
+        evaluate: Callable[..., tuple[Array, Aux]],
+    ) -> Callable[[Any, Microbatch], tuple[tuple[Array, Aux], Any]]:
+        """Return `differentiate` with shortcuts: microbatches without a gradient are only
+        evaluated, and all are cut as `at_shortest_length` does.
+
+        Args:
+            differentiate: `jax.value_and_grad` of `evaluate`.
+            evaluate: from weights and a microbatch to a loss and an aux whose outputs have a fixed
+                shape.
+        """
+
+        def shortened(weights: Any, microbatch: Microbatch) -> tuple[tuple[Array, Aux], Any]:
+            def with_gradient(*arrays: Array) -> tuple[Any, Aux]:
+                (_, aux), gradient = differentiate(weights, microbatch._replace(arrays=arrays))
+                return gradient, aux
+
+            def without_gradient(*arrays: Array) -> tuple[Any, Aux]:
+                _, aux = evaluate(weights, microbatch._replace(arrays=arrays))
+                return zeros, aux
+
+            def either(*arrays: Array) -> tuple[Any, Aux]:
+                found: tuple[Any, Aux] = jax.lax.cond(
+                    is_needed, with_gradient, without_gradient, *arrays
+                )
+                return found
+
+            zeros = jax.tree.map(jnp.zeros_like, weights)
+            has_gradient = self.has_gradient(*microbatch.arrays).astype(jnp.int32)
+            is_needed = collectives.pmax(has_gradient, DATA) > 0
+            gradient, aux = at_shortest_length(either, self.lengths, *microbatch.arrays)
+            return (aux.loss, aux), gradient
+
+        return shortened
 
 
 def at_shortest_length(compute: Callable[..., T], lengths: Sequence[int], *arrays_BS: Array) -> T:
@@ -44,21 +82,3 @@ def at_shortest_length(compute: Callable[..., T], lengths: Sequence[int], *array
 
     result: T = jax.lax.switch(choice, [at(length) for length in lengths], *arrays_BS)
     return result
-
-
-def take_shortcuts(
-    shortcuts: Shortcuts,
-    with_gradient: Callable[..., T],
-    without_gradient: Callable[..., T],
-    *arrays_BS: Array,
-) -> T:
-    """Return with_gradient(*arrays_BS) or, if the gradient is 0, without_gradient(*arrays_BS), as
-    `at_shortest_length` does."""
-    has_gradient = shortcuts.has_gradient(*arrays_BS).astype(jnp.int32)
-    is_needed = collectives.pmax(has_gradient, DATA) > 0
-
-    def compute(*arrays_BS: Array) -> T:
-        result: T = jax.lax.cond(is_needed, with_gradient, without_gradient, *arrays_BS)
-        return result
-
-    return at_shortest_length(compute, shortcuts.lengths, *arrays_BS)

@@ -1,15 +1,20 @@
-"""The program that sends a run to a tracker: `python -m rungs.tracking.feed RUN TRACKER`.
+"""Sending a run to its trackers beside training, in a process for each.
 
-It reads lines: each means that there is something new, and an empty one that the run has ended. If
-its input ends without that, training was killed; it sends what is there and leaves the run open.
+`TrackingProcesses` starts `python -m rungs.tracking.feed RUN TRACKER IDENTITY`, which reads lines:
+each means that there is something new, and an empty one that the run has ended. If training was
+killed, it sends what is there and leaves the run open.
 """
 
+import contextlib
+import logging
 import os
+import queue
+import shutil
 import sys
-import threading
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, TextIO
 
 import pydantic_core
@@ -19,27 +24,76 @@ from rungs.common import disk, strict_json
 from rungs.common.errors import reason
 from rungs.common.file_lock import file_lock
 from rungs.common.growing_file import GrowingFile
+from rungs.common.helper_process import ENDED, KILLED, HelperProcess, receive
+from rungs.common.signals import StopSignal
 from rungs.common.strict_json import StrictModel
 from rungs.config import run_config
 from rungs.run import evaluations, samples
 from rungs.run.folder import RunFolder
-from rungs.tracking.registry import OpenTracker, find_tracker
-from rungs.tracking.tracker import TrackedRun, Tracker
+from rungs.tracking.tracker import OpenTracker, TrackedRun, Tracker, find_tracker
 
 _SECONDS_BETWEEN = 2.0
-"""From looking for new steps to the next time."""
+"""Polling interval, in seconds, for new steps."""
 _FIRST_DELAY, _LONGEST_DELAY = 10.0, 600.0
 """Seconds until a tracker that failed is tried again; twice as long each time."""
+_SECONDS_AT_END = 60.0
+"""How long the end of a run waits for a tracker."""
+_SECONDS_AFTER_SIGNAL = 10.0
 _NOT_SENT = frozenset({"global_step", "resumed"})
+
+log = logging.getLogger("rungs")
+
+
+class TrackingProcesses:
+    """Sends a run to its trackers. One that is down costs warnings, never a step; what it lacks is
+    sent by the next start.
+
+    Args:
+        run: the run folder, whose lock is held.
+        names: names of the trackers.
+    """
+
+    def __init__(self, run: RunFolder, names: Sequence[str]) -> None:
+        place = str(run.path.resolve())
+        self._processes = {
+            name: HelperProcess(f"tracker {name}", "rungs.tracking.feed", place, name, run.identity)
+            for name in names
+        }
+
+    def start(self) -> None:
+        """Start sending; return at once."""
+        for process in self._processes.values():
+            process.start()
+
+    def request(self) -> None:
+        """Have what is new sent soon; return at once."""
+        for process in self._processes.values():
+            with contextlib.suppress(OSError):  # it has ended, with a warning
+                process.send("new")
+
+    def finish(self, stop: StopSignal) -> None:
+        """Wait until everything is sent, for a limited time."""
+        patience = _SECONDS_AT_END if stop.number is None else _SECONDS_AFTER_SIGNAL
+        for name, process in self._processes.items():
+            if not process.finish(stop, f"sending the rest to {name}", patience):
+                log.warning("tracker %s: not everything was sent; the next start sends it", name)
+            process.kill()
+
+
+def forget(run: RunFolder) -> None:
+    """Make the next start a new run in each tracker: this one goes back behind what was sent."""
+    for sent in run.trackers.glob("*/sent.json"):
+        sent.unlink()
+        shutil.rmtree(sent.parent, ignore_errors=True)
 
 
 class Sent(StrictModel):
-    """What a tracker has of a run: a file in the folder of the tracker."""
+    """What a tracker has received of a run, as recorded in the folder of the tracker."""
 
     id: str
     last_step: int = -1
     last_metrics: tuple[str, ...] = Field(default=(), strict=False)
-    """Names of those of the last step. If a signal interrupted its validation, more follow."""
+    """Names of the last step's metrics. If a signal interrupted its validation, more follow."""
     last_sample_step: int = -1
     is_finished: bool = False
     """Whether the tracker was told that the run has ended, after all of these."""
@@ -50,13 +104,14 @@ class Feed:
 
     Args:
         run: the run folder.
-        name: of the tracker.
+        name: name of the tracker.
         open_tracker: opens the run there.
     """
 
     def __init__(self, run: RunFolder, name: str, open_tracker: OpenTracker) -> None:
         self._run, self._open_tracker = run, open_tracker
         self._folder = run.trackers / name
+        self._state = self._folder / "sent.json"
         self._metrics = GrowingFile(run.metrics)
         self._tracker: Tracker | None = None
         self._sent = self._read_sent()
@@ -91,7 +146,7 @@ class Feed:
 
     def _opened(self) -> Tracker:
         if self._tracker is None:
-            self._write_sent()
+            self._note()
             tracked = TrackedRun(
                 id=self._sent.id,
                 name=self._run.path.resolve().name,
@@ -109,15 +164,13 @@ class Feed:
         last, names = self._sent.last_step, self._sent.last_metrics
         is_new = False
         for step, metrics in _steps_in(lines):
-            if step == last and names:
-                metrics = {name: one for name, one in metrics.items() if name not in names}
-                names = (*names, *metrics)
-            elif step > last:
-                last, names = step, tuple(metrics)
-            else:
+            if step > last:
+                last, names = step, ()
+            elif step < last or not names:
                 continue
-            if metrics:
-                tracker.log_step(step, metrics)
+            if new := {name: one for name, one in metrics.items() if name not in names}:
+                names = (*names, *new)
+                tracker.log_step(step, new)
                 is_new = True
         if is_new:
             tracker.flush()
@@ -153,14 +206,7 @@ class Feed:
 
     def _note(self, **changes: Any) -> None:
         self._sent = self._sent.model_copy(update=changes)
-        self._write_sent()
-
-    def _write_sent(self) -> None:
         disk.replace_file(self._state, self._sent.model_dump_json() + "\n")
-
-    @property
-    def _state(self) -> Path:
-        return self._folder / "sent.json"
 
 
 def _steps_in(lines: Sequence[bytes]) -> Iterator[tuple[int, dict[str, float]]]:
@@ -190,31 +236,30 @@ def _flat_config(folder: Path) -> dict[str, Any]:
 
 def main(run: RunFolder, name: str, lines: TextIO) -> None:
     """Send what is new whenever a line arrives, and every few seconds."""
-    has_news, state = threading.Event(), {"ended": False, "killed": False}
-    threading.Thread(target=_listen, args=(lines, has_news, state), daemon=True).start()
-    feed, failures = Feed(run, name, find_tracker(name)), 0
+    received, feed = receive(lines), Feed(run, name, find_tracker(name))
+    failures, last_line = 0, None
     while True:
-        is_last = state["ended"] or state["killed"]
         try:
-            feed.finish() if state["ended"] else feed.send_new()
+            feed.finish() if last_line == ENDED else feed.send_new()
             failures = 0
         except Exception as error:  # of any tracker's library
             failures += 1
             print(reason(error), file=sys.stderr, flush=True)
             feed.reopen()
-        if is_last:
+        if last_line in (ENDED, KILLED):
             return
         delay = min(_FIRST_DELAY * 2 ** (failures - 1), _LONGEST_DELAY)
-        has_news.wait(delay if failures else _SECONDS_BETWEEN)
-        has_news.clear()
+        last_line = _last_line(received, delay if failures else _SECONDS_BETWEEN)
 
 
-def _listen(lines: TextIO, has_news: threading.Event, state: dict[str, bool]) -> None:
-    for line in lines:
-        state["ended"] |= line == "\n"
-        has_news.set()
-    state["killed"] = not state["ended"]
-    has_news.set()
+def _last_line(received: SimpleQueue[str], seconds: float) -> str | None:
+    """Wait for a line; return the last one that has come by then, None if there is none."""
+    line = None
+    with contextlib.suppress(queue.Empty):
+        line = received.get(timeout=seconds)
+        while True:
+            line = received.get_nowait()
+    return line
 
 
 if __name__ == "__main__":

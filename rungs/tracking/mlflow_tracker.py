@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import re
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from rungs.tracking.tracker import PROJECT, TrackedRun
 _ID = "rungs.id"
 """Tag by which a resumed run is found."""
 _METRICS_AT_ONCE = 1000
-"""That MLflow takes in a batch."""
+"""Most metrics that MLflow takes in a batch."""
 
 
 class MlflowTracker:
@@ -54,7 +55,8 @@ class MlflowTracker:
         now = int(1000 * time.time())
         if len(self._unsent) + len(metrics) > _METRICS_AT_ONCE:
             self.flush()
-        self._unsent += [Metric(_key(name), value, now, step) for name, value in metrics.items()]
+        allowed = {re.sub(r"[^\w\-. /]", "_", name): value for name, value in metrics.items()}
+        self._unsent += [Metric(name, value, now, step) for name, value in allowed.items()]
 
     def log_samples(self, step: int, samples: Sequence[Sample]) -> None:
         text = "\n".join(one.model_dump_json() for one in samples) + "\n"
@@ -74,11 +76,4 @@ class MlflowTracker:
         self._client.set_terminated(self._run_id)
 
 
-def _key(name: str) -> str:
-    """Return a name with only the characters that MLflow allows."""
-    return "".join(c if c.isalnum() or c in "_-. /" else "_" for c in name)
-
-
-def open_tracker(run: TrackedRun) -> MlflowTracker:
-    """Open the run."""
-    return MlflowTracker(run)
+open_tracker = MlflowTracker

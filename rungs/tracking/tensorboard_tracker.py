@@ -60,6 +60,4 @@ class TensorBoardTracker:
         self._writer.close()
 
 
-def open_tracker(run: TrackedRun) -> TensorBoardTracker:
-    """Open the run."""
-    return TensorBoardTracker(run)
+open_tracker = TensorBoardTracker

@@ -1,9 +1,13 @@
-"""What a tracker does."""
+"""What a tracker does, and the trackers there are."""
 
-from collections.abc import Mapping, Sequence
+import importlib
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from rungs.common.errors import UserError
+from rungs.common.plugins import TRACKERS, load_plugin, plugin_names, unknown_name
 from rungs.run.samples import Sample
 
 PROJECT = "rungs"
@@ -11,32 +15,32 @@ PROJECT = "rungs"
 
 
 class TrackedRun(NamedTuple):
-    """What a tracker is told of a run."""
+    """What a tracker is told about a run."""
 
     id: str
-    """The same after each resume; another after `--fresh` and `--from`."""
+    """Unchanged by resuming; new after `--fresh` and `--from`."""
     name: str
     folder: Path
-    """For what the tracker stores on this disk: of this tracker alone, in the run folder."""
+    """A folder of this tracker alone, in the run folder, for what it stores on this disk."""
     config: Mapping[str, Any]
-    """The keys of both configs, such as `train.learning_rate`, lineage included."""
+    """The keys of both configs, with lineage, such as `train.learning_rate`."""
     last_step: int
-    """The last step that was sent before, as far as is known here; -1 for none."""
+    """The last step known to be sent before; -1 for none."""
 
 
 class Tracker(Protocol):
     """A run in a tracker. Any method may raise any exception; then the run is opened anew later."""
 
     def last_step(self) -> int:
-        """Return the last step that the tracker has, -1 for none. If it can't tell, that of the
-        `TrackedRun`."""
+        """Return the last step that the tracker has, -1 for none; `TrackedRun.last_step` if it
+        can't tell."""
 
     def log_step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Add the metrics of a step. Steps come in order; of the last one, metrics may follow that
-        were not known before."""
+        """Add the metrics of a step. Steps come in order; the last one may come again, with metrics
+        that were not known before."""
 
     def log_samples(self, step: int, samples: Sequence[Sample]) -> None:
-        """Add what a checkpoint said."""
+        """Add the texts that a checkpoint generated."""
 
     def log_chart(self, path: Path) -> None:
         """Add a chart, a PNG file, as of the last step."""
@@ -46,3 +50,47 @@ class Tracker(Protocol):
 
     def finish(self, summary: Mapping[str, float]) -> None:
         """Add the final figures and scores, and close the run."""
+
+
+OpenTracker = Callable[[TrackedRun], Tracker]
+
+BUILT_IN = {
+    "mlflow": "mlflow",
+    "tensorboard": "tensorboardX",
+    "trackio": "trackio",
+    "wandb": "wandb",
+}
+"""The module that the extra of each tracker's name installs. Its class is `open_tracker` in
+`NAME_tracker.py`."""
+
+
+def check_trackers(names: Sequence[str], place: str) -> None:
+    """Check that trackers exist and are installed.
+
+    Args:
+        place: what names them, for messages.
+
+    Raises:
+        UserError: with a line for each that does not.
+    """
+    lines = [f"{place}: {line}" for name in names if (line := _problem(name))]
+    if lines:
+        raise UserError("\n".join(lines))
+
+
+def _problem(name: str) -> str | None:
+    if name in BUILT_IN:
+        if importlib.util.find_spec(BUILT_IN[name]):
+            return None
+        return f"{name} is not installed; install it with the extra: uv sync --extra {name}"
+    others = plugin_names(TRACKERS)
+    return None if name in others else unknown_name("tracker", name, {*BUILT_IN, *others})
+
+
+def find_tracker(name: str) -> OpenTracker:
+    """Return the function that opens a run in a tracker that `check_trackers` has checked."""
+    if name in BUILT_IN:
+        found: OpenTracker = importlib.import_module(f"rungs.tracking.{name}_tracker").open_tracker
+    else:
+        found = load_plugin(TRACKERS, name)
+    return found

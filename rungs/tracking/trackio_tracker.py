@@ -8,8 +8,6 @@ from typing import Any
 from rungs.run.samples import Sample
 from rungs.tracking.tracker import PROJECT, TrackedRun
 
-_SPACE = "TRACKIO_SPACE_ID"
-
 
 class TrackioTracker:
     """The run, called by its name and id."""
@@ -18,7 +16,8 @@ class TrackioTracker:
         import trackio
 
         self._trackio: Any = trackio
-        project, space = os.environ.get("TRACKIO_PROJECT", PROJECT), os.environ.get(_SPACE)
+        project = os.environ.get("TRACKIO_PROJECT", PROJECT)
+        space = os.environ.get("TRACKIO_SPACE_ID")
         name = f"{run.name}-{run.id}"
         self._last = run.last_step if space else _last_stored(project, name)
         self._run: Any = trackio.init(
@@ -62,6 +61,4 @@ def _last_stored(project: str, name: str) -> int:
     return -1 if last is None else int(last)
 
 
-def open_tracker(run: TrackedRun) -> TrackioTracker:
-    """Open the run."""
-    return TrackioTracker(run)
+open_tracker = TrackioTracker

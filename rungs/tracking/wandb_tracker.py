@@ -53,6 +53,4 @@ class WandbTracker:
         self._run.finish()
 
 
-def open_tracker(run: TrackedRun) -> WandbTracker:
-    """Open the run."""
-    return WandbTracker(run)
+open_tracker = WandbTracker

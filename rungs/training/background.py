@@ -12,10 +12,10 @@ from rungs.config.optimization_config import OptimizationConfig
 from rungs.mirror.mirroring import Mirroring, NoMirroring
 from rungs.monitoring.alerts import Alerts
 from rungs.parallel.processes import is_first_process, wait_for_first
+from rungs.prompt_samples.sampler import SampleProcess
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.run.metrics import StepRecord
-from rungs.sampling.sample_process import SampleProcess
-from rungs.tracking.tracking_process import TrackingProcesses
+from rungs.tracking.feed import TrackingProcesses
 from rungs.training.chart_process import ChartProcess
 
 log = logging.getLogger("rungs")

@@ -1,7 +1,6 @@
 """The scores of a run's checkpoints on benchmarks, measured while it trains (`evaluate_every`)."""
 
 import logging
-from collections.abc import Callable
 from pathlib import Path
 
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
@@ -12,14 +11,16 @@ from rungs.config.run_config import TRAIN_FILE
 from rungs.config.train_config import TrainConfig
 from rungs.data.tokenizer import Tokenizer
 from rungs.data.tokenizer_files import load_tokenizer
-from rungs.evaluation import choices, harness
+from rungs.evaluation import harness
 from rungs.evaluation.checkpoint_scores import Measured
 from rungs.evaluation.harness import Tasks
-from rungs.evaluation.scoring import ScoringInterrupted
+from rungs.evaluation.scoring import ScoringInterrupted, read_items
 from rungs.parallel.processes import is_multi_process
 from rungs.run import evaluations
 from rungs.run.evaluations import Evaluation
 from rungs.run.folder import RunFolder
+from rungs.training.learner import Interrupted
+from rungs.training.trainer import AfterStep
 
 _BATCH_SIZE = 16
 """Texts at once; the default of evaluate.py."""
@@ -43,7 +44,7 @@ class Benchmarks:
         self._run, self._train, self._tokenizer = run, train, tokenizer
         self._files = [run.path / name for name in train.benchmarks if is_file_of_items(name)]
         for file in self._files:
-            choices.read_items(file)
+            read_items(file)
         names = tuple(name for name in train.benchmarks if not is_file_of_items(name))
         folder = run.path / train.task_files if train.task_files else None
         self._tasks = Tasks(names, folder, few_shot=None, limit=train.benchmark_limit)
@@ -70,40 +71,38 @@ class Benchmarks:
             )
         return cls(run, train, load_tokenizer(tokenizer))
 
-    def is_due(self, step: int, is_last: bool) -> bool:
-        """Whether the checkpoint of a step is measured: each `evaluate_every` steps but before the
-        first one, and the last."""
+    @property
+    def interval(self) -> int:
+        """Steps from one measurement to the next; the first step is not measured, the last is."""
         assert self._train.evaluate_every is not None
-        return is_last or (step > 0 and step % self._train.evaluate_every == 0)
+        return self._train.evaluate_every
 
     def is_missing(self, checkpoint: Checkpoint) -> bool:
         """Whether a checkpoint that is due was not measured on all benchmarks."""
         found = evaluations.read(self._run)
         measured = {one.task for one in found if one.checkpoint == checkpoint.folder.name}
         wanted = {*self._tasks.names, *(file.stem for file in self._files)}
-        return self.is_due(checkpoint.step, is_last=False) and not wanted <= measured
+        is_due = checkpoint.step > 0 and checkpoint.step % self.interval == 0
+        return is_due and not wanted <= measured
 
-    def measure(self, step: int, should_stop: Callable[[], bool]) -> bool:
-        """Measure the checkpoint of a step and record the scores. What goes wrong is logged as a
-        warning.
-
-        Args:
-            should_stop: called before each batch.
-
-        Returns:
-            Whether it was interrupted.
-        """
+    def measure(self, after: AfterStep) -> None:
+        """Measure the checkpoint of a step and record the scores, unless it is the first of several
+        steps. What goes wrong is logged as a warning; raises Interrupted."""
+        step = after.step
+        if step == 0 and not after.is_last:
+            return
+        after.wait()
         saved = [one for one in list_checkpoints(self._run.checkpoints) if one.step == step]
         if not saved:  # its arrays were not finite, which ends the run
-            return False
+            return
         weights = saved[-1].weights.path
         try:
-            self._measure(step, Measured(weights, self._tokenizer, _BATCH_SIZE, should_stop))
+            measured = Measured(weights, self._tokenizer, _BATCH_SIZE, after.should_stop)
+            self._measure(step, measured)
         except ScoringInterrupted:
-            return True
+            raise Interrupted from None
         except Exception as error:  # of the harness and its libraries
             log.warning("step %d: not measured on its benchmarks: %s", step, reason(error))
-        return False
 
     def _measure(self, step: int, measured: Measured) -> None:
         found: list[Evaluation] = []

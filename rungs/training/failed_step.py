@@ -9,26 +9,35 @@ failed-steps/step-000123/
 Earlier versions called the folder `capsules/` and the file `capsule.json`; both are still read.
 """
 
+import itertools
+import logging
 import shutil
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from pydantic import ValidationError
 
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.checkpointing.manifest import Checkpoint, read_checkpoint, run_config
+from rungs.checkpointing.saver import Saver
 from rungs.common.atomic_folder import create_folder
 from rungs.common.disk import link_or_copy
 from rungs.common.errors import RunFailure, UserError
 from rungs.common.shown_text import quoted
 from rungs.common.strict_json import StrictModel, read_text
-from rungs.config.run_config import RunConfig
+from rungs.config.run_config import AnyRunConfig
 from rungs.config.sharding_config import ShardingConfig
-from rungs.config.train_config import TrainConfig
-from rungs.data.loader import Batch, TrainingData
 from rungs.parallel import processes
 from rungs.run.folder import RunFolder
+from rungs.run.metrics import StepRecord
+from rungs.step.nonfinite import Flags, checked_names, describe_first, finite_flags, nonfinite_names
+from rungs.step.state import named_arrays
+from rungs.step.train_step import StepResult
+from rungs.training.learner import Learner
+
+log = logging.getLogger("rungs")
 
 MAX_FAILED_STEPS = 10
 """So many are saved per run. The first ones tell most."""
@@ -56,9 +65,78 @@ class FailedStep(NamedTuple):
 
     folder: Path
     meta: FailedStepMeta
-    config: RunConfig
-    batch: Batch
+    config: AnyRunConfig
+    batch: dict[str, np.ndarray]
+    """Arrays by name, with the axes A, B and S."""
     checkpoint: Checkpoint | None
+
+
+class FailedSteps:
+    """Notes what is not finite in the steps of a run: saves failed steps, and ends a run that
+    cannot continue.
+
+    Args:
+        recorder: saves failed steps.
+        learner: with the model, and the batch of the latest step.
+        saver: of the run's checkpoints; a failed step waits for a pending save.
+        before: steps taken before this start, in order.
+        max_in_a_row: `max_non_finite_steps`.
+    """
+
+    def __init__(
+        self,
+        recorder: "FailedStepRecorder",
+        learner: Learner[Any],
+        saver: Saver,
+        before: Sequence[StepRecord],
+        max_in_a_row: int,
+    ) -> None:
+        self._recorder, self._learner, self._saver = recorder, learner, saver
+        self._names = checked_names(learner.model, learner.optimizer.wrt)
+        lost = itertools.takewhile(lambda step: step.train_loss is None, reversed(before))
+        self._in_a_row, self._most = len(list(lost)), max_in_a_row
+        self._skipped_steps: list[int] = []
+
+    def note(self, step: int, result: StepResult) -> None:
+        """Note the result of a step; warn of dropped microbatches."""
+        self._in_a_row = 0 if result.loss is not None else self._in_a_row + 1
+        if result.skipped and result.trained_loss is not None:
+            self._skipped_steps.append(step)
+        if bad := result.nonfinite(self._names):
+            replay = self._record(step, bad)
+            log.warning(
+                "step %d: %d of %d microbatches dropped: %s is not finite; %s",
+                *(step, len(bad), len(result.first_nonfinite_A), describe_first(bad), replay),
+            )
+
+    def check_step(self, step: int) -> None:
+        """Raise RunFailure if the run cannot continue after a step without a finite microbatch.
+
+        That is so if a parameter is not finite, or if too many steps in a row failed.
+        """
+        self.check_state(step, finite_flags(named_arrays(self._learner.model)))
+        if self._in_a_row >= self._most:
+            raise RunFailure(
+                f"step {step}: no finite loss and gradient in {self._in_a_row} steps in a row;"
+                " training stopped, with weights and optimizer state unchanged by them. The failed"
+                " steps are in failed-steps/ (see --replay); --from goes back to an earlier"
+                " checkpoint"
+            )
+
+    def check_state(self, step: int, flags: Flags) -> None:
+        """Raise RunFailure if a parameter or an optimizer moment is not finite."""
+        if names := nonfinite_names(flags):
+            replay = self._record(step, {})
+            others = f" and {len(names) - 1} more" * (len(names) > 1)
+            raise RunFailure(
+                f"step {step}: {names[0]}{others} not finite; training stopped without saving: the"
+                f" same command resumes from the newest checkpoint; {replay}"
+            )
+
+    def _record(self, step: int, bad: dict[int, str]) -> str:
+        """Save a failed step; return the end of a log message that says how to replay it."""
+        self._saver.wait()  # it may be saving the newest checkpoint or deleting an old one
+        return self._recorder.record(step, bad, self._skipped_steps)
 
 
 class FailedStepRecorder:
@@ -67,20 +145,26 @@ class FailedStepRecorder:
     Args:
         run: the run folder.
         config: both configs.
-        data: gives the batch of a step.
+        total_steps: of the run.
+        batch: returns the arrays (A, B, S) of a step, by name.
         sharding: the mesh and sharding mode.
     """
 
     def __init__(
-        self, run: RunFolder, config: RunConfig, data: TrainingData, sharding: ShardingConfig
+        self,
+        run: RunFolder,
+        config: AnyRunConfig,
+        total_steps: int,
+        batch: Callable[[int], Mapping[str, np.ndarray]],
+        sharding: ShardingConfig,
     ) -> None:
-        self._run, self._config, self._data, self._sharding = run, config, data, sharding
+        self._run, self._config, self._sharding = run, config, sharding
+        self._total_steps, self._batch = total_steps, batch
 
     def record(self, step: int, bad: dict[int, str], skipped_steps: Collection[int]) -> str:
         """Save a failed step, unless it exists already or there are enough.
 
         Args:
-            step: the step.
             bad: the first tensor that was not finite, by the number of the dropped microbatch.
             skipped_steps: steps that were skipped because of a loss spike.
 
@@ -97,7 +181,8 @@ class FailedStepRecorder:
                 self._write(folder, step, bad, skipped_steps)
         except (UserError, RunFailure) as error:  # training continues without it
             return f"not saved for replay: {error}"
-        return f"to replay it: uv run train.py {quoted(self._run.path)} --replay {folder.name}"
+        command = f"uv run {self._config.command} {quoted(self._run.path)}"
+        return f"to replay it: {command} --replay {folder.name}"
 
     def _write(
         self, folder: Path, step: int, bad: dict[int, str], skipped_steps: Collection[int]
@@ -109,7 +194,7 @@ class FailedStepRecorder:
         saved = earlier[-1] if earlier else None
         meta = FailedStepMeta(
             global_step=step,
-            total_steps=self._data.total_steps,
+            total_steps=self._total_steps,
             bad=bad,
             skipped_steps=[at for at in skipped_steps if saved is None or at > saved.step],
             model=self._config.model.as_json(),
@@ -117,14 +202,22 @@ class FailedStepRecorder:
             sharding=self._sharding,
         )
         with create_folder(folder) as unfinished:
-            arrays = self._data.batch(step)._asdict()
-            given = {name: array for name, array in arrays.items() if array is not None}
-            save_file(given, unfinished / BATCH_FILE)
+            save_file(dict(self._batch(step)), unfinished / BATCH_FILE)
             text = meta.model_dump_json(indent=2) + "\n"
             (unfinished / STEP_FILE).write_text(text, encoding="utf-8")
             if saved is not None:
                 copy = unfinished / CHECKPOINT_FOLDER
                 shutil.copytree(saved.folder, copy, copy_function=link_or_copy)
+
+
+def is_failed_step(run: RunFolder, name: str) -> bool:
+    """Whether a failed step of a run was saved; arguments as for `open_failed_step`."""
+    return _find(run, name) is not None
+
+
+def _find(run: RunFolder, name: str) -> Path | None:
+    places = Path(name), run.failed_steps / name, run.old_failed_steps / name
+    return next((place for place in places if place.is_dir()), None)
 
 
 def open_failed_step(run: RunFolder, name: str) -> FailedStep:
@@ -137,9 +230,9 @@ def open_failed_step(run: RunFolder, name: str) -> FailedStep:
     Raises:
         UserError: there is no such failed step, or it is damaged.
     """
-    parents = run.failed_steps, run.old_failed_steps
-    folder = next((f for f in (Path(name), *(p / name for p in parents)) if f.is_dir()), None)
+    folder = _find(run, name)
     if folder is None:
+        parents = run.failed_steps, run.old_failed_steps
         found = sorted(path.name for parent in parents for path in _saved_in(parent))
         raise UserError(
             f"--replay {name}: no such failed step in {run.failed_steps};"
@@ -156,21 +249,19 @@ def open_failed_step(run: RunFolder, name: str) -> FailedStep:
         checkpoint = read_checkpoint(folder / CHECKPOINT_FOLDER)
         if damage := checkpoint.damage():
             raise UserError(f"{checkpoint.folder}: damaged ({', '.join(damage)})")
-    model, train = run_config(meta.model, meta.train)
-    assert isinstance(train, TrainConfig)
-    batch = _read_batch(folder / BATCH_FILE)
-    return FailedStep(folder, meta, RunConfig(model, train), batch, checkpoint)
+    config = run_config(meta.model, meta.train)
+    return FailedStep(folder, meta, config, _read_batch(folder / BATCH_FILE), checkpoint)
 
 
 def _saved_in(folder: Path) -> list[Path]:
     return list(folder.glob("step-*"))
 
 
-def _read_batch(path: Path) -> Batch:
+def _read_batch(path: Path) -> dict[str, np.ndarray]:
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
     try:
-        return Batch(**load_file(path))
-    except (OSError, SafetensorError, TypeError) as error:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
         raise UserError(f"{path}: cannot be read as a batch: {error}") from None

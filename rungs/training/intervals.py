@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
+from rungs.config.optimization_config import OptimizationConfig
 from rungs.config.train_config import TrainConfig
 
 
@@ -31,7 +32,7 @@ class Intervals:
     """
 
     def __init__(
-        self, train: TrainConfig, total_steps: int, any_process: Callable[[bool], bool]
+        self, train: OptimizationConfig, total_steps: int, any_process: Callable[[bool], bool]
     ) -> None:
         self._train, self._last = train, total_steps - 1
         self._any_process = any_process
@@ -41,13 +42,11 @@ class Intervals:
         """Return what is due after a step."""
         train, now = self._train, time.monotonic()
         competes = step == self._last or step % train.checkpoint_interval == 0
-        due = Due(
-            checkpoint=competes or self._is_over(train.checkpoint_minutes, self._saved_at),
-            validation=step == self._last
-            or is_validation_step(train, step)
-            or self._is_over(train.validation_minutes, self._validated_at),
-            competes=competes,
-        )
+        due = Due(competes, step == self._last or is_validation_step(train, step), competes)
+        if isinstance(train, TrainConfig):
+            is_saved_now = self._is_over(train.checkpoint_minutes, self._saved_at)
+            is_validated_now = self._is_over(train.validation_minutes, self._validated_at)
+            due = Due(due.checkpoint or is_saved_now, due.validation or is_validated_now, competes)
         if due.checkpoint:
             self._saved_at = now
         if due.validation:
@@ -60,6 +59,7 @@ class Intervals:
         return self._any_process(time.monotonic() - since > 60 * minutes)
 
 
-def is_validation_step(train: TrainConfig, step: int) -> bool:
+def is_validation_step(train: OptimizationConfig, step: int) -> bool:
     """Whether a validation is due after a step because of its number."""
-    return step % (train.validation_interval or train.checkpoint_interval) == 0
+    interval = train.validation_interval if isinstance(train, TrainConfig) else None
+    return step % (interval or train.checkpoint_interval) == 0

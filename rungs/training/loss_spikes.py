@@ -6,8 +6,6 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from rungs.common.errors import RunFailure
-from rungs.config.train_config import TrainConfig
 from rungs.run.metrics import StepMetrics
 
 WINDOW_STEPS = 128
@@ -29,32 +27,23 @@ _UNREAD_STEPS = 1
 
 
 class LossSpikeDetector:
-    """Keeps the losses of a run's latest steps, and counts steps without a finite loss.
+    """Keeps the losses of a run's latest steps.
 
     Args:
-        train: hyperparameters.
         before: steps taken before this start, in order.
-
-    Attributes:
-        non_finite_steps: how many of the latest steps in a row had no finite loss and gradient.
     """
 
-    def __init__(self, train: TrainConfig, before: Iterable[StepMetrics] = ()) -> None:
-        self._train = train
+    def __init__(self, before: Iterable[StepMetrics] = ()) -> None:
         self._losses: collections.deque[tuple[int, float]] = collections.deque(
             maxlen=WINDOW_STEPS + _UNREAD_STEPS
         )
-        self.non_finite_steps = 0
         for metrics in before:
             self.add(metrics)
 
     def add(self, metrics: StepMetrics) -> None:
         """Add the next step."""
-        if metrics.train_loss is None:
-            self.non_finite_steps += 1
-            return
-        self.non_finite_steps = 0
-        self._losses.append((metrics.global_step, metrics.train_loss))
+        if metrics.train_loss is not None:
+            self._losses.append((metrics.global_step, metrics.train_loss))
 
     def loss_limit(self, step: int) -> float:
         """Return the loss, in nats, above which this step is a spike; infinite early in a run.
@@ -69,13 +58,3 @@ class LossSpikeDetector:
         median = float(np.median(losses))
         deviation = DEVIATIONS_PER_MAD * float(np.median(np.abs(np.subtract(losses, median))))
         return max(median + DEVIATIONS * deviation, MIN_FACTOR * median, median + MIN_RISE)
-
-    def check_non_finite_steps(self, step: int) -> None:
-        """Raise RunFailure if `max_non_finite_steps` steps in a row, the last `step`, failed."""
-        if self.non_finite_steps >= self._train.max_non_finite_steps:
-            raise RunFailure(
-                f"step {step}: no finite loss and gradient in {self.non_finite_steps} steps in a"
-                " row; training stopped, with weights and optimizer state unchanged by them. The"
-                " failed steps are in failed-steps/ (see --replay); --from goes back to an earlier"
-                " checkpoint"
-            )

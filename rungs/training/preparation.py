@@ -45,7 +45,7 @@ from rungs.run import samples
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.run.metrics import MetricsLog, NullMetricsLog, R, StepRecord
 from rungs.step.state import copy_bytes, create_model_and_optimizer
-from rungs.tracking import tracking_process
+from rungs.tracking import feed
 from rungs.training.resume import checkpoint_to_resume, move_aside, refuse_changes
 
 EXIT_STOPPED_ELSEWHERE = 128 + signal.SIGTERM
@@ -173,7 +173,7 @@ def tidy(
     checkpoints if keep_checkpoints was lowered."""
     aside = move_aside(run, saved)
     if aside is not None and start.rewind_to:
-        tracking_process.forget(run)
+        feed.forget(run)
     samples.drop_after(run, saved.step if saved else -1)
     clean_up(run.checkpoints)
     delete_old(run.checkpoints, train.keep_checkpoints)

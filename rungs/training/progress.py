@@ -12,7 +12,7 @@ from rungs.common import run_log
 from rungs.common.run_log import SECONDS_BETWEEN_LINES, TERMINAL
 from rungs.common.text_table import format_duration
 from rungs.parallel.processes import is_first_process
-from rungs.run.metrics import R, StepMetrics, StepRecord
+from rungs.run.metrics import R, StepRecord
 
 log = logging.getLogger("rungs")
 
@@ -108,14 +108,3 @@ class Progress(Generic[R]):
 
 def _seconds(steps: Sequence[StepRecord]) -> float:
     return sum(step.step_seconds for step in steps)
-
-
-def losses(steps: Sequence[StepMetrics]) -> dict[str, str]:
-    """Return the headline of training: the mean loss of the steps that have one, and the last
-    validation loss."""
-    finite = [step.train_loss for step in steps if step.train_loss is not None]
-    shown = {"loss": f"{sum(finite) / len(finite):.4f}" if finite else "none"}
-    for step in steps:
-        if step.validation_loss is not None:
-            shown["validation loss"] = f"{step.validation_loss:.4f}"
-    return shown

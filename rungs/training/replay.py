@@ -5,10 +5,9 @@ goes through the model module by module, forward and backward, and each tensor i
 Axes are named as in `rungs/model/gpt.py`; A counts microbatches.
 """
 
-import contextlib
 import functools
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import click
@@ -22,27 +21,27 @@ from jax.sharding import Mesh
 from rungs.checkpointing.start_from import find_starting_weights
 from rungs.common.errors import UserError
 from rungs.common.text_table import counted
-from rungs.data.catalog import open_dataset
-from rungs.data.loader import TrainingData
-from rungs.data.provenance import Provenance
+from rungs.config.train_config import TrainConfig
 from rungs.model.attention import AttentionContext, sequence_contexts
-from rungs.model.blocks import Block, unstack_layers
+from rungs.model.blocks import Block
 from rungs.model.gpt import GPT
 from rungs.model.kernels.cross_entropy import target_losses
 from rungs.model.layers import Dropout
 from rungs.model.positions import own_positions
-from rungs.model.weight_formats import cast
+from rungs.model.weight_formats import cast, unstack_layers
 from rungs.optim.multi_steps import MultiSteps
 from rungs.optim.precision import dtype_of
 from rungs.parallel import jax_setup
 from rungs.parallel.devices import create_run_mesh
 from rungs.parallel.names import dotted
 from rungs.parallel.sharding import place_batch
-from rungs.run.folder import RunFolder
+from rungs.run.folder import RunFolder, StartOptions
 from rungs.step.nonfinite import checked_names, describe_first, finite_flags, nonfinite_names
+from rungs.step.objective import Objective
 from rungs.step.state import AbstractState, copy_bytes, named_arrays
-from rungs.step.train_step import StepResult, dropout_key, make_train_step
+from rungs.step.train_step import StepResult, dropout_key
 from rungs.training.failed_step import FailedStep, open_failed_step
+from rungs.training.learner import Kind, Replayed, Start
 from rungs.training.preparation import model_and_optimizer
 
 OnOutput = Callable[[str, Array], None]
@@ -62,32 +61,38 @@ class Stage(NamedTuple):
     """Maps the module and its input to its output."""
 
 
-def replay(run: RunFolder, name: str, datasets_dir: Path) -> int:
+def replay(run: RunFolder, name: str, kind: Kind) -> int:
     """Run a failed step again and print each tensor until one is not finite.
 
     Args:
         run: the run folder.
         name: the failed step, such as `step-000123`.
-        datasets_dir: where the datasets are.
+        kind: the kind of run.
 
     Returns:
         The exit code: 1 if a tensor is not finite, 0 if all are finite.
 
     Raises:
-        UserError: the failed step, its checkpoint, the datasets or the devices are missing or have
+        UserError: the failed step, its checkpoint, the data or the devices are missing or have
             changed.
     """
     failed = open_failed_step(run, name)
     copies = functools.partial(copy_bytes, failed.config)
     jax_setup.prepare(failed.config.train, copies, failed.meta.sharding)
-    mesh = _recorded_mesh(failed)
+    mesh, saved = _recorded_mesh(failed), failed.checkpoint
+    weights = saved.weights if saved else find_starting_weights(run, failed.config)
+    start = Start(run, failed.config, StartOptions(), saved, weights)
     try:
-        model, optimizer = _retrain(run, failed, mesh, datasets_dir)
+        model, optimizer = _retrain(failed, start, mesh, kind)
+        replayed = kind.replayed(start, mesh)
+        arrays = tuple(failed.batch.get(name) for name in replayed.array_names)
         local_model = _on_one_device(failed, model)
         for number in failed.meta.bad:
-            _check_microbatch(failed, local_model, optimizer.wrt, number)
+            microbatch = jax.tree.map(lambda array, at=number: jnp.asarray(array[at]), arrays)
+            one = _Microbatch(failed, replayed.objective, microbatch, number)
+            _check_microbatch(one, local_model, optimizer.wrt)
         if failed.meta.bad:
-            _check_compiled_step(failed, mesh, model, optimizer)
+            _check_compiled_step(replayed, arrays, mesh, model, optimizer)
     except NotFinite:
         return 1
     click.echo("all tensors are finite this time: suspect the hardware")
@@ -102,41 +107,26 @@ def _recorded_mesh(failed: FailedStep) -> Mesh:
         raise UserError("\n".join(f"{failed.folder}: {line}" for line in lines)) from None
 
 
-def _retrain(
-    run: RunFolder, failed: FailedStep, mesh: Mesh, datasets_dir: Path
-) -> tuple[GPT, MultiSteps]:
+def _retrain(failed: FailedStep, start: Start, mesh: Mesh, kind: Kind) -> tuple[GPT, MultiSteps]:
     """Return model and optimizer as they were before the failed step.
 
     If no microbatch was dropped, weights or moments were not finite after the step: train it too.
     """
-    config, meta, saved = failed.config, failed.meta, failed.checkpoint
-    first = saved.step + 1 if saved else 0
+    meta, saved, first = failed.meta, start.saved, start.first_step
     last = meta.global_step if meta.bad else meta.global_step + 1
-    before = find_starting_weights(run, config) if saved is None else None
-    model, optimizer = model_and_optimizer(config, meta.total_steps, mesh, saved, before)
     origin = saved.folder if saved else "the start"
     click.echo(f"step {meta.global_step}, from {origin}: {counted(last - first, 'step')} retrained")
-    if first == last:
-        return model, optimizer
-    data, train_step = _data(failed, datasets_dir), make_train_step(config.train, mesh)
-    for step in range(first, last):
-        batch = place_batch(mesh, *data.batch(step))
-        limit = -np.inf if step in meta.skipped_steps else np.inf
-        limits = {"loss_limit": limit} if config.train.skip_spikes else {}
-        train_step(model, optimizer, *batch, **limits)
-        for name in nonfinite_names(finite_flags(named_arrays(model) | named_arrays(optimizer))):
-            click.echo(f"after step {step}: {name} is the first tensor that is not finite")
-            raise NotFinite
-    return model, optimizer
-
-
-def _data(failed: FailedStep, datasets_dir: Path) -> TrainingData:
-    train = failed.config.train
-    datasets = {name: open_dataset(name, datasets_dir, update=False) for name in train.datasets}
-    if failed.checkpoint is not None:
-        before = failed.checkpoint.meta.datasets
-        Provenance.of(train, datasets).check_same_tokens(before)
-    return TrainingData(failed.config, datasets)
+    if first == last:  # needs no data
+        return model_and_optimizer(start.config, meta.total_steps, mesh, start.saved, start.weights)
+    with ExitStack() as stack:
+        learner = kind.open_inputs(start, stack).learner(start, mesh, ())
+        for step in range(first, last):
+            learner.retake(step, skipped=step in meta.skipped_steps)
+            arrays = named_arrays(learner.model) | named_arrays(learner.optimizer)
+            for name in nonfinite_names(finite_flags(arrays)):
+                click.echo(f"after step {step}: {name} is the first tensor that is not finite")
+                raise NotFinite
+    return learner.model, learner.optimizer
 
 
 def _on_one_device(failed: FailedStep, model: GPT) -> GPT:
@@ -145,9 +135,20 @@ def _on_one_device(failed: FailedStep, model: GPT) -> GPT:
     return AbstractState(failed.config, failed.meta.total_steps).fill(here, {})[0]
 
 
-def _check_microbatch(failed: FailedStep, model: GPT, wrt: Any, number: int) -> None:
+class _Microbatch(NamedTuple):
+    """A dropped microbatch of a failed step."""
+
+    failed: FailedStep
+    objective: Objective
+    arrays: tuple[Any, ...]
+    """(B, S) each, inputs first; some may be None."""
+    number: int
+
+
+def _check_microbatch(one: _Microbatch, model: GPT, wrt: Any) -> None:
     """Go forward, then backward; raise NotFinite at the first tensor that is not finite."""
-    click.echo(f"microbatch {number}, which was dropped because of {failed.meta.bad[number]}")
+    reason = one.failed.meta.bad[one.number]
+    click.echo(f"microbatch {one.number}, which was dropped because of {reason}")
     calls: list[str] = []
 
     def on_output(name: str, array: Array) -> None:
@@ -155,44 +156,42 @@ def _check_microbatch(failed: FailedStep, model: GPT, wrt: Any, number: int) -> 
         _print_tensor(name, array)
 
     inputs: list[Any] = [None]
-    stages = list(_stages(failed, model, number))
+    stages = list(_stages(one, model))
     for stage in stages:
-        with _outputs_of(stage, on_output):
-            inputs.append(stage.apply(stage.module, inputs[-1]))
-    logits_BSV, targets_BS = inputs.pop(), jnp.asarray(failed.batch.targets_ABS[number])
+        inputs.append(stage.apply(_observed(stage, on_output), inputs[-1]))
+    logits_BSV, arrays = inputs.pop(), one.arrays[1:]
     on_output("head", logits_BSV)
-    on_output("the loss of each target", target_losses(logits_BSV, targets_BS))
-    cotangent = jax.grad(lambda logits_BSV: target_losses(logits_BSV, targets_BS).mean())(
-        logits_BSV
-    )
+    on_output("the loss of each target", target_losses(logits_BSV, arrays[0]))
+    cotangent = jax.grad(one.objective.of_logits)(logits_BSV, *arrays)
     _print_tensor("gradient of the logits", cotangent)
     for stage, x in zip(reversed(stages), reversed(inputs), strict=True):
         cotangent = _backward(stage, wrt, x, cotangent, calls)
 
 
-def _check_compiled_step(failed: FailedStep, mesh: Mesh, model: GPT, optimizer: MultiSteps) -> None:
+def _check_compiled_step(
+    replayed: Replayed, arrays: tuple[Any, ...], mesh: Mesh, model: GPT, optimizer: MultiSteps
+) -> None:
     """Run all microbatches as in training; raise NotFinite if something is not finite.
 
     This finds what no single module computes: the gradient norm, sums over modules or devices,
     errors of the compiled code.
     """
     names = checked_names(model, optimizer.wrt)
-    batch = place_batch(mesh, *failed.batch)
-    result = make_train_step(failed.config.train, mesh)(model, optimizer, *batch)
+    result = replayed.step(model, optimizer, *place_batch(mesh, *arrays))
     if bad := StepResult(*jax.device_get(tuple(result))).nonfinite(names):
         click.echo("all microbatches, compiled as in training")
         click.echo(f"{describe_first(bad)} is the first tensor that is not finite")
         raise NotFinite
 
 
-def _stages(failed: FailedStep, model: GPT, number: int) -> Iterator[Stage]:
+def _stages(one: _Microbatch, model: GPT) -> Iterator[Stage]:
     """Yield the embedding, each layer, and the head."""
-    train, config = failed.config.train, failed.config.model
-    batch: Any = jax.tree.map(lambda array: jnp.asarray(array[number]), tuple(failed.batch))
-    inputs_BS, _, starts_BS = batch
+    train, config = one.failed.config.train, one.failed.config.model
+    inputs_BS, starts_BS = one.arrays[0], one.objective.starts(*one.arrays)
     rows, length = inputs_BS.shape
-    key = dropout_key(train, failed.meta.global_step)
-    dropout = Dropout.of(train.drop_rate, key, number * rows + jnp.arange(rows))
+    key = dropout_key(train, one.failed.meta.global_step)
+    drop_rate = train.drop_rate if isinstance(train, TrainConfig) else 0.0
+    dropout = Dropout.of(drop_rate, key, one.number * rows + jnp.arange(rows))
     outer = nnx.merge(*nnx.split(model))
     blocks, outer.blocks = outer.blocks, None
 
@@ -217,32 +216,31 @@ def _apply_block(block: Block, x_BSD: Array, context: AttentionContext, dropout:
     return block(x_BSD, context, dropout)[0]
 
 
-@contextlib.contextmanager
-def _outputs_of(stage: Stage, on_output: OnOutput) -> Iterator[None]:
-    """Within this context, call `on_output` with the output of each module of the stage."""
-    is_block = stage.name.startswith("blocks")
-    names = {
-        id(module): ".".join([*([stage.name] if is_block else []), *map(str, path)])
-        for path, module in nnx.iter_modules(stage.module)
-    }
-    kinds = {type(module) for _, module in nnx.iter_modules(stage.module)}
-    originals = {kind: kind.__call__ for kind in kinds}
+class _Observed:
+    """A module that reports its outputs."""
 
-    def observing(call: Callable[..., Any]) -> Callable[..., Any]:
-        def observed(module: Any, *args: Any, **kwargs: Any) -> Any:
-            result = call(module, *args, **kwargs)
-            on_output(names.get(id(module), type(module).__name__), jax.tree.leaves(result)[0])
-            return result
+    def __init__(self, module: nnx.Module, name: str, on_output: OnOutput) -> None:
+        self._module, self._name, self._on_output = module, name, on_output
 
-        return observed
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        result = self._module(*args, **kwargs)
+        self._on_output(self._name, jax.tree.leaves(result)[0])
+        return result
 
-    for kind, call in originals.items():
-        kind.__call__ = observing(call)  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        for kind, call in originals.items():
-            kind.__call__ = call  # type: ignore[method-assign]
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+
+def _observed(stage: Stage, on_output: OnOutput) -> Any:
+    """Return a copy of a stage's module that reports its outputs and those of all modules in it."""
+    prefix = [stage.name] if stage.name.startswith("blocks") else []
+    whole = nnx.merge(*nnx.split(stage.module))
+    for path, module in list(nnx.iter_modules(whole)):
+        if path:
+            *parents, name = map(str, path)
+            observed = _Observed(module, ".".join([*prefix, *parents, name]), on_output)
+            object.__setattr__(functools.reduce(getattr, parents, whole), name, observed)
+    return _Observed(whole, ".".join(prefix) or type(whole).__name__, on_output)
 
 
 def _backward(stage: Stage, wrt: Any, x: Any, cotangent: Array, calls: list[str]) -> Any:

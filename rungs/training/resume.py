@@ -10,7 +10,9 @@ import shutil
 from pathlib import Path
 
 from rungs.checkpointing.checkpoint_folder import (
+    BEST,
     CHECKPOINT_GLOB,
+    LATEST,
     UNFINISHED,
     best_of,
     checkpoint_folders,
@@ -20,7 +22,6 @@ from rungs.checkpointing.checkpoint_folder import (
     unusable_checkpoints,
     utc_now,
 )
-from rungs.checkpointing.links import BEST, LATEST
 from rungs.checkpointing.manifest import META_FILE, Checkpoint, CheckpointMeta
 from rungs.common import disk
 from rungs.common.errors import UserError

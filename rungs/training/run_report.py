@@ -7,13 +7,11 @@ import jax
 from flax import nnx
 from jax.sharding import Mesh
 
-from rungs.checkpointing.manifest import Checkpoint
-from rungs.checkpointing.weights_file import Weights
 from rungs.common.shown_text import quoted
 from rungs.common.text_table import counted
 from rungs.config.model_config import ModelConfig
 from rungs.config.optimization_config import OptimizationConfig
-from rungs.config.run_config import RunConfig
+from rungs.config.run_config import AnyRunConfig, RunConfig
 from rungs.config.sharding_config import ShardingConfig
 from rungs.config.train_config import TrainConfig
 from rungs.config.unused_keys import unused_keys
@@ -24,14 +22,15 @@ from rungs.model.gpt import GPT
 from rungs.model.layer_loop import layer_loop
 from rungs.optim.multi_steps import MultiSteps
 from rungs.optim.precision import dtype_of
-from rungs.parallel.devices import idle_devices
+from rungs.parallel.devices import idle_devices, recorded_sharding
 from rungs.planning import hardware, oom_advice
 from rungs.planning.flops import count_active_parameters, count_parameters, model_flops_per_token
 from rungs.planning.memory import format_bytes, state_bytes
-from rungs.run import metrics
 from rungs.run.folder import RunFolder
-from rungs.run.metrics import StepMetrics
+from rungs.run.metrics import R
 from rungs.step.state import shapes_of
+from rungs.training.learner import Start
+from rungs.training.trainer import Trainer
 
 log = logging.getLogger("rungs")
 
@@ -39,33 +38,22 @@ _MUCH_PADDING = 0.5
 """Share of padding from which packing is suggested."""
 
 
-def log_start(
-    run: RunFolder,
-    config: RunConfig,
-    data: TrainingData,
-    saved: Checkpoint | None,
-    weights: Weights | None,
-    sharding: ShardingConfig,
-) -> None:
-    """Log where the run begins, how long it is and what it runs on.
+def log_start(start: Start, mesh: Mesh, steps: int, step_size: str, notes: str) -> None:
+    """Log where a run begins, how long it is and what it runs on.
 
     Args:
-        saved: the checkpoint that it resumes from.
-        weights: the saved weights that it starts from.
+        step_size: what a step takes, in words.
+        notes: what follows the dtype.
     """
-    if saved is not None:
-        begins = f"resumes after step {saved.step:,}, {saved.folder.name}"
+    if start.saved is not None:
+        begins = f"resumes after step {start.saved.step:,}, {start.saved.folder.name}"
     else:
-        begins = f"starts from {weights.path}" if weights else "starts"
+        begins = f"starts from {start.weights.path}" if start.weights else "starts"
+    train = start.config.train
     log.info(
         "%s %s: %s of %s on %s, in %s%s",
-        run.path,
-        begins,
-        counted(data.total_steps, "step"),
-        counted(data.tokens_per_step, "token"),
-        describe_devices(sharding),
-        config.train.compute_dtype,
-        describe_loop(config.train, config.model),
+        *(start.run.path, begins, counted(steps, "step"), step_size),
+        *(describe_devices(recorded_sharding(train, mesh)), train.compute_dtype, notes),
     )
 
 
@@ -97,7 +85,7 @@ def log_beginnings(data: TrainingData, tokenizer: Tokenizer | None) -> None:
         log.info("dataset %s", note)
 
 
-def warn_of_unused_keys(run: RunFolder, config: RunConfig, has_validation: bool) -> None:
+def warn_of_unused_keys(run: RunFolder, config: AnyRunConfig, has_validation: bool = True) -> None:
     """Log a warning for each key that a file sets although it has no effect."""
     for line in unused_keys(config, has_validation):
         log.warning("%s/%s", run.path, line)
@@ -141,24 +129,34 @@ def log_trainable(model: GPT, optimizer: MultiSteps) -> None:
         log.info("trains %s of %s parameters", f"{trainable:,}", f"{total:,}")
 
 
-def log_end(run: RunFolder, config: RunConfig, last: StepMetrics, is_stopped: bool) -> None:
-    """Log what the run has come to."""
-    steps = metrics.read(run.metrics)
-    seconds = sum(step.step_seconds for step in steps)
-    best = metrics.best_step(steps, config.train.checkpoint_interval)
-    losses = {"train loss": last.train_loss, "validation loss": last.validation_loss}
+def log_end(start: Start, trainer: Trainer[R], last: R | None) -> None:
+    """Log the results of a run as this start ends.
+
+    Args:
+        last: the last step of this start, None if it took none.
+    """
+    step = last.global_step if last else start.first_step - 1
+    is_stopped = step + 1 < trainer.total_steps
     log.info(
-        "%s after step %s: %s tokens in %s s, %s tokens/s; %s; best %s",
+        "%s after step %s: %s",
         "stopped" if is_stopped else "finished",
-        f"{last.global_step:,}",
-        f"{last.tokens_seen:,}",
-        f"{seconds:,.1f}",
-        f"{last.tokens_seen / seconds:,.0f}",
-        ", ".join(f"{name} {loss:.4f}" for name, loss in losses.items() if loss is not None),
-        f"at step {best.global_step:,}" if best else "none",
+        f"{step:,}" if step >= 0 else "none",
+        trainer.learner.summary(start.run, last),
     )
     if is_stopped:
-        log.info("to resume: uv run train.py %s", quoted(run.path))
+        log.info("to resume: uv run %s %s", start.config.command, quoted(start.run.path))
+
+
+def log_finished(start: Start, edit: str) -> None:
+    """Log that there is nothing left to train.
+
+    Args:
+        edit: what makes the run longer.
+    """
+    log.info(
+        "%s is finished: %s steps; to train longer, %s and add --extend",
+        *(start.run.path, f"{start.first_step:,}", edit),
+    )
 
 
 def peak_tokens_per_second(config: RunConfig, mesh: Mesh) -> float | None:

@@ -1,85 +1,72 @@
-"""The training loop of a run: steps, validation, metrics and checkpoints.
+"""The training loop of every run: steps, validation, metrics and checkpoints.
 
-The compiled step comes from `rungs/step`: `make_train_step` for the config and mesh, called with
-model, optimizer and a batch of token ids. Another loop, such as reinforcement learning that
-generates its own batches, is a file beside this one that calls the same step.
+What a step does is up to the `Learner`.
 """
 
 import dataclasses
-import functools
-import logging
-import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
+from typing import Any, Generic, NamedTuple
 
-import jax
-import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
 from rungs.checkpointing.checkpoint_folder import utc_now
 from rungs.checkpointing.manifest import CheckpointMeta, installed_versions
 from rungs.checkpointing.saver import Saver
-from rungs.common.errors import RunFailure
 from rungs.common.signals import StopSignal
-from rungs.config.run_config import RunConfig
-from rungs.data.loader import TrainingData, ValidationSets
-from rungs.data.provenance import Provenance
-from rungs.data.tokenizer import Tokenizer
-from rungs.model.gpt import GPT
-from rungs.optim.multi_steps import MultiSteps
 from rungs.parallel import numerics
 from rungs.parallel.devices import recorded_sharding
-from rungs.parallel.processes import AnyProcess, is_first_process
-from rungs.parallel.sharding import place_batch, process_local_rows
-from rungs.run.metrics import MetricsLog, StepMetrics
-from rungs.step.eval_step import (
-    ValidationInterrupted,
-    ValidationLosses,
-    make_evaluation_step,
-    validation_losses,
-)
+from rungs.parallel.processes import AnyProcess
+from rungs.run.metrics import MetricsLog, R
 from rungs.step.nonfinite import Flags
-from rungs.step.train_step import StepResult, make_train_step
-from rungs.training.benchmarks import Benchmarks
+from rungs.training.failed_step import FailedSteps
 from rungs.training.intervals import Due, Intervals
-from rungs.training.progress import Progress, losses
-from rungs.training.result_reader import ResultReader
+from rungs.training.learner import NEVER, Interrupted, Learner, Start, Stops, never
+from rungs.training.progress import Progress
 
-log = logging.getLogger("rungs")
 
-Batch = tuple[jax.Array | None, ...]
+class AfterStep(NamedTuple):
+    """A step that was recorded and, if that was due, validated and handed to the saver."""
+
+    step: int
+    is_last: bool
+    should_stop: Callable[[], bool]
+    """Whether to raise Interrupted. Never in the last step, as no start follows it."""
+    wait: Callable[[], None]
+    """Waits until the pending checkpoint is complete."""
+
+
+Hook = Callable[[AfterStep], None]
+"""May raise Interrupted; then the run stops."""
 
 
 @dataclasses.dataclass
-class Trainer:
-    """Takes a run's steps, from `first_step` to the last one of the data."""
+class Trainer(Generic[R]):
+    """Takes a run's steps, from the first one of a start to the last one."""
 
-    config: RunConfig
-    data: TrainingData
-    validation: ValidationSets
-    provenance: Provenance
+    start: Start
     mesh: Mesh
-    model: GPT
-    optimizer: MultiSteps
-    first_step: int
-    metrics: MetricsLog
+    total_steps: int
+    learner: Learner[R]
+    metrics: MetricsLog[R]
     saver: Saver
-    reader: ResultReader
-    unvalidated: StepMetrics | None = None
-    """The step before `first_step`, if a signal interrupted its validation."""
-    tokenizer: Tokenizer | None = None
-    """Of the dataset, if it has one."""
-    benchmarks: Benchmarks | None = None
-    unmeasured: int | None = None
-    """The step before `first_step`, if a kill or a signal interrupted its benchmarks."""
-    peak_tokens_per_second: float | None = None
-    """What all devices could do at their peak FLOPS, if that is known."""
+    failed_steps: FailedSteps
+    unvalidated: R | None = None
+    """The step before this start, if a signal interrupted its validation."""
+    unfinished_hook: Hook | None = None
+    """The hook that a kill or a signal interrupted in that step."""
 
     def __post_init__(self) -> None:
-        self._train_step = make_train_step(self.config.train, self.mesh)
-        self._evaluation_step = make_evaluation_step(self.config.train, self.mesh)
+        self._hooks: list[tuple[Hook, int]] = []
         self._saved: tuple[int, Flags] | None = None
+        self._last_saved = -1
+        self._latest: R | None = None
 
-    def train(self, stop: StopSignal) -> StepMetrics:
+    def add_hook(self, hook: Hook, every: int) -> None:
+        """Call a function after each `every`-th step, counted from 0, and after the last one.
+        A step it is called after is read at once, so that the devices wait for the host."""
+        self._hooks.append((hook, every))
+
+    def train(self, stop: StopSignal) -> R | None:
         """Take the remaining steps, or those until `stop`; the last one is saved. Until the first
         one is compiled there is nothing to save, and a signal ends the process.
 
@@ -89,211 +76,145 @@ class Trainer:
             stop: tells when a signal has arrived.
 
         Returns:
-            The metrics of the last step taken.
+            The metrics of the last step taken, None if there is none.
         """
-        steps = range(self.first_step, self.data.total_steps)
-        size = self.config.train.microbatch_size
-        rows = process_local_rows(self.mesh, size)
-        batches = PrefetchedBatches(self.mesh, self.data.batches(self.first_step, rows), size)
-        any_process = AnyProcess(self.mesh)
-        intervals = Intervals(self.config.train, self.data.total_steps, any_process)
+        learner, any_process = self.learner, AnyProcess(self.mesh)
 
-        def is_stop_wanted() -> bool:
-            return any_process(stop.number is not None or batches.failure is not None)
+        def is_stopping() -> bool:
+            return stop.number is not None or learner.failure is not None
 
-        progress = Progress(steps, losses, self.peak_tokens_per_second)
+        stops = Stops(is_stopping, lambda: any_process(is_stopping()))
+        steps = range(self.start.first_step, self.total_steps)
+        intervals = Intervals(self.start.config.train, self.total_steps, any_process)
+        progress = Progress(steps, learner.headline, learner.peak_tokens_per_second)
         with progress, self.metrics, self.saver:
             if self.unvalidated is not None:
                 self._validate_late(self.unvalidated)
-            if self.unmeasured is not None:
-                self._measure(self.unmeasured, _never)
-            unread: tuple[int, StepResult] | None = None
-            for step, batch in zip(steps, batches, strict=True):
-                limit = self._loss_limit(step)
-                with jax.transfer_guard("disallow"):
-                    result = self._train_step(self.model, self.optimizer, *batch, **limit)
+            if self.unfinished_hook is not None:
+                step = self.start.first_step - 1
+                self.unfinished_hook(AfterStep(step, False, never, self.saver.wait))
+            unread: tuple[int, Any] | None = None
+            for step in steps:
+                try:
+                    taken = learner.take(step, stops)
+                except Interrupted:
+                    self._save_latest()
+                    break
                 stop.begin()
                 self._check_saved_state()
                 if unread is not None:
-                    self._record(self.reader.read(*unread), progress)
-                unread = step, result
-                stopping, due = is_stop_wanted(), intervals.after(step)
-                if due.anything or stopping:
-                    due = due._replace(checkpoint=due.checkpoint or stopping)
-                    latest, is_interrupted = self._finish_step(
-                        step, result, progress, is_stop_wanted, due
-                    )
-                    stopping, unread = stopping or is_interrupted, None
+                    self._record(self._read(*unread), progress)
+                unread = step, taken
+                stopping, due = stops.anywhere(), intervals.after(step)
+                due = due._replace(checkpoint=due.checkpoint or stopping)
+                hooks = self._due_hooks(step)
+                if due.anything or hooks or not learner.reads_late:
+                    stopping |= self._finish_step(*unread, progress, stops, due, hooks)
+                    unread = None
                 if stopping:
                     break
                 self.saver.raise_failure()
             self._check_saved_state()
-        if batches.failure is not None:
-            raise batches.failure
-        return latest
+        if learner.failure is not None:
+            raise learner.failure
+        return self._latest
 
-    def _loss_limit(self, step: int) -> dict[str, jax.Array]:
-        """Return the step's extra argument: the loss above which it skips, if it skips spikes."""
-        if not self.config.train.skip_spikes:
-            return {}
-        limit = np.float32(self.reader.spikes.loss_limit(step))
-        everywhere = NamedSharding(self.mesh, PartitionSpec())
-        return {"loss_limit": jax.make_array_from_callback((), everywhere, lambda _: limit)}
+    def _due_hooks(self, step: int) -> list[Hook]:
+        is_last = step == self.total_steps - 1
+        return [hook for hook, every in self._hooks if is_last or step % every == 0]
 
     def _finish_step(
         self,
         step: int,
-        result: StepResult,
-        progress: Progress[StepMetrics],
-        is_stop_wanted: Callable[[], bool],
+        taken: Any,
+        progress: Progress[R],
+        stops: Stops,
         due: Due,
-    ) -> tuple[StepMetrics, bool]:
-        """Validate if that is due, then record the step and save a checkpoint if that is due.
+        hooks: list[Hook],
+    ) -> bool:
+        """Read a step; validate it if that is due, record it, then save it if that is due.
 
         Returns:
-            The step's metrics, and whether its validation was interrupted. The next start then
-            repeats it; as no start follows the last step, its validation is never interrupted.
+            Whether a validation or a hook was interrupted. The next start then repeats it; as no
+            start follows the last step, it is never interrupted there.
         """
-        metrics = self.reader.read(step, result)
-        is_last = step == self.data.total_steps - 1
-        should_stop = _never if is_last else is_stop_wanted
+        metrics = self._read(step, taken)
+        is_last = step == self.total_steps - 1
+        stops = NEVER if is_last else stops
         is_interrupted = False
-        if due.validation and self.validation:
+        if due.validation:
             try:
-                metrics = self._with_validation(metrics, self._validate(step, should_stop))
-            except ValidationInterrupted:
+                metrics = self.learner.validate(metrics, stops)
+            except Interrupted:
                 is_interrupted = True
         self._record(metrics, progress)
         if due.checkpoint or is_interrupted:
             self._save(metrics, due.competes and not is_interrupted)
-        if self.benchmarks is not None and due.competes and self.benchmarks.is_due(step, is_last):
-            is_interrupted |= self._measure(step, should_stop)
-        return metrics, is_interrupted
+        try:
+            for hook in hooks:
+                hook(AfterStep(step, is_last, stops.anywhere, self.saver.wait))
+        except Interrupted:
+            is_interrupted = True
+        return is_interrupted
 
-    def _measure(self, step: int, should_stop: Callable[[], bool]) -> bool:
-        """Measure the checkpoint of a step on the benchmarks; return whether it was interrupted.
-        The next start then repeats it."""
-        assert self.benchmarks is not None
-        self.saver.wait()
-        return self.benchmarks.measure(step, should_stop)
+    def _read(self, step: int, taken: Any) -> R:
+        """Wait until a step is complete, and note what was not finite."""
+        metrics, result = self.learner.read(step, taken)
+        self.failed_steps.note(step, result)
+        return metrics
 
-    def _save(self, metrics: StepMetrics, due: bool) -> None:
+    def _record(self, metrics: R, progress: Progress[R]) -> None:
+        """Write a step's metrics to metrics.jsonl and show them."""
+        self._latest = metrics
+        self.metrics.append(metrics)
+        if metrics.train_loss is None:
+            self.failed_steps.check_step(metrics.global_step)
+        progress.show(metrics)
+
+    def _save(self, metrics: R, competes: bool) -> None:
         """Start saving a checkpoint, and computing whether its arrays are finite."""
-        flags = self.saver.save(self.model, self.optimizer, self._meta(metrics, due))
+        self._check_saved_state()
+        meta = self._meta(metrics, competes)
+        flags = self.saver.save(self.learner.model, self.learner.optimizer, meta)
         self._saved = metrics.global_step, flags
+        self._last_saved = metrics.global_step
+
+    def _save_latest(self) -> None:
+        """Save the last step of this start, unless that was done already."""
+        if self._latest is not None and self._last_saved != self._latest.global_step:
+            self._save(self._latest, competes=False)
 
     def _check_saved_state(self) -> None:
         """Raise RunFailure if an array of the last checkpoint was not finite."""
         if self._saved is not None:
-            self.reader.check_state(*self._saved)
+            self.failed_steps.check_state(*self._saved)
             self._saved = None
 
-    def _validate_late(self, metrics: StepMetrics) -> None:
-        """Validate a step that was saved without its validation loss, and save it again with it."""
-        losses = self._validate(metrics.global_step, _never)
-        if losses.mean is not None:
-            metrics = self._with_validation(metrics, losses)
+    def _validate_late(self, metrics: R) -> None:
+        """Validate a step that was saved without its validation, and save it again with it."""
+        metrics = self.learner.validate(metrics, NEVER)
+        if self.learner.losses(metrics)[1] is not None:
             self.metrics.replace_last(metrics)
-            at_interval = metrics.global_step % self.config.train.checkpoint_interval == 0
-            self._save(metrics, due=at_interval)
+            interval = self.start.config.train.checkpoint_interval
+            self._save(metrics, competes=metrics.global_step % interval == 0)
 
-    def _validate(self, step: int, should_stop: Callable[[], bool]) -> ValidationLosses:
-        """Return the validation losses that are finite. Raises ValidationInterrupted."""
-        parts = self.model, self._evaluation_step, self.validation, self.mesh
-        mean, by_dataset = validation_losses(*parts, should_stop)
-        finite = {name: loss for name, loss in by_dataset.items() if math.isfinite(loss)}
-        for name in by_dataset.keys() - finite:
-            log.warning("step %d: the validation loss on %s is not finite", step, name)
-        if mean is not None and not math.isfinite(mean):
-            log.warning("step %d: the validation loss is not finite", step)
-            mean = None
-        return ValidationLosses(mean, finite)
-
-    def _with_validation(self, metrics: StepMetrics, losses: ValidationLosses) -> StepMetrics:
-        data = self.provenance.validation_data(self.config.train)
-        return dataclasses.replace(
-            metrics,
-            validation_loss=losses.mean,
-            bits_per_byte=self._bits_per_byte(losses.mean),
-            validation_losses=losses.by_dataset or None,
-            validation_data=None if losses.mean is None else data,
-        )
-
-    def _bits_per_byte(self, loss: float | None) -> float | None:
-        return None if loss is None or self._bits_per_nat is None else loss * self._bits_per_nat
-
-    @functools.cached_property
-    def _bits_per_nat(self) -> float | None:
-        """Bits per byte of validation text at a loss of one nat per token, None if not known."""
-        if self.tokenizer is None or self.validation.own is None or not is_first_process():
-            return None
-        tokens, text_bytes = self.validation.own.count_bytes(self.tokenizer)
-        return tokens / text_bytes / math.log(2) if text_bytes else None
-
-    def _record(self, metrics: StepMetrics, progress: Progress[StepMetrics]) -> None:
-        """Write a step's metrics to metrics.jsonl and show them."""
-        self.metrics.append(metrics)
-        if metrics.train_loss is None:
-            self.reader.check_failed_step(metrics.global_step, self.model)
-        progress.show(metrics)
-
-    def _meta(self, metrics: StepMetrics, due: bool) -> CheckpointMeta:
-        has_own = self.validation.own is not None
-        loss = metrics.validation_loss if has_own else metrics.train_loss
+    def _meta(self, metrics: R, competes: bool) -> CheckpointMeta:
+        config, record = self.start.config, self.learner.record
+        validation_loss, selection_loss = self.learner.losses(metrics)
         return CheckpointMeta(
             global_step=metrics.global_step,
-            total_steps=self.data.total_steps,
+            total_steps=self.total_steps,
             tokens_seen=metrics.tokens_seen,
             train_loss=metrics.train_loss,
-            validation_loss=metrics.validation_loss,
-            selection_loss=loss if due else None,
-            model=self.config.model.as_json(),
-            train=self.config.train.as_json(),
-            datasets=self.provenance.datasets,
-            tokenizer=self.provenance.tokenizer,
-            sharding=recorded_sharding(self.config.train, self.mesh),
+            validation_loss=validation_loss,
+            selection_loss=selection_loss if competes else None,
+            model=config.model.as_json(),
+            train=config.train.as_json(),
+            datasets=record.datasets,
+            tokenizer=record.tokenizer,
+            sharding=recorded_sharding(config.train, self.mesh),
             created=utc_now().isoformat(),
             versions=installed_versions(),
             environment=numerics.recorded(),
             checksums={},
         )
-
-
-def _never() -> bool:
-    return False
-
-
-class PrefetchedBatches:
-    """Batches on their devices; the next one is transferred while one is used.
-
-    Args:
-        mesh: the devices.
-        batches: arrays on the host.
-        size: sequences of a microbatch, over all devices.
-
-    Attributes:
-        failure: why no batch after the last one could be read, None so far.
-    """
-
-    def __init__(
-        self, mesh: Mesh, batches: Iterable[tuple[np.ndarray | None, ...]], size: int
-    ) -> None:
-        self._mesh, self._batches, self._size = mesh, batches, size
-        self.failure: RunFailure | None = None
-
-    def __iter__(self) -> Iterator[Batch]:
-        following: Batch | None = None
-        for batch in self._readable():
-            following, ready = place_batch(self._mesh, *batch, size=self._size), following
-            if ready is not None:
-                yield ready
-        if following is not None:
-            yield following
-        if self.failure is not None:
-            raise self.failure
-
-    def _readable(self) -> Iterator[tuple[np.ndarray | None, ...]]:
-        try:
-            yield from self._batches
-        except RunFailure as failure:
-            self.failure = failure

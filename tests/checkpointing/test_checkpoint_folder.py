@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from rungs.checkpointing import manifest
 from rungs.checkpointing.checkpoint_folder import best_of, list_checkpoints, newest_valid
-from rungs.checkpointing.load import find_weights, load_model
+from rungs.checkpointing.find_weights import find_weights
+from rungs.checkpointing.load import load_model
 from rungs.checkpointing.manifest import CheckpointMeta, read_checkpoint
 from rungs.checkpointing.restore import restore
 from rungs.checkpointing.retention import clean_up

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from rungs.checkpointing import listing
+from rungs.checkpointing import checkpoint_folder
+from rungs.checkpointing.checkpoint_folder import list_run
 from rungs.checkpointing.checksums import write_checksums
-from rungs.checkpointing.listing import list_run
 from rungs.checkpointing.manifest import Checkpoint
 from rungs.run.folder import RunFolder
 from tests.support.written_checkpoints import (
@@ -108,12 +108,12 @@ def test_links_may_be_text_files(run: RunFolder) -> None:
 def test_a_checkpoint_that_training_deletes_meanwhile_is_left_out(
     run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = listing.read_checkpoint
+    read = checkpoint_folder.read_checkpoint
 
     def delete_old_and_read(folder: Path) -> Checkpoint:
         if folder.name == OLD:
             shutil.rmtree(folder)
         return read(folder)
 
-    monkeypatch.setattr(listing, "read_checkpoint", delete_old_and_read)
+    monkeypatch.setattr(checkpoint_folder, "read_checkpoint", delete_old_and_read)
     assert [(found.name, found.damage) for found in list_run(run, verify=True)] == [(NEW, [])]

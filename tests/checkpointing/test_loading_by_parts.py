@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rungs.checkpointing.load import load_model, load_token_generator
-from rungs.checkpointing.merged_weights import MergedWeights
+from rungs.checkpointing.load import MergedWeights, load_model, load_token_generator
 from rungs.model import weight_formats
 from rungs.model.generation import Generator
 from rungs.model.weight_formats import WeightFormat

@@ -23,8 +23,7 @@ from rungs.data.chats.chat_template import ChatTemplate
 from rungs.data.chats.messages import Message
 from rungs.data.tokenizer import Tokenizer
 from rungs.data.tokenizer_files import load_tokenizer
-from rungs.model.conversation import Conversation, decode_stream
-from rungs.model.generation import Request
+from rungs.model.generation import Conversation, Request, decode_stream
 from tests.data.chats.test_chat_template import CASES, CHATML, FIXTURES, format_of, tokenizer_of
 
 MODEL = {
@@ -66,7 +65,8 @@ def write_run(folder: Path, model: dict[str, Any] | None, **settings: Any) -> No
 
 
 def published_model(folder: Path, place: Path) -> Path:
-    """Write a model that knows text, with its tokenizer and chat template, as the hub has it."""
+    """Write a model that knows text, with its tokenizer and chat template, as the hub has it: like
+    other base models, it ends its texts with <|endoftext|> alone."""
     tokenizer = FIXTURES / "tokenizers" / "qwen" / "tokenizer.json"
     text = place / "text.txt"
     text.write_text("The river runs north here.\n" * 300)
@@ -75,6 +75,8 @@ def published_model(folder: Path, place: Path) -> Path:
     call(train.main, place / "base")
     call(pretrained.main, "export", place / "base", folder)
     (folder / "chat_template.jinja").write_text(TEMPLATE)
+    ends = {"eos_token_id": load_tokenizer(folder).end_of_text}
+    (folder / "generation_config.json").write_text(json.dumps(ends))
     return folder
 
 

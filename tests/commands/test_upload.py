@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 from huggingface_hub import ModelCard, constants
 
 import pretrained
-from rungs.checkpointing import links
+from rungs.checkpointing import checkpoint_folder
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.checkpointing.manifest import write_manifest
 from rungs.checkpointing.weights_file import WeightsHeader, write_weights
@@ -64,7 +64,7 @@ def run(tmp_path: Path) -> RunFolder:
     meta = checkpoint_meta(config, step=7, validation_loss=2.0)
     datasets = {"owner/stories": {"train": "c" * 64}}
     write_manifest(checkpoint, meta.model_copy(update={"datasets": datasets}))
-    links.update_links(run.checkpoints)
+    checkpoint_folder.update_links(run.checkpoints)
     (run.path / "loss-chart.png").write_bytes(CHART)
     score = Evaluation(
         time=evaluations.now(),

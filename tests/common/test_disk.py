@@ -56,3 +56,25 @@ def test_a_disk_that_cannot_be_asked_is_taken_to_have_space(
     disk.check_free_space(tmp_path, "the checkpoint", 10**30)
     error = disk.write_failure(tmp_path, "the checkpoint", OSError(errno.ENOSPC, ""), 7)
     assert "No space left on device (7 bytes needed); free some space" in str(error)
+
+
+def test_a_replaced_file_is_on_disk_before_it_has_its_name_and_its_name_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, synced = tmp_path / "file", list[tuple[str, str]]()
+    file.write_text("before")
+    monkeypatch.setattr(disk, "sync_to_disk", lambda at: synced.append((at.name, file.read_text())))
+    disk.replace_file(file, "after")
+    (unfinished, before), folder = synced
+    assert unfinished.endswith(".new")
+    assert (before, folder) == ("before", (tmp_path.name, "after"))
+
+
+def test_a_file_that_cannot_be_synced_is_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("before")
+    _fail_with(monkeypatch, errno.EIO)
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        disk.replace_file(tmp_path / "file", "after")
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["before"]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rungs.config.cross_checks import problems
+from rungs.config.run_config import conflicts
 from tests.support.commands import Finished, run_script
 from tests.support.committed_runs import ROOT
 from tests.support.configs import model_config, train_config
@@ -39,7 +39,7 @@ def lora(*targets: str) -> dict[str, Any]:
     ],
 )
 def test_valid_pairs_have_no_problems(model: dict[str, Any], train: dict[str, Any]) -> None:
-    assert problems(model_config(**model), train_config(**train)) == []
+    assert list(conflicts(model_config(**model), train_config(**train))) == []
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_valid_pairs_have_no_problems(model: dict[str, Any], train: dict[str, An
 def test_each_problem_is_one_line(
     model: dict[str, Any], train: dict[str, Any], lines: list[str]
 ) -> None:
-    found = problems(model_config(**model), train_config(**train))
+    found = list(conflicts(model_config(**model), train_config(**train)))
     assert len(found) == len(lines)
     for line, pattern in zip(found, lines, strict=True):
         assert re.match(pattern, line), line

@@ -265,12 +265,12 @@ import os, sys
 from pathlib import Path
 from rungs.common import atomic_folder
 folder = Path(sys.argv[1])
-rename = Path.rename
-def rename_or_die(path, target):
+replace = Path.replace
+def replace_or_die(path, target):
     if path.name.endswith(".partial"):
         os._exit(9)
-    rename(path, target)
-Path.rename = rename_or_die
+    return replace(path, target)
+Path.replace = replace_or_die
 with atomic_folder.lock_folder(folder), atomic_folder.replace_folder(folder) as partial:
     (partial / "train.safetensors").write_text("half")
 """

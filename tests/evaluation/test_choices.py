@@ -16,10 +16,9 @@ from rungs.checkpointing.load import load_model
 from rungs.common.errors import UserError
 from rungs.config.sharding_config import Mode
 from rungs.data.bpe import train_bpe
-from rungs.evaluation import choices
+from rungs.evaluation import scoring
 from rungs.evaluation.checkpoint_scores import Measured
-from rungs.evaluation.choices import read_items
-from rungs.evaluation.scoring import Continuation, Scorer, split_tokens
+from rungs.evaluation.scoring import Continuation, Scorer, read_items, split_tokens
 from rungs.model.gpt import GPT
 from rungs.parallel.mesh import create_mesh
 from rungs.parallel.sharding import Layout
@@ -159,7 +158,7 @@ def test_a_line_that_is_no_item_is_named(line: str, problem: str, tmp_path: Path
 def test_a_choice_without_tokens_of_its_own_is_refused(
     copying_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(choices, "split_tokens", lambda *_: Continuation([1], []))
+    monkeypatch.setattr(scoring, "split_tokens", lambda *_: Continuation([1], []))
     path = write(tmp_path / "quiz.jsonl", item("a", "b", " ", answer=0))
     with pytest.raises(UserError, match=r'item 1: the choice "b" adds no token to its prompt'):
         Measured.find(str(copying_run), 2, tmp_path).on_choices(path, None)

@@ -25,7 +25,6 @@ from flax import nnx
 
 from rungs.checkpointing import (
     checkpoint_folder,
-    links,
     manifest,
     restore,
     saver,
@@ -38,7 +37,7 @@ from rungs.parallel import target_device
 from rungs.planning import oom_advice
 from rungs.run.metrics import MetricsLog
 from rungs.step import eval_step, train_step
-from rungs.training import preparation, resume, start, trainer
+from rungs.training import next_token, preparation, resume, start
 from rungs.training.chart_process import ChartProcess
 
 SECONDS_TO_A_SECOND_SIGNAL = 1.2
@@ -105,29 +104,31 @@ AT_THE_START = {
         disk, "replace_file", an_unfinished_file, condition=is_metrics
     ),
     "while the metrics are cut": Moment(disk, "replace_file", is_after=True, condition=is_metrics),
-    "before the first step": Moment(start, "_train"),
-    "while the step is compiled": Moment(train_step, "gradients"),
+    "before the first step": Moment(start, "make_trainer"),
+    "while the step is compiled": Moment(train_step, "summed_gradients"),
 }
 """Each happens once in a start that resumes."""
 IN_THE_LOOP = {
     "before a step is recorded": Moment(MetricsLog, "append", half_a_line),
     "after a step is recorded": Moment(MetricsLog, "append", is_after=True),
-    "before a validation": Moment(trainer, "validation_losses"),
+    "before a validation": Moment(next_token, "validation_losses"),
     "in a validation": Moment(eval_step, "place_batch"),
-    "after a validation": Moment(trainer, "validation_losses", is_after=True),
+    "after a validation": Moment(next_token, "validation_losses", is_after=True),
     "before the metrics are flushed": Moment(MetricsLog, "sync"),
     "after the metrics are flushed": Moment(MetricsLog, "sync", is_after=True),
     "before the weights are written": Moment(weights_file, "write_weights", half_of_the_weights),
     "between the shards and their index": Moment(weights_file, "write_index"),
     "before meta.json": Moment(manifest, "write_manifest"),
     "between write and rename": Moment(manifest, "write_manifest", is_after=True),
-    "between rename and links": Moment(links, "update_links"),
-    "while links change": Moment(links, "_point"),
+    "between rename and links": Moment(checkpoint_folder, "update_links"),
+    "while links change": Moment(checkpoint_folder, "_point"),
     "while pruning": Moment(shutil, "rmtree", half_a_deletion),
     "while charts are drawn": Moment(ChartProcess, "request", half_a_chart),
 }
 AT_THE_END = {
-    "between the last rename and its links": Moment(links, "update_links", condition=is_last_step)
+    "between the last rename and its links": Moment(
+        checkpoint_folder, "update_links", condition=is_last_step
+    )
 }
 MOMENTS = {
     **AT_THE_START,
@@ -268,7 +269,7 @@ def truncate_at_step(step: str, file: str, size: str) -> None:
 def limit_memory_of_steps(megabytes: str) -> None:
     """Let the process allocate only so much more memory from the first step on. XLA reports a
     buffer that it cannot get; its compiler, which needs some room of its own, would abort."""
-    make_step = trainer.make_train_step
+    make_step = next_token.make_step
 
     def make_limited(*args: Any) -> Any:
         train_step = make_step(*args)
@@ -282,7 +283,7 @@ def limit_memory_of_steps(megabytes: str) -> None:
 
         return limited
 
-    vars(trainer)["make_train_step"] = make_limited
+    vars(next_token)["make_step"] = make_limited
     vars(oom_advice)["memory_bytes"] = lambda: MACHINE_BYTES
 
 

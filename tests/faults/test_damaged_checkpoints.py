@@ -15,10 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rungs.checkpointing import checkpoint_folder, links
-from rungs.checkpointing.checkpoint_folder import list_checkpoints
-from rungs.checkpointing.listing import list_run
-from rungs.checkpointing.load import find_weights, load_model, load_tokenizer
+from rungs.checkpointing import checkpoint_folder
+from rungs.checkpointing.checkpoint_folder import list_checkpoints, list_run
+from rungs.checkpointing.find_weights import find_weights
+from rungs.checkpointing.load import load_model, load_tokenizer
 from rungs.checkpointing.manifest import Checkpoint, refuse_damaged
 from rungs.common.errors import UserError
 from rungs.data.bpe import train_bpe
@@ -241,7 +241,7 @@ def test_a_damaged_meta_json_is_not_used_to_choose_the_best(copy: RunFolder) -> 
     loss = f'"selection_loss": {first.meta.selection_loss}'
     (first.folder / "meta.json").write_text(text.replace(loss, '"selection_loss": 0.1'))
     assert first.step not in [c.step for c in list_checkpoints(copy.checkpoints)]
-    links.update_links(copy.checkpoints)
+    checkpoint_folder.update_links(copy.checkpoints)
     assert (copy.checkpoints / "best").readlink() != Path(first.folder.name)
     with pytest.raises(UserError, match=r"damaged \(meta\.json\); choose another"):
         checkpoint_to_resume(copy, StartOptions(rewind_to=first.folder.name))

@@ -12,7 +12,7 @@ import pytest
 
 from rungs.checkpointing import weights_file
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
-from rungs.common.disk import folder_bytes
+from rungs.common.disk import folder_bytes, sync_to_disk
 from rungs.common.errors import RunFailure
 from rungs.run.folder import RunFolder
 from rungs.run.metrics import MetricsLog
@@ -204,7 +204,11 @@ def test_the_disk_is_full_for_the_metrics_when_a_run_resumes(
     assert train_here(run, datasets_dir) == 0
     before = run.metrics.read_bytes()
     shutil.rmtree(list_checkpoints(run.checkpoints)[-1].folder)
-    monkeypatch.setattr("rungs.common.disk.flush", lambda _: fail(errno.ENOSPC))
+
+    def sync_or_fail(path: Path) -> None:
+        fail(errno.ENOSPC) if run.metrics.name in path.name else sync_to_disk(path)
+
+    monkeypatch.setattr("rungs.common.disk.sync_to_disk", sync_or_fail)
     message = failure_message(run, datasets_dir)
     assert message.startswith(f"{run.metrics}: the metrics so far could not be written: No space")
     assert run.metrics.read_bytes() == before

@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save
 
-from rungs.checkpointing import links
+from rungs.checkpointing import checkpoint_folder
 from rungs.checkpointing.checkpoint_folder import list_checkpoints, newest_valid
-from rungs.checkpointing.load import find_weights, load_model
+from rungs.checkpointing.find_weights import find_weights
+from rungs.checkpointing.load import load_model
 from rungs.checkpointing.manifest import CheckpointMeta, read_checkpoint, write_manifest
 from rungs.checkpointing.published import stop_tokens
 from rungs.checkpointing.weights_file import Origin, Weights, WeightsHeader, write_weights
@@ -93,7 +94,7 @@ def unharmed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_weights(folder, ARRAYS, HEADER, limit)
         write_optimizer(folder)
         write_manifest(folder, _meta(step))
-    links.update_links(run / "checkpoints")
+    checkpoint_folder.update_links(run / "checkpoints")
     return run
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rungs.checkpointing import checkpoint_folder, links, manifest
+from rungs.checkpointing import checkpoint_folder, manifest
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.checkpointing.saver import Saver
 from rungs.common import disk as disk_module
@@ -56,7 +56,7 @@ def test_a_read_only_run_folder_is_an_error(datasets_dir: Path, tmp_path: Path) 
         (disk_module, "flush", "the metrics so far"),
         (checkpoint_folder, "checkpoint_name", "the checkpoint of step 0"),
         (manifest, "write_manifest", "the checkpoint of step 0"),
-        (links, "update_links", "the names best and latest"),
+        (checkpoint_folder, "update_links", "the names best and latest"),
     ],
 )
 @pytest.mark.long

@@ -22,10 +22,11 @@ from rungs.model.gpt import GPT
 from rungs.model.kernels.cross_entropy import target_losses
 from rungs.parallel import devices
 from rungs.run import metrics
-from rungs.run.folder import RunFolder
+from rungs.run.folder import RunFolder, StartOptions
 from rungs.step.state import named_arrays
-from rungs.training import preparation, replay, trainer
+from rungs.training import next_token, preparation, replay
 from rungs.training.failed_step import MAX_FAILED_STEPS, open_failed_step
+from rungs.training.learner import Start
 from tests.faults.short_runs import train_here
 from tests.support.tiny_run import MODEL, assert_same_outcome, final_arrays, make_dataset, make_run
 
@@ -128,7 +129,7 @@ def test_a_microbatch_with_a_nonfinite_loss_is_skipped_and_its_replay_names_the_
 
     before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
     capsys.readouterr()
-    assert replay.replay(run, "step-000007", datasets) == EXIT_FAILED
+    assert replay.replay(run, "step-000007", next_token.next_token(datasets)) == EXIT_FAILED
     lines = capsys.readouterr().out.splitlines()
     assert lines[1] == "microbatch 1, which was dropped because of the loss"
     assert lines[-1] == "blocks.0.attention_norm is the first tensor that is not finite"
@@ -184,7 +185,7 @@ def test_the_replay_names_the_first_nonfinite_gradient_of_the_backward_pass(
     assert "step 7: 1 of 2 microbatches dropped: the gradient of blocks." in messages.text
     weights_of(run)
     capsys.readouterr()
-    assert replay.replay(run, "step-000007", datasets) == EXIT_FAILED
+    assert replay.replay(run, "step-000007", next_token.next_token(datasets)) == EXIT_FAILED
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1] == "gradient of the logits is the first tensor that is not finite"
     assert [line.split()[0] for line in lines[-5:-2]] == ["final_norm", "head", "the"]
@@ -195,7 +196,7 @@ def test_nonfinite_weights_are_never_saved(
 ) -> None:
     """As if a bit of memory had flipped: the next step has no finite loss."""
     run, datasets = make([])
-    make_step = trainer.make_train_step
+    make_step = next_token.make_step
     taken = 0
 
     def made(*args: Any) -> Any:
@@ -213,11 +214,11 @@ def test_nonfinite_weights_are_never_saved(
 
         return step_then_flip_a_bit
 
-    monkeypatch.setattr(trainer, "make_train_step", made)
+    monkeypatch.setattr(next_token, "make_step", made)
     with pytest.raises(RunFailure, match=r"step 8: final_norm.scale not finite; training stopped"):
         train_here(run, datasets)
     assert list(weights_of(run)) == [0, 5]
-    assert replay.replay(run, "step-000008", datasets) == 0
+    assert replay.replay(run, "step-000008", next_token.next_token(datasets)) == 0
     output = capsys.readouterr().out
     assert "all tensors are finite this time: suspect the hardware" in output
     assert train_here(run, datasets) == 0
@@ -240,7 +241,7 @@ def test_overflowing_moments_are_never_saved_and_the_replay_names_step_and_momen
     with pytest.raises(RunFailure, match=rf"step {saved}: opt_state.1.nu\."):
         train_here(run, datasets)
     assert list(weights_of(run)) == list(range(0, saved, 5))
-    assert replay.replay(run, f"step-{saved:06d}", datasets) == EXIT_FAILED
+    assert replay.replay(run, f"step-{saved:06d}", next_token.next_token(datasets)) == EXIT_FAILED
     assert f"after step {at}: opt_state.1.nu." in capsys.readouterr().out
 
 
@@ -300,7 +301,7 @@ def test_an_absent_or_damaged_failed_step_cannot_be_replayed(
 ) -> None:
     run, datasets = make([(7, 1)])
     with pytest.raises(UserError, match=r"--replay step-000007: no such failed step in .* none"):
-        replay.replay(run, "step-000007", datasets)
+        replay.replay(run, "step-000007", next_token.next_token(datasets))
     overflow(monkeypatch)
     assert train_here(run, datasets) == 0
     folder = run.failed_steps / "step-000007"
@@ -308,14 +309,14 @@ def test_an_absent_or_damaged_failed_step_cannot_be_replayed(
         content = (folder / name).read_bytes()
         (folder / name).write_bytes(content[: len(content) // 2])
         with pytest.raises(UserError, match=name):
-            replay.replay(run, "step-000007", datasets)
+            replay.replay(run, "step-000007", next_token.next_token(datasets))
         (folder / name).write_bytes(content)
     weights = folder / "checkpoint" / "model.safetensors"
     content = weights.read_bytes()
     weights.unlink()
     weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(UserError, match=r"damaged \(model.safetensors\)"):
-        replay.replay(run, "step-000007", datasets)
+        replay.replay(run, "step-000007", next_token.next_token(datasets))
 
 
 def test_an_overflowing_norm_is_not_a_spike_and_its_replay_names_it(
@@ -338,7 +339,7 @@ def test_an_overflowing_norm_is_not_a_spike_and_its_replay_names_it(
     assert (spike.spike, spike.dropped_microbatches, spike.clipped) == ("skipped", 0, False)
     assert (last.train_loss, last.spike, last.dropped_microbatches) == (None, None, 2)
     capsys.readouterr()
-    assert replay.replay(run, "step-000042", datasets) == EXIT_FAILED
+    assert replay.replay(run, "step-000042", next_token.next_token(datasets)) == EXIT_FAILED
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].endswith("/step-000042/checkpoint: 1 step retrained")
     assert lines[-2:] == [
@@ -347,7 +348,8 @@ def test_an_overflowing_norm_is_not_a_spike_and_its_replay_names_it(
     ]
     failed = open_failed_step(run, "step-000042")
     mesh = devices.create_run_mesh(failed.config.train, failed.config.model, failed.meta.sharding)
-    model, _ = replay._retrain(run, failed, mesh, datasets)
+    start = Start(run, failed.config, StartOptions(), failed.checkpoint, None)
+    model, _ = replay._retrain(failed, start, mesh, next_token.next_token(datasets))
     arrays = {name: np.asarray(array) for name, array in named_arrays(model).items()}
     assert_equal(arrays, weights_of(run)[40])
 
@@ -378,7 +380,7 @@ def test_a_failed_step_of_more_devices_than_there_are_cannot_be_replayed(
     content["train"]["sharding"] = {"mode": "tp", "tensor": 64}
     path.write_text(json.dumps(content))
     with pytest.raises(UserError, match=r"step-000000: a mesh of .* needs 64 devices"):
-        replay.replay(run, "step-000000", datasets)
+        replay.replay(run, "step-000000", next_token.next_token(datasets))
 
 
 def test_a_step_before_the_first_checkpoint_is_replayed_from_the_start(
@@ -388,7 +390,7 @@ def test_a_step_before_the_first_checkpoint_is_replayed_from_the_start(
     overflow(monkeypatch)
     assert train_here(run, datasets) == 0
     capsys.readouterr()
-    assert replay.replay(run, "step-000000", datasets) == EXIT_FAILED
+    assert replay.replay(run, "step-000000", next_token.next_token(datasets)) == EXIT_FAILED
     output = capsys.readouterr().out
     assert "step 0, from the start: 0 steps retrained" in output
     assert "blocks.0.attention_norm is the first tensor that is not finite" in output

@@ -17,8 +17,8 @@ from rungs.checkpointing import manifest, optimizer_state
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.common import disk
 from rungs.common.errors import RunFailure, UserError
-from rungs.mirror.copier import Copier
 from rungs.mirror.mirror_folder import MirrorFolder
+from rungs.mirror.mirroring import Copier
 from rungs.reinforcement.rollout_files import RolloutFiles
 from rungs.run import evaluations, events, samples
 from rungs.run.events import Event

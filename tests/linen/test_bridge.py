@@ -30,14 +30,15 @@ def unbridged(variables: Any) -> GPT:
     return model
 
 
+@pytest.fixture(scope="module")
+def variables() -> Any:
+    return LinenGPT(CONFIG).init(jax.random.key(0), TOKENS_BS)
+
+
 class TestGPTInLinen:
     module = LinenGPT(CONFIG)
 
-    def variables(self) -> Any:
-        return self.module.init(jax.random.key(0), TOKENS_BS)
-
-    def test_logits_and_gradients_are_those_of_the_model(self) -> None:
-        variables = self.variables()
+    def test_logits_and_gradients_are_those_of_the_model(self, variables: Any) -> None:
         model = unbridged(variables)
         np.testing.assert_array_equal(
             jax.jit(self.module.apply)(variables, TOKENS_BS), nnx.jit(lambda m: m(TOKENS_BS))(model)
@@ -48,9 +49,9 @@ class TestGPTInLinen:
         for ours_leaf, leaf in zip(jax.tree.leaves(ours), found, strict=True):
             np.testing.assert_allclose(ours_leaf, leaf, atol=1e-6)
 
-    def test_params_are_plain_arrays_of_the_models_names(self) -> None:
-        params = self.variables()["params"]["gpt"]
-        assert set(self.variables()) == {"params"}
+    def test_params_are_plain_arrays_of_the_models_names(self, variables: Any) -> None:
+        params = variables["params"]["gpt"]
+        assert set(variables) == {"params"}
         assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(params))
         names = {
             jax.tree_util.keystr(p, simple=True, separator=".")
@@ -84,8 +85,8 @@ class TestGPTInLinen:
             losses.append(float(loss))
         assert losses[-1] < losses[0] - 0.5
 
-    def test_dropout_takes_its_own_stream(self) -> None:
-        module, variables = LinenGPT(CONFIG, drop_rate=0.5), self.variables()
+    def test_dropout_takes_its_own_stream(self, variables: Any) -> None:
+        module = LinenGPT(CONFIG, drop_rate=0.5)
 
         def logits(seed: int, deterministic: bool = False) -> Array:
             rngs = {"dropout": jax.random.key(seed)}

@@ -18,7 +18,7 @@ from rungs.checkpointing.load import load_model
 from rungs.checkpointing.weights_file import Weights
 from rungs.common.errors import UserError
 from rungs.huggingface.exporting import Export
-from rungs.linen.arrays import read_arrays
+from rungs.linen.checkpoint import read_arrays
 from tests.support import linen_models as models
 from tests.support.commands import Finished, run_script
 from tests.support.published_models import MODELS, arrays

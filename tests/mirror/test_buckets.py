@@ -11,8 +11,8 @@ import pytest
 
 from rungs.checkpointing import retention
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
-from rungs.mirror.copier import Copier
 from rungs.mirror.mirror_folder import MirrorFolder
+from rungs.mirror.mirroring import Copier
 from rungs.mirror.restoring import restore_if_empty
 from rungs.run.folder import RunFolder
 from tests.support.mirrors import files_of, save

@@ -8,8 +8,8 @@ import pytest
 from rungs.checkpointing import retention
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.common.errors import UserError
-from rungs.mirror.copier import Copier
 from rungs.mirror.mirror_folder import MirrorFolder
+from rungs.mirror.mirroring import Copier
 from rungs.run.folder import RunFolder
 from tests.support.mirrors import Failing, files_of, save, saved_run
 

@@ -9,10 +9,10 @@ import pytest
 
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.config.run_config import load_run
-from rungs.mirror.copier import Copier
-from rungs.mirror.mirroring import Mirroring
+from rungs.mirror.mirroring import Copier, Mirroring
 from rungs.mirror.restoring import restore_if_empty
 from rungs.run.folder import RunFolder, StartOptions
+from rungs.training.next_token import next_token
 from rungs.training.start import launch
 from tests.support.mirrors import Failing, files_of, save
 from tests.support.tiny_reinforcement import (
@@ -103,15 +103,17 @@ def test_training_restores_and_resumes_bit_for_bit(
     tmp_path: Path, datasets_dir: Path, failing: str, mirror: Path
 ) -> None:
     straight = make_run(tmp_path / "straight", min_train_tokens=8 * 128)
-    assert launch(straight, load_run(straight.path), StartOptions(), datasets_dir) == 0
+    assert launch(straight, load_run(straight.path), StartOptions(), next_token(datasets_dir)) == 0
     run = make_run(tmp_path / "run", min_train_tokens=8 * 128)
     Failing.left = 25  # the connection breaks in the middle
     config = load_run(run.path)
-    assert launch(run, config, StartOptions(mirror=failing), datasets_dir) == 0
+    assert launch(run, config, StartOptions(mirror=failing), next_token(datasets_dir)) == 0
     assert_same_outcome(run, straight)
     assert steps_in(mirror) != steps_in(run.path)
     Failing.left = 10**9
-    assert launch(run, config, StartOptions(mirror=failing), datasets_dir) == 0  # had finished
+    assert (
+        launch(run, config, StartOptions(mirror=failing), next_token(datasets_dir)) == 0
+    )  # had finished
     assert_same_outcome(RunFolder(mirror), straight)
 
 

@@ -1,5 +1,6 @@
-"""What the scan over blocks keeps for its backward pass."""
+"""What the scan over blocks keeps for its backward pass, and the calls that lead through it."""
 
+import traceback
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +13,10 @@ from jax.extend.core import jaxprs_in_params
 
 from rungs.config.optimization_config import Remat
 from rungs.model.blocks import Compute, make_blocks, run_blocks
+from rungs.model.gpt import GPT
+from rungs.model.kernels import blockwise_attention
 from rungs.model.layers import NO_DROPOUT
+from tests.support.committed_runs import ROOT
 from tests.support.configs import model_config
 
 Shapes = Counter[tuple[int, ...]]
@@ -48,3 +52,22 @@ def test_the_forward_scan_keeps_no_copy_of_the_weights(
     gradients = Shapes(out.aval.size for out in backward.outvars)
     assert kernels <= gradients
     assert not kernels & kept
+
+
+def test_six_calls_lead_from_the_loss_to_the_attention_kernel(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[str] = []
+
+    def kernel(query: jax.Array, *_: Any) -> jax.Array:
+        package = str(ROOT / "rungs")
+        frames = [it for it in traceback.extract_stack() if it.filename.startswith(package)]
+        calls[:] = [frame.name for frame in frames]
+        return query
+
+    monkeypatch.setattr(blockwise_attention, "causal_attention", kernel)
+    model, tokens = GPT(model_config(), jax.random.key(0)), jnp.zeros((1, 8), int)
+    loss = nnx.value_and_grad(lambda model: model.summed_loss(tokens, tokens)[0])
+    nnx.eval_shape(loss, model)
+    model_calls = ["summed_loss", "run_blocks", "run_period", "run_layer", "__call__", "__call__"]
+    assert calls == model_calls

@@ -32,7 +32,8 @@ from rungs.parallel.sharding import place_batch
 from rungs.run import metrics
 from rungs.run.folder import StartOptions
 from rungs.step.state import AbstractState, named_arrays
-from rungs.step.train_step import TrainStep, make_train_step
+from rungs.step.train_step import Step, make_train_step
+from rungs.training.next_token import next_token
 from rungs.training.start import launch
 from tests.support import reference_gpt
 from tests.support.configs import mesh_of, model_config, train_config
@@ -288,7 +289,7 @@ def batch(step: int = 0, devices: int = 1) -> tuple[jax.Array, ...]:
 
 
 @functools.cache
-def train_step(balancing: float, devices: int = 1) -> TrainStep:
+def train_step(balancing: float, devices: int = 1) -> Step:
     return make_train_step(train_config(load_balancing_weight=balancing), mesh_of(devices))
 
 
@@ -358,7 +359,12 @@ def test_metrics_lines_contain_the_routing(tmp_path: Path) -> None:
     model = json.loads((run.path / "model.json").read_text())
     experts = {"n_experts": 4, "experts_per_token": 2}
     (run.path / "model.json").write_text(json.dumps(model | experts))
-    assert launch(run, run_config.load_run(run.path), StartOptions(), tmp_path / "datasets") == 0
+    assert (
+        launch(
+            run, run_config.load_run(run.path), StartOptions(), next_token(tmp_path / "datasets")
+        )
+        == 0
+    )
     steps = metrics.read(run.metrics)
     assert len(steps) == 2
     for step in steps:

@@ -12,8 +12,7 @@ from flax import nnx
 from rungs.model.decoding import Decoder, states_of
 from rungs.model.generation import Generator, Request
 from rungs.model.gpt import GPT
-from rungs.model.kernels.int8_matmul import Int8Matrix, quantize
-from rungs.model.kernels.stored_matrix import outputs_first
+from rungs.model.kernels.stored_matrix import Int8Matrix, outputs_first, quantize
 from rungs.parallel.target_device import Target, trace_for
 from tests.model.test_generation import ARCHITECTURES, PROMPTS, varied_model
 from tests.support.long import long_except

@@ -43,12 +43,16 @@ def documents_of(lengths_by_row: Sequence[Sequence[int]]) -> list[tuple[int, sli
 
 def by_blocks(starts: Array, window: int | None, cap: float | None, *x: Array) -> Array:
     query, key, value = x
-    return blockwise_attention.causal_attention(query, key, value, 0.3, window, cap, starts)
+    return blockwise_attention.causal_attention(
+        query, key, value, Scoring(0.3, window, cap, starts)
+    )
 
 
 def by_splash(starts: Array, window: int | None, cap: float | None, *x: Array) -> Array:
     query, key, value = x
-    return splash_attention.pallas_attention(query, key, value, 0.3, window, cap, starts, True)
+    return splash_attention.pallas_attention(
+        query, key, value, Scoring(0.3, window, cap, starts), True
+    )
 
 
 def by_triton(starts: Array, window: int | None, cap: float | None, *x: Array) -> Array:
@@ -111,8 +115,7 @@ def test_the_gradient_equals_that_of_each_document_alone(
 ) -> None:
     """`drop_in_array_mask`: with the mask as an array, as attention with dropout has it."""
     if drop_in_array_mask:
-        with_mask = lambda *x: plain_with_starts(*x)  # noqa: E731
-        monkeypatch.setattr("rungs.model.attention.causal_attention", with_mask)
+        monkeypatch.setattr(blockwise_attention, "causal_attention", plain_with_starts)
     config = model_config(context_length=24, n_layers=2, **MODELS[name])
     model = GPT(config, jax.random.key(0))
     tokens, targets = np.random.default_rng(1).integers(0, config.vocab_size, (2, 3, 24))
@@ -131,20 +134,9 @@ def test_the_gradient_equals_that_of_each_document_alone(
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-5 * max(np.abs(other).max(), 1e-3))
 
 
-def plain_with_starts(
-    query: Array,
-    key: Array,
-    value: Array,
-    scale: float,
-    window: int | None,
-    cap: float | None,
-    starts: Array,
-) -> Array:
-    from rungs.model.attention import Causal
-
-    length = query.shape[1]
-    mask = Causal(window).to_array(length, starts)
-    return plain_attention(query, key, value, mask, scale=scale, soft_cap=cap)
+def plain_with_starts(query: Array, key: Array, value: Array, scoring: Scoring) -> Array:
+    mask = scoring.mask(query.shape[1])
+    return plain_attention(query, key, value, mask, scale=scoring.scale, soft_cap=scoring.soft_cap)
 
 
 def test_no_gradient_crosses_from_one_document_to_another() -> None:

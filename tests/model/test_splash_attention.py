@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from rungs.model.attention import Causal, attention, causal_mask, plain_attention
+from rungs.model.attention import causal_kernel, causal_mask, plain_attention
 from rungs.model.kernels import blockwise_attention, splash_attention
-from rungs.model.layers import NO_DROPOUT
+from rungs.model.kernels.blockwise_attention import Scoring
 from rungs.model.remat import checkpoint_layer
 from rungs.parallel import collectives, target_device
 from rungs.parallel.names import DATA
@@ -48,14 +48,8 @@ def plain(length: int, window: int | None, soft_cap: float | None) -> Any:
 
 
 def splash(window: int | None, soft_cap: float | None) -> Any:
-    return functools.partial(
-        splash_attention.pallas_attention,
-        scale=0.3,
-        window=window,
-        soft_cap=soft_cap,
-        starts_BS=None,
-        interpret=True,
-    )
+    scoring = Scoring(0.3, window, soft_cap)
+    return functools.partial(splash_attention.pallas_attention, scoring=scoring, interpret=True)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +114,7 @@ def test_what_stands_in_keeps_as_much_for_the_backward_pass() -> None:
         kept = jax.tree.leaves(jax.eval_shape(lambda *x: jax.vjp(layer, *x)[1], q, k, v))
         return sum(array.size * array.dtype.itemsize for array in kept)
 
-    stand_in = functools.partial(blockwise_attention.causal_attention, scale=0.3)
+    stand_in = functools.partial(blockwise_attention.causal_attention, scoring=Scoring(0.3))
     kept = kept_bytes(splash(None, None))
     assert kept >= 4 * (2 * q.size + k.size + v.size + q.size // 64)
     assert kept == pytest.approx(kept_bytes(stand_in), rel=0.002)
@@ -152,7 +146,8 @@ def lowered(
 
     def layer(x: jax.Array) -> jax.Array:
         heads = jnp.sin(x)
-        y = attention(heads, heads, heads, Causal(100), NO_DROPOUT, 0.125, 5.0)
+        kernel = causal_kernel(heads, 5.0, separate_documents=False)
+        y = kernel.causal_attention(heads, heads, heads, Scoring(0.125, 100, 5.0))
         return collectives.psum(jnp.sin(y.astype(jnp.float32)).sum(), DATA)
 
     step = jax.shard_map(

@@ -13,10 +13,9 @@ import pytest
 from jax.sharding import NamedSharding
 
 from rungs.config.run_config import RunConfig
-from rungs.model.attention import Causal, attention, causal_mask
+from rungs.model.attention import causal_kernel, causal_mask
 from rungs.model.kernels.blockwise_attention import Scoring
 from rungs.model.kernels.triton_attention import pallas_attention
-from rungs.model.layers import NO_DROPOUT
 from rungs.parallel import target_device
 from rungs.parallel.sharding import Layout
 from rungs.parallel.target_device import Target
@@ -136,8 +135,9 @@ def test_a_step_runs_each_kernel_once_per_layer(mode: str, remat: str, forwards:
         place = NamedSharding(mesh, Layout(mesh).batch_spec(3))
         batch = jax.ShapeDtypeStruct((1, 4, 128), jnp.int32, sharding=place)
         step: Any = make_train_step(train, mesh)
-        calls, _ = calls_in(step.trace(*filled, batch, batch).traced)
+        calls, text = calls_in(step.trace(*filled, batch, batch).traced)
     assert calls == {"attend": 2 * forwards, "query_gradient": 2, "key_gradients": 2}
+    assert "/attention/" in text  # the named scope by which a plan finds kernels
 
 
 @pytest.mark.parametrize(
@@ -160,9 +160,9 @@ def test_attention_never_has_all_scores_in_memory(
     kernels: dict[str, int],
 ) -> None:
     query, key, value, _ = arrays(512, width, 2, 1, dtype)
-    run = functools.partial(attention, mask=Causal(), dropout=NO_DROPOUT, scale=0.1, soft_cap=cap)
     with target_device.trace_for(target, is_compiled):
+        kernel = causal_kernel(query, cap, separate_documents=False)
+        run = functools.partial(kernel.causal_attention, scoring=Scoring(0.1, soft_cap=cap))
         calls, text = calls_in(jax.jit(run).trace(query, key, value))
     assert calls == kernels
     assert "512x512x" not in text
-    assert "/attention/" in text  # the named scope by which a plan finds kernels

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rungs.config.cross_checks import problems
+from rungs.config.run_config import conflicts
 from tests.optim.test_optimizers import (
     arrays,
     assert_nothing_moves,
@@ -61,11 +61,11 @@ def test_its_state_stays_without_a_finite_microbatch() -> None:
 
 @pytest.mark.usefixtures("installed")
 def test_its_name_is_known() -> None:
-    assert problems(model_config(), train_config(optimizer="ours")) == []
-    [line] = problems(model_config(), train_config(optimizer="backward"))
+    assert list(conflicts(model_config(), train_config(optimizer="ours"))) == []
+    [line] = conflicts(model_config(), train_config(optimizer="backward"))
     assert line == "optimizer: no optimizer is called 'backward'; did you mean backwards?"
 
 
 def test_a_name_that_is_not_installed_is_refused() -> None:
-    [line] = problems(model_config(), train_config(optimizer="adam"))
+    [line] = conflicts(model_config(), train_config(optimizer="adam"))
     assert line == "optimizer: no optimizer is called 'adam'; did you mean adamw?"

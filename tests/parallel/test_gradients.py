@@ -25,9 +25,10 @@ from rungs.model.layers import Dropout
 from rungs.optim.multi_steps import MultiSteps
 from rungs.parallel.sharding import Layout, place_batch
 from rungs.parallel.target_device import Target, trace_for
+from rungs.step.gradients import Summed, summed_gradients
+from rungs.step.next_token import NextToken
 from rungs.step.nonfinite import ALL_FINITE, checked_names
 from rungs.step.state import AbstractState
-from rungs.step.train_step import MicrobatchAux, gradients
 from tests.support.configs import mesh_of
 from tests.support.sharded_models import (
     RARE,
@@ -130,7 +131,7 @@ class OnMesh(NamedTuple):
     layout: Layout
     model: GPT
     optimizer: MultiSteps
-    compiled: Callable[..., tuple[nnx.State, MicrobatchAux, jax.Array]]
+    compiled: Callable[..., Summed]
 
     def gradients(self, inputs_ABS: np.ndarray, targets_ABS: np.ndarray) -> Any:
         batch = place_batch(self.layout.mesh, inputs_ABS, targets_ABS)
@@ -150,10 +151,11 @@ def on_mesh(architecture: str, mode: str, data: int, last: int, *train: Any) -> 
     graph, wrt = nnx.graphdef(model), optimizer.wrt
 
     def of(
-        state: nnx.State, inputs_ABS: jax.Array, targets_ABS: jax.Array, *key: jax.Array
-    ) -> tuple[nnx.State, MicrobatchAux, jax.Array]:
-        batch = inputs_ABS, targets_ABS, None
-        return gradients(run.train, layout, nnx.merge(graph, state), wrt, batch, *key)
+        state: nnx.State, inputs_ABS: jax.Array, targets_ABS: jax.Array, key: jax.Array
+    ) -> Summed:
+        model, microbatches = nnx.merge(graph, state), len(inputs_ABS)
+        parts = NextToken(run.train), run.train, layout, model, wrt, microbatches
+        return summed_gradients(*parts)((inputs_ABS, targets_ABS), key, None)
 
     return OnMesh(run, layout, model, optimizer, jax.jit(of))
 
@@ -162,7 +164,7 @@ def outcome(one: OnMesh, accumulation: int) -> Outcome:
     gradient, aux, first_nonfinite_A = one.gradients(*step_batch(accumulation))
     assert first_nonfinite_A.tolist() == [ALL_FINITE] * accumulation
     found = arrays_of(gradient, one.shapes)
-    return Outcome(found, np.asarray(aux.losses_A), np.asarray(aux.weights_A), aux.routing)
+    return Outcome(found, np.asarray(aux.loss), np.asarray(aux.weight), aux.routing)
 
 
 FULL, DOTS = ("remat", "full"), ("remat", "dots")
@@ -248,7 +250,7 @@ def test_on_accelerators_each_device_of_dp_gets_its_part_of_the_gradient_of_one_
         gradient, aux, _ = one.gradients(*step_batch(accumulation))
     wanted = expected(architecture, accumulation)
     assert_close(arrays_of(gradient, one.shapes), wanted.gradients, ROUNDING)
-    np.testing.assert_allclose(aux.losses_A, wanted.losses_A, rtol=1e-6)
+    np.testing.assert_allclose(aux.loss, wanted.losses_A, rtol=1e-6)
     specs = dict(nnx.to_flat_state(one.layout._replace(mode="fsdp").specs(gradient)))
     flat = nnx.to_flat_state(gradient)
     assert any(specs[path] for path, _ in flat)
@@ -297,10 +299,10 @@ def test_a_nonfinite_value_on_one_device_drops_the_microbatch_on_all(
     assert checked_names(one.model, nnx.Param)[first_nonfinite_A[1]] == named
     for shard in first_nonfinite_A.addressable_shards:
         assert np.asarray(shard.data).tolist() == first_nonfinite_A.tolist()
-    assert bool(np.isfinite(aux.losses_A[1])) == (value == 0.0)
+    assert bool(np.isfinite(aux.loss[1])) == (value == 0.0)
     first = expected(architecture, 2, seen=SEQUENCES // 2)
     assert_close(arrays_of(gradient, one.shapes), first.gradients, ROUNDING)
-    np.testing.assert_allclose(aux.losses_A[0], first.losses_A[0], rtol=1e-6)
+    np.testing.assert_allclose(aux.loss[0], first.losses_A[0], rtol=1e-6)
 
 
 @pytest.mark.long

@@ -27,8 +27,10 @@ from rungs.parallel.sharding import Layout, place_batch
 from rungs.parallel.target_device import Target, trace_for
 from rungs.planning.compiled.collectives import Collective, axes_of, collectives
 from rungs.step.eval_step import make_evaluation_step
+from rungs.step.gradients import summed_gradients
+from rungs.step.next_token import NextToken
 from rungs.step.state import AbstractState, Arrays, create_model_and_optimizer, named_arrays
-from rungs.step.train_step import StepResult, gradients, make_train_step
+from rungs.step.train_step import StepResult, make_train_step
 from tests.parallel.test_gradients import KEY, on_mesh
 from tests.support.configs import mesh_of, model_config, train_config
 from tests.support.sharded_models import (
@@ -379,8 +381,9 @@ def memory(mode: Mode, devices: int, remat: str, **model: Any) -> tuple[int, int
     batch = jax.ShapeDtypeStruct((1, 8, run.model.context_length), jnp.int32, sharding=place)
 
     def of(weights: nnx.State, inputs: jax.Array, targets: jax.Array, key: jax.Array) -> Any:
-        batch = inputs, targets, None
-        return gradients(train, layout, nnx.merge(graph, weights), optimizer.wrt, batch, key)
+        model, wrt, microbatches = nnx.merge(graph, weights), optimizer.wrt, len(inputs)
+        parts = NextToken(train), train, layout, model, wrt, microbatches
+        return summed_gradients(*parts)((inputs, targets), key, None)
 
     program = jax.jit(of).lower(weights, batch, batch, jax.random.key(0)).compile()
     used = program.memory_analysis()

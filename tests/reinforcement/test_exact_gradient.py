@@ -21,7 +21,7 @@ from rungs.config.reinforce_config import Advantage, Aggregation, ReinforceConfi
 from rungs.model.gpt import GPT
 from rungs.reinforcement.advantages import advantages
 from rungs.reinforcement.policy_batch import IGNORED, PolicyBatch
-from rungs.reinforcement.policy_weights import PolicyTokens, shares, weight_of
+from rungs.reinforcement.policy_objective import PolicyTokens, shares, weight_of
 from rungs.reinforcement.rollout_files import Completion
 
 VOCAB, STOP, LENGTH, CONTEXT = 4, 0, 3, 8

@@ -8,7 +8,7 @@ import pytest
 
 from rungs.checkpointing.load import load_tokenizer
 from rungs.run import metrics
-from rungs.run.policy_metrics import PolicyMetrics
+from rungs.run.metrics import PolicyMetrics
 from tests.support.commands import run_script
 from tests.support.committed_runs import ROOT
 from tests.support.tiny_reinforcement import MODEL, REINFORCE

@@ -5,8 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
-from rungs.common.statistics import wilson_interval
 from rungs.reinforcement.pass_at_k import mean_pass_at_k
+from rungs.run.evaluations import wilson_interval
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 5])

@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,16 +17,16 @@ import pytest
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.common.errors import UserError
 from rungs.config.run_config import load_reinforcement_run
+from rungs.reinforcement import learner as learning
 from rungs.reinforcement import sampling
-from rungs.reinforcement import start as starting
-from rungs.reinforcement.policy_trainer import PolicyTrainer, Replayed
+from rungs.reinforcement.learner import PolicyLearner, reinforcement, summary
 from rungs.reinforcement.policy_update import PolicyUpdater
 from rungs.reinforcement.replay import replay
-from rungs.reinforcement.report import log_end
 from rungs.reinforcement.rollout_files import RolloutFiles, read
-from rungs.reinforcement.sampling import CompletionSource, Seconds
+from rungs.reinforcement.sampling import CompletionSource
 from rungs.run.folder import RunFolder
 from rungs.smoke_tests.resume_check.check import read_arrays
+from rungs.training.trainer import Trainer
 from tests.support.long import long_except
 from tests.support.tiny_reinforcement import (
     make_reinforcement_run,
@@ -33,6 +34,8 @@ from tests.support.tiny_reinforcement import (
     steps_of,
     write_start,
 )
+
+KIND = reinforcement(trust_verifier=False)
 
 
 @pytest.fixture(scope="module")
@@ -86,13 +89,9 @@ def test_a_run_records_its_steps_texts_and_samples(uninterrupted: RunFolder) -> 
     assert page.count("| 5 |") == 4
 
 
-def test_a_start_that_takes_no_step_ends_where_the_run_is(
-    uninterrupted: RunFolder, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO")
-    log_end(uninterrupted, None, is_stopped=True)
+def test_a_start_that_takes_no_step_ends_where_the_run_is(uninterrupted: RunFolder) -> None:
     last = steps_of(uninterrupted)[-1]
-    assert f"stopped after step 5: {last.tokens_seen} tokens sampled" in caplog.text
+    assert summary(uninterrupted, None).startswith(f"{last.tokens_seen:,} tokens sampled")
 
 
 def test_best_is_the_checkpoint_with_the_highest_pass_at_1(uninterrupted: RunFolder) -> None:
@@ -120,7 +119,7 @@ def test_only_the_first_process_checks_verifiers_and_writes_samples(
         on_first.append("ends")
 
     def noted(name: str) -> Callable[..., Any]:
-        function = getattr(starting, name)
+        function = getattr(learning, name)
 
         def noting(*args: Any) -> Any:
             on_first.append(name)
@@ -128,9 +127,9 @@ def test_only_the_first_process_checks_verifiers_and_writes_samples(
 
         return noting
 
-    monkeypatch.setattr(starting, "run_on_first", run_on_first)
+    monkeypatch.setattr(learning, "run_on_first", run_on_first)
     for name in ("check", "write_samples"):
-        monkeypatch.setattr(starting, name, noted(name))
+        monkeypatch.setattr(learning, name, noted(name))
     assert reinforce(make_reinforcement_run(tmp_path / "run", start, steps=1)) == 0
     for name in ("check", "write_samples"):
         at = on_first.index(name)
@@ -163,7 +162,7 @@ def kill_in(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, call: int) -
             (CompletionSource, "of_step", 4),
             (PolicyUpdater, "update", 4),
             (RolloutFiles, "write", 7),
-            (PolicyTrainer, "_save", 1),
+            (Trainer, "_save", 1),
             (CompletionSource, "of_validation", 2),
             (CompletionSource, "of_validation", 0),
         ],
@@ -215,7 +214,7 @@ def test_a_step_is_replayed_to_the_last_bit(
 ) -> None:
     config = load_reinforcement_run(uninterrupted.path)
     longer = config._replace(train=config.train.model_copy(update={"steps": 9}))  # by --extend
-    assert replay(uninterrupted, longer, "step-000005", trust_verifier=False) == 0
+    assert replay(uninterrupted, longer, "step-000005", KIND) == 0
     assert "1 step retrained" in (output := capsys.readouterr().out)
     assert "the same 16 texts" in output
 
@@ -232,12 +231,12 @@ def test_a_step_without_finite_numbers_is_replayed_too(
     files = RolloutFiles(run.rollouts)
     nan = [dataclasses.replace(one, log_probs=[float("nan")]) for one in read(files.step(4))]
     files.write(files.step(4), nan)
-    again = Replayed(read(files.step(4)), float("nan"), Seconds(0.0, 0.0), 0.0)
-    monkeypatch.setattr(PolicyTrainer, "replay", lambda *_: again)
+    again = SimpleNamespace(completions=read(files.step(4)), gradient_norm=float("nan"))
+    monkeypatch.setattr(PolicyLearner, "retake", lambda *_: again)
     config = load_reinforcement_run(run.path)
-    assert replay(run, config, "step-000004", trust_verifier=False) == 0
-    monkeypatch.setattr(PolicyTrainer, "replay", lambda *_: again._replace(gradient_norm=1.0))
-    assert replay(run, config, "step-000004", trust_verifier=False) == 1
+    assert replay(run, config, "step-000004", KIND) == 0
+    again.gradient_norm = 1.0
+    assert replay(run, config, "step-000004", KIND) == 1
 
 
 @pytest.mark.long
@@ -252,12 +251,12 @@ def test_a_replay_names_what_differs(
     changed = json.loads(lines[6])
     changed["log_probs"][0] += 1e-6
     path.write_text("\n".join([*lines[:6], json.dumps(changed), *lines[7:]]) + "\n")
-    assert replay(run, config, "step-000001", trust_verifier=False) == 1
+    assert replay(run, config, "step-000001", KIND) == 1
     assert "log_probs of prompt 1, sample 2: was" in capsys.readouterr().out
     with pytest.raises(UserError, match="no such file"):
-        replay(run, config, "step-000007", trust_verifier=False)
+        replay(run, config, "step-000007", KIND)
     with pytest.raises(UserError, match="must be a step"):
-        replay(run, config, "seven", trust_verifier=False)
+        replay(run, config, "seven", KIND)
 
 
 @pytest.mark.long

@@ -15,7 +15,7 @@ import pytest
 
 from rungs.checkpointing.manifest import Checkpoint
 from rungs.config.run_config import RunConfig
-from rungs.model.attention import Causal, attention
+from rungs.model.kernels.blockwise_attention import Scoring
 from rungs.model.kernels.matmul import matmul
 from rungs.parallel import target_device
 from rungs.parallel.target_device import Target
@@ -79,7 +79,7 @@ def test_a_broken_kernel_is_found(
 @pytest.mark.parametrize(
     ("name", "change"),
     [
-        ("attention, window", {"mask": Causal(101)}),
+        ("attention, window", {"window": 101}),
         pytest.param("attention, soft cap", {"soft_cap": None}, marks=pytest.mark.long),
         pytest.param("attention, wide heads", {"scale": 1 / 17}, marks=pytest.mark.long),
     ],
@@ -87,13 +87,10 @@ def test_a_broken_kernel_is_found(
 def test_attention_with_a_wrong_setting_is_found_also_in_16_bits(
     name: str, change: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def wrong(*arguments: Any) -> Any:
-        names = ("query", "key", "value", "mask", "dropout", "scale", "soft_cap")
-        keywords = dict(zip(names, arguments, strict=True)) | change
-        return attention(*keywords.values())
-
-    monkeypatch.setattr(kernels, "attention", wrong)
-    assert "is rounding" in kernels.check(CASES[name], "bfloat16").problem
+    wrong = lambda *settings: dataclasses.replace(Scoring(*settings), **change)  # noqa: E731
+    monkeypatch.setattr(kernels, "Scoring", wrong)
+    (case,) = (case for case in kernels.cases() if case.name == name)
+    assert "is rounding" in kernels.check(case, "bfloat16").problem
 
 
 def test_a_kernel_that_does_not_compile_is_reported_in_one_line(

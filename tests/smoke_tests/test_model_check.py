@@ -16,6 +16,8 @@ from rungs.data.loader import Batch, TrainingData
 from rungs.model import attention, decoding, feed_forward, layers
 from rungs.model.attention import Cache
 from rungs.model.gpt import GPT
+from rungs.model.kernels import blockwise_attention
+from rungs.model.kernels.blockwise_attention import Scoring
 from rungs.model.layers import LayerNorm
 from rungs.optim import multi_steps
 from rungs.smoke_tests.model_check import checked_model
@@ -115,20 +117,13 @@ def test_a_sound_model_passes(name: str) -> None:
 def replace_mask(patch: pytest.MonkeyPatch, mask_of: Callable[[int, int | None], Array]) -> None:
     """Replace the attention mask by one that depends on sequence length and window."""
 
-    def masked(
-        query: Array,
-        key: Array,
-        value: Array,
-        scale: float,
-        window: int | None,
-        cap: float | None,
-        starts_BT: Array | None,
-    ) -> Array:
-        assert starts_BT is None
-        mask = mask_of(query.shape[1], window)
+    def masked(query: Array, key: Array, value: Array, scoring: Scoring) -> Array:
+        assert scoring.starts_BS is None
+        mask = mask_of(query.shape[1], scoring.window)
+        scale, cap = scoring.scale, scoring.soft_cap
         return attention.plain_attention(query, key, value, mask, scale=scale, soft_cap=cap)
 
-    patch.setattr(attention, "causal_attention", masked)
+    patch.setattr(blockwise_attention, "causal_attention", masked)
 
 
 def look_ahead(patch: pytest.MonkeyPatch) -> None:

@@ -31,6 +31,7 @@ from rungs.smoke_tests.parallel_check.check import (
 )
 from rungs.smoke_tests.parallel_check.table import Difference, compare
 from rungs.step import train_step
+from rungs.step.next_token import NextToken
 from smoke_tests import test_parallel as script
 from tests.support.committed_runs import ROOT
 from tests.support.configs import model_config, train_config
@@ -91,13 +92,13 @@ def test_a_wrong_gradient_is_found_in_the_modes_that_have_it(
 ) -> None:
     """Each device takes its share of the loss for all of it. The loss that is reported stays
     right."""
-    original = train_step.objective
+    original = NextToken.__call__
 
     def objective(*args: Any) -> Any:
         loss, aux = original(*args)
         return loss * collectives.axis_size(DATA), aux
 
-    monkeypatch.setattr(train_step, "objective", objective)
+    monkeypatch.setattr(NextToken, "__call__", objective)
     result = runner.invoke(script.main, [*arguments, *FEW])
     assert result.exit_code == 1, result.output
     table = rows(result.stdout)

@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax.numpy as jnp
 import numpy as np
@@ -30,7 +30,7 @@ from rungs.smoke_tests.resume_check.kill import (
     Training,
     discard,
 )
-from rungs.training import trainer
+from rungs.training import next_token
 from smoke_tests.train_with_batch_log import log_batches
 from tests.support.tiny_run import make_dataset, make_pairs, make_run
 
@@ -200,13 +200,15 @@ def test_the_loss_limit_is_not_part_of_a_batch(
 ) -> None:
     """The limit depends on losses, which can differ on an accelerator."""
     given = []
-    monkeypatch.setattr(trainer, "make_train_step", lambda *_: lambda *args: given.append(args))
-    log_batches(tmp_path / "batches", trainer, "make_train_step")
+    monkeypatch.setattr(
+        next_token, "make_step", lambda: lambda *args, **limit: given.append((*args, *limit))
+    )
+    log_batches(tmp_path / "batches", next_token)
     optimizer = nnx.Dict(step=nnx.Variable(jnp.asarray(7)))
     batch = jnp.zeros((1, 2, 3), int), jnp.ones((1, 2, 3), int)
-    train_step = trainer.make_train_step(TrainConfig.model_construct())
-    for limit in ((), (jnp.asarray(3.0),), (jnp.asarray(4.0),)):
-        train_step(None, optimizer, *batch, *limit)
+    step = cast(Any, next_token.make_step)()
+    for limit in ({}, {"loss_limit": jnp.asarray(3.0)}, {"loss_limit": jnp.asarray(4.0)}):
+        step(None, optimizer, *batch, **limit)
         assert len(given.pop()) == 4 + len(limit)
     log = BatchLog(tmp_path / "batches")
     assert log.batches[0][0] == 7

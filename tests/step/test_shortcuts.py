@@ -8,10 +8,12 @@ from jax import Array
 from jax.sharding import PartitionSpec
 
 from rungs.parallel.names import DATA
-from rungs.step.shortcuts import Shortcuts, at_shortest_length, take_shortcuts
+from rungs.step.objective import Aux, Microbatch
+from rungs.step.shortcuts import Shortcuts, at_shortest_length
 from tests.support.configs import mesh_of
 
 LENGTHS = [3, 4, 8]
+KEY = jax.random.key(0)
 
 
 def targets(*last: int) -> Array:
@@ -53,16 +55,18 @@ def test_gradients_are_computed_if_any_device_has_a_weight(
 ) -> None:
     shortcuts = Shortcuts(LENGTHS, lambda _inputs, _targets, weights_BS: (weights_BS != 0).any())
 
-    def on_each_device(targets_BS: Array, weights_BS: Array) -> Array:
-        def constant(number: int) -> Array:
-            return jax.lax.pcast(jnp.array([number]), DATA, to="varying")
+    def evaluate(weight: Array, microbatch: Microbatch) -> tuple[Array, Aux]:
+        loss = (weight * microbatch.arrays[2]).sum() + 1.0
+        return loss, Aux(loss, None)
 
-        return take_shortcuts(
-            shortcuts,
-            lambda *_: constant(1),
-            lambda *_: constant(0),
-            *(targets_BS, targets_BS, weights_BS),
-        )
+    def on_each_device(targets_BS: Array, weights_BS: Array) -> Array:
+        microbatch = Microbatch((targets_BS, targets_BS, weights_BS), jnp.arange(1), KEY)
+        differentiate = shortcuts.around(always_one, evaluate)
+        weight = jax.lax.pcast(jnp.ones(1), DATA, to="varying")
+        return differentiate(weight, microbatch)[1]
+
+    def always_one(weight: Array, microbatch: Microbatch) -> tuple[tuple[Array, Aux], Array]:
+        return evaluate(weight, microbatch), jnp.ones_like(weight)
 
     rows = PartitionSpec(DATA)
     step = jax.shard_map(on_each_device, mesh=mesh_of(4), in_specs=rows, out_specs=rows)

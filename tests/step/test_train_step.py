@@ -12,8 +12,9 @@ from jax.extend.core import jaxprs_in_params
 from rungs.config.run_config import RunConfig
 from rungs.parallel.sharding import Layout, place_batch
 from rungs.parallel.target_device import Target, trace_for
+from rungs.step.gradients import summed_gradients
+from rungs.step.next_token import NextToken
 from rungs.step.state import create_model_and_optimizer
-from rungs.step.train_step import gradients
 from tests.support.configs import mesh_of, model_config, train_config
 
 MESH = mesh_of(2)
@@ -47,8 +48,9 @@ def test_one_microbatch_adds_up_layer_by_layer_on_accelerators(microbatches: int
     def traced(target: Target) -> Any:
         def step(state: nnx.State, inputs_ABS: jax.Array, targets_ABS: jax.Array) -> nnx.State:
             model, key = nnx.merge(graph, state), jax.random.key(0)
-            batch, wrt = (inputs_ABS, targets_ABS, None), optimizer.wrt
-            return gradients(run.train, Layout(MESH), model, wrt, batch, key)[0]
+            objective, layout = NextToken(run.train), Layout(MESH)
+            parts = objective, run.train, layout, model, optimizer.wrt, microbatches
+            return summed_gradients(*parts)((inputs_ABS, targets_ABS), key, None)[0]
 
         graph, state = nnx.split(model)
         with trace_for(target):

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from rungs.run.policy_metrics import PolicyMetrics, Validation
+from rungs.run.metrics import PolicyMetrics, Validation
 
 
 def validation(rate: float) -> Validation:

@@ -14,12 +14,12 @@ from rungs.config.run_config import load_reinforcement_run
 from rungs.data.task_dataset import character_tokenizer
 from rungs.data.tokenizer import TOKENIZER_FILE
 from rungs.model.gpt import GPT
-from rungs.reinforcement.start import launch
+from rungs.reinforcement.learner import reinforcement
 from rungs.run.folder import RunFolder, StartOptions
-from rungs.run.metrics import stream
-from rungs.run.policy_metrics import PolicyMetrics
+from rungs.run.metrics import PolicyMetrics, stream
 from rungs.step.state import named_arrays
 from rungs.tasks.parity import ALPHABET
+from rungs.training.start import launch
 from tests.support.configs import ONE_FILE
 
 MODEL = {
@@ -75,7 +75,7 @@ def write_items(path: Path, count: int = 20) -> None:
 def reinforce(run: RunFolder, *, trust_verifier: bool = False, **options: Any) -> int:
     """Start a run in this process, and return its exit code."""
     config = load_reinforcement_run(run.path)
-    return launch(run, config, StartOptions(**options), trust_verifier)
+    return launch(run, config, StartOptions(**options), reinforcement(trust_verifier))
 
 
 def steps_of(run: RunFolder) -> list[PolicyMetrics]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rungs.checkpointing import links, optimizer_state
+from rungs.checkpointing import checkpoint_folder, optimizer_state
 from rungs.checkpointing.manifest import CheckpointMeta, write_manifest
 from rungs.checkpointing.weights_file import WeightsHeader, write_weights
 from rungs.config.run_config import RunConfig
@@ -21,7 +21,7 @@ def write_checkpoints(folder: Path) -> None:
     """Write the checkpoints of steps 1 (the best) and 2 into a run's `checkpoints/`."""
     write_checkpoint(folder / OLD, step=1, validation_loss=2.0)
     write_checkpoint(folder / NEW, step=2, validation_loss=2.5)
-    links.update_links(folder)
+    checkpoint_folder.update_links(folder)
 
 
 def write_checkpoint(

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from rungs.common.errors import UserError
-from rungs.tracking import registry
-from rungs.tracking.registry import check_trackers
+from rungs.tracking import tracker
+from rungs.tracking.tracker import check_trackers
 from tests.support.tiny_run import make_dataset, make_run, train
 
 pytestmark = pytest.mark.usefixtures("no_charts")
@@ -27,7 +27,7 @@ def test_unknown_trackers(name: str, line: str) -> None:
 
 
 def test_a_tracker_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(registry.BUILT_IN, "wandb", "no_such_module")
+    monkeypatch.setitem(tracker.BUILT_IN, "wandb", "no_such_module")
     with pytest.raises(UserError, match="wandb is not installed; install it with the extra"):
         check_trackers(["wandb"], "train.json: trackers")
 

@@ -16,8 +16,7 @@ from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.run import metrics
 from rungs.run.folder import RunFolder
 from rungs.tracking.feed import Feed
-from rungs.tracking.registry import BUILT_IN
-from rungs.tracking.tracker import TrackedRun
+from rungs.tracking.tracker import BUILT_IN, TrackedRun
 from tests.support.recorded_runs import step
 from tests.support.tiny_run import command, make_dataset, make_run, train
 from tests.tracking import stores

@@ -15,6 +15,7 @@ from rungs.evaluation.checkpoint_scores import Measured
 from rungs.evaluation.scoring import Scorer, ScoringInterrupted
 from rungs.run import evaluations
 from rungs.run.folder import RunFolder, StartOptions
+from rungs.training.next_token import next_token
 from rungs.training.start import launch
 from tests.support.tiny_run import assert_same_outcome, make_dataset, make_run
 
@@ -44,7 +45,7 @@ def make_measured_run(folder: Path, **keys: Any) -> RunFolder:
 
 
 def go(run: RunFolder, datasets_dir: Path) -> int:
-    return launch(run, load_run(run.path), StartOptions(), datasets_dir)
+    return launch(run, load_run(run.path), StartOptions(), next_token(datasets_dir))
 
 
 def scores(run: RunFolder) -> dict[tuple[int, str], float]:

@@ -11,6 +11,7 @@ from rungs.config import run_config
 from rungs.data.bpe import train_bpe
 from rungs.run import metrics
 from rungs.run.folder import StartOptions
+from rungs.training.next_token import next_token
 from rungs.training.start import launch
 from tests.support.tiny_run import MODEL, make_dataset, make_run
 
@@ -23,7 +24,7 @@ def test_it_is_the_loss_over_the_bytes_of_the_targets(tmp_path: Path) -> None:
     tokenizer.save(tmp_path / "tiny" / "tokenizer.json")
     run = make_run(tmp_path / "run", min_train_tokens=128)
     (run.path / "model.json").write_text(json.dumps(MODEL | {"vocab_size": 300}))
-    assert launch(run, run_config.load_run(run.path), StartOptions(), tmp_path) == 0
+    assert launch(run, run_config.load_run(run.path), StartOptions(), next_token(tmp_path)) == 0
     [step] = metrics.read(run.metrics)
     tokens = load_file(tmp_path / "tiny" / "validation.safetensors")["tokens"][1:257]
     text_bytes = tokenizer.byte_count(tokens)
@@ -35,5 +36,5 @@ def test_it_is_the_loss_over_the_bytes_of_the_targets(tmp_path: Path) -> None:
 def test_a_dataset_without_a_tokenizer_has_none(tmp_path: Path) -> None:
     make_dataset(tmp_path)
     run = make_run(tmp_path / "run", min_train_tokens=128)
-    assert launch(run, run_config.load_run(run.path), StartOptions(), tmp_path) == 0
+    assert launch(run, run_config.load_run(run.path), StartOptions(), next_token(tmp_path)) == 0
     assert "bits_per_byte" not in run.metrics.read_text()

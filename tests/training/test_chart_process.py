@@ -68,8 +68,10 @@ def test_a_process_that_has_ended_is_replaced(drawn: Path, tmp_path: Path) -> No
     charts = ChartProcess(RunFolder(tmp_path))
     charts.request()
     assert charts._process is not None
-    charts._process._process.kill()
-    charts._process._process.wait()
+    process = charts._process._process
+    assert process is not None
+    process.kill()
+    process.wait()
     drawn.unlink(missing_ok=True)
     charts.request()
     charts.finish(StopSignal())

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from rungs.checkpointing.load import load_model
-from rungs.checkpointing.merged_weights import MergedWeights
+from rungs.checkpointing.load import MergedWeights, load_model
 from rungs.checkpointing.start_from import find_starting_weights
 from rungs.checkpointing.weights_file import Origin, Weights, WeightsHeader, write_weights
 from rungs.config import run_config

@@ -10,6 +10,7 @@ from rungs.run import metrics
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.training import intervals
 from rungs.training.intervals import Intervals
+from rungs.training.next_token import next_token
 from rungs.training.start import launch
 from tests.support.configs import train_config
 from tests.support.tiny_run import assert_same_outcome, make_dataset, make_run
@@ -25,7 +26,7 @@ def datasets_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def go(run: RunFolder, datasets_dir: Path) -> RunFolder:
-    assert launch(run, run_config.load_run(run.path), StartOptions(), datasets_dir) == 0
+    assert launch(run, run_config.load_run(run.path), StartOptions(), next_token(datasets_dir)) == 0
     return run
 
 

@@ -13,7 +13,8 @@ import pytest
 
 from rungs.common import run_log
 from rungs.run.metrics import StepMetrics
-from rungs.training.progress import Progress, losses
+from rungs.training.next_token import NextTokenLearner
+from rungs.training.progress import Progress
 
 SECONDS = 4.0
 """Of a step; the first, which is compiled, takes 60."""
@@ -34,7 +35,9 @@ def take(
 ) -> None:
     """Show steps of 100 tokens whose loss is their number; every tenth is validated."""
     now = 0.0
-    with Progress(range(first, steps), losses, peak, clock=lambda: now) as progress:
+    with Progress(
+        range(first, steps), NextTokenLearner.headline, peak, clock=lambda: now
+    ) as progress:
         for step in range(first, last):
             seconds = 60.0 if step == first else SECONDS
             loss = float(step) if step != 7 else None
@@ -106,10 +109,11 @@ SHOW = """
 from pathlib import Path
 from rungs.common import run_log
 from rungs.run.metrics import StepMetrics
-from rungs.training.progress import Progress, losses
+from rungs.training.next_token import NextTokenLearner
+from rungs.training.progress import Progress
 run_log.log_to_terminal()
 run_log.log_to_file(Path("train.log"))
-with Progress(range(9), losses) as progress:
+with Progress(range(9), NextTokenLearner.headline) as progress:
     for step in range(9):
         progress.show(StepMetrics(step, 0, 1.5, 1e-3, 1.0, False, 0, 20.0, 5.0))
 """

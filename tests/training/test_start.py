@@ -23,6 +23,7 @@ from rungs.run import metrics as metrics_module
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.step import eval_step
 from rungs.step.eval_step import ValidationLosses
+from rungs.training.next_token import next_token
 from rungs.training.resume import checkpoint_to_resume
 from rungs.training.start import launch
 from tests.support.long import long_except
@@ -85,7 +86,9 @@ def messages(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixt
 
 
 def go(run: RunFolder, datasets_dir: Path, **start: Any) -> int:
-    return launch(run, run_config.load_run(run.path), StartOptions(**start), datasets_dir)
+    return launch(
+        run, run_config.load_run(run.path), StartOptions(**start), next_token(datasets_dir)
+    )
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -491,7 +494,7 @@ def test_a_nonfinite_validation_loss_is_never_the_best(
 ) -> None:
     losses = iter([1.0, float("nan"), 2.0])
     monkeypatch.setattr(
-        "rungs.training.trainer.validation_losses", lambda *_: ValidationLosses(next(losses), {})
+        "rungs.training.next_token.validation_losses", lambda *_: ValidationLosses(next(losses), {})
     )
     run = make_run(tmp_path / "run", min_train_tokens=3 * 128, checkpoint_interval=1)
     assert go(run, datasets_dir) == 0

@@ -114,7 +114,7 @@ class Progress(StrictModel):
 
     def save(self, folder: Path) -> None:
         """Write the file, completely or not at all; raises OSError."""
-        disk.replace_file(folder / self.FILE, self.model_dump_json(), durable=True)
+        disk.replace_file(folder / self.FILE, self.model_dump_json())
 
 
 def build(folder: Path, request: Request, fetch: Fetch, keep: bool = True) -> Source:

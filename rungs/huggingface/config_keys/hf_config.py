@@ -95,7 +95,7 @@ class HFConfig:
     """The keys of a `config.json`. Records which of them were read, and collects errors.
 
     Attributes:
-        values: the keys of the language model. In a vision model those of `text_config`.
+        values: the keys of the language model; in a vision model, the keys of `text_config`.
         has_vision: whether the config has a `text_config`.
         taken: what was read, with the defaults of absent keys.
     """
@@ -133,10 +133,8 @@ class HFConfig:
         """Raise UserError with a line for each error and for each key that nothing has read."""
         for key in sorted(self._unread):
             if key not in SUPPORTED_VALUES:
-                value, name = (
-                    strict_json.format_value(self.values[key]),
-                    strict_json.format_name(key),
-                )
+                value = strict_json.format_value(self.values[key])
+                name = strict_json.format_name(key)
                 self.errors.append(
                     f"{self.path}: {name}: unknown key (value {value}); if it does not change what"
                     f" the model computes, pass --ignore-key {name}"

@@ -1,11 +1,10 @@
 """Families of models, a file for each group of similar ones: GPT-2, Llama, Gemma, …
 
-    family        the `Family` class: config keys and tensor names, used for import and for export
-    gpt2          GPT-2
-    llama         Llama, Mistral, Mixtral, Qwen 2 and Qwen 3
-    gemma         Gemma 1, 2 and 3
-    registry      the table of all families
-    normal_form   a `model.json` with defaults filled in, so that two of them can be compared
+    family    the `Family` class: config keys and tensor names, used for import and for export
+    gpt2      GPT-2
+    llama     Llama, Mistral, Mixtral, Qwen 2 and Qwen 3
+    gemma     Gemma 1, 2 and 3
+    registry  the table of all families
 
 To add a family:
 

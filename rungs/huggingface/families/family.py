@@ -9,8 +9,25 @@ from rungs.config import run_config
 from rungs.config.model_config import ModelConfig
 from rungs.huggingface.config_keys.hf_config import HFConfig
 from rungs.huggingface.config_keys.keys import Key
-from rungs.huggingface.families.normal_form import normal_form
 from rungs.huggingface.tensors.rules import Rule
+
+_ROTARY_BUFFERS = ((r"\.rotary_emb\.inv_freq", "rotary frequencies, which Rungs computes"),)
+_BLOCK_KEYS = (
+    "n_heads",
+    "n_kv_heads",
+    "head_dim",
+    "qkv_bias",
+    "attention_output_bias",
+    "qk_norm",
+    "query_pre_attn_scalar",
+    "attention_soft_cap",
+    "residual",
+    "feed_forward",
+    "ffn_dim",
+    "ffn_bias",
+    "n_experts",
+    "experts_per_token",
+)
 
 
 @dataclass(frozen=True)
@@ -34,7 +51,7 @@ class Family:
     constants: dict[str, Any]
     tensors: tuple[Rule, ...]
     prefix: str = "model."
-    buffers: tuple[tuple[str, str], ...] = ()
+    buffers: tuple[tuple[str, str], ...] = _ROTARY_BUFFERS
 
     def to_model_config(self, hf_config: HFConfig) -> ModelConfig:
         """Translate `config.json` to `model.json`.
@@ -63,3 +80,34 @@ class Family:
         the config's value and the model's."""
         described = self.to_model_config(hf_config)
         return run_config.differences(normal_form(described), normal_form(model))
+
+
+def normal_form(model: ModelConfig) -> ModelConfig:
+    """Return a config with defaults filled in, and without keys that have no effect: configs of the
+    same architecture are equal in this form."""
+    keys = model.as_json()
+    del keys["init"]
+    if model.n_layers == 0:
+        keys = {key: value for key, value in keys.items() if key not in _BLOCK_KEYS}
+        return ModelConfig.model_validate(keys | {"n_heads": 1})
+    keys["n_kv_heads"] = model.n_kv_heads or model.n_heads
+    keys["head_dim"] = model.head_width
+    keys["ffn_dim"] = None if model.feed_forward == "none" else model.hidden_dim
+    if not (model.mup and model.mup.base_head_dim):  # muP has its own attention scale
+        keys["query_pre_attn_scalar"] = model.query_pre_attn_scalar or model.head_width
+    if model.positions != "rope":
+        del keys["rope_theta"]
+    kinds = list(model.layer_kinds())
+    if "sliding" in kinds:
+        keys["layer_pattern"] = kinds
+        keys["sliding_rope_theta"] = _sliding_base(model)
+    else:
+        del keys["layer_pattern"], keys["sliding_window"], keys["sliding_rope_theta"]
+    return ModelConfig.model_validate(keys)
+
+
+def _sliding_base(model: ModelConfig) -> float | None:
+    """Return the RoPE base of sliding layers, or None if they share the scaled one of the rest."""
+    if model.positions != "rope":
+        return None
+    return model.sliding_rope_theta or (None if model.rope_scaling else model.rope_theta)

@@ -3,9 +3,8 @@
 Meanings and defaults are those of transformers 5.23, `models/<model_type>`.
 """
 
+from rungs.huggingface.config_keys.attention_keys import LayerTypes, Rope, TwoRopes
 from rungs.huggingface.config_keys.keys import Choice, Key, Only, SameValue, Unused
-from rungs.huggingface.config_keys.rope import Rope, TwoRopes
-from rungs.huggingface.config_keys.windows import LayerTypes
 from rungs.huggingface.families.family import Family
 from rungs.huggingface.families.llama import (
     ATTENTION,
@@ -13,7 +12,6 @@ from rungs.huggingface.families.llama import (
     FEED_FORWARD,
     GATED,
     LAYER,
-    LLAMA_BUFFERS,
     LLAMA_CONSTANTS,
     LLAMA_TENSORS,
     sizes,
@@ -60,7 +58,6 @@ GEMMA = Family(
     ),
     GEMMA_CONSTANTS,
     LLAMA_TENSORS,
-    buffers=LLAMA_BUFFERS,
 )
 GEMMA2 = Family(
     "gemma2",
@@ -77,7 +74,6 @@ GEMMA2 = Family(
     ),
     GEMMA_CONSTANTS | {"norm_placement": "around"},
     GEMMA2_TENSORS,
-    buffers=LLAMA_BUFFERS,
 )
 GEMMA3 = Family(
     "gemma3_text",
@@ -94,5 +90,4 @@ GEMMA3 = Family(
     ),
     GEMMA_CONSTANTS | {"norm_placement": "around", "qk_norm": True},
     GEMMA2_TENSORS,
-    buffers=LLAMA_BUFFERS,
 )

@@ -3,9 +3,8 @@
 Meanings and defaults are those of transformers 5.23, `models/<model_type>`.
 """
 
+from rungs.huggingface.config_keys.attention_keys import Rope, UpperWindows
 from rungs.huggingface.config_keys.keys import Choice, Flag, Key, SameValue
-from rungs.huggingface.config_keys.rope import Rope
-from rungs.huggingface.config_keys.windows import UpperWindows
 from rungs.huggingface.families.family import Family
 from rungs.huggingface.tensors.rules import as_is, linear, norm
 
@@ -83,7 +82,6 @@ EXPERTS = (
 )
 FEED_FORWARD_NORM = norm(f"{LAYER}.post_attention_layernorm", "blocks.feed_forward_norm")
 LLAMA_TENSORS = (*ATTENTION, *FEED_FORWARD_NORM, *FEED_FORWARD)
-LLAMA_BUFFERS = ((r"\.rotary_emb\.inv_freq", "rotary frequencies, which Rungs computes"),)
 
 LLAMA = Family(
     "llama",
@@ -97,7 +95,6 @@ LLAMA = Family(
     ),
     LLAMA_CONSTANTS,
     LLAMA_TENSORS,
-    buffers=LLAMA_BUFFERS,
 )
 MISTRAL = Family(
     "mistral",
@@ -110,7 +107,6 @@ MISTRAL = Family(
     ),
     LLAMA_CONSTANTS,
     LLAMA_TENSORS,
-    buffers=LLAMA_BUFFERS,
 )
 MIXTRAL = Family(
     "mixtral",
@@ -125,7 +121,6 @@ MIXTRAL = Family(
     ),
     LLAMA_CONSTANTS,
     (*ATTENTION, *FEED_FORWARD_NORM, *EXPERTS),
-    buffers=LLAMA_BUFFERS,
 )
 QWEN2 = Family(
     "qwen2",
@@ -138,7 +133,6 @@ QWEN2 = Family(
     ),
     LLAMA_CONSTANTS | {"qkv_bias": True},
     LLAMA_TENSORS,
-    buffers=LLAMA_BUFFERS,
 )
 QWEN3 = Family(
     "qwen3",
@@ -152,5 +146,4 @@ QWEN3 = Family(
     ),
     LLAMA_CONSTANTS | {"qk_norm": True},
     LLAMA_TENSORS,
-    buffers=LLAMA_BUFFERS,
 )

@@ -4,10 +4,8 @@ blockwise_attention  causal attention, one block of queries at a time
 cudnn_attention      causal attention by cuDNN, on NVIDIA GPUs
 cross_entropy        output head and weighted loss, one chunk of tokens at a time
 grouped_matmul       matmul of each row with the matrix of its group, on NVIDIA GPUs
-int8_matmul          matmul with weights rounded to 8 bits, for generation
 matmul               matmul with weights, with gradients in the compute dtype
-over_batch           an array for all sequences of a batch, whose gradient is summed fast
 splash_attention     causal attention by JAX's Pallas kernels, on TPUs
-stored_matrix        matrices in the forms in which generation multiplies them
+stored_matrix        matrices in the forms in which generation multiplies them: 16 bits, int8
 triton_attention     causal attention by our own Pallas kernels, on NVIDIA GPUs
 """

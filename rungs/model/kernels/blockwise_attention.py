@@ -1,7 +1,7 @@
 """Causal attention over full sequences, one block of queries at a time.
 
 A block computes scores only for keys that one of its queries attends to, which is half of the
-square, and the scores of all queries never exist at once. For the backward pass (Dao et al. 2022,
+square; the full matrix of scores is never materialized. For the backward pass (Dao et al. 2022,
 "FlashAttention", section B.2) a CPU keeps the attention weights, unless `remat` recomputes them;
 other devices always recompute them. The plain form is `attention.plain_attention`.
 
@@ -10,6 +10,7 @@ Axes as in `gpt.py`, and
     Q queries of a block times the heads that share a key head (G · the block's length).
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -18,10 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from rungs.model.kernels.matmul import (
-    sum_over_last_axis,
-    transpose_in_memory,
-)
+from rungs.model.kernels.matmul import sum_over_last_axis, transpose_in_memory
 from rungs.model.remat import checkpoint_marked, save_for_backward
 from rungs.parallel import collectives, target_device
 from rungs.parallel.barriers import cpu_barrier
@@ -34,18 +32,36 @@ MASKED_SCORE = -1e30
 """Finite, because its difference from itself must be 0."""
 
 
-class Scoring(NamedTuple):
-    """How queries and keys become scores."""
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["starts_BS"],
+    meta_fields=["scale", "window", "soft_cap"],
+)
+@dataclasses.dataclass(frozen=True)
+class Scoring:
+    """How causal attention scores queries and keys."""
 
     scale: float
-    window: int | None
-    """The number of keys up to its own that a query attends to at most; None for all."""
-    soft_cap: float | None
+    """Factor on the products of queries and keys."""
+    window: int | None = None
+    """Maximum number of keys, its own included, that a query attends to; None for all."""
+    soft_cap: float | None = None
+    """Bound on the absolute value of scores; None for no bound."""
+    starts_BS: Array | None = None
+    """Position of the first key that each query may attend to, at most its own; None for 0."""
 
     def is_seen(self, distance: Array) -> Array:
-        """Return whether a query attends to a key that is so many tokens before it."""
+        """Return whether a query attends to a key `distance` tokens before it."""
         seen = distance >= 0
         return seen if self.window is None else seen & (distance < self.window)
+
+    def mask(self, length: int) -> Array:
+        """Return mask_ST of full sequences or, with `starts_BS`, mask_B1ST."""
+        position = jnp.arange(length)
+        mask_ST = self.is_seen(position[:, None] - position)
+        if self.starts_BS is None:
+            return mask_ST
+        return mask_ST & (position >= self.starts_BS[:, None, :, None])
 
 
 class QueryBlock(NamedTuple):
@@ -80,37 +96,20 @@ def keeps_weights() -> bool:
 
 
 def causal_attention(
-    query_BSNH: Array,
-    key_BSKH: Array,
-    value_BSKH: Array,
-    scale: float,
-    window: int | None = None,
-    soft_cap: float | None = None,
-    starts_BS: Array | None = None,
+    query_BSNH: Array, key_BSKH: Array, value_BSKH: Array, scoring: Scoring
 ) -> Array:
-    """Return y_BSNH in the dtype of query; matmuls accumulate in float32.
-
-    Args:
-        scale: see `Scoring`.
-        window: see `Scoring`.
-        soft_cap: see `Scoring`.
-        starts_BS: the position of the first key that each query may attend to, at most its own;
-            None for 0.
-    """
-    attend: Callable[..., Array] = functools.partial(_attention, Scoring(scale, window, soft_cap))
-    if not keeps_weights():
-        attend = checkpoint_marked(attend)
-    arrays = collectives.to_common_varying(query_BSNH, key_BSKH, value_BSKH)
-    return attend(*arrays, starts_BS)
+    """Return y_BSNH in the dtype of query; matmuls accumulate in float32."""
+    attend: Callable[..., Array] = _attention if keeps_weights() else checkpoint_marked(_attention)
+    return attend(scoring, *collectives.to_common_varying(query_BSNH, key_BSKH, value_BSKH))
 
 
 class Weights(NamedTuple):
     """Attention weights of a block, as the backward pass needs them."""
 
     exponentials_XQT: Array
-    """Of the scores minus the largest score of the query, in the dtype of the values."""
+    """Exponentials of the scores minus the query's largest score, in the dtype of the values."""
     slope_XQT: Array | None
-    """The derivative of the capped scores; None without a soft cap, where it is 1."""
+    """Derivative of the capped scores; None without a soft cap, where it is 1."""
 
 
 class Residuals(NamedTuple):
@@ -121,25 +120,23 @@ class Residuals(NamedTuple):
     value: Array
     y: Array
     weights: list[Weights]
-    """Of each block."""
+    """Weights of each block."""
     totals_XGS1: Array
-    """The sum of a query's exponentials."""
+    """Sum of each query's exponentials."""
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attention(
-    scoring: Scoring, query: Array, key: Array, value: Array, starts: Array | None
-) -> Array:
-    return _forward(scoring, query, key, value, starts)[0]
+@jax.custom_vjp
+def _attention(scoring: Scoring, query: Array, key: Array, value: Array) -> Array:
+    return _forward(scoring, query, key, value)[0]
 
 
 def _forward(
-    scoring: Scoring, query: Array, key: Array, value: Array, starts: Array | None
-) -> tuple[Array, Residuals]:
+    scoring: Scoring, query: Array, key: Array, value: Array
+) -> tuple[Array, tuple[Scoring, Residuals]]:
     query_XGSH, key_XTH, value_XTH = _queries(query, key), _keys(key), _keys(value)
     parts, totals, weights = [], [], []
     for block in query_blocks(query.shape[1], scoring.window):
-        scores_XQT, slope_XQT = _scores(scoring, block, query_XGSH, key_XTH, starts)
+        scores_XQT, slope_XQT = _scores(scoring, block, query_XGSH, key_XTH)
         shifted_XQT = scores_XQT - scores_XQT.max(axis=-1, keepdims=True)
         exponentials_XQT = cpu_barrier(jnp.exp(shifted_XQT).astype(value.dtype))
         total_XQ1 = sum_over_last_axis(exponentials_XQT)
@@ -150,13 +147,13 @@ def _forward(
     totals_XGS1 = save_for_backward(jnp.concatenate(totals, axis=2))
     y_XGSH = jnp.concatenate(parts, axis=2) / totals_XGS1
     y = save_for_backward(_as_queries(query, y_XGSH))
-    return y, Residuals(query, key, value, y, weights, totals_XGS1)
+    return y, (scoring, Residuals(query, key, value, y, weights, totals_XGS1))
 
 
 def _backward(
-    scoring: Scoring, residuals: Residuals, gradient: Array
-) -> tuple[Array, Array, Array, None]:
-    query, key, value, y, weights, totals_XGS1 = residuals
+    saved: tuple[Scoring, Residuals], gradient: Array
+) -> tuple[None, Array, Array, Array]:
+    scoring, (query, key, value, y, weights, totals_XGS1) = saved
     query_XGSH, key_XTH, value_XTH = _queries(query, key), _keys(key), _keys(value)
     y_XGSH, dy_XGSH = (_queries(a, key).astype(jnp.float32) for a in (y, gradient))
     # divided by the totals here, because there are fewer elements than weights
@@ -177,10 +174,10 @@ def _backward(
         key_parts.append((block, _sum_over_queries(query_XQH, score_gradient)))
         value_parts.append((block, _sum_over_queries(dy_XQH, exponentials_XQT)))
     return (
+        None,
         _as_queries(query, jnp.concatenate(query_parts, axis=2) * scoring.scale),
         _as_keys(key, scoring.scale, key_parts),
         _as_keys(value, 1, value_parts),
-        None,
     )
 
 
@@ -188,11 +185,7 @@ _attention.defvjp(_forward, _backward)
 
 
 def _scores(
-    scoring: Scoring,
-    block: QueryBlock,
-    query_XGSH: Array,
-    key_XTH: Array,
-    starts_BS: Array | None,
+    scoring: Scoring, block: QueryBlock, query_XGSH: Array, key_XTH: Array
 ) -> tuple[Array, Array | None]:
     """Return scores_XQT of a block and, with a soft cap, its derivative."""
     scores = _dot(block.queries(query_XGSH), block.keys(key_XTH), 2, 2) * scoring.scale
@@ -202,8 +195,8 @@ def _scores(
         scores, slope = scoring.soft_cap * share, 1 - share * share
     keys_T = jnp.arange(block.first_key, block.end)
     mask = scoring.is_seen(jnp.arange(block.first, block.end)[:, None] - keys_T)
-    if starts_BS is not None:
-        mask = mask & (keys_T >= starts_BS[:, block.first : block.end, None])
+    if scoring.starts_BS is not None:
+        mask = mask & (keys_T >= scoring.starts_BS[:, block.first : block.end, None])
         mask = jnp.repeat(mask, query_XGSH.shape[0] // len(mask), axis=0)
     mask = jnp.concatenate([mask] * query_XGSH.shape[1], axis=-2)
     return jnp.where(mask, scores, MASKED_SCORE), slope

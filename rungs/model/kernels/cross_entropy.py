@@ -11,7 +11,7 @@ Axes as in `gpt.py`.
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,7 @@ MIN_CHUNK_TOKENS = 512
 """With fewer tokens in a chunk, adding its gradient of the matrix to the sum of all chunks takes as
 long as its matmuls."""
 
+T = TypeVar("T")
 Head = Callable[[Array, Array], Array]
 """From x_MD and the head's matrix to logits_MV, float32. If the vocabulary is split over devices,
 these are the logits of this device's part."""
@@ -36,13 +37,11 @@ pure function."""
 
 
 class TargetStatistics(NamedTuple):
-    """What the logits say about each target, without a gradient; 0 where a target does not count.
-    float32, in nats."""
+    """Log-probability of each target, and entropy of the distribution at its position: float32, in
+    nats, without a gradient; 0 where a target does not count."""
 
     log_probs_M: Array
-    """Of the target."""
     entropies_M: Array
-    """Of the distribution that the target is from."""
 
 
 def summed_loss(head: Head, x_MD: Array, matrix: Array, targets_M: Array) -> Array:
@@ -63,7 +62,7 @@ def weighted_loss(
     """Return the cross-entropy, times its weight, summed over the targets that are not negative.
 
     The weights have no gradient. As ∇(w · p ÷ q) = (w · p ÷ q) · ∇ log p, the gradient of a policy
-    with importance ratios p ÷ q is that of a cross-entropy with these weights.
+    with importance ratios p ÷ q is the gradient of a cross-entropy with these weights.
 
     Args:
         head: a pure function of its arguments.
@@ -78,7 +77,7 @@ def weighted_loss(
 
 
 class TargetScores(NamedTuple):
-    """How a model likes each target; as in `TargetStatistics`."""
+    """As `TargetStatistics`, with greedy matches in place of entropies."""
 
     log_probs_M: Array
     is_largest_M: Array
@@ -88,26 +87,34 @@ class TargetScores(NamedTuple):
 def target_scores(head: Head, x_MD: Array, matrix: Array, targets_M: Array) -> TargetScores:
     """Return the scores of targets; arguments as for `weighted_loss`."""
 
-    def of_chunk(chunk: tuple[Array, Array]) -> TargetScores:
-        x_MD, targets_M = chunk
-        softmax = _softmax(head(x_MD, matrix), targets_M)
+    def score(softmax: Softmax, targets_M: Array) -> TargetScores:
         is_largest_M = softmax.losses == jnp.log(softmax.totals)  # its logit is the largest
         return TargetScores(-softmax.losses, is_largest_M | (targets_M < 0))
 
-    by_chunk = jax.lax.map(of_chunk, _chunks(matrix, targets_M, x_MD))
-    scores: TargetScores = _joined(by_chunk, len(targets_M))
-    return scores
+    return _map_chunks(score, head, x_MD, matrix, targets_M)
 
 
 def target_statistics(head: Head, x_MD: Array, matrix: Array, targets_M: Array) -> TargetStatistics:
     """Return the statistics alone; arguments as for `weighted_loss`."""
+    return _map_chunks(_statistics, head, x_MD, matrix, targets_M)
 
-    def of_chunk(chunk: tuple[Array, Array]) -> TargetStatistics:
+
+def _map_chunks(
+    function: Callable[["Softmax", Array], T],
+    head: Head,
+    x_MD: Array,
+    matrix: Array,
+    targets_M: Array,
+) -> T:
+    """Return what the function makes of each chunk's softmax and targets, for all tokens."""
+
+    def of_chunk(chunk: tuple[Array, Array]) -> T:
         x_MD, targets_M = chunk
-        return _statistics(_softmax(head(x_MD, matrix), targets_M), targets_M)
+        return function(_softmax(head(x_MD, matrix), targets_M), targets_M)
 
     by_chunk = jax.lax.map(of_chunk, _chunks(matrix, targets_M, x_MD))
-    return _joined(by_chunk, len(targets_M))
+    joined: T = _joined(by_chunk, len(targets_M))
+    return joined
 
 
 def target_losses(logits: Array, targets: Array) -> Array:
@@ -124,11 +131,11 @@ def target_losses(logits: Array, targets: Array) -> Array:
 class Softmax(NamedTuple):
     losses: Array
     shifted: Array
-    """The logits − the largest logit."""
+    """Logits − the largest logit."""
     exponentials: Array
-    """Of these."""
+    """exp(shifted)."""
     totals: Array
-    """Their sums over the vocabulary."""
+    """Sum of the exponentials over the vocabulary."""
     own: Array
     """The targets' indices in this device's logits; out of range for another device's targets."""
 
@@ -242,7 +249,7 @@ def _chunks(matrix: Array, targets_M: Array, x_MD: Array, *extras: Array) -> tup
 
 
 def _joined(by_chunk: Any, tokens: int) -> Any:
-    """Return arrays with leading axis M from those of all chunks."""
+    """Return the chunks' arrays joined along axis M."""
     return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:])[:tokens], by_chunk)
 
 

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from rungs.model.kernels import blockwise_attention
+from rungs.model.kernels.blockwise_attention import Scoring
 from rungs.parallel import target_device
 
 MAX_HEAD_SIZE = 128
@@ -20,28 +21,21 @@ def supports(query_BSNH: Array | jax.ShapeDtypeStruct) -> bool:
 
 
 def causal_attention(
-    query_BSNH: Array,
-    key_BSKH: Array,
-    value_BSKH: Array,
-    scale: float,
-    window: int | None,
-    soft_cap: float | None = None,
-    starts_BS: Array | None = None,
+    query_BSNH: Array, key_BSKH: Array, value_BSKH: Array, scoring: Scoring
 ) -> Array:
     """Return the same as `blockwise_attention.causal_attention`, without a soft cap or documents.
     In a plan for another device that function stands in: it keeps as much for the backward pass."""
-    assert soft_cap is None
-    assert starts_BS is None
+    assert scoring.soft_cap is None
+    assert scoring.starts_BS is None
     if not target_device.is_compiled():
-        return blockwise_attention.causal_attention(query_BSNH, key_BSKH, value_BSKH, scale, window)
-    local_window = None if window is None else (window - 1, 0)
+        return blockwise_attention.causal_attention(query_BSNH, key_BSKH, value_BSKH, scoring)
     y: Array = jax.nn.dot_product_attention(
         query_BSNH,
         key_BSKH,
         value_BSKH,
-        scale=scale,
+        scale=scoring.scale,
         is_causal=True,
-        local_window_size=local_window,
+        local_window_size=None if scoring.window is None else (scoring.window - 1, 0),
         implementation="cudnn",
     )
     return y

@@ -27,8 +27,8 @@ def plain_matmul(x_MI: Array, kernel_IO: Array, dtype: DTypeLike = jnp.float32) 
 
 
 def matmul(x_MI: Array, kernel_IO: Array | StoredMatrix, dtype: DTypeLike = jnp.float32) -> Array:
-    """Return the same as `plain_matmul`. Matmuls of the backward pass have operands in the dtype of
-    x, too. A stored matrix multiplies in its own way, in float32, and has no derivative."""
+    """Return the same as `plain_matmul`. The backward pass also multiplies in the dtype of x. A
+    stored matrix multiplies in its own way, in float32, and has no derivative."""
     if isinstance(kernel_IO, StoredMatrix):
         return kernel_IO.multiply(x_MI)
     return _matmul(dtype, *collectives.to_common_varying(x_MI, kernel_IO))
@@ -74,7 +74,7 @@ def _sum_over_rows(left_MI: Array, right_MO: Array) -> Array:
 
 
 def transpose_in_memory(x: Array) -> Array:
-    """Return x with its last two axes swapped, on a CPU in memory, too."""
+    """Return x with its last two axes swapped, on a CPU also in memory."""
     swapped = x.swapaxes(-1, -2)
     if target_device.platform() != "cpu":
         return swapped

@@ -21,6 +21,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import (
 )
 
 from rungs.model.kernels import blockwise_attention
+from rungs.model.kernels.blockwise_attention import Scoring
 from rungs.model.remat import SAVED
 from rungs.parallel import collectives, target_device
 
@@ -28,7 +29,7 @@ LANES = 128
 """Elements in a row of a TPU's registers. Blocks of queries and keys are multiples of it."""
 MAX_BLOCK = 512
 """Queries, or keys, that a kernel computes at once at most. Blocks of 1,024 don't fit into the fast
-memory of a TPU v5e with heads of 256 elements, those of 2,048 with any."""
+memory of a TPU v5e with heads of 256 elements, blocks of 2,048 with any."""
 
 
 def supports(query_BSNH: Array | jax.ShapeDtypeStruct) -> bool:
@@ -39,31 +40,17 @@ def supports(query_BSNH: Array | jax.ShapeDtypeStruct) -> bool:
 
 
 def causal_attention(
-    query_BSNH: Array,
-    key_BSKH: Array,
-    value_BSKH: Array,
-    scale: float,
-    window: int | None,
-    soft_cap: float | None,
-    starts_BS: Array | None = None,
+    query_BSNH: Array, key_BSKH: Array, value_BSKH: Array, scoring: Scoring
 ) -> Array:
     """Return the same as `blockwise_attention.causal_attention`. In a plan for another device that
     function stands in: it keeps as much for the backward pass."""
-    arrays = query_BSNH, key_BSKH, value_BSKH
     if not target_device.is_compiled():
-        return blockwise_attention.causal_attention(*arrays, scale, window, soft_cap, starts_BS)
-    return pallas_attention(*arrays, scale, window, soft_cap, starts_BS, interpret=False)
+        return blockwise_attention.causal_attention(query_BSNH, key_BSKH, value_BSKH, scoring)
+    return pallas_attention(query_BSNH, key_BSKH, value_BSKH, scoring, interpret=False)
 
 
 def pallas_attention(
-    query_BSNH: Array,
-    key_BSKH: Array,
-    value_BSKH: Array,
-    scale: float,
-    window: int | None,
-    soft_cap: float | None,
-    starts_BS: Array | None,
-    interpret: bool,
+    query_BSNH: Array, key_BSKH: Array, value_BSKH: Array, scoring: Scoring, interpret: bool
 ) -> Array:
     """Return y_BSNH. The kernels have no scale, so the queries are multiplied by it, and rounded to
     their dtype. Sequences are padded at the end, where no query attends to the padding.
@@ -73,10 +60,10 @@ def pallas_attention(
     """
     length, heads = query_BSNH.shape[1:3]
     block = block_size(length)
-    query_BSNH = (query_BSNH.astype(jnp.float32) * scale).astype(query_BSNH.dtype)
+    query_BSNH = (query_BSNH.astype(jnp.float32) * scoring.scale).astype(query_BSNH.dtype)
     arrays = collectives.to_common_varying(query_BSNH, key_BSKH, value_BSKH)
-    kernel = _splash_kernel(heads, -(-length // block) * block, block, window, soft_cap, interpret)
-    segments = None if starts_BS is None else _segments(starts_BS, block)
+    kernel = _splash_kernel(heads, _round_up(length, block), block, scoring, interpret)
+    segments = None if scoring.starts_BS is None else _segments(scoring.starts_BS, block)
     y_BNSH = jax.vmap(kernel)(*(_by_head(array, block) for array in arrays), segments)
     return y_BNSH[:, :, :length].swapaxes(1, 2)
 
@@ -104,23 +91,18 @@ def _segments(starts_BS: Array, block: int) -> splash_attention_kernel.SegmentId
 
 
 def _splash_kernel(
-    heads: int,
-    length: int,
-    block: int,
-    window: int | None,
-    soft_cap: float | None,
-    interpret: bool,
+    heads: int, length: int, block: int, scoring: Scoring, interpret: bool
 ) -> Callable[..., Array]:
     """Return the function of query_NSH, key_KSH, value_KSH and segments or None. What it keeps for
     the backward pass besides them, y and the log-sum-exp, is marked as in
     `remat.save_for_backward`."""
     splash = _splash_attention()
-    mask = _CausalMask((length, length), (None if window is None else window - 1, 0), 0)
+    mask = _CausalMask((length, length), (scoring.window and scoring.window - 1, 0), 0)
     blocks = ("block_q", "block_kv", "block_q_dkv", "block_kv_dkv", "block_q_dq", "block_kv_dq")
     kernel: Callable[..., Array] = splash.make_splash_mha(
         splash_attention_mask.MultiHeadMask([mask] * heads),
         block_sizes=splash.BlockSizes(**dict.fromkeys(blocks, block)),
-        attn_logits_soft_cap=soft_cap,
+        attn_logits_soft_cap=scoring.soft_cap,
         residual_checkpoint_name=SAVED,
         head_shards=1,
         q_seq_shards=1,

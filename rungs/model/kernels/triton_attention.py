@@ -2,13 +2,13 @@
 
 One kernel runs forward: a program has a tile of queries, goes over tiles of keys, and keeps the
 running maximum and sum of the softmax. Two kernels run backward and recompute the attention weights
-from the log-sum-exp: one for the gradient of queries, one for those of keys and values (Dao et al.
-2022, "FlashAttention"; Dao 2023, "FlashAttention-2", section 3.1). Tiles outside of the causal
-mask, the window or the document are skipped.
+from the log-sum-exp: one for the gradient of queries, one for keys and values (Dao et al. 2022,
+"FlashAttention"; Dao 2023, "FlashAttention-2", section 3.1). Tiles outside of the causal mask, the
+window or the document are skipped.
 
 They compute what cuDNN doesn't: soft caps, heads of more than 128 elements, float32, and separate
 documents, which `jax.nn.dot_product_attention` can't ask cuDNN for. JAX's own kernel
-(`jax.experimental.pallas.ops.gpu.attention`) has neither soft caps nor windows, and that of tokamax
+(`jax.experimental.pallas.ops.gpu.attention`) has neither soft caps nor windows, and tokamax's
 (0.1) has no gradient of a soft cap. Neither declares along which mesh axes its results vary, as
 `jax.shard_map` requires.
 
@@ -17,6 +17,7 @@ Axes as in `gpt.py`, and
 Scores are QT or, for the gradients of keys and values, TQ.
 """
 
+import dataclasses
 import functools
 from typing import Any, NamedTuple, Self
 
@@ -87,22 +88,17 @@ def supports(query_BSNH: Array | jax.ShapeDtypeStruct) -> bool:
 
 
 def causal_attention(
-    query_BSNH: Array,
-    key_BSKH: Array,
-    value_BSKH: Array,
-    scale: float,
-    window: int | None,
-    soft_cap: float | None,
-    starts_BS: Array | None = None,
+    query_BSNH: Array, key_BSKH: Array, value_BSKH: Array, scoring: Scoring
 ) -> Array:
     """Return the same as `blockwise_attention.causal_attention`. In a plan for another device that
     function stands in: it keeps as much for the backward pass."""
     arrays = query_BSNH, key_BSKH, value_BSKH
     if not target_device.is_compiled():
-        return blockwise_attention.causal_attention(*arrays, scale, window, soft_cap, starts_BS)
+        return blockwise_attention.causal_attention(*arrays, scoring)
+    starts_BS = scoring.starts_BS
     documents = None if starts_BS is None else Documents.of(starts_BS, key_BSKH.shape[2])
     *arrays, documents = _to_common_varying((*arrays, documents))
-    return pallas_attention(*arrays, documents, Scoring(scale, window, soft_cap), False)
+    return pallas_attention(*arrays, documents, dataclasses.replace(scoring, starts_BS=None), False)
 
 
 def _to_common_varying(tree: Any) -> Any:
@@ -123,6 +119,7 @@ def pallas_attention(
 
     Args:
         documents: None if each sequence is one.
+        scoring: hashable, without `starts_BS`.
         interpret: whether to run the kernels step by step, on any device.
     """
     return _forward(query_BSNH, key_BSKH, value_BSKH, documents, scoring, interpret)[0]
@@ -189,9 +186,9 @@ class _RunningSoftmax(NamedTuple):
         return type(self)(largest_Q, total_Q, self.y_QH * decay_Q[:, None] + part_QH)
 
 
-def _attend(scoring: Scoring, tiles: Tiles, query: Any, key: Any, value: Any, *refs: Any) -> None:
+def _attend(scoring: Scoring, tiles: Tiles, *refs: Any) -> None:
     """Write y and the log-sum-exp of a tile of queries."""
-    *documents, y, log_sum = refs
+    query, key, value, *documents, y, log_sum = refs
     own = _QueryTile.of_program(tiles, query, *documents)
     query_QH = _load(query, own.at_Q, own.head)
 
@@ -206,19 +203,9 @@ def _attend(scoring: Scoring, tiles: Tiles, query: Any, key: Any, value: Any, *r
     _store(log_sum, own.at_Q, own.head, softmax.largest_Q + jnp.log(softmax.total_Q))
 
 
-def _query_gradient(
-    scoring: Scoring,
-    tiles: Tiles,
-    query: Any,
-    key: Any,
-    value: Any,
-    dy: Any,
-    log_sum: Any,
-    dy_times_y: Any,
-    *refs: Any,
-) -> None:
+def _query_gradient(scoring: Scoring, tiles: Tiles, *refs: Any) -> None:
     """Write the gradient of a tile of queries."""
-    *documents, gradient = refs
+    query, key, value, dy, log_sum, dy_times_y, *documents, gradient = refs
     own = _QueryTile.of_program(tiles, query, *documents)
     query_QH, dy_QH, log_sum_Q, dy_times_y_Q = (
         _load(ref, own.at_Q, own.head) for ref in (query, dy, log_sum, dy_times_y)
@@ -238,19 +225,9 @@ def _query_gradient(
     _store(gradient, own.at_Q, own.head, own.over_keys(scoring, tiles, add, zeros_QH))
 
 
-def _key_gradients(
-    scoring: Scoring,
-    tiles: Tiles,
-    query: Any,
-    key: Any,
-    value: Any,
-    dy: Any,
-    log_sum: Any,
-    dy_times_y: Any,
-    *refs: Any,
-) -> None:
+def _key_gradients(scoring: Scoring, tiles: Tiles, *refs: Any) -> None:
     """Write the gradients of a tile of keys and of their values, summed over query heads."""
-    *documents, key_gradient, value_gradient = refs
+    query, key, value, dy, log_sum, dy_times_y, *documents, key_gradient, value_gradient = refs
     at_T = _range(pl.program_id(0), tiles.keys)
     key_TH, value_TH = _load(key, at_T), _load(value, at_T)
     length, group = query.shape[:2]

@@ -68,7 +68,7 @@ def _create_mesh(path: Path, config: RunConfig) -> Mesh:
     try:
         return create_run_mesh(config.train, config.model, None)
     except ValueError as error:
-        raise UserError("\n".join(f"{path}: {line}" for line in str(error).splitlines())) from None
+        raise UserError.at(path, str(error)) from None
 
 
 def _figures(config: RunConfig, mesh: Mesh, folder: Path) -> Iterator[Figure]:

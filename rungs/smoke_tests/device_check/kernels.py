@@ -17,11 +17,11 @@ import numpy as np
 from jax import Array
 
 from rungs.common.errors import readable_line, reason
-from rungs.model.attention import Causal, attention, causal_mask, plain_attention
+from rungs.model.attention import causal_kernel, causal_mask, plain_attention
+from rungs.model.kernels.blockwise_attention import Scoring
 from rungs.model.kernels.cross_entropy import summed_loss, target_losses
 from rungs.model.kernels.grouped_matmul import grouped_matmul, plain_grouped_matmul
 from rungs.model.kernels.matmul import matmul, plain_matmul
-from rungs.model.layers import NO_DROPOUT
 from rungs.parallel import target_device
 from rungs.planning.compiled.kernels import XLA, kernels_of
 from rungs.smoke_tests.device_check.report import Figure
@@ -109,9 +109,13 @@ def _attention(
     window: int | None = None,
     soft_cap: float | None = None,
 ) -> KernelCase:
+    scoring = Scoring(width**-0.5, window, soft_cap)
+
     def kernel(query: Array, key: Array, value: Array) -> Array:
-        mask = Causal(window)
-        return attention(query, key, value, mask, NO_DROPOUT, width**-0.5, soft_cap)
+        kernel = causal_kernel(query, soft_cap, separate_documents=False)
+        with jax.named_scope("attention"):  # as in `Attention`
+            y: Array = kernel.causal_attention(query, key, value, scoring)
+        return y
 
     def plain(query: Array, key: Array, value: Array) -> Array:
         mask_ST = causal_mask(length, window)

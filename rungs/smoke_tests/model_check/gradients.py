@@ -21,9 +21,10 @@ from rungs.model.lora import DOWN, UP
 from rungs.parallel.names import dotted
 from rungs.parallel.sharding import Layout
 from rungs.smoke_tests.model_check.checked_model import CheckedModel, CheckResult
+from rungs.step.gradients import Summed, summed_gradients
+from rungs.step.next_token import NextToken
 from rungs.step.nonfinite import ALL_FINITE
 from rungs.step.state import named_arrays
-from rungs.step.train_step import MicrobatchAux, gradients
 
 Arrays = dict[str, np.ndarray]
 
@@ -80,11 +81,9 @@ def gradient_of(
     """Return a function of inputs_BS and targets_BS that computes a train step's gradient."""
     layout, wrt = Layout.of(None), checked.optimizer.wrt
 
-    def of(
-        model: GPT, inputs_ABS: Array, targets_ABS: Array
-    ) -> tuple[nnx.State, MicrobatchAux, Array]:
-        batch = inputs_ABS, targets_ABS, None
-        return gradients(train, layout, model, wrt, batch, jax.random.key(0))
+    def of(model: GPT, *batch_ABS: Array) -> Summed:
+        parts = NextToken(train), train, layout, model, wrt, len(batch_ABS[0])
+        return summed_gradients(*parts)(batch_ABS, jax.random.key(0), None)
 
     compiled = checked.compiled(of)
 

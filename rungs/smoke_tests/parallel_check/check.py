@@ -31,8 +31,10 @@ from rungs.parallel.names import CONTEXT, dotted
 from rungs.parallel.sharding import Layout, place_batch
 from rungs.planning.compiled.collectives import Traffic, collectives, summary
 from rungs.run.folder import RunFolder
+from rungs.step.next_token import NextToken
 from rungs.step.state import AbstractState, create_model_and_optimizer, named_arrays
-from rungs.step.train_step import StepResult, make_train_step, update_parts
+from rungs.step.train_step import StepResult, make_step, update_parts
+from rungs.training.next_token import MakeObjective
 
 _MEMORY_FACTOR = 2.5
 """Memory of a step, on all devices together, relative to parameters, gradient and optimizer state:
@@ -99,6 +101,7 @@ class ParallelCheck(NamedTuple):
     total_steps: int
     start_weights: Weights | None
     """The weights that the run starts from; None: random ones."""
+    make_objective: MakeObjective = NextToken
 
     @classmethod
     def from_run(
@@ -250,7 +253,8 @@ class ParallelCheck(NamedTuple):
             place_batch(mesh, *jax.tree.map(lambda array: array.reshape(shape), tuple(batch)))
             for batch in self.batches
         ]
-        lowered = make_train_step(config.train, mesh).lower(model, recorder, *batches[0])  # type: ignore[attr-defined]
+        step = make_step(self.make_objective(config.train), config.train, mesh)
+        lowered = step.lower(model, recorder, *batches[0])  # type: ignore[attr-defined]
         level = 2 if mesh.size * _bytes_per_device(model, optimizer) > _LARGE_BYTES else 0
         compiled = lowered.compile({"xla_backend_optimization_level": level})
         results: list[StepResult] = []

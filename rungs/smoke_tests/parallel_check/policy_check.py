@@ -9,8 +9,9 @@ import numpy as np
 from rungs.config.run_config import ReinforceRunConfig
 from rungs.config.sharding_config import Mode, ShardingConfig
 from rungs.parallel.mesh import create_mesh
+from rungs.reinforcement.learner import reinforcement
+from rungs.reinforcement.replay import open_learner
 from rungs.reinforcement.rollout_files import Completion
-from rungs.reinforcement.start import open_to_replay
 from rungs.run.folder import RunFolder
 from rungs.smoke_tests.parallel_check.table import ROUNDING_TOLERANCE, relative_difference
 from rungs.step.state import host_copies
@@ -69,10 +70,11 @@ def _first_step(run: RunFolder, config: ReinforceRunConfig, mode: Mode, count: i
     mesh = create_mesh((count, 1), devices=jax.devices()[:count])
     vocab_size = config.model.vocab_size
     with ExitStack() as stack:
-        trainer = open_to_replay(stack, run, config, None, trust_verifier=True, mesh=mesh)
-        before = host_copies(trainer.model, vocab_size)
-        completions = trainer.replay(0).completions
-        after = host_copies(trainer.model, vocab_size)
+        kind = reinforcement(trust_verifier=True)
+        learner, _ = open_learner(stack, run, config, None, kind, mesh)
+        before = host_copies(learner.model, vocab_size)
+        completions = learner.retake(0).completions
+        after = host_copies(learner.model, vocab_size)
     return Outcome(completions, {name: before[name] - after[name] for name in before})
 
 

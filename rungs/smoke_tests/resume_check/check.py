@@ -12,7 +12,7 @@ import numpy as np
 
 from rungs.checkpointing import optimizer_state
 from rungs.checkpointing.checkpoint_folder import IMPORTED, list_checkpoints
-from rungs.checkpointing.load import find_weights
+from rungs.checkpointing.find_weights import find_weights
 from rungs.checkpointing.manifest import Checkpoint
 from rungs.config.reinforce_config import ReinforceConfig
 from rungs.config.run_config import (
@@ -30,8 +30,7 @@ from rungs.data.dataset import TRAIN, Dataset
 from rungs.data.loader import TrainingData
 from rungs.run import metrics as metrics_module
 from rungs.run.folder import RunFolder
-from rungs.run.metrics import StepMetrics, StepRecord
-from rungs.run.policy_metrics import PolicyMetrics
+from rungs.run.metrics import PolicyMetrics, StepMetrics, StepRecord
 from rungs.smoke_tests.resume_check.kill import (
     Kill,
     Phase,

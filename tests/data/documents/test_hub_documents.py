@@ -12,7 +12,7 @@ import pytest
 
 from rungs.common import disk
 from rungs.common.errors import UserError
-from rungs.common.hub import dataset_repository, dataset_state, download_model
+from rungs.common.hub import dataset_repository, download_model
 from rungs.data.dataset import Dataset
 from rungs.data.documents import sources
 from rungs.data.documents.files import Choice
@@ -175,9 +175,8 @@ def test_a_listing_of_another_form_is_one_line(
 ) -> None:
     body = json.dumps(described).encode()
     monkeypatch.setattr(hub, "answer", lambda _: (200, body, {}))
-    for ask in (dataset_repository, dataset_state):
-        with pytest.raises(UserError, match=f"^dataset {DATASET}: .*Hugging Face hub"):
-            ask(DATASET)
+    with pytest.raises(UserError, match=f"^dataset {DATASET}: .*Hugging Face hub"):
+        dataset_repository(DATASET)
     if not isinstance(described, dict) or "cardData" not in described:
         with pytest.raises(UserError, match="model owner/model: "):
             download_model(MODEL)

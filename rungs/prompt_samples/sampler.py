@@ -1,0 +1,197 @@
+"""Sampling beside training, in a process of low priority on the CPU. Training goes on meanwhile and
+is not changed by it, whatever devices it runs on.
+
+`SampleProcess` starts `python -m rungs.prompt_samples.sampler FOLDER`. Its input is a line of JSON,
+a `SamplingRequest`, then the name of each checkpoint in FOLDER, and at last an empty line. It
+appends to `samples.jsonl` and removes each checkpoint that it is done with.
+"""
+
+import contextlib
+import logging
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TextIO
+
+from rungs.checkpointing.checkpoint_folder import list_checkpoints
+from rungs.checkpointing.load import continuation, load_model, load_tokenizer
+from rungs.checkpointing.manifest import Checkpoint, read_checkpoint
+from rungs.checkpointing.optimizer_state import OPTIMIZER_FOLDER
+from rungs.checkpointing.published import all_stop_tokens
+from rungs.common import disk
+from rungs.common.helper_process import ENDED, HelperProcess, receive
+from rungs.common.signals import StopSignal
+from rungs.common.strict_json import StrictModel
+from rungs.config.optimization_config import OptimizationConfig
+from rungs.config.option_values import DATASETS_VARIABLE
+from rungs.data.chats.chat_template import ChatTemplate
+from rungs.model.generation import Generator, Request
+from rungs.model.sampling import GREEDY, Sampling
+from rungs.parallel import jax_setup
+from rungs.prompt_samples.prompts import encode_prompts
+from rungs.run import evaluations, samples
+from rungs.run.folder import RunFolder
+from rungs.run.samples import Sample
+
+STAGED = ".sampling"
+"""Folder in the run folder with links to the weights to sample from, which retention may delete."""
+TEMPERATURE = 1.0
+"""Temperature of the text that is not greedy: the distribution that the model was trained for."""
+
+log = logging.getLogger("rungs")
+
+
+class SamplingRequest(StrictModel):
+    """What to sample from each checkpoint."""
+
+    run: str
+    """Path of the run folder."""
+    identity: str
+    """See `RunFolder.identity`."""
+    prompts: list[str]
+    new_tokens: int
+    temperature: float
+    """Temperature of the text that is not greedy."""
+    seed: int
+
+
+class SampleProcess:
+    """Samples from each checkpoint of a run that has no samples yet.
+
+    Args:
+        run: the run folder, whose lock is held.
+        train: the config with the prompts.
+        datasets_dir: where its datasets are; None for where they are by default.
+    """
+
+    def __init__(
+        self, run: RunFolder, train: OptimizationConfig, datasets_dir: Path | None = None
+    ) -> None:
+        self._run, self._train, self._folder = run, train, run.path / STAGED
+        environment = {DATASETS_VARIABLE: str(datasets_dir)} if datasets_dir else {}
+        self._process = HelperProcess(
+            "samples",
+            "rungs.prompt_samples.sampler",
+            str(self._folder.resolve()),
+            environment=environment | {"JAX_PLATFORMS": "cpu"},
+        )
+        self._sent: set[str] = set()
+
+    def request(self) -> None:
+        """Have the checkpoints that have no samples yet sampled from; return at once. A failure is
+        logged as a warning."""
+        try:
+            self._run.check()
+            for checkpoint in self._unsampled():
+                if not self._process.is_started:
+                    self._start()
+                self._stage(checkpoint.folder)
+                self._process.send(checkpoint.folder.name)
+                self._sent.add(checkpoint.folder.name)
+        except OSError as error:
+            log.warning("samples: %s", error.strerror or error)
+
+    def finish(self, *, wait: bool, stop: StopSignal) -> None:
+        """End the process: once it has sampled from all checkpoints, or at once. What is missing
+        then is sampled by the next start.
+
+        Args:
+            wait: until it is done, or a signal arrives.
+        """
+        if not self._process.is_started:
+            return
+        if wait and stop.number is None:
+            self._process.finish(stop, "sampling from the last checkpoints")
+        self._process.kill()
+        if self._run.is_own():
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _unsampled(self) -> Iterator[Checkpoint]:
+        prompts = self._train.sample_prompts
+        wanted = {(prompt, kind) for prompt in prompts for kind in samples.KINDS}
+        known = samples.read(self._run)
+        for checkpoint in list_checkpoints(self._run.checkpoints):
+            name = checkpoint.folder.name
+            done = {(one.prompt, one.kind) for one in known if one.step == checkpoint.step}
+            if name not in self._sent and not wanted <= done:
+                yield checkpoint
+
+    def _start(self) -> None:
+        disk.remove(self._folder)
+        request = SamplingRequest(
+            run=str(self._run.path.resolve()),
+            identity=self._run.identity,
+            prompts=list(self._train.sample_prompts),
+            new_tokens=self._train.sample_tokens,
+            temperature=TEMPERATURE,
+            seed=self._train.seed,
+        )
+        self._process.send(request.model_dump_json())
+
+    def _stage(self, checkpoint: Path) -> None:
+        with contextlib.suppress(FileNotFoundError):  # deleted by retention meanwhile
+            shutil.copytree(
+                checkpoint,
+                self._folder / checkpoint.name,
+                copy_function=disk.link_or_copy,
+                ignore=shutil.ignore_patterns(OPTIMIZER_FOLDER),
+            )
+
+
+class CheckpointSampler:
+    """Samples from checkpoints of one model, which compiles once."""
+
+    def __init__(self, request: SamplingRequest) -> None:
+        self._request = request
+        self._generator: Generator | None = None
+
+    def sample(self, folder: Path) -> list[Sample]:
+        """Return how a checkpoint continues the prompts: greedily, and as sampled with the seed."""
+        checkpoint = read_checkpoint(folder)
+        tokenizer, model = load_tokenizer(folder), load_model(folder)
+        if self._generator is None:
+            self._generator = Generator(model)
+        else:
+            self._generator.refresh(model)
+        asked, template = self._request, ChatTemplate.find(folder)
+        rows = encode_prompts(asked.prompts, tokenizer, template)
+        stops = all_stop_tokens(checkpoint.weights, tokenizer, template)
+        found = []
+        for sampling in (GREEDY, Sampling(temperature=asked.temperature)):
+            request = Request(asked.new_tokens, sampling._replace(stop_tokens=stops), asked.seed)
+            continued = self._generator.generate(rows, request)
+            for prompt, row, new in zip(asked.prompts, rows, continued, strict=True):
+                found.append(
+                    Sample(
+                        time=evaluations.now(),
+                        step=checkpoint.step,
+                        checkpoint=folder.name,
+                        prompt=prompt,
+                        temperature=sampling.temperature,
+                        seed=asked.seed,
+                        text=continuation(tokenizer, row, new),
+                        tokens=len(new),
+                        ended=len(new) < asked.new_tokens,
+                    )
+                )
+        return found
+
+
+def main(folder: Path, lines: TextIO) -> None:
+    """Sample from the checkpoints whose names arrive, in order."""
+    jax_setup.enable_compilation_cache()
+    request = SamplingRequest.model_validate_json(lines.readline())
+    names = receive(lines, exit_if_killed=True)
+    sampler, run = CheckpointSampler(request), RunFolder(Path(request.run), request.identity)
+    while (line := names.get()) != ENDED:
+        checkpoint = folder / line.rstrip("\n")
+        try:
+            samples.append(run, sampler.sample(checkpoint))
+        except Exception as error:  # the next checkpoint may work
+            print(f"{checkpoint.name}: not sampled from: {error}", file=sys.stderr, flush=True)
+        shutil.rmtree(checkpoint, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.stdin)

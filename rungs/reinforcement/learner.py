@@ -1,0 +1,401 @@
+"""Reinforcement learning as a kind of run: sample, verify, update, validate.
+
+`rungs/training/start.py` starts it and `rungs/training/trainer.py` is its loop.
+"""
+
+import dataclasses
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from pathlib import Path
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+from jax.sharding import Mesh
+
+from rungs.checkpointing.find_weights import find_weights
+from rungs.checkpointing.load import MergedWeights
+from rungs.checkpointing.manifest import Checkpoint
+from rungs.checkpointing.published import all_stop_tokens
+from rungs.checkpointing.restore import place_starting_weights
+from rungs.checkpointing.start_from import find_starting_weights
+from rungs.checkpointing.weights_file import Weights
+from rungs.common.errors import RunFailure, UserError
+from rungs.common.text_table import counted
+from rungs.config.run_config import REINFORCE_FILE, ReinforceRunConfig
+from rungs.data.tokenizer import Tokenizer
+from rungs.data.tokenizer_files import load_tokenizer
+from rungs.model.gpt import GPT
+from rungs.model.rollouts import RolloutSampler
+from rungs.optim.precision import dtype_of
+from rungs.parallel.processes import check_all_agree, is_first_process, run_on_first
+from rungs.reinforcement.policy_objective import PolicyObjective
+from rungs.reinforcement.policy_update import ARRAY_NAMES, PolicyUpdater, Updated
+from rungs.reinforcement.prompts import Prompt, Prompts
+from rungs.reinforcement.rollout_files import Completion, RolloutFiles
+from rungs.reinforcement.samples_page import write_samples
+from rungs.reinforcement.sampling import CompletionSource, Seconds, longest_prompt
+from rungs.reinforcement.step_metrics import policy_metrics
+from rungs.reinforcement.task_record import check_same_tasks, record_of
+from rungs.reinforcement.validation import summarize
+from rungs.run import metrics
+from rungs.run.folder import RunFolder
+from rungs.run.metrics import PolicyMetrics, Validation
+from rungs.step.state import create_model
+from rungs.step.train_step import StepResult, make_step
+from rungs.tasks.opening import open_task
+from rungs.tasks.task import Task
+from rungs.tasks.verifiers.checkup import Checkup, check
+from rungs.tasks.verifiers.opening import Verifier, open_verifier
+from rungs.training import run_report
+from rungs.training.learner import NEVER, Interrupted, Kind, Record, Replayed, Start, Stops
+from rungs.training.preparation import model_and_optimizer
+from rungs.training.trainer import Trainer
+
+log = logging.getLogger("rungs")
+
+_MANY_WRONG_STEPS = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class PolicyInputs:
+    """Tokenizer, tasks and verifiers of a run, opened and checked. See `learner.Inputs`."""
+
+    config: ReinforceRunConfig
+    tokenizer_file: Path
+    tokenizer: Tokenizer
+    stop_tokens: tuple[int, ...]
+    tasks: list[Task]
+    verifiers: list[Verifier]
+    checkups: list[Checkup]
+    reference: Weights | None
+    """The weights that the KL divergence is from."""
+    longest_prompt: int
+    """Tokens of the longest prompt of the tasks, as far as it was looked at."""
+    record: Record
+
+    metrics: ClassVar = PolicyMetrics
+    datasets_dir: ClassVar = None
+
+    @property
+    def total_steps(self) -> int:
+        return self.config.train.steps
+
+    @property
+    def tokenizer_place(self) -> Path:
+        return self.tokenizer_file
+
+    def edit_to_extend(self) -> str:
+        return f"set more steps in {REINFORCE_FILE}"
+
+    def learner(self, start: Start, mesh: Mesh, steps: Sequence[PolicyMetrics]) -> "PolicyLearner":
+        return PolicyLearner(self, start, mesh, steps[-1].tokens_seen if steps else 0)
+
+    def resources(self, _: Start, __: Mesh) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def add_hooks(self, start: Start, trainer: Trainer[PolicyMetrics]) -> None: ...
+
+
+def reinforcement(trust_verifier: bool) -> Kind:
+    """Return reinforcement learning as a kind of run.
+
+    Args:
+        trust_verifier: whether a Python file that a task names may run.
+    """
+
+    def opened(start: Start, stack: ExitStack) -> PolicyInputs:
+        return _open(start, stack, trust_verifier)
+
+    return Kind(opened, _replayed)
+
+
+def _replayed(start: Start, mesh: Mesh) -> Replayed:
+    train, length = start.config.train, start.config.sequence_length
+    objective = PolicyObjective.of(train, train.updates_per_rollout == 1, length)
+    return Replayed(objective, make_step(objective, train, mesh), ARRAY_NAMES)
+
+
+def _open(start: Start, stack: ExitStack, trust_verifier: bool) -> PolicyInputs:
+    """Open and check everything that completions depend on.
+
+    Raises:
+        UserError: something is missing or has changed, or a verifier fails or can be tricked.
+    """
+    run, config, weights = start.run, start.config, start.weights
+    assert weights is not None  # start_from is required
+    file = weights.tokenizer_file
+    if file is None:
+        raise UserError(
+            f"{run.path / REINFORCE_FILE}: start_from: {weights.path} has no tokenizer.json beside"
+            " it, which prompts need; start from a checkpoint that has one"
+        )
+    tokenizer = load_tokenizer(file)
+    ends = all_stop_tokens(weights, tokenizer)
+    if not ends:
+        raise UserError(f"{file}: has no end-of-text token, with which a completion ends")
+    tasks = [open_task(task, run.path) for task in config.train.tasks]
+    longest = Prompts(tasks, config.train, tokenizer, longest_prompt(config)).longest()
+    verifiers, checkups = _open_verifiers(stack, start, tasks, trust_verifier)
+    reference = _reference(start)
+    checksums = record_of(config.train.tasks, tasks, verifiers, reference)
+    record = Record(checksums, weights.header.tokenizer)
+    check_all_agree("configs and tasks", f"{config} {record}")
+    if start.saved is not None:
+        check_same_tasks(start.saved.meta.datasets, checksums)
+    return PolicyInputs(
+        config=config,
+        tokenizer_file=file,
+        tokenizer=tokenizer,
+        stop_tokens=ends,
+        tasks=tasks,
+        verifiers=verifiers,
+        checkups=checkups,
+        reference=reference,
+        longest_prompt=longest,
+        record=record,
+    )
+
+
+def _open_verifiers(
+    stack: ExitStack, start: Start, tasks: Sequence[Task], trust_verifier: bool
+) -> tuple[list[Verifier], list[Checkup]]:
+    """Open and check the verifier of each task; the first process checks."""
+    verifiers: list[Verifier] = []
+    checkups: list[Checkup] = []
+    for task_config, task in zip(start.config.train.tasks, tasks, strict=True):
+        opened = open_verifier(task_config, task, start.run.path, trust_verifier=trust_verifier)
+        verifiers.append(stack.enter_context(opened))
+    run_on_first(lambda: checkups.extend(map(check, verifiers, tasks)))
+    return verifiers, checkups
+
+
+def _reference(start: Start) -> Weights | None:
+    """Return the weights that the KL divergence is from, None without one."""
+    train = start.config.train
+    if not train.kl_coefficient:
+        return None
+    if train.reference is None:
+        return find_starting_weights(start.run, start.config)
+    return MergedWeights(find_weights(train.reference))
+
+
+class Sampled(NamedTuple):
+    """A step that was taken."""
+
+    updated: Updated
+    seconds: Seconds
+    start_validation: Validation | None
+
+    @property
+    def completions(self) -> list[Completion]:
+        return self.updated.completions
+
+    @property
+    def gradient_norm(self) -> float:
+        return float(self.updated.last.step.gradient_norm)
+
+
+class PolicyLearner:
+    """Takes the steps of a run on what its model samples. See `learner.Learner`.
+
+    Args:
+        tokens_seen: tokens sampled before this start.
+    """
+
+    reads_late = False
+    failure = None
+    peak_tokens_per_second = None
+
+    def __init__(
+        self, inputs: PolicyInputs, start: Start, mesh: Mesh, tokens_seen: int = 0
+    ) -> None:
+        config: ReinforceRunConfig = start.config
+        self._inputs, self._run, self._train = inputs, start.run, config.train
+        self._first_step, self._tokens_seen = start.first_step, tokens_seen
+        updates = config.train.total_updates
+        self.model, self.optimizer = model_and_optimizer(
+            config, updates, mesh, start.saved, start.weights
+        )
+        self.record = inputs.record
+        self.prompts = Prompts(inputs.tasks, config.train, inputs.tokenizer, longest_prompt(config))
+        self._sampler = RolloutSampler(self.model, mesh, dtype_of(config.train))
+        self._source = CompletionSource(
+            config, self._sampler, inputs.tokenizer, inputs.stop_tokens, inputs.verifiers
+        )
+        reference = _reference_model(inputs.reference, config, mesh)
+        self._updater = PolicyUpdater(config, mesh, reference, inputs.longest_prompt)
+        self._files = RolloutFiles(start.run.rollouts, is_first_process(), start.run.check)
+        self._wrong_steps = 0
+        self._last_end = time.perf_counter()
+
+    def take(self, step: int, stops: Stops) -> Sampled:
+        """A signal during sampling or verifying abandons the step, which the next start repeats."""
+        validation = self._validate(None, stops) if step == 0 else None
+        file, prompts = self._files.step(step), self.prompts.of_step(step)
+        completions, seconds = self._complete(step, prompts, file, stops)
+        if stops.anywhere():
+            raise Interrupted
+        updated = self._update(step, prompts, completions)
+        self._files.write(file, updated.completions)
+        self._sampler.refresh(self.model)
+        return Sampled(updated, seconds, validation)
+
+    def retake(self, step: int, *, skipped: bool = False) -> Sampled:
+        assert not skipped
+        prompts = self.prompts.of_step(step)
+        nothing = self._files.step(step).with_suffix(".absent")
+        completions, seconds = self._complete(step, prompts, nothing, NEVER)
+        updated = self._update(step, prompts, completions)
+        self._sampler.refresh(self.model)
+        return Sampled(updated, seconds, None)
+
+    def _complete(
+        self, step: int, prompts: list[Prompt], file: Path, stops: Stops
+    ) -> tuple[list[Completion], Seconds]:
+        samples = self._train.samples_per_prompt
+        return self._source.of_step(step, prompts, samples, file, stops.here)
+
+    def _update(self, step: int, prompts: list[Prompt], completions: list[Completion]) -> Updated:
+        _report_failures(step, completions)
+        samples = self._train.samples_per_prompt
+        tokens = [prompt.tokens for prompt in prompts for _ in range(samples)]
+        return self._updater.update(self.model, self.optimizer, tokens, completions)
+
+    def read(self, step: int, taken: Sampled) -> tuple[PolicyMetrics, StepResult]:
+        now = time.perf_counter()
+        whole, self._last_end = now - self._last_end, now
+        read = policy_metrics(
+            step,
+            taken.updated,
+            self._train,
+            tokens_before=self._tokens_seen,
+            step_seconds=whole,
+            seconds=taken.seconds,
+            start_validation=taken.start_validation,
+            resumed=step == self._first_step > 0 or None,
+        )
+        self._tokens_seen = read.tokens_seen
+        self._warn_of_wrong_steps(read)
+        return read, taken.updated.last.step
+
+    def _warn_of_wrong_steps(self, read: PolicyMetrics) -> None:
+        self._wrong_steps = 0 if read.correct else self._wrong_steps + 1
+        if self._wrong_steps == _MANY_WRONG_STEPS:
+            log.warning(
+                "%d steps in a row without a correct completion, so nothing to learn from; try"
+                " easier items, supervised pretraining, more samples or a higher temperature",
+                _MANY_WRONG_STEPS,
+            )
+
+    def validate(self, metrics: PolicyMetrics, stops: Stops) -> PolicyMetrics:
+        step = metrics.global_step
+        metrics = dataclasses.replace(metrics, validation=self._validate(step, stops))
+        run_on_first(lambda: write_samples(self._run, self._files, step))
+        return metrics
+
+    def _validate(self, step: int | None, stops: Stops) -> Validation:
+        """Validate the weights after a step; None: before the first. Raises Interrupted."""
+        samples, file = self._train.validation_samples, self._files.validation(step)
+        completions, _ = self._source.of_validation(
+            self.prompts.of_validation(), samples, file, stops.here
+        )
+        self._files.write(file, completions)
+        return summarize(completions, samples)
+
+    def lacks_validation(self, saved: Checkpoint, _: PolicyMetrics) -> bool:
+        is_due = saved.step % saved.meta.train["checkpoint_interval"] == 0
+        return is_due and saved.meta.selection_loss is None
+
+    def losses(self, metrics: PolicyMetrics) -> tuple[None, float | None]:
+        validation = metrics.validation
+        return None, 1 - validation.pass_at_1 if validation else None
+
+    def batch(self, _: int) -> Mapping[str, np.ndarray]:
+        return self._updater.latest_batch
+
+    @staticmethod
+    def headline(steps: Sequence[PolicyMetrics]) -> dict[str, str]:
+        shown = {"reward": f"{np.nanmean([step.reward for step in steps]):.3f}"}
+        shown["correct"] = f"{np.nanmean([step.correct for step in steps]):.1%}"
+        for step in steps:
+            if step.validation is not None:
+                shown["pass@1"] = f"{step.validation.pass_at_1:.1%}"
+        return shown
+
+    def log_start(self, start: Start, mesh: Mesh) -> None:
+        if not is_first_process():
+            return
+        inputs, train = self._inputs, self._train
+        size = (
+            f"{counted(train.prompts_per_step, 'prompt')} ×"
+            f" {counted(train.samples_per_prompt, 'completion')} of at most"
+            f" {counted(train.max_new_tokens, 'token')}"
+        )
+        begin, ends = map(inputs.tokenizer.names, (inputs.tokenizer.begin, inputs.stop_tokens))
+        texts = f"; prompts begin with {begin}, completions end with {ends}"
+        run_report.log_start(start, mesh, train.steps, size, texts)
+        for line in _checkup_lines(inputs):
+            log.info("%s", line)
+        if start.saved is None:
+            run_report.warn_of_unused_keys(start.run, start.config)
+
+    def summary(self, run: RunFolder, last: PolicyMetrics | None) -> str:
+        return summary(run, last)
+
+
+def summary(run: RunFolder, last: PolicyMetrics | None) -> str:
+    """Return the results of a run so far, in words; see `Learner.summary`."""
+    steps = list(metrics.stream(run.metrics, PolicyMetrics))
+    last = last or next(reversed(steps), None)
+    first = next((step.start_validation for step in steps if step.start_validation), None)
+    validated = [(step.validation.pass_at_1, step) for step in steps if step.validation]
+    best = max(validated, key=lambda pair: pair[0], default=None)
+    return (
+        f"{last.tokens_seen if last else 0:,} tokens sampled in"
+        f" {sum(step.step_seconds for step in steps):,.1f} s; pass@1 at the start"
+        f" {_pass_at_1(first)}, now {_pass_at_1(last.validation if last else None)}, best"
+        f" {f'{best[0]:.1%} at step {best[1].global_step:,}' if best else 'none'}"
+    )
+
+
+def _reference_model(
+    reference: Weights | None, config: ReinforceRunConfig, mesh: Mesh
+) -> GPT | None:
+    if reference is None:
+        return None
+    config = config._replace(train=config.train.model_copy(update={"lora": None}))
+    return create_model(config, mesh, place_starting_weights(reference, config, 1, mesh))
+
+
+def _checkup_lines(inputs: PolicyInputs) -> Iterator[str]:
+    """Yield what the checkups of the verifiers found."""
+    for task, verifier, one in zip(inputs.tasks, inputs.verifiers, inputs.checkups, strict=True):
+        paid = [f"{kind} for {count}" for kind, count in one.paid.items() if count]
+        yield (
+            f"task {task.name}: the verifier {verifier.name} pays right answers most, on"
+            f" {one.items} items, in {one.median_seconds:.2g} s each"
+            + (f"; by accident, it paid {', '.join(paid)}" if paid else "")
+        )
+
+
+def _report_failures(step: int, completions: list[Completion]) -> None:
+    """Log that the verifier failed; raise RunFailure if it always did."""
+    failed = [completion for completion in completions if completion.status != "ok"]
+    if not failed:
+        return
+    line = (
+        f"step {step}: the verifier failed on {len(failed):,} of {len(completions):,} completions,"
+        f" which are left out; the first: {failed[0].message}"
+    )
+    if len(failed) == len(completions):
+        raise RunFailure(f"{line}; nothing is left to learn from, so training stops here")
+    log.warning("%s", line)
+
+
+def _pass_at_1(validation: Validation | None) -> str:
+    if validation is None:
+        return "not measured"
+    low, high = validation.pass_at_1_interval
+    return f"{validation.pass_at_1:.1%} ({low:.1%} to {high:.1%})"

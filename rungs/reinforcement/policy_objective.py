@@ -1,0 +1,207 @@
+"""The objective of reinforcement learning: a cross-entropy with a weight per sampled token.
+
+An update ascends Σ share · w(token) · log π(token), where w has no gradient:
+
+    w = A · ρ · [not clipped] · c − β · (log π − log π_ref)
+
+A is the completion's advantage; ρ = π ÷ π_old; c = min(π_old ÷ π_sampler, limit) if
+max_sampler_ratio is set, else 1. As ∇(A · ρ) = A · ρ · ∇log π, this has the gradients of GRPO's
+clipped objective (Shao et al. 2024, arXiv 2402.03300, equation 3) and its kin.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import Array
+from jax.sharding import Mesh
+
+from rungs.config.reinforce_config import Aggregation, ReinforceConfig
+from rungs.config.run_config import ReinforceRunConfig
+from rungs.model.blocks import Compute
+from rungs.model.gpt import GPT
+from rungs.model.kernels.cross_entropy import WeightOf
+from rungs.optim.precision import dtype_of
+from rungs.parallel import collectives
+from rungs.parallel.fsdp import WeightGatherer
+from rungs.parallel.names import TOKEN_AXES
+from rungs.parallel.sharding import Layout
+from rungs.step.forward import compute_of, on_mesh, replicated
+from rungs.step.objective import Aux, Microbatch
+from rungs.step.shortcuts import at_shortest_length
+
+
+class PolicyTokens(NamedTuple):
+    """What the weights depend on besides the log-probability: arrays with the axes of the targets,
+    float32."""
+
+    shares: np.ndarray
+    """What the token's part of the objective is multiplied by; 0 if it was not sampled."""
+    advantages: np.ndarray
+    old_log_probs: np.ndarray
+    """Before the step's first update; read only in later ones."""
+    sampler_log_probs: np.ndarray
+    reference_log_probs: np.ndarray
+    """Read only with a kl_coefficient."""
+
+
+class PolicyObjective(NamedTuple):
+    """The weighted cross-entropy of sampled tokens. Arrays: inputs_BS, targets_BS, and those of
+    `PolicyTokens`. Outputs: of the targets before the update, after the temperature, the
+    log-probabilities and the entropies of their distributions, in nats; 0 where none counts."""
+
+    train: ReinforceConfig
+    weight_of: WeightOf
+    length: int
+    """S of the outputs; a microbatch may be cut to fewer tokens."""
+
+    @classmethod
+    def of(cls, train: ReinforceConfig, is_first_update: bool, length: int) -> "PolicyObjective":
+        """Return the objective of an update.
+
+        Args:
+            is_first_update: of a step. Then ρ is exactly 1, and nothing is clipped.
+            length: S of the outputs.
+        """
+        return cls(train, weight_of(train, is_first_update), length)
+
+    def __call__(self, model: GPT, compute: Compute, microbatch: Microbatch) -> tuple[Array, Aux]:
+        inputs_BS, targets_BS, *extras = microbatch.arrays
+        found = model.weighted_loss(
+            *(inputs_BS, targets_BS, self.weight_of, tuple(extras), self.train.temperature),
+            compute=compute,
+        )
+        loss, routing = found.total, found.routing
+        if routing is not None:
+            balance = routing.balance_loss.mean() / self.train.microbatches_per_step
+            loss += self.train.load_balancing_weight * balance
+            summed_balance = collectives.psum(routing.balance_loss, *TOKEN_AXES)
+            routing = routing._replace(balance_loss=summed_balance)
+        summed_loss = collectives.psum(found.total, *TOKEN_AXES)
+        statistics = found.log_probs_BS, found.entropies_BS
+        outputs = tuple(_padded(array_BS, self.length) for array_BS in statistics)
+        return loss, Aux(summed_loss, None, routing, outputs)
+
+    def starts(self, *_: Any) -> None:
+        return None
+
+    def of_logits(self, logits_BSV: Array, *arrays: Any) -> Array:
+        targets_BS, *extras = arrays
+        log_probs_BSV = jax.nn.log_softmax(logits_BSV / self.train.temperature)
+        targets_BS1 = jnp.maximum(targets_BS, 0)[..., None]
+        log_probs_BS = jnp.take_along_axis(log_probs_BSV, targets_BS1, axis=-1)[..., 0]
+        weights_BS = self.weight_of(jax.lax.stop_gradient(log_probs_BS), *extras)
+        return -jnp.where(targets_BS >= 0, weights_BS * log_probs_BS, 0).sum()
+
+
+def weight_of(train: ReinforceConfig, is_first_update: bool) -> WeightOf:
+    """Return the function for `GPT.weighted_loss` whose extras are `PolicyTokens`; see
+    `PolicyObjective.of`."""
+    return functools.partial(_weight, train, is_first_update)
+
+
+def has_weight(config: ReinforceRunConfig, tokens: PolicyTokens) -> Array:
+    """Return whether a token has a weight, or balancing a mixture of experts has: groups of equal
+    rewards have no advantages."""
+    if config.train.kl_coefficient or config.model.n_experts:
+        return jnp.asarray(True)
+    return ((tokens.shares != 0) & (tokens.advantages != 0)).any()
+
+
+def _weight(
+    train: ReinforceConfig,
+    is_first_update: bool,
+    log_probs: Array,
+    shares: Array,
+    advantages: Array,
+    old_log_probs: Array,
+    sampler_log_probs: Array,
+    reference_log_probs: Array,
+) -> Array:
+    old = log_probs if is_first_update else old_log_probs
+    weight = advantages
+    if not is_first_update:
+        weight *= _ratio_weight(train, jnp.exp(log_probs - old), advantages)
+    if train.max_sampler_ratio is not None:
+        weight *= jnp.minimum(jnp.exp(old - sampler_log_probs), train.max_sampler_ratio)
+    if train.kl_coefficient:
+        weight -= train.kl_coefficient * (log_probs - reference_log_probs)
+    return shares * weight
+
+
+def _ratio_weight(train: ReinforceConfig, ratio: Array, advantages: Array) -> Array:
+    """Return ρ, limited or 0 where the loss clips it."""
+    if train.loss == "cispo":
+        return jnp.minimum(ratio, train.highest_ratio)
+    too_high = (advantages > 0) & (ratio > train.highest_ratio)
+    too_low = (advantages < 0) & (ratio < 1 - train.clip_low)
+    return jnp.where(too_high | too_low, 0, ratio)
+
+
+def shares(
+    aggregation: Aggregation, lengths_N: np.ndarray, counts_N: np.ndarray, max_new_tokens: int
+) -> np.ndarray:
+    """Return what each completion's tokens are multiplied by: float64, 0 for completions that don't
+    count.
+
+    Completions that don't count are in no denominator but that of `constant`, which depends on
+    nothing that was sampled.
+
+    Args:
+        aggregation: as in `reinforce.json`.
+        lengths_N: tokens of each completion, at least 1.
+        counts_N: whether the completion counts.
+    """
+    counted = max(int(counts_N.sum()), 1)
+    if aggregation == "constant":
+        share_N = np.full(len(lengths_N), 1 / (len(lengths_N) * max_new_tokens))
+    elif aggregation == "tokens":
+        share_N = np.full(len(lengths_N), 1 / max(int(lengths_N[counts_N].sum()), 1))
+    else:
+        share_N = 1 / (counted * lengths_N)
+    return np.where(counts_N, share_N, 0)
+
+
+LogProbStep = Callable[[GPT, Array, Array], Array]
+
+
+def make_log_prob_step(
+    train: ReinforceConfig, lengths: Sequence[int], mesh: Mesh | None = None
+) -> LogProbStep:
+    """Return a compiled function of (model, inputs_ABS, targets_ABS) that returns the
+    log-probabilities of the targets, as `PolicyObjective` does, without computing gradients.
+
+    Args:
+        lengths: see `Shortcuts`.
+        mesh: the mesh that the model was created on; one device if absent.
+    """
+    layout, dtype = Layout.of(train.sharding, mesh), dtype_of(train)
+    rows = layout.batch_spec(3)
+
+    def of_rows(model: GPT, gatherer: WeightGatherer, *batch_ABS: Array) -> Array:
+        compute = compute_of(train, model, gatherer)
+
+        def log_probs(inputs_BS: Array, targets_BS: Array) -> Array:
+            found_BS = model.log_probs(inputs_BS, targets_BS, train.temperature, compute)
+            return _padded(found_BS, lengths[-1])
+
+        def of_microbatch(batch_BS: tuple[Array, ...]) -> Array:
+            return at_shortest_length(log_probs, lengths, *batch_BS)
+
+        return jax.lax.map(of_microbatch, batch_ABS)
+
+    def log_prob_step(model: GPT, inputs_ABS: Array, targets_ABS: Array) -> Array:
+        log_probs = on_mesh(layout, model, dtype, of_rows, (rows, rows), rows)
+        found: Array = replicated(layout, log_probs(inputs_ABS, targets_ABS))
+        return found
+
+    return nnx.jit(log_prob_step)
+
+
+def _padded(array_BS: Array, length: int) -> Array:
+    """Return an array with zeros at the end of S."""
+    return jnp.pad(array_BS, [(0, 0), (0, length - array_BS.shape[1])])

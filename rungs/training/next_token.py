@@ -1,0 +1,406 @@
+"""Next-token training: datasets, batches, validation loss, benchmarks, loss spikes.
+
+A new objective on the same data is a file with an `Objective`, see `rungs/step/objective.py`;
+`next_token` takes it.
+"""
+
+import dataclasses
+import functools
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import ClassVar
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from rungs.checkpointing.manifest import Checkpoint
+from rungs.common.errors import RunFailure
+from rungs.common.text_table import counted
+from rungs.config.run_config import RunConfig
+from rungs.config.train_config import TrainConfig
+from rungs.data.catalog import open_dataset
+from rungs.data.dataset import Dataset
+from rungs.data.loader import Batch, TrainingData, ValidationSets
+from rungs.data.provenance import Provenance, check_same_tokenizer
+from rungs.data.tokenizer import Tokenizer
+from rungs.data.tokenizer_files import load_tokenizer
+from rungs.parallel.processes import (
+    check_all_agree,
+    is_first_process,
+    is_multi_process,
+    run_on_first,
+)
+from rungs.parallel.sharding import place_batch, process_local_rows
+from rungs.planning import disk_space, oom_advice
+from rungs.run import metrics
+from rungs.run.folder import RunFolder
+from rungs.run.metrics import Spike, StepMetrics
+from rungs.step.eval_step import (
+    ValidationInterrupted,
+    ValidationLosses,
+    make_evaluation_step,
+    validation_losses,
+)
+from rungs.step.next_token import NextToken
+from rungs.step.objective import Objective
+from rungs.step.train_step import Step, StepResult, make_step
+from rungs.training import run_report
+from rungs.training.benchmarks import Benchmarks
+from rungs.training.intervals import is_validation_step
+from rungs.training.learner import Interrupted, Kind, Record, Replayed, Start, Stops
+from rungs.training.loss_spikes import LossSpikeDetector
+from rungs.training.preparation import errors_in, model_and_optimizer
+from rungs.training.resume import edit_to_extend
+from rungs.training.trainer import Trainer
+
+log = logging.getLogger("rungs")
+
+MakeObjective = Callable[[TrainConfig], Objective]
+PlacedBatch = tuple[jax.Array | None, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class NextTokenInputs:
+    """The data of a run, opened and checked. See `learner.Inputs`."""
+
+    config: RunConfig
+    data: TrainingData
+    validation: ValidationSets
+    provenance: Provenance
+    benchmarks: Benchmarks | None
+    datasets_dir: Path
+    make_objective: MakeObjective
+
+    metrics: ClassVar = StepMetrics
+
+    @property
+    def total_steps(self) -> int:
+        return self.data.total_steps
+
+    @property
+    def tokenizer_file(self) -> Path | None:
+        return self.provenance.tokenizer_file
+
+    @property
+    def tokenizer_place(self) -> Path | str:
+        return self.provenance.tokenizer_place
+
+    def edit_to_extend(self) -> str:
+        return edit_to_extend(self.config, self.data)
+
+    def learner(self, start: Start, mesh: Mesh, steps: Sequence[StepMetrics]) -> "NextTokenLearner":
+        return NextTokenLearner(self, start, mesh, steps)
+
+    @contextmanager
+    def resources(self, start: Start, mesh: Mesh) -> Iterator[None]:
+        config, stored = start.config, start.weights.dtypes() if start.weights else None
+        if is_first_process() and not start.options.dry_run:
+            disk_space.warn_if_short(start.run, config, self.total_steps, stored)
+        with oom_advice.report_out_of_memory(config, mesh, stored):
+            if not start.options.dry_run:
+                oom_advice.warn_if_too_large(config, mesh, stored)
+            yield
+
+    def add_hooks(self, start: Start, trainer: Trainer[StepMetrics]) -> None:
+        if self.benchmarks is not None:
+            trainer.add_hook(self.benchmarks.measure, self.benchmarks.interval)
+            if start.saved is not None and self.benchmarks.is_missing(start.saved):
+                trainer.unfinished_hook = self.benchmarks.measure
+
+
+def next_token(datasets_dir: Path, make_objective: MakeObjective = NextToken) -> Kind:
+    """Return next-token training as a kind of run.
+
+    Args:
+        datasets_dir: where the datasets are.
+        make_objective: from the config to what is minimized.
+    """
+
+    def opened(start: Start, _: ExitStack) -> NextTokenInputs:
+        return _open(start, datasets_dir, make_objective)
+
+    def replayed(start: Start, mesh: Mesh) -> Replayed:
+        objective = make_objective(start.config.train)
+        step = make_step(objective, start.config.train, mesh)
+        return Replayed(objective, step, Batch._fields)
+
+    return Kind(opened, replayed)
+
+
+def _open(start: Start, datasets_dir: Path, make_objective: MakeObjective) -> NextTokenInputs:
+    """Open all data of a run, and check that they are those it was started with.
+
+    Raises:
+        UserError: run and data don't fit together, or data have changed.
+    """
+    config, saved = start.config, start.saved
+    train = config.train
+    names = train.datasets, train.validation_datasets
+    datasets, others = _open_datasets(names, datasets_dir, update=saved is None)
+    provenance = Provenance.of(train, datasets)
+    check_all_agree("configs and datasets", f"{config} {provenance.datasets}")
+    if saved is not None:
+        provenance.check_same_tokens(saved.meta.datasets)
+    model_tokenizer = start.weights.tokenizer if start.weights and not saved else None
+    check_same_tokenizer(datasets | others, train.tokenizer, model_tokenizer)
+    with errors_in(start.run):
+        data = TrainingData(config, datasets)
+        validation = ValidationSets.of(config, datasets, others)
+    return NextTokenInputs(
+        config=config,
+        data=data,
+        validation=validation,
+        provenance=provenance,
+        benchmarks=Benchmarks.of(start.run, train, provenance.tokenizer_place),
+        datasets_dir=datasets_dir,
+        make_objective=make_objective,
+    )
+
+
+def _open_datasets(
+    names: Iterable[Iterable[str]], datasets_dir: Path, update: bool
+) -> list[dict[str, Dataset]]:
+    """Open several groups of datasets; the first process builds those that are absent."""
+
+    def open_all(update: bool) -> list[dict[str, Dataset]]:
+        return [
+            {name: open_dataset(name, datasets_dir, update=update) for name in group}
+            for group in names
+        ]
+
+    if not is_multi_process():
+        return open_all(update)
+    run_on_first(lambda: open_all(update))
+    return open_all(update=False)
+
+
+class NextTokenLearner:
+    """Takes the steps of a run on batches of its data. See `learner.Learner`."""
+
+    reads_late = True
+
+    def __init__(
+        self, inputs: NextTokenInputs, start: Start, mesh: Mesh, steps: Sequence[StepMetrics]
+    ) -> None:
+        config: RunConfig = start.config
+        self._inputs, self._train, self._mesh = inputs, config.train, mesh
+        self._first_step, self._tokens_per_step = start.first_step, inputs.data.tokens_per_step
+        self.model, self.optimizer = model_and_optimizer(
+            config, inputs.total_steps, mesh, start.saved, start.weights
+        )
+        file = inputs.tokenizer_file
+        self._tokenizer: Tokenizer | None = load_tokenizer(file) if file else None
+        self._validation_data = inputs.provenance.validation_data(config.train)
+        self.record = Record(inputs.provenance.datasets, inputs.provenance.tokenizer)
+        self.peak_tokens_per_second = run_report.peak_tokens_per_second(config, mesh)
+        self._step: Step = make_step(inputs.make_objective(config.train), config.train, mesh)
+        self._evaluation_step = make_evaluation_step(config.train, mesh)
+        self._spikes = LossSpikeDetector(steps)
+        self._batches = PrefetchedBatches(
+            mesh,
+            inputs.data.batches(self._first_step, process_local_rows(mesh, self._size)),
+            self._size,
+        )
+        self._next_batch = iter(self._batches)
+        self._last_read = time.perf_counter()
+
+    @property
+    def _size(self) -> int:
+        return self._train.microbatch_size
+
+    @property
+    def failure(self) -> RunFailure | None:
+        return self._batches.failure
+
+    def take(self, step: int, _: Stops) -> StepResult:
+        batch, limit = next(self._next_batch), self._loss_limit(step)
+        with jax.transfer_guard("disallow"):
+            return self._step(self.model, self.optimizer, *batch, **limit)
+
+    def _loss_limit(self, step: int) -> dict[str, jax.Array]:
+        """Return the step's extra argument: the loss above which it skips, if it skips spikes."""
+        if not self._train.skip_spikes:
+            return {}
+        limit = np.float32(self._spikes.loss_limit(step))
+        everywhere = NamedSharding(self._mesh, PartitionSpec())
+        return {"loss_limit": jax.make_array_from_callback((), everywhere, lambda _: limit)}
+
+    def read(self, step: int, taken: StepResult) -> tuple[StepMetrics, StepResult]:
+        result = StepResult(*jax.device_get(tuple(taken)))
+        now = time.perf_counter()
+        seconds, self._last_read = now - self._last_read, now
+        routing = result.routing
+        read = StepMetrics(
+            global_step=step,
+            tokens_seen=(step + 1) * self._tokens_per_step,
+            train_loss=result.loss,
+            learning_rate=float(result.learning_rate),
+            gradient_norm=float(result.gradient_norm),
+            clipped=bool(result.clipped),
+            dropped_microbatches=result.dropped,
+            step_seconds=seconds,
+            tokens_per_second=self._tokens_per_step / seconds,
+            load_balancing_loss=float(routing.balance_loss) if routing else None,
+            expert_tokens=routing.counts_E.tolist() if routing else None,
+            spike=self._spike(step, result.trained_loss, bool(result.skipped)),
+            loss_scale=None if result.loss_scale is None else float(result.loss_scale),
+            resumed=step == self._first_step > 0 or None,
+        )
+        self._spikes.add(read)
+        return read, result
+
+    def _spike(self, step: int, loss: float | None, is_skipped: bool) -> Spike | None:
+        """Return whether the step is a loss spike, with a warning if it is. A step without a finite
+        microbatch never counts as one."""
+        if loss is None:
+            return None
+        limit = self._spikes.loss_limit(step)
+        if is_skipped:
+            action = "skipped: weights and optimizer state are as before"
+        elif loss > limit:
+            action = 'update applied; "skip_spikes": true skips such steps'
+        else:
+            return None
+        log.warning("step %d: loss spike, %.4g is above %.4g; %s", step, loss, limit, action)
+        return "skipped" if is_skipped else "seen"
+
+    def validate(self, metrics: StepMetrics, stops: Stops) -> StepMetrics:
+        sets, step = self._inputs.validation, metrics.global_step
+        if not sets:
+            return metrics
+        parts = self.model, self._evaluation_step, sets, self._mesh
+        try:
+            losses = validation_losses(*parts, stops.anywhere)
+        except ValidationInterrupted:
+            raise Interrupted from None
+        losses = _finite(step, losses)
+        return dataclasses.replace(
+            metrics,
+            validation_loss=losses.mean,
+            bits_per_byte=self._bits_per_byte(losses.mean),
+            validation_losses=losses.by_dataset or None,
+            validation_data=None if losses.mean is None else self._validation_data,
+        )
+
+    def _bits_per_byte(self, loss: float | None) -> float | None:
+        return None if loss is None or self._bits_per_nat is None else loss * self._bits_per_nat
+
+    @functools.cached_property
+    def _bits_per_nat(self) -> float | None:
+        """Bits per byte of validation text at a loss of one nat per token, None if not known."""
+        own = self._inputs.validation.own
+        if self._tokenizer is None or own is None or not is_first_process():
+            return None
+        tokens, text_bytes = own.count_bytes(self._tokenizer)
+        return tokens / text_bytes / math.log(2) if text_bytes else None
+
+    def lacks_validation(self, saved: Checkpoint, metrics: StepMetrics) -> bool:
+        """A signal interrupted the validation; or the loss was not finite, and will be so again."""
+        is_missing = metrics.validation_loss is None and saved.meta.selection_loss is None
+        has_own = self._inputs.validation.own is not None
+        return has_own and is_missing and is_validation_step(self._train, saved.step)
+
+    def losses(self, metrics: StepMetrics) -> tuple[float | None, float | None]:
+        has_own = self._inputs.validation.own is not None
+        validation_loss = metrics.validation_loss
+        return validation_loss, validation_loss if has_own else metrics.train_loss
+
+    def batch(self, step: int) -> Mapping[str, np.ndarray]:
+        arrays = self._inputs.data.batch(step)._asdict()
+        return {name: array for name, array in arrays.items() if array is not None}
+
+    def retake(self, step: int, *, skipped: bool) -> StepResult:
+        batch = place_batch(self._mesh, *self._inputs.data.batch(step))
+        limits = {"loss_limit": -np.inf if skipped else np.inf} if self._train.skip_spikes else {}
+        return self._step(self.model, self.optimizer, *batch, **limits)
+
+    @staticmethod
+    def headline(steps: Sequence[StepMetrics]) -> dict[str, str]:
+        """Return the mean loss of the steps that have one, and the last validation loss."""
+        finite = [step.train_loss for step in steps if step.train_loss is not None]
+        shown = {"loss": f"{sum(finite) / len(finite):.4f}" if finite else "none"}
+        for step in steps:
+            if step.validation_loss is not None:
+                shown["validation loss"] = f"{step.validation_loss:.4f}"
+        return shown
+
+    def log_start(self, start: Start, mesh: Mesh) -> None:
+        inputs, config = self._inputs, start.config
+        size, loop = self._tokens_per_step, run_report.describe_loop(config.train, config.model)
+        run_report.log_start(start, mesh, inputs.total_steps, counted(size, "token"), loop)
+        if start.saved is not None:
+            before = start.saved.meta.validation_data
+            run_report.log_validation_change(before, self._validation_data)
+        elif is_first_process():  # a resumed run must keep its keys
+            run_report.warn_of_unused_keys(start.run, config, bool(inputs.validation))
+        run_report.log_size(start.run, config, inputs.data, self.model, self.optimizer, mesh)
+        run_report.log_padding(inputs.data)
+        run_report.log_beginnings(inputs.data, self._tokenizer)
+        run_report.log_trainable(self.model, self.optimizer)
+        run_report.warn_of_idle_devices(config.train, mesh)
+
+    def summary(self, run: RunFolder, last: StepMetrics | None) -> str:
+        steps = metrics.read(run.metrics)
+        last = last or steps[-1]
+        seconds = sum(step.step_seconds for step in steps)
+        best = metrics.best_step(steps, self._train.checkpoint_interval)
+        losses = {"train loss": last.train_loss, "validation loss": last.validation_loss}
+        return (
+            f"{last.tokens_seen:,} tokens in {seconds:,.1f} s,"
+            f" {last.tokens_seen / seconds:,.0f} tokens/s;"
+            f" {', '.join(f'{k} {loss:.4f}' for k, loss in losses.items() if loss is not None)};"
+            f" best {f'at step {best.global_step:,}' if best else 'none'}"
+        )
+
+
+def _finite(step: int, losses: ValidationLosses) -> ValidationLosses:
+    """Return the validation losses that are finite, with a warning about the others."""
+    finite = {name: loss for name, loss in losses.by_dataset.items() if math.isfinite(loss)}
+    for name in losses.by_dataset.keys() - finite:
+        log.warning("step %d: the validation loss on %s is not finite", step, name)
+    mean = losses.mean
+    if mean is not None and not math.isfinite(mean):
+        log.warning("step %d: the validation loss is not finite", step)
+        mean = None
+    return ValidationLosses(mean, finite)
+
+
+class PrefetchedBatches:
+    """Batches on their devices; the next one is transferred while one is used.
+
+    Args:
+        mesh: the devices.
+        batches: arrays on the host.
+        size: sequences of a microbatch, over all devices.
+
+    Attributes:
+        failure: why no batch after the last one could be read, None so far.
+    """
+
+    def __init__(
+        self, mesh: Mesh, batches: Iterable[tuple[np.ndarray | None, ...]], size: int
+    ) -> None:
+        self._mesh, self._batches, self._size = mesh, batches, size
+        self.failure: RunFailure | None = None
+
+    def __iter__(self) -> Iterator[PlacedBatch]:
+        following: PlacedBatch | None = None
+        for batch in self._readable():
+            following, ready = place_batch(self._mesh, *batch, size=self._size), following
+            if ready is not None:
+                yield ready
+        if following is not None:
+            yield following
+        if self.failure is not None:
+            raise self.failure
+
+    def _readable(self) -> Iterator[tuple[np.ndarray | None, ...]]:
+        try:
+            yield from self._batches
+        except RunFailure as failure:
+            self.failure = failure

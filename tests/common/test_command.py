@@ -1,0 +1,30 @@
+"""Imports run without garbage collection, which is as it was before afterwards."""
+
+from rungs.common.command import importing
+
+import gc
+
+import pytest
+
+
+@pytest.mark.parametrize("was_enabled", [True, False])
+def test_collection_pauses(was_enabled: bool) -> None:
+    if not was_enabled:
+        gc.disable()
+    try:
+        with importing():
+            assert not gc.isenabled()
+        assert gc.isenabled() == was_enabled
+    finally:
+        gc.enable()
+        gc.unfreeze()
+
+
+def test_what_was_imported_is_not_searched_again() -> None:
+    gc.unfreeze()
+    try:
+        with importing():
+            kept: list[list[int]] = [[] for _ in range(1000)]
+        assert gc.get_freeze_count() > len(kept)
+    finally:
+        gc.unfreeze()

@@ -1,0 +1,161 @@
+"""What a run says to its prompts at each checkpoint."""
+
+import json
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import charts
+from rungs.checkpointing.checkpoint_folder import list_checkpoints
+from rungs.checkpointing.load import load_model, load_tokenizer
+from rungs.run import samples
+from rungs.run.folder import RunFolder
+from tests.prompt_samples.conftest import PROMPTS, prompted_run
+from tests.support.tiny_run import assert_same_outcome, change, command, train
+
+pytestmark = pytest.mark.usefixtures("no_charts")
+
+
+@pytest.fixture(scope="module")
+def sampled(tmp_path_factory: pytest.TempPathFactory, datasets_dir: Path) -> RunFolder:
+    """A finished run with prompts; tests must not change it."""
+    run = prompted_run(tmp_path_factory.mktemp("sampled") / "run", keep_checkpoints=-1)
+    result = train(run, datasets_dir)
+    assert result.returncode == 0, result.stderr
+    assert "WARNING" not in run.log.read_text()
+    return run
+
+
+def texts(run: RunFolder) -> dict[tuple[int, str, str], str]:
+    return {(one.step, one.prompt, one.kind): one.text for one in samples.read(run)}
+
+
+def test_each_checkpoint_continues_each_prompt_twice(sampled: RunFolder) -> None:
+    steps = [checkpoint.step for checkpoint in list_checkpoints(sampled.checkpoints)]
+    assert steps == [0, 5, 10, 15, 20, 23]
+    expected = {(s, p, kind) for s in steps for p in PROMPTS for kind in ("greedy", "sampled")}
+    assert texts(sampled).keys() == expected
+    assert len(sampled.prompt_samples.read_text().splitlines()) == len(expected)
+    assert not (sampled.path / ".sampling").exists()
+
+
+def test_greedy_texts_are_the_most_likely_tokens(sampled: RunFolder) -> None:
+    """Compared with the whole model, token by token, without a cache."""
+    for checkpoint in list_checkpoints(sampled.checkpoints)[1:4:2]:
+        model, tokenizer = load_model(checkpoint.folder), load_tokenizer(checkpoint.folder)
+        tokens = tokenizer.encode(PROMPTS[0])
+        count = len(tokens)
+        for _ in range(6):
+            logits = model(jnp.asarray([tokens]))
+            tokens.append(int(np.argmax(logits[0, -1])))
+        expected = tokenizer.decode(tokens).removeprefix(tokenizer.decode(tokens[:count]))
+        assert texts(sampled)[checkpoint.step, PROMPTS[0], "greedy"] == expected
+
+
+@pytest.mark.long
+def test_it_does_not_change_the_run(sampled: RunFolder, datasets_dir: Path, tmp_path: Path) -> None:
+    plain = prompted_run(tmp_path / "run", keep_checkpoints=-1, sample_prompts=[])
+    assert train(plain, datasets_dir).returncode == 0
+    assert not plain.prompt_samples.exists()
+    assert_same_outcome(sampled, plain)
+
+
+@pytest.mark.long
+def test_a_killed_run_says_the_same(sampled: RunFolder, datasets_dir: Path, tmp_path: Path) -> None:
+    run = prompted_run(tmp_path / "run", keep_checkpoints=-1)
+    for step in (5, 15):
+        process = subprocess.Popen(command(run, datasets_dir), stderr=subprocess.DEVNULL)
+        while not any(one.step >= step for one in list_checkpoints(run.checkpoints)):
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert train(run, datasets_dir).returncode == 0
+    assert texts(run) == texts(sampled)
+
+
+@pytest.mark.long
+def test_a_sharded_run_says_the_same(
+    sampled: RunFolder, datasets_dir: Path, tmp_path: Path
+) -> None:
+    sharding = {"mode": "fsdp_tp", "data": 2, "tensor": 2}
+    run = prompted_run(tmp_path / "run", keep_checkpoints=-1, sharding=sharding)
+    assert train(run, datasets_dir).returncode == 0
+    found, expected = texts(run), texts(sampled)
+    assert found.keys() == expected.keys()
+    first = {key: text for key, text in expected.items() if key[0] == 0}  # weights are bit-equal
+    assert {key: found[key] for key in first} == first
+
+
+@pytest.mark.long
+def test_checkpoints_without_samples_get_them_at_the_next_start(
+    sampled: RunFolder, datasets_dir: Path, tmp_path: Path
+) -> None:
+    run = prompted_run(tmp_path / "run", keep_checkpoints=-1)
+    assert train(run, datasets_dir).returncode == 0
+    lines = run.prompt_samples.read_text().splitlines(keepends=True)
+    run.prompt_samples.write_text("".join(lines[:11]) + lines[11][:30])  # torn by a kill
+    assert train(run, datasets_dir).returncode == 0
+    assert texts(run) == texts(sampled)
+
+
+@pytest.mark.long
+def test_going_back_drops_later_samples(datasets_dir: Path, tmp_path: Path) -> None:
+    run = prompted_run(tmp_path / "run", keep_checkpoints=-1)
+    assert train(run, datasets_dir).returncode == 0
+    change(run, sample_prompts=["another"])
+    assert train(run, datasets_dir, "--from", "step-000010").returncode == 0
+    prompts = {(one.step, one.prompt) for one in samples.read(run)}
+    assert {step for step, prompt in prompts if prompt == PROMPTS[0]} == {0, 5, 10}
+    assert {step for step, prompt in prompts if prompt == "another"} == {0, 5, 10, 15, 20, 23}
+
+
+@pytest.mark.parametrize(
+    ("prompts", "line"),
+    [
+        (["a text " * 20], "more than the model's context_length 16; shorten it"),
+        ([3], "sample_prompts"),
+        ("a text", "sample_prompts"),
+    ],
+)
+def test_bad_prompts_are_refused(
+    prompts: object, line: str, datasets_dir: Path, tmp_path: Path
+) -> None:
+    run = prompted_run(tmp_path / "run", sample_prompts=prompts)
+    before = sorted(run.path.iterdir())
+    result = train(run, datasets_dir)
+    assert result.returncode == 2
+    assert line in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert sorted(run.path.iterdir()) == before
+
+
+def test_the_terminal_shows_them(sampled: RunFolder, tmp_path: Path) -> None:
+    output = CliRunner().invoke(charts.main, [str(sampled.path), "--samples"]).output
+    assert f"'{PROMPTS[0]}', greedy" in output
+    assert f"  step        5  {texts(sampled)[5, PROMPTS[0], 'greedy']!r}" in output
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    for name in ("model.json", "train.json"):
+        (empty / name).write_text((sampled.path / name).read_text())
+    result = CliRunner().invoke(charts.main, [str(empty), "--samples"])
+    assert "no samples yet" in str(result.exception)
+
+
+@pytest.mark.long
+def test_a_process_that_fails_costs_a_warning(datasets_dir: Path, tmp_path: Path) -> None:
+    run = prompted_run(tmp_path / "run")
+    run.prompt_samples.mkdir()  # so that nothing can be appended
+    (run.path / "train.json").write_text(
+        json.dumps(json.loads((run.path / "train.json").read_text()) | {"min_train_tokens": 256})
+    )
+    result = train(run, datasets_dir)
+    assert result.returncode == 0
+    assert "not sampled from" in run.log.read_text()
+    assert len(list_checkpoints(run.checkpoints)) == 2
