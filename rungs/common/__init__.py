@@ -6,7 +6,7 @@
     command       begins and runs a command: its imports, its errors, its exit code
     paths         checks on paths from users and files; where the checkout is
     disk          writes that follow no link and survive a power cut; messages for a full disk
-    atomic_folder folders that appear complete or not at all, and the lock while one is built
+    atomic_folder  folders that appear complete or not at all, and the lock while one is built
     file_lock     a lock that ends with its process
     strict_json   JSON parsed strictly, all errors reported at once
     text_table    aligned columns and durations for terminal output

@@ -7,7 +7,7 @@
     sharding_config  how devices share the work
     task_config   a task of reinforcement learning and the settings of the built-in ones
     base          what all have in common
-    option_values defaults and choices of the commands' options
+    option_values  defaults and choices of the commands' options
     unused_keys   keys that a file sets although they have no effect
     run_config    reads the two files of a run, checks them, also against each other, compares them
     reference     generates the JSON schemas and docs/configuration.md
