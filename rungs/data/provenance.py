@@ -124,9 +124,11 @@ def notes_on_beginnings(datasets: Mapping[str, Dataset], tokenizer: Tokenizer) -
 
 
 def _how_to_build(has_pairs: bool, tokenizer: Path | str) -> str:
-    kind = "pairs" if has_pairs else "text"
-    place = quoted(tokenizer)
-    return f"uv run download_dataset.py --{kind} FILE --name NAME --tokenizer {place}"
+    if has_pairs:
+        return (
+            f"uv run download_dataset.py --pairs FILE --name NAME --tokenizer {quoted(tokenizer)}"
+        )
+    return f"uv run download_dataset.py --text FILE --name NAME --tokenizer {quoted(tokenizer)}"
 
 
 def _definition(place: Path | str) -> str:
