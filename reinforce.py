@@ -24,7 +24,8 @@ from rungs.commands.options import start_options
 @start_options(
     extended="steps",
     replayed="Run a step (`step-000123`) again and compare its texts, rewards and gradient with"
-    " those recorded; name the first that differs.",
+    " those recorded; name the first that differs. For a failed step, name the first tensor that is"
+    " not finite.",
     has_dry_run=False,
 )
 @click.option(

@@ -46,6 +46,10 @@ def _end(number: int) -> None:
     os._exit(128 + number)
 
 
+class Interrupted(Exception):
+    """Raised when a signal arrives before a step, a validation or a scoring is done."""
+
+
 class StopSignal:
     """After `begin`, and until the end of the `with` block, the first signal only sets `number`; a
     second SIGINT, SIGTERM or SIGHUP ends the process. A second one within a second of the first is

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rungs.common.errors import RunFailure, UserError
+from rungs.common.signals import Interrupted
 from rungs.common.strict_json import format_value, read_text
 from rungs.data.pair_sequences import IGNORED
 from rungs.data.tokenizer import Tokenizer
@@ -27,10 +28,6 @@ from rungs.step.forward import make_score_step
 
 _LENGTH_MULTIPLE = 32
 """Lengths are padded to a multiple of this, so that few are compiled."""
-
-
-class ScoringInterrupted(Exception):
-    """Raised when scoring stops early because `should_stop` returned True."""
 
 
 class Continuation(NamedTuple):
@@ -91,14 +88,14 @@ class Scorer:
         longer than the context, the last tokens are read.
 
         Raises:
-            ScoringInterrupted: `should_stop` says so.
+            Interrupted: `should_stop` says so.
             RunFailure: log-probabilities are NaN.
         """
         sizes = [len(one.context) + len(one.tokens) for one in continuations]
         order = sorted(range(len(sizes)), key=lambda index: -sizes[index])
         for first in range(0, len(order), self.batch_size):
             if self._should_stop():
-                raise ScoringInterrupted
+                raise Interrupted
             indices = order[first : first + self.batch_size]
             found = self._score([continuations[index] for index in indices])
             yield from zip(indices, found, strict=False)

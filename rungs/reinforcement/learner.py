@@ -22,6 +22,7 @@ from rungs.checkpointing.restore import place_starting_weights
 from rungs.checkpointing.start_from import find_starting_weights
 from rungs.checkpointing.weights_file import Weights
 from rungs.common.errors import RunFailure, UserError
+from rungs.common.signals import Interrupted
 from rungs.common.text_table import counted
 from rungs.config.run_config import REINFORCE_FILE, ReinforceRunConfig
 from rungs.data.tokenizer import Tokenizer
@@ -49,7 +50,7 @@ from rungs.tasks.task import Task
 from rungs.tasks.verifiers.checkup import Checkup, check
 from rungs.tasks.verifiers.opening import Verifier, open_verifier
 from rungs.training import run_report
-from rungs.training.learner import NEVER, Interrupted, Kind, Record, Replayed, Start, Stops
+from rungs.training.learner import NEVER, Kind, Record, Replayed, Start, Stops
 from rungs.training.preparation import model_and_optimizer
 from rungs.training.trainer import Trainer
 
@@ -89,8 +90,8 @@ class PolicyInputs:
     def edit_to_extend(self) -> str:
         return f"set more steps in {REINFORCE_FILE}"
 
-    def learner(self, start: Start, mesh: Mesh, steps: Sequence[PolicyMetrics]) -> "PolicyLearner":
-        return PolicyLearner(self, start, mesh, steps[-1].tokens_seen if steps else 0)
+    def learner(self, start: Start, mesh: Mesh, _: Sequence[PolicyMetrics]) -> "PolicyLearner":
+        return PolicyLearner(self, start, mesh)
 
     def resources(self, _: Start, __: Mesh) -> AbstractContextManager[None]:
         return nullcontext()
@@ -198,22 +199,17 @@ class Sampled(NamedTuple):
 
 
 class PolicyLearner:
-    """Takes the steps of a run on what its model samples. See `learner.Learner`.
-
-    Args:
-        tokens_seen: tokens sampled before this start.
-    """
+    """Takes the steps of a run on what its model samples. See `learner.Learner`."""
 
     reads_late = False
     failure = None
     peak_tokens_per_second = None
 
-    def __init__(
-        self, inputs: PolicyInputs, start: Start, mesh: Mesh, tokens_seen: int = 0
-    ) -> None:
+    def __init__(self, inputs: PolicyInputs, start: Start, mesh: Mesh) -> None:
         config: ReinforceRunConfig = start.config
         self._inputs, self._run, self._train = inputs, start.run, config.train
-        self._first_step, self._tokens_seen = start.first_step, tokens_seen
+        self._first_step = start.first_step
+        self._tokens_seen = start.saved.meta.tokens_seen if start.saved else 0
         updates = config.train.total_updates
         self.model, self.optimizer = model_and_optimizer(
             config, updates, mesh, start.saved, start.weights
@@ -227,7 +223,7 @@ class PolicyLearner:
         reference = _reference_model(inputs.reference, config, mesh)
         self._updater = PolicyUpdater(config, mesh, reference, inputs.longest_prompt)
         self._files = RolloutFiles(start.run.rollouts, is_first_process(), start.run.check)
-        self._wrong_steps = 0
+        self._wrong_steps, self._latest_step = 0, -1
         self._last_end = time.perf_counter()
 
     def take(self, step: int, stops: Stops) -> Sampled:
@@ -259,6 +255,7 @@ class PolicyLearner:
 
     def _update(self, step: int, prompts: list[Prompt], completions: list[Completion]) -> Updated:
         _report_failures(step, completions)
+        self._latest_step = step
         samples = self._train.samples_per_prompt
         tokens = [prompt.tokens for prompt in prompts for _ in range(samples)]
         return self._updater.update(self.model, self.optimizer, tokens, completions)
@@ -312,8 +309,8 @@ class PolicyLearner:
         validation = metrics.validation
         return None, 1 - validation.pass_at_1 if validation else None
 
-    def batch(self, _: int) -> Mapping[str, np.ndarray]:
-        return self._updater.latest_batch
+    def batch(self, step: int) -> Mapping[str, np.ndarray]:
+        return self._updater.latest_batch if step == self._latest_step else {}
 
     @staticmethod
     def headline(steps: Sequence[PolicyMetrics]) -> dict[str, str]:
@@ -341,23 +338,19 @@ class PolicyLearner:
         if start.saved is None:
             run_report.warn_of_unused_keys(start.run, start.config)
 
-    def summary(self, run: RunFolder, last: PolicyMetrics | None) -> str:
-        return summary(run, last)
-
-
-def summary(run: RunFolder, last: PolicyMetrics | None) -> str:
-    """Return the results of a run so far, in words; see `Learner.summary`."""
-    steps = list(metrics.stream(run.metrics, PolicyMetrics))
-    last = last or next(reversed(steps), None)
-    first = next((step.start_validation for step in steps if step.start_validation), None)
-    validated = [(step.validation.pass_at_1, step) for step in steps if step.validation]
-    best = max(validated, key=lambda pair: pair[0], default=None)
-    return (
-        f"{last.tokens_seen if last else 0:,} tokens sampled in"
-        f" {sum(step.step_seconds for step in steps):,.1f} s; pass@1 at the start"
-        f" {_pass_at_1(first)}, now {_pass_at_1(last.validation if last else None)}, best"
-        f" {f'{best[0]:.1%} at step {best[1].global_step:,}' if best else 'none'}"
-    )
+    @staticmethod
+    def summary(run: RunFolder, last: PolicyMetrics | None) -> str:
+        steps = list(metrics.stream(run.metrics, PolicyMetrics))
+        last = last or next(reversed(steps), None)
+        first = next((step.start_validation for step in steps if step.start_validation), None)
+        validated = [(step.validation.pass_at_1, step) for step in steps if step.validation]
+        best = max(validated, key=lambda pair: pair[0], default=None)
+        return (
+            f"{last.tokens_seen if last else 0:,} tokens sampled in"
+            f" {sum(step.step_seconds for step in steps):,.1f} s; pass@1 at the start"
+            f" {_pass_at_1(first)}, now {_pass_at_1(last.validation if last else None)}, best"
+            f" {f'{best[0]:.1%} at step {best[1].global_step:,}' if best else 'none'}"
+        )
 
 
 def _reference_model(

@@ -3,11 +3,11 @@
 import json
 from collections.abc import Callable, Sequence
 
+from rungs.common.signals import Interrupted
 from rungs.parallel.processes import broadcast_from_first
 from rungs.reinforcement.prompts import Prompt
 from rungs.tasks.verifiers.opening import Verifier
 from rungs.tasks.verifiers.verdict import Verdict
-from rungs.training.learner import Interrupted
 
 
 def verify(

@@ -9,6 +9,7 @@ from flax import nnx
 from jax import Array
 from jax.sharding import Mesh
 
+from rungs.common.signals import Interrupted
 from rungs.config.train_config import TrainConfig
 from rungs.data.loader import ValidationData, ValidationSets
 from rungs.model.gpt import GPT
@@ -18,11 +19,6 @@ from rungs.parallel.fsdp import WeightGatherer
 from rungs.parallel.names import CONTEXT
 from rungs.parallel.sharding import Layout, place_batch, process_local_rows
 from rungs.step.forward import compute_of, on_mesh, replicated
-
-
-class ValidationInterrupted(Exception):
-    """Raised when a validation stops early because `should_stop` returned True."""
-
 
 EvaluationStep = Callable[..., tuple[Array, Array]]
 
@@ -110,7 +106,7 @@ def validation_loss(
         should_stop: called before each batch, while the previous one runs.
 
     Raises:
-        ValidationInterrupted: `should_stop` returned True.
+        Interrupted: `should_stop` returned True.
     """
     size = validation.batch_size
     results: list[tuple[np.ndarray, np.ndarray]] = []
@@ -122,7 +118,7 @@ def validation_loss(
 
     for *arrays, rows in validation.batches(process_local_rows(mesh, size)):
         if should_stop():
-            raise ValidationInterrupted
+            raise Interrupted
         batch = place_batch(mesh, *arrays, size=size)
         running = evaluation_step(model, *batch), rows
         if unread:

@@ -7,6 +7,7 @@ from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.checkpointing.manifest import Checkpoint
 from rungs.common.errors import UserError, reason
 from rungs.common.shown_text import quoted
+from rungs.common.signals import Interrupted
 from rungs.config.run_config import TRAIN_FILE
 from rungs.config.train_config import TrainConfig
 from rungs.data.tokenizer import Tokenizer
@@ -14,12 +15,11 @@ from rungs.data.tokenizer_files import load_tokenizer
 from rungs.evaluation import harness
 from rungs.evaluation.checkpoint_scores import Measured
 from rungs.evaluation.harness import Tasks
-from rungs.evaluation.scoring import ScoringInterrupted, read_items
+from rungs.evaluation.scoring import read_items
 from rungs.parallel.processes import is_multi_process
 from rungs.run import evaluations
 from rungs.run.evaluations import Evaluation
 from rungs.run.folder import RunFolder
-from rungs.training.learner import Interrupted
 from rungs.training.trainer import AfterStep
 
 _BATCH_SIZE = 16
@@ -99,8 +99,8 @@ class Benchmarks:
         try:
             measured = Measured(weights, self._tokenizer, _BATCH_SIZE, after.should_stop)
             self._measure(step, measured)
-        except ScoringInterrupted:
-            raise Interrupted from None
+        except Interrupted:
+            raise
         except Exception as error:  # of the harness and its libraries
             log.warning("step %d: not measured on its benchmarks: %s", step, reason(error))
 

@@ -28,10 +28,6 @@ if TYPE_CHECKING:
     from rungs.training.trainer import Trainer
 
 
-class Interrupted(Exception):
-    """Raised when a signal arrives before a step or a validation is done."""
-
-
 class Stops(NamedTuple):
     """Whether to stop."""
 
@@ -119,7 +115,8 @@ class Learner(Protocol[R]):
         ...
 
     def batch(self, step: int) -> Mapping[str, np.ndarray]:
-        """Return the arrays (A, B, S) of the latest step, to record it if it failed."""
+        """Return the arrays (A, B, S) of a failed step by name, to record it; {} if they are no
+        longer known."""
         ...
 
     def headline(self, steps: Sequence[R]) -> dict[str, str]:

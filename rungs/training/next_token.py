@@ -41,7 +41,6 @@ from rungs.run import metrics
 from rungs.run.folder import RunFolder
 from rungs.run.metrics import Spike, StepMetrics
 from rungs.step.eval_step import (
-    ValidationInterrupted,
     ValidationLosses,
     make_evaluation_step,
     validation_losses,
@@ -52,7 +51,7 @@ from rungs.step.train_step import Step, StepResult, make_step
 from rungs.training import run_report
 from rungs.training.benchmarks import Benchmarks
 from rungs.training.intervals import is_validation_step
-from rungs.training.learner import Interrupted, Kind, Record, Replayed, Start, Stops
+from rungs.training.learner import Kind, Record, Replayed, Start, Stops
 from rungs.training.loss_spikes import LossSpikeDetector
 from rungs.training.preparation import errors_in, model_and_optimizer
 from rungs.training.resume import edit_to_extend
@@ -274,11 +273,7 @@ class NextTokenLearner:
         if not sets:
             return metrics
         parts = self.model, self._evaluation_step, sets, self._mesh
-        try:
-            losses = validation_losses(*parts, stops.anywhere)
-        except ValidationInterrupted:
-            raise Interrupted from None
-        losses = _finite(step, losses)
+        losses = _finite(step, validation_losses(*parts, stops.anywhere))
         return dataclasses.replace(
             metrics,
             validation_loss=losses.mean,

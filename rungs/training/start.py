@@ -148,8 +148,9 @@ def make_trainer(
         saver=saver,
         failed_steps=FailedSteps(recorder, learner, saver, steps, limit),
     )
-    if start.saved is not None and steps and learner.lacks_validation(start.saved, steps[-1]):
-        trainer.unvalidated = steps[-1]
+    last = steps[-1] if steps else None
+    if start.saved and last and last.global_step == start.saved.step:  # else its line was lost
+        trainer.unvalidated = last if learner.lacks_validation(start.saved, last) else None
     inputs.add_hooks(start, trainer)
     return trainer
 

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from rungs.checkpointing.checkpoint_folder import utc_now
 from rungs.checkpointing.manifest import CheckpointMeta, installed_versions
 from rungs.checkpointing.saver import Saver
-from rungs.common.signals import StopSignal
+from rungs.common.signals import Interrupted, StopSignal
 from rungs.parallel import numerics
 from rungs.parallel.devices import recorded_sharding
 from rungs.parallel.processes import AnyProcess
@@ -20,7 +20,7 @@ from rungs.run.metrics import MetricsLog, R
 from rungs.step.nonfinite import Flags
 from rungs.training.failed_step import FailedSteps
 from rungs.training.intervals import Due, Intervals
-from rungs.training.learner import NEVER, Interrupted, Learner, Start, Stops, never
+from rungs.training.learner import NEVER, Learner, Start, Stops, never
 from rungs.training.progress import Progress
 
 

@@ -19,7 +19,7 @@ from rungs.common.errors import UserError
 from rungs.config.run_config import load_reinforcement_run
 from rungs.reinforcement import learner as learning
 from rungs.reinforcement import sampling
-from rungs.reinforcement.learner import PolicyLearner, reinforcement, summary
+from rungs.reinforcement.learner import PolicyLearner, reinforcement
 from rungs.reinforcement.policy_update import PolicyUpdater
 from rungs.reinforcement.replay import replay
 from rungs.reinforcement.rollout_files import RolloutFiles, read
@@ -91,7 +91,9 @@ def test_a_run_records_its_steps_texts_and_samples(uninterrupted: RunFolder) -> 
 
 def test_a_start_that_takes_no_step_ends_where_the_run_is(uninterrupted: RunFolder) -> None:
     last = steps_of(uninterrupted)[-1]
-    assert summary(uninterrupted, None).startswith(f"{last.tokens_seen:,} tokens sampled")
+    assert PolicyLearner.summary(uninterrupted, None).startswith(
+        f"{last.tokens_seen:,} tokens sampled"
+    )
 
 
 def test_best_is_the_checkpoint_with_the_highest_pass_at_1(uninterrupted: RunFolder) -> None:

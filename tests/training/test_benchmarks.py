@@ -9,10 +9,11 @@ import pytest
 
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.common.errors import UserError
+from rungs.common.signals import Interrupted
 from rungs.config.run_config import load_run
 from rungs.data.task_dataset import character_tokenizer
 from rungs.evaluation.checkpoint_scores import Measured
-from rungs.evaluation.scoring import Scorer, ScoringInterrupted
+from rungs.evaluation.scoring import Scorer
 from rungs.run import evaluations
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.training.next_token import next_token
@@ -77,7 +78,7 @@ def test_an_interrupted_measurement_is_repeated_by_the_next_start(
     run = make_measured_run(tmp_path / "run")
 
     def interrupted(*_: object) -> None:
-        raise ScoringInterrupted
+        raise Interrupted
 
     with monkeypatch.context() as patch:
         patch.setattr(Scorer, "scores", interrupted)
