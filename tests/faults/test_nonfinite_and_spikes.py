@@ -23,6 +23,7 @@ from rungs.model.kernels.cross_entropy import target_losses
 from rungs.parallel import devices
 from rungs.run import metrics
 from rungs.run.folder import RunFolder, StartOptions
+from rungs.step import next_token as objective
 from rungs.step.state import named_arrays
 from rungs.training import next_token, preparation, replay
 from rungs.training.failed_step import MAX_FAILED_STEPS, open_failed_step
@@ -88,7 +89,8 @@ def change_losses(
         return changed(model(tokens_BS, *how[:2]), targets_BS).sum(), None
 
     monkeypatch.setattr(GPT, "summed_loss", summed)
-    monkeypatch.setattr(replay, "target_losses", changed)
+    for module in (replay, objective):
+        monkeypatch.setattr(module, "target_losses", changed)
 
 
 def weights_of(run: RunFolder) -> dict[int, dict[str, np.ndarray]]:
