@@ -39,7 +39,8 @@ def parse_variant(text: str) -> tuple[Path, Changes]:
     """Return the checkout whose code a variant has, and what it changes.
 
     Args:
-        text: a name, the folder of another checkout, or changes, as `key=value,key=value`.
+        text: a name, or changes, as `key=value,key=value`; before them, or alone, the folder of
+            another checkout.
 
     Raises:
         UsageError: it is none of these.
@@ -47,15 +48,17 @@ def parse_variant(text: str) -> tuple[Path, Changes]:
     if text in VARIANTS:
         own = {} if text == COMMITTED else VARIANTS[BASE] | VARIANTS[text]
         return ROOT, own
-    if (Path(text) / "rungs" / "__init__.py").exists():
-        return Path(text).resolve(), VARIANTS[BASE]
-    pairs = [pair.partition("=") for pair in text.split(",")]
-    if not all(key and equals for key, equals, _ in pairs):
+    folder, _, keys = text.partition(",")
+    checkout = Path(folder).resolve()
+    if not (checkout / "rungs" / "__init__.py").exists():
+        checkout, keys = ROOT, text
+    pairs = [pair.partition("=") for pair in keys.split(",") if keys]
+    if not text or not all(key and equals for key, equals, _ in pairs):
         raise click.UsageError(
             f"--variant {text}: not one of {', '.join(VARIANTS)}, nor the folder of a checkout, nor"
             " key=value"
         )
-    return ROOT, VARIANTS[BASE] | {key.strip(): _value(value) for key, _, value in pairs}
+    return checkout, VARIANTS[BASE] | {key.strip(): _value(value) for key, _, value in pairs}
 
 
 def _value(text: str) -> Any:
