@@ -26,8 +26,8 @@ from benchmarks.report import spread
 from rungs.data import catalog
 from rungs.data.batch_encoder import as_tiktoken
 from rungs.data.bpe import train_bpe
-from rungs.data.documents import sources
 from rungs.data.documents.building import Request
+from rungs.data.documents.files import local_files
 from rungs.data.tokenizer import Tokenizer
 from rungs.data.tokenizer_files import load_tokenizer
 
@@ -105,9 +105,8 @@ def compare(folder: Path, texts: list[str], tokenizer: Tokenizer, size: float, t
 
 
 def build_dataset(file: Path, datasets_dir: Path, tokenizer: Tokenizer) -> None:
-    request = Request(sources.local_files([file], "parquet"), tokenizer, None, 1, None)
-    build = sources.build_from_local_files
-    catalog.build_documents_dataset("speed", request, build, datasets_dir)
+    request = Request(local_files([file], "parquet"), tokenizer, None, 1, None)
+    catalog.build_documents_dataset("speed", request, datasets_dir)
 
 
 def memory(folder: Path, kind: str) -> float:

@@ -20,9 +20,8 @@ from rungs.data.chats import chat_dataset
 from rungs.data.chats.chat_dataset import ChatFormat
 from rungs.data.chats.chat_template import ChatTemplate
 from rungs.data.dataset import Dataset, Source
-from rungs.data.documents import sources
 from rungs.data.documents.building import Request
-from rungs.data.documents.files import Choice, DataFile
+from rungs.data.documents.files import Choice, DataFile, hub_files, local_files
 from rungs.data.documents.reading import Format
 from rungs.data.overlap import Found
 from rungs.data.text_dataset import TextSection
@@ -132,21 +131,18 @@ def _from_text(what: tuple[str, ...], datasets_dir: Path, options: Options) -> D
 
 def _from_documents(what: tuple[str, ...], datasets_dir: Path, options: Options) -> Dataset:
     kind: Format = "parquet" if options.parquet else "json lines"
-    request = _request(sources.local_files(map(Path, what), kind), options)
+    request = _request(local_files(map(Path, what), kind), options)
     assert options.name is not None
-    build = sources.build_from_local_files
-    return catalog.build_documents_dataset(options.name, request, build, datasets_dir)
+    return catalog.build_documents_dataset(options.name, request, datasets_dir)
 
 
 def _from_hub(name: str, datasets_dir: Path, options: Options) -> Dataset:
     repository = hub.dataset_repository(name, options.revision)
     choice = Choice(options.config, options.split, options.files)
-    request = _request(sources.hub_files(name, repository, choice), options)._replace(
+    request = _request(hub_files(name, repository, choice), options)._replace(
         repository=name, revision=repository.revision, license=repository.license
     )
-    return catalog.build_documents_dataset(
-        options.name or name, request, sources.build_from_hub, datasets_dir
-    )
+    return catalog.build_documents_dataset(options.name or name, request, datasets_dir)
 
 
 def _request(files: list[DataFile], options: Options) -> Request:

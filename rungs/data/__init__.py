@@ -24,10 +24,9 @@ Tokenize:
     sentencepiece_model  convert a SentencePiece tokenizer.model
 
 Make batches:
-    loader          the batch of a step, validation batches; checks that config and datasets fit
-    sequences       slice text into sequences, mix datasets
-    pair_sequences  pairs and chats as sequences, padded or packed
-    provenance      what a checkpoint records about its data
+    loader      the batch of a step, validation batches; checks that config and datasets fit
+    sequences   text, pairs and chats as sequences; mixtures of datasets
+    provenance  what a checkpoint records about its data
 
 Imports `common`, `config` and `tasks`.
 """

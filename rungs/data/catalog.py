@@ -91,13 +91,10 @@ def build_dataset(
     return Dataset(name, folder)
 
 
-def build_documents_dataset(
-    name: str, request: "Request", build: Callable[[Path, "Request"], Source], datasets_dir: Path
-) -> Dataset:
-    """Build a dataset from files of documents with `build` of `documents.sources`, or go on with
-    one that is unfinished. Raises UserError if the name is taken by another dataset, or a file
-    cannot be read or downloaded."""
-    from rungs.data.documents.building import remove_leftovers
+def build_documents_dataset(name: str, request: "Request", datasets_dir: Path) -> Dataset:
+    """Build a dataset from files of documents, or go on with one that is unfinished. Raises
+    UserError if the name is taken by another dataset, or a file cannot be read or downloaded."""
+    from rungs.data.documents import building
 
     folder = dataset_folder(name, datasets_dir)
     if name in BUILT_IN:
@@ -113,9 +110,9 @@ def build_documents_dataset(
                 )
             return Dataset(name, folder)
         with atomic_folder.replace_folder(folder, resume=True) as partial:
-            source = build(partial, request)
+            source = building.build(partial, request)
             dataset.write_description(partial, dataset.describe(partial, source))
-            remove_leftovers(partial)
+            building.remove_leftovers(partial)
     return Dataset(name, folder)
 
 

@@ -22,8 +22,7 @@ from rungs.common.paths import is_file, is_there
 from rungs.common.run_log import byte_progress
 from rungs.common.strict_json import StrictModel
 from rungs.data import token_file
-from rungs.data.pair_sequences import AnsweredDocuments
-from rungs.data.token_file import FileArray, Tensor, Texts, TokenLayout
+from rungs.data.token_file import AnsweredDocuments, FileArray, Tensor, Texts, TokenLayout
 from rungs.data.tokenizer import TOKENIZER_FILE
 
 Split = Literal["train", "validation"]

@@ -18,7 +18,8 @@ from rungs.config.run_config import MODEL_FILE, TRAIN_FILE, RunConfig
 from rungs.config.train_config import TrainConfig
 from rungs.data import sequences
 from rungs.data.dataset import TRAIN, VALIDATION, Dataset, Split
-from rungs.data.pair_sequences import IGNORED, AnsweredDocuments
+from rungs.data.sequences import IGNORED
+from rungs.data.token_file import AnsweredDocuments
 from rungs.data.tokenizer import Tokenizer
 
 Rows = slice | np.ndarray
@@ -34,7 +35,7 @@ class Batch(NamedTuple):
 
     inputs_ABS: np.ndarray
     targets_ABS: np.ndarray
-    """`pair_sequences.IGNORED` for a target that does not count."""
+    """`sequences.IGNORED` for a target that does not count."""
     starts_ABS: np.ndarray | None = None
     """Where each token's document starts, if documents are separate."""
 

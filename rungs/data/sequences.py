@@ -1,12 +1,7 @@
-"""Slice a dataset into sequences: text into windows of tokens, pairs and chats by document.
+"""Slice a dataset into sequences: text into windows of tokens, pairs and chats by document; and
+mix datasets by weight.
 
-Text: sequence i covers the tokens [start + i·S, start + (i + 1)·S + target_offset). Its first S
-tokens are the inputs, its last S the targets. If the dataset's texts begin with special tokens, so
-do the inputs, in place of what is there: the model expects them, and the targets stay the same.
-Pairs and chats: see `pair_sequences.py`.
-Mixtures: sequences of several datasets, interleaved by weight.
-
-Axes: B sequences, S tokens of a sequence.
+Axes: B sequences, S tokens of a sequence, C documents.
 """
 
 import functools
@@ -20,9 +15,11 @@ from rungs.common.errors import UserError
 from rungs.config.run_config import TRAIN_FILE, RunConfig
 from rungs.config.train_config import TrainConfig
 from rungs.data.dataset import TRAIN, Dataset, Split
-from rungs.data.pair_sequences import IGNORED, AnsweredDocuments, PackedDocuments, PaddedDocuments
-from rungs.data.token_file import FileArray, Texts
+from rungs.data.token_file import AnsweredDocuments, FileArray, Texts
 from rungs.data.tokenizer_files import load_tokenizer
+
+IGNORED = -1
+"""A target that does not count in the loss."""
 
 
 class Sequences(Protocol):
@@ -39,7 +36,11 @@ class Sequences(Protocol):
 
 
 class TextWindows:
-    """Consecutive windows of a text's tokens. They do not overlap.
+    """Consecutive windows of a text's tokens, which do not overlap.
+
+    Window i covers the tokens [start + i·S, start + (i + 1)·S + target_offset): its first S tokens
+    are the inputs, its last S the targets. If the dataset's texts begin with special tokens, so do
+    the inputs, in place of what is there: the model expects them, and the targets stay the same.
 
     Args:
         separator: the token that each document but the first starts with, if documents are
@@ -91,30 +92,89 @@ def _with_begin(
     return inputs_S, targets_S
 
 
+class PaddedDocuments:
+    """Sequences of one document each."""
+
+    def __init__(self, documents: AnsweredDocuments, length: int) -> None:
+        self._documents, self._length = documents, length
+
+    def __len__(self) -> int:
+        return len(self._documents)
+
+    @property
+    def padding(self) -> float:
+        """Share of tokens that are padding."""
+        return 1 - self._documents.input_tokens / (len(self) * self._length)
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, ...]:
+        return _sequence(self._documents, index, index + 1, self._length)[:2]
+
+
+class PackedDocuments(PaddedDocuments):
+    """Sequences of as many documents as fit, in the order of the file. Those that don't fit into a
+    sequence cannot be read."""
+
+    def __init__(self, documents: AnsweredDocuments, length: int) -> None:
+        super().__init__(documents, length)
+        self._firsts = _pack(np.concatenate(list(documents.lengths())) - 1, length)
+
+    def __len__(self) -> int:
+        return len(self._firsts) - 1
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, ...]:
+        first, end = self._firsts[index : index + 2].tolist()
+        return _sequence(self._documents, first, end, self._length)
+
+
+def _pack(sizes_C: np.ndarray, length: int) -> np.ndarray:
+    """Return the index of the first document of each sequence, and the number of documents."""
+    totals_C, firsts = np.cumsum(sizes_C), [0]
+    while (first := firsts[-1]) < len(sizes_C):
+        before = totals_C[first - 1] if first else 0
+        end = int(np.searchsorted(totals_C, before + length, side="right"))
+        firsts.append(max(end, first + 1))
+    return np.array(firsts)
+
+
+def _sequence(
+    documents: AnsweredDocuments, first: int, end: int, length: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return inputs_S, targets_S and starts_S of documents; padding is a document of its own."""
+    tokens, is_answer, lengths_C = documents.read(first, end)
+    ends_C = np.cumsum(lengths_C)
+    is_input, is_target = np.ones((2, len(tokens)), bool)
+    is_input[ends_C - 1] = False
+    is_target[ends_C - lengths_C] = False
+    used = len(tokens) - len(lengths_C)
+    inputs_S = np.full(length, tokens[-1], np.int32)  # pads with end of text
+    inputs_S[:used] = tokens[is_input]
+    targets_S = np.full(length, IGNORED, np.int32)
+    targets_S[:used] = np.where(is_answer, tokens, IGNORED)[is_target]
+    starts_S = np.full(length, used, np.int32)
+    starts_S[:used] = np.repeat(np.cumsum(lengths_C - 1) - (lengths_C - 1), lengths_C - 1)
+    return inputs_S, targets_S, starts_S
+
+
 def sequences_by_dataset(
     config: RunConfig, datasets: dict[str, Dataset], split: Split
 ) -> dict[str, Sequences]:
     """Return the sequences of each dataset that has the split. Raises UserError if documents are to
     be separate, but nothing separates those of a text."""
     return {
-        name: _pair_sequences(config, datasets[name], split)
-        if datasets[name].description.splits[split].pairs
-        else _text_windows(config, datasets[name], split)
+        name: _of_split(config, datasets[name], split)
         for name in config.train.datasets
         if split in datasets[name].splits
     }
 
 
-def _pair_sequences(config: RunConfig, dataset: Dataset, split: Split) -> Sequences:
-    documents = AnsweredDocuments(dataset.token_path(split))
-    kind = PackedDocuments if config.train.documents == "separate" else PaddedDocuments
-    return kind(documents, config.sequence_length)
-
-
-def _text_windows(config: RunConfig, dataset: Dataset, split: Split) -> TextWindows:
+def _of_split(config: RunConfig, dataset: Dataset, split: Split) -> Sequences:
     train, length = config.train, config.sequence_length
+    is_separate = train.documents == "separate"
+    if dataset.description.splits[split].pairs:
+        documents = AnsweredDocuments(dataset.token_path(split))
+        return (PackedDocuments if is_separate else PaddedDocuments)(documents, length)
     start = getattr(train, start_key(split))
-    separator = _separator(train, dataset) if train.documents == "separate" else None
+    separator = _separator(train, dataset) if is_separate else None
     tokens, texts = dataset.tokens(split), dataset.texts(split)
     return TextWindows(tokens, start, length, train.target_offset, separator, texts)
 

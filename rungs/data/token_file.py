@@ -17,7 +17,7 @@ import shutil
 import tempfile
 import threading
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -45,6 +45,7 @@ DTYPES = {
 _HEADER_BYTES = 128
 """Space reserved for the header's length and one tensor; the header is written last."""
 _BOUNDS_CODE = "I64"
+_BLOCK_DOCUMENTS = 1 << 14
 _TEXTS = "texts"
 
 
@@ -236,6 +237,61 @@ def open_chat_ends(path: Path) -> FileArray | None:
     for a file of text or pairs. Errors are those of `open_tokens`."""
     ends = read_layout(path).chat_ends
     return FileArray(path, ends) if ends else None
+
+
+class AnsweredDocuments:
+    """The documents of a token file: pairs (one answer each) or chats (one per assistant turn).
+    The inputs of a document are all its tokens but the last, its targets all but the first."""
+
+    def __init__(self, path: Path) -> None:
+        bounds_P2 = open_pair_bounds(path)
+        assert bounds_P2 is not None
+        self._tokens, self._bounds_P2 = open_tokens(path), bounds_P2
+        self._chat_ends_C = open_chat_ends(path)
+
+    def __len__(self) -> int:
+        return len(self._bounds_P2 if self._chat_ends_C is None else self._chat_ends_C)
+
+    @property
+    def input_tokens(self) -> int:
+        """Number of input tokens of all documents."""
+        return len(self._tokens) - len(self)
+
+    def lengths(self) -> Iterator[np.ndarray]:
+        """Yield lengths_C: the number of tokens of each document, int64, in blocks."""
+        for first in range(0, len(self), _BLOCK_DOCUMENTS):
+            _, _, lengths_C = self._answers(first, min(first + _BLOCK_DOCUMENTS, len(self)))
+            yield lengths_C
+
+    def count_longer_than(self, length: int) -> int:
+        """Return how many documents have more than `length` input tokens."""
+        return sum(int((lengths_C > length + 1).sum()) for lengths_C in self.lengths())
+
+    def read(self, first: int, end: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the documents from `first` to before `end`: their tokens, int32, whether each
+        token is part of an answer, and lengths_C."""
+        start, bounds_P2, lengths_C = self._answers(first, end)
+        tokens = self._tokens[start : start + int(lengths_C.sum())].astype(np.int32)
+        changes = np.zeros(len(tokens) + 1, np.int8)
+        changes[bounds_P2[:, 0]] = 1
+        np.subtract.at(changes, bounds_P2[:, 1], 1)
+        return tokens, np.cumsum(changes[:-1]) > 0, lengths_C
+
+    def _answers(self, first: int, end: int) -> tuple[int, np.ndarray, np.ndarray]:
+        """Return where some documents start in `tokens`, bounds_P2 of their answers, counted from
+        there, and lengths_C."""
+        rows = self._rows(first, end)
+        first_row, end_row = int(rows[0]), int(rows[-1])
+        start = int(self._bounds_P2[first_row - 1 : first_row][0, 1]) if first_row else 0
+        bounds_P2 = self._bounds_P2[first_row:end_row] - start
+        return start, bounds_P2, np.diff(bounds_P2[rows[1:] - first_row - 1, 1], prepend=0)
+
+    def _rows(self, first: int, end: int) -> np.ndarray:
+        """Return the index of each document's first row of bounds, and the one after the last."""
+        if self._chat_ends_C is None:
+            return np.arange(first, end + 1)
+        ends_C = self._chat_ends_C[max(first - 1, 0) : end]
+        return ends_C if first else np.concatenate([[0], ends_C])
 
 
 class TokenWriter:

@@ -19,7 +19,7 @@ import numpy as np
 from rungs.common.errors import RunFailure, UserError
 from rungs.common.signals import Interrupted
 from rungs.common.strict_json import format_value, read_text
-from rungs.data.pair_sequences import IGNORED
+from rungs.data.sequences import IGNORED
 from rungs.data.tokenizer import Tokenizer
 from rungs.model.gpt import GPT
 from rungs.parallel.sharding import Layout, place_batch

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rungs.common.errors import UserError
-from rungs.data import pair_sequences
+from rungs.data import token_file
 from rungs.data.dataset import Dataset
 from rungs.data.loader import TrainingData, ValidationData, problems
 from tests.support.token_datasets import (
@@ -42,7 +42,7 @@ SINGLE = {"dataset": "p", "microbatch_size": 1, "gradient_accumulation_steps": 1
 def test_too_long_pairs_are_counted_and_the_advised_length_is_the_minimum(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
 ) -> None:
-    monkeypatch.setattr(pair_sequences, "_BLOCK_DOCUMENTS", 3)
+    monkeypatch.setattr(token_file, "_BLOCK_DOCUMENTS", 3)
     datasets = pairs_with_prompts_of(tmp_path, *[3] * 1990, 20, 7, 8, *[5] * 7, 19, 6)
     lengths = {"context_length": 100, key: 8}
     (line,) = reported(datasets, **SINGLE, **lengths)

@@ -18,7 +18,7 @@ from tokenizers import models, pre_tokenizers, processors
 import download_dataset
 from rungs.common.errors import UserError
 from rungs.data import dataset as dataset_module
-from rungs.data import pair_dataset, pair_sequences, text_dataset
+from rungs.data import pair_dataset, text_dataset, token_file
 from rungs.data.bpe import train_bpe
 from rungs.data.catalog import build_dataset
 from rungs.data.dataset import Dataset, Split
@@ -271,7 +271,7 @@ def test_memory_does_not_grow_with_the_pairs(
     monkeypatch.setattr(pair_dataset, "_PAIRS_PER_BATCH", 64)
     monkeypatch.setattr(dataset_module, "_BLOCK_TOKENS", 4096)
     monkeypatch.setattr(dataset_module, "_BLOCK_PAIRS", 512)
-    monkeypatch.setattr(pair_sequences, "_BLOCK_DOCUMENTS", 512)
+    monkeypatch.setattr(token_file, "_BLOCK_DOCUMENTS", 512)
     peaks = []
     for count in (100, 1000, 10_000):
         path = write(tmp_path, "a", *[line("prompt " * 20, f"{i}") for i in range(count)])

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rungs.data.dataset import Dataset
-from rungs.data.pair_sequences import IGNORED, AnsweredDocuments, PackedDocuments, PaddedDocuments
-from rungs.data.token_file import ChatWriter, PairWriter
+from rungs.data.sequences import IGNORED, PackedDocuments, PaddedDocuments
+from rungs.data.token_file import AnsweredDocuments, ChatWriter, PairWriter
 
 Turn = tuple[list[int], list[int]]
 LENGTH = 12

@@ -14,8 +14,8 @@ from tokenizers import models, pre_tokenizers, processors
 from rungs.common.errors import UserError
 from rungs.data import catalog, pair_dataset, text_dataset
 from rungs.data.dataset import Dataset
-from rungs.data.documents import sources
 from rungs.data.documents.building import Request
+from rungs.data.documents.files import local_files
 from rungs.data.provenance import notes_on_beginnings
 from rungs.data.sequences import TextWindows
 from rungs.data.token_file import Texts
@@ -124,9 +124,8 @@ def build(kind: str, tmp_path: Path, tokenizer: Tokenizer) -> Dataset:
     }
     file.write_text(rows[kind])
     if kind == "jsonl":
-        asked = Request(sources.local_files([file], "json lines"), tokenizer, None, 0, None)
-        build_documents = sources.build_from_local_files
-        return catalog.build_documents_dataset(kind, asked, build_documents, place)
+        asked = Request(local_files([file], "json lines"), tokenizer, None, 0, None)
+        return catalog.build_documents_dataset(kind, asked, place)
     module = pair_dataset if kind == "pairs" else text_dataset
     build = partial(module.build, tokenizer=tokenizer, validation_percent=0)
     return catalog.build_dataset(kind, [file], place, build)
@@ -180,7 +179,7 @@ def test_documents_are_asked_for_with_what_begins_and_ends_them(tmp_path: Path) 
     for published in (PUBLISHED, PUBLISHED | {"template": "$A"}, {}):
         tokenizer = load_tokenizer(write(tmp_path / "model", **published))
         (tmp_path / "model" / "tokenizer_config.json").unlink(missing_ok=True)
-        asked = Request(sources.local_files(files, "json lines"), tokenizer, None, 0, None)
+        asked = Request(local_files(files, "json lines"), tokenizer, None, 0, None)
         checksums.add(asked.checksum)
     assert len(checksums) == 3
 

@@ -14,8 +14,7 @@ from rungs.common.errors import UserError
 from rungs.data.bpe import byte_level_tokenizer
 from rungs.data.dataset import Dataset
 from rungs.data.loader import TrainingData, ValidationData
-from rungs.data.pair_sequences import IGNORED
-from rungs.data.sequences import TextWindows
+from rungs.data.sequences import IGNORED, TextWindows
 from tests.support.token_datasets import (
     END,
     STEP_TOKENS,

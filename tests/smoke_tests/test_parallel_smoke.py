@@ -16,7 +16,7 @@ from rungs.common import run_log
 from rungs.common.errors import UserError
 from rungs.config.run_config import RunConfig
 from rungs.data.loader import Batch, TrainingData
-from rungs.data.pair_sequences import IGNORED
+from rungs.data.sequences import IGNORED
 from rungs.optim import optimizers
 from rungs.parallel import collectives
 from rungs.parallel.names import DATA

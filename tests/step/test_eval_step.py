@@ -7,7 +7,7 @@ import pytest
 
 from rungs.data.dataset import Dataset
 from rungs.data.loader import ValidationData
-from rungs.data.pair_sequences import IGNORED
+from rungs.data.sequences import IGNORED
 from rungs.model.gpt import GPT
 from rungs.parallel.mesh import one_device
 from rungs.step.eval_step import make_evaluation_step, validation_loss

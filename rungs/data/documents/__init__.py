@@ -1,7 +1,6 @@
 """Datasets from files of documents: Parquet, JSON lines or plain text, from the hub or local.
 
-sources   the files of a repository on the hub, or the user's own
-files     which of them are for which split; fetch them ahead of the reader
+files     the user's own files or a repository's, their splits; fetch them ahead of the reader
 reading   the rows of a file
 building  tokenize the files as a stream; killed and started again, it goes on
 """

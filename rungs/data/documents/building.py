@@ -1,8 +1,6 @@
-"""Build a dataset from files of documents, as a stream that can be killed and continued.
-
-Progress is saved now and then, after what it counts is on disk. The next start cuts the token files
-there and goes on with the row after, so that the same bytes result however often it was killed.
-"""
+"""Build a dataset from files of documents, as a stream that can be killed and continued. Progress
+is saved now and then, after what it counts is on disk. The next start cuts the token files there
+and goes on with the row after, so that the same bytes result however often it was killed."""
 
 import hashlib
 import itertools
@@ -17,24 +15,15 @@ from typing import ClassVar, NamedTuple, TypeVar
 
 from pydantic import Field
 
-from rungs.common import disk, strict_json
+from rungs.common import disk, hub, strict_json
 from rungs.common.errors import UserError
 from rungs.common.run_log import byte_progress
 from rungs.common.strict_json import StrictModel
 from rungs.data.batch_encoder import BatchEncoder
 from rungs.data.bpe import train_bpe
-from rungs.data.dataset import (
-    SPLITS,
-    TRAIN,
-    VALIDATION,
-    DocumentFile,
-    Documents,
-    Source,
-    Split,
-    split_file,
-)
+from rungs.data.dataset import SPLITS, TRAIN, DocumentFile, Documents, Source, Split, split_file
 from rungs.data.documents import reading
-from rungs.data.documents.files import DataFile, Fetch, FetchedFile, fetch_ahead
+from rungs.data.documents.files import FILES_AHEAD, DataFile, FetchedFile, fetch_ahead
 from rungs.data.text_dataset import NO_TEXT, log_texts, token_dtype
 from rungs.data.token_file import TokenWriter
 from rungs.data.tokenizer import Tokenizer
@@ -47,6 +36,10 @@ DOWNLOADS = ".downloads"
 _BATCH_BYTES, _BATCH_ROWS = 8 << 20, 1 << 14
 _SAVED_BATCHES = 8
 """Number of batches between two saves of progress."""
+_TEXT_PER_BYTE = {"parquet": 2.5, "json lines": 1.0, "plain text": 1.0}
+_COMPRESSION = 3.5
+"""Bytes of text in a byte of a file, and in one of a compressed one; as FineWeb has them."""
+_BYTES_PER_TOKEN = 4
 _TRAINING_CHARACTERS = 32 << 20
 """Text that a tokenizer is trained on, from the start of the first file."""
 
@@ -117,14 +110,24 @@ class Progress(StrictModel):
         disk.replace_file(folder / self.FILE, self.model_dump_json())
 
 
-def build(folder: Path, request: Request, fetch: Fetch, keep: bool = True) -> Source:
-    """Write the token files and the tokenizer into a folder, which may have a part of them. If not
-    `keep`, each file is deleted after it was read. Raises UserError if a file cannot be read or
-    downloaded, or a split has no text."""
+def build(folder: Path, request: Request) -> Source:
+    """Write the token files and the tokenizer into a folder, which may have a part of them. The
+    files of a repository are downloaded, a few ahead, and each is deleted after it was read. Raises
+    UserError if a file cannot be read or downloaded, or a split has no text."""
+    is_local = request.repository is None
+    if not is_local:
+        _check_space(folder, request)
+
+    def fetch(file: DataFile) -> Path:
+        if request.repository is None or request.revision is None:
+            return Path(file.name)
+        place = request.repository, request.revision, file.name
+        return hub.dataset_file(*place, folder / DOWNLOADS)
+
     progress = Progress.of(folder, request.checksum)
     if progress.text_bytes:
         logger.info("going on after %s bytes of text", f"{progress.text_bytes:,}")
-    files = fetch_ahead(request.files[len(progress.finished) :], fetch, keep)
+    files = fetch_ahead(request.files[len(progress.finished) :], fetch, keep=is_local)
     first = next(files, None)
     tokenizer = _tokenizer(folder, request, progress, first)
     with ExitStack() as stack:
@@ -134,6 +137,29 @@ def build(folder: Path, request: Request, fetch: Fetch, keep: bool = True) -> So
                 files.close()
                 break
     return builder.finish()
+
+
+def _check_space(folder: Path, request: Request) -> None:
+    """Raise UserError if the token files and the downloads ahead will hardly fit on the disk."""
+    texts = sum(map(_text_bytes, request.files))
+    if request.max_bytes is not None:
+        texts = min(texts, request.max_bytes)
+    size = 2 if isinstance(request.tokenizer, int) or request.tokenizer.vocab_size <= 1 << 16 else 4
+    waiting = sum(sorted(file.bytes for file in request.files)[-1 - FILES_AHEAD :])
+    needed, free = texts / _BYTES_PER_TOKEN * size + waiting, disk.free_bytes(folder)
+    if needed > free:
+        raise UserError(
+            f"{request.repository}: about {needed / 1e9:,.1f} GB needed, {free / 1e9:,.1f} GB free"
+            f" at {folder.parent}; free some, or take a part with --max-bytes or --files"
+        )
+
+
+def _text_bytes(file: DataFile) -> float:
+    """Return about how much text a file has."""
+    kind = reading.format_of(file.name)
+    assert kind is not None
+    is_compressed = kind != "parquet" and file.name.endswith((".gz", ".zst"))
+    return file.bytes * (_COMPRESSION if is_compressed else _TEXT_PER_BYTE[kind])
 
 
 def _tokenizer(
@@ -206,9 +232,11 @@ class _Builder:
             self._add(batch, file.split)
             if number % _SAVED_BATCHES == 0:
                 self._save()
-        documents = self._progress.documents
         done = DocumentFile(
-            name=file.name, bytes=file.bytes, sha256=fetched.sha256, documents=documents
+            name=file.name,
+            bytes=file.bytes,
+            sha256=fetched.sha256,
+            documents=self._progress.documents,
         )
         self._update(finished=[*self._progress.finished, done], rows=0, documents=0)
         self._save()
@@ -219,9 +247,8 @@ class _Builder:
         end = [] if end_of_text is None else [end_of_text]
         for text, ids in zip(batch.texts, self._encoder.encode(batch.texts), strict=True):
             writer = self._writers[split or self._split_of(text)]
-            writer.append(begin)
-            writer.append(ids)
-            writer.append(end)
+            for part in (begin, ids, end):
+                writer.append(part)
         progress = self._progress
         self._update(
             rows=progress.rows + batch.rows,
@@ -234,7 +261,7 @@ class _Builder:
     def _split_of(self, text: str) -> Split:
         """Return the split of a document: it depends on its text only."""
         number = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8])
-        return VALIDATION if number < self._request.validation_percent / 100 * 2**64 else TRAIN
+        return "validation" if number < self._request.validation_percent / 100 * 2**64 else "train"
 
     def _update(self, **changes: object) -> None:
         self._progress = self._progress.model_copy(update=changes)

@@ -1,19 +1,22 @@
-"""The files that a dataset is made of: which ones, which of them are for validation, and how they
-get to this machine, a few of them ahead of the one that is being read."""
+"""The files that a dataset is made of: the user's own or a repository's, which of them are for
+validation, and how they get to this machine, a few ahead of the one that is being read."""
 
 import fnmatch
 import hashlib
+import itertools
 import re
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Generator, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rungs.common import hub
 from rungs.common.errors import UserError
+from rungs.common.paths import require_regular
 from rungs.common.strict_json import format_value
 from rungs.data.dataset import TRAIN, VALIDATION, Split
-from rungs.data.documents.reading import FORMATS, format_of
+from rungs.data.documents.reading import FORMATS, Format, format_of
 
 _SPLIT_WORDS: dict[str, tuple[str, ...]] = {
     "train": ("train", "training"),
@@ -22,8 +25,6 @@ _SPLIT_WORDS: dict[str, tuple[str, ...]] = {
 }
 """What the hub's own viewer reads split names from:
 https://huggingface.co/docs/hub/datasets-file-names-and-splits"""
-
-
 FILES_AHEAD = 3
 """Files on the way or waiting, besides the one that is being read."""
 
@@ -38,10 +39,6 @@ class DataFile(NamedTuple):
     """As the hub says; None if it does not."""
     split: Split | None
     """None if its documents are divided between the splits."""
-
-
-Fetch = Callable[[DataFile], Path]
-"""Returns the path of a file on this machine, after a download if it isn't there."""
 
 
 class FetchedFile(NamedTuple):
@@ -61,6 +58,29 @@ class Choice(NamedTuple):
     """Train on this one only."""
     patterns: tuple[str, ...] = ()
     """Patterns of file names."""
+
+
+def local_files(paths: Iterable[Path], kind: Format) -> list[DataFile]:
+    """Return the user's files; raises UserError if one is missing or of another format."""
+    found = []
+    for path in dict.fromkeys(paths):
+        try:
+            require_regular(path)
+            found.append(DataFile(str(path), path.stat().st_size, None, None))
+        except OSError as error:
+            raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+        if format_of(path.name) != kind:
+            raise UserError(f"{path}: its name does not end like the name of a file of {kind}")
+    return found
+
+
+def hub_files(name: str, repository: hub.HubRepository, choice: Choice) -> list[DataFile]:
+    """Return the chosen files of a repository; raises UserError if it has none."""
+    files = {file: (found.bytes, found.sha256) for file, found in repository.files.items()}
+    try:
+        return choose(files, repository.configs, choice)
+    except UserError as error:
+        raise UserError(f"{name}: {error}") from None
 
 
 def choose(
@@ -168,33 +188,32 @@ def split_of(name: str) -> str:
 
 
 def fetch_ahead(
-    files: Sequence[DataFile], fetch: Fetch, keep: bool = True
+    files: Sequence[DataFile], fetch: Callable[[DataFile], Path], keep: bool = True
 ) -> Generator[FetchedFile, None, None]:
-    """Yield files in order, while the next ones are being fetched. If not `keep`, a file is deleted
-    after it was read. Raises UserError if a file cannot be fetched, or has another checksum than on
-    the hub."""
+    """Yield files in order, while the next ones are being fetched. Raises UserError if a file
+    cannot be fetched, or has another checksum than on the hub.
+
+    Args:
+        fetch: returns the path of a file on this machine, after a download if it isn't there.
+        keep: if False, each file is deleted after it was read.
+    """
     with ThreadPoolExecutor(FILES_AHEAD) as pool:
-        coming: deque[Future[FetchedFile]] = deque()
-        remaining = iter(files)
+        fetched = (pool.submit(_fetch, file, fetch) for file in files)
+        coming = deque(itertools.islice(fetched, FILES_AHEAD))
         try:
-            for file in remaining:
-                coming.append(pool.submit(_fetch, file, fetch))
-                if len(coming) > FILES_AHEAD:
-                    yield from _next(coming, keep)
-            while coming:
-                yield from _next(coming, keep)
+            while True:
+                coming.extend(itertools.islice(fetched, 1))
+                if not coming:
+                    return
+                found = coming.popleft().result()
+                yield found
+                if not keep:
+                    found.path.unlink(missing_ok=True)
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _next(coming: deque[Future[FetchedFile]], keep: bool) -> Iterator[FetchedFile]:
-    found = coming.popleft().result()
-    yield found
-    if not keep:
-        found.path.unlink(missing_ok=True)
-
-
-def _fetch(file: DataFile, fetch: Fetch) -> FetchedFile:
+def _fetch(file: DataFile, fetch: Callable[[DataFile], Path]) -> FetchedFile:
     path = fetch(file)
     try:
         with path.open("rb") as content:

@@ -22,8 +22,8 @@ from rungs.config.run_config import RunConfig
 from rungs.config.train_config import TrainConfig
 from rungs.data.catalog import open_dataset
 from rungs.data.loader import TrainingData
-from rungs.data.pair_sequences import IGNORED
 from rungs.data.provenance import check_same_tokenizer
+from rungs.data.sequences import IGNORED
 from rungs.model.gpt import GPT
 from rungs.optim.multi_steps import MultiSteps
 from rungs.parallel.devices import memory_bytes

@@ -16,7 +16,7 @@ import numpy as np
 
 from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import RunConfig
-from rungs.data.pair_sequences import IGNORED
+from rungs.data.sequences import IGNORED
 from rungs.model.blocks import Compute
 from rungs.model.generation import Generator
 from rungs.model.kernels.cross_entropy import target_losses

@@ -14,7 +14,7 @@ from jax import Array
 
 from rungs.config.model_config import ModelConfig
 from rungs.config.train_config import TrainConfig
-from rungs.data.pair_sequences import IGNORED
+from rungs.data.sequences import IGNORED
 from rungs.model.feed_forward import Routing
 from rungs.model.gpt import GPT
 from rungs.model.lora import DOWN, UP

@@ -22,7 +22,7 @@ from rungs.config.run_config import RunConfig
 from rungs.config.sharding_config import Mode, ShardingConfig, mode_problem
 from rungs.data.catalog import open_dataset
 from rungs.data.loader import Batch, TrainingData
-from rungs.data.pair_sequences import IGNORED
+from rungs.data.sequences import IGNORED
 from rungs.model.gpt import GPT
 from rungs.optim.multi_steps import MultiSteps, Update
 from rungs.parallel.devices import memory_bytes

@@ -13,8 +13,8 @@ from rungs.config.train_config import TrainConfig
 from rungs.data.chats.chat_template import ChatTemplate, read_template_files
 from rungs.data.chats.messages import parse_chat
 from rungs.data.dataset import Dataset
-from rungs.data.pair_sequences import AnsweredDocuments
 from rungs.data.provenance import Provenance
+from rungs.data.token_file import AnsweredDocuments
 from rungs.data.tokenizer_files import load_tokenizer
 from tests.data.chats.test_chat_template import CHATML, tokenizer_of
 

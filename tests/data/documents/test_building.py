@@ -12,9 +12,9 @@ from rungs.common.errors import UserError
 from rungs.data import catalog
 from rungs.data.bpe import train_bpe
 from rungs.data.dataset import Dataset
-from rungs.data.documents import building, reading, sources
+from rungs.data.documents import building, reading
 from rungs.data.documents.building import Request
-from rungs.data.documents.files import DataFile, fetch_ahead
+from rungs.data.documents.files import DataFile, fetch_ahead, local_files
 from rungs.data.tokenizer import Tokenizer
 from tests.support.document_files import json_lines, texts
 
@@ -43,17 +43,12 @@ def files(tmp_path: Path) -> list[Path]:
 
 
 def request(files: list[Path], **changes: Any) -> Request:
-    local_files = sources.local_files(files, "json lines")
-    return Request(local_files, TOKENIZER, None, 20, None)._replace(**changes)
+    chosen = local_files(files, "json lines")
+    return Request(chosen, TOKENIZER, None, 20, None)._replace(**changes)
 
 
-def build(
-    name: str,
-    request: Request,
-    tmp_path: Path,
-    build: Callable[..., Any] = sources.build_from_local_files,
-) -> Dataset:
-    return catalog.build_documents_dataset(name, request, build, tmp_path / "datasets")
+def build(name: str, request: Request, tmp_path: Path) -> Dataset:
+    return catalog.build_documents_dataset(name, request, tmp_path / "datasets")
 
 
 def documents_of(dataset: Dataset, split: Any, tokenizer: Tokenizer = TOKENIZER) -> list[str]:
@@ -161,9 +156,13 @@ def test_another_request_starts_over(
     assert len(documents_of(dataset, "train")) + len(documents_of(dataset, "validation")) == 41
 
 
-def test_a_finished_dataset_is_opened_or_refused(files: list[Path], tmp_path: Path) -> None:
+def test_a_finished_dataset_is_opened_or_refused(
+    files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     build("d", request(files), tmp_path)
-    assert build("d", request(files), tmp_path, build=pytest.fail).name == "d"
+    with monkeypatch.context() as patch:
+        patch.setattr(building, "build", pytest.fail)
+        assert build("d", request(files), tmp_path).name == "d"
     with pytest.raises(UserError, match="already exists, built in another way; choose another"):
         build("d", request(files, max_bytes=100), tmp_path)
 

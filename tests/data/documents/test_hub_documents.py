@@ -14,8 +14,7 @@ from rungs.common import disk
 from rungs.common.errors import UserError
 from rungs.common.hub import dataset_repository, download_model
 from rungs.data.dataset import Dataset
-from rungs.data.documents import sources
-from rungs.data.documents.files import Choice
+from rungs.data.documents.files import Choice, hub_files
 from tests.data.test_hub_dataset import go_offline
 from tests.support.commands import Finished, run_script
 from tests.support.committed_runs import ROOT
@@ -197,9 +196,9 @@ def test_a_listing_of_another_form_is_one_line(
 def test_a_card_of_another_form_is_one_line(configs: Any, hub: HubStandIn) -> None:
     hub.card = {"license": 3, "configs": configs}
     with pytest.raises(UserError, match=f"^{DATASET}: the configurations in its card have an unkn"):
-        sources.hub_files(DATASET, dataset_repository(DATASET), Choice())
+        hub_files(DATASET, dataset_repository(DATASET), Choice())
     choice = Choice(patterns=("more*",))
-    sources.hub_files(DATASET, dataset_repository(DATASET), choice)
+    hub_files(DATASET, dataset_repository(DATASET), choice)
 
 
 def test_too_little_disk_is_said_before_the_download(
