@@ -1,9 +1,6 @@
 """Encode many texts fast: byte-level BPE tokenizers through tiktoken, all others as they are.
-
 tiktoken merges by rank, so it can stand in for a tokenizer whose token ids are in the order of its
-merges, as GPT-2's and those trained here. `as_tiktoken` takes only tokenizers of which that
-follows from their definition.
-"""
+merges, as GPT-2's and those trained here."""
 
 import itertools
 import json
@@ -42,7 +39,7 @@ class BatchEncoder:
         """Return the token ids of each text, uint32. Raises UserError if the tokenizer has no
         tokens for a text."""
         if self._fast is None:
-            return list(map(_array, self._tokenizer.encode_batch(texts)))
+            return [np.array(ids, np.uint32) for ids in self._tokenizer.encode_batch(texts)]
         return list(self._pool.map(self._fast_ids, texts))
 
     def _fast_ids(self, text: str) -> np.ndarray:
@@ -50,11 +47,7 @@ class BatchEncoder:
         try:
             return self._fast.encode_to_numpy(text, allowed_special="all")
         except ValueError:  # its regular expressions give up on a million spaces
-            return _array(self._tokenizer.encode(text))
-
-
-def _array(ids: list[int]) -> np.ndarray:
-    return np.array(ids, np.uint32)
+            return np.array(self._tokenizer.encode(text), np.uint32)
 
 
 def as_tiktoken(tokenizer: Tokenizer) -> tiktoken.Encoding | None:
@@ -124,7 +117,7 @@ def _ranks(model: dict[str, Any], special: dict[str, int]) -> dict[bytes, int] |
     vocabulary = {token: rank for token, rank in model["vocab"].items() if token not in special}
     singles = {token: -1 for token in vocabulary if len(token) == 1}
     ranks = vocabulary | singles
-    pairs = [_pair(merge) for merge in model["merges"]]
+    pairs = [each.split(" ") if isinstance(each, str) else each for each in model["merges"]]
     merged = [ranks.get("".join(pair), -1) for pair in pairs]
     are_built_up = all(
         max(ranks.get(part, rank) for part in pair) < rank
@@ -139,22 +132,11 @@ def _ranks(model: dict[str, Any], special: dict[str, int]) -> dict[bytes, int] |
     )
     if not (are_built_up and in_order and is_complete and are_different and no_piece_is_special):
         return None
-    if not _are_reachable(model, vocabulary):
-        return None
-    return {bytes(spelled[c] for c in token): rank for token, rank in vocabulary.items()}
-
-
-def _are_reachable(model: dict[str, Any], vocabulary: dict[str, int]) -> bool:
-    """Whether merging each token's own text gives that token."""
     merging = tokenizers.Tokenizer.from_str(json.dumps({"model": model | {"ignore_merges": False}}))
     encodings = merging.encode_batch_fast(list(vocabulary), add_special_tokens=False)
-    return all(
-        found.ids == [rank] for found, rank in zip(encodings, vocabulary.values(), strict=True)
-    )
-
-
-def _pair(merge: str | list[str]) -> list[str]:
-    return merge.split(" ") if isinstance(merge, str) else merge
+    if [found.ids for found in encodings] != [[rank] for rank in vocabulary.values()]:
+        return None
+    return {bytes(spelled[c] for c in token): rank for token, rank in vocabulary.items()}
 
 
 def _byte_characters() -> Iterator[tuple[str, int]]:

@@ -33,27 +33,23 @@ def find_datasets_dir(option: Path | None = None) -> Path:
     """Return the folder that holds the datasets: the command-line option if given, else the
     environment variable, else `datasets` in the checkout, or in the working directory if Rungs was
     installed without a checkout."""
-    if option:
-        return option
-    variable = os.environ.get(DATASETS_VARIABLE)
-    return Path(variable) if variable else (checkout() or Path()) / "datasets"
+    if given := option or os.environ.get(DATASETS_VARIABLE):
+        return Path(given)
+    return (checkout() or Path()) / "datasets"
 
 
 def dataset_folder(name: str, datasets_dir: Path) -> Path:
     """Return the folder of a dataset, which may not exist. Raises UserError if the name is not
     valid, for example because it leads out of `datasets_dir`."""
     parts = name.split("/")
-    if len(parts) > 2 or not all(map(_is_name, parts)):
+    is_dotted = any(part.startswith(".") or part.endswith(".") or ".." in part for part in parts)
+    are_plain = all(is_plain_name(part) and part == part.strip() for part in parts)
+    if len(parts) > 2 or is_dotted or not are_plain:
         raise UserError(
             f"dataset {format_value(name)}: not a name; it must be {', '.join(BUILT_IN)}, a"
             f" folder under {datasets_dir}, or a hub id owner/name"
         )
     return datasets_dir.joinpath(*parts)
-
-
-def _is_name(part: str) -> bool:
-    is_dotted = part.startswith(".") or part.endswith(".") or ".." in part
-    return is_plain_name(part) and part == part.strip() and not is_dotted
 
 
 def open_dataset(name: str, datasets_dir: Path, *, update: bool = True) -> Dataset:

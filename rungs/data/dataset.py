@@ -1,8 +1,7 @@
 """A dataset: a folder with a token file per split, described by `dataset.json`.
 
 datasets/python-stdlib/
-  train.safetensors        a 1-D integer tensor `tokens`; for pairs of prompts and answers also
-                           `pair_bounds`, for chats `chat_ends` (`token_file.py`)
+  train.safetensors        tokens; see `token_file.py`
   validation.safetensors   the same; optional
   tokenizer.json           the tokenizer that made the tokens; optional
   dataset.json             written by Rungs: source, counts, checksums
@@ -125,6 +124,11 @@ class DatasetDescription(StrictModel):
     own_checksum: str | None = None
     """sha256 of the other keys."""
 
+    @property
+    def checksums(self) -> dict[str, str]:
+        """sha256 of each split's token file."""
+        return {split: found.sha256 for split, found in self.splits.items()}
+
     def with_checksum(self) -> "DatasetDescription":
         """Return the description with `own_checksum` set."""
         return self.model_copy(update={"own_checksum": self._digest()})
@@ -156,7 +160,8 @@ class Dataset:
     def __init__(self, name: str, folder: Path) -> None:
         self.name = name
         self.folder = folder
-        known = _without_newer_files(read_description(folder), folder)
+        if known := read_description(folder):
+            known = _without_newer_files(known, folder)
         source = known.source if known else Source(kind="folder")
         self.description = describe(folder, source, known)
         if self.description != known:
@@ -212,12 +217,8 @@ def read_description(folder: Path) -> DatasetDescription | None:
         return None
 
 
-def _without_newer_files(
-    known: DatasetDescription | None, folder: Path
-) -> DatasetDescription | None:
+def _without_newer_files(known: DatasetDescription, folder: Path) -> DatasetDescription:
     """Drop the splits whose token file is newer than `dataset.json`."""
-    if known is None:
-        return None
     written = (folder / DESCRIPTION_FILE).stat().st_mtime_ns
 
     def is_newer(path: Path) -> bool:
@@ -230,8 +231,7 @@ def _without_newer_files(
 def write_description(folder: Path, description: DatasetDescription) -> None:
     """Write `dataset.json` atomically; raises OSError."""
     content = description.with_checksum().model_dump(mode="json", exclude_none=True)
-    text = json.dumps(content, indent=2) + "\n"
-    disk.replace_file(folder / DESCRIPTION_FILE, text)
+    disk.replace_file(folder / DESCRIPTION_FILE, json.dumps(content, indent=2) + "\n")
 
 
 def describe(
@@ -241,11 +241,10 @@ def describe(
     UserError if there is no training split, or a token file is not valid."""
     if not is_there(folder / split_file(TRAIN)):
         raise UserError(f"{folder}: not a dataset: it has no {split_file(TRAIN)}")
-    paths = {split: folder / split_file(split) for split in SPLITS}
     splits = {
         split: _describe_split(path, known.splits.get(split) if known else None)
-        for split, path in paths.items()
-        if is_there(path)
+        for split in SPLITS
+        if is_there(path := folder / split_file(split))
     }
     return DatasetDescription(source=source, splits=splits)
 
@@ -264,7 +263,7 @@ def _describe_split(path: Path, known: SplitDescription | None) -> SplitDescript
         tokens=tokens,
         dtype=dtype,
         largest_token_id=largest,
-        file_bytes=path.stat().st_size,
+        file_bytes=actual[0],
         sha256=sha256,
         sample_sha256=sample,
         pairs=pairs,
@@ -309,12 +308,14 @@ def _describe_pairs(path: Path, layout: TokenLayout) -> PairsDescription:
     if ends_C := token_file.open_chat_ends(path):
         _check_chat_ends(path, ends_C, len(bounds_P2))
     documents = AnsweredDocuments(path)
-    blocks = [(int(lengths_C.min()), int(lengths_C.max())) for lengths_C in documents.lengths()]
-    if min(shortest for shortest, _ in blocks) < 2:
+    shortest, longest = zip(
+        *((each.min(), each.max()) for each in documents.lengths()), strict=True
+    )
+    if min(shortest) < 2:
         raise UserError(f"{path}: a document has fewer than two tokens")
     return PairsDescription(
         pairs=len(documents),
-        longest_tokens=max(longest for _, longest in blocks),
+        longest_tokens=int(max(longest)),
         answer_tokens=answer_tokens,
         is_chats=is_chats or None,
     )

@@ -18,17 +18,10 @@ FILES = [*map(dataset.split_file, dataset.SPLITS), TOKENIZER_FILE]
 
 
 def download(name: str, folder: Path, *, update: bool) -> None:
-    """Download the dataset `owner/name` into `folder`, unless it is there and up to date.
-
-    If the hub cannot be reached, an existing copy is used. A folder that did not come from the hub
-    belongs to the user and is not changed.
-
-    Args:
-        update: whether to look for a newer version.
-
-    Raises:
-        UserError: there is no copy and the download fails.
-    """
+    """Download the dataset `owner/name` into `folder`, unless it is there and, if `update`, up to
+    date. If the hub cannot be reached, an existing copy is used. A folder that did not come from
+    the hub belongs to the user and is not changed. Raises UserError if there is no copy and the
+    download fails."""
     known = dataset.read_description(folder)
     if is_there(folder) and not (update and known and known.source.kind == "hub"):
         return

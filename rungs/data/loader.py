@@ -1,7 +1,7 @@
 """Load the batches of training and validation, and check that a run's config fits its datasets.
 
 The batch of step N depends only on the config and N. A step takes A·B sequences: in the order of
-the file or the mixture, or shuffled within each epoch. `sequences.py` says what a sequence is.
+the file or the mixture, or shuffled within each epoch.
 
 Axes: A microbatches of a step, B sequences of a microbatch, S tokens of a sequence.
 """

@@ -1,9 +1,8 @@
 """How much of some texts, such as a validation split, is also in training; and duplicates.
 
-Two texts overlap if they share 13 words in a row, in lower case and without punctuation: Brown et
-al. 2020, "Language Models are Few-Shot Learners" (arXiv 2005.14165), appendix C. Words are compared
-by 64-bit hashes. Memory is bounded: of very many texts only the first are examined, and in counting
-duplicates some documents, chosen by a hash, stand for all.
+Two texts overlap if they share 13 words in a row, in lower case and without punctuation (GPT-3,
+arXiv 2005.14165, appendix C). Words are compared by 64-bit hashes. Memory is bounded: of very many
+texts only the first are examined, and duplicates are counted in a sample chosen by a hash.
 """
 
 import functools
@@ -21,14 +20,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from rungs.common import strict_json
 from rungs.common.errors import UserError, reason
 from rungs.common.strict_json import StrictModel
-from rungs.data.dataset import (
-    TRAIN,
-    VALIDATION,
-    Dataset,
-    DatasetDescription,
-    Split,
-    read_description,
-)
+from rungs.data.dataset import TRAIN, VALIDATION, Dataset, Split, read_description
 from rungs.data.token_file import FileArray
 from rungs.data.tokenizer_files import load_tokenizer
 
@@ -91,12 +83,13 @@ def recorded(folder: Path) -> Overlap | None:
     """Return what `overlap.json` in a dataset's folder says, None if it is missing or about other
     token files."""
     path, description = folder / Overlap.FILE, read_description(folder)
+    if description is None:
+        return None
     try:
         found = strict_json.parse(strict_json.read_text(path), path, Overlap)
     except UserError:
         return None
-    is_of_these = description is not None and found.checksums == _checksums(description)
-    return found if is_of_these else None
+    return found if found.checksums == description.checksums else None
 
 
 def notes(datasets: Mapping[str, Path]) -> list[str]:
@@ -120,7 +113,7 @@ def check(dataset: Dataset) -> Overlap:
     repeats = Repeats()
     examined.compare(repeats.counted(texts_of(dataset, TRAIN)))
     return Overlap(
-        checksums=_checksums(dataset.description),
+        checksums=dataset.description.checksums,
         validation=examined.found() if held_out else None,
         repeated_in_training=repeats.share,
     )
@@ -191,10 +184,6 @@ def _strings(value: Any) -> Iterator[str]:
     elif isinstance(value, dict | list):
         for part in value.values() if isinstance(value, dict) else value:
             yield from _strings(part)
-
-
-def _checksums(description: DatasetDescription) -> dict[str, str]:
-    return {split: found.sha256 for split, found in description.splits.items()}
 
 
 class Repeats:

@@ -1,13 +1,13 @@
-"""The dataset builder for pairs: make a dataset from JSON lines of prompts and answers.
+"""The dataset builder for pairs: JSON lines of prompts and answers.
 
 A pair's tokens are those of its prompt (with the tokenizer's begin-of-text token, if any), those of
-its answer, and end of text. Prompt and answer are tokenized separately and nothing is added between
-them, not even the space that SentencePiece adds before a text. A separator, such as a line end or
-the tokens of a chat template, must be part of the prompt or the answer.
+its answer, and end of text. Both are tokenized separately and nothing is added between them, not
+even the space that SentencePiece adds before a text: a separator must be part of one of them.
 """
 
 import itertools
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,17 +16,9 @@ from rungs.common.strict_json import format_value
 from rungs.data import text_dataset
 from rungs.data.bpe import train_bpe
 from rungs.data.dataset import Source
-from rungs.data.text_dataset import (
-    Progress,
-    Sections,
-    TextSection,
-    json_lines,
-    line_error,
-    parse_json,
-)
+from rungs.data.text_dataset import Progress, Sections, TextSection, json_lines, line_error
 from rungs.data.token_file import PairWriter
 from rungs.data.tokenizer import Tokenizer
-from rungs.data.tokenizer_files import save_tokenizer
 
 _KEYS = ("prompt", "answer")
 _PAIRS_PER_BATCH = 512
@@ -58,15 +50,12 @@ def build(
             "the tokenizer has no end-of-text token, which must end every answer; name it beside"
             ' tokenizer.json, in tokenizer_config.json: {"eos_token": "…"}'
         )
-    dtype, begins = text_dataset.token_dtype(tokenizer), text_dataset.log_texts(tokenizer, end)
 
     def write_section(writer: PairWriter, section: TextSection, progress: Progress) -> None:
         write_pairs(writer, read_pairs(section, progress), tokenizer)
 
-    text_dataset.write_splits(
-        folder, sections, lambda path: PairWriter(path, dtype, begins), write_section
-    )
-    save_tokenizer(tokenizer, folder)
+    open_writer = partial(PairWriter, texts=text_dataset.log_texts(tokenizer, end))
+    text_dataset.write_splits(folder, sections, tokenizer, open_writer, write_section)
     return Source(kind="pairs", files=[text.path.name for text in texts])
 
 
@@ -114,11 +103,8 @@ def write_pairs(writer: PairWriter, pairs: Iterator[Pair], tokenizer: Tokenizer)
 
 
 def read_pairs(section: TextSection, progress: Progress = lambda _: None) -> Iterator[Pair]:
-    """Yield the pairs of a section, one per line. Blank lines are skipped.
-
-    Raises:
-        UserError: a line is not a pair; it names the file and the line.
-    """
+    """Yield the pairs of a section, one per line that is not blank. Raises UserError, which names
+    the file and the line, if a line is not a pair."""
     for offset, line in json_lines(section):
         try:
             prompt, answer = _parse(line)
@@ -130,7 +116,7 @@ def read_pairs(section: TextSection, progress: Progress = lambda _: None) -> Ite
 
 def _parse(line: bytes) -> tuple[str, str]:
     """Return the prompt and the answer of a line; raises ValueError if it is not a pair."""
-    value = parse_json(line, _object_with_unique_keys)
+    value = text_dataset.parse_json(line, _object_with_unique_keys)
     if not isinstance(value, dict):
         raise ValueError(f'must be {{"prompt": …, "answer": …}}, not {format_value(value)}')
     for key in value:

@@ -31,10 +31,7 @@ class Provenance:
     def of(cls, train: TrainConfig, datasets: dict[str, Dataset]) -> Self:
         """Return the provenance of a run; raises UserError if the datasets' tokenizers differ."""
         check_same_tokenizer(datasets, train.tokenizer)
-        checksums: dict[str, dict[str, str]] = {
-            name: {split: dataset.description.splits[split].sha256 for split in dataset.splits}
-            for name, dataset in datasets.items()
-        }
+        checksums = {name: dataset.description.checksums for name, dataset in datasets.items()}
         with_template = [name for name in datasets if datasets[name].description.source.chats]
         name = next(iter([*with_template, *datasets]))
         tokenizer_file = datasets[name].tokenizer_file
@@ -64,14 +61,9 @@ class Provenance:
 def describe_validation(
     datasets: dict[str, dict[str, str]], tokens: int, start_token: int
 ) -> str | None:
-    """Return what validation losses are measured on; None if no dataset has a validation split.
-    Equal descriptions mean comparable losses.
-
-    Args:
-        datasets: the sha256 of each split's file, by dataset.
-        tokens: the most tokens that are used.
-        start_token: index of the first one.
-    """
+    """Return what validation losses are measured on: the most tokens, from a token on, of these
+    datasets (the sha256 of each split's file); None if none has a validation split. Equal
+    descriptions mean comparable losses."""
     files = [
         f"{name} (sha256 {checksums[VALIDATION][:_SHOWN_DIGITS]})"
         for name, checksums in datasets.items()
@@ -124,11 +116,8 @@ def notes_on_beginnings(datasets: Mapping[str, Dataset], tokenizer: Tokenizer) -
 
 
 def _how_to_build(has_pairs: bool, tokenizer: Path | str) -> str:
-    if has_pairs:
-        return (
-            f"uv run download_dataset.py --pairs FILE --name NAME --tokenizer {quoted(tokenizer)}"
-        )
-    return f"uv run download_dataset.py --text FILE --name NAME --tokenizer {quoted(tokenizer)}"
+    kind = "--pairs" if has_pairs else "--text"
+    return f"uv run download_dataset.py {kind} FILE --name NAME --tokenizer {quoted(tokenizer)}"
 
 
 def _definition(place: Path | str) -> str:

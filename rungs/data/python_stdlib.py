@@ -1,8 +1,5 @@
-"""Build the dataset `python-stdlib` from the source code of Python's standard library.
-
-It needs no network: every Python has the source, and its license (PSF) lets anyone use it. The
-same Python version gives the same bytes each time; other versions give different bytes.
-"""
+"""Build the dataset `python-stdlib` from the source code of Python's standard library, which every
+Python has, and anyone may use (license: PSF). A version of Python always gives the same bytes."""
 
 import os
 import platform

@@ -1,9 +1,6 @@
 """Convert SentencePiece models (`tokenizer.model`) to tokenizers, without SentencePiece's library.
-
-Field numbers, kinds and model types:
-https://github.com/google/sentencepiece/blob/master/src/sentencepiece_model.proto
-Wire format: https://protobuf.dev/programming-guides/encoding/
-"""
+Format: https://github.com/google/sentencepiece/blob/master/src/sentencepiece_model.proto
+Encoding: https://protobuf.dev/programming-guides/encoding/"""
 
 import math
 import struct
@@ -77,9 +74,7 @@ class SentencePieceModel(NamedTuple):
         )
 
     def to_tokenizer(self, *, prefix_after_special_tokens: bool = False) -> tokenizers.Tokenizer:
-        """Return a tokenizer that gives the same ids as SentencePiece.
-
-        There are three differences:
+        """Return a tokenizer that gives the same ids as SentencePiece, with three differences:
 
         - The name of a control or unknown piece inside a text becomes that piece. SentencePiece
           treats it as text.
@@ -90,7 +85,14 @@ class SentencePieceModel(NamedTuple):
             prefix_after_special_tokens: add the dummy prefix also after each special token inside
                 a text, not only at its start: `"legacy": true` in `tokenizer_config.json`.
         """
-        tokenizer = tokenizers.Tokenizer(self._model())
+        model = models.BPE(
+            {piece.text: number for number, piece in enumerate(self.pieces)},
+            self._merges(),
+            unk_token=self._texts_of(UNKNOWN)[0],
+            fuse_unk=True,
+            byte_fallback=self.byte_fallback,
+        )
+        tokenizer = tokenizers.Tokenizer(model)
         tokenizer.normalizer = self._normalizer()
         decoding = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
         if self.adds_dummy_prefix:
@@ -109,15 +111,6 @@ class SentencePieceModel(NamedTuple):
     def _texts_of(self, kind: int) -> list[str]:
         return [piece.text for piece in self.pieces if piece.kind == kind]
 
-    def _model(self) -> models.BPE:
-        return models.BPE(
-            {piece.text: number for number, piece in enumerate(self.pieces)},
-            self._merges(),
-            unk_token=self._texts_of(UNKNOWN)[0],
-            fuse_unk=True,
-            byte_fallback=self.byte_fallback,
-        )
-
     def _merges(self) -> list[tuple[str, str]]:
         """Return every way to merge two pieces into a third, the best third piece first."""
         scores = {piece.text: piece.score for piece in self.pieces if piece.kind == NORMAL}
@@ -131,11 +124,8 @@ class SentencePieceModel(NamedTuple):
         return [pair for _, _, pair in merges]
 
     def _normalizer(self) -> normalizers.Normalizer:
-        """Return the normalization of spaces.
-
-        If extra spaces are removed and there is a dummy prefix, a space at the start of a text
-        stays a space, so that `_dummy_prefix` can see it.
-        """
+        """Return the normalization of spaces. If extra spaces are removed and there is a dummy
+        prefix, a space at the start of a text stays a space, so that `_dummy_prefix` can see it."""
         if not self.removes_extra_spaces:
             return normalizers.Replace(" ", _SPACE)
         start = [] if self.adds_dummy_prefix else [_replace(r"\A +", "")]
@@ -144,16 +134,11 @@ class SentencePieceModel(NamedTuple):
 
 
 def _dummy_prefix(scheme: str) -> pre_tokenizers.PreTokenizer:
-    """Add ▁ before a text, or replace the space it starts with.
-
-    A single Metaspace of ▁ would add none before a text whose own first space is already ▁.
-    """
-    return pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Metaspace(" ", prepend_scheme=scheme, split=False),
-            pre_tokenizers.Metaspace(_SPACE, prepend_scheme="never", split=False),
-        ]
-    )
+    """Add ▁ before a text, or replace the space it starts with. A single Metaspace of ▁ would add
+    none before a text whose own first space is already ▁."""
+    added = pre_tokenizers.Metaspace(" ", prepend_scheme=scheme, split=False)
+    marked = pre_tokenizers.Metaspace(_SPACE, prepend_scheme="never", split=False)
+    return pre_tokenizers.Sequence([added, marked])
 
 
 def _replace(pattern: str, by: str) -> normalizers.Replace:

@@ -1,10 +1,6 @@
-"""Build datasets of pairs from the built-in tasks: the warm-up before reinforcement learning.
-
-An answer is either short or worked: a model that has seen both has something to choose from, and
-reinforcement learning can find out which pays. Training prompts are those of the task's training
-items, validation prompts its held-out ones, which reinforcement learning also validates on. The
-same bytes on every machine.
-"""
+"""Build datasets of pairs from the built-in tasks: the warm-up before reinforcement learning. An
+answer is either short or worked: a model that has seen both has something to choose from, and
+reinforcement learning can find out which pays. The same bytes on every machine."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -51,7 +47,8 @@ TASK_DATASETS = {
 
 
 def build(name: str, folder: Path) -> Source:
-    """Write the token files and the tokenizer of one of `TASK_DATASETS` into its folder."""
+    """Write the token files and the tokenizer of one of `TASK_DATASETS` into its folder. Validation
+    prompts are the held-out ones, which reinforcement learning also validates on."""
     pairs = TASK_DATASETS[name]
     config = TaskConfig(
         source=pairs.source, settings=dict(pairs.settings), validation_items=VALIDATION_PAIRS
@@ -77,10 +74,8 @@ def _pairs(path: Path, task: Task, items: Items, count: int, worked_percent: int
 
 
 def character_tokenizer(alphabet: str) -> Tokenizer:
-    """Return a tokenizer with a token for the end of text, 0, and one for each character.
-
-    It has no token for unknown characters, so that encoding them is an error.
-    """
+    """Return a tokenizer with a token for the end of text, 0, and one for each character. It has no
+    token for unknown characters, so that encoding them is an error."""
     vocabulary = {token: index for index, token in enumerate([END_OF_TEXT, *alphabet])}
     tokenizer = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token=""))
     tokenizer.add_special_tokens([END_OF_TEXT])

@@ -1,9 +1,5 @@
-"""The dataset builder for UTF-8 text: split it into training and validation, train a BPE tokenizer
-on the training text (or use a given one), and write the token files. Also what the builders for
-pairs and chats share: sections of text files, their lines of JSON, and writing the splits.
-
-The text is streamed, so memory does not grow with it.
-"""
+"""The dataset builder for UTF-8 text, streamed in bounded memory; and what the builders for pairs
+and chats share: sections of text files, their lines of JSON, and writing the splits."""
 
 import codecs
 import hashlib
@@ -12,6 +8,7 @@ import itertools
 import json
 import logging
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -109,22 +106,18 @@ def build(
     """
     if isinstance(tokenizer, int) and tokenizer < SMALLEST_VOCAB:
         raise UserError(f"a vocabulary of {tokenizer} is too small; use at least {SMALLEST_VOCAB}")
-    _warn_about_json([section.path for section in texts if _is_json(section)])
+    if as_json := [section.path for section in texts if _is_json(section)]:
+        logger.warning(
+            "%s: looks like JSON%s; with --text its brackets, keys and escapes are trained on, too."
+            " Put the plain text into files of their own, or use --pairs for prompts and answers",
+            as_json[0],
+            f", and so do {len(as_json) - 1:,} other files" if len(as_json) > 1 else "",
+        )
     sections = split_sections(texts, validation_percent)
     if isinstance(tokenizer, int):
         tokenizer = train_tokenizer(sections["train"], tokenizer)
     write(folder, sections, tokenizer)
     return Source(kind="text", files=[text.path.name for text in texts])
-
-
-def _warn_about_json(paths: list[Path]) -> None:
-    if paths:
-        logger.warning(
-            "%s: looks like JSON%s; with --text its brackets, keys and escapes are trained on, too."
-            " Put the plain text into files of their own, or use --pairs for prompts and answers",
-            paths[0],
-            f", and so do {len(paths) - 1:,} other files" if len(paths) > 1 else "",
-        )
 
 
 def _is_json(section: TextSection) -> bool:
@@ -182,7 +175,6 @@ def write(folder: Path, sections: Sections, tokenizer: Tokenizer) -> None:
     """Write the token files and the tokenizer of a dataset into its folder. Each section begins and
     ends as the tokenizer says. Raises UserError if the text is not UTF-8, or a split has no
     text."""
-    dtype, texts = token_dtype(tokenizer), log_texts(tokenizer, tokenizer.end_of_text)
     end = [] if tokenizer.end_of_text is None else [tokenizer.end_of_text]
 
     def write_section(writer: TokenWriter, section: TextSection, progress: Progress) -> None:
@@ -192,27 +184,34 @@ def write(folder: Path, sections: Sections, tokenizer: Tokenizer) -> None:
                 writer.append(ids)
             writer.append(end)
 
-    write_splits(folder, sections, lambda path: TokenWriter(path, dtype, texts), write_section)
-    save_tokenizer(tokenizer, folder)
+    open_writer = partial(TokenWriter, texts=log_texts(tokenizer, tokenizer.end_of_text))
+    write_splits(folder, sections, tokenizer, open_writer, write_section)
 
 
 def write_splits(
     folder: Path,
     sections: Sections,
-    open_writer: Callable[[Path], W],
+    tokenizer: Tokenizer,
+    open_writer: Callable[[Path, str], W],
     write_section: Callable[[W, TextSection, Progress], None],
     lacking: str = NO_TEXT,
 ) -> None:
-    """Write the token file of each split, section by section. Raises UserError with the message
-    `lacking` if a split gets no tokens."""
+    """Write the token file of each split, section by section, and the tokenizer. Raises UserError
+    with the message `lacking` if a split gets no tokens.
+
+    Args:
+        open_writer: opens a token file for a path and a dtype.
+    """
     size = sum(section.size for split in sections.values() for section in split)
     with byte_progress("tokenizing", size) as bar:
         for split, parts in sections.items():
-            with open_writer(folder / dataset.split_file(split)) as writer:
+            path = folder / dataset.split_file(split)
+            with open_writer(path, token_dtype(tokenizer)) as writer:
                 for section in parts:
                     write_section(writer, section, bar.update)
             if not writer.tokens:
                 raise UserError(lacking.format(split))
+    save_tokenizer(tokenizer, folder)
 
 
 def log_texts(tokenizer: Tokenizer, end: int | None) -> Texts | None:

@@ -1,13 +1,12 @@
-"""Token files: safetensors with a 1-D tensor `tokens`, read in slices and written as a stream.
+"""Token files: safetensors (https://github.com/huggingface/safetensors#format) with a 1-D tensor
+`tokens`, read in slices and written as a stream, in bounded memory.
 
-Memory does not grow with the number of tokens. A file of pairs (prompts and answers) has a second
-tensor `pair_bounds` with the start and the end of each answer. A file of chats has a row of it for
-each assistant turn, and a third tensor `chat_ends` that counts the rows up to each chat's end. The
-metadata has `texts` if special tokens begin them. One checksum covers all of it.
+A file of pairs (prompts and answers) has a second tensor `pair_bounds` with the start and the end
+of each answer. A file of chats has a row of it for each assistant turn, and a third tensor
+`chat_ends` that counts the rows up to each chat's end. The metadata has `texts` if special tokens
+begin them.
 
-Axes: P answers, 2 for the answer's start and end, C chats.
-
-The format: https://github.com/huggingface/safetensors#format
+Axes: P answers, 2 for the answer's start and end, C documents: pairs or chats.
 """
 
 import json
@@ -350,7 +349,7 @@ class TokenWriter:
         header = json.dumps(self._metadata | entries).encode().ljust(self._first_byte - 8)
         self._file.seek(0)
         self._file.write(len(header).to_bytes(8, "little") + header)
-        disk.flush(self._file)
+        self.flush()
 
     def __enter__(self) -> Self:
         return self

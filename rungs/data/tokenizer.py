@@ -3,6 +3,7 @@
 import bisect
 import contextlib
 import functools
+import itertools
 import json
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -87,11 +88,10 @@ class Tokenizer:
         return self.ends.answer
 
     def encode(self, text: str) -> list[int]:
-        """Return the token ids of a part of a text, without adding special tokens. For a text to
-        continue with a model, use `encode_prompt`.
-
-        A special token's name inside the text becomes that token. Raises UserError if the text is
-        not valid Unicode, or the tokenizer has no tokens for it."""
+        """Return the token ids of a part of a text, without adding special tokens; the name of one
+        inside the text becomes that token. For a text to continue with a model, use
+        `encode_prompt`. Raises UserError if the text is not valid Unicode, or the tokenizer has no
+        tokens for it."""
         return self.encode_batch([text])[0]
 
     def encode_prompt(self, text: str) -> list[int]:
@@ -133,8 +133,7 @@ class Tokenizer:
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Do `encode` for several texts in parallel, on all cores."""
-        encodings = self._encodings(self._tokenizer.encode_batch_fast, texts)
-        return [encoding.ids for encoding in encodings]
+        return [each.ids for each in self._encodings(self._tokenizer.encode_batch_fast, texts)]
 
     def _encodings(self, encode: Callable[..., list[Any]], texts: Sequence[str]) -> list[Any]:
         """Return the encodings of texts by one of the library's functions."""
@@ -149,7 +148,6 @@ class Tokenizer:
 
     @functools.cached_property
     def _has_patterns(self) -> bool:
-        """Whether the tokenizer has regular expressions of its own."""
         return '"Regex":' in self._tokenizer.to_str()
 
     @functools.cached_property
@@ -157,7 +155,11 @@ class Tokenizer:
         """The tokenizer for texts that continue another text, such as answers: without the space
         that SentencePiece tokenizers and some others add before a text (in the oldest ones also
         after each special token)."""
-        definition = json.loads(self._tokenizer.to_str(), object_hook=_without_prefix)
+
+        def without_prefix(part: dict[str, Any]) -> dict[str, Any]:
+            return part | _NO_PREFIX.get(part.get("type", ""), {})
+
+        definition = json.loads(self._tokenizer.to_str(), object_hook=without_prefix)
         with library_errors("the tokenizer's definition is not valid"):
             return Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(definition)), self.ends)
 
@@ -207,9 +209,9 @@ class Tokenizer:
         return end
 
     def byte_count(self, ids: Sequence[int] | np.ndarray) -> int:
-        """Return the number of UTF-8 bytes that the ids stand for; special tokens count as 0. This
-        is exact for byte-level tokenizers, even if the ids start or end inside a character. For
-        other tokenizers it is the length of the decoded text."""
+        """Return the number of UTF-8 bytes that the ids stand for; special tokens count as 0.
+        Byte-level tokenizers give the exact number even if the ids start or end inside a character,
+        others that of the decoded text."""
         if self._bytes_of is None:
             return len(self.decode(ids, skip_special_tokens=True).encode())
         numbers, counts = np.unique(np.asarray(ids, np.int64), return_counts=True)
@@ -271,10 +273,9 @@ class Tokenizer:
         The pieces are joined and cut into chunks again: at a line end, or else at a space, where
         encoding the 200 characters on each side separately gives the same ids as encoding them
         together. If there is none (tokenizers that mark the start of every text), the cut is at a
-        line end anyway, and the ids around it may differ from those of the full text.
-        """
+        line end anyway, and the ids around it may differ from those of the full text."""
         chunks = self._chunks(pieces, chunk_characters)
-        while batch := [chunk for _, chunk in zip(range(_CHUNKS_PER_BATCH), chunks, strict=False)]:
+        while batch := list(itertools.islice(chunks, _CHUNKS_PER_BATCH)):
             yield from self.encode_batch(batch)
 
     def _chunks(self, pieces: Iterable[str], size: int) -> Iterator[str]:
@@ -289,16 +290,17 @@ class Tokenizer:
 
     def _cut(self, text: str, size: int) -> int:
         """Return where to cut a text, at most `size` characters from its start."""
+
+        def keeps_ids(cut: int) -> bool:
+            left = text[max(cut - _CONTEXT_CHARACTERS, 0) : cut]
+            right = text[cut : cut + _CONTEXT_CHARACTERS]
+            uncut, first, second = self.encode_batch([left + right, left, right])
+            return uncut == first + second
+
         line_ends = [place + 1 for place in _rfind_all(text, "\n", size - 1)]
         before_spaces = [place for place in _rfind_all(text, " ", size) if place]
         places = [*line_ends, *before_spaces, size]
-        return next((place for place in places if self._keeps_ids(text, place)), places[0])
-
-    def _keeps_ids(self, text: str, cut: int) -> bool:
-        left = text[max(cut - _CONTEXT_CHARACTERS, 0) : cut]
-        right = text[cut : cut + _CONTEXT_CHARACTERS]
-        uncut, first, second = self.encode_batch([left + right, left, right])
-        return uncut == first + second
+        return next(filter(keeps_ids, places), places[0])
 
 
 @contextlib.contextmanager
@@ -351,10 +353,6 @@ def _template(tokenizer: tokenizers.Tokenizer) -> tuple[list[int], list[int]]:
     return whole.ids[:place], whole.ids[place + 1 :]
 
 
-def _without_prefix(part: dict[str, Any]) -> dict[str, Any]:
-    return part | _NO_PREFIX.get(part.get("type", ""), {})
-
-
 def _rfind_all(text: str, separator: str, end: int) -> Iterator[int]:
     """Yield up to 100 positions of a separator before `end`, the last one first."""
     for _ in range(_MAX_CUTS_TRIED):
@@ -365,12 +363,10 @@ def _rfind_all(text: str, separator: str, end: int) -> Iterator[int]:
 
 
 def only_adds(decoder: dict[str, Any] | None) -> bool:
-    """Return whether a decoder, as in `tokenizer.json`, only adds to a text as tokens arrive, so
-    that it can be shown before its end; False if the decoder is unknown.
-
-    What bytes at the end stand for may change: U+FFFD at the end of a text, and the text of a run
-    of byte tokens. The decoders: https://docs.rs/tokenizers/latest/tokenizers/decoders/
-    """
+    """Return whether a decoder (https://docs.rs/tokenizers/latest/tokenizers/decoders/), as in
+    `tokenizer.json`, only adds to a text as tokens arrive, so that it can be shown before its end;
+    False if the decoder is unknown. What bytes at the end stand for may change all the same: U+FFFD
+    at the end of a text, and the text of a run of byte tokens."""
     if decoder is None:  # tokens are joined with spaces
         return True
     parts = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]

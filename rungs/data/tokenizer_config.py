@@ -1,8 +1,6 @@
 """Read the files beside a tokenizer's vocabulary, `tokenizer_config.json` above all: which tokens
 end a text, and what older vocabulary files lack (a `tokenizer.json` contains the rest itself).
-
-Keys: https://huggingface.co/docs/transformers/main_classes/tokenizer
-"""
+Keys: https://huggingface.co/docs/transformers/main_classes/tokenizer"""
 
 import json
 from collections.abc import Callable, Mapping
@@ -44,9 +42,10 @@ class TokenizerConfig(NamedTuple):
     """Tokens by id. The vocabulary may already have some of them."""
 
     @classmethod
-    def read(cls, config: Path | None, added_tokens: Path | None) -> Self:
-        """Read the two files. None stands for a file that does not exist. Raises UserError if a
-        file is unreadable or has other contents."""
+    def read(cls, find: FindFile) -> Self:
+        """Read the two files, which may not exist. Raises UserError if a file is unreadable or has
+        other contents."""
+        config, added_tokens = find(CONFIG_FILE), find(ADDED_TOKENS_FILE)
         keys = json_object(config)
         try:
             tokens = {
@@ -57,7 +56,10 @@ class TokenizerConfig(NamedTuple):
                 int(number): _token(token)
                 for number, token in keys.get("added_tokens_decoder", {}).items()
             }
-            typed = {key: _typed(keys, key, kind) for key, kind in _KEYS.items()}
+            typed: dict[str, Any] = {key: keys.get(key) for key in _KEYS}
+            for key, value in typed.items():
+                if not isinstance(value, _KEYS[key] | None):
+                    raise TypeError(f"{key} is {value!r}")
             return cls(**typed, added_tokens=tokens)
         except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
             names = " or ".join(str(path) for path in (config, added_tokens) if path)
@@ -101,13 +103,6 @@ def _token(keys: Any) -> AddedToken:
     return AddedToken(keys["content"], **{key: keys[key] for key in _TOKEN_KEYS if key in keys})
 
 
-def _typed(keys: dict[str, Any], key: str, kind: type) -> Any:
-    value = keys.get(key)
-    if value is not None and not isinstance(value, kind):
-        raise TypeError(f"{key} is {value!r}")
-    return value
-
-
 def special_tokens(find: FindFile) -> dict[str, str]:
     """Return the special tokens by their names in transformers, such as `eos_token`. As there, what
     `special_tokens_map.json` says counts only if `tokenizer_config.json` has no added tokens.
@@ -146,8 +141,7 @@ def published_ends(vocabulary: Mapping[str, int], find: FindFile) -> TextEnds | 
         return _ends(name, vocabulary, f"the eos_token of {CONFIG_FILE}")
     names = {number: name for name, number in vocabulary.items()}
     for file in (MODEL_CONFIG_FILE, GENERATION_FILE):
-        known = [names[number] for number in eos_token_ids(find(file)) if number in names]
-        if known:
+        if known := [names[number] for number in eos_token_ids(find(file)) if number in names]:
             return _ends(known[0], vocabulary, f"the eos_token_id of {file}")
     return None
 

@@ -1,7 +1,6 @@
 """Load a tokenizer from a file, a folder or the Hugging Face hub."""
 
 import contextlib
-import functools
 import json
 import logging
 from pathlib import Path
@@ -12,6 +11,7 @@ from tokenizers import models, pre_tokenizers
 from rungs.common import hub
 from rungs.common.errors import UserError, reason
 from rungs.common.paths import is_file, is_folder, require_regular
+from rungs.data import tokenizer_config
 from rungs.data.bpe import byte_level_tokenizer
 from rungs.data.sentencepiece_model import SentencePieceModel
 from rungs.data.tokenizer import (
@@ -21,14 +21,7 @@ from rungs.data.tokenizer import (
     Tokenizer,
     library_errors,
 )
-from rungs.data.tokenizer_config import (
-    ADDED_TOKENS_FILE,
-    CONFIG_FILE,
-    END_FILES,
-    FindFile,
-    TokenizerConfig,
-    published_ends,
-)
+from rungs.data.tokenizer_config import CONFIG_FILE, FindFile, TokenizerConfig
 
 logger = logging.getLogger("rungs.dataset")
 
@@ -36,17 +29,15 @@ SENTENCEPIECE_FILE, VOCABULARY_FILE, MERGES_FILE = "tokenizer.model", "vocab.jso
 
 
 def load_tokenizer(place: Path | str) -> Tokenizer:
-    """Load a tokenizer from a folder, a file, or the hub.
-
-    A string that is neither a folder nor a file is the id of a model on the Hugging Face hub.
-    A folder or model may have one of these, and the first one found is used:
+    """Load a tokenizer from a folder, a file, or the hub: a string that is neither a folder nor a
+    file is the id of a model there. The first of these that a folder or model has is used:
 
     1. `tokenizer.json`
     2. `tokenizer.model` (SentencePiece, as in OpenLLaMA)
     3. `vocab.json` with `merges.txt` (GPT-2's original files)
 
-    With 2 and 3, `tokenizer_config.json` and `added_tokens.json` are read too. What ends a text is
-    decided as `published_ends` says. Raises UserError if there is no tokenizer, it is damaged or
+    With 2 and 3, `tokenizer_config.json` and `added_tokens.json` are read as well. What ends a text
+    is decided as `published_ends` says. Raises UserError if there is no tokenizer, it is damaged or
     unsupported, or the hub cannot be reached."""
     path = Path(place)
     if is_folder(path):
@@ -71,10 +62,17 @@ def finder(place: Path | str) -> FindFile:
     """Return a function that finds the files beside a tokenizer, or those of a model on the hub;
     `place` is as for `load_tokenizer`."""
     path = Path(place)
-    if _is_hub_id(place):
-        return functools.partial(_on_hub, str(place))
     folder = path if is_folder(path) else path.parent
-    return lambda name: folder / name if is_file(folder / name) else None
+
+    def on_hub(name: str) -> Path | None:
+        with contextlib.suppress(hub.NotOnHub):
+            return hub.model_file(str(place), name)
+        return None
+
+    def in_folder(name: str) -> Path | None:
+        return folder / name if is_file(folder / name) else None
+
+    return on_hub if _is_hub_id(place) else in_folder
 
 
 def _is_hub_id(place: Path | str) -> bool:
@@ -82,12 +80,6 @@ def _is_hub_id(place: Path | str) -> bool:
         return False
     is_file_name = place.endswith(".model") or ".json" in place
     return place.count("/") <= 1 and not place.startswith((".", "/")) and not is_file_name
-
-
-def _on_hub(model: str, name: str) -> Path | None:
-    with contextlib.suppress(hub.NotOnHub):
-        return hub.model_file(model, name)
-    return None
 
 
 def _from_tokenizer_json(path: Path, find: FindFile) -> Tokenizer:
@@ -104,12 +96,21 @@ def _from_tokenizer_json(path: Path, find: FindFile) -> Tokenizer:
 
 
 def _checked(raw: tokenizers.Tokenizer, path: Path, find: FindFile) -> Tokenizer:
-    """Return a tokenizer that was read from a file, with what ends its texts."""
+    """Return a tokenizer that was read from a file, with what ends its texts. Raises UserError if
+    an id is too large (the library's time grows with it), or the template uses one without a
+    token."""
     try:
         tokenizer = Tokenizer(raw)
     except UserError as error:
         raise UserError(f"{path}: {reason(error)}") from None
-    _check_ids(tokenizer, path)
+    if tokenizer.vocab_size > LARGEST_VOCAB:
+        raise UserError(
+            f"{path}: has the token id {tokenizer.vocab_size - 1}, which is too large; ids must be"
+            f" below {LARGEST_VOCAB}"
+        )
+    added = [*tokenizer.begin, *tokenizer.template_end]
+    if max(added, default=0) >= max(tokenizer.vocab_size, 1):
+        raise UserError(f"{path}: adds ids to a text that have no token: {added}")
 
     def find_if_reachable(name: str) -> Path | None:  # without a network, it may not be cached
         try:
@@ -119,7 +120,7 @@ def _checked(raw: tokenizers.Tokenizer, path: Path, find: FindFile) -> Tokenizer
             return None
 
     vocabulary = raw.get_vocab(with_added_tokens=True)
-    return Tokenizer(raw, published_ends(vocabulary, find_if_reachable))
+    return Tokenizer(raw, tokenizer_config.published_ends(vocabulary, find_if_reachable))
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
@@ -131,7 +132,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
 
 def read_tokenizer_files(path: Path) -> dict[str, bytes]:
     """Return a `tokenizer.json`, and what must be beside a copy of it to mean the same, by name."""
-    is_alone = not any(map(finder(path), END_FILES))
+    is_alone = not any(map(finder(path), tokenizer_config.END_FILES))
     beside = {} if is_alone else _files_beside(load_tokenizer(path))
     return {TOKENIZER_FILE: path.read_bytes()} | beside
 
@@ -144,23 +145,8 @@ def _files_beside(tokenizer: Tokenizer) -> dict[str, bytes]:
     return {CONFIG_FILE: text.encode()}
 
 
-def _check_ids(tokenizer: Tokenizer, path: Path) -> None:
-    """Raise UserError if an id is too large, or the prompt template uses an id without a token.
-
-    The library's time grows with the largest id.
-    """
-    if tokenizer.vocab_size > LARGEST_VOCAB:
-        raise UserError(
-            f"{path}: has the token id {tokenizer.vocab_size - 1}, which is too large; ids must be"
-            f" below {LARGEST_VOCAB}"
-        )
-    added = [*tokenizer.begin, *tokenizer.template_end]
-    if max(added, default=0) >= max(tokenizer.vocab_size, 1):
-        raise UserError(f"{path}: adds ids to a text that have no token: {added}")
-
-
 def _from_sentencepiece(path: Path, find: FindFile) -> Tokenizer:
-    config = TokenizerConfig.read(find(CONFIG_FILE), find(ADDED_TOKENS_FILE))
+    config = TokenizerConfig.read(find)
     try:
         require_regular(path)
         model = SentencePieceModel.from_bytes(path.read_bytes())
@@ -180,7 +166,7 @@ def _from_sentencepiece(path: Path, find: FindFile) -> Tokenizer:
 
 
 def _from_gpt2_files(vocabulary: Path, merges: Path, find: FindFile) -> Tokenizer:
-    config = TokenizerConfig.read(find(CONFIG_FILE), find(ADDED_TOKENS_FILE))
+    config = TokenizerConfig.read(find)
     if config.tokenizer_class not in (None, "GPT2Tokenizer", "GPT2TokenizerFast"):
         raise UserError(
             f"{vocabulary}: belongs to a {config.tokenizer_class}, which does not split text like"

@@ -1,8 +1,6 @@
-"""The dataset builder for chats: tokenize them in the format of a chat template.
-
-The loss counts what the assistant says: what the template marks, else the content of the
-assistant's messages and the special token that ends each turn.
-"""
+"""The dataset builder for chats: tokenize them in the format of a chat template. The loss counts
+what the assistant says: what the template marks, else the content of the assistant's messages and
+the special token that ends each turn."""
 
 import hashlib
 import logging
@@ -11,15 +9,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rungs.common.errors import UserError
-from rungs.data import text_dataset
 from rungs.data.chats.chat_template import ChatTemplate
 from rungs.data.chats.messages import ASSISTANT, Message, parse_chat
 from rungs.data.dataset import Chats, Source
 from rungs.data.pair_dataset import split_sections
-from rungs.data.text_dataset import Progress, TextSection, json_lines, line_error
+from rungs.data.text_dataset import Progress, TextSection, json_lines, line_error, write_splits
 from rungs.data.token_file import ChatWriter
 from rungs.data.tokenizer import Tokenizer
-from rungs.data.tokenizer_files import save_tokenizer
 
 logger = logging.getLogger("rungs.dataset")
 
@@ -93,17 +89,11 @@ def build(
                 writer.append_chat(turns)
             progress(len(line))
 
-    dtype = text_dataset.token_dtype(form.tokenizer)
-    text_dataset.write_splits(
-        folder,
-        split_sections(texts, validation_percent),
-        lambda path: ChatWriter(path, dtype),
-        write_section,
-        lacking=f"the {{}} split has no chat of at most {form.max_tokens} tokens",
-    )
+    sections = split_sections(texts, validation_percent)
+    lacking = f"the {{}} split has no chat of at most {form.max_tokens} tokens"
+    write_splits(folder, sections, form.tokenizer, ChatWriter, write_section, lacking)
     if unused:
         logger.warning("keys of chats that are not used: %s", ", ".join(sorted(unused)))
-    save_tokenizer(form.tokenizer, folder)
     form.template.save(folder)
     return Source(
         kind="chats",

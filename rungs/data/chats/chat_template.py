@@ -1,11 +1,7 @@
 """A chat template: Jinja that renders messages as the text that a model was trained on.
 
-Published models have it in `chat_template.jinja` or `tokenizer_config.json`. It runs in a process
-of its own, in a sandbox, with the names and filters that transformers offers it:
+It runs in a process of its own, with the names and filters that transformers offers it:
 https://huggingface.co/docs/transformers/chat_templating_writing
-
-A template may mark what the assistant says with {% generation %} … {% endgeneration %}. Without
-marks, the answers are found by rendering the chat with another content in the place of each.
 """
 
 import atexit
@@ -57,6 +53,9 @@ class Rendered(NamedTuple):
 class ChatTemplate:
     """A chat template; raises UserError if it is not valid.
 
+    A template may mark what the assistant says with {% generation %} … {% endgeneration %}. Without
+    marks, the answers are found by rendering the chat with another content in the place of each.
+
     Args:
         source: the Jinja template.
         special_tokens: texts of tokens by their names in transformers, such as `bos_token`.
@@ -73,13 +72,8 @@ class ChatTemplate:
 
     @classmethod
     def load(cls, place: Path | str, file: Path | None = None) -> Self:
-        """Load the template that belongs to a tokenizer; raises UserError if there is none, or it
-        is not valid.
-
-        Args:
-            place: as for `load_tokenizer`.
-            file: a template to use instead of the tokenizer's own.
-        """
+        """Load the template of the tokenizer at a place, as for `load_tokenizer`, or in a `file` to
+        use instead; raises UserError if there is none, or it is not valid."""
         template = cls.find(place, file)
         if template is None:
             raise UserError(
@@ -112,12 +106,8 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = False,
     ) -> str:
-        """Return the text of a chat; raises UserError if the template refuses it.
-
-        Args:
-            variables: variables of the chat, such as `tools`.
-            add_generation_prompt: whether to end with the start of an answer.
-        """
+        """Return the text of a chat with `variables` such as `tools`, and with the start of an
+        answer if `add_generation_prompt`; raises UserError if the template refuses it."""
         turns = [_with_reasoning(message.variables) for message in messages]
         return _without_marks(self._render(turns, variables, add_generation_prompt))[0]
 

@@ -4,8 +4,7 @@
 {"conversations": [{"from": "human", "value": "…"}, {"from": "gpt", "value": "…"}]}
 
 Templates are given `tools`, `documents` and `chat_template_kwargs` of a line, and all keys of a
-message. Keys that say something about training that can't be done are refused. The others of a
-line, such as `id` or `source`, are not used; `Chat.unused` names them.
+message. Keys for kinds of training that aren't supported are refused, other keys are not used.
 """
 
 from typing import Any, NamedTuple
@@ -94,8 +93,7 @@ def parse_chat(line: bytes) -> Chat:
     messages = [_message(kind, turn, f"{kind.chat}[{n}]") for n, turn in enumerate(turns)]
     messages = _with_system(messages, value.get(_SYSTEM))
     if not any(map(says_something, messages)):
-        problem = "has no message from the assistant to learn, so nothing to learn"
-        raise ValueError(f"{kind.chat}: {problem}")
+        raise ValueError(f"{kind.chat}: has no message from the assistant to learn")
     used = (kind.chat, *_LISTS, _KWARGS, _SYSTEM)
     unused = frozenset(key for key, found in value.items() if found and key not in used)
     return Chat(messages, _variables(value), unused)

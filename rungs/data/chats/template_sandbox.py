@@ -1,6 +1,5 @@
-"""The program that renders chat templates: Jinja with the names and filters of transformers, in a
-sandbox, with limits of time and memory. Templates come with models from the hub, so they can't be
-trusted to end.
+"""The program that renders chat templates in a sandbox, with limits of time and memory: templates
+come with models from the hub, so they can't be trusted to end.
 
 Each line that it reads is a list of JSON: the template, the mark to put before and after the text
 of each {% generation %} … {% endgeneration %}, and the variables to render it with, null to only
@@ -98,9 +97,8 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     """Return JSON without HTML's escapes, which Jinja's own filter makes."""
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
+    options: dict[str, Any] = {"indent": indent, "separators": separators, "sort_keys": sort_keys}
+    return json.dumps(value, ensure_ascii=ensure_ascii, **options)
 
 
 def _raise_exception(message: str) -> None:

@@ -47,8 +47,7 @@ def read(path: Path, name: str, column: str | None, first: int = 0) -> Iterator[
 
     Args:
         name: as the user knows the file; its suffix says the format.
-        column: with the text, in Parquet and JSON lines; without one `text`, or the only column of
-            texts.
+        column: column with the text; without one `text`, or the only column of texts.
         first: index of the first row to yield.
     """
     readers: dict[Format | None, Callable[..., Iterator[str | None]]] = {
@@ -68,7 +67,7 @@ def read(path: Path, name: str, column: str | None, first: int = 0) -> Iterator[
 def _parquet(path: Path, name: str, column: str | None, first: int) -> Iterator[str | None]:
     with pq.ParquetFile(path) as file:
         schema = file.schema_arrow
-        texts = [field.name for field in schema if _is_text(field.type)]
+        texts = [field.name for field in schema if _holds_text(field.type)]
         column = _text_column(name, column, schema.names, texts)
         start, groups = 0, range(file.num_row_groups)
         for group in groups:
@@ -82,22 +81,14 @@ def _parquet(path: Path, name: str, column: str | None, first: int) -> Iterator[
                 start += rows
 
 
-def _is_text(kind: pa.DataType) -> bool:
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    return bool(
-        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
-    )
+def _holds_text(column: pa.DataType) -> bool:
+    kind = column.value_type if pa.types.is_dictionary(column) else column
+    return kind in (pa.string(), pa.large_string(), pa.string_view())
 
 
 def _text_column(name: str, column: str | None, names: list[str], texts: list[str]) -> str:
-    """Return the column with the texts; raises UserError if it isn't there or has none.
-
-    Args:
-        column: the user's choice; without one it is `text`, or the only column of texts.
-        names: all columns.
-        texts: the columns of texts.
-    """
+    """Return the column with the texts, out of all `names` and those of `texts`; raises UserError
+    if it isn't there or has none."""
     if column is None:
         only = texts[0] if len(texts) == 1 else None
         column = DEFAULT_COLUMN if DEFAULT_COLUMN in names else only
