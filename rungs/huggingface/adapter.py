@@ -1,9 +1,9 @@
-"""Export the LoRA of a run as an adapter for Hugging Face's `peft`.
+"""Export the LoRA of a run as an adapter for Hugging Face's `peft`
+(https://huggingface.co/docs/peft/developer_guides/checkpoint).
 
 An adapter adds scale · B·A to the weight of a module: A is (rank, inputs), B (outputs, rank), and
 the scale is alpha ÷ rank. If a module holds several of our projections side by side, as GPT-2's
 `c_attn` does, its A has the rows of all of them, and its B one block of each.
-https://huggingface.co/docs/peft/developer_guides/checkpoint
 """
 
 from collections.abc import Iterator
@@ -15,12 +15,12 @@ from safetensors.numpy import save_file
 
 from rungs.checkpointing.checkpoint_folder import IMPORTED
 from rungs.checkpointing.find_weights import find_valid_weights
-from rungs.checkpointing.weights_file import Origin, Weights
+from rungs.checkpointing.weights_file import Weights
 from rungs.common.errors import UserError
 from rungs.config.optimization_config import LoraConfig
 from rungs.huggingface.exporting import choose_family
 from rungs.huggingface.hf_tokenizer import write_json
-from rungs.huggingface.tensors.rules import AbstractParameter, Rule, model_parameters, rules_for
+from rungs.huggingface.tensors.rules import TensorGroup, tensor_groups
 from rungs.model.lora import DOWN, UP
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
@@ -47,14 +47,9 @@ class AdaptedModule(NamedTuple):
 
 
 class Adapter:
-    """The adapter of a checkpoint. Weights are read when it is written.
-
-    Args:
-        place: a run folder, a checkpoint or a `model.safetensors`.
-
-    Raises:
-        UserError: it does not exist, is damaged, has no LoRA, or no family can express the model.
-    """
+    """The adapter of the checkpoint at a place: a run folder, a checkpoint or a
+    `model.safetensors`. Weights are read when it is written. Raises UserError if there is no
+    checkpoint, it is damaged or has no LoRA, or no family can express the model."""
 
     def __init__(self, place: str) -> None:
         self._weights = Weights(find_valid_weights(place))
@@ -63,17 +58,17 @@ class Adapter:
         if header.train is None or lora is None:
             raise UserError(f"{place}: was not trained with lora, so it has no adapter to export")
         self._lora: LoraConfig = lora
-        choice = choose_family(header.model, header.origin.model_type if header.origin else None)
-        self._parameters = model_parameters(choice.model)
-        rules = rules_for(self._parameters, choice.family.tensors)
-        names = self._weights.names()
-        self._rules = [
-            rule
-            for rule in rules
-            if any(_low_rank(name, DOWN) in names for name in rule.parameters)
+        origin, names = header.origin, self._weights.names()
+        choice = choose_family(header.model, origin.model_type if origin else None)
+        self._groups = [
+            group
+            for group in tensor_groups(choice.model, choice.family.tensors)
+            if any(_low_rank(name, DOWN) in names for name in group.parameters)
         ]
-        self.base, self.base_is_known = _base_of(header.train.start_from, header.origin)
+        self.base, self.base_is_known = str(header.train.start_from), False
         """The model that it is for: a hub id, else what the run started from."""
+        if self.base == IMPORTED and origin is not None:
+            self.base, self.base_is_known = origin.source, origin.revision is not None
 
     def write(self, folder: Path) -> None:
         """Fill an empty folder."""
@@ -96,18 +91,17 @@ class Adapter:
             "rank_pattern": {target: module.rank for target, module in wider.items()},
             "alpha_pattern": {target: module.alpha for target, module in wider.items()},
             "target_modules": sorted({module.target for module in modules}),
-            "fan_in_fan_out": not self._rules[0].transposed,
+            "fan_in_fan_out": not self._groups[0].is_transposed,
             "lora_dropout": 0.0,
             "bias": "none",
             "inference_mode": True,
         }
 
     def _modules(self) -> Iterator[AdaptedModule]:
-        for rule in self._rules:
-            parameters = [self._parameters[name] for name in rule.parameters]
-            adapted = [self._low_rank_arrays(name) for name in rule.parameters]
-            for index, name in rule.hf_names(parameters[0]):
-                yield self._module(rule, name.removesuffix(_WEIGHT), index, parameters, adapted)
+        for group in self._groups:
+            adapted = [self._low_rank_arrays(name) for name in group.parameters]
+            for name, index in group.names.items():
+                yield self._module(name.removesuffix(_WEIGHT), index, group, adapted)
 
     def _low_rank_arrays(self, kernel: str) -> tuple[np.ndarray, np.ndarray] | None:
         """Return both matrices of a projection, with their leading axis of layers; None if it is
@@ -120,15 +114,13 @@ class Adapter:
 
     def _module(
         self,
-        rule: Rule,
         name: str,
         index: tuple[int, ...],
-        parameters: list[AbstractParameter],
+        group: TensorGroup,
         adapted: list[tuple[np.ndarray, np.ndarray] | None],
     ) -> AdaptedModule:
-        """Return the adapter of a module that holds these projections side by side."""
-        rank = self._lora.rank
-        outputs = [int(np.prod(one.item_shape(rule.stacked)[one.inputs :])) for one in parameters]
+        """Return the adapter of a module that holds the projections of a group side by side."""
+        rank, outputs = self._lora.rank, [matrix[-1] for matrix in group.matrices]
         count = sum(pair is not None for pair in adapted)
         b_OR = np.zeros((sum(outputs), count * rank), np.float32)
         rows, column, first = [], 0, 0
@@ -141,13 +133,6 @@ class Adapter:
             first += size
         a_RI = np.ascontiguousarray(np.concatenate(rows))
         return AdaptedModule(name, count * rank, count * self._lora.alpha, a_RI, b_OR)
-
-
-def _base_of(start_from: str | None, origin: Origin | None) -> tuple[str, bool]:
-    """Return the model that a run started from, and whether that is its id on the hub."""
-    if start_from != IMPORTED or origin is None:
-        return str(start_from), False
-    return origin.source, origin.revision is not None
 
 
 def _low_rank(kernel: str, end: str) -> str:

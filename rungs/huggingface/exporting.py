@@ -11,17 +11,12 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from rungs.checkpointing import published
 from rungs.checkpointing.checkpoint_folder import IMPORTED
 from rungs.checkpointing.find_weights import find_valid_weights
 from rungs.checkpointing.load import MergedWeights
-from rungs.checkpointing.published import (
-    CONFIG_FILE,
-    GENERATION_FILE,
-    published_files,
-    published_folder,
-)
+from rungs.checkpointing.published import CONFIG_FILE, GENERATION_FILE
 from rungs.checkpointing.tensor_writer import TensorSpec, TensorWriter, bits, cast
-from rungs.checkpointing.weights_file import Weights
 from rungs.checkpointing.weights_index import place_tensors, write_index
 from rungs.common import strict_json
 from rungs.common.errors import UserError
@@ -31,7 +26,7 @@ from rungs.huggingface.families.family import Family
 from rungs.huggingface.families.llama import QWEN2
 from rungs.huggingface.families.registry import FAMILIES, VISION_MODELS
 from rungs.huggingface.hf_tokenizer import write_ends, write_json, write_tokenizer
-from rungs.huggingface.tensors.rules import Rule, model_parameters, rules_for
+from rungs.huggingface.tensors.rules import TensorGroup, tensor_groups
 from rungs.step.state import shapes_of
 
 MAX_SHARD_BYTES = 5_000_000_000
@@ -52,14 +47,9 @@ class FamilyChoice:
 
 
 def choose_family(model: ModelConfig, model_type: str | None = None) -> FamilyChoice:
-    """Return the first family that can express a model, as it is or with biases of 0.
-
-    Args:
-        model_type: the family to try first.
-
-    Raises:
-        UserError: none can. Says what the closest family lacks.
-    """
+    """Return the first family that can express a model, as it is or with biases of 0; the family of
+    `model_type` is tried first. Raises UserError, which says what the closest family lacks, if none
+    can."""
     closest: tuple[dict[str, tuple[Any, Any]], str] | None = None
     for family, biases in _candidates(model, VISION_MODELS.get(model_type or "", model_type)):
         candidate = model.model_copy(update=dict.fromkeys(biases, True))
@@ -96,15 +86,9 @@ def _differences(family: Family, model: ModelConfig) -> dict[str, tuple[Any, Any
 
 
 class Export:
-    """A model that was checked and can be written. Writing fails only if the disk does, or if a
-    value overflows the dtype to write.
-
-    Args:
-        place: a run folder, a checkpoint or a `model.safetensors`.
-
-    Raises:
-        UserError: it does not exist, is damaged, or no family can express it.
-    """
+    """The model of a run folder, a checkpoint or a `model.safetensors`, which was checked and can
+    be written: that fails only if the disk does, or if a value overflows the dtype to write. Raises
+    UserError if it does not exist, is damaged, or no family can express it."""
 
     def __init__(self, place: str) -> None:
         self.weights = MergedWeights(find_valid_weights(place))
@@ -116,12 +100,16 @@ class Export:
         except UserError as error:
             raise UserError(f"{place}: {error}") from None
         self.weights.check_tensors(shapes_of(header.model))
-        self.parameters = model_parameters(self.choice.model)
-        self.rules = rules_for(self.parameters, self.choice.family.tensors)
-        self.published = published_folder(self.weights)
+        self._groups = tensor_groups(self.choice.model, self.choice.family.tensors)
+        self.published = published.published_folder(self.weights)
         if self.published:
-            published_files(self.published)  # none is a link out of it
-        self.specs = dict(self._tensor_specs())
+            published.published_files(self.published)  # none is a link out of it
+        self.specs = {
+            name: TensorSpec(self._dtype(group), group.shape)
+            for group in self._groups
+            for name in group.names
+        }
+        """dtype and shape of each tensor, by its name in Hugging Face's files."""
 
     def summary(self) -> str:
         """Describe the export in one line."""
@@ -147,34 +135,23 @@ class Export:
             shutil.copyfile(generation_file, folder / GENERATION_FILE)
         else:
             generation = {key: config[key] for key in TOKEN_IDS if config.get(key) is not None}
-            write_json(
-                folder / GENERATION_FILE, {"_from_model_config": True} | generation, sort_keys=True
-            )
+            keys = {"_from_model_config": True} | generation
+            write_json(folder / GENERATION_FILE, keys, sort_keys=True)
         write_ends(folder, self.weights)
-        return notes + self._missing_files()
+        if self.origin is not None and self.published is None:
+            notes.append(
+                "written without the chat template, generation config and other files that the"
+                f" model was published with: {IMPORTED}/ is gone; for those, import"
+                f" {self.origin.source} again, copy checkpoints/{IMPORTED} to"
+                f" {self.weights.path.parent.parent / IMPORTED}, and repeat this"
+            )
+        return notes
 
-    def _missing_files(self) -> list[str]:
-        """Return a note if the files that the model was published with are gone."""
-        if self.origin is None or self.published is not None:
-            return []
-        return [
-            "written without the chat template, generation config and other files that the model"
-            f" was published with: {IMPORTED}/ is gone; for those, import {self.origin.source}"
-            f" again, copy checkpoints/{IMPORTED} to {self.weights.path.parent.parent / IMPORTED},"
-            " and repeat this"
-        ]
-
-    def _dtype(self, name: str) -> str:
-        """Return the dtype to write a parameter in."""
+    def _dtype(self, group: TensorGroup) -> str:
+        """Return the dtype to write some tensors in."""
         if self.origin is None:
             return "float32"
-        return self.origin.other_dtypes.get(name, self.origin.dtype)
-
-    def _tensor_specs(self) -> Iterator[tuple[str, TensorSpec]]:
-        for rule in self.rules:
-            parameters = [self.parameters[name] for name in rule.parameters]
-            spec = TensorSpec(self._dtype(rule.parameters[0]), rule.shape(parameters))
-            yield from ((name, spec) for _, name in rule.hf_names(parameters[0]))
+        return self.origin.other_dtypes.get(next(iter(group.parameters)), self.origin.dtype)
 
     def _write_weights(self, folder: Path) -> None:
         sizes = {name: spec.bytes for name, spec in self.specs.items()}
@@ -186,51 +163,45 @@ class Export:
                 writer = stack.enter_context(TensorWriter(folder / file, specs, {"format": "pt"}))
                 writers |= dict.fromkeys(specs, writer)
             progress = tqdm(total=len(self.specs), unit=" tensors", disable=None)
-            for rule in self.rules:
-                for name, tensor in self._tensors(rule):
+            for group in self._groups:
+                for name, tensor in self._tensors(group):
                     writers[name].write(name, tensor)
                     progress.update()
             progress.close()
         write_index(folder, files, sizes)
 
-    def _tensors(self, rule: Rule) -> Iterator[tuple[str, np.ndarray]]:
-        """Yield name and bits of every tensor of a rule."""
-        parameters = [self.parameters[name] for name in rule.parameters]
+    def _tensors(self, group: TensorGroup) -> Iterator[tuple[str, np.ndarray]]:
+        """Yield name and bits of every tensor of a group."""
         weights = MergedWeights(self.weights.path)  # a new one, so that memory is freed after it
-        arrays = [load_or_zeros(weights, n, self.parameters[n].shape) for n in rule.parameters]
-        dtype = self._dtype(rule.parameters[0])
-        for index, name in rule.hf_names(parameters[0]):
-            items = [cast(array[index], dtype) for array in arrays]
+        arrays = {
+            # a bias that is missing was added
+            name: weights.array(name) if name in weights.names() else np.zeros(each.shape, "f4")
+            for name, each in group.parameters.items()
+        }
+        dtype = self._dtype(group)
+        for name, index in group.names.items():
+            items = [cast(array[index], dtype) for array in arrays.values()]
             if dtype == "float16" and not all(np.isfinite(item).all() for item in items):
                 raise UserError(
-                    f"{self.weights.path}: {rule.parameters[0]}: has values that overflow float16,"
+                    f"{self.weights.path}: {next(iter(arrays))}: has values that overflow float16,"
                     " the dtype the model was published in"
                 )
-            yield name, rule.join([bits(item) for item in items], parameters)
+            yield name, group.join([bits(item) for item in items])
 
     def _write_config(self, folder: Path, token_ids: dict[str, int | None]) -> dict[str, Any]:
         """Write `config.json`: the imported one if it still describes the model."""
         choice, origin = self.choice, self.origin
         keys: dict[str, Any] = dict(token_ids)
         if self.published is not None:
-            published = read_hf_config(self.published)
-            published.ignore(tuple(published.values))
-            same_type = published.model_type == choice.family.model_type
-            if same_type and not choice.family.differences(choice.model, published):
+            before = read_hf_config(self.published)
+            before.ignore(tuple(before.values))
+            same_type = before.model_type == choice.family.model_type
+            if same_type and not choice.family.differences(choice.model, before):
                 shutil.copyfile(self.published / CONFIG_FILE, folder / CONFIG_FILE)
-                return published.values
-            items = published.values.items()
-            keys |= {key: value for key, value in items if has_no_effect(key)}
+                return before.values
+            keys |= {key: value for key, value in before.values.items() if has_no_effect(key)}
         keys |= choice.family.to_hf_config(choice.model) | {
             "torch_dtype": origin.dtype if origin else "float32"
         }
         write_json(folder / CONFIG_FILE, keys, sort_keys=True)
         return keys
-
-
-def load_or_zeros(weights: Weights, name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Return a parameter to export, or zeros for an added bias."""
-    if name in weights.names():
-        return weights.array(name)
-    assert name.endswith(".bias")
-    return np.zeros(shape, np.float32)

@@ -6,23 +6,14 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from rungs.checkpointing import load
-from rungs.checkpointing.published import (
-    CONFIG_FILE,
-    GENERATION_FILE,
-    TOKENIZER_FILES,
-    all_stop_tokens,
-    published_files,
-    stop_tokens,
-)
+from rungs.checkpointing import load, published
 from rungs.checkpointing.weights_file import Weights
 from rungs.common.errors import UserError
 from rungs.common.paths import is_file
 from rungs.common.strict_json import read_text
+from rungs.data import tokenizer_config
 from rungs.data.chats.chat_template import TEMPLATE_FILE, ChatTemplate
 from rungs.data.tokenizer import TOKENIZER_FILE, Tokenizer
-from rungs.data.tokenizer_config import CONFIG_FILE as TOKENIZER_CONFIG_FILE
-from rungs.data.tokenizer_config import json_object
 from rungs.data.tokenizer_files import (
     MERGES_FILE,
     SENTENCEPIECE_FILE,
@@ -31,7 +22,6 @@ from rungs.data.tokenizer_files import (
 )
 
 _VOCABULARIES = (TOKENIZER_FILE, SENTENCEPIECE_FILE, VOCABULARY_FILE)
-
 TokenIds = dict[str, int | None]
 
 
@@ -39,65 +29,49 @@ TokenIds = dict[str, int | None]
 
 
 def convert_tokenizer(folder: Path, vocab_size: int) -> list[str]:
-    """Write `tokenizer.json` into a folder that has tokenizer files of another kind.
-
-    Args:
-        vocab_size: the model's number of tokens.
-
-    Returns:
-        Notes on what was done, and a warning if the tokenizer has more tokens than the model.
-
-    Raises:
-        UserError: the files are damaged, or of a kind that cannot be converted.
-    """
+    """Write `tokenizer.json` into a folder that has tokenizer files of another kind. Returns notes
+    on what was done, and a warning if the tokenizer has more tokens than the model's `vocab_size`.
+    Raises UserError if the files are damaged, or of a kind that cannot be converted."""
     if not any((folder / name).is_file() for name in _VOCABULARIES):
         return ["the model comes without a tokenizer; prompts and exports will be without one too"]
-    tokenizer = load_tokenizer(folder)
-    return [*_write_tokenizer_json(folder, tokenizer), *_size_warnings(tokenizer, vocab_size)]
-
-
-def _write_tokenizer_json(folder: Path, tokenizer: Tokenizer) -> list[str]:
-    if (folder / TOKENIZER_FILE).is_file():
-        return []
-    tokenizer.save(folder / TOKENIZER_FILE)
-    if not (folder / SENTENCEPIECE_FILE).is_file():
-        return [f"converted {VOCABULARY_FILE} and {MERGES_FILE} to {TOKENIZER_FILE}"]
-    _use_tokenizer_json(folder)
-    return [f"converted {SENTENCEPIECE_FILE} to {TOKENIZER_FILE}; see {TOKENIZER_CONFIG_FILE}"]
-
-
-def _size_warnings(tokenizer: Tokenizer, vocab_size: int) -> list[str]:
-    largest = tokenizer.vocab_size - 1
-    if largest < vocab_size:
-        return []
-    return [
-        f"warning: the tokenizer has ids up to {largest} ({tokenizer.decode([largest])!r}), but the"
-        f" model only {vocab_size} tokens; prompts and datasets with an id from {vocab_size} are"
-        " refused"
-    ]
+    tokenizer, notes = load_tokenizer(folder), []
+    if not (folder / TOKENIZER_FILE).is_file():
+        tokenizer.save(folder / TOKENIZER_FILE)
+        if (folder / SENTENCEPIECE_FILE).is_file():
+            _use_tokenizer_json(folder)
+            before, see = SENTENCEPIECE_FILE, f"; see {tokenizer_config.CONFIG_FILE}"
+        else:
+            before, see = f"{VOCABULARY_FILE} and {MERGES_FILE}", ""
+        notes.append(f"converted {before} to {TOKENIZER_FILE}{see}")
+    if (largest := tokenizer.vocab_size - 1) >= vocab_size:
+        notes.append(
+            f"warning: the tokenizer has ids up to {largest} ({tokenizer.decode([largest])!r}), but"
+            f" the model only {vocab_size} tokens; prompts and datasets with an id from"
+            f" {vocab_size} are refused"
+        )
+    return notes
 
 
 def _use_tokenizer_json(folder: Path) -> None:
     """Make transformers load `tokenizer.json` unchanged. Its classes for SentencePiece would build
     their own pipeline, which for OpenLLaMA gives other tokens."""
-    path = folder / TOKENIZER_CONFIG_FILE
-    published = json.loads(read_text(path)) if path.is_file() else {}
+    path = folder / tokenizer_config.CONFIG_FILE
+    keys = json.loads(read_text(path)) if path.is_file() else {}
     content = json.loads(read_text(folder / TOKENIZER_FILE))
-    config = json.loads(read_text(folder / CONFIG_FILE))
+    config = json.loads(read_text(folder / published.CONFIG_FILE))
     names = {token["id"]: token["content"] for token in content["added_tokens"]}
+
+    def name_of(ids: Any) -> str | None:
+        first = next(iter(ids), None) if isinstance(ids, list) else ids
+        return names.get(first) if isinstance(first, int) else None
+
     special: dict[str, Any] = {
-        "bos_token": names.get(_first_id(config.get("bos_token_id"))),
-        "eos_token": names.get(_first_id(config.get("eos_token_id"))),
+        "bos_token": name_of(config.get("bos_token_id")),
+        "eos_token": name_of(config.get("eos_token_id")),
         "unk_token": content["model"].get("unk_token"),
     }
     known = {key: name for key, name in special.items() if name is not None}
-    write_json(path, known | published | {"tokenizer_class": "PreTrainedTokenizerFast"})
-
-
-def _first_id(ids: Any) -> int | None:
-    """Return an id, or the first of a list."""
-    first = next(iter(ids), None) if isinstance(ids, list) else ids
-    return first if isinstance(first, int) else None
+    write_json(path, known | keys | {"tokenizer_class": "PreTrainedTokenizerFast"})
 
 
 # Export
@@ -106,31 +80,29 @@ def _first_id(ids: Any) -> int | None:
 def write_tokenizer(
     folder: Path, weights: Weights, imported: Path | None
 ) -> tuple[list[str], TokenIds]:
-    """Write a model's tokenizer into a folder.
+    """Write a model's tokenizer into a folder. Returns notes on what is missing, and the ids of
+    special tokens for `config.json`.
 
     Args:
         imported: the folder with the files that were imported with the model, if it was imported.
-
-    Returns:
-        Notes on what is missing, and the ids of special tokens for `config.json`.
     """
     header = weights.header
-    published = imported / TOKENIZER_FILE if imported else None
-    if published is not None and not published.is_file():
-        published = None
+    original = imported / TOKENIZER_FILE if imported else None
+    if original is not None and not original.is_file():
+        original = None
     if header.train is None and not weights.path.with_name(TOKENIZER_FILE).is_file():
         return ["written without a tokenizer: it was imported without"], _token_ids(None)
     notes = []
     try:
         tokenizer = load.load_tokenizer(weights.path)
     except UserError as error:
-        if published is None:
+        if original is None:
             return [f"written without a tokenizer: {error}"], _token_ids(None)
         notes = [f"written with the imported tokenizer, since there is no other: {error}"]
-        tokenizer = load_tokenizer(published)
-    if published is not None and _is_same(published, tokenizer):
-        for name, path in published_files(published.parent).items():
-            if name in TOKENIZER_FILES:
+        tokenizer = load_tokenizer(original)
+    if original is not None and _is_same(original, tokenizer):
+        for name, path in published.published_files(original.parent).items():
+            if name in published.TOKENIZER_FILES:
                 shutil.copyfile(path, folder / name)
     else:
         tokenizer.save(folder / TOKENIZER_FILE)
@@ -147,11 +119,12 @@ def write_ends(folder: Path, weights: Weights) -> None:
         template.save(folder)
     if weights.header.train is None or not is_file(folder / TOKENIZER_FILE):
         return
-    tokenizer, path = load_tokenizer(folder), folder / GENERATION_FILE
+    tokenizer, path = load_tokenizer(folder), folder / published.GENERATION_FILE
     own = load.load_tokenizer(weights.path) if weights.tokenizer_file else tokenizer
-    ends = all_stop_tokens(weights, own, template)
-    if not set(ends) <= set(stop_tokens(folder, tokenizer)):
-        write_json(path, json_object(path) | {"eos_token_id": ends if ends[1:] else ends[0]})
+    ends = published.all_stop_tokens(weights, own, template)
+    if not set(ends) <= set(published.stop_tokens(folder, tokenizer)):
+        keys = tokenizer_config.json_object(path)
+        write_json(path, keys | {"eos_token_id": ends if ends[1:] else ends[0]})
 
 
 def describe_ends(folder: Path) -> str:
@@ -159,7 +132,7 @@ def describe_ends(folder: Path) -> str:
     if not is_file(folder / TOKENIZER_FILE):
         return "no known token"
     tokenizer = load_tokenizer(folder)
-    return tokenizer.names(stop_tokens(folder, tokenizer))
+    return tokenizer.names(published.stop_tokens(folder, tokenizer))
 
 
 def _token_ids(tokenizer: Tokenizer | None) -> TokenIds:
@@ -179,7 +152,7 @@ def _write_tokenizer_config(folder: Path, tokenizer: Tokenizer, length: int) -> 
     for key in ("bos", "eos"):
         if (token := ids[f"{key}_token_id"]) is not None:
             keys[f"{key}_token"] = tokenizer.decode([token])
-    write_json(folder / TOKENIZER_CONFIG_FILE, keys)
+    write_json(folder / tokenizer_config.CONFIG_FILE, keys)
 
 
 def write_json(path: Path, values: dict[str, Any], *, sort_keys: bool = False) -> None:

@@ -23,8 +23,7 @@ from rungs.checkpointing.tensor_writer import (
 )
 from rungs.checkpointing.weights_file import Origin, WeightsHeader
 from rungs.checkpointing.weights_index import WEIGHTS_FILE
-from rungs.common import hub
-from rungs.common.atomic_folder import create_folder
+from rungs.common import atomic_folder, hub
 from rungs.common.errors import UserError
 from rungs.common.paths import checkout, is_file, is_folder, is_there
 from rungs.common.strict_json import format_name
@@ -36,7 +35,7 @@ from rungs.huggingface.families.family import Family
 from rungs.huggingface.families.registry import family_of
 from rungs.huggingface.hf_tokenizer import convert_tokenizer, write_json
 from rungs.huggingface.tensors.reader import TensorFolder, Tensors
-from rungs.huggingface.tensors.rules import AbstractParameter, Rule, model_parameters, rules_for
+from rungs.huggingface.tensors.rules import TensorGroup, tensor_groups
 from rungs.linen.checkpoint import LinenTensors
 from rungs.run.folder import RunFolder, new_run_path
 
@@ -67,11 +66,8 @@ class HFSource:
 
 
 def find_source(place: str, revision: str | None = None) -> HFSource:
-    """Return the model in a folder or, if there is no such folder, with that id on the hub.
-
-    Raises:
-        UserError: neither exists.
-    """
+    """Return the model in a folder or, if there is no such folder, with that id on the hub; raises
+    UserError if there is neither."""
     folder = Path(place)
     if is_folder(folder):
         if revision is not None:
@@ -84,14 +80,8 @@ def find_source(place: str, revision: str | None = None) -> HFSource:
 
 
 def find_linen_source(place: str, family: LinenFamily) -> HFSource:
-    """Return the Linen checkpoint in a folder, or in a msgpack file.
-
-    Args:
-        family: the family whose layout the checkpoint has.
-
-    Raises:
-        UserError: it does not exist.
-    """
+    """Return the Linen checkpoint in a folder, or in a msgpack file, in the layout of a family;
+    raises UserError if it does not exist."""
     path = Path(place)
     if not is_there(path):
         raise UserError(
@@ -119,34 +109,25 @@ class Import:
 
     source: HFSource
     hf_config: HFConfig
-    family: Family
     model: ModelConfig
     tensors: Tensors
-    rules: list[Rule]
-    parameters: dict[str, AbstractParameter]
+    groups: list[TensorGroup]
     match: Match
 
     @classmethod
     def from_source(cls, source: HFSource, ignored_keys: tuple[str, ...] = ()) -> "Import":
-        """Check everything but the values of the tensors.
-
-        Args:
-            ignored_keys: keys of `config.json` to treat as having no effect.
-
-        Raises:
-            UserError: with a line for each mistake found.
-        """
+        """Check everything but the values of the tensors; `ignored_keys` of `config.json` have no
+        effect. Raises UserError with a line for each mistake found."""
         hf_config, tensors = _open(source)
         hf_config.ignore(ignored_keys)
         family = family_of(hf_config)
         model = family.to_model_config(hf_config)
         linen = tensors if isinstance(tensors, LinenTensors) else None
         notes = linen.leave_out_padding(model.vocab_size) if linen else []
-        parameters = model_parameters(model)
-        rules = rules_for(parameters, family.tensors)
-        matched = _match(source.folder, tensors, family, rules, parameters)
+        groups = tensor_groups(model, family.tensors)
+        matched = _match(source.folder, tensors, family, groups)
         matched.notes.extend(notes)
-        return cls(source, hf_config, family, model, tensors, rules, parameters, matched)
+        return cls(source, hf_config, model, tensors, groups, matched)
 
     @property
     def origin(self) -> Origin:
@@ -170,25 +151,20 @@ class Import:
         return f"{name}: {model_type}, {size / 1e9:.2f} GB, tensors: {dtypes}"
 
     def write_weights(self, path: Path) -> None:
-        """Write `model.safetensors`, with one tensor in memory at a time.
-
-        Raises:
-            UserError: tensors have NaN or infinite values.
-        """
+        """Write `model.safetensors`, with one tensor in memory at a time; raises UserError if
+        tensors have NaN or infinite values."""
         broken = []
         tokenizer = self.source.name if self.source.revision else ""
         header = WeightsHeader(self.model, None, tokenizer, self.origin)
         with TensorWriter(path, self.match.specs, header.as_metadata()) as writer:
             progress = tqdm(total=len(self._dtypes()), unit=" tensors", disable=None)
-            for rule in self.rules:
-                parameters = [self.parameters[name] for name in rule.parameters]
-                for index, hf_name in rule.hf_names(parameters[0]):
+            for group in self.groups:
+                for hf_name, index in group.names.items():
                     own_name = self.match.names[hf_name]
                     tensor = self.tensors.bits(own_name)
                     if not all_finite(tensor, self.tensors.specs[own_name].dtype):
                         broken.append(own_name)
-                    items = rule.split(tensor, parameters)
-                    for name, item in zip(rule.parameters, items, strict=True):
+                    for name, item in zip(group.parameters, group.split(tensor), strict=True):
                         writer.write(name, item, index)
                     progress.update()
             progress.close()
@@ -221,42 +197,23 @@ def _open(source: HFSource) -> tuple[HFConfig, Tensors]:
     return HFConfig(path, tensors.config), tensors
 
 
-def _match(
-    folder: Path,
-    tensors: Tensors,
-    family: Family,
-    rules: list[Rule],
-    parameters: dict[str, AbstractParameter],
-) -> Match:
-    """Find the tensors for all parameters.
-
-    Args:
-        rules: the rules that the model needs.
-        parameters: the model's parameters, by name.
-
-    Raises:
-        UserError: with a line for each tensor that is missing, unknown, or has the wrong shape or
-            dtype.
-    """
+def _match(folder: Path, tensors: Tensors, family: Family, groups: list[TensorGroup]) -> Match:
+    """Find the tensors for all parameters. Raises UserError with a line for each tensor that is
+    missing, unknown, or has the wrong shape or dtype."""
     names, notes = _names_of_family(tensors, family)
-    head_is_tied = not any("head.kernel" in rule.parameters for rule in rules)
-    if head_is_tied and HEAD in names:
-        embedding = next(r for r in rules if r.parameters == ("token_embedding.embedding",))
-        _check_tied_head(folder, tensors, names[HEAD], names.get(embedding.hf_name))
+    if HEAD in names and not any("head.kernel" in group.parameters for group in groups):
+        [embedding] = next(g.names for g in groups if "token_embedding.embedding" in g.parameters)
+        _check_tied_head(folder, tensors, names[HEAD], names.get(embedding))
         notes.append(f"left out: {names.pop(HEAD)} (a copy of the embedding it is tied to)")
-    lines = [
-        *_wrong_tensors(tensors, names, rules, parameters),
-        *_mixed_dtypes(tensors, names, rules, parameters),
-    ]
+    lines = [*_wrong_tensors(tensors, names, groups), *_mixed_dtypes(tensors, names, groups)]
     if lines:
         rest = [f"… and {len(lines) - _MAX_LINES} more"] if len(lines) > _MAX_LINES else []
         lines = [f"tensor {line}" for line in lines[:_MAX_LINES]] + rest
         raise UserError.at(folder, lines)
     specs = {
-        name: TensorSpec(tensors.specs[names[first]].dtype, parameters[name].shape)
-        for rule in rules
-        for _, first in [next(rule.hf_names(parameters[rule.parameters[0]]))]
-        for name in rule.parameters
+        name: TensorSpec(tensors.specs[names[next(iter(group.names))]].dtype, parameter.shape)
+        for group in groups
+        for name, parameter in group.parameters.items()
     }
     return Match(names, specs, notes)
 
@@ -298,17 +255,10 @@ def _check_tied_head(folder: Path, tensors: Tensors, head: str, embedding: str |
 
 
 def _wrong_tensors(
-    tensors: Tensors,
-    names: dict[str, str],
-    rules: list[Rule],
-    parameters: dict[str, AbstractParameter],
+    tensors: Tensors, names: dict[str, str], groups: list[TensorGroup]
 ) -> Iterator[str]:
     """Yield a line for each tensor that is missing, unknown, or has the wrong shape or dtype."""
-    expected: dict[str, tuple[int, ...]] = {}
-    for rule in rules:
-        of_rule = [parameters[name] for name in rule.parameters]
-        shape = rule.shape(of_rule)
-        expected |= {name: shape for _, name in rule.hf_names(of_rule[0])}
+    expected = {name: group.shape for group in groups for name in group.names}
     yield from (f"{name}: missing" for name in expected if name not in names)
     yield from (f"{format_name(names[name])}: unknown" for name in names if name not in expected)
     for name in expected.keys() & names.keys():
@@ -321,15 +271,11 @@ def _wrong_tensors(
 
 
 def _mixed_dtypes(
-    tensors: Tensors,
-    names: dict[str, str],
-    rules: list[Rule],
-    parameters: dict[str, AbstractParameter],
+    tensors: Tensors, names: dict[str, str], groups: list[TensorGroup]
 ) -> Iterator[str]:
     """Yield a line for each tensor that does not have the same dtype in all layers."""
-    for rule in rules:
-        hf_names = rule.hf_names(parameters[rule.parameters[0]])
-        found = [names[name] for _, name in hf_names if name in names]
+    for group in groups:
+        found = [names[name] for name in group.names if name in names]
         dtypes = {name: tensors.specs[name].dtype for name in found}
         other = next((name for name in found if dtypes[name] != dtypes[found[0]]), None)
         if other:
@@ -340,11 +286,8 @@ def _mixed_dtypes(
 
 
 def target_folder(name: str) -> Path:
-    """Return the run folder to create: a path, or a name under `runs/`.
-
-    Raises:
-        UserError: it exists already.
-    """
+    """Return the run folder to create: a path, or a name under `runs/`; raises UserError if it
+    exists already."""
     target = new_run_path(name)
     if is_there(target):
         raise UserError(f"{target}: exists already; choose another name, or move it away")
@@ -354,18 +297,14 @@ def target_folder(name: str) -> Path:
 def import_model(
     plan: Import, target: Path, check: Callable[[RunFolder], None] = lambda _: None
 ) -> list[str]:
-    """Create a run folder from a Hugging Face model. If anything fails, leave nothing behind.
+    """Create a run folder from a Hugging Face model, and return notes on what is missing or was
+    converted. If anything fails, leave nothing behind. Raises UserError if the folder cannot be
+    written.
 
     Args:
         check: called with the complete folder; an exception undoes the import.
-
-    Returns:
-        Notes on what is missing or was converted.
-
-    Raises:
-        UserError: the folder cannot be written.
     """
-    with create_folder(target) as folder:
+    with atomic_folder.create_folder(target) as folder:
         run = RunFolder(folder)
         notes = _fill(plan, run, target)
         check(run)

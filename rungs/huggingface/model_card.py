@@ -1,8 +1,5 @@
 """The model card of a model on the hub: `README.md` with what was trained on what, to which losses.
-
-The metadata at its top are those that the hub reads, see
-https://huggingface.co/docs/hub/model-cards.
-"""
+Its metadata: https://huggingface.co/docs/hub/model-cards"""
 
 import json
 import math
@@ -66,7 +63,7 @@ class ModelCard:
             self._data_section(),
             self._use_section(),
             self._config_section(),
-            "".join(["## Charts\n", *map(_image, charts)]) if charts else "",
+            _charts_section([chart.name for chart in charts]),
         ]
         text = "\n\n".join(section.rstrip() for section in sections if section) + "\n"
         (folder / CARD_FILE).write_text(text, encoding="utf-8")
@@ -74,23 +71,18 @@ class ModelCard:
     def _metadata(self) -> str:
         descriptions = (self._description(dataset) for dataset in self._datasets())
         on_hub = {repository for one in descriptions if one and (repository := _repository(one))}
+        source = self._origin.source if self._origin else ""
+        results = list(map(_result, self._scores))
         values = {
             "library_name": "transformers",
             "pipeline_tag": _TASK,
             "tags": ["rungs", "jax"],
-            "base_model": self._base(),
+            "base_model": source if source.count("/") == 1 else None,  # an id on the hub
             "datasets": sorted(on_hub),
-            "model-index": [{"name": self._name, "results": list(map(_result, self._scores))}],
+            "model-index": [{"name": self._name, "results": results}] if results else None,
         }
-        if not self._scores:
-            del values["model-index"]
         # JSON is YAML
         return "".join(f"{key}: {json.dumps(value)}\n" for key, value in values.items() if value)
-
-    def _base(self) -> str | None:
-        """Return the hub id of the model that the training started from."""
-        source = self._origin.source if self._origin else ""
-        return source if source.count("/") == 1 else None
 
     def _opening(self) -> str:
         family = self._export.choice.family.model_type
@@ -103,7 +95,7 @@ class ModelCard:
         return text
 
     def _figures(self) -> Rows:
-        parameters = sum(math.prod(p.shape) for p in self._export.parameters.values())
+        parameters = sum(math.prod(spec.shape) for spec in self._export.specs.values())
         rows = [("parameters", f"{parameters:,}")]
         rows.append(("context length", f"{self._model.context_length:,} tokens"))
         if (meta := self._meta) is None:
@@ -116,14 +108,17 @@ class ModelCard:
             rows.append(("training loss of the last step", _loss(meta.train_loss)))
         if meta.validation_loss is not None:
             rows.append(("validation loss", _loss(meta.validation_loss)))
-        precision = meta.train.get("compute_dtype", "auto")
-        rows.append(("matmuls in", precision))
+        rows.append(("matmuls in", meta.train.get("compute_dtype", "auto")))
         return rows
 
     def _score_section(self) -> str:
         if not self._scores:
             return ""
-        rows = [(f"{one.task}, {one.metric}", _score(one)) for one in self._scores]
+        rows = []
+        for one in self._scores:
+            shots = f", {one.few_shot} examples before each" if one.few_shot else ""
+            score = f"{one.with_error} on {one.items:,} items{shots}"
+            rows.append((f"{one.task}, {one.metric}", score))
         head = "benchmark", "score ± standard error (or 95% interval)"
         return f"## Benchmarks\n\n{_table(head, rows)}"
 
@@ -203,16 +198,12 @@ def _loss(loss: float) -> str:
     return f"{loss:.4f} nats per token (perplexity {math.exp(loss):.2f})"
 
 
-def _score(one: Evaluation) -> str:
-    shots = f", {one.few_shot} examples before each" if one.few_shot else ""
-    return f"{one.with_error} on {one.items:,} items{shots}"
-
-
 def _table(head: tuple[str, str], rows: Rows) -> str:
     lines = [head, ("---", "---"), *rows]
     return "\n".join(f"| {first} | {second} |" for first, second in lines)
 
 
-def _image(chart: Path) -> str:
-    title = chart.stem.replace("-", " ")
-    return f"\n![{title}]({CHARTS}/{chart.name})\n"
+def _charts_section(names: list[str]) -> str:
+    titles = {name: Path(name).stem.replace("-", " ") for name in names}
+    images = [f"\n![{title}]({CHARTS}/{name})\n" for name, title in titles.items()]
+    return "".join(["## Charts\n", *images]) if images else ""

@@ -1,7 +1,4 @@
-"""Compare an imported model with transformers, hidden state by hidden state.
-
-Axes as in `rungs/model/gpt.py`.
-"""
+"""Compare an imported model with transformers, hidden state by hidden state."""
 
 import subprocess
 import tempfile
@@ -61,14 +58,8 @@ def require_transformers(python: str) -> None:
 
 def compare(source: Path, imported: Path, python: str, echo: Callable[[str], None]) -> None:
     """Compare a Hugging Face model with its import, both in float32, one at a time in memory.
-
-    Args:
-        python: one that has PyTorch and transformers.
-
-    Raises:
-        RunFailure: transformers can't compute it.
-        DivergenceError: a hidden state or the logits differ. Names the first that does.
-    """
+    `python` has PyTorch and transformers. Raises RunFailure if transformers can't compute it, and
+    DivergenceError, which names the first hidden state that differs."""
     tokens_S = sample_tokens(Weights(imported / WEIGHTS_FILE).header.model)
     expected = _transformers_activations(source, tokens_S, python)
     found = _rungs_activations(imported, tokens_S)

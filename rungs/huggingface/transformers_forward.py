@@ -1,10 +1,6 @@
-"""What transformers computes: run by a Python that has PyTorch and may lack Rungs.
-
-    python transformers_forward.py FOLDER IN.npy OUT.npz
-
-IN has token ids (S), OUT logits (S, V) and hidden_states (L + 1, S, D), float32: the embedding,
-then each block; the last one after the final norm.
-"""
+"""What transformers computes: `python transformers_forward.py FOLDER IN.npy OUT.npz`, run by a
+Python that has PyTorch and may lack Rungs. IN has token ids (S), OUT logits (S, V) and
+hidden_states (L + 1, S, D), float32: the embedding, then each block, the last one normalized."""
 
 import sys
 from typing import Any

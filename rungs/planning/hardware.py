@@ -109,9 +109,10 @@ DEVICES = (
 )
 """Tensor-core figures without sparsity, accumulating in float32. B200, H100 and H200 are the SXM
 models, whose figures are half of the published ones with sparsity; A100 is the SXM model with
-80 GB. A device of TPU7x is one of the two on a chip. https://www.nvidia.com/en-us/data-center/dgx-b200/,
-https://www.nvidia.com/en-us/data-center/h100/, https://www.nvidia.com/en-us/data-center/h200/,
-https://www.nvidia.com/en-us/data-center/a100/, https://www.nvidia.com/en-us/data-center/l4/;
+80 GB. A device of TPU7x is one of the two on a chip.
+https://www.nvidia.com/en-us/data-center/dgx-b200/, https://www.nvidia.com/en-us/data-center/h100/,
+https://www.nvidia.com/en-us/data-center/h200/, https://www.nvidia.com/en-us/data-center/a100/,
+https://www.nvidia.com/en-us/data-center/l4/;
 https://www.nvidia.com/content/PDF/nvidia-ampere-ga-102-gpu-architecture-whitepaper-v2.pdf, table 9;
 https://images.nvidia.com/aem-dam/Solutions/geforce/ada/nvidia-ada-gpu-architecture.pdf, table 2;
 https://cloud.google.com/tpu/docs/v4 and the same for v5e, v5p, v6e and tpu7x.

@@ -26,13 +26,6 @@ class Rope:
 _ROPES = ("full_attention", "sliding_attention")
 
 
-def _is_object_of_objects(value: Any, keys: tuple[str, ...]) -> bool:
-    """Whether `value` is an object with no other keys than these, each an object or null."""
-    return isinstance(value, dict) and all(
-        key in keys and isinstance(inner, dict | None) for key, inner in value.items()
-    )
-
-
 @dataclass(frozen=True)
 class TwoRopes:
     """Like `Rope`, with another base for sliding-window layers (Gemma 3)."""
@@ -43,7 +36,10 @@ class TwoRopes:
     def read(self, hf_config: HFConfig) -> Values:
         parameters = hf_config.take("rope_parameters") or {}
         scaling = hf_config.take("rope_scaling") or {}
-        if not _is_object_of_objects(parameters, _ROPES) or not isinstance(scaling, dict):
+        are_objects = isinstance(parameters, dict) and all(
+            key in _ROPES and isinstance(inner, dict | None) for key, inner in parameters.items()
+        )
+        if not are_objects or not isinstance(scaling, dict):
             hf_config.reject("rope_parameters", f"must hold objects for {' and '.join(_ROPES)}")
             return {}
         full, sliding = (parameters.get(layer_type) or {} for layer_type in _ROPES)
@@ -59,16 +55,14 @@ class TwoRopes:
         return Rope().write(model) | {"rope_local_base_freq": base}
 
 
-_ROPE_KEYS = {
-    "type",
-    "rope_type",
-    "rope_theta",
-    "factor",
-    "low_freq_factor",
-    "high_freq_factor",
-    "original_max_position_embeddings",
-    "partial_rotary_factor",
+_LLAMA3_KEYS = {
+    "factor": "factor",
+    "low_freq_factor": "low_frequency_factor",
+    "high_freq_factor": "high_frequency_factor",
+    "original_max_position_embeddings": "original_context_length",
 }
+"""Keys of a scaled Llama 3, with their names in `model.json`."""
+_ROPE_KEYS = {*_LLAMA3_KEYS, "type", "rope_type", "rope_theta", "partial_rotary_factor"}
 
 
 def _read_rope(
@@ -108,29 +102,18 @@ def _read_scaling(hf_config: HFConfig, rope: Values, kind: str) -> Values | None
         return {"type": kind, "factor": rope.get("factor")}
     if kind != "llama3":
         return None
-    context_length = hf_config.taken["max_position_embeddings"]
-    return {
-        "type": kind,
-        "factor": rope.get("factor"),
-        "low_frequency_factor": rope.get("low_freq_factor"),
-        "high_frequency_factor": rope.get("high_freq_factor"),
-        "original_context_length": rope.get("original_max_position_embeddings", context_length),
-    }
+    default = {"original_max_position_embeddings": hf_config.taken["max_position_embeddings"]}
+    found = default | rope
+    return {"type": kind} | {key: found.get(theirs) for theirs, key in _LLAMA3_KEYS.items()}
 
 
 def _write_scaling(model: ModelConfig) -> Values | None:
     scaling = model.rope_scaling
     if scaling is None:
         return None
-    if scaling.type == "linear":
-        return {"rope_type": "linear", "factor": scaling.factor}
-    return {
-        "rope_type": "llama3",
-        "factor": scaling.factor,
-        "low_freq_factor": scaling.low_frequency_factor,
-        "high_freq_factor": scaling.high_frequency_factor,
-        "original_max_position_embeddings": scaling.original_context_length,
-    }
+    values = {theirs: getattr(scaling, key, None) for theirs, key in _LLAMA3_KEYS.items()}
+    given = {key: value for key, value in values.items() if value is not None}
+    return {"rope_type": scaling.type} | given
 
 
 _KINDS = {"sliding_attention": "sliding", "full_attention": "global"}

@@ -1,7 +1,5 @@
-"""Read a Hugging Face `config.json` key by key, so that no key goes unnoticed.
-
-Keys that are null are as good as absent.
-"""
+"""Read a Hugging Face `config.json` key by key, so that no key goes unnoticed. A key that is null
+counts as absent."""
 
 import json
 import re
@@ -75,15 +73,10 @@ SUPPORTED_VALUES: dict[str, tuple[Any, ...]] = {
 that does support one of these keys takes it before this table is consulted."""
 
 TEXT_KEYS_OUTSIDE = {
-    "bos_token_id",
-    "dtype",
-    "eos_token_id",
-    "pad_token_id",
-    "quantization_config",
-    "tie_word_embeddings",
-    "torch_dtype",
+    *("bos_token_id", "eos_token_id", "pad_token_id", "dtype", "torch_dtype"),
+    *("quantization_config", "tie_word_embeddings"),
 }
-"""Keys beside `text_config` that apply to the language model too."""
+"""Keys beside `text_config` that apply to the language model as well."""
 
 
 def has_no_effect(key: str) -> bool:

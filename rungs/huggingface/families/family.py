@@ -13,52 +13,35 @@ from rungs.huggingface.tensors.rules import Rule
 
 _ROTARY_BUFFERS = ((r"\.rotary_emb\.inv_freq", "rotary frequencies, which Rungs computes"),)
 _BLOCK_KEYS = (
-    "n_heads",
-    "n_kv_heads",
-    "head_dim",
-    "qkv_bias",
-    "attention_output_bias",
-    "qk_norm",
-    "query_pre_attn_scalar",
-    "attention_soft_cap",
-    "residual",
-    "feed_forward",
-    "ffn_dim",
-    "ffn_bias",
-    "n_experts",
-    "experts_per_token",
+    *("n_heads", "n_kv_heads", "head_dim", "qkv_bias", "attention_output_bias", "qk_norm"),
+    *("query_pre_attn_scalar", "attention_soft_cap", "residual", "feed_forward", "ffn_dim"),
+    *("ffn_bias", "n_experts", "experts_per_token"),
 )
 
 
 @dataclass(frozen=True)
 class Family:
-    """One kind of Hugging Face model. Import and export use the same description.
-
-    Attributes:
-        model_type: its name in transformers.
-        architecture: its class in transformers.
-        keys: its `config.json` keys.
-        constants: the `model.json` keys that are the same for the whole family.
-        tensors: rules for every parameter that a model of the family may have.
-        prefix: what all tensor names but the head's start with.
-        buffers: tensors that are not parameters: for each a regular expression for the end of the
-            name, and a description.
-    """
+    """One kind of Hugging Face model. Import and export use the same description."""
 
     model_type: str
+    """Its name in transformers."""
     architecture: str
+    """Its class in transformers."""
     keys: tuple[Key, ...]
+    """Its `config.json` keys."""
     constants: dict[str, Any]
+    """The `model.json` keys that are the same for the whole family."""
     tensors: tuple[Rule, ...]
+    """Rules for every parameter that a model of the family may have."""
     prefix: str = "model."
+    """What all tensor names but the head's start with."""
     buffers: tuple[tuple[str, str], ...] = _ROTARY_BUFFERS
+    """Tensors that are no parameters: a regular expression for the end of the name, and a
+    description."""
 
     def to_model_config(self, hf_config: HFConfig) -> ModelConfig:
-        """Translate `config.json` to `model.json`.
-
-        Raises:
-            UserError: with a line for each key that is unknown or asks for an unsupported feature.
-        """
+        """Translate `config.json` to `model.json`. Raises UserError with a line for each key that
+        is unknown or asks for an unsupported feature."""
         values = dict(self.constants)
         for key in self.keys:
             values |= key.read(hf_config)

@@ -1,17 +1,21 @@
 """Read the tensors of a Hugging Face model: one file, or shards with an index.
 
-PyTorch's `.bin` files are read without PyTorch, and without running the pickle in them. The format:
-a zip archive of `data.pkl`, which describes the tensors, and `data/<key>`, the content of each
-storage (https://docs.pytorch.org/docs/stable/notes/serialization.html, since 1.6).
+PyTorch's `.bin` files are read without PyTorch: a zip archive of `data.pkl`, which describes the
+tensors, and `data/<key>`, the content of each storage
+(https://docs.pytorch.org/docs/stable/notes/serialization.html, since 1.6). The pickle is not run:
+`pickletools.genops` splits it into opcodes, and those that PyTorch writes for named tensors are
+followed on a stack of plain values. Any other opcode is an error.
 """
 
 import math
+import pickletools
 import struct
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
+import ml_dtypes
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
@@ -20,12 +24,24 @@ from rungs.checkpointing.weights_index import INDEX_FILE, WEIGHTS_FILE, read_ind
 from rungs.common.errors import UserError, reason
 from rungs.common.paths import is_file, refuse_link_out, require_regular
 from rungs.common.strict_json import format_name
-from rungs.huggingface.tensors.torch_pickle import Tensor, parse_tensors
 
 _DTYPES = {code: dtype for dtype, code in SAFETENSORS_DTYPES.items()}
 _DESCRIPTION = "/data.pkl"
 _ZIP_ERRORS = (OSError, ValueError, KeyError, EOFError, RuntimeError, OverflowError, struct.error)
 """What `zipfile` raises for damaged archives, besides `BadZipFile`."""
+_STORAGES = {
+    "torch FloatStorage": np.dtype(np.float32),
+    "torch HalfStorage": np.dtype(np.float16),
+    "torch BFloat16Storage": np.dtype(ml_dtypes.bfloat16),
+    "torch DoubleStorage": np.dtype(np.float64),
+    "torch LongStorage": np.dtype(np.int64),
+    "torch IntStorage": np.dtype(np.int32),
+    "torch ByteStorage": np.dtype(np.uint8),
+    "torch BoolStorage": np.dtype(np.bool_),
+}
+_LITERALS = {"BINUNICODE", "BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT"}
+_CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
+_MAX_INTEGER = 2**62
 
 
 def safetensors_specs(path: Path) -> Iterator[tuple[str, TensorSpec]]:
@@ -50,6 +66,144 @@ def _safetensors_bits(path: Path, name: str) -> np.ndarray:
         return bits(file.get_tensor(name))
 
 
+class Storage(NamedTuple):
+    """The numbers that one or several tensors view."""
+
+    dtype: np.dtype
+    key: str
+    """Name of its entry under `data/`."""
+
+
+class TorchTensor(NamedTuple):
+    """A view of a storage."""
+
+    storage: Storage
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+class _Global(str):
+    """Module and name of a Python object. It is never looked up."""
+
+
+def parse_tensors(pickled: bytes) -> dict[str, TorchTensor]:
+    """Return the tensors that a pickle describes, by name; raises ValueError if it is damaged, or
+    describes anything else."""
+    parser = _Parser()
+    try:
+        for opcode, argument, _ in pickletools.genops(pickled):
+            parser.follow(opcode.name, argument)
+        (value,) = parser.stack
+    except (IndexError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"opcodes out of order ({error})") from None
+    if not isinstance(value, dict):
+        raise ValueError("no names")
+    for name, tensor in value.items():
+        if not isinstance(name, str) or not isinstance(tensor, TorchTensor):
+            raise ValueError(f"{name!r} is not a tensor")
+    return value
+
+
+class _Parser:
+    """Stack, marks and memo of a pickle machine that never calls anything."""
+
+    def __init__(self) -> None:
+        self.stack: list[Any] = []
+        self._marks: list[int] = []
+        self._memo: dict[int, Any] = {}
+
+    def follow(self, opcode: str, argument: Any) -> None:
+        """Apply an opcode; raises ValueError for one that tensors do not need."""
+        match opcode:
+            case "PROTO" | "STOP":
+                pass
+            case "MARK":
+                self._marks.append(len(self.stack))
+            case "BINPUT" | "LONG_BINPUT":
+                self._memo[argument] = self.stack[-1]
+            case "BUILD":  # attributes of an OrderedDict: the versions of modules
+                self._pop(1)
+            case "SETITEM":
+                self._set_items(self._pop(2))
+            case "SETITEMS":
+                self._set_items(self._pop_to_mark())
+            case _:
+                self.stack.append(self._value(opcode, argument))
+
+    def _value(self, opcode: str, argument: Any) -> Any:
+        """Return what an opcode pushes onto the stack."""
+        if opcode in _LITERALS:
+            return argument
+        if opcode in _CONSTANTS:
+            return _CONSTANTS[opcode]
+        match opcode:
+            case "EMPTY_DICT":
+                return {}
+            case "BINGET" | "LONG_BINGET":
+                return self._memo[argument]
+            case "TUPLE":
+                return tuple(self._pop_to_mark())
+            case "TUPLE1" | "TUPLE2" | "TUPLE3":
+                return tuple(self._pop(int(opcode[-1])))
+            case "GLOBAL":
+                return _Global(argument)
+            case "BINPERSID":
+                return _storage(*self._pop(1))
+            case "REDUCE":
+                return _call(*self._pop(2))
+        raise ValueError(f"it holds {opcode}")
+
+    def _pop(self, count: int) -> list[Any]:
+        if count > len(self.stack):
+            raise IndexError("a value is missing")
+        values = self.stack[-count:]
+        del self.stack[-count:]
+        return values
+
+    def _pop_to_mark(self) -> list[Any]:
+        start = self._marks.pop()
+        values = self.stack[start:]
+        del self.stack[start:]
+        return values
+
+    def _set_items(self, values: list[Any]) -> None:
+        target = self.stack[-1]
+        if not isinstance(target, dict):
+            raise TypeError("items without a dictionary")
+        target.update(zip(values[::2], values[1::2], strict=True))
+
+
+def _storage(reference: Any) -> Storage:
+    kind, name, key, *_ = reference
+    if kind != "storage" or name not in _STORAGES or not isinstance(name, _Global):
+        raise ValueError(f"a storage {name!r}")
+    return Storage(_STORAGES[name], str(key))
+
+
+def _call(name: Any, arguments: Any) -> Any:
+    """Return what calling a global would return, for the few that tensors need."""
+    if isinstance(name, _Global) and isinstance(arguments, tuple):
+        match name:
+            case "collections OrderedDict" if arguments == ():
+                return {}
+            case "torch._utils _rebuild_tensor_v2":
+                return _tensor(*arguments[:4])
+            case "torch._utils _rebuild_parameter" if isinstance(arguments[0], TorchTensor):
+                return arguments[0]
+    raise ValueError(str(name).replace(" ", "."))
+
+
+def _tensor(storage: Any, offset: Any, shape: Any, strides: Any) -> TorchTensor:
+    numbers = (offset, *shape, *strides)
+    if not isinstance(storage, Storage):
+        raise ValueError("a tensor without storage")
+    are_valid = all(type(number) is int and 0 <= number <= _MAX_INTEGER for number in numbers)
+    if not are_valid or len(shape) != len(strides):
+        raise ValueError("a tensor with an impossible shape")
+    return TorchTensor(storage, offset, tuple(shape), tuple(strides))
+
+
 def torch_specs(path: Path) -> Iterator[tuple[str, TensorSpec]]:
     """Yield name and spec of every tensor in a file; raises UserError if it is unreadable."""
     _, tensors = _describe_torch(path)
@@ -69,7 +223,7 @@ def torch_bits(path: Path, name: str) -> np.ndarray:
         raise UserError(f"{path}: tensor {format_name(name)}: damaged: {reason(error)}") from None
 
 
-def _torch_array(tensor: Tensor, storage: np.ndarray) -> np.ndarray:
+def _torch_array(tensor: TorchTensor, storage: np.ndarray) -> np.ndarray:
     """Return a tensor from the content of its storage; raises ValueError if it does not fit."""
     _, offset, shape, strides = tensor
     size = math.prod(shape)
@@ -83,7 +237,7 @@ def _torch_array(tensor: Tensor, storage: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(view).reshape(shape)  # ascontiguousarray makes scalars vectors
 
 
-def _describe_torch(path: Path) -> tuple[str, dict[str, Tensor]]:
+def _describe_torch(path: Path) -> tuple[str, dict[str, TorchTensor]]:
     """Return the name of the archive's root folder, and its tensors."""
     try:
         require_regular(path)
@@ -140,14 +294,11 @@ class Tensors(Protocol):
 
 class TensorFolder:
     """The tensors of a folder, read one at a time from its safetensors files, or else from its
-    PyTorch files.
+    PyTorch files. Raises UserError if it has no weights, or a shard is missing or damaged.
 
     Attributes:
         specs: dtype and shape of each tensor, by name. Buffers may have dtypes that are not
             supported for parameters.
-
-    Raises:
-        UserError: no weights, or a shard is missing or damaged.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -6,8 +6,6 @@ Face models have one tensor per layer and expert; `{layer}` and `{expert}` stand
 
 import itertools
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -28,29 +26,20 @@ class AbstractParameter(NamedTuple):
     inputs: int
     """How many axes, after those of layers and experts, a matmul contracts."""
 
-    def item_shape(self, stacked: int) -> tuple[int, ...]:
-        """Return the shape without the stacked axes."""
-        return self.shape[stacked:]
-
 
 def model_parameters(model: ModelConfig) -> dict[str, AbstractParameter]:
     """Return all parameters of a model, by dotted name."""
-    state = nnx.state(abstract_model(model))
+    variables = nnx.to_flat_state(nnx.state(abstract_model(model)))
     return {
-        dotted(path): AbstractParameter(
-            variable.get_value().shape, variable.get_metadata()["inputs"]
-        )
-        for path, variable in nnx.to_flat_state(state)
+        dotted(path): AbstractParameter(each.get_value().shape, each.get_metadata()["inputs"])
+        for path, each in variables
     }
 
 
-@dataclass(frozen=True)
-class Rule:
-    """A tensor name pattern, and the Rungs parameters that such tensors hold.
-
-    As matrices, Rungs parameters are (inputs, outputs). If one tensor holds several, they are
-    concatenated along the outputs.
-    """
+class Rule(NamedTuple):
+    """A pattern of tensor names, and the Rungs parameters that such tensors hold. As matrices,
+    these are (inputs, outputs). If one tensor holds several, they are concatenated along the
+    outputs."""
 
     hf_name: str
     """With `{layer}` and `{expert}` for the numbers."""
@@ -58,48 +47,50 @@ class Rule:
     transposed: bool = False
     """Whether the tensor is (outputs, inputs), as in PyTorch's Linear."""
 
-    @property
-    def stacked(self) -> int:
-        """Number of leading parameter axes that count layers and experts."""
-        return sum(axis in self.hf_name for axis in _STACKED_AXES)
 
-    def hf_names(self, parameter: AbstractParameter) -> Iterator[tuple[tuple[int, ...], str]]:
-        """Yield the name of each tensor, with its index into the stacked axes of the parameter."""
-        for index in itertools.product(*map(range, parameter.shape[: self.stacked])):
-            numbers = zip(("layer", "expert"), index, strict=False)
-            yield index, self.hf_name.format(**dict(numbers))
+class TensorGroup:
+    """The tensors of a model that a rule names, one for each layer and expert.
 
-    def shape(self, parameters: list[AbstractParameter]) -> tuple[int, ...]:
-        """Return the shape of each tensor."""
-        *rows, _ = self._matrix(parameters[0])
-        shape = (*rows, sum(self._matrix(parameter)[-1] for parameter in parameters))
-        return shape[::-1] if self.transposed else shape
+    Args:
+        parameters: all parameters of the model.
 
-    def split(self, tensor: np.ndarray, parameters: list[AbstractParameter]) -> list[np.ndarray]:
+    Attributes:
+        parameters: those that the tensors hold, by name.
+        names: the name of each tensor, with its index into the stacked axes of the parameters.
+        matrices: for each parameter the shape of an item, its part in one tensor, as (inputs,
+            outputs), or (outputs,) if it is no matrix.
+        shape: shape of each tensor.
+    """
+
+    def __init__(self, rule: Rule, parameters: dict[str, AbstractParameter]) -> None:
+        self.parameters = {name: parameters[name] for name in rule.parameters}
+        self.is_transposed = rule.transposed
+        stacked = sum(axis in rule.hf_name for axis in _STACKED_AXES)
+        indices = itertools.product(*map(range, parameters[rule.parameters[0]].shape[:stacked]))
+        numbers = {index: dict(zip(("layer", "expert"), index, strict=False)) for index in indices}
+        self.names = {rule.hf_name.format(**each): index for index, each in numbers.items()}
+        self._item_shapes = [each.shape[stacked:] for each in self.parameters.values()]
+        self.matrices = [
+            (math.prod(shape[: each.inputs]), math.prod(shape[each.inputs :]))
+            if each.inputs
+            else (math.prod(shape),)
+            for shape, each in zip(self._item_shapes, self.parameters.values(), strict=True)
+        ]
+        shape = (*self.matrices[0][:-1], sum(matrix[-1] for matrix in self.matrices))
+        self.shape: tuple[int, ...] = shape[::-1] if rule.transposed else shape
+
+    def split(self, tensor: np.ndarray) -> list[np.ndarray]:
         """Return one item of each parameter from a tensor."""
-        matrix = _transpose(tensor) if self.transposed else tensor
-        ends = list(itertools.accumulate(self._matrix(parameter)[-1] for parameter in parameters))
+        matrix = _transpose(tensor) if self.is_transposed else tensor
+        ends = list(itertools.accumulate(shape[-1] for shape in self.matrices))
         parts = np.split(matrix, ends[:-1], axis=-1)
-        return [
-            part.reshape(parameter.item_shape(self.stacked))
-            for part, parameter in zip(parts, parameters, strict=True)
-        ]
+        return [part.reshape(s) for part, s in zip(parts, self._item_shapes, strict=True)]
 
-    def join(self, items: list[np.ndarray], parameters: list[AbstractParameter]) -> np.ndarray:
+    def join(self, items: list[np.ndarray]) -> np.ndarray:
         """Return the tensor that holds one item of each parameter."""
-        matrices = [
-            item.reshape(self._matrix(parameter))
-            for item, parameter in zip(items, parameters, strict=True)
-        ]
+        matrices = [item.reshape(s) for item, s in zip(items, self.matrices, strict=True)]
         matrix = matrices[0] if len(matrices) == 1 else np.concatenate(matrices, axis=-1)
-        return _transpose(matrix) if self.transposed else matrix
-
-    def _matrix(self, parameter: AbstractParameter) -> tuple[int, ...]:
-        """Return the shape of an item as (inputs, outputs), or (outputs,) if it is no matrix."""
-        shape = parameter.item_shape(self.stacked)
-        if not parameter.inputs:
-            return (math.prod(shape),)
-        return math.prod(shape[: parameter.inputs]), math.prod(shape[parameter.inputs :])
+        return _transpose(matrix) if self.is_transposed else matrix
 
 
 def _transpose(matrix: np.ndarray) -> np.ndarray:
@@ -132,8 +123,10 @@ def norm(hf_name: str, module: str) -> tuple[Rule, Rule]:
     return scale, as_is(f"{hf_name}.bias", f"{module}.bias")
 
 
-def rules_for(parameters: dict[str, AbstractParameter], rules: tuple[Rule, ...]) -> list[Rule]:
-    """Return the rules that these parameters need; each parameter is in exactly one."""
+def tensor_groups(model: ModelConfig, rules: tuple[Rule, ...]) -> list[TensorGroup]:
+    """Return the tensors of a model by the rules that it needs; each parameter is in exactly
+    one."""
+    parameters = model_parameters(model)
     needed = [rule for rule in rules if set(rule.parameters) <= parameters.keys()]
     assert sorted(name for rule in needed for name in rule.parameters) == sorted(parameters)
-    return needed
+    return [TensorGroup(rule, parameters) for rule in needed]
