@@ -23,14 +23,8 @@ stretches of as many steps, so that equal runs have equal lines as far as both g
 def draw_comparison(
     runs: list[RecordedRun], output_folder: Path, chart_style: str | None = None
 ) -> list[Path]:
-    """Draw charts with all the runs on each, and return the files written.
-
-    Args:
-        chart_style: one of `drawing.STYLES`; the first run's if None.
-
-    Raises:
-        UserError: a chart cannot be written.
-    """
+    """Draw charts with all the runs on each, in one of `drawing.STYLES`, the first run's if None.
+    Return the files written. Raises UserError if a chart cannot be written."""
     with drawing.use_style(chart_style or runs[0].config.train.chart_style):
         return drawing.write_all(COMPARISON_CHARTS, runs, output_folder)
 

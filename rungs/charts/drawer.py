@@ -1,22 +1,16 @@
-"""The program that redraws the charts of a run: `python -m rungs.charts.drawer RUN`.
-
-It reads lines: each asks for the charts, and an empty one says that the run has ended. What is
-asked for while it draws is drawn once. If its input ends without the empty line, training was
-killed, and it draws no more.
-"""
+"""The program that redraws the charts of a run: `python -m rungs.charts.drawer RUN`. Each line that
+it reads asks for the charts; what is asked for while it draws is drawn once. An empty line says
+that the run has ended. Without it, training was killed, and nothing more is drawn."""
 
 import logging
 import sys
-import threading
 import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from queue import SimpleQueue
 
 from rungs.common.errors import RunFailure, UserError, reason
+from rungs.common.helper_process import ENDED, KILLED, receive
 from rungs.run.folder import RunFolder
-
-_ENDED, _KILLED = "\n", ""
 
 
 def main(run: RunFolder, lines: Iterable[str]) -> None:
@@ -35,26 +29,17 @@ def main(run: RunFolder, lines: Iterable[str]) -> None:
 
 def _requests(lines: Iterable[str]) -> Iterator[None]:
     """Yield once for all requests that have come by then."""
-    received: SimpleQueue[str] = SimpleQueue()
-    threading.Thread(target=_receive, args=(lines, received), daemon=True).start()
+    received = receive(lines)
     while True:
         new = {received.get()}
         while not received.empty():
             new.add(received.get())
-        if _KILLED in new:
+        if KILLED in new:
             return
-        if new - {_ENDED}:
+        if new - {ENDED}:
             yield
-        if _ENDED in new:
+        if ENDED in new:
             return
-
-
-def _receive(lines: Iterable[str], received: SimpleQueue[str]) -> None:
-    for line in lines:
-        received.put(line)
-        if line == _ENDED:
-            return
-    received.put(_KILLED)
 
 
 if __name__ == "__main__":

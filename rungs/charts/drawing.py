@@ -1,10 +1,7 @@
 """What all charts share: one look for figures, axes, lines and legends, and writing PNG files.
 
-Create and write charts inside `use_style`: Matplotlib reads some settings when a figure is made and
-others when it is drawn.
-
 Colours are Okabe & Ito's (https://jfly.uni-koeln.de/color/), which colour-blind readers can
-distinguish. Line styles and markers differ too, so charts also work without colour.
+distinguish. Line styles and markers differ as well, so charts also work without colour.
 """
 
 import contextlib
@@ -61,8 +58,7 @@ PLAIN = {
     "legend.frameon": False,
     "legend.handlelength": 3,
     "lines.markersize": 5,
-    # The name of a run may contain a dollar sign.
-    "text.parse_math": False,
+    "text.parse_math": False,  # the name of a run may contain a dollar sign
 }
 HAND_FONTS = ("xkcd", "xkcd Script", "Humor Sans", "Comic Neue", "Comic Sans MS", "DejaVu Sans")
 HAND_DRAWN = {
@@ -74,7 +70,9 @@ HAND_DRAWN = {
 
 
 def use_style(chart_style: str) -> contextlib.AbstractContextManager[None]:
-    """Return a context with Matplotlib settings that are the same on every machine."""
+    """Return a context with Matplotlib settings that are the same on every machine. Create and
+    write charts inside it: some settings are read when a figure is made, others when it is
+    drawn."""
     if chart_style == "plain":
         return style.context(["default", PLAIN])
     installed = {font.name for font in font_manager.fontManager.ttflist}
@@ -85,31 +83,24 @@ def use_style(chart_style: str) -> contextlib.AbstractContextManager[None]:
 def write_all(
     charts: dict[str, Callable[[Any], Figure]], data: Any, folder: Path, *, creates: bool = True
 ) -> list[Path]:
-    """Draw charts into PNG files of a folder, one figure at a time, and return their paths.
-
-    Args:
-        creates: the folder, if it is not there.
-
-    Raises:
-        UserError: a chart cannot be written.
-    """
-    return [_write(draw(data), folder / name, creates) for name, draw in charts.items()]
-
-
-def _write(figure: Figure, path: Path, creates: bool) -> Path:
-    """Write a PNG file atomically, as others may read or write it at the same time."""
-    picture = io.BytesIO()
-    with warnings.catch_warnings():
-        # The font may lack glyphs for the name of a run; Matplotlib draws boxes then.
-        warnings.filterwarnings("ignore", "Glyph .* missing from font")
-        FigureCanvasAgg(figure).print_png(picture, pil_kwargs=FAST_COMPRESSION)
-    try:
-        if creates:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        disk.replace_file(path, picture.getvalue())
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written: {error.strerror}") from None
-    return path
+    """Draw charts into PNG files of a folder, which is made if `creates`, one figure at a time, and
+    return their paths. They are replaced atomically, as others may read or write them at the same
+    time. Raises UserError if a chart cannot be written."""
+    paths = []
+    for name, draw in charts.items():
+        path, picture = folder / name, io.BytesIO()
+        with warnings.catch_warnings():
+            # The font may lack glyphs for the name of a run; Matplotlib draws boxes then.
+            warnings.filterwarnings("ignore", "Glyph .* missing from font")
+            FigureCanvasAgg(draw(data)).print_png(picture, pil_kwargs=FAST_COMPRESSION)
+        try:
+            if creates:
+                folder.mkdir(parents=True, exist_ok=True)
+            disk.replace_file(path, picture.getvalue())
+        except OSError as error:
+            raise UserError(f"{path}: cannot be written: {error.strerror}") from None
+        paths.append(path)
+    return paths
 
 
 def new_chart(title: str, x_label: str, y_label: str, panels: int = 1) -> tuple[Figure, list[Axes]]:
@@ -132,11 +123,7 @@ def _shorten(text: str, length: int) -> str:
 
 
 def legend(figure: Figure, lines: Mapping[str, Artist], notes: Sequence[str] = ()) -> None:
-    """Add a legend below the chart, where it covers no data.
-
-    Args:
-        notes: lines of small text above it.
-    """
+    """Add a legend below the chart, where it covers no data, with lines of small text above it."""
     # The leading space: Matplotlib leaves out labels that begin with an underscore.
     labels = [f" {_shorten(label, 42)}" for label in lines]
     columns = min(len(labels), max(1, 130 // (14 + max(map(len, labels)))))

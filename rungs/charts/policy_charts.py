@@ -145,11 +145,8 @@ def _median_chart(
     *,
     marks_resumes: bool = True,
 ) -> Figure:
-    """Return a chart of running medians.
-
-    Args:
-        columns: a value for each step, and the colour of its median, by name.
-    """
+    """Return a chart of running medians. `columns` has a value for each step, and the colour of its
+    median, by name."""
 
     def draw(axes: Axes) -> Lines:
         lines: Lines = {

@@ -1,8 +1,5 @@
 """The charts of one run. To add one, write a function and list it in `TRAINING_CHARTS` here, in
-`POLICY_CHARTS`, or for every kind of run in `STEP_CHARTS` of `step_charts.py`.
-
-Training draws them in a process of its own (`drawer.py`). `comparison_charts.py` compares runs.
-"""
+`POLICY_CHARTS`, or for every kind of run in `STEP_CHARTS` of `step_charts.py`."""
 
 import itertools
 from collections.abc import Callable
@@ -32,19 +29,13 @@ MAX_INTERVALS = 500
 def draw_run(
     run_folder: Path, output_folder: Path | None = None, chart_style: str | None = None
 ) -> list[Path]:
-    """Draw the charts of a run from its metrics and configs, and return the files written.
-
-    Changes Matplotlib's settings for the whole process, so draw in one thread only.
+    """Draw the charts of a run from its metrics and configs, and return the files written: none if
+    no step has been recorded yet. Matplotlib's settings change for the whole process, so draw in
+    one thread only. Raises UserError if a config is wrong, or a chart cannot be written.
 
     Args:
         output_folder: where to write the charts; the run folder if None.
         chart_style: one of `drawing.STYLES`; as `train.json` says if None.
-
-    Returns:
-        The files written; none if no step has been recorded yet.
-
-    Raises:
-        UserError: a config is wrong, or a chart cannot be written.
     """
     is_policy = config_files(run_folder)[1] == REINFORCE_FILE
     run: AnySteps = (RecordedPolicyRun if is_policy else RecordedRun).load(run_folder)
@@ -90,7 +81,9 @@ def overlaps(runs: list[RecordedRun]) -> list[str]:
 
 def _training_loss(axes: Axes, run: RecordedRun) -> Lines:
     steps, loss = run.column("global_step"), run.column("train_loss")
-    interval = _interval(run)
+    # the interval of the checkpoints, or the multiple of it that is wide enough to see
+    interval = run.config.train.checkpoint_interval
+    interval *= -(-len(run) // (interval * MAX_INTERVALS))
     spans = recorded_run.by_interval(steps, loss, interval)
     return {
         "training, each step": drawing.faint_line(axes, steps, loss),
@@ -113,12 +106,6 @@ def _losses_of_datasets(axes: Axes, run: RecordedRun) -> Lines:
         x, y = np.array(points, dtype=float).T
         lines[f"validation on {name}"] = drawing.line(axes, x, y, color=color, linestyle=":")
     return lines
-
-
-def _interval(run: RecordedRun) -> int:
-    """Return the interval of the checkpoints, or the multiple of it that is wide enough to see."""
-    interval = run.config.train.checkpoint_interval
-    return interval * -(-len(run) // (interval * MAX_INTERVALS))
 
 
 def _spikes(axes: Axes, run: RecordedRun) -> Lines:

@@ -29,26 +29,25 @@ def power_law_chart(scaled: ScaledRuns) -> Figure:
     """The loss of each run, the power law through their ends, and its prediction."""
     title = f"{len(scaled.runs)} runs: loss over compute"
     figure, (axes,) = drawing.new_chart(title, "compute (FLOPs)", "loss (nats per token)")
-    axes.set_title(_subtitle(scaled), fontsize="medium")
+    law, prediction = scaled.law, scaled.prediction
+    subtitle = (
+        f"exponent {law.exponent}; predicted loss {prediction.value:.3g} at {EXTRAPOLATION} × the"
+        f" largest compute (95% interval {prediction.low:.3g} to {prediction.high:.3g})"
+        f"\n{law.bend_warning}"
+    )
+    axes.set_title(subtitle.strip(), fontsize="medium")
     axes.set(xscale="log", yscale="log")
     ends, losses = np.array([run.end for run in scaled.runs]).T
     compute = np.geomspace(ends.min(), ends.max() * EXTRAPOLATION, _POINTS)
-    line, *band = np.array([scaled.law.predict(one) for one in compute]).T
+    line, *band = np.array([law.predict(one) for one in compute]).T
     limits = _loss_limits(np.concatenate([losses, line]), np.concatenate(band))
     lines = _runs(axes, scaled)
     lines |= _law(axes, compute, line, np.clip(band, *limits), ends.max())
-    _scale(axes, (compute[0] / _BEFORE, compute[-1] * _AFTER), limits)
+    axes.set(xlim=(compute[0] / _BEFORE, compute[-1] * _AFTER), ylim=limits)
+    drawing.set_log_ticks(axes.xaxis, _scientific)
+    drawing.set_log_ticks(axes.yaxis, "{x:g}")
     drawing.legend(figure, lines)
     return figure
-
-
-def _subtitle(scaled: ScaledRuns) -> str:
-    law, prediction = scaled.law, scaled.prediction
-    first = (
-        f"exponent {law.exponent}; predicted loss {prediction.value:.3g} at {EXTRAPOLATION} × the"
-        f" largest compute (95% interval {prediction.low:.3g} to {prediction.high:.3g})"
-    )
-    return f"{first}\n{law.bend_warning}".strip()
 
 
 def _runs(axes: Axes, scaled: ScaledRuns) -> dict[str, Artist]:
@@ -92,12 +91,6 @@ def _law(
     return {"power law": solid, "extrapolated": dashed, "95% prediction interval": shade}
 
 
-def _scale(axes: Axes, compute: tuple[float, float], loss: tuple[float, float]) -> None:
-    axes.set(xlim=compute, ylim=loss)
-    drawing.set_log_ticks(axes.xaxis, _scientific)
-    drawing.set_log_ticks(axes.yaxis, "{x:g}")
-
-
 def _scientific(flops: float, _position: float) -> str:
     """Return a number in short scientific notation: 3e8, 1.5e18."""
     digits, _, power = f"{flops:.3e}".partition("e")
@@ -130,9 +123,8 @@ def coordinate_chart(name: str, steps: int, measurements: list[WidthMeasurement]
 def sweep_chart(title: str, sweeps: dict[str, list[Point]]) -> Figure:
     """Final loss over the learning rate: a panel for each sweep, a line for each series, and a
     dotted line at its best learning rate."""
-    figure, panels = drawing.new_chart(
-        title, "learning rate", "final loss (nats per token)", len(sweeps)
-    )
+    labels = "learning rate", "final loss (nats per token)"
+    figure, panels = drawing.new_chart(title, *labels, len(sweeps))
     lines: dict[str, Artist] = {}
     for panel, (name, points) in zip(panels, sweeps.items(), strict=True):
         panel.set_title(name)

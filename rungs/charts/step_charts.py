@@ -34,12 +34,8 @@ def steps_chart(
     draw: Callable[[Axes], Lines],
     scale: Callable[[Axes], object] | None = None,
 ) -> Figure:
-    """Return a chart over the steps of a run.
-
-    Args:
-        draw: draws and returns what belongs in the legend.
-        scale: sets the limits and ticks of the y axis.
-    """
+    """Return a chart over the steps of a run: `draw` draws and returns what belongs in the legend,
+    and `scale` sets the limits and ticks of the y axis."""
     figure, (axes,) = drawing.new_chart(f"{run.name}: {title}", "step", y_label)
     lines = draw(axes)
     if scale is not None:

@@ -16,7 +16,7 @@ from rungs.data.pair_dataset import Pair, write_pairs
 from rungs.data.text_dataset import token_dtype
 from rungs.data.token_file import PairWriter
 from rungs.data.tokenizer import END_OF_TEXT, TOKENIZER_FILE, Tokenizer
-from rungs.tasks.draws import Draws
+from rungs.tasks.generated import Draws
 from rungs.tasks.opening import open_task
 from rungs.tasks.task import Items, Task
 

@@ -71,15 +71,13 @@ def evaluate(
     stop_tokens: tuple[int, ...],
     answers: Path,
 ) -> list[TaskScore]:
-    """Return the scores of a model.
+    """Return the scores of a model. Raises UserError if there is no such task, or its data cannot
+    be loaded.
 
     Args:
         make_generator: called if a task asks for answers in words.
         stop_tokens: each of them ends such an answer.
         answers: the database of the answers of this model.
-
-    Raises:
-        UserError: there is no such task, or its data cannot be loaded.
     """
     import lm_eval
 

@@ -85,12 +85,8 @@ class Scorer:
 
     def scores(self, continuations: Sequence[Continuation]) -> Iterator[tuple[int, Score]]:
         """Yield the index and the score of each continuation, the longest texts first. Of texts
-        longer than the context, the last tokens are read.
-
-        Raises:
-            Interrupted: `should_stop` says so.
-            RunFailure: log-probabilities are NaN.
-        """
+        longer than the context, the last tokens are read. Raises Interrupted if `should_stop` says
+        so. Raises RunFailure if log-probabilities are NaN."""
         sizes = [len(one.context) + len(one.tokens) for one in continuations]
         order = sorted(range(len(sizes)), key=lambda index: -sizes[index])
         for first in range(0, len(order), self.batch_size):
@@ -157,11 +153,8 @@ class Accuracy(NamedTuple):
 
 
 def read_items(path: Path) -> list[Item]:
-    """Return the items of a file.
-
-    Raises:
-        UserError: it has no items, or a line is not one; it names the line.
-    """
+    """Return the items of a file. Raises UserError if it has no items, or a line is not one; it
+    names the line."""
     lines = enumerate(read_text(path).splitlines(), 1)
     items = [_parse(line, f"{path}: line {number}") for number, line in lines if line.strip()]
     if not items:
@@ -195,11 +188,8 @@ def _is_text(value: Any) -> bool:
 
 
 def measure_accuracy(items: Sequence[Item], scorer: Scorer, tokenizer: Tokenizer) -> Accuracy:
-    """Return the accuracy of a model on items.
-
-    Raises:
-        UserError: a choice adds no token to its prompt.
-    """
+    """Return the accuracy of a model on items. Raises UserError if a choice adds no token to its
+    prompt."""
     continuations = list(_continuations(items, tokenizer))
     log_probs = [0.0] * len(continuations)
     for index, score in scorer.scores(continuations):

@@ -26,7 +26,8 @@ _TOKEN_EMBEDDING = "model.embed_tokens.weight"
 
 
 class LinenTensors:
-    """A Linen checkpoint with the interface of `TensorFolder`. It is in memory as a whole.
+    """A Linen checkpoint with the interface of `TensorFolder`. It is in memory as a whole. Raises
+    UserError if no checkpoint, a damaged one, or one that is ambiguous.
 
     Args:
         place: a msgpack file, or the folder of a checkpoint.
@@ -35,9 +36,6 @@ class LinenTensors:
     Attributes:
         specs: dtype and shape of each tensor, by name.
         config: the `config.json` that the shapes imply; None if they imply none.
-
-    Raises:
-        UserError: no checkpoint, a damaged one, or one that is ambiguous.
     """
 
     def __init__(self, place: Path, family: LinenFamily) -> None:
@@ -69,13 +67,11 @@ class LinenTensors:
 
 
 def read_arrays(place: Path) -> Arrays:
-    """Return all arrays of a checkpoint, in memory; if it has `params`, those alone.
+    """Return all arrays of a checkpoint, in memory; if it has `params`, those alone. Raises
+    UserError if it is none of these, or is damaged.
 
     Args:
         place: a msgpack file, a folder with one, or an Orbax folder.
-
-    Raises:
-        UserError: it is none of these, or is damaged.
     """
     arrays = dict(_flatten(_read(place)))
     names = [name for name in arrays if name.startswith(_COLLECTION)]

@@ -1,7 +1,6 @@
 """Copy a run off its machine (`train.py RUN --mirror s3://bucket/run`), and restore it from there.
 
-    mirror_folder  files at a URL, through fsspec: list, upload, download, move
-    mirror_record  mirror.json: which run a mirror is of, and what of it was copied already
+    mirror_folder  files at a URL, through fsspec; mirror.json, which says which run they are of
     mirroring      copying what the mirror lacks, in a thread while training continues
     restoring      a run folder from its mirror, on a machine that has none
 

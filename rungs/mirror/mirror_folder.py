@@ -1,4 +1,5 @@
-"""The folder of a mirror: a path, `s3://`, `gs://`, `hf://` or any other URL that fsspec knows."""
+"""The folder of a mirror: a path, `s3://`, `gs://`, `hf://` or any other URL that fsspec knows; and
+its `mirror.json`, which says which run it is of."""
 
 import contextlib
 import functools
@@ -6,13 +7,18 @@ import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Self
 
+from pydantic import Field, ValidationError
+
+from rungs.checkpointing import checkpoint_folder
 from rungs.checkpointing.checkpoint_folder import CHECKPOINT_GLOB, IMPORTED
 from rungs.checkpointing.manifest import META_FILE
 from rungs.common import disk, hub
 from rungs.common.errors import UserError, reason
-from rungs.common.paths import refuse_control_characters
+from rungs.common.paths import is_file, refuse_control_characters
+from rungs.common.strict_json import StrictModel, read_text
+from rungs.run.folder import RunFolder
 
 CHECKPOINTS, ASIDE, RECORD_FILE = "checkpoints", "aside", "mirror.json"
 _NOT_MIRRORED = (ASIDE, "train.lock", "train.soft.lock", "holder.lock", RECORD_FILE)
@@ -21,19 +27,9 @@ _PARTIAL = ".partial"
 
 
 class MirrorFolder:
-    """A folder somewhere else. Paths in it are relative and have slashes.
-
-    Any method raises what the file system of the URL raises if it cannot be reached.
-
-    Args:
-        url: where it is; it need not exist.
-
-    Raises:
-        UserError: the URL is of no file system that is known and installed, or no text.
-
-    Attributes:
-        progress_at: when an upload last made progress, on the monotonic clock, in seconds.
-    """
+    """A folder at a URL, which need not exist; raises UserError if the URL is of no file system
+    that is known and installed. Paths in it are relative and have slashes. Any method raises what
+    the file system raises if it cannot be reached."""
 
     def __init__(self, url: str) -> None:
         # fsspec takes a moment to import, and most runs have no mirror
@@ -41,6 +37,7 @@ class MirrorFolder:
 
         refuse_control_characters(url)
         self.progress_at = time.monotonic()
+        """When an upload last made progress, on the monotonic clock, in seconds."""
         self._progress = fsspec.Callback(hooks={"progress": self._note_progress})
         self.url = url.rstrip("/") or url
         protocol = fsspec.utils.get_protocol(url)
@@ -76,13 +73,9 @@ class MirrorFolder:
         return self._opened[0]
 
     @property
-    def _root(self) -> str:
-        return self._opened[1]
-
-    @property
     def local_path(self) -> Path | None:
         """Where it is, if it is a path."""
-        return Path(self._root) if self._is_local else None
+        return Path(self._opened[1]) if self._is_local else None
 
     def require_login(self) -> None:
         """Raise UserError on the hub without a login: a private repository would look absent."""
@@ -93,7 +86,7 @@ class MirrorFolder:
         """Return the names of the files and folders directly in it, without hidden ones."""
         self._files.invalidate_cache()
         try:
-            found = self._files.ls(self._root, detail=False)
+            found = self._files.ls(self._at(""), detail=False)
         except FileNotFoundError:
             return []
         names = (PurePosixPath(path).name for path in found)
@@ -107,7 +100,7 @@ class MirrorFolder:
         except FileNotFoundError:
             return {}
         sizes = {path: info["size"] for path, info in found.items() if not path.endswith(_PARTIAL)}
-        return {path[len(self._root) + 1 :]: size for path, size in sizes.items()}
+        return {path[len(self._at("")) + 1 :]: size for path, size in sizes.items()}
 
     def checkpoints(self) -> list[str]:
         """Return the names of the checkpoints that are complete, in the order of their names."""
@@ -129,17 +122,17 @@ class MirrorFolder:
 
     def upload(self, folder: Path, what: str) -> None:
         """Upload a local folder's files under their relative paths, `meta.json` of a checkpoint
-        last. Existing files are replaced.
-
-        Args:
-            what: a description of the upload.
-        """
+        last, each completely or not at all. Existing files are replaced. `what` describes it."""
         paths = [path for path in folder.rglob("*") if path.is_file()]
         if paths and hub.is_repository(self.url):
             hub.upload_to_repository(self.url, folder, what)
             return
         for path in sorted(paths, key=lambda path: path.name == META_FILE):
-            self._upload_file(path, self._at(path.relative_to(folder).as_posix()))
+            target = self._at(path.relative_to(folder).as_posix())
+            partial = target + _PARTIAL if self._is_local else target  # object stores need none
+            self._files.put_file(str(path), partial, callback=self._progress)
+            if self._is_local:
+                disk.put_in_place(Path(partial), Path(target))
 
     def download(self, path: str, target: Path) -> None:
         """Download a file; folders that it needs are made."""
@@ -171,24 +164,100 @@ class MirrorFolder:
             self._files.rm_file(self._at(path))
 
     def _at(self, path: str) -> str:
-        return f"{self._root}/{path}" if path else self._root
-
-    def _upload_file(self, source: Path, target: str) -> None:
-        """Upload a file, completely or not at all. Object stores do so by themselves."""
-        if not self._is_local:
-            self._files.put_file(str(source), target, callback=self._progress)
-            return
-        self._files.put_file(str(source), target + _PARTIAL, callback=self._progress)
-        disk.put_in_place(Path(target + _PARTIAL), Path(target))
+        root = self._opened[1]
+        return f"{root}/{path}" if path else root
 
 
 def is_mirrored(name: str) -> bool:
-    """Whether a file of a run folder is mirrored outside the run's checkpoints.
-
-    Args:
-        name: its relative path, with slashes.
-    """
+    """Whether a file of a run folder, by its relative path, is mirrored outside the run's
+    checkpoints."""
     first, *rest = parts = name.split("/")
     if first in _NOT_MIRRORED or any(part.startswith(".") for part in parts):
         return False
     return first != CHECKPOINTS or rest[0] == IMPORTED
+
+
+FileVersion = tuple[int, int]
+"""Size in bytes and time of change in nanoseconds."""
+
+
+class MirrorRecord(StrictModel):
+    """The content of `mirror.json`; in the run folder, it says what was copied already."""
+
+    run: str
+    """A random name that the run and its mirror share."""
+    copied: dict[str, FileVersion] = Field(default_factory=dict)
+    """Files of the run folder that the mirror has, by relative path; empty in the mirror."""
+
+    @classmethod
+    def of_run(cls, run: RunFolder) -> Self | None:
+        """Return the record of a run folder, None if it has none. Raises UserError."""
+        path = run.path / RECORD_FILE
+        return cls._parsed(read_text(path), str(path)) if is_file(path) else None
+
+    @classmethod
+    def of_mirror(cls, mirror: MirrorFolder) -> Self | None:
+        """Return the record of a mirror, None if it has none. Raises UserError."""
+        content = mirror.read(RECORD_FILE)
+        if content is None:
+            return None
+        return cls._parsed(content.decode(errors="replace"), f"{mirror.url}/{RECORD_FILE}")
+
+    @classmethod
+    def _parsed(cls, text: str, place: str) -> Self:
+        try:
+            return cls.model_validate_json(text)
+        except ValidationError:
+            raise UserError(
+                f"{place}: damaged; give --mirror another, empty folder, or delete this file from"
+                " both the run and its mirror if they belong together"
+            ) from None
+
+    def write(self, folder: Path) -> None:
+        """Write it into a folder, completely or not at all."""
+        disk.replace_file(folder / RECORD_FILE, self.model_dump_json() + "\n")
+
+    @staticmethod
+    def version(path: Path) -> FileVersion:
+        """Return what changes whenever a file does."""
+        status = path.stat()
+        return status.st_size, status.st_mtime_ns
+
+
+def check_same_run(run: RunFolder, mirror: MirrorFolder) -> MirrorRecord | None:
+    """Check that a mirror is of this run, and not ahead of it, or empty. Returns its record. Raises
+    UserError if it is of another run, has newer checkpoints, or is not a mirror."""
+    theirs, ours = MirrorRecord.of_mirror(mirror), MirrorRecord.of_run(run)
+    if theirs is None:
+        if other := mirror.names():
+            raise UserError(
+                f"--mirror {mirror.url}: has files but is not a mirror ({other[0]}); name a new or"
+                " empty folder"
+            )
+    elif ours is None or ours.run != theirs.run:
+        if not mirror.checkpoints():
+            return theirs
+        raise UserError(
+            f"--mirror {mirror.url}: is the mirror of another run; name a new or empty folder, or"
+            f" move {run.checkpoints} away to continue here from the mirror"
+        )
+    elif newer := _newer(run, mirror):
+        raise UserError(
+            f"--mirror {mirror.url}: has {newer}, which is newer than every checkpoint in"
+            f" {run.checkpoints}; move that folder away to continue from the mirror, or name a new"
+            " or empty folder"
+        )
+    return theirs
+
+
+def _newer(run: RunFolder, mirror: MirrorFolder) -> str | None:
+    """Return the newest checkpoint of a mirror if the run is not that far and never was."""
+    here = [path.name for path in checkpoint_folder.checkpoint_folders(run.checkpoints)]
+    there = set(mirror.checkpoints()) - names_aside(run)
+    newest = max([*here, *there], key=checkpoint_folder.order_by_name, default=None)
+    return None if newest in here else newest
+
+
+def names_aside(run: RunFolder) -> set[str]:
+    """Return the names of the checkpoints that `--fresh` and `--from` moved aside."""
+    return {path.name for path in run.aside.glob(f"*/{CHECKPOINTS}/{CHECKPOINT_GLOB}")}

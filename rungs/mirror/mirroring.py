@@ -18,8 +18,8 @@ from rungs.checkpointing.retention import superfluous
 from rungs.common import disk
 from rungs.common.errors import RunFailure, UserError, reason
 from rungs.common.paths import is_file
-from rungs.mirror.mirror_folder import CHECKPOINTS, RECORD_FILE, MirrorFolder, is_mirrored
-from rungs.mirror.mirror_record import FileVersion, MirrorRecord, check_same_run, names_aside
+from rungs.mirror import mirror_folder
+from rungs.mirror.mirror_folder import CHECKPOINTS, MirrorFolder, MirrorRecord
 from rungs.run.folder import RunFolder
 
 log = logging.getLogger("rungs")
@@ -89,22 +89,19 @@ class Mirroring:
                 if is_last and failures >= _TRIES_AT_END:
                     log.warning("%s: %s; the mirror is not complete", self._url, reason(error))
                     return
-                self._wait_to_try_again(failures, error)
+                delay = min(_FIRST_DELAY * 2 ** (failures - 1), _LONGEST_DELAY)
+                log.warning("%s: %s; trying again in %.0f s", self._url, reason(error), delay)
+                if self._is_ending.is_set():
+                    time.sleep(delay)
+                else:
+                    self._is_ending.wait(delay)
+                self._is_due.set()
             else:
                 if failures:
                     log.info("%s: reached again; up to date", self._url)
                 failures = 0
                 if is_last:
                     return
-
-    def _wait_to_try_again(self, failures: int, error: Exception) -> None:
-        delay = min(_FIRST_DELAY * 2 ** (failures - 1), _LONGEST_DELAY)
-        log.warning("%s: %s; trying again in %.0f s", self._url, reason(error), delay)
-        if self._is_ending.is_set():
-            time.sleep(delay)
-        else:
-            self._is_ending.wait(delay)
-        self._is_due.set()
 
 
 class NoMirroring(contextlib.nullcontext[None]):
@@ -116,16 +113,12 @@ class NoMirroring(contextlib.nullcontext[None]):
 
 def has_mirror(run: RunFolder) -> bool:
     """Whether a run was ever copied to a mirror."""
-    return is_file(run.path / RECORD_FILE)
+    return is_file(run.path / mirror_folder.RECORD_FILE)
 
 
 class Copier:
     """Copies a run to its mirror. `copy` raises what the file system of the mirror raises if it
-    cannot be reached, and may then be called again.
-
-    Args:
-        keep: the key `keep_checkpoints` of the run.
-    """
+    cannot be reached, and may then be called again. Arguments are those of `Mirroring`."""
 
     def __init__(self, run: RunFolder, mirror: MirrorFolder, keep: int) -> None:
         self._run, self.mirror, self._keep = run, mirror, keep
@@ -134,20 +127,14 @@ class Copier:
 
     def copy(self, *, everything: bool) -> None:
         """Copy the checkpoints that the mirror lacks, the newest first, each with all other files
-        that changed; then delete those that the run has deleted, and unfinished uploads.
-
-        Args:
-            everything: copy changed files even without a new checkpoint.
-
-        Raises:
-            UserError: the mirror is of another run.
-            RunFailure: the run is no longer in its folder.
-        """
+        that changed; then delete those that the run has deleted, and unfinished uploads. With
+        `everything`, copy changed files even without a new checkpoint. Raises UserError if the
+        mirror is of another run, and RunFailure if the run is no longer in its folder."""
         self._run.check()
         if self._record is None:
             self._record = self._begin()
         there = set(self.mirror.checkpoints())
-        for left_behind in there & names_aside(self._run):
+        for left_behind in there & mirror_folder.names_aside(self._run):
             self.mirror.set_aside(left_behind)
             there.remove(left_behind)
         while missing := [c for c in self._checkpoints() if c.folder.name not in there]:
@@ -161,7 +148,7 @@ class Copier:
 
     def _begin(self) -> MirrorRecord:
         """Make sure that the mirror is of this run, and says so."""
-        theirs = check_same_run(self._run, self.mirror)
+        theirs = mirror_folder.check_same_run(self._run, self.mirror)
         ours = MirrorRecord.of_run(self._run) or MirrorRecord(run=secrets.token_hex(16))
         if theirs is None or theirs.run != ours.run:
             ours = MirrorRecord(run=ours.run)
@@ -198,14 +185,14 @@ class Copier:
         self._record.write(self._run.path)
         return True
 
-    def _other_files(self) -> dict[str, FileVersion]:
+    def _other_files(self) -> dict[str, mirror_folder.FileVersion]:
         """Return the versions of the files to mirror outside the run's checkpoints, by relative
         path."""
         found = {}
         for path in self._run.path.rglob("*"):
             name = path.relative_to(self._run.path).as_posix()
             with contextlib.suppress(FileNotFoundError):
-                if path.is_file() and not path.is_symlink() and is_mirrored(name):
+                if path.is_file() and not path.is_symlink() and mirror_folder.is_mirrored(name):
                     found[name] = MirrorRecord.version(path)
         return found
 

@@ -14,8 +14,8 @@ from rungs.common import disk
 from rungs.common.atomic_folder import lock_folder
 from rungs.common.errors import RunFailure, UserError, reason
 from rungs.common.paths import is_folder, is_inside, is_there
-from rungs.mirror.mirror_folder import CHECKPOINTS, MirrorFolder, is_mirrored
-from rungs.mirror.mirror_record import MirrorRecord, check_same_run
+from rungs.mirror import mirror_folder
+from rungs.mirror.mirror_folder import CHECKPOINTS, MirrorFolder, MirrorRecord, check_same_run
 from rungs.run.folder import RunFolder
 
 RESTORING = ".restoring"
@@ -26,15 +26,13 @@ log = logging.getLogger("rungs")
 
 def restore_if_empty(run: RunFolder, url: str, check: Callable[[CheckpointMeta], None]) -> None:
     """Download a run from its mirror if its folder has no checkpoints, or is not there. Otherwise
-    only check that the mirror is of this run.
+    only check that the mirror is of this run. Raises UserError if the mirror is of another run, or
+    ahead of this folder, and RunFailure if the mirror cannot be reached, and may have checkpoints
+    that are not here.
 
     Args:
         check: called with the newest checkpoint of the mirror before anything is written; raises
             UserError if the run folder doesn't fit it.
-
-    Raises:
-        UserError: the mirror is of another run, or ahead of this folder.
-        RunFailure: the mirror cannot be reached, and may have checkpoints that are not here.
     """
     mirror = MirrorFolder(url)
     with _failures(mirror):
@@ -53,8 +51,11 @@ def restore_if_empty(run: RunFolder, url: str, check: Callable[[CheckpointMeta],
         if not names:
             check_same_run(run, mirror)
             return
-        if (meta := _newest_meta(mirror, names)) is not None:
-            check(meta)
+        for name in names:
+            with contextlib.suppress(ValidationError):
+                content = mirror.read(f"{CHECKPOINTS}/{name}/{META_FILE}")
+                check(CheckpointMeta.model_validate_json(content or b""))
+                break
     run.path.mkdir(parents=True, exist_ok=True)
     run.refuse_links()
     with lock_folder(run.checkpoints), _failures(mirror):
@@ -97,15 +98,6 @@ def _failures(mirror: MirrorFolder) -> Iterator[None]:
         ) from error
 
 
-def _newest_meta(mirror: MirrorFolder, checkpoints: list[str]) -> CheckpointMeta | None:
-    """Return the first `meta.json` that can be read, None if none can."""
-    for name in checkpoints:
-        with contextlib.suppress(ValidationError):
-            content = mirror.read(f"{CHECKPOINTS}/{name}/{META_FILE}")
-            return CheckpointMeta.model_validate_json(content or b"")
-    return None
-
-
 class _Restoring:
     """Downloads a run. All of it is downloaded before the first file takes its place. Checkpoints
     that a kill left behind complete are not downloaded again."""
@@ -116,11 +108,8 @@ class _Restoring:
         self._files = {name: size for name, size in mirror.files().items() if is_inside(name)}
 
     def restore(self, checkpoints: list[str]) -> None:
-        """Restore these checkpoints, newest first, and all other files.
-
-        Raises:
-            UserError: none of the checkpoints is valid.
-        """
+        """Restore these checkpoints, newest first, and all other files. Raises UserError if none of
+        the checkpoints is valid."""
         folders = {name: f"{CHECKPOINTS}/{name}/" for name in checkpoints}
         wanted = {
             name: [file for file in self._files if file.startswith(folder)]
@@ -165,7 +154,7 @@ class _Restoring:
         """Restore the files outside the run's checkpoints."""
         record = MirrorRecord.of_mirror(self._mirror)
         assert record is not None
-        for name in list(filter(self._is_restored, filter(is_mirrored, self._files))):
+        for name in list(filter(self._is_restored, filter(mirror_folder.is_mirrored, self._files))):
             target = self._run.path / name
             self._mirror.download(name, self._staged / name)
             target.parent.mkdir(parents=True, exist_ok=True)

@@ -3,14 +3,14 @@
 import contextlib
 import logging
 import math
-from collections.abc import Sequence
-from typing import Any
+import threading
+import time
+from collections.abc import Callable, Sequence
 
 from rungs.common.errors import RunFailure
 from rungs.common.shown_text import shown
 from rungs.common.text_table import format_duration
 from rungs.monitoring.hooks import Hooks
-from rungs.monitoring.watchdog import Watchdog
 from rungs.run import evaluations, events
 from rungs.run.events import Event, EventKind
 from rungs.run.folder import RunFolder
@@ -18,15 +18,14 @@ from rungs.run.metrics import StepRecord
 
 log = logging.getLogger("rungs")
 
+STALL_SECONDS, STALL_FACTOR = 600.0, 10.0
+"""A run has stalled after this time and this multiple of its longest step without a step."""
+_SECONDS_BETWEEN = 5.0
+
 
 class Alerts:
-    """Notes what happens to a run, and tells the hooks. Nothing of it can stop a step.
-
-    Args:
-        run: the run folder.
-        hooks: see `Hooks`.
-        last_step: the one before this start; -1 for none.
-    """
+    """Notes what happens to a run, and tells the hooks. Nothing of it can stop a step. `last_step`
+    is the one before this start, -1 for none."""
 
     def __init__(self, run: RunFolder, hooks: Sequence[str], last_step: int) -> None:
         self._run, self._hooks = run, Hooks(hooks)
@@ -52,16 +51,12 @@ class Alerts:
         event = Event(time=evaluations.now(), event=kind, step=self._step, text=shown(text))
         with contextlib.suppress(RunFailure):  # a full disk ends the run where it matters
             events.append(self._run, event)
-        self._hooks.tell(events.as_message(self._run, event, self._figures()))
-
-    def _figures(self) -> dict[str, Any]:
-        """Return the finite numbers among the metrics of the last step."""
-        values = vars(self._metrics) if self._metrics else {}
-        return {
+        figures = {
             key: value
-            for key, value in values.items()
+            for key, value in (vars(self._metrics) if self._metrics else {}).items()
             if isinstance(value, int | float) and math.isfinite(value)
         }
+        self._hooks.tell(events.as_message(self._run, event, figures))
 
     def finish(self) -> None:
         """Wait until the hooks have been told."""
@@ -72,3 +67,34 @@ class Alerts:
         text = f"no step for {format_duration(seconds)}"
         log.warning("stalled after step %d: %s", self._step, text)
         self.note("stall", text)
+
+
+class Watchdog:
+    """Calls `stalled` once for each stall, with the seconds since the last step. The shortest stall
+    has `seconds`."""
+
+    def __init__(self, stalled: Callable[[float], None], seconds: float = STALL_SECONDS) -> None:
+        self._stalled, self._seconds = stalled, seconds
+        self._last, self._longest = time.monotonic(), 0.0
+        self._is_told = False
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+
+    def start(self) -> None:
+        self._last = time.monotonic()
+        self._thread.start()
+
+    def step_taken(self) -> None:
+        now = time.monotonic()
+        self._longest = max(self._longest, now - self._last)
+        self._last, self._is_told = now, False
+
+    def finish(self) -> None:
+        self._is_over.set()
+
+    def _watch(self) -> None:
+        while not self._is_over.wait(min(_SECONDS_BETWEEN, self._seconds / 4)):
+            waited = time.monotonic() - self._last
+            if not self._is_told and waited > max(self._seconds, STALL_FACTOR * self._longest):
+                self._is_told = True
+                self._stalled(waited)

@@ -1,8 +1,5 @@
-"""Commands and webhooks that are told of events: `train.py RUN --on-event COMMAND_OR_URL`.
-
-They come from the command line only, never from a run folder: a run that you were given starts
-nothing.
-"""
+"""Commands and webhooks that are told of events: `train.py RUN --on-event COMMAND_OR_URL`. They
+come from the command line only: a run folder that you were given starts nothing."""
 
 import contextlib
 import json

@@ -30,9 +30,8 @@ log = logging.getLogger("rungs")
 def supervise(
     arguments: Sequence[str], run: RunFolder, hooks: Sequence[str], max_restarts: int
 ) -> int:
-    """Run a command until it ends by itself, and return its exit code.
-
-    A crash is an exit code of 1, or a signal such as SIGKILL or SIGSEGV.
+    """Run a command until it ends by itself, and return its exit code. A crash is an exit code of
+    1, or a signal such as SIGKILL or SIGSEGV.
 
     Args:
         arguments: of this process, the command first.
@@ -57,7 +56,9 @@ def supervise(
                 "ended with exit code %d; restart %d of %d in %.0f s",
                 *(code, restarts, max_restarts, delay),
             )
-            _sleep(delay, stop)
+            end = time.monotonic() + delay
+            while time.monotonic() < end and stop.number is None:
+                time.sleep(0.1)
             if stop.number is not None:
                 return stop.exit_code
             command = _without(command, _ONLY_FIRST)
@@ -76,30 +77,16 @@ def run_child(command: Sequence[str], stop: StopSignal) -> int:
             told = stop.number
 
 
-def _sleep(seconds: float, stop: StopSignal) -> None:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end and stop.number is None:
-        time.sleep(0.1)
-
-
 def _note_death(run: RunFolder, hooks: Sequence[str], number: int) -> None:
-    name = signal.Signals(number).name
-    event = Event(
-        time=evaluations.now(), event="failure", step=_last_step(run), text=f"killed by {name}"
-    )
+    step, text = -1, f"killed by {signal.Signals(number).name}"
+    with contextlib.suppress(OSError):  # no metrics yet
+        step = sum(1 for _ in run.metrics.open("rb")) - 1
+    event = Event(time=evaluations.now(), event="failure", step=step, text=text)
     with contextlib.suppress(RunFailure):
         events.append(run, event)
     teller = Hooks(hooks)
     teller.tell(events.as_message(run, event, {}))
     teller.finish()
-
-
-def _last_step(run: RunFolder) -> int:
-    """Return the number of the last step in the metrics, -1 without one."""
-    try:
-        return sum(1 for _ in run.metrics.open("rb")) - 1
-    except OSError:
-        return -1
 
 
 def _checkpoints(run: RunFolder) -> set[str]:

@@ -1,9 +1,6 @@
-"""The program that tells a webhook of an event. It runs in a process of its own, which is killed if
-the server takes too long: a timeout of a socket begins again with each byte.
-
-It reads the URL and, on the next line, the JSON to send; the command line would show a secret in
-the URL to all users of the machine.
-"""
+"""The program that tells a webhook of an event, in a process that is killed if the server takes too
+long: a timeout of a socket begins again with each byte. It reads the URL and, on the next line, the
+JSON to send: a command line would show a secret in the URL to all users of the machine."""
 
 import base64
 import contextlib

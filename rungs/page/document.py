@@ -30,14 +30,12 @@ _BYTES_OF_NUMBER = 16 / 3
 """Size of a float32 in base64."""
 _MOST_ROWS = 20_000
 """Steps of a run, at most."""
+_ESCAPED = {ord(character): f"\\u{ord(character):04x}" for character in "<>&"}
 
 
 def open_runs(folders: Sequence[Path]) -> list[ShownRun]:
-    """Read the runs in these folders. Folders with the same name are called by their paths.
-
-    Raises:
-        UserError: a line for each error in their configs.
-    """
+    """Read the runs in these folders. Folders with the same name are called by their paths. Raises
+    UserError with a line for each error in their configs."""
     configs = [run_config.load_any_run(folder) for folder in folders]
     names = [folder.resolve().name for folder in folders]
     runs = [
@@ -78,12 +76,8 @@ def _flops_per_token(configs: Sequence[AnyRunConfig]) -> list[float]:
 def page_data(
     runs: Sequence[ShownRun], included: Sequence[ShownRun], version: int | None = None
 ) -> str:
-    """Return what the page shows as JSON.
-
-    Args:
-        runs: all runs, which share the bytes of the page.
-        included: those to return.
-        version: number of the runs' state, to ask for later steps; None if there will be none.
+    """Return what the page shows of the `included` runs as JSON; all `runs` share the page's bytes.
+    `version` is the number of the runs' state, to ask for later steps; None if there will be none.
     """
     columns = sum(len(run.steps.columns) for run in runs)
     rows = min(_MOST_ROWS, int(_DATA_BYTES / _BYTES_OF_NUMBER / max(columns, 1)))
@@ -108,11 +102,8 @@ def _caution(runs: Sequence[ShownRun]) -> str | None:
 
 
 def page(runs: Sequence[ShownRun], version: int | None = None) -> str:
-    """Return the page as HTML.
-
-    Args:
-        version: as for `page_data`; with a version, the page asks its server for later steps.
-    """
+    """Return the page as HTML. With a `version`, as for `page_data`, it asks its server for later
+    steps."""
     script = "\n".join(_asset(f"{name}.js") for name in SCRIPTS)
     script = f'"use strict";\n(() => {{\n{script}\n}})();'
     library = f"/*\n{_asset('uPlot-LICENSE.txt')}*/\n{_asset('uPlot.iife.min.js')}"
@@ -130,7 +121,8 @@ def page(runs: Sequence[ShownRun], version: int | None = None) -> str:
         "STYLE": style,
         "LIBRARY": library,
         "SCRIPT": script,
-        "DATA": _for_html(page_data(runs, runs, version)),
+        # without the characters that could end its script element
+        "DATA": page_data(runs, runs, version).translate(_ESCAPED),
     }
     return re.sub(r"\{\{(\w+)\}\}", lambda name: parts[name[1]], _asset("page.html"))
 
@@ -150,8 +142,3 @@ def _asset(name: str) -> str:
 def _hash(text: str) -> str:
     digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
     return f"'sha256-{digest}'"
-
-
-def _for_html(text: str) -> str:
-    """Return JSON without the characters that could end its script element."""
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

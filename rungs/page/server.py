@@ -20,16 +20,9 @@ _SECONDS_OF_SILENCE = 60.0
 
 
 class PageServer(ThreadingHTTPServer):
-    """Serves the page of some runs to this machine only. A page that asks for changes gets the runs
-    with new steps.
-
-    Args:
-        runs: what to show.
-        port: where to listen; 0 for any that is free.
-
-    Raises:
-        UserError: the port is taken.
-    """
+    """Serves the page of some runs to this machine only, at a port, or any that is free if that is
+    0. A page that asks for changes gets the runs with new steps. Raises UserError if the port is
+    taken."""
 
     def __init__(self, runs: Sequence[ShownRun], port: int = 0) -> None:
         self._runs, self._lock = runs, threading.Lock()
@@ -82,12 +75,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         path, _, query = self.path.partition("?")
+        since = _SINCE.fullmatch(query)
         if self.headers.get("Host") not in self.server.hosts:
             self.send_error(HTTPStatus.FORBIDDEN)
         elif path == "/":
             self._answer(self.server.whole_page(), "text/html")
         elif path == "/changes":
-            since = _SINCE.fullmatch(query)
             changes = self.server.changes(int(since[1]) if since else 0)
             self._answer(changes, "application/json")
         else:

@@ -26,18 +26,15 @@ _MOST_EVENTS = 300
 
 @dataclasses.dataclass
 class ShownRun:
-    """A run on the page.
-
-    Attributes:
-        name: name of the run, different from the other runs'.
-        flops_per_token: FLOPs of training, by the usual formula; None if not known.
-    """
+    """A run on the page."""
 
     name: str
+    """Different from the other runs'."""
     folder: RunFolder
     config: AnyRunConfig
     steps: StepTable
     flops_per_token: float | None = None
+    """FLOPs of training, by the usual formula; None if not known."""
     _stamps: tuple[float, ...] = ()
 
     def refresh(self) -> bool:
@@ -48,12 +45,8 @@ class ShownRun:
         return self.steps.refresh() or has_new
 
     def as_json(self, rows: int) -> dict[str, Any]:
-        """Return the run for the page.
-
-        Args:
-            rows: how many steps to show at most. If there are more, means and extremes of
-                stretches.
-        """
+        """Return the run for the page, with at most this many steps; if there are more, means and
+        extremes of stretches."""
         lineage = self.config.train.lineage
         scores = evaluations.latest(evaluations.read(self.folder)).values()
         return {
@@ -220,15 +213,15 @@ def _stretches(column: FloatArray, width: int, missing: float) -> FloatArray:
 
 def _encoded(columns: Mapping[str, FloatArray], rows: Any) -> dict[str, Any]:
     """Return columns as base64 of little-endian numbers, or as one number if they are constant."""
-    return {name: _encode(name, column[rows]) for name, column in columns.items()}
 
+    def encode(name: str, column: FloatArray) -> dict[str, Any]:
+        if len(column) and np.all(column == column[0]):
+            return {"constant": float(column[0]), "length": len(column)}
+        is_exact = name in (STEP, "tokens_seen", "seconds")
+        numbers = column.astype("<f8" if is_exact else "<f4")
+        return {"bytes": numbers.itemsize, "base64": base64.b64encode(numbers.tobytes()).decode()}
 
-def _encode(name: str, column: FloatArray) -> dict[str, Any]:
-    if len(column) and np.all(column == column[0]):
-        return {"constant": float(column[0]), "length": len(column)}
-    is_exact = name in (STEP, "tokens_seen", "seconds")
-    numbers = column.astype("<f8" if is_exact else "<f4")
-    return {"bytes": numbers.itemsize, "base64": base64.b64encode(numbers.tobytes()).decode()}
+    return {name: encode(name, column[rows]) for name, column in columns.items()}
 
 
 def differing_keys(runs: Iterable[ShownRun]) -> dict[str, dict[str, Any]]:

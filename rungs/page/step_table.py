@@ -19,31 +19,23 @@ Steps = list[dict[str, Any]]
 
 
 class StepTable:
-    """The steps recorded in a file. Lines that are torn or damaged are left out.
-
-    Args:
-        path: the file `metrics.jsonl`, which may not exist yet.
-
-    Attributes:
-        columns: by metric, a number for each step, NaN where it has none. Metrics with parts, such
-            as `validation_losses`, are columns `validation_losses.NAME`.
-        texts: by metric, the steps that have a text instead, such as `spike`.
-    """
+    """The steps recorded in a `metrics.jsonl`, which may not exist yet. Lines that are torn or
+    damaged are left out."""
 
     def __init__(self, path: Path) -> None:
         self._file = GrowingFile(path)
         self.columns: Columns = _NOTHING
+        """By metric, a number for each step, NaN where it has none. Metrics with parts, such as
+        `validation_losses`, are columns `validation_losses.NAME`."""
         self.texts: dict[str, dict[int, str]] = {}
+        """By metric, the steps that have a text instead, such as `spike`."""
 
     def __len__(self) -> int:
         return len(self.columns[STEP])
 
     def refresh(self) -> bool:
-        """Read what was added to the file since the last call, or all of it if it was replaced.
-
-        Returns:
-            Whether anything has changed.
-        """
+        """Read what was added to the file since the last call, or all of it if it was replaced;
+        return whether anything has changed."""
         parts: list[Columns] = []
         for lines in self._file.new_lines():
             steps = _steps_in(lines)
@@ -85,21 +77,14 @@ class StepTable:
 
 def _steps_in(lines: list[bytes]) -> Steps:
     try:
-        steps = pydantic_core.from_json(b"[" + b",".join(lines) + b"]")
+        values = pydantic_core.from_json(b"[" + b",".join(lines) + b"]")
     except ValueError:
-        steps = [step for line in lines for step in _parsed(line)]
-    return [step for step in steps if isinstance(step, dict) and _is_step(step.get(STEP))]
-
-
-def _parsed(line: bytes) -> list[Any]:
-    try:
-        return [pydantic_core.from_json(line)]
-    except ValueError:
-        return []
-
-
-def _is_step(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 2**53
+        values = []
+        for line in lines:
+            with contextlib.suppress(ValueError):
+                values.append(pydantic_core.from_json(line))
+    objects = [value for value in values if isinstance(value, dict)]
+    return [one for one in objects if type(one.get(STEP)) is int and 0 <= one[STEP] < 2**53]
 
 
 def _number(value: Any) -> float:

@@ -15,11 +15,8 @@ def encode_prompts(
     prompts: Sequence[str], tokenizer: Tokenizer, template: ChatTemplate | None
 ) -> list[list[int]]:
     """Return the token ids of each prompt: a text, or a user's message if the model is trained on
-    chats and so has a template.
-
-    Raises:
-        UserError: a prompt is not valid, or empty although no token begins a text.
-    """
+    chats and so has a template. Raises UserError if a prompt is not valid, or empty although no
+    token begins a text."""
     if template is None:
         return [tokenizer.encode_beginning(prompt) for prompt in prompts]
     return [
@@ -29,13 +26,11 @@ def encode_prompts(
 
 
 def check_sample_prompts(config: AnyRunConfig, tokenizer: Path | str) -> None:
-    """Check that the model can continue the prompts of its run.
+    """Check that the model can continue the prompts of its run. Raises UserError with a line for
+    each prompt that is wrong.
 
     Args:
         tokenizer: where it is; see `load_tokenizer`.
-
-    Raises:
-        UserError: with a line for each prompt that is wrong.
     """
     prompts, model = config.train.sample_prompts, config.model
     if not prompts:

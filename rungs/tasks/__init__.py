@@ -5,8 +5,7 @@ verifiers that reward completions.
     task           what a source provides: items, each a prompt with its answer
     item_file      items from files of JSON lines
     reasoning_gym  items of the library reasoning-gym
-    generated      items that are generated; the split into training and validation
-    draws          pseudorandom choices that are the same everywhere
+    generated      pseudorandom draws of items; their split into training and validation
     parity, countdown, sorting, brackets, addition   the built-in tasks
     verifiers      what rewards completions
 

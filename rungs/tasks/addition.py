@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from rungs.config.task_config import AddSettings
-from rungs.tasks.draws import Draws
+from rungs.tasks.generated import Draws, short
 from rungs.tasks.task import Item
 
 ALPHABET = "0123456789+>,:="
@@ -28,8 +28,3 @@ def _columns(left: int, right: int) -> Iterator[str]:
         total = sum(digits) + carry
         yield f"{digits[0]}+{digits[1]}+{carry}>{total}"
         carry = total // 10
-
-
-def short(item: Item) -> str:
-    """Return the answer alone."""
-    return f"={item.answer}"

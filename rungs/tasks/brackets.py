@@ -1,7 +1,7 @@
 """The task `brackets`: close the prompt's open brackets in the right order."""
 
 from rungs.config.task_config import BracketsSettings
-from rungs.tasks.draws import Draws
+from rungs.tasks.generated import Draws, short
 from rungs.tasks.task import Item
 from rungs.tasks.verifiers.built_in import PAIRS, open_brackets
 
@@ -33,8 +33,3 @@ def _brackets(settings: BracketsSettings, draws: Draws) -> str:
 def worked(item: Item) -> str:
     """Return the brackets that are still open, then the answer."""
     return f"{item.info['open']}{short(item)}"
-
-
-def short(item: Item) -> str:
-    """Return the answer alone."""
-    return f"={item.answer}"

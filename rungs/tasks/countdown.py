@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from rungs.config.task_config import CountdownSettings
-from rungs.tasks.draws import Draws
+from rungs.tasks.generated import Draws
 from rungs.tasks.task import Item
 
 ALPHABET = "0123456789+-*/(),:="

@@ -1,4 +1,4 @@
-"""Generated items, split into training and validation.
+"""Generated items, split into training and validation; and the pseudorandom draws that make them.
 
 Both splits draw candidates: numbered items, a pure function of a number. They use different numbers
 and, as different numbers can give the same prompt, a rule that says which split a prompt may be in.
@@ -6,7 +6,9 @@ For built-in tasks it is a hash of the prompt, whatever seed and settings: a pro
 from one run is held out from all of them.
 """
 
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from rungs.common.errors import UserError
 from rungs.tasks.task import Item
@@ -19,10 +21,43 @@ _STRIDE = 748_561_459  # a prime
 _TRIES = 200
 _ADVICE = "change its settings so that there are more prompts"
 
+T = TypeVar("T")
 Draw = Callable[[int], Item]
 """Returns the candidate of a number below 2 × ITEMS."""
 Rule = Callable[[Item], bool]
 """Returns whether an item is for validation."""
+
+
+class Draws:
+    """Pseudorandom choices that depend only on a seed and a number, on every machine and in every
+    version of Python: only `random.random()` is used, whose sequence Python guarantees."""
+
+    def __init__(self, seed: int, number: int) -> None:
+        self._random = random.Random(f"{seed}/{number}")
+
+    def below(self, limit: int) -> int:
+        """Return an integer of at least 0 and less than `limit`."""
+        return int(self._random.random() * limit)
+
+    def between(self, least: int, most: int) -> int:
+        """Return an integer from `least` to `most`."""
+        return least + self.below(most - least + 1)
+
+    def one_of(self, values: Sequence[T]) -> T:
+        """Return one of the values."""
+        return values[self.below(len(values))]
+
+    def text(self, characters: str, length: int) -> str:
+        """Return a text of independently chosen characters."""
+        return "".join(self.one_of(characters) for _ in range(length))
+
+    def number(self, least_digits: int, most_digits: int) -> int:
+        """Return an integer of which each number of digits is as likely; the first one is not 0
+        unless it is alone."""
+        digits = self.between(least_digits, most_digits)
+        if digits == 1:
+            return self.below(10)
+        return int(self.text("123456789", 1) + self.text("0123456789", digits - 1))
 
 
 class TrainingItems:
@@ -64,3 +99,8 @@ def held_out_items(name: str, draw: Draw, rule: Rule, count: int) -> list[Item]:
 def by_hash(item: Item) -> bool:
     """Whether the hash of an item's prompt makes it one for validation."""
     return item.prompt_hash % HELD_OUT_PART == 0
+
+
+def short(item: Item) -> str:
+    """Return the completion of a built-in task without work: the answer alone."""
+    return f"={item.answer}"

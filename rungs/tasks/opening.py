@@ -5,8 +5,7 @@ from typing import Any, NamedTuple
 
 from rungs.config.task_config import SETTINGS, TaskConfig
 from rungs.tasks import addition, brackets, countdown, item_file, parity, reasoning_gym, sorting
-from rungs.tasks.draws import Draws
-from rungs.tasks.generated import TrainingItems, by_hash, held_out_items
+from rungs.tasks.generated import Draws, TrainingItems, by_hash, held_out_items
 from rungs.tasks.task import Item, Task
 
 

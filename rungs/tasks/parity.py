@@ -8,7 +8,7 @@ import itertools
 from operator import xor
 
 from rungs.config.task_config import ParitySettings
-from rungs.tasks.draws import Draws
+from rungs.tasks.generated import Draws, short
 from rungs.tasks.task import Item
 
 ALPHABET = "01:="
@@ -24,8 +24,3 @@ def worked(item: Item) -> str:
     """Return the parities of the first bit, the first two and so on, then the answer."""
     parities = itertools.accumulate(map(int, item.info["bits"]), xor)
     return "".join(map(str, parities)) + short(item)
-
-
-def short(item: Item) -> str:
-    """Return the answer alone."""
-    return f"={item.answer}"

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from rungs.config.task_config import SortSettings
-from rungs.tasks.draws import Draws
+from rungs.tasks.generated import Draws, short
 from rungs.tasks.task import Item
 
 ALPHABET = "0123456789,:="
@@ -26,8 +26,3 @@ def _steps(digits: str) -> Iterator[str]:
         smallest = min(digits)
         digits = digits.replace(smallest, "", 1)
         yield smallest + digits
-
-
-def short(item: Item) -> str:
-    """Return the answer alone."""
-    return f"={item.answer}"

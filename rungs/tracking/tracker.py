@@ -65,13 +65,11 @@ BUILT_IN = {
 
 
 def check_trackers(names: Sequence[str], place: str) -> None:
-    """Check that trackers exist and are installed.
+    """Check that trackers exist and are installed. Raises UserError with a line for each that does
+    not.
 
     Args:
         place: what names them, for messages.
-
-    Raises:
-        UserError: with a line for each that does not.
     """
     lines = [f"{place}: {line}" for name in names if (line := _problem(name))]
     if lines:

@@ -19,8 +19,8 @@ import pytest
 
 from rungs.common.errors import UserError
 from rungs.monitoring import hooks
+from rungs.monitoring.alerts import Watchdog
 from rungs.monitoring.hooks import Hooks, check_hooks
-from rungs.monitoring.watchdog import Watchdog
 from rungs.run import events
 from rungs.run.folder import RunFolder
 from tests.support.tiny_run import change, make_dataset, make_run, train

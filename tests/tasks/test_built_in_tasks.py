@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rungs.common.errors import UserError
 from rungs.config.task_config import SETTINGS, TaskConfig
 from rungs.tasks import generated
-from rungs.tasks.draws import Draws
+from rungs.tasks.generated import Draws
 from rungs.tasks.opening import BUILT_IN, open_task
 from rungs.tasks.task import Item, Task, all_of
 from rungs.tasks.verifiers.built_in import BUILT_IN as VERIFIERS

@@ -124,12 +124,8 @@ def _environment(folder: str) -> dict[str, str]:
 
 def _exchanged(process: AnsweringProcess, line: bytes, prefix: bytes, seconds: float) -> bytes:
     """Write a line to a process and return the one that it answers with this prefix, without it.
-
-    Raises:
-        TimeoutError: it did not answer in time.
-        EOFError: it ended, or closed its pipes.
-        ValueError: its answer is too long.
-    """
+    Raises TimeoutError if it did not answer in time. Raises EOFError if it ended, or closed its
+    pipes. Raises ValueError if its answer is too long."""
     received, deadline = b"", time.monotonic() + seconds
     requests, answers = process.pipes
     with selectors.DefaultSelector() as selector:
