@@ -16,7 +16,6 @@ from rungs.checkpointing.weights_file import Weights
 from rungs.data.tokenizer import Tokenizer
 from rungs.evaluation import harness
 from rungs.evaluation.scoring import Scorer, measure_accuracy, read_items
-from rungs.model.generation import Generator
 from rungs.parallel.mesh import create_mesh
 from rungs.parallel.sharding import Layout
 from rungs.run import evaluations
@@ -52,10 +51,14 @@ class Measured(NamedTuple):
 
     def on_tasks(self, tasks: harness.Tasks) -> list[Evaluation]:
         """Return the scores on tasks of the lm-evaluation-harness; see `harness`."""
-        answers = _answers_of(self.weights)
         stops = all_stop_tokens(Weights(self.weights), self.tokenizer)
         scores = harness.evaluate(
-            tasks, self._scorer(), self._generator, self.tokenizer, stops, answers
+            tasks,
+            self._scorer(),
+            lambda: load_token_generator(self.weights, _DTYPE),  # on one device
+            self.tokenizer,
+            stops,
+            _answers_of(self.weights),
         )
         return self._recorded(score._asdict() for score in scores)
 
@@ -69,10 +72,6 @@ class Measured(NamedTuple):
         layout = Layout(mesh, "fsdp" if is_split else "dp")
         model = load_model(self.weights, layout)
         return Scorer(model, layout, _DTYPE, self.batch_size, self.should_stop)
-
-    def _generator(self) -> Generator:
-        """Return the generator of answers in words, on one device."""
-        return load_token_generator(self.weights, _DTYPE)
 
     def _recorded(self, scores: Iterable[dict[str, Any]]) -> list[Evaluation]:
         """Return scores as evaluations, after adding them to the run of the checkpoint, if it has

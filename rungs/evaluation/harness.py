@@ -1,9 +1,6 @@
-"""Tasks of EleutherAI's lm-evaluation-harness: our models as its `LM`.
-
-Scores are what the harness's own Hugging Face backend gives for the exported model. Answers are
-kept in a database as they arrive, so an evaluation that was stopped goes on where it was.
-https://github.com/EleutherAI/lm-evaluation-harness
-"""
+"""Tasks of https://github.com/EleutherAI/lm-evaluation-harness. Scores are those of the harness's
+own Hugging Face backend for the exported model. Answers are kept in a database as they arrive, so
+an evaluation that was stopped goes on where it was."""
 
 import importlib.util
 import os
@@ -106,14 +103,10 @@ def _scores(name: str, metrics: dict[str, Any], found: Any) -> list[TaskScore]:
     items = found["n-samples"].get(name, {}).get("effective", 0)
     few_shot = found["n-shot"].get(name, 0)
     values = {key: value for key, value in metrics.items() if isinstance(value, int | float)}
-    return [
-        TaskScore(name, key.removesuffix(",none"), value, _error(metrics, key), items, few_shot)
-        for key, value in values.items()
-        if "," in key and "_stderr," not in key
-    ]
-
-
-def _error(metrics: dict[str, Any], key: str) -> float | None:
-    metric, _, answer_filter = key.partition(",")
-    error = metrics.get(f"{metric}_stderr,{answer_filter}")
-    return float(error) if isinstance(error, int | float) else None
+    scores = []
+    for key, value in values.items():
+        if "," in key and "_stderr," not in key:
+            error = values.get(key.replace(",", "_stderr,", 1))
+            error = None if error is None else float(error)
+            scores.append(TaskScore(name, key.removesuffix(",none"), value, error, items, few_shot))
+    return scores

@@ -18,11 +18,7 @@ _NEW_TOKENS = 256
 
 
 class RungsLM(TemplateLM):
-    """Answers the harness's requests.
-
-    Args:
-        stop_tokens: each of them ends an answer.
-    """
+    """Answers the harness's requests; each of the stop tokens ends an answer."""
 
     def __init__(
         self,
@@ -106,8 +102,7 @@ class RungsLM(TemplateLM):
         ends = [until] if isinstance(until, str) else [*until]
         count = options.get("max_gen_toks", _NEW_TOKENS)
         temperature = options.get("temperature", 0.0) if options.get("do_sample") else 0.0
-        sampling = Sampling(temperature=temperature, stop_tokens=self._stop_tokens)
-        request = Request(count, sampling)
+        request = Request(count, Sampling(temperature=temperature, stop_tokens=self._stop_tokens))
         generator = self._make_generator()
         room = max(generator.context_length - count, 1)
         prompts = [self.tok_encode(context)[-room:] for context in contexts]
@@ -117,14 +112,7 @@ class RungsLM(TemplateLM):
             texts = [self._tokenizer.decode(row, skip_special_tokens=True) for row in rows]
             if all(any(end in text for end in ends) for text in texts):
                 break
-        return [
-            _before(self._tokenizer.decode(row, skip_special_tokens=True), ends) for row in rows
-        ]
-
-
-def _before(text: str, ends: list[str]) -> str:
-    """Return the text before the first of its ends."""
-    for end in ends:
-        if end:
-            text = text.split(end)[0]
-    return text
+        texts = [self._tokenizer.decode(row, skip_special_tokens=True) for row in rows]
+        for end in filter(None, ends):
+            texts = [text.split(end)[0] for text in texts]
+        return texts

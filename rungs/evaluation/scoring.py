@@ -1,16 +1,9 @@
-"""How likely a model finds continuations of texts, and its accuracy on multiple-choice items.
-
-A text and its continuation are tokenized together, and the spaces at the end of the text belong to
-the continuation, as in the lm-evaluation-harness.
-
-Each line of a file of items is {"prompt": "…", "choices": ["…", "…"], "answer": 0}. Choices follow
-the prompt as they are, so they start with a space if there must be one.
-"""
+"""How likely a model finds continuations of texts, and its accuracy on multiple-choice items."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -48,14 +41,14 @@ class Score(NamedTuple):
 
 
 def split_tokens(context: str, continuation: str, tokenizer: Tokenizer) -> Continuation:
-    """Return the tokens of a text and of its continuation. An empty text becomes end of text."""
+    """Return the tokens of a text and of its continuation. They are tokenized together, and the
+    spaces at the end of the text belong to the continuation, as in the lm-evaluation-harness. An
+    empty text becomes end of text."""
     if not context:
-        tokens = tokenizer.encode(continuation)
         start = tokenizer.begin or [tokenizer.end_of_text or 0]
-        return Continuation(start, tokens)
-    text = context.rstrip()
+        return Continuation(start, tokenizer.encode(continuation))
     whole = tokenizer.encode_prompt(context + continuation)
-    before = tokenizer.encode_prompt(text)
+    before = tokenizer.encode_prompt(context.rstrip())
     return Continuation(before, whole[len(before) :])
 
 
@@ -84,9 +77,9 @@ class Scorer:
         self.context_length = model.config.context_length
 
     def scores(self, continuations: Sequence[Continuation]) -> Iterator[tuple[int, Score]]:
-        """Yield the index and the score of each continuation, the longest texts first. Of texts
-        longer than the context, the last tokens are read. Raises Interrupted if `should_stop` says
-        so. Raises RunFailure if log-probabilities are NaN."""
+        """Yield the index and the score of each continuation, the longest texts first. Only the
+        last tokens of a text longer than the context are read. Raises Interrupted if `should_stop`
+        says so, and RunFailure if log-probabilities are NaN."""
         sizes = [len(one.context) + len(one.tokens) for one in continuations]
         order = sorted(range(len(sizes)), key=lambda index: -sizes[index])
         for first in range(0, len(order), self.batch_size):
@@ -98,7 +91,10 @@ class Scorer:
 
     def _score(self, continuations: Sequence[Continuation]) -> list[Score]:
         """Return the scores of a batch, the longest text of which comes first."""
-        rows = [self._row(one) for one in continuations]
+        rows = []
+        for one in continuations:
+            tokens = (one.context + one.tokens)[-self.context_length - 1 :]
+            rows.append((tokens[:-1], tokens[1:][-len(one.tokens) :]))  # the targets that count
         length = min(_round_up(len(rows[0][0]), _LENGTH_MULTIPLE), self.context_length)
         inputs_BS = np.zeros((self.batch_size, length), np.int32)
         count = min(1 << (max(len(targets) for _, targets in rows) - 1).bit_length(), length)
@@ -115,21 +111,17 @@ class Scorer:
         pairs = zip(log_probs_B.tolist(), is_greedy_B.tolist(), strict=True)
         return [Score(*pair) for pair in pairs][: len(rows)]
 
-    def _row(self, one: Continuation) -> tuple[list[int], list[int]]:
-        """Return the inputs, and those targets at their end that count."""
-        tokens = (one.context + one.tokens)[-self.context_length - 1 :]
-        return tokens[:-1], tokens[1:][-len(one.tokens) :]
-
 
 def _round_up(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
 
 
 class Item(NamedTuple):
-    """A question with the possible answers."""
+    """A question with the possible answers: {"prompt": "…", "choices": ["…", "…"], "answer": 0}."""
 
     prompt: str
     choices: list[str]
+    """They follow the prompt as they are, so they start with a space if there must be one."""
     answer: int
     """Index of the correct choice."""
 
@@ -153,8 +145,8 @@ class Accuracy(NamedTuple):
 
 
 def read_items(path: Path) -> list[Item]:
-    """Return the items of a file. Raises UserError if it has no items, or a line is not one; it
-    names the line."""
+    """Return the items of a file, one a line. Raises UserError if it has none, or a line is not
+    one; it names the line."""
     lines = enumerate(read_text(path).splitlines(), 1)
     items = [_parse(line, f"{path}: line {number}") for number, line in lines if line.strip()]
     if not items:
@@ -173,7 +165,8 @@ def _parse(line: str, place: str) -> Item:
     prompt, choices, answer = value["prompt"], value["choices"], value["answer"]
     if not isinstance(prompt, str):
         raise UserError(f"{place}: prompt: {format_value(prompt)} is not a string")
-    if not isinstance(choices, list) or len(choices) < 2 or not all(map(_is_text, choices)):
+    are_texts = isinstance(choices, list) and all(isinstance(one, str) and one for one in choices)
+    if not are_texts or len(choices) < 2:
         raise UserError(f"{place}: choices: must be two or more strings that are not empty")
     if type(answer) is not int or not 0 <= answer < len(choices):
         raise UserError(
@@ -181,10 +174,6 @@ def _parse(line: str, place: str) -> Item:
             f" {len(choices) - 1}"
         )
     return Item(prompt, choices, answer)
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and bool(value)
 
 
 def measure_accuracy(items: Sequence[Item], scorer: Scorer, tokenizer: Tokenizer) -> Accuracy:

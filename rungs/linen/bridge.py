@@ -1,7 +1,5 @@
-"""Our `GPT` as a Flax Linen module, and Linen modules inside our `GPT`, through `flax.nnx.bridge`.
-
-https://flax.readthedocs.io/en/stable/guides/bridge_guide.html
-"""
+"""Our `GPT` as a Flax Linen module, and Linen modules inside our `GPT`, through `flax.nnx.bridge`
+(https://flax.readthedocs.io/en/stable/guides/bridge_guide.html)."""
 
 from typing import Any
 
@@ -25,14 +23,11 @@ class LinenGPT(linen.Module):
     names and shapes of our parameters; given the same key, its initial values are not those of
     `GPT`, because Linen derives its own keys. `apply` with a `drop_rate` above 0 needs
     `rngs={"dropout": key}`.
-
-    Attributes:
-        config: the architecture.
-        drop_rate: probability with which `apply` zeroes an element, below 1.
     """
 
     config: ModelConfig
     drop_rate: float = 0.0
+    """Probability with which `apply` zeroes an element, below 1."""
 
     @linen.compact
     def __call__(self, tokens_BS: Array, deterministic: bool = True) -> Array:

@@ -1,9 +1,6 @@
-"""A Flax Linen checkpoint, read as if it were a Hugging Face model.
-
-A msgpack file is what `flax.serialization.to_bytes` writes; transformers calls it
-`flax_model.msgpack`, or splits it into shards with an index. An Orbax checkpoint is a folder.
-Reading either runs no code of the checkpoint.
-"""
+"""A Flax Linen checkpoint, read as if it were a Hugging Face model, without running code of it. A
+msgpack file is what `flax.serialization.to_bytes` writes; transformers calls it
+`flax_model.msgpack`, or splits it into shards with an index. An Orbax checkpoint is a folder."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -26,23 +23,16 @@ _TOKEN_EMBEDDING = "model.embed_tokens.weight"
 
 
 class LinenTensors:
-    """A Linen checkpoint with the interface of `TensorFolder`. It is in memory as a whole. Raises
-    UserError if no checkpoint, a damaged one, or one that is ambiguous.
-
-    Args:
-        place: a msgpack file, or the folder of a checkpoint.
-        family: whose layout the checkpoint has.
-
-    Attributes:
-        specs: dtype and shape of each tensor, by name.
-        config: the `config.json` that the shapes imply; None if they imply none.
-    """
+    """A Linen checkpoint (a msgpack file or a folder) in the layout of a family, with the interface
+    of `TensorFolder`. It is in memory as a whole. Raises UserError if there is none, or it is
+    damaged or ambiguous."""
 
     def __init__(self, place: Path, family: LinenFamily) -> None:
         layout, arrays = LAYOUTS[family], read_arrays(place)
         try:
             self._tensors = layout.rename(arrays)
             self.config: dict[str, Any] | None = layout.config(arrays)
+            """The `config.json` that the shapes imply; None if they imply none."""
         except UserError as error:
             raise UserError(f"{place}: {error}") from None
         except (KeyError, ValueError, IndexError):
@@ -50,6 +40,7 @@ class LinenTensors:
             raise UserError(f"{place}: {problem}, …") from None
         items = self._tensors.items()
         self.specs = {name: TensorSpec(array.dtype.name, array.shape) for name, array in items}
+        """dtype and shape of each tensor, by name."""
 
     def leave_out_padding(self, vocab_size: int) -> list[str]:
         """Drop the embedding's rows after the vocabulary, which Gemma 1 was published with. Return
@@ -67,12 +58,8 @@ class LinenTensors:
 
 
 def read_arrays(place: Path) -> Arrays:
-    """Return all arrays of a checkpoint, in memory; if it has `params`, those alone. Raises
-    UserError if it is none of these, or is damaged.
-
-    Args:
-        place: a msgpack file, a folder with one, or an Orbax folder.
-    """
+    """Return all arrays of a checkpoint (a msgpack file, a folder with one, or an Orbax folder), in
+    memory; if it has `params`, those alone. Raises UserError if there is none, or it is damaged."""
     arrays = dict(_flatten(_read(place)))
     names = [name for name in arrays if name.startswith(_COLLECTION)]
     return {name.removeprefix(_COLLECTION): arrays[name] for name in names} or arrays

@@ -26,12 +26,8 @@ def encode_prompts(
 
 
 def check_sample_prompts(config: AnyRunConfig, tokenizer: Path | str) -> None:
-    """Check that the model can continue the prompts of its run. Raises UserError with a line for
-    each prompt that is wrong.
-
-    Args:
-        tokenizer: where it is; see `load_tokenizer`.
-    """
+    """Check that the model can continue the prompts of its run, with the tokenizer at a place; see
+    `load_tokenizer`. Raises UserError with a line for each prompt that is wrong."""
     prompts, model = config.train.sample_prompts, config.model
     if not prompts:
         return
@@ -43,15 +39,11 @@ def check_sample_prompts(config: AnyRunConfig, tokenizer: Path | str) -> None:
     except UserError as error:
         raise UserError(f"{place}: {error}") from None
     for prompt, tokens in zip(prompts, rows, strict=True):
-        if len(tokens) > model.context_length:
-            lines.append(
-                f"{place}: {prompt[:40]!r} has {len(tokens)} tokens, more than the model's"
-                f" context_length {model.context_length}; shorten it"
-            )
-        elif max(tokens) >= model.vocab_size:
-            lines.append(
-                f"{place}: {prompt[:40]!r} has token id {max(tokens)}, but the model's vocab_size"
-                f" is {model.vocab_size}"
-            )
+        shown, longest, size = repr(prompt[:40]), model.context_length, model.vocab_size
+        if (count := len(tokens)) > longest:
+            problem = f"{count} tokens, more than the model's context_length {longest}; shorten it"
+            lines.append(f"{shown} has {problem}")
+        elif (largest := max(tokens)) >= size:
+            lines.append(f"{shown} has token id {largest}, but the model's vocab_size is {size}")
     if lines:
-        raise UserError("\n".join(lines))
+        raise UserError.at(place, lines)

@@ -1,10 +1,7 @@
-"""Sampling beside training, in a process of low priority on the CPU. Training goes on meanwhile and
-is not changed by it, whatever devices it runs on.
-
-`SampleProcess` starts `python -m rungs.prompt_samples.sampler FOLDER`. Its input is a line of JSON,
-a `SamplingRequest`, then the name of each checkpoint in FOLDER, and at last an empty line. It
-appends to `samples.jsonl` and removes each checkpoint that it is done with.
-"""
+"""Sampling beside training, in a process of low priority on the CPU: `python -m
+rungs.prompt_samples.sampler FOLDER`. Its input is a line of JSON, a `SamplingRequest`, then the
+name of each checkpoint in FOLDER, and at last an empty line. It appends to `samples.jsonl` and
+removes each checkpoint that it is done with."""
 
 import contextlib
 import logging
@@ -57,13 +54,8 @@ class SamplingRequest(StrictModel):
 
 
 class SampleProcess:
-    """Samples from each checkpoint of a run that has no samples yet.
-
-    Args:
-        run: the run folder, whose lock is held.
-        train: the config with the prompts.
-        datasets_dir: where its datasets are; None for where they are by default.
-    """
+    """Samples from each checkpoint that has no samples yet of a run whose lock is held. `train` has
+    the prompts; `datasets_dir` is where its datasets are, None for where they are by default."""
 
     def __init__(
         self, run: RunFolder, train: OptimizationConfig, datasets_dir: Path | None = None
@@ -93,12 +85,8 @@ class SampleProcess:
             log.warning("samples: %s", error.strerror or error)
 
     def finish(self, *, wait: bool, stop: StopSignal) -> None:
-        """End the process: once it has sampled from all checkpoints, or at once. What is missing
-        then is sampled by the next start.
-
-        Args:
-            wait: until it is done, or a signal arrives.
-        """
+        """End the process: at once, or with `wait` when it has sampled from all checkpoints or a
+        signal arrives. What is missing then is sampled by the next start."""
         if not self._process.is_started:
             return
         if wait and stop.number is None:
@@ -108,9 +96,8 @@ class SampleProcess:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _unsampled(self) -> Iterator[Checkpoint]:
-        prompts = self._train.sample_prompts
+        prompts, known = self._train.sample_prompts, samples.read(self._run)
         wanted = {(prompt, kind) for prompt in prompts for kind in samples.KINDS}
-        known = samples.read(self._run)
         for checkpoint in list_checkpoints(self._run.checkpoints):
             name = checkpoint.folder.name
             done = {(one.prompt, one.kind) for one in known if one.step == checkpoint.step}

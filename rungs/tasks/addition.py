@@ -1,7 +1,5 @@
 """The task `add`: the sum of two numbers."""
 
-from collections.abc import Iterator
-
 from rungs.config.task_config import AddSettings
 from rungs.tasks.generated import Draws, short
 from rungs.tasks.task import Item
@@ -18,13 +16,11 @@ def draw(settings: AddSettings, draws: Draws) -> Item:
 def worked(item: Item) -> str:
     """Return the sums of the columns from the right, `7+8+0>15,5+6+1>12`, then the answer. Each sum
     has both digits and the carry."""
-    return ",".join(_columns(*item.info["terms"])) + short(item)
-
-
-def _columns(left: int, right: int) -> Iterator[str]:
-    carry, width = 0, max(len(str(left)), len(str(right)))
-    for place in range(width):
+    left, right = item.info["terms"]
+    carry, columns = 0, []
+    for place in range(max(len(str(left)), len(str(right)))):
         digits = left // 10**place % 10, right // 10**place % 10
         total = sum(digits) + carry
-        yield f"{digits[0]}+{digits[1]}+{carry}>{total}"
+        columns.append(f"{digits[0]}+{digits[1]}+{carry}>{total}")
         carry = total // 10
+    return ",".join(columns) + short(item)

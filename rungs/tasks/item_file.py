@@ -39,8 +39,8 @@ class ItemFile(NamedTuple):
 
 def open_task(config: TaskConfig, run_folder: Path) -> Task:
     """Return the task of a file of items. Raises UserError with a line for each line of a file that
-    is not an item, lacks what its verifier needs or is both trained on and held out; or there are
-    too few."""
+    is not an item, lacks what its verifier needs or is both trained on and held out; or if there
+    are too few."""
     source = read(run_folder / config.source, config.verifier)
     if config.validation_source == config.source:
         raise UserError(
@@ -73,12 +73,9 @@ def gold_text(item: Item) -> str:
 
 
 def read(path: Path, verifier: str | None) -> ItemFile:
-    """Return the items of a file; blank lines are skipped. Raises UserError with a line for each
-    line that is not an item; it names the file and the line.
-
-    Args:
-        verifier: the verifier of all items, whatever they say themselves.
-    """
+    """Return the items of a file; blank lines are skipped. A `verifier` is that of all items,
+    whatever they say themselves. Raises UserError with a line for each line that is not an item,
+    which names the file and the line."""
     text = strict_json.read_text(path)
     items: list[Item] = []
     lines: dict[str, int] = {}

@@ -1,5 +1,4 @@
-"""Tasks of the library reasoning-gym (Stojanovski et al. 2025, arXiv 2505.24760), the extra
-`reasoning`.
+"""Tasks of the library reasoning-gym (arXiv 2505.24760), the extra `reasoning`.
 
 Its items are a pure function of a seed and an index, mostly of their sum, so training and
 validation use seeds far apart. As small tasks repeat their prompts, training also leaves out those
@@ -35,16 +34,22 @@ def open_task(config: TaskConfig) -> Task:
 
     def draw(number: int) -> Item:
         place = number % _SIZE
-        return _item(config.source, dataset(number - place)[place])
-
-    def is_held_out(item: Item) -> bool:
-        return item.prompt in prompts
+        entry = dataset(number - place)[place]
+        if not isinstance(answer := entry["answer"], str):
+            problem = f"has items without an answer ({format_value(answer)}); use another task"
+            raise UserError(f"{config.source}: {problem}")
+        return Item(
+            entry["question"], answer, json.loads(json.dumps(entry["metadata"], default=str))
+        )
 
     validation = held_out_items(config.source, draw, lambda _: True, config.validation_items)
     prompts = {item.prompt for item in validation}
+    train = TrainingItems(
+        config.source, draw, lambda item: item.prompt in prompts, config.train_items
+    )
     return Task(
         name=name,
-        train=TrainingItems(config.source, draw, is_held_out, config.train_items),
+        train=train,
         validation=validation,
         verifier=VERIFIER,
         worked=lambda item: item.answer,
@@ -91,11 +96,3 @@ def _require_known(config: TaskConfig, names: list[str]) -> None:
             own = [name for name in names if name not in _OURS]
             advice = did_you_mean(key, own, f"the keys are {', '.join(own)}")
             raise UserError(f"settings of {config.source}: {key}: unknown key; {advice}")
-
-
-def _item(source: str, entry: dict[str, Any]) -> Item:
-    if not isinstance(entry["answer"], str):
-        answer = format_value(entry["answer"])
-        raise UserError(f"{source}: has items without an answer ({answer}); use another task")
-    info = json.loads(json.dumps(entry["metadata"], default=str))
-    return Item(entry["question"], entry["answer"], info)

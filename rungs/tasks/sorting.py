@@ -1,7 +1,5 @@
 """The task `sort`: the prompt's digits in ascending order."""
 
-from collections.abc import Iterator
-
 from rungs.config.task_config import SortSettings
 from rungs.tasks.generated import Draws, short
 from rungs.tasks.task import Item
@@ -18,11 +16,9 @@ def draw(settings: SortSettings, draws: Draws) -> Item:
 def worked(item: Item) -> str:
     """Return the steps of a selection sort, `032,23,3`, then the answer. Each step has the smallest
     of the remaining digits, then the others in their order."""
-    return ",".join(_steps(item.info["digits"])) + short(item)
-
-
-def _steps(digits: str) -> Iterator[str]:
+    digits, steps = item.info["digits"], []
     while digits:
         smallest = min(digits)
         digits = digits.replace(smallest, "", 1)
-        yield smallest + digits
+        steps.append(smallest + digits)
+    return ",".join(steps) + short(item)

@@ -7,8 +7,8 @@
     trackio_tracker      Trackio
     wandb_tracker        Weights & Biases
 
-The source is what the run folder has: `metrics.jsonl`, `samples.jsonl`, charts, evaluations. So a
-tracker that was down gets what it lacks later, and training never waits for one.
+They read the run folder: `metrics.jsonl`, `samples.jsonl`, charts, evaluations. So a tracker that
+was down gets what it lacks later, and training never waits for one.
 
 To add a tracker, write a function that takes a `TrackedRun` and returns a `Tracker`. Add it to
 `BUILT_IN` in `tracker`, or declare it in a package of your own as an entry point in the group

@@ -1,9 +1,7 @@
-"""Sending a run to its trackers beside training, in a process for each.
-
-`TrackingProcesses` starts `python -m rungs.tracking.feed RUN TRACKER IDENTITY`, which reads lines:
-each means that there is something new, and an empty one that the run has ended. If training was
-killed, it sends what is there and leaves the run open.
-"""
+"""Sending a run to its trackers beside training, in a process for each: `python -m
+rungs.tracking.feed RUN TRACKER IDENTITY`. Each line that it reads means that there is something
+new, and an empty one that the run has ended. If training was killed, it sends what is there and
+leaves the run open."""
 
 import contextlib
 import logging
@@ -45,13 +43,8 @@ log = logging.getLogger("rungs")
 
 
 class TrackingProcesses:
-    """Sends a run to its trackers. One that is down costs warnings, never a step; what it lacks is
-    sent by the next start.
-
-    Args:
-        run: the run folder, whose lock is held.
-        names: names of the trackers.
-    """
+    """Sends a run, whose lock is held, to the trackers of these names. One that is down costs
+    warnings, never a step; what it lacks is sent by the next start."""
 
     def __init__(self, run: RunFolder, names: Sequence[str]) -> None:
         place = str(run.path.resolve())
@@ -100,13 +93,8 @@ class Sent(StrictModel):
 
 
 class Feed:
-    """Sends what is new in a run folder to a tracker.
-
-    Args:
-        run: the run folder.
-        name: name of the tracker.
-        open_tracker: opens the run there.
-    """
+    """Sends what is new in a run folder to the tracker of this name; `open_tracker` opens the run
+    there."""
 
     def __init__(self, run: RunFolder, name: str, open_tracker: OpenTracker) -> None:
         self._run, self._open_tracker = run, open_tracker
@@ -114,7 +102,10 @@ class Feed:
         self._state = self._folder / "sent.json"
         self._metrics = GrowingFile(run.metrics)
         self._tracker: Tracker | None = None
-        self._sent = self._read_sent()
+        try:
+            self._sent = Sent.model_validate_json(strict_json.read_text(self._state))
+        except ValueError:
+            self._sent = Sent(id=uuid.uuid4().hex[:12])
 
     def send_new(self) -> None:
         """Send the steps and samples that the tracker doesn't have yet. Raises RunFailure if
@@ -125,7 +116,10 @@ class Feed:
         tracker = self._opened()
         for lines in self._metrics.new_lines():
             self._send_steps(tracker, lines)
-        self._send_samples(tracker)
+        found = samples.read(self._run)
+        for step in sorted({one.step for one in found if one.step > self._sent.last_sample_step}):
+            tracker.log_samples(step, [one for one in found if one.step == step])
+            self._note(last_sample_step=step, is_finished=False)
 
     def finish(self) -> None:
         """Send what is left, charts and final figures, and close the run."""
@@ -176,33 +170,22 @@ class Feed:
             tracker.flush()
             self._note(last_step=last, last_metrics=names, is_finished=False)
 
-    def _send_samples(self, tracker: Tracker) -> None:
-        found = samples.read(self._run)
-        for step in sorted({one.step for one in found if one.step > self._sent.last_sample_step}):
-            tracker.log_samples(step, [one for one in found if one.step == step])
-            self._note(last_sample_step=step, is_finished=False)
+    def _steps(self) -> Iterator[tuple[int, dict[str, float]]]:
+        """Yield the number and the metrics of each step so far."""
+        for lines in GrowingFile(self._run.metrics).new_lines():
+            yield from _steps_in(lines)
 
     def _has_more(self) -> bool:
         """Whether the run folder has steps or samples that the tracker doesn't have."""
         last = max((one.step for one in samples.read(self._run)), default=-1)
-        lines = GrowingFile(self._run.metrics).new_lines()
-        steps = (step for some in lines for step, _ in _steps_in(some))
-        return last > self._sent.last_sample_step or max(steps, default=-1) > self._sent.last_step
+        last_step = max((step for step, _ in self._steps()), default=-1)
+        return last > self._sent.last_sample_step or last_step > self._sent.last_step
 
     def _summary(self) -> dict[str, float]:
         """Return the last value of each metric, and the scores of the last checkpoints."""
-        figures: dict[str, float] = {}
-        for lines in GrowingFile(self._run.metrics).new_lines():
-            for _, metrics in _steps_in(lines):
-                figures |= metrics
+        figures = {name: value for _, metrics in self._steps() for name, value in metrics.items()}
         scores = evaluations.latest(evaluations.read(self._run))
         return figures | {f"{task} {metric}": one.value for (task, metric), one in scores.items()}
-
-    def _read_sent(self) -> Sent:
-        try:
-            return Sent.model_validate_json(strict_json.read_text(self._state))
-        except ValueError:
-            return Sent(id=uuid.uuid4().hex[:12])
 
     def _note(self, **changes: Any) -> None:
         self._sent = self._sent.model_copy(update=changes)

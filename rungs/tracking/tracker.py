@@ -54,26 +54,17 @@ class Tracker(Protocol):
 
 OpenTracker = Callable[[TrackedRun], Tracker]
 
-BUILT_IN = {
-    "mlflow": "mlflow",
-    "tensorboard": "tensorboardX",
-    "trackio": "trackio",
-    "wandb": "wandb",
-}
+BUILT_IN = {name: name for name in ("mlflow", "tensorboard", "trackio", "wandb")}
+BUILT_IN["tensorboard"] = "tensorboardX"
 """The module that the extra of each tracker's name installs. Its class is `open_tracker` in
 `NAME_tracker.py`."""
 
 
 def check_trackers(names: Sequence[str], place: str) -> None:
     """Check that trackers exist and are installed. Raises UserError with a line for each that does
-    not.
-
-    Args:
-        place: what names them, for messages.
-    """
-    lines = [f"{place}: {line}" for name in names if (line := _problem(name))]
-    if lines:
-        raise UserError("\n".join(lines))
+    not; `place` is what names them."""
+    if lines := [line for name in names if (line := _problem(name))]:
+        raise UserError.at(place, lines)
 
 
 def _problem(name: str) -> str | None:
@@ -89,6 +80,5 @@ def find_tracker(name: str) -> OpenTracker:
     """Return the function that opens a run in a tracker that `check_trackers` has checked."""
     if name in BUILT_IN:
         found: OpenTracker = importlib.import_module(f"rungs.tracking.{name}_tracker").open_tracker
-    else:
-        found = load_plugin(TRACKERS, name)
-    return found
+        return found
+    return load_plugin(TRACKERS, name)

@@ -19,7 +19,10 @@ class TrackioTracker:
         project = os.environ.get("TRACKIO_PROJECT", PROJECT)
         space = os.environ.get("TRACKIO_SPACE_ID")
         name = f"{run.name}-{run.id}"
-        self._last = run.last_step if space else _last_stored(project, name)
+        self._last = run.last_step
+        if not space:
+            stored = trackio.SQLiteStorage.get_last_step(project, name)
+            self._last = -1 if stored is None else int(stored)
         self._run: Any = trackio.init(
             project=project,
             name=name,
@@ -51,14 +54,6 @@ class TrackioTracker:
         figures = {f"final {name}": value for name, value in summary.items()}
         self._run.log(figures, step=max(self._last, 0))
         self._run.finish()
-
-
-def _last_stored(project: str, name: str) -> int:
-    """Return the last step of a run in the local store, -1 if there is none."""
-    from trackio import SQLiteStorage
-
-    last = SQLiteStorage.get_last_step(project, name)
-    return -1 if last is None else int(last)
 
 
 open_tracker = TrackioTracker

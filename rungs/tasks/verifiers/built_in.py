@@ -42,18 +42,6 @@ def final_answer(completion: str) -> str | None:
     return parts[-1].strip() if len(parts) <= 2 else None
 
 
-def _exact(item: Item, completion: str) -> bool:
-    return completion.strip() == item.answer.strip()
-
-
-def _last_number(item: Item, completion: str) -> bool:
-    return last_number(completion) == last_number(item.answer)
-
-
-def _gsm8k(item: Item, completion: str) -> bool:
-    return marked_number(completion) == gsm8k_number(item.answer)
-
-
 def gsm8k_number(answer: str) -> str | None:
     """Return an item's number in normal form: what follows `####`, or all of the answer."""
     return marked_number(answer) or whole_number(answer)
@@ -127,10 +115,6 @@ def open_brackets(text: str) -> str | None:
     return "".join(stack)
 
 
-def _parity(item: Item, completion: str) -> bool:
-    return final_answer(completion) == str(item.info["bits"].count("1") % 2)
-
-
 def _has_countdown(item: Item) -> bool:
     numbers, target = item.info.get("numbers"), item.info.get("target")
     return isinstance(numbers, list) and all(type(number) is int for number in [*numbers, target])
@@ -147,12 +131,14 @@ def _has_bits(item: Item) -> bool:
 
 
 BUILT_IN = {
-    "exact": BuiltIn(_exact),
+    "exact": BuiltIn(lambda item, completion: completion.strip() == item.answer.strip()),
     "last_number": BuiltIn(
-        _last_number, lambda item: last_number(item.answer), "answer: has no number"
+        lambda item, completion: last_number(completion) == last_number(item.answer),
+        lambda item: last_number(item.answer),
+        "answer: has no number",
     ),
     "gsm8k": BuiltIn(
-        _gsm8k,
+        lambda item, completion: marked_number(completion) == gsm8k_number(item.answer),
         lambda item: gsm8k_number(item.answer),
         "answer: is not a number, nor has one after ####",
     ),
@@ -161,6 +147,10 @@ BUILT_IN = {
     ),
     "sorted": BuiltIn(_sorted, lambda item: _values(item.answer), "answer: needs digits"),
     "brackets": BuiltIn(_brackets, _has_brackets, 'info: needs {"brackets": "text"}'),
-    "parity": BuiltIn(_parity, _has_bits, 'info: needs {"bits": "zeros and ones"}'),
+    "parity": BuiltIn(
+        lambda item, text: final_answer(text) == str(item.info["bits"].count("1") % 2),
+        _has_bits,
+        'info: needs {"bits": "zeros and ones"}',
+    ),
 }
 """By the name that a config and an item give."""

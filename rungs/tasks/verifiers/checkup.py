@@ -1,8 +1,5 @@
-"""Checks a verifier before training: a model finds and learns whatever a verifier pays for.
-
-Empty completions that were paid and lists of guesses that passed have both been reported
-(Liuziyu77/Visual-RFT issues 176 and 79).
-"""
+"""Checks a verifier before training: a model finds and learns whatever a verifier pays for. Paid
+empty completions and lists of guesses have been reported (Liuziyu77/Visual-RFT issues 176, 79)."""
 
 import statistics
 import time

@@ -83,27 +83,21 @@ class _Walker:
         if self._depth == MAX_DEPTH:
             raise ExpressionError(f"nested more than {MAX_DEPTH} deep")
         self._depth += 1
-        value = self._signed_or_plain()
-        self._depth -= 1
-        return value
-
-    def _signed_or_plain(self) -> Fraction:
         if self._take("-"):
-            return -self._factor()
-        if self._take("("):
+            value = -self._factor()
+        elif self._take("("):
             value = self.sum()
             if not self._take(")"):
                 raise ExpressionError("a bracket is not closed")
-            return value
-        return Fraction(self._number())
-
-    def _number(self) -> int:
-        token = self.next
-        if token is None or not token.isdigit():
-            raise ExpressionError(f"unexpected {token or 'end'}")
-        self._place += 1
-        self.numbers.append(int(token))
-        return self.numbers[-1]
+        else:
+            token = self.next
+            if token is None or not token.isdigit():
+                raise ExpressionError(f"unexpected {token or 'end'}")
+            self._place += 1
+            self.numbers.append(int(token))
+            value = Fraction(token)
+        self._depth -= 1
+        return value
 
     def _take(self, *tokens: str) -> str | None:
         """Return the next token and go on if it is one of these, otherwise None."""

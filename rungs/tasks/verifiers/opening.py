@@ -48,15 +48,15 @@ class Verifier(AbstractContextManager["Verifier"]):
 def open_verifier(
     config: TaskConfig, task: Task, run_folder: Path, *, trust_verifier: bool
 ) -> Verifier:
-    """Return the verifier of a config, or else the task's own. Raises UserError if the file is not
-    trusted, cannot be read or loaded, or the items lack what the verifier needs.
-
-    Args:
-        trust_verifier: whether a Python file of the run folder may run.
-    """
+    """Return the verifier of a config, or else the task's own. Raises UserError if it is a Python
+    file of the run folder and not trusted, cannot be read or loaded, or the items lack what the
+    verifier needs."""
     name = config.verifier or task.verifier
     if name in BUILT_IN:
-        return _built_in(name, task)
+        item = task.train[0]  # tells if generated ones have what it needs
+        if item.verifier is None and (problem := BUILT_IN[name].problem(item)):
+            raise UserError(f"verifier: {name} does not fit the items of {task.name}: {problem}")
+        return Verifier(name)
     limits = Limits(config.verifier_timeout_seconds, config.verifier_memory_bytes)
     if name == reasoning_gym.VERIFIER:
         return _started(name, strict_json.read_text(_REASONING_GYM_CODE), limits, None)
@@ -68,14 +68,6 @@ def open_verifier(
             f" {TRUST_FLAG}"
         )
     return _started(name, text, limits, hashlib.sha256(text.encode()).hexdigest())
-
-
-def _built_in(name: str, task: Task) -> Verifier:
-    """Return a built-in verifier; the first item tells if generated ones have what it needs."""
-    item = task.train[0]
-    if item.verifier is None and (problem := BUILT_IN[name].problem(item)):
-        raise UserError(f"verifier: {name} does not fit the items of {task.name}: {problem}")
-    return Verifier(name)
 
 
 def _started(name: str, text: str, limits: Limits, sha256: str | None) -> Verifier:

@@ -1,13 +1,11 @@
 """The program of the process in which a user's verifier runs. Nothing imports this file: it is the
-only one that runs code that it was given.
+only one that runs code that it was given. The limits keep mistakes in trusted code from harming a
+run. They are not a sandbox: code that means harm can get around them.
 
 Each line that it reads is one JSON value. The first has the code and the limits, and is answered
 with `{}`; each of the others is a call, answered with `{"value": …}`. Instead of these an answer
 can be `{"error": "one line"}` or `{"out_of_memory": true}`. The line of an answer begins with the
 `id` of its request; whatever else is written is no answer.
-
-The limits keep mistakes in trusted code from harming a run. They are not a sandbox: code that means
-harm can get around them.
 """
 
 import contextlib
@@ -30,17 +28,8 @@ _CAPABILITIES_VERSION = 0x20080522
 _SYS_PTRACE, _SYS_ADMIN, _PERFMON = 19, 21, 38
 """Capabilities of root with which it may read other processes even in a domain of Landlock."""
 _REFUSED = (
-    "os.exec",
-    "os.fork",
-    "os.forkpty",
-    "os.posix_spawn",
-    "os.system",
-    "pty.spawn",
-    "socket.bind",
-    "socket.connect",
-    "socket.getaddrinfo",
-    "socket.sendto",
-    "subprocess.Popen",
+    *("os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.system", "pty.spawn"),
+    *("socket.bind", "socket.connect", "socket.getaddrinfo", "socket.sendto", "subprocess.Popen"),
 )
 """Audit events of Python that stand for another process or the network. Unlike a limit on the
 number of processes, refusing these works for root as well, and leaves threads."""

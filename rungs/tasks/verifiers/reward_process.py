@@ -1,9 +1,7 @@
-"""A `reward` function that runs in another process, which is killed if it takes too long.
-
-The process has a clean environment, an empty working directory, little memory and no way to start
-others (`reward_child.py`). Requests and answers are lines of JSON: what comes back is never run,
-and only a line that begins with the random id of a request is its answer.
-"""
+"""A `reward` function that runs in another process, which is killed if it takes too long. It has a
+clean environment, an empty working directory, little memory and no way to start others
+(`reward_child.py`). Requests and answers are lines of JSON: what comes back is never run, and only
+a line that begins with the random id of a request is its answer."""
 
 import json
 import math
@@ -44,17 +42,24 @@ class Limits(NamedTuple):
 
 
 class RewardProcess:
-    """Calls a `reward` function in another process, one completion a call.
-
-    The process starts with the first call, and again after one that ended it or took too much time
-    or memory. An exception of the function leaves it as it is.
-    """
+    """Calls a `reward` function in another process, one completion a call. The process starts with
+    the first call, and again after one that ended it or took too much time or memory. An exception
+    of the function leaves it as it is."""
 
     def __init__(self, code: Code, limits: Limits) -> None:
         self._code, self._limits = code, limits
         self._folder = tempfile.TemporaryDirectory(prefix="rungs-verifier-")
         folder = self._folder.name
-        self._process = AnsweringProcess(CHILD, _environment(folder), folder, ("-s",))
+        environment = {  # without the user's secrets
+            "PATH": os.defpath,
+            "HOME": folder,
+            "TMPDIR": folder,
+            "LC_ALL": "C.UTF-8",
+            "PYTHONHASHSEED": "0",  # the same order of sets in every process
+            "OMP_NUM_THREADS": "1",
+            "OPENBLAS_NUM_THREADS": "1",
+        }
+        self._process = AnsweringProcess(CHILD, environment, folder, ("-s",))
 
     def start(self) -> str:
         """Start the process and load the code; return what is wrong with it in one line, or an
@@ -109,23 +114,10 @@ class RewardProcess:
         return Verdict(verdict.rewards, verdict.status, message)
 
 
-def _environment(folder: str) -> dict[str, str]:
-    """Return an environment without the user's secrets."""
-    return {
-        "PATH": os.defpath,
-        "HOME": folder,
-        "TMPDIR": folder,
-        "LC_ALL": "C.UTF-8",
-        "PYTHONHASHSEED": "0",  # the same order of sets in every process
-        "OMP_NUM_THREADS": "1",
-        "OPENBLAS_NUM_THREADS": "1",
-    }
-
-
 def _exchanged(process: AnsweringProcess, line: bytes, prefix: bytes, seconds: float) -> bytes:
     """Write a line to a process and return the one that it answers with this prefix, without it.
-    Raises TimeoutError if it did not answer in time. Raises EOFError if it ended, or closed its
-    pipes. Raises ValueError if its answer is too long."""
+    Raises TimeoutError if there is none in time, EOFError if the process ended or closed its pipes,
+    and ValueError if its answer is too long."""
     received, deadline = b"", time.monotonic() + seconds
     requests, answers = process.pipes
     with selectors.DefaultSelector() as selector:
