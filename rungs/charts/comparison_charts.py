@@ -9,9 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from rungs.charts import drawing
-from rungs.charts.drawing import COLOURS, DASHES, MARKERS
-from rungs.charts.run_charts import overlaps
+from rungs.charts import drawing, run_charts
 from rungs.run import recorded_run
 from rungs.run.recorded_run import Curve, FloatArray, RecordedRun
 
@@ -59,7 +57,7 @@ def _loss_comparison(runs: list[RecordedRun], x_label: str, xs: list[FloatArray]
     if any(x.size for x, _ in validation):
         panels["validation"] = validation
     label = "loss (nats per token)"
-    figure, axes = _comparison(runs, x_label, label, panels, overlaps(runs))
+    figure, axes = _comparison(runs, x_label, label, panels, run_charts.overlaps(runs))
     drawing.log_axis(axes)
     return figure
 
@@ -124,9 +122,9 @@ def _lines(axes: Axes, curves: list[Curve]) -> list[Line2D]:
     return [
         axes.plot(
             *drawing.thin_line(*curve),
-            color=COLOURS[i % len(COLOURS)],
-            linestyle=DASHES[i % len(DASHES)],
-            marker=MARKERS[i % len(MARKERS)],
+            color=drawing.COLOURS[i % len(drawing.COLOURS)],
+            linestyle=drawing.DASHES[i % len(drawing.DASHES)],
+            marker=drawing.MARKERS[i % len(drawing.MARKERS)],
             markevery=(0.1 * i / len(curves), 0.1)
             if recorded_run.finite_points(*curve)[0].size > 20
             else None,

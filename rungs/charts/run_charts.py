@@ -16,8 +16,7 @@ from rungs.charts.drawing import BLACK, BLUE, ORANGE, SKY_BLUE, VERMILLION
 from rungs.charts.policy_charts import POLICY_CHARTS
 from rungs.charts.step_charts import STEP_CHARTS, AnySteps, Lines, resumes
 from rungs.config.run_config import REINFORCE_FILE, config_files
-from rungs.data import overlap
-from rungs.data.catalog import dataset_folder, find_datasets_dir
+from rungs.data import catalog, overlap
 from rungs.run import recorded_run
 from rungs.run.metrics import StepMetrics
 from rungs.run.recorded_run import RecordedPolicyRun, RecordedRun
@@ -75,8 +74,8 @@ def overlaps(runs: list[RecordedRun]) -> list[str]:
         for run in runs
         for name in (*run.config.train.datasets, *run.config.train.validation_datasets)
     )
-    place = find_datasets_dir()
-    return overlap.notes({name: dataset_folder(name, place) for name in names})
+    place = catalog.find_datasets_dir()
+    return overlap.notes({name: catalog.dataset_folder(name, place) for name in names})
 
 
 def _training_loss(axes: Axes, run: RecordedRun) -> Lines:

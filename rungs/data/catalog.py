@@ -7,11 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rungs.common import atomic_folder
+from rungs.common import atomic_folder, shown_text, strict_json
 from rungs.common.errors import UserError, did_you_mean
 from rungs.common.paths import checkout, is_folder, is_plain_name, is_there
-from rungs.common.shown_text import quoted
-from rungs.common.strict_json import format_value
 from rungs.config.option_values import DATASETS_VARIABLE
 from rungs.data import dataset, hub_dataset, python_stdlib, task_dataset
 from rungs.data.dataset import Dataset, Source
@@ -46,8 +44,8 @@ def dataset_folder(name: str, datasets_dir: Path) -> Path:
     are_plain = all(is_plain_name(part) and part == part.strip() for part in parts)
     if len(parts) > 2 or is_dotted or not are_plain:
         raise UserError(
-            f"dataset {format_value(name)}: not a name; it must be {', '.join(BUILT_IN)}, a"
-            f" folder under {datasets_dir}, or a hub id owner/name"
+            f"dataset {strict_json.format_value(name)}: not a name; it must be"
+            f" {', '.join(BUILT_IN)}, a folder under {datasets_dir}, or a hub id owner/name"
         )
     return datasets_dir.joinpath(*parts)
 
@@ -124,7 +122,7 @@ def _build_by_name(name: str, folder: Path) -> None:
     advice = f"{meant} Or build it:" if meant else "build it with"
     raise UserError(
         f"{folder}: no such dataset; {advice} uv run download_dataset.py --text FILE --name"
-        f" {quoted(name)}, and --tokenizer RUN if it is to fine-tune the model of RUN"
+        f" {shown_text.quoted(name)}, and --tokenizer RUN if it is to fine-tune the model of RUN"
     )
 
 

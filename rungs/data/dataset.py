@@ -15,14 +15,10 @@ from typing import Literal
 
 import numpy as np
 
-from rungs.common import disk, strict_json
+from rungs.common import disk, paths, run_log, strict_json
 from rungs.common.errors import UserError
-from rungs.common.paths import is_file, is_there
-from rungs.common.run_log import byte_progress
-from rungs.common.strict_json import StrictModel
-from rungs.data import token_file
+from rungs.data import token_file, tokenizer
 from rungs.data.token_file import AnsweredDocuments, FileArray, Tensor, Texts, TokenLayout
-from rungs.data.tokenizer import TOKENIZER_FILE
 
 Split = Literal["train", "validation"]
 TRAIN: Split = "train"
@@ -34,7 +30,7 @@ _BLOCK_PAIRS = 1 << 14
 _SAMPLES, _SAMPLE_BYTES = 64, 4096
 
 
-class DocumentFile(StrictModel):
+class DocumentFile(strict_json.StrictModel):
     """A file of documents."""
 
     name: str
@@ -44,7 +40,7 @@ class DocumentFile(StrictModel):
     """Number of its documents in the dataset."""
 
 
-class Documents(StrictModel):
+class Documents(strict_json.StrictModel):
     """The files that the documents of a dataset are from."""
 
     request: str
@@ -61,7 +57,7 @@ class Documents(StrictModel):
     """Bytes of all documents in UTF-8."""
 
 
-class Chats(StrictModel):
+class Chats(strict_json.StrictModel):
     """How the chats of a dataset were chosen."""
 
     template_sha256: str
@@ -72,7 +68,7 @@ class Chats(StrictModel):
     """Number of chats that were longer."""
 
 
-class Source(StrictModel):
+class Source(strict_json.StrictModel):
     """Where a dataset came from."""
 
     kind: Literal["python-stdlib", "task", "text", "documents", "pairs", "chats", "hub", "folder"]
@@ -88,7 +84,7 @@ class Source(StrictModel):
     chats: Chats | None = None
 
 
-class PairsDescription(StrictModel):
+class PairsDescription(strict_json.StrictModel):
     """The pairs of prompts and answers, or the chats, in one token file."""
 
     pairs: int
@@ -101,7 +97,7 @@ class PairsDescription(StrictModel):
     """Absent for pairs."""
 
 
-class SplitDescription(StrictModel):
+class SplitDescription(strict_json.StrictModel):
     """The contents of one token file."""
 
     tokens: int
@@ -116,7 +112,7 @@ class SplitDescription(StrictModel):
     """Absent if the file holds text."""
 
 
-class DatasetDescription(StrictModel):
+class DatasetDescription(strict_json.StrictModel):
     """The contents of `dataset.json`."""
 
     source: Source
@@ -203,8 +199,8 @@ class Dataset:
     @property
     def tokenizer_file(self) -> Path | None:
         """Path of the dataset's own tokenizer, or None if it has none."""
-        path = self.folder / TOKENIZER_FILE
-        return path if is_file(path) else None
+        path = self.folder / tokenizer.TOKENIZER_FILE
+        return path if paths.is_file(path) else None
 
 
 def read_description(folder: Path) -> DatasetDescription | None:
@@ -239,12 +235,12 @@ def describe(
 ) -> DatasetDescription:
     """Describe the token files of a folder, reading only those that differ from `known`. Raises
     UserError if there is no training split, or a token file is not valid."""
-    if not is_there(folder / split_file(TRAIN)):
+    if not paths.is_there(folder / split_file(TRAIN)):
         raise UserError(f"{folder}: not a dataset: it has no {split_file(TRAIN)}")
     splits = {
         split: _describe_split(path, known.splits.get(split) if known else None)
         for split in SPLITS
-        if is_there(path := folder / split_file(split))
+        if paths.is_there(path := folder / split_file(split))
     }
     return DatasetDescription(source=source, splits=splits)
 
@@ -340,7 +336,7 @@ def _largest_id_and_checksum(path: Path, tokens: Tensor) -> tuple[int, str]:
     """Return the largest token id and the sha256 of a file, in one pass over it."""
     file, count, itemsize = _bytes_of(path), tokens.shape[0], tokens.dtype.itemsize
     digest, largest, hashed = hashlib.sha256(file[: tokens.offset].data), 0, tokens.offset
-    with byte_progress(f"reading {path}", len(file)) as bar:
+    with run_log.byte_progress(f"reading {path}", len(file)) as bar:
         for start in range(0, count, _BLOCK_TOKENS):
             size = min(_BLOCK_TOKENS, count - start) * itemsize
             content = file[hashed : hashed + size]

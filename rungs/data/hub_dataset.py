@@ -4,16 +4,13 @@ import logging
 import shutil
 from pathlib import Path
 
-from rungs.common import atomic_folder, hub
-from rungs.common.disk import link_or_copy
+from rungs.common import atomic_folder, disk, hub, paths
 from rungs.common.errors import UserError
-from rungs.common.paths import is_there
-from rungs.data import dataset
+from rungs.data import dataset, tokenizer
 from rungs.data.dataset import DatasetDescription, Source
-from rungs.data.tokenizer import TOKENIZER_FILE
 
 logger = logging.getLogger("rungs.hub_dataset")
-FILES = [*map(dataset.split_file, dataset.SPLITS), TOKENIZER_FILE]
+FILES = [*map(dataset.split_file, dataset.SPLITS), tokenizer.TOKENIZER_FILE]
 """The only files taken from a repository. None of them can contain code."""
 
 
@@ -23,7 +20,7 @@ def download(name: str, folder: Path, *, update: bool) -> None:
     the hub belongs to the user and is not changed. Raises UserError if there is no copy and the
     download fails."""
     known = dataset.read_description(folder)
-    if is_there(folder) and not (update and known and known.source.kind == "hub"):
+    if paths.is_there(folder) and not (update and known and known.source.kind == "hub"):
         return
     try:
         state = hub.dataset_repository(name)
@@ -31,7 +28,7 @@ def download(name: str, folder: Path, *, update: bool) -> None:
             with atomic_folder.lock_folder(folder):
                 _download_revision(name, folder, state)
     except UserError as error:
-        if not is_there(folder):
+        if not paths.is_there(folder):
             raise
         logger.warning("%s: using the copy in %s, which may be outdated: %s", name, folder, error)
 
@@ -69,11 +66,11 @@ def _copy_old_files(partial: Path, folder: Path) -> None:
     def copy(source: str, target: str) -> None:
         # Token files are replaced, never written to, so they can be linked. The hub's own
         # bookkeeping files are written to: a link would change the old copy's.
-        (link_or_copy if source.endswith(".safetensors") else shutil.copy2)(source, target)
+        (disk.link_or_copy if source.endswith(".safetensors") else shutil.copy2)(source, target)
 
     if folder.exists() and not any(partial.iterdir()):
         shutil.copytree(folder, partial, copy_function=copy, dirs_exist_ok=True)
-    (partial / TOKENIZER_FILE).unlink(missing_ok=True)
+    (partial / tokenizer.TOKENIZER_FILE).unlink(missing_ok=True)
 
 
 def _unchanged_splits(

@@ -18,7 +18,6 @@ from rungs.config.run_config import MODEL_FILE, TRAIN_FILE, RunConfig
 from rungs.config.train_config import TrainConfig
 from rungs.data import sequences
 from rungs.data.dataset import TRAIN, VALIDATION, Dataset, Split
-from rungs.data.sequences import IGNORED
 from rungs.data.token_file import AnsweredDocuments
 from rungs.data.tokenizer import Tokenizer
 
@@ -135,7 +134,7 @@ class ValidationData:
     def count_bytes(self, tokenizer: Tokenizer) -> tuple[int, int]:
         """Return the number of targets that count, and of the bytes that they stand for."""
         rows = [
-            row[row != IGNORED]
+            row[row != sequences.IGNORED]
             for batch in self.batches()
             for row in batch.targets_BS[: batch.real_rows]
         ]

@@ -19,7 +19,6 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from rungs.common import strict_json
 from rungs.common.errors import UserError, reason
-from rungs.common.strict_json import StrictModel
 from rungs.data.dataset import TRAIN, VALIDATION, Dataset, Split, read_description
 from rungs.data.token_file import FileArray
 from rungs.data.tokenizer_files import load_tokenizer
@@ -37,7 +36,7 @@ _FACTORS_N = np.random.default_rng(13).integers(0, 1 << 63, WORDS, np.uint64) * 
 _WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
-class Found(StrictModel):
+class Found(strict_json.StrictModel):
     """How much of some texts appears in training."""
 
     texts: int
@@ -63,7 +62,7 @@ class Found(StrictModel):
         return self.copies / max(self.examined, 1)
 
 
-class Overlap(StrictModel):
+class Overlap(strict_json.StrictModel):
     """The contents of `overlap.json` in a dataset's folder."""
 
     FILE: ClassVar = "overlap.json"

@@ -12,15 +12,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from rungs.common import paths, run_log
 from rungs.common.errors import UserError
-from rungs.common.paths import require_regular
-from rungs.common.run_log import byte_progress
-from rungs.data import dataset
+from rungs.data import dataset, tokenizer_files
 from rungs.data.bpe import SMALLEST_VOCAB, train_bpe
 from rungs.data.dataset import Source, Split
 from rungs.data.token_file import Texts, TokenWriter
 from rungs.data.tokenizer import Tokenizer
-from rungs.data.tokenizer_files import save_tokenizer
 
 logger = logging.getLogger("rungs.text_dataset")
 
@@ -48,7 +46,7 @@ class TextSection(NamedTuple):
     def of_file(cls, path: Path) -> "TextSection":
         """Return all of a file except a byte order mark; raises UserError if it is unreadable."""
         try:
-            require_regular(path)
+            paths.require_regular(path)
             with path.open("rb") as file:
                 start = len(_BOM) if file.read(len(_BOM)) == _BOM else 0
             return cls(path, start, path.stat().st_size)
@@ -166,7 +164,7 @@ def train_tokenizer(sections: list[TextSection], vocab_size: int) -> Tokenizer:
     """Train a BPE tokenizer on text, or on an evenly spread sample of it if there is much."""
     size = sum(section.size for section in sections)
     every = -(-size // _TRAINING_BYTES)
-    with byte_progress("training the tokenizer", size) as bar:
+    with run_log.byte_progress("training the tokenizer", size) as bar:
         pieces = (piece for section in sections for piece in section.pieces(bar.update))
         return train_bpe(itertools.islice(pieces, 0, None, max(every, 1)), vocab_size)
 
@@ -203,7 +201,7 @@ def write_splits(
         open_writer: opens a token file for a path and a dtype.
     """
     size = sum(section.size for split in sections.values() for section in split)
-    with byte_progress("tokenizing", size) as bar:
+    with run_log.byte_progress("tokenizing", size) as bar:
         for split, parts in sections.items():
             path = folder / dataset.split_file(split)
             with open_writer(path, token_dtype(tokenizer)) as writer:
@@ -211,7 +209,7 @@ def write_splits(
                     write_section(writer, section, bar.update)
             if not writer.tokens:
                 raise UserError(lacking.format(split))
-    save_tokenizer(tokenizer, folder)
+    tokenizer_files.save_tokenizer(tokenizer, folder)
 
 
 def log_texts(tokenizer: Tokenizer, end: int | None) -> Texts | None:

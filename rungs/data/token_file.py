@@ -26,10 +26,8 @@ import numpy as np
 from pydantic import Field, ValidationError
 from safetensors import SafetensorError, safe_open
 
-from rungs.common import disk
+from rungs.common import disk, paths, strict_json
 from rungs.common.errors import RunFailure, UserError, reason
-from rungs.common.paths import require_regular
-from rungs.common.strict_json import StrictModel, format_name
 from rungs.data.tokenizer import LARGEST_VOCAB
 
 TENSOR = "tokens"
@@ -48,7 +46,7 @@ _BLOCK_DOCUMENTS = 1 << 14
 _TEXTS = "texts"
 
 
-class Texts(StrictModel):
+class Texts(strict_json.StrictModel):
     """What is at the start and the end of each text, pairs included."""
 
     begin: list[Annotated[int, Field(ge=0, lt=LARGEST_VOCAB)]] = Field(min_length=1)
@@ -89,7 +87,7 @@ def read_layout(path: Path) -> TokenLayout:
     file is missing or incomplete, `tokens` is not a 1-D integer tensor, `pair_bounds` is not int64
     of shape (P, 2), `chat_ends` not int64 of shape (C,), or `texts` not valid."""
     try:
-        require_regular(path)
+        paths.require_regular(path)
         with safe_open(path, framework="np"), path.open("rb") as file:  # safe_open checks it
             header_bytes = int.from_bytes(file.read(8), "little")
             header = json.loads(file.read(header_bytes))
@@ -99,7 +97,7 @@ def read_layout(path: Path) -> TokenLayout:
         raise UserError(f"{path}: not a complete safetensors file: {reason(error)}") from None
     metadata = header.pop("__metadata__", None) or {}
     if TENSOR not in header:
-        found = ", ".join(map(format_name, list(header)[:5])) or "none"
+        found = ", ".join(map(strict_json.format_name, list(header)[:5])) or "none"
         raise UserError(f"{path}: has no tensor {TENSOR!r} (its tensors: {found})")
     if problem := _problem(header):
         raise UserError(f"{path}: {problem}")

@@ -8,11 +8,9 @@ from pathlib import Path
 import tokenizers
 from tokenizers import models, pre_tokenizers
 
-from rungs.common import hub
+from rungs.common import hub, paths
 from rungs.common.errors import UserError, reason
-from rungs.common.paths import is_file, is_folder, require_regular
-from rungs.data import tokenizer_config
-from rungs.data.bpe import byte_level_tokenizer
+from rungs.data import bpe, tokenizer_config
 from rungs.data.sentencepiece_model import SentencePieceModel
 from rungs.data.tokenizer import (
     END_OF_TEXT,
@@ -40,7 +38,7 @@ def load_tokenizer(place: Path | str) -> Tokenizer:
     is decided as `published_ends` says. Raises UserError if there is no tokenizer, it is damaged or
     unsupported, or the hub cannot be reached."""
     path = Path(place)
-    if is_folder(path):
+    if paths.is_folder(path):
         missing = f"{path}: has no tokenizer: neither {TOKENIZER_FILE}"
     elif _is_hub_id(place):
         missing = f"{place}: has no tokenizer on the Hugging Face hub: neither {TOKENIZER_FILE}"
@@ -62,7 +60,7 @@ def finder(place: Path | str) -> FindFile:
     """Return a function that finds the files beside a tokenizer, or those of a model on the hub;
     `place` is as for `load_tokenizer`."""
     path = Path(place)
-    folder = path if is_folder(path) else path.parent
+    folder = path if paths.is_folder(path) else path.parent
 
     def on_hub(name: str) -> Path | None:
         with contextlib.suppress(hub.NotOnHub):
@@ -70,13 +68,13 @@ def finder(place: Path | str) -> FindFile:
         return None
 
     def in_folder(name: str) -> Path | None:
-        return folder / name if is_file(folder / name) else None
+        return folder / name if paths.is_file(folder / name) else None
 
     return on_hub if _is_hub_id(place) else in_folder
 
 
 def _is_hub_id(place: Path | str) -> bool:
-    if isinstance(place, Path) or is_folder(Path(place)) or is_file(Path(place)):
+    if isinstance(place, Path) or paths.is_folder(Path(place)) or paths.is_file(Path(place)):
         return False
     is_file_name = place.endswith(".model") or ".json" in place
     return place.count("/") <= 1 and not place.startswith((".", "/")) and not is_file_name
@@ -84,7 +82,7 @@ def _is_hub_id(place: Path | str) -> bool:
 
 def _from_tokenizer_json(path: Path, find: FindFile) -> Tokenizer:
     try:
-        require_regular(path)
+        paths.require_regular(path)
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise UserError(f"{path}: no such tokenizer file") from None
@@ -148,7 +146,7 @@ def _files_beside(tokenizer: Tokenizer) -> dict[str, bytes]:
 def _from_sentencepiece(path: Path, find: FindFile) -> Tokenizer:
     config = TokenizerConfig.read(find)
     try:
-        require_regular(path)
+        paths.require_regular(path)
         model = SentencePieceModel.from_bytes(path.read_bytes())
         if config.add_prefix_space is not None:
             model = model._replace(adds_dummy_prefix=config.add_prefix_space)
@@ -174,7 +172,7 @@ def _from_gpt2_files(vocabulary: Path, merges: Path, find: FindFile) -> Tokenize
         )
     try:
         model = models.BPE.from_file(str(vocabulary), str(merges))
-        raw = byte_level_tokenizer(model, add_prefix_space=bool(config.add_prefix_space))
+        raw = bpe.byte_level_tokenizer(model, add_prefix_space=bool(config.add_prefix_space))
         if missing := set(pre_tokenizers.ByteLevel.alphabet()) - raw.get_vocab().keys():
             raise ValueError(f"it lacks {len(missing)} of the 256 bytes")
         if raw.token_to_id(END_OF_TEXT) is not None:

@@ -9,9 +9,7 @@ import jax
 import jax.numpy as jnp
 import platformdirs
 
-from rungs.checkpointing.find_weights import find_weights
-from rungs.checkpointing.load import load_model, load_token_generator, load_tokenizer
-from rungs.checkpointing.published import all_stop_tokens
+from rungs.checkpointing import find_weights, load, published
 from rungs.checkpointing.weights_file import Weights
 from rungs.data.tokenizer import Tokenizer
 from rungs.evaluation import harness
@@ -36,8 +34,8 @@ class Measured(NamedTuple):
     @classmethod
     def find(cls, checkpoint: str, batch_size: int, datasets_dir: Path) -> "Measured":
         """Return a checkpoint; arguments as for `load_tokenizer`."""
-        tokenizer = load_tokenizer(checkpoint, datasets_dir)
-        return cls(find_weights(checkpoint), tokenizer, batch_size)
+        tokenizer = load.load_tokenizer(checkpoint, datasets_dir)
+        return cls(find_weights.find_weights(checkpoint), tokenizer, batch_size)
 
     def on_choices(self, file: Path, limit: int | None) -> list[Evaluation]:
         """Return the accuracy on the multiple-choice items of a file; see `scoring`."""
@@ -51,11 +49,11 @@ class Measured(NamedTuple):
 
     def on_tasks(self, tasks: harness.Tasks) -> list[Evaluation]:
         """Return the scores on tasks of the lm-evaluation-harness; see `harness`."""
-        stops = all_stop_tokens(Weights(self.weights), self.tokenizer)
+        stops = published.all_stop_tokens(Weights(self.weights), self.tokenizer)
         scores = harness.evaluate(
             tasks,
             self._scorer(),
-            lambda: load_token_generator(self.weights, _DTYPE),  # on one device
+            lambda: load.load_token_generator(self.weights, _DTYPE),  # on one device
             self.tokenizer,
             stops,
             _answers_of(self.weights),
@@ -70,7 +68,7 @@ class Measured(NamedTuple):
         devices = jax.local_devices()
         mesh = create_mesh((len(devices), 1), devices=devices)
         layout = Layout(mesh, "fsdp" if is_split else "dp")
-        model = load_model(self.weights, layout)
+        model = load.load_model(self.weights, layout)
         return Scorer(model, layout, _DTYPE, self.batch_size, self.should_stop)
 
     def _recorded(self, scores: Iterable[dict[str, Any]]) -> list[Evaluation]:

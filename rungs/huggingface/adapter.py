@@ -13,13 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from safetensors.numpy import save_file
 
-from rungs.checkpointing.checkpoint_folder import IMPORTED
-from rungs.checkpointing.find_weights import find_valid_weights
+from rungs.checkpointing import checkpoint_folder, find_weights
 from rungs.checkpointing.weights_file import Weights
 from rungs.common.errors import UserError
 from rungs.config.optimization_config import LoraConfig
-from rungs.huggingface.exporting import choose_family
-from rungs.huggingface.hf_tokenizer import write_json
+from rungs.huggingface import exporting, hf_tokenizer
 from rungs.huggingface.tensors.rules import TensorGroup, tensor_groups
 from rungs.model.lora import DOWN, UP
 
@@ -52,14 +50,14 @@ class Adapter:
     checkpoint, it is damaged or has no LoRA, or no family can express the model."""
 
     def __init__(self, place: str) -> None:
-        self._weights = Weights(find_valid_weights(place))
+        self._weights = Weights(find_weights.find_valid_weights(place))
         header = self._weights.header
         lora = header.train.lora if header.train else None
         if header.train is None or lora is None:
             raise UserError(f"{place}: was not trained with lora, so it has no adapter to export")
         self._lora: LoraConfig = lora
         origin, names = header.origin, self._weights.names()
-        choice = choose_family(header.model, origin.model_type if origin else None)
+        choice = exporting.choose_family(header.model, origin.model_type if origin else None)
         self._groups = [
             group
             for group in tensor_groups(choice.model, choice.family.tensors)
@@ -67,7 +65,7 @@ class Adapter:
         ]
         self.base, self.base_is_known = str(header.train.start_from), False
         """The model that it is for: a hub id, else what the run started from."""
-        if self.base == IMPORTED and origin is not None:
+        if self.base == checkpoint_folder.IMPORTED and origin is not None:
             self.base, self.base_is_known = origin.source, origin.revision is not None
 
     def write(self, folder: Path) -> None:
@@ -78,7 +76,7 @@ class Adapter:
             tensors[f"{_WRAPPER}{module.name}.lora_A.weight"] = module.a_RI
             tensors[f"{_WRAPPER}{module.name}.lora_B.weight"] = module.b_OR
         save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
-        write_json(folder / CONFIG_FILE, self._config(modules))
+        hf_tokenizer.write_json(folder / CONFIG_FILE, self._config(modules))
 
     def _config(self, modules: list[AdaptedModule]) -> dict[str, Any]:
         wider = {module.target: module for module in modules if module.rank != self._lora.rank}

@@ -11,13 +11,10 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from rungs.checkpointing import published
+from rungs.checkpointing import find_weights, published, weights_index
 from rungs.checkpointing.checkpoint_folder import IMPORTED
-from rungs.checkpointing.find_weights import find_valid_weights
 from rungs.checkpointing.load import MergedWeights
-from rungs.checkpointing.published import CONFIG_FILE, GENERATION_FILE
 from rungs.checkpointing.tensor_writer import TensorSpec, TensorWriter, bits, cast
-from rungs.checkpointing.weights_index import place_tensors, write_index
 from rungs.common import strict_json
 from rungs.common.errors import UserError
 from rungs.config.model_config import ModelConfig
@@ -91,7 +88,7 @@ class Export:
     UserError if it does not exist, is damaged, or no family can express it."""
 
     def __init__(self, place: str) -> None:
-        self.weights = MergedWeights(find_valid_weights(place))
+        self.weights = MergedWeights(find_weights.find_valid_weights(place))
         header = self.weights.header
         self.origin = header.origin
         model_type = self.origin.model_type if self.origin else None
@@ -130,13 +127,13 @@ class Export:
                 " PreTrainedTokenizerFast.from_pretrained"
             ]
         config = self._write_config(folder, token_ids)
-        generation_file = self.published and self.published / GENERATION_FILE
+        generation_file = self.published and self.published / published.GENERATION_FILE
         if generation_file and generation_file.is_file():
-            shutil.copyfile(generation_file, folder / GENERATION_FILE)
+            shutil.copyfile(generation_file, folder / published.GENERATION_FILE)
         else:
             generation = {key: config[key] for key in TOKEN_IDS if config.get(key) is not None}
             keys = {"_from_model_config": True} | generation
-            write_json(folder / GENERATION_FILE, keys, sort_keys=True)
+            write_json(folder / published.GENERATION_FILE, keys, sort_keys=True)
         write_ends(folder, self.weights)
         if self.origin is not None and self.published is None:
             notes.append(
@@ -155,7 +152,7 @@ class Export:
 
     def _write_weights(self, folder: Path) -> None:
         sizes = {name: spec.bytes for name, spec in self.specs.items()}
-        files = place_tensors(sizes, MAX_SHARD_BYTES)
+        files = weights_index.place_tensors(sizes, MAX_SHARD_BYTES)
         with contextlib.ExitStack() as stack:
             writers: dict[str, TensorWriter] = {}
             for file, names in files.items():
@@ -168,7 +165,7 @@ class Export:
                     writers[name].write(name, tensor)
                     progress.update()
             progress.close()
-        write_index(folder, files, sizes)
+        weights_index.write_index(folder, files, sizes)
 
     def _tensors(self, group: TensorGroup) -> Iterator[tuple[str, np.ndarray]]:
         """Yield name and bits of every tensor of a group."""
@@ -197,11 +194,13 @@ class Export:
             before.ignore(tuple(before.values))
             same_type = before.model_type == choice.family.model_type
             if same_type and not choice.family.differences(choice.model, before):
-                shutil.copyfile(self.published / CONFIG_FILE, folder / CONFIG_FILE)
+                shutil.copyfile(
+                    self.published / published.CONFIG_FILE, folder / published.CONFIG_FILE
+                )
                 return before.values
             keys |= {key: value for key, value in before.values.items() if has_no_effect(key)}
         keys |= choice.family.to_hf_config(choice.model) | {
             "torch_dtype": origin.dtype if origin else "float32"
         }
-        write_json(folder / CONFIG_FILE, keys, sort_keys=True)
+        write_json(folder / published.CONFIG_FILE, keys, sort_keys=True)
         return keys

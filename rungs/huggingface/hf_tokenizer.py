@@ -8,9 +8,8 @@ from typing import Any
 
 from rungs.checkpointing import load, published
 from rungs.checkpointing.weights_file import Weights
+from rungs.common import paths, strict_json
 from rungs.common.errors import UserError
-from rungs.common.paths import is_file
-from rungs.common.strict_json import read_text
 from rungs.data import tokenizer_config
 from rungs.data.chats.chat_template import TEMPLATE_FILE, ChatTemplate
 from rungs.data.tokenizer import TOKENIZER_FILE, Tokenizer
@@ -56,9 +55,9 @@ def _use_tokenizer_json(folder: Path) -> None:
     """Make transformers load `tokenizer.json` unchanged. Its classes for SentencePiece would build
     their own pipeline, which for OpenLLaMA gives other tokens."""
     path = folder / tokenizer_config.CONFIG_FILE
-    keys = json.loads(read_text(path)) if path.is_file() else {}
-    content = json.loads(read_text(folder / TOKENIZER_FILE))
-    config = json.loads(read_text(folder / published.CONFIG_FILE))
+    keys = json.loads(strict_json.read_text(path)) if path.is_file() else {}
+    content = json.loads(strict_json.read_text(folder / TOKENIZER_FILE))
+    config = json.loads(strict_json.read_text(folder / published.CONFIG_FILE))
     names = {token["id"]: token["content"] for token in content["added_tokens"]}
 
     def name_of(ids: Any) -> str | None:
@@ -113,11 +112,11 @@ def write_tokenizer(
 def write_ends(folder: Path, weights: Weights) -> None:
     """Write the template of the chats that a model was trained on, if it was, and make what ended
     its texts in training end those that it generates."""
-    is_chat = is_file(weights.path.with_name(TEMPLATE_FILE))
+    is_chat = paths.is_file(weights.path.with_name(TEMPLATE_FILE))
     template = ChatTemplate.find(weights.path.parent) if is_chat else None
     if template:
         template.save(folder)
-    if weights.header.train is None or not is_file(folder / TOKENIZER_FILE):
+    if weights.header.train is None or not paths.is_file(folder / TOKENIZER_FILE):
         return
     tokenizer, path = load_tokenizer(folder), folder / published.GENERATION_FILE
     own = load.load_tokenizer(weights.path) if weights.tokenizer_file else tokenizer
@@ -129,7 +128,7 @@ def write_ends(folder: Path, weights: Weights) -> None:
 
 def describe_ends(folder: Path) -> str:
     """Return the tokens at which an exported model stops, for people to read."""
-    if not is_file(folder / TOKENIZER_FILE):
+    if not paths.is_file(folder / TOKENIZER_FILE):
         return "no known token"
     tokenizer = load_tokenizer(folder)
     return tokenizer.names(published.stop_tokens(folder, tokenizer))

@@ -13,8 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from tqdm import tqdm
 
-from rungs.checkpointing.checksums import write_checksums
-from rungs.checkpointing.published import CONFIG_FILE, published_files
+from rungs.checkpointing import checksums, published, weights_index
 from rungs.checkpointing.tensor_writer import (
     SAFETENSORS_DTYPES,
     TensorSpec,
@@ -22,7 +21,6 @@ from rungs.checkpointing.tensor_writer import (
     all_finite,
 )
 from rungs.checkpointing.weights_file import Origin, WeightsHeader
-from rungs.checkpointing.weights_index import WEIGHTS_FILE
 from rungs.common import atomic_folder, hub
 from rungs.common.errors import UserError
 from rungs.common.paths import checkout, is_file, is_folder, is_there
@@ -183,7 +181,7 @@ class Import:
 def _open(source: HFSource) -> tuple[HFConfig, Tensors]:
     """Return the config and the weights; without a `config.json`, what the shapes of a Linen model
     say."""
-    path = source.folder / CONFIG_FILE
+    path = source.folder / published.CONFIG_FILE
     if source.linen is None:
         return read_hf_config(source.folder), TensorFolder(source.folder)
     tensors = LinenTensors(*source.linen)
@@ -320,11 +318,11 @@ def _fill(plan: Import, run: RunFolder, target: Path) -> list[str]:
         schema = os.path.relpath(root / "schemas" / "model.schema.json", target.resolve())
         keys = {"$schema": Path(schema).as_posix()} | keys
     write_json(run.path / MODEL_FILE, keys)
-    for name, path in published_files(plan.source.folder).items():
+    for name, path in published.published_files(plan.source.folder).items():
         shutil.copyfile(path, run.imported / name)
-    if not is_file(run.imported / CONFIG_FILE):
-        write_json(run.imported / CONFIG_FILE, plan.hf_config.values)
+    if not is_file(run.imported / published.CONFIG_FILE):
+        write_json(run.imported / published.CONFIG_FILE, plan.hf_config.values)
     notes = convert_tokenizer(run.imported, plan.model.vocab_size)
-    plan.write_weights(run.imported / WEIGHTS_FILE)
-    write_checksums(run.imported)
+    plan.write_weights(run.imported / weights_index.WEIGHTS_FILE)
+    checksums.write_checksums(run.imported)
     return notes

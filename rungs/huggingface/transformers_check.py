@@ -11,9 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from rungs.checkpointing.load import load_model
+from rungs.checkpointing import load, weights_index
 from rungs.checkpointing.weights_file import Weights
-from rungs.checkpointing.weights_index import WEIGHTS_FILE
 from rungs.common.errors import RunFailure, UserError
 from rungs.config.model_config import ModelConfig
 from rungs.model.gpt import GPT
@@ -60,7 +59,7 @@ def compare(source: Path, imported: Path, python: str, echo: Callable[[str], Non
     """Compare a Hugging Face model with its import, both in float32, one at a time in memory.
     `python` has PyTorch and transformers. Raises RunFailure if transformers can't compute it, and
     DivergenceError, which names the first hidden state that differs."""
-    tokens_S = sample_tokens(Weights(imported / WEIGHTS_FILE).header.model)
+    tokens_S = sample_tokens(Weights(imported / weights_index.WEIGHTS_FILE).header.model)
     expected = _transformers_activations(source, tokens_S, python)
     found = _rungs_activations(imported, tokens_S)
     errors = relative_errors(found, expected)
@@ -97,7 +96,7 @@ def _error(found: np.ndarray, expected: np.ndarray) -> float:
 
 def _rungs_activations(folder: Path, tokens_S: np.ndarray) -> Activations:
     with jax.default_matmul_precision("highest"):  # accelerators round float32 otherwise
-        result = forward(load_model(folder), jnp.asarray(tokens_S)[None])
+        result = forward(load.load_model(folder), jnp.asarray(tokens_S)[None])
     assert result.hidden_states is not None
     states = [np.asarray(x_BSD[0], np.float32) for x_BSD in result.hidden_states]
     return Activations(states, np.asarray(result.logits_BSV[0]))

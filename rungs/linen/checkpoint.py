@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from rungs.checkpointing.optimizer_state import literal_path
+from rungs.checkpointing import optimizer_state, weights_index
 from rungs.checkpointing.tensor_writer import TensorSpec, bits
-from rungs.checkpointing.weights_index import read_index
 from rungs.common.errors import UserError, reason
 from rungs.common.paths import is_file, is_folder, refuse_link_out, require_regular
 from rungs.config.option_values import LinenFamily
@@ -71,7 +70,7 @@ def _read(place: Path) -> Mapping[str, Any]:
     if is_file(place / MSGPACK_FILE):
         return _read_msgpack(place / MSGPACK_FILE, place)
     if is_file(place / MSGPACK_INDEX):
-        shards = sorted(set(read_index(place / MSGPACK_INDEX).values()))
+        shards = sorted(set(weights_index.read_index(place / MSGPACK_INDEX).values()))
         trees = (_read_msgpack(path, place) for path in shards)
         return {name: node for tree in trees for name, node in _flatten(tree)}
     if any(is_file(place / name) for name in _ORBAX_FILES):
@@ -111,7 +110,7 @@ def _read_orbax(folder: Path) -> Mapping[str, Any]:
         refuse_link_out(path, folder)
     try:
         with ocp.PyTreeCheckpointer() as checkpointer:
-            place = literal_path(folder)
+            place = optimizer_state.literal_path(folder)
             tree = checkpointer.metadata(place).item_metadata.tree
             to_host = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
             restored: Mapping[str, Any] = checkpointer.restore(place, restore_args=to_host)

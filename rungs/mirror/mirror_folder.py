@@ -14,10 +14,9 @@ from pydantic import Field, ValidationError
 from rungs.checkpointing import checkpoint_folder
 from rungs.checkpointing.checkpoint_folder import CHECKPOINT_GLOB, IMPORTED
 from rungs.checkpointing.manifest import META_FILE
-from rungs.common import disk, hub
+from rungs.common import disk, hub, strict_json
 from rungs.common.errors import UserError, reason
 from rungs.common.paths import is_file, refuse_control_characters
-from rungs.common.strict_json import StrictModel, read_text
 from rungs.run.folder import RunFolder
 
 CHECKPOINTS, ASIDE, RECORD_FILE = "checkpoints", "aside", "mirror.json"
@@ -181,7 +180,7 @@ FileVersion = tuple[int, int]
 """Size in bytes and time of change in nanoseconds."""
 
 
-class MirrorRecord(StrictModel):
+class MirrorRecord(strict_json.StrictModel):
     """The content of `mirror.json`; in the run folder, it says what was copied already."""
 
     run: str
@@ -193,7 +192,7 @@ class MirrorRecord(StrictModel):
     def of_run(cls, run: RunFolder) -> Self | None:
         """Return the record of a run folder, None if it has none. Raises UserError."""
         path = run.path / RECORD_FILE
-        return cls._parsed(read_text(path), str(path)) if is_file(path) else None
+        return cls._parsed(strict_json.read_text(path), str(path)) if is_file(path) else None
 
     @classmethod
     def of_mirror(cls, mirror: MirrorFolder) -> Self | None:

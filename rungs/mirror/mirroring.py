@@ -15,9 +15,8 @@ from pydantic import ValidationError
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.checkpointing.manifest import META_FILE, Checkpoint, CheckpointMeta
 from rungs.checkpointing.retention import superfluous
-from rungs.common import disk
+from rungs.common import disk, paths
 from rungs.common.errors import RunFailure, UserError, reason
-from rungs.common.paths import is_file
 from rungs.mirror import mirror_folder
 from rungs.mirror.mirror_folder import CHECKPOINTS, MirrorFolder, MirrorRecord
 from rungs.run.folder import RunFolder
@@ -113,7 +112,7 @@ class NoMirroring(contextlib.nullcontext[None]):
 
 def has_mirror(run: RunFolder) -> bool:
     """Whether a run was ever copied to a mirror."""
-    return is_file(run.path / mirror_folder.RECORD_FILE)
+    return paths.is_file(run.path / mirror_folder.RECORD_FILE)
 
 
 class Copier:

@@ -10,10 +10,8 @@ from pydantic import ValidationError
 
 from rungs.checkpointing.checkpoint_folder import checkpoint_folders, order_by_name
 from rungs.checkpointing.manifest import META_FILE, CheckpointError, CheckpointMeta, read_checkpoint
-from rungs.common import disk
-from rungs.common.atomic_folder import lock_folder
+from rungs.common import atomic_folder, disk, paths
 from rungs.common.errors import RunFailure, UserError, reason
-from rungs.common.paths import is_folder, is_inside, is_there
 from rungs.mirror import mirror_folder
 from rungs.mirror.mirror_folder import CHECKPOINTS, MirrorFolder, MirrorRecord, check_same_run
 from rungs.run.folder import RunFolder
@@ -58,7 +56,7 @@ def restore_if_empty(run: RunFolder, url: str, check: Callable[[CheckpointMeta],
                 break
     run.path.mkdir(parents=True, exist_ok=True)
     run.refuse_links()
-    with lock_folder(run.checkpoints), _failures(mirror):
+    with atomic_folder.lock_folder(run.checkpoints), _failures(mirror):
         if _is_empty(run):  # another process of the run may have been faster
             _Restoring(run, mirror).restore(names)
 
@@ -71,7 +69,7 @@ def _refuse_place(run: RunFolder, mirror: MirrorFolder) -> None:
     """Raise UserError if the mirror is a file, or a folder inside the run folder or around it."""
     if mirror.local_path is None:
         return
-    if is_there(mirror.local_path) and not is_folder(mirror.local_path):
+    if paths.is_there(mirror.local_path) and not paths.is_folder(mirror.local_path):
         raise UserError(f"--mirror {mirror.url}: is not a folder; name another one")
     here, there = run.path.resolve(), mirror.local_path.resolve()
     if here.is_relative_to(there) or there.is_relative_to(here):
@@ -105,7 +103,7 @@ class _Restoring:
     def __init__(self, run: RunFolder, mirror: MirrorFolder) -> None:
         self._run, self._mirror = run, mirror
         self._staged = run.path / RESTORING
-        self._files = {name: size for name, size in mirror.files().items() if is_inside(name)}
+        self._files = {name: size for name, size in mirror.files().items() if paths.is_inside(name)}
 
     def restore(self, checkpoints: list[str]) -> None:
         """Restore these checkpoints, newest first, and all other files. Raises UserError if none of

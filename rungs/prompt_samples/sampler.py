@@ -11,15 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
+from rungs.checkpointing import load, optimizer_state, published
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
-from rungs.checkpointing.load import continuation, load_model, load_tokenizer
 from rungs.checkpointing.manifest import Checkpoint, read_checkpoint
-from rungs.checkpointing.optimizer_state import OPTIMIZER_FOLDER
-from rungs.checkpointing.published import all_stop_tokens
-from rungs.common import disk
+from rungs.common import disk, strict_json
 from rungs.common.helper_process import ENDED, HelperProcess, receive
 from rungs.common.signals import StopSignal
-from rungs.common.strict_json import StrictModel
 from rungs.config.optimization_config import OptimizationConfig
 from rungs.config.option_values import DATASETS_VARIABLE
 from rungs.data.chats.chat_template import ChatTemplate
@@ -39,7 +36,7 @@ TEMPERATURE = 1.0
 log = logging.getLogger("rungs")
 
 
-class SamplingRequest(StrictModel):
+class SamplingRequest(strict_json.StrictModel):
     """What to sample from each checkpoint."""
 
     run: str
@@ -122,7 +119,7 @@ class SampleProcess:
                 checkpoint,
                 self._folder / checkpoint.name,
                 copy_function=disk.link_or_copy,
-                ignore=shutil.ignore_patterns(OPTIMIZER_FOLDER),
+                ignore=shutil.ignore_patterns(optimizer_state.OPTIMIZER_FOLDER),
             )
 
 
@@ -136,14 +133,14 @@ class CheckpointSampler:
     def sample(self, folder: Path) -> list[Sample]:
         """Return how a checkpoint continues the prompts: greedily, and as sampled with the seed."""
         checkpoint = read_checkpoint(folder)
-        tokenizer, model = load_tokenizer(folder), load_model(folder)
+        tokenizer, model = load.load_tokenizer(folder), load.load_model(folder)
         if self._generator is None:
             self._generator = Generator(model)
         else:
             self._generator.refresh(model)
         asked, template = self._request, ChatTemplate.find(folder)
         rows = encode_prompts(asked.prompts, tokenizer, template)
-        stops = all_stop_tokens(checkpoint.weights, tokenizer, template)
+        stops = published.all_stop_tokens(checkpoint.weights, tokenizer, template)
         found = []
         for sampling in (GREEDY, Sampling(temperature=asked.temperature)):
             request = Request(asked.new_tokens, sampling._replace(stop_tokens=stops), asked.seed)
@@ -157,7 +154,7 @@ class CheckpointSampler:
                         prompt=prompt,
                         temperature=sampling.temperature,
                         seed=asked.seed,
-                        text=continuation(tokenizer, row, new),
+                        text=load.continuation(tokenizer, row, new),
                         tokens=len(new),
                         ended=len(new) < asked.new_tokens,
                     )

@@ -9,7 +9,6 @@ from pydantic import Field
 
 from rungs.common import strict_json
 from rungs.common.errors import UserError
-from rungs.common.strict_json import StrictModel
 from rungs.config.task_config import VERIFIERS, BuiltInVerifier, TaskConfig
 from rungs.tasks.task import Item, Task
 from rungs.tasks.verifiers.built_in import BUILT_IN, MARK
@@ -18,7 +17,7 @@ _MOST_ERRORS = 50
 Text = Annotated[str, Field(min_length=1)]
 
 
-class ItemLine(StrictModel):
+class ItemLine(strict_json.StrictModel):
     """One line of a file."""
 
     prompt: Text

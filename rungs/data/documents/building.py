@@ -15,10 +15,8 @@ from typing import ClassVar, NamedTuple, TypeVar
 
 from pydantic import Field
 
-from rungs.common import disk, hub, strict_json
+from rungs.common import disk, hub, run_log, strict_json
 from rungs.common.errors import UserError
-from rungs.common.run_log import byte_progress
-from rungs.common.strict_json import StrictModel
 from rungs.data.batch_encoder import BatchEncoder
 from rungs.data.bpe import train_bpe
 from rungs.data.dataset import SPLITS, TRAIN, DocumentFile, Documents, Source, Split, split_file
@@ -74,7 +72,7 @@ class Request(NamedTuple):
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
-class Progress(StrictModel):
+class Progress(strict_json.StrictModel):
     """The contents of `progress.json` in the folder of an unfinished dataset: how much of its token
     files is right."""
 
@@ -219,7 +217,7 @@ class _Builder:
         }
         self._reader = stack.enter_context(ThreadPoolExecutor(1))
         total = request.max_bytes or sum(file.bytes for file in request.files)
-        self._bar = stack.enter_context(byte_progress("tokenizing", total))
+        self._bar = stack.enter_context(run_log.byte_progress("tokenizing", total))
 
     def add_file(self, fetched: FetchedFile) -> bool:
         """Append the documents of a file that are not done yet; return whether `max_bytes` is
