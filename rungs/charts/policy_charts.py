@@ -56,18 +56,18 @@ def _validations(axes: Axes, run: RecordedPolicyRun) -> Lines:
 
 def groups_chart(run: RecordedPolicyRun) -> Figure:
     """Shares of each step's prompts whose completions are all right, all wrong, or mixed."""
-    names = {
-        "all right": ("groups_right", SKY_BLUE),
-        "right and wrong": ("groups_mixed", ORANGE),
-        "all wrong": ("groups_wrong", PALE),
+    columns = {
+        "all right": (run.column("groups_right"), SKY_BLUE),
+        "right and wrong": (run.column("groups_mixed"), ORANGE),
+        "all wrong": (run.column("groups_wrong"), PALE),
     }
 
     def draw(axes: Axes) -> Lines:
         steps, length = run.column("global_step"), -(-len(run) // _BARS)
         lines: Lines = {}
         below: FloatArray | float = 0.0
-        for name, (field, color) in names.items():
-            shares = run.column(field) / run.config.train.prompts_per_step
+        for name, (groups, color) in columns.items():
+            shares = groups / run.config.train.prompts_per_step
             spans = recorded_run.by_interval(steps, shares, length)
             above = below + spans.mean
             lines[name] = axes.stairs(above, spans.edges, baseline=below, fill=True, color=color)

@@ -108,8 +108,7 @@ def _ranks(model: dict[str, Any], special: dict[str, int]) -> dict[bytes, int] |
     It does if each token is a byte or made by one merge, of tokens before it; ids are in the order
     of merges; and each token's own text becomes that token. For then, at the turn of a token's
     rank, its text within a longer one has been merged as on its own, so that only its own merge can
-    make it.
-    """
+    make it."""
     options = ("dropout", "continuing_subword_prefix", "end_of_word_suffix")
     if model["type"] != "BPE" or any(model[option] for option in options):
         return None

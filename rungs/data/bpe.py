@@ -14,11 +14,9 @@ _LONGEST_PIECE = 1024
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Train a tokenizer with `vocab_size` tokens: the 256 bytes, end of text, and BPE merges.
-
-    It has fewer tokens if the texts run out of pairs that occur twice. The end-of-text token's name
-    inside a text becomes that token when the text is encoded, so its letters are left out here.
-    """
+    """Train a tokenizer with `vocab_size` tokens: the 256 bytes, end of text, and BPE merges; fewer
+    if the texts run out of pairs that occur twice. The end-of-text token's name inside a text
+    becomes that token when the text is encoded, so its letters are left out here."""
     tokenizer = byte_level_tokenizer(models.BPE())
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,

@@ -51,14 +51,10 @@ def dataset_folder(name: str, datasets_dir: Path) -> Path:
 
 
 def open_dataset(name: str, datasets_dir: Path, *, update: bool = True) -> Dataset:
-    """Open a dataset. If it is missing, build or download it first. Raises UserError if it does not
-    exist or is damaged.
-
-    Args:
-        name: one of `BUILT_IN`, a folder under `datasets_dir`, or a hub id `owner/name`.
-        update: download a newer version if the hub has one. If False, the network is used only
-            for a dataset that has not been downloaded yet.
-    """
+    """Open a dataset: one of `BUILT_IN`, a folder under `datasets_dir`, or a hub id `owner/name`.
+    If it is missing, build or download it first. Without `update`, the network is used only for a
+    dataset that has not been downloaded yet, not for a newer version. Raises UserError if it does
+    not exist or is damaged."""
     folder = dataset_folder(name, datasets_dir)
     atomic_folder.recover_folder(folder)
     if "/" in name:

@@ -57,8 +57,7 @@ def _source_files(library: Path) -> list[Path]:
             for name in files
             if name.endswith(".py") and not name.startswith(("_sysconfigdata", "sitecustomize"))
         ]
-    found.sort(key=lambda path: path.relative_to(library).as_posix())
-    return [path for path in found if _is_utf8(path)]
+    return sorted(filter(_is_utf8, found), key=lambda path: path.relative_to(library).as_posix())
 
 
 def _is_utf8(path: Path) -> bool:

@@ -95,11 +95,10 @@ Sections = dict[Split, list[TextSection]]
 def build(
     folder: Path, texts: list[TextSection], tokenizer: Tokenizer | int, validation_percent: float
 ) -> Source:
-    """Write the token files and tokenizer of a dataset into its folder. Raises UserError if the
-    text is not UTF-8, a split has no text, or the vocabulary is too small.
+    """Write the token files and tokenizer of a dataset, of a section per file, into its folder.
+    Raises UserError if the text is not UTF-8, a split has no text, or the vocabulary is too small.
 
     Args:
-        texts: one section per file.
         tokenizer: a tokenizer, or the vocabulary size of one to train on the training text.
     """
     if isinstance(tokenizer, int) and tokenizer < SMALLEST_VOCAB:
@@ -194,12 +193,9 @@ def write_splits(
     write_section: Callable[[W, TextSection, Progress], None],
     lacking: str = NO_TEXT,
 ) -> None:
-    """Write the token file of each split, section by section, and the tokenizer. Raises UserError
-    with the message `lacking` if a split gets no tokens.
-
-    Args:
-        open_writer: opens a token file for a path and a dtype.
-    """
+    """Write the token file of each split, section by section, and the tokenizer. `open_writer` is
+    called with a path and a dtype. Raises UserError with the message `lacking` if a split gets no
+    tokens."""
     size = sum(section.size for split in sections.values() for section in split)
     with run_log.byte_progress("tokenizing", size) as bar:
         for split, parts in sections.items():

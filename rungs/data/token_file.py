@@ -154,11 +154,10 @@ def _texts(path: Path, content: str) -> Texts:
 
 class FileArray:
     """An array in a file, with the `shape` and `dtype` of NumPy. Slices along the first axis are
-    read as read-only NumPy arrays.
+    read as read-only NumPy arrays, also after the file was deleted.
 
     This is not a memory map: if a page of a memory map cannot be read, because the file was
-    truncated or the disk fails, the process dies without a message. A file that is deleted while
-    open can still be read.
+    truncated or the disk fails, the process dies without a message.
     """
 
     def __init__(self, path: Path, tensor: Tensor) -> None:
@@ -220,11 +219,9 @@ def open_tokens(path: Path) -> FileArray:
 
 
 def open_pair_bounds(path: Path) -> FileArray | None:
-    """Open the bounds of the answers, int64 of shape (P, 2), or return None for a file of text.
-
-    A row has the index in `tokens` of the answer's first token and the index after its last token,
-    where the next pair, or turn of the chat, starts. Errors are those of `open_tokens`.
-    """
+    """Open the bounds of the answers, int64 of shape (P, 2), or return None for a file of text. A
+    row has the index in `tokens` of the answer's first token and the index after its last token,
+    where the next pair, or turn of the chat, starts. Errors are those of `open_tokens`."""
     bounds = read_layout(path).bounds
     return FileArray(path, bounds) if bounds else None
 
@@ -292,11 +289,9 @@ class AnsweredDocuments:
 
 
 class TokenWriter:
-    """Writes a token file, in a `with` block.
-
-    The header is written at the end of the block. If the block raises, the file has no header and
-    is not a valid token file. Tensors besides the tokens are kept in temporary files until then, so
-    memory does not grow with them.
+    """Writes a token file, in a `with` block. The header is written at its end: if the block
+    raises, the file is not a valid token file. Until then, tensors besides the tokens are in
+    temporary files, so memory does not grow with them.
 
     Args:
         texts: what is at the start and the end of each text; None if nothing begins them.

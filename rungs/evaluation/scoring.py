@@ -56,9 +56,7 @@ class Scorer:
     """Scores continuations with a model, on all devices that have it.
 
     Args:
-        model: laid out as `layout` says.
-        layout: in mode `dp` or `fsdp`.
-        dtype: to compute in.
+        layout: layout of the model, in mode `dp` or `fsdp`.
         batch_size: texts at once, rounded up to a multiple of the devices.
         should_stop: called before each batch.
     """

@@ -79,12 +79,8 @@ def _use_tokenizer_json(folder: Path) -> None:
 def write_tokenizer(
     folder: Path, weights: Weights, imported: Path | None
 ) -> tuple[list[str], TokenIds]:
-    """Write a model's tokenizer into a folder. Returns notes on what is missing, and the ids of
-    special tokens for `config.json`.
-
-    Args:
-        imported: the folder with the files that were imported with the model, if it was imported.
-    """
+    """Write a model's tokenizer into a folder: that in the folder `imported`, if it is the same.
+    Returns notes on what is missing, and the ids of special tokens for `config.json`."""
     header = weights.header
     original = imported / TOKENIZER_FILE if imported else None
     if original is not None and not original.is_file():

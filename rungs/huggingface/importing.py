@@ -296,12 +296,8 @@ def import_model(
     plan: Import, target: Path, check: Callable[[RunFolder], None] = lambda _: None
 ) -> list[str]:
     """Create a run folder from a Hugging Face model, and return notes on what is missing or was
-    converted. If anything fails, leave nothing behind. Raises UserError if the folder cannot be
-    written.
-
-    Args:
-        check: called with the complete folder; an exception undoes the import.
-    """
+    converted. `check` is called with the complete folder. If anything raises, leave nothing behind.
+    Raises UserError if the folder cannot be written."""
     with atomic_folder.create_folder(target) as folder:
         run = RunFolder(folder)
         notes = _fill(plan, run, target)

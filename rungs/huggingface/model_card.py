@@ -25,13 +25,8 @@ Rows = list[tuple[str, str]]
 
 
 class ModelCard:
-    """What is known about a checkpoint.
-
-    Args:
-        name: `owner/name` on the hub.
-        export: the model as it is uploaded.
-        datasets_dir: with the datasets that it was trained on, if they are still there.
-    """
+    """What is known about a checkpoint that is uploaded as `owner/name`. `datasets_dir` has the
+    datasets that it was trained on, if they are still there."""
 
     def __init__(self, name: str, export: Export, datasets_dir: Path) -> None:
         self._name, self._export = name, export

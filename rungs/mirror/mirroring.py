@@ -36,13 +36,8 @@ retention doesn't delete them, and copies of files that training writes to."""
 class Mirroring:
     """Copies a run to its mirror in the background while the `with` block runs. An unreachable
     mirror costs warnings, never a step. If copies take longer than the steps between checkpoints,
-    the newest checkpoint is copied next.
-
-    Args:
-        run: the run folder, whose lock is held.
-        url: where the mirror is.
-        keep: the key `keep_checkpoints` of the run.
-    """
+    the newest checkpoint is copied next. The lock of the run is held; `keep` is its key
+    `keep_checkpoints`."""
 
     def __init__(self, run: RunFolder, url: str, keep: int) -> None:
         self._url, self._copier = url, Copier(run, MirrorFolder(url), keep)

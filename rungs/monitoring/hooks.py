@@ -60,12 +60,8 @@ def _name(hook: str) -> str:
 
 
 class Hooks:
-    """Tells each hook of events, in order and in the background. One that fails costs a warning.
-
-    Args:
-        hooks: commands, which get the event as JSON on stdin, and URLs, which get it as the body of
-            a POST request.
-    """
+    """Tells each hook of events, in order and in the background. Commands get the event as JSON on
+    stdin, URLs as the body of a POST request. One that fails costs a warning."""
 
     def __init__(self, hooks: Sequence[str]) -> None:
         self._events = {hook: queue.SimpleQueue[str | None]() for hook in hooks}

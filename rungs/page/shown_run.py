@@ -79,7 +79,8 @@ class ShownRun:
         drawn = {name: column for name, column in columns.items() if name not in NOT_DRAWN}
         if len(self.steps) <= rows:
             return {"table": _encoded(columns, slice(None)), "means": None}
-        noisy = [column for column in drawn.values() if not _is_monotonic(column)]
+        changes = [(column, np.diff(column)) for column in drawn.values()]
+        noisy = [one for one, steps in changes if not ((steps >= 0).all() or (steps <= 0).all())]
         stretches = max(rows // (2 * len(noisy) + 1), _FEWEST_STRETCHES)
         width = -(-len(self.steps) // stretches)
         shown = extreme_rows(noisy, len(self.steps), width)
@@ -165,11 +166,6 @@ def _event(event: str, step: float, text: str) -> dict[str, Any]:
 def _last(column: FloatArray) -> float | None:
     finite = column[np.isfinite(column)]
     return float(finite[-1]) if len(finite) else None
-
-
-def _is_monotonic(column: FloatArray) -> bool:
-    changes = np.diff(column)
-    return bool(np.all(changes >= 0) or np.all(changes <= 0))
 
 
 def _some_samples(found: list[samples.Sample]) -> list[dict[str, Any]]:

@@ -85,13 +85,7 @@ def has_no_effect(key: str) -> bool:
 
 
 class HFConfig:
-    """The keys of a `config.json`. Records which of them were read, and collects errors.
-
-    Attributes:
-        values: the keys of the language model; in a vision model, the keys of `text_config`.
-        has_vision: whether the config has a `text_config`.
-        taken: what was read, with the defaults of absent keys.
-    """
+    """The keys of a `config.json`. Records which of them were read, and collects errors."""
 
     def __init__(self, path: Path, values: dict[str, Any]) -> None:
         self.path, self.has_vision = path, "text_config" in values
@@ -102,7 +96,9 @@ class HFConfig:
             tied = {key: outer[key] for key in ("tie_word_embeddings",) if key in outer}
             values = outer | inner | tied
         self.values = values
+        """The keys of the language model; in a vision model, the keys of `text_config`."""
         self.taken: dict[str, Any] = {}
+        """What was read, with the defaults of absent keys."""
         self.errors: list[str] = []
         given = (key for key, value in values.items() if value is not None)
         self._unread = {key for key in given if not has_no_effect(key)}
@@ -142,11 +138,10 @@ class HFConfig:
 def read_hf_config(folder: Path) -> HFConfig:
     """Read the `config.json` of a folder; raises UserError if it is missing or unreadable."""
     path = folder / CONFIG_FILE
+    text = strict_json.read_text(path)
     try:
-        values = json.loads(strict_json.read_text(path))
+        values = json.loads(text)
     except (ValueError, RecursionError) as error:
-        if isinstance(error, UserError):
-            raise
         raise UserError(f"{path}: unreadable JSON: {error}") from None
     if not isinstance(values, dict):
         raise UserError(f"{path}: must hold a JSON object {{…}}")

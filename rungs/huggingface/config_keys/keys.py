@@ -1,8 +1,6 @@
-"""The common kinds of `config.json` keys. Each maps to `model.json` keys and back.
-
-`read` takes keys from an `HFConfig`, `write` returns them for a `ModelConfig` in normal form. Keys
-are written as transformers 4 names them, which transformers 5 reads too.
-"""
+"""The common kinds of `config.json` keys. Each maps to `model.json` keys and back: `read` takes
+keys from an `HFConfig`, `write` returns them for a `ModelConfig` in normal form, as transformers 4
+names them, which transformers 5 reads as well."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,7 +18,7 @@ class Key(Protocol):
     def read(self, hf_config: HFConfig) -> Values:
         """Return the `model.json` keys that they stand for."""
 
-    def write(self, model: ModelConfig) -> Values:
+    def write(self, model: ModelConfig, /) -> Values:
         """Return the `config.json` keys for a model."""
 
 
@@ -95,8 +93,7 @@ class Only:
             hf_config.reject(self.hf_key, f"must be {self.allowed[0]}")
         return {}
 
-    def write(self, model: ModelConfig) -> Values:
-        del model
+    def write(self, _model: ModelConfig) -> Values:
         return {}
 
 
@@ -110,6 +107,5 @@ class Unused:
         hf_config.ignore(self.hf_keys)
         return {}
 
-    def write(self, model: ModelConfig) -> Values:
-        del model
+    def write(self, _model: ModelConfig) -> Values:
         return {}

@@ -294,16 +294,13 @@ class Tensors(Protocol):
 
 class TensorFolder:
     """The tensors of a folder, read one at a time from its safetensors files, or else from its
-    PyTorch files. Raises UserError if it has no weights, or a shard is missing or damaged.
-
-    Attributes:
-        specs: dtype and shape of each tensor, by name. Buffers may have dtypes that are not
-            supported for parameters.
-    """
+    PyTorch files. Raises UserError if it has no weights, or a shard is missing or damaged."""
 
     def __init__(self, folder: Path) -> None:
         self._format, first, self._files = _find(folder)
         self.specs: dict[str, TensorSpec] = {}
+        """dtype and shape of each tensor, by name. Buffers may have dtypes that are not supported
+        for parameters."""
         for path in sorted({first, *self._files.values()}):
             refuse_link_out(path)
             for name, spec in self._format.specs(path):

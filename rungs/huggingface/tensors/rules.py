@@ -49,26 +49,18 @@ class Rule(NamedTuple):
 
 
 class TensorGroup:
-    """The tensors of a model that a rule names, one for each layer and expert.
-
-    Args:
-        parameters: all parameters of the model.
-
-    Attributes:
-        parameters: those that the tensors hold, by name.
-        names: the name of each tensor, with its index into the stacked axes of the parameters.
-        matrices: for each parameter the shape of an item, its part in one tensor, as (inputs,
-            outputs), or (outputs,) if it is no matrix.
-        shape: shape of each tensor.
-    """
+    """The tensors that a rule names in a model with these parameters, one for each layer and
+    expert."""
 
     def __init__(self, rule: Rule, parameters: dict[str, AbstractParameter]) -> None:
         self.parameters = {name: parameters[name] for name in rule.parameters}
+        """The parameters that the tensors hold, by name."""
         self.is_transposed = rule.transposed
         stacked = sum(axis in rule.hf_name for axis in _STACKED_AXES)
         indices = itertools.product(*map(range, parameters[rule.parameters[0]].shape[:stacked]))
         numbers = {index: dict(zip(("layer", "expert"), index, strict=False)) for index in indices}
         self.names = {rule.hf_name.format(**each): index for index, each in numbers.items()}
+        """The name of each tensor, with its index into the stacked axes of the parameters."""
         self._item_shapes = [each.shape[stacked:] for each in self.parameters.values()]
         self.matrices = [
             (math.prod(shape[: each.inputs]), math.prod(shape[each.inputs :]))
@@ -76,8 +68,11 @@ class TensorGroup:
             else (math.prod(shape),)
             for shape, each in zip(self._item_shapes, self.parameters.values(), strict=True)
         ]
+        """For each parameter the shape of an item, its part of a tensor, as (inputs, outputs), or
+        (outputs,) if it is no matrix."""
         shape = (*self.matrices[0][:-1], sum(matrix[-1] for matrix in self.matrices))
         self.shape: tuple[int, ...] = shape[::-1] if rule.transposed else shape
+        """Shape of each tensor."""
 
     def split(self, tensor: np.ndarray) -> list[np.ndarray]:
         """Return one item of each parameter from a tensor."""

@@ -27,7 +27,7 @@ class Verdict:
 
     @property
     def total(self) -> float:
-        """The sum of the rewards."""
+        """Sum of the rewards."""
         return math.fsum(self.rewards.values())
 
     @property
