@@ -1,5 +1,5 @@
-"""Charts that every kind of run has (learning rate, gradient norm, throughput), and what all charts
-over steps share."""
+"""Charts of every kind of run: learning rate, gradient norm, throughput; what charts over steps
+share."""
 
 from collections.abc import Callable
 from typing import Any
@@ -70,8 +70,7 @@ def learning_rate_chart(run: AnySteps) -> Figure:
         return resumes(axes, run)
 
     train = run.config.train
-    schedule = train.schedule.replace("_", " ")
-    title = f"learning rate ({train.optimizer}, {schedule} schedule)"
+    title = f"learning rate ({train.optimizer}, {train.schedule.replace('_', ' ')} schedule)"
     return steps_chart(run, title, "learning rate", draw, drawing.zero_based_axis)
 
 
@@ -124,8 +123,7 @@ def resumes(axes: Axes, run: AnySteps) -> Lines:
     steps = run.column("global_step")[run.column("resumed") > 0]
     if not steps.size:
         return {}
-    label = f"resumed ({counted(steps.size, 'time')})"
-    return {label: strokes(axes, steps, 0.98, PURPLE)}
+    return {f"resumed ({counted(steps.size, 'time')})": strokes(axes, steps, 0.98, PURPLE)}
 
 
 def strokes(axes: Axes, steps: FloatArray, height: float, colour: str) -> Line2D:

@@ -23,8 +23,8 @@ In `assets/`, the scripts share one scope and run in the order of `document.SCRI
     watch.js     asks the server for new steps
     main.js      puts them together
 
-`ShownRun` says what form the data has. The page loads nothing: its content security policy allows
-its own script and style, by hash, and with `--watch` requests to its server.
+The page loads nothing: its content security policy allows its own script and style, by hash, and
+with `--watch` requests to its server.
 
 Imports `common`, `config`, `planning` and `run`.
 """

@@ -64,13 +64,13 @@ def _flops_per_token(configs: Sequence[AnyRunConfig]) -> list[float]:
     from rungs.step.state import shapes_of
 
     known: dict[str, float] = {}  # runs that are compared are mostly alike
-    keys = []
+    found = []
     for config in configs:
         model, lora, length = config.model, config.train.lora, config.sequence_length
-        keys.append(f"{model!r} {lora!r} {length}")
-        if keys[-1] not in known:
-            known[keys[-1]] = model_flops_per_token(shapes_of(model, lora), model, length)
-    return [known[key] for key in keys]
+        if (key := f"{model!r} {lora!r} {length}") not in known:
+            known[key] = model_flops_per_token(shapes_of(model, lora), model, length)
+        found.append(known[key])
+    return found
 
 
 def page_data(
@@ -140,5 +140,5 @@ def _asset(name: str) -> str:
 
 
 def _hash(text: str) -> str:
-    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-    return f"'sha256-{digest}'"
+    digest = hashlib.sha256(text.encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"

@@ -22,7 +22,7 @@ from rungs.data.bpe import train_bpe
 from rungs.data.dataset import SPLITS, TRAIN, DocumentFile, Documents, Source, Split, split_file
 from rungs.data.documents import reading
 from rungs.data.documents.files import FILES_AHEAD, DataFile, FetchedFile, fetch_ahead
-from rungs.data.text_dataset import NO_TEXT, log_texts, token_dtype
+from rungs.data.text_dataset import NO_TEXT, log_texts, stable_hash, token_dtype
 from rungs.data.token_file import TokenWriter
 from rungs.data.tokenizer import Tokenizer
 from rungs.data.tokenizer_files import load_tokenizer, save_tokenizer
@@ -258,8 +258,8 @@ class _Builder:
 
     def _split_of(self, text: str) -> Split:
         """Return the split of a document: it depends on its text only."""
-        number = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8])
-        return "validation" if number < self._request.validation_percent / 100 * 2**64 else "train"
+        percent = self._request.validation_percent
+        return "validation" if stable_hash(text) < percent / 100 * 2**64 else "train"
 
     def _update(self, **changes: object) -> None:
         self._progress = self._progress.model_copy(update=changes)
