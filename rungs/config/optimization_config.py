@@ -176,9 +176,9 @@ class OptimizationConfig(Config):
     """How many layers (or periods of layer_pattern) to unroll in each iteration of the loop over
     layers. More may run faster but takes longer to compile. In fsdp, keep it below the number of
     layers: without a loop the compiler all-gathers the weights of all layers at once, which undoes
-    the memory savings of fsdp. auto: on CPUs and GPUs all, if there are at most 12 layers and the
-    mode is not fsdp, fsdp_tp or cp. On a GPU remat must not be full; on a CPU it must be none or
-    auto, and what is then kept must take at most half of the memory. Otherwise 1."""
+    the memory savings of fsdp. auto: all, if there are at most 12 layers on a CPU or 24 on a GPU
+    and the mode is not fsdp, fsdp_tp or cp. On a GPU remat must not be full; on a CPU it must be
+    none or auto, and what is then kept must take at most half of the memory. Otherwise 1."""
     keep_checkpoints: CountOrAll = 3
     """How many of the latest checkpoints to keep, in addition to the best. If the next one would
     not fit on the disk, as many fewer as it takes, but the newest valid one stays. -1: all."""
