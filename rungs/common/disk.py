@@ -92,7 +92,7 @@ def replace_file(path: Path, content: str | bytes) -> None:
 
 def put_in_place(unfinished: Path, path: Path) -> None:
     """Give a file that is complete, or a folder whose files are on disk, its final name, on disk
-    for good. A file of that name is replaced. Raises OSError, also in the place of a device or pipe:
+    for good. A file of that name is replaced. Raises OSError; so does a device or pipe there:
     root could replace /dev/null for all."""
     if path.exists() and not (is_file(path) or is_folder(path)):
         raise OSError(errno.EINVAL, "not a regular file", str(path))
