@@ -7,7 +7,16 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, Field
 
 from rungs.common.strict_json import StrictModel, check
-from rungs.config.base import AUTO, Bytes, Config, CountOrAll, Positive, Size, SizeOrAuto
+from rungs.config.base import (
+    AUTO,
+    Bytes,
+    Config,
+    CountOrAll,
+    NotNegative,
+    Positive,
+    Size,
+    SizeOrAuto,
+)
 from rungs.config.option_values import ChartStyle
 from rungs.config.sharding_config import ShardingConfig, indivisible
 
@@ -138,7 +147,7 @@ class OptimizationConfig(Config):
     """adamw and muon's AdamW: added to the root of the mean of squared gradients."""
     momentum: BelowOne = 0.95
     """muon: decay of the running mean of gradients. sgd: decay of their running sum."""
-    weight_decay: Annotated[float, Field(ge=0)] = 0.01
+    weight_decay: NotNegative = 0.01
     """Decoupled weight decay: each step subtracts learning rate × this × the weight."""
     decayed_parameters: Literal["matrices", "all"] = "matrices"
     """Which parameters weight decay applies to. matrices: kernels and embeddings. all: biases and
@@ -149,7 +158,7 @@ class OptimizationConfig(Config):
     max_non_finite_steps: Size = 10
     """Stop after this many steps in a row in which every microbatch had a NaN or infinite loss or
     gradient."""
-    load_balancing_weight: Annotated[float, Field(ge=0)] = 0.01
+    load_balancing_weight: NotNegative = 0.01
     """Mixture of experts: weight of the load-balancing loss (Fedus et al. 2021, equation 4), which
     is added to the cross-entropy."""
     compute_dtype: ComputeDtypeOrAuto = "auto"
