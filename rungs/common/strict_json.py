@@ -183,7 +183,8 @@ def _error_lines(error: Any, file: str, models: Mapping[str, type[StrictModel]])
     if error["type"] == "extra_forbidden":
         nested = len(parts) > 1
         advice = _nested_advice(parts, models[file]) if nested else _advice(key, file, models)
-        value = "***" if is_secret_name(parts[-1]) else format_value(error["input"])
+        is_secret = isinstance(error["input"], str) and is_secret_name(parts[-1])
+        value = "***" if is_secret else format_value(error["input"])
         return [f"{key}: unknown key (value {value}){advice}"]
     if error["type"] == "missing":
         return [f"{key}: missing; this key is required"]
