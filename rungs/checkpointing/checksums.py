@@ -33,11 +33,8 @@ def write_checksums(folder: Path) -> None:
 
 
 def read_checksums(folder: Path) -> dict[str, str]:
-    """Return the checksums in a folder's `SHA256SUMS`, by file name.
-
-    Raises:
-        UserError: it is missing or cannot be read.
-    """
+    """Return the checksums in a folder's `SHA256SUMS`, by file name. Raises UserError if it is
+    missing or cannot be read."""
     lines = read_text(folder / CHECKSUMS_FILE).splitlines()
     pairs = (line.split("  ", 1)[::-1] for line in lines if "  " in line)
     return {name: checksum for name, checksum in pairs if is_plain_name(name)}

@@ -29,7 +29,8 @@ from rungs.step.state import AbstractModel
 
 
 def load_model(path: Path | str, layout: Layout | None = None) -> GPT:
-    """Return a trained model, with LoRA merged.
+    """Return a trained model, with LoRA merged. Raises UserError if there is nothing to load at
+    `path`, or it is damaged.
 
     Args:
         path: as for `find_weights`: a run, a checkpoint or a weights file.
@@ -39,9 +40,6 @@ def load_model(path: Path | str, layout: Layout | None = None) -> GPT:
     Returns:
         A `GPT`. `model(tokens_BS)` gives float32 logits_BSV; parameters keep
         the dtypes they were saved in.
-
-    Raises:
-        UserError: there is nothing to load at `path`, or it is damaged.
     """
     weights = MergedWeights(find_valid_weights(path))
     abstract = AbstractModel(weights.header.model, layout)
@@ -55,15 +53,12 @@ def load_token_generator(
 ) -> Generator:
     """Return a trained model that continues token ids. Its weights are converted as they are read,
     a layer or a block of rows at a time, so that the model is in memory once, in the form in which
-    it is used.
+    it is used. Raises UserError if there is nothing to load at `path`, or if it is damaged;
+    ValueError if the model can't be quantized.
 
     Args:
         path: as for `load_model`.
         compute_dtype: as for `Generator`, as is `weight_format`.
-
-    Raises:
-        UserError: there is nothing to load at `path`, or it is damaged.
-        ValueError: the model can't be quantized.
     """
     weights = MergedWeights(find_valid_weights(path))
     abstract = AbstractModel(weights.header.model)
@@ -96,13 +91,11 @@ def load_tokenizer(path: Path | str, datasets_dir: Path | None = None) -> Tokeni
     """Return the tokenizer of a model.
 
     It is the file next to the weights if there is one, else the tokenizer of the model's dataset,
-    else the one on the Hugging Face hub.
+    else the one on the Hugging Face hub. Raises UserError if the tokenizer cannot be found, or is
+    damaged.
 
     Args:
         path: as for `load_model`.
-
-    Raises:
-        UserError: the tokenizer cannot be found, or is damaged.
     """
     weights = find_weights(path)
     opened = Weights(weights)
@@ -129,13 +122,11 @@ class TextGenerator(NamedTuple):
     def continue_texts(
         self, texts: Sequence[str], new_tokens: int, sampling: Sampling = GREEDY, seed: int = 0
     ) -> list[str]:
-        """Return the continuation of each text, of at most `new_tokens` tokens.
+        """Return the continuation of each text, of at most `new_tokens` tokens. Raises UserError if
+        a text is not valid Unicode, or empty although no token begins texts.
 
         Args:
             sampling: with `stop_tokens` of its own, or the model's.
-
-        Raises:
-            UserError: a text is not valid Unicode, or empty although no token begins texts.
         """
         prompts = [self.tokenizer.encode_beginning(text) for text in texts]
         stops = sampling.stop_tokens or self.stop_tokens

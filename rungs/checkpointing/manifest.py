@@ -195,11 +195,8 @@ class CheckpointError(UserError):
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
-    """Return the checkpoint in a folder.
-
-    Raises:
-        CheckpointError: `meta.json` is missing or damaged, of another version, or cannot be read.
-    """
+    """Return the checkpoint in a folder. Raises CheckpointError if `meta.json` is missing or
+    damaged, of another version, or cannot be read."""
     path = folder / META_FILE
     try:
         require_regular(path)
@@ -242,14 +239,11 @@ def refuse_damaged(weights: Path, only: str | None = None) -> None:
     """Check weights and their tokenizer against the checksums in the same folder.
 
     Weights without `meta.json` or `SHA256SUMS`, such as those that an earlier version imported,
-    cannot be checked.
+    cannot be checked. Raises UserError, which names the files, if some are damaged.
 
     Args:
         weights: a `model.safetensors`, or the index of its shards.
         only: the one file to check; all but the optimizer state by default.
-
-    Raises:
-        UserError: files are damaged; the message names them.
     """
     folder = weights.parent
 
@@ -268,15 +262,13 @@ def refuse_damaged(weights: Path, only: str | None = None) -> None:
 
 
 def write_manifest(folder: Path, meta: CheckpointMeta, needed: Collection[str] = ()) -> None:
-    """Write `meta.json` with the checksums of all files, and sync everything to disk.
+    """Write `meta.json` with the checksums of all files, and sync everything to disk. Raises
+    FileNotFoundError if a needed file has been removed.
 
     Args:
         folder: the unfinished checkpoint.
         meta: the content of `meta.json` but for its checksums.
         needed: names of files that must still be there.
-
-    Raises:
-        FileNotFoundError: a needed file has been removed.
     """
     for name in needed:
         (folder / name).stat()

@@ -78,13 +78,10 @@ def read_published(weights: Weights | None) -> dict[str, bytes]:
 
 def load_chat_template(weights: Path, file: Path | None = None) -> ChatTemplate:
     """Return the chat template of a model: that beside its weights, which it was trained on, else
-    the one it was published with.
+    the one it was published with. Raises UserError if there is none, or it is not valid.
 
     Args:
         file: a template to use instead.
-
-    Raises:
-        UserError: there is none, or it is not valid.
     """
     for folder in (weights.parent, published_folder(Weights(weights))):
         if folder and (template := ChatTemplate.find(folder, file)):
@@ -97,11 +94,8 @@ def load_chat_template(weights: Path, file: Path | None = None) -> ChatTemplate:
 
 def stop_tokens(folder: Path, tokenizer: Tokenizer) -> tuple[int, ...]:
     """Return the tokens that end a text of a model as it was published: those in its
-    generation_config.json, else in its config.json, else what its tokenizer says.
-
-    Raises:
-        UserError: a config is damaged.
-    """
+    generation_config.json, else in its config.json, else what its tokenizer says. Raises UserError
+    if a config is damaged."""
     for name in (GENERATION_FILE, CONFIG_FILE):
         if tokens := eos_token_ids(folder / name if is_file(folder / name) else None):
             return tokens
@@ -112,13 +106,10 @@ def all_stop_tokens(
     weights: Weights, tokenizer: Tokenizer, template: ChatTemplate | None = None
 ) -> tuple[int, ...]:
     """Return the tokens that end a text of a model: those of `stop_tokens`, and what it was trained
-    to end its texts with.
+    to end its texts with. Raises UserError if a config is damaged.
 
     Args:
         template: of the chats it answers in, which end with the template's end of a turn.
-
-    Raises:
-        UserError: a config is damaged.
     """
     published = stop_tokens(published_folder(weights) or weights.path.parent, tokenizer)
     trained = (tokenizer.end_of_answer, tokenizer.end_of_text) if weights.header.train else ()

@@ -114,14 +114,12 @@ class Saver:
         self.wait()
 
     def save(self, model: GPT, optimizer: MultiSteps, meta: CheckpointMeta) -> Flags:
-        """Start saving; return once the arrays may change. Waits for the pending save first.
+        """Start saving; return once the arrays may change. Waits for the pending save first. Raises
+        RunFailure if this checkpoint cannot be written, or the pending one could not.
 
         Returns:
             Flags, still being computed, that tell which arrays are finite. If one is not, the
             checkpoint will not appear.
-
-        Raises:
-            RunFailure: this checkpoint cannot be written, or the pending one could not.
         """
         self.wait()
         flags = finite_flags(named_arrays(model) | named_arrays(optimizer))

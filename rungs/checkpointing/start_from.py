@@ -20,12 +20,9 @@ from rungs.step.state import shapes_of
 
 
 def find_starting_weights(run: RunFolder, config: AnyRunConfig) -> Weights | None:
-    """Return the weights that a fresh start uses, None if they are random.
-
-    Raises:
-        UserError: the weights do not exist or have another architecture than `model.json`; or the
-            run holds imported weights that `start_from` does not ask for.
-    """
+    """Return the weights that a fresh start uses, None if they are random. Raises UserError if the
+    weights do not exist or have another architecture than `model.json`; or the run holds imported
+    weights that `start_from` does not ask for."""
     path = _starting_file(run, config)
     if path is None:
         if run.imported.exists():

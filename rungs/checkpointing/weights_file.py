@@ -111,7 +111,8 @@ def write_weights(
 
 
 class Weights:
-    """The tensors of a `model.safetensors` or its shards, read one at a time.
+    """The tensors of a `model.safetensors` or its shards, read one at a time. Raises UserError,
+    which says why, if Rungs cannot read the files.
 
     Args:
         path: of the file or of the shards' index; the file's name also finds the index.
@@ -119,9 +120,6 @@ class Weights:
     Attributes:
         path: of the file or index that exists.
         header: what the file says about the weights.
-
-    Raises:
-        UserError: Rungs cannot read the files; the message says why.
     """
 
     def __init__(self, path: Path) -> None:

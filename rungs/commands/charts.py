@@ -24,11 +24,8 @@ def charts(
     port: int | None,
     shows_samples: bool,
 ) -> None:
-    """Do what the options of `charts.py` ask for.
-
-    Raises:
-        UserError: options don't go together, or a run has nothing to show.
-    """
+    """Do what the options of `charts.py` ask for. Raises UserError if options don't go together, or
+    a run has nothing to show."""
     folders = list({path.resolve(): path for run in runs for path in _folders(run)}.values())
     if port is not None and not watch:
         raise UserError("--port: needs --watch")
@@ -116,11 +113,8 @@ def _compare(
 
 
 def _draw_power_law(runs: list[RecordedRun], output_folder: Path, chart_style: str | None) -> str:
-    """Draw the power law through the runs, and return it as text.
-
-    Raises:
-        UserError: no law fits, or its chart cannot be written.
-    """
+    """Draw the power law through the runs, and return it as text. Raises UserError if no law fits,
+    or its chart cannot be written."""
     # Counting parameters needs JAX, but no accelerator; JAX takes seconds to import.
     os.environ["JAX_PLATFORMS"] = "cpu"
 

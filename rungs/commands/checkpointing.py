@@ -28,11 +28,7 @@ PASS_AT_1 = HEADER.index("pass@1")
 
 def list_checkpoints(run: str, verify: bool, as_json: bool) -> None:
     """Do what the options of `checkpointing.py` ask for. The exit code is 1 if a checkpoint is
-    damaged or cannot be used.
-
-    Raises:
-        UserError: there is no run or no checkpoint.
-    """
+    damaged or cannot be used. Raises UserError if there is no run or no checkpoint."""
     folder = RunFolder(find_run(run))
     checkpoints = list_run(folder, verify=verify)
     if as_json:

@@ -39,11 +39,8 @@ def download_dataset(
     items: Path | None,
     **options: Any,
 ) -> None:
-    """Do what the options of `download_dataset.py` ask for; see `Options` for the others.
-
-    Raises:
-        UserError: a file, a dataset or the hub is not readable.
-    """
+    """Do what the options of `download_dataset.py` ask for; see `Options` for the others. Raises
+    UserError if a file, a dataset or the hub is not readable."""
     chosen = Options(**options)
     _check_options(what, chosen)
     dataset = _dataset(what, catalog.find_datasets_dir(datasets_dir), chosen)

@@ -38,12 +38,8 @@ def evaluate(
     batch_size: int,
     datasets_dir: Path | None,
 ) -> None:
-    """Do what the options of `evaluate.py` ask for.
-
-    Raises:
-        UserError: the checkpoint, a dataset or a file is missing or not readable.
-        RunFailure: what the model computes is not finite.
-    """
+    """Do what the options of `evaluate.py` ask for. Raises UserError if the checkpoint, a dataset
+    or a file is missing or not readable, RunFailure if what the model computes is not finite."""
     jax_setup.enable_compilation_cache()
     if sum(map(bool, (dataset, choices, tasks))) > 1:
         raise click.UsageError("--dataset, --choices and --tasks do not go together; choose one")

@@ -18,11 +18,7 @@ MAX_INITIALIZED_PARAMETERS = 500_000_000
 
 
 def show_model(run: str, data: int, tensor: int, context: int, as_json: bool) -> None:
-    """Do what the options of `model.py` ask for.
-
-    Raises:
-        UserError: the run is not readable.
-    """
+    """Do what the options of `model.py` ask for. Raises UserError if the run is not readable."""
     config = load_any_run(find_run(run))
     # JAX takes seconds to import, and reads the variable then; config errors are reported before.
     os.environ["JAX_PLATFORMS"] = "cpu"

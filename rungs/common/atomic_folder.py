@@ -89,12 +89,9 @@ def _remove(folder: Path) -> None:
 @contextlib.contextmanager
 def create_folder(folder: Path) -> Iterator[Path]:
     """Create a new folder. Yields an empty folder to fill. When the block ends, it is synced to
-    disk and takes the name `folder`; if the block raises, it is deleted.
-
-    Raises:
-        UserError: the folder cannot be written (an OSError raised in the block counts as that), or
-            something with its name was created in the meantime.
-    """
+    disk and takes the name `folder`; if the block raises, it is deleted. Raises UserError if the
+    folder cannot be written (an OSError raised in the block counts as that), or something with its
+    name was created in the meantime."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         for left in folder.parent.glob(f".{glob.escape(folder.name)}.*.partial"):

@@ -15,10 +15,7 @@ log = logging.getLogger("rungs")
 def file_lock(path: Path) -> BaseFileLock:
     """Return the lock of a file. Where the file system has no locks, as some of clusters don't, the
     existence of another file is the lock. It outlives a process that was killed on another machine.
-
-    Raises:
-        OSError: the file cannot be created.
-    """
+    Raises OSError if the file cannot be created."""
     if not (problem := _problem(path)):
         return FileLock(path)
     lock = path.with_name(f"{path.stem}.soft.lock")

@@ -80,13 +80,11 @@ M = TypeVar("M", bound=StrictModel)
 def parse(
     text: str, path: Path, model: type[M], elsewhere: Mapping[str, type[StrictModel]] | None = None
 ) -> M:
-    """Return `text`, the contents of `path`, as a `model`.
+    """Return `text`, the contents of `path`, as a `model`. Raises UserError with a line for each
+    error: file, key, value and what is allowed.
 
     Args:
         elsewhere: the other files of the folder by name; an unknown key may belong in one of them.
-
-    Raises:
-        UserError: one line for each error, with file, key, value and what is allowed.
     """
     values, lines = _parse_object(text, path)
     try:

@@ -84,12 +84,9 @@ SAMPLING_MODES = ("dp", "fsdp")
 
 
 def load_run(run_folder: Path | str) -> RunConfig:
-    """Read and check `model.json` and `train.json` of a run folder.
-
-    Raises:
-        UserError: one line for each error in either file or in the two together; the run is one of
-            reinforcement learning.
-    """
+    """Read and check `model.json` and `train.json` of a run folder. Raises UserError with a line
+    for each error in either file or in the two together, or if the run is one of reinforcement
+    learning."""
     folder = Path(run_folder)
     if _train_file(folder) == REINFORCE_FILE:
         raise UserError(

@@ -74,11 +74,8 @@ def _mallopt(arena_max: int, mmap_max: int, trim_threshold: int) -> None:
 
 def enable_compilation_cache() -> None:
     """Keep compiled code between starts, in the folder that JAX's environment variable names, else
-    in the user's cache folder.
-
-    Raises:
-        UserError: an environment variable asks for what Rungs can't do.
-    """
+    in the user's cache folder. Raises UserError if an environment variable asks for what Rungs
+    can't do."""
     numerics.refuse_unusable()
     default = Path(platformdirs.user_cache_dir("rungs")) / "compiled"
     folder = Path(os.environ.get(CACHE_VARIABLE) or default)

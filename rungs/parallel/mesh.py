@@ -19,14 +19,12 @@ def create_mesh(
     mesh_axis_names: Sequence[str] = MESH_AXIS_NAMES,
     devices: Sequence[jax.Device] | None = None,
 ) -> Mesh:
-    """Return a mesh of devices. Devices that are closest to each other share the last axis.
+    """Return a mesh of devices. Devices that are closest to each other share the last axis. Raises
+    ValueError if the sizes do not multiply to the number of devices.
 
     Args:
         mesh_shape: number of devices along each axis; −1, at most once, for all that remain.
         devices: the devices to use; all devices of all hosts if absent.
-
-    Raises:
-        ValueError: the sizes do not multiply to the number of devices.
     """
     devices, names = jax.devices() if devices is None else devices, tuple(mesh_axis_names)
     shape = _resolve_shape(tuple(mesh_shape), names, len(devices))

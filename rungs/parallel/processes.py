@@ -51,11 +51,8 @@ _ENDING = threading.Lock()
 
 def join(cluster: Cluster) -> None:
     """Connect to the other processes, before any other use of JAX. If some do not arrive in time,
-    or die later, this one ends with one line.
-
-    Raises:
-        UserError: JAX cannot find out who the other processes are.
-    """
+    or die later, this one ends with one line. Raises UserError if JAX cannot find out who the other
+    processes are."""
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.config.update("jax_enable_preemption_service", False)  # it would catch SIGTERM
     try:
@@ -132,12 +129,8 @@ def is_first_process() -> bool:
 
 
 def broadcast_from_first(compute: Callable[[], str]) -> str:
-    """Return, in every process, the string that the first process computes.
-
-    Raises:
-        UserError, RunFailure: in every process, if the first one raises it. If the first one raises
-            something else, the others raise RuntimeError.
-    """
+    """Return, in every process, the string that the first process computes. If the first one raises
+    a UserError or RunFailure, all raise it; if something else, the others raise RuntimeError."""
     if not is_multi_process():
         return compute()
     code, text, failure = _NO_ERROR, "", None
@@ -185,11 +178,8 @@ def wait_for_first() -> None:
 
 
 def check_all_agree(what: str, content: str) -> None:
-    """Check that all processes have the same content.
-
-    Raises:
-        UserError: in every process, if one has another content than the first.
-    """
+    """Check that all processes have the same content. Raises UserError in every process if one has
+    another content than the first."""
     if not is_multi_process():
         return
     digest = np.frombuffer(hashlib.sha256(content.encode()).digest(), np.uint8)

@@ -38,22 +38,16 @@ splits only one axis of an array: the first one listed here whose size it divide
 
 
 def get_sharding_config_for_mode(mode: str) -> dict[str, MeshAxes]:
-    """Return the table from array axis to mesh axis or axes.
-
-    Raises:
-        ValueError: no such mode.
-    """
+    """Return the table from array axis to mesh axis or axes. Raises ValueError if there is no such
+    mode."""
     if mode not in MESH_AXES:
         raise ValueError(f"sharding.mode: {mode!r} must be one of {', '.join(MESH_AXES)}")
     return MESH_AXES[mode]
 
 
 def validate_mesh_for_mode(mesh: Mesh, mode: str) -> None:
-    """Check that a mode can run on a mesh.
-
-    Raises:
-        ValueError: there is no such mode, or the mesh's axes or their sizes do not fit it.
-    """
+    """Check that a mode can run on a mesh. Raises ValueError if there is no such mode, or the
+    mesh's axes or their sizes do not fit it."""
     get_sharding_config_for_mode(mode)
     if mesh.axis_names != mesh_axes(mode):
         raise ValueError(
@@ -72,10 +66,7 @@ class Layout(NamedTuple):
     @classmethod
     def of(cls, sharding: ShardingConfig | None, mesh: Mesh | None = None) -> "Layout":
         """Return the layout for `sharding` in `train.json`; of one device if there is no mesh.
-
-        Raises:
-            ValueError: the mesh does not fit the mode.
-        """
+        Raises ValueError if the mesh does not fit the mode."""
         if mesh is None:
             return cls(one_device())
         layout = cls(mesh, sharding.mode if sharding else "dp")

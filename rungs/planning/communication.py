@@ -129,11 +129,8 @@ def abstract_layout(sharding: ShardingConfig) -> Layout:
 
 
 def communication_of(run: RunConfig, layout: Layout, links: Links) -> Communication:
-    """Return the least time that the communication of a step takes.
-
-    Raises:
-        ValueError: it is not known, for the reason that the message gives.
-    """
+    """Return the least time that the communication of a step takes. Raises ValueError, which says
+    why, if it is not known."""
     seconds = {True: 0.0, False: 0.0}
     for one in planned_collectives(run, layout):
         is_waited_for = one.axes == (TENSOR,) or one.kind == "all-to-all"
@@ -146,10 +143,7 @@ def link_bandwidth(axes: tuple[str, ...], layout: Layout, links: Links) -> float
 
     The devices of an island stand together along the last axis of the mesh and then along `data`. A
     ring leaves each island once, so it has the network of as many devices as it has in an island.
-
-    Raises:
-        ValueError: it uses a network of unknown speed.
-    """
+    Raises ValueError if it uses a network of unknown speed."""
     mesh = layout.mesh
     is_last, last = axes == mesh.axis_names[-1:], mesh.axis_sizes[-1]
     if (last if is_last else mesh.size) <= links.island:
@@ -194,11 +188,8 @@ def planned_collectives(run: RunConfig, layout: Layout) -> list[PlannedCollectiv
     """Return the collectives of one global step, by parameter and activation.
 
     If `remat` recomputes matmuls, every bias counts as gathered twice, although the backward pass
-    does not need all of them again.
-
-    Raises:
-        ValueError: the run trains LoRA adapters, whose communication is not counted.
-    """
+    does not need all of them again. Raises ValueError if the run trains LoRA adapters, whose
+    communication is not counted."""
     if run.train.lora:
         raise ValueError("lora: the communication of adapters is not known")
     step, parameters = _Step(run, layout), list(parameter_layouts(run.model, layout))

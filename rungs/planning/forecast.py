@@ -159,16 +159,13 @@ def forecast(
     utilization: float,
     throughput: Throughput | None = None,
 ) -> Forecast:
-    """Return what a run needs on devices that may not be here.
+    """Return what a run needs on devices that may not be here. Raises UserError with a line for
+    each reason why model, training, devices and datasets do not go together.
 
     Args:
         sharding: with both sizes given.
         utilization: assumed share of the devices' peak, by `flops.model_flops_per_token`.
         throughput: if it is known.
-
-    Raises:
-        UserError: a line for each reason why model, training, devices and datasets do not go
-            together.
     """
     with target_device.trace_for(hardware.target):
         train = resolve_compute_dtype(config.train).model_copy(update={"sharding": sharding})

@@ -130,11 +130,8 @@ NAMES = (*(device.name for device in DEVICES), "cpu")
 
 
 def device_by_name(text: str) -> Hardware:
-    """Return the hardware that `--device` names or describes.
-
-    Raises:
-        UserError: there is no such device.
-    """
+    """Return the hardware that `--device` names or describes. Raises UserError if there is no such
+    device."""
     if text == "cpu":
         return cpu()
     if named := [device for device in DEVICES if device.name == text]:

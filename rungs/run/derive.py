@@ -31,14 +31,12 @@ class NewRun:
 
     @classmethod
     def of(cls, folder: Path, origin: Path, changes: Mapping[str, Any]) -> Self:
-        """Prepare the new run without writing anything.
+        """Prepare the new run without writing anything. Raises UserError if a change is wrong, or
+        `folder` already exists with other contents.
 
         Args:
             origin: the run folder to copy.
             changes: keys of either file with their new values.
-
-        Raises:
-            UserError: a change is wrong, or `folder` already exists with other contents.
         """
         texts = _changed_files(origin, folder, changes)
         run_config.check_texts(folder, texts)
@@ -53,10 +51,7 @@ class NewRun:
 
     def make(self) -> Path:
         """Write the folder, completely or not at all. A folder that exists is left unchanged.
-
-        Raises:
-            UserError: the folder cannot be written.
-        """
+        Raises UserError if the folder cannot be written."""
         if not is_there(self.folder):
             with create_folder(self.folder) as new:
                 for name, text in self.texts.items():
@@ -80,13 +75,11 @@ def create_like(name: str, like: str, settings: Sequence[str], keep: bool = True
     """Create the run folder `name` from the run `like`, with the keys in `settings` (`key=value`)
     changed. If the same call created it before, it is left unchanged, so the same command resumes.
     If the block raises an exception, such as UserError because the run does not fit its data or
-    devices, a folder that this call created is removed, unless more was written to it.
+    devices, a folder that this call created is removed, unless more was written to it. Raises
+    UserError if a setting is wrong, or the folder cannot be created. Nothing is written.
 
     Args:
         keep: False removes it in any case.
-
-    Raises:
-        UserError: a setting is wrong, or the folder cannot be created. Nothing is written.
     """
     target = new_run_path(name)
     new = NewRun.of(target, find_run(like), parse_settings(settings))

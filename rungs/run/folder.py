@@ -140,11 +140,8 @@ class StartOptions:
 
 
 def find_run(name: str) -> Path:
-    """Return the run folder with a name: a path, or a folder in `runs/`.
-
-    Raises:
-        UserError: there is no such folder.
-    """
+    """Return the run folder with a name: a path, or a folder in `runs/`. Raises UserError if there
+    is no such folder."""
     if found := existing_run_path(name):
         return found
     raise UserError(f"{name}: no such run folder, here or in {RUNS}/; {known_runs(name)}")
@@ -152,11 +149,7 @@ def find_run(name: str) -> Path:
 
 def runs_in(name: str) -> list[Path]:
     """Return the runs in a folder that have taken a step, by name; none if it is itself a run, or
-    no folder.
-
-    Raises:
-        UserError: it has runs, but none has taken a step.
-    """
+    no folder. Raises UserError if it has runs, but none has taken a step."""
     folder = Path(name)
     if not is_folder(folder) or is_file(folder / MODEL_FILE):
         return []

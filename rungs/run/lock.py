@@ -44,11 +44,8 @@ class LockableFolder:
     @contextlib.contextmanager
     def lock(self) -> Iterator[Self]:
         """Hold the lock, which also ends with the process; yields the folder as the one that this
-        process trains. A UserError in the block leaves no lock file behind.
-
-        Raises:
-            UserError: another process holds the lock, or the folder cannot be written to.
-        """
+        process trains. A UserError in the block leaves no lock file behind. Raises UserError if
+        another process holds the lock, or the folder cannot be written to."""
         is_new = not self.lock_file.exists()
         try:
             lock = file_lock(self.lock_file)

@@ -226,11 +226,8 @@ class MetricsLog(Generic[R]):
         self._begin(kept)
 
     def append(self, step: R) -> None:
-        """Add a step. When this returns, the line survives the end of the process.
-
-        Raises:
-            RunFailure: the disk is full, or the file has been removed or changed.
-        """
+        """Add a step. When this returns, the line survives the end of the process. Raises
+        RunFailure if the disk is full, or the file has been removed or changed."""
         line = step.as_line().encode()
         with disk.writing(self._path, f"the metrics of step {step.global_step}", len(line)):
             self._check_file()

@@ -80,11 +80,8 @@ class RecordedRun(RecordedSteps[TrainConfig]):
 
     @classmethod
     def load(cls, run_folder: Path, name: str | None = None) -> Self:
-        """Read the run in a folder. Without a name, it is called like the folder.
-
-        Raises:
-            UserError: one line for each error in its configs.
-        """
+        """Read the run in a folder. Without a name, it is called like the folder. Raises UserError
+        with a line for each error in its configs."""
         config = run_config.load_run(run_folder)
         notable: list[metrics.StepMetrics] = []
         steps = metrics.stream(run_folder / metrics.METRICS_FILE, metrics.StepMetrics)

@@ -91,17 +91,14 @@ def propose(
     """Return the rungs up to a budget, the largest last.
 
     Of the model sizes with a usual ratio of width to depth, each rung takes the one nearest to
-    `flops.TOKENS_PER_PARAMETER` tokens per parameter.
+    `flops.TOKENS_PER_PARAMETER` tokens per parameter. Raises UserError if the run cannot be scaled,
+    or a budget is too small for it or too large for the datasets.
 
     Args:
         config: the origin run.
         budget: FLOPs of the last rung.
         datasets: the run's datasets that are here. If all are, they are repeated for as
             many epochs as the tokens need.
-
-    Raises:
-        UserError: the run cannot be scaled, or a budget is too small for it or too large for the
-            datasets.
     """
     _check_scalable(config)
     budgets = [budget / SPACING**rest for rest in reversed(range(count))]
@@ -111,14 +108,12 @@ def propose(
 
 
 def make(rungs: list[Rung], origin: Path, folder: Path) -> list[Path]:
-    """Write the run folders, or none if something else is in the place of one.
+    """Write the run folders, or none if something else is in the place of one. Raises UserError if
+    something else is there.
 
     Args:
         origin: the run folder that they are derived from.
         folder: parent of the new run folders.
-
-    Raises:
-        UserError: something else is there.
     """
     runs = [
         NewRun.of(folder / f"rung-{number}", origin, rung.changes)

@@ -117,11 +117,8 @@ class PowerLaw:
 
 
 def fit(compute: ArrayLike, loss: ArrayLike) -> PowerLaw:
-    """Fit a power law to the FLOPs and final losses of runs, all above 0.
-
-    Raises:
-        ValueError: the runs are too few, or too close together.
-    """
+    """Fit a power law to the FLOPs and final losses of runs, all above 0. Raises ValueError if the
+    runs are too few, or too close together."""
     x, y = np.log(compute), np.log(loss)
     if (different := len(set(x.tolist()))) < MIN_RUNS:
         raise ValueError(
@@ -218,11 +215,8 @@ class ScaledRuns:
 
     @classmethod
     def of(cls, runs: list[RecordedRun]) -> Self:
-        """Fit a power law through runs.
-
-        Raises:
-            UserError: no law fits through them, with a line for each reason.
-        """
+        """Fit a power law through runs. Raises UserError with a line for each reason why no law
+        fits through them."""
         if lines := _problems(runs):
             raise UserError("\n".join(f"--power-law: {line}" for line in lines))
         scaled = [ScaledRun.of(run) for run in runs]

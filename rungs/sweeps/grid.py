@@ -56,16 +56,14 @@ class Cell(NamedTuple):
 
 
 def cells(like: str, grid: Sequence[str], settings: Sequence[str], into: Path) -> list[Cell]:
-    """Return the runs of a grid, the last key varying fastest. Nothing is written.
+    """Return the runs of a grid, the last key varying fastest. Nothing is written. Raises UserError
+    if a key or value is wrong, or a run that is there has other keys.
 
     Args:
         like: the run to copy.
         grid: `key=value,value,…` each.
         settings: `key=value` for all of them.
         into: the folder of the runs.
-
-    Raises:
-        UserError: a key or value is wrong, or a run that is there has other keys.
     """
     refuse_control_characters(into.absolute())
     axes = dict(map(_axis, grid))

@@ -109,12 +109,9 @@ class Traffic(NamedTuple):
 def collectives(program: Program) -> list[Collective]:
     """Return the collectives of a compiled program, one entry for each call site.
 
-    Each branch of a conditional counts as if it always ran. Collectives within a single device
-    send nothing and are left out.
-
-    Raises:
-        ValueError: a loop contains a collective and XLA does not know its trip count, or the text
-            has a collective or a syntax that this module cannot count.
+    Each branch of a conditional counts as if it always ran. Collectives within a single device send
+    nothing and are left out. Raises ValueError if a loop contains a collective and XLA does not
+    know its trip count, or if the text has a collective or a syntax that this module cannot count.
     """
     return [site.collective for site in sites(Module.parse(program))]
 
@@ -131,11 +128,8 @@ def summary(found: Iterable[Collective], mesh: Mesh | AbstractMesh) -> list[Traf
 
 
 def axes_of(groups: Groups, mesh: Mesh | AbstractMesh) -> tuple[str, ...]:
-    """Return the mesh axes along which the devices of a group differ, in the mesh's order.
-
-    Raises:
-        ValueError: a device number is outside the mesh.
-    """
+    """Return the mesh axes along which the devices of a group differ, in the mesh's order. Raises
+    ValueError if a device number is outside the mesh."""
     shape = tuple(mesh.shape.values())
     places = [np.unravel_index(group, shape) for group in groups]
     return tuple(
@@ -246,11 +240,8 @@ def parse_groups(text: str, devices: int) -> Groups:
     """Parse the groups after `replica_groups=`, in any of the three forms that XLA writes.
 
     `{{0,1},{2,3}}`, where `{}` means all devices; `[2,2]<=[4]`; and `mesh['a'=2,'b'=2] {'b'}`:
-    https://github.com/openxla/xla/blob/main/xla/hlo/ir/replica_group.h.
-
-    Raises:
-        ValueError: another form.
-    """
+    https://github.com/openxla/xla/blob/main/xla/hlo/ir/replica_group.h. Raises ValueError for
+    another form."""
     if text.startswith("{}"):
         return (tuple(range(devices)),)
     if text.startswith("{"):

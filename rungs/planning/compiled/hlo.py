@@ -163,11 +163,8 @@ def shapes_in(shape: str) -> list[str]:
 
 
 def bytes_of(shape: str) -> int:
-    """Return the bytes of a shape, all arrays of a tuple together.
-
-    Raises:
-        ValueError: an array has a dtype of unknown width.
-    """
+    """Return the bytes of a shape, all arrays of a tuple together. Raises ValueError if a dtype has
+    an unknown width."""
     arrays = re.findall(r"(\w+)\[([^\]]*)\]", shape)
     sizes = ((dtype_bits(dtype), math.prod(numbers(inside))) for dtype, inside in arrays)
     return sum(-(-bits * size // 8) for bits, size in sizes)
@@ -214,11 +211,7 @@ def numbers(text: str) -> list[int]:
 
 def dtype_bits(array: str) -> int:
     """Return the bits of an element of an array's shape: the first number in dtypes such as
-    `f8e4m3fn`.
-
-    Raises:
-        ValueError: its dtype has an unknown width.
-    """
+    `f8e4m3fn`. Raises ValueError if its dtype has an unknown width."""
     dtype = array.partition("[")[0].rpartition("/")[2]
     if dtype in ("pred", "token"):
         return {"pred": 8, "token": 0}[dtype]

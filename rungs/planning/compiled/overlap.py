@@ -56,12 +56,8 @@ class OverlapTraffic(NamedTuple):
 
 def overlaps(program: Program) -> list[Overlap]:
     """Return the collectives of a compiled program, one entry for each call site, in the order of
-    `collectives.collectives`.
-
-    Raises:
-        ValueError: as `collectives`, or the program has no schedule, or the end of an asynchronous
-            collective is not found.
-    """
+    `collectives.collectives`. Raises ValueError as `collectives` does, or if the program has no
+    schedule or the end of an asynchronous collective is not found."""
     module = Module.parse(program)
     if not module.is_scheduled:
         raise ValueError("the program has no schedule, so it does not say what overlaps")

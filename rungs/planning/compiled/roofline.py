@@ -143,14 +143,11 @@ class Roofline(NamedTuple):
 def roofline(program: Program, hardware: Hardware, flops: StepFlops) -> Roofline:
     """Return the least time of a compiled step.
 
-    Each branch of a conditional counts as if it always ran.
+    Each branch of a conditional counts as if it always ran. Raises ValueError if XLA does not know
+    how many times a loop runs, or the text has a matmul that cannot be counted.
 
     Args:
         hardware: whose peaks are known.
-
-    Raises:
-        ValueError: XLA does not know how many times a loop runs, or the text has a matmul that
-            cannot be counted.
     """
     peak, module = hardware.peak(flops.dtype), Module.parse(program)
     assert peak is not None
@@ -170,11 +167,8 @@ def roofline(program: Program, hardware: Hardware, flops: StepFlops) -> Roofline
 
 
 def step_roofline(forecast: Forecast, step: CompiledStep) -> Roofline | None:
-    """Return the least time of a run's step; None if it does not fit into memory.
-
-    Raises:
-        UserError: its program cannot be counted.
-    """
+    """Return the least time of a run's step; None if it does not fit into memory. Raises UserError
+    if its program cannot be counted."""
     if isinstance(step.result, str):
         return None
     try:

@@ -63,13 +63,10 @@ class CompiledStep(NamedTuple):
 
 
 def compile_step(config: RunConfig, hardware: Hardware) -> CompiledStep:
-    """Compile a run's step.
+    """Compile a run's step. Raises UserError if there is no compiler for the hardware, or it fails.
 
     Args:
         config: with the compute dtype and the sizes of its sharding filled in.
-
-    Raises:
-        UserError: there is no compiler for the hardware, or it fails.
     """
     assert config.train.sharding is not None
     sizes, axes = config.train.sharding.sizes, config.train.sharding.axes

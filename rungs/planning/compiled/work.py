@@ -57,13 +57,11 @@ class Matmul(NamedTuple):
 
 
 def matmuls_of(module: Module, computation: str, instruction: Instruction) -> Iterator[Matmul]:
-    """Yield the matmuls of an instruction and of the fusion that it calls.
+    """Yield the matmuls of an instruction and of the fusion that it calls. Raises ValueError if its
+    text has a matmul that this module cannot count.
 
     Args:
         computation: the one with the instruction.
-
-    Raises:
-        ValueError: its text has a matmul that this module cannot count.
     """
     if instruction.is_fusion:
         for _, called in instruction.called():

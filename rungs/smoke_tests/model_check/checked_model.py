@@ -101,12 +101,8 @@ class CheckedModel(NamedTuple):
     def from_run(
         cls, run: RunFolder, config: RunConfig, datasets_dir: Path, limits: CheckLimits
     ) -> Self:
-        """Load a run at its start, even if it was trained already.
-
-        Raises:
-            UserError: the run and its data do not fit together, there is too little memory, or the
-                batch has no targets.
-        """
+        """Load a run at its start, even if it was trained already. Raises UserError if the run and
+        its data do not fit together, there is too little memory, or the batch has no targets."""
         start_weights, names = find_starting_weights(run, config), config.train.datasets
         datasets = {name: open_dataset(name, datasets_dir, update=False) for name in names}
         if start_weights is not None:
@@ -123,11 +119,8 @@ class CheckedModel(NamedTuple):
         start_weights: Weights | None,
         limits: CheckLimits,
     ) -> Self:
-        """Create the model, with a batch of the run's first sequences within the limits.
-
-        Raises:
-            UserError: a sequence has no targets.
-        """
+        """Create the model, with a batch of the run's first sequences within the limits. Raises
+        UserError if a sequence has no targets."""
         is_large = _state_bytes(config) > LARGE_BYTES
         sequences = limits.sequences or (2 if is_large else 4)
         tokens = limits.tokens or (16 if is_large else 64)

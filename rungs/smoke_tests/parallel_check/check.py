@@ -107,11 +107,8 @@ class ParallelCheck(NamedTuple):
     def from_run(
         cls, run: RunFolder, config: RunConfig, datasets_dir: Path, limits: ParallelLimits
     ) -> Self:
-        """Return the check of a run from its first step, even if it was trained already.
-
-        Raises:
-            UserError: the run and its data do not fit together.
-        """
+        """Return the check of a run from its first step, even if it was trained already. Raises
+        UserError if the run and its data do not fit together."""
         start_weights, names = find_starting_weights(run, config), config.train.datasets
         datasets = {name: open_dataset(name, datasets_dir, update=False) for name in names}
         data = TrainingData(config, datasets)
@@ -125,11 +122,8 @@ class ParallelCheck(NamedTuple):
         start_weights: Weights | None,
         limits: ParallelLimits,
     ) -> Self:
-        """Cut a run's first steps to the limits.
-
-        Raises:
-            UserError: none of the remaining tokens is a target.
-        """
+        """Cut a run's first steps to the limits. Raises UserError if none of the remaining tokens
+        is a target."""
         train = config.train
         count = min(train.sequences_per_step, limits.sequences)
         microbatches = train.gradient_accumulation_steps

@@ -64,13 +64,11 @@ class ShortRun(NamedTuple):
 
 
 def shorten(run: RunFolder, config: AnyRunConfig, datasets_dir: Path, tokens: int) -> ShortRun:
-    """Return a short copy of a run of either kind.
+    """Return a short copy of a run of either kind. Raises UserError if the run and its data do not
+    fit together.
 
     Args:
         tokens: maximum length of a sequence in training. Pairs are never cut.
-
-    Raises:
-        UserError: the run and its data do not fit together.
     """
     model, train = config
     if isinstance(train, ReinforceConfig):
@@ -85,12 +83,10 @@ def shorten_training(
     run: RunFolder, config: RunConfig, datasets: dict[str, Dataset], tokens: int
 ) -> ShortRun:
     """Return a copy of a training run for about a dozen steps, with the complete schedule in them.
+    Raises UserError if the run and its data do not fit together.
 
     Args:
         tokens: maximum length of a sequence. Pairs are never cut.
-
-    Raises:
-        UserError: the run and its data do not fit together.
     """
     model, train = config
     has_pairs = any(datasets[name].description.splits[TRAIN].pairs for name in train.datasets)
@@ -119,11 +115,8 @@ def shorten_training(
 
 
 def shorten_reinforcement(run: RunFolder, config: ReinforceRunConfig) -> ShortRun:
-    """Return a copy of a run of reinforcement learning for a few steps of a few prompts.
-
-    Raises:
-        UserError: the weights that it starts from are missing.
-    """
+    """Return a copy of a run of reinforcement learning for a few steps of a few prompts. Raises
+    UserError if the weights that it starts from are missing."""
     train = config.train
     start = run.imported if train.start_from == IMPORTED else find_weights(train.start_from)
     prompts = min(train.prompts_per_step, _PROMPTS)

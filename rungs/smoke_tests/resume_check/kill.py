@@ -143,11 +143,7 @@ class TrainingProcess:
         return None if activity.phase == "end" else Kill(activity, time.monotonic() - self._start)
 
     def finish(self) -> None:
-        """Wait for the process to end.
-
-        Raises:
-            UserError, RunFailure: the error that it ended with.
-        """
+        """Wait for the process to end. Raises the UserError or RunFailure that it ended with."""
         if code := self.process.wait():
             lines = self.output.read_text(errors="replace").splitlines()
             errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
@@ -234,11 +230,8 @@ class ProcessKiller:
 
 
 def measure_phases(process: TrainingProcess) -> dict[Phase, float]:
-    """Watch a process until it ends; return the mean duration of each phase in seconds.
-
-    Raises:
-        UserError, RunFailure: the error that it ended with.
-    """
+    """Watch a process until it ends; return the mean duration of each phase in seconds. Raises the
+    UserError or RunFailure that it ended with."""
     durations: dict[Activity, float] = defaultdict(float)
     last, since = Activity("start", 0), 0.0
     for activity, seconds in process.activities():
