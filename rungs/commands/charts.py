@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from rungs.common.errors import UserError
-from rungs.run import evaluations, recorded_run, samples
+from rungs.run import recorded_run, records
 from rungs.run.folder import RunFolder, find_run, runs_in
 from rungs.run.metrics import METRICS_FILE
 from rungs.run.recorded_run import RecordedRun
@@ -78,7 +78,7 @@ def _show_page(folders: list[Path], page: Path | None, watch: bool, port: int | 
 
 def _print_samples(folders: list[Path]) -> None:
     for folder in folders:
-        found = samples.read(RunFolder(folder))
+        found = records.read_samples(RunFolder(folder))
         if not found:
             raise UserError(
                 f"{folder}: no samples yet; a run with sample_prompts in its train.json has them at"
@@ -86,7 +86,7 @@ def _print_samples(folders: list[Path]) -> None:
             )
         if len(folders) > 1:
             click.echo(f"\n{folder}")
-        click.echo(samples.as_text(found))
+        click.echo(records.samples_as_text(found))
 
 
 def _compare(
@@ -104,7 +104,7 @@ def _compare(
         click.echo(path)
     click.echo(f"\n{recorded_run.results_table(runs)}\n\n{recorded_run.differences_table(runs)}")
     named = {run.name: RunFolder(path) for run, path in zip(runs, folders, strict=True)}
-    if scores := evaluations.scores_table(named):
+    if scores := records.scores_table(named):
         click.echo(f"\n{scores}")
     if recorded_run.use_different_datasets([run.config for run in runs]):
         click.echo(f"\n{recorded_run.DIFFERENT_DATASETS}: uv run evaluate.py RUN")

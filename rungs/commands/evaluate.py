@@ -20,7 +20,7 @@ from rungs.evaluation import harness
 from rungs.evaluation.checkpoint_scores import Measured
 from rungs.parallel import jax_setup
 from rungs.parallel.mesh import one_device
-from rungs.run.evaluations import Evaluation
+from rungs.run.records import Evaluation
 from rungs.step.eval_step import make_evaluation_step, validation_losses
 
 _MAX_UNTRAINED_LENGTH = 1024

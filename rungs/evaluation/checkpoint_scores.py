@@ -19,8 +19,8 @@ from rungs.evaluation.scoring import Scorer, measure_accuracy, read_items
 from rungs.model.generation import Generator
 from rungs.parallel.mesh import create_mesh
 from rungs.parallel.sharding import Layout
-from rungs.run import evaluations
-from rungs.run.evaluations import Evaluation
+from rungs.run import records
+from rungs.run.records import Evaluation
 
 _DTYPE = jnp.dtype("float32")
 
@@ -77,10 +77,10 @@ class Measured(NamedTuple):
     def _recorded(self, scores: Iterable[dict[str, Any]]) -> list[Evaluation]:
         """Return scores as evaluations, after adding them to the run of the checkpoint, if it has
         one."""
-        time, name = evaluations.now(), self.weights.resolve().parent.name
+        time, name = records.now(), self.weights.resolve().parent.name
         found = [Evaluation(time=time, checkpoint=name, **score) for score in scores]
-        if run := evaluations.run_of(self.weights):
-            evaluations.append(run, found)
+        if run := records.run_of(self.weights):
+            records.append(run, found)
         return found
 
 

@@ -21,15 +21,16 @@ import pydantic_core
 from pydantic import Field
 
 from rungs.common import disk, strict_json
+from rungs.common.atomic_folder import file_lock
 from rungs.common.errors import reason
-from rungs.common.file_lock import file_lock
 from rungs.common.growing_file import GrowingFile
 from rungs.common.helper_process import ENDED, KILLED, HelperProcess, receive
 from rungs.common.signals import StopSignal
 from rungs.common.strict_json import StrictModel
 from rungs.config import run_config
-from rungs.run import evaluations, samples
+from rungs.run import records
 from rungs.run.folder import RunFolder
+from rungs.run.records import Evaluation
 from rungs.tracking.tracker import OpenTracker, TrackedRun, Tracker, find_tracker
 
 _SECONDS_BETWEEN = 2.0
@@ -177,14 +178,14 @@ class Feed:
             self._note(last_step=last, last_metrics=names, is_finished=False)
 
     def _send_samples(self, tracker: Tracker) -> None:
-        found = samples.read(self._run)
+        found = records.read_samples(self._run)
         for step in sorted({one.step for one in found if one.step > self._sent.last_sample_step}):
             tracker.log_samples(step, [one for one in found if one.step == step])
             self._note(last_sample_step=step, is_finished=False)
 
     def _has_more(self) -> bool:
         """Whether the run folder has steps or samples that the tracker doesn't have."""
-        last = max((one.step for one in samples.read(self._run)), default=-1)
+        last = max((one.step for one in records.read_samples(self._run)), default=-1)
         lines = GrowingFile(self._run.metrics).new_lines()
         steps = (step for some in lines for step, _ in _steps_in(some))
         return last > self._sent.last_sample_step or max(steps, default=-1) > self._sent.last_step
@@ -195,7 +196,7 @@ class Feed:
         for lines in GrowingFile(self._run.metrics).new_lines():
             for _, metrics in _steps_in(lines):
                 figures |= metrics
-        scores = evaluations.latest(evaluations.read(self._run))
+        scores = records.latest_scores(records.read(self._run, Evaluation))
         return figures | {f"{task} {metric}": one.value for (task, metric), one in scores.items()}
 
     def _read_sent(self) -> Sent:

@@ -41,7 +41,7 @@ from rungs.parallel.processes import (
     is_first_process,
     is_multi_process,
 )
-from rungs.run import samples
+from rungs.run import records
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.run.metrics import MetricsLog, NullMetricsLog, R, StepRecord
 from rungs.step.state import copy_bytes, create_model_and_optimizer
@@ -174,7 +174,7 @@ def tidy(
     aside = move_aside(run, saved)
     if aside is not None and start.rewind_to:
         feed.forget(run)
-    samples.drop_after(run, saved.step if saved else -1)
+    records.drop_samples_after(run, saved.step if saved else -1)
     clean_up(run.checkpoints)
     delete_old(run.checkpoints, train.keep_checkpoints)
     for unfinished in run.unfinished_files:
