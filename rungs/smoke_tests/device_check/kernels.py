@@ -23,7 +23,7 @@ from rungs.model.kernels.cross_entropy import summed_loss, target_losses
 from rungs.model.kernels.grouped_matmul import grouped_matmul, plain_grouped_matmul
 from rungs.model.kernels.matmul import matmul, plain_matmul
 from rungs.parallel import target_device
-from rungs.planning.compiled.kernels import XLA, kernels_of
+from rungs.planning.compiled.step import XLA, kernels_of
 from rungs.smoke_tests.device_check.report import Figure
 
 PART = "kernels"
@@ -44,7 +44,8 @@ class KernelCase(NamedTuple):
 
     name: str
     part: str
-    """Part of the model, as in `compiled.kernels.PARTS`; empty if XLA computes it everywhere."""
+    """Part of the model, as in `compiled.step.KERNEL_PARTS`; empty if XLA computes it everywhere.
+    """
     kernel: Function
     plain: Function
     activations: tuple[tuple[int, ...], ...]
