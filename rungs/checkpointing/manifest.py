@@ -23,14 +23,19 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, ValidationError
 
 from rungs.checkpointing import optimizer_state
-from rungs.checkpointing.checksums import CHECKSUMS_FILE, changed_files, file_checksum
 from rungs.checkpointing.optimizer_state import OPTIMIZER_FOLDER
-from rungs.checkpointing.weights_file import Weights
-from rungs.checkpointing.weights_index import WEIGHTS_FILE
+from rungs.checkpointing.weights_file import WEIGHTS_FILE, Weights
 from rungs.common.disk import sync_to_disk
 from rungs.common.errors import UserError
-from rungs.common.paths import NO_FILE, cannot_be_read, is_file, is_inside, require_regular
-from rungs.common.strict_json import StrictModel
+from rungs.common.paths import (
+    NO_FILE,
+    cannot_be_read,
+    is_file,
+    is_inside,
+    is_plain_name,
+    require_regular,
+)
+from rungs.common.strict_json import StrictModel, read_text
 from rungs.config.model_config import ModelConfig
 from rungs.config.reinforce_config import ReinforceConfig
 from rungs.config.run_config import AnyRunConfig, RunConfig, parse_train
@@ -285,3 +290,43 @@ def write_manifest(folder: Path, meta: CheckpointMeta, needed: Collection[str] =
 def installed_versions() -> dict[str, str]:
     """Return the versions of the packages that numerics and file formats depend on."""
     return {package: importlib.metadata.version(package) for package in PACKAGES}
+
+
+CHECKSUMS_FILE = "SHA256SUMS"
+
+
+def file_checksum(path: Path) -> str | None:
+    """Return the sha256 of a file, None if there is none; raises UserError if it cannot be read."""
+    try:
+        require_regular(path)
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        if error.errno in NO_FILE:
+            return None
+        raise cannot_be_read(path, error) from None
+
+
+def write_checksums(folder: Path) -> None:
+    """Write the checksums of a folder's files into its `SHA256SUMS`."""
+    names = sorted(path.name for path in folder.iterdir())
+    lines = [f"{file_checksum(folder / name)}  {name}\n" for name in names]
+    (folder / CHECKSUMS_FILE).write_text("".join(lines), encoding="utf-8")
+
+
+def read_checksums(folder: Path) -> dict[str, str]:
+    """Return the checksums in a folder's `SHA256SUMS`, by file name. Raises UserError if it is
+    missing or cannot be read."""
+    lines = read_text(folder / CHECKSUMS_FILE).splitlines()
+    pairs = (line.split("  ", 1)[::-1] for line in lines if "  " in line)
+    return {name: checksum for name, checksum in pairs if is_plain_name(name)}
+
+
+def changed_files(folder: Path, of: Callable[[str], bool] = lambda _: True) -> list[str]:
+    """Return the names of files that are missing or differ from their checksum in `SHA256SUMS`.
+
+    Args:
+        of: tells by a file's name whether to check it.
+    """
+    saved = read_checksums(folder)
+    return [name for name in saved if of(name) and file_checksum(folder / name) != saved[name]]

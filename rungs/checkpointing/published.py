@@ -7,8 +7,7 @@ a run that starts from those has a copy in `published/`, so that it can be expor
 import contextlib
 from pathlib import Path
 
-from rungs.checkpointing.checkpoint_folder import IMPORTED
-from rungs.checkpointing.find_weights import find_weights
+from rungs.checkpointing.checkpoint_folder import IMPORTED, find_weights
 from rungs.checkpointing.manifest import PUBLISHED_FOLDER
 from rungs.checkpointing.weights_file import Weights
 from rungs.common.errors import UserError

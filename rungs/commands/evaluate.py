@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from rungs.checkpointing.find_weights import find_weights
+from rungs.checkpointing.checkpoint_folder import find_weights
 from rungs.checkpointing.load import load_model, load_tokenizer
 from rungs.checkpointing.weights_file import Weights
 from rungs.common.errors import RunFailure, UserError

@@ -56,7 +56,7 @@ def generate(
         raise click.UsageError("--system and --chat-template are for --chat")
 
     with importing():
-        from rungs.checkpointing.find_weights import find_weights
+        from rungs.checkpointing.checkpoint_folder import find_weights
         from rungs.checkpointing.load import load_tokenizer
         from rungs.checkpointing.published import all_stop_tokens
         from rungs.checkpointing.weights_file import Weights

@@ -118,9 +118,9 @@ def _prepare_jax(options: PlanOptions) -> None:
     if options.is_compiled:
         targets.prepare()
 
-    from rungs.parallel import numerics
+    from rungs.parallel import jax_setup
 
-    numerics.refuse_unusable()
+    jax_setup.refuse_unusable()
 
 
 # JAX takes seconds to import. So the functions below import what needs it; config errors are

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import platformdirs
 
-from rungs.checkpointing.find_weights import find_weights
+from rungs.checkpointing.checkpoint_folder import find_weights
 from rungs.checkpointing.load import load_model, load_token_generator, load_tokenizer
 from rungs.checkpointing.published import all_stop_tokens
 from rungs.checkpointing.weights_file import Weights

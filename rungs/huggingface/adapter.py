@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from safetensors.numpy import save_file
 
-from rungs.checkpointing.checkpoint_folder import IMPORTED
-from rungs.checkpointing.find_weights import find_valid_weights
+from rungs.checkpointing.checkpoint_folder import IMPORTED, find_valid_weights
 from rungs.checkpointing.weights_file import Origin, Weights
 from rungs.common.errors import UserError
 from rungs.config.optimization_config import LoraConfig

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from rungs.checkpointing.checkpoint_folder import IMPORTED
-from rungs.checkpointing.find_weights import find_valid_weights
+from rungs.checkpointing.checkpoint_folder import IMPORTED, find_valid_weights
 from rungs.checkpointing.load import MergedWeights
 from rungs.checkpointing.published import (
     CONFIG_FILE,
@@ -21,8 +20,7 @@ from rungs.checkpointing.published import (
     published_folder,
 )
 from rungs.checkpointing.tensor_writer import TensorSpec, TensorWriter, bits, cast
-from rungs.checkpointing.weights_file import Weights
-from rungs.checkpointing.weights_index import place_tensors, write_index
+from rungs.checkpointing.weights_file import Weights, place_tensors, write_index
 from rungs.common import strict_json
 from rungs.common.errors import UserError
 from rungs.config.model_config import ModelConfig

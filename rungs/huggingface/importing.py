@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from tqdm import tqdm
 
-from rungs.checkpointing.checksums import write_checksums
+from rungs.checkpointing.manifest import write_checksums
 from rungs.checkpointing.published import CONFIG_FILE, published_files
 from rungs.checkpointing.tensor_writer import (
     SAFETENSORS_DTYPES,
@@ -21,8 +21,7 @@ from rungs.checkpointing.tensor_writer import (
     TensorWriter,
     all_finite,
 )
-from rungs.checkpointing.weights_file import Origin, WeightsHeader
-from rungs.checkpointing.weights_index import WEIGHTS_FILE
+from rungs.checkpointing.weights_file import WEIGHTS_FILE, Origin, WeightsHeader
 from rungs.common import hub
 from rungs.common.atomic_folder import create_folder
 from rungs.common.errors import UserError

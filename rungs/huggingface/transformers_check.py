@@ -15,8 +15,7 @@ import numpy as np
 from flax import nnx
 
 from rungs.checkpointing.load import load_model
-from rungs.checkpointing.weights_file import Weights
-from rungs.checkpointing.weights_index import WEIGHTS_FILE
+from rungs.checkpointing.weights_file import WEIGHTS_FILE, Weights
 from rungs.common.errors import RunFailure, UserError
 from rungs.config.model_config import ModelConfig
 from rungs.model.gpt import GPT

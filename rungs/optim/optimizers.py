@@ -22,9 +22,9 @@ from rungs.common.plugins import OPTIMIZERS, load_plugin
 from rungs.config.model_config import ModelConfig
 from rungs.config.optimization_config import OptimizationConfig
 from rungs.model.layers import LowRankParam
-from rungs.parallel.barriers import cpu_barrier
-from rungs.parallel.names import BLOCKS, dotted
+from rungs.parallel.mesh import BLOCKS, dotted
 from rungs.parallel.sharding import padded_axis
+from rungs.parallel.target_device import cpu_barrier
 
 ADAM_RMS = 0.2
 """Typical root mean square of an AdamW update. Muon's updates are scaled to it, so that both use

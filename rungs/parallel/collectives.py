@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from jax import Array
 
-from rungs.parallel.names import CONTEXT, DATA, TENSOR
+from rungs.parallel.mesh import CONTEXT, DATA, TENSOR
 
 
 def axis_size(*axes: str) -> int:

@@ -14,8 +14,7 @@ from rungs.config.model_config import ModelConfig
 from rungs.config.optimization_config import OptimizationConfig, indivisible_microbatch
 from rungs.config.run_config import indivisible_sequence
 from rungs.config.sharding_config import ShardingConfig
-from rungs.parallel.mesh import create_mesh, size_along
-from rungs.parallel.names import CONTEXT, DATA
+from rungs.parallel.mesh import CONTEXT, DATA, create_mesh, size_along
 from rungs.parallel.sharding import Layout
 
 MAX_CPU_DEVICES = 8

@@ -28,7 +28,7 @@ from flax import nnx
 from jax import Array
 
 from rungs.parallel import collectives
-from rungs.parallel.names import BLOCKS, HEAD, TOKEN_AXES, TOKEN_EMBEDDING
+from rungs.parallel.mesh import BLOCKS, HEAD, TOKEN_AXES, TOKEN_EMBEDDING
 from rungs.parallel.sharding import Layout, ShardedAxis
 
 

@@ -17,8 +17,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from rungs.config.model_config import ModelConfig
 from rungs.config.sharding_config import Mode, ShardingConfig, indivisible, mesh_axes, mode_problem
 from rungs.parallel import target_device
-from rungs.parallel.mesh import one_device, size_along
-from rungs.parallel.names import DATA, TENSOR, TOKEN_AXES, VOCABULARY
+from rungs.parallel.mesh import DATA, TENSOR, TOKEN_AXES, VOCABULARY, one_device, size_along
 
 MeshAxes = str | tuple[str, ...]
 """A mesh axis, or several together."""

@@ -20,8 +20,7 @@ from rungs.model.kernels import grouped_matmul
 from rungs.model.layer_loop import layer_loop
 from rungs.model.remat import RECOMPUTED, Recomputed
 from rungs.optim.precision import dtype_of
-from rungs.parallel.mesh import abstract_mesh, size_along
-from rungs.parallel.names import (
+from rungs.parallel.mesh import (
     BLOCKS,
     CONTEXT,
     DATA,
@@ -29,6 +28,8 @@ from rungs.parallel.names import (
     TOKEN_AXES,
     TOKEN_EMBEDDING,
     VOCABULARY,
+    abstract_mesh,
+    size_along,
 )
 from rungs.parallel.sharding import Layout, padded_axis, sharded_axis
 from rungs.planning.compiled.collectives import moved_bytes

@@ -16,8 +16,13 @@ from rungs.model.layer_loop import layer_loop
 from rungs.optim.multi_steps import MultiSteps
 from rungs.parallel import target_device
 from rungs.parallel.sharding import Layout
-from rungs.planning.activations import Activations, activations_of
-from rungs.planning.peaks import AcceleratorPeak, CpuPeak, bytes_per_device
+from rungs.planning.peaks import (
+    AcceleratorPeak,
+    Activations,
+    CpuPeak,
+    activations_of,
+    bytes_per_device,
+)
 from rungs.step.state import AbstractArrays, AbstractState
 
 Dtypes = Mapping[str, str]

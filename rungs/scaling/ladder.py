@@ -16,7 +16,7 @@ from rungs.common.text_table import align_columns, format_duration
 from rungs.config.run_config import RunConfig
 from rungs.data.dataset import Dataset
 from rungs.data.loader import TrainingData
-from rungs.parallel.names import BLOCKS
+from rungs.parallel.mesh import BLOCKS
 from rungs.planning.flops import (
     TOKENS_PER_PARAMETER,
     count_active_parameters,

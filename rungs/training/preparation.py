@@ -33,7 +33,7 @@ from rungs.model.gpt import GPT
 from rungs.model.layer_loop import LayerLoop, layer_loop
 from rungs.optim.multi_steps import MultiSteps
 from rungs.optim.precision import T, resolve_compute_dtype
-from rungs.parallel import jax_setup, numerics
+from rungs.parallel import jax_setup
 from rungs.parallel.devices import create_run_mesh
 from rungs.parallel.processes import (
     broadcast_from_first,
@@ -130,8 +130,8 @@ def _warn_of_changes(saved: CheckpointMeta) -> None:
     """Log what bears on results and differs from when a checkpoint was saved."""
     before, now = saved.versions, installed_versions()
     if saved.environment is not None:
-        before, now = before | saved.environment, now | numerics.recorded()
-    if changes := numerics.changes(before, now):
+        before, now = before | saved.environment, now | jax_setup.recorded()
+    if changes := jax_setup.changes(before, now):
         log.warning(
             "step %d was saved with other settings than this start has, so the steps from here may"
             " differ from those of an uninterrupted run: %s",

@@ -25,7 +25,7 @@ from rungs.config.run_config import RunConfig
 from rungs.model.gpt import GPT
 from rungs.optim.multi_steps import MultiSteps
 from rungs.optim.precision import dtype_of
-from rungs.parallel import numerics, target_device
+from rungs.parallel import jax_setup, target_device
 from rungs.parallel.devices import recorded_sharding
 from rungs.parallel.sharding import place_batch
 from rungs.planning.compiled.step import needed_bytes
@@ -195,7 +195,7 @@ def _meta(step: RunningStep, number: int) -> CheckpointMeta:
         sharding=recorded_sharding(step.config.train, step.mesh),
         created="",
         versions=installed_versions(),
-        environment=numerics.recorded(),
+        environment=jax_setup.recorded(),
         checksums={},
     )
 

@@ -14,8 +14,8 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
+from rungs.checkpointing.load import find_starting_weights
 from rungs.checkpointing.restore import place_starting_weights
-from rungs.checkpointing.start_from import find_starting_weights
 from rungs.checkpointing.weights_file import Weights
 from rungs.common.errors import UserError
 from rungs.config.run_config import RunConfig

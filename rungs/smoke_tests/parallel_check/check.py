@@ -14,8 +14,8 @@ from flax import nnx
 from jax import Array
 from jax.sharding import Mesh
 
+from rungs.checkpointing.load import find_starting_weights
 from rungs.checkpointing.restore import place_padded, place_starting_weights
-from rungs.checkpointing.start_from import find_starting_weights
 from rungs.checkpointing.weights_file import Weights
 from rungs.common.errors import UserError
 from rungs.config.run_config import RunConfig
@@ -26,8 +26,7 @@ from rungs.data.pair_sequences import IGNORED
 from rungs.model.gpt import GPT
 from rungs.optim.multi_steps import MultiSteps, Update
 from rungs.parallel.devices import memory_bytes
-from rungs.parallel.mesh import create_mesh, size_along
-from rungs.parallel.names import CONTEXT, dotted
+from rungs.parallel.mesh import CONTEXT, create_mesh, dotted, size_along
 from rungs.parallel.sharding import Layout, place_batch
 from rungs.planning.compiled.collectives import Traffic, collectives, summary
 from rungs.run.folder import RunFolder

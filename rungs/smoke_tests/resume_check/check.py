@@ -11,8 +11,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from rungs.checkpointing import optimizer_state
-from rungs.checkpointing.checkpoint_folder import IMPORTED, list_checkpoints
-from rungs.checkpointing.find_weights import find_weights
+from rungs.checkpointing.checkpoint_folder import IMPORTED, find_weights, list_checkpoints
 from rungs.checkpointing.manifest import Checkpoint
 from rungs.config.reinforce_config import ReinforceConfig
 from rungs.config.run_config import (
