@@ -99,11 +99,8 @@ def newest_valid(folder: Path) -> Checkpoint | None:
 def best_of(checkpoints: list[Checkpoint]) -> Checkpoint | None:
     """Return the checkpoint with the lowest selection loss, the earliest of equals.
 
-    Only losses on the same validation data as the latest one are compared.
-
-    Args:
-        checkpoints: ordered by step.
-    """
+    Only losses on the same validation data as the latest one are compared. `checkpoints` must be
+    ordered by step."""
     rated = [c for c in checkpoints if c.meta.selection_loss is not None]
     return best_by_validation_data(rated)[rated[-1].meta.validation_data] if rated else None
 
@@ -217,10 +214,7 @@ class ListedCheckpoint(NamedTuple):
 
 def list_run(run: RunFolder, *, verify: bool) -> list[ListedCheckpoint]:
     """Return a run's checkpoints in the order they were saved; imported weights come first.
-
-    Args:
-        verify: hash every file. Otherwise only missing files and a damaged meta.json are found.
-    """
+    `verify` hashes every file; otherwise only missing files and a damaged meta.json are found."""
     folder = run.checkpoints
     targets = {name: link_target(folder / name) for name in (BEST, LATEST)}
 

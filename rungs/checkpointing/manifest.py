@@ -154,11 +154,8 @@ class Checkpoint:
 
     def damage(self, of: Callable[[str], bool] = lambda _: True) -> list[str]:
         """Return the names of files that are missing or changed, or were added and would be read,
-        and what keeps the optimizer state from being opened.
-
-        Args:
-            of: tells by a file's name whether to check it.
-        """
+        and what keeps the optimizer state from being opened. `of` says by a file's name whether to
+        check it."""
         saved = self.meta.checksums
         wrong = [n for n in saved if of(n) and file_checksum(self.folder / n) != saved[n]]
         wrong += [name for name in self.extra_files() if of(name) and _would_be_read(name)]
@@ -324,9 +321,6 @@ def read_checksums(folder: Path) -> dict[str, str]:
 
 def changed_files(folder: Path, of: Callable[[str], bool] = lambda _: True) -> list[str]:
     """Return the names of files that are missing or differ from their checksum in `SHA256SUMS`.
-
-    Args:
-        of: tells by a file's name whether to check it.
-    """
+    `of` says by a file's name whether to check it."""
     saved = read_checksums(folder)
     return [name for name in saved if of(name) and file_checksum(folder / name) != saved[name]]

@@ -77,11 +77,8 @@ def read_published(weights: Weights | None) -> dict[str, bytes]:
 
 def load_chat_template(weights: Path, file: Path | None = None) -> ChatTemplate:
     """Return the chat template of a model: that beside its weights, which it was trained on, else
-    the one it was published with. Raises UserError if there is none, or it is not valid.
-
-    Args:
-        file: a template to use instead.
-    """
+    the one it was published with. Raises UserError if there is none, or it is not valid. `file` is
+    a template to use instead."""
     for folder in (weights.parent, published_folder(Weights(weights))):
         if folder and (template := ChatTemplate.find(folder, file)):
             return template
@@ -105,11 +102,8 @@ def all_stop_tokens(
     weights: Weights, tokenizer: Tokenizer, template: ChatTemplate | None = None
 ) -> tuple[int, ...]:
     """Return the tokens that end a text of a model: those of `stop_tokens`, and what it was trained
-    to end its texts with. Raises UserError if a config is damaged.
-
-    Args:
-        template: of the chats it answers in, which end with the template's end of a turn.
-    """
+    to end its texts with. Raises UserError if a config is damaged. If it answers in chats, their
+    `template` ends answers with its end of a turn."""
     published = stop_tokens(published_folder(weights) or weights.path.parent, tokenizer)
     trained = (tokenizer.end_of_answer, tokenizer.end_of_text) if weights.header.train else ()
     turn = ChatFormat(template, tokenizer).end_of_turn if template else None

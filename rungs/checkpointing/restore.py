@@ -70,11 +70,8 @@ def place_weights(
 
 
 def place_padded(array: np.ndarray, like: jax.Array | jax.ShapeDtypeStruct) -> jax.Array:
-    """Put an array onto its devices, with zeros for the padding of the vocabulary.
-
-    Args:
-        like: has the padded shape and the sharding.
-    """
+    """Put an array onto its devices, with zeros for the padding of the vocabulary. `like` has the
+    padded shape and the sharding."""
     padding = [(0, size - own) for size, own in zip(like.shape, array.shape, strict=True)]
     padded = np.pad(array, padding) if like.shape != array.shape else array
     return jax.make_array_from_callback(like.shape, like.sharding, lambda at: padded[at])

@@ -70,11 +70,8 @@ class TensorWriter:
         self._file.truncate(self._data + end)
 
     def write(self, name: str, array: np.ndarray, index: tuple[int, ...] = ()) -> None:
-        """Write a tensor, or the part at `index` of its first axes.
-
-        Args:
-            array: in the tensor's dtype, or its bits as unsigned integers.
-        """
+        """Write a tensor, or the part at `index` of its first axes. `array` is in the tensor's
+        dtype, or its bits as unsigned integers."""
         spec = self._specs[name]
         part_shape = spec.shape[len(index) :]
         assert array.shape == part_shape

@@ -137,11 +137,8 @@ def hold_run(
     folder: RunFolder, config: AnyRunConfig, cluster: Cluster | None, dry: bool = False
 ) -> Iterator[RunFolder]:
     """Hold the run's lock; of several processes, once they are connected, the first holds it.
-    Yields the run as the one that this process trains.
-
-    Args:
-        dry: don't, as nothing will be written.
-    """
+    Yields the run as the one that this process trains. `dry` holds no lock, as nothing will be
+    written."""
     if dry:
         yield folder
         return

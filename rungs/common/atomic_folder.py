@@ -43,11 +43,8 @@ def lock_folder(folder: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def replace_folder(folder: Path, *, resume: bool = False) -> Iterator[Path]:
     """Replace `folder` while `lock_folder` is held. Yields an empty folder beside it to fill, which
-    takes its name when the block ends.
-
-    Args:
-        resume: keep the partly filled folder of a failed attempt and yield it to the next one.
-    """
+    takes its name when the block ends. `resume` keeps the partly filled folder of a failed attempt
+    and yields it to the next one."""
     partial, old = _sibling(folder, "partial"), _sibling(folder, "old")
     if not resume:
         _remove(partial)

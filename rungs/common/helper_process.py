@@ -176,11 +176,8 @@ def _set_group_priority(autogroup: Path, niceness: int) -> None:
 
 def receive(lines: Iterable[str], *, exit_if_killed: bool = False) -> SimpleQueue[str]:
     """Return a queue of the lines that a helper process is sent, with line ends, as they arrive;
-    the last one is `ENDED`, or `KILLED` if the process that sends them was killed.
-
-    Args:
-        exit_if_killed: end this process at once instead of `KILLED`.
-    """
+    the last one is `ENDED`, or `KILLED` if the process that sends them was killed. `exit_if_killed`
+    ends this process at once instead of `KILLED`."""
     received: SimpleQueue[str] = SimpleQueue()
 
     def listen() -> None:

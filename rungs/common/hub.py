@@ -52,11 +52,7 @@ class HubRepository(NamedTuple):
 
 def dataset_repository(name: str, revision: str | None = None) -> HubRepository:
     """Ask the hub what is in a dataset repository. Raises UserError if the hub has no such dataset
-    or cannot be reached.
-
-    Args:
-        revision: a branch, tag or commit; None for the main branch.
-    """
+    or cannot be reached. `revision` is a branch, tag or commit; None for the main branch."""
     from huggingface_hub import HfApi
 
     with _hub_errors(f"dataset {name}"):

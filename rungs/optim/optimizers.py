@@ -188,11 +188,7 @@ def _adam(train: OptimizationConfig) -> optax.GradientTransformation:
 
 def _orthogonal(train: OptimizationConfig, axes: Any) -> optax.GradientTransformation:
     """Muon's direction: the momentum with all singular values near 1, orthogonalized separately for
-    each layer and expert.
-
-    Args:
-        axes: the axes of each matrix; MaskedNode for the other parameters.
-    """
+    each layer and expert. `axes` are those of each matrix; MaskedNode for other parameters."""
 
     def scale(directions: optax.Updates, _: optax.Params | None) -> optax.Updates:
         return jax.tree.map(_scale_to_adam, directions, axes)

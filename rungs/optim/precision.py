@@ -23,12 +23,8 @@ _BFLOAT16_FLAGS = r"\b(amx_bf16|avx512_bf16)\b"
 
 
 def resolve_compute_dtype(train: T, recorded: ComputeDtypeOrAuto = AUTO) -> T:
-    """Replace compute_dtype "auto" by a dtype.
-
-    Args:
-        recorded: the dtype that the run's last checkpoint recorded. "auto" if there is no
-            checkpoint; then the fastest dtype of the device is used.
-    """
+    """Replace compute_dtype "auto" by a dtype. `recorded` is the dtype that the run's last
+    checkpoint recorded; "auto" if there is none, for the fastest dtype of the device."""
     if train.compute_dtype != AUTO:
         return train
     dtype = fastest_dtype() if recorded == AUTO else recorded

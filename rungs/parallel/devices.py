@@ -86,11 +86,8 @@ def create_run_mesh(
 ) -> Mesh:
     """Return the mesh that a run trains on: all devices, or possibly fewer if there is one process
     and `train.json` has no `sharding`. Raises ValueError with a line for each way in which the
-    devices, the mode, the model's dimensions and the batch do not fit together.
-
-    Args:
-        recorded: sharding that the run's last checkpoint recorded.
-    """
+    devices, the mode, the model's dimensions and the batch do not fit together. `recorded` is the
+    sharding that the run's last checkpoint recorded."""
     if train.sharding is None and jax.process_count() == 1:
         count = jax.device_count()
         data = _recorded_data_size(train, count, recorded) or _divisor(train, count)

@@ -122,11 +122,7 @@ def whole_table(columns: Array | Kept, dtype: jnp.dtype) -> Array:
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def all_gather(shard: Array | Kept, axis: ShardedAxis, dtype: jnp.dtype | None) -> Array:
     """Return the full array of which this device has a shard. Its gradient is reduce-scattered in
-    float32.
-
-    Args:
-        dtype: dtype of the transfer and the result; None for the array's own.
-    """
+    float32. `dtype` is that of the transfer and the result; None for the array's own."""
     if isinstance(shard, Kept):
         return collectives.to_varying(shard.whole, *axis.mesh_axes).astype(dtype or shard.dtype)
     shard = shard.astype(dtype or shard.dtype)

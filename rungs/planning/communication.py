@@ -120,11 +120,8 @@ class ParameterLayout(NamedTuple):
 
 
 def abstract_layout(sharding: ShardingConfig) -> Layout:
-    """Return a layout that needs no devices, for a mesh of any size.
-
-    Args:
-        sharding: with both sizes given.
-    """
+    """Return a layout that needs no devices, for a mesh of any size. `sharding` must have both
+    sizes."""
     mesh = abstract_mesh(sharding.sizes, sharding.axes)
     return Layout(mesh, sharding.mode)  # type: ignore[arg-type]
 

@@ -77,11 +77,7 @@ class Flops(NamedTuple):
 
 
 def count_parameters(shapes: Shapes) -> ParameterCounts:
-    """Return the number of all parameters of a model.
-
-    Args:
-        shapes: from `state.shapes_of`.
-    """
+    """Return the number of all parameters of a model. `shapes` are those of `state.shapes_of`."""
     return _by_group({name: math.prod(shape) for name, shape in shapes.items()})
 
 
@@ -94,11 +90,8 @@ def count_active_parameters(shapes: Shapes, model: ModelConfig) -> ParameterCoun
 def model_flops_per_token(shapes: Shapes, model: ModelConfig, length: int) -> float:
     """Return the FLOPs per token of training that utilization (MFU) is measured by: 6 for each
     active weight in a matmul (Kaplan et al. 2020, section 2.1), and 12 · L · N · H · S for
-    attention over the full square S · S (Chowdhery et al. 2022, appendix B).
-
-    Args:
-        length: S, tokens in a sequence.
-    """
+    attention over the full square S · S (Chowdhery et al. 2022, appendix B). `length` is S, the
+    tokens in a sequence."""
     sizes = _active_sizes(shapes, model)
     in_matmuls = sum(sizes.values()) - sizes.get("position_embedding.embedding", 0)
     if not model.tied_embeddings:
@@ -108,11 +101,8 @@ def model_flops_per_token(shapes: Shapes, model: ModelConfig, length: int) -> fl
 
 def hardware_flops_per_token(config: RunConfig, vocabulary: int | None = None) -> Flops:
     """Return the FLOPs per token that a step computes, recomputation included. Only matmuls count;
-    everything else is small beside them.
-
-    Args:
-        vocabulary: rows in memory, if there are more than `vocab_size`.
-    """
+    everything else is small beside them. `vocabulary` is the number of rows in memory, if that is
+    more than `vocab_size`."""
     model = config.model
     once = 2 * model.emb_dim * (vocabulary or model.vocab_size)
     head = Passes(once, 0, once if config.train.lora else 2 * once)

@@ -76,11 +76,8 @@ def create_like(name: str, like: str, settings: Sequence[str], keep: bool = True
     changed. If the same call created it before, it is left unchanged, so the same command resumes.
     If the block raises an exception, such as UserError because the run does not fit its data or
     devices, a folder that this call created is removed, unless more was written to it. Raises
-    UserError if a setting is wrong, or the folder cannot be created. Nothing is written.
-
-    Args:
-        keep: False removes it in any case.
-    """
+    UserError if a setting is wrong, or the folder cannot be created. Nothing is written. Without
+    `keep` it is removed in any case."""
     target = new_run_path(name)
     new = NewRun.of(target, find_run(like), parse_settings(settings))
     is_new = not is_there(target)

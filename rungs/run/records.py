@@ -139,11 +139,7 @@ def now() -> str:
 
 
 def event_message(run: RunFolder, event: Event, figures: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a hook gets of an event.
-
-    Args:
-        figures: the metrics of the last step.
-    """
+    """Return what a hook gets of an event. `figures` are the metrics of the last step."""
     return {"run": str(run.path.resolve()), **event.model_dump(), "figures": dict(figures)}
 
 
@@ -188,11 +184,8 @@ def latest_scores(found: list[Evaluation]) -> dict[tuple[str, str], Evaluation]:
 
 def scores_table(runs: Mapping[str, RunFolder]) -> str | None:
     """Return a table of the scores of runs, None if they have none: a row for each metric, a column
-    for each run, with the step of the checkpoint, which is the last one that was measured.
-
-    Args:
-        runs: by the name to show.
-    """
+    for each run, with the step of the checkpoint, which is the last one that was measured. `runs`
+    are by the name to show."""
     columns = [latest_scores(read(run, Evaluation)) for run in runs.values()]
     metrics = dict.fromkeys(key for column in columns for key in column)
     if not metrics:

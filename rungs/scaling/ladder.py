@@ -125,11 +125,7 @@ def make(rungs: list[Rung], origin: Path, folder: Path) -> list[Path]:
 def learning_rate(flops: float) -> float:
     """Return the best peak learning rate for AdamW, 0.3118 · C^−0.125 (Bi et al. 2024, "DeepSeek
     LLM", section 3.1). The law was found from 1e17 FLOPs on and is not far off at 3e11
-    (docs/log.md).
-
-    Args:
-        flops: C, of training.
-    """
+    (docs/log.md). `flops` is C, the FLOPs of training."""
     return 0.3118 * flops**-0.125
 
 

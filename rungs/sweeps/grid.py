@@ -44,11 +44,8 @@ class Cell(NamedTuple):
 
     def train(self, train_command: Sequence[str], stop: StopSignal) -> int:
         """Make and train the run, and return the exit code. A run that has finished is left as it
-        is, and one that was interrupted goes on.
-
-        Args:
-            train_command: the path of `train.py`, and options.
-        """
+        is, and one that was interrupted goes on. `train_command` is the path of `train.py`, and
+        options."""
         changes = [f"--set={key}={json.dumps(value)}" for key, value in self.changes.items()]
         script, *options = train_command
         run = [script, str(self.folder), "--like", self.origin, *changes, *options]

@@ -171,11 +171,8 @@ def roofline(program: Program, hardware: Hardware, flops: StepFlops) -> Roofline
     """Return the least time of a compiled step.
 
     Each branch of a conditional counts as if it always ran. Raises ValueError if XLA does not know
-    how many times a loop runs, or the text has a matmul that cannot be counted.
-
-    Args:
-        hardware: whose peaks are known.
-    """
+    how many times a loop runs, or the text has a matmul that cannot be counted. The peaks of
+    `hardware` must be known."""
     peak, module = hardware.peak(flops.dtype), Module.parse(program)
     assert peak is not None
     found: dict[str, list[Work]] = defaultdict(list)

@@ -99,10 +99,7 @@ class CompiledStep(NamedTuple):
 
 def compile_step(config: RunConfig, hardware: Hardware) -> CompiledStep:
     """Compile a run's step. Raises UserError if there is no compiler for the hardware, or it fails.
-
-    Args:
-        config: with the compute dtype and the sizes of its sharding filled in.
-    """
+    `config` must have the compute dtype and the sizes of its sharding filled in."""
     assert config.train.sharding is not None
     sizes, axes = config.train.sharding.sizes, config.train.sharding.axes
     mesh = create_mesh(sizes, axes, targets.devices(hardware, math.prod(sizes)))
@@ -158,11 +155,7 @@ def needed_bytes(program: Any, platform: str) -> int:
 
     On a TPU this is the peak, which the compiler compares with the device's memory: the sum of the
     arrays may be larger. Elsewhere XLA allocates all temporary arrays at once, next to arguments
-    and to results that do not reuse an argument's memory.
-
-    Args:
-        platform: cpu, gpu or tpu.
-    """
+    and to results that do not reuse an argument's memory. `platform` is cpu, gpu or tpu."""
     memory = program.memory_analysis()
     if platform == "tpu":
         return int(memory.peak_memory_in_bytes)

@@ -64,11 +64,7 @@ class RunningStep:
 
     @classmethod
     def create(cls, config: RunConfig, mesh: Mesh, **options: object) -> Self:
-        """Compile the step of a run's new model.
-
-        Args:
-            options: options of the compiler.
-        """
+        """Compile the step of a run's new model. `options` are the compiler's."""
         model, optimizer = create_model_and_optimizer(config, _TOTAL_STEPS, mesh)
         batch = place_batch(mesh, *_random_batch(config))
         lowered = make_train_step(config.train, mesh).lower(model, optimizer, *batch)  # type: ignore[attr-defined]
@@ -157,10 +153,7 @@ def _compared(name: str, size: int, planned: int, source: Any) -> Figure:
 def checkpoint(step: RunningStep, folder: Path) -> Iterator[Figure]:
     """Yield how long the last of several checkpoints holds up training, how long it takes to be
     complete, and its size. They are written where a run would write them and deleted again.
-
-    Args:
-        folder: on the disk to measure.
-    """
+    `folder` is on the disk to measure."""
     with tempfile.TemporaryDirectory(dir=folder, prefix=".device-check-") as checkpoints:
         with Saver(Path(checkpoints), step.config, None, _nothing, ()) as saver:
             for number in range(_SAVES):

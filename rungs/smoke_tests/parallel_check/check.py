@@ -229,11 +229,8 @@ class ParallelCheck(NamedTuple):
     def train(
         self, case: ParallelCase, gradient: dict[str, np.ndarray] | None = None
     ) -> CaseResult:
-        """Train the steps of a case.
-
-        Args:
-            gradient: the reference's, for the change that the optimizer makes; its own if absent.
-        """
+        """Train the steps of a case. The optimizer's change is computed from `gradient`, the
+        reference's, or from its own if absent."""
         result = self._train_steps(case)
         return result._replace(change=self._change(case, gradient or result.gradient))
 

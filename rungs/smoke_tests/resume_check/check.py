@@ -64,11 +64,7 @@ class ShortRun(NamedTuple):
 
 def shorten(run: RunFolder, config: AnyRunConfig, datasets_dir: Path, tokens: int) -> ShortRun:
     """Return a short copy of a run of either kind. Raises UserError if the run and its data do not
-    fit together.
-
-    Args:
-        tokens: maximum length of a sequence in training. Pairs are never cut.
-    """
+    fit together. `tokens` is the maximum length of a sequence in training; pairs are never cut."""
     model, train = config
     if isinstance(train, ReinforceConfig):
         return shorten_reinforcement(run, RunConfig(model, train))
@@ -82,11 +78,8 @@ def shorten_training(
     run: RunFolder, config: RunConfig, datasets: dict[str, Dataset], tokens: int
 ) -> ShortRun:
     """Return a copy of a training run for about a dozen steps, with the complete schedule in them.
-    Raises UserError if the run and its data do not fit together.
-
-    Args:
-        tokens: maximum length of a sequence. Pairs are never cut.
-    """
+    Raises UserError if the run and its data do not fit together. `tokens` is the maximum length of
+    a sequence; pairs are never cut."""
     model, train = config
     has_pairs = any(datasets[name].description.splits[TRAIN].pairs for name in train.datasets)
     length = config.sequence_length if has_pairs else min(config.sequence_length, tokens)
