@@ -25,16 +25,9 @@ from pydantic import AfterValidator, Field, ValidationError
 from rungs.checkpointing import optimizer_state
 from rungs.checkpointing.optimizer_state import OPTIMIZER_FOLDER
 from rungs.checkpointing.weights_file import WEIGHTS_FILE, Weights
+from rungs.common import paths
 from rungs.common.disk import sync_to_disk
 from rungs.common.errors import UserError
-from rungs.common.paths import (
-    NO_FILE,
-    cannot_be_read,
-    is_file,
-    is_inside,
-    is_plain_name,
-    require_regular,
-)
 from rungs.common.strict_json import StrictModel, read_text
 from rungs.config.model_config import ModelConfig
 from rungs.config.reinforce_config import ReinforceConfig
@@ -49,7 +42,7 @@ PACKAGES = ("jax", "flax", "optax", "orbax-checkpoint", "grain", "safetensors", 
 
 
 def _inside(checksums: dict[str, str]) -> dict[str, str]:
-    if not all(map(is_inside, checksums)):
+    if not all(map(paths.is_inside, checksums)):
         raise ValueError("must name files inside the checkpoint")
     return checksums
 
@@ -165,7 +158,7 @@ class Checkpoint:
 
     def missing(self) -> list[str]:
         """Return the names of saved files that are gone, without hashing any."""
-        return [name for name in self.meta.checksums if not is_file(self.folder / name)]
+        return [name for name in self.meta.checksums if not paths.is_file(self.folder / name)]
 
     def extra_files(self) -> list[str]:
         """Return the names of files that were not saved with the checkpoint."""
@@ -201,12 +194,12 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     damaged, of another version, or cannot be read."""
     path = folder / META_FILE
     try:
-        require_regular(path)
+        paths.require_regular(path)
         content = path.read_bytes()
     except OSError as error:
-        if error.errno in NO_FILE:
+        if error.errno in paths.NO_FILE:
             raise CheckpointError(f"{path}: no such file", "damaged") from None
-        raise CheckpointError(str(cannot_be_read(path, error)), "unreadable") from None
+        raise CheckpointError(str(paths.cannot_be_read(path, error)), "unreadable") from None
     try:
         meta: CheckpointMeta | None = CheckpointMeta.model_validate_json(content)
     except ValidationError as error:
@@ -295,13 +288,13 @@ CHECKSUMS_FILE = "SHA256SUMS"
 def file_checksum(path: Path) -> str | None:
     """Return the sha256 of a file, None if there is none; raises UserError if it cannot be read."""
     try:
-        require_regular(path)
+        paths.require_regular(path)
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        if error.errno in NO_FILE:
+        if error.errno in paths.NO_FILE:
             return None
-        raise cannot_be_read(path, error) from None
+        raise paths.cannot_be_read(path, error) from None
 
 
 def write_checksums(folder: Path) -> None:
@@ -316,7 +309,7 @@ def read_checksums(folder: Path) -> dict[str, str]:
     missing or cannot be read."""
     lines = read_text(folder / CHECKSUMS_FILE).splitlines()
     pairs = (line.split("  ", 1)[::-1] for line in lines if "  " in line)
-    return {name: checksum for name, checksum in pairs if is_plain_name(name)}
+    return {name: checksum for name, checksum in pairs if paths.is_plain_name(name)}
 
 
 def changed_files(folder: Path, of: Callable[[str], bool] = lambda _: True) -> list[str]:

@@ -10,11 +10,7 @@ import click
 from rungs.common import hub
 from rungs.common.paths import is_there
 from rungs.common.text_table import counted
-from rungs.config.option_values import (
-    DOCUMENTS_VALIDATION_PERCENT,
-    VALIDATION_PERCENT,
-    VOCAB_SIZE,
-)
+from rungs.config import option_values
 from rungs.data import catalog, hub_dataset, overlap, pair_dataset, text_dataset
 from rungs.data.chats import chat_dataset
 from rungs.data.chats.chat_dataset import ChatFormat
@@ -81,7 +77,7 @@ class Options(NamedTuple):
         """Return the tokenizer, or the vocabulary size of one to train."""
         if self.tokenizer:
             return load_tokenizer(self.tokenizer)
-        size = self.vocab_size or VOCAB_SIZE
+        size = self.vocab_size or option_values.VOCAB_SIZE
         if not self.vocab_size:
             click.echo(
                 f"training a tokenizer of at most {size:,} tokens (--vocab-size); to fine-tune a"
@@ -93,7 +89,7 @@ class Options(NamedTuple):
     def documents_percent(self) -> float:
         """Share of documents to use for validation."""
         percent = self.validation_percent
-        return DOCUMENTS_VALIDATION_PERCENT if percent is None else percent
+        return option_values.DOCUMENTS_VALIDATION_PERCENT if percent is None else percent
 
 
 def _dataset(what: tuple[str, ...], datasets_dir: Path, options: Options) -> Dataset:
@@ -111,7 +107,7 @@ def _dataset(what: tuple[str, ...], datasets_dir: Path, options: Options) -> Dat
 
 def _from_text(what: tuple[str, ...], datasets_dir: Path, options: Options) -> Dataset:
     files, percent = [Path(file) for file in what], options.validation_percent
-    percent = VALIDATION_PERCENT if percent is None else percent
+    percent = option_values.VALIDATION_PERCENT if percent is None else percent
     tokenizer = options.load_tokenizer()
     assert options.name is not None
     build: Callable[[Path, list[TextSection]], Source]

@@ -16,13 +16,7 @@ from rungs.model.layer_loop import layer_loop
 from rungs.optim.multi_steps import MultiSteps
 from rungs.parallel import target_device
 from rungs.parallel.sharding import Layout
-from rungs.planning.peaks import (
-    AcceleratorPeak,
-    Activations,
-    CpuPeak,
-    activations_of,
-    bytes_per_device,
-)
+from rungs.planning import peaks
 from rungs.step.state import AbstractArrays, AbstractState
 
 Dtypes = Mapping[str, str]
@@ -114,7 +108,7 @@ class MemoryEstimates:
         state = self._abstract.fill(self._weights, self._abstract.optimizer)  # type: ignore[arg-type]
         needed: set[Remat] = {"none", "dots", *settings} if config.model.n_layers else {*settings}
         self._kept = {
-            remat: activations_of(
+            remat: peaks.activations_of(
                 RunConfig(config.model, config.train.model_copy(update={"remat": remat})),
                 mesh,
                 *state,
@@ -127,15 +121,15 @@ class MemoryEstimates:
         `gradient_accumulation_steps`."""
         rows, traced = config.train.microbatch_size, self._microbatch_size
         kept = {
-            remat: Activations(*(size * rows // traced for size in sizes))
+            remat: peaks.Activations(*(size * rows // traced for size in sizes))
             for remat, sizes in self._kept.items()
         }
-        peak = (CpuPeak if target_device.platform() == "cpu" else AcceleratorPeak)(
+        peak = (peaks.CpuPeak if target_device.platform() == "cpu" else peaks.AcceleratorPeak)(
             config, self._mesh, self._weights, self._gradients_of(config), kept
         )
         return Memory(
-            weights=bytes_per_device(self._weights),
-            moments=bytes_per_device(self._abstract.optimizer),
+            weights=peaks.bytes_per_device(self._weights),
+            moments=peaks.bytes_per_device(self._abstract.optimizer),
             gradients=peak.layer_gradients,
             accumulator=peak.gradients if peak.accumulates else 0,
             gathered=peak.gathered_layers,

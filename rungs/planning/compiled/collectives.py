@@ -17,14 +17,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 from numpy.typing import NDArray
 
-from rungs.planning.compiled.hlo import (
-    Instruction,
-    Module,
-    Program,
-    bytes_of,
-    numbers,
-    trip_count,
-)
+from rungs.planning.compiled import hlo
 
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 UNCOUNTED_KINDS = ("collective-broadcast", "ragged-all-to-all", "send")
@@ -106,14 +99,14 @@ class Traffic(NamedTuple):
     """Bytes that one device sends."""
 
 
-def collectives(program: Program) -> list[Collective]:
+def collectives(program: hlo.Program) -> list[Collective]:
     """Return the collectives of a compiled program, one entry for each call site.
 
     Each branch of a conditional counts as if it always ran. Collectives within a single device send
     nothing and are left out. Raises ValueError if a loop contains a collective and XLA does not
     know its trip count, or if the text has a collective or a syntax that this module cannot count.
     """
-    return [site.collective for site in sites(Module.parse(program))]
+    return [site.collective for site in sites(hlo.Module.parse(program))]
 
 
 def summary(found: Iterable[Collective], mesh: Mesh | AbstractMesh) -> list[Traffic]:
@@ -143,11 +136,11 @@ class Site(NamedTuple):
     """Where a collective is called."""
 
     collective: Collective
-    instruction: Instruction
+    instruction: hlo.Instruction
     """The call, in a schedule and never in a fusion; the start of an asynchronous collective."""
 
 
-def sites(module: Module, computation: str = "") -> Iterator[Site]:
+def sites(module: hlo.Module, computation: str = "") -> Iterator[Site]:
     """Yield the call sites of collectives in a computation, by default the entry, and in everything
     that it calls; errors as for `collectives`."""
     instructions = module.computations[computation or module.entry]
@@ -169,12 +162,12 @@ def sites(module: Module, computation: str = "") -> Iterator[Site]:
                 yield Site(repeated, site.instruction if is_scheduled else instruction)
 
 
-def _as_scattered(site: Site, caller: Instruction) -> Site:
+def _as_scattered(site: Site, caller: hlo.Instruction) -> Site:
     """Return the all-reduce of a TPU's all-reduce-scatter fusion, which keeps one part of the sum
     on each device, as the reduce-scatter that it is; other sites unchanged."""
     if site.collective.kind != "all-reduce" or "AllReduceScatterFusion" not in caller.rest:
         return site
-    kept = bytes_of(caller.shape)
+    kept = hlo.bytes_of(caller.shape)
     scattered = site.collective._replace(kind="reduce-scatter", result_bytes=kept)
     return site._replace(collective=scattered)
 
@@ -183,19 +176,19 @@ CONTROL_FLOW = ("while", "conditional", "call")
 """Opcodes of instructions that run other computations by their own schedules."""
 
 
-def _calls(instruction: Instruction) -> Iterator[tuple[str, int | None]]:
+def _calls(instruction: hlo.Instruction) -> Iterator[tuple[str, int | None]]:
     """Yield the computations that an instruction calls, and how many times (None if unknown).
 
     The start and the end of an asynchronous operation may both name its computation. Only the
     start counts.
     """
     if not instruction.opcode.endswith(("-update", "-done")):
-        trips = trip_count(instruction)
+        trips = hlo.trip_count(instruction)
         for role, name in instruction.called():
             yield name, trips if trips is None else trips + (role == "condition")
 
 
-def _continues_another(computation: list[Instruction]) -> bool:
+def _continues_another(computation: list[hlo.Instruction]) -> bool:
     """Return whether the collective in a computation was started in another one.
 
     XLA's TPU compiler starts a collective in one fusion, continues it in the fusions of the matmuls
@@ -205,13 +198,13 @@ def _continues_another(computation: list[Instruction]) -> bool:
     return has_chain and all(one.target != "AsyncCollectiveStart" for one in computation)
 
 
-def _chain_id(instruction: Instruction) -> str:
+def _chain_id(instruction: hlo.Instruction) -> str:
     """Return the `chain_id` of a collective, empty if it has none."""
     found = re.search(r'chain_id="(\d+)"', instruction.attributes)
     return found[1] if found else ""
 
 
-def _collective(instruction: Instruction) -> Collective | None:
+def _collective(instruction: hlo.Instruction) -> Collective | None:
     """Return the instruction as a collective, if it is one that involves several devices."""
     kind = instruction.opcode.removesuffix("-start")
     if kind in UNCOUNTED_KINDS and "is_host_transfer=true" not in instruction.attributes:
@@ -226,7 +219,7 @@ def _collective(instruction: Instruction) -> Collective | None:
         groups = parse_groups(text, instruction.module.devices)
     if all(len(group) < 2 for group in groups):
         return None
-    return Collective(kind, groups, bytes_of(instruction.result), 1, instruction.op_name)
+    return Collective(kind, groups, hlo.bytes_of(instruction.result), 1, instruction.op_name)
 
 
 def parse_groups(text: str, devices: int) -> Groups:
@@ -240,7 +233,7 @@ def parse_groups(text: str, devices: int) -> Groups:
     if text.startswith("{"):
         return parse_braces(text)
     if iota := _IOTA.match(text):
-        return _as_groups(_iota(iota[2], iota[3]).reshape(numbers(iota[1])))
+        return _as_groups(_iota(iota[2], iota[3]).reshape(hlo.numbers(iota[1])))
     if mesh := _MESH.match(text):
         return _mesh_groups(*mesh.groups(default=""))
     raise ValueError(f"replica_groups={text[:80]}: unknown form of groups")
@@ -265,15 +258,15 @@ def _mesh_groups(axes: str, device_ids: str, grouped: str) -> Groups:
     if iota := re.match(_DIMENSIONS, device_ids):
         ids = _iota(iota[1], iota[2])
     else:
-        ids = np.array(numbers(device_ids) if device_ids else range(group_of.size))
+        ids = np.array(hlo.numbers(device_ids) if device_ids else range(group_of.size))
     return _as_groups(ids[group_of == group] for group in np.unique(group_of))
 
 
 def _iota(dimensions: str, order: str | None) -> NDArray[np.int64]:
     """Return 0, 1, 2, … as an array of these dimensions, transposed and then flattened."""
-    shape = numbers(dimensions)
+    shape = hlo.numbers(dimensions)
     array = np.arange(math.prod(shape)).reshape(shape)
-    return array.transpose(numbers(order) if order else None).ravel()
+    return array.transpose(hlo.numbers(order) if order else None).ravel()
 
 
 def _as_groups(rows: Iterable[NDArray[np.int64]]) -> Groups:
@@ -286,7 +279,7 @@ def parse_braces(text: str) -> Groups:
     outer = re.match(r"\{(?:\{[\d,]*\},?)*\}", text)
     if not outer:
         raise ValueError(f"{text[:80]}: unknown form of groups")
-    return tuple(tuple(numbers(inner)) for inner in re.findall(r"\{([\d,]*)\}", outer[0]))
+    return tuple(tuple(hlo.numbers(inner)) for inner in re.findall(r"\{([\d,]*)\}", outer[0]))
 
 
 class Overlap(NamedTuple):
@@ -320,7 +313,7 @@ class OverlapTraffic(NamedTuple):
         return self.moved_bytes - self.hidden_bytes
 
 
-def overlaps(program: Program) -> list[Overlap]:
+def overlaps(program: hlo.Program) -> list[Overlap]:
     """Return the collectives of a compiled program as `collectives` does, with what they overlap.
 
     A compiled program is scheduled: its text has the instructions in the order in which they run.
@@ -335,7 +328,7 @@ def overlaps(program: Program) -> list[Overlap]:
     Raises ValueError as `collectives` does, or if the program has no schedule or the end of an
     asynchronous collective is not found.
     """
-    module = Module.parse(program)
+    module = hlo.Module.parse(program)
     if not module.is_scheduled:
         raise ValueError("the program has no schedule, so it does not say what overlaps")
     return [Overlap(site.collective, _matmuls_during(site)) for site in sites(module)]
@@ -359,7 +352,7 @@ def _matmuls_during(site: Site) -> int:
     return sum(map(_matmuls_in, _before_end(schedule[schedule.index(start) :])))
 
 
-def _before_end(schedule: list[Instruction]) -> list[Instruction]:
+def _before_end(schedule: list[hlo.Instruction]) -> list[hlo.Instruction]:
     """Return the instructions between a collective, the first of these, and its end; none if it is
     synchronous."""
     first, names = schedule[0], {schedule[0].name}
@@ -377,17 +370,17 @@ def _before_end(schedule: list[Instruction]) -> list[Instruction]:
     raise ValueError(f"{first}: the end of this collective is not in its computation")
 
 
-def _chain(instruction: Instruction, target: str) -> str:
+def _chain(instruction: hlo.Instruction, target: str) -> str:
     """Return the chain of the collective in a fusion with a custom call of this target."""
     inner = instruction.inner if instruction.opcode == "fusion" else []
     has_target = any(one.target == target for one in inner)
     return max(map(_chain_id, inner)) if has_target else ""
 
 
-def _matmuls_in(instruction: Instruction) -> int:
+def _matmuls_in(instruction: hlo.Instruction) -> int:
     """Return the matmuls that an instruction runs. A loop of unknown length counts once."""
     is_kernel = instruction.target.startswith(_MATMUL_TARGETS)
     if is_kernel or instruction.opcode in ("dot", "convolution"):
         return 1
-    trips = trip_count(instruction)
+    trips = hlo.trip_count(instruction)
     return (1 if trips is None else trips) * sum(map(_matmuls_in, instruction.inner))

@@ -16,15 +16,8 @@ from rungs.common.errors import UserError
 from rungs.optim.precision import dtype_of
 from rungs.parallel import target_device
 from rungs.planning.communication import abstract_layout
+from rungs.planning.compiled import hlo
 from rungs.planning.compiled.collectives import CONTROL_FLOW, KINDS
-from rungs.planning.compiled.hlo import (
-    Instruction,
-    Module,
-    Program,
-    device_bytes_of,
-    dimensions_of,
-    trip_count,
-)
 from rungs.planning.compiled.step import CompiledStep, is_kernel
 from rungs.planning.compiled.work import matmuls_of, moved_bytes
 from rungs.planning.flops import hardware_flops_per_token
@@ -167,13 +160,13 @@ class Roofline(NamedTuple):
         return Goal(allowed, matmuls, self.serial_seconds - matmuls)
 
 
-def roofline(program: Program, hardware: Hardware, flops: StepFlops) -> Roofline:
+def roofline(program: hlo.Program, hardware: Hardware, flops: StepFlops) -> Roofline:
     """Return the least time of a compiled step.
 
     Each branch of a conditional counts as if it always ran. Raises ValueError if XLA does not know
     how many times a loop runs, or the text has a matmul that cannot be counted. The peaks of
     `hardware` must be known."""
-    peak, module = hardware.peak(flops.dtype), Module.parse(program)
+    peak, module = hardware.peak(flops.dtype), hlo.Module.parse(program)
     assert peak is not None
     found: dict[str, list[Work]] = defaultdict(list)
     kernel_bytes = 0
@@ -218,20 +211,20 @@ def step_flops(forecast: Forecast) -> StepFlops:
 
 
 def _scheduled(
-    computation: Iterable[Instruction], trips: int = 1
-) -> Iterator[tuple[Instruction, int]]:
+    computation: Iterable[hlo.Instruction], trips: int = 1
+) -> Iterator[tuple[hlo.Instruction, int]]:
     """Yield the instructions that run, and how many times they run."""
     for instruction in computation:
         if instruction.opcode not in (*CONTROL_FLOW, "async-start"):
             yield instruction, trips
             continue
-        times = trip_count(instruction)
+        times = hlo.trip_count(instruction)
         if times is None:
             raise ValueError(f"{instruction}: XLA does not know how many times this loop runs")
         yield from _scheduled(instruction.inner, trips * times)
 
 
-def _work_of(instruction: Instruction, trips: int, hardware: Hardware) -> Work:
+def _work_of(instruction: hlo.Instruction, trips: int, hardware: Hardware) -> Work:
     """Return the work of an instruction that runs so many times."""
     flops, compute = 0, 0.0
     for matmul in matmuls_of(instruction):
@@ -260,7 +253,7 @@ def _sum(works: Iterable[Work]) -> Work:
     return Work(*map(sum, zip(*works, strict=True)))
 
 
-def part_of(instruction: Instruction) -> str:
+def part_of(instruction: hlo.Instruction) -> str:
     """Return the part of a step that an instruction, not one in a fusion, belongs to: one of PARTS.
 
     A matmul with what is fused with it belongs to the matmul's part. An instruction that only moves
@@ -285,53 +278,53 @@ def _scope(op_name: str) -> str:
     return next((SCOPES[scope] for scope in reversed(scopes) if scope in SCOPES), "")
 
 
-def _names_inside(instruction: Instruction) -> Iterator[str]:
+def _names_inside(instruction: hlo.Instruction) -> Iterator[str]:
     """Yield the names of the operations in a fusion, from the result back to the operands."""
     for inner in reversed(instruction.inner if instruction.is_fusion else []):
         yield inner.op_name
         yield from _names_inside(inner)
 
 
-def _only_moves(instruction: Instruction) -> bool:
+def _only_moves(instruction: hlo.Instruction) -> bool:
     if instruction.is_fusion:
         return all(_only_moves(inner) or _is_index(inner) for inner in instruction.inner)
     return instruction.opcode in (*_MOVES, *_PREFETCHES)
 
 
-def _is_index(instruction: Instruction) -> bool:
+def _is_index(instruction: hlo.Instruction) -> bool:
     """Return whether the result is a single integer, as for the place of a slice."""
     is_array = not instruction.shape.startswith("(")
-    return is_array and instruction.shape[0] in "sup" and not dimensions_of(instruction.shape)
+    return is_array and instruction.shape[0] in "sup" and not hlo.dimensions_of(instruction.shape)
 
 
-def _changes_memory(start: Instruction) -> bool:
+def _changes_memory(start: hlo.Instruction) -> bool:
     operand = start.inputs[0]
-    return bool(device_bytes_of(operand.result)) != bool(device_bytes_of(start.result))
+    return bool(hlo.device_bytes_of(operand.result)) != bool(hlo.device_bytes_of(start.result))
 
 
-def _served(start: Instruction) -> str:
+def _served(start: hlo.Instruction) -> str:
     """Return the part of the first instruction that uses what a transfer brings or, of one from
     fast memory, of the instruction that made it."""
-    is_arriving = device_bytes_of(start.result) == 0
+    is_arriving = hlo.device_bytes_of(start.result) == 0
     return next(map(part_of, (_users if is_arriving else _makers)(start)), COPIES)
 
 
-def _users(used: Instruction) -> Iterator[Instruction]:
+def _users(used: hlo.Instruction) -> Iterator[hlo.Instruction]:
     for one in used.module.computations[used.computation]:
         if used.name in one.operands:
             yield from _users(one) if _passes_on(one) else _if_works(one)
 
 
-def _makers(made: Instruction) -> Iterator[Instruction]:
+def _makers(made: hlo.Instruction) -> Iterator[hlo.Instruction]:
     one = made.inputs[0]
     yield from _makers(one) if _passes_on(one) else _if_works(one)
 
 
-def _passes_on(instruction: Instruction) -> bool:
+def _passes_on(instruction: hlo.Instruction) -> bool:
     opcodes = ("bitcast", "copy-start", "copy-done", "slice-start", "slice-done")
     return instruction.opcode in opcodes or instruction.target == "ConcatBitcast"
 
 
-def _if_works(instruction: Instruction) -> Iterator[Instruction]:
+def _if_works(instruction: hlo.Instruction) -> Iterator[hlo.Instruction]:
     if instruction.opcode in ("fusion", "custom-call"):
         yield instruction

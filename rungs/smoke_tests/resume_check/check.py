@@ -13,15 +13,8 @@ import numpy as np
 from rungs.checkpointing import optimizer_state
 from rungs.checkpointing.checkpoint_folder import IMPORTED, find_weights, list_checkpoints
 from rungs.checkpointing.manifest import Checkpoint
+from rungs.config import run_config
 from rungs.config.reinforce_config import ReinforceConfig
-from rungs.config.run_config import (
-    MODEL_FILE,
-    REINFORCE_FILE,
-    AnyRunConfig,
-    ReinforceRunConfig,
-    RunConfig,
-    config_files,
-)
 from rungs.config.task_config import TaskConfig
 from rungs.config.train_config import TrainConfig
 from rungs.data.catalog import open_dataset
@@ -54,7 +47,7 @@ Arrays = dict[str, np.ndarray]
 class ShortRun(NamedTuple):
     """A short copy of a run, not written yet."""
 
-    config: AnyRunConfig
+    config: run_config.AnyRunConfig
     steps: int
     options: list[str]
     """Options of the command that trains it."""
@@ -62,20 +55,22 @@ class ShortRun(NamedTuple):
     """Other files that its folder needs."""
 
 
-def shorten(run: RunFolder, config: AnyRunConfig, datasets_dir: Path, tokens: int) -> ShortRun:
+def shorten(
+    run: RunFolder, config: run_config.AnyRunConfig, datasets_dir: Path, tokens: int
+) -> ShortRun:
     """Return a short copy of a run of either kind. Raises UserError if the run and its data do not
     fit together. `tokens` is the maximum length of a sequence in training; pairs are never cut."""
     model, train = config
     if isinstance(train, ReinforceConfig):
-        return shorten_reinforcement(run, RunConfig(model, train))
+        return shorten_reinforcement(run, run_config.RunConfig(model, train))
     assert isinstance(train, TrainConfig)
-    training = RunConfig(model, train)
+    training = run_config.RunConfig(model, train)
     short = shorten_training(run, training, open_datasets(training, datasets_dir), tokens)
     return short._replace(options=["--datasets-dir", str(datasets_dir)])
 
 
 def shorten_training(
-    run: RunFolder, config: RunConfig, datasets: dict[str, Dataset], tokens: int
+    run: RunFolder, config: run_config.RunConfig, datasets: dict[str, Dataset], tokens: int
 ) -> ShortRun:
     """Return a copy of a training run for about a dozen steps, with the complete schedule in them.
     Raises UserError if the run and its data do not fit together. `tokens` is the maximum length of
@@ -97,16 +92,18 @@ def shorten_training(
         changes["start_from"] = str(run.imported.resolve())
     TrainingData(config, datasets)  # raises what the user's own config would
     train = train.model_copy(update=changes)
-    steps_per_epoch = TrainingData(RunConfig(model, train), datasets).steps_per_epoch
+    steps_per_epoch = TrainingData(run_config.RunConfig(model, train), datasets).steps_per_epoch
     steps = min(MAX_STEPS // epochs, steps_per_epoch)
     changes = {
         "min_train_tokens": steps * train.sequences_per_step * length,
         "checkpoint_interval": max(steps * epochs // _CHECKPOINTS, 1),
     }
-    return ShortRun(RunConfig(model, train.model_copy(update=changes)), steps * epochs, [], [])
+    return ShortRun(
+        run_config.RunConfig(model, train.model_copy(update=changes)), steps * epochs, [], []
+    )
 
 
-def shorten_reinforcement(run: RunFolder, config: ReinforceRunConfig) -> ShortRun:
+def shorten_reinforcement(run: RunFolder, config: run_config.ReinforceRunConfig) -> ShortRun:
     """Return a copy of a run of reinforcement learning for a few steps of a few prompts. Raises
     UserError if the weights that it starts from are missing."""
     train = config.train
@@ -132,7 +129,7 @@ def _shorten_task(task: TaskConfig) -> TaskConfig:
     return task.model_copy(update={"validation_items": items})
 
 
-def open_datasets(config: RunConfig, datasets_dir: Path) -> dict[str, Dataset]:
+def open_datasets(config: run_config.RunConfig, datasets_dir: Path) -> dict[str, Dataset]:
     """Open each dataset of a run; build those that do not exist yet."""
     return {name: open_dataset(name, datasets_dir, update=False) for name in config.train.datasets}
 
@@ -172,7 +169,7 @@ class TrainedRun(NamedTuple):
     def read(cls, run: RunFolder, batch_logs: list[Path]) -> Self:
         last = list_checkpoints(run.checkpoints)[-1]
         lines = len(run.metrics.read_bytes().splitlines())
-        is_policy = config_files(run.path)[1] == REINFORCE_FILE
+        is_policy = run_config.config_files(run.path)[1] == run_config.REINFORCE_FILE
         kind: type[StepRecord] = PolicyMetrics if is_policy else StepMetrics
         steps = list(metrics_module.stream(run.metrics, kind))
         texts = {path.name: path.read_text() for path in sorted(run.rollouts.glob("*"))}
@@ -240,7 +237,7 @@ class ResumeCheck:
         run = self._folder / name
         run.mkdir(parents=True)
         config = self._short.config
-        for file, content in zip((MODEL_FILE, config.train_file), config, strict=True):
+        for file, content in zip((run_config.MODEL_FILE, config.train_file), config, strict=True):
             keys = content.model_dump(exclude={"schema_address"}, exclude_unset=True)
             (run / file).write_text(json.dumps(keys, indent=2) + "\n")
         for path in self._short.files:
