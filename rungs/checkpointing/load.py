@@ -60,12 +60,8 @@ def load_token_generator(
     """Return a trained model that continues token ids. Its weights are converted as they are read,
     a layer or a block of rows at a time, so that the model is in memory once, in the form in which
     it is used. Raises UserError if there is nothing to load at `path`, or if it is damaged;
-    ValueError if the model can't be quantized.
-
-    Args:
-        path: as for `load_model`.
-        compute_dtype: as for `Generator`, as is `weight_format`.
-    """
+    ValueError if the model can't be quantized. `path` is as for `load_model`, the others as for
+    `Generator`."""
     weights = MergedWeights(find_valid_weights(path))
     abstract = AbstractModel(weights.header.model)
     weights.check_tensors(abstract.shapes)

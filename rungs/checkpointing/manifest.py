@@ -234,12 +234,9 @@ def refuse_damaged(weights: Path, only: str | None = None) -> None:
     """Check weights and their tokenizer against the checksums in the same folder.
 
     Weights without `meta.json` or `SHA256SUMS`, such as those that an earlier version imported,
-    cannot be checked. Raises UserError, which names the files, if some are damaged.
-
-    Args:
-        weights: a `model.safetensors`, or the index of its shards.
-        only: the one file to check; all but the optimizer state by default.
-    """
+    cannot be checked. Raises UserError, which names the files, if some are damaged. `weights` is a
+    `model.safetensors` or the index of its shards; `only` is the one file to check instead of all
+    but the optimizer state."""
     folder = weights.parent
 
     def is_read(name: str) -> bool:
@@ -258,13 +255,8 @@ def refuse_damaged(weights: Path, only: str | None = None) -> None:
 
 def write_manifest(folder: Path, meta: CheckpointMeta, needed: Collection[str] = ()) -> None:
     """Write `meta.json` with the checksums of all files, and sync everything to disk. Raises
-    FileNotFoundError if a needed file has been removed.
-
-    Args:
-        folder: the unfinished checkpoint.
-        meta: the content of `meta.json` but for its checksums.
-        needed: names of files that must still be there.
-    """
+    FileNotFoundError if a needed file has been removed. `meta` needs no checksums; `needed` names
+    files that must still be there."""
     for name in needed:
         (folder / name).stat()
     files = sorted(path for path in folder.rglob("*") if path.is_file())

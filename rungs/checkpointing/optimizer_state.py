@@ -49,12 +49,8 @@ def save_async(checkpoint: Path, arrays: Mapping[str, "jax.Array | np.ndarray"])
 def load(
     checkpoint: Path, abstract: Mapping[str, "jax.ShapeDtypeStruct"], may_pad: bool = False
 ) -> "dict[str, jax.Array]":
-    """Return saved arrays, each read straight onto its devices.
-
-    Args:
-        abstract: their shapes, dtypes and shardings.
-        may_pad: whether saved shapes may differ from these.
-    """
+    """Return saved arrays, each read straight onto its devices. `abstract` has their shapes, dtypes
+    and shardings; with `may_pad` saved shapes may differ from these."""
     from orbax.checkpoint import v1 as ocp
 
     context = ocp.Context()

@@ -37,12 +37,8 @@ def delete_old(folder: Path, keep: int) -> None:
 
 
 def superfluous(checkpoints: list[Checkpoint], keep: int) -> list[Checkpoint]:
-    """Return the checkpoints to delete if the newest `keep` and the best ones stay.
-
-    Args:
-        checkpoints: ordered by step.
-        keep: -1 for all.
-    """
+    """Return the checkpoints to delete if the newest `keep` and the best ones stay. `checkpoints`
+    must be ordered by step; a `keep` of -1 keeps all."""
     best = best_by_validation_data(checkpoints).values()
     return [old for old in _older(checkpoints, keep) if old not in best]
 

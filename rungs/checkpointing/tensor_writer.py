@@ -40,13 +40,8 @@ class TensorSpec(NamedTuple):
 
 
 class TensorWriter:
-    """A safetensors file whose tensors are written in any order, whole or in parts.
-
-    Args:
-        path: the file to create.
-        specs: all its tensors. Each must be written.
-        metadata: for its header.
-    """
+    """A safetensors file whose tensors are written in any order, whole or in parts. `specs` are all
+    its tensors, each of which must be written; `metadata` is for its header."""
 
     def __init__(
         self, path: Path, specs: Mapping[str, TensorSpec], metadata: Mapping[str, str]
@@ -101,12 +96,8 @@ def cast(array: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def all_finite(array: np.ndarray, dtype: str) -> bool:
-    """Return whether no element is NaN or infinite, as its exponent says.
-
-    Args:
-        array: in a dtype, or its bits as unsigned integers.
-        dtype: one of `SAFETENSORS_DTYPES`.
-    """
+    """Return whether no element is NaN or infinite, as its exponent says. `array` is in `dtype`,
+    one of `SAFETENSORS_DTYPES`, or its bits as unsigned integers."""
     infinity = bits(np.asarray(np.inf, _DTYPES[dtype]))
     flat = bits(array).reshape(-1)
     parts = (flat[at : at + _PART] for at in range(0, flat.size, _PART))

@@ -228,14 +228,10 @@ WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 def place_tensors(sizes: Mapping[str, int], max_file_bytes: int) -> dict[str, list[str]]:
     """Return the names of the tensors in each file, in order, by file name.
 
-    All tensors go into one file, or into shards of at most `max_file_bytes`; a larger tensor gets
-    a shard of its own. Gives the same shards as
-    `huggingface_hub.split_state_dict_into_shards_factory`.
-
-    Args:
-        sizes: bytes of each tensor, by name.
-        max_file_bytes: limit for the tensors in a file.
-    """
+    All tensors go into one file, or into shards of at most `max_file_bytes`; a larger tensor gets a
+    shard of its own. Gives the same shards as
+    `huggingface_hub.split_state_dict_into_shards_factory`. `sizes` are the bytes of each tensor, by
+    name."""
     shards = _shards(sizes, max_file_bytes)
     if len(shards) < 2:
         return {WEIGHTS_FILE: list(sizes)}

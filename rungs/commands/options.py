@@ -22,13 +22,9 @@ def start_options(
     extended: str, replayed: str, *, has_dry_run: bool = True
 ) -> Callable[[Callable[..., None]], Any]:
     """Return a decorator that adds the argument RUN and the options that `train.py` and
-    `reinforce.py` share, for `StartCommand`.
-
-    Args:
-        extended: what --extend adds, for its help.
-        replayed: what --replay does.
-        has_dry_run: whether the help names --dry-run. The command refuses it otherwise.
-    """
+    `reinforce.py` share, for `StartCommand`. `extended` is what --extend adds and `replayed` what
+    --replay does, for the help. Without `has_dry_run` the help doesn't name --dry-run, which the
+    command then refuses."""
     options: tuple[Callable[[Any], Any], ...] = (
         click.argument("run", required=False),
         click.option("--like", metavar="RUN", help="First create RUN as a copy of this run."),

@@ -132,12 +132,8 @@ def start_python(
 
     It gets a session of its own, so that Ctrl-C stops the training alone. Where Linux shares its
     processors between sessions (autogroups, sched(7)), a process's niceness counts only within its
-    session, so the session gets it as well. Raises OSError if it can't be started.
-
-    Args:
-        arguments: of Python.
-        environment: added to that of this process.
-    """
+    session, so the session gets it as well. Raises OSError if it can't be started. `environment` is
+    added to that of this process."""
     nice = ["nice", "-n", f"{LOWEST}"] if shutil.which("nice") else []
     path = os.pathsep.join(filter(None, sys.path))
     process = subprocess.Popen(

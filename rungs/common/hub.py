@@ -163,12 +163,8 @@ def require_login(what: str) -> str:
 
 def upload_model(name: str, folder: Path, *, is_private: bool) -> str:
     """Upload a folder as a model repository, in one commit, and return its address. Weights of an
-    earlier upload are deleted. Raises UserError if the hub refuses it or cannot be reached.
-
-    Args:
-        name: `owner/name`.
-        is_private: whether a repository that is created is private.
-    """
+    earlier upload are deleted. Raises UserError if the hub refuses it or cannot be reached. `name`
+    is `owner/name`; a repository that is created is private if `is_private`."""
     from huggingface_hub import HfApi
 
     with _upload_errors(name):
@@ -226,13 +222,8 @@ def is_repository(url: str) -> bool:
 
 def upload_to_repository(url: str, folder: Path, message: str) -> None:
     """Upload a folder's files in one commit, into a private repository that is created if it isn't
-    there. Raises what the hub's library does.
-
-    Args:
-        url: `hf://owner/name/folder` or `hf://datasets/owner/name/folder`.
-        folder: the files to upload, under their relative paths.
-        message: of the commit.
-    """
+    there. Raises what the hub's library does. `url` is `hf://owner/name/folder` or
+    `hf://datasets/owner/name/folder`; `message` is the commit's."""
     from huggingface_hub import HfApi
     from huggingface_hub.utils import disable_progress_bars
 

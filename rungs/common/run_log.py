@@ -123,12 +123,8 @@ class _Relay(logging.Handler):
 
 def log_to_terminal(*, quiet: bool = False, as_json: bool = False) -> None:
     """From now on write messages, and warnings of Orbax, to the terminal, and keep them in memory
-    for `log_to_file`.
-
-    Args:
-        quiet: only warnings go to the terminal, and no progress bar.
-        as_json: each message is an object with time, level and message; there is no progress bar.
-    """
+    for `log_to_file`. If `quiet`, only warnings go to the terminal; if `as_json`, each message is
+    an object with time, level and message. With either there is no progress bar."""
     orbax = logging.getLogger("absl")
     orbax.setLevel(logging.WARNING)
     orbax.handlers, orbax.propagate = [_Relay()], False

@@ -43,12 +43,9 @@ def update_rule(
     train: OptimizationConfig, params: nnx.State, model: ModelConfig
 ) -> optax.GradientTransformationExtraArgs:
     """Return the optimizer that `train.json` names, built in or of another package; with muP, its
-    directions are scaled. Its update takes `applied`, whether the directions will be used.
-
-    Args:
-        params: the trained parameters.
-        model: for muP's width multiplier, and the size of the vocabulary without padding.
-    """
+    directions are scaled. Its update takes `applied`, whether the directions will be used. `params`
+    are the trained parameters; `model` has muP's width multiplier, and the size of the vocabulary
+    without padding."""
     if make_built_in := BUILT_IN.get(train.optimizer):
         rule = make_built_in(train, params, model)
     else:

@@ -28,12 +28,9 @@ def create_mesh(
     devices: Sequence[jax.Device] | None = None,
 ) -> Mesh:
     """Return a mesh of devices. Devices that are closest to each other share the last axis. Raises
-    ValueError if the sizes do not multiply to the number of devices.
-
-    Args:
-        mesh_shape: number of devices along each axis; −1, at most once, for all that remain.
-        devices: the devices to use; all devices of all hosts if absent.
-    """
+    ValueError if the sizes do not multiply to the number of devices. `mesh_shape` has the number of
+    devices along each axis; −1, at most once, stands for all that remain. `devices` are by default
+    all devices of all hosts."""
     devices, names = jax.devices() if devices is None else devices, tuple(mesh_axis_names)
     shape = _resolve_shape(tuple(mesh_shape), names, len(devices))
     return jax.make_mesh(shape, names, axis_types=(_AXIS_TYPE,) * len(names), devices=devices)

@@ -82,12 +82,8 @@ class Layout(NamedTuple):
         return self._replace(mode="fsdp") if is_split else self
 
     def spec(self, axes: Sequence[str], shape: Sequence[int]) -> PartitionSpec:
-        """Return the mesh axis, or axes, over which each axis of an array is split.
-
-        Args:
-            axes: names of the array's last axes; axes before those are not split.
-            shape: global shape of the array.
-        """
+        """Return the mesh axis, or axes, over which each axis of an array is split. `axes` are the
+        names of the array's last axes, as axes before those are not split; `shape` is global."""
         names: list[MeshAxes | None] = [None] * len(shape)
         first = len(shape) - len(axes)
         for axis, over in MESH_AXES[self.mode].items():

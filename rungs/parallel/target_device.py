@@ -49,12 +49,8 @@ def is_ampere_or_later() -> bool:
 
 @contextlib.contextmanager
 def trace_for(target: Target | None, is_compiled: bool = False) -> Iterator[None]:
-    """Trace programs for another kind of device.
-
-    Args:
-        target: None means the local one.
-        is_compiled: whether its compiler is here and compiles them.
-    """
+    """Trace programs for another kind of device. None means the local one. `is_compiled` says
+    whether its compiler is here and compiles them."""
     token = _planned.set(target and (target, is_compiled))
     try:
         yield

@@ -32,12 +32,8 @@ class NewRun:
     @classmethod
     def of(cls, folder: Path, origin: Path, changes: Mapping[str, Any]) -> Self:
         """Prepare the new run without writing anything. Raises UserError if a change is wrong, or
-        `folder` already exists with other contents.
-
-        Args:
-            origin: the run folder to copy.
-            changes: keys of either file with their new values.
-        """
+        `folder` already exists with other contents. `origin` is the run folder to copy; `changes`
+        are keys of either file with their new values."""
         texts = _changed_files(origin, folder, changes)
         run_config.check_texts(folder, texts)
         if is_there(folder) and any(

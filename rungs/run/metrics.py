@@ -203,12 +203,9 @@ def stream(path: Path, kind: type[R]) -> Iterator[R]:
 
 
 class MetricsLog(Generic[R]):
-    """The file, opened for appending. Steps after `last_step` are removed first.
-
-    Args:
-        on_step: called with each step that is added.
-        check: called before each write; raises RunFailure if the run is no longer there.
-    """
+    """The file, opened for appending. Steps after `last_step` are removed first. `on_step` is
+    called with each step that is added. `check` is called before each write, and raises RunFailure
+    if the run is no longer there."""
 
     def __init__(
         self,

@@ -201,12 +201,8 @@ def _cell(one: Evaluation | None) -> str:
 def wilson_interval(mean: float, items: int) -> tuple[float, float]:
     """Return a 95 % interval of the mean of numbers between 0 and 1: Wilson's score interval for as
     many yes-or-no outcomes (Wilson 1927). Their variance is the largest that such numbers can have,
-    so the interval is also wide enough for estimates from several completions.
-
-    Args:
-        mean: over items.
-        items: how many there are, at least 1.
-    """
+    so the interval is also wide enough for estimates from several completions. `mean` is over at
+    least one of `items`."""
     weight = _Z**2 / items
     middle = (mean + weight / 2) / (1 + weight)
     reach = _Z * math.sqrt(mean * (1 - mean) / items + weight / (4 * items)) / (1 + weight)

@@ -92,14 +92,9 @@ def propose(
 
     Of the model sizes with a usual ratio of width to depth, each rung takes the one nearest to
     `flops.TOKENS_PER_PARAMETER` tokens per parameter. Raises UserError if the run cannot be scaled,
-    or a budget is too small for it or too large for the datasets.
-
-    Args:
-        config: the origin run.
-        budget: FLOPs of the last rung.
-        datasets: the run's datasets that are here. If all are, they are repeated for as
-            many epochs as the tokens need.
-    """
+    or a budget is too small for it or too large for the datasets. `config` is the origin run's, and
+    `budget` the FLOPs of the last rung. If all datasets of the run are in `datasets`, they are
+    repeated for as many epochs as the tokens need."""
     _check_scalable(config)
     budgets = [budget / SPACING**rest for rest in reversed(range(count))]
     sizes = list(_sizes(config, budget))
@@ -109,12 +104,8 @@ def propose(
 
 def make(rungs: list[Rung], origin: Path, folder: Path) -> list[Path]:
     """Write the run folders, or none if something else is in the place of one. Raises UserError if
-    something else is there.
-
-    Args:
-        origin: the run folder that they are derived from.
-        folder: parent of the new run folders.
-    """
+    something else is there. `origin` is the run folder that they are derived from, `folder` the
+    parent of the new ones."""
     runs = [
         NewRun.of(folder / f"rung-{number}", origin, rung.changes)
         for number, rung in enumerate(rungs, start=1)
@@ -135,12 +126,9 @@ def batch_tokens(flops: float) -> float:
 
 
 def as_text(rungs: list[Rung], forecast: Forecast, largest: Memory) -> str:
-    """Return a table of the rungs, with the time that each takes if that is known.
-
-    Args:
-        forecast: forecast of the origin run, on the devices that the rungs are for.
-        largest: memory of the last rung.
-    """
+    """Return a table of the rungs, with the time that each takes if that is known. `forecast` is
+    the origin run's, on the devices that the rungs are for; `largest` is the memory of the last
+    rung."""
     headings = ["FLOPs", "emb_dim", "n_layers", "parameters", "tokens", "tokens/parameter"]
     headings += ["epochs", "tokens per step", "steps", "learning rate"]
     rows = [_row(rung) for rung in rungs]

@@ -77,12 +77,8 @@ def moved_bytes(kind: str, array_bytes: int, devices: int) -> int:
     It assumes the algorithms that send least: a ring for all-reduce, which is a reduce-scatter and
     then an all-gather (Patarasuk and Yuan 2009, https://doi.org/10.1016/j.jpdc.2008.09.002), and
     for those two by themselves (Chan et al. 2007, https://doi.org/10.1002/cpe.1206). In an
-    all-to-all each device sends the others their shares directly.
-
-    Args:
-        array_bytes: size of the complete array, of which each device has a shard before or after.
-        devices: in a group.
-    """
+    all-to-all each device sends the others their shares directly. `array_bytes` is the size of the
+    complete array, of which each of the group's `devices` has a shard before or after."""
     if kind == "collective-permute":
         return array_bytes
     passes = 2 if kind == "all-reduce" else 1

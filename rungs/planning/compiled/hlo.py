@@ -200,12 +200,8 @@ def tiled_bytes_of(shape: str) -> int:
 
 
 def _padded(dimensions: list[int], order: str, tile: str) -> list[int]:
-    """Return the dimensions, each rounded up to whole tiles.
-
-    Args:
-        order: of the axes in memory, the last first.
-        tile: its sides along the last axes.
-    """
+    """Return the dimensions, each rounded up to whole tiles. `order` is that of the axes in memory,
+    the last first; `tile` has its sides along the last axes."""
     sides = [int(side) for side in reversed(tile.split(",")) if side]
     for axis, side in zip(map(int, filter(None, order.split(","))), sides, strict=False):
         dimensions[axis] = -(-dimensions[axis] // side) * side

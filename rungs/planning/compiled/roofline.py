@@ -238,12 +238,7 @@ def _work_of(instruction: hlo.Instruction, trips: int, hardware: Hardware) -> Wo
 
 
 def _kernel(hardware: Hardware, moved: float, flops: float, compute: float) -> Work:
-    """Return the work of a kernel.
-
-    Args:
-        moved: bytes.
-        compute: seconds of its FLOPs.
-    """
+    """Return the work of a kernel. `moved` is in bytes; `compute` is the seconds of its FLOPs."""
     assert hardware.bandwidth is not None
     memory = moved / hardware.bandwidth
     return Work(flops, moved, compute, memory, max(compute, memory))

@@ -177,12 +177,8 @@ def is_kernel(target: str) -> bool:
 
 
 def kernels_of(program: str, log: list[str]) -> Kernels:
-    """Return what a compiler made of a step.
-
-    Args:
-        program: the HLO text of the compiled step.
-        log: lines that the compiler wrote meanwhile.
-    """
+    """Return what a compiler made of a step. `program` is the HLO text of the compiled step, `log`
+    what the compiler wrote meanwhile."""
     calls: dict[str, Counter[str]] = {}
     for target, op_name in _CUSTOM_CALL.findall(program):
         part = next((part for part in KERNEL_PARTS if re.search(rf"\b{part}\b", op_name)), None)

@@ -38,12 +38,8 @@ _SETTINGS = re.compile(r"(XLA|JAX|NCCL|TPU|LIBTPU|CUDA)_\w+|LD_LIBRARY_PATH")
 
 def run_check(path: Path, config: RunConfig, folder: Path) -> Report:
     """Check the devices that a run would use. Prints each figure as soon as it is known. Raises
-    UserError if the run does not fit the devices.
-
-    Args:
-        path: the run folder, which is not written to.
-        folder: where checkpoints are written for a moment.
-    """
+    UserError if the run does not fit the devices. Nothing is written to the run folder `path`;
+    checkpoints are in `folder` for a moment."""
     jax_setup.prepare(config.train, partial(copy_bytes, config))
     mesh = _create_mesh(path, config)
     jax_setup.settle(mesh.devices.flat[0].platform)

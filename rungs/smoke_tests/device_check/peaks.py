@@ -40,12 +40,9 @@ Rounds = Callable[..., Any]
 
 
 def figures(mesh: Mesh, used: list[str], hardware: Hardware | None) -> Iterator[Figure]:
-    """Yield the speeds of each device while all are busy.
-
-    Args:
-        used: dtypes to measure matmuls in, besides those that are fast on the platform.
-        hardware: what the devices are, if their published figures are known.
-    """
+    """Yield the speeds of each device while all are busy. Matmuls are in the dtypes `used` and in
+    those that are fast on the platform. `hardware` is what the devices are, if their published
+    figures are known."""
     for dtype in dict.fromkeys([*used, *_FAST_DTYPES.get(_platform(mesh), ())]):
         published = hardware and hardware.peak(np.dtype(jnp.dtype(dtype)))
         yield _figure(f"matmul {dtype}", matmul_flops(mesh, dtype), "FLOP/s", published)

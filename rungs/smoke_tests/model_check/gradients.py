@@ -122,12 +122,8 @@ def check_gradients(checked: CheckedModel, gradient: Gradient) -> CheckResult:
 def find_dead_parameters(
     model: ModelConfig, gradient: Arrays, parameters: Arrays, batch: CheckedBatch
 ) -> DeadParameters:
-    """Find the parts of parameters that receive no gradient from a batch.
-
-    Args:
-        gradient: gradient of each trainable parameter, by dotted name.
-        parameters: values of the parameters.
-    """
+    """Find the parts of parameters that receive no gradient from a batch. `gradient` is by the
+    dotted name of each trainable parameter; `parameters` are their values."""
     alive: list[tuple[float, str]] = []
     dead: list[str] = []
     exemptions: dict[str, None] = {}

@@ -88,8 +88,7 @@ class Training(NamedTuple):
 
 
 class TrainingProcess:
-    """A process that trains a run, observed from outside. What it prints goes to the file `output`.
-    """
+    """A process that trains a run, observed from outside. What it prints goes to the file `output`."""
 
     process: "subprocess.Popen[bytes]"
 
