@@ -1,9 +1,6 @@
 """The checkpoints in a run's `checkpoints/`: what they are called, which are valid, which is best,
-the links `best` and `latest`, and the list that `checkpointing.py` prints.
-
-A checkpoint is written under a name with a leading dot and renamed once it is complete. A crash
-therefore leaves a complete checkpoint or nothing that looks like one.
-"""
+the links `best` and `latest`, and the list that `checkpointing.py` prints. A checkpoint is written
+under a name with a leading dot and renamed once it is complete."""
 
 import datetime
 import fnmatch

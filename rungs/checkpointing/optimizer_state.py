@@ -1,7 +1,5 @@
-"""The optimizer state of a checkpoint, in its folder `optimizer/`: written, read and checked.
-
-Orbax does so with TensorStore, in its OCDBT format.
-"""
+"""The optimizer state of a checkpoint, in its folder `optimizer/`: written, read and checked by
+Orbax with TensorStore, in its OCDBT format."""
 
 import functools
 import hashlib

@@ -1,8 +1,6 @@
 """The files that a model was published with besides its weights: config, tokenizer, chat template.
-
-`pretrained.py import` puts them beside the weights, in `checkpoints/imported/`. Each checkpoint of
-a run that starts from those has a copy in `published/`, so that it can be exported on its own.
-"""
+An import has them in `checkpoints/imported/`, and each checkpoint of a run that starts from those
+in `published/`, so that it can be exported on its own."""
 
 import contextlib
 from pathlib import Path

@@ -1,11 +1,6 @@
-"""Checkpoint retention: which checkpoints of a run are deleted, and when.
-
-After each save the newest `keep_checkpoints` (a key of train.json) and the best one stay. If the
-validation data was changed between starts, so do the best ones on the earlier data.
-If the next checkpoint would not fit on the disk, old ones are deleted before it is written, also
-some of the newest `keep_checkpoints` if it takes that. So they are if the disk, or a quota, turns
-out to be full while it is written.
-"""
+"""Which checkpoints of a run are deleted, and when. After each save the newest `keep_checkpoints`
+and the best one on each validation data stay. Some of these are deleted, too, before the next one
+is written if that would not fit on the disk, or when the disk or a quota turns out to be full."""
 
 import contextlib
 import logging

@@ -1,7 +1,5 @@
-"""Write safetensors files tensor by tensor, with a layout that is fixed up front.
-
-The format: https://github.com/huggingface/safetensors#format
-"""
+"""Write safetensors files tensor by tensor, with a layout that is fixed up front:
+https://github.com/huggingface/safetensors#format"""
 
 import json
 import math

@@ -1,7 +1,5 @@
 """`model.safetensors`: a model's weights by dotted name, in one file or in shards with an index.
-
-The header of each file holds the configs of the model, so it can be loaded without a run folder.
-"""
+The header of each file holds the configs of the model, so it can be loaded without a run folder."""
 
 import json
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
-"""The options that `train.py` and `reinforce.py` share, and the lock that both hold.
-
-JAX takes seconds to import; what the options get wrong is reported before that.
-"""
+"""The options that `train.py` and `reinforce.py` share, and the lock that both hold. JAX takes
+seconds to import; what the options get wrong is reported before that."""
 
 import dataclasses
 import sys

@@ -1,7 +1,5 @@
 """Signals that stop a run: they end a process that is starting, and ask a training one to stop
-after the current step.
-
-A signal that the process inherits as ignored stays ignored, be it by `nohup` or `trap '' USR1`.
+after the current step. One that the process inherits as ignored, as under `nohup`, stays ignored.
 """
 
 from __future__ import annotations  # an older Python must get as far as `command.py`

@@ -1,9 +1,6 @@
-"""The `MultiSteps` optimizer: one update per global step on the mean gradient of its microbatches.
-
-Unlike in `optax.MultiSteps`, the inner optimizer runs once per global step instead of once per
-microbatch, and a microbatch with a non-finite gradient is left out instead of spoiling the step.
-`optimizers.py` has the optimizers; clipping, weight decay and the learning rate are applied here.
-"""
+"""The `MultiSteps` optimizer: one update per global step on the mean gradient of its microbatches,
+with clipping, weight decay and the learning rate. Unlike in `optax.MultiSteps`, the inner optimizer
+runs once per global step, and a microbatch with a non-finite gradient is left out."""
 
 from typing import Any, NamedTuple
 

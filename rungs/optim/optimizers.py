@@ -1,10 +1,6 @@
-"""The optimizers: how each turns a gradient into a direction. `update_rule` returns the one that
-`train.json` names.
-
-`multi_steps.py` adds clipping, weight decay and the learning rate. Here, the kind of a parameter
-(matrix, router, low-rank addition) is read from the axes it declares, as in `layers.py`, and never
-from its number of dimensions, because stacking layers adds one to all of them.
-"""
+"""The optimizers: how each turns a gradient into a direction. The kind of a parameter (matrix,
+router, low-rank addition) is read from the axes it declares, and never from its number of
+dimensions, because stacking layers adds one to all of them."""
 
 import functools
 import math

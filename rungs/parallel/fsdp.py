@@ -1,23 +1,7 @@
 """FSDP: all-gather the weights of which each device along the data axis, and in mode `cp` along the
-context axis, keeps a shard; add up gradients.
-
-A layer's weights are gathered before the layer runs, and again in its backward pass, so that only
-one or two layers are gathered at a time. The head stays gathered for the whole microbatch.
-Gradients are reduce-scattered back to the shards: the derivative of an all-gather is a sum.
-
-The token embedding is not gathered, as a microbatch needs few of its rows: each device looks up its
-columns of all devices' tokens, and they exchange the results.
-
-`GradientSum` adds up gradients over the devices that have different tokens, also of weights that
-every device has whole. Of these, each device gets the sum of the part that it updates, in one of
-two ways:
-
-    after the last microbatch   each device adds up its own gradients, then one reduce-scatter
-    as soon as it is computed   as in FSDP, without the all-gather (`Kept`). The reduce-scatter of a
-                                layer runs while the layer below computes its gradients
-
-Of what no axis divides, every device gets the whole sum, after the last microbatch.
-"""
+context axis, keeps a shard, before a layer runs and again in its backward pass; add up gradients.
+The head stays gathered for the whole microbatch. The token embedding is not gathered: each device
+looks up its columns of all devices' tokens, and they exchange the results."""
 
 import functools
 from typing import Any, NamedTuple
@@ -146,13 +130,14 @@ all_gather.defvjp(lambda shard, *args: (all_gather(shard, *args), type(shard) is
 
 
 class GradientSum:
-    """How a step's gradients are added up.
+    """How a step's gradients are added up over the devices that have different tokens, also those
+    of weights that every device has whole. Of these, each device gets the sum of the part that it
+    updates: by a reduce-scatter after the last microbatch or, of a single microbatch, as soon as it
+    is computed (`Kept`), while the layer below computes its gradients. Of what no axis divides,
+    every device gets the whole sum, after the last microbatch.
 
-    Args:
-        layout: layout of the weights.
-        trained: the weights, as global arrays.
-        microbatches: number in a step. Only the gradients of a single one are added up as soon as
-            they are computed.
+    Args: layout: layout of the weights. trained: the weights, as global arrays. microbatches:
+    number in a step. Only the gradients of a single one are added up as soon as they are computed.
 
     Attributes:
         gathered: axes, by path, of the weights whose all-gather adds up their gradient.

@@ -1,12 +1,5 @@
-"""Join the processes of a run, and broadcast and agree between them. With one process, every
-function does the same without communication.
-
-If another process is missing at the start or dies, this one ends with one line. JAX's health check
-would abort it with a stack trace (exit code 134), unless it has a callback. But jaxlib 0.10 cannot
-convert the callback's argument to Python: it throws `std::bad_cast` instead of calling it.
-`connect` turns that into a RuntimeError; in the thread of the health check it ends in C++'s
-terminate handler, so that is set too. JAX's own log lines before it say which process died.
-"""
+"""Join the processes of a run, and broadcast and agree between them; with one process, without
+communication. If another process is missing at the start or dies, this one ends with one line."""
 
 import contextlib
 import ctypes
@@ -97,7 +90,13 @@ def end_if_lost() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _end_instead_of_abort() -> Iterator[None]:
-    """Call `_end` where the health check of a client created in this block would abort."""
+    """Call `_end` where JAX's health check of a client created in this block would abort, with a
+    stack trace (exit code 134).
+
+    The health check has a callback, but jaxlib 0.10 throws `std::bad_cast` instead of calling it,
+    as it cannot convert the argument. `connect` turns that into a RuntimeError; in the thread of
+    the health check it ends in C++'s terminate handler, so that is set too. JAX's own log lines
+    before it say which process died."""
     create = _jax.get_distributed_runtime_client
     with_callback = functools.partial(create, missed_heartbeat_callback=lambda *_: _end())
     _set_terminate_handler()

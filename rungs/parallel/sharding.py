@@ -1,8 +1,6 @@
-"""The sharding modes, and where each array and batch lives on the mesh.
-
-A parameter declares the names of its axes (`axes` in its metadata). `MESH_AXES` says for each mode
-which array axis is split over which mesh axis. Axes that are not split are replicated.
-"""
+"""The sharding modes, and where each array and batch lives on the mesh. A parameter declares the
+names of its axes (`axes` in its metadata); `MESH_AXES` says which of them each mode splits over
+which mesh axis. The others are replicated."""
 
 import math
 from collections.abc import Sequence

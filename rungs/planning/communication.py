@@ -1,11 +1,6 @@
-"""What the devices of a mesh send each other in a training step, computed from the configs.
-
-`planned_collectives(run, layout)` lists the collectives that a step runs for each parameter and
-activation, how often, and on how many bytes. Nothing is compiled. `compiled/collectives.py`
-counts the same in a compiled program, which differs where the compiler moves or drops collectives.
-
-Axis suffixes as in `rungs/model/gpt.py`.
-"""
+"""What the devices of a mesh send each other in a training step, computed from the configs: nothing
+is compiled. `compiled/collectives.py` counts the same in a compiled program, which differs where
+the compiler moves or drops collectives. Axis suffixes as in `rungs/model/gpt.py`."""
 
 import math
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
-"""Parameters and FLOPs per token of a run, computed from its configs.
-
-Axis suffixes as in `rungs/model/gpt.py`.
-"""
+"""Parameters and FLOPs per token of a run, computed from its configs. Axes as in
+`rungs/model/gpt.py`."""
 
 import math
 from typing import NamedTuple

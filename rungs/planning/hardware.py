@@ -1,8 +1,5 @@
-"""Known devices: FLOP/s, memory and bandwidth as their makers publish them.
-
-To add a device, add an entry to `DEVICES`; `plan.py --device` and its help take the name from
-there. The table loads without JAX and NumPy.
-"""
+"""Known devices: FLOP/s, memory and bandwidth as their makers publish them. To add a device, add an
+entry to `DEVICES`. The table loads without JAX and NumPy, as the help of `plan.py` shows it."""
 
 import math
 import re
@@ -108,10 +105,11 @@ DEVICES = (
     _tpu("tpu7x", ("TPU7x",), 1153.5e12, 94.75 * GIB, 3.69e12, _TPU7X),
 )
 """Tensor-core figures without sparsity, accumulating in float32. B200, H100 and H200 are the SXM
-models, whose figures are half of the published ones with sparsity; A100 is the SXM model with
-80 GB. A device of TPU7x is one of the two on a chip. https://www.nvidia.com/en-us/data-center/dgx-b200/,
-https://www.nvidia.com/en-us/data-center/h100/, https://www.nvidia.com/en-us/data-center/h200/,
-https://www.nvidia.com/en-us/data-center/a100/, https://www.nvidia.com/en-us/data-center/l4/;
+models, whose figures are half of the published ones with sparsity; A100 is the SXM model with 80
+GB. A device of TPU7x is one of the two on a chip.
+https://www.nvidia.com/en-us/data-center/dgx-b200/, https://www.nvidia.com/en-us/data-center/h100/,
+https://www.nvidia.com/en-us/data-center/h200/, https://www.nvidia.com/en-us/data-center/a100/,
+https://www.nvidia.com/en-us/data-center/l4/;
 https://www.nvidia.com/content/PDF/nvidia-ampere-ga-102-gpu-architecture-whitepaper-v2.pdf, table 9;
 https://images.nvidia.com/aem-dam/Solutions/geforce/ada/nvidia-ada-gpu-architecture.pdf, table 2;
 https://cloud.google.com/tpu/docs/v4 and the same for v5e, v5p, v6e and tpu7x.

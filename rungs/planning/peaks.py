@@ -1,9 +1,6 @@
 """Sizes of a step on each device, and what it needs at its peak beside weights and optimizer state:
 rules that agree with XLA's compilers (`tests/planning/test_memory.py`,
-`tests/planning/compiled/test_estimates.py`).
-
-Axis suffixes as in `rungs/model/gpt.py`.
-"""
+`tests/planning/compiled/test_estimates.py`). Axis suffixes as in `rungs/model/gpt.py`."""
 
 import math
 from collections.abc import Mapping

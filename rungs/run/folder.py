@@ -1,8 +1,6 @@
-"""A run's folder: found by name, its paths, and the lock that one training process holds.
-
-What that process and its helpers write, they write after `check`: while they were suspended, the
-folder may have been moved and another run put in its place.
-"""
+"""A run's folder: found by name, its paths, and the lock that one training process holds. That
+process and its helpers write only after `check`: while they were suspended, the folder may have
+been moved and another run put in its place."""
 
 import contextlib
 import dataclasses

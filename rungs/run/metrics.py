@@ -1,7 +1,5 @@
-"""`metrics.jsonl`: one line per global step, each step exactly once, also after a crash.
-
-Training writes `StepMetrics`, reinforcement learning `PolicyMetrics`.
-"""
+"""`metrics.jsonl`: one line per global step, each step exactly once, also after a crash. Training
+writes `StepMetrics`, reinforcement learning `PolicyMetrics`."""
 
 import contextlib
 import dataclasses

@@ -1,9 +1,6 @@
-"""The coordinate check of muP: do activations, and their change in training, keep their size as the
-model gets wider (Yang et al. 2022, "Tensor Programs V", appendix D.1)?
-
-The same run is trained for a few steps at several widths. With muP both stay almost constant. In
-the standard parametrisation they grow with the width, faster in deeper layers.
-"""
+"""The coordinate check of muP: do activations, and their change in a few steps of training, keep
+their size as the model gets wider (Yang et al. 2022, "Tensor Programs V", appendix D.1)? In the
+standard parametrisation they grow with the width, faster in deeper layers."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

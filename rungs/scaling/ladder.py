@@ -1,8 +1,5 @@
 """A ladder of runs: the best model size and training for a compute budget, and for smaller budgets
-on the way to it.
-
-All runs keep the architecture, vocabulary, dataset and sequence length of one origin run.
-"""
+on the way to it, with the architecture, dataset and sequence length of one origin run."""
 
 import json
 import math

@@ -1,11 +1,7 @@
 """What the devices of a compiled program send each other, read from its HLO text: every collective
 with its bytes (`collectives`), which of them run while the device computes (`overlaps`), and sums
-by mesh axes. XLA may add collectives that no line of the source asks for.
-
-A device's number is its position in the program's device assignment, `mesh.devices.flat`. XLA calls
-it a partition id, or a global device id where an operation has `use_global_device_ids`; in a
-program of one replica, and `jax.jit` compiles no other, the two are the same.
-"""
+by mesh axes. A device's number is its position in `mesh.devices.flat`: XLA's partition id, which is
+the global device id in a program of one replica, and `jax.jit` compiles no other."""
 
 import math
 import re

@@ -1,8 +1,5 @@
-"""A compiled program, parsed from its HLO text; how often its loops run (`trip_count`).
-
-The instructions of a computation stand in the order in which they run, except inside a fusion,
-which runs as one.
-"""
+"""A compiled program, parsed from its HLO text; how often its loops run. The instructions of a
+computation stand in the order in which they run, except inside a fusion, which runs as one."""
 
 import dataclasses
 import math

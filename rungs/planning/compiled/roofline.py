@@ -1,9 +1,6 @@
-"""The least time of a training step on a device, part by part, from its compiled program.
-
-A roofline (Williams et al. 2009, https://doi.org/10.1145/1498765.1498785): a kernel takes at least
-its FLOPs divided by the device's peak, and at least its bytes divided by the bandwidth of the
-device's memory. Nothing is measured.
-"""
+"""The least time of a training step on a device, part by part, from its compiled program: a kernel
+takes at least its FLOPs ÷ the device's peak, and its bytes ÷ the bandwidth of the device's memory
+(Williams et al. 2009, https://doi.org/10.1145/1498765.1498785)."""
 
 import re
 from collections import defaultdict

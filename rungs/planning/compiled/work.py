@@ -1,15 +1,5 @@
 """FLOPs of the matmuls of an instruction of a compiled program, and bytes that it moves to and from
-a device's memory, from the shapes in its HLO.
-
-A multiplication and an addition count as 2. XLA's TPU compiler writes matmuls as convolutions, and
-its GPU compiler some as calls of cuBLAS. Only our own kernels, which are custom calls, do not show
-what they compute, except for grouped matmuls, whose FLOPs follow from their operands.
-
-An instruction, also a fusion, reads its operands and writes its results; what is between the
-instructions inside a fusion stays in registers. Of an operand that it only takes slices or rows of,
-it reads these. Updates of a part of an array are in place: where the array is still needed, the
-compiler copies it first. Arrays in a TPU's fast memory (VMEM) do not count.
-"""
+a device's memory, from the shapes in its HLO. A multiplication and an addition count as 2."""
 
 import math
 import re
@@ -56,8 +46,10 @@ class Matmul(NamedTuple):
 
 
 def matmuls_of(instruction: Instruction) -> Iterator[Matmul]:
-    """Yield the matmuls of an instruction and of the fusion that it calls. Raises ValueError if its
-    text has a matmul that this module cannot count."""
+    """Yield the matmuls of an instruction and of the fusion that it calls. XLA's TPU compiler
+    writes matmuls as convolutions, and its GPU compiler some as calls of cuBLAS. Of our own
+    kernels, which are custom calls, only grouped matmuls show what they compute, by their operands.
+    Raises ValueError if its text has a matmul that this module cannot count."""
     if instruction.is_fusion:
         for inner in instruction.inner:
             yield from matmuls_of(inner)
@@ -147,7 +139,10 @@ _COUNTS = {"dot": _dot, "convolution": _convolution, "custom-call": _custom_call
 
 def moved_bytes(instruction: Instruction) -> int:
     """Return the bytes that an instruction, not one in a fusion, reads and writes each time it
-    runs."""
+    runs. What is between the instructions of a fusion stays in registers. Of an operand that it
+    only takes slices or rows of, it reads these. Updates of a part of an array are in place, as the
+    compiler copies an array that is still needed first. A TPU's fast memory (VMEM) does not
+    count."""
     if (
         instruction.opcode in _FREE
         or instruction.target in _FREE_TARGETS

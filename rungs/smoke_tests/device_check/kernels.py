@@ -1,11 +1,7 @@
-"""Each kernel of `rungs/model/kernels/` next to its plain form, forward and backward.
-
-The model calls kernels through functions that pick the fastest one for the device and the shapes.
-The cases call these functions, so they check whatever would run here. To cover a new kernel, add a
-case with shapes for which it is picked, if there is none yet.
-
-Axes as in `gpt.py`; M rows, E groups, I inputs, O outputs of matmuls.
-"""
+"""Each kernel of `rungs/model/kernels/` next to its plain form, forward and backward. The cases
+call what the model calls, which picks a kernel for the device and the shapes. To cover a new
+kernel, add a case for whose shapes it is picked. Axes as in `gpt.py`; M rows, E groups, I inputs, O
+outputs."""
 
 import contextlib
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
-"""How fast the devices are, all at once: matmuls, memory, and the links between them.
-
-Axes: D devices, N rows or columns.
-"""
+"""How fast the devices are, all at once: matmuls, memory, and the links between them. Axes: D
+devices, N rows or columns."""
 
 import math
 import time

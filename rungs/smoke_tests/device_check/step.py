@@ -1,8 +1,5 @@
 """The run's own step on its devices: how long it takes, how much memory, whether it repeats, and
-how long a checkpoint takes.
-
-Token ids are random, so no dataset is needed. Axes as in `rungs/step/train_step.py`.
-"""
+how long a checkpoint takes. Token ids are random. Axes as in `rungs/step/train_step.py`."""
 
 import dataclasses
 import math

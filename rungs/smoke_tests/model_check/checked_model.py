@@ -1,8 +1,5 @@
 """The model and batch that the model check examines, a run at its start cut to a small size; and
-the result of a check.
-
-Axes as in `rungs/model/gpt.py`.
-"""
+the result of a check. Axes as in `rungs/model/gpt.py`."""
 
 import functools
 from collections.abc import Callable

@@ -1,8 +1,6 @@
-"""The eight checks of a model before training, and the table that shows them.
-
-Checks that compare values that should be equal allow for rounding. Gradients that should not exist
-must be exactly zero. Axes as in `rungs/model/gpt.py`.
-"""
+"""The eight checks of a model before training, and the table that shows them. Values that should be
+equal may differ by rounding; gradients that should not exist must be exactly zero. Axes as in
+`rungs/model/gpt.py`."""
 
 import math
 import time

@@ -1,8 +1,6 @@
-"""The gradient of a batch, and trainable parameters that receive none although they need one.
-
-Each layer and expert of a stacked parameter and each row of an embedding is a part that can be dead
-on its own. Dead means a gradient of exactly zero. Axes as in `rungs/model/gpt.py`.
-"""
+"""The gradient of a batch, and trainable parameters that receive none although they need one:
+layers and experts of stacked parameters and rows of embeddings whose gradient is exactly zero. Axes
+as in `rungs/model/gpt.py`."""
 
 from collections.abc import Callable, Iterator
 from typing import NamedTuple

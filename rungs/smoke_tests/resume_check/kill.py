@@ -1,8 +1,5 @@
-"""Kill a training process at a random moment of a chosen phase: start, compilation, step, …
-
-Most of a short training is its start, so a random point in time would rarely hit anything else.
-What a process is doing is seen from what it has written to its run folder.
-"""
+"""Kill a training process at a random moment of a chosen phase, as most of a short training is its
+start. What a process is doing is seen from what it has written to its run folder."""
 
 import contextlib
 import math
