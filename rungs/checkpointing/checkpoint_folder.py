@@ -268,13 +268,9 @@ def find_valid_weights(path: Path | str) -> Path:
 
 
 def find_weights(path: Path | str) -> Path:
-    """Return the `model.safetensors` that `path` stands for, or the index if it is in shards.
-    Raises UserError if there is no such file.
-
-    Args:
-        path: a run folder (for its best checkpoint, or imported weights if there is none), a
-            checkpoint folder, or a `model.safetensors`, which may be in shards.
-    """
+    """Return the `model.safetensors` that a path stands for, or the index if it is in shards: that
+    of a run folder (its best checkpoint, or imported weights if there is none), a checkpoint
+    folder, or the file itself. Raises UserError if there is none."""
     path = RUNS / path if is_folder(RUNS / path) and not is_there(path) else Path(path)
     link = path / "checkpoints" / BEST
     if path.name in (BEST, LATEST) or path.parent.name in (BEST, LATEST):

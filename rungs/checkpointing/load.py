@@ -35,18 +35,11 @@ from rungs.step.state import AbstractModel, shapes_of
 
 
 def load_model(path: Path | str, layout: Layout | None = None) -> GPT:
-    """Return a trained model, with LoRA merged. Raises UserError if there is nothing to load at
-    `path`, or it is damaged.
-
-    Args:
-        path: as for `find_weights`: a run, a checkpoint or a weights file.
-        layout: where its parameters go, in a mode that doesn't split the vocabulary; the first
-            device if absent.
-
-    Returns:
-        A `GPT`. `model(tokens_BS)` gives float32 logits_BSV; parameters keep
-        the dtypes they were saved in.
-    """
+    """Return a trained model, with LoRA merged: `model(tokens_BS)` gives float32 logits_BSV, and
+    parameters keep the dtypes they were saved in. `path` is as for `find_weights`: a run, a
+    checkpoint or a weights file. `layout`, in a mode that doesn't split the vocabulary, is where
+    its parameters go instead of the first device. Raises UserError if there is nothing to load at
+    `path`, or it is damaged."""
     weights = MergedWeights(find_valid_weights(path))
     abstract = AbstractModel(weights.header.model, layout)
     return abstract.fill(place_weights(weights, abstract))
@@ -90,15 +83,9 @@ class FileTensor(UnreadTensor):
 
 
 def load_tokenizer(path: Path | str, datasets_dir: Path | None = None) -> Tokenizer:
-    """Return the tokenizer of a model.
-
-    It is the file next to the weights if there is one, else the tokenizer of the model's dataset,
-    else the one on the Hugging Face hub. Raises UserError if the tokenizer cannot be found, or is
-    damaged.
-
-    Args:
-        path: as for `load_model`.
-    """
+    """Return the tokenizer of a model: the file next to the weights if there is one, else the
+    tokenizer of the model's dataset, else the one on the Hugging Face hub. `path` is as for
+    `load_model`. Raises UserError if it cannot be found, or is damaged."""
     weights = find_weights(path)
     opened = Weights(weights)
     if file := opened.tokenizer_file:

@@ -1,11 +1,12 @@
 """The manifest of a checkpoint: `meta.json`, what it records, checksums, damage. It is written
 last: a folder without it is not a checkpoint.
 
-20261121Z101500-step-000375/ model.safetensors   weights by dotted name, maybe in shards; headers
-have configs and tokenizer id tokenizer.json      if the dataset has one published/          files
-that an imported model was published with besides its weights optimizer/          optimizer state,
-written by Orbax meta.json           step, losses, configs, dataset checksums, versions, checksums
-of all files
+20261121Z101500-step-000375/
+  model.safetensors   weights by dotted name, maybe in shards; headers have configs, tokenizer id
+  tokenizer.json      if the dataset has one
+  published/          files that an imported model was published with besides its weights
+  optimizer/          optimizer state, written by Orbax
+  meta.json           step, losses, configs, dataset checksums, versions, checksums of all files
 """
 
 import dataclasses

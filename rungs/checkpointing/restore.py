@@ -51,14 +51,9 @@ def place_weights(
     cast: Collection[str] = (),
     skip: tuple[str, ...] = (),
 ) -> dict[str, jax.Array]:
-    """Read parameters one at a time and put each onto its devices.
-
-    Args:
-        weights: saved parameters.
-        abstract: shapes and shardings, with the padding of the vocabulary.
-        cast: names of parameters to cast to their dtype in `abstract`; others keep their own.
-        skip: endings of names to leave out.
-    """
+    """Read parameters one at a time and put each onto its devices, with the shapes and shardings of
+    `abstract`. Those named in `cast` get their dtype there, others keep their own. `skip` are
+    endings of names to leave out."""
     names = [name for name in abstract.weights if not name.endswith(skip)]
     weights.check_tensors({name: abstract.shapes[name] for name in names})
 

@@ -114,13 +114,10 @@ class Saver:
         self.wait()
 
     def save(self, model: GPT, optimizer: MultiSteps, meta: CheckpointMeta) -> Flags:
-        """Start saving; return once the arrays may change. Waits for the pending save first. Raises
-        RunFailure if this checkpoint cannot be written, or the pending one could not.
-
-        Returns:
-            Flags, still being computed, that tell which arrays are finite. If one is not, the
-            checkpoint will not appear.
-        """
+        """Start saving; return once the arrays may change, with flags, still being computed, that
+        tell which arrays are finite. If one is not, the checkpoint will not appear. Waits for the
+        pending save first. Raises RunFailure if this checkpoint cannot be written, or the pending
+        one could not."""
         self.wait()
         flags = finite_flags(named_arrays(model) | named_arrays(optimizer))
         begin = self._begin_shared if processes.is_multi_process() else self._begin_alone

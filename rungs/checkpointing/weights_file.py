@@ -79,17 +79,9 @@ class WeightsHeader(NamedTuple):
 def write_weights(
     folder: Path, weights: Mapping[str, Any], header: WeightsHeader, max_file_bytes: int
 ) -> list[str]:
-    """Write NumPy arrays as `model.safetensors`, or as shards with an index if they are large.
-
-    Args:
-        folder: where to write.
-        weights: arrays by dotted name.
-        header: written into every file.
-        max_file_bytes: limit for the arrays in a file.
-
-    Returns:
-        The names of the files that hold arrays.
-    """
+    """Write NumPy arrays, by dotted name, as `model.safetensors`, or as shards of at most
+    `max_file_bytes` with an index; the header is in every file. Return the names of the files that
+    hold arrays."""
     specs = {name: TensorSpec(weights[name].dtype.name, weights[name].shape) for name in weights}
     sizes = {name: specs[name].bytes for name in sorted(specs)}
     files = place_tensors(sizes, max_file_bytes)
@@ -103,16 +95,9 @@ def write_weights(
 
 
 class Weights:
-    """The tensors of a `model.safetensors` or its shards, read one at a time. Raises UserError,
-    which says why, if Rungs cannot read the files.
-
-    Args:
-        path: of the file or of the shards' index; the file's name also finds the index.
-
-    Attributes:
-        path: of the file or index that exists.
-        header: what the file says about the weights.
-    """
+    """The tensors of a `model.safetensors` or its shards, read one at a time. `path` is of the file
+    or of the shards' index; the file's name also finds the index. Raises UserError, which says why,
+    if Rungs cannot read the files."""
 
     def __init__(self, path: Path) -> None:
         self.path = file_or_index(path)

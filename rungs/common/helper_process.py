@@ -75,17 +75,9 @@ class HelperProcess:
         self._process.stdin.flush()
 
     def finish(self, stop: StopSignal, what: str, patience: float = math.inf) -> bool:
-        """Let the process finish what it was sent, unless another signal arrives. It no longer has
-        low priority: this process only waits for it. Return whether it has finished.
-
-        Args:
-            stop: knows of signals.
-            what: it does, for the message of a long wait.
-            patience: seconds to wait at most.
-
-        Returns:
-            Whether it has finished, or was never started.
-        """
+        """Let the process finish what it was sent, unless another signal arrives or `patience`, in
+        seconds, ends. It no longer has low priority: this process only waits for it. `what` it does
+        is for the message of a long wait. Return whether it has finished, or was never started."""
         if self._process is None:
             return True
         with contextlib.suppress(OSError):
@@ -190,16 +182,10 @@ def receive(lines: Iterable[str], *, exit_if_killed: bool = False) -> SimpleQueu
 
 
 class AnsweringProcess:
-    """A process with pipes to its standard input and output and an environment of its own, which
-    Ctrl-C doesn't reach.
-
-    Args:
-        program: the Python file that it runs. Neither the file's folder nor the working directory
-            is searched for modules.
-        environment: all of its environment variables.
-        folder: its working directory; None for this process's.
-        options: more of Python's options.
-    """
+    """A process that runs a Python file, with pipes to its standard input and output, in which
+    neither the file's folder nor the working directory is searched for modules, and which Ctrl-C
+    doesn't reach. `environment` are all of its environment variables, `options` more of Python's
+    options."""
 
     def __init__(
         self,

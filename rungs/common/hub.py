@@ -111,17 +111,11 @@ def model_file(name: str, file: str) -> Path:
 
 
 def download_model(name: str, revision: str | None = None) -> tuple[Path, str]:
-    """Download the weights, configs and tokenizer of a published model into the hub's local cache.
-    Files that are up to date are not downloaded again. Without a network, the cache is used. Raises
-    UserError if there is no such model, it is not cached and the hub cannot be reached, or its
-    weights are in no supported format.
-
-    Args:
-        revision: a branch, tag or commit; None for the main branch.
-
-    Returns:
-        The folder and the commit.
-    """
+    """Download the weights, configs and tokenizer of a published model into the hub's local cache,
+    unless they are up to date there; return the folder and the commit. Without a network, the cache
+    is used. Raises UserError if there is no such model, it is not cached and the hub cannot be
+    reached, or its weights are in no supported format. `revision` is a branch, tag or commit; None
+    for the main branch."""
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import HTTPError, RepositoryNotFoundError
 

@@ -52,11 +52,7 @@ class StopSignal:
     """After `begin`, and until the end of the `with` block, the first signal only sets `number`; a
     second SIGINT, SIGTERM or SIGHUP ends the process. A second one within a second of the first is
     ignored: a launcher such as `uv run` may forward a signal that the process has already received
-    with its process group.
-
-    Attributes:
-        number: the signal received, or None.
-    """
+    with its process group."""
 
     def __init__(self) -> None:
         self.number: int | None = None

@@ -31,16 +31,10 @@ class Update(NamedTuple):
 
 
 class MultiSteps(nnx.Optimizer):
-    """An optimizer that updates once per global step of several microbatches.
-
-    The learning rate follows the count of all global steps, applied or not. The moments and their
-    bias correction follow the count of applied updates.
-
-    Args:
-        model: its `nnx.Param`s are trained or, with LoRA, only its low-rank additions.
-        train: hyperparameters.
-        total_steps: number of global steps in the run, at least 1.
-    """
+    """An optimizer that updates once per global step of several microbatches. It trains a model's
+    `nnx.Param`s or, with LoRA, only its low-rank additions. The learning rate follows the count of
+    all global steps, applied or not; the moments and their bias correction follow that of applied
+    updates."""
 
     def __init__(self, model: GPT, train: OptimizationConfig, total_steps: int) -> None:
         self.schedule = learning_rate_schedule(train, total_steps)

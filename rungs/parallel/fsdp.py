@@ -34,16 +34,9 @@ class Kept(NamedTuple):
 
 
 class WeightGatherer:
-    """All-gathers a model's weights, layer by layer.
-
-    Args:
-        split_axes: from `Layout.sharded_axes`.
-        compute_dtype: kernels of layers and the head are gathered in this dtype if it is narrower
-            than their own; bfloat16 halves the bytes.
-
-    Attributes:
-        gather_layer: function from the state of a block with one layer's shards to the full one.
-    """
+    """All-gathers a model's weights, layer by layer: `gather_layer` maps the state of a block with
+    one layer's shards to the full one. `split_axes` are those of `Layout.sharded_axes`; kernels of
+    layers and the head are gathered in `compute_dtype` if it is narrower than their own."""
 
     def __init__(
         self, split_axes: dict[tuple[Any, ...], ShardedAxis], compute_dtype: jnp.dtype
@@ -134,14 +127,8 @@ class GradientSum:
     of weights that every device has whole. Of these, each device gets the sum of the part that it
     updates: by a reduce-scatter after the last microbatch or, of a single microbatch, as soon as it
     is computed (`Kept`), while the layer below computes its gradients. Of what no axis divides,
-    every device gets the whole sum, after the last microbatch.
-
-    Args: layout: layout of the weights. trained: the weights, as global arrays. microbatches:
-    number in a step. Only the gradients of a single one are added up as soon as they are computed.
-
-    Attributes:
-        gathered: axes, by path, of the weights whose all-gather adds up their gradient.
-    """
+    every device gets the whole sum, after the last microbatch. `gathered` has the axes, by path, of
+    the weights whose all-gather adds up their gradient."""
 
     def __init__(self, layout: Layout, trained: nnx.State, microbatches: int) -> None:
         sharded = layout.sharded_axes(trained)

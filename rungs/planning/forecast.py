@@ -183,13 +183,9 @@ def forecast(
     throughput: Throughput | None = None,
 ) -> Forecast:
     """Return what a run needs on devices that may not be here. Raises UserError with a line for
-    each reason why model, training, devices and datasets do not go together.
-
-    Args:
-        sharding: with both sizes given.
-        utilization: assumed share of the devices' peak, by `flops.model_flops_per_token`.
-        throughput: if it is known.
-    """
+    each reason why model, training, devices and datasets do not go together. `sharding` must have
+    both sizes; `utilization` is the assumed share of the devices' peak, by
+    `flops.model_flops_per_token`, if the throughput is not known."""
     with target_device.trace_for(hardware.target):
         train = resolve_compute_dtype(config.train).model_copy(update={"sharding": sharding})
         untimed = _without_time(run, RunConfig(config.model, train), hardware, datasets_dir)

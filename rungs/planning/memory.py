@@ -78,12 +78,9 @@ def memory_of(config: RunConfig, mesh: Mesh, stored: Dtypes | None = None) -> Me
 
 class MemoryEstimates:
     """The memory of a run's step with several settings of `remat` and `microbatch_size`, which
-    share their traces: these take most of the time.
-
-    Weights, moments and gradients are exact. Activations are what the derivative of the loss keeps.
-    Temporary arrays depend on the compiler: `logits` and `layer` are rules that agree with its own
-    analysis, as the tests check.
-    """
+    share their traces: these take most of the time. Weights, moments and gradients are exact;
+    activations are what the derivative of the loss keeps; `logits` and `layer`, the temporary
+    arrays, are rules that agree with the compiler's own analysis."""
 
     def __init__(
         self,
@@ -92,15 +89,10 @@ class MemoryEstimates:
         settings: Sequence[Remat],
         stored: Dtypes | None = None,
     ) -> None:
-        """Trace the step.
-
-        Args:
-            mesh: in the mode of `config.train.sharding`; abstract if the devices are only planned
-                (`target_device.trace_for`).
-            settings: values of `remat` that `of` may be asked for.
-            stored: dtypes of the file that the weights come from. With LoRA, frozen weights keep
-                them.
-        """
+        """Trace the step. The mesh must be in the mode of `config.train.sharding`; it is abstract
+        if the devices are only planned (`target_device.trace_for`). `settings` are the values of
+        `remat` that `of` may be asked for. `stored` has the dtypes of the file that the weights
+        come from, which frozen weights keep with LoRA."""
         self._mesh = mesh
         self._microbatch_size = config.train.microbatch_size
         self._abstract = AbstractState(config, 1, mesh)

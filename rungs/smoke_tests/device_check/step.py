@@ -91,12 +91,8 @@ class RunningStep:
 
 
 class StepTime:
-    """How long a run's steps take.
-
-    Attributes:
-        seconds: mean time of a step, of several in a row.
-        model_flops: FLOP/s of each device, by the formula of `flops.model_flops_per_token`.
-    """
+    """How long a run's steps take: mean seconds of several in a row, and FLOP/s of each device by
+    the formula of `flops.model_flops_per_token`."""
 
     def __init__(self, step: RunningStep) -> None:
         self.losses = step.run(1)

@@ -53,14 +53,8 @@ _INDENT = " " * 23
 
 
 def run_checks(path: Path, config: RunConfig, checked: CheckedModel) -> list[str]:
-    """Run all checks and print a table, each row as soon as it is known.
-
-    Args:
-        path: the run folder.
-
-    Returns:
-        The names of the checks that failed.
-    """
+    """Run all checks and print a table, each row as soon as it is known. Return the names of the
+    checks that failed."""
     print(*_header(path, config, checked), sep="\n", flush=True)
     start = time.perf_counter()
     results = []

@@ -63,15 +63,8 @@ class Difference(NamedTuple):
 
 
 def run_check(path: Path, config: RunConfig, check: ParallelCheck, devices: int) -> bool:
-    """Train every case and print a table, each row as soon as it is known.
-
-    Args:
-        path: the run folder.
-        devices: maximum number of devices.
-
-    Returns:
-        Whether all differences are within their tolerances.
-    """
+    """Train every case on at most `devices` devices and print a table, each row as soon as it is
+    known. Return whether all differences are within their tolerances."""
     meshes, problems = check.meshes(devices)
     cases = [case for mesh in meshes for case in check.splits(*mesh)]
     print(*_header(path, config, check), *problems, "", _HEADER_ROW, sep="\n", flush=True)

@@ -135,12 +135,8 @@ def open_datasets(config: run_config.RunConfig, datasets_dir: Path) -> dict[str,
 
 
 class BatchLog:
-    """What `train_with_batch_log.py` wrote for one process.
-
-    Attributes:
-        platform: what the steps ran on: cpu, gpu or tpu.
-        batches: each step taken, in order, with the checksum of its batch.
-    """
+    """What `train_with_batch_log.py` wrote for one process: the platform (cpu, gpu or tpu), and
+    each step taken, in order, with the checksum of its batch."""
 
     def __init__(self, path: Path) -> None:
         lines = path.read_text().splitlines(keepends=True) if path.exists() else []
@@ -187,13 +183,8 @@ class Comparison(NamedTuple):
 
 
 class ResumeCheck:
-    """Trains a run twice in subprocesses: uninterrupted, and with kills.
-
-    Args:
-        folder: where to train.
-        short: the run.
-        train_command: the command of `train_with_batch_log.py`.
-    """
+    """Trains a run twice in subprocesses, uninterrupted and with kills, in a folder.
+    `train_command` is the command of `train_with_batch_log.py`."""
 
     def __init__(self, folder: Path, short: ShortRun, train_command: Sequence[str]) -> None:
         self._folder, self._short, self._train_command = folder, short, train_command
@@ -248,15 +239,8 @@ class ResumeCheck:
 
 
 def run_check(path: Path, short: ShortRun, check: ResumeCheck, kills: int) -> bool:
-    """Train uninterrupted and with kills, and print results as soon as they are known.
-
-    Args:
-        path: the run folder.
-        short: its short copy.
-
-    Returns:
-        Whether the two trainings are identical.
-    """
+    """Train the short copy of the run at `path` uninterrupted and with kills, and print results as
+    soon as they are known. Return whether the two trainings are identical."""
     print(
         f"{path}, shortened: {check.plan.steps} steps of {short.config.tokens_per_step:,} tokens, a"
         f" checkpoint every {check.plan.interval} steps",

@@ -85,7 +85,7 @@ class Training(NamedTuple):
 
 
 class TrainingProcess:
-    """A process that trains a run, observed from outside. What it prints goes to the file `output`."""
+    """A process that trains a run, observed from outside. It prints to the file `output`."""
 
     process: "subprocess.Popen[bytes]"
 
