@@ -1,7 +1,6 @@
 """A ladder of runs: the best model size and training for a compute budget, and for smaller budgets
 on the way to it, with the architecture, dataset and sequence length of one origin run."""
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ from rungs.config.run_config import RunConfig
 from rungs.data.dataset import Dataset
 from rungs.data.loader import TrainingData
 from rungs.parallel.mesh import BLOCKS
+from rungs.planning import rows
 from rungs.planning.flops import (
     TOKENS_PER_PARAMETER,
     count_active_parameters,
@@ -22,6 +22,7 @@ from rungs.planning.flops import (
 from rungs.planning.forecast import Forecast, Speed
 from rungs.planning.memory import Memory, format_bytes
 from rungs.planning.report import UNKNOWN_SPEED
+from rungs.planning.rows import Part
 from rungs.run.derive import NewRun
 from rungs.scaling import widths
 from rungs.step.state import Shapes, shapes_of
@@ -126,39 +127,12 @@ def as_text(rungs: list[Rung], forecast: Forecast, largest: Memory) -> str:
     """Return a table of the rungs, with the time that each takes if that is known. `forecast` is
     the origin run's, on the devices that the rungs are for; `largest` is the memory of the last
     rung."""
-    headings = ["FLOPs", "emb_dim", "n_layers", "parameters", "tokens", "tokens/parameter"]
-    headings += ["epochs", "tokens per step", "steps", "learning rate"]
-    rows = [_row(rung) for rung in rungs]
-    if forecast.speed is not None:
-        headings.append("time")
-        for row, rung in zip(rows, rungs, strict=True):
-            row.append(format_duration(rung.flops / forecast.speed.flops))
-    notes = [*_total(rungs, forecast.speed), *_data_notes(rungs, forecast)]
-    table = align_columns([headings, *rows], left=0)
-    return "\n".join([table, "", *notes, _verdict(forecast, largest)])
+    return rows.as_text([_table(rungs, forecast), _notes(rungs, forecast, largest)])
 
 
 def as_json(rungs: list[Rung], forecast: Forecast, largest: Memory) -> str:
     """Return the same figures as JSON, with the changed keys of each rung."""
-    speed = forecast.speed
-    content = {
-        "rungs": [
-            {
-                "flops": rung.flops,
-                "parameters": rung.size.parameters,
-                "tokens": rung.tokens,
-                "steps": rung.steps,
-                "tokens_per_step": rung.tokens_per_step,
-                "seconds": speed and rung.flops / speed.flops,
-                "set": rung.changes,
-            }
-            for rung in rungs
-        ],
-        "missing_datasets": forecast.missing_datasets,
-        "bytes_per_device_of_largest": largest.total,
-        "fits": largest.total <= forecast.usable_bytes,
-    }
-    return json.dumps(content, indent=2)
+    return rows.as_json([_table(rungs, forecast), _notes(rungs, forecast, largest)])
 
 
 def _check_scalable(config: RunConfig) -> None:
@@ -265,20 +239,43 @@ def _epochs(config: RunConfig, tokens: float, datasets: Mapping[str, Dataset]) -
     return math.ceil(tokens / (data.total_steps * data.tokens_per_step))
 
 
-def _row(rung: Rung) -> list[str]:
-    changes = rung.changes
-    return [
-        f"{rung.flops:.2e}",
-        f"{changes['emb_dim']:,}",
-        f"{changes['n_layers']:,}",
-        f"{rung.size.parameters:,}",
-        f"{rung.tokens:,}",
-        f"{rung.tokens / rung.size.parameters:.1f}",
-        f"{changes['epochs']:,}",
-        f"{rung.tokens_per_step:,}",
-        f"{rung.steps:,}",
-        f"{changes['learning_rate']:g}" if "learning_rate" in changes else "unchanged",
-    ]
+def _table(rungs: list[Rung], forecast: Forecast) -> Iterator[Part]:
+    speed, found, cells = forecast.speed, list[dict[str, Any]](), list[dict[str, str]]()
+    for rung in rungs:
+        changes, parameters = rung.changes, rung.size.parameters
+        seconds = rung.flops / speed.flops if speed else None
+        rate = f"{changes['learning_rate']:g}" if "learning_rate" in changes else "unchanged"
+        cells.append(
+            {
+                "FLOPs": f"{rung.flops:.2e}",
+                "emb_dim": f"{changes['emb_dim']:,}",
+                "n_layers": f"{changes['n_layers']:,}",
+                "parameters": f"{parameters:,}",
+                "tokens": f"{rung.tokens:,}",
+                "tokens/parameter": f"{rung.tokens / parameters:.1f}",
+                "epochs": f"{changes['epochs']:,}",
+                "tokens per step": f"{rung.tokens_per_step:,}",
+                "steps": f"{rung.steps:,}",
+                "learning rate": rate,
+                **({} if seconds is None else {"time": format_duration(seconds)}),
+            }
+        )
+        sizes = {"flops": rung.flops, "parameters": parameters, "tokens": rung.tokens}
+        steps = {"steps": rung.steps, "tokens_per_step": rung.tokens_per_step}
+        found.append(sizes | steps | {"seconds": seconds, "set": changes})
+    yield align_columns([[*cells[0]], *([*row.values()] for row in cells)], left=0)
+    yield {"rungs": found}
+
+
+def _notes(rungs: list[Rung], forecast: Forecast, largest: Memory) -> Iterator[Part]:
+    yield from _total(rungs, forecast.speed)
+    yield from _data_notes(rungs, forecast)
+    fits = largest.total <= forecast.usable_bytes
+    needed, usable = format_bytes(largest.total), format_bytes(forecast.usable_bytes)
+    verdict = "fits" if fits else "does not fit, and nothing is written; lower microbatch_size"
+    yield f"the largest rung needs {needed} of {usable} on each device: it {verdict}"
+    yield {"missing_datasets": forecast.missing_datasets}
+    yield {"bytes_per_device_of_largest": largest.total, "fits": fits}
 
 
 def _total(rungs: list[Rung], speed: Speed | None) -> Iterator[str]:
@@ -306,11 +303,3 @@ def _data_notes(rungs: list[Rung], forecast: Forecast) -> Iterator[str]:
             f"the dataset is too small: {most:,} epochs. Beyond {MAX_EPOCHS} a repeated token is"
             " worth less than a new one, and losses bend away from a power law"
         )
-
-
-def _verdict(forecast: Forecast, largest: Memory) -> str:
-    needed, usable = format_bytes(largest.total), format_bytes(forecast.usable_bytes)
-    line = f"the largest rung needs {needed} of {usable} on each device"
-    if largest.total <= forecast.usable_bytes:
-        return f"{line}: it fits"
-    return f"{line}: it does not fit, and nothing is written; lower microbatch_size"

@@ -28,7 +28,6 @@ from rungs.smoke_tests.resume_check.kill import (
     Phase,
     ProcessKiller,
     StepPlan,
-    Training,
     discard,
     measure_phases,
 )
@@ -234,8 +233,8 @@ class ResumeCheck:
         for path in self._short.files:
             (run / path.name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(path, run / path.name)
-        training = Training(RunFolder(run), self._short.options, self.plan, self._train_command)
-        return ProcessKiller(training, self._seconds)
+        options, command = self._short.options, self._train_command
+        return ProcessKiller(RunFolder(run), options, self.plan, command, self._seconds)
 
 
 def run_check(path: Path, short: ShortRun, check: ResumeCheck, kills: int) -> bool:

@@ -63,38 +63,19 @@ class Kill(NamedTuple):
     """Time since the start of the process."""
 
 
-class Training(NamedTuple):
-    """A training, to be done by processes that are killed and followed by others."""
-
-    run: RunFolder
-    """With its two config files."""
-    options: Sequence[str]
-    plan: StepPlan
-    train_command: Sequence[str]
-    """Trains; takes the file for the log of batches, then the arguments of `train.py`."""
-
-    def start(self, batch_log: Path) -> "TrainingProcess":
-        """Start a process that trains the run."""
-        observed = TrainingProcess(self, batch_log.with_suffix(".txt"))
-        arguments = [str(batch_log), str(self.run.path), *self.options]
-        with observed.output.open("wb") as output:
-            observed.process = subprocess.Popen(
-                [*self.train_command, *arguments], stdout=output, stderr=subprocess.STDOUT
-            )
-        return observed
-
-
 class TrainingProcess:
     """A process that trains a run, observed from outside. It prints to the file `output`."""
 
-    process: "subprocess.Popen[bytes]"
-
-    def __init__(self, training: Training, output: Path) -> None:
-        self._run, self._plan, self.output = training.run, training.plan, output
+    def __init__(
+        self, run: RunFolder, plan: StepPlan, command: Sequence[str], output: Path
+    ) -> None:
+        self._run, self._plan, self.output = run, plan, output
         checkpoints = list_checkpoints(self._run.checkpoints)
         self._first_step = checkpoints[-1].step + 1 if checkpoints else 0
         self._logged_bytes = _size(self._run.log)
         self._start = time.monotonic()
+        with output.open("wb") as file:
+            self.process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
 
     def activity(self) -> Activity:
         """Return what the process is doing or, once it is dead, was doing."""
@@ -147,15 +128,19 @@ class TrainingProcess:
 
 
 class ProcessKiller:
-    """Starts processes that train a run, and kills them.
+    """Starts processes that train a run, and kills them. `train_command` takes the file for the log
+    of batches, then the arguments of `train.py`: the run folder, with its two config files, and
+    options. `seconds` are the measured durations of phases, `batch_logs` those of the processes."""
 
-    Attributes:
-        seconds: measured duration of each phase, by phase.
-        batch_logs: the log of each process, in order.
-    """
-
-    def __init__(self, training: Training, seconds: dict[Phase, float]) -> None:
-        self._training, self._run, self._plan = training, training.run, training.plan
+    def __init__(
+        self,
+        run: RunFolder,
+        options: Sequence[str],
+        plan: StepPlan,
+        train_command: Sequence[str],
+        seconds: dict[Phase, float],
+    ) -> None:
+        self._run, self._options, self._plan, self._command = run, options, plan, train_command
         self.seconds = dict(seconds)
         self.batch_logs: list[Path] = []
         self._random = random.Random()
@@ -218,8 +203,10 @@ class ProcessKiller:
     def start(self) -> TrainingProcess:
         """Start a process that trains the run."""
         run = self._run.path
-        self.batch_logs.append(run.with_name(f"{run.name}-{len(self.batch_logs)}.jsonl"))
-        return self._training.start(self.batch_logs[-1])
+        log = run.with_name(f"{run.name}-{len(self.batch_logs)}.jsonl")
+        self.batch_logs.append(log)
+        command = [*self._command, str(log), str(run), *self._options]
+        return TrainingProcess(self._run, self._plan, command, log.with_suffix(".txt"))
 
 
 def measure_phases(process: TrainingProcess) -> dict[Phase, float]:
