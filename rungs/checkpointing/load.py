@@ -10,19 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
+from rungs.checkpointing import manifest, published, restore
 from rungs.checkpointing.checkpoint_folder import IMPORTED, find_valid_weights, find_weights
-from rungs.checkpointing.manifest import refuse_damaged
-from rungs.checkpointing.published import all_stop_tokens
-from rungs.checkpointing.restore import place_weights
 from rungs.checkpointing.weights_file import WEIGHTS_FILE, Weights, file_or_index
+from rungs.common import paths, shown_text
 from rungs.common.errors import UserError
-from rungs.common.paths import is_file, is_folder
-from rungs.common.shown_text import quoted
 from rungs.config import run_config
 from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import MODEL_FILE, TRAIN_FILE, AnyRunConfig
-from rungs.data import tokenizer_files
-from rungs.data.catalog import dataset_folder, find_datasets_dir
+from rungs.data import catalog, tokenizer_files
 from rungs.data.tokenizer import TOKENIZER_FILE, Tokenizer
 from rungs.model.generation import Generator, Request
 from rungs.model.gpt import GPT
@@ -42,7 +38,7 @@ def load_model(path: Path | str, layout: Layout | None = None) -> GPT:
     `path`, or it is damaged."""
     weights = MergedWeights(find_valid_weights(path))
     abstract = AbstractModel(weights.header.model, layout)
-    return abstract.fill(place_weights(weights, abstract))
+    return abstract.fill(restore.place_weights(weights, abstract))
 
 
 def load_token_generator(
@@ -89,15 +85,15 @@ def load_tokenizer(path: Path | str, datasets_dir: Path | None = None) -> Tokeni
     weights = find_weights(path)
     opened = Weights(weights)
     if file := opened.tokenizer_file:
-        refuse_damaged(weights, only=TOKENIZER_FILE)
+        manifest.refuse_damaged(weights, only=TOKENIZER_FILE)
         return tokenizer_files.load_tokenizer(file)
     name = opened.header.tokenizer
     if not name:
         raise UserError(
             f"{weights}: was imported without a tokenizer; put its tokenizer.json in that folder"
         )
-    folder = dataset_folder(name, find_datasets_dir(datasets_dir))
-    return tokenizer_files.load_tokenizer(folder if is_folder(folder) else name)
+    folder = catalog.dataset_folder(name, catalog.find_datasets_dir(datasets_dir))
+    return tokenizer_files.load_tokenizer(folder if paths.is_folder(folder) else name)
 
 
 class TextGenerator(NamedTuple):
@@ -130,7 +126,7 @@ def load_generator(
     """Return a trained model that continues texts; arguments and errors as for
     `load_token_generator` and `load_tokenizer`."""
     tokenizer = load_tokenizer(path)
-    stops = all_stop_tokens(Weights(find_weights(path)), tokenizer)
+    stops = published.all_stop_tokens(Weights(find_weights(path)), tokenizer)
     generator = load_token_generator(path, compute_dtype, weight_format)
     return TextGenerator(generator, tokenizer, stops)
 
@@ -208,10 +204,10 @@ def find_starting_weights(run: RunFolder, config: AnyRunConfig) -> Weights | Non
             raise UserError(
                 f"{run.path / TRAIN_FILE}: start_from: missing, but {run.imported} holds an"
                 ' imported model; add "start_from": "imported", or train from random weights in'
-                f" another folder: uv run train.py RUN --like {quoted(run.path)}"
+                f" another folder: uv run train.py RUN --like {shown_text.quoted(run.path)}"
             )
         return None
-    refuse_damaged(path)
+    manifest.refuse_damaged(path)
     weights = MergedWeights(path)
     lines = [
         f"{key}: {json.dumps(here)}, but the weights to start from"
@@ -242,7 +238,7 @@ def _starting_file(run: RunFolder, config: AnyRunConfig) -> Path | None:
         return None
     imported = file_or_index(run.imported / WEIGHTS_FILE)
     path = imported if name == IMPORTED else find_weights(name)
-    if not is_file(path):
+    if not paths.is_file(path):
         raise UserError(
             f"{run.path / config.train_file}: start_from: nothing was imported into this run; name"
             " a run or a checkpoint, or import into a new folder: uv run pretrained.py import"

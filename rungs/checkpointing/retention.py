@@ -8,12 +8,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from rungs.checkpointing import checkpoint_folder
-from rungs.checkpointing.checkpoint_folder import (
-    CHECKPOINT_GLOB,
-    UNFINISHED,
-    best_by_validation_data,
-    newest_valid,
-)
 from rungs.checkpointing.manifest import Checkpoint
 from rungs.common import disk
 
@@ -34,7 +28,7 @@ def delete_old(folder: Path, keep: int) -> None:
 def superfluous(checkpoints: list[Checkpoint], keep: int) -> list[Checkpoint]:
     """Return the checkpoints to delete if the newest `keep` and the best ones stay. `checkpoints`
     must be ordered by step; a `keep` of -1 keeps all."""
-    best = best_by_validation_data(checkpoints).values()
+    best = checkpoint_folder.best_by_validation_data(checkpoints).values()
     return [old for old in _older(checkpoints, keep) if old not in best]
 
 
@@ -72,7 +66,10 @@ def _deletable(folder: Path, keep: int) -> tuple[list[Checkpoint], list[Checkpoi
     """Return the checkpoints that may be deleted to make room, oldest first: those that are due
     once the next one is there, and the others."""
     checkpoints = checkpoint_folder.list_checkpoints(folder)
-    needed = *best_by_validation_data(checkpoints).values(), newest_valid(folder)
+    needed = (
+        *checkpoint_folder.best_by_validation_data(checkpoints).values(),
+        checkpoint_folder.newest_valid(folder),
+    )
     older = _older(checkpoints, max(keep - 1, 1))
     free = [checkpoint for checkpoint in checkpoints if checkpoint not in needed]
     return [c for c in free if c in older], [c for c in free if c not in older]
@@ -96,7 +93,7 @@ def _older(checkpoints: list[Checkpoint], keep: int) -> list[Checkpoint]:
 def _delete(checkpoints: Iterable[Checkpoint]) -> None:
     """Delete checkpoints. Of one that is a link, what it points to stays."""
     for checkpoint in checkpoints:
-        renamed = checkpoint.folder.with_name(UNFINISHED + checkpoint.folder.name)
+        renamed = checkpoint.folder.with_name(checkpoint_folder.UNFINISHED + checkpoint.folder.name)
         with contextlib.suppress(FileNotFoundError):  # deleted by the user already
             checkpoint.folder.rename(renamed)
             disk.remove(renamed)
@@ -104,6 +101,6 @@ def _delete(checkpoints: Iterable[Checkpoint]) -> None:
 
 def clean_up(folder: Path) -> None:
     """Delete what a crash left half-written or half-deleted, and update the links."""
-    for path in folder.glob(UNFINISHED + CHECKPOINT_GLOB):
+    for path in folder.glob(checkpoint_folder.UNFINISHED + checkpoint_folder.CHECKPOINT_GLOB):
         disk.remove(path)
     checkpoint_folder.update_links(folder)

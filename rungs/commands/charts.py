@@ -8,9 +8,8 @@ from pathlib import Path
 import click
 
 from rungs.common.errors import UserError
-from rungs.run import recorded_run, records
+from rungs.run import metrics, recorded_run, records
 from rungs.run.folder import RunFolder, find_run, runs_in
-from rungs.run.metrics import METRICS_FILE
 from rungs.run.recorded_run import RecordedRun
 
 
@@ -130,7 +129,7 @@ def _draw_power_law(runs: list[RecordedRun], output_folder: Path, chart_style: s
 
 
 def _no_steps(run_folder: Path) -> str:
-    return f"{run_folder / METRICS_FILE}: no step recorded yet; nothing to draw"
+    return f"{run_folder / metrics.METRICS_FILE}: no step recorded yet; nothing to draw"
 
 
 def comparison_folder(names: list[str]) -> Path:

@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from rungs.common import hub
-from rungs.common.paths import is_there
+from rungs.common import hub, paths
 from rungs.common.text_table import counted
 from rungs.config import option_values
 from rungs.data import catalog, hub_dataset, overlap, pair_dataset, text_dataset
@@ -154,7 +153,7 @@ def _request(files: list[DataFile], options: Options) -> Request:
 
 def _holds_documents(name: str, datasets_dir: Path) -> bool:
     """Whether a repository that isn't there yet holds documents rather than tokens."""
-    if is_there(catalog.dataset_folder(name, datasets_dir)):
+    if paths.is_there(catalog.dataset_folder(name, datasets_dir)):
         return False
     return hub_dataset.FILES[0] not in hub.dataset_repository(name).files
 

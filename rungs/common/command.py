@@ -15,8 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
-from rungs.common import errors, standard_streams
-from rungs.common.shown_text import shown
+from rungs.common import errors, shown_text, standard_streams
 
 if TYPE_CHECKING:
     import click
@@ -51,7 +50,7 @@ def _report(kind: type[BaseException], error: BaseException, trace: TracebackTyp
         line = f"error: {sys.executable} has {lacks}; use uv, which installs it:"
         print(line, "uv run", shlex.join(sys.argv), file=sys.stderr)
     else:
-        sys.stderr.write(shown("".join(traceback.format_exception(kind, error, trace))))
+        sys.stderr.write(shown_text.shown("".join(traceback.format_exception(kind, error, trace))))
 
 
 def _is_script_of_ours() -> bool:

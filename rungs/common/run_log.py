@@ -15,9 +15,8 @@ from typing import Any, NoReturn
 
 from tqdm import tqdm
 
-from rungs.common import disk
+from rungs.common import disk, shown_text
 from rungs.common.errors import RunFailure
-from rungs.common.shown_text import shown
 
 SECONDS_BETWEEN_LINES = 10.0
 """Off a terminal, and in `train.log`, progress is a line every so many seconds."""
@@ -83,7 +82,7 @@ class _AboveTheBar(logging.Handler):
 
 def _make_safe(record: logging.LogRecord) -> bool:
     """Keep secrets and control characters out of a message: a filter of handlers."""
-    record.msg, record.args = shown(record.getMessage()), ()
+    record.msg, record.args = shown_text.shown(record.getMessage()), ()
     return True
 
 

@@ -18,9 +18,8 @@ from rungs.common.plugins import OPTIMIZERS, load_plugin
 from rungs.config.model_config import ModelConfig
 from rungs.config.optimization_config import OptimizationConfig
 from rungs.model.layers import LowRankParam
-from rungs.parallel.mesh import BLOCKS, dotted
+from rungs.parallel import mesh, target_device
 from rungs.parallel.sharding import padded_axis
-from rungs.parallel.target_device import cpu_barrier
 
 ADAM_RMS = 0.2
 """Typical root mean square of an AdamW update. Muon's updates are scaled to it, so that both use
@@ -64,7 +63,7 @@ def _mup_factor(
     AdamW moves every weight of a kernel equally far at any width, so outputs move in proportion to
     the number of inputs. Muon, scaled to AdamW, moves them in proportion to its square root.
     """
-    if path[0] != BLOCKS or not param.inputs:
+    if path[0] != mesh.BLOCKS or not param.inputs:
         return 1.0
     is_orthogonal = optimizer == "muon" and is_hidden_matrix(path, param)
     return width_multiplier ** (-0.5 if is_orthogonal else -1)
@@ -170,7 +169,7 @@ def _adam(train: OptimizationConfig) -> optax.GradientTransformation:
         **_: Any,
     ) -> tuple[optax.Updates, optax.OptState]:
         _, new = adam.update(gradient, state, params)
-        kept = cpu_barrier(keep_unless(applied, new, state))
+        kept = target_device.cpu_barrier(keep_unless(applied, new, state))
         means = optax.tree.bias_correction(kept.mu, train.beta1, new.count)
         squares = optax.tree.bias_correction(kept.nu, train.beta2, new.count)
         scaled = jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + train.epsilon), means, squares)
@@ -202,7 +201,7 @@ def is_hidden_matrix(path: tuple[object, ...], param: nnx.Variable) -> bool:
 
     Routers, which map to experts, and low-rank additions are not.
     """
-    is_full_rank = path[0] == BLOCKS and not isinstance(param, LowRankParam)
+    is_full_rank = path[0] == mesh.BLOCKS and not isinstance(param, LowRankParam)
     return is_full_rank and param.inputs > 0 and param.axes[-1] != "experts"
 
 
@@ -270,7 +269,7 @@ def _on_matrices(
     and declares no axes.
     """
     flat = nnx.to_flat_state(params)
-    views = {dotted(path): _Matrix(param, vocab_size) for path, param in flat}
+    views = {mesh.dotted(path): _Matrix(param, vocab_size) for path, param in flat}
 
     def matrices(tree: optax.Params) -> dict[str, Array]:
         pairs = zip(views.items(), jax.tree.leaves(tree), strict=True)

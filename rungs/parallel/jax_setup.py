@@ -19,8 +19,7 @@ import platformdirs
 from rungs.common.errors import UserError
 from rungs.config.optimization_config import OptimizationConfig
 from rungs.config.sharding_config import ShardingConfig
-from rungs.parallel import gpu_settings
-from rungs.parallel.devices import cpu_device_count
+from rungs.parallel import devices, gpu_settings
 
 TRUNCATED_ENTRY = r"Error reading persistent compilation cache entry for '(.+?)'"
 WRITE_FAILURE = r"Error writing persistent compilation cache entry for '.+?': (.*)"
@@ -45,7 +44,7 @@ def prepare(
         flags = os.environ.get("XLA_FLAGS", "")
         os.environ["XLA_FLAGS"] = f"{flags} --xla_gpu_deterministic_ops=true".strip()
     with contextlib.suppress(RuntimeError):  # JAX has already started
-        count = cpu_device_count(train, copy_bytes, recorded, processes)
+        count = devices.cpu_device_count(train, copy_bytes, recorded, processes)
         jax.config.update("jax_num_cpu_devices", count)
 
 

@@ -19,7 +19,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rungs.common import run_log
 from rungs.common.errors import EXIT_FAILED, RunFailure, UserError, readable_line, reason
-from rungs.common.run_log import TERMINAL
 from rungs.parallel.launchers import Cluster
 from rungs.parallel.mesh import size_along
 
@@ -72,7 +71,7 @@ def _end(cause: Exception | None = None) -> None:
         message += f" ({readable_line(reason(cause))})"
     with _ENDING:
         run_log.log_to_file_only(logging.ERROR, message)
-        TERMINAL.write(f"error: {message}\n")
+        run_log.TERMINAL.write(f"error: {message}\n")
         os._exit(EXIT_FAILED)
 
 

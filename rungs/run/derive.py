@@ -9,13 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from rungs.common import strict_json
-from rungs.common.atomic_folder import create_folder
+from rungs.common import atomic_folder, strict_json
 from rungs.common.errors import UserError
 from rungs.common.paths import is_file, is_inside, is_there
 from rungs.config import run_config
 from rungs.config.reinforce_config import ReinforceConfig
-from rungs.config.run_config import FILE_TYPES
 from rungs.run.folder import find_run, new_run_path
 
 
@@ -49,7 +47,7 @@ class NewRun:
         """Write the folder, completely or not at all. A folder that exists is left unchanged.
         Raises UserError if the folder cannot be written."""
         if not is_there(self.folder):
-            with create_folder(self.folder) as new:
+            with atomic_folder.create_folder(self.folder) as new:
                 for name, text in self.texts.items():
                     (new / name).write_text(text, encoding="utf-8")
                 for name, content in self.task_files.items():
@@ -115,7 +113,7 @@ def _changed_files(origin: Path, target: Path, changes: Mapping[str, Any]) -> di
     model_file, train_file = files = run_config.config_files(origin)
     contents = {name: json.loads(strict_json.read_text(origin / name)) for name in files}
     for key, value in changes.items():
-        in_model = key in FILE_TYPES[model_file].model_fields
+        in_model = key in run_config.FILE_TYPES[model_file].model_fields
         contents[model_file if in_model else train_file][key] = value
     for content in contents.values():
         schema = content.get("$schema")

@@ -15,9 +15,8 @@ from pydantic import Field, GetPydanticSchema, TypeAdapter
 from pydantic_core import core_schema
 from typing_extensions import TypeVar
 
-from rungs.common import disk
+from rungs.common import disk, paths
 from rungs.common.errors import RunFailure
-from rungs.common.paths import is_file
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -188,7 +187,7 @@ def read(path: Path) -> list[StepMetrics]:
 def stream(path: Path, kind: type[R]) -> Iterator[R]:
     """Yield the steps recorded in the file, in order: a million of them take a gigabyte. Damaged
     lines, and fields that only another version of Rungs knows, are left out."""
-    if not is_file(path):
+    if not paths.is_file(path):
         return
     validator = TypeAdapter(kind).validator
     with path.open("rb") as lines:

@@ -13,10 +13,8 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 from pydantic import ValidationError
 
-from rungs.common import disk
-from rungs.common.paths import is_file
+from rungs.common import disk, paths, text_table
 from rungs.common.strict_json import StrictModel
-from rungs.common.text_table import align_columns
 from rungs.run.folder import RunFolder
 
 EventKind = Literal["start", "stop", "failure", "finish", "spike", "stall"]
@@ -123,7 +121,7 @@ def read(run: RunFolder, kind: type[R]) -> list[R]:
     """Return a run's records of a kind, in order. Damaged lines are left out."""
     path = run.path / kind.FILE
     found = []
-    for line in path.read_bytes().splitlines() if is_file(path) else ():
+    for line in path.read_bytes().splitlines() if paths.is_file(path) else ():
         with contextlib.suppress(ValidationError):
             found.append(kind.model_validate_json(line))
     return found
@@ -191,7 +189,7 @@ def scores_table(runs: Mapping[str, RunFolder]) -> str | None:
     if not metrics:
         return None
     rows = [[*key, *(_cell(column.get(key)) for column in columns)] for key in metrics]
-    return align_columns([["benchmark", "metric", *runs], *rows], left=2)
+    return text_table.align_columns([["benchmark", "metric", *runs], *rows], left=2)
 
 
 def _cell(one: Evaluation | None) -> str:

@@ -6,14 +6,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rungs.common import shown_text, text_table
 from rungs.common.errors import UserError
-from rungs.common.shown_text import quoted
-from rungs.common.text_table import align_columns, format_duration
 from rungs.config.run_config import RunConfig
 from rungs.data.dataset import Dataset
 from rungs.data.loader import TrainingData
 from rungs.parallel.mesh import BLOCKS
-from rungs.planning import rows
+from rungs.planning import report, rows
 from rungs.planning.flops import (
     TOKENS_PER_PARAMETER,
     count_active_parameters,
@@ -21,7 +20,6 @@ from rungs.planning.flops import (
 )
 from rungs.planning.forecast import Forecast, Speed
 from rungs.planning.memory import Memory, format_bytes
-from rungs.planning.report import UNKNOWN_SPEED
 from rungs.planning.rows import Part
 from rungs.run.derive import NewRun
 from rungs.scaling import widths
@@ -257,13 +255,13 @@ def _table(rungs: list[Rung], forecast: Forecast) -> Iterator[Part]:
                 "tokens per step": f"{rung.tokens_per_step:,}",
                 "steps": f"{rung.steps:,}",
                 "learning rate": rate,
-                **({} if seconds is None else {"time": format_duration(seconds)}),
+                **({} if seconds is None else {"time": text_table.format_duration(seconds)}),
             }
         )
         sizes = {"flops": rung.flops, "parameters": parameters, "tokens": rung.tokens}
         steps = {"steps": rung.steps, "tokens_per_step": rung.tokens_per_step}
         found.append(sizes | steps | {"seconds": seconds, "set": changes})
-    yield align_columns([[*cells[0]], *([*row.values()] for row in cells)], left=0)
+    yield text_table.align_columns([[*cells[0]], *([*row.values()] for row in cells)], left=0)
     yield {"rungs": found}
 
 
@@ -282,9 +280,9 @@ def _total(rungs: list[Rung], speed: Speed | None) -> Iterator[str]:
     yield f"{TOKENS_PER_PARAMETER} tokens per parameter are compute-optimal"
     flops = sum(rung.flops for rung in rungs)
     if speed is None:
-        yield f"total: {flops:.2e} FLOPs; {UNKNOWN_SPEED}"
+        yield f"total: {flops:.2e} FLOPs; {report.UNKNOWN_SPEED}"
         return
-    time = format_duration(flops / speed.flops)
+    time = text_table.format_duration(flops / speed.flops)
     yield (
         f"total: {flops:.2e} FLOPs, {time} at {speed.flops / 1e12:.3g} TFLOP/s ({speed.reason});"
         " start-up, and the lower speed of small runs, not included"
@@ -295,7 +293,7 @@ def _data_notes(rungs: list[Rung], forecast: Forecast) -> Iterator[str]:
     for name in forecast.missing_datasets:
         yield (
             f"{name} is not here, so the number of epochs is not known:"
-            f" uv run download_dataset.py {quoted(name)}, then run this command again"
+            f" uv run download_dataset.py {shown_text.quoted(name)}, then run this command again"
         )
     most = max(rung.changes["epochs"] for rung in rungs)
     if most > MAX_EPOCHS:

@@ -13,8 +13,7 @@ from rungs.common.errors import UserError
 from rungs.optim.precision import dtype_of
 from rungs.parallel import target_device
 from rungs.planning.communication import abstract_layout
-from rungs.planning.compiled import hlo
-from rungs.planning.compiled.collectives import CONTROL_FLOW, KINDS
+from rungs.planning.compiled import collectives, hlo
 from rungs.planning.compiled.step import CompiledStep, is_kernel
 from rungs.planning.compiled.work import matmuls_of, moved_bytes
 from rungs.planning.flops import hardware_flops_per_token
@@ -212,7 +211,7 @@ def _scheduled(
 ) -> Iterator[tuple[hlo.Instruction, int]]:
     """Yield the instructions that run, and how many times they run."""
     for instruction in computation:
-        if instruction.opcode not in (*CONTROL_FLOW, "async-start"):
+        if instruction.opcode not in (*collectives.CONTROL_FLOW, "async-start"):
             yield instruction, trips
             continue
         times = hlo.trip_count(instruction)
@@ -252,7 +251,7 @@ def part_of(instruction: hlo.Instruction) -> str:
     data is a copy, except for a transfer to or from a TPU's fast memory, which belongs to the
     part of the instruction that it serves.
     """
-    if instruction.opcode.removesuffix("-start") in KINDS:
+    if instruction.opcode.removesuffix("-start") in collectives.KINDS:
         return COLLECTIVES
     if instruction.opcode in _PREFETCHES and _changes_memory(instruction):
         return _served(instruction)

@@ -18,8 +18,7 @@ from rungs.common.errors import UserError, readable_line, reason
 from rungs.config.run_config import RunConfig
 from rungs.config.sharding_config import ShardingConfig
 from rungs.optim.precision import resolve_compute_dtype
-from rungs.parallel import jax_setup
-from rungs.parallel.devices import create_run_mesh, recorded_sharding
+from rungs.parallel import devices, jax_setup
 from rungs.planning.hardware import device_of_kind
 from rungs.planning.oom_advice import report_out_of_memory
 from rungs.smoke_tests.device_check import kernels, peaks, step
@@ -54,13 +53,13 @@ def run_check(path: Path, config: RunConfig, folder: Path) -> Report:
 def on_mesh(config: RunConfig, mesh: Mesh) -> RunConfig:
     """Fill in the compute dtype and the sizes of the sharding."""
     train = resolve_compute_dtype(config.train)
-    sharding: ShardingConfig = recorded_sharding(train, mesh)
+    sharding: ShardingConfig = devices.recorded_sharding(train, mesh)
     return config._replace(train=train.model_copy(update={"sharding": sharding}))
 
 
 def _create_mesh(path: Path, config: RunConfig) -> Mesh:
     try:
-        return create_run_mesh(config.train, config.model, None)
+        return devices.create_run_mesh(config.train, config.model, None)
     except ValueError as error:
         raise UserError.at(path, str(error)) from None
 

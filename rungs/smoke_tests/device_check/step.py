@@ -22,8 +22,7 @@ from rungs.config.run_config import RunConfig
 from rungs.model.gpt import GPT
 from rungs.optim.multi_steps import MultiSteps
 from rungs.optim.precision import dtype_of
-from rungs.parallel import jax_setup, target_device
-from rungs.parallel.devices import recorded_sharding
+from rungs.parallel import devices, jax_setup, target_device
 from rungs.parallel.sharding import place_batch
 from rungs.planning.compiled.step import needed_bytes
 from rungs.planning.flops import model_flops_per_token
@@ -178,7 +177,7 @@ def _meta(step: RunningStep, number: int) -> CheckpointMeta:
         train=step.config.train.as_json(),
         datasets={},
         tokenizer="none",
-        sharding=recorded_sharding(step.config.train, step.mesh),
+        sharding=devices.recorded_sharding(step.config.train, step.mesh),
         created="",
         versions=installed_versions(),
         environment=jax_setup.recorded(),

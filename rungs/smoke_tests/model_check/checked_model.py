@@ -11,16 +11,13 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
-from rungs.checkpointing.load import find_starting_weights
-from rungs.checkpointing.restore import place_starting_weights
+from rungs.checkpointing import load, restore
 from rungs.checkpointing.weights_file import Weights
 from rungs.common.errors import UserError
 from rungs.config.run_config import RunConfig
 from rungs.config.train_config import TrainConfig
-from rungs.data.catalog import open_dataset
+from rungs.data import catalog, pair_sequences, provenance
 from rungs.data.loader import TrainingData
-from rungs.data.pair_sequences import IGNORED
-from rungs.data.provenance import check_same_tokenizer
 from rungs.model.gpt import GPT
 from rungs.optim.multi_steps import MultiSteps
 from rungs.parallel.devices import memory_bytes
@@ -100,10 +97,12 @@ class CheckedModel(NamedTuple):
     ) -> Self:
         """Load a run at its start, even if it was trained already. Raises UserError if the run and
         its data do not fit together, there is too little memory, or the batch has no targets."""
-        start_weights, names = find_starting_weights(run, config), config.train.datasets
-        datasets = {name: open_dataset(name, datasets_dir, update=False) for name in names}
+        start_weights, names = load.find_starting_weights(run, config), config.train.datasets
+        datasets = {name: catalog.open_dataset(name, datasets_dir, update=False) for name in names}
         if start_weights is not None:
-            check_same_tokenizer(datasets, config.train.tokenizer, start_weights.tokenizer)
+            provenance.check_same_tokenizer(
+                datasets, config.train.tokenizer, start_weights.tokenizer
+            )
         data = TrainingData(config, datasets)
         _check_memory(run, config)
         return cls.from_data(config, data, start_weights, limits)
@@ -122,14 +121,14 @@ class CheckedModel(NamedTuple):
         sequences = limits.sequences or (2 if is_large else 4)
         tokens = limits.tokens or (16 if is_large else 64)
         inputs_BS, targets_BS = _first_sequences(data, sequences, tokens)
-        if not (targets_BS != IGNORED).any(axis=-1).all():
+        if not (targets_BS != pair_sequences.IGNORED).any(axis=-1).all():
             raise UserError(
                 f"no target among the first {tokens} tokens of a sequence; raise --tokens"
             )
         config = RunConfig(config.model, _single_device(config.train, len(inputs_BS)))
         overfitting = RunConfig(config.model, _overfitting_config(config))
         mesh = one_device()
-        weights = place_starting_weights(start_weights, overfitting, limits.steps, mesh)
+        weights = restore.place_starting_weights(start_weights, overfitting, limits.steps, mesh)
         model, optimizer = create_model_and_optimizer(overfitting, limits.steps, mesh, weights)
         return cls(config, start_weights, inputs_BS, targets_BS, limits.steps, model, optimizer)
 

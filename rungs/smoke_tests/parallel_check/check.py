@@ -14,15 +14,13 @@ from flax import nnx
 from jax import Array
 from jax.sharding import Mesh
 
-from rungs.checkpointing.load import find_starting_weights
-from rungs.checkpointing.restore import place_padded, place_starting_weights
+from rungs.checkpointing import load, restore
 from rungs.checkpointing.weights_file import Weights
 from rungs.common.errors import UserError
 from rungs.config.run_config import RunConfig
 from rungs.config.sharding_config import Mode, ShardingConfig, mode_problem
-from rungs.data.catalog import open_dataset
+from rungs.data import catalog, pair_sequences
 from rungs.data.loader import Batch, TrainingData
-from rungs.data.pair_sequences import IGNORED
 from rungs.model.gpt import GPT
 from rungs.optim.multi_steps import MultiSteps, Update
 from rungs.parallel.devices import memory_bytes
@@ -108,8 +106,8 @@ class ParallelCheck(NamedTuple):
     ) -> Self:
         """Return the check of a run from its first step, even if it was trained already. Raises
         UserError if the run and its data do not fit together."""
-        start_weights, names = find_starting_weights(run, config), config.train.datasets
-        datasets = {name: open_dataset(name, datasets_dir, update=False) for name in names}
+        start_weights, names = load.find_starting_weights(run, config), config.train.datasets
+        datasets = {name: catalog.open_dataset(name, datasets_dir, update=False) for name in names}
         data = TrainingData(config, datasets)
         return cls.from_data(config, data, start_weights, limits)
 
@@ -136,7 +134,7 @@ class ParallelCheck(NamedTuple):
         }
         steps = range(min(limits.steps, data.total_steps))
         batches = [_cut(data.batch(step), count, limits.tokens) for step in steps]
-        if not all((batch.targets_ABS != IGNORED).any() for batch in batches):
+        if not all((batch.targets_ABS != pair_sequences.IGNORED).any() for batch in batches):
             raise UserError(
                 f"no target among the first {limits.tokens} tokens of the sequences; raise --tokens"
             )
@@ -270,7 +268,7 @@ class ParallelCheck(NamedTuple):
         before = {name: np.array(array) for name, array in _arrays(model, config).items()}
         placed = nnx.state(model, optimizer.wrt)
         for path, param in nnx.to_flat_state(placed):
-            param.set_value(place_padded(gradient[dotted(path)], param.get_value()))
+            param.set_value(restore.place_padded(gradient[dotted(path)], param.get_value()))
         update = nnx.jit(functools.partial(update_parts, Layout.of(config.train.sharding, mesh)))
         for divisor in _GRADIENT_DIVISORS:
             update(model, optimizer, placed, jnp.asarray(divisor))
@@ -278,7 +276,7 @@ class ParallelCheck(NamedTuple):
         return {name: np.asarray(after[name]) - before[name] for name in gradient}
 
     def _create(self, config: RunConfig, mesh: Mesh) -> tuple[GPT, MultiSteps]:
-        weights = place_starting_weights(self.start_weights, config, self.total_steps, mesh)
+        weights = restore.place_starting_weights(self.start_weights, config, self.total_steps, mesh)
         return create_model_and_optimizer(config, self.total_steps, mesh, weights)
 
 
