@@ -11,8 +11,7 @@
     load               load_model, load_tokenizer, load_generator; saved weights with LoRA merged;
                        the weights that `start_from` in train.json names
     published          the files that a model was published with besides its weights
-    weights_file       model.safetensors, in one file or in shards
-    tensor_writer      write a safetensors file tensor by tensor
+    weights_file       model.safetensors, in one file or in shards, written tensor by tensor
 
 Imports `common`, `config`, `data`, `run`, `parallel`, `model`, `optim` and `step`.
 """

@@ -20,9 +20,10 @@ from rungs.checkpointing.manifest import (
     refuse_damaged,
 )
 from rungs.checkpointing.weights_file import WEIGHTS_FILE, file_or_index
-from rungs.common import disk, shown_text
+from rungs.common import disk
 from rungs.common.errors import UserError
 from rungs.common.paths import NO_FILE, cannot_be_read, is_file, is_folder, is_plain_name, is_there
+from rungs.common.shown_text import quoted
 from rungs.run.folder import RUNS, RunFolder, known_runs
 
 CHECKPOINT_GLOB = "[0-9]*-step-*"
@@ -182,7 +183,7 @@ def follow_link(path: Path) -> Path:
 def broken_link(link: Path) -> UserError:
     return UserError(
         f"{link}: does not point to a checkpoint; choose one in {link.parent}, or repair the link"
-        f" by starting the run: uv run train.py {shown_text.quoted(link.parent.parent)}"
+        f" by starting the run: uv run train.py {quoted(link.parent.parent)}"
     )
 
 
@@ -289,7 +290,7 @@ def find_weights(path: Path | str) -> Path:
         return imported
     if is_folder(path):
         raise UserError(
-            f"{path}: no checkpoint there yet; train it first: uv run train.py {shown_text.quoted(path)}"
+            f"{path}: no checkpoint there yet; train it first: uv run train.py {quoted(path)}"
         )
     raise UserError(
         f"{path}: no such run, checkpoint or model.safetensors; {known_runs(str(path))}"

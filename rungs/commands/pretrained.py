@@ -6,8 +6,11 @@ from pathlib import Path
 
 import click
 
-from rungs.common import atomic_folder, hub, paths, shown_text
+from rungs.common import hub
+from rungs.common.atomic_folder import create_folder, temporary_folder
 from rungs.common.errors import UserError
+from rungs.common.paths import is_there
+from rungs.common.shown_text import quoted
 from rungs.config.model_config import ModelConfig
 from rungs.config.option_values import LinenFamily
 from rungs.data.catalog import find_datasets_dir
@@ -71,14 +74,14 @@ def import_(
 
 def export(checkpoint: str, folder: Path, adapter: bool) -> None:
     """Do what the options of `pretrained.py export` ask for."""
-    if paths.is_there(folder):
+    if is_there(folder):
         raise UserError(f"{folder}: exists already; choose another name, or move it away")
     if adapter:
         export_adapter(checkpoint, folder)
         return
     plan = Export(checkpoint)
     click.echo(plan.summary())
-    with atomic_folder.create_folder(folder) as partial:
+    with create_folder(folder) as partial:
         notes = plan.write(partial)
     for note in notes:
         click.echo(note)
@@ -92,7 +95,7 @@ def upload(checkpoint: str, name: str, public: bool, datasets_dir: Path | None) 
     plan = Export(checkpoint)
     card = ModelCard(name, plan, find_datasets_dir(datasets_dir))
     click.echo(plan.summary())
-    with atomic_folder.temporary_folder(Path.cwd()) as folder:
+    with temporary_folder(Path.cwd()) as folder:
         notes = plan.write(folder)
         card.write(folder)
         address = hub.upload_model(name, folder, is_private=not public)
@@ -104,7 +107,7 @@ def upload(checkpoint: str, name: str, public: bool, datasets_dir: Path | None) 
 def export_adapter(checkpoint: str, folder: Path) -> None:
     """Write the LoRA of a checkpoint for peft, and say how to load it."""
     plan = Adapter(checkpoint)
-    with atomic_folder.create_folder(folder) as partial:
+    with create_folder(folder) as partial:
         plan.write(partial)
     base = repr(plan.base) if plan.base_is_known else "BASE"
     click.echo(
@@ -130,5 +133,5 @@ def how_to_fine_tune(target: Path, model: ModelConfig) -> str:
     folder = target / "checkpoints" / "imported"
     return (
         "To fine-tune it: uv run download_dataset.py --text FILE --name NAME --tokenizer"
-        f" {shown_text.quoted(folder)}\nand write {target / 'train.json'}:\n{json.dumps(example, indent=2)}"
+        f" {quoted(folder)}\nand write {target / 'train.json'}:\n{json.dumps(example, indent=2)}"
     )

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rungs.common import paths, strict_json
 from rungs.common.errors import UserError
+from rungs.common.paths import is_inside
+from rungs.common.strict_json import format_value
 
 _TIMEOUT_SECONDS = 10
 _OTHER_FORM = (AttributeError, LookupError, TypeError)
@@ -237,9 +238,9 @@ def upload_to_repository(url: str, folder: Path, message: str) -> None:
 
 def _check_inside(what: str, files: Iterable[str]) -> None:
     """Raise UserError if a repository lists a file outside its own folder."""
-    if strange := next((file for file in files if not paths.is_inside(file)), None):
+    if strange := next((file for file in files if not is_inside(file)), None):
         raise UserError(
-            f"{what}: lists the file {strict_json.format_value(strange)}, which is outside the repository"
+            f"{what}: lists the file {format_value(strange)}, which is outside the repository"
         )
 
 

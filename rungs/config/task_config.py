@@ -5,7 +5,9 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field
 
-from rungs.common import errors, paths, strict_json
+from rungs.common import strict_json
+from rungs.common.errors import did_you_mean
+from rungs.common.paths import is_inside
 from rungs.common.strict_json import StrictModel, check
 from rungs.config.base import Bytes, Positive, Size
 
@@ -135,7 +137,7 @@ class TaskConfig(StrictModel):
         if self.is_file or self.reasoning_gym_name or self.source in SETTINGS:
             return None
         known = f"use {', '.join(SETTINGS)}, a file *{ITEM_FILE_ENDING} or {REASONING_GYM}NAME"
-        return f'source: "{self.source}" is unknown; {errors.did_you_mean(self.source, SETTINGS, known)}'
+        return f'source: "{self.source}" is unknown; {did_you_mean(self.source, SETTINGS, known)}'
 
     @check
     def _settings_fit(self) -> str | None:
@@ -161,10 +163,10 @@ class TaskConfig(StrictModel):
         if self.verifier is None or self.verifier in VERIFIERS:
             return None
         if self.verifier.endswith(VERIFIER_FILE_ENDING):
-            inside = paths.is_inside(self.verifier)
+            inside = is_inside(self.verifier)
             return None if inside else f'verifier: "{self.verifier}" is not in the run folder'
         known = f"use {', '.join(VERIFIERS)} or a file *{VERIFIER_FILE_ENDING}"
-        advice = errors.did_you_mean(self.verifier, VERIFIERS, known)
+        advice = did_you_mean(self.verifier, VERIFIERS, known)
         return f'verifier: "{self.verifier}" is unknown; {advice}'
 
     @property

@@ -19,8 +19,15 @@ from rungs.checkpointing.published import (
     published_files,
     published_folder,
 )
-from rungs.checkpointing.tensor_writer import TensorSpec, TensorWriter, bits, cast
-from rungs.checkpointing.weights_file import Weights, place_tensors, write_index
+from rungs.checkpointing.weights_file import (
+    TensorSpec,
+    TensorWriter,
+    Weights,
+    bits,
+    cast,
+    place_tensors,
+    write_index,
+)
 from rungs.common import strict_json
 from rungs.common.errors import UserError
 from rungs.config.model_config import ModelConfig

@@ -15,13 +15,15 @@ from tqdm import tqdm
 
 from rungs.checkpointing.manifest import write_checksums
 from rungs.checkpointing.published import CONFIG_FILE, published_files
-from rungs.checkpointing.tensor_writer import (
+from rungs.checkpointing.weights_file import (
     SAFETENSORS_DTYPES,
+    WEIGHTS_FILE,
+    Origin,
     TensorSpec,
     TensorWriter,
+    WeightsHeader,
     all_finite,
 )
-from rungs.checkpointing.weights_file import WEIGHTS_FILE, Origin, WeightsHeader
 from rungs.common import hub
 from rungs.common.atomic_folder import create_folder
 from rungs.common.errors import UserError

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from rungs.checkpointing.optimizer_state import literal_path
-from rungs.checkpointing.tensor_writer import TensorSpec, bits
-from rungs.checkpointing.weights_file import read_index
+from rungs.checkpointing.weights_file import TensorSpec, bits, read_index
 from rungs.common.errors import UserError, reason
 from rungs.common.paths import is_file, is_folder, refuse_link_out, require_regular
 from rungs.config.option_values import LinenFamily
