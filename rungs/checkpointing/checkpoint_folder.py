@@ -76,11 +76,9 @@ def order_by_name(name: str) -> tuple[int, str]:
 
 
 def newest_valid(folder: Path) -> Checkpoint | None:
-    """Return the checkpoint with the highest step whose files all match their checksums.
-
-    Logs a warning for each checkpoint that is skipped. Raises UserError if its files cannot be
-    read just now.
-    """
+    """Return the checkpoint with the highest step whose files all match their checksums. Logs a
+    warning for each checkpoint that is skipped. Raises UserError if its files cannot be read just
+    now."""
     for path, error in unusable_checkpoints(folder).items():
         is_damaged = error.state == "damaged"
         log.warning("%s; not used", f"{path}: damaged (meta.json)" if is_damaged else error)
@@ -94,10 +92,9 @@ def newest_valid(folder: Path) -> Checkpoint | None:
 
 
 def best_of(checkpoints: list[Checkpoint]) -> Checkpoint | None:
-    """Return the checkpoint with the lowest selection loss, the earliest of equals.
-
-    Only losses on the same validation data as the latest one are compared. `checkpoints` must be
-    ordered by step."""
+    """Return the checkpoint with the lowest selection loss, the earliest of equals. Only losses on
+    the same validation data as the latest one are compared. `checkpoints` must be ordered by step.
+    """
     rated = [c for c in checkpoints if c.meta.selection_loss is not None]
     return best_by_validation_data(rated)[rated[-1].meta.validation_data] if rated else None
 
@@ -111,11 +108,8 @@ def best_by_validation_data(checkpoints: list[Checkpoint]) -> dict[str | None, C
 
 
 def checkpoint_name(folder: Path, step: int) -> str:
-    """Return a folder name for a new checkpoint of this step.
-
-    It sorts after all checkpoints of the same step, even if the clock was set back or two are
-    saved within a second.
-    """
+    """Return a folder name for a new checkpoint of this step. It sorts after all checkpoints of the
+    same step, even if the clock was set back or two are saved within a second."""
     names = [path.name.removeprefix(UNFINISHED) for path in folder.glob(f"*-step-{step:06d}")]
     stamps = [time_stamp(), *(_stamp_after(name.partition("-")[0]) for name in names)]
     return f"{max(stamps)}-step-{step:06d}"

@@ -229,12 +229,11 @@ def _checksum(content: dict[str, Any]) -> str:
 
 
 def refuse_damaged(weights: Path, only: str | None = None) -> None:
-    """Check weights and their tokenizer against the checksums in the same folder.
-
-    Weights without `meta.json` or `SHA256SUMS`, such as those that an earlier version imported,
-    cannot be checked. Raises UserError, which names the files, if some are damaged. `weights` is a
-    `model.safetensors` or the index of its shards; `only` is the one file to check instead of all
-    but the optimizer state."""
+    """Check weights and their tokenizer against the checksums in the same folder. Weights without
+    `meta.json` or `SHA256SUMS`, such as those that an earlier version imported, cannot be checked.
+    Raises UserError, which names the files, if some are damaged. `weights` is a `model.safetensors`
+    or the index of its shards; `only` is the one file to check instead of all but the optimizer
+    state."""
     folder = weights.parent
 
     def is_read(name: str) -> bool:

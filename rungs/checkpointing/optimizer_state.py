@@ -108,11 +108,9 @@ def _keys_of(array: str, store: Any) -> Iterator[str]:
 
 
 def literal_path(folder: Path) -> Path:
-    """Return an absolute path to a folder that Orbax and TensorStore take as it is.
-
-    They read `[1]` and other patterns, backslashes, and `/gs/` at the start as something else, and
-    fail at names that are not UTF-8. Such a folder is reached through a link in a temporary folder.
-    """
+    """Return an absolute path to a folder that Orbax and TensorStore take as it is. They read `[1]`
+    and other patterns, backslashes, and `/gs/` at the start as something else, and fail at names
+    that are not UTF-8. Such a folder is reached through a link in a temporary folder."""
     path = folder.resolve()
     if is_literal(path):
         return path

@@ -38,11 +38,9 @@ PUBLISHED_FILES = (CONFIG_FILE, GENERATION_FILE, *TOKENIZER_FILES)
 
 
 def published_folder(weights: Weights) -> Path | None:
-    """Return the folder with the files that a model was published with, None if there is none.
-
-    It is the folder of the weights, `published/` in it, `imported/` of their run, or that of the
-    weights they started from.
-    """
+    """Return the folder with the files that a model was published with, None if there is none. It
+    is the folder of the weights, `published/` in it, `imported/` of their run, or that of the
+    weights they started from."""
     header, folder = weights.header, weights.path.parent
     if header.origin is None:
         return None

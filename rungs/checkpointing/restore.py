@@ -20,9 +20,7 @@ def restore(
     saved: Checkpoint, config: AnyRunConfig, total_steps: int, mesh: Mesh
 ) -> tuple[GPT, MultiSteps]:
     """Return the model and optimizer of a checkpoint, each array read straight onto its devices.
-
-    Verify the checkpoint's files first: see `Checkpoint.damage`.
-    """
+    Verify the checkpoint's files first: see `Checkpoint.damage`."""
     abstract = AbstractState(config, total_steps, mesh)
     weights = place_weights(saved.weights, abstract, cast=abstract.trained)
     # earlier versions saved Adafactor's state with vocabulary padding
@@ -35,10 +33,8 @@ def place_starting_weights(
     weights: Weights | None, config: AnyRunConfig, total_steps: int, mesh: Mesh
 ) -> dict[str, jax.Array]:
     """Return saved parameters for a run to start from, on its devices; empty if there are none.
-
     Parameters that the run trains are cast to float32. With LoRA the frozen ones keep the dtype
-    they were saved in.
-    """
+    they were saved in."""
     if weights is None:
         return {}
     abstract = AbstractState(config, total_steps, mesh)

@@ -33,11 +33,9 @@ def superfluous(checkpoints: list[Checkpoint], keep: int) -> list[Checkpoint]:
 
 
 def make_room(folder: Path, keep: int, needed_bytes: int) -> None:
-    """Delete old checkpoints if the next one would not fit on the disk.
-
-    These are all but the newest `keep` - 1 (at least one) and, if the next one fits then, as many
-    of the others as it takes, from the oldest. The best ones and the newest valid one stay.
-    """
+    """Delete old checkpoints if the next one would not fit on the disk. These are all but the
+    newest `keep` - 1 (at least one) and, if the next one fits then, as many of the others as it
+    takes, from the oldest. The best ones and the newest valid one stay."""
     if keep == -1 or disk.has_space(folder, needed_bytes):
         return
     due, kept = _deletable(folder, keep)
@@ -50,10 +48,8 @@ def make_room(folder: Path, keep: int, needed_bytes: int) -> None:
 
 def make_room_in_full_disk(folder: Path, keep: int) -> bool:
     """Delete what `make_room` deletes first or, if that is nothing, the oldest of the others that
-    may go, which takes about as much space as the next checkpoint. Return whether there was one.
-
-    No system call tells how much a quota leaves, or what other programs are about to write.
-    """
+    may go, which takes about as much space as the next checkpoint. Return whether there was one. No
+    system call tells how much a quota leaves, or what other programs are about to write."""
     if keep == -1:
         return False
     due, kept = _deletable(folder, keep)

@@ -158,11 +158,9 @@ class Saver:
     def _begin_shared(
         self, model: GPT, optimizer: MultiSteps, meta: CheckpointMeta, flags: Flags
     ) -> Callable[[], None]:
-        """Create the checkpoint together with the other processes; return what finishes it.
-
-        The processes synchronize while they create it. Only the training loop may do that, as the
-        steps synchronize too.
-        """
+        """Create the checkpoint together with the other processes; return what finishes it. The
+        processes synchronize while they create it. Only the training loop may do that, as the steps
+        synchronize too."""
         vocab_size = self._config.model.vocab_size
         weights, moments = named_arrays(model, vocab_size), named_arrays(optimizer, vocab_size)
         gathered = {name: processes.gather_to_first(array) for name, array in weights.items()}
@@ -294,10 +292,8 @@ def _removed_on_failure(unfinished: Path) -> Iterator[None]:
 
 
 def _as_jax_arrays(copies: dict[str, np.ndarray]) -> Mapping[str, jax.Array | np.ndarray]:
-    """Return host arrays as JAX arrays if possible.
-
-    When Orbax fails to write NumPy arrays, its threads print long tracebacks.
-    """
+    """Return host arrays as JAX arrays if possible. When Orbax fails to write NumPy arrays, its
+    threads print long tracebacks."""
     try:
         host = jax.local_devices(backend="cpu")[0]
     except RuntimeError:  # JAX_PLATFORMS does not include cpu

@@ -147,11 +147,9 @@ class Weights:
         return array
 
     def check_tensors(self, shapes: dict[str, tuple[int, ...]]) -> None:
-        """Raise UserError unless the file holds exactly tensors of these shapes.
-
-        The message has a line for each tensor that is missing, unknown, of another shape or of a
-        dtype that parameters cannot have.
-        """
+        """Raise UserError unless the file holds exactly tensors of these shapes. The message has a
+        line for each tensor that is missing, unknown, of another shape or of a dtype that
+        parameters cannot have."""
         codes = SAFETENSORS_DTYPES.values()
         lines = [f"tensor {name}: missing" for name in shapes.keys() - self.names()]
         lines += [f"tensor {format_name(name)}: unknown" for name in self.names() - shapes.keys()]
@@ -206,12 +204,10 @@ WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 
 
 def place_tensors(sizes: Mapping[str, int], max_file_bytes: int) -> dict[str, list[str]]:
-    """Return the names of the tensors in each file, in order, by file name.
-
-    All tensors go into one file, or into shards of at most `max_file_bytes`; a larger tensor gets a
-    shard of its own. Gives the same shards as
-    `huggingface_hub.split_state_dict_into_shards_factory`. `sizes` are the bytes of each tensor, by
-    name."""
+    """Return the names of the tensors in each file, in order, by file name. All tensors go into one
+    file, or into shards of at most `max_file_bytes`; a larger tensor gets a shard of its own. Gives
+    the same shards as `huggingface_hub.split_state_dict_into_shards_factory`. `sizes` are the bytes
+    of each tensor, by name."""
     shards = _shards(sizes, max_file_bytes)
     if len(shards) < 2:
         return {WEIGHTS_FILE: list(sizes)}

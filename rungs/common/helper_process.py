@@ -120,12 +120,11 @@ def start_python(
     environment: Mapping[str, str],
     stdin: int | IO[str] | None = None,
 ) -> subprocess.Popen[str]:
-    """Start Python with the lowest priority; what the program prints to stderr can be read.
-
-    It gets a session of its own, so that Ctrl-C stops the training alone. Where Linux shares its
-    processors between sessions (autogroups, sched(7)), a process's niceness counts only within its
-    session, so the session gets it as well. Raises OSError if it can't be started. `environment` is
-    added to that of this process."""
+    """Start Python with the lowest priority; what the program prints to stderr can be read. It gets
+    a session of its own, so that Ctrl-C stops the training alone. Where Linux shares its processors
+    between sessions (autogroups, sched(7)), a process's niceness counts only within its session, so
+    the session gets it as well. Raises OSError if it can't be started. `environment` is added to
+    that of this process."""
     nice = ["nice", "-n", f"{LOWEST}"] if shutil.which("nice") else []
     path = os.pathsep.join(filter(None, sys.path))
     process = subprocess.Popen(

@@ -121,10 +121,8 @@ def _apply_learning_rate(
 
 
 def _decay_mask(train: OptimizationConfig, trained: nnx.State) -> Any:
-    """Return a tree with True for each trained parameter that has weight decay.
-
-    A matrix is recognized by its declared inputs, not by its number of dimensions: a bias of
-    stacked layers has two dimensions as well.
-    """
+    """Return a tree with True for each trained parameter that has weight decay. A matrix is
+    recognized by its declared inputs, not by its number of dimensions: a bias of stacked layers has
+    two dimensions as well."""
     everything = train.decayed_parameters == "all"
     return nnx.map_state(lambda _, param: everything or param.inputs > 0, trained)

@@ -58,11 +58,9 @@ def _mup_factor(
     optimizer: str, width_multiplier: float, path: tuple[object, ...], param: nnx.Variable
 ) -> float:
     """Return the factor by which muP multiplies a parameter's learning rate (Yang et al. 2022,
-    table 8).
-
-    AdamW moves every weight of a kernel equally far at any width, so outputs move in proportion to
-    the number of inputs. Muon, scaled to AdamW, moves them in proportion to its square root.
-    """
+    table 8). AdamW moves every weight of a kernel equally far at any width, so outputs move in
+    proportion to the number of inputs. Muon, scaled to AdamW, moves them in proportion to its
+    square root."""
     if path[0] != mesh.BLOCKS or not param.inputs:
         return 1.0
     is_orthogonal = optimizer == "muon" and is_hidden_matrix(path, param)
@@ -123,11 +121,9 @@ def lion(
 def adafactor(
     train: OptimizationConfig, params: nnx.State, model: ModelConfig
 ) -> optax.GradientTransformation:
-    """Adafactor (Shazeer & Stern 2018) without momentum and with an external learning rate.
-
-    It keeps only the row and column means of a matrix's squared gradients, over its two largest
-    axes. Unlike in the paper, all layers of a kernel are clipped together.
-    """
+    """Adafactor (Shazeer & Stern 2018) without momentum and with an external learning rate. It
+    keeps only the row and column means of a matrix's squared gradients, over its two largest axes.
+    Unlike in the paper, all layers of a kernel are clipped together."""
     del train
     rule = optax.chain(optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0))
     return keeping_state(_on_matrices(rule, params, model.vocab_size))
@@ -152,12 +148,9 @@ BUILT_IN: dict[str, MakeOptimizer] = {
 
 def _adam(train: OptimizationConfig) -> optax.GradientTransformation:
     """Return Adam (algorithm 1), like `optax.scale_by_adam`, with a barrier between its moments and
-    the directions.
-
-    Without it XLA's CPU compiler computes the new moments twice, for themselves and for the
-    weights, and copies the old ones at the start of a step, because the first of these overwrites
-    what the other reads: 15 passes over arrays of the parameters' size instead of 10.
-    """
+    the directions. Without it XLA's CPU compiler computes the new moments twice, for themselves and
+    for the weights, and copies the old ones at the start of a step, because the first of these
+    overwrites what the other reads: 15 passes over arrays of the parameters' size instead of 10."""
     adam = optax.scale_by_adam(train.beta1, train.beta2, train.epsilon)
 
     def update(
@@ -197,10 +190,8 @@ def _scale_to_adam(direction: Array, axes: contrib.MuonDimensionNumbers) -> Arra
 
 
 def is_hidden_matrix(path: tuple[object, ...], param: nnx.Variable) -> bool:
-    """Return whether a parameter is a kernel in a block that maps one width to another.
-
-    Routers, which map to experts, and low-rank additions are not.
-    """
+    """Return whether a parameter is a kernel in a block that maps one width to another. Routers,
+    which map to experts, and low-rank additions are not."""
     is_full_rank = path[0] == mesh.BLOCKS and not isinstance(param, LowRankParam)
     return is_full_rank and param.inputs > 0 and param.axes[-1] != "experts"
 
@@ -262,12 +253,10 @@ class _Matrix(NamedTuple):
 def _on_matrices(
     rule: optax.GradientTransformation, params: nnx.State, vocab_size: int
 ) -> optax.GradientTransformation:
-    """Apply a rule that works on rows and columns to kernels with several input or output axes.
-
-    The rule sees each kernel as a stack of matrices without vocabulary padding, which would count
-    in its means. Its state therefore has other shapes than the parameters, the same on every mesh,
-    and declares no axes.
-    """
+    """Apply a rule that works on rows and columns to kernels with several input or output axes. The
+    rule sees each kernel as a stack of matrices without vocabulary padding, which would count in
+    its means. Its state therefore has other shapes than the parameters, the same on every mesh, and
+    declares no axes."""
     flat = nnx.to_flat_state(params)
     views = {mesh.dotted(path): _Matrix(param, vocab_size) for path, param in flat}
 

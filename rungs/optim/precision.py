@@ -54,11 +54,9 @@ def _cpu_has_bfloat16() -> bool:
 
 
 class LossScale(nnx.Module):
-    """Dynamic loss scale for float16 (Micikevicius et al. 2018, section 3.2).
-
-    The loss is multiplied by it and the gradients are divided by it, so that intermediate gradients
-    do not underflow. An overflow halves it; many steps without an overflow double it.
-    """
+    """Dynamic loss scale for float16 (Micikevicius et al. 2018, section 3.2). The loss is
+    multiplied by it and the gradients are divided by it, so that intermediate gradients do not
+    underflow. An overflow halves it; many steps without an overflow double it."""
 
     def __init__(self) -> None:
         self.scale = nnx.Variable(jnp.float32(FIRST_SCALE))

@@ -55,12 +55,10 @@ def settle(platform: str) -> None:
 
 
 def keep_freed_memory() -> None:
-    """Make glibc reuse freed memory between steps instead of returning it to the system.
-
-    Otherwise, on a CPU, the memory of each step is mapped and zeroed again, which took a fifth of
-    the step. It must be set before JAX starts its threads, even if there turns out to be an
-    accelerator: there it would keep the memory of every checkpoint's copy, so `settle` undoes it.
-    """
+    """Make glibc reuse freed memory between steps instead of returning it to the system. Otherwise,
+    on a CPU, the memory of each step is mapped and zeroed again, which took a fifth of the step. It
+    must be set before JAX starts its threads, even if there turns out to be an accelerator: there
+    it would keep the memory of every checkpoint's copy, so `settle` undoes it."""
     _mallopt(arena_max=1, mmap_max=0, trim_threshold=-1)
 
 

@@ -90,12 +90,10 @@ def end_if_lost() -> Iterator[None]:
 @contextlib.contextmanager
 def _end_instead_of_abort() -> Iterator[None]:
     """Call `_end` where JAX's health check of a client created in this block would abort, with a
-    stack trace (exit code 134).
-
-    The health check has a callback, but jaxlib 0.10 throws `std::bad_cast` instead of calling it,
-    as it cannot convert the argument. `connect` turns that into a RuntimeError; in the thread of
-    the health check it ends in C++'s terminate handler, so that is set too. JAX's own log lines
-    before it say which process died."""
+    stack trace (exit code 134). The health check has a callback, but jaxlib 0.10 throws
+    `std::bad_cast` instead of calling it, as it cannot convert the argument. `connect` turns that
+    into a RuntimeError; in the thread of the health check it ends in C++'s terminate handler, so
+    that is set too. JAX's own log lines before it say which process died."""
     create = _jax.get_distributed_runtime_client
     with_callback = functools.partial(create, missed_heartbeat_callback=lambda *_: _end())
     _set_terminate_handler()

@@ -132,11 +132,10 @@ def communication_of(run: RunConfig, layout: Layout, links: Links) -> Communicat
 
 
 def link_bandwidth(axes: tuple[str, ...], layout: Layout, links: Links) -> float:
-    """Return the bytes per second that a device sends in a collective along mesh axes.
-
-    The devices of an island stand together along the last axis of the mesh and then along `data`. A
-    ring leaves each island once, so it has the network of as many devices as it has in an island.
-    Raises ValueError if it uses a network of unknown speed."""
+    """Return the bytes per second that a device sends in a collective along mesh axes. The devices
+    of an island stand together along the last axis of the mesh and then along `data`. A ring leaves
+    each island once, so it has the network of as many devices as it has in an island. Raises
+    ValueError if it uses a network of unknown speed."""
     mesh = layout.mesh
     is_last, last = axes == mesh.axis_names[-1:], mesh.axis_sizes[-1]
     if (last if is_last else mesh.size) <= links.island:
@@ -178,11 +177,10 @@ def padded_shape(variable: nnx.Variable, layout: Layout) -> list[int]:
 
 
 def planned_collectives(run: RunConfig, layout: Layout) -> list[PlannedCollective]:
-    """Return the collectives of one global step, by parameter and activation.
-
-    If `remat` recomputes matmuls, every bias counts as gathered twice, although the backward pass
-    does not need all of them again. Raises ValueError if the run trains LoRA adapters, whose
-    communication is not counted."""
+    """Return the collectives of one global step, by parameter and activation. If `remat` recomputes
+    matmuls, every bias counts as gathered twice, although the backward pass does not need all of
+    them again. Raises ValueError if the run trains LoRA adapters, whose communication is not
+    counted."""
     if run.train.lora:
         raise ValueError("lora: the communication of adapters is not known")
     step, parameters = _Step(run, layout), list(parameter_layouts(run.model, layout))

@@ -205,11 +205,9 @@ class CpuPeak(StepSizes):
 
     @property
     def layer_bytes(self) -> int:
-        """Bytes of a layer's backward pass.
-
-        The layer's activations are copied out of the stack of all layers. Gradients take as much
-        twice again; or, if that is more, the recomputed values take their place.
-        """
+        """Bytes of a layer's backward pass. The layer's activations are copied out of the stack of
+        all layers. Gradients take as much twice again; or, if that is more, the recomputed values
+        take their place."""
         if not self.layers or self.is_unrolled:
             return self._always
         period, again = self.period, RECOMPUTED[self.remat]
@@ -289,13 +287,11 @@ class AcceleratorPeak(StepSizes):
 
     @property
     def error(self) -> float:
-        """Share by which the total may differ from the compiled step.
-
-        It is least on a GPU where the logits decide, and larger where a layer does. The compiler
-        chooses the order of what is in a layer, or in several that it compiles together, and may
-        copy whole gradients that it adds up. On several TPUs with whole weights a step needs up to
-        a quarter more than these rules count, and in a small step many small arrays matter.
-        """
+        """Share by which the total may differ from the compiled step. It is least on a GPU where
+        the logits decide, and larger where a layer does. The compiler chooses the order of what is
+        in a layer, or in several that it compiles together, and may copy whole gradients that it
+        adds up. On several TPUs with whole weights a step needs up to a quarter more than these
+        rules count, and in a small step many small arrays matter."""
         logits, layer = self.logits_bytes, self.layer_bytes
         is_whole = not (self.gathered_layers or self.gathered_outside)
         if max(logits, layer) < _SMALL:
@@ -365,11 +361,9 @@ def _gathered_elements(array: jax.ShapeDtypeStruct) -> int:
 
 
 def activations_of(config: RunConfig, mesh: Mesh, model: GPT, optimizer: MultiSteps) -> Activations:
-    """Return a microbatch's activations under the run's setting of `remat`.
-
-    Compares one microbatch with one of twice as many sequences: what grows is activations, the
-    rest is weights. The arrays of model and optimizer may be abstract.
-    """
+    """Return a microbatch's activations under the run's setting of `remat`. Compares one microbatch
+    with one of twice as many sequences: what grows is activations, the rest is weights. The arrays
+    of model and optimizer may be abstract."""
     rows = config.train.microbatch_size // mesh.shape[DATA]
     both = (_residuals(config, mesh, model, optimizer, count * rows) for count in (1, 2))
     in_layers = total = widened = 0

@@ -84,13 +84,12 @@ class Rung(NamedTuple):
 def propose(
     config: RunConfig, budget: float, count: int, datasets: Mapping[str, Dataset]
 ) -> list[Rung]:
-    """Return the rungs up to a budget, the largest last.
-
-    Of the model sizes with a usual ratio of width to depth, each rung takes the one nearest to
-    `flops.TOKENS_PER_PARAMETER` tokens per parameter. Raises UserError if the run cannot be scaled,
-    or a budget is too small for it or too large for the datasets. `config` is the origin run's, and
-    `budget` the FLOPs of the last rung. If all datasets of the run are in `datasets`, they are
-    repeated for as many epochs as the tokens need."""
+    """Return the rungs up to a budget, the largest last. Of the model sizes with a usual ratio of
+    width to depth, each rung takes the one nearest to `flops.TOKENS_PER_PARAMETER` tokens per
+    parameter. Raises UserError if the run cannot be scaled, or a budget is too small for it or too
+    large for the datasets. `config` is the origin run's, and `budget` the FLOPs of the last rung.
+    If all datasets of the run are in `datasets`, they are repeated for as many epochs as the tokens
+    need."""
     _check_scalable(config)
     budgets = [budget / SPACING**rest for rest in reversed(range(count))]
     sizes = list(_sizes(config, budget))

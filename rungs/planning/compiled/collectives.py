@@ -68,13 +68,12 @@ class Collective(NamedTuple):
 
 
 def moved_bytes(kind: str, array_bytes: int, devices: int) -> int:
-    """Return the bytes that one device sends in a collective, rounded up.
-
-    It assumes the algorithms that send least: a ring for all-reduce, which is a reduce-scatter and
-    then an all-gather (Patarasuk and Yuan 2009, https://doi.org/10.1016/j.jpdc.2008.09.002), and
-    for those two by themselves (Chan et al. 2007, https://doi.org/10.1002/cpe.1206). In an
-    all-to-all each device sends the others their shares directly. `array_bytes` is the size of the
-    complete array, of which each of the group's `devices` has a shard before or after."""
+    """Return the bytes that one device sends in a collective, rounded up. It assumes the algorithms
+    that send least: a ring for all-reduce, which is a reduce-scatter and then an all-gather
+    (Patarasuk and Yuan 2009, https://doi.org/10.1016/j.jpdc.2008.09.002), and for those two by
+    themselves (Chan et al. 2007, https://doi.org/10.1002/cpe.1206). In an all-to-all each device
+    sends the others their shares directly. `array_bytes` is the size of the complete array, of
+    which each of the group's `devices` has a shard before or after."""
     if kind == "collective-permute":
         return array_bytes
     passes = 2 if kind == "all-reduce" else 1
@@ -92,12 +91,10 @@ class Traffic(NamedTuple):
 
 
 def collectives(program: hlo.Program) -> list[Collective]:
-    """Return the collectives of a compiled program, one entry for each call site.
-
-    Each branch of a conditional counts as if it always ran. Collectives within a single device send
-    nothing and are left out. Raises ValueError if a loop contains a collective and XLA does not
-    know its trip count, or if the text has a collective or a syntax that this module cannot count.
-    """
+    """Return the collectives of a compiled program, one entry for each call site. Each branch of a
+    conditional counts as if it always ran. Collectives within a single device send nothing and are
+    left out. Raises ValueError if a loop contains a collective and XLA does not know its trip
+    count, or if the text has a collective or a syntax that this module cannot count."""
     return [site.collective for site in sites(hlo.Module.parse(program))]
 
 
@@ -169,11 +166,9 @@ CONTROL_FLOW = ("while", "conditional", "call")
 
 
 def _calls(instruction: hlo.Instruction) -> Iterator[tuple[str, int | None]]:
-    """Yield the computations that an instruction calls, and how many times (None if unknown).
-
-    The start and the end of an asynchronous operation may both name its computation. Only the
-    start counts.
-    """
+    """Yield the computations that an instruction calls, and how many times (None if unknown). The
+    start and the end of an asynchronous operation may both name its computation. Only the start
+    counts."""
     if not instruction.opcode.endswith(("-update", "-done")):
         trips = hlo.trip_count(instruction)
         for role, name in instruction.called():
@@ -181,11 +176,9 @@ def _calls(instruction: hlo.Instruction) -> Iterator[tuple[str, int | None]]:
 
 
 def _continues_another(computation: list[hlo.Instruction]) -> bool:
-    """Return whether the collective in a computation was started in another one.
-
-    XLA's TPU compiler starts a collective in one fusion, continues it in the fusions of the matmuls
-    that run meanwhile, and ends it in another. Each of these contains it, with the same `chain_id`.
-    """
+    """Return whether the collective in a computation was started in another one. XLA's TPU compiler
+    starts a collective in one fusion, continues it in the fusions of the matmuls that run
+    meanwhile, and ends it in another. Each of these contains it, with the same `chain_id`."""
     has_chain = any(map(_chain_id, computation))
     return has_chain and all(one.target != "AsyncCollectiveStart" for one in computation)
 
@@ -216,7 +209,6 @@ def _collective(instruction: hlo.Instruction) -> Collective | None:
 
 def parse_groups(text: str, devices: int) -> Groups:
     """Parse the groups after `replica_groups=`, in any of the three forms that XLA writes.
-
     `{{0,1},{2,3}}`, where `{}` means all devices; `[2,2]<=[4]`; and `mesh['a'=2,'b'=2] {'b'}`:
     https://github.com/openxla/xla/blob/main/xla/hlo/ir/replica_group.h. Raises ValueError for
     another form."""

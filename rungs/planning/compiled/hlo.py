@@ -79,12 +79,10 @@ class Instruction:
 
     @property
     def result(self) -> str:
-        """Shape of what it returns; of an asynchronous start, of what the end will return.
-
-        A start returns (operands, results, …): https://openxla.org/xla/async_ops. A copy's returns
-        (result, operand, …), and an all-reduce's only its results in the text of older compilers:
-        for GPUs, of jaxlib before 0.11.
-        """
+        """Shape of what it returns; of an asynchronous start, of what the end will return. A start
+        returns (operands, results, …): https://openxla.org/xla/async_ops. A copy's returns (result,
+        operand, …), and an all-reduce's only its results in the text of older compilers: for GPUs,
+        of jaxlib before 0.11."""
         has_only_results = self.opcode == "all-reduce-start" and not self.shape.startswith("((")
         if not self.opcode.endswith("-start") or has_only_results:
             return self.shape
@@ -251,12 +249,10 @@ _Known = dict[str, _Counter | None]
 
 def trip_count(one: Instruction) -> int | None:
     """Return how many times what an instruction calls runs: the iterations of a loop, None if they
-    cannot be told; 1 for other instructions.
-
-    XLA's CPU and GPU compilers write the count next to the loop (`known_trip_count`). Its TPU
-    compiler does not; there the count follows from the loop itself, which counts from a constant in
-    constant steps until its condition, a comparison with a constant, is false.
-    """
+    cannot be told; 1 for other instructions. XLA's CPU and GPU compilers write the count next to
+    the loop (`known_trip_count`). Its TPU compiler does not; there the count follows from the loop
+    itself, which counts from a constant in constant steps until its condition, a comparison with a
+    constant, is false."""
     if one.opcode != "while":
         return 1
     if known := re.search(r"known_trip_count\W+n\W+(\d+)", one.rest):

@@ -157,11 +157,9 @@ class Roofline(NamedTuple):
 
 
 def roofline(program: hlo.Program, hardware: Hardware, flops: StepFlops) -> Roofline:
-    """Return the least time of a compiled step.
-
-    Each branch of a conditional counts as if it always ran. Raises ValueError if XLA does not know
-    how many times a loop runs, or the text has a matmul that cannot be counted. The peaks of
-    `hardware` must be known."""
+    """Return the least time of a compiled step. Each branch of a conditional counts as if it always
+    ran. Raises ValueError if XLA does not know how many times a loop runs, or the text has a matmul
+    that cannot be counted. The peaks of `hardware` must be known."""
     peak, module = hardware.peak(flops.dtype), hlo.Module.parse(program)
     assert peak is not None
     found: dict[str, list[Work]] = defaultdict(list)
@@ -246,11 +244,9 @@ def _sum(works: Iterable[Work]) -> Work:
 
 def part_of(instruction: hlo.Instruction) -> str:
     """Return the part of a step that an instruction, not one in a fusion, belongs to: one of PARTS.
-
     A matmul with what is fused with it belongs to the matmul's part. An instruction that only moves
-    data is a copy, except for a transfer to or from a TPU's fast memory, which belongs to the
-    part of the instruction that it serves.
-    """
+    data is a copy, except for a transfer to or from a TPU's fast memory, which belongs to the part
+    of the instruction that it serves."""
     if instruction.opcode.removesuffix("-start") in collectives.KINDS:
         return COLLECTIVES
     if instruction.opcode in _PREFETCHES and _changes_memory(instruction):

@@ -151,9 +151,8 @@ def _compile(
 
 
 def needed_bytes(program: Any, platform: str) -> int:
-    """Return the bytes that a compiled program, a `jax.stages.Compiled`, needs on each device.
-
-    On a TPU this is the peak, which the compiler compares with the device's memory: the sum of the
+    """Return the bytes that a compiled program, a `jax.stages.Compiled`, needs on each device. On a
+    TPU this is the peak, which the compiler compares with the device's memory: the sum of the
     arrays may be larger. Elsewhere XLA allocates all temporary arrays at once, next to arguments
     and to results that do not reuse an argument's memory. `platform` is cpu, gpu or tpu."""
     memory = program.memory_analysis()

@@ -268,11 +268,9 @@ def _overfitting_bound(checked: CheckedModel, start: float) -> tuple[float, str]
 
 
 def reachable_loss(model: ModelConfig, inputs_BS: np.ndarray, targets_BS: np.ndarray) -> float:
-    """Return the mean conditional entropy of targets given their contexts, in nats.
-
-    A context has only what its position sees for certain, so that the model can reach this loss; it
-    may get lower. A soft cap on logits adds the probability that it leaves to other tokens.
-    """
+    """Return the mean conditional entropy of targets given their contexts, in nats. A context has
+    only what its position sees for certain, so that the model can reach this loss; it may get
+    lower. A soft cap on logits adds the probability that it leaves to other tokens."""
     followers: defaultdict[Hashable, Counter[int]] = defaultdict(Counter)
     for inputs_S, targets_S in zip(inputs_BS.tolist(), targets_BS.tolist(), strict=True):
         for context, target in zip(_contexts(model, inputs_S), targets_S, strict=True):
@@ -289,10 +287,8 @@ def frequency_loss(targets_BS: np.ndarray) -> float:
 
 
 def _contexts(model: ModelConfig, tokens: list[int]) -> Iterator[Hashable]:
-    """Yield what each position of a sequence sees for certain.
-
-    Without layers this is only the token: the position's vector is added to the token's, and
-    the sum does not always identify both.
+    """Yield what each position of a sequence sees for certain. Without layers this is only the
+    token: the position's vector is added to the token's, and the sum does not always identify both.
     """
     for position, token in enumerate(tokens):
         seen = tuple(tokens[max(position + 1 - guaranteed_window(model), 0) : position + 1])
