@@ -16,7 +16,6 @@ from rungs.checkpointing.weights_file import WEIGHTS_FILE, Weights, file_or_inde
 from rungs.common import paths, shown_text
 from rungs.common.errors import UserError
 from rungs.config import run_config
-from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import MODEL_FILE, TRAIN_FILE, AnyRunConfig
 from rungs.data import catalog, tokenizer_files
 from rungs.data.tokenizer import TOKENIZER_FILE, Tokenizer
@@ -208,12 +207,15 @@ def find_starting_weights(run: RunFolder, config: AnyRunConfig) -> Weights | Non
             )
         return None
     manifest.refuse_damaged(path)
-    weights = MergedWeights(path)
+    weights, has_table = MergedWeights(path), config.model.positions == "learned"
+    may_differ = {"init"} if has_table else {"init", "context_length"}
     lines = [
         f"{key}: {json.dumps(here)}, but the weights to start from"
         f" ({weights.path}) have {json.dumps(saved)}; change it to that"
         for key, (saved, here) in run_config.differences(weights.header.model, config.model).items()
-        if key not in _may_differ(config.model)
+        if key
+        not in ("init", "context_length")  # which change no weight, but for learned positions
+        or (key == "context_length" and config.model.positions == "learned")
     ]
     if lines:
         raise UserError.at(run.path / MODEL_FILE, lines)
@@ -245,8 +247,3 @@ def _starting_file(run: RunFolder, config: AnyRunConfig) -> Path | None:
             " HUB_ID RUN"
         )
     return path
-
-
-def _may_differ(model: ModelConfig) -> set[str]:
-    """Return the keys of `model.json` that do not change the meaning or shape of the weights."""
-    return {"init"} if model.positions == "learned" else {"init", "context_length"}

@@ -62,6 +62,10 @@ def _tree(summary: "ModelSummary") -> str:
 
 
 def _row(array: "ArraySummary") -> tuple[str, ...]:
+    splits = [
+        ", ".join(f"{axis} / {over}" for axis, over in by_axis.items())
+        for by_axis in array.splits.values()
+    ]
     return (
         array.name,
         " ".join(array.axes),
@@ -69,9 +73,8 @@ def _row(array: "ArraySummary") -> tuple[str, ...]:
         array.dtype,
         "too large" if array.initial_std is None else f"{array.initial_std:.4g}",
         f"{array.share:.2%}",
-        *map(_split, array.splits.values()),
+        *(
+            ", ".join(f"{axis} / {over}" for axis, over in by_axis.items()) or "–"
+            for by_axis in splits
+        ),
     )
-
-
-def _split(splits: dict[str, str]) -> str:
-    return ", ".join(f"{axis} / {mesh_axis}" for axis, mesh_axis in splits.items()) or "–"

@@ -45,16 +45,13 @@ def importing() -> Iterator[None]:
 
 def _report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Report an exception that ends the process."""
-    if isinstance(error, ImportError) and _is_script_of_ours() and not _is_installed():
+    is_ours = Path(sys.argv[0]).resolve().is_relative_to(Path(__file__).resolve().parents[2])
+    if isinstance(error, ImportError) and is_ours and not _is_installed():
         lacks = f"no module {error.name}" if error.name else "not what Rungs needs"
         line = f"error: {sys.executable} has {lacks}; use uv, which installs it:"
         print(line, "uv run", shlex.join(sys.argv), file=sys.stderr)
     else:
         sys.stderr.write(shown_text.shown("".join(traceback.format_exception(kind, error, trace))))
-
-
-def _is_script_of_ours() -> bool:
-    return Path(sys.argv[0]).resolve().is_relative_to(Path(__file__).resolve().parents[2])
 
 
 def _is_installed() -> bool:

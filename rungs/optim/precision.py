@@ -43,14 +43,11 @@ def fastest_dtype() -> ComputeDtype:
     if platform == "tpu":
         return "bfloat16"
     if platform == "cpu":
-        return "bfloat16" if _cpu_has_bfloat16() else "float32"
+        flags = _CPU_INFO.read_text() if _CPU_INFO.exists() else ""
+        return "bfloat16" if re.search(_BFLOAT16_FLAGS, flags) else "float32"
     match = re.match(r"\d+", compute_capability)
     generation = int(match[0]) if match else 0
     return "bfloat16" if generation >= 8 else "float16" if generation == 7 else "float32"
-
-
-def _cpu_has_bfloat16() -> bool:
-    return _CPU_INFO.exists() and bool(re.search(_BFLOAT16_FLAGS, _CPU_INFO.read_text()))
 
 
 class LossScale(nnx.Module):

@@ -135,7 +135,9 @@ class Module:
         counts = re.findall(r"(?:replica_count|num_partitions)=(\d+)", header)
         module = cls({}, "", math.prod(map(int, counts)), "is_scheduled=true" in header)
         current = ""
-        for line in map(str.strip, _joined(text).splitlines()):
+        # attributes of a kernel may have several lines, in quotes and braces at the start of a line
+        joined = re.sub(r"\n(?=\s*(?:\"|\}[^\n]))", " ", text)
+        for line in map(str.strip, joined.splitlines()):
             if instruction := _INSTRUCTION.match(line):
                 root, name, shape, opcode, rest = instruction.groups()
                 found = Instruction(module, current, name, shape, opcode, rest, bool(root))
@@ -155,12 +157,6 @@ class Module:
     def root(self, computation: str) -> Instruction:
         """Return the instruction whose result the computation returns."""
         return next(one for one in self.computations[computation] if one.is_root)
-
-
-def _joined(text: str) -> str:
-    """Return the text with one line for each instruction; the attributes of a kernel may have
-    several, in quotes and braces at the start of a line."""
-    return re.sub(r"\n(?=\s*(?:\"|\}[^\n]))", " ", text)
 
 
 def shapes_in(shape: str) -> list[str]:

@@ -154,13 +154,9 @@ def _read(name: str, value: str, problem: str = "") -> Figure:
 
 
 def _unused_gpu(used: str, driver: str) -> str:
-    if not driver or used != "cpu" or _is_cpu_requested():
+    if not driver or used != "cpu" or "cpu" in os.environ.get("JAX_PLATFORMS", ""):
         return ""
     return "this machine has an NVIDIA GPU, but JAX uses the CPU: run with the extra cuda"
-
-
-def _is_cpu_requested() -> bool:
-    return "cpu" in os.environ.get("JAX_PLATFORMS", "")
 
 
 def _old_driver(driver: str, libraries: dict[str, str]) -> str:

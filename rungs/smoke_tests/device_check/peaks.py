@@ -96,7 +96,8 @@ def _rounds(mesh: Mesh, change: Callable[..., Array]) -> Rounds:
     """Return a program in which each device changes its part of the first array again and again."""
 
     def on_each_device(count: Array, x: Array, *others: Array) -> Array:
-        return jax.lax.fori_loop(0, count, lambda _, x: change(x[0], *_first(others))[None], x)
+        own = [other[0] for other in others]
+        return jax.lax.fori_loop(0, count, lambda _, x: change(x[0], *own)[None], x)
 
     ring, each = _ring(mesh), PartitionSpec(_AXIS)
 
@@ -107,10 +108,6 @@ def _rounds(mesh: Mesh, change: Callable[..., Array]) -> Rounds:
         return result
 
     return jax.jit(program)
-
-
-def _first(arrays: tuple[Array, ...]) -> list[Array]:
-    return [array[0] for array in arrays]
 
 
 def _seconds_per_round(program: Rounds, *arrays: Array) -> float:

@@ -150,16 +150,12 @@ def _parts(
             yield _Part(name, array[position], row=f", position {position}")
     elif not name.startswith("blocks."):
         yield _Part(name, array)
-    elif _belongs_to_experts(model, name):
+    elif model.n_experts and ".feed_forward." in name and ".router." not in name:
         for layer, experts in enumerate(array):
             for expert, own in enumerate(experts):
                 yield _Part(name, own, layer, expert)
     else:
         yield from (_Part(name, own, layer) for layer, own in enumerate(array))
-
-
-def _belongs_to_experts(model: ModelConfig, name: str) -> bool:
-    return bool(model.n_experts) and ".feed_forward." in name and ".router." not in name
 
 
 def _unused_rows(model: ModelConfig, gradient: Arrays, batch: CheckedBatch) -> Iterator[str]:

@@ -44,14 +44,9 @@ class Difference(NamedTuple):
     """Tokens that went to another expert, in the step with the most."""
 
     @property
-    def is_rerouted(self) -> bool:
-        """Whether so few tokens went to other experts that rounding explains it."""
-        return 0 < self.rerouted <= MAX_REROUTED_TOKENS
-
-    @property
     def tolerances(self) -> tuple[float, float, float]:
         """The tolerances of loss, gradient and update."""
-        if self.is_rerouted:
+        if 0 < self.rerouted <= MAX_REROUTED_TOKENS:  # so few that rounding explains it
             return REROUTED_LOSS_TOLERANCE, REROUTED_GRADIENT_TOLERANCE, ROUNDING_TOLERANCE
         return ROUNDING_TOLERANCE, ROUNDING_TOLERANCE, ROUNDING_TOLERANCE
 

@@ -33,10 +33,6 @@ class StepPlan(NamedTuple):
     interval: int
     """Steps between checkpoints."""
 
-    def is_checkpoint_due(self, step: int) -> bool:
-        """Whether a validation and a checkpoint follow the step."""
-        return step % self.interval == 0 or step == self.steps - 1
-
 
 class Activity(NamedTuple):
     """What a training process is doing."""
@@ -89,7 +85,9 @@ class TrainingProcess:
             return Activity("compile", self._first_step)
         if step == self._plan.steps:
             return Activity("end", step)
-        return Activity("validation" if self._plan.is_checkpoint_due(step) else "step", step)
+        is_last = step == self._plan.steps - 1
+        has_checkpoint = is_last or step % self._plan.interval == 0
+        return Activity("validation" if has_checkpoint else "step", step)
 
     def activities(self) -> Iterator[tuple[Activity, float]]:
         """Yield what the process is doing, with the seconds since its start, until it ends."""
