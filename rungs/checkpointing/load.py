@@ -213,9 +213,7 @@ def find_starting_weights(run: RunFolder, config: AnyRunConfig) -> Weights | Non
         f"{key}: {json.dumps(here)}, but the weights to start from"
         f" ({weights.path}) have {json.dumps(saved)}; change it to that"
         for key, (saved, here) in run_config.differences(weights.header.model, config.model).items()
-        if key
-        not in ("init", "context_length")  # which change no weight, but for learned positions
-        or (key == "context_length" and config.model.positions == "learned")
+        if key not in may_differ
     ]
     if lines:
         raise UserError.at(run.path / MODEL_FILE, lines)

@@ -73,8 +73,5 @@ def _row(array: "ArraySummary") -> tuple[str, ...]:
         array.dtype,
         "too large" if array.initial_std is None else f"{array.initial_std:.4g}",
         f"{array.share:.2%}",
-        *(
-            ", ".join(f"{axis} / {over}" for axis, over in by_axis.items()) or "–"
-            for by_axis in splits
-        ),
+        *(split or "–" for split in splits),
     )
