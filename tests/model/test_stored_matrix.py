@@ -1,5 +1,7 @@
 """Matrices as generation stores them on CPUs and GPUs: products, rows, and what XLA makes of them."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -47,13 +49,10 @@ def test_a_gpu_multiplies_with_rows_of_outputs_as_they_lie() -> None:
     model = varied_model(vocab_size=301, emb_dim=96, ffn_dim=200)
     with trace_for(Target("gpu")):
         decoder = Decoder(model, jnp.dtype(jnp.bfloat16))
-        outer, (layer, *_) = decoder.weights(states_of(model))
-    up, head = (
-        layer["feed_forward"]["up"]["kernel"].get_value(),
-        outer["head"]["kernel"].get_value(),
-    )
-    assert up.values_OI.shape == (200, 96)
-    assert head.values_OI.shape == (301, 96)
+        weights: Any = decoder.weights(states_of(model))
+    outer, (layer, *_) = weights
+    assert layer["feed_forward"]["up"]["kernel"].get_value().values_OI.shape == (200, 96)
+    assert outer["head"]["kernel"].get_value().values_OI.shape == (301, 96)
 
 
 @pytest.mark.parametrize("rows", [1, 3])
